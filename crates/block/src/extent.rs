@@ -1,0 +1,160 @@
+//! Which ranges of a device hold data.
+
+use std::ops::Range;
+
+/// What a range of a device holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ExtentKind {
+    /// Bytes that must be read; they may still turn out to be zero.
+    Data,
+    /// Reads as zero, and says so on purpose: a hole in a file, a zero cluster.
+    Zero,
+    /// Nothing at this layer: what is read comes from the layer below, or is zero where there is none.
+    Absent,
+}
+
+/// A contiguous range of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes, never 0.
+    pub length: u64,
+    /// What the range holds.
+    pub kind: ExtentKind,
+}
+
+impl Extent {
+    /// First byte after the range.
+    pub fn end(&self) -> u64 {
+        self.offset + self.length
+    }
+}
+
+/// An ordered, gapless, bounded list of extents.
+///
+/// It starts where the question started and covers it up to [`ExtentList::end`], which lies before the end of the
+/// question when `extent_count_max` extents did not suffice: the caller asks again from there. Neighbours differ in
+/// kind ([`ExtentList::push`] merges), so an all-data device answers with one extent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExtentList {
+    start: u64,
+    end: u64,
+    extent_count_max: usize,
+    extents: Vec<Extent>,
+}
+
+impl ExtentList {
+    /// An empty list that starts at `start` and takes at most `extent_count_max` (at least 1) extents.
+    pub fn new(start: u64, extent_count_max: usize) -> Self {
+        Self {
+            start,
+            end: start,
+            extent_count_max: extent_count_max.max(1),
+            extents: Vec::new(),
+        }
+    }
+
+    /// Appends `length` bytes of `kind` at [`ExtentList::end`]; false when the list is full and nothing was appended.
+    ///
+    /// A `length` of 0 is accepted and changes nothing.
+    pub fn push(&mut self, length: u64, kind: ExtentKind) -> bool {
+        if length == 0 {
+            return true;
+        }
+        let full = self.is_full();
+        match self.extents.last_mut() {
+            Some(last) if last.kind == kind => last.length += length,
+            _ if full => return false,
+            _ => self.extents.push(Extent {
+                offset: self.end,
+                length,
+                kind,
+            }),
+        }
+        self.end += length;
+        true
+    }
+
+    /// First byte covered.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// First byte not covered.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Whether another extent of a kind other than the last one's would be refused.
+    pub fn is_full(&self) -> bool {
+        self.extents.len() == self.extent_count_max
+    }
+
+    /// The extents, in order.
+    pub fn as_slice(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// The extents cut to `range`.
+    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Extent> + '_ {
+        self.extents.iter().filter_map(move |extent| {
+            let offset = extent.offset.max(range.start);
+            let end = extent.end().min(range.end);
+            (offset < end).then(|| Extent {
+                offset,
+                length: end - offset,
+                kind: extent.kind,
+            })
+        })
+    }
+}
+
+impl IntoIterator for ExtentList {
+    type Item = Extent;
+    type IntoIter = std::vec::IntoIter<Extent>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.extents.into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a ExtentList {
+    type Item = &'a Extent;
+    type IntoIter = std::slice::Iter<'a, Extent>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.extents.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Extent, ExtentKind, ExtentList};
+
+    #[test]
+    fn neighbours_of_one_kind_merge_and_the_bound_holds() {
+        let mut list = ExtentList::new(10, 2);
+        assert!(list.push(5, ExtentKind::Data));
+        assert!(list.push(5, ExtentKind::Data));
+        assert!(list.push(1, ExtentKind::Zero));
+        assert!(!list.push(1, ExtentKind::Data));
+        assert!(list.push(1, ExtentKind::Zero));
+        assert_eq!(list.end(), 22);
+        assert_eq!(
+            list.within(19..21).collect::<Vec<_>>(),
+            [
+                Extent {
+                    offset: 19,
+                    length: 1,
+                    kind: ExtentKind::Data
+                },
+                Extent {
+                    offset: 20,
+                    length: 1,
+                    kind: ExtentKind::Zero
+                }
+            ]
+        );
+    }
+}

@@ -1,0 +1,3 @@
+//! The program `holdfast`.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The deduplicating, encrypted, self-checking repository.
