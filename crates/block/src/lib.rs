@@ -6,6 +6,9 @@
 //!
 //! Layers (each one file) are devices made of devices; backends are devices made of memory, files and block devices.
 
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("offsets are u64 and buffers are indexed by usize: Holdfast needs a 64-bit target");
+
 mod device;
 mod error;
 mod extent;
@@ -15,3 +18,12 @@ pub use device::{BlockDevice, BlockDeviceMut, for_each_extent};
 pub use error::{Error, Result};
 pub use extent::{Extent, ExtentKind, ExtentList};
 pub use memory::MemoryDevice;
+
+/// A byte count as an index into memory; lossless, since only 64-bit targets are built.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "usize is 64 bits wide on every target that compiles"
+)]
+pub const fn to_usize(bytes: u64) -> usize {
+    bytes as usize
+}

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{PoisonError, RwLock};
 
-use crate::{BlockDevice, BlockDeviceMut, ExtentKind, ExtentList, Result};
+use crate::{BlockDevice, BlockDeviceMut, ExtentKind, ExtentList, Result, to_usize};
 
 const PAGE_BYTES: u64 = 4096;
+const PAGE_LENGTH: usize = to_usize(PAGE_BYTES);
 
 type Pages = BTreeMap<u64, Box<[u8]>>;
 
@@ -31,7 +32,7 @@ impl MemoryDevice {
         let device = Self::new(bytes.len() as u64);
         {
             let mut pages = device.pages.write().unwrap_or_else(PoisonError::into_inner);
-            for (number, page) in (0u64..).zip(bytes.chunks(PAGE_BYTES as usize)) {
+            for (number, page) in (0u64..).zip(bytes.chunks(PAGE_LENGTH)) {
                 if page.iter().any(|byte| *byte != 0) {
                     write_page(&mut pages, number, 0, page);
                 }
@@ -42,8 +43,7 @@ impl MemoryDevice {
 
     /// A copy of all bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let size = usize::try_from(self.size_bytes).expect("a device in memory fits the address space");
-        let mut bytes = vec![0; size];
+        let mut bytes = vec![0; to_usize(self.size_bytes)];
         self.read_at(&mut bytes, 0).expect("memory can be read");
         bytes
     }
@@ -52,7 +52,7 @@ impl MemoryDevice {
 fn write_page(pages: &mut Pages, number: u64, start: usize, data: &[u8]) {
     let page = pages
         .entry(number)
-        .or_insert_with(|| vec![0; PAGE_BYTES as usize].into_boxed_slice());
+        .or_insert_with(|| vec![0; PAGE_LENGTH].into_boxed_slice());
     page[start..start + data.len()].copy_from_slice(data);
 }
 
@@ -66,8 +66,7 @@ fn page_pieces(offset: u64, length: u64) -> impl Iterator<Item = (u64, usize, us
             let piece = (PAGE_BYTES - start).min(end - at);
             let number = at / PAGE_BYTES;
             at += piece;
-            #[expect(clippy::cast_possible_truncation, reason = "both are at most a page")]
-            (number, start as usize, piece as usize)
+            (number, to_usize(start), to_usize(piece))
         })
     })
 }
@@ -130,7 +129,7 @@ impl BlockDeviceMut for MemoryDevice {
         self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
         let mut pages = self.pages.write().unwrap_or_else(PoisonError::into_inner);
         for (number, start, length) in page_pieces(range.start, range.end.saturating_sub(range.start)) {
-            if length == PAGE_BYTES as usize {
+            if length == PAGE_LENGTH {
                 pages.remove(&number);
             } else if let Some(page) = pages.get_mut(&number) {
                 page[start..start + length].fill(0);
