@@ -1,1 +1,3 @@
 //! The deduplicating, encrypted, self-checking repository.
+
+pub mod store;
