@@ -30,50 +30,57 @@ impl CrashLog {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many writes, zeroings, trims and flushes there have been: the power may be cut before each of them.
+    /// How many writes, zeroings, trims and flushes there have been.
     pub fn change_count(&self) -> usize {
         self.lock().len()
     }
 
-    /// What a power cut during change number `at` (from 0) may leave; the seed chooses which sectors arrived.
+    /// What a power cut may leave when the first `change_count` changes had been asked for; the seed chooses which of the
+    /// sectors that were not yet durable arrived.
     ///
-    /// Change `at` itself is under way: a write may arrive in part, a flush proves nothing yet. `at` equal to
-    /// [`change_count`](Self::change_count) is a power cut afterwards.
-    pub fn crash_image(&self, at: usize, seed: u64) -> MemoryDevice {
+    /// The last of them may have arrived in part, as any since the last flush; a flush among them has returned.
+    pub fn crash_image(&self, change_count: usize, seed: u64) -> MemoryDevice {
         let changes = self.lock();
-        let durable = changes[..at]
+        let asked = &changes[..change_count];
+        let durable = asked
             .iter()
             .rposition(|change| *change == Change::Flush)
             .map_or(0, |flush| flush + 1);
         let mut random = SeededRandom::new(seed);
         let keep_one_in = 1 + random.below(4);
+        let mut latest = self.initial.clone();
         let mut image = self.initial.clone();
-        for (number, change) in changes.iter().enumerate().take(at + 1) {
-            apply(&mut image, change, || number < durable || random.one_in(keep_one_in));
+        for (number, change) in asked.iter().enumerate() {
+            let Some(range) = change.apply(&mut latest) else {
+                continue;
+            };
+            for (sector, length) in sector_pieces(range.start / 512 * 512, range.end - range.start / 512 * 512) {
+                if number < durable || random.one_in(keep_one_in) {
+                    // A sector travels whole, with what earlier changes did to its other bytes.
+                    let end = to_usize(sector + length).next_multiple_of(512).min(image.len());
+                    let whole = to_usize(sector)..end;
+                    image[whole.clone()].copy_from_slice(&latest[whole]);
+                }
+            }
         }
         MemoryDevice::from_bytes(&image)
     }
 }
 
-/// Applies those sectors of a change that `arrives` lets through.
-fn apply(image: &mut [u8], change: &Change, mut arrives: impl FnMut() -> bool) {
-    let (offset, length) = match change {
-        Change::Write { offset, data } => (*offset, data.len() as u64),
-        Change::Zeroes(range) => (range.start, range.end - range.start),
-        Change::Flush => return,
-    };
-    for (at, piece) in sector_pieces(offset, length) {
-        if !arrives() {
-            continue;
-        }
-        let target = &mut image[to_usize(at)..to_usize(at + piece)];
-        match change {
-            Change::Write { data, .. } => {
-                let start = to_usize(at - offset);
-                target.copy_from_slice(&data[start..start + target.len()]);
+impl Change {
+    /// Does the change, in full, and returns the range that it touched.
+    fn apply(&self, image: &mut [u8]) -> Option<Range<u64>> {
+        match self {
+            Self::Write { offset, data } => {
+                let start = to_usize(*offset);
+                image[start..start + data.len()].copy_from_slice(data);
+                Some(*offset..offset + data.len() as u64)
             }
-            Change::Zeroes(_) => target.fill(0),
-            Change::Flush => {}
+            Self::Zeroes(range) => {
+                image[to_usize(range.start)..to_usize(range.end)].fill(0);
+                Some(range.clone())
+            }
+            Self::Flush => None,
         }
     }
 }
@@ -186,7 +193,8 @@ mod tests {
                 })
                 .collect()
         };
-        assert_eq!(states(0), [[1, 9, 9, 9], [9, 9, 9, 9]].into());
+        assert_eq!(states(0), [[9, 9, 9, 9]].into());
+        assert_eq!(states(2), [[1, 9, 9, 9]].into());
         assert_eq!(states(1), [[1, 9, 9, 9], [9, 9, 9, 9]].into());
         let after: BTreeSet<[u8; 4]> = states(5);
         let expected: BTreeSet<[u8; 4]> = [0, 2, 9]
