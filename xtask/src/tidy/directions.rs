@@ -39,6 +39,16 @@ pub(crate) const MODULE_RULES: &[ModuleRule] = &[
         must_not_use: &["memory"],
         reason: "the traits know none of their implementations",
     },
+    ModuleRule {
+        within: "crates/policy/src/span",
+        must_not_use: &["plan", "policy", "reason", "period"],
+        reason: "a span is calendar arithmetic and knows no rules",
+    },
+    ModuleRule {
+        within: "crates/policy/src/period",
+        must_not_use: &["plan", "policy", "reason", "span"],
+        reason: "a period is calendar arithmetic and knows no rules",
+    },
 ];
 
 /// Checks the dependencies that each crate's Cargo.toml names, those for tests included.
