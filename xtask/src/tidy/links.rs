@@ -100,7 +100,7 @@ fn resolve(from: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Line and path of each document that source, scripts and settings name as `docs/...`.
+/// Line and path of each page (`docs/....md`) that source, scripts and settings name as `docs/...`.
 fn named_documents<'a>(path: &'a str, text: &'a str) -> impl Iterator<Item = (usize, &'a str)> + 'a {
     // Its samples are documents that must not exist.
     let is_this_file = path == "xtask/src/tidy/links.rs";
@@ -113,7 +113,7 @@ fn named_documents<'a>(path: &'a str, text: &'a str) -> impl Iterator<Item = (us
                 let begins = !line[..offset].ends_with(is_path);
                 let rest = &line[offset..];
                 let named = rest[..rest.find(|c: char| !is_path(c)).unwrap_or(rest.len())].trim_end_matches(['.', '/']);
-                (begins && named.len() > "docs/".len()).then_some((index + 1, named))
+                (begins && is_markdown(named)).then_some((index + 1, named))
             })
         })
 }
@@ -161,7 +161,8 @@ mod tests {
 
     #[test]
     fn documents_named_in_code_exist() {
-        let code = "//! See docs/a.md.\n//! See `docs/gone.md`, https://docs.rs/docs/x.md\n";
+        let code =
+            "//! See docs/a.md.\n//! See `docs/gone.md`, qemu's docs/interop/qcow2.txt, https://docs.rs/docs/x.md\n";
         let files = [
             ("README.md", "[a](docs/a.md)"),
             ("docs/a.md", ""),

@@ -25,11 +25,9 @@ pub(crate) fn sources(tree: &Tree) -> Vec<RustFile> {
     tree.iter()
         .filter(|(path, _)| is_rust(path))
         .map(|(path, text)| {
-            let beside_src = path
-                .split('/')
-                .any(|part| matches!(part, "tests" | "benches" | "examples" | "fuzz" | "bench"));
-            let fallback = if beside_src { Purpose::Test } else { Purpose::Production };
-            RustFile::new(path, text, purposes.get(path).copied().unwrap_or(fallback))
+            let known = purposes.get(path).copied().unwrap_or(Purpose::Production);
+            let purpose = if is_for_no_user(path) { Purpose::Test } else { known };
+            RustFile::new(path, text, purpose)
         })
         .collect()
 }
@@ -67,6 +65,16 @@ pub(crate) fn check(tree: &Tree, sources: &[RustFile]) -> Vec<Finding> {
 fn has_content(file: &RustFile) -> bool {
     let code: String = file.code.split_whitespace().collect();
     !code.replace("fnmain(){}", "").is_empty()
+}
+
+/// Whether users never run what is in the file: tests, the suites that traits own (`conformance.rs`), build scripts.
+fn is_for_no_user(path: &str) -> bool {
+    path.split('/').any(|part| {
+        matches!(
+            part,
+            "tests" | "benches" | "examples" | "fuzz" | "bench" | "conformance.rs" | "conformance" | "build.rs"
+        )
+    })
 }
 
 fn is_rust(path: &str) -> bool {
@@ -176,6 +184,8 @@ mod tests {
             ("crates/a/src/simulation.rs", "mod step;\n"),
             ("crates/a/src/simulation/step.rs", "fn f() {}\n"),
             ("crates/a/tests/end.rs", "fn f() {}\n"),
+            ("crates/a/src/real/conformance.rs", "fn f() {}\n"),
+            ("crates/a/build.rs", "fn main() {}\n"),
         ]);
         let tests: Vec<_> = sources(&tree)
             .into_iter()
@@ -185,6 +195,8 @@ mod tests {
         assert_eq!(
             tests,
             [
+                "crates/a/build.rs",
+                "crates/a/src/real/conformance.rs",
                 "crates/a/src/simulation.rs",
                 "crates/a/src/simulation/step.rs",
                 "crates/a/tests/end.rs"
