@@ -64,7 +64,7 @@ pub(crate) const BANS: &[Ban] = &[
     ban("Instant::now", Scope::Production, TIME),
     ban("TimeZone::system", Scope::BelowCli, "take the time zone as a parameter"),
     ban(
-        "process::Command",
+        "Command::new",
         Scope::Production,
         "subprocesses are started in one place only",
     ),
