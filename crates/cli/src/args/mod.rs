@@ -1,0 +1,9 @@
+//! What all verbs share on the command line.
+
+mod examples;
+mod global;
+mod tree;
+
+pub use examples::{Example, examples_help};
+pub use global::{ColorWhen, GlobalArgs, OutputArgs, PasswordArgs, RepositoryArgs};
+pub use tree::{Arguments, command_tree, verb_paths};
