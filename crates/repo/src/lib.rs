@@ -1,4 +1,40 @@
 //! The deduplicating, encrypted, self-checking repository.
 
+mod backup;
+mod check;
+mod codec;
+mod condemned;
+mod config;
+mod cut;
+mod device;
+mod error;
+mod fingerprint;
+mod frame_plan;
+mod id;
+mod index;
+mod init;
 pub mod key;
+mod lease;
+mod lru;
+mod manifest;
+mod map;
+mod pack;
+mod packs;
+mod relocation;
+mod repository;
+mod restore;
 pub mod store;
+mod surroundings;
+mod wire;
+
+pub use backup::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData};
+pub use config::{REPOSITORY_VERSION, RepositoryConfig};
+pub use device::SnapshotDevice;
+pub use error::{Error, Result};
+pub use fingerprint::BLOCK_BYTES;
+pub use id::{ChunkId, PackId, ParseIdError, RepositoryId, SegmentId, SnapshotId, WriterId};
+pub use init::{InitRequest, Opened};
+pub use manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest};
+pub use repository::Repository;
+pub use restore::{JobProgress, RestoreReport, RestoreRequest, TargetState};
+pub use surroundings::{Liveness, ProcessIdentity, Processes, Surroundings, SystemProcesses};
