@@ -149,7 +149,7 @@ fn check_power_cut(program: &str, arguments: &[&str], size_bytes: u64) {
     store.delete(&deleted).unwrap();
     let abandoned = name(ObjectKind::Snapshot, "abandoned");
     let mut writer = store.create(&abandoned).unwrap();
-    writer.append(&[1; 100_000]).unwrap();
+    writer.append(&contents(20)).unwrap();
     let mount = mount.cut_power((store, writer)).unwrap();
 
     let store = DirectoryStore::open(&mount.point.join("repository")).unwrap();
