@@ -19,6 +19,7 @@ mod lru;
 mod manifest;
 mod map;
 mod pack;
+mod packing;
 mod packs;
 mod relocation;
 mod repository;
