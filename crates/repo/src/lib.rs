@@ -1,3 +1,4 @@
 //! The deduplicating, encrypted, self-checking repository.
 
+pub mod key;
 pub mod store;

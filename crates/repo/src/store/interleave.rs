@@ -339,8 +339,8 @@ mod tests {
             .iter()
             .map(|store| {
                 Box::new(move || {
-                    let next = (0..)
-                        .find(|n: &u32| store.length(&name(&n.to_string())).is_err())
+                    let next = (0..3_u32)
+                        .find(|n| store.length(&name(&n.to_string())).is_err())
                         .unwrap();
                     store.put(&name(&next.to_string()), b"").unwrap();
                 }) as Box<dyn FnOnce() + Send + '_>
