@@ -4,6 +4,7 @@
 //! word for scripts and a hint what to do next.
 
 mod advice;
+mod kind;
 
 use std::path::PathBuf;
 
@@ -14,6 +15,7 @@ use holdfast_repo::store::StoreError;
 use crate::password::PasswordError;
 
 pub use advice::Advice;
+pub use kind::Kind;
 
 /// Any failure of a verb.
 #[derive(Debug, thiserror::Error)]
