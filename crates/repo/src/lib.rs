@@ -29,6 +29,7 @@ mod relocation;
 mod repack;
 mod repository;
 mod restore;
+mod room;
 mod stats;
 pub mod store;
 mod surroundings;
