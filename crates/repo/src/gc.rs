@@ -17,11 +17,12 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::compact::{Compaction, compact_index};
 use crate::condemned::{condemned_name, encode_condemned, waits_name};
 use crate::error::{Error, Result};
 use crate::forget::{ForgottenRecord, forgotten, forgotten_name};
 use crate::id::{PackId, SegmentId, SnapshotId, WriterId};
-use crate::index::{SegmentReader, SegmentWriter, entries_of, merge_segments, segment_name};
+use crate::index::{SegmentWriter, entries_of};
 use crate::lease::{self, Lease, Work, WriterRecord};
 use crate::manifest::{Manifest, snapshot_name};
 use crate::mark::{Marks, live_ranges};
@@ -407,7 +408,7 @@ impl Repository {
 
     /// Deletes what only served packs that are gone.
     fn tidy_up(&self, marks: &Marks, relocations: &[ObjectName]) -> Result<()> {
-        let living = self.tidy_index()?;
+        let living = compact_index(&self.vault, Compaction::Thorough)?;
         for name in relocations {
             let needed =
                 relocated_pack(name).is_none_or(|pack| marks.relocated.contains(&pack) || living.contains(&pack));
@@ -436,39 +437,7 @@ impl Repository {
         }
         Ok(())
     }
-
-    /// Makes one segment of those that name packs which are gone, and of many; returns the packs that exist.
-    fn tidy_index(&self) -> Result<HashSet<PackId>> {
-        // Packs come before the segments that name them, so of every segment that is seen, the packs are seen as well.
-        let (segments, _) = self.vault.segments()?;
-        let living = self.vault.pack_ids()?;
-        let is_stale = |segment: &SegmentReader| segment.packs().iter().any(|pack| !living.contains(pack));
-        if !segments.iter().any(is_stale) && segments.len() <= SEGMENT_COUNT_MAX {
-            return Ok(living);
-        }
-        let merged = SegmentId::from_bytes(self.vault.surroundings.draw()?);
-        match merge_segments(
-            &*self.vault.store,
-            &self.vault.segment_keys(),
-            &segments,
-            &living,
-            merged,
-        ) {
-            Ok(_) => {
-                segments
-                    .iter()
-                    .try_for_each(|segment| self.vault.store.delete(&segment_name(segment.segment)))?;
-            }
-            // A damaged segment is repair's business; until then entries of packs that are gone are passed over.
-            Err(error) if error.is_damage() => {}
-            Err(error) => return Err(error),
-        }
-        Ok(living)
-    }
 }
-
-/// Segments that are left alone; each makes a look-up a little slower.
-const SEGMENT_COUNT_MAX: usize = 8;
 
 fn plan_of(sizes: &Sizes, chosen: &Chosen) -> GcPlan {
     let mut plan = GcPlan::default();

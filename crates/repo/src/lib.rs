@@ -3,6 +3,7 @@
 mod backup;
 mod check;
 mod codec;
+mod compact;
 mod condemned;
 mod config;
 mod cut;
