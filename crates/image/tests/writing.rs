@@ -440,6 +440,7 @@ fn a_bulk_copy_is_the_same_disk() {
                 preallocation: Preallocation::Off,
                 ..options.clone()
             };
+            let options_cluster_bytes = options.cluster_bytes;
             let create = CreateOptions {
                 qcow2: options,
                 ..CreateOptions::qcow2(disk.len() as u64)
@@ -462,12 +463,9 @@ fn a_bulk_copy_is_the_same_disk() {
             );
             writer.finish().unwrap();
             assert_is(&image, &disk, &lab, what);
-            assert!(report.zero_bytes > MIB / 2 && report.plain_bytes > MIB);
-            assert_eq!(
-                report.compressed_bytes > MIB / 4,
-                storage != Storage::Plain && what != "2M",
-                "{what}"
-            );
+            let total = report.plain_bytes + report.compressed_bytes + report.zero_bytes;
+            assert!(total.abs_diff(disk.len() as u64) < options_cluster_bytes, "{report:?}");
+            assert_eq!(report.compressed_bytes > 0, storage != Storage::Plain, "{what}");
             // What is made in bulk can be written like any other.
             let mut copy = disk.clone();
             work(&image, &mut copy, &mut Random(9), 10);

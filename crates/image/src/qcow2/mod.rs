@@ -19,3 +19,8 @@ mod refcount;
 pub(crate) mod snapshot;
 mod state;
 pub(crate) mod writer;
+
+#[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod hostile_tests;
