@@ -3,51 +3,12 @@
 mod peer;
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDevice as _, ExtentKind, to_usize};
 use holdfast_image::{
     Backing, BitmapState, Error, Feature, Format, Gate, MapContent, Note, OpenOptions, check, detect, open,
 };
-use peer::{assert_reads_as, path_text, qemu_check, qemu_img, qemu_io, sample_disk};
-use tempfile::TempDir;
-
-struct Lab {
-    directory: TempDir,
-}
-
-impl Lab {
-    fn new() -> Self {
-        Self {
-            directory: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    /// A raw file of sample content.
-    fn raw(&self, name: &str, size_bytes: u64, seed: u64) -> (PathBuf, Vec<u8>) {
-        let disk = sample_disk(size_bytes, seed);
-        let path = self.path(name);
-        fs::File::create(&path).unwrap();
-        std::os::unix::fs::FileExt::write_all_at(&fs::OpenOptions::new().write(true).open(&path).unwrap(), &disk, 0)
-            .unwrap();
-        (path, disk)
-    }
-}
-
-fn assert_clean(image: &Path) {
-    let report = check(image, &OpenOptions::default()).unwrap();
-    assert!(report.is_clean(), "{:?}", report.problems);
-}
-
-fn flatten(image: &Path, lab: &Lab) -> Vec<u8> {
-    let raw = lab.path("flat.raw");
-    qemu_img(&["convert", "-O", "raw", path_text(image), path_text(&raw)]);
-    fs::read(raw).unwrap()
-}
+use peer::{Lab, assert_clean, assert_reads_as, flatten, overwrite, path_text, qemu_check, qemu_img, qemu_io};
 
 #[test]
 fn every_kind_of_image_reads_as_its_source() {
@@ -285,11 +246,6 @@ fn a_backing_file_without_a_format_is_guessed_aloud() {
         open(&image, &OpenOptions::default()),
         Err(Error::UnsupportedFormat { .. })
     ));
-}
-
-fn overwrite(path: &Path, bytes: &[u8]) {
-    let file = fs::OpenOptions::new().write(true).truncate(true).open(path).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).unwrap();
 }
 
 #[test]

@@ -112,15 +112,6 @@ impl Entry {
         }
     }
 
-    /// A cluster that reads as zero and keeps its own host cluster at `offset`.
-    pub(crate) fn zero_allocated(offset: u64, geometry: Geometry) -> Self {
-        let plain = Self::zero(geometry);
-        Self {
-            word: plain.word | offset | COPIED,
-            ..plain
-        }
-    }
-
     /// A cluster of an extended image with its own host cluster at `offset`.
     pub(crate) fn subclusters(offset: u64, allocated: u32, zero: u32) -> Self {
         Self {

@@ -56,7 +56,6 @@ const EXTENSION_END: u32 = 0;
 pub(crate) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
 pub(crate) const EXTENSION_FEATURE_NAMES: u32 = 0x6803_f857;
 pub(crate) const EXTENSION_BITMAPS: u32 = 0x2385_2875;
-pub(crate) const EXTENSION_LUKS: u32 = 0x0537_be77;
 pub(crate) const EXTENSION_DATA_FILE: u32 = 0x4441_5441;
 
 /// A header extension, as it is stored.

@@ -3,14 +3,24 @@
 //! A disk is divided into clusters. Two levels of tables say where each cluster is: the L1 table, kept in memory, points
 //! to L2 tables, which point to data. Host clusters are counted, because snapshots inside the file share them.
 
+mod allocator;
 pub(crate) mod bitmap;
+pub(crate) mod bulk;
 pub(crate) mod check;
 pub(crate) mod codec;
 pub(crate) mod entry;
 pub(crate) mod geometry;
 pub(crate) mod header;
 pub(crate) mod layer;
+pub(crate) mod layout;
 mod lru;
 pub(crate) mod mapping;
 mod refcount;
 pub(crate) mod snapshot;
+mod state;
+pub(crate) mod writer;
+
+#[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod hostile_tests;

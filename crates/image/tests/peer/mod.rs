@@ -3,10 +3,13 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 #![expect(clippy::disallowed_methods, reason = "tests run the peer")]
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use holdfast_block::{BlockDevice, ExtentKind, for_each_extent, to_usize};
+use holdfast_image::{OpenOptions, check};
+use tempfile::TempDir;
 
 fn run(program: &str, arguments: &[&str]) -> Output {
     match Command::new(program).args(arguments).output() {
@@ -147,4 +150,92 @@ pub fn assert_reads_as(device: &dyn BlockDevice, expected: &[u8], what: &str) {
     })
     .unwrap();
     assert_eq!(end, device.size_bytes());
+}
+
+/// A directory for one test.
+pub struct Lab {
+    directory: TempDir,
+}
+
+impl Lab {
+    pub fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A raw file of sample content.
+    pub fn raw(&self, name: &str, size_bytes: u64, seed: u64) -> (PathBuf, Vec<u8>) {
+        let disk = sample_disk(size_bytes, seed);
+        let path = self.path(name);
+        fs::File::create(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&fs::OpenOptions::new().write(true).open(&path).unwrap(), &disk, 0)
+            .unwrap();
+        (path, disk)
+    }
+}
+
+/// Asserts that our own check finds nothing.
+pub fn assert_clean(image: &Path) {
+    let report = check(image, &OpenOptions::default()).unwrap();
+    assert!(report.is_clean(), "{:?}", report.problems);
+}
+
+/// The disk as the peer reads it.
+pub fn flatten(image: &Path, lab: &Lab) -> Vec<u8> {
+    let raw = lab.path("flat.raw");
+    qemu_img(&["convert", "-O", "raw", path_text(image), path_text(&raw)]);
+    fs::read(raw).unwrap()
+}
+
+/// Replaces the bytes of a file.
+pub fn overwrite(path: &Path, bytes: &[u8]) {
+    let file = fs::OpenOptions::new().write(true).truncate(true).open(path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).unwrap();
+}
+
+/// Runs qemu-img, which must fail; gives what it complained about.
+pub fn qemu_img_fails(arguments: &[&str]) -> String {
+    let output = run("qemu-img", arguments);
+    assert!(!output.status.success(), "qemu-img {arguments:?} succeeded");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A qemu-io that has an image open until it is dropped.
+pub struct QemuIo(std::process::Child);
+
+impl QemuIo {
+    pub fn hold(image: &Path) -> Self {
+        use std::io::Write as _;
+        use std::process::Stdio;
+        let before = fs::metadata(image).unwrap().len();
+        let mut child = Command::new("qemu-io")
+            .args(["-f", "qcow2", path_text(image)])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        // It obeys only after it opened the image: this write tells when that was.
+        child
+            .stdin
+            .as_mut()
+            .unwrap()
+            .write_all(b"write -P 1 0 512\nflush\n")
+            .unwrap();
+        while fs::metadata(image).unwrap().len() == before {
+            std::thread::yield_now();
+        }
+        Self(child)
+    }
+}
+
+impl Drop for QemuIo {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().unwrap();
+    }
 }
