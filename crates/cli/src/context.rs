@@ -3,16 +3,18 @@
 use std::ffi::OsString;
 use std::sync::{Arc, OnceLock};
 
+use holdfast_block::{Clock, SystemClock};
 use holdfast_engine::Interrupt;
 use jiff::tz::TimeZone;
 
 use crate::args::GlobalArgs;
-use crate::clock::{Clock, SystemClock};
 use crate::environment::Environment;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::interrupt::{Listener, listen};
-use crate::output::{Console, Format, Output, Paint, ProgressDisplay, Report, ShowProgress, Verbosity};
+use crate::output::{
+    Console, Format, Output, Paint, ProgressDisplay, Report, RunningProgress, ShowProgress, Verbosity,
+};
 use crate::password::{Password, PasswordSource, PasswordUse};
 use crate::terminal::{ControllingTerminal, StreamKind};
 
@@ -86,7 +88,9 @@ impl Context {
     }
 
     /// A listener for a job, which shows its progress as the options say until it is dropped.
-    pub fn progress(&self) -> Arc<ProgressDisplay> {
+    ///
+    /// To be dropped before [`report`](Self::report).
+    pub fn progress(&self) -> RunningProgress {
         let args = &self.global.output;
         let show = if args.quiet || args.no_progress {
             ShowProgress::No
@@ -114,7 +118,6 @@ impl Context {
 
     /// Prints the answer of a verb.
     pub fn report(&self, report: &impl Report) -> Result<Exit, Error> {
-        self.console.clear_progress();
         let warnings = self.console.warnings();
         let exit = report.exit().with_warning_count(warnings.len());
         let text = self.output.render(report, exit, &warnings)?;

@@ -6,7 +6,6 @@
 //! ([`output`]).
 
 pub mod args;
-pub mod clock;
 pub mod command;
 pub mod commands;
 pub mod context;

@@ -163,7 +163,7 @@ impl DamageRecord {
         bytes
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+    pub(crate) fn decode(bytes: &[u8]) -> std::result::Result<Self, Malformed> {
         let mut decoder = Decoder::new(bytes);
         if decoder.u8()? != FORMAT_VERSION {
             return decoder.fail("has an unknown version");
@@ -226,6 +226,13 @@ pub(crate) fn damage_names(vault: &Vault) -> Result<BTreeMap<PackId, Vec<ObjectN
         }
     }
     Ok(names)
+}
+
+/// Deletes all records about `pack`.
+pub(crate) fn clear_damage(vault: &Vault, pack: PackId) -> Result<()> {
+    let names = damage_names(vault)?.remove(&pack).unwrap_or_default();
+    names.iter().try_for_each(|name| vault.store.delete(name))?;
+    Ok(())
 }
 
 /// Packs that must not be built on.

@@ -56,6 +56,12 @@ pub enum Error {
         /// The snapshot.
         id: SnapshotId,
     },
+    /// The snapshot is kept from being removed.
+    #[error("snapshot {id} is protected")]
+    Protected {
+        /// The snapshot.
+        id: SnapshotId,
+    },
     /// The snapshot has no such disk.
     #[error("snapshot {id} has no disk \"{disk}\"; it has {}", disks.join(", "))]
     NoDisk {

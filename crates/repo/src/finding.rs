@@ -194,6 +194,10 @@ impl Findings {
         self.places.keys().copied()
     }
 
+    pub(crate) fn has_place(&self, place: Place) -> bool {
+        self.places.contains_key(&place)
+    }
+
     pub(crate) fn has_places(&self) -> bool {
         !self.places.is_empty()
     }

@@ -7,21 +7,23 @@ use std::collections::BTreeMap;
 use crate::error::Result;
 use crate::finding::{Findings, Place, PlaceSet, RangeList, Touched};
 use crate::frame_set::PageSet;
+use crate::id::PackId;
 use crate::manifest::{DiskRecord, Manifest};
 use crate::map_walk::{Verdict, Visit, Visitor, walk_disk};
 use crate::packs::Packs;
 
-/// Finds, for every place, the ranges of the disks of `manifests` that need it.
+/// Finds the ranges of the disks of `manifests` that need a frame that `is_wanted` names a place for, or anything that cannot
+/// be read, by place.
 pub(crate) fn impact(
     packs: &Packs,
     manifests: &[Manifest],
-    places: &PlaceSet,
+    is_wanted: &dyn Fn(PackId, u32) -> Option<Place>,
     mut found: impl FnMut(Place, Touched),
 ) -> Result<()> {
     let mut known = PageSet::default();
     for manifest in manifests {
         for disk in &manifest.disks {
-            for (place, ranges) in disk_impact(packs, disk, places, &mut known)? {
+            for (place, ranges) in disk_impact(packs, disk, is_wanted, &mut known)? {
                 found(place, ranges.into_touched(manifest, &disk.name));
             }
         }
@@ -33,11 +35,11 @@ pub(crate) fn impact(
 fn disk_impact(
     packs: &Packs,
     disk: &DiskRecord,
-    places: &PlaceSet,
+    is_wanted: &dyn Fn(PackId, u32) -> Option<Place>,
     known: &mut PageSet,
 ) -> Result<BTreeMap<Place, RangeList>> {
     let mut walker = Impact {
-        places,
+        is_wanted,
         ranges: BTreeMap::new(),
     };
     walk_disk(packs, disk, Some(known), &mut walker)?;
@@ -50,13 +52,18 @@ pub(crate) fn add_impact(packs: &Packs, manifests: &[Manifest], findings: &mut F
         return Ok(());
     }
     let places: PlaceSet = findings.places().collect();
-    impact(packs, manifests, &places, |place, touched| {
-        findings.touch(place, vec![touched]);
-    })
+    impact(
+        packs,
+        manifests,
+        &|pack, frame| places.find(pack, frame),
+        |place, touched| {
+            findings.touch(place, vec![touched]);
+        },
+    )
 }
 
 struct Impact<'a> {
-    places: &'a PlaceSet,
+    is_wanted: &'a dyn Fn(PackId, u32) -> Option<Place>,
     ranges: BTreeMap<Place, RangeList>,
 }
 
@@ -68,7 +75,7 @@ impl Visitor for Impact<'_> {
                 disk_offset,
                 place,
                 length,
-            } => match self.places.find(place.pack, place.frame) {
+            } => match (self.is_wanted)(place.pack, place.frame) {
                 None => return Ok(Verdict::Clean),
                 Some(found) => (found, disk_offset..disk_offset + length),
             },
@@ -76,8 +83,8 @@ impl Visitor for Impact<'_> {
                 // Errors that are no matter of one object end the walk.
                 crate::finding::classify(error)?;
                 let found = match place {
-                    Place::Pack(pack) => self.places.find(pack, 0).unwrap_or(Place::Pack(pack)),
-                    Place::Frame(pack, frame) => self.places.find(pack, frame).unwrap_or(place),
+                    Place::Pack(pack) => (self.is_wanted)(pack, 0).unwrap_or(Place::Pack(pack)),
+                    Place::Frame(pack, frame) => (self.is_wanted)(pack, frame).unwrap_or(place),
                 };
                 (found, range)
             }

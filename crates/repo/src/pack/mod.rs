@@ -10,7 +10,7 @@ mod layout;
 mod reader;
 mod writer;
 
-pub(crate) use directory::{ChunkEntry, Directory, FRAME_COUNT_MAX, FrameContent};
+pub(crate) use directory::{ChunkEntry, Directory, FRAME_COUNT_MAX, FrameContent, FrameEntry};
 pub(crate) use key::PackKey;
 pub(crate) use layout::{HEADER_LENGTH, PackKind, TRAILER_LENGTH, pack_name};
 pub(crate) use reader::{PackReader, read_directory};

@@ -24,9 +24,8 @@ struct Sum {
 impl Sum {
     fn add(&mut self, entry: &IndexEntry) {
         let half = |at: usize| u64::from_le_bytes(entry.prefix[at..at + 8].try_into().expect("eight bytes"));
-        let place = u64::from(entry.location.offset)
-            | u64::from(entry.length) << 21
-            | u64::from(entry.location.frame) << 42;
+        let place =
+            u64::from(entry.location.offset) | u64::from(entry.length) << 21 | u64::from(entry.location.frame) << 42;
         // The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014): every bit of the entry moves every bit of the sum.
         let mut mixed = half(0) ^ half(8).rotate_left(17) ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -52,8 +51,11 @@ impl IndexSurvey {
         let mut survey = Self::default();
         let keys = vault.segment_keys();
         for name in vault.names(ObjectKind::Index)? {
-            let Ok(id) = name.name().parse::<SegmentId>() else { continue };
-            let read = SegmentReader::open(&*vault.store, &keys, id).and_then(|segment| survey.segment(vault, &segment));
+            let Ok(id) = name.name().parse::<SegmentId>() else {
+                continue;
+            };
+            let read =
+                SegmentReader::open(&*vault.store, &keys, id).and_then(|segment| survey.segment(vault, &segment));
             match read {
                 Ok(()) => {}
                 // It was merged into another while we looked.

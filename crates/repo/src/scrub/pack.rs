@@ -162,7 +162,8 @@ fn read_sections(
         }
     }
     hasher.update(&prints);
-    let directory_length = holdfast_block::to_usize(reader.length - reader.directory_offset) - crate::pack::TRAILER_LENGTH;
+    let directory_length =
+        holdfast_block::to_usize(reader.length - reader.directory_offset) - crate::pack::TRAILER_LENGTH;
     scratch.sealed.resize(directory_length, 0);
     store.get_range(&reader.name, reader.directory_offset, &mut scratch.sealed)?;
     hasher.update(&scratch.sealed);

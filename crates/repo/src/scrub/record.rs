@@ -54,7 +54,7 @@ impl ReadRecord {
         bytes
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+    pub(crate) fn decode(bytes: &[u8]) -> std::result::Result<Self, Malformed> {
         let mut decoder = Decoder::new(bytes);
         if decoder.u8()? != FORMAT_VERSION {
             return decoder.fail("has an unknown version");
