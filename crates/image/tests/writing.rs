@@ -1,5 +1,7 @@
 //! What we write, QEMU reads.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of tests unwrap like the tests")]
+
 mod peer;
 
 use std::fs;
@@ -377,7 +379,7 @@ fn unsafe_images_are_not_written() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     for bit in [1u8, 2] {
-        let _ = fs::remove_file(&image);
+        fs::remove_file(&image).ok();
         create(&image, &CreateOptions::qcow2(MIB)).unwrap();
         let mut bytes = fs::read(&image).unwrap();
         bytes[79] = bit;
@@ -389,7 +391,7 @@ fn unsafe_images_are_not_written() {
         assert_eq!(open(&image, &OpenOptions::default()).unwrap().notes().len(), 1);
     }
     // An entry that points at the header: found before the header is overwritten, and marked.
-    let _ = fs::remove_file(&image);
+    fs::remove_file(&image).ok();
     create(&image, &CreateOptions::qcow2(MIB)).unwrap();
     qemu_io(&image, &["write 0 64k"]);
     let mut bytes = fs::read(&image).unwrap();
@@ -435,7 +437,7 @@ fn a_bulk_copy_is_the_same_disk() {
     for (what, options) in matrix() {
         for storage in [Storage::Plain, Storage::Compressed { level: None }] {
             let image = lab.path("image.qcow2");
-            let _ = fs::remove_file(&image);
+            fs::remove_file(&image).ok();
             let options = Qcow2Options {
                 preallocation: Preallocation::Off,
                 ..options.clone()
@@ -529,10 +531,39 @@ fn a_bulk_copy_into_a_data_file_and_over_a_backing_file() {
     writer.append_zeroes(131_072..262_144).unwrap();
     assert!(writer.append(&disk[..65_536], 131_072).is_err(), "offsets only go up");
     writer.finish().unwrap();
-    let mut expected = base;
+    let mut expected = base.clone();
     expected[..65_536].copy_from_slice(&disk[..65_536]);
     expected[131_072..262_144].fill(0);
     assert_is(&image, &expected, &lab, "overlay");
+    // A whole disk over a backing file: its zeroes hide what is below.
+    let image = lab.path("full.qcow2");
+    let backing = Some(BackingFile {
+        name: "base.raw".to_owned(),
+        format: Format::Raw,
+    });
+    let qcow2 = Qcow2Options {
+        backing,
+        ..Qcow2Options::default()
+    };
+    let mut writer = create_bulk(
+        &image,
+        &CreateOptions {
+            qcow2,
+            ..CreateOptions::qcow2(2 * MIB)
+        },
+    )
+    .unwrap();
+    let options = FillOptions {
+        threads: NonZero::<usize>::MIN,
+        storage: Storage::Compressed { level: None },
+    };
+    fill(&MemoryDevice::from_bytes(&disk), &mut writer, &options, &mut |_| {
+        Continue::Go
+    })
+    .unwrap();
+    writer.finish().unwrap();
+    assert_is(&image, &disk, &lab, "full overlay");
+    assert!(base != disk);
 }
 
 #[test]

@@ -398,7 +398,7 @@ fn parse_compression(
     image: &str,
 ) -> Result<Compression> {
     let has_field = version == 3 && header_bytes > HEADER_BYTES_V3_MIN;
-    let compression = match has_field.then(|| head[104]).unwrap_or_default() {
+    let compression = match if has_field { head[104] } else { 0 } {
         0 => Compression::Zlib,
         1 => Compression::Zstd,
         other => {
@@ -563,7 +563,7 @@ mod tests {
                 .is_corrupt()
         );
         large.l1 = TableAt {
-            offset: u64::MAX & !0xffff,
+            offset: !0xffff,
             entries: 2,
         };
         assert!(

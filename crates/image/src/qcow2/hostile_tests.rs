@@ -101,7 +101,7 @@ fn use_everything(bytes: &[u8]) -> Result<()> {
         for bitmap in bitmaps.iter().take(3) {
             let mut ranges = 0u32;
             ignore(bitmap::for_each_dirty(&*file, &header, bitmap, "image", &mut |_| {
-                ranges += 1
+                ranges += 1;
             }));
         }
     }
@@ -174,7 +174,7 @@ fn damage() -> impl Strategy<Value = Damage> {
         1 << 62,
         (1 << 62) | 0x1ff,
         u64::MAX,
-        u64::MAX & !511,
+        !511,
         0x00ff_ffff_ffff_fe00,
     ]);
     // Most of what matters is in the header; the rest is spread over the tables.
