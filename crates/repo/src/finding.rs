@@ -202,6 +202,10 @@ impl Findings {
         !self.places.is_empty()
     }
 
+    pub(crate) fn list(&self) -> &[Finding] {
+        &self.list
+    }
+
     /// Adds what a place means for the disks.
     pub(crate) fn touch(&mut self, place: Place, touched: Vec<Touched>) {
         let index = self.places.get(&place).copied();

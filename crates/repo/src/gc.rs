@@ -371,7 +371,7 @@ impl Repository {
         Ok(batch.iter().copied().filter(|pack| !failed.contains(pack)).collect())
     }
 
-    fn put_relocation(&self, pack: PackId, table: &RelocationTable) -> Result<()> {
+    pub(crate) fn put_relocation(&self, pack: PackId, table: &RelocationTable) -> Result<()> {
         if table.is_empty() {
             return Ok(());
         }
@@ -382,7 +382,7 @@ impl Repository {
     }
 
     /// Writes a segment about `packs`.
-    fn write_index(&self, packs: &[(PackId, Directory)]) -> Result<()> {
+    pub(crate) fn write_index(&self, packs: &[(PackId, Directory)]) -> Result<()> {
         if packs.is_empty() {
             return Ok(());
         }
