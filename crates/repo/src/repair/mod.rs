@@ -217,9 +217,10 @@ impl Repository {
                         add(action, &finding.detail);
                     }
                 }
-                // Where its old pack is gone, a damaged relocation is all that is left, and kept.
-                ObjectKind::Relocation if relocated_pack(&object).is_some_and(|pack| survey.absent.contains(&pack)) => {
-                }
+                // Where its old pack is gone and needed, a damaged relocation is all that is left, and kept.
+                ObjectKind::Relocation
+                    if relocated_pack(&object)
+                        .is_some_and(|pack| survey.absent.contains(&pack) && survey.needed.contains(&pack)) => {}
                 ObjectKind::Writer
                 | ObjectKind::Condemned
                 | ObjectKind::Forgotten
