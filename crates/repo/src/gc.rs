@@ -17,11 +17,12 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::compact::{Compaction, compact_index};
 use crate::condemned::{condemned_name, encode_condemned, waits_name};
 use crate::error::{Error, Result};
 use crate::forget::{ForgottenRecord, forgotten, forgotten_name};
 use crate::id::{PackId, SegmentId, SnapshotId, WriterId};
-use crate::index::{SegmentReader, SegmentWriter, entries_of, merge_segments, segment_name};
+use crate::index::{SegmentWriter, entries_of};
 use crate::lease::{self, Lease, Work, WriterRecord};
 use crate::manifest::{Manifest, snapshot_name};
 use crate::mark::{Marks, live_ranges};
@@ -29,6 +30,7 @@ use crate::pack::{Directory, pack_name};
 use crate::relocation::RelocationTable;
 use crate::repack::{pack_set, repack};
 use crate::repository::{Repository, relocated_pack};
+use crate::room::with_room;
 use crate::store::{ObjectKind, ObjectName, StoreError};
 
 /// Packs whose living bytes are moved at once; bounds the memory for their ranges.
@@ -114,7 +116,7 @@ impl Repository {
 
     /// Gives back the space of what no snapshot refers to.
     pub fn gc(&self, request: GcRequest) -> Result<GcReport> {
-        let lease = Lease::take(&self.vault, Work::Gc, None)?;
+        let lease = with_room(&self.vault, || Lease::take(&self.vault, Work::Gc, None))?;
         let result = self.gc_under(&lease, request);
         match &result {
             Err(_) => drop(lease.release()),
@@ -142,7 +144,8 @@ impl Repository {
         let condemned: Vec<PackId> = chosen.dead.union(&chosen.sparse).copied().collect();
         let own = condemned_name(lease.record.writer);
         if !condemned.is_empty() {
-            self.vault.put_sealed(&own, &encode_condemned(&condemned))?;
+            let list = encode_condemned(&condemned);
+            with_room(&self.vault, || self.vault.put_sealed(&own, &list))?;
         }
         self.forget_old_condemnations(lease)?;
 
@@ -177,12 +180,14 @@ impl Repository {
         chosen.dead.retain(|pack| !marks.is_live(*pack));
         let mut sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
         sparse.sort_unstable();
-        let mut doomed = chosen.dead;
+        // What is dead goes first: moving what is alive takes room.
+        self.delete_packs(&chosen.dead, sizes, report)?;
         for batch in sparse.chunks(REPACK_BATCH_COUNT) {
-            doomed.extend(self.move_living(lease, request, (batch, &snapshots), marks, report)?);
+            let moved = self.move_living(lease, request, (batch, &snapshots), marks, report)?;
+            self.refresh()?;
+            self.delete_packs(&moved, sizes, report)?;
         }
-        self.refresh()?;
-        self.delete_packs(&doomed, sizes, report)
+        Ok(())
     }
 
     /// All snapshots that are not forgotten. One that cannot be read keeps gc from deleting anything.
@@ -346,7 +351,7 @@ impl Repository {
         (batch, snapshots): (&[PackId], &[Manifest]),
         marks: &mut Marks,
         report: &mut GcReport,
-    ) -> Result<Vec<PackId>> {
+    ) -> Result<HashSet<PackId>> {
         let chosen: HashSet<PackId> = batch.iter().copied().collect();
         let ranges = live_ranges(&self.packs, snapshots, &chosen)?;
         let repacked = repack(self, lease.record.writer, &ranges, request.thread_count)?;
@@ -407,7 +412,7 @@ impl Repository {
 
     /// Deletes what only served packs that are gone.
     fn tidy_up(&self, marks: &Marks, relocations: &[ObjectName]) -> Result<()> {
-        let living = self.tidy_index()?;
+        let living = compact_index(&self.vault, Compaction::Thorough)?;
         for name in relocations {
             let needed =
                 relocated_pack(name).is_none_or(|pack| marks.relocated.contains(&pack) || living.contains(&pack));
@@ -436,39 +441,7 @@ impl Repository {
         }
         Ok(())
     }
-
-    /// Makes one segment of those that name packs which are gone, and of many; returns the packs that exist.
-    fn tidy_index(&self) -> Result<HashSet<PackId>> {
-        // Packs come before the segments that name them, so of every segment that is seen, the packs are seen as well.
-        let (segments, _) = self.vault.segments()?;
-        let living = self.vault.pack_ids()?;
-        let is_stale = |segment: &SegmentReader| segment.packs().iter().any(|pack| !living.contains(pack));
-        if !segments.iter().any(is_stale) && segments.len() <= SEGMENT_COUNT_MAX {
-            return Ok(living);
-        }
-        let merged = SegmentId::from_bytes(self.vault.surroundings.draw()?);
-        match merge_segments(
-            &*self.vault.store,
-            &self.vault.segment_keys(),
-            &segments,
-            &living,
-            merged,
-        ) {
-            Ok(_) => {
-                segments
-                    .iter()
-                    .try_for_each(|segment| self.vault.store.delete(&segment_name(segment.segment)))?;
-            }
-            // A damaged segment is repair's business; until then entries of packs that are gone are passed over.
-            Err(error) if error.is_damage() => {}
-            Err(error) => return Err(error),
-        }
-        Ok(living)
-    }
 }
-
-/// Segments that are left alone; each makes a look-up a little slower.
-const SEGMENT_COUNT_MAX: usize = 8;
 
 fn plan_of(sizes: &Sizes, chosen: &Chosen) -> GcPlan {
     let mut plan = GcPlan::default();

@@ -3,6 +3,7 @@
 mod backup;
 mod check;
 mod codec;
+mod compact;
 mod condemned;
 mod config;
 mod cut;
@@ -34,6 +35,7 @@ mod repack;
 mod repair;
 mod repository;
 mod restore;
+mod room;
 mod scrub;
 mod stats;
 pub mod store;

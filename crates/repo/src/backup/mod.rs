@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use holdfast_block::BlockDevice;
 
+use crate::compact::{Compaction, compact_index};
 use crate::condemned::condemned_packs;
 use crate::damage::damaged_packs;
 use crate::error::{Error, Result};
@@ -183,6 +184,9 @@ impl Repository {
             Ok::<_, Error>((manifest, session.stored_bytes, session.pack_count))
         })?;
         stored_bytes += self.commit(lease, &manifest)?;
+        if let Err(error) = compact_index(&self.vault, Compaction::Small) {
+            progress.warn(format!("the index was not made shorter: {error}"));
+        }
         Ok(BackupReport {
             snapshot: manifest,
             stored_bytes,

@@ -22,7 +22,7 @@ impl Repository {
             return Ok(0);
         }
         self.refresh()?;
-        let index = self.usable_index(&mut |_| ())?;
+        let mut index = self.usable_index(&mut |_| ())?;
         let mut healed_bytes = 0;
         for (pack, names) in &names {
             // A record that cannot be read says of no chunk where it was: there is nothing to heal by.

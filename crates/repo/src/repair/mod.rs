@@ -183,6 +183,9 @@ impl Repository {
         }
         self.record_loss(&losses)?;
         report.healed_bytes += self.heal()?;
+        if !report.deleted_packs.is_empty() {
+            self.rebuild_index(&[])?;
+        }
         let mut after = self.survey_all(request, progress)?;
         report.lost_bytes = salvage::lost_bytes(self, &after.damage)?.values().sum();
         add_impact(&self.packs, &after.manifests, &mut after.findings)?;
