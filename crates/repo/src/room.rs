@@ -3,6 +3,7 @@
 //! What can be made again gives way: records of scrubs, and segments of the index, which the next backup writes again from
 //! the directories of the packs. Nothing that a snapshot needs is touched.
 
+use crate::damage::damaged_pack;
 use crate::error::{Error, Result};
 use crate::repository::Vault;
 use crate::store::{ObjectKind, StoreError};
@@ -26,7 +27,10 @@ fn make_room(vault: &Vault) -> Result<()> {
     let mut spare = Vec::new();
     for kind in [ObjectKind::Scrub, ObjectKind::Index] {
         vault.store.list(kind, &mut |name, length| {
-            spare.push((length, name));
+            // Damage records are all that is known of what is lost.
+            if damaged_pack(&name).is_none() {
+                spare.push((length, name));
+            }
             Ok(())
         })?;
     }

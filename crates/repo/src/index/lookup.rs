@@ -89,20 +89,15 @@ impl ChunkIndex {
     }
 
     fn find_listed(&mut self, prefix: &Prefix, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> Option<Location> {
-        self.find_in_segments(prefix, length, is_it).or_else(|| {
+        self.find_stored(prefix, length, is_it).or_else(|| {
             // Segments that somebody merged since we looked are found in the new one.
             (self.vanished && self.reload())
-                .then(|| self.find_in_segments(prefix, length, is_it))
+                .then(|| self.find_stored(prefix, length, is_it))
                 .flatten()
         })
     }
 
-    fn find_in_segments(
-        &mut self,
-        prefix: &Prefix,
-        length: u32,
-        is_it: &dyn Fn(&ChunkId) -> bool,
-    ) -> Option<Location> {
+    fn find_stored(&mut self, prefix: &Prefix, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> Option<Location> {
         for segment in &self.segments {
             // A segment that cannot be read hides chunks that are then stored again: a cost, never a loss.
             let entries = match segment.find(&**self.packs.store(), &self.pages, prefix) {

@@ -183,6 +183,9 @@ impl Repository {
         }
         self.record_loss(&losses)?;
         report.healed_bytes += self.heal()?;
+        if !report.deleted_packs.is_empty() {
+            self.rebuild_index(&[])?;
+        }
         let mut after = self.survey_all(request, progress)?;
         report.lost_bytes = salvage::lost_bytes(self, &after.damage)?.values().sum();
         add_impact(&self.packs, &after.manifests, &mut after.findings)?;
@@ -217,9 +220,10 @@ impl Repository {
                         add(action, &finding.detail);
                     }
                 }
-                // Where its old pack is gone, a damaged relocation is all that is left, and kept.
-                ObjectKind::Relocation if relocated_pack(&object).is_some_and(|pack| survey.absent.contains(&pack)) => {
-                }
+                // Where its old pack is gone and needed, a damaged relocation is all that is left, and kept.
+                ObjectKind::Relocation
+                    if relocated_pack(&object)
+                        .is_some_and(|pack| survey.absent.contains(&pack) && survey.needed.contains(&pack)) => {}
                 ObjectKind::Writer
                 | ObjectKind::Condemned
                 | ObjectKind::Forgotten
