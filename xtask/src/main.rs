@@ -1,3 +1,49 @@
-//! Checks of the house.
+//! Checks of the house: `cargo xtask tidy`.
+//!
+//! What neither the compiler nor clippy sees: which module may use which, calls that have a better place, lengths,
+//! links between documents, files that no one reaches. Each rule is a file in `tidy/`, each finding says what to do.
 
-fn main() {}
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program for a terminal prints"
+)]
+
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["tidy"] => find_root().and_then(|root| tidy::check(&root)),
+        _ => Err("usage: cargo xtask tidy".to_owned()),
+    };
+    match outcome {
+        Ok(findings) if findings.is_empty() => ExitCode::SUCCESS,
+        Ok(findings) => {
+            for finding in &findings {
+                println!("{finding}");
+            }
+            println!("tidy: {} to mend", findings.len());
+            ExitCode::FAILURE
+        }
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The nearest directory upward that holds the workspace.
+fn find_root() -> Result<PathBuf, String> {
+    let start = std::env::current_dir().map_err(|error| format!("current directory: {error}"))?;
+    start
+        .ancestors()
+        .find(|directory| {
+            std::fs::read_to_string(directory.join("Cargo.toml")).is_ok_and(|text| text.contains("[workspace]"))
+        })
+        .map(PathBuf::from)
+        .ok_or_else(|| format!("{} is in no workspace", start.display()))
+}

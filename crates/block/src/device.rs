@@ -14,6 +14,9 @@ use crate::{Error, Extent, ExtentList, Result};
 ///   reported [`Absent`](crate::ExtentKind::Absent) reads as the layer below it does, or as zero where there is none.
 ///   `Data` is always a permitted answer.
 ///
+/// A request of no bytes (or a range whose end lies before its start) that begins inside the device or at its end
+/// succeeds and does nothing. The module [`conformance`](crate::conformance) tests all this on any device.
+///
 /// Callers may assume nothing about alignment: every offset and length is legal; aligned and large requests are faster.
 pub trait BlockDevice: Send + Sync {
     /// Size in bytes; any number is legal, also one that is no multiple of anything.
@@ -68,6 +71,11 @@ pub trait BlockDeviceMut: BlockDevice {
 
     /// Makes all completed writes durable.
     fn flush(&self) -> Result<()>;
+}
+
+/// Bytes of `range`; one whose end lies before its start is empty.
+pub(crate) fn range_length(range: &Range<u64>) -> u64 {
+    range.end.saturating_sub(range.start)
 }
 
 macro_rules! forward_block_device {

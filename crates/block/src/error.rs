@@ -20,6 +20,29 @@ pub enum Error {
         /// Size of the device.
         size_bytes: u64,
     },
+    /// A file or device could not be opened or made.
+    #[error("{action} {}", path.display())]
+    Path {
+        /// What was tried: "open", "create"...
+        action: &'static str,
+        /// Which file.
+        path: std::path::PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// The file became smaller than it was when it was opened, so these bytes are gone.
+    #[error(
+        "the file shrank while it was in use: {actual_size_bytes} bytes of {size_bytes} are left, \
+         nothing can be read at offset {offset}"
+    )]
+    Shrunk {
+        /// First byte that could not be read.
+        offset: u64,
+        /// Size when it was opened.
+        size_bytes: u64,
+        /// Size now.
+        actual_size_bytes: u64,
+    },
     /// The operating system refused.
     #[error("{action} at offset {offset}")]
     Io {
@@ -48,6 +71,14 @@ pub enum Error {
         /// Why, and what to do instead.
         detail: String,
     },
+    /// The backing device is not the one that the overlay was made for: the two together would make no sense.
+    #[error("the overlay belongs to another backing device: it was made for {expected}, this is {actual}")]
+    WrongBacking {
+        /// Identity and size that the overlay records.
+        expected: String,
+        /// Identity and size of the device offered.
+        actual: String,
+    },
     /// An error of the format or service that implements this device.
     #[error(transparent)]
     Layer(Box<dyn std::error::Error + Send + Sync>),
@@ -70,7 +101,7 @@ impl Error {
 
     /// Whether the medium is full.
     pub fn is_no_space(&self) -> bool {
-        matches!(self, Self::Io { source, .. }
+        matches!(self, Self::Io { source, .. } | Self::Path { source, .. }
             if matches!(source.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded))
     }
 }

@@ -96,6 +96,11 @@ impl ExtentList {
         &self.extents
     }
 
+    /// Iterates over the extents, in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Extent> {
+        self.extents.iter()
+    }
+
     /// The extents cut to `range`.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Extent> + '_ {
         self.extents.iter().filter_map(move |extent| {

@@ -9,15 +9,40 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("offsets are u64 and buffers are indexed by usize: Holdfast needs a 64-bit target");
 
+mod bitmap;
+mod clock;
+pub mod conformance;
+mod crash;
 mod device;
 mod error;
 mod extent;
+mod fault;
+mod file;
 mod memory;
+mod overlay;
+mod random;
+mod request;
+mod slice;
+mod throttle;
+mod trace;
+mod track;
 
+pub use bitmap::{BITMAP_VERSION, DirtyBitmap, DirtyRanges};
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use crash::{CrashLog, CrashLogDevice};
 pub use device::{BlockDevice, BlockDeviceMut, for_each_extent};
 pub use error::{Error, Result};
 pub use extent::{Extent, ExtentKind, ExtentList};
+pub use fault::{Fault, FaultRule, FaultyDevice};
+pub use file::{FileChange, FileDevice, FileDeviceMut, IoMode, ReadHint};
 pub use memory::MemoryDevice;
+pub use overlay::{BackingId, CommitReport, OVERLAY_VERSION, OverlayDevice, OverlayInfo, OverlayOptions, OverlayState};
+pub use random::SeededRandom;
+pub use request::{Request, RequestKind};
+pub use slice::SliceDevice;
+pub use throttle::{ThrottleLimits, ThrottledDevice};
+pub use trace::{TraceRing, TraceSink, TracedDevice};
+pub use track::TrackedDevice;
 
 /// A byte count as an index into memory; lossless, since only 64-bit targets are built.
 #[expect(

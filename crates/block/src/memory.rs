@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{PoisonError, RwLock};
 
+use crate::device::range_length;
 use crate::{BlockDevice, BlockDeviceMut, ExtentKind, ExtentList, Result, to_usize};
 
 const PAGE_BYTES: u64 = 4096;
@@ -92,9 +93,12 @@ impl BlockDevice for MemoryDevice {
     }
 
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList> {
-        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        self.check_bounds(range.start, range_length(&range))?;
         let pages = self.pages.read().unwrap_or_else(PoisonError::into_inner);
         let mut list = ExtentList::new(range.start, extent_count_max);
+        if range.is_empty() {
+            return Ok(list);
+        }
         let last = range.end.div_ceil(PAGE_BYTES);
         for (&number, _) in pages.range(range.start / PAGE_BYTES..last) {
             let start = (number * PAGE_BYTES).max(range.start);
@@ -126,9 +130,9 @@ impl BlockDeviceMut for MemoryDevice {
     }
 
     fn write_zeroes(&self, range: Range<u64>) -> Result<()> {
-        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        self.check_bounds(range.start, range_length(&range))?;
         let mut pages = self.pages.write().unwrap_or_else(PoisonError::into_inner);
-        for (number, start, length) in page_pieces(range.start, range.end.saturating_sub(range.start)) {
+        for (number, start, length) in page_pieces(range.start, range_length(&range)) {
             if length == PAGE_LENGTH {
                 pages.remove(&number);
             } else if let Some(page) = pages.get_mut(&number) {
@@ -144,5 +148,19 @@ impl BlockDeviceMut for MemoryDevice {
 
     fn flush(&self) -> Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MemoryDevice;
+    use crate::conformance::Conformance;
+
+    #[test]
+    fn conforms() {
+        let conformance = Conformance::new();
+        conformance.check_mutable(MemoryDevice::new);
+        let bytes = conformance.pattern(20_001);
+        conformance.check_read_only(&MemoryDevice::from_bytes(&bytes), &bytes);
     }
 }

@@ -1,3 +1,7 @@
-//! The program `holdfast`.
+//! The program `holdfast`; everything it does is in the library beside this file.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    holdfast_cli::program::main()
+}

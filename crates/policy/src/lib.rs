@@ -1,1 +1,28 @@
-//! Retention and calendars as pure functions.
+//! Retention: which snapshots are kept, and why.
+//!
+//! One pure function, [`plan`], goes from a [`Policy`] and the snapshots of one machine to a [`RetentionPlan`]: a
+//! [`Decision`] per snapshot, each with its reasons. It reads no clock and removes nothing; whoever prunes shows the plan
+//! first and then carries it out.
+//!
+//! What holds for every policy and every set of snapshots:
+//! - a policy without a rule keeps everything;
+//! - a protected snapshot, one in the future, and the newest one are kept;
+//! - adding a rule to a policy that has one, or raising a count, never removes more;
+//! - pruning again at once removes nothing, and pruning every day leaves what pruning once at the end would;
+//! - the order in which the snapshots are given does not matter.
+//!
+//! The user's view is `docs/retention.md`.
+
+mod period;
+mod plan;
+mod policy;
+mod reason;
+mod span;
+
+pub use jiff::Timestamp;
+pub use jiff::tz::TimeZone;
+pub use period::Period;
+pub use plan::{Candidate, Decision, Protection, RetentionPlan, Verdict, plan};
+pub use policy::Policy;
+pub use reason::Reason;
+pub use span::{ParseSpanError, Span};

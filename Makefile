@@ -1,0 +1,26 @@
+# The commands of the house; `make help` lists them.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench torture
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what building and testing need, where it is missing
+	@scripts/setup
+
+demo: setup ## Back up a disk image, damage the original, bring it back
+	@scripts/demo
+
+test: setup ## Everything that must hold before a change is merged
+	@scripts/test all
+
+check: ## The quick loop: fmt, tidy, clippy, licences, unit tests
+	@scripts/test quick
+
+bench: setup ## Measure against other programs, side by side
+	@bench/run
+
+torture: setup ## The long tests: crashes, damage, random histories (release build)
+	@PATH="$$PATH:$$HOME/.cargo/bin:/usr/sbin:/sbin" cargo test --locked --workspace --release -- --ignored

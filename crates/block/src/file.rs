@@ -1,0 +1,199 @@
+//! Files and block devices as devices.
+//!
+//! A [`FileDevice`] can only be read, a [`FileDeviceMut`] changes as well. Both take regular files and block devices;
+//! anything else is refused. The size is that at the time of opening. A file that shrinks underneath gives
+//! [`Error::Shrunk`]; one that changes while it is read is found by [`FileDevice::changed_since_open`].
+
+mod extents;
+mod io;
+mod open;
+mod space;
+mod stamp;
+
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::Advice;
+
+use crate::device::range_length;
+use crate::{BlockDevice, BlockDeviceMut, Error, ExtentList, Result};
+
+use open::{Access, OpenFile};
+pub use stamp::FileChange;
+
+/// Whether bytes pass through the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IoMode {
+    /// Through the page cache: fast when bytes are read again soon.
+    #[default]
+    Buffered,
+    /// Past the page cache (`O_DIRECT`): a large copy then pushes nobody else's bytes out of memory.
+    ///
+    /// Where the file system refuses, the device works buffered and [`FileDevice::direct_io_refusal`] says why.
+    Direct,
+}
+
+/// What the reader is going to do, for the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadHint {
+    /// Will read in order: read ahead further.
+    Sequential,
+    /// Will read this soon: begin now.
+    WillNeed,
+    /// Is done with this: give the memory back.
+    DontNeed,
+}
+
+/// A file or block device that can only be read.
+#[derive(Debug)]
+pub struct FileDevice {
+    open: OpenFile,
+}
+
+/// A file or block device that can be read and written.
+#[derive(Debug)]
+pub struct FileDeviceMut {
+    open: OpenFile,
+    flush_failed: AtomicBool,
+}
+
+impl FileDevice {
+    /// Opens `path` for reading.
+    pub fn open(path: &Path, mode: IoMode) -> Result<Self> {
+        Ok(Self {
+            open: OpenFile::open(path, Access::Read, mode)?,
+        })
+    }
+
+    /// How bytes really pass: buffered where direct was asked for and refused.
+    pub fn io_mode(&self) -> IoMode {
+        self.open.io_mode()
+    }
+
+    /// Why the file system refused direct I/O, where it was asked for and refused.
+    pub fn direct_io_refusal(&self) -> Option<&str> {
+        self.open.direct_io_refusal()
+    }
+
+    /// Tells the page cache what is going to happen to `range`. A hint: an error is no reason to stop.
+    pub fn advise(&self, range: Range<u64>, hint: ReadHint) -> Result<()> {
+        self.open.advise(&range, hint)
+    }
+
+    /// What changed about the file since it was opened; empty when nothing did.
+    ///
+    /// It compares size, time of modification and time of status change. A block device keeps no such record and always
+    /// answers empty, and a change within one tick of the file system's clock (some milliseconds) after opening may go
+    /// unseen.
+    pub fn changed_since_open(&self) -> Result<Vec<FileChange>> {
+        self.open.changed_since_open()
+    }
+}
+
+impl FileDeviceMut {
+    /// Opens an existing `path` for reading and writing.
+    ///
+    /// A block device that the system uses (a mounted file system, a member of an array) is refused.
+    pub fn open(path: &Path, mode: IoMode) -> Result<Self> {
+        OpenFile::open(path, Access::ReadWrite, mode).map(Self::new)
+    }
+
+    /// Makes a sparse file of `size_bytes`, which must not exist; readable by its owner only.
+    pub fn create_new(path: &Path, size_bytes: u64, mode: IoMode) -> Result<Self> {
+        OpenFile::create_new(path, size_bytes, mode).map(Self::new)
+    }
+
+    fn new(open: OpenFile) -> Self {
+        Self {
+            open,
+            flush_failed: AtomicBool::new(false),
+        }
+    }
+
+    /// As [`FileDevice::io_mode`].
+    pub fn io_mode(&self) -> IoMode {
+        self.open.io_mode()
+    }
+
+    /// As [`FileDevice::direct_io_refusal`].
+    pub fn direct_io_refusal(&self) -> Option<&str> {
+        self.open.direct_io_refusal()
+    }
+
+    /// As [`FileDevice::advise`].
+    pub fn advise(&self, range: Range<u64>, hint: ReadHint) -> Result<()> {
+        self.open.advise(&range, hint)
+    }
+}
+
+impl OpenFile {
+    fn advise(&self, range: &Range<u64>, hint: ReadHint) -> Result<()> {
+        self.check_range(range)?;
+        let Some(length) = NonZeroU64::new(range_length(range)) else {
+            return Ok(());
+        };
+        let advice = match hint {
+            ReadHint::Sequential => Advice::Sequential,
+            ReadHint::WillNeed => Advice::WillNeed,
+            ReadHint::DontNeed => Advice::DontNeed,
+        };
+        rustix::fs::fadvise(&self.file, range.start, Some(length), advice)
+            .map_err(|errno| Error::io("advise", range.start, errno))
+    }
+}
+
+macro_rules! file_block_device {
+    ($($device:ty),*) => {$(
+        impl BlockDevice for $device {
+            fn size_bytes(&self) -> u64 {
+                self.open.size_bytes
+            }
+            fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+                self.check_bounds(offset, buffer.len() as u64)?;
+                self.open.read(buffer, offset)
+            }
+            fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList> {
+                self.check_bounds(range.start, range_length(&range))?;
+                self.open.extents(&range, extent_count_max)
+            }
+            fn block_size_bytes(&self) -> u32 {
+                self.open.block_size_bytes
+            }
+        }
+    )*};
+}
+
+file_block_device!(FileDevice, FileDeviceMut);
+
+impl BlockDeviceMut for FileDeviceMut {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
+        self.check_bounds(offset, data.len() as u64)?;
+        self.open.write(data, offset)
+    }
+
+    fn write_zeroes(&self, range: Range<u64>) -> Result<()> {
+        self.check_bounds(range.start, range_length(&range))?;
+        self.open.write_zeroes(&range)
+    }
+
+    fn trim(&self, range: Range<u64>) -> Result<()> {
+        self.check_bounds(range.start, range_length(&range))?;
+        self.open.trim(&range)
+    }
+
+    /// Once a flush failed all later ones fail: the kernel drops the pages it could not write and would report success
+    /// the next time, though the bytes are lost.
+    fn flush(&self) -> Result<()> {
+        if self.flush_failed.load(Ordering::Acquire) {
+            let reason =
+                std::io::Error::other("an earlier flush failed, so written bytes may be lost; open the file again");
+            return Err(Error::io("flush", 0, reason));
+        }
+        rustix::fs::fdatasync(&self.open.file).map_err(|errno| {
+            self.flush_failed.store(true, Ordering::Release);
+            Error::io("flush", 0, errno)
+        })
+    }
+}

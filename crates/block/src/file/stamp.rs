@@ -1,0 +1,91 @@
+//! Whether a file changed since it was opened.
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+
+use super::open::{Medium, OpenFile};
+use crate::{Error, Result};
+
+/// One way in which a file is not as it was when it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileChange {
+    /// It grew or shrank.
+    Size {
+        /// Bytes when it was opened.
+        before: u64,
+        /// Bytes now.
+        now: u64,
+    },
+    /// Its bytes were written.
+    Contents,
+    /// Only its owner, mode, links or other attributes changed, or its time of modification was set by hand.
+    Attributes,
+}
+
+impl std::fmt::Display for FileChange {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Size { before, now } => write!(formatter, "its size went from {before} to {now} bytes"),
+            Self::Contents => formatter.write_str("its contents were written"),
+            Self::Attributes => formatter.write_str("its attributes were changed"),
+        }
+    }
+}
+
+/// Seconds and nanoseconds.
+type Time = (i64, i64);
+
+/// What tells one state of a file from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    size_bytes: u64,
+    modified: Time,
+    status_changed: Time,
+}
+
+impl Stamp {
+    pub(super) fn of(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size_bytes: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            status_changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    pub(super) fn is_same_file(&self, other: &Self) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
+
+    fn changes(&self, now: &Self) -> Vec<FileChange> {
+        let mut changes = Vec::new();
+        if now.size_bytes != self.size_bytes {
+            changes.push(FileChange::Size {
+                before: self.size_bytes,
+                now: now.size_bytes,
+            });
+        }
+        if now.modified != self.modified {
+            changes.push(FileChange::Contents);
+        } else if now.status_changed != self.status_changed {
+            changes.push(FileChange::Attributes);
+        }
+        changes
+    }
+}
+
+impl OpenFile {
+    pub(super) fn changed_since_open(&self) -> Result<Vec<FileChange>> {
+        if self.medium == Medium::BlockDevice {
+            return Ok(Vec::new());
+        }
+        let metadata = self
+            .file
+            .metadata()
+            .map_err(|error| Error::io("look for changes", 0, error))?;
+        Ok(self.stamp.changes(&Stamp::of(&metadata)))
+    }
+}

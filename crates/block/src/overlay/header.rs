@@ -1,0 +1,308 @@
+//! The header of an overlay's store, and where everything lies in it. The layout is in `docs/format/overlay.md`.
+
+use std::fmt;
+use std::ops::Range;
+
+use super::corrupt;
+use super::map::CLUSTERS_PER_SECTOR;
+use crate::{BlockDevice, BlockDeviceMut, Error, Result};
+
+/// The version that is written.
+pub const OVERLAY_VERSION: u32 = 1;
+
+pub(super) const SECTOR_BYTES: u64 = 512;
+const SECTOR_LENGTH: usize = 512;
+/// A page: what lies in it never shares a page of the store with something else.
+const ALIGNMENT_BYTES: u64 = 4096;
+
+const CLUSTER_SIZE_BYTES_MIN: u32 = 512;
+const CLUSTER_SIZE_BYTES_MAX: u32 = 1 << 20;
+/// Bounds the map to 1 GiB of memory: 16 TiB with clusters of 4096 bytes, all of them written.
+const CLUSTER_COUNT_MAX: u64 = 1 << 32;
+
+const MAGIC: [u8; 8] = *b"HFOVERLY";
+const VERSION_AT: usize = MAGIC.len();
+const STATE_AT: usize = VERSION_AT + 4;
+const SIZE_AT: usize = STATE_AT + 4;
+const CLUSTER_SIZE_AT: usize = SIZE_AT + 8;
+const RESERVED_AT: usize = CLUSTER_SIZE_AT + 4;
+const BACKING_ID_AT: usize = RESERVED_AT + 4;
+const MAP_OFFSET_AT: usize = BACKING_ID_AT + 16;
+const DATA_OFFSET_AT: usize = MAP_OFFSET_AT + 8;
+const CRC_AT: usize = DATA_OFFSET_AT + 8;
+const _: () = assert!(CRC_AT == 64 && CRC_AT + 4 <= SECTOR_LENGTH);
+
+/// The identity that whoever made an overlay gave its backing: a snapshot's id, a hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BackingId(pub [u8; 16]);
+
+impl fmt::Display for BackingId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+    }
+}
+
+/// What a new overlay is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OverlayOptions {
+    /// Identity of the backing; opening asks for the same again.
+    pub backing_id: BackingId,
+    /// What is copied from the backing with a first write: a power of two from 512 to 1 MiB.
+    pub cluster_size_bytes: u32,
+}
+
+impl OverlayOptions {
+    /// Clusters of 4096 bytes: what most guests write at least, so that a first write copies nothing.
+    pub fn new(backing_id: BackingId) -> Self {
+        Self {
+            backing_id,
+            cluster_size_bytes: 4096,
+        }
+    }
+
+    /// How large the store of an overlay over `backing_size_bytes` has to be; a sparse file takes up less.
+    pub fn store_size_bytes(&self, backing_size_bytes: u64) -> Result<u64> {
+        Ok(Geometry::new(backing_size_bytes, self.cluster_size_bytes)?.store_size_bytes())
+    }
+}
+
+/// Whether a commit is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OverlayState {
+    /// The backing is as it was when the overlay was made or last committed.
+    InUse,
+    /// A commit was begun: the backing may hold a part of it.
+    Committing,
+}
+
+/// What an overlay's header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OverlayInfo {
+    /// Size of the overlay and of its backing.
+    pub size_bytes: u64,
+    /// Bytes of one cluster.
+    pub cluster_size_bytes: u32,
+    /// Identity of the backing.
+    pub backing_id: BackingId,
+    /// Whether a commit is under way.
+    pub state: OverlayState,
+}
+
+/// Where everything lies: a function of two numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Geometry {
+    pub(super) size_bytes: u64,
+    pub(super) cluster_size_bytes: u32,
+}
+
+impl Geometry {
+    pub(super) fn new(size_bytes: u64, cluster_size_bytes: u32) -> Result<Self> {
+        let refuse = |detail| {
+            Err(Error::Unsupported {
+                what: "overlay cluster size",
+                detail,
+            })
+        };
+        if !cluster_size_bytes.is_power_of_two()
+            || !(CLUSTER_SIZE_BYTES_MIN..=CLUSTER_SIZE_BYTES_MAX).contains(&cluster_size_bytes)
+        {
+            return refuse(format!(
+                "{cluster_size_bytes} bytes is no power of two from {CLUSTER_SIZE_BYTES_MIN} to {CLUSTER_SIZE_BYTES_MAX}"
+            ));
+        }
+        if size_bytes.div_ceil(cluster_size_bytes.into()) > CLUSTER_COUNT_MAX {
+            return refuse(format!(
+                "{cluster_size_bytes} bytes is too small for a device of {size_bytes} bytes, choose at least {}",
+                size_bytes.div_ceil(CLUSTER_COUNT_MAX).next_power_of_two()
+            ));
+        }
+        Ok(Self {
+            size_bytes,
+            cluster_size_bytes,
+        })
+    }
+
+    fn cluster_bytes(&self) -> u64 {
+        self.cluster_size_bytes.into()
+    }
+
+    pub(super) fn cluster_count(&self) -> u64 {
+        self.size_bytes.div_ceil(self.cluster_bytes())
+    }
+
+    /// The map, in whole sectors.
+    pub(super) fn map_range(&self) -> Range<u64> {
+        let sector_count = self.cluster_count().div_ceil(CLUSTERS_PER_SECTOR);
+        ALIGNMENT_BYTES..ALIGNMENT_BYTES + sector_count * SECTOR_BYTES
+    }
+
+    pub(super) fn map_sector_offset(&self, sector: u64) -> u64 {
+        self.map_range().start + sector * SECTOR_BYTES
+    }
+
+    pub(super) fn data_offset(&self) -> u64 {
+        self.map_range()
+            .end
+            .next_multiple_of(self.cluster_bytes().max(ALIGNMENT_BYTES))
+    }
+
+    pub(super) fn store_size_bytes(&self) -> u64 {
+        self.data_offset() + self.size_bytes
+    }
+
+    /// Where the byte at `offset` lies in the store.
+    pub(super) fn place(&self, offset: u64) -> u64 {
+        self.data_offset() + offset
+    }
+
+    pub(super) fn place_range(&self, range: &Range<u64>) -> Range<u64> {
+        self.place(range.start)..self.place(range.end)
+    }
+
+    pub(super) fn cluster_start(&self, cluster: u64) -> u64 {
+        (cluster * self.cluster_bytes()).min(self.size_bytes)
+    }
+
+    /// The bytes of `clusters`, up to the end of the device.
+    pub(super) fn bytes(&self, clusters: &Range<u64>) -> Range<u64> {
+        self.cluster_start(clusters.start)..self.cluster_start(clusters.end)
+    }
+
+    /// The clusters that `range` touches.
+    pub(super) fn clusters(&self, range: &Range<u64>) -> Range<u64> {
+        range.start / self.cluster_bytes()..range.end.div_ceil(self.cluster_bytes())
+    }
+
+    /// The clusters that lie in `range` whole; the last one of the device ends with the device.
+    pub(super) fn whole_clusters(&self, range: &Range<u64>) -> Range<u64> {
+        let start = range.start.div_ceil(self.cluster_bytes());
+        let end = if range.end == self.size_bytes {
+            self.cluster_count()
+        } else {
+            range.end / self.cluster_bytes()
+        };
+        start..end.max(start)
+    }
+
+    pub(super) fn check_store(&self, store: &dyn BlockDevice) -> Result<()> {
+        let (actual, expected) = (store.size_bytes(), self.store_size_bytes());
+        if actual < expected {
+            return Err(corrupt(
+                "overlay",
+                actual,
+                format!("the store has {actual} bytes, at least {expected} are needed"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What the header says, checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) geometry: Geometry,
+    pub(super) backing_id: BackingId,
+    pub(super) state: OverlayState,
+}
+
+impl Header {
+    fn encode(&self) -> [u8; SECTOR_LENGTH] {
+        let mut bytes = [0; SECTOR_LENGTH];
+        let state: u32 = match self.state {
+            OverlayState::InUse => 1,
+            OverlayState::Committing => 2,
+        };
+        bytes[..VERSION_AT].copy_from_slice(&MAGIC);
+        bytes[VERSION_AT..STATE_AT].copy_from_slice(&OVERLAY_VERSION.to_le_bytes());
+        bytes[STATE_AT..SIZE_AT].copy_from_slice(&state.to_le_bytes());
+        bytes[SIZE_AT..CLUSTER_SIZE_AT].copy_from_slice(&self.geometry.size_bytes.to_le_bytes());
+        bytes[CLUSTER_SIZE_AT..RESERVED_AT].copy_from_slice(&self.geometry.cluster_size_bytes.to_le_bytes());
+        bytes[BACKING_ID_AT..MAP_OFFSET_AT].copy_from_slice(&self.backing_id.0);
+        bytes[MAP_OFFSET_AT..DATA_OFFSET_AT].copy_from_slice(&self.geometry.map_range().start.to_le_bytes());
+        bytes[DATA_OFFSET_AT..CRC_AT].copy_from_slice(&self.geometry.data_offset().to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[..CRC_AT]);
+        bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// One sector, which arrives whole or not at all.
+    pub(super) fn write(&self, store: &dyn BlockDeviceMut) -> Result<()> {
+        store.write_at(&self.encode(), 0)
+    }
+
+    pub(super) fn read(store: &dyn BlockDevice) -> Result<Self> {
+        if store.size_bytes() < SECTOR_BYTES {
+            return Err(corrupt("overlay header", 0, "the store is smaller than a header"));
+        }
+        let mut bytes = [0; SECTOR_LENGTH];
+        store.read_at(&mut bytes, 0)?;
+        Self::decode(&bytes)
+    }
+
+    fn decode(bytes: &[u8; SECTOR_LENGTH]) -> Result<Self> {
+        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let wrong = |at: usize, detail: &str| corrupt("overlay header", at as u64, detail);
+        if bytes[..VERSION_AT] != MAGIC {
+            return Err(wrong(0, "it does not begin with HFOVERLY"));
+        }
+        if u32_at(VERSION_AT) != OVERLAY_VERSION {
+            return Err(Error::Unsupported {
+                what: "overlay",
+                detail: format!(
+                    "it has version {}, this program reads version {OVERLAY_VERSION}",
+                    u32_at(VERSION_AT)
+                ),
+            });
+        }
+        if crc32c::crc32c(&bytes[..CRC_AT]) != u32_at(CRC_AT) {
+            return Err(wrong(CRC_AT, "its checksum is wrong"));
+        }
+        let state = match u32_at(STATE_AT) {
+            1 => OverlayState::InUse,
+            2 => OverlayState::Committing,
+            _ => return Err(wrong(STATE_AT, "there is no such state")),
+        };
+        let geometry = Geometry::new(u64_at(SIZE_AT), u32_at(CLUSTER_SIZE_AT))?;
+        if geometry.data_offset().checked_add(geometry.size_bytes).is_none() {
+            return Err(wrong(SIZE_AT, "no store can be that large"));
+        }
+        if u64_at(MAP_OFFSET_AT) != geometry.map_range().start || u64_at(DATA_OFFSET_AT) != geometry.data_offset() {
+            return Err(wrong(MAP_OFFSET_AT, "map and data are not where they should be"));
+        }
+        Ok(Self {
+            geometry,
+            backing_id: BackingId(bytes[BACKING_ID_AT..MAP_OFFSET_AT].try_into().expect("sixteen bytes")),
+            state,
+        })
+    }
+
+    pub(super) fn check_backing(&self, size_bytes: u64, backing_id: BackingId) -> Result<()> {
+        if size_bytes == self.geometry.size_bytes && backing_id == self.backing_id {
+            return Ok(());
+        }
+        let describe = |id: BackingId, size: u64| format!("{id} ({size} bytes)");
+        Err(Error::WrongBacking {
+            expected: describe(self.backing_id, self.geometry.size_bytes),
+            actual: describe(backing_id, size_bytes),
+        })
+    }
+}
+
+/// Refuses a store that already holds something.
+pub(super) fn check_blank(store: &dyn BlockDevice) -> Result<()> {
+    let mut bytes = [0; SECTOR_LENGTH];
+    store.read_at(&mut bytes, 0)?;
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(());
+    }
+    let content = if bytes[..VERSION_AT] == MAGIC {
+        "an overlay"
+    } else {
+        "something"
+    };
+    Err(Error::Unsupported {
+        what: "making an overlay here",
+        detail: format!("the store already holds {content}"),
+    })
+}

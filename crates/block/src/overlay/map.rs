@@ -1,0 +1,196 @@
+//! Which clusters of an overlay are absent, data or zero.
+//!
+//! Two bits for each cluster, in sectors of 512 bytes with a checksum each; a sector of zeroes is all absent. Sectors
+//! that are all absent take no memory. The layout is in `docs/format/overlay.md`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::corrupt;
+use super::header::{BackingId, Geometry, SECTOR_BYTES};
+use crate::{BlockDevice, ExtentKind, Result, for_each_extent, to_usize};
+
+const SECTOR_LENGTH: usize = 512;
+const RESERVED_AT: usize = 504;
+const CRC_AT: usize = RESERVED_AT + 4;
+const _: () = assert!(CRC_AT + 4 == SECTOR_LENGTH);
+
+/// Clusters of one map sector.
+pub(super) const CLUSTERS_PER_SECTOR: u64 = RESERVED_AT as u64 * 4;
+const _: () = assert!(CLUSTERS_PER_SECTOR == 2016);
+
+/// The map is read in pieces of this size.
+const PIECE_BYTES: u64 = 1 << 18;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ClusterState {
+    Absent = 0,
+    Data = 1,
+    Zero = 2,
+}
+
+impl ClusterState {
+    fn from_bits(bits: u8) -> Option<Self> {
+        [Self::Absent, Self::Data, Self::Zero]
+            .into_iter()
+            .find(|state| *state as u8 == bits)
+    }
+}
+
+type States = Box<[u8; RESERVED_AT]>;
+
+/// The map in memory, ahead of the stored one by the sectors in `changed`.
+#[derive(Debug)]
+pub(super) struct Map {
+    geometry: Geometry,
+    sectors: BTreeMap<u64, States>,
+    changed: BTreeSet<u64>,
+}
+
+fn bits_at(states: &[u8; RESERVED_AT], index: u64) -> u8 {
+    states[to_usize(index / 4)] >> (index % 4 * 2) & 3
+}
+
+impl Map {
+    /// A map of nothing but absent clusters.
+    pub(super) fn new(geometry: Geometry) -> Self {
+        Self {
+            geometry,
+            sectors: BTreeMap::new(),
+            changed: BTreeSet::new(),
+        }
+    }
+
+    /// Reads the stored map, past its holes.
+    pub(super) fn load(store: &dyn BlockDevice, geometry: Geometry, backing_id: BackingId) -> Result<Self> {
+        let mut map = Self::new(geometry);
+        for_each_extent(store, geometry.map_range(), |extent| {
+            if extent.kind == ExtentKind::Zero {
+                return Ok(());
+            }
+            let mut at = extent.offset / SECTOR_BYTES * SECTOR_BYTES;
+            let end = extent.end().next_multiple_of(SECTOR_BYTES);
+            while at < end {
+                let mut bytes = vec![0; to_usize((end - at).min(PIECE_BYTES))];
+                store.read_at(&mut bytes, at)?;
+                for sector_bytes in bytes.chunks_exact(SECTOR_LENGTH) {
+                    map.load_sector(sector_bytes, at, backing_id)?;
+                    at += SECTOR_BYTES;
+                }
+            }
+            Ok(())
+        })?;
+        Ok(map)
+    }
+
+    fn load_sector(&mut self, bytes: &[u8], offset: u64, backing_id: BackingId) -> Result<()> {
+        if bytes.iter().all(|byte| *byte == 0) {
+            return Ok(());
+        }
+        let wrong = |detail: &str| corrupt("overlay map", offset, detail);
+        let sector = (offset - self.geometry.map_range().start) / SECTOR_BYTES;
+        let stored = u32::from_le_bytes(bytes[CRC_AT..].try_into().expect("four bytes"));
+        if stored != checksum(&bytes[..CRC_AT], sector, backing_id) {
+            return Err(wrong("the checksum of this sector is wrong"));
+        }
+        let states: States = Box::new(bytes[..RESERVED_AT].try_into().expect("a whole sector"));
+        let first = sector * CLUSTERS_PER_SECTOR;
+        for index in 0..CLUSTERS_PER_SECTOR {
+            match ClusterState::from_bits(bits_at(&states, index)) {
+                None => return Err(wrong("a cluster is in no known state")),
+                Some(state) if state != ClusterState::Absent && first + index >= self.geometry.cluster_count() => {
+                    return Err(wrong("it speaks of clusters past the end of the device"));
+                }
+                Some(_) => {}
+            }
+        }
+        self.sectors.insert(sector, states);
+        Ok(())
+    }
+
+    /// The state of the first of `clusters`, which is not empty, and the first cluster in another state (or the end).
+    pub(super) fn run(&self, clusters: Range<u64>) -> (ClusterState, u64) {
+        let first = self.state(clusters.start);
+        let mut at = clusters.start + 1;
+        while at < clusters.end {
+            let sector = at / CLUSTERS_PER_SECTOR;
+            match self.sectors.get(&sector) {
+                None if first == ClusterState::Absent => at = (sector + 1) * CLUSTERS_PER_SECTOR,
+                None => return (first, at),
+                Some(states) => {
+                    let end = clusters.end.min((sector + 1) * CLUSTERS_PER_SECTOR);
+                    let base = sector * CLUSTERS_PER_SECTOR;
+                    match (at..end).find(|cluster| bits_at(states, cluster - base) != first as u8) {
+                        Some(other) => return (first, other),
+                        None => at = end,
+                    }
+                }
+            }
+        }
+        (first, clusters.end)
+    }
+
+    fn state(&self, cluster: u64) -> ClusterState {
+        let bits = self
+            .sectors
+            .get(&(cluster / CLUSTERS_PER_SECTOR))
+            .map_or(0, |states| bits_at(states, cluster % CLUSTERS_PER_SECTOR));
+        ClusterState::from_bits(bits).expect("states were checked when they were loaded")
+    }
+
+    pub(super) fn set(&mut self, clusters: Range<u64>, state: ClusterState) {
+        let mut cluster = clusters.start;
+        while cluster < clusters.end {
+            let sector = cluster / CLUSTERS_PER_SECTOR;
+            let base = sector * CLUSTERS_PER_SECTOR;
+            let end = clusters.end.min(base + CLUSTERS_PER_SECTOR);
+            let states = self.sectors.entry(sector).or_insert_with(|| Box::new([0; RESERVED_AT]));
+            if end - cluster == CLUSTERS_PER_SECTOR {
+                states.fill(state as u8 * 0b0101_0101);
+            } else {
+                for index in cluster - base..end - base {
+                    let shift = index % 4 * 2;
+                    let byte = &mut states[to_usize(index / 4)];
+                    *byte = *byte & !(3 << shift) | (state as u8) << shift;
+                }
+            }
+            self.changed.insert(sector);
+            cluster = end;
+        }
+    }
+
+    /// The stored form of the sectors that changed since the last time; whoever fails to write them
+    /// [marks](Self::mark_changed) them again.
+    pub(super) fn take_changed(&mut self, backing_id: BackingId) -> BTreeMap<u64, [u8; SECTOR_LENGTH]> {
+        std::mem::take(&mut self.changed)
+            .into_iter()
+            .map(|sector| (sector, self.encode_sector(sector, backing_id)))
+            .collect()
+    }
+
+    pub(super) fn mark_changed(&mut self, sectors: impl Iterator<Item = u64>) {
+        self.changed.extend(sectors);
+    }
+
+    /// Marks all sectors that are not all absent, for when the stored map can no longer be relied on.
+    pub(super) fn mark_all_changed(&mut self) {
+        self.changed.extend(self.sectors.keys());
+    }
+
+    fn encode_sector(&self, sector: u64, backing_id: BackingId) -> [u8; SECTOR_LENGTH] {
+        let mut bytes = [0; SECTOR_LENGTH];
+        if let Some(states) = self.sectors.get(&sector) {
+            bytes[..RESERVED_AT].copy_from_slice(&states[..]);
+        }
+        let crc = checksum(&bytes[..CRC_AT], sector, backing_id);
+        bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+}
+
+/// Of the overlay's backing and the sector's number too, so that a sector of elsewhere is not taken for this one.
+fn checksum(bytes: &[u8], sector: u64, backing_id: BackingId) -> u32 {
+    let crc = crc32c::crc32c(&backing_id.0);
+    let crc = crc32c::crc32c_append(crc, &sector.to_le_bytes());
+    crc32c::crc32c_append(crc, bytes)
+}

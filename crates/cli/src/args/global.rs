@@ -1,0 +1,135 @@
+//! Options that every verb accepts, before or after its name.
+
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use crate::environment::{self, Environment};
+use crate::errors::Error;
+
+/// All of them.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct GlobalArgs {
+    /// Which repository, and how to open it.
+    #[command(flatten)]
+    pub repository: RepositoryArgs,
+    /// How to answer.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Which repository, and how to open it.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Repository options")]
+pub struct RepositoryArgs {
+    /// Folder that holds the repository [env: HOLDFAST_REPOSITORY]
+    #[arg(short = 'r', long, value_name = "LOCATION", global = true)]
+    pub repository: Option<OsString>,
+    /// Where its password comes from.
+    #[command(flatten)]
+    pub password: PasswordArgs,
+}
+
+impl RepositoryArgs {
+    /// Where the repository is: the option, else the environment.
+    pub fn location(&self, environment: &Environment) -> Result<OsString, Error> {
+        self.repository
+            .as_deref()
+            .filter(|location| !location.is_empty())
+            .or_else(|| environment.get(environment::REPOSITORY))
+            .map(OsString::from)
+            .ok_or(Error::NoRepository)
+    }
+}
+
+/// Where the password of the repository comes from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
+pub struct PasswordArgs {
+    /// File whose first line is the password [env: HOLDFAST_PASSWORD_FILE]
+    #[arg(long, value_name = "FILE", global = true, conflicts_with = "password_command")]
+    pub password_file: Option<PathBuf>,
+    /// Command for /bin/sh whose first line of output is the password [env: HOLDFAST_PASSWORD_COMMAND]
+    #[arg(long, value_name = "COMMAND", global = true)]
+    pub password_command: Option<OsString>,
+}
+
+/// Where a new password comes from, which is not the one that opens the repository.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "New password (asked for on the terminal without these)")]
+pub struct NewPasswordArgs {
+    /// File whose first line is the new password
+    #[arg(long, value_name = "FILE", conflicts_with = "new_password_command")]
+    pub new_password_file: Option<PathBuf>,
+    /// Command for /bin/sh whose first line of output is the new password
+    #[arg(long, value_name = "COMMAND")]
+    pub new_password_command: Option<OsString>,
+}
+
+/// How much of the machine a job may use.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct JobArgs {
+    /// Threads for each kind of work; as many as there are processors where not given
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub threads: Option<NonZeroUsize>,
+}
+
+impl JobArgs {
+    /// Threads for each kind of work.
+    pub fn thread_count(&self) -> usize {
+        let all = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        self.threads.map_or_else(all, NonZeroUsize::get)
+    }
+}
+
+/// How to answer.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Output options")]
+pub struct OutputArgs {
+    /// Print the answer as one JSON document
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Print only answers, warnings and errors: no progress, no notes
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// Draw no progress; notes are still printed
+    #[arg(long, global = true)]
+    pub no_progress: bool,
+    /// Use colours
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t, global = true)]
+    pub color: ColorWhen,
+}
+
+/// When to use colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum ColorWhen {
+    /// On a terminal, unless NO_COLOR is set
+    #[default]
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RepositoryArgs;
+    use crate::environment::Environment;
+    use crate::errors::Error;
+
+    #[test]
+    fn the_option_beats_the_environment() {
+        let environment: Environment = [("HOLDFAST_REPOSITORY", "/env")].into_iter().collect();
+        let given = RepositoryArgs {
+            repository: Some("/option".into()),
+            ..RepositoryArgs::default()
+        };
+        let none = RepositoryArgs::default();
+        assert_eq!(given.location(&environment).unwrap(), "/option");
+        assert_eq!(none.location(&environment).unwrap(), "/env");
+        assert!(matches!(
+            none.location(&Environment::default()),
+            Err(Error::NoRepository)
+        ));
+    }
+}

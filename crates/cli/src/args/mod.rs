@@ -1,0 +1,11 @@
+//! What all verbs share on the command line.
+
+mod examples;
+mod global;
+mod retention;
+mod tree;
+
+pub use examples::{Example, examples_help};
+pub use global::{ColorWhen, GlobalArgs, JobArgs, NewPasswordArgs, OutputArgs, PasswordArgs, RepositoryArgs};
+pub use retention::RetentionArgs;
+pub use tree::{Arguments, command_tree, verb_paths};

@@ -1,0 +1,103 @@
+//! The one place of the program that starts another: the password command.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::process::{Command, ExitStatus, Stdio};
+
+use crate::environment;
+
+/// Bytes of output that a command may write; a password needs far fewer.
+const OUTPUT_BYTES_MAX: u64 = 1 << 20;
+
+/// How a command ended and what was made of its output.
+#[derive(Debug)]
+pub struct Finished<T> {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What the reader made of its output.
+    pub output: T,
+}
+
+/// Why there is no [`Finished`].
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// The shell does not start, or its output cannot be read.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// It wrote more than a password command has to say; it was killed.
+    #[error("it wrote more than {OUTPUT_BYTES_MAX} bytes and was stopped")]
+    TooMuchOutput,
+}
+
+/// Runs `command` with `/bin/sh -c`, gives its output to `reader`, and waits for it.
+///
+/// Its standard input is empty, since ours may be the disk that is backed up; its standard error is ours, so that it can
+/// talk to a person. It does not see HOLDFAST_PASSWORD. It has as long as it needs: it may be asking somebody.
+pub fn run_shell<T>(
+    command: &OsStr,
+    reader: impl FnOnce(&mut dyn Read) -> std::io::Result<T>,
+) -> Result<Finished<T>, CommandError> {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the one place of the program that starts another"
+    )]
+    let mut child = Command::new("/bin/sh")
+        .arg("-c")
+        .arg(command)
+        .env_remove(environment::PASSWORD)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()?;
+    let stdout = child.stdout.take().expect("standard output is piped");
+    let mut bounded = stdout.take(OUTPUT_BYTES_MAX + 1);
+    let read = reader(&mut bounded);
+    // A command whose reader goes away early dies of SIGPIPE and looks as if it had failed.
+    let drained = std::io::copy(&mut bounded, &mut std::io::sink());
+    if bounded.limit() == 0 {
+        child.kill()?;
+        child.wait()?;
+        return Err(CommandError::TooMuchOutput);
+    }
+    drop(bounded);
+    let status = child.wait()?;
+    drained?;
+    Ok(Finished { status, output: read? })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::io::Read;
+
+    use super::{CommandError, run_shell};
+
+    fn first_byte(reader: &mut dyn Read) -> std::io::Result<u8> {
+        let mut byte = [0];
+        reader.read_exact(&mut byte)?;
+        Ok(byte[0])
+    }
+
+    #[test]
+    fn output_beyond_what_is_read_does_not_fail_the_command() {
+        let finished = run_shell(OsStr::new("head -c 500000 /dev/zero"), first_byte).unwrap();
+        assert!(finished.status.success());
+        assert_eq!(finished.output, 0);
+    }
+
+    #[test]
+    fn a_flood_is_stopped() {
+        let error = run_shell(OsStr::new("cat /dev/zero"), first_byte).unwrap_err();
+        assert!(matches!(error, CommandError::TooMuchOutput));
+    }
+
+    #[test]
+    fn standard_input_is_empty() {
+        let finished = run_shell(OsStr::new("wc -c"), |reader| {
+            let mut text = String::new();
+            reader.read_to_string(&mut text).map(|_| text)
+        })
+        .unwrap();
+        assert_eq!(finished.output.trim(), "0");
+    }
+}

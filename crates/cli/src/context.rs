@@ -1,0 +1,189 @@
+//! What a verb gets: options, environment, and the ways to ask, to show and to answer.
+
+use std::ffi::OsString;
+use std::sync::{Arc, OnceLock};
+
+use holdfast_block::{Clock, SystemClock};
+use holdfast_engine::{Interrupt, Location, Protection, Unlock, protection};
+use holdfast_repo::key::SystemRandomness;
+use holdfast_repo::{Repository, Surroundings, SystemProcesses};
+use jiff::tz::TimeZone;
+
+use crate::args::{GlobalArgs, NewPasswordArgs};
+use crate::environment::Environment;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::interrupt::{Listener, listen};
+use crate::output::{
+    Console, Format, Output, Paint, ProgressDisplay, Report, RunningProgress, ShowProgress, Verbosity,
+};
+use crate::password::{Password, PasswordError, PasswordSource, PasswordUse};
+use crate::terminal::{ControllingTerminal, StreamKind};
+use crate::time;
+
+/// The world as a verb sees it.
+pub struct Context {
+    global: GlobalArgs,
+    environment: Environment,
+    output: Output,
+    console: Arc<Console>,
+    clock: Arc<dyn Clock>,
+    zone: TimeZone,
+    listener: OnceLock<Listener>,
+}
+
+impl Context {
+    /// The world of this process.
+    pub fn of_process(global: GlobalArgs, environment: Environment) -> Self {
+        let args = &global.output;
+        let stdout = StreamKind::of_stdout(&std::io::stdout());
+        let stderr = StreamKind::of_stderr(&std::io::stderr());
+        let format = if args.json { Format::Json } else { Format::Human };
+        let verbosity = if args.quiet {
+            Verbosity::Quiet
+        } else {
+            Verbosity::Normal
+        };
+        let output = Output::new(format, stdout, Paint::choose(args.color, &environment, stdout));
+        let paint = Paint::choose(args.color, &environment, stderr);
+        let console = Console::new(stderr, paint, verbosity, Box::new(std::io::stderr()));
+        Self {
+            global,
+            environment,
+            output,
+            console: Arc::new(console),
+            clock: Arc::new(SystemClock::new()),
+            zone: TimeZone::system(),
+            listener: OnceLock::new(),
+        }
+    }
+
+    /// Standard output.
+    pub fn output(&self) -> &Output {
+        &self.output
+    }
+
+    /// Standard error.
+    pub fn console(&self) -> &Console {
+        &self.console
+    }
+
+    /// The program's clock.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// The time zone in which times are read and shown.
+    pub fn zone(&self) -> &TimeZone {
+        &self.zone
+    }
+
+    /// Where the repository is.
+    pub fn repository(&self) -> Result<OsString, Error> {
+        self.global.repository.location(&self.environment)
+    }
+
+    /// What the repository needs from the world beside its store.
+    pub fn surroundings(&self) -> Surroundings {
+        Surroundings {
+            randomness: Arc::new(SystemRandomness),
+            processes: Arc::new(SystemProcesses),
+            now_ms: Arc::new(|| time::now().as_millisecond()),
+        }
+    }
+
+    /// Where the repository is.
+    pub fn location(&self) -> Result<Location, Error> {
+        Ok(Location::parse(&self.repository()?)?)
+    }
+
+    /// The repository, opened; asks for its password if it needs one.
+    pub fn open_repository(&self) -> Result<Repository, Error> {
+        let location = self.location()?;
+        let password = self.unlocking_password(&location)?;
+        self.open_with(&location, password.as_ref())
+    }
+
+    /// The repository at `location`, opened with its password.
+    pub fn open_with(&self, location: &Location, password: Option<&Password>) -> Result<Repository, Error> {
+        let unlock = password.map_or(Unlock::Nothing, |password| Unlock::Password(password.as_bytes()));
+        Ok(holdfast_engine::open(
+            location,
+            unlock,
+            &self.surroundings(),
+            &*self.progress(),
+        )?)
+    }
+
+    /// The password that opens the repository at `location`; none where it asks for none.
+    ///
+    /// A password that is given is used in any case: who can write to the store could have made the repository look open.
+    pub fn unlocking_password(&self, location: &Location) -> Result<Option<Password>, Error> {
+        let source = PasswordSource::choose(&self.global.repository.password, &self.environment)?;
+        if source == PasswordSource::Prompt && protection(location)? == Protection::Open {
+            return Ok(None);
+        }
+        self.password(PasswordUse::Existing).map(Some)
+    }
+
+    /// A password that is to be new, beside the one that opens the repository.
+    pub fn new_password(&self, args: &NewPasswordArgs) -> Result<Password, Error> {
+        let mut warn = |message: &str| self.console.warning(message);
+        let read = PasswordSource::choose_new(args).read(PasswordUse::New, &ControllingTerminal, &mut warn);
+        Ok(read.map_err(|error| match error {
+            PasswordError::NoTerminal => PasswordError::NoTerminalForNew,
+            other => other,
+        })?)
+    }
+
+    /// Whether a password is given by options or the environment.
+    pub fn password_is_given(&self) -> Result<bool, Error> {
+        let source = PasswordSource::choose(&self.global.repository.password, &self.environment)?;
+        Ok(source != PasswordSource::Prompt)
+    }
+
+    /// The password of the repository, from wherever it is to come.
+    pub fn password(&self, password_use: PasswordUse) -> Result<Password, Error> {
+        let source = PasswordSource::choose(&self.global.repository.password, &self.environment)?;
+        let mut warn = |message: &str| self.console.warning(message);
+        Ok(source.read(password_use, &ControllingTerminal, &mut warn)?)
+    }
+
+    /// A listener for a job, which shows its progress as the options say until it is dropped.
+    ///
+    /// To be dropped before [`report`](Self::report).
+    pub fn progress(&self) -> RunningProgress {
+        let args = &self.global.output;
+        let show = if args.quiet || args.no_progress {
+            ShowProgress::No
+        } else {
+            ShowProgress::Yes
+        };
+        ProgressDisplay::start(Arc::clone(&self.console), Arc::clone(&self.clock), show)
+    }
+
+    /// Makes Ctrl-C a request to stop, which the job looks at; to be called when the job begins.
+    ///
+    /// Once the job has ended with `Interrupted`, the program ends by the signal that asked for it.
+    pub fn interrupt(&self) -> Result<Interrupt, Error> {
+        if let Some(listener) = self.listener.get() {
+            return Ok(listener.interrupt().clone());
+        }
+        let listener = listen().map_err(Error::Signals)?;
+        Ok(self.listener.get_or_init(|| listener).interrupt().clone())
+    }
+
+    /// The signal that asked the job to stop.
+    pub fn signal(&self) -> Option<i32> {
+        self.listener.get().and_then(Listener::signal)
+    }
+
+    /// Prints the answer of a verb.
+    pub fn report(&self, report: &impl Report) -> Result<Exit, Error> {
+        let warnings = self.console.warnings();
+        let exit = report.exit().with_warning_count(warnings.len());
+        let text = self.output.render(report, exit, &warnings)?;
+        self.output.data(text.as_bytes())?;
+        Ok(exit)
+    }
+}

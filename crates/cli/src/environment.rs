@@ -1,0 +1,97 @@
+//! The environment variables that the program looks at, read once and passed in.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+
+/// Where the repository is.
+pub const REPOSITORY: &str = "HOLDFAST_REPOSITORY";
+/// File whose first line is the password.
+pub const PASSWORD_FILE: &str = "HOLDFAST_PASSWORD_FILE";
+/// Command whose first line of output is the password.
+pub const PASSWORD_COMMAND: &str = "HOLDFAST_PASSWORD_COMMAND";
+/// The password itself.
+pub const PASSWORD: &str = "HOLDFAST_PASSWORD";
+/// Folder in which systemd puts the credentials of a service.
+pub const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
+
+/// All of them, with what they are good for.
+pub const VARIABLES: [(&str, &str); 6] = [
+    (REPOSITORY, "like --repository"),
+    (PASSWORD_FILE, "like --password-file"),
+    (PASSWORD_COMMAND, "like --password-command"),
+    (PASSWORD, "the password; the last resort: other programs may see it"),
+    (
+        CREDENTIALS_DIRECTORY,
+        "set by systemd; may hold the credential holdfast.password",
+    ),
+    ("NO_COLOR", "no colours unless --color always"),
+];
+
+/// Which of them counts.
+pub const PASSWORD_ORDER: &str = "The password comes from the first of: the options, the three variables \
+    (only one of them may be set), the systemd credential, a prompt on the terminal.";
+
+/// The section of `holdfast --help` about them.
+pub fn help() -> String {
+    let width = VARIABLES.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    let lines: Vec<String> = VARIABLES
+        .iter()
+        .map(|(name, meaning)| format!("  {name:<width$}  {meaning}"))
+        .collect();
+    format!("{}\n\n{PASSWORD_ORDER}", lines.join("\n"))
+}
+
+/// Environment variables at the start of the program.
+#[derive(Clone, Default)]
+pub struct Environment {
+    variables: BTreeMap<OsString, OsString>,
+}
+
+impl Environment {
+    /// Those of this process.
+    pub fn of_process() -> Self {
+        std::env::vars_os().collect()
+    }
+
+    /// The value of `name`; a variable that is set to nothing counts as not set.
+    pub fn get(&self, name: &str) -> Option<&OsStr> {
+        self.variables
+            .get(OsStr::new(name))
+            .map(OsString::as_os_str)
+            .filter(|value| !value.is_empty())
+    }
+}
+
+impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(pairs: I) -> Self {
+        Self {
+            variables: pairs
+                .into_iter()
+                .map(|(name, value)| (name.into(), value.into()))
+                .collect(),
+        }
+    }
+}
+
+/// Shows names only: a value may be a password.
+impl std::fmt::Debug for Environment {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_set().entries(self.variables.keys()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::{Environment, PASSWORD};
+
+    #[test]
+    fn an_empty_variable_is_not_set_and_no_value_is_shown() {
+        let environment: Environment = [(PASSWORD, "secret"), ("EMPTY", "")].into_iter().collect();
+        assert_eq!(environment.get(PASSWORD), Some(OsStr::new("secret")));
+        assert_eq!(environment.get("EMPTY"), None);
+        assert_eq!(environment.get("ABSENT"), None);
+        assert!(!format!("{environment:?}").contains("secret"));
+    }
+}

@@ -1,0 +1,123 @@
+//! What the program says with its exit code.
+//!
+//! Scripts depend on these numbers: they do not change from release to release.
+
+use std::process::ExitCode;
+
+/// How the program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Exit {
+    /// Done, nothing to report.
+    Ok,
+    /// Not done, or not all of it.
+    Error,
+    /// The command line or the environment asks for something that makes no sense; nothing was tried.
+    Usage,
+    /// Done, and there is something that a person should look at.
+    Warnings,
+    /// Somebody else holds a lock; try again later.
+    Locked,
+    /// Stored data is damaged.
+    Damage,
+}
+
+impl Exit {
+    /// All of them, in the order of their codes.
+    pub const ALL: [Self; 6] = [
+        Self::Ok,
+        Self::Error,
+        Self::Usage,
+        Self::Warnings,
+        Self::Locked,
+        Self::Damage,
+    ];
+
+    /// The number that the shell sees.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::Error => 1,
+            Self::Usage => 2,
+            Self::Warnings => 3,
+            Self::Locked => 4,
+            Self::Damage => 5,
+        }
+    }
+
+    /// The word for it in JSON documents.
+    pub const fn status(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Error => "error",
+            Self::Usage => "usage",
+            Self::Warnings => "warnings",
+            Self::Locked => "locked",
+            Self::Damage => "damage",
+        }
+    }
+
+    /// What it means, in one line of help.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Ok => "done",
+            Self::Error => "error: not done, or not all of it",
+            Self::Usage => "wrong usage: nothing was tried",
+            Self::Warnings => "done, with warnings that want a look",
+            Self::Locked => "locked by somebody else: try again later",
+            Self::Damage => "damaged data found",
+        }
+    }
+
+    /// The section of `holdfast --help` that documents the codes.
+    pub fn help() -> String {
+        let lines: Vec<String> = Self::ALL
+            .iter()
+            .map(|exit| format!("  {}  {}", exit.code(), exit.meaning()))
+            .collect();
+        lines.join("\n")
+    }
+
+    /// This exit, or [`Exit::Warnings`] where this one is [`Exit::Ok`] and there were warnings.
+    #[must_use]
+    pub fn with_warning_count(self, warning_count: usize) -> Self {
+        match self {
+            Self::Ok if warning_count > 0 => Self::Warnings,
+            other => other,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Exit;
+
+    /// Scripts out there test for these numbers and words.
+    #[test]
+    fn codes_and_words_are_stable() {
+        let stable = Exit::ALL.map(|exit| (exit.code(), exit.status()));
+        assert_eq!(
+            stable,
+            [
+                (0, "ok"),
+                (1, "error"),
+                (2, "usage"),
+                (3, "warnings"),
+                (4, "locked"),
+                (5, "damage")
+            ]
+        );
+    }
+
+    #[test]
+    fn warnings_only_change_success() {
+        assert_eq!(Exit::Ok.with_warning_count(0), Exit::Ok);
+        assert_eq!(Exit::Ok.with_warning_count(2), Exit::Warnings);
+        assert_eq!(Exit::Damage.with_warning_count(2), Exit::Damage);
+    }
+}

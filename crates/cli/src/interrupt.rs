@@ -1,0 +1,57 @@
+//! Ctrl-C: the first asks the job to stop at its next step, the second ends the program at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use holdfast_engine::Interrupt;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::{flag, low_level};
+
+/// Signals that have become requests to stop.
+#[derive(Debug, Clone)]
+pub struct Listener {
+    interrupt: Interrupt,
+    signal: Arc<AtomicUsize>,
+}
+
+/// Connects SIGINT and SIGTERM with a request to stop, which long jobs look at.
+///
+/// To be called when the job begins, after the password has been asked for: until then a signal ends the program as
+/// usual. A signal that comes when the request is already there does what it does by default, which is to kill.
+/// SIGHUP is left alone: `nohup` has it ignored, and a handler would undo that.
+pub fn listen() -> std::io::Result<Listener> {
+    let interrupt = Interrupt::new();
+    let last = Arc::new(AtomicUsize::new(0));
+    for signal in [SIGINT, SIGTERM] {
+        // Order matters: the first action must see the flag as it was before this signal.
+        flag::register_conditional_default(signal, interrupt.flag())?;
+        let number = usize::try_from(signal).expect("numbers of signals are positive");
+        flag::register_usize(signal, Arc::clone(&last), number)?;
+        flag::register(signal, interrupt.flag())?;
+    }
+    Ok(Listener {
+        interrupt,
+        signal: last,
+    })
+}
+
+impl Listener {
+    /// The request to stop.
+    pub fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+
+    /// The signal that came, if one did.
+    pub fn signal(&self) -> Option<i32> {
+        i32::try_from(self.signal.load(Ordering::Relaxed))
+            .ok()
+            .filter(|&signal| signal != 0)
+    }
+}
+
+/// Ends the program by `signal`, as if it had never been caught; comes back only where that is impossible.
+///
+/// A shell whose loop runs the program stops the loop only when it sees that the signal has ended the program.
+pub fn end_by(signal: i32) -> std::io::Result<()> {
+    low_level::emulate_default_handler(signal)
+}

@@ -1,0 +1,204 @@
+//! Standard error: messages, and below them at most one line of progress that is drawn over again and again.
+
+use std::io::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::table::cut;
+use super::{Paint, Style, printable};
+use crate::terminal::StreamKind;
+
+/// Which messages are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verbosity {
+    /// Warnings and errors.
+    Quiet,
+    /// Notes too.
+    Normal,
+}
+
+/// Standard error, shared by everything that has something to say.
+///
+/// Nothing here fails: when standard error is gone there is nobody left to tell, and the job goes on.
+pub struct Console {
+    kind: StreamKind,
+    paint: Paint,
+    verbosity: Verbosity,
+    state: Mutex<State>,
+}
+
+struct State {
+    writer: Box<dyn Write + Send>,
+    line_is_shown: bool,
+    warnings: Vec<String>,
+}
+
+impl Console {
+    /// A console on `writer`, which is a `kind`.
+    pub fn new(kind: StreamKind, paint: Paint, verbosity: Verbosity, writer: Box<dyn Write + Send>) -> Self {
+        Self {
+            kind,
+            paint,
+            verbosity,
+            state: Mutex::new(State {
+                writer,
+                line_is_shown: false,
+                warnings: Vec::new(),
+            }),
+        }
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> StreamKind {
+        self.kind
+    }
+
+    /// Prints something that a person may want to know.
+    pub fn note(&self, message: &str) {
+        if self.verbosity == Verbosity::Normal {
+            self.lock().message(&format!("holdfast: {}", printable(message)));
+        }
+    }
+
+    /// Prints something that a person should act on, and keeps it for the answer.
+    pub fn warning(&self, message: &str) {
+        let label = self.paint.paint(Style::Warning, "warning:");
+        let mut state = self.lock();
+        state.message(&format!("holdfast: {label} {}", printable(message)));
+        state.warnings.push(message.to_owned());
+    }
+
+    /// Prints why something failed, from the outermost to the innermost cause, and what to do next.
+    pub fn error(&self, chain: &[String], hint: Option<&str>) {
+        let text = format!("holdfast: {}", printable(&chain.join(": ")));
+        let mut state = self.lock();
+        state.message(&self.paint.paint(Style::Bad, &text));
+        if let Some(hint) = hint {
+            state.message(&format!("hint: {}", printable(hint)));
+        }
+    }
+
+    /// Prints lines that are complete and safe, without any prefix.
+    pub fn text(&self, text: &str) {
+        self.lock().message(text.trim_end());
+    }
+
+    /// Draws the line of progress anew on a terminal; on a file it becomes a line of its own.
+    pub fn progress(&self, line: &str) {
+        let mut state = self.lock();
+        match self.kind {
+            StreamKind::File => state.message(&format!("holdfast: {}", printable(line))),
+            // The last column stays free: some terminals wrap as soon as it is written.
+            StreamKind::Terminal { width } => {
+                let line = cut(&printable(line), width.saturating_sub(1));
+                state.write(&format!("\r{line}\x1b[K"));
+                state.line_is_shown = true;
+            }
+        }
+    }
+
+    /// Takes the line of progress away.
+    pub fn clear_progress(&self) {
+        self.lock().clear();
+    }
+
+    /// All warnings so far.
+    pub fn warnings(&self) -> Vec<String> {
+        self.lock().warnings.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn message(&mut self, line: &str) {
+        self.clear();
+        self.write(&format!("{line}\n"));
+    }
+
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.line_is_shown) {
+            self.write("\r\x1b[K");
+        }
+    }
+
+    fn write(&mut self, text: &str) {
+        // Nobody is left to tell of a failure.
+        self.writer.write_all(text.as_bytes()).ok();
+        self.writer.flush().ok();
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::{Console, Verbosity};
+    use crate::output::Paint;
+    use crate::terminal::StreamKind;
+
+    /// What a console wrote.
+    #[derive(Clone, Default)]
+    pub(crate) struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl Written {
+        pub(crate) fn take(&self) -> String {
+            String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
+        }
+    }
+
+    impl Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn console(kind: StreamKind, verbosity: Verbosity) -> (Console, Written) {
+        let written = Written::default();
+        let console = Console::new(kind, Paint::Plain, verbosity, Box::new(written.clone()));
+        (console, written)
+    }
+
+    #[test]
+    fn a_message_takes_the_place_of_the_line_of_progress() {
+        let (console, written) = console(StreamKind::Terminal { width: 12 }, Verbosity::Normal);
+        console.progress("half done, more to come");
+        assert_eq!(written.take(), "\rhalf done,…\x1b[K");
+        console.warning("odd\n");
+        assert_eq!(written.take(), "\r\x1b[Kholdfast: warning: odd\\n\n");
+        console.clear_progress();
+        assert_eq!(written.take(), "");
+        assert_eq!(console.warnings(), ["odd\n"]);
+    }
+
+    #[test]
+    fn quiet_keeps_warnings_and_errors() {
+        let (console, written) = console(StreamKind::File, Verbosity::Quiet);
+        console.note("a full read is necessary");
+        assert_eq!(written.take(), "");
+        console.error(&["open x".to_owned(), "gone".to_owned()], Some("look elsewhere"));
+        assert_eq!(written.take(), "holdfast: open x: gone\nhint: look elsewhere\n");
+    }
+
+    /// A closed standard error must not end a backup.
+    #[test]
+    fn nothing_fails_when_nobody_listens() {
+        struct Closed;
+        impl Write for Closed {
+            fn write(&mut self, _bytes: &[u8]) -> std::io::Result<usize> {
+                Err(std::io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Err(std::io::ErrorKind::BrokenPipe.into())
+            }
+        }
+        let console = Console::new(StreamKind::File, Paint::Plain, Verbosity::Normal, Box::new(Closed));
+        console.warning("x");
+        assert_eq!(console.warnings(), ["x"]);
+    }
+}

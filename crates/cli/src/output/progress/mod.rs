@@ -1,0 +1,307 @@
+//! What a person sees of a running job.
+//!
+//! The job's threads only count ([`ProgressDisplay::advance`] is one atomic addition); a thread of its own draws, so that
+//! a stalled job shows a falling rate instead of a frozen line.
+
+mod line;
+mod rate;
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use holdfast_engine::{Bottleneck, Progress, Unit};
+
+pub use line::ProgressLine;
+pub use rate::RateWindow;
+
+use super::Console;
+use crate::terminal::StreamKind;
+
+/// Time between two drawings on a terminal.
+const DRAW_INTERVAL: Duration = Duration::from_millis(100);
+/// Time between two lines in a file.
+const LOG_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Whether progress is shown at all; messages always are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShowProgress {
+    /// Yes.
+    Yes,
+    /// No: `--quiet`, `--no-progress`.
+    No,
+}
+
+/// Shows the progress of a job on a console.
+pub struct ProgressDisplay {
+    console: Arc<Console>,
+    clock: Arc<dyn Clock>,
+    show: ShowProgress,
+    done: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    phase: Option<(String, Unit)>,
+    total: Option<u64>,
+    rate: RateWindow,
+    bottleneck: Option<Bottleneck>,
+    /// When the next line may come; none before the first phase.
+    next_line: Option<Duration>,
+}
+
+impl ProgressDisplay {
+    /// A display that draws when [`tick`](Self::tick) is called.
+    pub fn new(console: Arc<Console>, clock: Arc<dyn Clock>, show: ShowProgress) -> Self {
+        Self {
+            console,
+            clock,
+            show,
+            done: AtomicU64::new(0),
+            state: Mutex::default(),
+        }
+    }
+
+    /// A display that draws by itself until what is returned is dropped.
+    pub fn start(console: Arc<Console>, clock: Arc<dyn Clock>, show: ShowProgress) -> RunningProgress {
+        let display = Arc::new(Self::new(console, Arc::clone(&clock), show));
+        if show == ShowProgress::Yes {
+            let weak = Arc::downgrade(&display);
+            std::thread::spawn(move || {
+                loop {
+                    clock.sleep(DRAW_INTERVAL);
+                    match weak.upgrade() {
+                        Some(display) => display.tick(),
+                        None => return,
+                    }
+                }
+            });
+        }
+        RunningProgress { display }
+    }
+
+    /// Draws a line if it is time for one.
+    pub fn tick(&self) {
+        if self.show == ShowProgress::No {
+            return;
+        }
+        let now = self.clock.now();
+        let done = self.done.load(Ordering::Relaxed);
+        let mut state = self.lock();
+        state.rate.sample(now, done);
+        if state.next_line.is_none_or(|next| now < next) {
+            return;
+        }
+        state.next_line = Some(now + self.interval());
+        let Some((phase, unit)) = &state.phase else { return };
+        let line = ProgressLine {
+            phase,
+            unit: *unit,
+            done,
+            total: state.total,
+            rate: state.rate.per_second(),
+            left: state.total.and_then(|total| state.rate.left(total)),
+            bottleneck: state.bottleneck,
+        };
+        // The console leaves the last column free.
+        let width = self.console.kind().width().map(|width| width.saturating_sub(1));
+        self.console.progress(&line.render(width));
+    }
+
+    /// Takes the line away, and draws no other: the job has ended.
+    fn finish(&self) {
+        self.lock().phase = None;
+        self.console.clear_progress();
+    }
+
+    fn interval(&self) -> Duration {
+        match self.console.kind() {
+            StreamKind::Terminal { .. } => DRAW_INTERVAL,
+            StreamKind::File => LOG_INTERVAL,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Progress for ProgressDisplay {
+    fn phase(&self, name: &str, unit: Unit) {
+        let now = self.clock.now();
+        let mut state = self.lock();
+        self.done.store(0, Ordering::Relaxed);
+        // Short phases must not flood a log: the time of the next line does not depend on the phase.
+        let next_line = state.next_line.unwrap_or(now + self.interval());
+        *state = State {
+            phase: Some((name.to_owned(), unit)),
+            next_line: Some(next_line),
+            ..State::default()
+        };
+        state.rate.sample(now, 0);
+    }
+
+    fn total(&self, total: u64) {
+        self.lock().total = Some(total);
+    }
+
+    fn advance(&self, amount: u64) {
+        self.done.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    fn note(&self, message: &str) {
+        self.console.note(message);
+    }
+
+    fn warning(&self, message: &str) {
+        self.console.warning(message);
+    }
+
+    fn bottleneck(&self, bottleneck: Bottleneck) {
+        self.lock().bottleneck = Some(bottleneck);
+    }
+}
+
+/// A display that draws by itself; when this is dropped the line is gone and no other will come.
+///
+/// To be dropped before the answer is printed, or the two would share a line.
+pub struct RunningProgress {
+    display: Arc<ProgressDisplay>,
+}
+
+impl Deref for RunningProgress {
+    type Target = ProgressDisplay;
+
+    fn deref(&self) -> &ProgressDisplay {
+        &self.display
+    }
+}
+
+impl Drop for RunningProgress {
+    fn drop(&mut self) {
+        // The drawing thread may hold the display a little longer: that must not draw again.
+        self.display.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use holdfast_block::{Clock, ManualClock, SystemClock};
+    use holdfast_engine::{Bottleneck, Progress as _, Unit};
+
+    use super::{ProgressDisplay, ShowProgress};
+    use crate::output::console::Verbosity;
+    use crate::output::console::tests::{Written, console};
+    use crate::terminal::StreamKind;
+
+    fn display(kind: StreamKind, show: ShowProgress) -> (ProgressDisplay, Arc<ManualClock>, Written) {
+        let clock = Arc::new(ManualClock::new());
+        let (console, written) = console(kind, Verbosity::Normal);
+        let display = ProgressDisplay::new(Arc::new(console), Arc::clone(&clock) as Arc<dyn Clock>, show);
+        (display, clock, written)
+    }
+
+    const TERMINAL: StreamKind = StreamKind::Terminal { width: 100 };
+
+    #[test]
+    fn a_terminal_shows_one_line_at_most_ten_times_a_second() {
+        let (display, clock, written) = display(TERMINAL, ShowProgress::Yes);
+        display.tick();
+        assert_eq!(written.take(), "", "no phase yet");
+        display.phase("reading vda", Unit::Bytes);
+        display.total(4 << 20);
+        let mut drawn = 0;
+        for _ in 0..100 {
+            clock.advance(Duration::from_millis(20));
+            display.advance(20 << 10);
+            display.tick();
+            drawn += usize::from(!written.take().is_empty());
+        }
+        assert_eq!(drawn, 20, "two seconds");
+        display.bottleneck(Bottleneck::Cpu);
+        clock.advance(Duration::from_millis(100));
+        display.tick();
+        assert_eq!(
+            written.take(),
+            "\rreading vda  48.8%  2.0 MiB of 4.0 MiB  952 KiB/s  3 s left  limited by cpu\x1b[K"
+        );
+        display.finish();
+        assert_eq!(written.take(), "\r\x1b[K");
+    }
+
+    #[test]
+    fn a_file_gets_a_line_every_half_minute_however_short_the_phases() {
+        let (display, clock, written) = display(StreamKind::File, ShowProgress::Yes);
+        let mut lines = String::new();
+        for second in 0..90 {
+            display.phase(&format!("phase {second}"), Unit::Items);
+            display.advance(second);
+            clock.advance(Duration::from_secs(1));
+            display.tick();
+            lines.push_str(&written.take());
+        }
+        assert_eq!(
+            lines,
+            "holdfast: phase 29  29  29/s\nholdfast: phase 59  59  59/s\nholdfast: phase 89  89  89/s\n"
+        );
+    }
+
+    #[test]
+    fn without_progress_messages_still_come() {
+        let (display, clock, written) = display(TERMINAL, ShowProgress::No);
+        display.phase("reading", Unit::Bytes);
+        clock.advance(Duration::from_secs(60));
+        display.tick();
+        assert_eq!(written.take(), "");
+        display.note("read in full: no earlier snapshot");
+        display.warning("odd");
+        assert_eq!(
+            written.take(),
+            "holdfast: read in full: no earlier snapshot\nholdfast: warning: odd\n"
+        );
+    }
+
+    #[test]
+    fn a_new_phase_starts_at_nothing() {
+        let (display, clock, written) = display(TERMINAL, ShowProgress::Yes);
+        display.phase("one", Unit::Items);
+        display.total(10);
+        display.advance(10);
+        display.phase("two", Unit::Items);
+        clock.advance(Duration::from_millis(100));
+        display.tick();
+        assert_eq!(written.take(), "\rtwo  0\x1b[K");
+    }
+
+    #[test]
+    fn what_has_ended_draws_no_more() {
+        let (display, clock, written) = display(TERMINAL, ShowProgress::Yes);
+        display.phase("one", Unit::Items);
+        clock.advance(Duration::from_secs(1));
+        display.tick();
+        display.finish();
+        written.take();
+        clock.advance(Duration::from_secs(1));
+        display.tick();
+        assert_eq!(written.take(), "");
+    }
+
+    #[test]
+    fn the_drawing_thread_keeps_nothing_alive() {
+        let clock = Arc::new(SystemClock::new());
+        let (console, _written) = console(TERMINAL, Verbosity::Normal);
+        let console = Arc::new(console);
+        let display = ProgressDisplay::start(Arc::clone(&console), clock, ShowProgress::Yes);
+        drop(display);
+        // The thread may hold the display for the length of one drawing.
+        while Arc::strong_count(&console) > 1 {
+            std::thread::yield_now();
+        }
+    }
+}

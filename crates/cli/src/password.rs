@@ -1,0 +1,465 @@
+//! Where the password of a repository comes from, and the memory it lives in.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use zeroize::Zeroizing;
+
+use crate::args::{NewPasswordArgs, PasswordArgs};
+use crate::command::{CommandError, run_shell};
+use crate::environment::{self, Environment};
+use crate::terminal::Prompt;
+
+/// Longest password, in bytes.
+const PASSWORD_BYTES_MAX: usize = 4096;
+/// Name of the systemd credential.
+const CREDENTIAL: &str = "holdfast.password";
+
+/// A password; its memory is overwritten when it is dropped.
+///
+/// Any bytes but line ends: what a key file holds need not be text.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Password {
+    bytes: Zeroizing<Vec<u8>>,
+}
+
+impl Password {
+    /// The bytes that the key is derived from.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Accepts what was read from somewhere, without its line end.
+    fn from_line(mut bytes: Zeroizing<Vec<u8>>, origin: &str) -> Result<Self, PasswordError> {
+        if bytes.last() == Some(&b'\r') {
+            bytes.pop();
+        }
+        if bytes.is_empty() {
+            return Err(PasswordError::Empty {
+                origin: origin.to_owned(),
+            });
+        }
+        if bytes.len() > PASSWORD_BYTES_MAX {
+            return Err(PasswordError::TooLong {
+                origin: origin.to_owned(),
+            });
+        }
+        Ok(Self { bytes })
+    }
+}
+
+impl std::fmt::Debug for Password {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Password(..)")
+    }
+}
+
+/// Why there is no password.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PasswordError {
+    /// Two places to take it from, and no way to tell which is meant.
+    #[error("{first} and {second} are both given, and only one can hold the password")]
+    Ambiguous {
+        /// One place.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+    },
+    /// A file cannot be read.
+    #[error("read the password from {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// The command did not run.
+    #[error("run the password command")]
+    Command(#[source] CommandError),
+    /// The command says that it failed.
+    #[error("the password command failed ({status})")]
+    CommandFailed {
+        /// How it ended.
+        status: std::process::ExitStatus,
+    },
+    /// The first line is empty.
+    #[error("the password from {origin} is empty")]
+    Empty {
+        /// Where it came from.
+        origin: String,
+    },
+    /// The first line is longer than any password.
+    #[error("the password from {origin} is longer than {PASSWORD_BYTES_MAX} bytes")]
+    TooLong {
+        /// Where it came from.
+        origin: String,
+    },
+    /// Nothing is given, and there is no terminal to ask on.
+    #[error("no password is given, and there is no terminal to ask on")]
+    NoTerminal,
+    /// The same, for a password that is to be new.
+    #[error("no new password is given, and there is no terminal to ask on")]
+    NoTerminalForNew,
+    /// The terminal broke off.
+    #[error("ask for the password")]
+    Prompt(#[source] std::io::Error),
+    /// The two entries of a new password differ.
+    #[error("the two passwords are not the same")]
+    Mismatch,
+}
+
+/// What the password is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PasswordUse {
+    /// To open what exists: one entry.
+    Existing,
+    /// To protect something from now on: a person enters it twice.
+    New,
+}
+
+/// Where the password comes from.
+#[derive(Clone, PartialEq, Eq)]
+pub enum PasswordSource {
+    /// The first line of a file.
+    File(PathBuf),
+    /// The first line of a command's output.
+    Command(OsString),
+    /// The environment.
+    Environment(Password),
+    /// A credential of the systemd service that we are.
+    Credential(PathBuf),
+    /// A person.
+    Prompt,
+}
+
+impl PasswordSource {
+    /// Decides between options, environment, systemd credential and terminal, in this order.
+    ///
+    /// Two options, or two of the three environment variables, are an error: the one that was forgotten would decide.
+    pub fn choose(args: &PasswordArgs, environment: &Environment) -> Result<Self, PasswordError> {
+        match (&args.password_file, &args.password_command) {
+            (Some(_), Some(_)) => {
+                return Err(PasswordError::Ambiguous {
+                    first: "--password-file",
+                    second: "--password-command",
+                });
+            }
+            (Some(file), None) => return Ok(Self::File(file.clone())),
+            (None, Some(command)) => return Ok(Self::Command(command.clone())),
+            (None, None) => {}
+        }
+        let set = [
+            environment::PASSWORD_FILE,
+            environment::PASSWORD_COMMAND,
+            environment::PASSWORD,
+        ]
+        .map(|name| environment.get(name).map(|value| (name, value)));
+        let mut set = set.into_iter().flatten();
+        match (set.next(), set.next()) {
+            (Some((first, _)), Some((second, _))) => Err(PasswordError::Ambiguous { first, second }),
+            (Some((environment::PASSWORD_FILE, file)), None) => Ok(Self::File(file.into())),
+            (Some((environment::PASSWORD_COMMAND, command)), None) => Ok(Self::Command(command.to_owned())),
+            (Some((name, value)), None) => {
+                let bytes = Zeroizing::new(value.as_bytes().to_vec());
+                Password::from_line(bytes, name).map(Self::Environment)
+            }
+            (None, _) => Ok(credential(environment).map_or(Self::Prompt, Self::Credential)),
+        }
+    }
+
+    /// The same for a password that comes beside the one that opens the repository: the environment holds only that one.
+    pub fn choose_new(args: &NewPasswordArgs) -> Self {
+        match (&args.new_password_file, &args.new_password_command) {
+            (Some(file), _) => Self::File(file.clone()),
+            (None, Some(command)) => Self::Command(command.clone()),
+            (None, None) => Self::Prompt,
+        }
+    }
+
+    /// Fetches the password; `warn` gets what a person should know about how it is kept.
+    pub fn read(
+        &self,
+        password_use: PasswordUse,
+        prompt: &dyn Prompt,
+        warn: &mut dyn FnMut(&str),
+    ) -> Result<Password, PasswordError> {
+        match self {
+            Self::File(path) => read_file(path, warn),
+            // systemd guards its credentials itself, and shows modes that say nothing about who can get there.
+            Self::Credential(path) => read_file(path, &mut |_| {}),
+            Self::Command(command) => read_command(command),
+            Self::Environment(password) => Ok(password.clone()),
+            Self::Prompt => ask(password_use, prompt),
+        }
+    }
+}
+
+/// The credential's file, where systemd gives one.
+fn credential(environment: &Environment) -> Option<PathBuf> {
+    let path = Path::new(environment.get(environment::CREDENTIALS_DIRECTORY)?).join(CREDENTIAL);
+    path.exists().then_some(path)
+}
+
+fn read_file(path: &Path, warn: &mut dyn FnMut(&str)) -> Result<Password, PasswordError> {
+    let failed = |source| PasswordError::File {
+        path: path.to_owned(),
+        source,
+    };
+    let mut file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    let mode = metadata.permissions().mode() & 0o777;
+    if metadata.is_file() && mode & 0o004 != 0 {
+        warn(&format!(
+            "the password file {} can be read by others (mode {mode:03o}); chmod 600 would keep it private",
+            path.display()
+        ));
+    }
+    let line = first_line(&mut file).map_err(failed)?;
+    Password::from_line(line, &path.display().to_string())
+}
+
+fn read_command(command: &OsStr) -> Result<Password, PasswordError> {
+    let finished = run_shell(command, first_line).map_err(PasswordError::Command)?;
+    if !finished.status.success() {
+        return Err(PasswordError::CommandFailed {
+            status: finished.status,
+        });
+    }
+    Password::from_line(finished.output, "the password command")
+}
+
+fn ask(password_use: PasswordUse, prompt: &dyn Prompt) -> Result<Password, PasswordError> {
+    let entry = |text: &str| {
+        let line = prompt.secret(text).map_err(|error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::Unsupported => PasswordError::NoTerminal,
+            _ => PasswordError::Prompt(error),
+        })?;
+        Password::from_line(line, "the terminal")
+    };
+    match password_use {
+        PasswordUse::Existing => entry("Password: "),
+        PasswordUse::New => {
+            let first = entry("New password: ")?;
+            let second = entry("New password again: ")?;
+            if first == second {
+                Ok(first)
+            } else {
+                Err(PasswordError::Mismatch)
+            }
+        }
+    }
+}
+
+/// Reads up to the first line end, in one buffer that never moves, so that no copy stays behind.
+///
+/// A line that is too long comes back longer than [`PASSWORD_BYTES_MAX`] and not in full.
+fn first_line(reader: &mut dyn Read) -> std::io::Result<Zeroizing<Vec<u8>>> {
+    let mut buffer = Zeroizing::new(vec![0; PASSWORD_BYTES_MAX + 2]);
+    let mut filled = 0;
+    while filled < buffer.len() {
+        let count = match reader.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        let end = buffer[filled..filled + count].iter().position(|&byte| byte == b'\n');
+        filled += end.unwrap_or(count);
+        if end.is_some() {
+            break;
+        }
+    }
+    buffer.truncate(filled);
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::fs::{File, Permissions};
+    use std::io::{Error, ErrorKind, Write as _};
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::{Path, PathBuf};
+
+    use zeroize::Zeroizing;
+
+    use super::{PASSWORD_BYTES_MAX, Password, PasswordError, PasswordSource, PasswordUse};
+    use crate::args::PasswordArgs;
+    use crate::environment::Environment;
+    use crate::terminal::Prompt;
+
+    /// A person who types the given lines.
+    struct Person(RefCell<Vec<&'static str>>);
+
+    impl Prompt for Person {
+        fn secret(&self, _text: &str) -> std::io::Result<Zeroizing<Vec<u8>>> {
+            let mut lines = self.0.borrow_mut();
+            if lines.is_empty() {
+                return Err(Error::from(ErrorKind::NotFound));
+            }
+            Ok(Zeroizing::new(lines.remove(0).as_bytes().to_vec()))
+        }
+    }
+
+    fn nobody() -> Person {
+        Person(RefCell::default())
+    }
+
+    fn args(file: Option<&str>, command: Option<&str>) -> PasswordArgs {
+        PasswordArgs {
+            password_file: file.map(PathBuf::from),
+            password_command: command.map(Into::into),
+        }
+    }
+
+    fn choose(args: &PasswordArgs, variables: &[(&str, &str)]) -> Result<PasswordSource, PasswordError> {
+        PasswordSource::choose(args, &variables.iter().copied().collect::<Environment>())
+    }
+
+    fn read(source: &PasswordSource) -> (Result<Vec<u8>, PasswordError>, Vec<String>) {
+        let mut warnings = Vec::new();
+        let password = source.read(PasswordUse::Existing, &nobody(), &mut |text| {
+            warnings.push(text.to_owned());
+        });
+        (password.map(|password| password.as_bytes().to_vec()), warnings)
+    }
+
+    fn file_of(folder: &Path, bytes: &[u8], mode: u32) -> PasswordSource {
+        let path = folder.join("password");
+        let mut file = File::create(&path).unwrap();
+        file.write_all(bytes).unwrap();
+        file.set_permissions(Permissions::from_mode(mode)).unwrap();
+        PasswordSource::File(path)
+    }
+
+    #[test]
+    fn options_beat_the_environment_which_beats_the_credential_which_beats_the_terminal() {
+        let folder = tempfile::tempdir().unwrap();
+        let credentials = folder.path().to_str().unwrap();
+        let credential = folder.path().join("holdfast.password");
+        let systemd = ("CREDENTIALS_DIRECTORY", credentials);
+        assert!(choose(&args(None, None), &[systemd]).unwrap() == PasswordSource::Prompt);
+        File::create(&credential).unwrap();
+        assert!(choose(&args(None, None), &[systemd]).unwrap() == PasswordSource::Credential(credential));
+        for (name, expected) in [
+            ("HOLDFAST_PASSWORD_FILE", PasswordSource::File("x".into())),
+            ("HOLDFAST_PASSWORD_COMMAND", PasswordSource::Command("x".into())),
+        ] {
+            assert!(choose(&args(None, None), &[systemd, (name, "x")]).unwrap() == expected);
+        }
+        let given = choose(&args(None, None), &[systemd, ("HOLDFAST_PASSWORD", "x")]).unwrap();
+        assert_eq!(read(&given).0.unwrap(), b"x");
+        let all = [("HOLDFAST_PASSWORD", "x"), ("HOLDFAST_PASSWORD_FILE", "x"), systemd];
+        assert!(choose(&args(Some("f"), None), &all).unwrap() == PasswordSource::File("f".into()));
+        assert!(choose(&args(None, Some("c")), &all).unwrap() == PasswordSource::Command("c".into()));
+    }
+
+    #[test]
+    fn two_places_are_one_too_many() {
+        assert!(matches!(
+            choose(&args(Some("f"), Some("c")), &[]),
+            Err(PasswordError::Ambiguous { .. })
+        ));
+        let error = choose(
+            &args(None, None),
+            &[("HOLDFAST_PASSWORD", "x"), ("HOLDFAST_PASSWORD_FILE", "x")],
+        )
+        .err()
+        .unwrap();
+        assert_eq!(
+            error.to_string(),
+            "HOLDFAST_PASSWORD_FILE and HOLDFAST_PASSWORD are both given, and only one can hold the password"
+        );
+    }
+
+    #[test]
+    fn only_the_first_line_of_a_file_counts_and_its_end_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        for bytes in [
+            &b"pass word"[..],
+            b"pass word\n",
+            b"pass word\r\n",
+            b"pass word\nmore\n",
+        ] {
+            let (password, warnings) = read(&file_of(folder.path(), bytes, 0o600));
+            assert_eq!(password.unwrap(), b"pass word");
+            assert_eq!(warnings, [""; 0]);
+        }
+        let (password, _) = read(&file_of(folder.path(), b"\xff\x00 x \n", 0o600));
+        assert_eq!(password.unwrap(), b"\xff\x00 x ");
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_used_with_a_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        for mode in [0o604, 0o644] {
+            let (password, warnings) = read(&file_of(folder.path(), b"x\n", mode));
+            assert_eq!(password.unwrap(), b"x");
+            assert!(warnings[0].contains(&format!("mode {mode:03o}")), "{warnings:?}");
+        }
+        // A group for those who may make backups is a choice, not an oversight.
+        assert_eq!(read(&file_of(folder.path(), b"x\n", 0o640)).1, [""; 0]);
+    }
+
+    #[test]
+    fn an_empty_or_endless_line_is_no_password() {
+        let folder = tempfile::tempdir().unwrap();
+        for bytes in [&b""[..], b"\n", b"\nsecond\n", b"\r\n"] {
+            let (password, _) = read(&file_of(folder.path(), bytes, 0o600));
+            assert!(matches!(password, Err(PasswordError::Empty { .. })));
+        }
+        let longest = vec![b'x'; PASSWORD_BYTES_MAX];
+        let (password, _) = read(&file_of(folder.path(), &longest, 0o600));
+        assert_eq!(password.unwrap(), longest);
+        let (password, _) = read(&file_of(folder.path(), &[&longest[..], b"x"].concat(), 0o600));
+        assert!(matches!(password, Err(PasswordError::TooLong { .. })));
+        let (password, _) = read(&PasswordSource::File("/dev/zero".into()));
+        assert!(matches!(password, Err(PasswordError::TooLong { .. })));
+        let (password, _) = read(&PasswordSource::File(folder.path().join("absent")));
+        assert!(matches!(password, Err(PasswordError::File { .. })));
+    }
+
+    #[test]
+    fn a_command_gives_its_first_line() {
+        let run = |command: &str| read(&PasswordSource::Command(command.into())).0;
+        assert_eq!(run("echo 'pass word'; echo more").unwrap(), b"pass word");
+        assert!(matches!(
+            run("echo x; exit 3"),
+            Err(PasswordError::CommandFailed { .. })
+        ));
+        assert!(matches!(run("true"), Err(PasswordError::Empty { .. })));
+    }
+
+    #[test]
+    fn a_new_password_is_typed_twice() {
+        let typed = |lines: &[&'static str], password_use| {
+            let person = Person(RefCell::new(lines.to_vec()));
+            PasswordSource::Prompt.read(password_use, &person, &mut |_| {})
+        };
+        assert_eq!(typed(&["a"], PasswordUse::Existing).unwrap().as_bytes(), b"a");
+        assert_eq!(typed(&["a", "a"], PasswordUse::New).unwrap().as_bytes(), b"a");
+        assert!(matches!(
+            typed(&["a", "b"], PasswordUse::New),
+            Err(PasswordError::Mismatch)
+        ));
+        assert!(matches!(
+            typed(&[""], PasswordUse::Existing),
+            Err(PasswordError::Empty { .. })
+        ));
+        assert!(matches!(
+            typed(&[], PasswordUse::Existing),
+            Err(PasswordError::NoTerminal)
+        ));
+    }
+
+    #[test]
+    fn a_password_does_not_show_itself() {
+        let password = Password::from_line(Zeroizing::new(b"secret".to_vec()), "test").unwrap();
+        assert_eq!(format!("{password:?}"), "Password(..)");
+    }
+}

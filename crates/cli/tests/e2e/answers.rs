@@ -1,0 +1,171 @@
+//! Answers and errors on their streams, and the exit codes that go with them.
+
+use std::fs::File;
+
+use serde_json::Value;
+
+use crate::program::{program, run, stderr, stdout};
+
+fn document(text: &str) -> Value {
+    assert_eq!(text.lines().count(), 1, "one document on one line: {text}");
+    serde_json::from_str(text).unwrap()
+}
+
+#[test]
+fn version_answers_on_standard_output() {
+    let output = run(&["version"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(stdout(&output), format!("holdfast {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(stderr(&output), "");
+    assert_eq!(stdout(&run(&["--version"])), stdout(&output));
+}
+
+#[test]
+fn verbose_version_describes_the_build() {
+    let text = stdout(&run(&["version", "--verbose"]));
+    for name in ["commit:", "compiler:", "target:", "profile:"] {
+        assert!(text.contains(name), "{text}");
+    }
+    let verbose = document(&stdout(&run(&["--json", "version", "--verbose"])));
+    assert!(verbose["report"]["rustc"].is_string(), "{verbose}");
+    assert!(verbose["report"]["cpu"].is_array(), "{verbose}");
+}
+
+#[test]
+fn json_is_one_document_wherever_the_option_stands() {
+    for words in [["--json", "version"], ["version", "--json"]] {
+        let answer = document(&stdout(&run(&words)));
+        assert_eq!(
+            answer,
+            serde_json::json!({
+                "schema": 1,
+                "command": "version",
+                "status": "ok",
+                "exit_code": 0,
+                "warnings": [],
+                "report": { "version": env!("CARGO_PKG_VERSION") },
+            })
+        );
+    }
+}
+
+#[test]
+fn wrong_usage_is_told_on_standard_error_with_code_2() {
+    for words in [
+        &[][..],
+        &["no-such-verb"],
+        &["version", "--no-such-option"],
+        &["version", "--color", "pink"],
+        &["completions", "tcsh"],
+        &["--password-file", "a", "--password-command", "b", "version"],
+    ] {
+        let output = run(words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        assert_eq!(stdout(&output), "", "{words:?}");
+        assert_ne!(stderr(&output), "", "{words:?}");
+    }
+}
+
+#[test]
+fn an_error_names_what_why_and_what_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    let missing = missing.to_str().unwrap();
+    let output = run(&["man", missing]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stdout(&output), "");
+    let page = format!("{missing}/holdfast.1");
+    assert_eq!(
+        stderr(&output),
+        format!(
+            "holdfast: write {page}: No such file or directory (os error 2)\nhint: check the spelling; folders must exist\n"
+        )
+    );
+    let output = run(&["man", missing, "--json"]);
+    let answer = document(&stdout(&output));
+    assert_eq!(answer["command"], "man");
+    assert_eq!(answer["status"], "error");
+    assert_eq!(answer["exit_code"], 1);
+    assert_eq!(answer["error"]["kind"], "io");
+    assert_eq!(answer["error"]["message"], format!("write {page}"));
+    assert_eq!(answer["error"]["causes"][0], "No such file or directory (os error 2)");
+}
+
+#[test]
+fn data_and_json_do_not_mix() {
+    let output = run(&["completions", "bash", "--json"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(document(&stdout(&output))["error"]["kind"], "usage");
+}
+
+#[test]
+fn completions_are_scripts_for_each_shell() {
+    for (shell, sign) in [
+        ("bash", "complete -F"),
+        ("zsh", "#compdef holdfast"),
+        ("fish", "complete -c holdfast"),
+    ] {
+        let output = run(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(stdout(&output).contains(sign), "{shell}");
+    }
+}
+
+#[test]
+fn the_manual_has_a_page_per_verb() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = run(&["man", folder.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let mut written: Vec<String> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().path().display().to_string())
+        .collect();
+    let mut told: Vec<String> = stdout(&output).lines().map(str::to_owned).collect();
+    written.sort();
+    told.sort();
+    assert_eq!(written, told);
+    assert!(written.iter().any(|path| path.ends_with("/holdfast-version.1")));
+}
+
+#[test]
+fn colours_are_only_for_those_who_ask() {
+    let error = |words: &[&str], variables: &[(&str, &str)]| {
+        stderr(&program(words).envs(variables.iter().copied()).output().unwrap())
+    };
+    let failing = ["man", "/nonexistent/folder"];
+    let always = ["man", "/nonexistent/folder", "--color", "always"];
+    assert!(!error(&failing, &[]).contains('\u{1b}'));
+    assert!(error(&always, &[]).contains('\u{1b}'));
+    assert!(
+        error(&always, &[("NO_COLOR", "1")]).contains('\u{1b}'),
+        "an option counts more than the environment"
+    );
+    assert!(
+        error(&["--color=always", "no-such-verb"], &[]).contains('\u{1b}'),
+        "usage errors too"
+    );
+}
+
+/// `holdfast version | head -0`: the reader has what it wanted, and nothing is wrong.
+#[test]
+fn a_reader_that_goes_away_ends_it_quietly() {
+    for words in [&["version"][..], &["completions", "bash"], &["--help"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = program(words).stdout(writer).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{words:?}");
+        assert_eq!(stderr(&output), "", "{words:?}");
+    }
+}
+
+#[test]
+fn a_full_disk_under_standard_output_is_an_error() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let output = program(&["version"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).starts_with("holdfast: write to standard output: "),
+        "{}",
+        stderr(&output)
+    );
+}

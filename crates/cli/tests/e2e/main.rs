@@ -1,0 +1,9 @@
+//! The program from outside: exit codes, streams, documents and help, as scripts and people meet them.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod answers;
+mod help;
+mod interrupts;
+mod program;
+mod terminals;

@@ -1,0 +1,26 @@
+//! The built program, run without anything of this machine's environment.
+
+use std::process::{Command, Output, Stdio};
+
+/// The program with `words`, without environment and without input.
+#[expect(clippy::disallowed_methods, reason = "these tests run the program from outside")]
+pub(crate) fn program(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
+    command.args(words).env_clear().stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end.
+pub(crate) fn run(words: &[&str]) -> Output {
+    program(words).output().unwrap()
+}
+
+/// What it said on standard output.
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// What it said on standard error.
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}

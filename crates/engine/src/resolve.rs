@@ -1,0 +1,458 @@
+//! Finding the snapshot that a person means in the list of those that exist.
+//!
+//! A guess that is wrong restores the wrong machine. So whatever could mean two snapshots is an error that names both, and
+//! whatever means none says what would have been found nearby.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use jiff::tz::{Disambiguation, TimeZone};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::name::LATEST;
+use crate::{Moment, SnapshotReference};
+
+/// Fewest digits of an id that stand for it.
+const PREFIX_DIGITS_MIN: usize = 4;
+/// Candidates that an error lists.
+const LISTED_MAX: usize = 10;
+/// Machine names that an error suggests.
+const SUGGESTED_MAX: usize = 5;
+
+/// A snapshot that exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate<'a> {
+    /// All digits of its id, lower case.
+    pub id: &'a str,
+    /// Name of its machine.
+    pub machine: &'a str,
+    /// The instant that it holds.
+    pub time: Timestamp,
+}
+
+/// Why no snapshot, or no single one, is meant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResolveError {
+    /// The list is empty.
+    #[error("there is no snapshot yet")]
+    NoSnapshots,
+    /// The word is the start of more than one id, or of an id and also the name of a machine.
+    #[error("{word:?} is ambiguous: it could be {}", listed(matches, *match_count))]
+    Ambiguous {
+        /// The word as given.
+        word: String,
+        /// What it could be, newest first, one line each; at most 10.
+        matches: Vec<String>,
+        /// How many there are in all.
+        match_count: usize,
+    },
+    /// No machine and no id is called so.
+    #[error("no snapshot and no machine is called {word:?}{}", suggested(nearest))]
+    Unknown {
+        /// The word as given.
+        word: String,
+        /// The most similar names of machines; may be empty.
+        nearest: Vec<String>,
+    },
+    /// An id is given by at least 4 of its digits.
+    #[error("{word:?} names no machine and is too short for an id: give at least {PREFIX_DIGITS_MIN} digits")]
+    PrefixTooShort {
+        /// The word as given.
+        word: String,
+    },
+    /// No machine is called so.
+    #[error("no machine is called {machine:?}{}", suggested(nearest))]
+    UnknownMachine {
+        /// The name as given.
+        machine: String,
+        /// The most similar names of machines; may be empty.
+        nearest: Vec<String>,
+    },
+    /// All snapshots of the machine are younger.
+    #[error("{machine:?} has no snapshot at or before {limit}; its oldest is {oldest_id} of {oldest_time}")]
+    NothingBefore {
+        /// The machine.
+        machine: String,
+        /// The time asked for.
+        limit: Timestamp,
+        /// Id of the machine's oldest snapshot.
+        oldest_id: String,
+        /// Time of the machine's oldest snapshot.
+        oldest_time: Timestamp,
+    },
+    /// The time lies outside of the years -9999 to 9999.
+    #[error("the time asked of {machine:?} is out of range")]
+    TimeOutOfRange {
+        /// The machine.
+        machine: String,
+    },
+}
+
+/// Finds the snapshot that `reference` means; the answer is its index in `candidates`.
+///
+/// Local times are those of `zone`; where a clock is put back and a local time comes twice, the later one counts, and
+/// where it is put forward the time that was skipped counts as the moment after. A time without a fraction of a second
+/// includes all of its second, so that a time copied from a list finds the snapshot it stood beside. Of several
+/// snapshots of one instant the one with the greatest id is the newest.
+pub fn resolve(
+    reference: &SnapshotReference,
+    candidates: &[Candidate<'_>],
+    zone: &TimeZone,
+) -> Result<usize, ResolveError> {
+    match reference {
+        SnapshotReference::Latest => newest(candidates, |_| true).ok_or(ResolveError::NoSnapshots),
+        SnapshotReference::Word(word) => resolve_word(word, candidates),
+        SnapshotReference::Machine { machine, moment } => {
+            let machine = machine.as_str();
+            let limit = last_instant(*moment, zone).map_err(|_| ResolveError::TimeOutOfRange {
+                machine: machine.to_owned(),
+            })?;
+            let in_time = |candidate: &Candidate<'_>| limit.is_none_or(|limit| candidate.time <= limit);
+            match newest(candidates, |candidate| {
+                candidate.machine == machine && in_time(candidate)
+            }) {
+                Some(index) => Ok(index),
+                None => Err(nothing_found(machine, limit, candidates)),
+            }
+        }
+    }
+}
+
+/// Finds a snapshot by the start of its id or the name of its machine.
+fn resolve_word(word: &str, candidates: &[Candidate<'_>]) -> Result<usize, ResolveError> {
+    if candidates.is_empty() {
+        return Err(ResolveError::NoSnapshots);
+    }
+    let is_hex = word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let prefix = word.to_ascii_lowercase();
+    let mut by_id: Vec<usize> = if is_hex && word.len() >= PREFIX_DIGITS_MIN {
+        (0..candidates.len())
+            .filter(|&index| candidates[index].id.starts_with(&prefix))
+            .collect()
+    } else {
+        Vec::new()
+    };
+    let by_machine = newest(candidates, |candidate| candidate.machine == word);
+    match (by_id.as_slice(), by_machine) {
+        ([index], None) => Ok(*index),
+        ([], Some(index)) => Ok(index),
+        ([], None) if is_hex && word.len() < PREFIX_DIGITS_MIN => {
+            Err(ResolveError::PrefixTooShort { word: word.to_owned() })
+        }
+        ([], None) => Err(ResolveError::Unknown {
+            word: word.to_owned(),
+            nearest: nearest_machines(word, candidates),
+        }),
+        (_, by_machine) => {
+            by_id.sort_by_key(|&index| std::cmp::Reverse((candidates[index].time, candidates[index].id)));
+            let of_machine = by_machine.map(|_| format!("the machine {word:?} (write {word}@{LATEST})"));
+            let digits = word.len() + 8;
+            let of_ids = by_id.iter().map(|&index| described(&candidates[index], digits));
+            let match_count = by_id.len() + usize::from(of_machine.is_some());
+            Err(ResolveError::Ambiguous {
+                word: word.to_owned(),
+                matches: of_machine.into_iter().chain(of_ids).take(LISTED_MAX).collect(),
+                match_count,
+            })
+        }
+    }
+}
+
+/// Index of the newest candidate that is `wanted`.
+fn newest(candidates: &[Candidate<'_>], wanted: impl Fn(&Candidate<'_>) -> bool) -> Option<usize> {
+    (0..candidates.len())
+        .filter(|&index| wanted(&candidates[index]))
+        .max_by_key(|&index| (candidates[index].time, candidates[index].id))
+}
+
+/// The last instant that belongs to `moment`; none where every instant does.
+fn last_instant(moment: Moment, zone: &TimeZone) -> Result<Option<Timestamp>, jiff::Error> {
+    let nanosecond = SignedDuration::from_nanos(1);
+    Ok(Some(match moment {
+        Moment::Latest => return Ok(None),
+        Moment::Instant(time) => end_of_second(time)?,
+        Moment::Local(time) => {
+            let zoned = zone.to_ambiguous_zoned(time).disambiguate(Disambiguation::Later)?;
+            end_of_second(zoned.timestamp())?
+        }
+        Moment::Day(day) => day
+            .tomorrow()?
+            .to_zoned(zone.clone())?
+            .timestamp()
+            .checked_sub(nanosecond)?,
+    }))
+}
+
+/// The last instant of the second that starts at `time`; `time` itself where it has a fraction.
+fn end_of_second(time: Timestamp) -> Result<Timestamp, jiff::Error> {
+    if time.subsec_nanosecond() == 0 {
+        time.checked_add(SignedDuration::from_nanos(999_999_999))
+    } else {
+        Ok(time)
+    }
+}
+
+/// Says why `machine` has no snapshot up to `limit`.
+fn nothing_found(machine: &str, limit: Option<Timestamp>, candidates: &[Candidate<'_>]) -> ResolveError {
+    let oldest = candidates
+        .iter()
+        .filter(|candidate| candidate.machine == machine)
+        .min_by_key(|candidate| (candidate.time, candidate.id));
+    match (oldest, limit) {
+        (Some(oldest), Some(limit)) => ResolveError::NothingBefore {
+            machine: machine.to_owned(),
+            limit,
+            oldest_id: oldest.id.chars().take(12).collect(),
+            oldest_time: oldest.time,
+        },
+        _ if candidates.is_empty() => ResolveError::NoSnapshots,
+        _ => ResolveError::UnknownMachine {
+            machine: machine.to_owned(),
+            nearest: nearest_machines(machine, candidates),
+        },
+    }
+}
+
+/// A candidate in words, by the first `digits` of its id.
+fn described(candidate: &Candidate<'_>, digits: usize) -> String {
+    let id: String = candidate.id.chars().take(digits).collect();
+    format!("{id} ({}, {})", candidate.machine, candidate.time)
+}
+
+/// `a, b or 3 more`.
+fn listed(matches: &[String], match_count: usize) -> String {
+    let more = match_count.saturating_sub(matches.len());
+    let mut text = String::new();
+    for (index, item) in matches.iter().enumerate() {
+        let separator = match index {
+            0 => "",
+            _ if index + 1 == matches.len() && more == 0 => " or ",
+            _ => ", ",
+        };
+        text.push_str(separator);
+        text.push_str(item);
+    }
+    if more > 0 {
+        write!(text, " or {more} more").expect("writing to a string does not fail");
+    }
+    text
+}
+
+/// `; did you mean "a" or "b"`, or nothing.
+fn suggested(nearest: &[String]) -> String {
+    if nearest.is_empty() {
+        return String::new();
+    }
+    let quoted: Vec<String> = nearest.iter().map(|name| format!("{name:?}")).collect();
+    format!("; similar names: {}", quoted.join(", "))
+}
+
+/// The machines whose names are most like `word`, best first.
+fn nearest_machines(word: &str, candidates: &[Candidate<'_>]) -> Vec<String> {
+    let wanted: Vec<char> = word.to_lowercase().chars().collect();
+    let distance_max = (wanted.len() / 3).max(1);
+    let names: BTreeSet<&str> = candidates.iter().map(|candidate| candidate.machine).collect();
+    let mut near: Vec<(usize, &str)> = names
+        .into_iter()
+        .filter_map(|name| {
+            let lower = name.to_lowercase();
+            let is_part = wanted.len() >= 3 && lower.contains(&word.to_lowercase());
+            let distance = edit_distance(&wanted, &lower.chars().collect::<Vec<_>>());
+            (distance <= distance_max || is_part).then_some((distance, name))
+        })
+        .collect();
+    near.sort_unstable();
+    near.into_iter()
+        .take(SUGGESTED_MAX)
+        .map(|(_, name)| name.to_owned())
+        .collect()
+}
+
+/// Fewest insertions, deletions, replacements and swaps of neighbours that make `left` into `right` (optimal string
+/// alignment).
+fn edit_distance(left: &[char], right: &[char]) -> usize {
+    let mut before_last: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=right.len()).collect();
+    for (row, &left_char) in left.iter().enumerate() {
+        let mut current = vec![row + 1];
+        for (column, &right_char) in right.iter().enumerate() {
+            let replaced = last[column] + usize::from(left_char != right_char);
+            let mut best = replaced.min(last[column + 1] + 1).min(current[column] + 1);
+            if row > 0 && column > 0 && left_char == right[column - 1] && left[row - 1] == right_char {
+                best = best.min(before_last[column - 1] + 1);
+            }
+            current.push(best);
+        }
+        before_last = std::mem::replace(&mut last, current);
+    }
+    last[right.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::tz::{Offset, TimeZone};
+
+    use super::{Candidate, ResolveError, edit_distance, resolve};
+    use crate::{SnapshotName, SnapshotReference};
+
+    const A1: &str = "aaaa100000000000000000000000000000000000000000000000000000000000";
+    const A2: &str = "aaaa200000000000000000000000000000000000000000000000000000000000";
+    const B1: &str = "beef100000000000000000000000000000000000000000000000000000000000";
+    const C1: &str = "c0de100000000000000000000000000000000000000000000000000000000000";
+
+    fn candidates() -> Vec<Candidate<'static>> {
+        [
+            (A1, "web1", "2026-11-19T09:00:00Z"),
+            (A2, "web1", "2026-11-20T09:00:00.4Z"),
+            (B1, "web2", "2026-11-21T09:00:00Z"),
+            (C1, "beef", "2026-11-18T09:00:00Z"),
+        ]
+        .map(|(id, machine, time)| Candidate {
+            id,
+            machine,
+            time: time.parse().unwrap(),
+        })
+        .to_vec()
+    }
+
+    fn find_in(zone: &TimeZone, text: &str) -> Result<&'static str, ResolveError> {
+        let name: SnapshotName = text.parse().unwrap();
+        let candidates = candidates();
+        resolve(&name.snapshot, &candidates, zone).map(|index| candidates[index].id)
+    }
+
+    fn find(text: &str) -> Result<&'static str, ResolveError> {
+        find_in(&TimeZone::UTC, text)
+    }
+
+    #[test]
+    fn names_find_their_snapshot() {
+        assert_eq!(find("latest"), Ok(B1));
+        assert_eq!(find("aaaa1"), Ok(A1));
+        assert_eq!(find("AAAA2"), Ok(A2));
+        assert_eq!(find(A1), Ok(A1));
+        assert_eq!(find("c0de"), Ok(C1));
+        assert_eq!(find("web1"), Ok(A2));
+        assert_eq!(find("web1@latest"), Ok(A2));
+        assert_eq!(find("beef@latest"), Ok(C1));
+        assert_eq!(find("beef1"), Ok(B1));
+    }
+
+    #[test]
+    fn a_moment_includes_all_of_its_day_and_its_second() {
+        assert_eq!(find("web1@2026-11-19"), Ok(A1));
+        assert_eq!(find("web1@2026-11-20"), Ok(A2));
+        assert_eq!(find("web1@2026-11-20T08:59:59"), Ok(A1));
+        assert_eq!(find("web1@2026-11-20T09:00:00"), Ok(A2));
+        assert_eq!(find("web1@2026-11-20T09:00:00.3"), Ok(A1));
+        assert_eq!(find("web1@2026-11-20T09:00:00.4"), Ok(A2));
+        assert_eq!(find("web1@2026-11-20T10:00+01:00"), Ok(A2));
+        assert_eq!(find("web1@2026-11-20T10:00+01:01"), Ok(A1));
+    }
+
+    #[test]
+    fn times_and_days_are_local() {
+        let zone = TimeZone::fixed(Offset::constant(10));
+        assert_eq!(find_in(&zone, "web1@2026-11-20T18:59"), Ok(A1));
+        assert_eq!(find_in(&zone, "web1@2026-11-20T19:00"), Ok(A2));
+        let behind = TimeZone::fixed(Offset::constant(-10));
+        assert_eq!(find_in(&behind, "web1@2026-11-19"), Ok(A2));
+        assert_eq!(find_in(&behind, "web1@2026-11-18"), Ok(A1));
+    }
+
+    /// Berlin puts its clock back on 2026-10-25: 02:30 comes at 00:30Z and again at 01:30Z.
+    #[test]
+    fn a_local_time_that_comes_twice_is_the_later_one() {
+        let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").unwrap();
+        let candidates =
+            ["2026-10-25T00:29:00Z", "2026-10-25T01:29:00Z", "2026-10-25T01:31:00Z"].map(|time| Candidate {
+                id: A1,
+                machine: "m",
+                time: time.parse().unwrap(),
+            });
+        let name: SnapshotName = "m@2026-10-25T02:30".parse().unwrap();
+        assert_eq!(resolve(&name.snapshot, &candidates, &zone), Ok(1));
+    }
+
+    #[test]
+    fn of_one_instant_the_greatest_id_is_the_newest() {
+        let time = "2026-11-20T09:00:00Z".parse().unwrap();
+        let same = [A2, A1].map(|id| Candidate { id, machine: "m", time });
+        assert_eq!(resolve(&SnapshotReference::Latest, &same, &TimeZone::UTC), Ok(0));
+    }
+
+    #[test]
+    fn an_ambiguous_word_lists_what_it_could_be() {
+        assert_eq!(
+            find("aaaa").unwrap_err().to_string(),
+            "\"aaaa\" is ambiguous: it could be aaaa20000000 (web1, 2026-11-20T09:00:00.4Z) or aaaa10000000 (web1, 2026-11-19T09:00:00Z)"
+        );
+        assert_eq!(
+            find("beef").unwrap_err().to_string(),
+            "\"beef\" is ambiguous: it could be the machine \"beef\" (write beef@latest) or beef10000000 (web2, 2026-11-21T09:00:00Z)"
+        );
+    }
+
+    #[test]
+    fn a_long_list_of_matches_is_cut() {
+        let ids: Vec<String> = (0..30).map(|number| format!("ffff{number:060x}")).collect();
+        let time = "2026-11-20T09:00:00Z".parse().unwrap();
+        let many: Vec<Candidate<'_>> = ids.iter().map(|id| Candidate { id, machine: "m", time }).collect();
+        let error = resolve(&SnapshotReference::Word("ffff".to_owned()), &many, &TimeZone::UTC).unwrap_err();
+        assert!(matches!(&error, ResolveError::Ambiguous { matches, match_count: 30, .. } if matches.len() == 10));
+        assert!(error.to_string().ends_with(" or 20 more"), "{error}");
+    }
+
+    #[test]
+    fn an_unknown_name_suggests_the_nearest() {
+        assert_eq!(
+            find("wbe1@latest").unwrap_err().to_string(),
+            "no machine is called \"wbe1\"; similar names: \"web1\""
+        );
+        assert_eq!(
+            find("WEB3").unwrap_err().to_string(),
+            "no snapshot and no machine is called \"WEB3\"; similar names: \"web1\", \"web2\""
+        );
+        assert_eq!(
+            find("mail").unwrap_err().to_string(),
+            "no snapshot and no machine is called \"mail\""
+        );
+        assert_eq!(
+            find("aaa"),
+            Err(ResolveError::PrefixTooShort { word: "aaa".to_owned() })
+        );
+        assert!(matches!(find("aaaa3"), Err(ResolveError::Unknown { .. })));
+    }
+
+    #[test]
+    fn nothing_that_old_says_the_oldest() {
+        assert_eq!(
+            find("web1@2026-11-18").unwrap_err().to_string(),
+            "\"web1\" has no snapshot at or before 2026-11-18T23:59:59.999999999Z; its oldest is aaaa10000000 of 2026-11-19T09:00:00Z"
+        );
+    }
+
+    #[test]
+    fn an_empty_list_says_so() {
+        for text in ["latest", "aaaa", "web1@latest"] {
+            let name: SnapshotName = text.parse().unwrap();
+            assert_eq!(
+                resolve(&name.snapshot, &[], &TimeZone::UTC),
+                Err(ResolveError::NoSnapshots),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn distance_counts_swaps_as_one() {
+        let distance = |left: &str, right: &str| {
+            edit_distance(&left.chars().collect::<Vec<_>>(), &right.chars().collect::<Vec<_>>())
+        };
+        assert_eq!(distance("web1", "web1"), 0);
+        assert_eq!(distance("wbe1", "web1"), 1);
+        assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("kitten", "sitting"), 3);
+    }
+}

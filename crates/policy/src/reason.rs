@@ -1,0 +1,70 @@
+//! Why a snapshot is kept or removed.
+
+use std::fmt;
+
+use crate::{Period, Span};
+
+/// Why a snapshot is kept or removed; as text a line that a person can check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The policy has no rule, and so keeps everything.
+    EmptyPolicy,
+    /// Somebody protected it.
+    Protected,
+    /// It claims to be from later than now: a clock was, or is, wrong. It is kept and takes nobody's place.
+    Future,
+    /// It is the newest that is not in the future; that one is always kept.
+    Newest,
+    /// It is one of the newest.
+    Last {
+        /// Counted from the newest, which is 1.
+        place: u32,
+        /// How many the policy keeps.
+        count: u32,
+    },
+    /// It is the newest of its calendar period.
+    LastOfPeriod {
+        /// The kind of period.
+        period: Period,
+        /// Counted from the newest period that has a snapshot, which is 1.
+        place: u32,
+        /// How many periods the policy keeps.
+        count: u32,
+        /// Which period, as the calendar says it: "2026-11-20", "2026-W47".
+        name: String,
+    },
+    /// It is at most this much older than the newest.
+    Within {
+        /// How much.
+        span: Span,
+    },
+    /// It has a tag that the policy keeps.
+    Tag {
+        /// Which.
+        tag: String,
+    },
+    /// No rule keeps it: the one reason for removal.
+    NoRule,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::EmptyPolicy => write!(f, "empty policy keeps all"),
+            Self::Protected => write!(f, "protected"),
+            Self::Future => write!(f, "in the future"),
+            Self::Newest => write!(f, "newest"),
+            Self::Last { place, count } => write!(f, "last {place} of {count}"),
+            Self::LastOfPeriod {
+                period,
+                place,
+                count,
+                name,
+            } => write!(f, "{} {place} of {count}: last of {name}", period.adverb()),
+            Self::Within { span } => write!(f, "within {span}"),
+            Self::Tag { tag } => write!(f, "tag {tag}"),
+            Self::NoRule => write!(f, "no rule keeps it"),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! How one disk becomes a map: what is zero, what did not change, what the repository has, what is new.
+
+use holdfast_block::BlockDevice;
+
+use super::Session;
+use super::parent::ParentCursor;
+use super::windows::{SourceItem, SourceReader, Window};
+use crate::cut::ChunkCutter;
+use crate::error::{Error, Result};
+use crate::fingerprint::{BLOCK_BYTES, BLOCK_LENGTH, BlockHash, print_of};
+use crate::manifest::DiskStatistics;
+use crate::map::{MapReader, MapWriter, PageRef, Piece, PieceContent, Unit};
+use crate::pack::{ChunkEntry, Location};
+
+/// What was made of a disk.
+pub(crate) struct DiskResult {
+    pub(crate) root: Option<PageRef>,
+    pub(crate) statistics: DiskStatistics,
+    /// Parts of the parent that could not be read.
+    pub(crate) unreadable_count: u64,
+}
+
+/// Backs up `device`, compared with the disk that `parent` maps.
+pub(crate) fn back_up_disk(
+    session: &mut Session<'_>,
+    (name, device): (&str, &dyn BlockDevice),
+    parent: Option<(Option<PageRef>, u64)>,
+) -> Result<DiskResult> {
+    let packs = std::sync::Arc::clone(&session.packs);
+    let keys = session.keys.clone();
+    let open_parent = || parent.map(|(root, size)| MapReader::new(&*packs, root, size, Unit::Block));
+    let reader_count = session.thread_count;
+    std::thread::scope(|scope| {
+        let mut source = SourceReader::new(scope, device, &keys, reader_count);
+        let mut disk = DiskBackup {
+            session,
+            cursor: open_parent().map(|map| ParentCursor::new(map, &packs)),
+            shared_pages: open_parent(),
+            map: MapWriter::new(Unit::Block),
+            cutter: ChunkCutter::default(),
+            statistics: DiskStatistics::default(),
+        };
+        let failed = |source| Error::Device {
+            role: "source",
+            name: name.to_owned(),
+            source,
+        };
+        while let Some(item) = source.next().map_err(failed)? {
+            disk.session.check_cancelled()?;
+            match item {
+                SourceItem::Zero(length) => {
+                    disk.zero(length)?;
+                    disk.session.advance(length);
+                }
+                SourceItem::Window(window) => {
+                    disk.window(&window)?;
+                    disk.session.advance(window.data.len() as u64);
+                    source.recycle(window);
+                }
+            }
+        }
+        disk.finish(device.size_bytes())
+    })
+}
+
+struct DiskBackup<'a, 'session, 'packs> {
+    session: &'a mut Session<'session>,
+    cursor: Option<ParentCursor<'packs>>,
+    shared_pages: Option<MapReader<'packs>>,
+    map: MapWriter,
+    cutter: ChunkCutter,
+    statistics: DiskStatistics,
+}
+
+impl DiskBackup<'_, '_, '_> {
+    fn window(&mut self, window: &Window) -> Result<()> {
+        self.statistics.read_bytes += window.read_bytes;
+        let mut offset = window.offset;
+        for (block, hash) in window.data.chunks_exact(BLOCK_LENGTH).zip(&window.hashes) {
+            match hash {
+                None => self.zero(BLOCK_BYTES)?,
+                Some(hash) => match self.unchanged(offset, hash) {
+                    Some(location) => {
+                        self.statistics.unchanged_bytes += BLOCK_BYTES;
+                        self.place(BLOCK_BYTES, PieceContent::Data(location))?;
+                    }
+                    None => self.changed(block, hash)?,
+                },
+            }
+            offset += BLOCK_BYTES;
+        }
+        Ok(())
+    }
+
+    fn unchanged(&mut self, offset: u64, hash: &BlockHash) -> Option<Location> {
+        let index = &self.session.index;
+        self.cursor
+            .as_mut()?
+            .unchanged(offset, hash, |pack| index.is_usable(pack))
+    }
+
+    fn zero(&mut self, length: u64) -> Result<()> {
+        self.statistics.zero_bytes += length;
+        self.place(length, PieceContent::Zero)
+    }
+
+    /// Adds a changed block to the chunk that is being gathered.
+    fn changed(&mut self, block: &[u8], hash: &BlockHash) -> Result<()> {
+        self.session
+            .data
+            .push(block, print_of(hash), &mut self.session.output)?;
+        if self.cutter.push(hash) {
+            self.finish_chunk()
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Ends the run of changed blocks and puts a piece behind it.
+    fn place(&mut self, length: u64, content: PieceContent) -> Result<()> {
+        self.finish_chunk()?;
+        self.put(Piece { length, content })
+    }
+
+    fn put(&mut self, piece: Piece) -> Result<()> {
+        self.map
+            .push(piece, &mut self.shared_pages, &mut self.session.page_sink())
+    }
+
+    /// Stores the chunk that is being gathered, or drops it because the repository has it.
+    fn finish_chunk(&mut self) -> Result<()> {
+        if self.cutter.hashes().is_empty() {
+            return Ok(());
+        }
+        let length = self.session.data.pending().len();
+        let entry = ChunkEntry {
+            id: self.cutter.chunk_id(&self.session.keys),
+            length: u32::try_from(length).expect("a chunk is at most half a mebibyte"),
+        };
+        self.cutter.clear();
+        let location = self.session.store_chunk(entry, &mut self.statistics)?;
+        self.put(Piece {
+            length: length as u64,
+            content: PieceContent::Data(location),
+        })
+    }
+
+    fn finish(mut self, size_bytes: u64) -> Result<DiskResult> {
+        self.finish_chunk()?;
+        assert_eq!(
+            self.map.position(),
+            size_bytes.next_multiple_of(BLOCK_BYTES),
+            "the map covers the disk"
+        );
+        let root = self.map.finish(&mut self.shared_pages, &mut self.session.page_sink())?;
+        let unreadable_count = self.cursor.map_or(0, |cursor| cursor.unreadable_count);
+        Ok(DiskResult {
+            root,
+            statistics: self.statistics,
+            unreadable_count,
+        })
+    }
+}

@@ -1,0 +1,457 @@
+//! How a backup happens: from devices to a committed snapshot.
+//!
+//! 1. The writer announces itself, so that gc knows of packs that nothing refers to yet.
+//! 2. It learns what the repository has: packs that exist and that nobody wants to delete, the index, the parent.
+//! 3. Each disk is read in windows. Of every block it is decided whether it is zero, is what the parent has at its place, is
+//!    in the repository elsewhere, or is new; new blocks fill frames, frames fill packs ([`disk`], [`stream`]).
+//! 4. When all packs are durable, so is a segment of the index about them; then the snapshot is put under the name that the
+//!    writer announced. That put is the commit.
+//! 5. The writer takes its announcement back.
+//!
+//! A writer that dies before the commit leaves packs that the next backup of the same data finds and uses, or gc deletes.
+
+mod disk;
+mod parent;
+mod stream;
+mod windows;
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use holdfast_block::BlockDevice;
+
+use crate::compact::{Compaction, compact_index};
+use crate::condemned::condemned_packs;
+use crate::error::{Error, Result};
+use crate::fingerprint::FingerprintKeys;
+use crate::id::{PackId, SegmentId, SnapshotId};
+use crate::index::ChunkIndex;
+use crate::lease::{Lease, Work};
+use crate::manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest, snapshot_name};
+use crate::map::{PageRef, PageSink};
+use crate::pack::{ChunkEntry, FrameContent, Location};
+use crate::packing::{FinishedPack, FrameStream, PackOutput};
+use crate::packs::Packs;
+use crate::repository::Repository;
+use crate::store::Put;
+
+/// What is backed up as one disk.
+pub struct Source<'a> {
+    /// The disk's name within the machine.
+    pub name: String,
+    /// Where its bytes come from.
+    pub data: SourceData<'a>,
+    /// What to keep with the disk: its format, where it was.
+    pub notes: BTreeMap<String, String>,
+}
+
+/// Where the bytes of a disk come from.
+pub enum SourceData<'a> {
+    /// A device that does not change meanwhile.
+    Disk(&'a dyn BlockDevice),
+    /// A stream, read to its end.
+    Stream(&'a mut dyn Read),
+}
+
+/// Which snapshot a backup is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Parent {
+    /// The newest snapshot of the same machine.
+    #[default]
+    Newest,
+    /// A certain one.
+    Named(SnapshotId),
+    /// None: every block is looked up.
+    None,
+}
+
+/// What to back up.
+pub struct BackupRequest<'a> {
+    /// The machine.
+    pub machine: String,
+    /// The instant, in milliseconds since 1970-01-01 UTC.
+    pub time_ms: i64,
+    /// Words to find the snapshot by.
+    pub tags: Vec<String>,
+    /// Which snapshot to compare with.
+    pub parent: Parent,
+    /// The host and the program, for the manifest.
+    pub host: String,
+    /// The program that asks.
+    pub program: String,
+    /// What to keep with the snapshot.
+    pub notes: BTreeMap<String, String>,
+    /// The disks.
+    pub sources: Vec<Source<'a>>,
+    /// Threads for each of reading and compressing; with none, everything is done by the caller, in a fixed order.
+    pub thread_count: usize,
+}
+
+/// Who wants to know how far a backup is, and may stop it.
+pub trait BackupProgress: Sync {
+    /// So many more bytes of disk are done.
+    fn advance(&self, bytes: u64);
+
+    /// Something that did not stop the backup, but that a person should know.
+    fn warn(&self, message: String);
+
+    /// Set to stop the backup: nothing is committed, and what was stored is found again by the next one.
+    fn cancelled(&self) -> &AtomicBool;
+}
+
+/// What a backup did.
+#[derive(Debug, Clone)]
+pub struct BackupReport {
+    /// The snapshot, as committed.
+    pub snapshot: Manifest,
+    /// Bytes that the repository has grown by, everything counted.
+    pub stored_bytes: u64,
+    /// Packs that were written.
+    pub pack_count: u64,
+}
+
+/// What the repository has, as a backup sees it.
+struct View {
+    index: ChunkIndex,
+    parent: Option<Manifest>,
+}
+
+impl Repository {
+    /// Backs up disks of one machine as one snapshot.
+    pub fn backup(&self, request: BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<BackupReport> {
+        let snapshot = SnapshotId::from_bytes(self.vault.surroundings.draw()?);
+        let lease = Lease::take(&self.vault, Work::Backup, Some(snapshot))?;
+        let result = self.backup_under(&lease, snapshot, request, progress);
+        match &result {
+            // Nothing of ours is referred to, and nothing will be: gc need not wait for us.
+            Err(_) => drop(lease.release()),
+            Ok(_) => lease.release()?,
+        }
+        result
+    }
+
+    fn backup_under(
+        &self,
+        lease: &Lease<'_>,
+        snapshot: SnapshotId,
+        mut request: BackupRequest<'_>,
+        progress: &dyn BackupProgress,
+    ) -> Result<BackupReport> {
+        let view = self.view(&request, progress)?;
+        let draw = DrawIds(self);
+        let draw_pack = || draw.pack();
+        let (manifest, mut stored_bytes, pack_count) = std::thread::scope(|scope| {
+            let store = Arc::clone(&self.vault.store);
+            let frames = |content| FrameStream::new(Arc::clone(&self.packs), &draw_pack, content);
+            let mut session = Session {
+                packs: Arc::clone(&self.packs),
+                keys: self.vault.fingerprint_keys(),
+                index: view.index,
+                output: PackOutput::new(scope, store, lease.record.writer, request.thread_count),
+                data: frames(FrameContent::Blocks),
+                stream: frames(FrameContent::Stream),
+                tree: frames(FrameContent::Tree),
+                thread_count: request.thread_count,
+                progress,
+                draw: &draw,
+                stored_bytes: 0,
+                pack_count: 0,
+            };
+            let disks = session.disks(&mut request.sources, view.parent.as_ref())?;
+            let mut manifest = Manifest::new(snapshot, request.machine, request.time_ms, session.tree.pack());
+            manifest.tags = request.tags;
+            manifest.parent = view.parent.map(|parent| parent.id);
+            manifest.host = request.host;
+            manifest.program = request.program;
+            manifest.notes = request.notes;
+            manifest.disks = disks;
+            session.finish_data()?;
+            manifest.stored_bytes = session.stored_bytes;
+            session.finish_tree(&manifest)?;
+            Ok::<_, Error>((manifest, session.stored_bytes, session.pack_count))
+        })?;
+        stored_bytes += self.commit(lease, &manifest)?;
+        if let Err(error) = compact_index(&self.vault, Compaction::Small) {
+            progress.warn(format!("the index was not made shorter: {error}"));
+        }
+        Ok(BackupReport {
+            snapshot: manifest,
+            stored_bytes,
+            pack_count,
+        })
+    }
+
+    /// Learns what the repository has. The writer's announcement must be there already.
+    fn view(&self, request: &BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<View> {
+        self.refresh()?;
+        // The order matters: a pack that is condemned after we have looked is not deleted before we end.
+        let condemned = condemned_packs(&self.vault)?;
+        let mut usable = self.vault.pack_ids()?;
+        usable.retain(|pack| !condemned.contains(pack));
+        let (segments, errors) = self.vault.segments()?;
+        for error in errors {
+            progress.warn(format!("{error}; what it lists may be stored again"));
+        }
+        let covered: HashSet<PackId> = segments.iter().flat_map(|segment| segment.packs()).copied().collect();
+        let mut index = ChunkIndex::new(
+            Arc::clone(&self.packs),
+            self.vault.segment_keys(),
+            segments,
+            usable.clone(),
+        );
+        for pack in usable.difference(&covered) {
+            // Left by a backup that did not come to its end, or by one that is on its way.
+            match self.packs.reader(*pack) {
+                Ok(reader) => {
+                    if index.adopt(*pack, &reader.directory) {
+                        index.write_segment(DrawIds(self).segment())?;
+                    }
+                }
+                Err(error) if error.is_about_one_object() => progress.warn(format!("{error}; it is not used")),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(View {
+            index,
+            parent: self.parent(request, progress)?,
+        })
+    }
+
+    fn parent(&self, request: &BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<Option<Manifest>> {
+        match request.parent {
+            Parent::None => Ok(None),
+            Parent::Named(id) => self.snapshot(id).map(Some),
+            Parent::Newest => {
+                let (snapshots, errors) = self.snapshots()?;
+                for error in errors {
+                    progress.warn(error.to_string());
+                }
+                Ok(snapshots
+                    .into_iter()
+                    .rev()
+                    .find(|snapshot| snapshot.machine == request.machine))
+            }
+        }
+    }
+
+    /// Puts the snapshot under its name; returns the bytes of its object.
+    fn commit(&self, lease: &Lease<'_>, manifest: &Manifest) -> Result<u64> {
+        let name = snapshot_name(manifest.id);
+        match self.vault.put_sealed(&name, &manifest.encode())? {
+            Put::Created => Ok(self.vault.store.length(&name)?),
+            Put::AlreadyExists => Err(Error::Revoked {
+                writer: lease.record.writer,
+            }),
+        }
+    }
+}
+
+/// Draws identities; a source of randomness that fails is found when the backup starts.
+struct DrawIds<'a>(&'a Repository);
+
+impl DrawIds<'_> {
+    fn bytes(&self) -> [u8; 16] {
+        self.0
+            .vault
+            .surroundings
+            .draw()
+            .expect("the source of randomness worked when the backup started")
+    }
+
+    fn pack(&self) -> PackId {
+        PackId::from_bytes(self.bytes())
+    }
+
+    fn segment(&self) -> SegmentId {
+        SegmentId::from_bytes(self.bytes())
+    }
+}
+
+/// A backup on its way.
+pub(crate) struct Session<'a> {
+    packs: Arc<Packs>,
+    keys: FingerprintKeys,
+    index: ChunkIndex,
+    output: PackOutput,
+    /// Chunks of disks, chunks of streams, and pages of maps: never in one frame.
+    data: FrameStream<'a>,
+    stream: FrameStream<'a>,
+    tree: FrameStream<'a>,
+    thread_count: usize,
+    progress: &'a dyn BackupProgress,
+    draw: &'a DrawIds<'a>,
+    stored_bytes: u64,
+    pack_count: u64,
+}
+
+impl<'a> Session<'a> {
+    fn disks(&mut self, sources: &mut [Source<'_>], parent: Option<&Manifest>) -> Result<Vec<DiskRecord>> {
+        let source_count = sources.len();
+        sources
+            .iter_mut()
+            .map(|source| {
+                let parent = parent.and_then(|parent| parent_disk(parent, source, source_count));
+                self.disk(source, parent)
+            })
+            .collect()
+    }
+
+    fn disk(&mut self, source: &mut Source<'_>, parent: Option<(Option<PageRef>, u64)>) -> Result<DiskRecord> {
+        let (root, size_bytes, content, statistics) = match &mut source.data {
+            SourceData::Disk(device) => {
+                let disk = disk::back_up_disk(self, (&source.name, *device), parent)?;
+                if disk.unreadable_count > 0 {
+                    let message = "parts of the parent snapshot cannot be read; they were backed up as if all new";
+                    self.progress
+                        .warn(format!("disk {}: {message} (run verify)", source.name));
+                }
+                (disk.root, device.size_bytes(), DiskContent::Blocks, disk.statistics)
+            }
+            SourceData::Stream(stream) => {
+                let stream = stream::back_up_stream(self, (&source.name, *stream), parent)?;
+                (stream.root, stream.size_bytes, DiskContent::Stream, stream.statistics)
+            }
+        };
+        let (name, notes) = (source.name.clone(), std::mem::take(&mut source.notes));
+        Ok(DiskRecord {
+            name,
+            size_bytes,
+            content,
+            root,
+            statistics,
+            notes,
+        })
+    }
+
+    /// Where the chunk that was gathered in `data` is, stored now if the repository does not have it.
+    fn store_chunk(&mut self, entry: ChunkEntry, statistics: &mut DiskStatistics) -> Result<Location> {
+        let location = keep_or_drop(&mut self.data, &mut self.index, entry, statistics);
+        self.collect()?;
+        Ok(location)
+    }
+
+    /// The same for a chunk that was gathered in `stream`.
+    fn store_stream_chunk(&mut self, entry: ChunkEntry, statistics: &mut DiskStatistics) -> Result<Location> {
+        let location = keep_or_drop(&mut self.stream, &mut self.index, entry, statistics);
+        self.collect()?;
+        Ok(location)
+    }
+
+    /// Takes in packs that have become durable.
+    fn collect(&mut self) -> Result<()> {
+        let finished = self.output.finished()?;
+        self.take_in(finished)
+    }
+
+    fn take_in(&mut self, finished: Vec<FinishedPack>) -> Result<()> {
+        for pack in finished {
+            self.stored_bytes += pack.stored_bytes;
+            self.pack_count += 1;
+            if self.index.finish_pack(pack.pack, pack.directory) {
+                self.index.write_segment(self.draw.segment())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all chunks durable.
+    fn finish_data(&mut self) -> Result<()> {
+        self.data.finish(&mut self.output, Vec::new())?;
+        self.stream.finish(&mut self.output, Vec::new())?;
+        // The pack of pages was begun and takes more: it is the one that is not waited for.
+        let finished = self.output.wait_for_ended()?;
+        self.take_in(finished)
+    }
+
+    /// Makes the maps durable, with a copy of the manifest, and the index about all packs.
+    fn finish_tree(&mut self, manifest: &Manifest) -> Result<()> {
+        self.tree.finish(&mut self.output, manifest.encode())?;
+        let finished = self.output.wait_for_ended()?;
+        self.take_in(finished)?;
+        self.index.write_segment(self.draw.segment())?;
+        self.stored_bytes += self.index.written_bytes;
+        Ok(())
+    }
+
+    fn page_sink(&mut self) -> TreeSink<'_, 'a> {
+        TreeSink {
+            tree: &mut self.tree,
+            output: &mut self.output,
+            index: &mut self.index,
+        }
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.progress.advance(bytes);
+    }
+
+    fn check_cancelled(&self) -> Result<()> {
+        if self.progress.cancelled().load(Ordering::Relaxed) {
+            Err(Error::Cancelled)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Keeps the chunk that `frames` gathered if the repository does not have it, and drops it if it does; says where it is.
+fn keep_or_drop(
+    frames: &mut FrameStream<'_>,
+    index: &mut ChunkIndex,
+    entry: ChunkEntry,
+    statistics: &mut DiskStatistics,
+) -> Location {
+    match index.find(&entry.id, entry.length) {
+        Some(location) => {
+            frames.drop_pending();
+            statistics.known_bytes += u64::from(entry.length);
+            location
+        }
+        None => {
+            let location = frames.keep_pending(entry);
+            index.add_own_pack(location.pack);
+            index.remember(entry.id, location, entry.length);
+            statistics.new_bytes += u64::from(entry.length);
+            location
+        }
+    }
+}
+
+/// The parent's disk that `source` is compared with: the one of its name, or the only one where there is only one.
+fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> Option<(Option<PageRef>, u64)> {
+    let content = match source.data {
+        SourceData::Disk(_) => DiskContent::Blocks,
+        SourceData::Stream(_) => DiskContent::Stream,
+    };
+    let named = parent.disks.iter().find(|disk| disk.name == source.name);
+    let only = match &parent.disks[..] {
+        [only] if source_count == 1 => Some(only),
+        _ => None,
+    };
+    named
+        .or(only)
+        .filter(|disk| disk.content == content)
+        .map(|disk| (disk.root, disk.size_bytes))
+}
+
+/// Where the pages of a map go: the frames for pages.
+struct TreeSink<'a, 'frames> {
+    tree: &'a mut FrameStream<'frames>,
+    output: &'a mut PackOutput,
+    index: &'a mut ChunkIndex,
+}
+
+impl PageSink for TreeSink<'_, '_> {
+    fn put_page(&mut self, bytes: &[u8]) -> Result<PageRef> {
+        let location = self.tree.push_page(bytes, self.output)?;
+        self.index.add_own_pack(location.pack);
+        let length = u32::try_from(bytes.len()).expect("a page is far smaller than 4 GiB");
+        Ok(PageRef { location, length })
+    }
+
+    fn is_usable(&self, pack: PackId) -> bool {
+        self.index.is_usable(pack)
+    }
+}

@@ -1,0 +1,426 @@
+//! Reading a source: windows of blocks with their hashes, by several threads, handed out in the order of the disk.
+//!
+//! The planner walks the source's extents and tells windows with data from runs of zero; holes are never read. Readers take
+//! the next window each, read it and hash its blocks while they are warm in the cache. How many windows are on their way is
+//! bounded, and so is the memory.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread::Scope;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, to_usize};
+
+use crate::fingerprint::{BLOCK_BYTES, BLOCK_LENGTH, BlockHash, FingerprintKeys, is_zero};
+use crate::packing::BufferPool;
+
+/// Bytes of a window: large enough for a good read, small enough for a core's own cache.
+pub(crate) const WINDOW_BYTES: u64 = 1 << 20;
+const WINDOW_BLOCK_COUNT: usize = to_usize(WINDOW_BYTES / BLOCK_BYTES);
+const EXTENT_COUNT_MAX: usize = 256;
+
+/// The hash of a block, or that it is zero.
+pub(crate) type HashedBlock = Option<BlockHash>;
+
+/// What comes next on the source.
+pub(crate) enum SourceItem {
+    /// So many bytes of zero, whole blocks.
+    Zero(u64),
+    /// Blocks that were read.
+    Window(Window),
+}
+
+/// Blocks that were read and hashed.
+pub(crate) struct Window {
+    pub(crate) offset: u64,
+    /// Whole blocks; behind the end of the device they are zero.
+    pub(crate) data: Vec<u8>,
+    pub(crate) hashes: Vec<HashedBlock>,
+    /// Bytes that were really read.
+    pub(crate) read_bytes: u64,
+}
+
+enum Plan {
+    Zero(u64),
+    /// A window and the ranges in it that hold data.
+    Read {
+        offset: u64,
+        length: u64,
+        data: Vec<Range<u64>>,
+    },
+}
+
+/// Walks the extents of a source.
+struct Planner<'a> {
+    device: &'a dyn BlockDevice,
+    position: u64,
+    /// Data ranges that begin at or behind `position`, widened to whole blocks, as far as `known_end`.
+    ranges: std::collections::VecDeque<Range<u64>>,
+    known_end: u64,
+}
+
+impl<'a> Planner<'a> {
+    fn new(device: &'a dyn BlockDevice) -> Self {
+        Self {
+            device,
+            position: 0,
+            ranges: std::collections::VecDeque::new(),
+            known_end: 0,
+        }
+    }
+
+    /// End of the device in whole blocks.
+    fn end(&self) -> u64 {
+        self.device.size_bytes().next_multiple_of(BLOCK_BYTES)
+    }
+
+    /// Asks for extents until they reach `offset` or a data range is known.
+    fn look_ahead(&mut self, offset: u64) -> Result<(), DeviceError> {
+        let size = self.device.size_bytes();
+        while self.known_end < offset.min(size) {
+            let list = self.device.extents(self.known_end..size, EXTENT_COUNT_MAX)?;
+            if list.end() <= self.known_end {
+                let detail = "the device described no bytes".to_owned();
+                return Err(DeviceError::Corrupt {
+                    what: "list of extents",
+                    offset: self.known_end,
+                    detail,
+                });
+            }
+            self.known_end = list.end();
+            for extent in list.as_slice().iter().filter(|extent| extent.kind == ExtentKind::Data) {
+                let range = extent.offset / BLOCK_BYTES * BLOCK_BYTES..extent.end().next_multiple_of(BLOCK_BYTES);
+                match self.ranges.back_mut() {
+                    Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+                    _ => self.ranges.push_back(range),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<Option<Plan>, DeviceError> {
+        let end = self.end();
+        if self.position >= end {
+            return Ok(None);
+        }
+        let window_end = (self.position / WINDOW_BYTES + 1).saturating_mul(WINDOW_BYTES).min(end);
+        self.look_ahead(window_end)?;
+        while self.ranges.is_empty() && self.known_end < self.device.size_bytes() {
+            self.look_ahead(self.known_end + 1)?;
+        }
+        let first = self.ranges.front().map_or(end, |range| range.start.max(self.position));
+        if first >= window_end {
+            // No data up to the window of the first range: one run of zero, however long.
+            let zero_end = (first / WINDOW_BYTES * WINDOW_BYTES).max(window_end).min(end);
+            let length = zero_end - self.position;
+            self.position = zero_end;
+            return Ok(Some(Plan::Zero(length)));
+        }
+        let offset = self.position;
+        let mut data = Vec::new();
+        while let Some(range) = self.ranges.front_mut() {
+            if range.start >= window_end {
+                break;
+            }
+            data.push(range.start.max(offset)..range.end.min(window_end));
+            if range.end <= window_end {
+                self.ranges.pop_front();
+            } else {
+                range.start = window_end;
+                break;
+            }
+        }
+        self.position = window_end;
+        Ok(Some(Plan::Read {
+            offset,
+            length: window_end - offset,
+            data,
+        }))
+    }
+}
+
+/// Reads and hashes a window.
+fn read_window(
+    device: &dyn BlockDevice,
+    keys: &FingerprintKeys,
+    (offset, length, ranges): (u64, u64, &[Range<u64>]),
+    mut data: Vec<u8>,
+) -> Result<Window, DeviceError> {
+    data.resize(to_usize(length), 0);
+    let mut hashes: Vec<HashedBlock> = vec![None; to_usize(length / BLOCK_BYTES)];
+    let mut read_bytes = 0;
+    for range in ranges {
+        let inside = to_usize(range.start - offset)..to_usize(range.end - offset);
+        let available = range.end.min(device.size_bytes()) - range.start;
+        let (read, padding) = data[inside.clone()].split_at_mut(to_usize(available));
+        device.read_at(read, range.start)?;
+        padding.fill(0);
+        read_bytes += available;
+        for (number, block) in (inside.start / BLOCK_LENGTH..).zip(data[inside].chunks_exact(BLOCK_LENGTH)) {
+            if !is_zero(block) {
+                hashes[number] = Some(keys.block_hash(block));
+            }
+        }
+    }
+    Ok(Window {
+        offset,
+        data,
+        hashes,
+        read_bytes,
+    })
+}
+
+type Read = (u64, Result<SourceItem, DeviceError>);
+
+/// What readers share: who reads what comes next, and how far ahead they may be.
+struct Shared<'a> {
+    planner: Mutex<PlannerState<'a>>,
+    may_go_on: Condvar,
+    look_ahead: u64,
+}
+
+struct PlannerState<'a> {
+    planner: Planner<'a>,
+    /// Items given out to readers, and taken by the coordinator.
+    issued: u64,
+    taken: u64,
+    done: bool,
+}
+
+impl Shared<'_> {
+    /// The next thing to read, when it is time for it; none at the end.
+    fn next(&self) -> Option<(u64, Result<Plan, DeviceError>)> {
+        let mut state = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if state.done {
+                return None;
+            }
+            if state.issued < state.taken + self.look_ahead {
+                break;
+            }
+            state = self.may_go_on.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let plan = state.planner.next().transpose();
+        state.done = !matches!(plan, Some(Ok(_)));
+        let number = state.issued;
+        state.issued += 1;
+        plan.map(|plan| (number, plan))
+    }
+
+    fn take_one(&self) {
+        self.planner.lock().unwrap_or_else(PoisonError::into_inner).taken += 1;
+        self.may_go_on.notify_one();
+    }
+
+    fn stop(&self) {
+        self.planner.lock().unwrap_or_else(PoisonError::into_inner).done = true;
+        self.may_go_on.notify_all();
+    }
+}
+
+/// A source, as the coordinator sees it.
+pub(crate) struct SourceReader<'a> {
+    mode: Mode<'a>,
+    device: &'a dyn BlockDevice,
+    keys: &'a FingerprintKeys,
+    pool: BufferPool,
+}
+
+enum Mode<'a> {
+    Inline(Planner<'a>),
+    Threads {
+        shared: std::sync::Arc<Shared<'a>>,
+        reads: Receiver<Read>,
+        early: BTreeMap<u64, Result<SourceItem, DeviceError>>,
+        next: u64,
+    },
+}
+
+impl<'a> SourceReader<'a> {
+    /// A reader with `reader_count` threads in `scope`; with none, the caller reads.
+    pub(crate) fn new<'scope>(
+        scope: &'scope Scope<'scope, 'a>,
+        device: &'a dyn BlockDevice,
+        keys: &'a FingerprintKeys,
+        reader_count: usize,
+    ) -> Self {
+        let pool = BufferPool::default();
+        let planner = Planner::new(device);
+        if reader_count == 0 {
+            return Self {
+                mode: Mode::Inline(planner),
+                device,
+                keys,
+                pool,
+            };
+        }
+        let shared = std::sync::Arc::new(Shared {
+            planner: Mutex::new(PlannerState {
+                planner,
+                issued: 0,
+                taken: 0,
+                done: false,
+            }),
+            may_go_on: Condvar::new(),
+            look_ahead: reader_count as u64 * 2 + 1,
+        });
+        let (send, reads) = unbounded();
+        for _ in 0..reader_count {
+            let (shared, send, pool) = (std::sync::Arc::clone(&shared), send.clone(), pool.clone());
+            scope.spawn(move || read_ahead(&shared, device, keys, &send, &pool));
+        }
+        Self {
+            mode: Mode::Threads {
+                shared,
+                reads,
+                early: BTreeMap::new(),
+                next: 0,
+            },
+            device,
+            keys,
+            pool,
+        }
+    }
+
+    /// What comes next; none at the end of the device.
+    pub(crate) fn next(&mut self) -> Result<Option<SourceItem>, DeviceError> {
+        match &mut self.mode {
+            Mode::Inline(planner) => match planner.next()? {
+                None => Ok(None),
+                Some(plan) => execute(plan, self.device, self.keys, &self.pool).map(Some),
+            },
+            Mode::Threads {
+                shared,
+                reads,
+                early,
+                next,
+            } => loop {
+                if let Some(item) = early.remove(next) {
+                    *next += 1;
+                    shared.take_one();
+                    return item.map(Some);
+                }
+                match reads.recv() {
+                    Ok((number, item)) => early.insert(number, item),
+                    // All readers are done, and nothing is left.
+                    Err(_) => return Ok(None),
+                };
+            },
+        }
+    }
+
+    /// Gives a window's memory back.
+    pub(crate) fn recycle(&self, window: Window) {
+        self.pool.give(window.data);
+    }
+}
+
+impl Drop for SourceReader<'_> {
+    fn drop(&mut self) {
+        if let Mode::Threads { shared, .. } = &self.mode {
+            shared.stop();
+        }
+    }
+}
+
+fn execute(
+    plan: Plan,
+    device: &dyn BlockDevice,
+    keys: &FingerprintKeys,
+    pool: &BufferPool,
+) -> Result<SourceItem, DeviceError> {
+    match plan {
+        Plan::Zero(length) => Ok(SourceItem::Zero(length)),
+        Plan::Read { offset, length, data } => {
+            read_window(device, keys, (offset, length, &data), pool.take()).map(SourceItem::Window)
+        }
+    }
+}
+
+fn read_ahead(
+    shared: &Shared<'_>,
+    device: &dyn BlockDevice,
+    keys: &FingerprintKeys,
+    send: &Sender<Read>,
+    pool: &BufferPool,
+) {
+    while let Some((number, plan)) = shared.next() {
+        let item = plan.and_then(|plan| execute(plan, device, keys, pool));
+        if send.send((number, item)).is_err() {
+            return;
+        }
+    }
+}
+
+const _: () = assert!(WINDOW_BLOCK_COUNT == 256);
+
+#[cfg(test)]
+mod tests {
+    use holdfast_block::{BlockDeviceMut, MemoryDevice};
+
+    use super::{SourceItem, SourceReader};
+    use crate::fingerprint::FingerprintKeys;
+    use crate::key::{MasterSecret, SystemRandomness};
+
+    fn keys() -> FingerprintKeys {
+        FingerprintKeys::new(&MasterSecret::generate(&SystemRandomness).unwrap().keyring())
+    }
+
+    /// Every byte comes once and in order, holes are not read, and threads change nothing.
+    #[test]
+    fn a_source_is_read_in_order_and_holes_are_not() {
+        let size = (9 << 20) + 5;
+        let device = MemoryDevice::new(size);
+        for (offset, length) in [
+            (0, 10),
+            (4095, 2),
+            ((1 << 20) - 1, 2),
+            (5 << 20, 3 << 20),
+            (size - 1, 1),
+        ] {
+            device.write_at(&vec![7; length], offset).unwrap();
+        }
+        let expected = device.to_bytes();
+        let keys = keys();
+        for reader_count in [0, 1, 3] {
+            let mut bytes = Vec::new();
+            let mut read_bytes = 0;
+            std::thread::scope(|scope| {
+                let mut reader = SourceReader::new(scope, &device, &keys, reader_count);
+                while let Some(item) = reader.next().unwrap() {
+                    match item {
+                        SourceItem::Zero(length) => bytes.resize(bytes.len() + length as usize, 0),
+                        SourceItem::Window(window) => {
+                            assert_eq!(window.offset, bytes.len() as u64);
+                            for (block, hash) in window.data.chunks(4096).zip(&window.hashes) {
+                                match hash {
+                                    Some(hash) => assert_eq!(*hash, keys.block_hash(block)),
+                                    None => {}
+                                }
+                                let zero = [0; 4096];
+                                bytes.extend_from_slice(if hash.is_some() { block } else { &zero });
+                            }
+                            read_bytes += window.read_bytes;
+                            reader.recycle(window);
+                        }
+                    }
+                }
+            });
+            assert_eq!(bytes.len() as u64, size.next_multiple_of(4096));
+            assert!(bytes[..expected.len()] == expected && bytes[expected.len()..].iter().all(|byte| *byte == 0));
+            assert!(read_bytes < (3 << 20) + 5 * 8192, "{read_bytes}");
+        }
+    }
+
+    #[test]
+    fn a_coordinator_that_stops_early_leaves_no_thread_behind() {
+        let device = MemoryDevice::from_bytes(&vec![1; 20 << 20]);
+        let keys = keys();
+        std::thread::scope(|scope| {
+            let mut reader = SourceReader::new(scope, &device, &keys, 2);
+            assert!(reader.next().unwrap().is_some());
+        });
+    }
+}

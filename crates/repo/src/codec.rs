@@ -1,0 +1,183 @@
+//! Frames: what is compressed and sealed together.
+//!
+//! New chunks are gathered in the order of the disk until a frame is full and compressed as one, so that small chunks
+//! compress as well as large ones would. A frame is at most [`FRAME_BYTES_MAX`] before compression: the price of a cold read
+//! anywhere in it.
+
+use crate::error::{Error, Result};
+use crate::store::ObjectName;
+
+/// Most bytes of a frame before compression: 2 MiB.
+pub(crate) const FRAME_BYTES_MAX: usize = 2 << 20;
+
+/// zstd level of data: where ratio per second is best on disks (`docs/design/0001-repository.md`).
+const LEVEL: i32 = 3;
+
+/// Shortest frame that is probed before it is compressed.
+const PROBE_FRAME_BYTES_MIN: usize = 256 << 10;
+const PROBE_COUNT: usize = 8;
+const PROBE_BYTES: usize = 4096;
+
+/// How a frame's bytes are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Codec {
+    /// As they are: they do not compress.
+    Raw,
+    /// One zstd frame.
+    Zstd,
+}
+
+impl Codec {
+    pub(crate) fn to_wire(self) -> u8 {
+        match self {
+            Self::Raw => 0,
+            Self::Zstd => 1,
+        }
+    }
+
+    pub(crate) fn from_wire(byte: u8) -> Option<Self> {
+        match byte {
+            0 => Some(Self::Raw),
+            1 => Some(Self::Zstd),
+            _ => None,
+        }
+    }
+}
+
+/// Compresses frames; keeps its tables between frames.
+pub(crate) struct Compressor {
+    data: zstd::bulk::Compressor<'static>,
+    probe: zstd::bulk::Compressor<'static>,
+    scratch: Vec<u8>,
+}
+
+impl Compressor {
+    pub(crate) fn new() -> Self {
+        let compressor = |level| zstd::bulk::Compressor::new(level).expect("a fixed level is a legal level");
+        Self {
+            data: compressor(LEVEL),
+            probe: compressor(1),
+            scratch: vec![0; PROBE_BYTES * 2],
+        }
+    }
+
+    /// Stores `raw` in `stored` (cleared first), compressed where that saves at least 1/64.
+    pub(crate) fn compress(&mut self, raw: &[u8], stored: &mut Vec<u8>) -> Codec {
+        stored.clear();
+        if self.is_worth_it(raw) {
+            stored.reserve(zstd::zstd_safe::compress_bound(raw.len()) + crate::key::TAG_LENGTH);
+            self.data
+                .compress_to_buffer(raw, stored)
+                .expect("the buffer has room for the worst case");
+            if stored.len() + raw.len() / 64 < raw.len() {
+                return Codec::Zstd;
+            }
+            stored.clear();
+        }
+        stored.reserve(raw.len() + crate::key::TAG_LENGTH);
+        stored.extend_from_slice(raw);
+        Codec::Raw
+    }
+
+    /// Whether any of a few samples of a large frame compresses by 1/32; archives and films do not.
+    fn is_worth_it(&mut self, raw: &[u8]) -> bool {
+        if raw.len() < PROBE_FRAME_BYTES_MIN {
+            return true;
+        }
+        let stride = (raw.len() - PROBE_BYTES) / (PROBE_COUNT - 1);
+        (0..PROBE_COUNT).any(|number| {
+            let sample = &raw[number * stride..][..PROBE_BYTES];
+            let length = self.probe.compress_to_buffer(sample, &mut self.scratch[..]);
+            length.is_ok_and(|length| length < PROBE_BYTES - PROBE_BYTES / 32)
+        })
+    }
+}
+
+/// Brings a stored frame back.
+pub(crate) struct Decompressor(zstd::bulk::Decompressor<'static>);
+
+impl Decompressor {
+    pub(crate) fn new() -> Self {
+        Self(zstd::bulk::Decompressor::new().expect("memory for a decompressor"))
+    }
+
+    /// Fills `raw` (resized to `raw_length`) from the stored bytes of the frame at `offset` of `object`.
+    pub(crate) fn decompress(
+        &mut self,
+        codec: Codec,
+        stored: &[u8],
+        raw_length: usize,
+        raw: &mut Vec<u8>,
+        (object, offset): (&ObjectName, u64),
+    ) -> Result<()> {
+        assert!(
+            raw_length <= FRAME_BYTES_MAX,
+            "the length was checked when the directory was read"
+        );
+        raw.clear();
+        match codec {
+            Codec::Raw => raw.extend_from_slice(stored),
+            Codec::Zstd => {
+                raw.reserve(raw_length);
+                self.0
+                    .decompress_to_buffer(stored, raw)
+                    .map_err(|error| Error::damaged(object, offset, format!("frame does not decompress: {error}")))?;
+            }
+        }
+        if raw.len() != raw_length {
+            let detail = format!("frame has {} bytes, its directory says {raw_length}", raw.len());
+            return Err(Error::damaged(object, offset, detail));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Codec, Compressor, Decompressor, FRAME_BYTES_MAX};
+    use crate::store::ObjectName;
+
+    fn noise(length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        blake3::Hasher::new().finalize_xof().fill(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn what_compresses_is_compressed_and_what_does_not_is_kept_raw() {
+        let text = b"point in time ".repeat(40_000);
+        let mut half = noise(300_000);
+        half.extend_from_slice(&text);
+        for (raw, expected) in [
+            (noise(FRAME_BYTES_MAX), Codec::Raw),
+            (text, Codec::Zstd),
+            (half, Codec::Zstd),
+            (noise(4096), Codec::Raw),
+            (Vec::new(), Codec::Raw),
+        ] {
+            let mut stored = Vec::new();
+            let codec = Compressor::new().compress(&raw, &mut stored);
+            assert_eq!(codec, expected);
+            assert!(stored.len() <= raw.len());
+            let mut back = Vec::new();
+            let place = (&ObjectName::config(), 0);
+            Decompressor::new()
+                .decompress(codec, &stored, raw.len(), &mut back, place)
+                .unwrap();
+            assert_eq!(back, raw);
+            if !stored.is_empty() {
+                assert!(
+                    Decompressor::new()
+                        .decompress(codec, &stored, raw.len() - 1, &mut back, place)
+                        .is_err()
+                );
+                stored.pop();
+                assert!(
+                    Decompressor::new()
+                        .decompress(codec, &stored, raw.len(), &mut back, place)
+                        .is_err()
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! A disk of a snapshot as a block device: opened in the time of one page, read anywhere at the price of a frame or two.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, to_usize};
+
+use crate::error::{Error, Result};
+use crate::id::{PackId, SnapshotId};
+use crate::lru::LruCache;
+use crate::manifest::DiskRecord;
+use crate::map::{LEAF_BYTES, MapReader, PageRef, Piece, PieceContent, Unit};
+use crate::packs::{FrameBuffers, Packs};
+use crate::repository::Repository;
+
+/// Bytes of decoded frames that an open disk keeps.
+const FRAME_CACHE_BYTES: usize = 16 << 20;
+/// Bytes of decoded leaves that an open disk keeps.
+const LEAF_CACHE_BYTES: usize = 4 << 20;
+
+/// The pieces of a leaf, each with where it begins on the disk; none where the leaf is zero.
+type Leaf = Option<Arc<[(u64, Piece)]>>;
+
+/// A disk of a snapshot.
+pub struct SnapshotDevice {
+    packs: Arc<Packs>,
+    root: Option<PageRef>,
+    size_bytes: u64,
+    unit: Unit,
+    leaves: Mutex<LruCache<u64, Leaf>>,
+    frames: Mutex<LruCache<(PackId, u32), Arc<Vec<u8>>>>,
+    spare: Mutex<Vec<FrameBuffers>>,
+}
+
+impl Repository {
+    /// Opens a disk of a snapshot; without a name, its only one.
+    pub fn open_disk(&self, snapshot: SnapshotId, disk: Option<&str>) -> Result<SnapshotDevice> {
+        let manifest = self.snapshot(snapshot)?;
+        Ok(self.device(manifest.disk(disk)?))
+    }
+
+    /// Opens a disk of a snapshot whose manifest is at hand.
+    pub fn device(&self, disk: &DiskRecord) -> SnapshotDevice {
+        SnapshotDevice {
+            packs: Arc::clone(&self.packs),
+            root: disk.root,
+            size_bytes: disk.size_bytes,
+            unit: disk.content.unit(),
+            leaves: Mutex::new(LruCache::new(LEAF_CACHE_BYTES)),
+            frames: Mutex::new(LruCache::new(FRAME_CACHE_BYTES)),
+            spare: Mutex::default(),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SnapshotDevice {
+    pub(crate) fn map(&self) -> MapReader<'_> {
+        MapReader::new(&*self.packs, self.root, self.size_bytes, self.unit)
+    }
+
+    fn leaf(&self, number: u64) -> Result<Leaf> {
+        if let Some(leaf) = lock(&self.leaves).get(&number) {
+            return Ok(leaf);
+        }
+        let mut start = number * LEAF_BYTES;
+        let leaf = self.map().leaf(number)?.map(|pieces| {
+            let placed = pieces.into_iter().map(|piece| {
+                let at = start;
+                start += piece.length;
+                (at, piece)
+            });
+            placed.collect::<Arc<[_]>>()
+        });
+        let bytes = leaf.as_ref().map_or(0, |pieces| size_of_val(&**pieces)) + 64;
+        lock(&self.leaves).insert(number, leaf.clone(), bytes);
+        Ok(leaf)
+    }
+
+    /// The piece that holds the byte at `offset`, from there to its end, or to the end of the leaf.
+    fn piece_at(&self, offset: u64) -> Result<Piece> {
+        let number = offset / LEAF_BYTES;
+        let Some(pieces) = self.leaf(number)? else {
+            return Ok(Piece {
+                length: (number + 1) * LEAF_BYTES - offset,
+                content: PieceContent::Zero,
+            });
+        };
+        let at = pieces.partition_point(|(start, _)| *start <= offset) - 1;
+        let (start, piece) = pieces[at];
+        Ok(piece.part(offset - start, u64::MAX))
+    }
+
+    fn frame(&self, pack: PackId, frame: u32) -> Result<Arc<Vec<u8>>> {
+        if let Some(raw) = lock(&self.frames).get(&(pack, frame)) {
+            return Ok(raw);
+        }
+        let mut buffers = lock(&self.spare).pop().unwrap_or_else(FrameBuffers::new);
+        let mut raw = Vec::new();
+        self.packs.frame(pack, frame, &mut buffers, &mut raw)?;
+        lock(&self.spare).push(buffers);
+        let raw = Arc::new(raw);
+        lock(&self.frames).insert((pack, frame), Arc::clone(&raw), raw.len());
+        Ok(raw)
+    }
+
+    /// Fills as much of `buffer` as lies together, and says how much that was.
+    fn read_some(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let piece = self.piece_at(offset)?.part(0, buffer.len() as u64);
+        match piece.content {
+            PieceContent::Zero => {
+                buffer[..to_usize(piece.length)].fill(0);
+                Ok(to_usize(piece.length))
+            }
+            PieceContent::Data(location) => {
+                let (location, together) = self.packs.resolve(location, piece.length)?;
+                let raw = self.frame(location.pack, location.frame)?;
+                let start = location.offset as usize;
+                let length = to_usize(together);
+                let Some(bytes) = raw.get(start..start + length) else {
+                    let detail = format!("bytes at {start} of frame {} are behind its end", location.frame);
+                    return Err(Error::damaged(
+                        &crate::pack::pack_name(location.pack),
+                        location.offset.into(),
+                        detail,
+                    ));
+                };
+                buffer[..length].copy_from_slice(bytes);
+                Ok(length)
+            }
+        }
+    }
+
+    fn list_extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList> {
+        let mut list = ExtentList::new(range.start, extent_count_max);
+        let mut map = self.map();
+        while list.end() < range.end {
+            let leaf = list.end() / LEAF_BYTES;
+            let next = map.next_leaf(leaf)?;
+            if next != Some(leaf) {
+                let zero_end = next.map_or(range.end, |next| (next * LEAF_BYTES).min(range.end));
+                if !list.push(zero_end - list.end(), ExtentKind::Zero) {
+                    break;
+                }
+                continue;
+            }
+            let piece = self.piece_at(list.end())?.part(0, range.end - list.end());
+            let kind = match piece.content {
+                PieceContent::Zero => ExtentKind::Zero,
+                PieceContent::Data(_) => ExtentKind::Data,
+            };
+            if !list.push(piece.length, kind) {
+                break;
+            }
+        }
+        Ok(list)
+    }
+}
+
+impl BlockDevice for SnapshotDevice {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
+        self.check_bounds(offset, buffer.len() as u64)?;
+        let mut done = 0;
+        while done < buffer.len() {
+            done += self
+                .read_some(&mut buffer[done..], offset + done as u64)
+                .map_err(DeviceError::layer)?;
+        }
+        Ok(())
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> holdfast_block::Result<ExtentList> {
+        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        self.list_extents(range, extent_count_max).map_err(DeviceError::layer)
+    }
+
+    fn block_size_bytes(&self) -> u32 {
+        4096
+    }
+}

@@ -1,0 +1,112 @@
+//! Which bytes are the same: keyed hashes of 4 KiB blocks, and of chunks over the hashes of their blocks.
+//!
+//! Every block is hashed once. A chunk of a disk is named by hashing the hashes of its blocks (32 bytes for each 4 KiB, so
+//! nearly free), and the first 12 bytes of a block's hash, its *print*, are kept beside the stored block: the next backup
+//! compares prints position by position and needs no look-up for a block that did not change. Position against position
+//! with a secret key there is no birthday bound: a changed block passes as unchanged with probability 2^-96.
+
+use zeroize::Zeroizing;
+
+use crate::id::ChunkId;
+use crate::key::{Keyring, Purpose};
+
+/// Bytes of a block, the unit that decides what changed.
+pub const BLOCK_BYTES: u64 = 4096;
+pub(crate) const BLOCK_LENGTH: usize = holdfast_block::to_usize(BLOCK_BYTES);
+
+/// Bytes of a print.
+pub(crate) const PRINT_LENGTH: usize = 12;
+
+/// The keyed BLAKE3 hash of a block.
+pub(crate) type BlockHash = [u8; 32];
+
+/// The secret keys that hash blocks, chunks and streams; from the master secret.
+#[derive(Clone)]
+pub(crate) struct FingerprintKeys {
+    block: Zeroizing<[u8; 32]>,
+    chunk: Zeroizing<[u8; 32]>,
+    stream: Zeroizing<[u8; 32]>,
+    cut_seed: u64,
+}
+
+impl FingerprintKeys {
+    /// The keys that belong to `keyring`.
+    ///
+    /// Chunks of disks and of streams are hashed with different keys, derived from the one for chunks: what is hashed for a
+    /// disk (hashes) must never pass for what is hashed for a stream (bytes).
+    pub(crate) fn new(keyring: &Keyring) -> Self {
+        let chunk = |what: &[u8]| Zeroizing::new(*blake3::keyed_hash(keyring.key(Purpose::ChunkId), what).as_bytes());
+        let seed = keyring.key(Purpose::StreamCut);
+        Self {
+            block: Zeroizing::new(*keyring.key(Purpose::BlockHash)),
+            chunk: chunk(b"blocks"),
+            stream: chunk(b"stream"),
+            cut_seed: u64::from_le_bytes(seed[..8].try_into().expect("a key is longer than a seed")),
+        }
+    }
+
+    /// What decides where streams are cut.
+    pub(crate) fn cut_seed(&self) -> u64 {
+        self.cut_seed
+    }
+
+    /// The hash of a block of [`BLOCK_BYTES`].
+    pub(crate) fn block_hash(&self, block: &[u8]) -> BlockHash {
+        debug_assert_eq!(block.len(), BLOCK_LENGTH);
+        *blake3::keyed_hash(&self.block, block).as_bytes()
+    }
+
+    /// The identity of a chunk of whole blocks, from their hashes.
+    pub(crate) fn chunk_of_blocks(&self, hashes: &[BlockHash]) -> ChunkId {
+        ChunkId(*blake3::keyed_hash(&self.chunk, hashes.as_flattened()).as_bytes())
+    }
+
+    /// The identity of a chunk of a stream, from its bytes.
+    pub(crate) fn chunk_of_stream(&self, bytes: &[u8]) -> ChunkId {
+        ChunkId(*blake3::keyed_hash(&self.stream, bytes).as_bytes())
+    }
+}
+
+/// The print kept for a block.
+pub(crate) fn print_of(hash: &BlockHash) -> &[u8] {
+    &hash[..PRINT_LENGTH]
+}
+
+/// Whether all bytes are zero.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    let (head, middle, tail) = split_words(bytes);
+    head.iter().all(|byte| *byte == 0)
+        && middle
+            .as_chunks::<64>()
+            .0
+            .iter()
+            .all(|line| line.iter().fold(0, |all, byte| all | byte) == 0)
+        && tail.iter().all(|byte| *byte == 0)
+}
+
+/// Splits off what does not fill cache lines, so that the middle compiles to vector code.
+fn split_words(bytes: &[u8]) -> (&[u8], &[u8], &[u8]) {
+    let head = bytes.len().min(64);
+    let middle = (bytes.len() - head) / 64 * 64;
+    let (head, rest) = bytes.split_at(head);
+    let (middle, tail) = rest.split_at(middle);
+    (head, middle, tail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_zero;
+
+    #[test]
+    fn one_set_byte_anywhere_is_found() {
+        for length in [0, 1, 63, 64, 65, 127, 128, 4096] {
+            let mut bytes = vec![0; length];
+            assert!(is_zero(&bytes));
+            for at in 0..length {
+                bytes[at] = 1;
+                assert!(!is_zero(&bytes), "{at} of {length}");
+                bytes[at] = 0;
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! What can go wrong with keys.
+
+use super::{CredentialKind, Purpose, SlotId, SlotInfo};
+use crate::store::{ObjectName, StoreError};
+
+/// Result of an operation on keys.
+pub type Result<T> = std::result::Result<T, KeyError>;
+
+/// An error about keys.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The store answered with an error.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The operating system gave no random bytes.
+    #[error("the operating system gives no random bytes")]
+    NoRandomness,
+    /// The object is too short for what it says, or is not what it should be.
+    #[error("object {name} is damaged: {detail}")]
+    Damaged {
+        /// The object.
+        name: ObjectName,
+        /// What is wrong with it.
+        detail: &'static str,
+    },
+    /// The object is of a format that this version does not know.
+    #[error("object {name} has format version {version}, and this program knows versions up to {known}")]
+    Version {
+        /// The object.
+        name: ObjectName,
+        /// Its version.
+        version: u32,
+        /// The latest known version.
+        known: u32,
+    },
+    /// The object is sealed for something else: someone has put it in the place of another.
+    #[error("object {name} is sealed for another purpose ({actual}) than {expected:?}")]
+    WrongPurpose {
+        /// The object.
+        name: ObjectName,
+        /// What it should be for.
+        expected: Purpose,
+        /// The code of what it is for.
+        actual: u16,
+    },
+    /// The seal does not hold: other key, other name, or changed bytes.
+    #[error("object {name} was sealed with another key or is damaged")]
+    WrongKeyOrDamaged {
+        /// The object.
+        name: ObjectName,
+    },
+    /// Costs of Argon2 that are out of bounds.
+    #[error("{value} is no {what} for Argon2: it must be from {least} to {most}")]
+    Parameters {
+        /// Which.
+        what: &'static str,
+        /// The value.
+        value: u32,
+        /// The smallest that is permitted.
+        least: u32,
+        /// The largest.
+        most: u32,
+    },
+    /// There is not enough memory for Argon2.
+    #[error("there are no {memory_kib} KiB of memory for Argon2")]
+    NoMemory {
+        /// What it takes, in KiB.
+        memory_kib: u32,
+    },
+    /// A passphrase or key file that cannot be used.
+    #[error("this {kind} cannot be used: {detail}")]
+    Credential {
+        /// What it is.
+        kind: CredentialKind,
+        /// What is wrong with it.
+        detail: &'static str,
+    },
+    /// The label of a new slot is too long.
+    #[error("the label has {length} bytes, and {length_max} is the limit")]
+    LabelTooLong {
+        /// Its length in bytes.
+        length: u64,
+        /// The limit in bytes.
+        length_max: u64,
+    },
+    /// The configuration does not fit into a slot.
+    #[error("the configuration has {length} bytes, and a key slot takes {length_max}")]
+    ConfigTooLong {
+        /// Its length in bytes.
+        length: u64,
+        /// The limit in bytes.
+        length_max: u64,
+    },
+    /// There are no key slots at all: no repository, or all of them lost.
+    #[error("{store} has no key slots")]
+    NoSlots {
+        /// The store.
+        store: String,
+    },
+    /// There are slots, but none that takes what was given.
+    #[error("no key slot of {store} opens {}; there are: {}", opens(*kind), describe(present))]
+    NoSlotFor {
+        /// The store.
+        store: String,
+        /// What was given.
+        kind: CredentialKind,
+        /// The slots that there are.
+        present: Vec<SlotInfo>,
+    },
+    /// None of the slots that take what was given opened.
+    #[error("none of the key slots of {store} opens {}; tried: {}{}", opens_with_this(*kind), describe(tried), describe_damaged(damaged))]
+    WrongCredential {
+        /// The store.
+        store: String,
+        /// What was given.
+        kind: CredentialKind,
+        /// The slots that were tried.
+        tried: Vec<SlotInfo>,
+        /// Slots that could not be tried.
+        damaged: Vec<SlotId>,
+    },
+    /// There are so many slots that something is wrong.
+    #[error("{store} has more than {count_max} key slots")]
+    TooManySlots {
+        /// The store.
+        store: String,
+        /// The limit.
+        count_max: usize,
+    },
+    /// There is no such slot.
+    #[error("there is no key slot {id}")]
+    NoSuchSlot {
+        /// The slot.
+        id: SlotId,
+    },
+    /// Without this slot nothing would open the repository.
+    #[error("key slot {id} is the last one: without it only a paper key opens the repository")]
+    LastSlot {
+        /// The slot.
+        id: SlotId,
+    },
+    /// A new slot does not open again; it was removed, and the old ones stay.
+    #[error("the new key slot {id} does not open with what it was made with")]
+    SlotUnreadable {
+        /// The slot.
+        id: SlotId,
+    },
+    /// A text is no paper key at all.
+    #[error("this is no paper key: {detail}")]
+    NoPaperKey {
+        /// Why not.
+        detail: &'static str,
+    },
+    /// A paper key of a format that this version does not know.
+    #[error("the paper key has version {version:?}, and this program knows version 1")]
+    PaperKeyVersion {
+        /// Its version symbol.
+        version: char,
+    },
+    /// One group of a paper key has too few or too many characters, or there are too few or too many groups.
+    #[error("the paper key has {actual} characters in group {group} where 5 belong")]
+    PaperKeyGroupLength {
+        /// The group, counted from 1 after the `HF1`.
+        group: usize,
+        /// Its characters.
+        actual: usize,
+    },
+    /// The paper key as a whole has too few or too many characters.
+    #[error("the paper key has {actual} characters after its first group where {expected} belong")]
+    PaperKeyLength {
+        /// How many there should be.
+        expected: usize,
+        /// How many there are.
+        actual: usize,
+    },
+    /// A character that no paper key has.
+    #[error("the paper key has the character {character:?} in group {group}, which never occurs in one")]
+    PaperKeyCharacter {
+        /// The group, counted from 1 after the `HF1`.
+        group: usize,
+        /// The character.
+        character: char,
+    },
+    /// A group of the paper key does not agree with its own check character.
+    #[error("group {group} of the paper key has a wrong character, or is in the wrong place")]
+    PaperKeyGroup {
+        /// The group, counted from 1 after the `HF1`.
+        group: usize,
+    },
+    /// All groups agree with themselves, but not with each other.
+    #[error("the groups of the paper key do not belong together")]
+    PaperKeyMixed,
+}
+
+fn opens(kind: CredentialKind) -> &'static str {
+    match kind {
+        CredentialKind::Passphrase => "with a passphrase",
+        CredentialKind::KeyFile => "with a key file",
+        CredentialKind::Open => "without a passphrase or key file",
+    }
+}
+
+fn opens_with_this(kind: CredentialKind) -> &'static str {
+    match kind {
+        CredentialKind::Passphrase => "with this passphrase",
+        CredentialKind::KeyFile => "with this key file",
+        CredentialKind::Open => opens(kind),
+    }
+}
+
+fn describe(slots: &[SlotInfo]) -> String {
+    if slots.is_empty() {
+        return "none".to_owned();
+    }
+    slots.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn describe_damaged(slots: &[SlotId]) -> String {
+    match slots {
+        [] => String::new(),
+        slots => {
+            let ids: Vec<_> = slots.iter().map(ToString::to_string).collect();
+            format!("; damaged and not tried: {}", ids.join(", "))
+        }
+    }
+}

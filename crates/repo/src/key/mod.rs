@@ -1,0 +1,29 @@
+//! Keys: one master secret, what is derived from it, and who can open it.
+//!
+//! A repository has one [`MasterSecret`], made at random when it is made. Every other key is derived from it, one per
+//! [`Purpose`], so that no key is ever used for two things. The secret itself lies in key slots: objects that hold it sealed under
+//! a passphrase or a key file, one slot per person, host or safe. A [`PaperKey`] is the secret as text, for the day on which all slots
+//! are lost.
+//!
+//! A repository that is not encrypted has an open slot, which anyone opens: the same code seals the same bytes, and damage is found
+//! in the same way. Formats and what they protect from: `docs/format/keys.md`.
+
+mod error;
+mod paper;
+mod passphrase;
+mod random;
+mod seal;
+mod sealed_object;
+mod secret;
+mod slot;
+mod slots;
+
+pub use error::{KeyError, Result};
+pub use paper::PaperKey;
+pub use passphrase::{Credential, CredentialKind, KdfParameters};
+pub use random::{Randomness, SystemRandomness};
+pub use seal::{Cipher, NotSealed, SealingKey, TAG_LENGTH};
+pub use sealed_object::{SEALED_OVERHEAD_BYTES, open_object, seal_object};
+pub use secret::{Keyring, MasterSecret, Purpose};
+pub use slot::{CONFIG_BYTES_MAX, LABEL_BYTES_MAX, SLOT_BYTES_MAX, SlotId, SlotInfo};
+pub use slots::{NewSlot, Removal, SLOT_COUNT_MAX, SlotListing, Unlocked, add, list, remove, replace, unlock};

@@ -1,0 +1,295 @@
+//! From a passphrase or a key file to the key of a slot.
+
+use std::fmt;
+
+use argon2::{Algorithm, Argon2, Block, Params, Version};
+use zeroize::{Zeroize, Zeroizing};
+
+use super::{KeyError, Result};
+
+/// Bytes of a slot's salt.
+pub(super) const SALT_BYTES: usize = 32;
+/// Least bytes of a key file: it is not stretched, so it must be impossible to guess.
+const KEY_FILE_BYTES_MIN: usize = 32;
+
+/// What opens a slot.
+#[derive(Clone, Copy)]
+pub enum Credential<'a> {
+    /// A passphrase, byte for byte as it was typed.
+    Passphrase(&'a [u8]),
+    /// The contents of a key file: at least 32 bytes that nobody can guess.
+    KeyFile(&'a [u8]),
+    /// Nothing: the repository is not encrypted.
+    Open,
+}
+
+impl Credential<'_> {
+    /// What it is.
+    pub const fn kind(&self) -> CredentialKind {
+        match self {
+            Self::Passphrase(_) => CredentialKind::Passphrase,
+            Self::KeyFile(_) => CredentialKind::KeyFile,
+            Self::Open => CredentialKind::Open,
+        }
+    }
+
+    /// Refuses what must not protect a repository.
+    pub(super) fn check(&self) -> Result<()> {
+        let detail = match self {
+            Self::Passphrase([]) => "it is empty",
+            Self::KeyFile(bytes) if bytes.len() < KEY_FILE_BYTES_MIN => "it has less than 32 bytes",
+            _ => return Ok(()),
+        };
+        Err(KeyError::Credential {
+            kind: self.kind(),
+            detail,
+        })
+    }
+
+    /// The key of the slot with `salt`; `parameters` matter to passphrases alone.
+    pub(super) fn slot_key(&self, parameters: KdfParameters, salt: &[u8; SALT_BYTES]) -> Result<Zeroizing<[u8; 32]>> {
+        match self {
+            Self::Passphrase(passphrase) => parameters.stretch(passphrase, salt),
+            Self::KeyFile(bytes) => Ok(derive("holdfast 2026 key slot v1 key file", salt, bytes)),
+            Self::Open => Ok(derive("holdfast 2026 key slot v1 open", salt, &[])),
+        }
+    }
+}
+
+impl fmt::Debug for Credential<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Credential::{:?}(..)", self.kind())
+    }
+}
+
+fn derive(context: &str, salt: &[u8; SALT_BYTES], material: &[u8]) -> Zeroizing<[u8; 32]> {
+    let mut hasher = blake3::Hasher::new_derive_key(context);
+    hasher.update(salt);
+    hasher.update(material);
+    Zeroizing::new(*hasher.finalize().as_bytes())
+}
+
+/// The kinds of [`Credential`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CredentialKind {
+    /// A passphrase.
+    Passphrase,
+    /// A key file.
+    KeyFile,
+    /// Nothing.
+    Open,
+}
+
+impl CredentialKind {
+    /// The number that stands for the kind in stored slots.
+    pub(super) const fn code(self) -> u8 {
+        match self {
+            Self::Passphrase => 1,
+            Self::KeyFile => 2,
+            Self::Open => 3,
+        }
+    }
+
+    pub(super) const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::Passphrase),
+            2 => Some(Self::KeyFile),
+            3 => Some(Self::Open),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for CredentialKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Passphrase => "passphrase",
+            Self::KeyFile => "key file",
+            Self::Open => "open key slot",
+        })
+    }
+}
+
+/// What a guess at a passphrase costs: the parameters of Argon2id (RFC 9106), version 0x13.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KdfParameters {
+    /// Memory in KiB.
+    pub memory_kib: u32,
+    /// Passes over the memory.
+    pub iterations: u32,
+    /// Lanes; they are computed one after another.
+    pub lanes: u32,
+}
+
+impl KdfParameters {
+    /// Bounds on what is read from a slot, so that a hostile one can take neither all memory nor all time.
+    const LIMITS: Self = Self {
+        memory_kib: 1 << 20,
+        iterations: 64,
+        lanes: 16,
+    };
+
+    /// Refuses parameters that are out of bounds.
+    pub fn check(self) -> Result<()> {
+        let check = |what, value, least, most| {
+            if (least..=most).contains(&value) {
+                return Ok(());
+            }
+            Err(KeyError::Parameters {
+                what,
+                value,
+                least,
+                most,
+            })
+        };
+        check("number of lanes", self.lanes, 1, Self::LIMITS.lanes)?;
+        check("number of iterations", self.iterations, 1, Self::LIMITS.iterations)?;
+        let memory_kib = self.memory_kib;
+        check(
+            "amount of memory in KiB",
+            memory_kib,
+            8 * self.lanes,
+            Self::LIMITS.memory_kib,
+        )
+    }
+
+    /// What a guess costs, to compare: KiB written.
+    pub(super) fn cost(self) -> u64 {
+        u64::from(self.memory_kib) * u64::from(self.iterations)
+    }
+
+    fn stretch(self, passphrase: &[u8], salt: &[u8; SALT_BYTES]) -> Result<Zeroizing<[u8; 32]>> {
+        self.check()?;
+        let no_memory = |_| KeyError::NoMemory {
+            memory_kib: self.memory_kib,
+        };
+        let params =
+            Params::new(self.memory_kib, self.iterations, self.lanes, Some(32)).expect("parameters were checked");
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(params.block_count()).map_err(no_memory)?;
+        memory.resize(params.block_count(), Block::new());
+        let mut key = Zeroizing::new([0; 32]);
+        let hashed = Argon2::new(Algorithm::Argon2id, Version::V0x13, params).hash_password_into_with_memory(
+            passphrase,
+            salt,
+            &mut *key,
+            &mut memory[..],
+        );
+        // The last blocks are as good as the key.
+        memory.zeroize();
+        hashed.map_err(|_| KeyError::Credential {
+            kind: CredentialKind::Passphrase,
+            detail: "it is longer than 4 GiB",
+        })?;
+        Ok(key)
+    }
+}
+
+impl Default for KdfParameters {
+    /// 32 MiB, 4 passes, 1 lane: a tenth of a second or two, and memory that the smallest host has.
+    fn default() -> Self {
+        Self {
+            memory_kib: 32 << 10,
+            iterations: 4,
+            lanes: 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_input_changes_the_key_of_a_slot() {
+        let parameters = KdfParameters {
+            memory_kib: 16,
+            iterations: 1,
+            lanes: 1,
+        };
+        let key = |credential: Credential<'_>, parameters: KdfParameters, salt: u8| {
+            *credential.slot_key(parameters, &[salt; SALT_BYTES]).unwrap()
+        };
+        let file = [3; 32];
+        let keys = [
+            key(Credential::Passphrase(b"a"), parameters, 1),
+            key(Credential::Passphrase(b"b"), parameters, 1),
+            key(Credential::Passphrase(b"a"), parameters, 2),
+            key(
+                Credential::Passphrase(b"a"),
+                KdfParameters {
+                    iterations: 2,
+                    ..parameters
+                },
+                1,
+            ),
+            key(
+                Credential::Passphrase(b"a"),
+                KdfParameters {
+                    memory_kib: 32,
+                    ..parameters
+                },
+                1,
+            ),
+            key(
+                Credential::Passphrase(b"a"),
+                KdfParameters { lanes: 2, ..parameters },
+                1,
+            ),
+            key(Credential::KeyFile(&file), parameters, 1),
+            key(Credential::KeyFile(&file), parameters, 2),
+            key(Credential::Open, parameters, 1),
+            key(Credential::Open, parameters, 2),
+        ];
+        for (at, key) in keys.iter().enumerate() {
+            assert!(!keys[..at].contains(key), "key {at}");
+        }
+        assert_eq!(key(Credential::Passphrase(b"a"), parameters, 1), keys[0]);
+    }
+
+    #[test]
+    fn parameters_out_of_bounds_are_refused_before_memory_is_taken() {
+        let good = KdfParameters::default();
+        good.check().unwrap();
+        KdfParameters::LIMITS.check().unwrap();
+        for bad in [
+            KdfParameters {
+                memory_kib: (1 << 20) + 1,
+                ..good
+            },
+            KdfParameters {
+                memory_kib: u32::MAX,
+                ..good
+            },
+            KdfParameters { memory_kib: 7, ..good },
+            KdfParameters {
+                memory_kib: 15,
+                lanes: 2,
+                ..good
+            },
+            KdfParameters { iterations: 0, ..good },
+            KdfParameters { iterations: 65, ..good },
+            KdfParameters { lanes: 0, ..good },
+            KdfParameters { lanes: 17, ..good },
+            KdfParameters {
+                lanes: u32::MAX,
+                ..good
+            },
+        ] {
+            let refused = Credential::Passphrase(b"a").slot_key(bad, &[0; SALT_BYTES]);
+            assert!(matches!(refused, Err(KeyError::Parameters { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_weak_is_refused_and_nothing_is_shown() {
+        assert!(Credential::Passphrase(b"").check().is_err());
+        assert!(Credential::KeyFile(&[1; 31]).check().is_err());
+        Credential::Passphrase(b"x").check().unwrap();
+        Credential::KeyFile(&[1; 32]).check().unwrap();
+        assert_eq!(
+            format!("{:?}", Credential::Passphrase(b"abc")),
+            "Credential::Passphrase(..)"
+        );
+    }
+}

@@ -1,0 +1,176 @@
+//! The master secret and the keys derived from it.
+
+use std::fmt;
+
+use zeroize::Zeroizing;
+
+use super::{Cipher, Randomness, Result, SealingKey};
+
+/// Bytes of the master secret and of every key.
+pub(super) const SECRET_BYTES: usize = 32;
+
+/// The one secret of a repository: wiped from memory when dropped, and never shown.
+#[derive(Clone)]
+pub struct MasterSecret(Zeroizing<[u8; SECRET_BYTES]>);
+
+impl MasterSecret {
+    /// A new secret.
+    pub fn generate(randomness: &dyn Randomness) -> Result<Self> {
+        let mut secret = Self::from_bytes([0; SECRET_BYTES]);
+        randomness.fill(&mut *secret.0)?;
+        Ok(secret)
+    }
+
+    pub(super) fn from_bytes(bytes: [u8; SECRET_BYTES]) -> Self {
+        Self(Zeroizing::new(bytes))
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8; SECRET_BYTES] {
+        &self.0
+    }
+
+    /// The keys derived from the secret.
+    pub fn keyring(&self) -> Keyring {
+        Keyring {
+            keys: Purpose::ALL.map(|purpose| Zeroizing::new(blake3::derive_key(purpose.context(), &*self.0))),
+        }
+    }
+}
+
+impl PartialEq for MasterSecret {
+    /// Takes the same time wherever the secrets differ.
+    fn eq(&self, other: &Self) -> bool {
+        aws_lc_rs::constant_time::verify_slices_are_equal(&*self.0, &*other.0).is_ok()
+    }
+}
+
+impl Eq for MasterSecret {}
+
+impl fmt::Debug for MasterSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MasterSecret(..)")
+    }
+}
+
+/// What a key is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// Sealing the frames of packs.
+    PackSealing,
+    /// Sealing index segments.
+    IndexSealing,
+    /// Sealing the configuration and the manifests of snapshots.
+    ManifestSealing,
+    /// Sealing the markers by which writers and gc agree.
+    MarkerSealing,
+    /// The keyed hash by which changed blocks are found.
+    BlockHash,
+    /// The keyed hash that is the identity of a chunk.
+    ChunkId,
+    /// The seed of the table that cuts streams into chunks, so that lengths of chunks do not tell what is in them.
+    StreamCut,
+}
+
+impl Purpose {
+    /// Every purpose; the code of one is its place here, counted from 1.
+    pub const ALL: [Self; 7] = [
+        Self::PackSealing,
+        Self::IndexSealing,
+        Self::ManifestSealing,
+        Self::MarkerSealing,
+        Self::BlockHash,
+        Self::ChunkId,
+        Self::StreamCut,
+    ];
+
+    /// The context of BLAKE3's key derivation; never change one, never use one twice.
+    const fn context(self) -> &'static str {
+        match self {
+            Self::PackSealing => "holdfast 2026 repository v1 pack sealing",
+            Self::IndexSealing => "holdfast 2026 repository v1 index sealing",
+            Self::ManifestSealing => "holdfast 2026 repository v1 manifest sealing",
+            Self::MarkerSealing => "holdfast 2026 repository v1 marker sealing",
+            Self::BlockHash => "holdfast 2026 repository v1 block hash",
+            Self::ChunkId => "holdfast 2026 repository v1 chunk id",
+            Self::StreamCut => "holdfast 2026 repository v1 stream cut seed",
+        }
+    }
+
+    const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The number that stands for the purpose in stored objects.
+    pub(super) const fn code(self) -> u16 {
+        self as u16 + 1
+    }
+}
+
+/// The keys of a repository, one per purpose; wiped from memory when dropped, and never shown.
+#[derive(Clone)]
+pub struct Keyring {
+    keys: [Zeroizing<[u8; SECRET_BYTES]>; Purpose::ALL.len()],
+}
+
+impl Keyring {
+    /// The key for `purpose`.
+    pub fn key(&self, purpose: Purpose) -> &[u8; SECRET_BYTES] {
+        &self.keys[purpose.index()]
+    }
+
+    /// The key that seals one object: derived from the key for `purpose` and a `salt` that the object has for itself.
+    ///
+    /// With a random salt of 32 bytes no two objects ever share a key, so that nonces need only differ within an object.
+    pub fn object_key(&self, purpose: Purpose, salt: &[u8; 32], cipher: Cipher) -> SealingKey {
+        let mut hasher = blake3::Hasher::new_derive_key("holdfast 2026 repository v1 object key");
+        hasher.update(self.key(purpose));
+        hasher.update(salt);
+        SealingKey::new(cipher, &Zeroizing::new(*hasher.finalize().as_bytes()))
+    }
+}
+
+impl fmt::Debug for Keyring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keyring(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_purpose_has_its_own_key_and_code() {
+        let keyring = MasterSecret::from_bytes([7; 32]).keyring();
+        let keys: BTreeSet<_> = Purpose::ALL.map(|purpose| *keyring.key(purpose)).into();
+        assert_eq!(keys.len(), Purpose::ALL.len());
+        for (code, purpose) in (1..).zip(Purpose::ALL) {
+            assert_eq!(purpose.code(), code);
+        }
+        let other = MasterSecret::from_bytes([8; 32]).keyring();
+        assert!(Purpose::ALL.iter().all(|purpose| !keys.contains(other.key(*purpose))));
+    }
+
+    /// Every repository ever made depends on these.
+    #[test]
+    fn derived_keys_never_change() {
+        let keyring = MasterSecret::from_bytes([7; 32]).keyring();
+        let hex = |bytes: &[u8; 32]| blake3::Hash::from_bytes(*bytes).to_hex().to_string();
+        let keys = Purpose::ALL.map(|purpose| hex(keyring.key(purpose)));
+        assert_eq!(
+            keys.join("\n"),
+            include_str!("../../tests/fixtures/keys/keyring-v1.txt").trim_end()
+        );
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let secret = MasterSecret::from_bytes([7; 32]);
+        assert_eq!(
+            format!("{secret:?} {:?}", secret.keyring()),
+            "MasterSecret(..) Keyring(..)"
+        );
+    }
+}

@@ -1,0 +1,310 @@
+//! The key slots of a store: add, open, list, replace and remove.
+//!
+//! A slot is an object that never changes; a new passphrase is a new slot. The new one is durable, and has been opened once, before
+//! an old one goes.
+//!
+//! Two hosts may each remove "the other" slot at the same moment. So that one slot always stays, whoever removes a slot first puts
+//! a marker, `keys/<slot>.<attempt>`, then looks what is there, and deletes only if there is a slot without a marker
+//! besides its own. The later of two markers sees the earlier one; the slot goes before its markers, and every slot that is
+//! counted on is read after the markers. A marker that a crash leaves makes later removals more careful, nothing else.
+
+use std::collections::BTreeSet;
+
+use super::random::{Randomness, random};
+use super::slot::{Contents, SLOT_BYTES_MAX, Slot, SlotId, SlotInfo, encode};
+use super::{Cipher, Credential, CredentialKind, KdfParameters, KeyError, MasterSecret, Result};
+use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
+
+/// Most slots of a repository.
+pub const SLOT_COUNT_MAX: usize = 64;
+/// Most objects looked at: slots, and the markers and damage beside them.
+const OBJECT_COUNT_MAX: usize = 4 * SLOT_COUNT_MAX;
+
+/// A slot to be made.
+#[derive(Debug, Clone)]
+pub struct NewSlot<'a> {
+    /// What opens it.
+    pub credential: Credential<'a>,
+    /// What a guess at a passphrase costs; of no matter to other credentials.
+    pub parameters: KdfParameters,
+    /// What to call it: whose it is, or where.
+    pub label: &'a str,
+    /// The time, in seconds since 1970.
+    pub created_unix_seconds: u64,
+    /// What to seal it with.
+    pub cipher: Cipher,
+}
+
+/// An opened slot.
+#[derive(Debug)]
+pub struct Unlocked {
+    /// The master secret of the repository.
+    pub master: MasterSecret,
+    /// The configuration of the repository as it was when the slot was made.
+    pub config: Vec<u8>,
+    /// The slot that opened.
+    pub slot: SlotInfo,
+    /// Slots that could not be tried, and why: worth a warning.
+    pub damaged: Vec<(ObjectName, KeyError)>,
+}
+
+/// All slots of a store.
+#[derive(Debug)]
+pub struct SlotListing {
+    /// Slots that are whole, oldest first.
+    pub slots: Vec<SlotInfo>,
+    /// Slots of these whose removal has begun and not ended.
+    pub leaving: BTreeSet<SlotId>,
+    /// What is no slot, or a damaged one, and why.
+    pub damaged: Vec<(ObjectName, KeyError)>,
+}
+
+/// What to do about the last slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// Refuse to remove it.
+    KeepLast,
+    /// Remove it: from then on only a paper key opens the repository.
+    EvenTheLast,
+}
+
+/// Adds a slot that holds `master` and `config`, and opens it once before saying that it is there.
+pub fn add(
+    store: &dyn Store,
+    new: &NewSlot<'_>,
+    master: &MasterSecret,
+    config: &[u8],
+    randomness: &dyn Randomness,
+) -> Result<SlotId> {
+    if Loaded::new(store)?.slots.len() >= SLOT_COUNT_MAX {
+        return Err(KeyError::TooManySlots {
+            store: store.describe(),
+            count_max: SLOT_COUNT_MAX,
+        });
+    }
+    let contents = Contents {
+        master: master.clone(),
+        config: config.to_vec(),
+    };
+    let info = SlotInfo {
+        id: SlotId::generate(randomness)?,
+        kind: new.credential.kind(),
+        label: new.label.to_owned(),
+        created_unix_seconds: new.created_unix_seconds,
+        parameters: (new.credential.kind() == CredentialKind::Passphrase).then_some(new.parameters),
+    };
+    let id = info.id;
+    let bytes = encode(&info, new.cipher, new.credential, &contents, randomness)?;
+    if store.put(&id.object(), &bytes)? == Put::AlreadyExists {
+        // 8 random bytes that were there before are not random.
+        return Err(KeyError::NoRandomness);
+    }
+    let opened = Slot::parse(id, &store.get(&id.object(), SLOT_BYTES_MAX)?).and_then(|slot| slot.open(new.credential));
+    match opened {
+        Ok(Some(opened)) if opened.master == *master && opened.config == config => Ok(id),
+        _ => {
+            store.delete(&id.object())?;
+            Err(KeyError::SlotUnreadable { id })
+        }
+    }
+}
+
+/// Opens a slot with `credential`: of those that take one, the first that opens, cheapest guess first.
+///
+/// Slots of other kinds are not touched. Above all an open slot, which anyone who can write to the store could have put there,
+/// never stands in for a passphrase.
+pub fn unlock(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked> {
+    let Loaded {
+        mut slots, mut damaged, ..
+    } = Loaded::new(store)?;
+    if slots.is_empty() && damaged.is_empty() {
+        return Err(KeyError::NoSlots {
+            store: store.describe(),
+        });
+    }
+    slots.sort_by_key(|slot| slot.info.parameters.map(KdfParameters::cost));
+    let (candidates, others): (Vec<_>, Vec<_>) =
+        slots.into_iter().partition(|slot| slot.info.kind == credential.kind());
+    let mut tried = Vec::new();
+    for slot in candidates {
+        match slot.open(credential) {
+            Ok(Some(Contents { master, config })) => {
+                return Ok(Unlocked {
+                    master,
+                    config,
+                    slot: slot.info,
+                    damaged,
+                });
+            }
+            Ok(None) => tried.push(slot.info),
+            Err(error) => damaged.push((slot.info.id.object(), error)),
+        }
+    }
+    // A slot that could not be read may be the one that would have opened.
+    if let Some(at) = damaged.iter().position(|(_, error)| is_unread(error)) {
+        return Err(damaged.swap_remove(at).1);
+    }
+    if tried.is_empty() && damaged.is_empty() {
+        return Err(KeyError::NoSlotFor {
+            store: store.describe(),
+            kind: credential.kind(),
+            present: others.into_iter().map(|slot| slot.info).collect(),
+        });
+    }
+    Err(KeyError::WrongCredential {
+        store: store.describe(),
+        kind: credential.kind(),
+        tried,
+        damaged: damaged
+            .iter()
+            .filter_map(|(name, _)| SlotId::from_object(name))
+            .collect(),
+    })
+}
+
+/// All slots, without opening any.
+pub fn list(store: &dyn Store) -> Result<SlotListing> {
+    let loaded = Loaded::new(store)?;
+    let mut slots: Vec<_> = loaded.slots.into_iter().map(|slot| slot.info).collect();
+    slots.sort_by_key(|slot| (slot.created_unix_seconds, slot.id));
+    Ok(SlotListing {
+        leaving: slots
+            .iter()
+            .map(|slot| slot.id)
+            .filter(|id| loaded.leaving.contains(id))
+            .collect(),
+        slots,
+        damaged: loaded.damaged,
+    })
+}
+
+/// Puts a slot in the place of the one that was opened: a new passphrase, other parameters, another label.
+///
+/// The old slot goes when the new one is durable and has been opened; an error leaves the old one, and perhaps both.
+pub fn replace(store: &dyn Store, old: &Unlocked, new: &NewSlot<'_>, randomness: &dyn Randomness) -> Result<SlotId> {
+    let id = add(store, new, &old.master, &old.config, randomness)?;
+    remove(store, old.slot.id, Removal::KeepLast, randomness)?;
+    Ok(id)
+}
+
+/// Removes a slot, whole or damaged.
+///
+/// Whoever has a copy of the store from before still opens that with the removed slot.
+pub fn remove(store: &dyn Store, id: SlotId, removal: Removal, randomness: &dyn Randomness) -> Result<()> {
+    match store.length(&id.object()) {
+        Err(StoreError::NotFound { .. }) => return Err(KeyError::NoSuchSlot { id }),
+        other => other?,
+    };
+    if removal == Removal::KeepLast {
+        let marker = put_marker(store, id, randomness)?;
+        let others = Loaded::new(store).map(|loaded| {
+            let stays = |slot: &&Slot| slot.info.id != id && !loaded.leaving.contains(&slot.info.id);
+            loaded.slots.iter().filter(stays).count()
+        });
+        if !matches!(others, Ok(1..)) {
+            store.delete(&marker)?;
+            others?;
+            return Err(KeyError::LastSlot { id });
+        }
+    }
+    store.delete(&id.object())?;
+    for (slot, marker) in markers(store)? {
+        if slot == id {
+            store.delete(&marker)?;
+        }
+    }
+    Ok(())
+}
+
+fn put_marker(store: &dyn Store, id: SlotId, randomness: &dyn Randomness) -> Result<ObjectName> {
+    let attempt = u64::from_be_bytes(random(randomness)?);
+    let marker = ObjectName::new(ObjectKind::Key, &format!("{id}.{attempt:016x}"))?;
+    match store.put(&marker, b"")? {
+        Put::Created => Ok(marker),
+        Put::AlreadyExists => Err(KeyError::NoRandomness),
+    }
+}
+
+/// The slot that the marker of a removal belongs to.
+fn marked_slot(name: &ObjectName) -> Option<SlotId> {
+    let (slot, attempt) = name.name().split_once('.')?;
+    attempt.parse::<SlotId>().ok()?;
+    slot.parse().ok()
+}
+
+fn markers(store: &dyn Store) -> Result<Vec<(SlotId, ObjectName)>> {
+    let names = names(store)?;
+    Ok(names
+        .into_iter()
+        .filter_map(|name| Some((marked_slot(&name)?, name)))
+        .collect())
+}
+
+fn names(store: &dyn Store) -> Result<Vec<ObjectName>> {
+    let mut names = Vec::new();
+    store.list(ObjectKind::Key, &mut |name, _| {
+        // One more than the limit shows that there are more.
+        if names.len() <= OBJECT_COUNT_MAX {
+            names.push(name);
+        }
+        Ok(())
+    })?;
+    if names.len() > OBJECT_COUNT_MAX {
+        return Err(KeyError::TooManySlots {
+            store: store.describe(),
+            count_max: OBJECT_COUNT_MAX,
+        });
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// All that there is under `keys`.
+struct Loaded {
+    slots: Vec<Slot>,
+    leaving: BTreeSet<SlotId>,
+    damaged: Vec<(ObjectName, KeyError)>,
+}
+
+impl Loaded {
+    fn new(store: &dyn Store) -> Result<Self> {
+        let mut loaded = Self {
+            slots: Vec::new(),
+            leaving: BTreeSet::new(),
+            damaged: Vec::new(),
+        };
+        for name in names(store)? {
+            if let Some(id) = marked_slot(&name) {
+                loaded.leaving.insert(id);
+                continue;
+            }
+            match load(store, &name) {
+                Ok(slot) => loaded.slots.push(slot),
+                // Removed since the list was made.
+                Err(KeyError::Store(StoreError::NotFound { .. })) => {}
+                Err(error) => loaded.damaged.push((name, error)),
+            }
+        }
+        Ok(loaded)
+    }
+}
+
+fn load(store: &dyn Store, name: &ObjectName) -> Result<Slot> {
+    let id = SlotId::from_object(name).ok_or_else(|| KeyError::Damaged {
+        name: name.clone(),
+        detail: "its name is not that of a key slot",
+    })?;
+    Slot::parse(id, &store.get(name, SLOT_BYTES_MAX)?)
+}
+
+/// Whether the store failed rather than the slot.
+fn is_unread(error: &KeyError) -> bool {
+    match error {
+        KeyError::Store(error) => !matches!(error, StoreError::TooLarge { .. }),
+        KeyError::NoMemory { .. } => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

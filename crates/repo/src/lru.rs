@@ -1,0 +1,94 @@
+//! A cache of bounded bytes that forgets what was not used for longest.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+
+/// Values by key, together at most a number of bytes.
+pub(crate) struct LruCache<K, V> {
+    bytes_max: usize,
+    bytes: usize,
+    clock: u64,
+    entries: HashMap<K, Entry<V>>,
+    by_use: BTreeMap<u64, K>,
+}
+
+struct Entry<V> {
+    value: V,
+    bytes: usize,
+    used: u64,
+}
+
+impl<K: Eq + Hash + Copy, V: Clone> LruCache<K, V> {
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        Self {
+            bytes_max,
+            bytes: 0,
+            clock: 0,
+            entries: HashMap::new(),
+            by_use: BTreeMap::new(),
+        }
+    }
+
+    /// The value of `key`, which becomes the one used last.
+    pub(crate) fn get(&mut self, key: &K) -> Option<V> {
+        let entry = self.entries.get_mut(key)?;
+        self.clock += 1;
+        self.by_use.remove(&entry.used);
+        entry.used = self.clock;
+        self.by_use.insert(self.clock, *key);
+        Some(entry.value.clone())
+    }
+
+    /// Keeps a value of `bytes`; the newest is kept even if it alone is over the bound.
+    pub(crate) fn insert(&mut self, key: K, value: V, bytes: usize) {
+        self.remove(&key);
+        self.clock += 1;
+        self.by_use.insert(self.clock, key);
+        self.entries.insert(
+            key,
+            Entry {
+                value,
+                bytes,
+                used: self.clock,
+            },
+        );
+        self.bytes += bytes;
+        while self.bytes > self.bytes_max && self.entries.len() > 1 {
+            let Some((_, oldest)) = self.by_use.pop_first() else {
+                break;
+            };
+            if let Some(entry) = self.entries.remove(&oldest) {
+                self.bytes -= entry.bytes;
+            }
+        }
+    }
+
+    /// Forgets the value of `key`.
+    pub(crate) fn remove(&mut self, key: &K) {
+        if let Some(entry) = self.entries.remove(key) {
+            self.bytes -= entry.bytes;
+            self.by_use.remove(&entry.used);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::LruCache;
+
+    #[test]
+    fn what_was_not_used_for_longest_goes_first() {
+        let mut cache = LruCache::new(10);
+        for key in 0..3 {
+            cache.insert(key, key, 4);
+        }
+        assert_eq!(cache.get(&0), None);
+        assert_eq!(cache.get(&1), Some(1));
+        cache.insert(3, 3, 4);
+        assert_eq!((cache.get(&1), cache.get(&2), cache.get(&3)), (Some(1), None, Some(3)));
+        cache.insert(4, 4, 100);
+        assert_eq!((cache.get(&3), cache.get(&4)), (None, Some(4)));
+        cache.remove(&4);
+        assert_eq!((cache.bytes, cache.by_use.len()), (0, 0));
+    }
+}

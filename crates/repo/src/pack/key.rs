@@ -1,0 +1,56 @@
+//! How the sections of a pack are sealed.
+//!
+//! Every pack has a key of its own, derived from the repository's pack key and the pack's identity, which is random and used
+//! once. Under it every section is sealed once, with a nonce that says which section it is. So no nonce is ever used twice
+//! under one key, sections cannot be exchanged within a pack, and packs cannot be exchanged for one another.
+
+use crate::id::PackId;
+use crate::key::{Cipher, SealingKey};
+
+/// Which part of a pack is sealed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Section {
+    /// The stored bytes of a frame.
+    Frame(u32),
+    /// The prints of a frame's blocks.
+    Prints(u32),
+    /// The directory.
+    Directory,
+}
+
+impl Section {
+    /// Nonce: byte 0 is 1, 2 or 3 for frame, prints and directory, bytes 8 to 11 the number of the frame, the rest zero.
+    fn nonce(self) -> [u8; 12] {
+        let (kind, number) = match self {
+            Self::Frame(number) => (1, number),
+            Self::Prints(number) => (2, number),
+            Self::Directory => (3, 0),
+        };
+        let mut nonce = [0; 12];
+        nonce[0] = kind;
+        nonce[8..].copy_from_slice(&number.to_le_bytes());
+        nonce
+    }
+}
+
+/// The key of one pack.
+pub(crate) struct PackKey(SealingKey);
+
+impl PackKey {
+    /// The key of `pack`: keyed BLAKE3 of its identity under the repository's pack key.
+    pub(crate) fn new(cipher: Cipher, repository_pack_key: &[u8; 32], pack: PackId) -> Self {
+        let key = blake3::keyed_hash(repository_pack_key, pack.as_bytes());
+        Self(SealingKey::new(cipher, key.as_bytes()))
+    }
+
+    /// Seals `bytes` in place; they grow by the tag.
+    pub(crate) fn seal(&self, section: Section, bytes: &mut Vec<u8>) {
+        self.0.seal(section.nonce(), &[], bytes);
+    }
+
+    /// Opens `bytes` in place and cuts the tag off; false, and the bytes are useless, when they are not what was sealed.
+    #[must_use]
+    pub(crate) fn open(&self, section: Section, bytes: &mut Vec<u8>) -> bool {
+        self.0.open(section.nonce(), &[], bytes).is_ok()
+    }
+}

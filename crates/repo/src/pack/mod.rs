@@ -1,0 +1,38 @@
+//! Packs: the stored objects that hold frames.
+//!
+//! A pack is written from front to back: a header, sealed frames, sealed prints of each frame, the sealed directory that
+//! tells where everything is, a trailer. It is named by an identity drawn at random when it is begun, so that whatever
+//! refers to its frames can be written while it is still growing. `docs/format/repository.md` has the layout byte by byte.
+
+mod directory;
+mod key;
+mod layout;
+mod reader;
+mod writer;
+
+pub(crate) use directory::{ChunkEntry, Directory, FRAME_COUNT_MAX, FrameContent, FrameEntry};
+pub(crate) use key::PackKey;
+pub(crate) use layout::{HEADER_LENGTH, PackKind, TRAILER_LENGTH, pack_name};
+pub(crate) use reader::{PackReader, read_directory};
+pub(crate) use writer::{PackWriter, SealedFrame, seal_frame};
+
+use crate::id::PackId;
+
+/// Where bytes are: an offset into a frame, before compression.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Location {
+    pub(crate) pack: PackId,
+    pub(crate) frame: u32,
+    pub(crate) offset: u32,
+}
+
+impl Location {
+    /// The location `bytes` further on in the same frame.
+    pub(crate) fn advance(self, bytes: u64) -> Self {
+        let bytes = u32::try_from(bytes).expect("a frame is far smaller than 4 GiB");
+        Self {
+            offset: self.offset + bytes,
+            ..self
+        }
+    }
+}

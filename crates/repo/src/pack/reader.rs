@@ -1,0 +1,150 @@
+//! Reading a pack: its directory first, then any frame.
+
+use super::directory::{DIRECTORY_BYTES_MAX, Directory, FrameContent, FrameEntry};
+use super::key::{PackKey, Section};
+use super::layout::{HEADER_LENGTH, TRAILER_LENGTH, decode_header, decode_trailer, pack_name};
+use crate::codec::Decompressor;
+use crate::error::{Error, Result};
+use crate::id::PackId;
+use crate::store::{ObjectName, Store, StoreError};
+
+/// Bytes at the end of a pack that are read at once: most directories fit.
+const TAIL_BYTES: u64 = 48 << 10;
+
+/// A pack whose directory was read and checked.
+pub(crate) struct PackReader {
+    pub(crate) pack: PackId,
+    pub(crate) name: ObjectName,
+    pub(crate) length: u64,
+    pub(crate) directory: Directory,
+    /// Where the sealed directory begins.
+    pub(crate) directory_offset: u64,
+    /// BLAKE3 of everything before the trailer, as the trailer has it.
+    pub(crate) hash: [u8; 32],
+    key: PackKey,
+}
+
+/// Reads the directory of `pack`.
+pub(crate) fn read_directory(store: &dyn Store, pack: PackId, key: PackKey) -> Result<PackReader> {
+    let name = pack_name(pack);
+    let length = match store.length(&name) {
+        Err(StoreError::NotFound { .. }) => return Err(Error::MissingPack { pack }),
+        other => other?,
+    };
+    if length < (HEADER_LENGTH + TRAILER_LENGTH) as u64 {
+        return Err(Error::damaged(&name, length, "it is too short to be a pack"));
+    }
+    let mut tail = vec![0; holdfast_block::to_usize(length.min(TAIL_BYTES))];
+    store.get_range(&name, length - tail.len() as u64, &mut tail)?;
+    let trailer_at = tail.len() - TRAILER_LENGTH;
+    let trailer_bytes = tail[trailer_at..].try_into().expect("the tail ends with a trailer");
+    let trailer = decode_trailer(&trailer_bytes, pack, length)?;
+    if trailer.directory_length > DIRECTORY_BYTES_MAX {
+        let detail = format!(
+            "its directory has {} bytes; at most {DIRECTORY_BYTES_MAX} are read",
+            trailer.directory_length
+        );
+        return Err(Error::damaged(&name, trailer.directory_offset, detail));
+    }
+    let directory_length = holdfast_block::to_usize(trailer.directory_length);
+    let mut sealed = if directory_length <= trailer_at {
+        tail[trailer_at - directory_length..trailer_at].to_vec()
+    } else {
+        let mut sealed = vec![0; directory_length];
+        store.get_range(&name, trailer.directory_offset, &mut sealed)?;
+        sealed
+    };
+    if !key.open(Section::Directory, &mut sealed) {
+        return Err(Error::damaged(
+            &name,
+            trailer.directory_offset,
+            "its directory is not what was sealed",
+        ));
+    }
+    let directory = Directory::decode(&sealed, trailer.directory_offset)
+        .map_err(|malformed| Error::malformed(&name, trailer.directory_offset, "directory", malformed))?;
+    Ok(PackReader {
+        pack,
+        name,
+        length,
+        directory,
+        directory_offset: trailer.directory_offset,
+        hash: trailer.hash,
+        key,
+    })
+}
+
+impl PackReader {
+    /// The entry of frame `number`; one that does not exist is damage, of the pack or of what referred to it.
+    pub(crate) fn frame(&self, number: u32) -> Result<&FrameEntry> {
+        self.directory.frame(number).ok_or_else(|| {
+            let detail = format!(
+                "frame {number} is referred to; it has {}",
+                self.directory.frames().len()
+            );
+            Error::damaged(&self.name, self.length, detail)
+        })
+    }
+
+    /// Reads the sealed bytes of frame `number` into `sealed`.
+    pub(crate) fn fetch(&self, store: &dyn Store, number: u32, sealed: &mut Vec<u8>) -> Result<()> {
+        let frame = self.frame(number)?;
+        sealed.resize(frame.stored_length as usize, 0);
+        Ok(store.get_range(&self.name, frame.offset, sealed)?)
+    }
+
+    /// Opens and decompresses the sealed bytes of frame `number` into `raw`.
+    pub(crate) fn unseal(
+        &self,
+        number: u32,
+        sealed: &mut Vec<u8>,
+        decompressor: &mut Decompressor,
+        raw: &mut Vec<u8>,
+    ) -> Result<()> {
+        let frame = self.frame(number)?;
+        if !self.key.open(Section::Frame(number), sealed) {
+            return Err(Error::damaged(
+                &self.name,
+                frame.offset,
+                format!("frame {number} is not what was sealed"),
+            ));
+        }
+        decompressor.decompress(
+            frame.codec,
+            sealed,
+            frame.raw_length as usize,
+            raw,
+            (&self.name, frame.offset),
+        )
+    }
+
+    /// Reads the prints of the blocks of frame `number`; none where it holds no blocks.
+    pub(crate) fn prints(&self, store: &dyn Store, number: u32) -> Result<Vec<u8>> {
+        let frame = self.frame(number)?;
+        if frame.content != FrameContent::Blocks {
+            return Ok(Vec::new());
+        }
+        let mut sealed = vec![0; frame.prints_length()];
+        store.get_range(&self.name, frame.prints_offset, &mut sealed)?;
+        self.unseal_prints(number, &mut sealed)?;
+        Ok(sealed)
+    }
+
+    /// Opens the sealed prints of frame `number`, which must hold blocks, in place.
+    pub(crate) fn unseal_prints(&self, number: u32, sealed: &mut Vec<u8>) -> Result<()> {
+        if self.key.open(Section::Prints(number), sealed) {
+            return Ok(());
+        }
+        let detail = format!("the prints of frame {number} are not what was sealed");
+        Err(Error::damaged(&self.name, self.frame(number)?.prints_offset, detail))
+    }
+
+    /// Checks the parts that no frame's seal covers: the header.
+    pub(crate) fn check_header(&self, header: &[u8; HEADER_LENGTH]) -> Result<()> {
+        let header = decode_header(header, self.pack)?;
+        if header.kind != self.directory.kind || header.writer != self.directory.writer {
+            return Err(Error::damaged(&self.name, 0, "its header and its directory disagree"));
+        }
+        Ok(())
+    }
+}

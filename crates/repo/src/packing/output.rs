@@ -1,0 +1,345 @@
+//! From full frames to durable packs, in parallel.
+//!
+//! The coordinator hands over full frames. Sealers compress and seal them, in any order; the appender puts them into their
+//! packs, in theirs; the committer makes packs durable. Every queue is bounded, so the memory of the whole is that of a few
+//! frames. With no threads at all, each step is done at once by the caller: the same code, in an order that a simulation
+//! can repeat.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Scope;
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+
+use crate::codec::{Compressor, FRAME_BYTES_MAX};
+use crate::error::{Error, Result};
+use crate::id::{PackId, WriterId};
+use crate::pack::{ChunkEntry, Directory, FrameContent, PackKey, PackKind, PackWriter, SealedFrame, seal_frame};
+use crate::store::Store;
+
+/// A pack that takes frames.
+pub(crate) struct OpenPack {
+    pub(crate) id: PackId,
+    pub(crate) kind: PackKind,
+    key: Arc<PackKey>,
+    /// Bytes appended so far: what decides when the pack is full.
+    stored_bytes: AtomicU64,
+}
+
+impl OpenPack {
+    pub(crate) fn new(id: PackId, kind: PackKind, key: PackKey) -> Self {
+        Self {
+            id,
+            kind,
+            key: Arc::new(key),
+            stored_bytes: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        self.stored_bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// A full frame.
+pub(crate) struct FrameJob {
+    pub(crate) pack: Arc<OpenPack>,
+    pub(crate) number: u32,
+    pub(crate) raw: Vec<u8>,
+    pub(crate) content: FrameContent,
+    pub(crate) prints: Vec<u8>,
+    pub(crate) chunks: Vec<ChunkEntry>,
+}
+
+/// The end of a pack.
+struct PackEnd {
+    pack: Arc<OpenPack>,
+    frame_count: usize,
+    attachment: Vec<u8>,
+}
+
+/// A pack that is durable.
+pub(crate) struct FinishedPack {
+    pub(crate) pack: PackId,
+    pub(crate) directory: Directory,
+    pub(crate) stored_bytes: u64,
+}
+
+enum ToAppender {
+    Frame(Arc<OpenPack>, SealedFrame),
+    End(PackEnd),
+}
+
+/// Buffers that go round: reusing memory is faster than fresh pages are.
+#[derive(Clone, Default)]
+pub(crate) struct BufferPool(Arc<Mutex<Vec<Vec<u8>>>>);
+
+/// Free buffers that are kept.
+const POOL_BUFFER_COUNT_MAX: usize = 8;
+
+impl BufferPool {
+    pub(crate) fn take(&self) -> Vec<u8> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop()
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn give(&self, mut buffer: Vec<u8>) {
+        buffer.clear();
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.len() < POOL_BUFFER_COUNT_MAX && buffer.capacity() > 0 {
+            free.push(buffer);
+        }
+    }
+}
+
+/// Packs that are being appended to.
+struct Appender {
+    store: Arc<dyn Store>,
+    writer: WriterId,
+    open: HashMap<PackId, OpenWriter>,
+    pool: BufferPool,
+}
+
+struct OpenWriter {
+    writer: PackWriter,
+    end: Option<PackEnd>,
+}
+
+impl Appender {
+    /// Takes a frame or an end; returns the pack if that completed it.
+    fn take(&mut self, message: ToAppender) -> Result<Option<(PackWriter, PackEnd)>> {
+        let pack = match &message {
+            ToAppender::Frame(pack, _) => Arc::clone(pack),
+            ToAppender::End(end) => Arc::clone(&end.pack),
+        };
+        let entry = match self.open.entry(pack.id) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                let key = Arc::clone(&pack.key);
+                let writer = PackWriter::create(&*self.store, pack.id, pack.kind, self.writer, key)?;
+                entry.insert(OpenWriter { writer, end: None })
+            }
+        };
+        match message {
+            ToAppender::Frame(pack, frame) => {
+                pack.stored_bytes.fetch_add(frame.stored_bytes(), Ordering::Relaxed);
+                entry.writer.add(frame, |buffer| self.pool.give(buffer))?;
+            }
+            ToAppender::End(end) => entry.end = Some(end),
+        }
+        let complete = entry
+            .end
+            .as_ref()
+            .is_some_and(|end| end.frame_count == entry.writer.frame_count());
+        if !complete {
+            return Ok(None);
+        }
+        let done = self.open.remove(&pack.id).expect("the entry was just used");
+        Ok(done.end.map(|end| (done.writer, end)))
+    }
+}
+
+fn commit(writer: PackWriter, end: PackEnd) -> Result<FinishedPack> {
+    let (directory, stored_bytes) = writer.finish(end.attachment)?;
+    Ok(FinishedPack {
+        pack: end.pack.id,
+        directory,
+        stored_bytes,
+    })
+}
+
+fn seal(job: FrameJob, compressor: &mut Compressor, pool: &BufferPool) -> (Arc<OpenPack>, SealedFrame) {
+    let raw = (&job.raw[..], job.content);
+    let frame = seal_frame(
+        compressor,
+        &job.pack.key,
+        job.number,
+        raw,
+        job.prints,
+        job.chunks,
+        pool.take(),
+    );
+    pool.give(job.raw);
+    (job.pack, frame)
+}
+
+/// Where the coordinator puts frames.
+pub(crate) struct PackOutput {
+    mode: Mode,
+    /// Packs that were ended and are not known to be finished.
+    unfinished: usize,
+    pub(crate) pool: BufferPool,
+}
+
+enum Mode {
+    Inline {
+        compressor: Box<Compressor>,
+        appender: Box<Appender>,
+        finished: Vec<FinishedPack>,
+    },
+    Threads {
+        jobs: Sender<FrameJob>,
+        ends: Sender<ToAppender>,
+        finished: Receiver<Result<FinishedPack>>,
+    },
+}
+
+impl PackOutput {
+    /// An output with `sealer_count` sealers in `scope`; with none, everything is done by the caller.
+    pub(crate) fn new<'scope>(
+        scope: &'scope Scope<'scope, '_>,
+        store: Arc<dyn Store>,
+        writer: WriterId,
+        sealer_count: usize,
+    ) -> Self {
+        let pool = BufferPool::default();
+        let appender = Appender {
+            store,
+            writer,
+            open: HashMap::new(),
+            pool: pool.clone(),
+        };
+        let mode = if sealer_count == 0 {
+            Mode::Inline {
+                compressor: Box::new(Compressor::new()),
+                appender: Box::new(appender),
+                finished: Vec::new(),
+            }
+        } else {
+            spawn(scope, appender, sealer_count, &pool)
+        };
+        Self {
+            mode,
+            unfinished: 0,
+            pool,
+        }
+    }
+
+    /// Hands over a full frame; waits while the queue is full.
+    pub(crate) fn frame(&mut self, job: FrameJob) -> Result<()> {
+        match &mut self.mode {
+            Mode::Inline { compressor, .. } => {
+                let (pack, frame) = seal(job, compressor, &self.pool);
+                self.append(ToAppender::Frame(pack, frame))
+            }
+            Mode::Threads { jobs, finished, .. } => jobs.send(job).map_err(|_| first_error(finished)),
+        }
+    }
+
+    /// Ends a pack of `frame_count` frames.
+    pub(crate) fn end(&mut self, pack: Arc<OpenPack>, frame_count: usize, attachment: Vec<u8>) -> Result<()> {
+        self.unfinished += 1;
+        let end = ToAppender::End(PackEnd {
+            pack,
+            frame_count,
+            attachment,
+        });
+        match &mut self.mode {
+            Mode::Inline { .. } => self.append(end),
+            Mode::Threads { ends, finished, .. } => ends.send(end).map_err(|_| first_error(finished)),
+        }
+    }
+
+    fn append(&mut self, message: ToAppender) -> Result<()> {
+        let Mode::Inline { appender, finished, .. } = &mut self.mode else {
+            unreachable!("with threads, only the appender appends")
+        };
+        if let Some((writer, end)) = appender.take(message)? {
+            finished.push(commit(writer, end)?);
+        }
+        Ok(())
+    }
+
+    /// The packs that became durable since the last call.
+    pub(crate) fn finished(&mut self) -> Result<Vec<FinishedPack>> {
+        let packs: Vec<_> = match &mut self.mode {
+            Mode::Inline { finished, .. } => std::mem::take(finished),
+            Mode::Threads { finished, .. } => finished.try_iter().collect::<Result<_>>()?,
+        };
+        self.unfinished -= packs.len();
+        Ok(packs)
+    }
+
+    /// Waits until every pack that was ended is durable.
+    pub(crate) fn wait_for_ended(&mut self) -> Result<Vec<FinishedPack>> {
+        let mut packs = self.finished()?;
+        while self.unfinished > 0 {
+            let Mode::Threads { finished, .. } = &self.mode else {
+                unreachable!("without threads a pack is finished when it ends")
+            };
+            packs.push(finished.recv().map_err(|_| first_error(finished))??);
+            self.unfinished -= 1;
+        }
+        Ok(packs)
+    }
+}
+
+/// Why a queue was closed before its time.
+fn first_error(finished: &Receiver<Result<FinishedPack>>) -> Error {
+    finished.iter().find_map(Result::err).unwrap_or(Error::Cancelled)
+}
+
+fn spawn<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    mut appender: Appender,
+    sealer_count: usize,
+    pool: &BufferPool,
+) -> Mode {
+    let (jobs, job_queue) = bounded::<FrameJob>(1);
+    let (sealed, sealed_queue) = bounded::<ToAppender>(sealer_count);
+    let (complete, complete_queue) = bounded::<(PackWriter, PackEnd)>(1);
+    let (done, finished) = unbounded();
+    for _ in 0..sealer_count {
+        let (job_queue, sealed, pool) = (job_queue.clone(), sealed.clone(), pool.clone());
+        scope.spawn(move || {
+            let mut compressor = Compressor::new();
+            for job in job_queue {
+                let (pack, frame) = seal(job, &mut compressor, &pool);
+                if sealed.send(ToAppender::Frame(pack, frame)).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    let failed = done.clone();
+    scope.spawn(move || {
+        for message in sealed_queue {
+            match appender.take(message) {
+                Ok(None) => {}
+                Ok(Some(pack)) => {
+                    if complete.send(pack).is_err() {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    // Whoever receives it stops; if nobody does, they have stopped already.
+                    failed.send(Err(error)).ok();
+                    return;
+                }
+            }
+        }
+    });
+    scope.spawn(move || {
+        for (writer, end) in complete_queue {
+            let result = commit(writer, end);
+            let stop = result.is_err();
+            if done.send(result).is_err() || stop {
+                return;
+            }
+        }
+    });
+    Mode::Threads {
+        jobs,
+        ends: sealed,
+        finished,
+    }
+}
+
+const _: () = assert!(
+    FRAME_BYTES_MAX <= 4 << 20,
+    "a handful of frames in flight must fit the memory goal"
+);

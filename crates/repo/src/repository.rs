@@ -1,0 +1,209 @@
+//! A repository, opened.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::config::RepositoryConfig;
+use crate::error::{Error, Result};
+use crate::fingerprint::FingerprintKeys;
+use crate::id::{PackId, SegmentId, SnapshotId};
+use crate::index::{SegmentKeys, SegmentReader};
+use crate::key::{Cipher, Keyring, MasterSecret, Purpose, open_object, seal_object};
+use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, SnapshotObject, decode_snapshot, snapshot_name};
+use crate::packs::Packs;
+use crate::relocation::{RELOCATION_BYTES_MAX, RelocationTable};
+use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
+use crate::surroundings::Surroundings;
+
+/// The store and the keys to it: what every part of the repository works with.
+pub(crate) struct Vault {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) keyring: Keyring,
+    pub(crate) cipher: Cipher,
+    pub(crate) master: MasterSecret,
+    pub(crate) config: RepositoryConfig,
+    pub(crate) surroundings: Surroundings,
+}
+
+impl Vault {
+    /// Puts a small object, sealed.
+    pub(crate) fn put_sealed(&self, name: &ObjectName, plaintext: &[u8]) -> Result<Put> {
+        let randomness = &*self.surroundings.randomness;
+        let sealed = seal_object(
+            &self.keyring,
+            purpose_of(name.kind()),
+            self.cipher,
+            name,
+            plaintext,
+            randomness,
+        )?;
+        Ok(self.store.put(name, &sealed)?)
+    }
+
+    /// Gets a small object and opens it.
+    pub(crate) fn get_sealed(&self, name: &ObjectName, length_max: u64) -> Result<Vec<u8>> {
+        let sealed = self.store.get(name, length_max)?;
+        Ok(open_object(&self.keyring, purpose_of(name.kind()), name, &sealed)?)
+    }
+
+    /// The names of all objects of a kind.
+    pub(crate) fn names(&self, kind: ObjectKind) -> Result<Vec<ObjectName>> {
+        let mut names = Vec::new();
+        self.store.list(kind, &mut |name, _| {
+            names.push(name);
+            Ok(())
+        })?;
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// The identities of all objects of a kind that are named by one; other names are none of ours.
+    pub(crate) fn identities<T: std::str::FromStr>(&self, kind: ObjectKind) -> Result<Vec<T>> {
+        Ok(self
+            .names(kind)?
+            .iter()
+            .filter_map(|name| name.name().parse().ok())
+            .collect())
+    }
+
+    pub(crate) fn fingerprint_keys(&self) -> FingerprintKeys {
+        FingerprintKeys::new(&self.keyring)
+    }
+
+    pub(crate) fn segment_keys(&self) -> SegmentKeys {
+        SegmentKeys {
+            cipher: self.cipher,
+            keyring: self.keyring.clone(),
+        }
+    }
+
+    /// All packs that exist.
+    pub(crate) fn pack_ids(&self) -> Result<HashSet<PackId>> {
+        Ok(self.identities(ObjectKind::Pack)?.into_iter().collect())
+    }
+
+    /// All segments of the index that can be read; and the errors of those that cannot.
+    pub(crate) fn segments(&self) -> Result<(Vec<SegmentReader>, Vec<Error>)> {
+        let keys = self.segment_keys();
+        let (mut segments, mut errors) = (Vec::new(), Vec::new());
+        for id in self.identities::<SegmentId>(ObjectKind::Index)? {
+            match SegmentReader::open(&*self.store, &keys, id) {
+                Ok(segment) => segments.push(segment),
+                // It was merged into another while we looked.
+                Err(Error::Store(StoreError::NotFound { .. })) => {}
+                Err(error) if error.is_about_one_object() => errors.push(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((segments, errors))
+    }
+
+    /// Where the bytes of rewritten packs are; and the errors of relocations that cannot be read.
+    pub(crate) fn relocations(&self) -> Result<(HashMap<PackId, Arc<RelocationTable>>, Vec<Error>)> {
+        let mut tables: HashMap<PackId, RelocationTable> = HashMap::new();
+        let mut errors = Vec::new();
+        for name in self.names(ObjectKind::Relocation)? {
+            let Some(pack) = relocated_pack(&name) else { continue };
+            let read = self.get_sealed(&name, RELOCATION_BYTES_MAX).and_then(|bytes| {
+                let table = tables.entry(pack).or_default();
+                table
+                    .decode_into(&bytes)
+                    .map_err(|error| Error::malformed(&name, 0, "relocation", error))
+            });
+            match read {
+                Err(Error::Store(StoreError::NotFound { .. })) => {}
+                Err(error) if error.is_about_one_object() => errors.push(error),
+                other => other?,
+            }
+        }
+        Ok((
+            tables
+                .into_iter()
+                .map(|(pack, table)| (pack, Arc::new(table)))
+                .collect(),
+            errors,
+        ))
+    }
+}
+
+/// The key that seals small objects of a kind.
+fn purpose_of(kind: ObjectKind) -> Purpose {
+    match kind {
+        ObjectKind::Snapshot | ObjectKind::Config => Purpose::ManifestSealing,
+        _ => Purpose::MarkerSealing,
+    }
+}
+
+/// The pack that a relocation is about, from its name.
+pub(crate) fn relocated_pack(name: &ObjectName) -> Option<PackId> {
+    name.name().split_once('.')?.0.parse().ok()
+}
+
+/// A repository, opened.
+pub struct Repository {
+    pub(crate) vault: Vault,
+    pub(crate) packs: Arc<Packs>,
+}
+
+impl Repository {
+    pub(crate) fn with_vault(vault: Vault) -> Result<Self> {
+        let packs = Arc::new(Packs::new(
+            Arc::clone(&vault.store),
+            vault.cipher,
+            vault.keyring.clone(),
+        ));
+        let repository = Self { vault, packs };
+        repository.refresh()?;
+        Ok(repository)
+    }
+
+    /// Learns what others changed since the repository was opened.
+    pub(crate) fn refresh(&self) -> Result<()> {
+        let (relocations, _) = self.vault.relocations()?;
+        self.packs.set_relocations(relocations);
+        Ok(())
+    }
+
+    /// The store, as it describes itself.
+    pub fn describe(&self) -> String {
+        self.vault.store.describe()
+    }
+
+    /// The manifest of a snapshot.
+    pub fn snapshot(&self, id: SnapshotId) -> Result<Manifest> {
+        match self.read_snapshot(id)? {
+            Some(manifest) => Ok(manifest),
+            None => Err(Error::NoSnapshot { id }),
+        }
+    }
+
+    fn read_snapshot(&self, id: SnapshotId) -> Result<Option<Manifest>> {
+        let name = snapshot_name(id);
+        let bytes = match self.vault.get_sealed(&name, MANIFEST_BYTES_MAX) {
+            Err(Error::Store(StoreError::NotFound { .. })) => return Ok(None),
+            other => other?,
+        };
+        match decode_snapshot(&bytes, id)? {
+            SnapshotObject::Committed(manifest) => Ok(Some(*manifest)),
+            SnapshotObject::Revoked => Ok(None),
+        }
+    }
+
+    /// All snapshots, oldest first; and the errors of those that cannot be read.
+    pub fn snapshots(&self) -> Result<(Vec<Manifest>, Vec<Error>)> {
+        let forgotten: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Forgotten)?.into_iter().collect();
+        let (mut manifests, mut errors) = (Vec::new(), Vec::new());
+        for id in self.vault.identities::<SnapshotId>(ObjectKind::Snapshot)? {
+            if forgotten.contains(&id) {
+                continue;
+            }
+            match self.read_snapshot(id) {
+                Ok(manifest) => manifests.extend(manifest),
+                Err(error) if error.is_about_one_object() => errors.push(error),
+                Err(error) => return Err(error),
+            }
+        }
+        manifests.sort_by_key(|manifest| (manifest.time_ms, manifest.id));
+        Ok((manifests, errors))
+    }
+}

@@ -1,0 +1,375 @@
+//! Bringing a disk back.
+//!
+//! Frames are read one after the other, each decoded once and its pieces written wherever they belong, by several threads
+//! at once. Everything is checked on the way: the seal of every frame, and the print of every block.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use holdfast_block::{BlockDeviceMut, to_usize};
+
+use crate::check::{Depth, check_frame};
+use crate::device::SnapshotDevice;
+use crate::error::{Error, Result};
+use crate::fingerprint::{BLOCK_LENGTH, FingerprintKeys, PRINT_LENGTH, is_zero, print_of};
+use crate::frame_plan::{Batch, FramePlan, PlannedPiece};
+use crate::pack::FrameContent;
+use crate::packs::FrameBuffers;
+use crate::repository::Repository;
+
+/// What the target holds before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetState {
+    /// Zeroes only: a new sparse file. Zeroes are not written.
+    Zeroed,
+    /// Anything, and all of it is written over.
+    Unknown,
+    /// Mostly the same: the target is read, and only what differs is written. Where the target has what the print of a
+    /// stored block says, the repository is not even read.
+    Similar,
+}
+
+/// What to restore, and how.
+pub struct RestoreRequest<'a> {
+    /// Where the bytes go; at least as large as the disk.
+    pub target: &'a dyn BlockDeviceMut,
+    /// Its name, for messages.
+    pub target_name: String,
+    /// What it holds before.
+    pub state: TargetState,
+    /// Threads that read and write; at least 1.
+    pub thread_count: usize,
+}
+
+/// Who wants to know how far a job over a disk is, and may stop it.
+pub trait JobProgress: Sync {
+    /// So many more bytes are done.
+    fn advance(&self, bytes: u64);
+
+    /// Set to stop the job.
+    fn cancelled(&self) -> &AtomicBool;
+}
+
+/// What a restore did, in bytes of the disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RestoreReport {
+    /// Bytes written to the target.
+    pub written_bytes: u64,
+    /// Bytes that the target had already.
+    pub equal_bytes: u64,
+    /// Bytes of zero, written or not.
+    pub zero_bytes: u64,
+    /// Bytes of frames that were decoded.
+    pub decoded_bytes: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    written: AtomicU64,
+    equal: AtomicU64,
+    zero: AtomicU64,
+    decoded: AtomicU64,
+}
+
+impl Repository {
+    /// Restores an open disk to a target; everything is durable when this returns.
+    pub fn restore(
+        &self,
+        disk: &SnapshotDevice,
+        request: &RestoreRequest<'_>,
+        progress: &dyn JobProgress,
+    ) -> Result<RestoreReport> {
+        use holdfast_block::BlockDevice;
+        let (target_bytes, disk_bytes) = (request.target.size_bytes(), disk.size_bytes());
+        if target_bytes < disk_bytes {
+            return Err(Error::TargetTooSmall {
+                target_bytes,
+                disk_bytes,
+            });
+        }
+        let (flush, flushes) = bounded(1);
+        let job = RestoreJob {
+            repository: self,
+            keys: self.vault.fingerprint_keys(),
+            request,
+            progress,
+            counters: Counters::default(),
+            failure: Mutex::new(None),
+            flush,
+        };
+        job.run(FramePlan::new(disk.map(), &self.packs), &flushes)?;
+        request.target.flush().map_err(|source| job.target_error(source))?;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &job.counters;
+        Ok(RestoreReport {
+            written_bytes: count(&counters.written),
+            equal_bytes: count(&counters.equal),
+            zero_bytes: count(&counters.zero),
+            decoded_bytes: count(&counters.decoded),
+        })
+    }
+}
+
+/// Written bytes after which the target begins to make them durable, while more are written: at the end little is left.
+const FLUSH_BYTES: u64 = 64 << 20;
+
+/// Tells the flusher to end, however the job ends.
+struct StopFlusher<'a> {
+    done: &'a AtomicBool,
+    flush: &'a Sender<()>,
+}
+
+impl Drop for StopFlusher<'_> {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Release);
+        self.flush.try_send(()).ok();
+    }
+}
+
+struct RestoreJob<'a> {
+    repository: &'a Repository,
+    keys: FingerprintKeys,
+    request: &'a RestoreRequest<'a>,
+    progress: &'a dyn JobProgress,
+    counters: Counters,
+    failure: Mutex<Option<Error>>,
+    flush: Sender<()>,
+}
+
+/// Memory that a worker uses again and again.
+struct Scratch {
+    buffers: FrameBuffers,
+    raw: Vec<u8>,
+    target: Vec<u8>,
+}
+
+impl RestoreJob<'_> {
+    fn run(&self, mut plan: FramePlan<'_>, flushes: &Receiver<()>) -> Result<()> {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.flush_now_and_then(flushes, &done));
+            let _stop = StopFlusher {
+                done: &done,
+                flush: &self.flush,
+            };
+            let (send, groups) = bounded::<Vec<PlannedPiece>>(self.request.thread_count * 2);
+            for _ in 0..self.request.thread_count.max(1) {
+                let groups = groups.clone();
+                scope.spawn(move || self.work(&groups));
+            }
+            drop(groups);
+            while let Some(batch) = plan.next()? {
+                self.zeroes(&batch)?;
+                for group in batch.pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
+                    self.check_cancelled()?;
+                    if send.send(group.to_vec()).is_err() {
+                        // All workers have stopped: one of them has said why.
+                        return Ok(());
+                    }
+                }
+            }
+            Ok::<_, Error>(())
+        })?;
+        match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes what was written durable whenever it is asked to.
+    fn flush_now_and_then(&self, flushes: &Receiver<()>, done: &AtomicBool) {
+        while flushes.recv().is_ok() && !done.load(Ordering::Acquire) {
+            if let Err(source) = self.request.target.flush() {
+                let error = self.target_error(source);
+                self.failure
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .get_or_insert(error);
+                return;
+            }
+        }
+    }
+
+    fn count_written(&self, bytes: u64) {
+        let before = self.counters.written.fetch_add(bytes, Ordering::Relaxed);
+        if before / FLUSH_BYTES != (before + bytes) / FLUSH_BYTES {
+            // A request that waits already is as good.
+            self.flush.try_send(()).ok();
+        }
+    }
+
+    fn work(&self, groups: &Receiver<Vec<PlannedPiece>>) {
+        let mut scratch = Scratch {
+            buffers: FrameBuffers::new(),
+            raw: Vec::new(),
+            target: Vec::new(),
+        };
+        for group in groups {
+            let failed = || self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            if failed().is_some() {
+                return;
+            }
+            if let Err(error) = self.group(&group, &mut scratch) {
+                failed().get_or_insert(error);
+                return;
+            }
+            self.progress
+                .advance(group.iter().map(|piece| u64::from(piece.length)).sum());
+        }
+    }
+
+    fn check_cancelled(&self) -> Result<()> {
+        if self.progress.cancelled().load(Ordering::Relaxed) {
+            Err(Error::Cancelled)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn target_error(&self, source: holdfast_block::Error) -> Error {
+        Error::Device {
+            role: "target",
+            name: self.request.target_name.clone(),
+            source,
+        }
+    }
+
+    /// Writes all pieces that lie in one frame.
+    fn group(&self, group: &[PlannedPiece], scratch: &mut Scratch) -> Result<()> {
+        let PlannedPiece { pack, frame, .. } = group[0];
+        let packs = &self.repository.packs;
+        let prints = packs.prints(pack, frame)?;
+        let reader = packs.reader(pack)?;
+        let is_blocks = reader.frame(frame)?.content == FrameContent::Blocks;
+        let mut wanted = Vec::new();
+        if self.request.state == TargetState::Similar && is_blocks {
+            for piece in group {
+                self.differing(piece, &prints, scratch, &mut wanted)?;
+            }
+            if wanted.is_empty() {
+                return Ok(());
+            }
+        } else {
+            wanted.extend_from_slice(group);
+        }
+        packs.frame(pack, frame, &mut scratch.buffers, &mut scratch.raw)?;
+        self.counters
+            .decoded
+            .fetch_add(scratch.raw.len() as u64, Ordering::Relaxed);
+        check_frame(&self.keys, &reader, frame, (&scratch.raw, &prints), Depth::Prints)?;
+        for piece in wanted {
+            let start = piece.frame_offset as usize;
+            let Some(bytes) = scratch.raw.get(start..start + piece.length as usize) else {
+                let detail = format!("bytes at {start} of frame {frame} are behind its end");
+                return Err(Error::damaged(&reader.name, reader.frame(frame)?.offset, detail));
+            };
+            self.request
+                .target
+                .write_at(bytes, piece.disk_offset)
+                .map_err(|source| self.target_error(source))?;
+            self.count_written(bytes.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Adds the parts of `piece` that the target does not have yet to `wanted`.
+    fn differing(
+        &self,
+        piece: &PlannedPiece,
+        prints: &[u8],
+        scratch: &mut Scratch,
+        wanted: &mut Vec<PlannedPiece>,
+    ) -> Result<()> {
+        scratch
+            .target
+            .resize((piece.length as usize).next_multiple_of(BLOCK_LENGTH), 0);
+        let (read, padding) = scratch.target.split_at_mut(piece.length as usize);
+        padding.fill(0);
+        self.request
+            .target
+            .read_at(read, piece.disk_offset)
+            .map_err(|source| self.target_error(source))?;
+        let first_block = piece.frame_offset as usize / BLOCK_LENGTH;
+        let mut at = 0;
+        for (block, bytes) in (first_block..).zip(scratch.target.chunks_exact(BLOCK_LENGTH)) {
+            let length = BLOCK_LENGTH.min(piece.length as usize - at);
+            let print = prints.get(block * PRINT_LENGTH..(block + 1) * PRINT_LENGTH);
+            if print == Some(print_of(&self.keys.block_hash(bytes))) {
+                self.counters.equal.fetch_add(length as u64, Ordering::Relaxed);
+            } else {
+                let shift = u32::try_from(at).expect("a piece lies in one frame");
+                let length = u32::try_from(length).expect("a block is small");
+                match wanted.last_mut() {
+                    Some(last)
+                        if last.disk_offset + u64::from(last.length) == piece.disk_offset + at as u64
+                            && last.frame_offset + last.length == piece.frame_offset + shift =>
+                    {
+                        last.length += length;
+                    }
+                    _ => wanted.push(PlannedPiece {
+                        frame_offset: piece.frame_offset + shift,
+                        disk_offset: piece.disk_offset + at as u64,
+                        length,
+                        ..*piece
+                    }),
+                }
+            }
+            at += length;
+        }
+        Ok(())
+    }
+
+    fn zeroes(&self, batch: &Batch) -> Result<()> {
+        for &(offset, length) in &batch.zeroes {
+            self.check_cancelled()?;
+            self.counters.zero.fetch_add(length, Ordering::Relaxed);
+            let range = offset..offset + length;
+            match self.request.state {
+                TargetState::Zeroed => {}
+                TargetState::Unknown => {
+                    self.request
+                        .target
+                        .write_zeroes(range)
+                        .map_err(|source| self.target_error(source))?;
+                    self.counters.written.fetch_add(length, Ordering::Relaxed);
+                }
+                TargetState::Similar => self.zero_differing(range)?,
+            }
+            self.progress.advance(length);
+        }
+        Ok(())
+    }
+
+    /// Zeroes what is not zero in `range` of the target.
+    fn zero_differing(&self, range: std::ops::Range<u64>) -> Result<()> {
+        const STEP_BYTES: u64 = 1 << 20;
+        let target = self.request.target;
+        let failed = |source| self.target_error(source);
+        let mut buffer = Vec::new();
+        holdfast_block::for_each_extent(target, range, |extent| {
+            if extent.kind != holdfast_block::ExtentKind::Data {
+                self.counters.equal.fetch_add(extent.length, Ordering::Relaxed);
+                return Ok(());
+            }
+            let mut at = extent.offset;
+            while at < extent.end() {
+                let step = STEP_BYTES.min(extent.end() - at);
+                buffer.resize(to_usize(step), 0);
+                target.read_at(&mut buffer, at)?;
+                let counter = if is_zero(&buffer) {
+                    &self.counters.equal
+                } else {
+                    &self.counters.written
+                };
+                if !is_zero(&buffer) {
+                    target.write_zeroes(at..at + step)?;
+                }
+                counter.fetch_add(step, Ordering::Relaxed);
+                at += step;
+            }
+            Ok(())
+        })
+        .map_err(failed)
+    }
+}

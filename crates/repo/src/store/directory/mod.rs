@@ -1,0 +1,317 @@
+//! A store in a directory, local or mounted.
+//!
+//! ```text
+//! config                the one object of its kind
+//! keys/<name>           likewise index, snapshots, forgotten, writers, condemned, relocations, protected, scrub
+//! packs/3f/3fa9...      packs are spread over 256 folders
+//! tmp/<32 digits>       objects on their way
+//! ```
+//!
+//! An object is written to `tmp/`, synced, and only then linked to its name: `link` fails where the name is taken, on every file
+//! system and through NFS, and that decides who comes first. Each fsync serves one promise of [`Store`]:
+//!
+//! 1. of the temporary file, before the link: whole or not at all;
+//! 2. of the folder, after the link: durable;
+//! 3. of the folder above, once per process and folder: so that the folder itself is durable, whoever has made it.
+//!
+//! A file without a name (`O_TMPFILE`) would leave nothing behind after a crash, but NFS, SMB and most of FUSE have no such
+//! thing: one way that works everywhere is tested everywhere.
+
+mod handles;
+mod temporary;
+mod tree;
+
+use std::fs::File;
+use std::io::{Error as IoError, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use holdfast_block::to_usize;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, fstatvfs, openat, statat, unlinkat};
+
+use self::handles::Handles;
+use self::temporary::Temporary;
+use self::tree::{Entry, Tree};
+use super::name::is_fan_out;
+use super::{ObjectKind, ObjectName, ObjectWriter, Put, Result, Store, StoreError};
+
+/// The folder of objects on their way.
+const TEMPORARY_FOLDER: &str = "tmp";
+
+/// A store in a directory.
+///
+/// The directory may be reached through a symbolic link, and may be read-only; inside it no link is followed, and
+/// nothing but regular files is an object. Folders are made for their owner alone (0700, objects 0600), less what the umask forbids.
+#[derive(Debug)]
+pub struct DirectoryStore {
+    tree: Arc<Tree>,
+    handles: Handles,
+}
+
+impl DirectoryStore {
+    /// The store in the directory at `path`; [`StoreError::NoStore`] if there is none.
+    pub fn open(path: &Path) -> Result<Self> {
+        Ok(Self {
+            tree: Arc::new(Tree::open(path)?),
+            handles: Handles::default(),
+        })
+    }
+
+    /// The store in the directory at `path`, which is made, durably, if it does not exist; the directory above it must.
+    pub fn create(path: &Path) -> Result<Self> {
+        Tree::create(path)?;
+        Self::open(path)
+    }
+
+    /// Removes temporary files that were last written before `written_before`, and returns how many bytes that freed.
+    ///
+    /// A living writer touches its file as it writes; one that lost its file gets an error when it commits. What crashed
+    /// writers leave is therefore told from living ones by age alone, by the clock of the file system.
+    pub fn clean_temporary(&self, written_before: SystemTime) -> Result<u64> {
+        let error = |source| self.tree.error("delete", TEMPORARY_FOLDER, source);
+        let folder = match self.tree.open_folder(&[TEMPORARY_FOLDER]) {
+            Err(source) if source.kind() == ErrorKind::NotFound => return Ok(0),
+            other => other.map_err(error)?,
+        };
+        let limit = written_before
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |age| i64::try_from(age.as_secs()).unwrap_or(i64::MAX));
+        let mut freed_bytes = 0;
+        self.tree.walk(&folder, TEMPORARY_FOLDER, &mut |entry| {
+            if entry.file_type != FileType::RegularFile || entry.modified_seconds >= limit {
+                return Ok(());
+            }
+            match unlinkat(&folder, entry.name, AtFlags::empty()).map_err(IoError::from) {
+                Ok(()) if !entry.is_linked => freed_bytes += entry.length,
+                Err(source) if source.kind() != ErrorKind::NotFound => return Err(error(source)),
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok(freed_bytes)
+    }
+
+    /// Opens the file of an object, which must be a regular one.
+    fn open_object(&self, name: &ObjectName) -> Result<File> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = self
+            .tree
+            .open_folder(&tree::folders(name))
+            .and_then(|folder| Ok(File::from(openat(folder, name.name(), flags, Mode::empty())?)))
+            .and_then(|file| match file.metadata()? {
+                regular if regular.is_file() => Ok(file),
+                _ => Err(IoError::other("it is no regular file")),
+            });
+        file.map_err(|source| self.tree.object_error("open", name, source))
+    }
+
+    /// An open file of the object, kept for the next read if it is a pack.
+    fn handle(&self, name: &ObjectName) -> Result<Arc<File>> {
+        if name.kind() != ObjectKind::Pack {
+            return Ok(Arc::new(self.open_object(name)?));
+        }
+        if let Some(file) = self.handles.find(name) {
+            // A deleted pack is not found, even if a handle still reaches its bytes.
+            match fstat(&*file) {
+                Ok(stat) if stat.st_nlink > 0 => return Ok(file),
+                _ => self.handles.forget(name),
+            }
+        }
+        let file = Arc::new(self.open_object(name)?);
+        self.handles.keep(name, &file);
+        Ok(file)
+    }
+
+    fn list_folder(&self, kind: ObjectKind, folders: &[&str], visit: &mut Visit<'_>) -> Result<()> {
+        let path = folders.join("/");
+        let folder = match self.tree.open_folder(folders) {
+            Err(source) if source.kind() == ErrorKind::NotFound => return Ok(()),
+            other => other.map_err(|source| self.tree.error("list", &path, source))?,
+        };
+        self.tree
+            .walk(&folder, &path, &mut |entry| match object(kind, folders, entry) {
+                Some(name) => visit(name, entry.length),
+                None => Ok(()),
+            })
+    }
+
+    fn strangers_in(
+        &self,
+        kind: ObjectKind,
+        folders: &[&str],
+        visit: &mut dyn FnMut(String) -> Result<()>,
+    ) -> Result<()> {
+        let path = folders.join("/");
+        let folder = match self.tree.open_folder(folders) {
+            // What is no folder has been reported where it lies.
+            Err(source) if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(()),
+            other => other.map_err(|source| self.tree.error("list", &path, source))?,
+        };
+        self.tree.walk(&folder, &path, &mut |entry| {
+            let name = entry.name.to_string_lossy();
+            if kind == ObjectKind::Pack && folders.len() == 1 && is_fan_out_folder(entry) {
+                self.strangers_in(kind, &[kind.folder(), &name], visit)
+            } else if object(kind, folders, entry).is_none() {
+                visit(format!("{path}/{name}"))
+            } else {
+                Ok(())
+            }
+        })
+    }
+}
+
+type Visit<'a> = dyn FnMut(ObjectName, u64) -> Result<()> + 'a;
+
+/// The object that `entry` of the folder is, if it is one and lies where it belongs.
+fn object(kind: ObjectKind, folders: &[&str], entry: &Entry<'_>) -> Option<ObjectName> {
+    let name = ObjectName::new(kind, entry.name.to_str().ok()?).ok()?;
+    (entry.file_type == FileType::RegularFile && tree::folders(&name) == folders).then_some(name)
+}
+
+fn is_fan_out_folder(entry: &Entry<'_>) -> bool {
+    entry.file_type == FileType::Directory && is_fan_out(entry.name.to_bytes())
+}
+
+impl Store for DirectoryStore {
+    fn put(&self, name: &ObjectName, bytes: &[u8]) -> Result<Put> {
+        if self.tree.has_object(name)? {
+            self.tree.sync_folder_of(name)?;
+            return Ok(Put::AlreadyExists);
+        }
+        let mut temporary = Temporary::create(&self.tree, name)?;
+        temporary.append(bytes)?;
+        temporary.publish()
+    }
+
+    fn create(&self, name: &ObjectName) -> Result<Box<dyn ObjectWriter>> {
+        Ok(Box::new(Temporary::create(&self.tree, name)?))
+    }
+
+    fn get(&self, name: &ObjectName, length_max: u64) -> Result<Vec<u8>> {
+        let file = self.open_object(name)?;
+        let error = |source| self.tree.object_error("read", name, source);
+        let length = file.metadata().map_err(error)?.len();
+        if length > length_max {
+            return Err(StoreError::TooLarge {
+                name: name.clone(),
+                length,
+                length_max,
+            });
+        }
+        let mut bytes = vec![0; to_usize(length)];
+        file.read_exact_at(&mut bytes, 0).map_err(error)?;
+        Ok(bytes)
+    }
+
+    fn get_range(&self, name: &ObjectName, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let mut file = self.handle(name)?;
+        let mut answer = file.read_exact_at(buffer, offset);
+        if matches!(&answer, Err(source) if source.kind() == ErrorKind::StaleNetworkFileHandle) {
+            // Another host has deleted the pack, or replaced it by a mended one.
+            self.handles.forget(name);
+            file = self.handle(name)?;
+            answer = file.read_exact_at(buffer, offset);
+        }
+        let error = |source| self.tree.object_error("read", name, source);
+        match answer {
+            Err(source) if source.kind() == ErrorKind::UnexpectedEof => Err(StoreError::ShortObject {
+                name: name.clone(),
+                expected: offset.saturating_add(buffer.len() as u64),
+                actual: file.metadata().map_err(error)?.len(),
+            }),
+            other => other.map_err(error),
+        }
+    }
+
+    fn length(&self, name: &ObjectName) -> Result<u64> {
+        let stat = self
+            .tree
+            .open_folder(&tree::folders(name))
+            .and_then(|folder| Ok(statat(folder, name.name(), AtFlags::SYMLINK_NOFOLLOW)?))
+            .and_then(|stat| match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => Ok(stat),
+                _ => Err(IoError::other("it is no regular file")),
+            })
+            .map_err(|source| self.tree.object_error("look up", name, source))?;
+        Ok(stat.st_size.cast_unsigned())
+    }
+
+    fn list(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, u64) -> Result<()>) -> Result<()> {
+        match kind {
+            ObjectKind::Config => match self.length(&ObjectName::config()) {
+                Ok(length) => visit(ObjectName::config(), length),
+                Err(StoreError::NotFound { .. }) => Ok(()),
+                Err(error) => Err(error),
+            },
+            ObjectKind::Pack => {
+                let mut fan_outs = Vec::new();
+                let folder = match self.tree.open_folder(&[kind.folder()]) {
+                    Err(source) if source.kind() == ErrorKind::NotFound => return Ok(()),
+                    other => other.map_err(|source| self.tree.error("list", kind.folder(), source))?,
+                };
+                self.tree.walk(&folder, kind.folder(), &mut |entry| {
+                    if is_fan_out_folder(entry) {
+                        fan_outs.push(entry.name.to_string_lossy().into_owned());
+                    }
+                    Ok(())
+                })?;
+                fan_outs
+                    .iter()
+                    .try_for_each(|fan_out| self.list_folder(kind, &[kind.folder(), fan_out], visit))
+            }
+            _ => self.list_folder(kind, &[kind.folder()], visit),
+        }
+    }
+
+    fn delete(&self, name: &ObjectName) -> Result<()> {
+        self.handles.forget(name);
+        let deleted = self.tree.open_folder(&tree::folders(name)).and_then(|folder| {
+            unlinkat(&folder, name.name(), AtFlags::empty())?;
+            if name.kind() != ObjectKind::Pack {
+                tree::sync(&folder)?;
+            }
+            Ok(())
+        });
+        match deleted {
+            Err(source) if source.kind() != ErrorKind::NotFound => Err(self.tree.object_error("delete", name, source)),
+            _ => Ok(()),
+        }
+    }
+
+    fn strangers(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
+        let kinds = ObjectKind::ALL.into_iter().filter(|kind| *kind != ObjectKind::Config);
+        let folder = self
+            .tree
+            .open_folder(&[])
+            .map_err(|source| self.tree.error("list", "the root", source))?;
+        self.tree.walk(&folder, "the root", &mut |entry| {
+            let name = entry.name.to_string_lossy();
+            let known = match entry.file_type {
+                FileType::RegularFile => name == ObjectKind::Config.folder(),
+                // A file system that holds nothing but the store has a `lost+found` in its root.
+                FileType::Directory => {
+                    name == TEMPORARY_FOLDER || name == "lost+found" || kinds.clone().any(|kind| name == kind.folder())
+                }
+                _ => false,
+            };
+            if known { Ok(()) } else { visit(name.into_owned()) }
+        })?;
+        kinds
+            .clone()
+            .try_for_each(|kind| self.strangers_in(kind, &[kind.folder()], visit))
+    }
+
+    fn describe(&self) -> String {
+        self.tree.describe()
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        let space = self.tree.open_folder(&[]).ok().and_then(|root| fstatvfs(root).ok())?;
+        Some(space.f_bavail.saturating_mul(space.f_frsize))
+    }
+}
+
+#[cfg(test)]
+mod tests;

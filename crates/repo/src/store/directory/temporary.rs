@@ -1,0 +1,178 @@
+//! An object on its way into a directory.
+
+use std::fs::File;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{Error as IoError, Result as IoResult, Write};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use rustix::fs::{Advice, AtFlags, Mode, OFlags, RenameFlags, fadvise, linkat, openat, renameat_with, unlinkat};
+use rustix::io::Errno;
+
+use super::TEMPORARY_FOLDER;
+use super::tree::{Tree, folders, sync};
+use crate::store::{ObjectName, ObjectWriter, Put, Result, StoreError};
+
+/// Bytes after which the kernel is asked to start writing, so that the sync at the end of a pack finds little left to do.
+const WRITE_BEHIND_BYTES: u64 = 8 << 20;
+
+/// A file in the folder of temporary files, removed when dropped.
+#[derive(Debug)]
+pub(super) struct Temporary {
+    tree: Arc<Tree>,
+    object: ObjectName,
+    folder: File,
+    file: File,
+    source_name: String,
+    length: u64,
+    started: u64,
+}
+
+impl Temporary {
+    pub(super) fn create(tree: &Arc<Tree>, name: &ObjectName) -> Result<Self> {
+        let source_name = unique_name();
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let created = tree.make_folder(&[TEMPORARY_FOLDER]).and_then(|folder| {
+            let file = openat(&folder, &source_name, flags, Mode::RUSR | Mode::WUSR)?;
+            Ok((folder, file))
+        });
+        let (folder, file) = created.map_err(|source| tree.error("create", &name.to_string(), source))?;
+        Ok(Self {
+            tree: Arc::clone(tree),
+            object: name.clone(),
+            folder,
+            file: file.into(),
+            source_name,
+            length: 0,
+            started: 0,
+        })
+    }
+
+    /// Makes the object durable and then visible.
+    pub(super) fn publish(mut self) -> Result<Put> {
+        let object = self.object.to_string();
+        let answer = self.sync_and_link();
+        answer.map_err(|failure| match failure {
+            Failure::Io(action, source) => self.tree.error(action, &object, source),
+            Failure::NoExclusiveLink => StoreError::Unsupported {
+                store: self.tree.describe(),
+                detail: "its file system has neither hard links nor a rename that does not replace, so two writers could overwrite \
+                         each other's objects",
+            },
+        })
+    }
+
+    fn sync_and_link(&mut self) -> std::result::Result<Put, Failure> {
+        self.file.sync_all().map_err(|source| Failure::Io("sync", source))?;
+        let target = self
+            .tree
+            .make_folder(&folders(&self.object))
+            .map_err(|source| Failure::Io("create the folder", source))?;
+        let put = self.link(&target)?;
+        sync(&target).map_err(|source| Failure::Io("sync the folder", source))?;
+        Ok(put)
+    }
+
+    /// Gives the file its name, unless the name is taken.
+    fn link(&self, target: &File) -> std::result::Result<Put, Failure> {
+        let (from, to) = (self.source_name.as_str(), self.object.name());
+        match linkat(&self.folder, from, target, to, AtFlags::empty()) {
+            Ok(()) => Ok(Put::Created),
+            // A server may have linked, lost its answer, and refused when it was asked again. Nobody but us links our file.
+            Err(Errno::EXIST) => {
+                let stat = rustix::fs::fstat(&self.file).map_err(|errno| Failure::Io("link", errno.into()))?;
+                Ok(match stat.st_nlink {
+                    2.. => Put::Created,
+                    _ => Put::AlreadyExists,
+                })
+            }
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::MLINK) => self.rename(target),
+            Err(errno) => Err(Failure::Io("link", errno.into())),
+        }
+    }
+
+    /// Does the same where there are no hard links: FAT, some of FUSE and SMB.
+    fn rename(&self, target: &File) -> std::result::Result<Put, Failure> {
+        let (from, to) = (self.source_name.as_str(), self.object.name());
+        match renameat_with(&self.folder, from, target, to, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(Put::Created),
+            Err(Errno::EXIST) => Ok(Put::AlreadyExists),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Err(Failure::NoExclusiveLink),
+            Err(errno) => Err(Failure::Io("rename", errno.into())),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> IoResult<()> {
+        self.file.write_all(bytes)?;
+        self.length += bytes.len() as u64;
+        if let Some(behind) = NonZeroU64::new(self.length - self.started)
+            && behind.get() >= WRITE_BEHIND_BYTES
+        {
+            // Linux starts to write the dirty pages of the range and drops the clean ones: packs are not read soon.
+            // Advice only: a file system that refuses it is none the worse.
+            fadvise(&self.file, self.started, Some(behind), Advice::DontNeed).ok();
+            self.started = self.length;
+        }
+        Ok(())
+    }
+}
+
+enum Failure {
+    Io(&'static str, IoError),
+    NoExclusiveLink,
+}
+
+impl ObjectWriter for Temporary {
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.write(bytes)
+            .map_err(|source| self.tree.error("write", &self.object.to_string(), source))
+    }
+
+    fn commit(self: Box<Self>) -> Result<Put> {
+        self.publish()
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // After a rename there is nothing to remove; what cannot be removed now is cleaned by age.
+        unlinkat(&self.folder, &self.source_name, AtFlags::empty()).ok();
+    }
+}
+
+/// A name that no other temporary file has, on whatever host.
+///
+/// It must never come again: a writer whose file was cleaned away would otherwise publish another's half-written one. The
+/// standard library's hash keys come from the operating system's randomness, once per thread, and differ for each state.
+fn unique_name() -> String {
+    let draw = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", draw(), draw())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::ObjectKind;
+
+    #[test]
+    fn without_hard_links_a_rename_decides_who_comes_first() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let tree = Arc::new(Tree::open(folder.path()).unwrap());
+        let name = ObjectName::new(ObjectKind::Index, "a").unwrap();
+        let target = tree.make_folder(&folders(&name)).unwrap();
+        for (bytes, expected) in [(b"first", Put::Created), (b"other", Put::AlreadyExists)] {
+            let mut temporary = Temporary::create(&tree, &name).unwrap();
+            temporary.append(bytes).unwrap();
+            assert!(matches!(temporary.rename(&target), Ok(put) if put == expected));
+        }
+        assert_eq!(std::fs::read(folder.path().join("index/a")).unwrap(), b"first");
+        assert_eq!(std::fs::read_dir(folder.path().join("tmp")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn temporary_names_do_not_repeat() {
+        let names: std::collections::BTreeSet<_> = (0..10_000).map(|_| unique_name()).collect();
+        assert_eq!(names.len(), 10_000);
+        assert!(names.iter().all(|name| name.len() == 32));
+    }
+}

@@ -1,0 +1,207 @@
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::store::conformance;
+
+fn name(kind: ObjectKind, text: &str) -> ObjectName {
+    ObjectName::new(kind, text).unwrap()
+}
+
+fn store() -> (TempDir, DirectoryStore) {
+    let folder = TempDir::new().unwrap();
+    let store = DirectoryStore::create(&folder.path().join("repository")).unwrap();
+    (folder, store)
+}
+
+#[test]
+fn a_directory_is_a_store() {
+    let mut folders = Vec::new();
+    conformance::check(&mut || {
+        let (folder, store) = store();
+        folders.push(folder);
+        Arc::new(store)
+    });
+}
+
+#[test]
+fn what_is_not_there_is_not_made_by_opening_it() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("repository");
+    assert!(matches!(DirectoryStore::open(&path), Err(StoreError::NoStore { .. })));
+    let deep = path.join("deeper");
+    assert!(
+        matches!(DirectoryStore::create(&deep), Err(StoreError::NoStore { store }) if store.ends_with("repository"))
+    );
+    DirectoryStore::create(&path).unwrap();
+    DirectoryStore::create(&path).unwrap();
+    let store = DirectoryStore::open(&path).unwrap();
+    assert_eq!(store.describe(), format!("directory {}", path.display()));
+    assert!(store.free_bytes().unwrap() > 0);
+}
+
+#[test]
+fn objects_lie_where_the_format_says_and_are_their_owners_alone() {
+    let (folder, store) = store();
+    let root = folder.path().join("repository");
+    store.put(&ObjectName::config(), b"config").unwrap();
+    store.put(&name(ObjectKind::Pack, "3fa9"), b"pack").unwrap();
+    store.put(&name(ObjectKind::Snapshot, "1"), b"snapshot").unwrap();
+    let mode = |path: &str| std::fs::metadata(root.join(path)).unwrap().permissions().mode() & 0o7777;
+    for path in ["config", "packs/3f/3fa9", "snapshots/1"] {
+        assert_eq!(mode(path) & !0o600, 0, "{path}");
+    }
+    for path in ["", "packs", "packs/3f", "snapshots", "tmp"] {
+        assert_eq!(mode(path) & !0o700, 0, "{path}");
+    }
+    assert_eq!(std::fs::read_dir(root.join("tmp")).unwrap().count(), 0);
+}
+
+#[test]
+fn strangers_are_told_and_never_taken_for_objects() {
+    let (folder, store) = store();
+    let root = folder.path().join("repository");
+    conformance::fill(&store);
+    store.put(&name(ObjectKind::Index, "good"), b"").unwrap();
+    let outside = folder.path().join("outside");
+    std::fs::create_dir(&outside).unwrap();
+    File::create(outside.join("secret")).unwrap();
+    for path in [
+        "notes.txt",
+        "index/UPPER",
+        "packs/00aa",
+        "packs/00/01ff",
+        "index/.hidden",
+    ] {
+        File::create(root.join(path)).unwrap();
+    }
+    for path in ["packs/zz", "index/folder", "lost+found", "other"] {
+        std::fs::create_dir(root.join(path)).unwrap();
+    }
+    symlink(outside.join("secret"), root.join("index/link")).unwrap();
+    symlink(&outside, root.join("snapshots")).unwrap();
+    symlink(&outside, root.join("packs/ee")).unwrap();
+
+    let mut strangers = Vec::new();
+    store
+        .strangers(&mut |path| {
+            strangers.push(path);
+            Ok(())
+        })
+        .unwrap();
+    strangers.sort();
+    assert_eq!(
+        strangers,
+        [
+            "index/.hidden",
+            "index/UPPER",
+            "index/folder",
+            "index/link",
+            "notes.txt",
+            "other",
+            "packs/00/01ff",
+            "packs/00aa",
+            "packs/ee",
+            "packs/zz",
+            "snapshots"
+        ]
+    );
+    // A list never leaves out what it cannot see.
+    assert!(store.list(ObjectKind::Snapshot, &mut |_, _| Ok(())).is_err());
+    std::fs::remove_file(root.join("snapshots")).unwrap();
+    let mut objects = Vec::new();
+    for kind in ObjectKind::ALL {
+        store
+            .list(kind, &mut |name, _| {
+                objects.push(name.to_string());
+                Ok(())
+            })
+            .unwrap();
+    }
+    assert_eq!(objects.len(), 6, "{objects:?}");
+}
+
+#[test]
+fn links_inside_are_not_followed() {
+    let (folder, store) = store();
+    let root = folder.path().join("repository");
+    let outside = folder.path().join("outside");
+    std::fs::create_dir(&outside).unwrap();
+    std::os::unix::fs::symlink(&outside, root.join("index")).unwrap();
+    assert!(store.put(&name(ObjectKind::Index, "a"), b"a").is_err());
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+
+    let target = outside.join("target");
+    File::create(&target).unwrap();
+    store.put(&name(ObjectKind::Key, "a"), b"a").unwrap();
+    symlink(&target, root.join("keys/b")).unwrap();
+    let link = name(ObjectKind::Key, "b");
+    assert!(store.get(&link, 10).is_err());
+    assert!(store.length(&link).is_err());
+    assert_eq!(store.put(&link, b"b").unwrap(), Put::AlreadyExists);
+    assert_eq!(std::fs::metadata(&target).unwrap().len(), 0);
+
+    let linked_root = folder.path().join("linked");
+    symlink(&root, &linked_root).unwrap();
+    let linked = DirectoryStore::open(&linked_root).unwrap();
+    assert_eq!(linked.get(&name(ObjectKind::Key, "a"), 10).unwrap(), b"a");
+}
+
+#[test]
+fn a_pipe_in_the_place_of_an_object_is_an_error_and_no_wait() {
+    let (folder, store) = store();
+    store.put(&name(ObjectKind::Index, "a"), b"a").unwrap();
+    let path = folder.path().join("repository/index/pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    assert!(store.get(&name(ObjectKind::Index, "pipe"), 10).is_err());
+}
+
+/// Two processes are two stores: one deletes, and puts again, what the other holds open.
+#[test]
+fn an_open_handle_does_not_outlive_the_object() {
+    let (folder, store) = store();
+    let other = DirectoryStore::open(&folder.path().join("repository")).unwrap();
+    let pack = name(ObjectKind::Pack, "00ff");
+    let mut buffer = [0; 3];
+    store.put(&pack, b"old").unwrap();
+    other.get_range(&pack, 0, &mut buffer).unwrap();
+    store.delete(&pack).unwrap();
+    assert!(other.get_range(&pack, 0, &mut buffer).unwrap_err().is_not_found());
+    store.put(&pack, b"new").unwrap();
+    other.get_range(&pack, 0, &mut buffer).unwrap();
+    assert_eq!(&buffer, b"new");
+}
+
+#[test]
+fn temporary_files_are_cleaned_by_age_and_a_writer_that_lost_its_file_says_so() {
+    let (folder, store) = store();
+    let mut writer = store.create(&name(ObjectKind::Index, "a")).unwrap();
+    writer.append(&[0; 5000]).unwrap();
+    let tmp = folder.path().join("repository/tmp");
+    let path = std::fs::read_dir(&tmp).unwrap().next().unwrap().unwrap().path();
+    let written = std::fs::metadata(&path).unwrap().modified().unwrap();
+    assert_eq!(store.clean_temporary(written - Duration::from_secs(10)).unwrap(), 0);
+    assert!(path.exists());
+    assert_eq!(store.clean_temporary(written + Duration::from_secs(10)).unwrap(), 5000);
+    assert!(!path.exists());
+    assert!(matches!(writer.commit(), Err(StoreError::Io { .. })));
+    assert!(store.length(&name(ObjectKind::Index, "a")).unwrap_err().is_not_found());
+}
+
+#[test]
+fn more_packs_than_handles_are_all_read() {
+    let (_folder, store) = store();
+    let packs: Vec<_> = (0..100).map(|n| name(ObjectKind::Pack, &format!("{n:04}"))).collect();
+    for (n, pack) in (0u8..).zip(&packs) {
+        store.put(pack, &[n]).unwrap();
+    }
+    for _ in 0..3 {
+        for (n, pack) in (0u8..).zip(&packs) {
+            let mut byte = [255];
+            store.get_range(pack, 0, &mut byte).unwrap();
+            assert_eq!(byte, [n]);
+        }
+    }
+}

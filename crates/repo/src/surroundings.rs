@@ -1,0 +1,120 @@
+//! What a repository needs from the world beside its store: chance, the time, and who else is alive.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::key::Randomness;
+
+/// Which process, on which host: enough to tell later whether it still runs.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ProcessIdentity {
+    /// The host's name, for people.
+    pub host: String,
+    /// What changes when the host restarts, and differs between hosts.
+    pub boot: String,
+    /// The namespace that the process number counts in: containers on one host have different ones.
+    pub namespace: String,
+    /// Process number.
+    pub process: u32,
+    /// When the process started, in the host's own ticks: process numbers are used again.
+    pub started: u64,
+}
+
+/// Whether a process still runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Liveness {
+    /// It runs.
+    Alive,
+    /// It certainly does not run any more.
+    Dead,
+    /// It cannot be known from here: it is on another host, or in another container.
+    Unknown,
+}
+
+/// Processes, as far as they can be seen from here.
+pub trait Processes: Send + Sync {
+    /// Who we are.
+    fn this(&self) -> ProcessIdentity;
+
+    /// Whether `process` still runs.
+    fn liveness(&self, process: &ProcessIdentity) -> Liveness;
+}
+
+/// The processes of this host, from `/proc`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemProcesses;
+
+/// Field 22 of `/proc/PID/stat`: the start time in ticks since boot (proc_pid_stat(5)).
+fn started(process: &str) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The second field, the program's name in parentheses, may hold anything, parentheses too.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19)?.parse().ok()
+}
+
+impl Processes for SystemProcesses {
+    fn this(&self) -> ProcessIdentity {
+        let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+        ProcessIdentity {
+            host: text("/proc/sys/kernel/hostname"),
+            boot: text("/proc/sys/kernel/random/boot_id"),
+            namespace: namespace.to_string_lossy().into_owned(),
+            process: std::process::id(),
+            started: started("self").unwrap_or_default(),
+        }
+    }
+
+    fn liveness(&self, process: &ProcessIdentity) -> Liveness {
+        let this = self.this();
+        if this.boot.is_empty() || process.boot.is_empty() {
+            return Liveness::Unknown;
+        }
+        // Another boot is another host, or this one before it restarted: names of hosts are not unique enough to tell.
+        if process.boot != this.boot || process.namespace != this.namespace {
+            return Liveness::Unknown;
+        }
+        match started(&process.process.to_string()) {
+            Some(ticks) if ticks == process.started => Liveness::Alive,
+            _ => Liveness::Dead,
+        }
+    }
+}
+
+/// What a repository needs from the world beside its store.
+#[derive(Clone)]
+pub struct Surroundings {
+    /// Where identities and salts come from.
+    pub randomness: Arc<dyn Randomness>,
+    /// Who else is alive.
+    pub processes: Arc<dyn Processes>,
+    /// The time, in milliseconds since 1970-01-01 UTC.
+    pub now_ms: Arc<dyn Fn() -> i64 + Send + Sync>,
+}
+
+impl Surroundings {
+    /// Random bytes.
+    pub(crate) fn draw<const N: usize>(&self) -> Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.randomness.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Liveness, Processes, SystemProcesses};
+
+    #[test]
+    fn we_are_alive_and_what_had_our_number_before_is_not() {
+        let this = SystemProcesses.this();
+        assert_eq!(SystemProcesses.liveness(&this), Liveness::Alive);
+        let mut other = this.clone();
+        other.started += 1;
+        assert_eq!(SystemProcesses.liveness(&other), Liveness::Dead);
+        other.namespace.push('x');
+        assert_eq!(SystemProcesses.liveness(&other), Liveness::Unknown);
+        other.boot.push('x');
+        assert_eq!(SystemProcesses.liveness(&other), Liveness::Unknown);
+    }
+}

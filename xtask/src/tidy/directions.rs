@@ -1,0 +1,222 @@
+//! Dependencies point down: between crates (Cargo.toml) and between modules inside a crate (imports).
+
+use std::collections::BTreeMap;
+
+use super::imports::{imports, root_names};
+use super::modules::crate_folders;
+use super::rust_text::RustFile;
+use super::{Finding, Tree};
+
+/// A crate below `crates/`, and the crates that it may depend on. ARCHITECTURE.md draws the same picture.
+pub(crate) type Level = (&'static str, &'static [&'static str]);
+
+pub(crate) const LEVELS: &[Level] = &[
+    ("block", &[]),
+    ("image", &["block"]),
+    ("repo", &["block"]),
+    ("policy", &[]),
+    ("engine", &["block", "image", "repo", "policy"]),
+    ("cli", &["block", "image", "repo", "policy", "engine"]),
+];
+
+/// Files that must not use some modules of their own crate.
+pub(crate) struct ModuleRule {
+    /// The file `WITHIN.rs` and all files below the folder `WITHIN`.
+    within: &'static str,
+    /// Modules from the crate's root on, each with all that is below it.
+    must_not_use: &'static [&'static str],
+    reason: &'static str,
+}
+
+pub(crate) const MODULE_RULES: &[ModuleRule] = &[
+    ModuleRule {
+        within: "crates/block/src/extent",
+        must_not_use: &["device", "error", "memory"],
+        reason: "extents are arithmetic and know no device",
+    },
+    ModuleRule {
+        within: "crates/block/src/device",
+        must_not_use: &["memory"],
+        reason: "the traits know none of their implementations",
+    },
+    ModuleRule {
+        within: "crates/policy/src/span",
+        must_not_use: &["plan", "policy", "reason", "period"],
+        reason: "a span is calendar arithmetic and knows no rules",
+    },
+    ModuleRule {
+        within: "crates/policy/src/period",
+        must_not_use: &["plan", "policy", "reason", "span"],
+        reason: "a period is calendar arithmetic and knows no rules",
+    },
+];
+
+/// Checks the dependencies that each crate's Cargo.toml names, those for tests included.
+pub(crate) fn check_crates(tree: &Tree, levels: &[Level]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for folder in crate_folders(tree) {
+        let Some(name) = folder.strip_prefix("crates/") else {
+            continue;
+        };
+        let manifest = format!("{folder}/Cargo.toml");
+        let Some((_, allowed)) = levels.iter().find(|(level, _)| *level == name) else {
+            let advice = format!("{name} has no level: add it to LEVELS in xtask and to ARCHITECTURE.md");
+            findings.push(Finding::new(&manifest, 0, "direction", advice));
+            continue;
+        };
+        let text = tree.get(&manifest).unwrap_or_default();
+        for (line, dependency) in own_dependencies(text) {
+            if !allowed.contains(&dependency) {
+                let advice = format!(
+                    "{name} must not depend on {dependency} (only on: {}): if both need it, it belongs lower",
+                    if allowed.is_empty() {
+                        "nothing".to_owned()
+                    } else {
+                        allowed.join(", ")
+                    }
+                );
+                findings.push(Finding::new(&manifest, line, "direction", advice));
+            }
+        }
+    }
+    for (name, _) in levels {
+        if tree.get(&format!("crates/{name}/Cargo.toml")).is_none() {
+            let advice = format!("there is no crate {name}: take it out of LEVELS");
+            findings.push(Finding::new("xtask/src/tidy/directions.rs", 0, "direction", advice));
+        }
+    }
+    findings
+}
+
+/// Checks what the files that `rules` speak of import outside their tests.
+pub(crate) fn check_modules(sources: &[RustFile], rules: &[ModuleRule]) -> Vec<Finding> {
+    let names_by_crate: BTreeMap<_, _> = sources
+        .iter()
+        .filter_map(|file| Some((file.path.strip_suffix("/src/lib.rs")?, root_names(file))))
+        .collect();
+    let mut findings = Vec::new();
+    for rule in rules {
+        let mut matched = false;
+        for file in sources.iter().filter(|file| is_within(&file.path, rule.within)) {
+            matched = true;
+            let names = file
+                .path
+                .split_once("/src/")
+                .and_then(|(folder, _)| names_by_crate.get(folder));
+            for import in imports(file, names.unwrap_or(&BTreeMap::new())) {
+                let path = import.path.join("::");
+                let forbidden = rule.must_not_use.iter().find(|module| {
+                    path.strip_prefix(**module)
+                        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+                });
+                if let Some(module) = forbidden {
+                    let advice = format!("must not use {module} (here: {path}): {}", rule.reason);
+                    findings.push(Finding::new(&file.path, import.line, "direction", advice));
+                }
+            }
+        }
+        if !matched {
+            let advice = format!(
+                "the rule for {} matches no file: correct it or take it out",
+                rule.within
+            );
+            findings.push(Finding::new("xtask/src/tidy/directions.rs", 0, "direction", advice));
+        }
+    }
+    findings
+}
+
+fn is_within(path: &str, within: &str) -> bool {
+    path.strip_prefix(within)
+        .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+}
+
+/// Line and name (without `holdfast-`) of each dependency on a crate of ours.
+fn own_dependencies(manifest: &str) -> Vec<(usize, &str)> {
+    let mut in_dependencies = false;
+    let mut found = Vec::new();
+    for (index, line) in manifest.lines().enumerate() {
+        let line = line.trim();
+        let name = if let Some(section) = line.strip_prefix('[') {
+            let section = section.trim_end_matches(']');
+            in_dependencies = section.ends_with("dependencies");
+            // [dependencies.holdfast-block]
+            section.split_once("dependencies.").map(|(_, name)| name)
+        } else {
+            Some(line).filter(|_| in_dependencies)
+        };
+        if let Some(name) = name.and_then(|name| name.trim_matches('"').strip_prefix("holdfast-")) {
+            let end = name
+                .find(|c: char| !c.is_alphanumeric() && c != '-')
+                .unwrap_or(name.len());
+            found.push((index + 1, &name[..end]));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rust_text::{Purpose, RustFile};
+    use super::{ModuleRule, Tree, check_crates, check_modules};
+
+    #[test]
+    fn a_crate_depends_on_lower_crates_only() {
+        let manifest = "[package]\nname = \"holdfast-image\"\n[dependencies]\nholdfast-block.workspace = true\n\
+                        [dev-dependencies]\nholdfast-repo = { path = \"../repo\" }\n[dependencies.holdfast-engine]\n";
+        let tree = Tree::of(&[
+            ("crates/image/Cargo.toml", manifest),
+            ("crates/block/Cargo.toml", ""),
+            ("crates/stray/Cargo.toml", ""),
+        ]);
+        let findings = check_crates(&tree, &[("block", &[]), ("image", &["block"]), ("gone", &[])]);
+        let places: Vec<_> = findings
+            .iter()
+            .map(|finding| (finding.path.as_str(), finding.line))
+            .collect();
+        assert_eq!(
+            places,
+            [
+                ("crates/image/Cargo.toml", 6),
+                ("crates/image/Cargo.toml", 7),
+                ("crates/stray/Cargo.toml", 0),
+                ("xtask/src/tidy/directions.rs", 0),
+            ],
+            "{findings:?}"
+        );
+    }
+
+    #[test]
+    fn a_module_does_not_use_what_its_rule_forbids() {
+        let rules = [ModuleRule {
+            within: "crates/repo/src/format",
+            must_not_use: &["store"],
+            reason: "layout is pure",
+        }];
+        let sources = [
+            ("crates/repo/src/lib.rs", "pub use store::Store;"),
+            (
+                "crates/repo/src/format.rs",
+                "use crate::storehouse::X;\nuse super::store;\n",
+            ),
+            ("crates/repo/src/format/pack.rs", "fn f(s: &dyn crate::Store) {}"),
+            ("crates/repo/src/writer.rs", "use crate::store::Store;"),
+        ]
+        .map(|(path, text)| RustFile::new(path, text, Purpose::Production));
+        let findings = check_modules(&sources, &rules);
+        let places: Vec<_> = findings
+            .iter()
+            .map(|finding| (finding.path.as_str(), finding.line))
+            .collect();
+        assert_eq!(
+            places,
+            [("crates/repo/src/format.rs", 2), ("crates/repo/src/format/pack.rs", 1)]
+        );
+        assert!(findings[0].advice.contains("layout is pure"));
+        assert_eq!(
+            check_modules(&[], &rules).len(),
+            1,
+            "a rule that matches nothing is stale"
+        );
+    }
+}

@@ -1,0 +1,187 @@
+//! Which modules of its own crate a file uses.
+
+use std::collections::BTreeMap;
+
+use super::rust_text::{RustFile, is_word, word_offsets};
+
+/// Names that a crate's root re-exports, and the module path that each stands for.
+pub(crate) type RootNames = BTreeMap<String, Vec<String>>;
+
+/// A path that a file names, from the crate's root on: `crate::store::Store` is `["store", "Store"]`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Import {
+    pub(crate) line: usize,
+    pub(crate) path: Vec<String>,
+}
+
+/// The names that `root`, a crate's `lib.rs`, brings up from its modules: `pub use store::Store`.
+pub(crate) fn root_names(root: &RustFile) -> RootNames {
+    let mut names = RootNames::new();
+    for offset in word_offsets(&root.code, "use") {
+        for Leaf { mut path, alias } in tree_at(&root.code, offset + "use".len()) {
+            path.retain(|part| part != "crate" && part != "self");
+            let name = alias.or_else(|| path.last().cloned());
+            if let Some(name) = name.filter(|_| path.len() > 1) {
+                names.insert(name, path);
+            }
+        }
+    }
+    names
+}
+
+/// The paths into its own crate that the code of `file` names outside tests, by `use` or in place.
+///
+/// `names` of the crate's root are followed to where they are defined.
+pub(crate) fn imports(file: &RustFile, names: &RootNames) -> Vec<Import> {
+    let mut imports = Vec::new();
+    for start in ["crate", "super", "self"] {
+        for offset in word_offsets(&file.code, start) {
+            let line = file.line_of(offset);
+            // `super::super::x` is read from its first part on.
+            let continues = file.code[..offset].trim_end().ends_with("::");
+            let is_path = file.code[offset + start.len()..].trim_start().starts_with("::");
+            if continues || !is_path || file.is_test(line) {
+                continue;
+            }
+            for leaf in tree_at(&file.code, offset) {
+                if let Some(path) = from_root(&file.path, leaf.path) {
+                    let path = match path.first().and_then(|first| names.get(first)) {
+                        Some(defined) => defined.iter().cloned().chain(path[1..].iter().cloned()).collect(),
+                        None => path,
+                    };
+                    imports.push(Import { line, path });
+                }
+            }
+        }
+    }
+    imports
+}
+
+/// One path of a `use` tree.
+struct Leaf {
+    path: Vec<String>,
+    alias: Option<String>,
+}
+
+/// Expands the path or tree at `at`: `a::{b, c::{d as e}}` has the leaves `a::b` and `a::c::d`.
+fn tree_at(code: &str, at: usize) -> Vec<Leaf> {
+    let mut leaves = Vec::new();
+    expand(&code[at..], &[], &mut leaves);
+    leaves
+}
+
+/// Reads one tree from `rest` below `prefix`; returns what follows it.
+fn expand<'a>(rest: &'a str, prefix: &[String], leaves: &mut Vec<Leaf>) -> &'a str {
+    let mut path = prefix.to_vec();
+    let mut rest = rest.trim_start();
+    loop {
+        if let Some(group) = rest.strip_prefix('{') {
+            return expand_group(group, &path, leaves);
+        }
+        let length = rest.find(|c: char| !is_word(c)).unwrap_or(rest.len());
+        if length > 0 {
+            path.push(rest[..length].to_owned());
+        }
+        rest = rest[length..].trim_start();
+        match rest.strip_prefix("::") {
+            Some(after) => rest = after.trim_start(),
+            None => break,
+        }
+    }
+    let mut alias = None;
+    if let Some(after) = rest.strip_prefix("as ") {
+        let after = after.trim_start();
+        let length = after.find(|c: char| !is_word(c)).unwrap_or(after.len());
+        alias = Some(after[..length].to_owned());
+        rest = &after[length..];
+    }
+    leaves.push(Leaf { path, alias });
+    rest.trim_start_matches('*')
+}
+
+fn expand_group<'a>(group: &'a str, prefix: &[String], leaves: &mut Vec<Leaf>) -> &'a str {
+    let mut rest = group.trim_start();
+    loop {
+        if rest.is_empty() {
+            return rest;
+        }
+        if let Some(after) = rest.strip_prefix('}') {
+            return after;
+        }
+        let before = rest.len();
+        rest = expand(rest, prefix, leaves).trim_start();
+        rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
+        if rest.len() == before {
+            // Nothing that a tree can hold: not ours to judge.
+            return "";
+        }
+    }
+}
+
+/// Turns a path with `crate`, `self` or `super` at its front into one from the root of the crate.
+fn from_root(file_path: &str, path: Vec<String>) -> Option<Vec<String>> {
+    let mut here = module_path(file_path)?;
+    let mut parts = path.into_iter().peekable();
+    while let Some(part) = parts.peek() {
+        match part.as_str() {
+            "crate" => here.clear(),
+            "self" => {}
+            "super" => {
+                here.pop()?;
+            }
+            _ => break,
+        }
+        parts.next();
+    }
+    here.extend(parts);
+    Some(here)
+}
+
+/// `crates/repo/src/store/local.rs` is the module `["store", "local"]`.
+fn module_path(file_path: &str) -> Option<Vec<String>> {
+    let (_, inside) = file_path.split_once("src/")?;
+    let mut parts: Vec<String> = inside.strip_suffix(".rs")?.split('/').map(str::to_owned).collect();
+    if matches!(parts.last().map(String::as_str), Some("mod" | "lib" | "main")) {
+        parts.pop();
+    }
+    Some(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rust_text::{Purpose, RustFile};
+    use super::{RootNames, imports, root_names};
+
+    fn paths(path: &str, text: &str, names: &RootNames) -> Vec<String> {
+        let file = RustFile::new(path, text, Purpose::Production);
+        imports(&file, names)
+            .into_iter()
+            .map(|import| import.path.join("::"))
+            .collect()
+    }
+
+    #[test]
+    fn trees_in_place_paths_and_parents_are_followed() {
+        let text = "use crate::{a::{B, c as d}, e};\nfn f() -> crate::g::H { super::x::y() }\n\
+                    use std::fmt;\nuse super::super::top::T;\nfn g() { Self::h(); crate::glob::*; }\n\
+                    #[cfg(test)]\nmod tests { use crate::only_in_tests; }\n";
+        let mut found = paths("crates/r/src/store/local.rs", text, &RootNames::new());
+        found.sort();
+        assert_eq!(found, ["a::B", "a::c", "e", "g::H", "glob", "store::x::y", "top::T"]);
+    }
+
+    #[test]
+    fn a_name_of_the_root_leads_to_its_module() {
+        let root = RustFile::new(
+            "crates/r/src/lib.rs",
+            "mod store;\npub use store::{Local, Store as Objects};\npub use self::pack::Pack;\n",
+            Purpose::Production,
+        );
+        let names = root_names(&root);
+        let text = "use crate::{Local, Objects};\nfn f(p: &crate::Pack) {}\n";
+        assert_eq!(
+            paths("crates/r/src/format.rs", text, &names),
+            ["store::Local", "store::Store", "pack::Pack"]
+        );
+    }
+}
