@@ -1,5 +1,7 @@
 //! Every kind of image keeps the promises of a device, as the suite of `holdfast-block` has them.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of tests unwrap like the tests")]
+
 use std::cell::Cell;
 
 use holdfast_block::conformance::Conformance;
