@@ -387,6 +387,8 @@ fn bitmaps_name_what_was_written() {
         2900 * mib..2900 * mib + 65_536,
     ];
     assert_eq!(ranges, expected);
+    let bitmap = opened.dirty_bitmap("daily").unwrap();
+    assert_eq!(bitmap.iter().collect::<Vec<_>>(), expected);
     let mut count = 0;
     opened.for_each_dirty("still", |_| count += 1).unwrap();
     assert_eq!(count, 0);

@@ -238,4 +238,19 @@ fn no_damage_crashes_anything() {
             Ok(())
         })
         .unwrap();
+    let peak_kib = peak_memory_kib();
+    assert!(
+        peak_kib < RESIDENT_KIB_MAX,
+        "{peak_kib} KiB of memory for images of 200 KB"
+    );
+}
+
+/// All caches and tables at their bounds, and the other tests of this program, take less.
+const RESIDENT_KIB_MAX: u64 = 512 << 10;
+
+/// The most memory that this program ever had.
+fn peak_memory_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
 }
