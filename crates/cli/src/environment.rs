@@ -14,18 +14,32 @@ pub const PASSWORD: &str = "HOLDFAST_PASSWORD";
 /// Folder in which systemd puts the credentials of a service.
 pub const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
-/// What the help says about them.
-pub const HELP: &str = concat!(
-    "  HOLDFAST_REPOSITORY        like --repository\n",
-    "  HOLDFAST_PASSWORD_FILE     like --password-file\n",
-    "  HOLDFAST_PASSWORD_COMMAND  like --password-command\n",
-    "  HOLDFAST_PASSWORD          the password; the last resort: other programs may see it\n",
-    "  CREDENTIALS_DIRECTORY      set by systemd; may hold the credential holdfast.password\n",
-    "  NO_COLOR                   no colours unless --color always\n",
-    "\n",
-    "  The password comes from the first of: the options, the three variables (only one of\n",
-    "  them may be set), the systemd credential, a prompt on the terminal."
-);
+/// All of them, with what they are good for.
+pub const VARIABLES: [(&str, &str); 6] = [
+    (REPOSITORY, "like --repository"),
+    (PASSWORD_FILE, "like --password-file"),
+    (PASSWORD_COMMAND, "like --password-command"),
+    (PASSWORD, "the password; the last resort: other programs may see it"),
+    (
+        CREDENTIALS_DIRECTORY,
+        "set by systemd; may hold the credential holdfast.password",
+    ),
+    ("NO_COLOR", "no colours unless --color always"),
+];
+
+/// Which of them counts.
+pub const PASSWORD_ORDER: &str = "The password comes from the first of: the options, the three variables \
+    (only one of them may be set), the systemd credential, a prompt on the terminal.";
+
+/// The section of `holdfast --help` about them.
+pub fn help() -> String {
+    let width = VARIABLES.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    let lines: Vec<String> = VARIABLES
+        .iter()
+        .map(|(name, meaning)| format!("  {name:<width$}  {meaning}"))
+        .collect();
+    format!("{}\n\n{PASSWORD_ORDER}", lines.join("\n"))
+}
 
 /// Environment variables at the start of the program.
 #[derive(Clone, Default)]

@@ -6,7 +6,6 @@
 //! ([`output`]).
 
 pub mod args;
-pub mod clock;
 pub mod command;
 pub mod commands;
 pub mod context;
@@ -17,6 +16,7 @@ pub mod interrupt;
 pub mod output;
 pub mod password;
 pub mod program;
+pub mod snapshot;
 pub mod terminal;
 pub mod time;
 pub mod units;

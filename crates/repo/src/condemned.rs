@@ -1,7 +1,8 @@
 //! Packs that gc is going to delete.
 //!
 //! Before gc deletes packs it says so. A writer that begins afterwards sees it and does not refer to them; one that began
-//! before is waited for. Plaintext of the sealed object `condemned/<writer>`: u8 format version 1, then 16 bytes for each pack.
+//! before is waited for. Plaintext of the sealed object `condemned/<writer>`: u8 format version 1, then 16 bytes for each
+//! pack. Beside it, when there were writers to wait for, `condemned/<writer>.waits`: JSON that names them.
 
 use std::collections::HashSet;
 
@@ -11,11 +12,16 @@ use crate::repository::Vault;
 use crate::store::{ObjectKind, ObjectName, StoreError};
 
 const FORMAT_VERSION: u8 = 1;
-const CONDEMNED_BYTES_MAX: u64 = 64 << 20;
+pub(crate) const CONDEMNED_BYTES_MAX: u64 = 64 << 20;
 
 /// The name of what the gc run `writer` condemns.
 pub(crate) fn condemned_name(writer: WriterId) -> ObjectName {
     ObjectName::new(ObjectKind::Condemned, &writer.to_string()).expect("hex digits are a name")
+}
+
+/// The name of the list of writers that the gc run `writer` has to wait for before it may delete what it condemned.
+pub(crate) fn waits_name(writer: WriterId) -> ObjectName {
+    ObjectName::new(ObjectKind::Condemned, &format!("{writer}.waits")).expect("hex digits and letters are a name")
 }
 
 pub(crate) fn encode_condemned<'a>(packs: impl IntoIterator<Item = &'a PackId>) -> Vec<u8> {
@@ -26,12 +32,13 @@ pub(crate) fn encode_condemned<'a>(packs: impl IntoIterator<Item = &'a PackId>) 
     bytes
 }
 
-/// All packs that somebody is going to delete.
+/// What each gc run is going to delete.
 ///
 /// A list that cannot be read is an error: what it names must not be referred to.
-pub(crate) fn condemned_packs(vault: &Vault) -> Result<HashSet<PackId>> {
-    let mut packs = HashSet::new();
+pub(crate) fn condemnations(vault: &Vault) -> Result<Vec<(WriterId, Vec<PackId>)>> {
+    let mut lists = Vec::new();
     for name in vault.names(ObjectKind::Condemned)? {
+        let Ok(writer) = name.name().parse() else { continue };
         let bytes = match vault.get_sealed(&name, CONDEMNED_BYTES_MAX) {
             // It was carried out while we looked.
             Err(Error::Store(StoreError::NotFound { .. })) => continue,
@@ -48,7 +55,12 @@ pub(crate) fn condemned_packs(vault: &Vault) -> Result<HashSet<PackId>> {
                 "a list of condemned packs ends within a pack",
             ));
         }
-        packs.extend(ids.iter().map(|id| PackId::from_bytes(*id)));
+        lists.push((writer, ids.iter().map(|id| PackId::from_bytes(*id)).collect()));
     }
-    Ok(packs)
+    Ok(lists)
+}
+
+/// All packs that somebody is going to delete.
+pub(crate) fn condemned_packs(vault: &Vault) -> Result<HashSet<PackId>> {
+    Ok(condemnations(vault)?.into_iter().flat_map(|(_, packs)| packs).collect())
 }

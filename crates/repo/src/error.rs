@@ -56,6 +56,12 @@ pub enum Error {
         /// The snapshot.
         id: SnapshotId,
     },
+    /// The snapshot is kept from being removed.
+    #[error("snapshot {id} is protected")]
+    Protected {
+        /// The snapshot.
+        id: SnapshotId,
+    },
     /// The snapshot has no such disk.
     #[error("snapshot {id} has no disk \"{disk}\"; it has {}", disks.join(", "))]
     NoDisk {
@@ -143,6 +149,12 @@ impl Error {
             offset,
             detail: detail.into(),
         }
+    }
+
+    /// Whether one object cannot be used while others may well be: it is damaged, or says that a later release wrote it,
+    /// which is also what a damaged byte in the right place says.
+    pub(crate) fn is_about_one_object(&self) -> bool {
+        self.is_damage() || matches!(self, Self::FutureVersion { .. } | Self::Key(KeyError::Version { .. }))
     }
 
     /// Whether bytes that were stored are lost or wrong.

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::id::{SnapshotId, WriterId};
-use crate::manifest::{encode_revoked, snapshot_name};
+use crate::manifest::{MANIFEST_BYTES_MAX, encode_revoked, snapshot_name};
 use crate::repository::Vault;
-use crate::store::{ObjectKind, ObjectName, Put, StoreError};
+use crate::store::{ObjectKind, ObjectName, StoreError};
 use crate::surroundings::{Liveness, ProcessIdentity};
 
 const LEASE_BYTES_MAX: u64 = 64 << 10;
@@ -71,7 +71,7 @@ impl WriterRecord {
     }
 }
 
-fn writer_name(writer: WriterId) -> ObjectName {
+pub(crate) fn writer_name(writer: WriterId) -> ObjectName {
     ObjectName::new(ObjectKind::Writer, &writer.to_string()).expect("hex digits are a name")
 }
 
@@ -144,21 +144,31 @@ pub(crate) fn is_dead(vault: &Vault, record: &WriterRecord) -> bool {
     }
 }
 
-/// Makes sure that a writer never commits; false when it has committed already.
+/// Whether a writer has stopped, beyond doubt.
+pub(crate) fn is_certainly_dead(vault: &Vault, record: &WriterRecord) -> bool {
+    vault.surroundings.processes.liveness(&record.process) == Liveness::Dead
+}
+
+/// Whether the place of the snapshot that a writer was going to commit is taken by a mark.
+pub(crate) fn is_revoked(vault: &Vault, record: &WriterRecord) -> Result<bool> {
+    let Some(snapshot) = record.snapshot else {
+        return Ok(false);
+    };
+    match vault.get_sealed(&snapshot_name(snapshot), MANIFEST_BYTES_MAX) {
+        Ok(bytes) => Ok(bytes == encode_revoked()),
+        Err(Error::Store(StoreError::NotFound { .. })) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes sure that a writer never commits, unless it has already.
 ///
 /// This is safe even for a writer that is alive: it is told when it tries.
-pub(crate) fn revoke(vault: &Vault, record: &WriterRecord) -> Result<bool> {
-    let Some(snapshot) = record.snapshot else {
-        return Ok(true);
-    };
-    let name = snapshot_name(snapshot);
-    match vault.put_sealed(&name, encode_revoked())? {
-        Put::Created => Ok(true),
-        Put::AlreadyExists => {
-            let bytes = vault.get_sealed(&name, crate::manifest::MANIFEST_BYTES_MAX)?;
-            Ok(bytes == encode_revoked())
-        }
+pub(crate) fn revoke(vault: &Vault, record: &WriterRecord) -> Result<()> {
+    if let Some(snapshot) = record.snapshot {
+        vault.put_sealed(&snapshot_name(snapshot), encode_revoked())?;
     }
+    Ok(())
 }
 
 /// Forgets a writer that was revoked, or has committed.

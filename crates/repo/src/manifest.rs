@@ -42,6 +42,9 @@ pub struct Manifest {
     pub program: String,
     /// The disks, in the order they were given.
     pub disks: Vec<DiskRecord>,
+    /// Bytes of the packs that were written for its data; maps, index and the manifest itself come on top.
+    #[serde(default)]
+    pub stored_bytes: u64,
     /// The pack that carries a copy of this manifest.
     pub(crate) copy: PackId,
     /// Anything else that whoever made the snapshot wants to keep with it.
@@ -142,6 +145,7 @@ impl Manifest {
             host: String::new(),
             program: String::new(),
             disks: Vec::new(),
+            stored_bytes: 0,
             copy,
             notes: BTreeMap::new(),
         }

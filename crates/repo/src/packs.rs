@@ -100,6 +100,16 @@ impl Packs {
     ///
     /// Parts of packs that were rewritten, or healed, are found through the relocations; all others are where they were.
     pub(crate) fn resolve(&self, location: Location, length: u64) -> Result<(Location, u64)> {
+        self.resolve_noting(location, length, |_| ())
+    }
+
+    /// The same; calls `hop` with every pack whose relocations were followed.
+    pub(crate) fn resolve_noting(
+        &self,
+        location: Location,
+        length: u64,
+        mut hop: impl FnMut(PackId),
+    ) -> Result<(Location, u64)> {
         let mut place = location;
         let mut together = length;
         for _ in 0..RELOCATION_DEPTH_MAX {
@@ -110,7 +120,10 @@ impl Packs {
             let (moved, length) = table.find(place, together);
             together = length;
             match moved {
-                Some(next) => place = next,
+                Some(next) => {
+                    hop(place.pack);
+                    place = next;
+                }
                 None => return Ok((place, together)),
             }
         }

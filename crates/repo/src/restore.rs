@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use holdfast_block::{BlockDeviceMut, to_usize};
 
 use crate::check::{Depth, check_frame};
@@ -88,6 +88,7 @@ impl Repository {
                 disk_bytes,
             });
         }
+        let (flush, flushes) = bounded(1);
         let job = RestoreJob {
             repository: self,
             keys: self.vault.fingerprint_keys(),
@@ -95,8 +96,9 @@ impl Repository {
             progress,
             counters: Counters::default(),
             failure: Mutex::new(None),
+            flush,
         };
-        job.run(FramePlan::new(disk.map(), &self.packs))?;
+        job.run(FramePlan::new(disk.map(), &self.packs), &flushes)?;
         request.target.flush().map_err(|source| job.target_error(source))?;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &job.counters;
@@ -109,6 +111,22 @@ impl Repository {
     }
 }
 
+/// Written bytes after which the target begins to make them durable, while more are written: at the end little is left.
+const FLUSH_BYTES: u64 = 64 << 20;
+
+/// Tells the flusher to end, however the job ends.
+struct StopFlusher<'a> {
+    done: &'a AtomicBool,
+    flush: &'a Sender<()>,
+}
+
+impl Drop for StopFlusher<'_> {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Release);
+        self.flush.try_send(()).ok();
+    }
+}
+
 struct RestoreJob<'a> {
     repository: &'a Repository,
     keys: FingerprintKeys,
@@ -116,6 +134,7 @@ struct RestoreJob<'a> {
     progress: &'a dyn JobProgress,
     counters: Counters,
     failure: Mutex<Option<Error>>,
+    flush: Sender<()>,
 }
 
 /// Memory that a worker uses again and again.
@@ -126,8 +145,14 @@ struct Scratch {
 }
 
 impl RestoreJob<'_> {
-    fn run(&self, mut plan: FramePlan<'_>) -> Result<()> {
+    fn run(&self, mut plan: FramePlan<'_>, flushes: &Receiver<()>) -> Result<()> {
+        let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            scope.spawn(|| self.flush_now_and_then(flushes, &done));
+            let _stop = StopFlusher {
+                done: &done,
+                flush: &self.flush,
+            };
             let (send, groups) = bounded::<Vec<PlannedPiece>>(self.request.thread_count * 2);
             for _ in 0..self.request.thread_count.max(1) {
                 let groups = groups.clone();
@@ -149,6 +174,28 @@ impl RestoreJob<'_> {
         match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(error) => Err(error),
             None => Ok(()),
+        }
+    }
+
+    /// Makes what was written durable whenever it is asked to.
+    fn flush_now_and_then(&self, flushes: &Receiver<()>, done: &AtomicBool) {
+        while flushes.recv().is_ok() && !done.load(Ordering::Acquire) {
+            if let Err(source) = self.request.target.flush() {
+                let error = self.target_error(source);
+                self.failure
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .get_or_insert(error);
+                return;
+            }
+        }
+    }
+
+    fn count_written(&self, bytes: u64) {
+        let before = self.counters.written.fetch_add(bytes, Ordering::Relaxed);
+        if before / FLUSH_BYTES != (before + bytes) / FLUSH_BYTES {
+            // A request that waits already is as good.
+            self.flush.try_send(()).ok();
         }
     }
 
@@ -221,7 +268,7 @@ impl RestoreJob<'_> {
                 .target
                 .write_at(bytes, piece.disk_offset)
                 .map_err(|source| self.target_error(source))?;
-            self.counters.written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            self.count_written(bytes.len() as u64);
         }
         Ok(())
     }

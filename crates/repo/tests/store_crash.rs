@@ -48,7 +48,8 @@ fn child_that_puts_until_it_is_killed() {
             store.put(&name(number), &bytes).unwrap()
         } else {
             let mut writer = store.create(&name(number)).unwrap();
-            for piece in bytes.chunks(10_000) {
+            // Small pieces: most of the time is spent where there is half an object.
+            for piece in bytes.chunks(32) {
                 writer.append(piece).unwrap();
             }
             writer.commit().unwrap()

@@ -35,7 +35,7 @@ pub fn command_tree() -> Command {
     let after = format!(
         "Exit codes:\n{}\n\nEnvironment:\n{}\n\nExamples:\n{}",
         Exit::help(),
-        environment::HELP,
+        environment::help(),
         examples_help(EXAMPLES)
     );
     let root = Arguments::command().styles(STYLES).after_long_help(after);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Command;
 use clap_mangen::Man;
-use clap_mangen::roff::{Roff, bold, line_break, roman};
+use clap_mangen::roff::{Roff, bold, roman};
 use serde::Serialize;
 
 use crate::args::{Arguments, Example};
@@ -129,9 +129,13 @@ fn page(command: &Command, path: &str) -> std::io::Result<Vec<u8>> {
     }
     if path.is_empty() {
         roff.control("SH", ["ENVIRONMENT"]);
-        for line in environment::HELP.lines() {
-            roff.text([roman(line.trim()), line_break()]);
+        for (name, meaning) in environment::VARIABLES {
+            roff.control("TP", []);
+            roff.text([bold(name)]);
+            roff.text([roman(meaning)]);
         }
+        roff.control("PP", []);
+        roff.text([roman(environment::PASSWORD_ORDER)]);
     } else {
         roff.control("SH", ["SEE ALSO"]);
         roff.text([bold("holdfast"), roman("(1)")]);

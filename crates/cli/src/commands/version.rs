@@ -81,6 +81,7 @@ impl Report for VersionReport {
                 (feature.name, format!("{present} ({})", feature.purpose))
             })
             .collect();
+        page.line("processor");
         page.fields(&cpu);
     }
 }

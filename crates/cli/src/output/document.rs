@@ -65,7 +65,7 @@ pub fn error_document(
         warnings,
         report: None,
         error: Some(ErrorPart {
-            kind: advice.kind,
+            kind: advice.kind.word(),
             message,
             causes,
             hint: advice.hint,

@@ -17,7 +17,7 @@ pub use console::{Console, Verbosity};
 pub use document::{SCHEMA, error_document, report_document};
 pub use page::Page;
 pub use printable::printable;
-pub use progress::{ProgressDisplay, ProgressLine, RateWindow, ShowProgress};
+pub use progress::{ProgressDisplay, ProgressLine, RateWindow, RunningProgress, ShowProgress};
 pub use style::{Paint, Style};
 pub use table::{Align, Column, Table};
 

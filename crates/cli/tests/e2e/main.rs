@@ -6,3 +6,4 @@ mod answers;
 mod help;
 mod interrupts;
 mod program;
+mod terminals;

@@ -11,8 +11,6 @@
 //! A writer that dies before the commit leaves packs that the next backup of the same data finds and uses, or gc deletes.
 
 mod disk;
-mod frames;
-mod output;
 mod parent;
 mod stream;
 mod windows;
@@ -24,8 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use holdfast_block::BlockDevice;
 
-use self::frames::FrameStream;
-use self::output::PackOutput;
+use crate::compact::{Compaction, compact_index};
 use crate::condemned::condemned_packs;
 use crate::error::{Error, Result};
 use crate::fingerprint::FingerprintKeys;
@@ -35,6 +32,7 @@ use crate::lease::{Lease, Work};
 use crate::manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest, snapshot_name};
 use crate::map::{PageRef, PageSink};
 use crate::pack::{ChunkEntry, FrameContent, Location};
+use crate::packing::{FinishedPack, FrameStream, PackOutput};
 use crate::packs::Packs;
 use crate::repository::Repository;
 use crate::store::Put;
@@ -169,10 +167,15 @@ impl Repository {
             manifest.program = request.program;
             manifest.notes = request.notes;
             manifest.disks = disks;
-            session.finish(&manifest)?;
+            session.finish_data()?;
+            manifest.stored_bytes = session.stored_bytes;
+            session.finish_tree(&manifest)?;
             Ok::<_, Error>((manifest, session.stored_bytes, session.pack_count))
         })?;
         stored_bytes += self.commit(lease, &manifest)?;
+        if let Err(error) = compact_index(&self.vault, Compaction::Small) {
+            progress.warn(format!("the index was not made shorter: {error}"));
+        }
         Ok(BackupReport {
             snapshot: manifest,
             stored_bytes,
@@ -206,7 +209,7 @@ impl Repository {
                         index.write_segment(DrawIds(self).segment())?;
                     }
                 }
-                Err(error) if error.is_damage() => progress.warn(format!("{error}; it is not used")),
+                Err(error) if error.is_about_one_object() => progress.warn(format!("{error}; it is not used")),
                 Err(error) => return Err(error),
             }
         }
@@ -342,7 +345,7 @@ impl<'a> Session<'a> {
         self.take_in(finished)
     }
 
-    fn take_in(&mut self, finished: Vec<output::FinishedPack>) -> Result<()> {
+    fn take_in(&mut self, finished: Vec<FinishedPack>) -> Result<()> {
         for pack in finished {
             self.stored_bytes += pack.stored_bytes;
             self.pack_count += 1;
@@ -353,12 +356,19 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Makes everything durable that the manifest refers to, with a copy of the manifest, and the index about it.
-    fn finish(&mut self, manifest: &Manifest) -> Result<()> {
+    /// Makes all chunks durable.
+    fn finish_data(&mut self) -> Result<()> {
         self.data.finish(&mut self.output, Vec::new())?;
         self.stream.finish(&mut self.output, Vec::new())?;
+        // The pack of pages was begun and takes more: it is the one that is not waited for.
+        let finished = self.output.wait_for_ended()?;
+        self.take_in(finished)
+    }
+
+    /// Makes the maps durable, with a copy of the manifest, and the index about all packs.
+    fn finish_tree(&mut self, manifest: &Manifest) -> Result<()> {
         self.tree.finish(&mut self.output, manifest.encode())?;
-        let finished = self.output.wait()?;
+        let finished = self.output.wait_for_ended()?;
         self.take_in(finished)?;
         self.index.write_segment(self.draw.segment())?;
         self.stored_bytes += self.index.written_bytes;

@@ -12,8 +12,8 @@ use std::thread::Scope;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, to_usize};
 
-use super::output::BufferPool;
 use crate::fingerprint::{BLOCK_BYTES, BLOCK_LENGTH, BlockHash, FingerprintKeys, is_zero};
+use crate::packing::BufferPool;
 
 /// Bytes of a window: large enough for a good read, small enough for a core's own cache.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 20;

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use super::segment::{SegmentKeys, SegmentPages};
 use super::{IndexEntry, Prefix, SegmentReader, SegmentWriter, entries_of, prefix_of};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId, SegmentId};
 use crate::lru::LruCache;
 use crate::pack::{Directory, Location};
 use crate::packs::Packs;
+use crate::store::{ObjectKind, StoreError};
 
 /// Bytes of decoded index pages that are kept.
 const PAGE_CACHE_BYTES: usize = 6 << 20;
@@ -27,6 +28,8 @@ pub(crate) struct ChunkIndex {
     usable: HashSet<PackId>,
     /// Chunks of our own packs that are in no segment yet.
     recent: HashMap<Prefix, (ChunkId, Location, u32)>,
+    /// Whether a segment was gone when it was read.
+    vanished: bool,
     /// Our own packs that are durable and in no segment yet.
     finished: Vec<(PackId, Directory)>,
     finished_chunk_count: usize,
@@ -48,6 +51,7 @@ impl ChunkIndex {
             pages: Mutex::new(LruCache::new(PAGE_CACHE_BYTES)),
             usable,
             recent: HashMap::new(),
+            vanished: false,
             finished: Vec::new(),
             finished_chunk_count: 0,
             written_bytes: 0,
@@ -60,7 +64,7 @@ impl ChunkIndex {
     }
 
     /// Where a chunk is, if the repository has it at a place that may be referred to.
-    pub(crate) fn find(&self, id: &ChunkId, length: u32) -> Option<Location> {
+    pub(crate) fn find(&mut self, id: &ChunkId, length: u32) -> Option<Location> {
         let prefix = prefix_of(id);
         if let Some((known, location, known_length)) = self.recent.get(&prefix)
             && known == id
@@ -68,16 +72,50 @@ impl ChunkIndex {
         {
             return Some(*location);
         }
+        self.find_stored(id, length).or_else(|| {
+            // Segments that somebody merged since we looked are found in the new one.
+            (self.vanished && self.reload())
+                .then(|| self.find_stored(id, length))
+                .flatten()
+        })
+    }
+
+    fn find_stored(&mut self, id: &ChunkId, length: u32) -> Option<Location> {
+        let prefix = prefix_of(id);
         for segment in &self.segments {
             // A segment that cannot be read hides chunks that are then stored again: a cost, never a loss.
-            let entries = segment
-                .find(&**self.packs.store(), &self.pages, &prefix)
-                .unwrap_or_default();
+            let entries = match segment.find(&**self.packs.store(), &self.pages, &prefix) {
+                Err(Error::Store(StoreError::NotFound { .. })) => {
+                    self.vanished = true;
+                    continue;
+                }
+                other => other.unwrap_or_default(),
+            };
             if let Some(entry) = entries.iter().find(|entry| self.confirms(entry, id, length)) {
                 return Some(entry.location);
             }
         }
         None
+    }
+
+    /// Opens the segments that exist now; false when that does not work, and those that are open must do.
+    fn reload(&mut self) -> bool {
+        self.vanished = false;
+        let store = self.packs.store();
+        let mut names = Vec::new();
+        let listed = store.list(ObjectKind::Index, &mut |name, _| {
+            names.extend(name.name().parse::<SegmentId>());
+            Ok(())
+        });
+        let opened = names
+            .iter()
+            .filter_map(|id| SegmentReader::open(&**store, &self.keys, *id).ok());
+        let segments: Vec<_> = opened.collect();
+        if listed.is_err() || segments.is_empty() {
+            return false;
+        }
+        self.segments = segments;
+        true
     }
 
     /// Whether the pack of `entry` may be used and has the chunk whose whole identity is `id` there.

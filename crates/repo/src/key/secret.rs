@@ -4,8 +4,7 @@ use std::fmt;
 
 use zeroize::Zeroizing;
 
-use super::random::{Randomness, random};
-use super::{Cipher, Result, SealingKey};
+use super::{Cipher, Randomness, Result, SealingKey};
 
 /// Bytes of the master secret and of every key.
 pub(super) const SECRET_BYTES: usize = 32;
@@ -17,7 +16,9 @@ pub struct MasterSecret(Zeroizing<[u8; SECRET_BYTES]>);
 impl MasterSecret {
     /// A new secret.
     pub fn generate(randomness: &dyn Randomness) -> Result<Self> {
-        Ok(Self(Zeroizing::new(random(randomness)?)))
+        let mut secret = Self::from_bytes([0; SECRET_BYTES]);
+        randomness.fill(&mut *secret.0)?;
+        Ok(secret)
     }
 
     pub(super) fn from_bytes(bytes: [u8; SECRET_BYTES]) -> Self {

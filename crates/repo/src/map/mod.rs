@@ -22,7 +22,7 @@ pub(crate) const LEAF_BYTES: u64 = 64 << 20;
 pub(crate) const FANOUT: u64 = 1024;
 
 /// Where a page is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(from = "PageRefText", into = "PageRefText")]
 pub(crate) struct PageRef {
     pub(crate) location: Location,

@@ -6,17 +6,18 @@
 mod line;
 mod rate;
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use holdfast_block::Clock;
 use holdfast_engine::{Bottleneck, Progress, Unit};
 
 pub use line::ProgressLine;
 pub use rate::RateWindow;
 
 use super::Console;
-use crate::clock::Clock;
 use crate::terminal::StreamKind;
 
 /// Time between two drawings on a terminal.
@@ -64,8 +65,8 @@ impl ProgressDisplay {
         }
     }
 
-    /// A display that draws by itself until it is dropped.
-    pub fn start(console: Arc<Console>, clock: Arc<dyn Clock>, show: ShowProgress) -> Arc<Self> {
+    /// A display that draws by itself until what is returned is dropped.
+    pub fn start(console: Arc<Console>, clock: Arc<dyn Clock>, show: ShowProgress) -> RunningProgress {
         let display = Arc::new(Self::new(console, Arc::clone(&clock), show));
         if show == ShowProgress::Yes {
             let weak = Arc::downgrade(&display);
@@ -79,7 +80,7 @@ impl ProgressDisplay {
                 }
             });
         }
-        display
+        RunningProgress { display }
     }
 
     /// Draws a line if it is time for one.
@@ -110,8 +111,8 @@ impl ProgressDisplay {
         self.console.progress(&line.render(width));
     }
 
-    /// Takes the line away; the job has ended.
-    pub fn finish(&self) {
+    /// Takes the line away, and draws no other: the job has ended.
+    fn finish(&self) {
         self.lock().phase = None;
         self.console.clear_progress();
     }
@@ -164,39 +165,43 @@ impl Progress for ProgressDisplay {
     }
 }
 
-impl Drop for ProgressDisplay {
+/// A display that draws by itself; when this is dropped the line is gone and no other will come.
+///
+/// To be dropped before the answer is printed, or the two would share a line.
+pub struct RunningProgress {
+    display: Arc<ProgressDisplay>,
+}
+
+impl Deref for RunningProgress {
+    type Target = ProgressDisplay;
+
+    fn deref(&self) -> &ProgressDisplay {
+        &self.display
+    }
+}
+
+impl Drop for RunningProgress {
     fn drop(&mut self) {
-        self.finish();
+        // The drawing thread may hold the display a little longer: that must not draw again.
+        self.display.finish();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
     use std::time::Duration;
 
+    use holdfast_block::{Clock, ManualClock, SystemClock};
     use holdfast_engine::{Bottleneck, Progress as _, Unit};
 
     use super::{ProgressDisplay, ShowProgress};
-    use crate::clock::Clock;
     use crate::output::console::Verbosity;
     use crate::output::console::tests::{Written, console};
     use crate::terminal::StreamKind;
 
-    #[derive(Default)]
-    struct ManualClock(Mutex<Duration>);
-
-    impl Clock for ManualClock {
-        fn now(&self) -> Duration {
-            *self.0.lock().unwrap()
-        }
-        fn sleep(&self, duration: Duration) {
-            *self.0.lock().unwrap() += duration;
-        }
-    }
-
     fn display(kind: StreamKind, show: ShowProgress) -> (ProgressDisplay, Arc<ManualClock>, Written) {
-        let clock = Arc::new(ManualClock::default());
+        let clock = Arc::new(ManualClock::new());
         let (console, written) = console(kind, Verbosity::Normal);
         let display = ProgressDisplay::new(Arc::new(console), Arc::clone(&clock) as Arc<dyn Clock>, show);
         (display, clock, written)
@@ -213,14 +218,14 @@ mod tests {
         display.total(4 << 20);
         let mut drawn = 0;
         for _ in 0..100 {
-            clock.sleep(Duration::from_millis(20));
+            clock.advance(Duration::from_millis(20));
             display.advance(20 << 10);
             display.tick();
             drawn += usize::from(!written.take().is_empty());
         }
         assert_eq!(drawn, 20, "two seconds");
         display.bottleneck(Bottleneck::Cpu);
-        clock.sleep(Duration::from_millis(100));
+        clock.advance(Duration::from_millis(100));
         display.tick();
         assert_eq!(
             written.take(),
@@ -237,7 +242,7 @@ mod tests {
         for second in 0..90 {
             display.phase(&format!("phase {second}"), Unit::Items);
             display.advance(second);
-            clock.sleep(Duration::from_secs(1));
+            clock.advance(Duration::from_secs(1));
             display.tick();
             lines.push_str(&written.take());
         }
@@ -251,7 +256,7 @@ mod tests {
     fn without_progress_messages_still_come() {
         let (display, clock, written) = display(TERMINAL, ShowProgress::No);
         display.phase("reading", Unit::Bytes);
-        clock.sleep(Duration::from_secs(60));
+        clock.advance(Duration::from_secs(60));
         display.tick();
         assert_eq!(written.take(), "");
         display.note("read in full: no earlier snapshot");
@@ -269,14 +274,27 @@ mod tests {
         display.total(10);
         display.advance(10);
         display.phase("two", Unit::Items);
-        clock.sleep(Duration::from_millis(100));
+        clock.advance(Duration::from_millis(100));
         display.tick();
         assert_eq!(written.take(), "\rtwo  0\x1b[K");
     }
 
     #[test]
+    fn what_has_ended_draws_no_more() {
+        let (display, clock, written) = display(TERMINAL, ShowProgress::Yes);
+        display.phase("one", Unit::Items);
+        clock.advance(Duration::from_secs(1));
+        display.tick();
+        display.finish();
+        written.take();
+        clock.advance(Duration::from_secs(1));
+        display.tick();
+        assert_eq!(written.take(), "");
+    }
+
+    #[test]
     fn the_drawing_thread_keeps_nothing_alive() {
-        let clock = Arc::new(crate::clock::SystemClock::new());
+        let clock = Arc::new(SystemClock::new());
         let (console, _written) = console(TERMINAL, Verbosity::Normal);
         let console = Arc::new(console);
         let display = ProgressDisplay::start(Arc::clone(&console), clock, ShowProgress::Yes);

@@ -14,8 +14,8 @@
 //! 2. of the folder, after the link: durable;
 //! 3. of the folder above, once per process and folder: so that the folder itself is durable, whoever has made it.
 //!
-//! A file without a name (`O_TMPFILE`) would leave nothing behind after a crash, but is not used: btrfs does not log a file
-//! without links, so the fsync of another process in the same folder could make the name durable before the bytes.
+//! A file without a name (`O_TMPFILE`) would leave nothing behind after a crash, but NFS, SMB and most of FUSE have no such
+//! thing: one way that works everywhere is tested everywhere.
 
 mod handles;
 mod temporary;

@@ -170,7 +170,7 @@ fn seal(job: FrameJob, compressor: &mut Compressor, pool: &BufferPool) -> (Arc<O
 /// Where the coordinator puts frames.
 pub(crate) struct PackOutput {
     mode: Mode,
-    /// Packs that were begun and are not known to be finished.
+    /// Packs that were ended and are not known to be finished.
     unfinished: usize,
     pub(crate) pool: BufferPool,
 }
@@ -221,9 +221,6 @@ impl PackOutput {
 
     /// Hands over a full frame; waits while the queue is full.
     pub(crate) fn frame(&mut self, job: FrameJob) -> Result<()> {
-        if job.number == 0 {
-            self.unfinished += 1;
-        }
         match &mut self.mode {
             Mode::Inline { compressor, .. } => {
                 let (pack, frame) = seal(job, compressor, &self.pool);
@@ -235,9 +232,7 @@ impl PackOutput {
 
     /// Ends a pack of `frame_count` frames.
     pub(crate) fn end(&mut self, pack: Arc<OpenPack>, frame_count: usize, attachment: Vec<u8>) -> Result<()> {
-        if frame_count == 0 {
-            self.unfinished += 1;
-        }
+        self.unfinished += 1;
         let end = ToAppender::End(PackEnd {
             pack,
             frame_count,
@@ -269,8 +264,8 @@ impl PackOutput {
         Ok(packs)
     }
 
-    /// Waits until every pack that was begun, and ended, is durable.
-    pub(crate) fn wait(&mut self) -> Result<Vec<FinishedPack>> {
+    /// Waits until every pack that was ended is durable.
+    pub(crate) fn wait_for_ended(&mut self) -> Result<Vec<FinishedPack>> {
         let mut packs = self.finished()?;
         while self.unfinished > 0 {
             let Mode::Threads { finished, .. } = &self.mode else {

@@ -1,0 +1,365 @@
+//! From the kind of an error to an exit code, a word for scripts, and a hint what to do next.
+//!
+//! The words are listed in `docs/json.md`; scripts depend on them.
+
+use std::io::ErrorKind;
+
+use holdfast_block::Error as DeviceError;
+use holdfast_engine::{Error as JobError, ResolveError};
+use holdfast_image::Error as ImageError;
+use holdfast_repo::Error as RepositoryError;
+use holdfast_repo::key::KeyError;
+use holdfast_repo::store::StoreError;
+
+use super::{Error, Kind};
+use crate::environment;
+use crate::exit::Exit;
+use crate::password::PasswordError;
+
+const HINT_DAMAGE: &str = "holdfast scrub finds everything that is damaged, and holdfast repair mends what it can";
+const HINT_LOCATION: &str = "check --repository; holdfast init makes a new repository";
+const HINT_NO_SPACE: &str = "make room on the target and try again";
+const HINT_PERMISSION: &str = "try as a user who may do that";
+
+/// What to make of an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Advice {
+    /// How the program ends.
+    pub exit: Exit,
+    /// A stable word for scripts.
+    pub kind: Kind,
+    /// What a person may do next.
+    pub hint: Option<String>,
+}
+
+impl Error {
+    /// What to make of it.
+    pub fn advice(&self) -> Advice {
+        match self {
+            Self::NoRepository => advice(
+                Exit::Usage,
+                Kind::NoRepository,
+                format!("give --repository LOCATION, or set {}", environment::REPOSITORY),
+            ),
+            Self::NoJson { .. } => advice(Exit::Usage, Kind::Usage, "leave --json out"),
+            Self::Password(error) => password_advice(error),
+            Self::Name(_) => advice(
+                Exit::Usage,
+                Kind::BadName,
+                "a snapshot is named by its id, or as MACHINE, MACHINE@latest or MACHINE@2026-11-20T10:00, and a disk of it with :DISK",
+            ),
+            Self::Resolve(error) => resolve_advice(error),
+            Self::Interrupted(_) => plain(Exit::Error, Kind::Interrupted),
+            Self::Device(error) => device_advice(error),
+            Self::Store(error) => store_advice(error),
+            Self::Key(error) => key_advice(error),
+            Self::Engine(error) => engine_advice(error),
+            Self::Usage { hint, .. } => advice(Exit::Usage, Kind::Usage, *hint),
+            Self::File { source, .. } | Self::Stdout(source) => io_advice(source),
+            Self::Json(_) | Self::Signals(_) => plain(Exit::Error, Kind::Io),
+        }
+    }
+}
+
+fn password_advice(error: &PasswordError) -> Advice {
+    match error {
+        PasswordError::Ambiguous { first, second } => {
+            advice(Exit::Usage, Kind::Usage, format!("leave out {first} or {second}"))
+        }
+        PasswordError::NoTerminal => advice(
+            Exit::Usage,
+            Kind::NoPassword,
+            format!(
+                "give --password-file FILE or --password-command COMMAND, set {} or {}, or add the systemd credential holdfast.password",
+                environment::PASSWORD_FILE,
+                environment::PASSWORD_COMMAND
+            ),
+        ),
+        PasswordError::NoTerminalForNew => advice(
+            Exit::Usage,
+            Kind::NoPassword,
+            "give --new-password-file FILE or --new-password-command COMMAND",
+        ),
+        PasswordError::File { .. } | PasswordError::Prompt(_) => plain(Exit::Error, Kind::Password),
+        PasswordError::Command(_) | PasswordError::CommandFailed { .. } => advice(
+            Exit::Error,
+            Kind::Password,
+            "run the command by itself with /bin/sh -c and see what it says",
+        ),
+        PasswordError::Empty { .. } | PasswordError::TooLong { .. } => {
+            advice(Exit::Error, Kind::Password, "the password is all of the first line")
+        }
+        PasswordError::Mismatch => advice(Exit::Error, Kind::Password, "nothing was changed; try again"),
+    }
+}
+
+fn resolve_advice(error: &ResolveError) -> Advice {
+    match error {
+        ResolveError::Ambiguous { .. } => advice(Exit::Error, Kind::Ambiguous, "give more digits of the id"),
+        ResolveError::NoSnapshots => advice(Exit::Error, Kind::NotFound, "holdfast backup makes one"),
+        ResolveError::PrefixTooShort { .. } => plain(Exit::Usage, Kind::BadName),
+        _ => advice(Exit::Error, Kind::NotFound, "holdfast list shows what there is"),
+    }
+}
+
+fn engine_advice(error: &JobError) -> Advice {
+    let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
+    match error {
+        JobError::Repository(error) => repository_advice(error),
+        JobError::Image(error) => image_advice(error),
+        JobError::Scheme { .. } => advice(
+            Exit::Usage,
+            Kind::Unsupported,
+            "give the path of a directory; for one with a colon in its name, start with ./",
+        ),
+        JobError::NotEmpty { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "give an empty directory, or one that does not exist yet",
+        ),
+        JobError::WeakPassphrase { .. } => advice(
+            Exit::Error,
+            Kind::WeakPassword,
+            "four or five words that do not belong together are good, and easy to type",
+        ),
+        JobError::NoSlotUsed => advice(
+            Exit::Error,
+            Kind::Key,
+            "holdfast key add adds a passphrase, and holdfast key remove takes an old one away",
+        ),
+        JobError::NoMachineName => advice(Exit::Usage, Kind::Usage, "give --machine NAME"),
+        JobError::DuplicateDisk { .. } => advice(Exit::Usage, Kind::Usage, "give each disk its name with NAME=PATH"),
+        JobError::StandardInputTwice => advice(Exit::Usage, Kind::Usage, "give - once"),
+        JobError::FormatChanged { .. } => {
+            refused("if you know that the image is not raw any more, give its format with --format")
+        }
+        JobError::TargetExists { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "--in-place writes what differs into it, --force replaces it",
+        ),
+        JobError::NoTarget { .. } => advice(Exit::Error, Kind::NotFound, "leave --in-place out to make it"),
+        JobError::TargetFormat { .. } => {
+            refused("restore to a new file; or give --format raw, if this is a raw disk that only looks so")
+        }
+        JobError::SeveralDisks { .. } => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "name one as SNAPSHOT:DISK, or give a folder that exists",
+        ),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn repository_advice(error: &RepositoryError) -> Advice {
+    match error {
+        RepositoryError::Store(error) => store_advice(error),
+        RepositoryError::Key(error) => key_advice(error),
+        error if error.is_damage() => advice(Exit::Damage, Kind::Damage, HINT_DAMAGE),
+        RepositoryError::FutureVersion { .. } => advice(Exit::Error, Kind::NewerFormat, "use a newer holdfast"),
+        RepositoryError::NotARepository { .. } => advice(Exit::Error, Kind::NoSuchRepository, HINT_LOCATION),
+        RepositoryError::AlreadyARepository { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "use it as it is, or give another --repository",
+        ),
+        RepositoryError::NoSnapshot { .. } => advice(Exit::Error, Kind::NotFound, "holdfast list shows what there is"),
+        RepositoryError::NoDisk { .. } => advice(Exit::Error, Kind::NotFound, "name the disk as SNAPSHOT:DISK"),
+        RepositoryError::Locked { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),
+        RepositoryError::Revoked { .. } => advice(
+            Exit::Error,
+            Kind::Io,
+            "it was silent for so long that it was taken for dead; run it again",
+        ),
+        RepositoryError::Device { source, .. } => device_advice(source),
+        RepositoryError::Stream { source, .. } => io_advice(source),
+        RepositoryError::TargetTooSmall { .. } => advice(
+            Exit::Error,
+            Kind::NoSpace,
+            "make the target at least as large as the disk",
+        ),
+        RepositoryError::Limit { .. } => plain(Exit::Error, Kind::Unsupported),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn image_advice(error: &ImageError) -> Advice {
+    match error {
+        error if error.is_corrupt() => plain(Exit::Damage, Kind::Damage),
+        ImageError::Io { source, .. } => io_advice(source),
+        ImageError::Device(error) => device_advice(error),
+        ImageError::UnsupportedFormat { .. } | ImageError::UnsupportedFeature { .. } => {
+            plain(Exit::Error, Kind::Unsupported)
+        }
+        ImageError::Refused { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "if you trust the image, allow the file with --allow FILE",
+        ),
+        ImageError::NotFound { .. } => plain(Exit::Error, Kind::NotFound),
+        ImageError::Locked { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn io_advice(error: &std::io::Error) -> Advice {
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => advice(Exit::Error, Kind::NoSpace, HINT_NO_SPACE),
+        ErrorKind::PermissionDenied => advice(Exit::Error, Kind::Permission, HINT_PERMISSION),
+        ErrorKind::NotFound => advice(Exit::Error, Kind::Io, "check the spelling; folders must exist"),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn device_advice(error: &DeviceError) -> Advice {
+    match error {
+        DeviceError::Io { source, .. } => io_advice(source),
+        DeviceError::Corrupt { .. } => plain(Exit::Damage, Kind::Damage),
+        DeviceError::Unsupported { .. } => plain(Exit::Error, Kind::Unsupported),
+        // A device that is made of a repository: what counts is what the repository says.
+        DeviceError::Layer(inner) => inner
+            .downcast_ref::<StoreError>()
+            .map(store_advice)
+            .or_else(|| inner.downcast_ref::<KeyError>().map(key_advice))
+            .or_else(|| inner.downcast_ref::<RepositoryError>().map(repository_advice))
+            .or_else(|| inner.downcast_ref::<ImageError>().map(image_advice))
+            .unwrap_or_else(|| plain(Exit::Error, Kind::Io)),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn store_advice(error: &StoreError) -> Advice {
+    match error {
+        StoreError::TooLarge { .. } | StoreError::ShortObject { .. } => advice(Exit::Damage, Kind::Damage, HINT_DAMAGE),
+        StoreError::NoStore { .. } => advice(Exit::Error, Kind::NoSuchRepository, HINT_LOCATION),
+        StoreError::NotFound { .. } => plain(Exit::Error, Kind::NotFound),
+        StoreError::ReadOnly { .. } => plain(Exit::Error, Kind::Permission),
+        StoreError::Permission { .. } => advice(Exit::Error, Kind::Permission, HINT_PERMISSION),
+        StoreError::NoSpace { .. } => advice(Exit::Error, Kind::NoSpace, HINT_NO_SPACE),
+        StoreError::Unsupported { .. } => plain(Exit::Error, Kind::Unsupported),
+        error if error.is_retryable() => advice(Exit::Error, Kind::Io, "this may pass: try again in a while"),
+        StoreError::Io { source, .. } => io_advice(source),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn key_advice(error: &KeyError) -> Advice {
+    match error {
+        KeyError::Store(error) => store_advice(error),
+        KeyError::Damaged { .. } | KeyError::WrongPurpose { .. } | KeyError::WrongKeyOrDamaged { .. } => {
+            advice(Exit::Damage, Kind::Damage, HINT_DAMAGE)
+        }
+        KeyError::Version { .. } | KeyError::PaperKeyVersion { .. } => {
+            advice(Exit::Error, Kind::NewerFormat, "use a newer holdfast")
+        }
+        KeyError::NoSlots { .. } => advice(Exit::Error, Kind::NoSuchRepository, HINT_LOCATION),
+        KeyError::WrongCredential { .. } | KeyError::NoSlotFor { .. } => advice(
+            Exit::Error,
+            Kind::WrongPassword,
+            "check that this is the password of this repository; its paper key opens it too",
+        ),
+        KeyError::Credential { .. } => plain(Exit::Error, Kind::Password),
+        KeyError::NoSuchSlot { .. } => advice(Exit::Error, Kind::NotFound, "holdfast key list shows the key slots"),
+        KeyError::LastSlot { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "add another key first, with holdfast key add",
+        ),
+        KeyError::NoPaperKey { .. }
+        | KeyError::PaperKeyGroupLength { .. }
+        | KeyError::PaperKeyLength { .. }
+        | KeyError::PaperKeyCharacter { .. }
+        | KeyError::PaperKeyGroup { .. }
+        | KeyError::PaperKeyMixed => advice(
+            Exit::Error,
+            Kind::WrongPassword,
+            "compare with the paper, group by group",
+        ),
+        _ => plain(Exit::Error, Kind::Key),
+    }
+}
+
+fn advice(exit: Exit, kind: Kind, hint: impl Into<String>) -> Advice {
+    Advice {
+        exit,
+        kind,
+        hint: Some(hint.into()),
+    }
+}
+
+fn plain(exit: Exit, kind: Kind) -> Advice {
+    Advice { exit, kind, hint: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use holdfast_block::Error as DeviceError;
+    use holdfast_repo::key::KeyError;
+    use holdfast_repo::store::{ObjectName, StoreError};
+
+    use super::{Error, Kind};
+    use crate::exit::Exit;
+    use crate::password::PasswordError;
+
+    #[test]
+    fn what_a_person_can_mend_has_a_hint() {
+        let full = Error::Stdout(ErrorKind::StorageFull.into());
+        assert_eq!(
+            full.advice().hint.as_deref(),
+            Some("make room on the target and try again")
+        );
+        let lost = Error::Password(PasswordError::NoTerminal).advice();
+        assert_eq!((lost.exit, lost.kind), (Exit::Usage, Kind::NoPassword));
+        for way in [
+            "--password-file",
+            "--password-command",
+            "HOLDFAST_PASSWORD_FILE",
+            "systemd",
+        ] {
+            assert!(lost.hint.as_deref().unwrap().contains(way), "{way}");
+        }
+    }
+
+    /// A script that alerts on damage must hear of it from however deep it comes.
+    #[test]
+    fn damage_is_damage_at_every_depth() {
+        let short = || StoreError::TooLarge {
+            name: ObjectName::config(),
+            length: 2,
+            length_max: 1,
+        };
+        let corrupt = DeviceError::Corrupt {
+            what: "bitmap",
+            offset: 0,
+            detail: String::new(),
+        };
+        for error in [
+            Error::Device(corrupt),
+            Error::Store(short()),
+            Error::Key(KeyError::Store(short())),
+            Error::Device(DeviceError::layer(short())),
+            Error::Device(DeviceError::layer(KeyError::Store(short()))),
+        ] {
+            let advice = error.advice();
+            assert_eq!((advice.exit, advice.kind), (Exit::Damage, Kind::Damage), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_store_that_may_recover_is_no_damage() {
+        let io = |kind: ErrorKind| {
+            Error::Store(StoreError::Io {
+                store: "/r".to_owned(),
+                action: "read",
+                subject: "x".to_owned(),
+                source: kind.into(),
+            })
+        };
+        let advice = io(ErrorKind::TimedOut).advice();
+        assert_eq!((advice.exit, advice.kind), (Exit::Error, Kind::Io));
+        assert!(advice.hint.unwrap().contains("try again"));
+        assert_eq!(io(ErrorKind::InvalidData).advice().hint, None);
+    }
+}

@@ -1,0 +1,135 @@
+//! What can go wrong in the program, and what to tell a person about it.
+//!
+//! [`Error::advice`] (in `advice.rs`) is the one place that turns the kinds of errors of all crates into an exit code, a
+//! word for scripts and a hint what to do next.
+
+mod advice;
+mod kind;
+
+use std::path::PathBuf;
+
+use holdfast_engine::{Interrupted, NameError, ResolveError};
+use holdfast_repo::key::KeyError;
+use holdfast_repo::store::StoreError;
+
+use crate::password::PasswordError;
+
+pub use advice::Advice;
+pub use kind::Kind;
+
+/// Any failure of a verb.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The verb needs a repository.
+    #[error("no repository is given")]
+    NoRepository,
+    /// The verb's answer is data, not a report.
+    #[error("{command} prints data, which --json cannot hold")]
+    NoJson {
+        /// The verb.
+        command: &'static str,
+    },
+    /// There is no password.
+    #[error(transparent)]
+    Password(#[from] PasswordError),
+    /// A machine, disk or snapshot is called what none can be called.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// A name means no snapshot, or more than one.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// A person stopped the job.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
+    /// A disk, an image or a snapshot cannot be read or written.
+    #[error(transparent)]
+    Device(#[from] holdfast_block::Error),
+    /// The place where the repository is kept does not do what it should.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The keys of the repository do not open it, or cannot be changed.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// A job ended for a reason that none of the above says.
+    #[error(transparent)]
+    Engine(holdfast_engine::Error),
+    /// Options that make no sense together.
+    #[error("{what}")]
+    Usage {
+        /// What is wrong.
+        what: &'static str,
+        /// What to do instead.
+        hint: &'static str,
+    },
+    /// A file that the verb itself reads or writes.
+    #[error("{action} {}", path.display())]
+    File {
+        /// What was tried: "read", "write".
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// The answer cannot be written.
+    #[error("write to standard output")]
+    Stdout(#[source] std::io::Error),
+    /// The answer has no JSON form.
+    #[error("write the answer as JSON")]
+    Json(#[source] serde_json::Error),
+    /// The operating system refuses to tell of signals.
+    #[error("listen for Ctrl-C")]
+    Signals(#[source] std::io::Error),
+}
+
+/// What an error is does not depend on how many levels it passed on its way here.
+impl From<holdfast_engine::Error> for Error {
+    fn from(error: holdfast_engine::Error) -> Self {
+        use holdfast_engine::Error as Job;
+        use holdfast_repo::Error as Repository;
+        match error {
+            Job::Name(error) => Self::Name(error),
+            Job::Resolve(error) => Self::Resolve(error),
+            Job::Interrupted(error) => Self::Interrupted(error),
+            Job::Device(error) => Self::Device(error),
+            Job::Stdout(error) => Self::Stdout(error),
+            Job::File { action, path, source } => Self::File { action, path, source },
+            Job::Repository(Repository::Store(error)) => Self::Store(error),
+            Job::Repository(Repository::Key(error)) => Self::Key(error),
+            other => Self::Engine(other),
+        }
+    }
+}
+
+/// The messages of `error` and of its causes, from the outermost to the innermost; never empty.
+///
+/// A cause that says the same as what it caused is left out.
+pub fn chain(error: &dyn std::error::Error) -> Vec<String> {
+    let mut messages = vec![error.to_string()];
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let message = error.to_string();
+        if messages.last() != Some(&message) {
+            messages.push(message);
+        }
+        cause = error.source();
+    }
+    messages
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use super::{Error, chain};
+    use crate::command::CommandError;
+    use crate::password::PasswordError;
+
+    #[test]
+    fn the_chain_runs_from_what_to_why() {
+        let reason = std::io::Error::new(ErrorKind::PermissionDenied, "permission denied");
+        let error = Error::Password(PasswordError::Command(CommandError::Io(reason)));
+        assert_eq!(chain(&error), ["run the password command", "permission denied"]);
+    }
+}

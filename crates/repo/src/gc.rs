@@ -1,0 +1,456 @@
+//! Giving space back: mark what snapshots refer to, then delete the packs that nobody refers to.
+//!
+//! Writers work meanwhile. They are never waited for, and never harmed:
+//!
+//! 1. Announce, like every writer. Writers that died are kept from ever committing (see `lease`).
+//! 2. Mark: everything that any snapshot refers to.
+//! 3. Condemn: say durably which packs are going to be deleted. A writer that begins from here on does not refer to them.
+//! 4. Look who is writing. A writer that began before may refer to what we condemned; if there is one, stop here, and let the
+//!    next run go on. If there was one and it has ended, its snapshot is seen by the next step.
+//! 5. Mark again what was committed meanwhile, and spare what that refers to.
+//! 6. Move what is alive out of packs that are mostly dead; relocations say where it went; all durable.
+//! 7. Delete the packs, then what only served them: entries of the index, relocations, records of forgotten snapshots.
+//!
+//! Every step can be the last: what is left is found by the next run. `docs/locking.md` argues why nothing alive is deleted.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::compact::{Compaction, compact_index};
+use crate::condemned::{condemned_name, encode_condemned, waits_name};
+use crate::error::{Error, Result};
+use crate::forget::{ForgottenRecord, forgotten, forgotten_name};
+use crate::id::{PackId, SegmentId, SnapshotId, WriterId};
+use crate::index::{SegmentWriter, entries_of};
+use crate::lease::{self, Lease, Work, WriterRecord};
+use crate::manifest::{Manifest, snapshot_name};
+use crate::mark::{Marks, live_ranges};
+use crate::pack::{Directory, pack_name};
+use crate::relocation::RelocationTable;
+use crate::repack::{pack_set, repack};
+use crate::repository::{Repository, relocated_pack};
+use crate::store::{ObjectKind, ObjectName, StoreError};
+
+/// Packs whose living bytes are moved at once; bounds the memory for their ranges.
+const REPACK_BATCH_COUNT: usize = 64;
+/// A forgotten snapshot's record stays at least a day: a pack that was deleted can come back after a power cut, and its copy
+/// of the manifest must not pass for a lost snapshot.
+const FORGOTTEN_AGE_MS: i64 = 24 * 3600 * 1000;
+const WAITS_BYTES_MAX: u64 = 1 << 20;
+
+/// How to give space back.
+#[derive(Debug, Clone, Copy)]
+pub struct GcRequest {
+    /// Packs of which at most this share is alive, in percent, are rewritten; 0 rewrites none.
+    pub repack_below_percent: u8,
+    /// Threads that compress what is rewritten; with none, everything is done by the caller.
+    pub thread_count: usize,
+}
+
+/// What gc is going to do.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GcPlan {
+    /// Packs that nobody refers to: how many, and their bytes.
+    pub dead_pack_count: u64,
+    /// Bytes of those packs.
+    pub dead_bytes: u64,
+    /// Packs that are mostly dead and will be rewritten.
+    pub sparse_pack_count: u64,
+    /// Bytes of those packs.
+    pub sparse_bytes: u64,
+    /// Packs that stay.
+    pub live_pack_count: u64,
+    /// Bytes of those packs.
+    pub live_bytes: u64,
+    /// Writers at work, for people: while there is one that began before gc, nothing is deleted.
+    pub writers: Vec<String>,
+}
+
+/// What gc did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GcReport {
+    /// What it was going to do.
+    pub plan: GcPlan,
+    /// Packs that were deleted.
+    pub deleted_pack_count: u64,
+    /// Bytes given back.
+    pub freed_bytes: u64,
+    /// Bytes written to move what is alive.
+    pub rewritten_bytes: u64,
+    /// Writers that died and were cleared away, for people.
+    pub cleared_writers: Vec<String>,
+    /// Writers that have to end before the rest can be deleted, for people.
+    pub waiting_for: Vec<String>,
+    /// Packs that were to be rewritten and are damaged; they stay.
+    pub damaged: Vec<String>,
+}
+
+/// Writers that a gc run had to leave packs to.
+#[derive(Serialize, Deserialize)]
+struct Waits {
+    writers: Vec<WriterId>,
+}
+
+/// Packs and their bytes.
+type Sizes = HashMap<PackId, u64>;
+
+struct Chosen {
+    dead: HashSet<PackId>,
+    sparse: HashSet<PackId>,
+}
+
+impl Repository {
+    /// What [`gc`](Self::gc) would do now.
+    pub fn gc_plan(&self, request: GcRequest) -> Result<GcPlan> {
+        self.refresh()?;
+        let writers = lease::writers(&self.vault)?;
+        let sizes = self.pack_sizes()?;
+        let marks = self.mark(&self.all_snapshots()?)?;
+        let chosen = self.choose(request, &sizes, &marks)?;
+        let mut plan = plan_of(&sizes, &chosen);
+        plan.writers = writers.iter().map(WriterRecord::describe).collect();
+        Ok(plan)
+    }
+
+    /// Gives back the space of what no snapshot refers to.
+    pub fn gc(&self, request: GcRequest) -> Result<GcReport> {
+        let lease = Lease::take(&self.vault, Work::Gc, None)?;
+        let result = self.gc_under(&lease, request);
+        match &result {
+            Err(_) => drop(lease.release()),
+            Ok(_) => lease.release()?,
+        }
+        result
+    }
+
+    fn gc_under(&self, lease: &Lease<'_>, request: GcRequest) -> Result<GcReport> {
+        let mut report = GcReport::default();
+        let dead_writers = self.revoke_dead_writers(lease, &mut report)?;
+        self.finish_forgetting()?;
+        // Listed before they are read: whatever is listed is known to the mark, and what comes later is not ours to delete.
+        let relocations = self.vault.names(ObjectKind::Relocation)?;
+        self.refresh()?;
+
+        // Listed before the mark: a pack that comes later is nobody's business yet.
+        let sizes = self.pack_sizes()?;
+        let mut marks = self.mark(&self.all_snapshots()?)?;
+        let mut chosen = self.choose(request, &sizes, &marks)?;
+        report.plan = plan_of(&sizes, &chosen);
+        let freed_before = self.carry_over(&mut chosen, &mut marks, lease)?;
+        self.delete_packs(&freed_before, &sizes, &mut report)?;
+
+        let condemned: Vec<PackId> = chosen.dead.union(&chosen.sparse).copied().collect();
+        let own = condemned_name(lease.record.writer);
+        if !condemned.is_empty() {
+            self.vault.put_sealed(&own, &encode_condemned(&condemned))?;
+        }
+        self.forget_old_condemnations(lease)?;
+
+        let others = self.other_writers(lease, &dead_writers)?;
+        if !others.is_empty() && !condemned.is_empty() {
+            let writers = others.iter().map(|record| record.writer).collect();
+            let bytes = serde_json::to_vec(&Waits { writers }).expect("a list of identities");
+            self.vault.put_sealed(&waits_name(lease.record.writer), &bytes)?;
+            report.waiting_for = others.iter().map(WriterRecord::describe).collect();
+        } else {
+            self.sweep(lease, request, &sizes, (&mut marks, chosen), &mut report)?;
+            self.vault.store.delete(&own)?;
+        }
+        self.clear_writers(&dead_writers)?;
+        self.tidy_up(&marks, &relocations)?;
+        Ok(report)
+    }
+
+    /// Steps 5 to 7, when no writer is at work that began before the packs were condemned.
+    fn sweep(
+        &self,
+        lease: &Lease<'_>,
+        request: GcRequest,
+        sizes: &Sizes,
+        (marks, mut chosen): (&mut Marks, Chosen),
+        report: &mut GcReport,
+    ) -> Result<()> {
+        let snapshots = self.all_snapshots()?;
+        for manifest in &snapshots {
+            marks.snapshot(&self.packs, manifest)?;
+        }
+        chosen.dead.retain(|pack| !marks.is_live(*pack));
+        let mut sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
+        sparse.sort_unstable();
+        let mut doomed = chosen.dead;
+        for batch in sparse.chunks(REPACK_BATCH_COUNT) {
+            doomed.extend(self.move_living(lease, request, (batch, &snapshots), marks, report)?);
+        }
+        self.refresh()?;
+        self.delete_packs(&doomed, sizes, report)
+    }
+
+    /// All snapshots that are not forgotten. One that cannot be read keeps gc from deleting anything.
+    fn all_snapshots(&self) -> Result<Vec<Manifest>> {
+        let (manifests, errors) = self.snapshots()?;
+        match errors.into_iter().next() {
+            Some(error) => Err(error),
+            None => Ok(manifests),
+        }
+    }
+
+    fn mark(&self, snapshots: &[Manifest]) -> Result<Marks> {
+        let mut marks = Marks::default();
+        snapshots
+            .iter()
+            .try_for_each(|manifest| marks.snapshot(&self.packs, manifest))?;
+        Ok(marks)
+    }
+
+    pub(crate) fn pack_sizes(&self) -> Result<Sizes> {
+        let mut sizes = HashMap::new();
+        self.vault.store.list(ObjectKind::Pack, &mut |name, length| {
+            if let Ok(pack) = name.name().parse() {
+                sizes.insert(pack, length);
+            }
+            Ok(())
+        })?;
+        Ok(sizes)
+    }
+
+    fn choose(&self, request: GcRequest, sizes: &Sizes, marks: &Marks) -> Result<Chosen> {
+        let mut chosen = Chosen {
+            dead: HashSet::new(),
+            sparse: HashSet::new(),
+        };
+        for pack in sizes.keys() {
+            let Some(live) = marks.pack(*pack) else {
+                chosen.dead.insert(*pack);
+                continue;
+            };
+            if request.repack_below_percent == 0 {
+                continue;
+            }
+            let reader = match self.packs.reader(*pack) {
+                // A damaged pack is repair's business.
+                Err(error) if error.is_damage() => continue,
+                other => other?,
+            };
+            let frames = reader.directory.frames().iter().zip(0..);
+            let (total, alive) = frames.fold((0, 0), |(total, alive), (frame, number)| {
+                (
+                    total + u64::from(frame.raw_length),
+                    alive + live.live_bytes(number, frame.raw_length),
+                )
+            });
+            // A pack that carries the copy of a living manifest keeps it.
+            let is_copy = marks.copies.contains(pack);
+            if alive * 100 <= total * u64::from(request.repack_below_percent) && total > 0 && !is_copy {
+                chosen.sparse.insert(*pack);
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// Sees to writers that died: they will never commit.
+    fn revoke_dead_writers(&self, lease: &Lease<'_>, report: &mut GcReport) -> Result<Vec<WriterRecord>> {
+        let mut dead = Vec::new();
+        for record in lease::writers(&self.vault)? {
+            if record.writer != lease.record.writer && lease::is_dead(&self.vault, &record) {
+                lease::revoke(&self.vault, &record)?;
+                report.cleared_writers.push(record.describe());
+                dead.push(record);
+            }
+        }
+        Ok(dead)
+    }
+
+    /// Forgets dead writers, and the marks in their snapshots' places where nobody can ever come for those.
+    fn clear_writers(&self, dead: &[WriterRecord]) -> Result<()> {
+        for record in dead {
+            if let Some(snapshot) = record.snapshot
+                && lease::is_certainly_dead(&self.vault, record)
+                && lease::is_revoked(&self.vault, record)?
+            {
+                self.vault.store.delete(&snapshot_name(snapshot))?;
+            }
+            lease::forget_writer(&self.vault, record)?;
+        }
+        Ok(())
+    }
+
+    fn other_writers(&self, lease: &Lease<'_>, dead: &[WriterRecord]) -> Result<Vec<WriterRecord>> {
+        let mut writers = lease::writers(&self.vault)?;
+        writers.retain(|record| {
+            record.writer != lease.record.writer && dead.iter().all(|other| other.writer != record.writer)
+        });
+        Ok(writers)
+    }
+
+    /// Ends what a forget that died had begun.
+    fn finish_forgetting(&self) -> Result<()> {
+        let records = forgotten(&self.vault)?;
+        records
+            .iter()
+            .try_for_each(|record| Ok(self.vault.store.delete(&snapshot_name(record.snapshot))?))
+    }
+
+    /// Packs that an earlier run condemned and that everybody who might have referred to them has let go of since.
+    ///
+    /// They can be deleted though there are writers: those began after the packs were condemned.
+    fn carry_over(&self, chosen: &mut Chosen, marks: &mut Marks, lease: &Lease<'_>) -> Result<HashSet<PackId>> {
+        let active: HashSet<WriterId> = lease::writers(&self.vault)?
+            .into_iter()
+            .map(|record| record.writer)
+            .collect();
+        let mut free = HashSet::new();
+        for (gc, packs) in crate::condemned::condemnations(&self.vault)? {
+            if gc == lease.record.writer {
+                continue;
+            }
+            let waits: Waits = match self.vault.get_sealed(&waits_name(gc), WAITS_BYTES_MAX) {
+                // That run died before it looked who writes.
+                Err(Error::Store(StoreError::NotFound { .. })) => continue,
+                other => {
+                    let bytes = other?;
+                    serde_json::from_slice(&bytes)
+                        .map_err(|error| Error::damaged(&waits_name(gc), 0, error.to_string()))?
+                }
+            };
+            if waits.writers.iter().all(|writer| !active.contains(writer)) {
+                free.extend(packs);
+            }
+        }
+        if !free.is_empty() {
+            // The writers that were waited for may have committed after we marked.
+            for manifest in self.all_snapshots()? {
+                marks.snapshot(&self.packs, &manifest)?;
+            }
+        }
+        free.retain(|pack| chosen.dead.contains(pack) && !marks.is_live(*pack));
+        chosen.dead.retain(|pack| !free.contains(pack));
+        Ok(free)
+    }
+
+    /// Drops the lists of earlier runs: what they named and is still dead is in ours.
+    fn forget_old_condemnations(&self, lease: &Lease<'_>) -> Result<()> {
+        let own = condemned_name(lease.record.writer);
+        for name in self.vault.names(ObjectKind::Condemned)? {
+            if name != own {
+                self.vault.store.delete(&name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores what is alive of some packs elsewhere; returns the packs that are needed no more.
+    fn move_living(
+        &self,
+        lease: &Lease<'_>,
+        request: GcRequest,
+        (batch, snapshots): (&[PackId], &[Manifest]),
+        marks: &mut Marks,
+        report: &mut GcReport,
+    ) -> Result<Vec<PackId>> {
+        let chosen: HashSet<PackId> = batch.iter().copied().collect();
+        let ranges = live_ranges(&self.packs, snapshots, &chosen)?;
+        let repacked = repack(self, lease.record.writer, &ranges, request.thread_count)?;
+        report.rewritten_bytes += repacked.stored_bytes;
+        report.damaged.extend(
+            repacked
+                .failed
+                .iter()
+                .map(|(pack, error)| format!("pack {pack}: {error}")),
+        );
+        self.write_index(&repacked.packs)?;
+        for (pack, table) in &repacked.tables {
+            self.put_relocation(*pack, table)?;
+            marks.relocated.insert(*pack);
+        }
+        let failed: HashSet<PackId> = repacked.failed.iter().map(|(pack, _)| *pack).collect();
+        Ok(batch.iter().copied().filter(|pack| !failed.contains(pack)).collect())
+    }
+
+    fn put_relocation(&self, pack: PackId, table: &RelocationTable) -> Result<()> {
+        if table.is_empty() {
+            return Ok(());
+        }
+        let number = u64::from_le_bytes(self.vault.surroundings.draw()?);
+        let name = ObjectName::new(ObjectKind::Relocation, &format!("{pack}.{number:016x}"))?;
+        self.vault.put_sealed(&name, &table.encode())?;
+        Ok(())
+    }
+
+    /// Writes a segment about `packs`.
+    fn write_index(&self, packs: &[(PackId, Directory)]) -> Result<()> {
+        if packs.is_empty() {
+            return Ok(());
+        }
+        let mut ids: Vec<PackId> = pack_set(packs).into_iter().collect();
+        ids.sort_unstable();
+        let mut entries: Vec<_> = packs
+            .iter()
+            .flat_map(|(pack, directory)| entries_of(*pack, directory))
+            .collect();
+        entries.sort_unstable();
+        let segment = SegmentId::from_bytes(self.vault.surroundings.draw()?);
+        let mut writer = SegmentWriter::create(&*self.vault.store, &self.vault.segment_keys(), segment, ids)?;
+        entries.iter().try_for_each(|entry| writer.push(entry))?;
+        writer.finish()?;
+        Ok(())
+    }
+
+    fn delete_packs(&self, doomed: &HashSet<PackId>, sizes: &Sizes, report: &mut GcReport) -> Result<()> {
+        for pack in doomed {
+            self.vault.store.delete(&pack_name(*pack))?;
+            self.packs.forget(*pack);
+            report.deleted_pack_count += 1;
+            report.freed_bytes += sizes.get(pack).copied().unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Deletes what only served packs that are gone.
+    fn tidy_up(&self, marks: &Marks, relocations: &[ObjectName]) -> Result<()> {
+        let living = compact_index(&self.vault, Compaction::Thorough)?;
+        for name in relocations {
+            let needed =
+                relocated_pack(name).is_none_or(|pack| marks.relocated.contains(&pack) || living.contains(&pack));
+            if !needed {
+                self.vault.store.delete(name)?;
+            }
+        }
+        let now_ms = (self.vault.surroundings.now_ms)();
+        for ForgottenRecord {
+            snapshot,
+            copy,
+            time_ms,
+            ..
+        } in forgotten(&self.vault)?
+        {
+            let gone = copy.is_none_or(|copy| !living.contains(&copy));
+            if gone && now_ms.saturating_sub(time_ms) > FORGOTTEN_AGE_MS {
+                self.vault.store.delete(&forgotten_name(snapshot))?;
+            }
+        }
+        let snapshots: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();
+        for protected in self.protected()? {
+            if !snapshots.contains(&protected) {
+                self.unprotect(protected)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn plan_of(sizes: &Sizes, chosen: &Chosen) -> GcPlan {
+    let mut plan = GcPlan::default();
+    for (pack, bytes) in sizes {
+        let (count, sum) = if chosen.dead.contains(pack) {
+            (&mut plan.dead_pack_count, &mut plan.dead_bytes)
+        } else if chosen.sparse.contains(pack) {
+            (&mut plan.sparse_pack_count, &mut plan.sparse_bytes)
+        } else {
+            (&mut plan.live_pack_count, &mut plan.live_bytes)
+        };
+        *count += 1;
+        *sum += bytes;
+    }
+    plan
+}

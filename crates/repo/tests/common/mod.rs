@@ -1,0 +1,201 @@
+//! What the repository's tests share: a repository in memory, disks with reproducible contents, and a progress that watches
+//! nothing.
+
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom};
+use holdfast_repo::key::{Cipher, Credential, KdfParameters, Randomness};
+use holdfast_repo::store::{MemoryStore, Store};
+use holdfast_repo::{
+    BackupProgress, BackupReport, BackupRequest, InitRequest, JobProgress, Parent, Repository, RestoreRequest,
+    SnapshotId, Source, SourceData, Surroundings, SystemProcesses, TargetState,
+};
+
+/// Random bytes that a seed decides.
+pub(crate) struct SeededBytes(std::sync::Mutex<SeededRandom>);
+
+impl SeededBytes {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(std::sync::Mutex::new(SeededRandom::new(seed)))
+    }
+}
+
+impl Randomness for SeededBytes {
+    fn fill(&self, bytes: &mut [u8]) -> holdfast_repo::key::Result<()> {
+        self.0.lock().unwrap().fill(bytes);
+        Ok(())
+    }
+}
+
+/// A progress that stops nothing and keeps what it is warned of.
+#[derive(Default)]
+pub(crate) struct Watch {
+    pub(crate) warnings: std::sync::Mutex<Vec<String>>,
+    pub(crate) cancelled: AtomicBool,
+}
+
+impl BackupProgress for Watch {
+    fn advance(&self, _bytes: u64) {}
+    fn warn(&self, message: String) {
+        self.warnings.lock().unwrap().push(message);
+    }
+    fn cancelled(&self) -> &AtomicBool {
+        &self.cancelled
+    }
+}
+
+impl JobProgress for Watch {
+    fn advance(&self, _bytes: u64) {}
+    fn cancelled(&self) -> &AtomicBool {
+        &self.cancelled
+    }
+}
+
+/// A disk whose bytes are known.
+#[derive(Clone)]
+pub(crate) struct Disk {
+    pub(crate) bytes: Vec<u8>,
+    random: SeededRandom,
+}
+
+impl Disk {
+    pub(crate) fn new(size: u64, seed: u64) -> Self {
+        Self {
+            bytes: vec![0; size as usize],
+            random: SeededRandom::new(seed),
+        }
+    }
+
+    /// Writes bytes that compress by half.
+    pub(crate) fn fill(&mut self, offset: u64, length: u64) {
+        let start = offset as usize;
+        let end = (start + length as usize).min(self.bytes.len());
+        for pair in self.bytes[start..end].chunks_mut(16) {
+            let half = pair.len() / 2;
+            self.random.fill(&mut pair[..half]);
+        }
+    }
+
+    /// Writes to random places.
+    pub(crate) fn scatter(&mut self, count: u64, length_max: u64) {
+        let size = self.bytes.len() as u64;
+        for _ in 0..count.min(size) {
+            let offset = self.random.below(size);
+            let length = 1 + self.random.below(length_max);
+            self.fill(offset, length.min(size - offset));
+        }
+    }
+}
+
+/// A repository in memory.
+pub(crate) struct Rig {
+    pub(crate) store: MemoryStore,
+    pub(crate) repository: Repository,
+    pub(crate) progress: Watch,
+    pub(crate) surroundings: Surroundings,
+    threads: usize,
+}
+
+pub(crate) const PASSPHRASE: Credential<'static> = Credential::KeyFile(b"a key file of thirty-two bytes!!");
+
+pub(crate) fn init_request() -> InitRequest<'static> {
+    InitRequest {
+        credential: PASSPHRASE,
+        label: "test",
+        parameters: KdfParameters::default(),
+        cipher: Cipher::Aes256Gcm,
+    }
+}
+
+pub(crate) fn surroundings(seed: u64) -> Surroundings {
+    let time = Arc::new(AtomicI64::new(1_700_000_000_000));
+    Surroundings {
+        randomness: Arc::new(SeededBytes::new(seed)),
+        processes: Arc::new(SystemProcesses),
+        now_ms: Arc::new(move || time.fetch_add(1000, Ordering::Relaxed)),
+    }
+}
+
+impl Rig {
+    pub(crate) fn new(seed: u64) -> Self {
+        let store = MemoryStore::new();
+        let surroundings = surroundings(seed);
+        let shared: Arc<dyn Store> = Arc::new(store.clone());
+        let repository = Repository::init(shared, &init_request(), surroundings.clone()).unwrap();
+        Self {
+            store,
+            repository,
+            progress: Watch::default(),
+            surroundings,
+            threads: 2,
+        }
+    }
+
+    pub(crate) fn with_threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    pub(crate) fn backup(&self, machine: &str, disk: &Disk, parent: Parent) -> BackupReport {
+        let device = MemoryDevice::from_bytes(&disk.bytes);
+        let source = Source {
+            name: "vda".into(),
+            data: SourceData::Disk(&device),
+            notes: BTreeMap::new(),
+        };
+        let request = request(
+            machine,
+            (self.surroundings.now_ms)(),
+            vec![source],
+            parent,
+            self.threads,
+        );
+        self.repository.backup(request, &self.progress).unwrap()
+    }
+
+    /// The snapshot reads as `disk`, through the device and through a restore.
+    pub(crate) fn assert_restores(&self, snapshot: SnapshotId, disk: &Disk) {
+        assert_restores(&self.repository, snapshot, &disk.bytes);
+    }
+}
+
+pub(crate) fn request<'a>(
+    machine: &str,
+    time_ms: i64,
+    sources: Vec<Source<'a>>,
+    parent: Parent,
+    thread_count: usize,
+) -> BackupRequest<'a> {
+    BackupRequest {
+        machine: machine.to_owned(),
+        time_ms,
+        tags: Vec::new(),
+        parent,
+        host: "host".to_owned(),
+        program: "test".to_owned(),
+        notes: BTreeMap::new(),
+        sources,
+        thread_count,
+    }
+}
+
+pub(crate) fn assert_restores(repository: &Repository, snapshot: SnapshotId, expected: &[u8]) {
+    let device = repository.open_disk(snapshot, None).unwrap();
+    assert_eq!(device.size_bytes(), expected.len() as u64);
+    let mut bytes = vec![1; expected.len()];
+    device.read_at(&mut bytes, 0).unwrap();
+    assert!(bytes == expected, "the device reads something else");
+    let target = MemoryDevice::new(expected.len() as u64);
+    let request = RestoreRequest {
+        target: &target,
+        target_name: "target".into(),
+        state: TargetState::Zeroed,
+        thread_count: 2,
+    };
+    repository.restore(&device, &request, &Watch::default()).unwrap();
+    assert!(target.to_bytes() == expected, "the restore wrote something else");
+}
