@@ -123,6 +123,7 @@ class Holdfast(Program):
 
     def env(self):
         self.root.mkdir(parents=True, exist_ok=True)
+        self.password_file.touch(mode=0o600)
         self.password_file.write_text(PASSWORD + "\n")
         return {
             **super().env(),
@@ -138,7 +139,7 @@ class Holdfast(Program):
         return [self.binary, "backup", "--quiet", "--machine", machine, DISK]
 
     def restore(self, tag):
-        return [self.binary, "restore", "--quiet", "latest", "--to", self.out / DISK]
+        return [self.binary, "restore", "--quiet", "latest", self.out / DISK]
 
     def verify(self):
         return [self.binary, "scrub", "--quiet"]
