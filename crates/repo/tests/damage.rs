@@ -3,7 +3,7 @@
 //! For each case: open, list, restore, verify, scrub, back up again, repair, heal. Damage is always found; a restore gives exactly
 //! the right bytes or an error; and where the data existed somewhere, everything is whole in the end.
 
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "all of it is test")]
 
 mod common;
 
@@ -282,7 +282,7 @@ fn damaged(objects: &Objects, name: &ObjectName, damage: Damage) -> Option<Objec
                 .range(name..)
                 .chain(objects)
                 .find(|(other, _)| other.kind() == name.kind() && *other != name)?;
-            *bytes = sibling.1.clone();
+            bytes.clone_from(sibling.1);
             changed.insert(sibling.0.clone(), objects[name].clone());
         }
     }
