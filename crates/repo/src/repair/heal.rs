@@ -52,7 +52,7 @@ impl Repository {
     }
 
     /// The parts of the recorded chunks of `pack` that no relocation leads away from: place, length, and which chunk.
-    pub(crate) fn unmoved(&self, pack: PackId, record: &DamageRecord) -> Result<Vec<(Location, u32, (u32, u32))>> {
+    pub(crate) fn unmoved(&self, pack: PackId, record: &DamageRecord) -> Result<Vec<Unmoved>> {
         let mut unmoved = Vec::new();
         for (chunk, (length, _)) in &record.chunks {
             for (place, length) in self.unmoved_parts(place_of(pack, *chunk), *length)? {
@@ -78,6 +78,9 @@ impl Repository {
         Ok(parts)
     }
 }
+
+/// A part of a chunk: where it was, its length, and frame and offset of the chunk.
+type Unmoved = (Location, u32, (u32, u32));
 
 /// Packs that are damaged, and what is known of each.
 pub(crate) type Damaged = BTreeMap<PackId, DamageRecord>;

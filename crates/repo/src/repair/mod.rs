@@ -169,15 +169,12 @@ impl Repository {
             if progress.cancelled().load(std::sync::atomic::Ordering::Relaxed) {
                 return Err(Error::Cancelled);
             }
-            match &action {
-                RepairAction::RecordLoss { pack } => {
-                    losses.insert(*pack);
-                }
-                _ => {
-                    // All losses stand together, before what is going to change the index.
-                    self.record_loss(&std::mem::take(&mut losses))?;
-                    self.execute(&action, lease.record.writer, thread_count, &mut report)?;
-                }
+            if let RepairAction::RecordLoss { pack } = &action {
+                losses.insert(*pack);
+            } else {
+                // All losses stand together, before what is going to change the index.
+                self.record_loss(&std::mem::take(&mut losses))?;
+                self.execute(&action, lease.record.writer, thread_count, &mut report)?;
             }
             report.done.push((action, reason));
         }
