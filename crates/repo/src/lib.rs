@@ -9,6 +9,7 @@ mod config;
 mod cut;
 mod damage;
 mod device;
+mod diff;
 mod error;
 mod finding;
 mod fingerprint;
