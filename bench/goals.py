@@ -9,6 +9,7 @@ RSS_BYTES_MAX = 64 * MIB
 
 FIGURES = {
     "wall": lambda run: run.wall_s,
+    "cpu": lambda run: run.cpu_s,
     "added": lambda run: run.figures.get("added_bytes"),
     "stored": lambda run: run.figures.get("repository_bytes"),
 }

@@ -58,12 +58,13 @@ def job_table(job, by_program, limit=None):
     """All programs of a job; `limit` is the name and the seconds of its slowest step."""
     ours = by_program.get("holdfast")
     our_wall = ours.median(FIGURES["wall"]) if ours else None
+    our_cpu = ours.median(FIGURES["cpu"]) if ours else None
     keeps_bytes = job in {job.name for job in JOBS} or job.startswith("synthetic")
     rows = []
     for name, result in by_program.items():
         if result.problem or not result.runs:
             state = "missing" if result.is_missing else "not done"
-            rows.append([name, f"{state}: {brief(result.problem)}", *["-"] * 6])
+            rows.append([name, f"{state}: {brief(result.problem)}", *["-"] * 7])
             continue
         wall = result.median(FIGURES["wall"])
         low, high = result.spread(FIGURES["wall"])
@@ -73,14 +74,15 @@ def job_table(job, by_program, limit=None):
             name,
             f"{seconds(wall)} s",
             f"{seconds(low)} - {seconds(high)}",
-            f"{seconds(result.median(lambda run: run.cpu_s))} s",
+            f"{seconds(result.median(FIGURES['cpu']))} s",
             f"{max(run.rss_bytes for run in result.runs) / MIB:.0f} MiB",
             megabytes(size),
             "" if name == "holdfast" else ratio(our_wall, wall),
+            "" if name == "holdfast" else ratio(our_cpu, result.median(FIGURES["cpu"])),
             f"{max(run.others_share for run in result.runs):.0%}",
         ])
     size_title = "MB of the target" if job in ("restore", *CONVERSIONS) or job.endswith("restore") else "MB added"
-    header = ["program", "wall", "min - max", "CPU", "memory", size_title, "ours / it", "others' CPU"]
+    header = ["program", "wall", "min - max", "CPU", "memory", size_title, "ours / it", "by CPU", "others' CPU"]
     text = f"### {TITLES[job]}\n\n{table(header, rows)}\n"
     if limit and our_wall:
         step, limit_s = limit
@@ -168,7 +170,7 @@ def markdown(record):
     """The whole report. `record` is what the program has gathered (bench/run)."""
     parts = ["# Measurements", machine_lines(record.machine, record.versions, record.corpus_text)]
     parts += ["## Goals", goals_table(record.verdicts)]
-    parts += ["## Jobs", f"Medians of {record.run_count} runs, programs in turn; ratios are ours / theirs in wall time."]
+    parts += ["## Jobs", f"Medians of {record.run_count} runs, programs in turn; ratios are ours / theirs."]
     for job, by_program in record.results.items():
         text = reads_table(by_program) if job == "reads" else job_table(job, by_program, record.limits.get(job))
         parts.append(text.rstrip())

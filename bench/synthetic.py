@@ -29,37 +29,33 @@ def create(path, size):
 def measure(laboratory, holdfast, size, say):
     """A Result with one run for each of: backup, unchanged, restore, verify. Ours alone: peers read all the zeros."""
     results = {job.name: Result() for job in JOBS if job.name in ("first", "unchanged", "restore", "verify")}
-    reasons = [reason for reason in map(holdfast.missing, results) if reason]
-    if not reasons:
-        disk = laboratory.disks / "day0.raw"
-        try:
-            create(disk, size)
-        except OSError as error:
-            reasons = [f"a sparse file of 10 TiB cannot be made here: {error.strerror}"]
     for name, result in results.items():
-        if reasons:
-            result.problem = holdfast.missing(name) or reasons[0]
-            result.is_missing = bool(holdfast.missing(name))
-            say(f"    {name:<10} MISSING: {result.problem}")
-    if reasons:
-        return results
-    try:
-        laboratory.prepare(holdfast)
-        steps = {
-            "first": lambda: holdfast.backup("first", reread=False),
-            "unchanged": lambda: holdfast.backup("again", reread=True),
-            "restore": lambda: holdfast.restore("again"),
-            "verify": holdfast.verify,
-        }
-        for name, command in steps.items():
-            results[name].runs.append(step(laboratory, holdfast, name, command(), say))
-    except Failed as failure:
-        unfinished = next(result for result in results.values() if not result.runs)
-        unfinished.problem = str(failure)
-        say(f"    NOT DONE: {failure}")
-        for result in results.values():
-            if not result.runs:
-                result.problem = result.problem or "not run: a step before it did not succeed"
+        result.problem = holdfast.missing(name) or ""
+        result.is_missing = bool(result.problem)
+    if not results["first"].problem:
+        try:
+            create(laboratory.disks / "day0.raw", size)
+        except OSError as error:
+            results["first"].problem = f"a sparse file of 10 TiB cannot be made here: {error.strerror}"
+    steps = {
+        "first": lambda: holdfast.backup("first", reread=False),
+        "unchanged": lambda: holdfast.backup("again", reread=True),
+        "restore": lambda: holdfast.restore("again"),
+        "verify": holdfast.verify,
+    }
+    for name, command in steps.items():
+        result = results[name]
+        if not result.problem and results["first"].problem:
+            result.problem = "not run: the first backup did not succeed"
+        if not result.problem:
+            try:
+                if name == "first":
+                    laboratory.prepare(holdfast)
+                result.runs.append(step(laboratory, holdfast, name, command(), say))
+            except Failed as failure:
+                result.problem = str(failure)
+        if result.problem:
+            say(f"    {name:<10} {'MISSING' if result.is_missing else 'NOT DONE'}: {result.problem}")
     return results
 
 
