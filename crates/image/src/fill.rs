@@ -15,8 +15,8 @@ use crate::{BulkWriter, ClusterCompressor, Error, Result};
 
 /// Bytes that a worker takes at once, or a cluster where that is more.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Pieces in flight per worker.
-const PIECES_PER_WORKER: u64 = 3;
+/// Pieces in flight per worker: enough that it has work while a busy host lets the appending thread wait.
+const PIECES_PER_WORKER: u64 = 8;
 const EXTENT_COUNT_MAX: usize = 64;
 
 /// How to fill a new image.
