@@ -13,7 +13,7 @@
 //!
 //! Every step can be the last: what is left is found by the next run. `docs/locking.md` argues why nothing alive is deleted.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -91,12 +91,12 @@ struct Waits {
     writers: Vec<WriterId>,
 }
 
-/// Packs and their bytes.
-type Sizes = HashMap<PackId, u64>;
+/// Packs and their bytes; in order, like everything here that decides in which order the store is asked.
+type Sizes = BTreeMap<PackId, u64>;
 
 struct Chosen {
-    dead: HashSet<PackId>,
-    sparse: HashSet<PackId>,
+    dead: BTreeSet<PackId>,
+    sparse: BTreeSet<PackId>,
 }
 
 impl Repository {
@@ -175,8 +175,7 @@ impl Repository {
             marks.snapshot(&self.packs, manifest)?;
         }
         chosen.dead.retain(|pack| !marks.is_live(*pack));
-        let mut sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
-        sparse.sort_unstable();
+        let sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
         let mut doomed = chosen.dead;
         for batch in sparse.chunks(REPACK_BATCH_COUNT) {
             doomed.extend(self.move_living(lease, request, (batch, &snapshots), marks, report)?);
@@ -203,7 +202,7 @@ impl Repository {
     }
 
     pub(crate) fn pack_sizes(&self) -> Result<Sizes> {
-        let mut sizes = HashMap::new();
+        let mut sizes = Sizes::new();
         self.vault.store.list(ObjectKind::Pack, &mut |name, length| {
             if let Ok(pack) = name.name().parse() {
                 sizes.insert(pack, length);
@@ -215,8 +214,8 @@ impl Repository {
 
     fn choose(&self, request: GcRequest, sizes: &Sizes, marks: &Marks) -> Result<Chosen> {
         let mut chosen = Chosen {
-            dead: HashSet::new(),
-            sparse: HashSet::new(),
+            dead: BTreeSet::new(),
+            sparse: BTreeSet::new(),
         };
         for pack in sizes.keys() {
             let Some(live) = marks.pack(*pack) else {
@@ -293,12 +292,12 @@ impl Repository {
     /// Packs that an earlier run condemned and that everybody who might have referred to them has let go of since.
     ///
     /// They can be deleted though there are writers: those began after the packs were condemned.
-    fn carry_over(&self, chosen: &mut Chosen, marks: &mut Marks, lease: &Lease<'_>) -> Result<HashSet<PackId>> {
+    fn carry_over(&self, chosen: &mut Chosen, marks: &mut Marks, lease: &Lease<'_>) -> Result<BTreeSet<PackId>> {
         let active: HashSet<WriterId> = lease::writers(&self.vault)?
             .into_iter()
             .map(|record| record.writer)
             .collect();
-        let mut free = HashSet::new();
+        let mut free = BTreeSet::new();
         for (gc, packs) in crate::condemned::condemnations(&self.vault)? {
             if gc == lease.record.writer {
                 continue;
@@ -395,7 +394,7 @@ impl Repository {
         Ok(())
     }
 
-    fn delete_packs(&self, doomed: &HashSet<PackId>, sizes: &Sizes, report: &mut GcReport) -> Result<()> {
+    fn delete_packs(&self, doomed: &BTreeSet<PackId>, sizes: &Sizes, report: &mut GcReport) -> Result<()> {
         for pack in doomed {
             self.vault.store.delete(&pack_name(*pack))?;
             self.packs.forget(*pack);

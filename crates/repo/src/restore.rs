@@ -38,7 +38,7 @@ pub struct RestoreRequest<'a> {
     pub target_name: String,
     /// What it holds before.
     pub state: TargetState,
-    /// Threads that read and write; at least 1.
+    /// Threads that read and write; with none, everything is done by the caller, in a fixed order.
     pub thread_count: usize,
 }
 
@@ -125,11 +125,24 @@ struct Scratch {
     target: Vec<u8>,
 }
 
+impl Scratch {
+    fn new() -> Self {
+        Self {
+            buffers: FrameBuffers::new(),
+            raw: Vec::new(),
+            target: Vec::new(),
+        }
+    }
+}
+
 impl RestoreJob<'_> {
     fn run(&self, mut plan: FramePlan<'_>) -> Result<()> {
+        if self.request.thread_count == 0 {
+            return self.run_here(plan);
+        }
         std::thread::scope(|scope| {
             let (send, groups) = bounded::<Vec<PlannedPiece>>(self.request.thread_count * 2);
-            for _ in 0..self.request.thread_count.max(1) {
+            for _ in 0..self.request.thread_count {
                 let groups = groups.clone();
                 scope.spawn(move || self.work(&groups));
             }
@@ -152,12 +165,26 @@ impl RestoreJob<'_> {
         }
     }
 
+    fn run_here(&self, mut plan: FramePlan<'_>) -> Result<()> {
+        let mut scratch = Scratch::new();
+        while let Some(batch) = plan.next()? {
+            self.zeroes(&batch)?;
+            for group in batch.pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
+                self.check_cancelled()?;
+                self.group(group, &mut scratch)?;
+                self.advance(group);
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&self, group: &[PlannedPiece]) {
+        self.progress
+            .advance(group.iter().map(|piece| u64::from(piece.length)).sum());
+    }
+
     fn work(&self, groups: &Receiver<Vec<PlannedPiece>>) {
-        let mut scratch = Scratch {
-            buffers: FrameBuffers::new(),
-            raw: Vec::new(),
-            target: Vec::new(),
-        };
+        let mut scratch = Scratch::new();
         for group in groups {
             let failed = || self.failure.lock().unwrap_or_else(PoisonError::into_inner);
             if failed().is_some() {
@@ -167,8 +194,7 @@ impl RestoreJob<'_> {
                 failed().get_or_insert(error);
                 return;
             }
-            self.progress
-                .advance(group.iter().map(|piece| u64::from(piece.length)).sum());
+            self.advance(&group);
         }
     }
 

@@ -197,7 +197,9 @@ impl Repository {
             segments,
             usable.clone(),
         );
-        for pack in usable.difference(&covered) {
+        let mut unlisted: Vec<_> = usable.difference(&covered).collect();
+        unlisted.sort_unstable();
+        for pack in unlisted {
             // Left by a backup that did not come to its end, or by one that is on its way.
             match self.packs.reader(*pack) {
                 Ok(reader) => {
