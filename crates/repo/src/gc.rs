@@ -26,10 +26,10 @@ use crate::lease::{self, Lease, Work, WriterRecord};
 use crate::manifest::{Manifest, snapshot_name};
 use crate::mark::{Marks, live_ranges};
 use crate::pack::{Directory, pack_name};
-use crate::relocation::RelocationTable;
+use crate::relocation::{RelocationTable, relocated_pack};
 use crate::repack::{pack_set, repack};
-use crate::repository::{Repository, relocated_pack};
-use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::repository::Repository;
+use crate::store::{ObjectKind, ObjectName, Put, StoreError};
 
 /// Packs whose living bytes are moved at once; bounds the memory for their ranges.
 const REPACK_BATCH_COUNT: usize = 64;
@@ -136,7 +136,7 @@ impl Repository {
         let mut marks = self.mark(&self.all_snapshots()?)?;
         let mut chosen = self.choose(request, &sizes, &marks)?;
         report.plan = plan_of(&sizes, &chosen);
-        let freed_before = self.carry_over(&mut chosen, &mut marks, lease)?;
+        let freed_before = self.carry_over(&mut chosen, &mut marks, (lease, &dead_writers))?;
         self.delete_packs(&freed_before, &sizes, &mut report)?;
 
         let condemned: Vec<PackId> = chosen.dead.union(&chosen.sparse).copied().collect();
@@ -239,7 +239,8 @@ impl Repository {
             });
             // A pack that carries the copy of a living manifest keeps it.
             let is_copy = marks.copies.contains(pack);
-            if alive * 100 <= total * u64::from(request.repack_below_percent) && total > 0 && !is_copy {
+            // One that is alive as a whole has nothing to give back.
+            if alive < total && alive * 100 <= total * u64::from(request.repack_below_percent) && !is_copy {
                 chosen.sparse.insert(*pack);
             }
         }
@@ -251,8 +252,11 @@ impl Repository {
         let mut dead = Vec::new();
         for record in lease::writers(&self.vault)? {
             if record.writer != lease.record.writer && lease::is_dead(&self.vault, &record) {
-                lease::revoke(&self.vault, &record)?;
-                report.cleared_writers.push(record.describe());
+                let put = lease::revoke(&self.vault, &record)?;
+                // One that was revoked by an earlier run is no news.
+                if put == Put::Created || !lease::is_revoked(&self.vault, &record)? {
+                    report.cleared_writers.push(record.describe());
+                }
                 dead.push(record);
             }
         }
@@ -266,6 +270,9 @@ impl Repository {
                 && lease::is_certainly_dead(&self.vault, record)
                 && lease::is_revoked(&self.vault, record)?
             {
+                if lease::is_mark_young(&self.vault, record) {
+                    continue;
+                }
                 self.vault.store.delete(&snapshot_name(snapshot))?;
             }
             lease::forget_writer(&self.vault, record)?;
@@ -292,11 +299,14 @@ impl Repository {
     /// Packs that an earlier run condemned and that everybody who might have referred to them has let go of since.
     ///
     /// They can be deleted though there are writers: those began after the packs were condemned.
-    fn carry_over(&self, chosen: &mut Chosen, marks: &mut Marks, lease: &Lease<'_>) -> Result<BTreeSet<PackId>> {
-        let active: HashSet<WriterId> = lease::writers(&self.vault)?
-            .into_iter()
-            .map(|record| record.writer)
-            .collect();
+    fn carry_over(
+        &self,
+        chosen: &mut Chosen,
+        marks: &mut Marks,
+        (lease, dead_writers): (&Lease<'_>, &[WriterRecord]),
+    ) -> Result<BTreeSet<PackId>> {
+        let others = self.other_writers(lease, dead_writers)?;
+        let active: HashSet<WriterId> = others.into_iter().map(|record| record.writer).collect();
         let mut free = BTreeSet::new();
         for (gc, packs) in crate::condemned::condemnations(&self.vault)? {
             if gc == lease.record.writer {

@@ -13,7 +13,7 @@ use crate::check::{Depth, check_frame};
 use crate::device::SnapshotDevice;
 use crate::error::{Error, Result};
 use crate::fingerprint::{BLOCK_LENGTH, FingerprintKeys, PRINT_LENGTH, is_zero, print_of};
-use crate::frame_plan::{Batch, FramePlan, PlannedPiece};
+use crate::frame_plan::{Batch, FramePlan, PlannedPiece, plan_again};
 use crate::pack::FrameContent;
 use crate::packs::FrameBuffers;
 use crate::repository::Repository;
@@ -90,6 +90,7 @@ impl Repository {
         }
         let job = RestoreJob {
             repository: self,
+            disk,
             keys: self.vault.fingerprint_keys(),
             request,
             progress,
@@ -111,6 +112,7 @@ impl Repository {
 
 struct RestoreJob<'a> {
     repository: &'a Repository,
+    disk: &'a SnapshotDevice,
     keys: FingerprintKeys,
     request: &'a RestoreRequest<'a>,
     progress: &'a dyn JobProgress,
@@ -214,25 +216,52 @@ impl RestoreJob<'_> {
         }
     }
 
-    /// Writes all pieces that lie in one frame.
+    /// Writes all pieces that were planned to lie in one frame, wherever gc may have moved them since.
     fn group(&self, group: &[PlannedPiece], scratch: &mut Scratch) -> Result<()> {
+        let packs = &self.repository.packs;
+        let mut waiting = vec![group.to_vec()];
+        let mut missing = None;
+        while let Some(mut group) = waiting.pop() {
+            match self.frame(&group, scratch) {
+                // Missing for the first time: see `Packs::follow`.
+                Err(Error::MissingPack { pack }) if missing != Some(pack) => {
+                    missing = Some(pack);
+                    packs.refresh()?;
+                    group.extend(waiting.drain(..).flatten());
+                    let again = plan_again(&mut self.disk.map(), packs, &group)?;
+                    let groups = again.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame));
+                    waiting.extend(groups.map(<[_]>::to_vec));
+                }
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all pieces that lie in one frame.
+    fn frame(&self, group: &[PlannedPiece], scratch: &mut Scratch) -> Result<()> {
         let PlannedPiece { pack, frame, .. } = group[0];
         let packs = &self.repository.packs;
         let prints = packs.prints(pack, frame)?;
         let reader = packs.reader(pack)?;
         let is_blocks = reader.frame(frame)?.content == FrameContent::Blocks;
         let mut wanted = Vec::new();
+        let mut equal_bytes = 0;
         if self.request.state == TargetState::Similar && is_blocks {
             for piece in group {
                 self.differing(piece, &prints, scratch, &mut wanted)?;
             }
+            let wanted_bytes: u64 = wanted.iter().map(|piece| u64::from(piece.length)).sum();
+            equal_bytes = group.iter().map(|piece| u64::from(piece.length)).sum::<u64>() - wanted_bytes;
             if wanted.is_empty() {
+                self.counters.equal.fetch_add(equal_bytes, Ordering::Relaxed);
                 return Ok(());
             }
         } else {
             wanted.extend_from_slice(group);
         }
         packs.frame(pack, frame, &mut scratch.buffers, &mut scratch.raw)?;
+        self.counters.equal.fetch_add(equal_bytes, Ordering::Relaxed);
         self.counters
             .decoded
             .fetch_add(scratch.raw.len() as u64, Ordering::Relaxed);
@@ -274,9 +303,7 @@ impl RestoreJob<'_> {
         for (block, bytes) in (first_block..).zip(scratch.target.chunks_exact(BLOCK_LENGTH)) {
             let length = BLOCK_LENGTH.min(piece.length as usize - at);
             let print = prints.get(block * PRINT_LENGTH..(block + 1) * PRINT_LENGTH);
-            if print == Some(print_of(&self.keys.block_hash(bytes))) {
-                self.counters.equal.fetch_add(length as u64, Ordering::Relaxed);
-            } else {
+            if print != Some(print_of(&self.keys.block_hash(bytes))) {
                 let shift = u32::try_from(at).expect("a piece lies in one frame");
                 let length = u32::try_from(length).expect("a block is small");
                 match wanted.last_mut() {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::id::SnapshotId;
 use crate::manifest::Manifest;
 use crate::mark::Marks;
@@ -120,8 +120,12 @@ impl Repository {
         statistics.stored_bytes = bytes_of.values().sum();
         statistics.index_bytes = bytes_of.get(&ObjectKind::Index).copied().unwrap_or_default();
         for (pack, length) in self.pack_sizes()? {
+            let reader = match self.packs.reader(pack) {
+                // Gc deleted it while we looked.
+                Err(Error::MissingPack { .. }) => continue,
+                other => other?,
+            };
             statistics.pack_count += 1;
-            let reader = self.packs.reader(pack)?;
             for (frame, number) in reader.directory.frames().iter().zip(0..) {
                 if frame.content == FrameContent::Tree {
                     continue;
