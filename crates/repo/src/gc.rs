@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::condemned::{condemned_name, encode_condemned, waits_name};
 use crate::error::{Error, Result};
-use crate::forget::{ForgottenRecord, forgotten, forgotten_name};
+use crate::forget::{ForgottenRecord, clear_intents, forgotten, forgotten_name};
 use crate::id::{PackId, SegmentId, SnapshotId, WriterId};
 use crate::index::{SegmentReader, SegmentWriter, entries_of, merge_segments, segment_name};
 use crate::lease::{self, Lease, Work, WriterRecord};
@@ -437,13 +437,13 @@ impl Repository {
                 self.vault.store.delete(&forgotten_name(snapshot))?;
             }
         }
+        // Protections are listed first: only a snapshot that is there is protected, so what is missing then is gone for good.
+        let mut protected: Vec<SnapshotId> = self.protected()?.into_iter().collect();
+        protected.sort_unstable();
         let snapshots: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();
-        for protected in self.protected()? {
-            if !snapshots.contains(&protected) {
-                self.unprotect(protected)?;
-            }
-        }
-        Ok(())
+        protected.retain(|id| !snapshots.contains(id));
+        protected.into_iter().try_for_each(|id| self.unprotect(id))?;
+        clear_intents(&self.vault)
     }
 
     /// Makes one segment of those that name packs which are gone, and of many; returns the packs that exist.

@@ -32,6 +32,8 @@ pub(crate) enum Work {
     Gc,
     /// It mends; only one does at a time.
     Repair,
+    /// It removes a snapshot. This needs no lease: it is announced where snapshots are protected.
+    Forget,
 }
 
 impl Work {
@@ -40,13 +42,14 @@ impl Work {
             Self::Backup => "a backup",
             Self::Gc => "gc",
             Self::Repair => "repair",
+            Self::Forget => "forget",
         }
     }
 
     /// Whether only one writer at a time may do this.
     fn is_exclusive(self) -> bool {
         match self {
-            Self::Backup => false,
+            Self::Backup | Self::Forget => false,
             Self::Gc | Self::Repair => true,
         }
     }
@@ -64,6 +67,17 @@ pub(crate) struct WriterRecord {
 }
 
 impl WriterRecord {
+    /// A record of this process, under a new identity.
+    pub(crate) fn new(vault: &Vault, work: Work, snapshot: Option<SnapshotId>) -> Result<Self> {
+        Ok(Self {
+            writer: WriterId::from_bytes(vault.surroundings.draw()?),
+            work,
+            snapshot,
+            process: vault.surroundings.processes.this(),
+            time_ms: (vault.surroundings.now_ms)(),
+        })
+    }
+
     /// Who and where, for people.
     pub(crate) fn describe(&self) -> String {
         format!(
@@ -90,13 +104,7 @@ pub(crate) struct Lease<'a> {
 impl<'a> Lease<'a> {
     /// Announces a writer. [`Error::Locked`] when its work is exclusive and somebody else is at such work.
     pub(crate) fn take(vault: &'a Vault, work: Work, snapshot: Option<SnapshotId>) -> Result<Self> {
-        let record = WriterRecord {
-            writer: WriterId::from_bytes(vault.surroundings.draw()?),
-            work,
-            snapshot,
-            process: vault.surroundings.processes.this(),
-            time_ms: (vault.surroundings.now_ms)(),
-        };
+        let record = WriterRecord::new(vault, work, snapshot)?;
         let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
         let lease = Self { vault, record };
         let announced = vault.put_sealed(&writer_name(lease.record.writer), &bytes);

@@ -210,7 +210,7 @@ impl<'a> World<'a> {
                 }
             }
             (Role::Protect(snapshot), Outcome::Done(result)) => {
-                let gone = matches!(result, Err(Error::NoSnapshot { .. }));
+                let gone = matches!(result, Err(Error::NoSnapshot { .. } | Error::Locked { .. }));
                 match result {
                     Ok(()) => {
                         self.protected.insert(*snapshot);
