@@ -76,7 +76,11 @@ fn contents(day: u64) -> [Vec<u8>; 2] {
         disk[at..at + 8192].copy_from_slice(&SeededRandom::new(seed).bytes(8192));
     }
     disk[80 << 10..].fill(0);
-    let stream = [SeededRandom::new(day / 2).bytes(40_000), SeededRandom::new(day).bytes(30_001)].concat();
+    let stream = [
+        SeededRandom::new(day / 2).bytes(40_000),
+        SeededRandom::new(day).bytes(30_001),
+    ]
+    .concat();
     [disk, stream]
 }
 
@@ -147,7 +151,10 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
     let (manifests, errors) = repository.snapshots().unwrap();
     assert!(errors.is_empty(), "{case}: {errors:?}");
     for id in committed.days.keys() {
-        assert!(manifests.iter().any(|manifest| manifest.id == *id), "{case}: {id} is gone");
+        assert!(
+            manifests.iter().any(|manifest| manifest.id == *id),
+            "{case}: {id} is gone"
+        );
     }
     let check = |repository: &Repository| {
         for manifest in repository.snapshots().unwrap().0 {
@@ -156,8 +163,14 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
             let known = committed.days.get(&manifest.id);
             assert!(known.is_none_or(|known| *known == day), "{case}");
             let [disk, stream] = contents(day);
-            assert!(read(repository, manifest.id, "disk") == disk, "{case}: the disk differs");
-            assert!(read(repository, manifest.id, "memory") == stream, "{case}: the stream differs");
+            assert!(
+                read(repository, manifest.id, "disk") == disk,
+                "{case}: the disk differs"
+            );
+            assert!(
+                read(repository, manifest.id, "memory") == stream,
+                "{case}: the stream differs"
+            );
         }
     };
     check(repository);
@@ -165,12 +178,19 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
     let report = repository.gc(GC).unwrap();
     assert!(report.waiting_for.is_empty(), "{case}: {report:?}");
     let again = repository.gc(GC).unwrap();
-    assert_eq!((again.deleted_pack_count, again.rewritten_bytes), (0, 0), "{case}: {again:?}");
+    assert_eq!(
+        (again.deleted_pack_count, again.rewritten_bytes),
+        (0, 0),
+        "{case}: {again:?}"
+    );
     assert!(again.cleared_writers.is_empty(), "{case}: {again:?}");
     assert_eq!(count(store, ObjectKind::Condemned), 0, "{case}");
     check(repository);
     let statistics = repository.statistics().unwrap();
-    assert_eq!(statistics.snapshot_count as usize, repository.snapshots().unwrap().0.len());
+    assert_eq!(
+        statistics.snapshot_count as usize,
+        repository.snapshots().unwrap().0.len()
+    );
     // When all is forgotten, all is given back.
     for manifest in repository.snapshots().unwrap().0 {
         repository.forget(manifest.id, "all").unwrap();
@@ -216,10 +236,9 @@ fn with_fault(base: &MemoryStore, plan: FaultPlan, seed: u64) -> bool {
 fn at_every_operation(fault: Fault, span: FaultSpan, seeds: std::ops::Range<u64>) {
     let base = empty();
     let mut operation = 1;
-    while seeds
-        .clone()
-        .fold(false, |any, seed| with_fault(&base, FaultPlan { operation, fault, span }, seed) || any)
-    {
+    while seeds.clone().fold(false, |any, seed| {
+        with_fault(&base, FaultPlan { operation, fault, span }, seed) || any
+    }) {
         operation += 1;
     }
     assert!(operation > 300, "the life has only {operation} operations");

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use super::segment::{SegmentKeys, SegmentPages};
 use super::{IndexEntry, Prefix, SegmentReader, SegmentWriter, entries_of, prefix_of};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId, SegmentId};
 use crate::lru::LruCache;
 use crate::pack::{Directory, Location};
 use crate::packs::Packs;
+use crate::store::StoreError;
 
 /// Bytes of decoded index pages that are kept.
 const PAGE_CACHE_BYTES: usize = 6 << 20;
@@ -151,11 +152,17 @@ impl ChunkIndex {
         let mut writer = SegmentWriter::create(&**self.packs.store(), &self.keys, segment, packs.clone())?;
         entries.iter().try_for_each(|entry| writer.push(entry))?;
         writer.finish()?;
-        let segment = SegmentReader::open(&**self.packs.store(), &self.keys, segment)?;
-        self.written_bytes += segment.length;
-        self.segments.push(segment);
-        self.recent
-            .retain(|_, (_, location, _)| packs.binary_search(&location.pack).is_err());
+        match SegmentReader::open(&**self.packs.store(), &self.keys, segment) {
+            Ok(segment) => {
+                self.written_bytes += segment.length;
+                self.segments.push(segment);
+                self.recent
+                    .retain(|_, (_, location, _)| packs.binary_search(&location.pack).is_err());
+            }
+            // Gc has made one segment of it and others already; what it lists stays remembered here.
+            Err(Error::Store(StoreError::NotFound { .. })) => {}
+            Err(error) => return Err(error),
+        }
         self.finished.clear();
         self.finished_chunk_count = 0;
         Ok(())
