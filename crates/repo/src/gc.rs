@@ -102,12 +102,12 @@ struct Chosen {
 impl Repository {
     /// What [`gc`](Self::gc) would do now.
     pub fn gc_plan(&self, request: GcRequest) -> Result<GcPlan> {
-        self.refresh()?;
         let writers = lease::writers(&self.vault)?;
-        let sizes = self.pack_sizes()?;
-        let marks = self.mark(&self.all_snapshots()?)?;
-        let chosen = self.choose(request, &sizes, &marks)?;
-        let mut plan = plan_of(&sizes, &chosen);
+        let mut plan = self.with_all_snapshots(|snapshots| {
+            let sizes = self.pack_sizes()?;
+            let marks = self.mark(snapshots)?;
+            Ok(plan_of(&sizes, &self.choose(request, &sizes, &marks)?))
+        })?;
         plan.writers = writers.iter().map(WriterRecord::describe).collect();
         Ok(plan)
     }
@@ -185,7 +185,7 @@ impl Repository {
     }
 
     /// All snapshots that are not forgotten. One that cannot be read keeps gc from deleting anything.
-    fn all_snapshots(&self) -> Result<Vec<Manifest>> {
+    pub(crate) fn all_snapshots(&self) -> Result<Vec<Manifest>> {
         let (manifests, errors) = self.snapshots()?;
         match errors.into_iter().next() {
             Some(error) => Err(error),

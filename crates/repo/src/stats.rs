@@ -1,6 +1,6 @@
 //! What is in the repository, in figures.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::error::{Error, Result};
 use crate::id::SnapshotId;
@@ -93,17 +93,32 @@ fn of_snapshot(manifest: &Manifest) -> SnapshotStatistics {
 impl Repository {
     /// Measures the repository: reads all maps and the directories of all packs.
     pub fn statistics(&self) -> Result<Statistics> {
-        self.refresh()?;
-        let (manifests, errors) = self.snapshots()?;
-        if let Some(error) = errors.into_iter().next() {
-            return Err(error);
+        self.with_all_snapshots(|manifests| self.measure(manifests))
+    }
+
+    /// Does `look` with all snapshots; and again when packs were missing because snapshots were forgotten meanwhile.
+    pub(crate) fn with_all_snapshots<T>(&self, mut look: impl FnMut(&[Manifest]) -> Result<T>) -> Result<T> {
+        loop {
+            self.refresh()?;
+            let manifests = self.all_snapshots()?;
+            let result = look(&manifests);
+            if !matches!(result, Err(Error::MissingPack { .. })) {
+                return result;
+            }
+            let now: HashSet<SnapshotId> = self.all_snapshots()?.iter().map(|manifest| manifest.id).collect();
+            if manifests.iter().all(|manifest| now.contains(&manifest.id)) {
+                return result;
+            }
         }
+    }
+
+    fn measure(&self, manifests: &[Manifest]) -> Result<Statistics> {
         let mut marks = Marks::default();
         let mut statistics = Statistics {
             snapshot_count: manifests.len() as u64,
             ..Statistics::default()
         };
-        for manifest in &manifests {
+        for manifest in manifests {
             marks.snapshot(&self.packs, manifest)?;
             let snapshot = of_snapshot(manifest);
             statistics.logical_bytes += snapshot.logical_bytes;
