@@ -152,8 +152,10 @@ impl SnapshotDevice {
                 Ok(to_usize(piece.length))
             }
             PieceContent::Data(location) => {
-                let (location, together) = self.packs.resolve(location, piece.length)?;
-                let raw = self.frame(location.pack, location.frame)?;
+                let (location, together, raw) = self.packs.follow(|| {
+                    let (location, together) = self.packs.resolve(location, piece.length)?;
+                    Ok((location, together, self.frame(location.pack, location.frame)?))
+                })?;
                 let start = location.offset as usize;
                 let length = to_usize(together);
                 let Some(bytes) = raw.get(start..start + length) else {
