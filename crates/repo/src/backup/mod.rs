@@ -28,7 +28,7 @@ use crate::damage::damaged_packs;
 use crate::error::{Error, Result};
 use crate::fingerprint::FingerprintKeys;
 use crate::id::{PackId, SegmentId, SnapshotId};
-use crate::index::ChunkIndex;
+use crate::index::{ChunkIndex, SegmentReader};
 use crate::lease::{Lease, Work};
 use crate::manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest, snapshot_name};
 use crate::map::{PageRef, PageSink};
@@ -215,7 +215,7 @@ impl Repository {
         for error in errors {
             warn(format!("{error}; what it lists may be stored again"));
         }
-        let covered: HashSet<PackId> = segments.iter().flat_map(|segment| segment.packs()).copied().collect();
+        let covered: HashSet<PackId> = segments.iter().flat_map(SegmentReader::packs).copied().collect();
         let mut index = ChunkIndex::new(
             Arc::clone(&self.packs),
             self.vault.segment_keys(),
@@ -421,20 +421,16 @@ fn keep_or_drop(
     entry: ChunkEntry,
     statistics: &mut DiskStatistics,
 ) -> Location {
-    match index.find(&entry.id, entry.length) {
-        Some(location) => {
-            frames.drop_pending();
-            statistics.known_bytes += u64::from(entry.length);
-            location
-        }
-        None => {
-            let location = frames.keep_pending(entry);
-            index.add_own_pack(location.pack);
-            index.remember(entry.id, location, entry.length);
-            statistics.new_bytes += u64::from(entry.length);
-            location
-        }
+    if let Some(location) = index.find(&entry.id, entry.length) {
+        frames.drop_pending();
+        statistics.known_bytes += u64::from(entry.length);
+        return location;
     }
+    let location = frames.keep_pending(entry);
+    index.add_own_pack(location.pack);
+    index.remember(entry.id, location, entry.length);
+    statistics.new_bytes += u64::from(entry.length);
+    location
 }
 
 /// The parent's disk that `source` is compared with: the one of its name, or the only one where there is only one.
