@@ -2,7 +2,7 @@
 //!
 //! One file per verb that a user knows, each to be read from top to bottom: [`init()`], [keys](add_key), [`backup()`],
 //! [`restore()`], [`list()`], [`show`], [`diff()`], [`prune()`], [`forget()`],
-//! [`gc()`], [`stats`], [`verify()`] and [`scrub`]. A job takes everything it needs (the repository, paths, times, randomness) as
+//! [`gc()`], [`stats`], [`verify()`], [`scrub`] and [`repair()`]. A job takes everything it needs (the repository, paths, times, randomness) as
 //! parameters and answers with a report.
 //!
 //! What every job shares: the [`Job`] with who listens ([`Progress`]) and who may stop it ([`Interrupt`]), and how people
@@ -23,6 +23,7 @@ mod name;
 mod new_file;
 mod progress;
 mod prune;
+mod repair;
 mod repository;
 mod resolve;
 mod restore;
@@ -43,6 +44,7 @@ pub use list::{ListReport, ListRequest, ShowReport, list, show};
 pub use name::{DiskName, MachineName, NameError};
 pub use progress::{Bottleneck, NoProgress, Progress, Unit};
 pub use prune::{MachinePlan, PruneReport, PruneRequest, prune};
+pub use repair::{RepairOutcome, repair};
 pub use repository::{Location, Protection, Unlock, find_in, find_snapshot, open, protection, time_of};
 pub use resolve::{Candidate, ResolveError, resolve};
 pub use restore::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Target, restore};
