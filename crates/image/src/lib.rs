@@ -1,1 +1,44 @@
 //! Disk image formats as block devices.
+//!
+//! [`open`] gives an image with everything that it is based on as one [`BlockDevice`](holdfast_block::BlockDevice), and
+//! [`open_mut`] as a [`BlockDeviceMut`](holdfast_block::BlockDeviceMut). [`create`] makes an empty image; [`create_bulk`] and
+//! [`fill`] make one from another disk, quickly. [`check`] holds an image's metadata against itself.
+//!
+//! An image may name other files of the host. Which of them are opened is decided by a [`Gate`], and by default only files
+//! beside the image are.
+//!
+//! Images are hostile until proven otherwise: every offset and size in them is checked against the file before
+//! anything is read or allocated, and every table, chain and cache has a bound.
+
+mod bytes;
+mod chain;
+mod create;
+mod error;
+mod file;
+mod fill;
+mod format;
+mod gate;
+mod image;
+mod image_mut;
+mod info;
+mod map;
+mod qcow2;
+mod raw;
+mod report;
+
+pub use create::{
+    BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options, create, create_bulk,
+};
+pub use error::{Error, Result};
+pub use fill::{Continue, FillOptions, FillReport, Storage, fill, fill_device};
+pub use format::Format;
+pub use gate::Gate;
+pub use image::{Backing, Image, OpenOptions, check, detect, open};
+pub use image_mut::{ImageMut, open_mut};
+pub use info::{Feature, FormatSource, LayerInfo, Note, Qcow2Info};
+pub use map::{MapContent, MapEntry};
+pub use qcow2::bitmap::{BitmapState, PersistentBitmap, Recording};
+pub use qcow2::bulk::BulkWriter;
+pub use qcow2::codec::{ClusterCompressor, Compression};
+pub use qcow2::snapshot::InternalSnapshot;
+pub use report::{CheckReport, Problem, ProblemKind, Severity};

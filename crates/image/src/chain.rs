@@ -1,0 +1,274 @@
+//! From a path to an opened chain: every file behind the gate, every header checked, no loop, a bounded length.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, to_usize};
+
+use crate::file::{Access, HostFile, ImageFile};
+use crate::gate::Gatekeeper;
+use crate::image::{Backing, OpenOptions};
+use crate::info::{FormatSource, LayerInfo, Note, Qcow2Info, notes_of};
+use crate::qcow2::header::{EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE, Header, cluster_bits_of};
+use crate::qcow2::layer::{Alone, Layer};
+use crate::qcow2::{bitmap, snapshot};
+use crate::raw::RawImage;
+use crate::{Error, Format, Result, format};
+
+/// More layers than any sane chain has; each costs memory and a level of recursion in every read.
+pub(crate) const LAYER_COUNT_MAX: usize = 64;
+
+/// A file of the chain, opened and understood, not yet a device.
+pub(crate) struct OpenedFile {
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<dyn ImageFile>,
+    pub(crate) info: LayerInfo,
+    pub(crate) qcow2: Option<OpenedQcow2>,
+}
+
+/// What an opened qcow2 file has beside the file itself.
+pub(crate) struct OpenedQcow2 {
+    pub(crate) header: Header,
+    pub(crate) data_file: Option<Arc<dyn ImageFile>>,
+}
+
+/// One layer as devices.
+pub(crate) struct ChainLayer {
+    /// With everything below it.
+    pub(crate) device: Arc<dyn BlockDevice>,
+    /// Without.
+    pub(crate) alone: Arc<dyn BlockDevice>,
+    /// The qcow2 layer itself, for its snapshots and bitmaps.
+    pub(crate) qcow2: Option<Arc<Layer>>,
+}
+
+/// The files of a chain, top first.
+pub(crate) struct OpenedChain {
+    pub(crate) files: Vec<OpenedFile>,
+    pub(crate) notes: Vec<Note>,
+}
+
+/// Opens the file at `path` with `access`, and what it names for reading.
+pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> Result<OpenedChain> {
+    let file = HostFile::open(path, access)?;
+    let mut opener = Opener {
+        keeper: Gatekeeper::new(&options.gate, &options.allow, path)?,
+        seen: HashSet::new(),
+        notes: Vec::new(),
+    };
+    let source = match options.format {
+        Some(_) => FormatSource::Caller,
+        None => FormatSource::Content,
+    };
+    let mut files = Vec::new();
+    let data_file = options.data_file.as_deref();
+    opener.meet(&file, path, path)?;
+    let mut opened = opener.understand(file, path, options.format, source, data_file, access)?;
+    loop {
+        let next = match options.backing {
+            Backing::Follow => opener.backing_of(&opened)?,
+            Backing::Ignore => None,
+        };
+        opener.notes.extend(notes_of(&opened.info));
+        files.push(opened);
+        let Some(next) = next else {
+            break;
+        };
+        if files.len() == LAYER_COUNT_MAX {
+            return Err(Error::ChainTooLong {
+                image: path.display().to_string(),
+                layer_count_max: LAYER_COUNT_MAX,
+            });
+        }
+        opened = next;
+    }
+    Ok(OpenedChain {
+        files,
+        notes: opener.notes,
+    })
+}
+
+/// Opens one file alone; its backing file is not looked at, its data file is.
+pub(crate) fn open_single(path: &Path, options: &OpenOptions, access: Access) -> Result<OpenedFile> {
+    let options = OpenOptions {
+        backing: Backing::Ignore,
+        ..options.clone()
+    };
+    let mut chain = open_chain(path, &options, access)?;
+    Ok(chain.files.swap_remove(0))
+}
+
+/// Stacks the files into devices; `files` is top first, and so is the answer.
+pub(crate) fn stack(files: Vec<OpenedFile>) -> Result<Vec<ChainLayer>> {
+    let mut layers: Vec<ChainLayer> = Vec::new();
+    for opened in files.into_iter().rev() {
+        let backing = layers.last().map(|layer| Arc::clone(&layer.device));
+        layers.push(match opened.qcow2 {
+            None => {
+                let device: Arc<dyn BlockDevice> = Arc::new(RawImage::new(opened.file)?);
+                ChainLayer {
+                    alone: Arc::clone(&device),
+                    device,
+                    qcow2: None,
+                }
+            }
+            Some(qcow2) => {
+                let image = opened.path.display().to_string().into();
+                let layer = Arc::new(Layer::new(image, qcow2.header, opened.file, qcow2.data_file, backing)?);
+                ChainLayer {
+                    alone: Arc::new(Alone(Arc::clone(&layer))),
+                    device: Arc::clone(&layer) as Arc<dyn BlockDevice>,
+                    qcow2: Some(layer),
+                }
+            }
+        });
+    }
+    layers.reverse();
+    Ok(layers)
+}
+
+struct Opener {
+    keeper: Gatekeeper,
+    seen: HashSet<(u64, u64)>,
+    notes: Vec<Note>,
+}
+
+impl Opener {
+    /// Remembers a file; refuses one that was met before under any name.
+    fn meet(&mut self, file: &HostFile, path: &Path, through: &Path) -> Result<()> {
+        if self.seen.insert(file.identity()?) {
+            Ok(())
+        } else {
+            Err(Error::ChainLoop {
+                image: path.display().to_string(),
+                through: through.display().to_string(),
+            })
+        }
+    }
+
+    fn understand(
+        &mut self,
+        file: HostFile,
+        path: &Path,
+        format: Option<Format>,
+        format_source: FormatSource,
+        data_file: Option<&Path>,
+        access: Access,
+    ) -> Result<OpenedFile> {
+        let name = path.display().to_string();
+        let format = match format {
+            Some(format) => format,
+            None => format::of_file(&file)?,
+        };
+        format.require_supported(&name)?;
+        let qcow2 = match format {
+            Format::Qcow2 => {
+                let header = load_header(&file, &name)?;
+                let data_file = self.open_data_file(path, &header, data_file, access)?;
+                Some(OpenedQcow2 { header, data_file })
+            }
+            _ => None,
+        };
+        let file_bytes = file.length_bytes()?;
+        let info = LayerInfo {
+            path: path.to_owned(),
+            format,
+            format_source,
+            size_bytes: qcow2.as_ref().map_or(file_bytes, |qcow2| qcow2.header.size_bytes),
+            file_bytes,
+            allocated_bytes: file.allocated_bytes()?,
+            qcow2: qcow2
+                .as_ref()
+                .map(|qcow2| describe(&file, &qcow2.header, &name))
+                .transpose()?,
+        };
+        Ok(OpenedFile {
+            path: path.to_owned(),
+            file: Arc::new(file),
+            info,
+            qcow2,
+        })
+    }
+
+    fn open_data_file(
+        &mut self,
+        image: &Path,
+        header: &Header,
+        given: Option<&Path>,
+        access: Access,
+    ) -> Result<Option<Arc<dyn ImageFile>>> {
+        if !header.has_data_file() {
+            return Ok(None);
+        }
+        let shown = image.display().to_string();
+        let (file, path) = match (given, header.extension_text(EXTENSION_DATA_FILE, &shown)?) {
+            (Some(path), _) => (HostFile::open(path, access)?, path.to_owned()),
+            (None, Some(name)) => {
+                let path = self.keeper.admit(image, &name)?;
+                (HostFile::open_canonical(&path, access)?, path)
+            }
+            (None, None) => {
+                return Err(Error::UnsupportedFeature {
+                    image: shown,
+                    feature: "an external data file without a name".to_owned(),
+                    detail: "give the data file when opening the image".to_owned(),
+                });
+            }
+        };
+        self.meet(&file, &path, image)?;
+        Ok(Some(Arc::new(file)))
+    }
+
+    fn backing_of(&mut self, overlay: &OpenedFile) -> Result<Option<OpenedFile>> {
+        let Some(qcow2) = &overlay.qcow2 else {
+            return Ok(None);
+        };
+        let Some(name) = &qcow2.header.backing_name else {
+            return Ok(None);
+        };
+        let shown = overlay.path.display().to_string();
+        let named = qcow2.header.extension_text(EXTENSION_BACKING_FORMAT, &shown)?;
+        let format = match named {
+            None => None,
+            Some(named) => Some(Format::from_name(&named).ok_or_else(|| Error::UnsupportedFeature {
+                image: shown,
+                feature: format!("the backing format {named:?}"),
+                detail: "convert the backing file to qcow2 or raw first".to_owned(),
+            })?),
+        };
+        let path = self.keeper.admit(&overlay.path, name)?;
+        let file = HostFile::open_canonical(&path, Access::Read)?;
+        self.meet(&file, &path, &overlay.path)?;
+        let source = if format.is_some() {
+            FormatSource::Overlay
+        } else {
+            FormatSource::Content
+        };
+        let opened = self.understand(file, &path, format, source, None, Access::Read)?;
+        if source == FormatSource::Content {
+            self.notes.push(Note::BackingFormatGuessed {
+                image: path,
+                format: opened.info.format,
+            });
+        }
+        Ok(Some(opened))
+    }
+}
+
+/// Reads and checks the header of a qcow2 file.
+pub(crate) fn load_header(file: &dyn ImageFile, image: &str) -> Result<Header> {
+    let file_bytes = file.length_bytes()?;
+    let mut start = vec![0; to_usize(file_bytes.min(format::HEAD_BYTES))];
+    file.read_at(&mut start, 0)?;
+    let cluster_bytes = 1u64 << cluster_bits_of(&start, image)?;
+    let mut head = vec![0; to_usize(file_bytes.min(cluster_bytes))];
+    file.read_at(&mut head, 0)?;
+    Header::parse(&head, file_bytes, image)
+}
+
+fn describe(file: &dyn ImageFile, header: &Header, image: &str) -> Result<Qcow2Info> {
+    let (snapshots, _) = snapshot::load(file, header, image)?;
+    let bitmaps = bitmap::load(file, header, image)?;
+    Qcow2Info::new(header, snapshots, bitmaps, image)
+}

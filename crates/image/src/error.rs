@@ -1,0 +1,148 @@
+//! What can go wrong with an image.
+
+use std::path::PathBuf;
+
+/// Result of an operation on an image.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of an image file.
+///
+/// Every variant that concerns one image names it, since a chain has many files and the one at fault is rarely the one
+/// on the command line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused to open, create or lock a file.
+    #[error("{action} {}", path.display())]
+    Io {
+        /// What was tried: "open", "create", "lock"...
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// Reading or writing an open file or device failed.
+    #[error(transparent)]
+    Device(#[from] holdfast_block::Error),
+    /// The content belongs to a format that is known by name only.
+    #[error("{image} is a {format} image, which cannot be opened here: {detail}")]
+    UnsupportedFormat {
+        /// The file.
+        image: String,
+        /// Name of the format.
+        format: &'static str,
+        /// What to do instead.
+        detail: &'static str,
+    },
+    /// The image uses something that this program does not know or does not do.
+    #[error("{image} uses {feature}, which is not supported: {detail}")]
+    UnsupportedFeature {
+        /// The image.
+        image: String,
+        /// Name of the feature, from the image's own table where it has one.
+        feature: String,
+        /// Why, and what to do instead.
+        detail: String,
+    },
+    /// The image contradicts itself, its file or the format.
+    #[error("{image} is damaged: {what} at offset {offset}: {detail}")]
+    Corrupt {
+        /// The image.
+        image: String,
+        /// The structure: "header", "l2 table"...
+        what: &'static str,
+        /// Where, in bytes from the start of the file.
+        offset: u64,
+        /// Expected and actual, for a person.
+        detail: String,
+    },
+    /// The gate refused a file that an image names.
+    #[error("{image} names the file {file}, which it may not open: {detail}")]
+    Refused {
+        /// The image that names the file.
+        image: String,
+        /// The name as it stands in the image.
+        file: String,
+        /// Why, and what to do.
+        detail: String,
+    },
+    /// A chain of backing files that comes back to itself.
+    #[error("{image} is its own backing file, through {through}")]
+    ChainLoop {
+        /// The file met twice.
+        image: String,
+        /// The image that names it for the second time.
+        through: String,
+    },
+    /// A chain of backing files with more layers than the bound.
+    #[error("the chain of backing files below {image} is longer than {layer_count_max} layers")]
+    ChainTooLong {
+        /// The top image.
+        image: String,
+        /// The bound.
+        layer_count_max: usize,
+    },
+    /// The image has no snapshot or bitmap of that name.
+    #[error("{image} has no {what} {name}")]
+    NotFound {
+        /// The image.
+        image: String,
+        /// "snapshot" or "bitmap".
+        what: &'static str,
+        /// The name or id asked for.
+        name: String,
+    },
+    /// The image may be read but must not be written.
+    #[error("{image} cannot be written: {detail}")]
+    NotWritable {
+        /// The image.
+        image: String,
+        /// Why, and what to do.
+        detail: String,
+    },
+    /// The image is open for writing elsewhere.
+    #[error("{image} is in use by another process")]
+    Locked {
+        /// The image.
+        image: String,
+    },
+    /// An option of a new image makes no sense, alone or with the others.
+    #[error("{option}: {detail}")]
+    InvalidOption {
+        /// Name of the option.
+        option: &'static str,
+        /// Why.
+        detail: String,
+    },
+}
+
+impl From<Error> for holdfast_block::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Device(inner) => inner,
+            other => Self::layer(other),
+        }
+    }
+}
+
+impl Error {
+    pub(crate) fn io(action: &'static str, path: &std::path::Path, source: impl Into<std::io::Error>) -> Self {
+        Self::Io {
+            action,
+            path: path.to_owned(),
+            source: source.into(),
+        }
+    }
+
+    /// Whether stored bytes make no sense (rather than: cannot be had, or must not be touched).
+    pub fn is_corrupt(&self) -> bool {
+        match self {
+            Self::Corrupt { .. } | Self::ChainLoop { .. } | Self::Device(holdfast_block::Error::Corrupt { .. }) => true,
+            Self::Device(holdfast_block::Error::Layer(inner)) => {
+                inner.downcast_ref::<Self>().is_some_and(Self::is_corrupt)
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! A file or block device of this host as an [`ImageFile`].
+
+use std::fs::File;
+use std::io::{ErrorKind, Seek as _, SeekFrom};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use holdfast_block::{Error as BlockError, ExtentKind, ExtentList, Result as BlockResult, to_usize};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::ImageFile;
+use crate::{Error, Result};
+
+/// What a file is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Reading only.
+    Read,
+    /// Reading and writing, with a lock that keeps other writers (also QEMU) away.
+    Write,
+}
+
+/// An open regular file or block device.
+#[derive(Debug)]
+pub(crate) struct HostFile {
+    file: File,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Regular,
+    BlockDevice { size_bytes: u64 },
+}
+
+impl HostFile {
+    /// Opens the file at `path`, following symbolic links: for names given by the user.
+    pub(crate) fn open(path: &Path, access: Access) -> Result<Self> {
+        let fd =
+            rustix::fs::open(path, access.flags(), Mode::empty()).map_err(|errno| Error::io("open", path, errno))?;
+        Self::from_fd(fd, path, access)
+    }
+
+    /// Opens the file at the canonical `path`, in which no component may be a symbolic link: for names that passed the
+    /// gate, so that a link put there between the check and the open leads nowhere.
+    pub(crate) fn open_canonical(path: &Path, access: Access) -> Result<Self> {
+        let flags = access.flags() | OFlags::NOFOLLOW;
+        let opened = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        let fd = match opened {
+            // Kernels before 5.6 and some sandboxes have no openat2; the last component is still not followed.
+            Err(Errno::NOSYS | Errno::PERM) => rustix::fs::open(path, flags, Mode::empty()),
+            other => other,
+        }
+        .map_err(|errno| Error::io("open", path, errno))?;
+        Self::from_fd(fd, path, access)
+    }
+
+    /// Creates a file that must not exist yet, and locks it.
+    pub(crate) fn create_new(path: &Path) -> Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
+        let fd = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644))
+            .map_err(|errno| Error::io("create", path, errno))?;
+        Self::from_fd(fd, path, Access::Write)
+    }
+
+    fn from_fd(fd: OwnedFd, path: &Path, access: Access) -> Result<Self> {
+        let mut file = File::from(fd);
+        let metadata = file.metadata().map_err(|source| Error::io("open", path, source))?;
+        let file_type = metadata.file_type();
+        let kind = if file_type.is_file() {
+            Kind::Regular
+        } else if file_type.is_block_device() {
+            let size_bytes = file
+                .seek(SeekFrom::End(0))
+                .map_err(|source| Error::io("open", path, source))?;
+            Kind::BlockDevice { size_bytes }
+        } else {
+            let reason = std::io::Error::new(ErrorKind::InvalidInput, "neither a regular file nor a block device");
+            return Err(Error::io("open", path, reason));
+        };
+        if access == Access::Write {
+            lock(&file, path)?;
+        }
+        Ok(Self { file, kind })
+    }
+
+    /// Makes the directory entry of the file at `path` durable.
+    pub(crate) fn sync_directory(path: &Path) -> Result<()> {
+        let directory = directory_of(path);
+        File::open(&directory)
+            .and_then(|opened| opened.sync_all())
+            .map_err(|source| Error::io("sync", &directory, source))
+    }
+
+    /// Device and inode: the identity of the file behind any of its names.
+    pub(crate) fn identity(&self) -> BlockResult<(u64, u64)> {
+        let metadata = self
+            .file
+            .metadata()
+            .map_err(|source| BlockError::io("stat", 0, source))?;
+        Ok((metadata.dev(), metadata.ino()))
+    }
+}
+
+/// The directory that holds `path`; `.` for a bare name.
+pub(crate) fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+impl Access {
+    fn flags(self) -> OFlags {
+        // NONBLOCK: a FIFO in place of an image must not hang the open; files and block devices ignore it.
+        let common = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        match self {
+            Self::Read => OFlags::RDONLY | common,
+            Self::Write => OFlags::RDWR | common,
+        }
+    }
+}
+
+/// Takes an exclusive record lock on the whole file.
+///
+/// QEMU keeps shared open-file-description locks on single bytes of every image it has open; these conflict with ours
+/// in both directions, so a running machine's disk cannot be opened for writing, nor ours by a machine.
+fn lock(file: &File, path: &Path) -> Result<()> {
+    match rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(Errno::AGAIN | Errno::ACCESS) => Err(Error::Locked {
+            image: path.display().to_string(),
+        }),
+        // File systems without locks (some FUSE and 9p mounts) protect nobody, QEMU neither.
+        Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+        Err(errno) => Err(Error::io("lock", path, errno)),
+    }
+}
+
+impl ImageFile for HostFile {
+    fn length_bytes(&self) -> BlockResult<u64> {
+        match self.kind {
+            Kind::BlockDevice { size_bytes } => Ok(size_bytes),
+            Kind::Regular => match self.file.metadata() {
+                Ok(metadata) => Ok(metadata.len()),
+                Err(source) => Err(BlockError::io("stat", 0, source)),
+            },
+        }
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> BlockResult<()> {
+        if i64::try_from(offset.saturating_add(buffer.len() as u64)).is_err() {
+            buffer.fill(0);
+            return Ok(());
+        }
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.file.read_at(&mut buffer[done..], offset + done as u64) {
+                Ok(0) => {
+                    buffer[done..].fill(0);
+                    break;
+                }
+                Ok(count) => done += count,
+                Err(source) if source.kind() == ErrorKind::Interrupted => {}
+                Err(source) => return Err(BlockError::io("read", offset + done as u64, source)),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> BlockResult<()> {
+        self.file
+            .write_all_at(data, offset)
+            .map_err(|source| BlockError::io("write", offset, source))
+    }
+
+    fn set_length(&self, length_bytes: u64) -> BlockResult<()> {
+        match self.kind {
+            Kind::Regular => self
+                .file
+                .set_len(length_bytes)
+                .map_err(|source| BlockError::io("resize", length_bytes, source)),
+            Kind::BlockDevice { size_bytes } if length_bytes <= size_bytes => Ok(()),
+            Kind::BlockDevice { .. } => Err(BlockError::io("resize", length_bytes, Errno::NOSPC)),
+        }
+    }
+
+    fn punch(&self, range: Range<u64>) -> BlockResult<()> {
+        let length_bytes = range.end.saturating_sub(range.start);
+        if length_bytes == 0 {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(&self.file, flags, range.start, length_bytes) {
+            Ok(()) => Ok(()),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => self.fill_with_zeroes(range),
+            Err(errno) => Err(BlockError::io("punch", range.start, errno)),
+        }
+    }
+
+    fn sync(&self) -> BlockResult<()> {
+        self.file
+            .sync_data()
+            .map_err(|source| BlockError::io("flush", 0, source))
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {
+        let mut list = ExtentList::new(range.start, extent_count_max);
+        while list.end() < range.end {
+            let at = list.end();
+            let data = match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)) {
+                Ok(data) => data.clamp(at, range.end),
+                Err(Errno::NXIO) => range.end,
+                // Block devices and file systems without hole reporting: everything may be data.
+                Err(_) => {
+                    list.push(range.end - at, ExtentKind::Data);
+                    return Ok(list);
+                }
+            };
+            if !list.push(data - at, ExtentKind::Zero) || data == range.end {
+                return Ok(list);
+            }
+            let hole = match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Hole(data)) {
+                // A hole right here means that the file changed in between: call the rest data, and go on.
+                Ok(hole) if hole > data => hole.min(range.end),
+                _ => range.end,
+            };
+            if !list.push(hole - data, ExtentKind::Data) {
+                return Ok(list);
+            }
+        }
+        Ok(list)
+    }
+
+    fn allocated_bytes(&self) -> BlockResult<Option<u64>> {
+        match self.kind {
+            Kind::BlockDevice { .. } => Ok(None),
+            Kind::Regular => {
+                let metadata = self
+                    .file
+                    .metadata()
+                    .map_err(|source| BlockError::io("stat", 0, source))?;
+                Ok(Some(metadata.blocks() * 512))
+            }
+        }
+    }
+}
+
+impl HostFile {
+    /// Writes zeroes where the file system cannot punch holes, but never past the end of the file.
+    fn fill_with_zeroes(&self, range: Range<u64>) -> BlockResult<()> {
+        static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
+        let end = range.end.min(self.length_bytes()?);
+        let mut at = range.start;
+        while at < end {
+            let piece = (end - at).min(ZEROES.len() as u64);
+            self.write_at(&ZEROES[..to_usize(piece)], at)?;
+            at += piece;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,202 @@
+//! Image files in memory, for tests: a plain one, and one that remembers and can fail.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError, RwLock};
+
+use holdfast_block::{ExtentKind, ExtentList, Result, to_usize};
+
+use super::ImageFile;
+
+/// A growing file in memory.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryFile {
+    bytes: RwLock<Vec<u8>>,
+}
+
+impl MemoryFile {
+    /// A file that holds `bytes`.
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        Self {
+            bytes: RwLock::new(bytes),
+        }
+    }
+}
+
+impl ImageFile for MemoryFile {
+    fn length_bytes(&self) -> Result<u64> {
+        Ok(self.bytes.read().unwrap_or_else(PoisonError::into_inner).len() as u64)
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let bytes = self.bytes.read().unwrap_or_else(PoisonError::into_inner);
+        let start = to_usize(offset.min(bytes.len() as u64));
+        let length = buffer.len().min(bytes.len() - start);
+        buffer[..length].copy_from_slice(&bytes[start..start + length]);
+        buffer[length..].fill(0);
+        Ok(())
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
+        let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
+        let start = to_usize(offset);
+        if bytes.len() < start + data.len() {
+            bytes.resize(start + data.len(), 0);
+        }
+        bytes[start..start + data.len()].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn set_length(&self, length_bytes: u64) -> Result<()> {
+        let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
+        bytes.resize(to_usize(length_bytes), 0);
+        Ok(())
+    }
+
+    fn punch(&self, range: Range<u64>) -> Result<()> {
+        let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
+        let length = bytes.len() as u64;
+        bytes[to_usize(range.start.min(length))..to_usize(range.end.min(length))].fill(0);
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList> {
+        let mut list = ExtentList::new(range.start, extent_count_max);
+        list.push(range.end - range.start, ExtentKind::Data);
+        Ok(list)
+    }
+
+    fn allocated_bytes(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+}
+
+/// What was done to a [`RecordingFile`].
+#[derive(Debug, Clone)]
+pub(crate) enum Operation {
+    Write { offset: u64, data: Vec<u8> },
+    SetLength(u64),
+    Sync,
+}
+
+/// A file in memory that remembers every change, so that a crash at any point can be acted out; one of them can fail.
+pub(crate) struct RecordingFile {
+    live: MemoryFile,
+    start: Vec<u8>,
+    operations: Mutex<Vec<Operation>>,
+    fail_at: Option<usize>,
+}
+
+impl RecordingFile {
+    /// A file that holds `start`, durably; operation number `fail_at` will fail.
+    pub(crate) fn new(start: Vec<u8>, fail_at: Option<usize>) -> Self {
+        Self {
+            live: MemoryFile::new(start.clone()),
+            start,
+            operations: Mutex::default(),
+            fail_at,
+        }
+    }
+
+    /// Operations so far.
+    pub(crate) fn operation_count(&self) -> usize {
+        self.operations.lock().unwrap().len()
+    }
+
+    /// All bytes as they are now.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.live.bytes.read().unwrap().clone()
+    }
+
+    /// A file as a crash after `count` operations may leave it: what was synced is there, and of the rest any 512-byte
+    /// sectors that `choose` (asked for numbers below a bound) picks.
+    pub(crate) fn crashed_after(&self, count: usize, mut choose: impl FnMut(u64) -> u64) -> Vec<u8> {
+        let operations = self.operations.lock().unwrap();
+        let done = &operations[..count];
+        let synced = done
+            .iter()
+            .rposition(|operation| matches!(operation, Operation::Sync))
+            .map_or(0, |last| last + 1);
+        let file = MemoryFile::new(self.start.clone());
+        for (number, operation) in done.iter().enumerate() {
+            let fate = if number < synced { 0 } else { choose(3) };
+            match operation {
+                Operation::Sync => {}
+                _ if fate == 1 => {}
+                Operation::SetLength(length) => file.set_length(*length).unwrap(),
+                Operation::Write { offset, data } if fate == 0 => file.write_at(data, *offset).unwrap(),
+                Operation::Write { offset, data } => {
+                    let mut at = 0;
+                    while at < data.len() {
+                        let sector_end = 512 - to_usize((offset + at as u64) % 512);
+                        let end = (at + sector_end).min(data.len());
+                        if choose(2) == 0 {
+                            file.write_at(&data[at..end], offset + at as u64).unwrap();
+                        }
+                        at = end;
+                    }
+                }
+            }
+        }
+        file.bytes.into_inner().unwrap()
+    }
+
+    fn record(&self, operation: Operation) -> Result<()> {
+        let mut operations = self.operations.lock().unwrap();
+        operations.push(operation);
+        if self.fail_at == Some(operations.len()) {
+            operations.pop();
+            operations.push(Operation::SetLength(self.live.length_bytes()?));
+            let reason = std::io::Error::from(std::io::ErrorKind::StorageFull);
+            return Err(holdfast_block::Error::io("write", 0, reason));
+        }
+        Ok(())
+    }
+}
+
+impl ImageFile for RecordingFile {
+    fn length_bytes(&self) -> Result<u64> {
+        self.live.length_bytes()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.live.read_at(buffer, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
+        self.record(Operation::Write {
+            offset,
+            data: data.to_vec(),
+        })?;
+        self.live.write_at(data, offset)
+    }
+
+    fn set_length(&self, length_bytes: u64) -> Result<()> {
+        self.record(Operation::SetLength(length_bytes))?;
+        self.live.set_length(length_bytes)
+    }
+
+    fn punch(&self, range: Range<u64>) -> Result<()> {
+        let end = range.end.min(self.live.length_bytes()?);
+        if range.start < end {
+            // Rubbish, to prove that nothing reads what was given up.
+            self.write_at(&vec![0xdb; to_usize(end - range.start)], range.start)?;
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.record(Operation::Sync)
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList> {
+        self.live.extents(range, extent_count_max)
+    }
+
+    fn allocated_bytes(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+}

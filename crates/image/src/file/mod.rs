@@ -1,0 +1,47 @@
+//! A file that can grow: what an image is stored in.
+//!
+//! A [`BlockDevice`](holdfast_block::BlockDevice) has a fixed size, an image file does not. This is the seam between the
+//! formats and the operating system: one real implementation, and one in memory that remembers every write for the
+//! crash tests.
+
+mod host;
+#[cfg(test)]
+pub(crate) mod memory;
+
+use std::ops::Range;
+
+use holdfast_block::{ExtentList, Result};
+
+pub(crate) use host::{Access, HostFile, directory_of};
+
+/// A file of changing length.
+///
+/// Implementers must
+/// - answer a read with bytes past the end of the file as zeroes, never with a short read;
+/// - grow the file on a write past its end, with zeroes in the gap;
+/// - make everything written before a [`sync`](Self::sync) began durable before it returns.
+pub(crate) trait ImageFile: Send + Sync {
+    /// Length in bytes, now.
+    fn length_bytes(&self) -> Result<u64>;
+
+    /// Fills `buffer` with the bytes at `offset`; zero past the end of the file.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
+
+    /// Writes all of `data` at `offset`.
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<()>;
+
+    /// Makes the file exactly `length_bytes` long; new bytes are zero.
+    fn set_length(&self, length_bytes: u64) -> Result<()>;
+
+    /// Makes `range` read as zero and gives its space back where the file system can; never changes the length.
+    fn punch(&self, range: Range<u64>) -> Result<()>;
+
+    /// Makes all completed writes durable.
+    fn sync(&self) -> Result<()>;
+
+    /// Data and zero ranges of `range`, which must lie inside the file.
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList>;
+
+    /// Bytes that the file takes on its medium, if that is known.
+    fn allocated_bytes(&self) -> Result<Option<u64>>;
+}

@@ -1,0 +1,228 @@
+//! Which other files an image may open.
+//!
+//! A qcow2 file can name a backing file and an external data file, by any path. An image that came from elsewhere (an
+//! upload, a guest with access to its own disk file) can so name `/etc/shadow` and have it copied into a backup that its
+//! author may read. The gate decides by the *canonical* path, after symbolic links and `..`, and the file is then opened
+//! by that canonical path with no link followed.
+
+use std::path::{Path, PathBuf};
+
+use crate::file::directory_of;
+use crate::{Error, Result};
+
+/// The rule for files that an image names.
+///
+/// Files that the user named ([`OpenOptions::allow`](crate::OpenOptions::allow)) are admitted under every rule.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Gate {
+    /// No other file.
+    Deny,
+    /// Files in the directory of the image, not below it.
+    ///
+    /// An image that was named through a symbolic link has two such directories: the link's and the file's.
+    #[default]
+    Beside,
+    /// Files in this directory or below it.
+    Within(PathBuf),
+}
+
+/// A gate with the image that it stands before and the files that the user named.
+#[derive(Debug, Clone)]
+pub(crate) struct Gatekeeper {
+    gate: Gate,
+    directories: Vec<PathBuf>,
+    named: Vec<PathBuf>,
+}
+
+impl Gatekeeper {
+    /// The keeper for the chain that starts at `top`, a file that exists.
+    pub(crate) fn new(gate: &Gate, named: &[PathBuf], top: &Path) -> Result<Self> {
+        let canonical = |path: &Path| path.canonicalize().map_err(|source| Error::io("open", path, source));
+        let directories = match gate {
+            Gate::Deny => Vec::new(),
+            Gate::Within(directory) => vec![canonical(directory)?],
+            Gate::Beside => vec![canonical(&directory_of(top))?, directory_of(&canonical(top)?)],
+        };
+        let named = named.iter().map(|path| canonical(path)).collect::<Result<_>>()?;
+        Ok(Self {
+            gate: gate.clone(),
+            directories,
+            named,
+        })
+    }
+
+    /// The canonical path of the file that `image` calls `name`, if it may be opened.
+    ///
+    /// `image` is the path by which the image was found: a relative name starts at its directory.
+    pub(crate) fn admit(&self, image: &Path, name: &str) -> Result<PathBuf> {
+        let refuse = |detail: String| Error::Refused {
+            image: image.display().to_string(),
+            file: name.to_owned(),
+            detail,
+        };
+        let path = local_path(name).map_err(refuse)?;
+        let path = directory_of(image).join(path);
+        // The rule comes before existence, or the answers would tell which files there are.
+        let canonical = match path.canonicalize() {
+            Ok(canonical) => canonical,
+            Err(source) => {
+                let parent = directory_of(&path);
+                let seen = parent.canonicalize().unwrap_or(parent);
+                return Err(if self.admits_directory(&seen) {
+                    Error::io("open", &path, source)
+                } else {
+                    refuse(self.rule())
+                });
+            }
+        };
+        if self.named.contains(&canonical) || self.admits_directory(&directory_of(&canonical)) {
+            Ok(canonical)
+        } else {
+            Err(refuse(self.rule()))
+        }
+    }
+
+    fn admits_directory(&self, directory: &Path) -> bool {
+        match self.gate {
+            Gate::Deny => false,
+            Gate::Beside => self.directories.iter().any(|allowed| allowed == directory),
+            Gate::Within(_) => self.directories.iter().any(|allowed| directory.starts_with(allowed)),
+        }
+    }
+
+    fn rule(&self) -> String {
+        match &self.gate {
+            Gate::Deny => "no other file may be opened; if you trust the image, allow the file by name".to_owned(),
+            Gate::Beside => {
+                "only files in the image's own directory may be opened; if you trust the image, allow the file by name"
+                    .to_owned()
+            }
+            Gate::Within(directory) => format!(
+                "only files within {} may be opened; if you trust the image, allow the file by name",
+                directory.display()
+            ),
+        }
+    }
+}
+
+/// The path in a name as QEMU writes it; protocols and option strings are refused.
+fn local_path(name: &str) -> std::result::Result<&Path, String> {
+    if name.is_empty() {
+        return Err("the name is empty".to_owned());
+    }
+    if name.contains('\0') {
+        return Err("the name contains a zero byte".to_owned());
+    }
+    if name.starts_with("json:") {
+        return Err("it is a QEMU option string, not a file; rebase the image onto a plain file name".to_owned());
+    }
+    if let Some(path) = name.strip_prefix("file:") {
+        return Ok(Path::new(
+            path.strip_prefix("//")
+                .filter(|rest| rest.starts_with('/'))
+                .unwrap_or(path),
+        ));
+    }
+    // As QEMU does: a colon before the first slash makes a protocol.
+    let head = name.split('/').next().unwrap_or_default();
+    match head.split_once(':') {
+        Some((protocol, _)) => Err(format!(
+            "it is reached by the protocol {protocol:?}, and only local files are opened; serve it as a local file first"
+        )),
+        None => Ok(Path::new(name)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, create_dir};
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use super::{Gate, Gatekeeper, local_path};
+    use crate::Error;
+
+    fn refused(keeper: &Gatekeeper, image: &Path, name: &str) -> bool {
+        matches!(keeper.admit(image, name), Err(Error::Refused { .. }))
+    }
+
+    #[test]
+    fn canonical_paths_decide() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().canonicalize().unwrap();
+        create_dir(root.join("vm")).unwrap();
+        create_dir(root.join("vm/below")).unwrap();
+        for name in ["vm/top", "vm/base", "vm/below/deep", "secret"] {
+            File::create(root.join(name)).unwrap();
+        }
+        symlink("../secret", root.join("vm/innocent")).unwrap();
+        let top = root.join("vm/top");
+        let secret = root.join("secret").display().to_string();
+
+        let beside = Gatekeeper::new(&Gate::Beside, &[], &top).unwrap();
+        assert_eq!(beside.admit(&top, "base").unwrap(), root.join("vm/base"));
+        assert_eq!(beside.admit(&top, "file:base").unwrap(), root.join("vm/base"));
+        assert_eq!(beside.admit(&top, "below/../base").unwrap(), root.join("vm/base"));
+        for name in [
+            "innocent",
+            "../secret",
+            "below/deep",
+            &secret,
+            "../no-such-file",
+            "/etc/shadow",
+        ] {
+            assert!(refused(&beside, &top, name), "{name}");
+        }
+        assert!(matches!(beside.admit(&top, "gone"), Err(Error::Io { .. })));
+
+        let within = Gatekeeper::new(&Gate::Within(root.join("vm")), &[], &top).unwrap();
+        within.admit(&top, "below/deep").unwrap();
+        assert!(refused(&within, &top, "innocent"));
+
+        let deny = Gatekeeper::new(&Gate::Deny, &[root.join("vm/innocent")], &top).unwrap();
+        assert!(refused(&deny, &top, "base"));
+        assert_eq!(
+            deny.admit(&top, "innocent").unwrap(),
+            root.join("secret"),
+            "named by the user"
+        );
+    }
+
+    #[test]
+    fn a_link_to_an_image_has_two_directories() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().canonicalize().unwrap();
+        create_dir(root.join("links")).unwrap();
+        create_dir(root.join("pool")).unwrap();
+        for name in ["links/base", "pool/base", "pool/top"] {
+            File::create(root.join(name)).unwrap();
+        }
+        symlink("../pool/top", root.join("links/top")).unwrap();
+        let keeper = Gatekeeper::new(&Gate::Beside, &[], &root.join("links/top")).unwrap();
+        assert_eq!(
+            keeper.admit(&root.join("links/top"), "base").unwrap(),
+            root.join("links/base")
+        );
+        assert_eq!(
+            keeper.admit(&root.join("links/top"), "../pool/base").unwrap(),
+            root.join("pool/base")
+        );
+    }
+
+    #[test]
+    fn only_local_files_have_paths() {
+        for name in [
+            "json:{\"driver\":\"file\"}",
+            "nbd://host/x",
+            "http://x/y",
+            "ssh:host",
+            "fat:/etc",
+            "",
+        ] {
+            assert!(local_path(name).is_err(), "{name}");
+        }
+        assert_eq!(local_path("file:/a/b").unwrap(), Path::new("/a/b"));
+        assert_eq!(local_path("file:///a/b").unwrap(), Path::new("/a/b"));
+        assert_eq!(local_path("dir/with:colon").unwrap(), Path::new("dir/with:colon"));
+    }
+}

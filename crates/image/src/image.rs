@@ -1,0 +1,169 @@
+//! Opening an image for reading.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, ExtentList, Result as BlockResult};
+
+use crate::chain::{ChainLayer, open_chain, open_single, stack};
+use crate::file::{Access, HostFile};
+use crate::gate::Gate;
+use crate::info::{LayerInfo, Note};
+use crate::map::{MapEntry, map_at};
+use crate::qcow2::layer::Layer;
+use crate::qcow2::{bitmap, snapshot};
+use crate::{Error, Format, Result, format};
+
+/// How to open an image.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// The format, if the caller knows it: the content of a raw disk is the guest's, and may look like another format.
+    pub format: Option<Format>,
+    /// Which other files the image may open.
+    pub gate: Gate,
+    /// Files that may be opened although the gate would not let them.
+    pub allow: Vec<PathBuf>,
+    /// The external data file, in place of the one that the image names.
+    pub data_file: Option<PathBuf>,
+    /// What to do about a backing file.
+    pub backing: Backing,
+}
+
+/// What to do about a backing file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Backing {
+    /// Open it, and so on to the base: the image reads as its guest sees it.
+    #[default]
+    Follow,
+    /// Leave it: what the image itself does not hold reads as zero.
+    Ignore,
+}
+
+/// The format of the file at `path`, by its content; raw where it is none of the known ones.
+pub fn detect(path: &Path) -> Result<Format> {
+    format::of_file(&HostFile::open(path, Access::Read)?)
+}
+
+/// Opens an image for reading, with all that it is based on.
+pub fn open(path: &Path, options: &OpenOptions) -> Result<Image> {
+    let chain = open_chain(path, options, Access::Read)?;
+    let infos = chain.files.iter().map(|opened| opened.info.clone()).collect();
+    Ok(Image {
+        layers: stack(chain.files)?,
+        infos,
+        notes: chain.notes,
+    })
+}
+
+/// Compares the metadata of a qcow2 image with itself; reads no data, changes nothing.
+pub fn check(path: &Path, options: &OpenOptions) -> Result<crate::CheckReport> {
+    let opened = open_single(path, options, Access::Read)?;
+    let shown = opened.path.display().to_string();
+    match opened.qcow2 {
+        Some(qcow2) => crate::qcow2::check::check(&opened.file, &qcow2.header, &shown),
+        None => Err(Error::UnsupportedFormat {
+            image: shown,
+            format: opened.info.format.name(),
+            detail: "it has no metadata that could be checked",
+        }),
+    }
+}
+
+/// An image opened for reading: a device that reads as the guest sees its disk.
+pub struct Image {
+    layers: Vec<ChainLayer>,
+    infos: Vec<LayerInfo>,
+    notes: Vec<Note>,
+}
+
+impl Image {
+    /// The whole chain as one device, to be kept longer than the image.
+    pub fn device(&self) -> Arc<dyn BlockDevice> {
+        Arc::clone(&self.layers[0].device)
+    }
+
+    /// The files of the chain, the image itself first.
+    pub fn layers(&self) -> &[LayerInfo] {
+        &self.infos
+    }
+
+    /// What a person should know about the chain.
+    pub fn notes(&self) -> &[Note] {
+        &self.notes
+    }
+
+    /// Layer `depth` alone (0 is the image itself): what it does not hold is absent, and reads as zero.
+    pub fn layer(&self, depth: usize) -> Option<Arc<dyn BlockDevice>> {
+        self.layers.get(depth).map(|layer| Arc::clone(&layer.alone))
+    }
+
+    /// What `offset` of the disk is made of: which layer, and where in its file.
+    ///
+    /// The entry begins at `offset` and covers at most `length_bytes_max`.
+    pub fn map_at(&self, offset: u64, length_bytes_max: u64) -> Result<MapEntry> {
+        map_at(&self.layers, offset, length_bytes_max)
+    }
+
+    /// The disk as it was when the internal snapshot with this id or name was taken.
+    pub fn snapshot(&self, id_or_name: &str) -> Result<Arc<dyn BlockDevice>> {
+        let layer = self.qcow2("snapshot", id_or_name)?;
+        let (snapshots, _) = snapshot::load(&*layer.file, &layer.header, &layer.image)?;
+        let found = snapshot::find(&snapshots, id_or_name, &layer.image)?;
+        let data_file = layer.header.has_data_file().then(|| Arc::clone(&layer.data));
+        let snapshot = Layer::with_l1(
+            Arc::clone(&layer.image),
+            layer.header.clone(),
+            found.l1,
+            found.disk_bytes,
+            Arc::clone(&layer.file),
+            data_file,
+            layer.backing.clone(),
+        )?;
+        Ok(Arc::new(snapshot))
+    }
+
+    /// Calls `visit` with every range that the persistent bitmap `name` of the top image marks as written, in order.
+    ///
+    /// Whether that can be relied on is the bitmap's [`state`](crate::PersistentBitmap::state); asking a bitmap that misses
+    /// writes is an error.
+    pub fn for_each_dirty(&self, name: &str, mut visit: impl FnMut(Range<u64>)) -> Result<()> {
+        let layer = self.qcow2("bitmap", name)?;
+        let bitmaps = bitmap::load(&*layer.file, &layer.header, &layer.image)?;
+        let found = bitmap::find(&bitmaps, name, &layer.image)?;
+        if found.state != crate::BitmapState::Valid {
+            return Err(Error::UnsupportedFeature {
+                image: layer.image.to_string(),
+                feature: format!("the bitmap {name}"),
+                detail: "it misses writes; read everything, and make a new bitmap".to_owned(),
+            });
+        }
+        bitmap::for_each_dirty(&*layer.file, &layer.header, found, &layer.image, &mut visit)
+    }
+
+    fn qcow2(&self, what: &'static str, name: &str) -> Result<&Arc<Layer>> {
+        self.layers[0].qcow2.as_ref().ok_or_else(|| Error::NotFound {
+            image: self.infos[0].path.display().to_string(),
+            what,
+            name: name.to_owned(),
+        })
+    }
+}
+
+impl BlockDevice for Image {
+    fn size_bytes(&self) -> u64 {
+        self.layers[0].device.size_bytes()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> BlockResult<()> {
+        self.layers[0].device.read_at(buffer, offset)
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {
+        self.layers[0].device.extents(range, extent_count_max)
+    }
+
+    fn block_size_bytes(&self) -> u32 {
+        self.layers[0].device.block_size_bytes()
+    }
+}

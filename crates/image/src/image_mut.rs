@@ -1,0 +1,97 @@
+//! Opening an image for writing.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockResult};
+
+use crate::chain::{open_chain, stack};
+use crate::file::Access;
+use crate::info::{LayerInfo, Note};
+use crate::qcow2::layer::Layer;
+use crate::qcow2::writer::Qcow2Mut;
+use crate::raw::{RawImage, RawImageMut};
+use crate::{OpenOptions, Result};
+
+/// Opens an image for writing; what it is based on stays as it is.
+///
+/// Refuses an image that another process has open, that is marked as corrupt, or whose refcounts may be wrong.
+pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
+    let mut chain = open_chain(path, options, Access::Write)?;
+    let infos: Vec<_> = chain.files.iter().map(|opened| opened.info.clone()).collect();
+    let top = chain.files.remove(0);
+    let below = stack(chain.files)?;
+    let device: Box<dyn BlockDeviceMut> = match top.qcow2 {
+        None => Box::new(RawImageMut(RawImage::new(top.file)?)),
+        Some(qcow2) => {
+            let image = top.path.display().to_string().into();
+            let backing = below.first().map(|layer| Arc::clone(&layer.device));
+            let layer = Layer::new(image, qcow2.header, top.file, qcow2.data_file, backing)?;
+            Box::new(Qcow2Mut::new(layer)?)
+        }
+    };
+    Ok(ImageMut {
+        device,
+        infos,
+        notes: chain.notes,
+    })
+}
+
+/// An image opened for writing.
+///
+/// Dropping it loses what was written since the last [`flush`](BlockDeviceMut::flush), as a power cut would; the image
+/// stays consistent.
+pub struct ImageMut {
+    device: Box<dyn BlockDeviceMut>,
+    infos: Vec<LayerInfo>,
+    notes: Vec<Note>,
+}
+
+impl ImageMut {
+    /// The files of the chain as they were when it was opened, the image itself first.
+    pub fn layers(&self) -> &[LayerInfo] {
+        &self.infos
+    }
+
+    /// What a person should know about the chain.
+    pub fn notes(&self) -> &[Note] {
+        &self.notes
+    }
+}
+
+impl BlockDevice for ImageMut {
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> BlockResult<()> {
+        self.device.read_at(buffer, offset)
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {
+        self.device.extents(range, extent_count_max)
+    }
+
+    fn block_size_bytes(&self) -> u32 {
+        self.device.block_size_bytes()
+    }
+}
+
+impl BlockDeviceMut for ImageMut {
+    fn write_at(&self, data: &[u8], offset: u64) -> BlockResult<()> {
+        self.device.write_at(data, offset)
+    }
+
+    fn write_zeroes(&self, range: Range<u64>) -> BlockResult<()> {
+        self.device.write_zeroes(range)
+    }
+
+    fn trim(&self, range: Range<u64>) -> BlockResult<()> {
+        self.device.trim(range)
+    }
+
+    fn flush(&self) -> BlockResult<()> {
+        self.device.flush()
+    }
+}

@@ -1,0 +1,82 @@
+//! Where the bytes of a disk are: which file of the chain, and where in it.
+
+use holdfast_block::{BlockDevice as _, ExtentKind};
+
+use crate::Result;
+use crate::chain::ChainLayer;
+use crate::qcow2::mapping::RunKind;
+
+/// A run of bytes of a disk that come from one place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MapEntry {
+    /// First byte on the disk.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// The layer that decides about them, 0 being the image itself; [`None`] where no layer holds them.
+    pub depth: Option<usize>,
+    /// What they are.
+    pub content: MapContent,
+}
+
+/// What a run of bytes is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapContent {
+    /// Reads as zero, and takes no space.
+    Zero,
+    /// Stored as it is, beginning at `host_offset` of the layer's file (or its data file).
+    Data {
+        /// Offset in that file.
+        host_offset: u64,
+    },
+    /// Stored compressed.
+    Compressed,
+}
+
+pub(crate) fn map_at(layers: &[ChainLayer], offset: u64, length_bytes_max: u64) -> Result<MapEntry> {
+    let top = &layers[0].device;
+    let mut length = length_bytes_max.min(top.size_bytes().saturating_sub(offset));
+    top.check_bounds(offset, length.max(1))?;
+    for (depth, layer) in layers.iter().enumerate() {
+        let held = layer.alone.size_bytes().saturating_sub(offset);
+        if held == 0 {
+            break;
+        }
+        let asked = length.min(held);
+        let (found, content) = match &layer.qcow2 {
+            Some(qcow2) => {
+                let run = qcow2.mapping.run(offset, asked)?;
+                let content = match run.kind {
+                    RunKind::Absent => None,
+                    RunKind::Zero => Some(MapContent::Zero),
+                    RunKind::Data { host } => Some(MapContent::Data { host_offset: host }),
+                    RunKind::Compressed(_) => Some(MapContent::Compressed),
+                };
+                (run.length, content)
+            }
+            None => {
+                let list = layer.alone.extents(offset..offset + asked, 1)?;
+                let content = match list.as_slice().first().map(|extent| extent.kind) {
+                    Some(ExtentKind::Data) | None => MapContent::Data { host_offset: offset },
+                    Some(ExtentKind::Zero | ExtentKind::Absent) => MapContent::Zero,
+                };
+                (list.end() - offset, Some(content))
+            }
+        };
+        length = found;
+        if let Some(content) = content {
+            return Ok(MapEntry {
+                offset,
+                length,
+                depth: Some(depth),
+                content,
+            });
+        }
+    }
+    Ok(MapEntry {
+        offset,
+        length,
+        depth: None,
+        content: MapContent::Zero,
+    })
+}

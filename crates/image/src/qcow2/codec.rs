@@ -1,0 +1,285 @@
+//! Compressed clusters.
+//!
+//! Type 0 is a raw deflate stream without header. QEMU writes and reads it with a window of 4 KiB (`windowBits` -12), so a
+//! stream for others must not reach further back. libdeflate, the fastest decoder, cannot be held to that when it
+//! compresses: it decompresses here, and zlib-rs compresses. Type 1 is a zstd frame. Both are followed by
+//! whatever fills the last sector.
+
+use std::sync::{Mutex, PoisonError};
+
+use flate2::{Compress, Decompress, FlushCompress, FlushDecompress, Status};
+use zstd::stream::raw::{DParameter, Decoder as ZstdDecoder, InBuffer, Operation as _, OutBuffer};
+
+/// How clusters of an image are compressed; one image knows one way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Compression {
+    /// Deflate: every reader of qcow2 knows it.
+    #[default]
+    Zlib,
+    /// Zstandard: faster and smaller; QEMU reads it since version 5.1.
+    Zstd,
+}
+
+impl Compression {
+    /// The name, as QEMU has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Zlib => "zlib",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+/// The window of deflate streams, as a power of two.
+const DEFLATE_WINDOW_BITS: u8 = 12;
+/// The largest window of zstd frames, as a power of two: eight times the largest cluster. Bounds the memory of a decoder.
+const ZSTD_WINDOW_BITS_MAX: u32 = 24;
+const ZLIB_LEVEL_DEFAULT: u32 = 5;
+const ZSTD_LEVEL_DEFAULT: i32 = 3;
+
+/// Decompresses clusters of one kind on any thread.
+pub(crate) struct Decoder {
+    compression: Compression,
+    idle: Mutex<Vec<State>>,
+}
+
+enum State {
+    Zlib(libdeflater::Decompressor),
+    Zstd(ZstdDecoder<'static>),
+}
+
+/// Decoders kept for the next read; more threads than this make new ones each time.
+const IDLE_COUNT_MAX: usize = 16;
+
+impl Decoder {
+    pub(crate) fn new(compression: Compression) -> Self {
+        Self {
+            compression,
+            idle: Mutex::default(),
+        }
+    }
+
+    /// Fills `cluster` from `input`, which may have more bytes than the compressed data.
+    pub(crate) fn decompress(&self, input: &[u8], cluster: &mut [u8]) -> Result<(), String> {
+        let taken = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut state = match taken {
+            Some(state) => state,
+            None => State::new(self.compression)?,
+        };
+        let result = state.decompress(input, cluster);
+        if result.is_ok() {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < IDLE_COUNT_MAX {
+                idle.push(state);
+            }
+        }
+        result
+    }
+}
+
+impl State {
+    fn new(compression: Compression) -> Result<Self, String> {
+        Ok(match compression {
+            Compression::Zlib => Self::Zlib(libdeflater::Decompressor::new()),
+            Compression::Zstd => {
+                let mut decoder = ZstdDecoder::new().map_err(|error| error.to_string())?;
+                decoder
+                    .set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW_BITS_MAX))
+                    .map_err(|error| error.to_string())?;
+                Self::Zstd(decoder)
+            }
+        })
+    }
+
+    fn decompress(&mut self, input: &[u8], cluster: &mut [u8]) -> Result<(), String> {
+        match self {
+            Self::Zlib(decoder) => match decoder.deflate_decompress(input, cluster) {
+                Ok(count) if count == cluster.len() => Ok(()),
+                Ok(count) => Err(format!(
+                    "deflate stream of {count} bytes for a cluster of {}",
+                    cluster.len()
+                )),
+                // A stream cut off after its last byte of output, or longer than the cluster: QEMU accepts both.
+                Err(_) => inflate(input, cluster),
+            },
+            Self::Zstd(decoder) => unzstd(decoder, input, cluster),
+        }
+    }
+}
+
+fn inflate(input: &[u8], cluster: &mut [u8]) -> Result<(), String> {
+    let mut decoder = Decompress::new(false);
+    match decoder.decompress(input, cluster, FlushDecompress::Finish) {
+        Ok(_) if decoder.total_out() == cluster.len() as u64 => Ok(()),
+        Ok(_) => Err(format!("deflate stream ends after {} bytes", decoder.total_out())),
+        Err(error) => Err(format!("deflate stream: {error}")),
+    }
+}
+
+fn unzstd(decoder: &mut ZstdDecoder<'static>, input: &[u8], cluster: &mut [u8]) -> Result<(), String> {
+    decoder.reinit().map_err(|error| error.to_string())?;
+    let length = cluster.len();
+    let mut input = InBuffer::around(input);
+    let mut output = OutBuffer::around(cluster);
+    while output.pos() < length {
+        let before = (input.pos(), output.pos());
+        decoder
+            .run(&mut input, &mut output)
+            .map_err(|error| format!("zstd frame: {error}"))?;
+        if (input.pos(), output.pos()) == before {
+            return Err(format!("zstd frame ends after {} bytes", output.pos()));
+        }
+    }
+    Ok(())
+}
+
+/// Compresses clusters, one after another; make one per thread.
+///
+/// Compression is the slow part of writing a compressed image, and clusters do not depend on each other: any number of
+/// threads compress, and one [`BulkWriter`](crate::BulkWriter) appends the results in order.
+pub struct ClusterCompressor {
+    state: CompressorState,
+}
+
+enum CompressorState {
+    Zlib(Box<Compress>),
+    Zstd(Box<zstd::bulk::Compressor<'static>>),
+}
+
+impl ClusterCompressor {
+    /// A compressor; `level` is zlib's (1 to 9) or zstd's (1 to 19), or a good default.
+    pub fn new(compression: Compression, level: Option<u32>) -> crate::Result<Self> {
+        let invalid = |detail: String| crate::Error::InvalidOption {
+            option: "compression level",
+            detail,
+        };
+        let state = match compression {
+            Compression::Zlib => {
+                let level = level.unwrap_or(ZLIB_LEVEL_DEFAULT);
+                if !(1..=9).contains(&level) {
+                    return Err(invalid(format!("{level} is not between 1 and 9")));
+                }
+                let level = flate2::Compression::new(level);
+                CompressorState::Zlib(Box::new(Compress::new_with_window_bits(
+                    level,
+                    false,
+                    DEFLATE_WINDOW_BITS,
+                )))
+            }
+            Compression::Zstd => {
+                let level = level.map_or(ZSTD_LEVEL_DEFAULT, |level| i32::try_from(level).unwrap_or(i32::MAX));
+                if !(1..=19).contains(&level) {
+                    return Err(invalid(format!("{level} is not between 1 and 19")));
+                }
+                let compressor = zstd::bulk::Compressor::new(level).map_err(|error| invalid(error.to_string()))?;
+                CompressorState::Zstd(Box::new(compressor))
+            }
+        };
+        Ok(Self { state })
+    }
+
+    /// Compresses one whole cluster; [`None`] where that does not make it smaller, and it is better stored as it is.
+    pub fn compress(&mut self, cluster: &[u8]) -> Option<Vec<u8>> {
+        // Room for any outcome: a deflate stream that is broken off leaves its state behind, a reset notwithstanding.
+        let mut output = vec![0; cluster.len() + cluster.len() / 8 + cluster.len() / 64 + 64];
+        let count = match &mut self.state {
+            CompressorState::Zlib(compress) => {
+                compress.reset();
+                match compress.compress(cluster, &mut output, FlushCompress::Finish) {
+                    Ok(Status::StreamEnd) => usize::try_from(compress.total_out()).ok()?,
+                    _ => return None,
+                }
+            }
+            CompressorState::Zstd(compressor) => compressor.compress_to_buffer(cluster, &mut output).ok()?,
+        };
+        output.truncate(count);
+        // The entry of a compressed cluster cannot say more than a cluster, and nothing would be gained.
+        (count < cluster.len()).then_some(output)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ClusterCompressor, Compression, Decoder};
+
+    /// Text that repeats far back, so that an unlimited window would be used.
+    fn sample(length: usize) -> Vec<u8> {
+        let mut state = 1u32;
+        let block: Vec<u8> = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state.to_be_bytes()[0] & 0x3f
+        })
+        .take(9000)
+        .collect();
+        block.iter().copied().cycle().take(length).collect()
+    }
+
+    #[test]
+    fn clusters_survive_with_rubbish_behind_them() {
+        for compression in [Compression::Zlib, Compression::Zstd] {
+            let mut compressor = ClusterCompressor::new(compression, None).unwrap();
+            let decoder = Decoder::new(compression);
+            for length in [512, 4096, 65_536, 2 << 20] {
+                let cluster = sample(length);
+                let mut packed = compressor.compress(&cluster).expect("it shrinks");
+                packed.extend([0xff; 300]);
+                let mut found = vec![0; length];
+                decoder.decompress(&packed, &mut found).unwrap();
+                assert!(found == cluster, "{compression:?} {length}");
+            }
+        }
+    }
+
+    #[test]
+    fn noise_is_left_alone_and_damage_is_named() {
+        let mut state = 1u64;
+        let noise: Vec<u8> = std::iter::repeat_with(|| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            state.to_be_bytes()[0]
+        })
+        .take(65_536)
+        .collect();
+        for compression in [Compression::Zlib, Compression::Zstd] {
+            let mut compressor = ClusterCompressor::new(compression, None).unwrap();
+            for _ in 0..20 {
+                assert_eq!(compressor.compress(&noise), None);
+            }
+            let mut found = vec![0; 65_536];
+            assert!(Decoder::new(compression).decompress(&noise, &mut found).is_err());
+            let short = compressor.compress(&[7; 512]).unwrap();
+            assert!(Decoder::new(compression).decompress(&short, &mut found).is_err());
+        }
+    }
+
+    /// An independent reading of the stream: no match may reach further back than 4 KiB, or decoders that take QEMU at its
+    /// word fail. zlib-rs given a window of 12 bits must behave so; this decodes with that window and nothing else.
+    #[test]
+    fn deflate_streams_keep_to_the_window_of_qemu() {
+        let cluster = sample(65_536);
+        let packed = ClusterCompressor::new(Compression::Zlib, Some(9))
+            .unwrap()
+            .compress(&cluster)
+            .unwrap();
+        assert!(
+            packed.len() > 20_000,
+            "the repeat after 9000 bytes is out of reach: {}",
+            packed.len()
+        );
+        let mut decoder = flate2::Decompress::new_with_window_bits(false, 12);
+        let mut found: Vec<u8> = Vec::new();
+        let mut input = &packed[..];
+        // Small outputs, so that earlier ones are only in the decoder's own window.
+        while found.len() < cluster.len() {
+            let mut piece = [0; 256];
+            let before = (decoder.total_in(), decoder.total_out());
+            decoder
+                .decompress(input, &mut piece, flate2::FlushDecompress::None)
+                .unwrap();
+            input = &input[usize::try_from(decoder.total_in() - before.0).unwrap()..];
+            found.extend(&piece[..usize::try_from(decoder.total_out() - before.1).unwrap()]);
+        }
+        assert!(found == cluster);
+    }
+}

@@ -1,0 +1,241 @@
+//! Damages valid images thousands of times: every outcome but a crash, a hang or a large allocation is fine.
+
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice as _, BlockDeviceMut as _, to_usize};
+use proptest::prelude::{Strategy, any, prop};
+use proptest::test_runner::{Config, TestRunner};
+
+use super::check::check;
+use super::codec::ClusterCompressor;
+use super::header::Header;
+use super::layer::{Below, Layer};
+use super::layout::new_header;
+use super::writer::Qcow2Mut;
+use super::{bitmap, snapshot};
+use crate::chain::load_header;
+use crate::create::{CreateOptions, Qcow2Options};
+use crate::file::ImageFile;
+use crate::file::memory::MemoryFile;
+use crate::{BulkWriter, Compression, Result};
+
+const DISK_BYTES: u64 = 200_000;
+
+/// Small valid images of several kinds, with plain, compressed and zero clusters.
+fn seeds() -> Vec<Vec<u8>> {
+    let base = Qcow2Options {
+        cluster_bytes: 512,
+        ..Qcow2Options::default()
+    };
+    let kinds = [
+        base.clone(),
+        Qcow2Options {
+            version: 2,
+            ..base.clone()
+        },
+        Qcow2Options {
+            compression: Compression::Zstd,
+            cluster_bytes: 4096,
+            ..base.clone()
+        },
+        Qcow2Options {
+            extended_l2: true,
+            cluster_bytes: 16_384,
+            ..base.clone()
+        },
+        Qcow2Options {
+            refcount_bits: 64,
+            ..base
+        },
+    ];
+    kinds.into_iter().map(seed).collect()
+}
+
+fn seed(qcow2: Qcow2Options) -> Vec<u8> {
+    let cluster_bytes = qcow2.cluster_bytes;
+    let mut compressor = ClusterCompressor::new(qcow2.compression, None).unwrap();
+    let mut header = new_header(&CreateOptions {
+        qcow2,
+        ..CreateOptions::qcow2(DISK_BYTES)
+    })
+    .unwrap();
+    // A snapshot and a bitmap that lie in data clusters: their parsers get something to chew.
+    header.snapshot_count = 1;
+    header.snapshot_table_offset = 2 * cluster_bytes;
+    let mut bitmaps = vec![0, 0, 0, 1, 0, 0, 0, 0];
+    bitmaps.extend(64u64.to_be_bytes());
+    bitmaps.extend((3 * cluster_bytes).to_be_bytes());
+    if header.version == 3 {
+        header.autoclear |= 1;
+        header.extensions.push(super::header::Extension {
+            kind: super::header::EXTENSION_BITMAPS,
+            data: bitmaps,
+        });
+    }
+    let file = Arc::new(MemoryFile::default());
+    let mut writer = BulkWriter::new(Arc::clone(&file) as Arc<dyn ImageFile>, None, header, false, None).unwrap();
+    for number in 0..DISK_BYTES / cluster_bytes {
+        let cluster = vec![u8::try_from(number % 251).unwrap(); to_usize(cluster_bytes)];
+        match number % 3 {
+            0 => writer.append(&cluster, number * cluster_bytes).unwrap(),
+            1 => {
+                let packed = compressor.compress(&cluster).unwrap();
+                writer.append_compressed(&packed, number * cluster_bytes).unwrap();
+            }
+            _ => {}
+        }
+    }
+    writer.finish().unwrap();
+    let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
+    file.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// Uses every reader, and the writer, on a file.
+fn use_everything(bytes: &[u8]) -> Result<()> {
+    let fresh = || -> Arc<dyn ImageFile> { Arc::new(MemoryFile::new(bytes.to_vec())) };
+    let file = fresh();
+    let header = load_header(&*file, "image")?;
+    ignore(check(&file, &header, "image"));
+    if let Ok(bitmaps) = bitmap::load(&*file, &header, "image") {
+        for bitmap in bitmaps.iter().take(3) {
+            let mut ranges = 0u32;
+            ignore(bitmap::for_each_dirty(&*file, &header, bitmap, "image", &mut |_| {
+                ranges += 1
+            }));
+        }
+    }
+    ignore(read_snapshots(&file, &header));
+    let layer = Layer::new("image".into(), header.clone(), Arc::clone(&file), None, None)?;
+    read_some(&layer);
+    let writer = Qcow2Mut::new(Layer::new("image".into(), header.clone(), fresh(), None, None)?)?;
+    let end = header.size_bytes.min(DISK_BYTES);
+    for offset in [0, 700, end / 2] {
+        if end > offset + 3000 {
+            ignore(writer.write_at(&[1; 3000], offset));
+            ignore(writer.trim(offset..offset + 2000));
+        }
+    }
+    ignore(writer.flush());
+    Ok(())
+}
+
+fn ignore<T, E>(result: std::result::Result<T, E>) {
+    drop(result);
+}
+
+fn read_snapshots(file: &Arc<dyn ImageFile>, header: &Header) -> Result<()> {
+    let (snapshots, _) = snapshot::load(&**file, header, "image")?;
+    for found in snapshots.iter().take(3) {
+        let image = "image".into();
+        let layer = Layer::with_l1(
+            image,
+            header.clone(),
+            found.l1,
+            found.disk_bytes,
+            Arc::clone(file),
+            None,
+            None,
+        )?;
+        read_some(&layer);
+    }
+    Ok(())
+}
+
+fn read_some(layer: &Layer) {
+    let end = layer.size_bytes;
+    let mut buffer = vec![0; 20_000];
+    for offset in [0, 1000, end / 2, end.saturating_sub(20_000)] {
+        let length = to_usize(end.saturating_sub(offset).min(20_000));
+        ignore(layer.read(&mut buffer[..length], offset, Below::Backing));
+    }
+    ignore(layer.extents(0..end.min(1 << 40), 100));
+}
+
+/// One change of a file: a field set to something extreme, or bits flipped.
+#[derive(Debug, Clone)]
+enum Damage {
+    Bit { at: usize },
+    Number { at: usize, bytes: usize, value: u64 },
+    CutOff { length: usize },
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    let extreme = prop::sample::select(vec![
+        0,
+        1,
+        511,
+        512,
+        0xffff,
+        0x7fff_ffff,
+        0xffff_ffff,
+        1 << 40,
+        (1 << 63) | (1 << 20),
+        1 << 62,
+        (1 << 62) | 0x1ff,
+        u64::MAX,
+        u64::MAX & !511,
+        0x00ff_ffff_ffff_fe00,
+    ]);
+    // Most of what matters is in the header; the rest is spread over the tables.
+    let place = || proptest::prop_oneof![0usize..200, 0usize..4096, any::<usize>()];
+    let width = prop::sample::select(vec![1usize, 2, 4, 8]);
+    proptest::prop_oneof![
+        4 => place().prop_map(|at| Damage::Bit { at }),
+        5 => (place(), width, extreme).prop_map(|(at, bytes, value)| Damage::Number { at, bytes, value }),
+        1 => any::<usize>().prop_map(|length| Damage::CutOff { length }),
+    ]
+}
+
+fn apply(bytes: &mut Vec<u8>, damage: &Damage) {
+    if bytes.is_empty() {
+        return;
+    }
+    let length = bytes.len();
+    match *damage {
+        Damage::Bit { at } => bytes[at / 8 % length] ^= 1 << (at % 8),
+        Damage::Number {
+            at,
+            bytes: width,
+            value,
+        } => {
+            let at = at % length / width * width;
+            for (byte, new) in bytes[at..].iter_mut().zip(&value.to_be_bytes()[8 - width..]) {
+                *byte = *new;
+            }
+        }
+        Damage::CutOff { length: kept } => bytes.truncate(kept % length),
+    }
+}
+
+#[test]
+fn the_seeds_are_valid_apart_from_what_was_added() {
+    for bytes in seeds() {
+        let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
+        let header = load_header(&*file, "image").unwrap();
+        let layer = Layer::new("image".into(), header, file, None, None).unwrap();
+        let mut all = vec![0; to_usize(DISK_BYTES)];
+        layer.read_at(&mut all, 0).unwrap();
+    }
+}
+
+#[test]
+fn no_damage_crashes_anything() {
+    let seeds = seeds();
+    let strategy = (0..seeds.len(), prop::collection::vec(damage(), 1..6));
+    let mut runner = TestRunner::new(Config {
+        cases: 6000,
+        failure_persistence: None,
+        ..Config::default()
+    });
+    runner
+        .run(&strategy, |(number, damages)| {
+            let mut bytes = seeds[number].clone();
+            for one in &damages {
+                apply(&mut bytes, one);
+            }
+            ignore(use_everything(&bytes));
+            Ok(())
+        })
+        .unwrap();
+}

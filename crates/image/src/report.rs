@@ -1,0 +1,137 @@
+//! What a check found.
+
+/// What was found in an image's metadata.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CheckReport {
+    /// Contradictions that lose data, or will when the image is written.
+    pub corruption_count: u64,
+    /// Clusters that take space for nothing.
+    pub leak_count: u64,
+    /// The first problems, at most [`CheckReport::PROBLEM_COUNT_MAX`].
+    pub problems: Vec<Problem>,
+    /// Clusters of the disk.
+    pub cluster_count: u64,
+    /// Clusters of the active state that are stored.
+    pub allocated_count: u64,
+    /// Those of them that are compressed.
+    pub compressed_count: u64,
+    /// End of the last host cluster in use.
+    pub image_end: u64,
+}
+
+/// One contradiction in an image's metadata.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What it is.
+    pub kind: ProblemKind,
+}
+
+/// How bad a problem is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Space is wasted.
+    Leak,
+    /// Data is lost, or will be when the image is written.
+    Corruption,
+}
+
+/// What contradicts what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProblemKind {
+    /// A host cluster is used more or less often than its refcount says.
+    Refcount {
+        /// Offset of the cluster.
+        offset: u64,
+        /// The refcount.
+        stored: u64,
+        /// The uses found.
+        counted: u64,
+    },
+    /// The `copied` flag of an entry does not say whether the refcount is 1.
+    CopiedFlag {
+        /// The host offset in the entry.
+        offset: u64,
+        /// The refcount of that cluster.
+        refcount: u64,
+    },
+    /// Two structures claim one cluster.
+    Overlap {
+        /// Offset of the cluster.
+        offset: u64,
+        /// Who has it.
+        first: &'static str,
+        /// Who wants it too.
+        second: &'static str,
+    },
+    /// A pointer leads out of the file, or into the middle of a cluster.
+    Pointer {
+        /// What points there.
+        what: &'static str,
+        /// Where it leads.
+        offset: u64,
+    },
+    /// An entry that means nothing.
+    Entry {
+        /// Offset of the disk that it describes.
+        disk_offset: u64,
+        /// Why.
+        detail: String,
+    },
+    /// A structure that cannot be read.
+    Structure {
+        /// Why.
+        detail: String,
+    },
+}
+
+impl std::fmt::Display for ProblemKind {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Refcount {
+                offset,
+                stored,
+                counted,
+            } => {
+                write!(
+                    formatter,
+                    "cluster at {offset}: refcount {stored}, used {counted} times"
+                )
+            }
+            Self::CopiedFlag { offset, refcount } => {
+                write!(
+                    formatter,
+                    "cluster at {offset}: the copied flag contradicts refcount {refcount}"
+                )
+            }
+            Self::Overlap { offset, first, second } => {
+                write!(formatter, "cluster at {offset}: both {first} and {second}")
+            }
+            Self::Pointer { what, offset } => write!(formatter, "{what} at {offset}: outside the file or not aligned"),
+            Self::Entry { disk_offset, detail } => write!(formatter, "entry for disk offset {disk_offset}: {detail}"),
+            Self::Structure { detail } => formatter.write_str(detail),
+        }
+    }
+}
+
+impl CheckReport {
+    /// Problems that are kept; the others are only counted.
+    pub const PROBLEM_COUNT_MAX: usize = 100;
+
+    /// Whether there is no problem at all.
+    pub fn is_clean(&self) -> bool {
+        self.corruption_count == 0 && self.leak_count == 0
+    }
+
+    pub(crate) fn add(&mut self, severity: Severity, kind: ProblemKind) {
+        match severity {
+            Severity::Leak => self.leak_count += 1,
+            Severity::Corruption => self.corruption_count += 1,
+        }
+        if self.problems.len() < Self::PROBLEM_COUNT_MAX {
+            self.problems.push(Problem { severity, kind });
+        }
+    }
+}
