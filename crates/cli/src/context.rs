@@ -4,10 +4,12 @@ use std::ffi::OsString;
 use std::sync::{Arc, OnceLock};
 
 use holdfast_block::{Clock, SystemClock};
-use holdfast_engine::Interrupt;
+use holdfast_engine::{Interrupt, Location, Protection, Unlock, protection};
+use holdfast_repo::key::SystemRandomness;
+use holdfast_repo::{Repository, Surroundings, SystemProcesses};
 use jiff::tz::TimeZone;
 
-use crate::args::GlobalArgs;
+use crate::args::{GlobalArgs, NewPasswordArgs};
 use crate::environment::Environment;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -15,8 +17,9 @@ use crate::interrupt::{Listener, listen};
 use crate::output::{
     Console, Format, Output, Paint, ProgressDisplay, Report, RunningProgress, ShowProgress, Verbosity,
 };
-use crate::password::{Password, PasswordSource, PasswordUse};
+use crate::password::{Password, PasswordError, PasswordSource, PasswordUse};
 use crate::terminal::{ControllingTerminal, StreamKind};
+use crate::time;
 
 /// The world as a verb sees it.
 pub struct Context {
@@ -78,6 +81,65 @@ impl Context {
     /// Where the repository is.
     pub fn repository(&self) -> Result<OsString, Error> {
         self.global.repository.location(&self.environment)
+    }
+
+    /// What the repository needs from the world beside its store.
+    pub fn surroundings(&self) -> Surroundings {
+        Surroundings {
+            randomness: Arc::new(SystemRandomness),
+            processes: Arc::new(SystemProcesses),
+            now_ms: Arc::new(|| time::now().as_millisecond()),
+        }
+    }
+
+    /// Where the repository is.
+    pub fn location(&self) -> Result<Location, Error> {
+        Ok(Location::parse(&self.repository()?)?)
+    }
+
+    /// The repository, opened; asks for its password if it needs one.
+    pub fn open_repository(&self) -> Result<Repository, Error> {
+        let location = self.location()?;
+        let password = self.unlocking_password(&location)?;
+        self.open_with(&location, password.as_ref())
+    }
+
+    /// The repository at `location`, opened with its password.
+    pub fn open_with(&self, location: &Location, password: Option<&Password>) -> Result<Repository, Error> {
+        let unlock = password.map_or(Unlock::Nothing, |password| Unlock::Password(password.as_bytes()));
+        Ok(holdfast_engine::open(
+            location,
+            unlock,
+            &self.surroundings(),
+            &*self.progress(),
+        )?)
+    }
+
+    /// The password that opens the repository at `location`; none where it asks for none.
+    ///
+    /// A password that is given is used in any case: who can write to the store could have made the repository look open.
+    pub fn unlocking_password(&self, location: &Location) -> Result<Option<Password>, Error> {
+        let source = PasswordSource::choose(&self.global.repository.password, &self.environment)?;
+        if source == PasswordSource::Prompt && protection(location)? == Protection::Open {
+            return Ok(None);
+        }
+        self.password(PasswordUse::Existing).map(Some)
+    }
+
+    /// A password that is to be new, beside the one that opens the repository.
+    pub fn new_password(&self, args: &NewPasswordArgs) -> Result<Password, Error> {
+        let mut warn = |message: &str| self.console.warning(message);
+        let read = PasswordSource::choose_new(args).read(PasswordUse::New, &ControllingTerminal, &mut warn);
+        Ok(read.map_err(|error| match error {
+            PasswordError::NoTerminal => PasswordError::NoTerminalForNew,
+            other => other,
+        })?)
+    }
+
+    /// Whether a password is given by options or the environment.
+    pub fn password_is_given(&self) -> Result<bool, Error> {
+        let source = PasswordSource::choose(&self.global.repository.password, &self.environment)?;
+        Ok(source != PasswordSource::Prompt)
     }
 
     /// The password of the repository, from wherever it is to come.

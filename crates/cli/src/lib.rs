@@ -16,6 +16,7 @@ pub mod interrupt;
 pub mod output;
 pub mod password;
 pub mod program;
+pub mod snapshot;
 pub mod terminal;
 pub mod time;
 pub mod units;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-use crate::args::PasswordArgs;
+use crate::args::{NewPasswordArgs, PasswordArgs};
 use crate::command::{CommandError, run_shell};
 use crate::environment::{self, Environment};
 use crate::terminal::Prompt;
@@ -102,6 +102,9 @@ pub enum PasswordError {
     /// Nothing is given, and there is no terminal to ask on.
     #[error("no password is given, and there is no terminal to ask on")]
     NoTerminal,
+    /// The same, for a password that is to be new.
+    #[error("no new password is given, and there is no terminal to ask on")]
+    NoTerminalForNew,
     /// The terminal broke off.
     #[error("ask for the password")]
     Prompt(#[source] std::io::Error),
@@ -166,6 +169,15 @@ impl PasswordSource {
                 Password::from_line(bytes, name).map(Self::Environment)
             }
             (None, _) => Ok(credential(environment).map_or(Self::Prompt, Self::Credential)),
+        }
+    }
+
+    /// The same for a password that comes beside the one that opens the repository: the environment holds only that one.
+    pub fn choose_new(args: &NewPasswordArgs) -> Self {
+        match (&args.new_password_file, &args.new_password_command) {
+            (Some(file), _) => Self::File(file.clone()),
+            (None, Some(command)) => Self::Command(command.clone()),
+            (None, None) => Self::Prompt,
         }
     }
 

@@ -10,6 +10,11 @@ pub fn local(time: Timestamp, zone: &TimeZone) -> String {
     time.to_zoned(zone.clone()).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string()
 }
 
+/// Now.
+pub fn now() -> Timestamp {
+    Timestamp::now()
+}
+
 /// A text that is no time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no time with an offset; write it like 2026-11-20T10:00:00+01:00 or 2026-11-20T09:00:00Z")]

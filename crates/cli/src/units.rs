@@ -36,6 +36,12 @@ pub fn bytes_per_second(rate: u64) -> String {
     format!("{}/s", bytes(rate))
 }
 
+/// Bytes per second; none where no time has passed that could be measured.
+pub fn rate(bytes: u64, duration: Duration) -> Option<u64> {
+    let millis = duration.as_millis();
+    (millis > 0).then(|| u64::try_from(u128::from(bytes) * 1000 / millis).unwrap_or(u64::MAX))
+}
+
 /// A number of things: `1,234,567`.
 pub fn count(count: u64) -> String {
     let digits = count.to_string();

@@ -1,16 +1,40 @@
 //! The jobs of Holdfast as stories.
 //!
-//! What every job shares: how it tells where it stands ([`Progress`]), how it is stopped ([`Interrupt`]), and how people
+//! One file per verb that a user knows, each to be read from top to bottom: [`init()`], [keys](add_key), [`backup()`],
+//! [`restore()`], [`list()`] and [`show`]. A job takes everything it needs (the repository, paths, times, randomness) as
+//! parameters and answers with a report.
+//!
+//! What every job shares: the [`Job`] with who listens ([`Progress`]) and who may stop it ([`Interrupt`]), and how people
 //! name what is in a repository ([`MachineName`], [`DiskName`], [`SnapshotName`] and [`resolve`]).
 
+mod backup;
+mod error;
+mod init;
 mod interrupt;
+mod job;
+mod keys;
+mod list;
+mod meter;
 mod name;
+mod new_file;
 mod progress;
+mod repository;
 mod resolve;
+mod restore;
 mod snapshot_name;
+mod source;
 
+pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoice, backup};
+pub use error::{Error, Result};
+pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use interrupt::{Interrupt, Interrupted};
+pub use job::Job;
+pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
+pub use list::{ListReport, ListRequest, ShowReport, list, show};
 pub use name::{DiskName, MachineName, NameError};
 pub use progress::{Bottleneck, NoProgress, Progress, Unit};
+pub use repository::{Location, Protection, Unlock, find_in, find_snapshot, open, protection, time_of};
 pub use resolve::{Candidate, ResolveError, resolve};
+pub use restore::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Target, TrustRaw, restore};
 pub use snapshot_name::{Moment, SnapshotName, SnapshotReference};
+pub use source::{Origin, SourceName};

@@ -9,8 +9,8 @@ use std::fmt;
 /// Longest name of a machine or a disk, in bytes of UTF-8: what a file name may have on every Linux file system.
 const NAME_BYTES_MAX: usize = 255;
 
-/// Hexadecimal digits of a whole snapshot id (32 bytes).
-pub(crate) const SNAPSHOT_ID_DIGITS: usize = 64;
+/// Hexadecimal digits of a whole snapshot id (16 bytes).
+pub(crate) const SNAPSHOT_ID_DIGITS: usize = 32;
 
 /// Word that means the newest snapshot.
 pub(crate) const LATEST: &str = "latest";
@@ -72,7 +72,7 @@ pub struct MachineName(String);
 
 impl MachineName {
     /// Accepts `name` if it follows the rules: 1 to 255 bytes; no `@`, `:`, `/` or control characters; no white space at
-    /// either end; no `-` at the start; not `.`, `..`, `latest` or the 64 digits of a snapshot id.
+    /// either end; no `-` at the start; not `.`, `..`, `latest` or the 32 digits of a snapshot id.
     pub fn new(name: impl Into<String>) -> Result<Self, NameError> {
         let name = name.into();
         check_shape(&name)?;
@@ -224,7 +224,7 @@ mod tests {
         ));
         assert!(matches!(MachineName::new("-r"), Err(NameError::LeadingDash { .. })));
         assert!(matches!(MachineName::new("-"), Err(NameError::LeadingDash { .. })));
-        for name in [".", "..", "latest", &"0f".repeat(32)] {
+        for name in [".", "..", "latest", &"0f".repeat(16)] {
             assert!(
                 matches!(MachineName::new(name), Err(NameError::Reserved { .. })),
                 "{name}"

@@ -177,7 +177,7 @@ mod tests {
         };
         assert_eq!(parse("3fa2"), word("3fa2", None));
         assert_eq!(parse("my server:vda"), word("my server", Some("vda")));
-        let id = "0a".repeat(32);
+        let id = "0a".repeat(16);
         assert_eq!(parse(&format!("{id}:vda")), word(&id, Some("vda")));
         assert_eq!(parse("latest").snapshot, SnapshotReference::Latest);
         assert_eq!(parse("latest:vda").disk, Some(DiskName::new("vda").unwrap()));

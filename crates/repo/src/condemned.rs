@@ -12,7 +12,7 @@ use crate::repository::Vault;
 use crate::store::{ObjectKind, ObjectName, StoreError};
 
 const FORMAT_VERSION: u8 = 1;
-const CONDEMNED_BYTES_MAX: u64 = 64 << 20;
+pub(crate) const CONDEMNED_BYTES_MAX: u64 = 64 << 20;
 
 /// The name of what the gc run `writer` condemns.
 pub(crate) fn condemned_name(writer: WriterId) -> ObjectName {

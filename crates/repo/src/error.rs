@@ -151,6 +151,12 @@ impl Error {
         }
     }
 
+    /// Whether one object cannot be used while others may well be: it is damaged, or says that a later release wrote it,
+    /// which is also what a damaged byte in the right place says.
+    pub(crate) fn is_about_one_object(&self) -> bool {
+        self.is_damage() || matches!(self, Self::FutureVersion { .. } | Self::Key(KeyError::Version { .. }))
+    }
+
     /// Whether bytes that were stored are lost or wrong.
     pub fn is_damage(&self) -> bool {
         matches!(

@@ -71,7 +71,7 @@ impl WriterRecord {
     }
 }
 
-fn writer_name(writer: WriterId) -> ObjectName {
+pub(crate) fn writer_name(writer: WriterId) -> ObjectName {
     ObjectName::new(ObjectKind::Writer, &writer.to_string()).expect("hex digits are a name")
 }
 

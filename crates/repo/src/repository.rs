@@ -91,7 +91,7 @@ impl Vault {
                 Ok(segment) => segments.push(segment),
                 // It was merged into another while we looked.
                 Err(Error::Store(StoreError::NotFound { .. })) => {}
-                Err(error) if error.is_damage() => errors.push(error),
+                Err(error) if error.is_about_one_object() => errors.push(error),
                 Err(error) => return Err(error),
             }
         }
@@ -112,7 +112,7 @@ impl Vault {
             });
             match read {
                 Err(Error::Store(StoreError::NotFound { .. })) => {}
-                Err(error) if error.is_damage() => errors.push(error),
+                Err(error) if error.is_about_one_object() => errors.push(error),
                 other => other?,
             }
         }
@@ -199,7 +199,7 @@ impl Repository {
             }
             match self.read_snapshot(id) {
                 Ok(manifest) => manifests.extend(manifest),
-                Err(error) if error.is_damage() => errors.push(error),
+                Err(error) if error.is_about_one_object() => errors.push(error),
                 Err(error) => return Err(error),
             }
         }

@@ -1,6 +1,7 @@
 //! Options that every verb accepts, before or after its name.
 
 use std::ffi::OsString;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use crate::environment::{self, Environment};
@@ -50,6 +51,34 @@ pub struct PasswordArgs {
     /// Command for /bin/sh whose first line of output is the password [env: HOLDFAST_PASSWORD_COMMAND]
     #[arg(long, value_name = "COMMAND", global = true)]
     pub password_command: Option<OsString>,
+}
+
+/// Where a new password comes from, which is not the one that opens the repository.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "New password (asked for on the terminal without these)")]
+pub struct NewPasswordArgs {
+    /// File whose first line is the new password
+    #[arg(long, value_name = "FILE", conflicts_with = "new_password_command")]
+    pub new_password_file: Option<PathBuf>,
+    /// Command for /bin/sh whose first line of output is the new password
+    #[arg(long, value_name = "COMMAND")]
+    pub new_password_command: Option<OsString>,
+}
+
+/// How much of the machine a job may use.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct JobArgs {
+    /// Threads for each kind of work; as many as there are processors where not given
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub threads: Option<NonZeroUsize>,
+}
+
+impl JobArgs {
+    /// Threads for each kind of work.
+    pub fn thread_count(&self) -> usize {
+        let all = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        self.threads.map_or_else(all, NonZeroUsize::get)
+    }
 }
 
 /// How to answer.

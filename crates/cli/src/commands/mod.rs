@@ -1,7 +1,13 @@
 //! The verbs, one file each: arguments, examples, and the way from there to a report.
 
+mod backup;
 mod completions;
+mod init;
+mod key;
+mod list;
 mod man;
+mod restore;
+mod show;
 mod version;
 
 use crate::args::Example;
@@ -12,6 +18,18 @@ use crate::exit::Exit;
 /// All verbs.
 #[derive(Debug, clap::Subcommand)]
 pub enum Verb {
+    /// Make a repository
+    Init(init::InitArgs),
+    /// Back up disks of a machine as one snapshot
+    Backup(backup::BackupArgs),
+    /// List snapshots
+    List(list::ListArgs),
+    /// Show everything that is known of a snapshot
+    Show(show::ShowArgs),
+    /// Restore disks of a snapshot
+    Restore(restore::RestoreArgs),
+    /// Manage the keys of a repository
+    Key(key::KeyArgs),
     /// Show the version of the program and what it was built for
     Version(version::VersionArgs),
     /// Print a script that completes holdfast's command line in a shell
@@ -25,6 +43,12 @@ impl Verb {
     /// Does it, and answers how it went.
     pub fn run(&self, context: &Context) -> Result<Exit, Error> {
         match self {
+            Self::Init(args) => init::run(args, context),
+            Self::Backup(args) => backup::run(args, context),
+            Self::List(args) => list::run(args, context),
+            Self::Show(args) => show::run(args, context),
+            Self::Restore(args) => restore::run(args, context),
+            Self::Key(args) => key::run(args, context),
             Self::Version(args) => version::run(args, context),
             Self::Completions(args) => completions::run(args, context),
             Self::Man(args) => man::run(args, context),
@@ -35,18 +59,36 @@ impl Verb {
 /// Examples of the program as a whole.
 pub const EXAMPLES: &[Example] = &[
     Example {
-        wish: "See what this build can do",
-        line: "holdfast version --verbose",
+        wish: "Make a repository",
+        line: "holdfast init --repository /backup/vms",
+    },
+    Example {
+        wish: "Back up a machine",
+        line: "holdfast backup --repository /backup/vms /var/lib/libvirt/images/web1.qcow2",
+    },
+    Example {
+        wish: "Bring it back as it was yesterday at noon",
+        line: "holdfast restore --repository /backup/vms web1@2026-11-20T12:00 web1.raw",
     },
     Example {
         wish: "See the options of a verb",
-        line: "holdfast version --help",
+        line: "holdfast backup --help",
     },
 ];
 
 /// Examples of the verb at `path` (`list`, `image info`); none for what is no verb.
 pub fn examples_of(path: &str) -> &'static [Example] {
     match path {
+        "init" => init::EXAMPLES,
+        "backup" => backup::EXAMPLES,
+        "list" => list::EXAMPLES,
+        "show" => show::EXAMPLES,
+        "restore" => restore::EXAMPLES,
+        "key list" => key::EXAMPLES_LIST,
+        "key add" => key::EXAMPLES_ADD,
+        "key rotate" => key::EXAMPLES_ROTATE,
+        "key remove" => key::EXAMPLES_REMOVE,
+        "key paper" => key::EXAMPLES_PAPER,
         "version" => version::EXAMPLES,
         "completions" => completions::EXAMPLES,
         "man" => man::EXAMPLES,

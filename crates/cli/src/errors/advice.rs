@@ -5,7 +5,9 @@
 use std::io::ErrorKind;
 
 use holdfast_block::Error as DeviceError;
-use holdfast_engine::ResolveError;
+use holdfast_engine::{Error as JobError, ResolveError};
+use holdfast_image::Error as ImageError;
+use holdfast_repo::Error as RepositoryError;
 use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
@@ -51,6 +53,8 @@ impl Error {
             Self::Device(error) => device_advice(error),
             Self::Store(error) => store_advice(error),
             Self::Key(error) => key_advice(error),
+            Self::Engine(error) => engine_advice(error),
+            Self::Usage { hint, .. } => advice(Exit::Usage, Kind::Usage, *hint),
             Self::File { source, .. } | Self::Stdout(source) => io_advice(source),
             Self::Json(_) | Self::Signals(_) => plain(Exit::Error, Kind::Io),
         }
@@ -70,6 +74,11 @@ fn password_advice(error: &PasswordError) -> Advice {
                 environment::PASSWORD_FILE,
                 environment::PASSWORD_COMMAND
             ),
+        ),
+        PasswordError::NoTerminalForNew => advice(
+            Exit::Usage,
+            Kind::NoPassword,
+            "give --new-password-file FILE or --new-password-command COMMAND",
         ),
         PasswordError::File { .. } | PasswordError::Prompt(_) => plain(Exit::Error, Kind::Password),
         PasswordError::Command(_) | PasswordError::CommandFailed { .. } => advice(
@@ -93,6 +102,106 @@ fn resolve_advice(error: &ResolveError) -> Advice {
     }
 }
 
+fn engine_advice(error: &JobError) -> Advice {
+    let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
+    match error {
+        JobError::Repository(error) => repository_advice(error),
+        JobError::Image(error) => image_advice(error),
+        JobError::Scheme { .. } => advice(
+            Exit::Usage,
+            Kind::Unsupported,
+            "give the path of a directory; for one with a colon in its name, start with ./",
+        ),
+        JobError::NotEmpty { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "give an empty directory, or one that does not exist yet",
+        ),
+        JobError::WeakPassphrase { .. } => advice(
+            Exit::Error,
+            Kind::WeakPassword,
+            "four or five words that do not belong together are good, and easy to type",
+        ),
+        JobError::NoSlotUsed => advice(
+            Exit::Error,
+            Kind::Key,
+            "holdfast key add adds a passphrase, and holdfast key remove takes an old one away",
+        ),
+        JobError::NoMachineName => advice(Exit::Usage, Kind::Usage, "give --machine NAME"),
+        JobError::DuplicateDisk { .. } => advice(Exit::Usage, Kind::Usage, "give each disk its name with NAME=PATH"),
+        JobError::StandardInputTwice => advice(Exit::Usage, Kind::Usage, "give - once"),
+        JobError::FormatChanged { .. } => {
+            refused("if you know that the image is not raw any more, give its format with --format")
+        }
+        JobError::TargetExists { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "--in-place writes what differs into it, --force replaces it",
+        ),
+        JobError::NoTarget { .. } => advice(Exit::Error, Kind::NotFound, "leave --in-place out to make it"),
+        JobError::TargetFormat { .. } => {
+            refused("restore to a new file; or give --format raw, if this is a raw disk that only looks so")
+        }
+        JobError::SeveralDisks { .. } => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "name one as SNAPSHOT:DISK, or give a folder that exists",
+        ),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn repository_advice(error: &RepositoryError) -> Advice {
+    match error {
+        RepositoryError::Store(error) => store_advice(error),
+        RepositoryError::Key(error) => key_advice(error),
+        error if error.is_damage() => advice(Exit::Damage, Kind::Damage, HINT_DAMAGE),
+        RepositoryError::FutureVersion { .. } => advice(Exit::Error, Kind::NewerFormat, "use a newer holdfast"),
+        RepositoryError::NotARepository { .. } => advice(Exit::Error, Kind::NoSuchRepository, HINT_LOCATION),
+        RepositoryError::AlreadyARepository { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "use it as it is, or give another --repository",
+        ),
+        RepositoryError::NoSnapshot { .. } => advice(Exit::Error, Kind::NotFound, "holdfast list shows what there is"),
+        RepositoryError::NoDisk { .. } => advice(Exit::Error, Kind::NotFound, "name the disk as SNAPSHOT:DISK"),
+        RepositoryError::Locked { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),
+        RepositoryError::Revoked { .. } => advice(
+            Exit::Error,
+            Kind::Io,
+            "it was silent for so long that it was taken for dead; run it again",
+        ),
+        RepositoryError::Device { source, .. } => device_advice(source),
+        RepositoryError::Stream { source, .. } => io_advice(source),
+        RepositoryError::TargetTooSmall { .. } => advice(
+            Exit::Error,
+            Kind::NoSpace,
+            "make the target at least as large as the disk",
+        ),
+        RepositoryError::Limit { .. } => plain(Exit::Error, Kind::Unsupported),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn image_advice(error: &ImageError) -> Advice {
+    match error {
+        error if error.is_corrupt() => plain(Exit::Damage, Kind::Damage),
+        ImageError::Io { source, .. } => io_advice(source),
+        ImageError::Device(error) => device_advice(error),
+        ImageError::UnsupportedFormat { .. } | ImageError::UnsupportedFeature { .. } => {
+            plain(Exit::Error, Kind::Unsupported)
+        }
+        ImageError::Refused { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "if you trust the image, allow the file with --allow FILE",
+        ),
+        ImageError::NotFound { .. } => plain(Exit::Error, Kind::NotFound),
+        ImageError::Locked { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
 fn io_advice(error: &std::io::Error) -> Advice {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => advice(Exit::Error, Kind::NoSpace, HINT_NO_SPACE),
@@ -112,6 +221,8 @@ fn device_advice(error: &DeviceError) -> Advice {
             .downcast_ref::<StoreError>()
             .map(store_advice)
             .or_else(|| inner.downcast_ref::<KeyError>().map(key_advice))
+            .or_else(|| inner.downcast_ref::<RepositoryError>().map(repository_advice))
+            .or_else(|| inner.downcast_ref::<ImageError>().map(image_advice))
             .unwrap_or_else(|| plain(Exit::Error, Kind::Io)),
         _ => plain(Exit::Error, Kind::Io),
     }

@@ -37,13 +37,19 @@ pub enum Kind {
     NewerFormat,
     /// It would do harm that nobody can have meant.
     Refused,
+    /// There is something already where something new should be made.
+    Exists,
+    /// A new password that is found at once.
+    WeakPassword,
+    /// Somebody else is at work.
+    Locked,
     /// Stored data is damaged.
     Damage,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::Usage,
         Self::NoRepository,
         Self::NoPassword,
@@ -61,6 +67,9 @@ impl Kind {
         Self::Key,
         Self::NewerFormat,
         Self::Refused,
+        Self::Exists,
+        Self::WeakPassword,
+        Self::Locked,
         Self::Damage,
     ];
 
@@ -84,6 +93,9 @@ impl Kind {
             Self::Key => "key",
             Self::NewerFormat => "newer-format",
             Self::Refused => "refused",
+            Self::Exists => "exists",
+            Self::WeakPassword => "weak-password",
+            Self::Locked => "locked",
             Self::Damage => "damage",
         }
     }

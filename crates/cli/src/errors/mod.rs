@@ -51,6 +51,17 @@ pub enum Error {
     /// The keys of the repository do not open it, or cannot be changed.
     #[error(transparent)]
     Key(#[from] KeyError),
+    /// A job ended for a reason that none of the above says.
+    #[error(transparent)]
+    Engine(holdfast_engine::Error),
+    /// Options that make no sense together.
+    #[error("{what}")]
+    Usage {
+        /// What is wrong.
+        what: &'static str,
+        /// What to do instead.
+        hint: &'static str,
+    },
     /// A file that the verb itself reads or writes.
     #[error("{action} {}", path.display())]
     File {
@@ -70,6 +81,25 @@ pub enum Error {
     /// The operating system refuses to tell of signals.
     #[error("listen for Ctrl-C")]
     Signals(#[source] std::io::Error),
+}
+
+/// What an error is does not depend on how many levels it passed on its way here.
+impl From<holdfast_engine::Error> for Error {
+    fn from(error: holdfast_engine::Error) -> Self {
+        use holdfast_engine::Error as Job;
+        use holdfast_repo::Error as Repository;
+        match error {
+            Job::Name(error) => Self::Name(error),
+            Job::Resolve(error) => Self::Resolve(error),
+            Job::Interrupted(error) => Self::Interrupted(error),
+            Job::Device(error) => Self::Device(error),
+            Job::Stdout(error) => Self::Stdout(error),
+            Job::File { action, path, source } => Self::File { action, path, source },
+            Job::Repository(Repository::Store(error)) => Self::Store(error),
+            Job::Repository(Repository::Key(error)) => Self::Key(error),
+            other => Self::Engine(other),
+        }
+    }
 }
 
 /// The messages of `error` and of its causes, from the outermost to the innermost; never empty.

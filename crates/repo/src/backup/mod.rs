@@ -209,7 +209,7 @@ impl Repository {
                         index.write_segment(DrawIds(self).segment())?;
                     }
                 }
-                Err(error) if error.is_damage() => progress.warn(format!("{error}; it is not used")),
+                Err(error) if error.is_about_one_object() => progress.warn(format!("{error}; it is not used")),
                 Err(error) => return Err(error),
             }
         }

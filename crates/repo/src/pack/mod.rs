@@ -12,7 +12,7 @@ mod writer;
 
 pub(crate) use directory::{ChunkEntry, Directory, FRAME_COUNT_MAX, FrameContent, FrameEntry};
 pub(crate) use key::PackKey;
-pub(crate) use layout::{PackKind, pack_name};
+pub(crate) use layout::{HEADER_LENGTH, PackKind, TRAILER_LENGTH, pack_name};
 pub(crate) use reader::{PackReader, read_directory};
 pub(crate) use writer::{PackWriter, SealedFrame, seal_frame};
 

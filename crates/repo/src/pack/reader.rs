@@ -17,6 +17,10 @@ pub(crate) struct PackReader {
     pub(crate) name: ObjectName,
     pub(crate) length: u64,
     pub(crate) directory: Directory,
+    /// Where the sealed directory begins.
+    pub(crate) directory_offset: u64,
+    /// BLAKE3 of everything before the trailer, as the trailer has it.
+    pub(crate) hash: [u8; 32],
     key: PackKey,
 }
 
@@ -64,6 +68,8 @@ pub(crate) fn read_directory(store: &dyn Store, pack: PackId, key: PackKey) -> R
         name,
         length,
         directory,
+        directory_offset: trailer.directory_offset,
+        hash: trailer.hash,
         key,
     })
 }
@@ -120,18 +126,22 @@ impl PackReader {
         }
         let mut sealed = vec![0; frame.prints_length()];
         store.get_range(&self.name, frame.prints_offset, &mut sealed)?;
-        if !self.key.open(Section::Prints(number), &mut sealed) {
-            let detail = format!("the prints of frame {number} are not what was sealed");
-            return Err(Error::damaged(&self.name, frame.prints_offset, detail));
-        }
+        self.unseal_prints(number, &mut sealed)?;
         Ok(sealed)
     }
 
+    /// Opens the sealed prints of frame `number`, which must hold blocks, in place.
+    pub(crate) fn unseal_prints(&self, number: u32, sealed: &mut Vec<u8>) -> Result<()> {
+        if self.key.open(Section::Prints(number), sealed) {
+            return Ok(());
+        }
+        let detail = format!("the prints of frame {number} are not what was sealed");
+        Err(Error::damaged(&self.name, self.frame(number)?.prints_offset, detail))
+    }
+
     /// Checks the parts that no frame's seal covers: the header.
-    pub(crate) fn check_header(&self, store: &dyn Store) -> Result<()> {
-        let mut header = [0; HEADER_LENGTH];
-        store.get_range(&self.name, 0, &mut header)?;
-        let header = decode_header(&header, self.pack)?;
+    pub(crate) fn check_header(&self, header: &[u8; HEADER_LENGTH]) -> Result<()> {
+        let header = decode_header(header, self.pack)?;
         if header.kind != self.directory.kind || header.writer != self.directory.writer {
             return Err(Error::damaged(&self.name, 0, "its header and its directory disagree"));
         }

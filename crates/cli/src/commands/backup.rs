@@ -1,0 +1,191 @@
+//! `holdfast backup`: disks of a machine become a snapshot.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use holdfast_engine::{BackupReport, BackupRequest, Job, MachineName, ParentChoice, SnapshotName, SourceName, backup};
+use holdfast_image::Format;
+use holdfast_repo::{Processes as _, SystemProcesses};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Column, Page, Report, Table};
+use crate::snapshot::{SnapshotDocument, changed_bytes};
+use crate::{time, units};
+
+/// Arguments of `backup`.
+#[derive(Debug, clap::Args)]
+pub struct BackupArgs {
+    /// Images and block devices, the disks of one machine; `-` is standard input, and NAME=IMAGE names the disk
+    #[arg(value_name = "IMAGE", required = true)]
+    images: Vec<OsString>,
+    /// The machine that they belong to; the name of the first image where not given
+    #[arg(short, long, value_name = "NAME")]
+    machine: Option<MachineName>,
+    /// Put a tag on the snapshot; may be given several times
+    #[arg(short, long = "tag", value_name = "TAG")]
+    tags: Vec<String>,
+    /// The format of the images (raw, qcow2), where their content is not to decide; block devices are raw
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+    format: Option<Format>,
+    /// A file that images may be based on though it lies in another folder; may be given several times
+    #[arg(long = "allow", value_name = "FILE")]
+    allowed: Vec<PathBuf>,
+    /// The snapshot to compare with, where it is not the newest of the machine
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with = "no_parent")]
+    parent: Option<SnapshotName>,
+    /// Compare with no snapshot: everything is looked up
+    #[arg(long)]
+    no_parent: bool,
+    /// The instant that the images are of, where it is not now
+    #[arg(long, value_name = "TIME", value_parser = time::parse)]
+    time: Option<Timestamp>,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// The format of that name.
+pub(super) fn parse_format(text: &str) -> Result<Format, String> {
+    Format::from_name(text).ok_or_else(|| "the formats are raw and qcow2".to_owned())
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Back up an image",
+        line: "holdfast backup -r /backup/vms /var/lib/libvirt/images/web1.qcow2",
+    },
+    Example {
+        wish: "Back up two disks of one machine, with names of their own",
+        line: "holdfast backup -r /backup/vms --machine db vda=/dev/vg/db-root vdb=/dev/vg/db-data",
+    },
+    Example {
+        wish: "Back up a stream",
+        line: "zfs send tank/web1@now | holdfast backup -r /backup/vms --machine web1 zfs=-",
+    },
+];
+
+/// What `backup` answers.
+#[derive(Debug, Serialize)]
+struct Done {
+    snapshot: SnapshotDocument,
+    read_bytes: u64,
+    changed_bytes: u64,
+    stored_bytes: u64,
+    duration_ms: u64,
+    read_bytes_per_second: Option<u64>,
+    /// "source", "cpu" or "target".
+    bottleneck: Option<String>,
+}
+
+impl From<BackupReport> for Done {
+    fn from(report: BackupReport) -> Self {
+        let statistics = report.snapshot.statistics();
+        Self {
+            read_bytes: statistics.read_bytes,
+            changed_bytes: changed_bytes(&statistics),
+            stored_bytes: report.stored_bytes,
+            duration_ms: u64::try_from(report.duration.as_millis()).unwrap_or(u64::MAX),
+            read_bytes_per_second: units::rate(statistics.read_bytes, report.duration),
+            bottleneck: report.bottleneck.map(|bottleneck| bottleneck.to_string()),
+            snapshot: SnapshotDocument::from(&report.snapshot),
+        }
+    }
+}
+
+impl Report for Done {
+    fn command(&self) -> &'static str {
+        "backup"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let mut parts = vec![
+            format!("{} read", units::bytes(self.read_bytes)),
+            format!("{} changed", units::bytes(self.changed_bytes)),
+        ];
+        parts.push(match self.read_bytes {
+            0 => format!("{} stored", units::bytes(self.stored_bytes)),
+            read => format!(
+                "{} stored ({})",
+                units::bytes(self.stored_bytes),
+                units::percent(self.stored_bytes, read)
+            ),
+        });
+        parts.push(units::duration(std::time::Duration::from_millis(self.duration_ms)));
+        parts.extend(self.read_bytes_per_second.map(units::bytes_per_second));
+        parts.extend(self.bottleneck.as_ref().map(|what| format!("bottleneck: {what}")));
+        let snapshot = &self.snapshot;
+        page.line(&format!(
+            "{}  snapshot {}  {}",
+            snapshot.machine,
+            &snapshot.id[..8],
+            parts.join(", ")
+        ));
+        if snapshot.disks.len() < 2 {
+            return;
+        }
+        let mut table = Table::new([
+            Column::long_text("DISK"),
+            Column::number("SIZE"),
+            Column::number("READ"),
+            Column::number("CHANGED"),
+            Column::number("NEW"),
+        ]);
+        for disk in &snapshot.disks {
+            table.row([
+                disk.name.clone(),
+                units::bytes(disk.size_bytes),
+                units::bytes(disk.statistics.read_bytes),
+                units::bytes(changed_bytes(&disk.statistics)),
+                units::bytes(disk.statistics.new_bytes),
+            ]);
+        }
+        page.table(&table);
+    }
+}
+
+/// Backs up.
+pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
+    let sources = args.images.iter().map(|image| SourceName::parse(image));
+    let sources = sources.collect::<Result<_, _>>()?;
+    let parent = match &args.parent {
+        Some(SnapshotName { disk: Some(_), .. }) => {
+            return Err(Error::Usage {
+                what: "--parent names a disk",
+                hint: "name the snapshot only: disks are compared with those of the same name",
+            });
+        }
+        Some(name) => ParentChoice::Named(name.snapshot.clone()),
+        None if args.no_parent => ParentChoice::None,
+        None => ParentChoice::Newest,
+    };
+    let repository = context.open_repository()?;
+    let interrupt = context.interrupt()?;
+    let progress = context.progress();
+    let request = BackupRequest {
+        sources,
+        machine: args.machine.clone(),
+        format: args.format,
+        allowed: args.allowed.clone(),
+        parent,
+        tags: args.tags.clone(),
+        time: args.time.unwrap_or_else(time::now),
+        host: SystemProcesses.this().host,
+        program: concat!("holdfast ", env!("CARGO_PKG_VERSION")).to_owned(),
+        zone: context.zone().clone(),
+        stdin: &mut std::io::stdin().lock(),
+    };
+    let job = Job {
+        progress: &*progress,
+        interrupt: &interrupt,
+        clock: &**context.clock(),
+        thread_count: args.job.thread_count(),
+    };
+    let report = backup(&repository, request, job)?;
+    drop(progress);
+    context.report(&Done::from(report))
+}

@@ -1,0 +1,147 @@
+//! `holdfast init`: make a repository.
+
+use holdfast_engine::{InitReport, InitRequest, NewProtection, init};
+use holdfast_repo::key::Cipher;
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report};
+use crate::password::PasswordUse;
+
+/// Arguments of `init`.
+#[derive(Debug, clap::Args)]
+pub struct InitArgs {
+    /// Make a repository that anybody who reads it can open
+    #[arg(long)]
+    no_encryption: bool,
+    /// Also print the paper key: text that opens the repository when all passwords are lost
+    #[arg(long, conflicts_with = "no_encryption")]
+    paper_key: bool,
+    /// What to call the password in `key list`: whose it is, or where
+    #[arg(long, value_name = "TEXT", default_value = "first")]
+    label: String,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Make an encrypted repository, asking for its new password",
+        line: "holdfast init --repository /backup/vms",
+    },
+    Example {
+        wish: "Take the password from a file, and print a paper key for the safe",
+        line: "holdfast init -r /backup/vms --password-file /etc/holdfast/password --paper-key",
+    },
+    Example {
+        wish: "Make one that is not encrypted",
+        line: "holdfast init -r /backup/vms --no-encryption",
+    },
+];
+
+/// What `init` answers.
+#[derive(Debug, Serialize)]
+struct Made {
+    id: String,
+    location: String,
+    encrypted: bool,
+    cipher: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paper_key: Option<String>,
+}
+
+impl Report for Made {
+    fn command(&self) -> &'static str {
+        "init"
+    }
+
+    fn human(&self, page: &mut Page) {
+        page.line(&format!("made repository {} in {}", &self.id[..8], self.location));
+        if !self.encrypted {
+            page.line("it is not encrypted: whoever can read it can read the disks");
+            return;
+        }
+        match &self.paper_key {
+            None => page.line(
+                "keep the password safe: without it nobody reads the repository, and holdfast key paper needs it too",
+            ),
+            Some(paper_key) => {
+                page.line("the paper key opens it without any password; print it and lock it away:");
+                page.gap();
+                page.line(&format!("  {paper_key}"));
+            }
+        }
+    }
+}
+
+/// Makes the repository.
+pub(super) fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
+    let location = context.location()?;
+    if args.no_encryption && context.password_is_given()? {
+        return Err(Error::Usage {
+            what: "a password is given for a repository that is not to be encrypted",
+            hint: "leave out --no-encryption, or the password",
+        });
+    }
+    let password = match args.no_encryption {
+        true => None,
+        false => Some(context.password(PasswordUse::New)?),
+    };
+    let protection = password.as_ref().map_or(NewProtection::Nothing, |password| {
+        NewProtection::Passphrase(password.as_bytes())
+    });
+    let request = InitRequest {
+        location: &location,
+        protection,
+        label: &args.label,
+        cipher: fastest_cipher(),
+    };
+    let InitReport {
+        id,
+        store,
+        cipher,
+        paper_key,
+    } = init(&request, &context.surroundings())?;
+    context.report(&Made {
+        id: id.to_string(),
+        location: store,
+        encrypted: !args.no_encryption,
+        cipher: cipher_name(cipher),
+        paper_key: args.paper_key.then(|| paper_key.text().to_owned()),
+    })
+}
+
+fn cipher_name(cipher: Cipher) -> &'static str {
+    match cipher {
+        Cipher::Aes256Gcm => "aes-256-gcm",
+        Cipher::ChaCha20Poly1305 => "chacha20-poly1305",
+    }
+}
+
+/// AES where the processor has instructions for it; without them it is slow, and its time tells of the key.
+#[cfg(target_arch = "x86_64")]
+fn fastest_cipher() -> Cipher {
+    if std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq") {
+        Cipher::Aes256Gcm
+    } else {
+        Cipher::ChaCha20Poly1305
+    }
+}
+
+/// AES where the processor has instructions for it; without them it is slow, and its time tells of the key.
+#[cfg(target_arch = "aarch64")]
+fn fastest_cipher() -> Cipher {
+    if std::arch::is_aarch64_feature_detected!("aes") && std::arch::is_aarch64_feature_detected!("pmull") {
+        Cipher::Aes256Gcm
+    } else {
+        Cipher::ChaCha20Poly1305
+    }
+}
+
+/// What needs no instructions of its own.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn fastest_cipher() -> Cipher {
+    Cipher::ChaCha20Poly1305
+}

@@ -1,0 +1,86 @@
+//! `holdfast key add`, `key rotate` and `key remove`.
+
+use holdfast_engine::{Unlock, add_key, remove_key, rotate_key};
+use holdfast_repo::key::SlotId;
+use serde::Serialize;
+
+use super::{AddArgs, RemoveArgs, RotateArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report};
+
+/// What they answer.
+#[derive(Debug, Serialize)]
+struct Changed {
+    #[serde(skip)]
+    command: &'static str,
+    /// The key that is there now.
+    added: Option<String>,
+    /// The key that is gone.
+    removed: Option<String>,
+}
+
+impl Report for Changed {
+    fn command(&self) -> &'static str {
+        self.command
+    }
+
+    fn human(&self, page: &mut Page) {
+        if let Some(added) = &self.added {
+            page.line(&format!("added key {added}"));
+        }
+        if let Some(removed) = &self.removed {
+            page.line(&format!("removed key {removed}"));
+            page.line("copies of the repository from before still open with it");
+        }
+    }
+}
+
+/// Adds a password.
+pub(super) fn add(args: &AddArgs, context: &Context) -> Result<Exit, Error> {
+    let repository = context.open_repository()?;
+    let password = context.new_password(&args.new_password)?;
+    let slot = add_key(&repository, password.as_bytes(), &args.label)?;
+    context.report(&Changed {
+        command: "key add",
+        added: Some(slot.to_string()),
+        removed: None,
+    })
+}
+
+/// Puts a new password in the place of the one that opens the repository.
+pub(super) fn rotate(args: &RotateArgs, context: &Context) -> Result<Exit, Error> {
+    let location = context.location()?;
+    let old = context.unlocking_password(&location)?;
+    let repository = context.open_with(&location, old.as_ref())?;
+    let new = context.new_password(&args.new_password)?;
+    let unlock = old
+        .as_ref()
+        .map_or(Unlock::Nothing, |old| Unlock::Password(old.as_bytes()));
+    let report = rotate_key(
+        &location,
+        unlock,
+        new.as_bytes(),
+        args.label.as_deref(),
+        &repository,
+        &context.surroundings(),
+    )?;
+    context.report(&Changed {
+        command: "key rotate",
+        added: Some(report.new.to_string()),
+        removed: Some(report.old.to_string()),
+    })
+}
+
+/// Removes a key; a password is asked for, so that nobody is locked out who did not know what is left.
+pub(super) fn remove(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
+    let slot: SlotId = args.key.parse()?;
+    context.open_repository()?;
+    remove_key(&context.location()?, slot, &context.surroundings())?;
+    context.report(&Changed {
+        command: "key remove",
+        added: None,
+        removed: Some(slot.to_string()),
+    })
+}

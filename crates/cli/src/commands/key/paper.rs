@@ -1,0 +1,42 @@
+//! `holdfast key paper`.
+
+use holdfast_engine::paper_key;
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report};
+
+/// What `key paper` answers.
+#[derive(Serialize)]
+struct Paper {
+    /// The repository that it opens.
+    id: String,
+    location: String,
+    paper_key: String,
+}
+
+impl Report for Paper {
+    fn command(&self) -> &'static str {
+        "key paper"
+    }
+
+    fn human(&self, page: &mut Page) {
+        page.line(&format!("Holdfast repository {} ({})", self.id, self.location));
+        page.gap();
+        page.line(&self.paper_key);
+        page.gap();
+        page.line("Whoever has this text opens the repository: give it where the password is asked for.");
+    }
+}
+
+/// Prints the paper key.
+pub(super) fn run(context: &Context) -> Result<Exit, Error> {
+    let repository = context.open_repository()?;
+    context.report(&Paper {
+        id: repository.config().id.to_string(),
+        location: repository.describe(),
+        paper_key: paper_key(&repository).text().to_owned(),
+    })
+}

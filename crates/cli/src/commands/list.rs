@@ -1,0 +1,109 @@
+//! `holdfast list`: which snapshots there are.
+
+use holdfast_engine::{ListReport, ListRequest, MachineName, list, time_of};
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Column, Page, Report, Style, Table};
+use crate::snapshot::{SnapshotDocument, changed_bytes};
+use crate::{time, units};
+
+/// Arguments of `list`.
+#[derive(Debug, clap::Args)]
+pub struct ListArgs {
+    /// Only snapshots of these machines
+    #[arg(value_name = "MACHINE")]
+    machines: Vec<MachineName>,
+    /// Only snapshots with this tag; with several, those that have all
+    #[arg(short, long = "tag", value_name = "TAG")]
+    tags: Vec<String>,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "List all snapshots",
+        line: "holdfast list --repository /backup/vms",
+    },
+    Example {
+        wish: "List those of one machine, for a script",
+        line: "holdfast list -r /backup/vms web1 --json",
+    },
+];
+
+/// What `list` answers.
+#[derive(Debug, Serialize)]
+struct Snapshots {
+    snapshots: Vec<SnapshotDocument>,
+    /// Why other snapshots could not be read.
+    damaged: Vec<String>,
+    /// Each snapshot's row.
+    #[serde(skip)]
+    rows: Vec<[String; 7]>,
+}
+
+impl Report for Snapshots {
+    fn command(&self) -> &'static str {
+        "list"
+    }
+
+    fn exit(&self) -> Exit {
+        if self.damaged.is_empty() {
+            Exit::Ok
+        } else {
+            Exit::Damage
+        }
+    }
+
+    fn human(&self, page: &mut Page) {
+        if self.rows.is_empty() {
+            page.line("there is no such snapshot");
+        } else {
+            let mut table = Table::new([
+                Column::text("SNAPSHOT"),
+                Column::long_text("MACHINE"),
+                Column::text("TIME"),
+                Column::number("DISKS"),
+                Column::number("SIZE"),
+                Column::number("CHANGED"),
+                Column::long_text("TAGS"),
+            ]);
+            for row in &self.rows {
+                table.row(row.clone());
+            }
+            page.table(&table);
+        }
+        for damaged in &self.damaged {
+            page.styled(Style::Bad, &format!("damaged: {damaged}"));
+        }
+    }
+}
+
+/// Lists snapshots.
+pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
+    let repository = context.open_repository()?;
+    let request = ListRequest {
+        machines: args.machines.clone(),
+        tags: args.tags.clone(),
+    };
+    let ListReport { snapshots, damaged } = list(&repository, &request)?;
+    let rows = snapshots.iter().map(|snapshot| {
+        [
+            snapshot.id.short(),
+            snapshot.machine.clone(),
+            time::local(time_of(snapshot), context.zone()),
+            units::count(snapshot.disks.len() as u64),
+            units::bytes(snapshot.logical_bytes()),
+            units::bytes(changed_bytes(&snapshot.statistics())),
+            snapshot.tags.join(", "),
+        ]
+    });
+    context.report(&Snapshots {
+        rows: rows.collect(),
+        snapshots: snapshots.iter().map(SnapshotDocument::from).collect(),
+        damaged: damaged.iter().map(ToString::to_string).collect(),
+    })
+}

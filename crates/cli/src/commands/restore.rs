@@ -1,0 +1,184 @@
+//! `holdfast restore`: a snapshot becomes files, block devices or a stream.
+
+use std::ffi::OsString;
+
+use holdfast_engine::{
+    Job, RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, SnapshotName, Target, TrustRaw, restore,
+};
+use holdfast_image::Format;
+use serde::Serialize;
+
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report};
+use crate::units;
+
+/// Arguments of `restore`.
+#[derive(Debug, clap::Args)]
+pub struct RestoreArgs {
+    /// The snapshot, and with :DISK one of its disks
+    #[arg(value_name = "SNAPSHOT[:DISK]")]
+    snapshot: SnapshotName,
+    /// A new file, a folder that gets DISK.raw for each disk, a block device, or `-` for standard output
+    #[arg(value_name = "TARGET")]
+    target: OsString,
+    /// Write only what differs into the file or block device that is there
+    #[arg(long, conflicts_with = "force")]
+    in_place: bool,
+    /// Replace the file, or write over the block device, that is there
+    #[arg(long)]
+    force: bool,
+    /// With --in-place: the target is raw, whatever it looks like
+    #[arg(long, value_name = "FORMAT", value_parser = super::backup::parse_format)]
+    format: Option<Format>,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Restore the newest snapshot of a machine to a new file",
+        line: "holdfast restore -r /backup/vms web1 /var/lib/libvirt/images/web1.raw",
+    },
+    Example {
+        wish: "Restore one disk as it was, writing only what differs",
+        line: "holdfast restore -r /backup/vms db@2026-11-20T10:00:vda /dev/vg/db-root --in-place",
+    },
+    Example {
+        wish: "Restore all disks of a machine into a folder",
+        line: "holdfast restore -r /backup/vms db /var/lib/restored",
+    },
+    Example {
+        wish: "Restore to a stream",
+        line: "holdfast restore -r /backup/vms web1 - | dd of=/dev/vg/web1 bs=1M",
+    },
+];
+
+/// What `restore` answers.
+#[derive(Debug, Serialize)]
+struct Done {
+    id: String,
+    machine: String,
+    time: String,
+    disks: Vec<DiskDone>,
+    duration_ms: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct DiskDone {
+    name: String,
+    target: Option<String>,
+    size_bytes: u64,
+    written_bytes: u64,
+    equal_bytes: u64,
+    zero_bytes: u64,
+}
+
+impl From<RestoreReport> for Done {
+    fn from(report: RestoreReport) -> Self {
+        let disk = |disk: &RestoredDisk| DiskDone {
+            name: disk.name.clone(),
+            target: disk.target.as_ref().map(|path| path.display().to_string()),
+            size_bytes: disk.size_bytes,
+            written_bytes: disk.written_bytes,
+            equal_bytes: disk.equal_bytes,
+            zero_bytes: disk.zero_bytes,
+        };
+        Self {
+            id: report.snapshot.id.to_string(),
+            machine: report.snapshot.machine.clone(),
+            time: holdfast_engine::time_of(&report.snapshot).to_string(),
+            disks: report.disks.iter().map(disk).collect(),
+            duration_ms: u64::try_from(report.duration.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+impl Report for Done {
+    fn command(&self) -> &'static str {
+        "restore"
+    }
+
+    fn human(&self, page: &mut Page) {
+        for disk in &self.disks {
+            let mut parts = vec![
+                format!("{} disk", units::bytes(disk.size_bytes)),
+                format!("{} written", units::bytes(disk.written_bytes)),
+            ];
+            if disk.equal_bytes > 0 {
+                parts.push(format!("{} were there already", units::bytes(disk.equal_bytes)));
+            }
+            page.line(&format!(
+                "{}:{}  snapshot {}  to {}: {}",
+                self.machine,
+                disk.name,
+                &self.id[..8],
+                disk.target.as_deref().unwrap_or("standard output"),
+                parts.join(", ")
+            ));
+        }
+        let size_bytes = self.disks.iter().map(|disk| disk.size_bytes).sum();
+        let duration = std::time::Duration::from_millis(self.duration_ms);
+        let rate = units::rate(size_bytes, duration).map(units::bytes_per_second);
+        let rate = rate.map(|rate| format!(", {rate}")).unwrap_or_default();
+        page.line(&format!("restored in {}{rate}", units::duration(duration)));
+    }
+}
+
+/// Restores.
+pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
+    let is_stream = args.target == "-";
+    if is_stream {
+        context.output().refuse_json("restore to standard output")?;
+        if args.in_place || args.force {
+            return Err(Error::Usage {
+                what: "--in-place and --force are for files and block devices",
+                hint: "leave them out to restore to standard output",
+            });
+        }
+    }
+    let mode = match (args.in_place, args.force) {
+        (true, _) => RestoreMode::InPlace,
+        (false, true) => RestoreMode::Replace,
+        (false, false) => RestoreMode::New,
+    };
+    if args.format.is_some_and(|format| format != Format::Raw) {
+        return Err(Error::Usage {
+            what: "only raw images are restored",
+            hint: "restore to a raw image, and convert that",
+        });
+    }
+    let repository = context.open_repository()?;
+    let interrupt = context.interrupt()?;
+    let progress = context.progress();
+    let mut stdout = std::io::stdout().lock();
+    let target = if is_stream {
+        Target::Stream(&mut stdout)
+    } else {
+        Target::Path(args.target.clone().into())
+    };
+    let request = RestoreRequest {
+        name: args.snapshot.clone(),
+        target,
+        mode,
+        trust_raw: args.format.map_or(TrustRaw::No, |_| TrustRaw::Yes),
+        zone: context.zone().clone(),
+    };
+    let job = Job {
+        progress: &*progress,
+        interrupt: &interrupt,
+        clock: &**context.clock(),
+        thread_count: args.job.thread_count(),
+    };
+    let report = restore(&repository, request, &context.surroundings(), job)?;
+    drop((progress, stdout));
+    if is_stream {
+        // Standard output holds the disk, and nothing else.
+        let warning_count = context.console().warnings().len();
+        return Ok(Exit::Ok.with_warning_count(warning_count));
+    }
+    context.report(&Done::from(report))
+}

@@ -1,0 +1,112 @@
+//! `holdfast show`: everything that is known of a snapshot.
+
+use holdfast_engine::{NOTE_FORMAT, NOTE_PATH, SnapshotName, show, time_of};
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report};
+use crate::snapshot::{DiskDocument, SnapshotDocument, changed_bytes};
+use crate::{time, units};
+
+/// Arguments of `show`.
+#[derive(Debug, clap::Args)]
+pub struct ShowArgs {
+    /// The snapshot, and with :DISK one of its disks
+    #[arg(value_name = "SNAPSHOT[:DISK]")]
+    snapshot: SnapshotName,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what the newest snapshot of a machine holds",
+        line: "holdfast show -r /backup/vms web1",
+    },
+    Example {
+        wish: "See one disk of a snapshot",
+        line: "holdfast show -r /backup/vms 3f2a9c1e:vda",
+    },
+];
+
+/// What `show` answers.
+#[derive(Debug, Serialize)]
+struct Shown {
+    snapshot: SnapshotDocument,
+    #[serde(skip)]
+    time_local: String,
+}
+
+impl Report for Shown {
+    fn command(&self) -> &'static str {
+        "show"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let snapshot = &self.snapshot;
+        page.line(&format!("snapshot {}", snapshot.id));
+        let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
+        page.fields(&[
+            ("machine", snapshot.machine.clone()),
+            ("time", self.time_local.clone()),
+            ("tags", or_none(snapshot.tags.join(", "))),
+            ("compared with", or_none(snapshot.parent.clone().unwrap_or_default())),
+            ("written by", format!("{} on {}", snapshot.program, snapshot.host)),
+        ]);
+        for disk in &snapshot.disks {
+            page.gap();
+            show_disk(disk, page);
+        }
+    }
+}
+
+fn show_disk(disk: &DiskDocument, page: &mut Page) {
+    page.line(&format!("disk {}", disk.name));
+    let statistics = &disk.statistics;
+    let mut fields = vec![(
+        "size",
+        format!(
+            "{} ({} bytes)",
+            units::bytes(disk.size_bytes),
+            units::count(disk.size_bytes)
+        ),
+    )];
+    if let Some(path) = disk.notes.get(NOTE_PATH) {
+        fields.push(("was at", path.clone()));
+    }
+    if let Some(format) = disk.notes.get(NOTE_FORMAT) {
+        fields.push(("format", format.clone()));
+    }
+    fields.extend([
+        ("read", units::bytes(statistics.read_bytes)),
+        ("zero", units::bytes(statistics.zero_bytes)),
+        ("unchanged", units::bytes(statistics.unchanged_bytes)),
+        (
+            "changed",
+            format!(
+                "{}, of which {} were new to the repository",
+                units::bytes(changed_bytes(statistics)),
+                units::bytes(statistics.new_bytes)
+            ),
+        ),
+    ]);
+    page.fields(&fields);
+}
+
+/// Shows a snapshot.
+pub(super) fn run(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
+    let repository = context.open_repository()?;
+    let progress = context.progress();
+    let report = show(&repository, &args.snapshot, context.zone(), &*progress)?;
+    drop(progress);
+    let mut snapshot = SnapshotDocument::from(&report.snapshot);
+    if let Some(disk) = &report.disk {
+        snapshot.disks.retain(|other| other.name == disk.as_str());
+    }
+    context.report(&Shown {
+        snapshot,
+        time_local: time::local(time_of(&report.snapshot), context.zone()),
+    })
+}

@@ -1,0 +1,282 @@
+//! `backup`: from images to a snapshot.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use holdfast_image::Format;
+use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use crate::error::{Error, Result};
+use crate::job::{Counting, Job};
+use crate::meter::{Meter, MeteredDevice, MeteredStream};
+use crate::repository::{find_in, snapshots, time_of};
+use crate::source::{OpenSource, Origin, SourceName, disk_names};
+use crate::{Bottleneck, MachineName, Progress, SnapshotReference, Unit};
+
+/// Note of a disk: where it was, as a path without links.
+pub const NOTE_PATH: &str = "path";
+/// Note of a disk: the format of its image.
+pub const NOTE_FORMAT: &str = "format";
+
+/// Share of the time, in percent, that all readers must have been busy for the source to be what held them up.
+const BUSY_PERCENT: u128 = 70;
+
+/// What to back up.
+pub struct BackupRequest<'a> {
+    /// The disks of one machine.
+    pub sources: Vec<SourceName>,
+    /// The machine's name; without one, that of the first file.
+    pub machine: Option<MachineName>,
+    /// The format of all images, where their content is not to decide.
+    pub format: Option<Format>,
+    /// Files that images may be based on although they lie elsewhere.
+    pub allowed: Vec<PathBuf>,
+    /// What to compare with.
+    pub parent: ParentChoice,
+    /// Words to find the snapshot by.
+    pub tags: Vec<String>,
+    /// The instant that the images are of.
+    pub time: Timestamp,
+    /// The host that backs up.
+    pub host: String,
+    /// The program that backs up.
+    pub program: String,
+    /// In which times of a parent's name are meant.
+    pub zone: TimeZone,
+    /// Standard input.
+    pub stdin: &'a mut dyn Read,
+}
+
+/// Which snapshot a backup is compared with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ParentChoice {
+    /// The newest of the same machine.
+    Newest,
+    /// The one that a person names.
+    Named(SnapshotReference),
+    /// None: everything is looked up.
+    None,
+}
+
+/// A backup that was made.
+#[derive(Debug, Clone)]
+pub struct BackupReport {
+    /// The snapshot.
+    pub snapshot: Manifest,
+    /// Bytes that the repository has grown by.
+    pub stored_bytes: u64,
+    /// How long it took.
+    pub duration: Duration,
+    /// What it waited for most, where that is clear.
+    pub bottleneck: Option<Bottleneck>,
+}
+
+/// Backs up disks of one machine as one snapshot.
+///
+/// A source that changes, or shrinks, while it is read is a warning: the snapshot is there, and may not be of one instant.
+pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>) -> Result<BackupReport> {
+    let start = job.clock.now();
+    let machine = machine_name(&request)?;
+    let names = disk_names(&request.sources, job.progress)?;
+    let manifests = snapshots(repository, job.progress)?;
+    let parent = choose_parent(&request, &manifests, &machine)?;
+    let opened = open_sources(&request, &names, parent)?;
+    if let Some(parent) = parent {
+        warn_of_other_origins(&opened, &names, parent, &request.host, job.progress);
+    }
+    job.interrupt.check()?;
+
+    tell_total(&opened, &machine, job)?;
+    let meters: Vec<Meter> = opened.iter().map(|_| Meter::new()).collect();
+    let devices: Vec<Option<MeteredDevice<'_>>> = opened
+        .iter()
+        .zip(&meters)
+        .map(|(source, meter)| source.as_ref().map(|source| metered(source, meter, job)))
+        .collect();
+    let mut stdin = Some(request.stdin);
+    let mut streams: Vec<Option<MeteredStream<'_>>> = opened
+        .iter()
+        .zip(&meters)
+        .map(|(source, meter)| match source {
+            Some(_) => None,
+            None => stdin.take().map(|inner| MeteredStream { inner, meter, job }),
+        })
+        .collect();
+    let mut sources = Vec::new();
+    for (((name, source), device), stream) in names.iter().zip(&opened).zip(&devices).zip(&mut streams) {
+        let data = match (device, stream) {
+            (Some(device), _) => SourceData::Disk(device),
+            (None, Some(stream)) => SourceData::Stream(stream),
+            (None, None) => return Err(Error::StandardInputTwice),
+        };
+        let (name, notes) = (name.clone(), source.as_ref().map(notes_of).unwrap_or_default());
+        sources.push(Source { name, data, notes });
+    }
+    let report = repository.backup(
+        holdfast_repo::BackupRequest {
+            machine: machine.to_string(),
+            time_ms: request.time.as_millisecond(),
+            tags: request.tags,
+            parent: parent.map_or(Parent::None, |parent| Parent::Named(parent.id)),
+            host: request.host,
+            program: request.program,
+            notes: BTreeMap::new(),
+            sources,
+            thread_count: job.thread_count,
+        },
+        &job.watch(Counting::Elsewhere),
+    )?;
+
+    for ((name, source), meter) in names.iter().zip(&opened).zip(&meters) {
+        warn_of_changes(name, source.as_ref(), meter, job.progress)?;
+    }
+    let duration = job.clock.now().saturating_sub(start);
+    Ok(BackupReport {
+        snapshot: report.snapshot,
+        stored_bytes: report.stored_bytes,
+        bottleneck: bottleneck(&meters, duration, job.thread_count),
+        duration,
+    })
+}
+
+fn machine_name(request: &BackupRequest<'_>) -> Result<MachineName> {
+    match &request.machine {
+        Some(machine) => Ok(machine.clone()),
+        None => {
+            let base = request.sources.iter().find_map(SourceName::base_name);
+            Ok(MachineName::new(base.ok_or(Error::NoMachineName)?)?)
+        }
+    }
+}
+
+fn choose_parent<'m>(
+    request: &BackupRequest<'_>,
+    manifests: &'m [Manifest],
+    machine: &MachineName,
+) -> Result<Option<&'m Manifest>> {
+    match &request.parent {
+        ParentChoice::None => Ok(None),
+        ParentChoice::Named(reference) => Ok(Some(&manifests[find_in(manifests, reference, &request.zone)?])),
+        ParentChoice::Newest => {
+            let of_machine = manifests.iter().filter(|manifest| manifest.machine == machine.as_str());
+            Ok(of_machine.max_by_key(|manifest| (manifest.time_ms, manifest.id)))
+        }
+    }
+}
+
+/// Opens every source; none stands for standard input.
+fn open_sources(
+    request: &BackupRequest<'_>,
+    names: &[String],
+    parent: Option<&Manifest>,
+) -> Result<Vec<Option<OpenSource>>> {
+    let mut opened = Vec::new();
+    for (source, name) in request.sources.iter().zip(names) {
+        let Origin::Path(path) = &source.origin else {
+            opened.push(None);
+            continue;
+        };
+        let image = OpenSource::open(path, request.format, &request.allowed)?;
+        let before = parent
+            .and_then(|parent| parent.disk(Some(name)).ok())
+            .and_then(|disk| disk.notes.get(NOTE_FORMAT));
+        if request.format.is_none()
+            && image.format != Format::Raw
+            && let Some(before) = before.filter(|before| *before == Format::Raw.name())
+        {
+            return Err(Error::FormatChanged {
+                path: path.clone(),
+                before: before.clone(),
+                now: image.format.to_string(),
+            });
+        }
+        opened.push(Some(image));
+    }
+    if opened.iter().filter(|source| source.is_none()).count() > 1 {
+        return Err(Error::StandardInputTwice);
+    }
+    Ok(opened)
+}
+
+/// Two machines whose images have one name would follow each other under it: tell, before anybody relies on it.
+fn warn_of_other_origins(
+    opened: &[Option<OpenSource>],
+    names: &[String],
+    parent: &Manifest,
+    host: &str,
+    progress: &dyn Progress,
+) {
+    for (name, source) in names.iter().zip(opened) {
+        let Ok(before) = parent.disk(Some(name)) else { continue };
+        let (Some(source), Some(path)) = (source, before.notes.get(NOTE_PATH)) else {
+            continue;
+        };
+        let now = source.canonical.display().to_string();
+        if *path != now || parent.host != host {
+            progress.warning(&format!(
+                "disk {name} of {machine} is {now} on {host}; in the snapshot before ({id}, {time}) it was {path} on \
+                 {old_host}: if these are two machines, give --machine",
+                machine = parent.machine,
+                id = parent.id.short(),
+                time = time_of(parent),
+                old_host = parent.host,
+            ));
+        }
+    }
+}
+
+/// Says how much there is to read, where that is known.
+fn tell_total(opened: &[Option<OpenSource>], machine: &MachineName, job: Job<'_>) -> Result<()> {
+    job.progress.phase(&format!("backing up {machine}"), Unit::Bytes);
+    let mut total = 0;
+    for source in opened {
+        job.interrupt.check()?;
+        match source {
+            Some(source) => total += source.allocated_bytes()?,
+            None => return Ok(()),
+        }
+    }
+    job.progress.total(total);
+    Ok(())
+}
+
+fn metered<'a>(source: &'a OpenSource, meter: &'a Meter, job: Job<'a>) -> MeteredDevice<'a> {
+    MeteredDevice {
+        inner: &*source.device,
+        meter,
+        job,
+    }
+}
+
+fn notes_of(source: &OpenSource) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (NOTE_PATH.to_owned(), source.canonical.display().to_string()),
+        (NOTE_FORMAT.to_owned(), source.format.to_string()),
+    ])
+}
+
+fn warn_of_changes(name: &str, source: Option<&OpenSource>, meter: &Meter, progress: &dyn Progress) -> Result<()> {
+    if let Some(end) = meter.shrunk_to() {
+        progress.warning(&format!(
+            "disk {name} shrank to {end} bytes while it was read: the rest of it is zero in the snapshot"
+        ));
+    }
+    for (path, change) in source.map(OpenSource::changes).transpose()?.unwrap_or_default() {
+        progress.warning(&format!(
+            "{} changed while it was read ({change}): disk {name} of the snapshot is not of one instant",
+            path.display()
+        ));
+    }
+    Ok(())
+}
+
+/// The source, if its readers had hardly anything to do but wait for it.
+fn bottleneck(meters: &[Meter], duration: Duration, thread_count: usize) -> Option<Bottleneck> {
+    let busy_ns: u128 = meters.iter().map(|meter| u128::from(meter.busy_ns())).sum();
+    let available_ns = duration.as_nanos() * thread_count.max(1) as u128;
+    (busy_ns * 100 > available_ns * BUSY_PERCENT).then_some(Bottleneck::Source)
+}

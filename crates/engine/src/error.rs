@@ -1,0 +1,145 @@
+//! What can go wrong with a job.
+
+use std::path::PathBuf;
+
+use holdfast_repo::key::KeyError;
+use holdfast_repo::store::StoreError;
+
+use crate::{Interrupted, NameError, ResolveError};
+
+/// Result of a job.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of a job.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The repository, its store or its keys.
+    #[error(transparent)]
+    Repository(holdfast_repo::Error),
+    /// An image.
+    #[error(transparent)]
+    Image(#[from] holdfast_image::Error),
+    /// A disk, a file or a block device.
+    #[error(transparent)]
+    Device(#[from] holdfast_block::Error),
+    /// A machine or disk cannot be called so.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// A name means no snapshot, or more than one.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// Somebody stopped the job.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
+    /// A repository cannot be kept there.
+    #[error("{location}: repositories of the kind \"{scheme}:\" are not supported, only directories")]
+    Scheme {
+        /// The location as given.
+        location: String,
+        /// What stands before the colon.
+        scheme: String,
+    },
+    /// A directory in which a repository is to be made holds something else.
+    #[error("{store} is not empty: it holds {stranger}")]
+    NotEmpty {
+        /// The store, as it describes itself.
+        store: String,
+        /// The first thing in it that is no part of a repository.
+        stranger: String,
+    },
+    /// A new passphrase that a guesser finds at once.
+    #[error("the passphrase is too weak: {reason}")]
+    WeakPassphrase {
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A paper key opens the repository, but no key slot, so there is none that could be replaced.
+    #[error("the repository was opened with its paper key: no key slot was used that could be replaced")]
+    NoSlotUsed,
+    /// No machine name can be made of what is backed up.
+    #[error("the machine needs a name")]
+    NoMachineName,
+    /// Two disks of one snapshot with one name.
+    #[error("two disks are called {name:?}")]
+    DuplicateDisk {
+        /// The name.
+        name: String,
+    },
+    /// Standard input was given twice.
+    #[error("standard input can be only one of the disks")]
+    StandardInputTwice,
+    /// A disk that was raw looks like an image of another format now, which its guest may have brought about.
+    #[error(
+        "{} was backed up as {before} and now looks like {now}: its guest may have written that to have other files read",
+        path.display()
+    )]
+    FormatChanged {
+        /// The image.
+        path: PathBuf,
+        /// The format in the snapshot before.
+        before: String,
+        /// The format that its content shows now.
+        now: String,
+    },
+    /// There is something at the target, which would be lost.
+    #[error("{} exists", path.display())]
+    TargetExists {
+        /// The target.
+        path: PathBuf,
+    },
+    /// There is nothing at a target that was to be changed in place.
+    #[error("{} does not exist, so nothing can be restored in place", path.display())]
+    NoTarget {
+        /// The target.
+        path: PathBuf,
+    },
+    /// The target that was to be changed in place is an image of a format that is not written in place.
+    #[error("{} is a {format} image, and only raw images and block devices are restored in place", path.display())]
+    TargetFormat {
+        /// The target.
+        path: PathBuf,
+        /// Its format.
+        format: String,
+    },
+    /// Several disks, and a target that holds one.
+    #[error("the snapshot has {} disks: {}", disks.len(), disks.join(", "))]
+    SeveralDisks {
+        /// Their names.
+        disks: Vec<String>,
+    },
+    /// A file could not be read, written, renamed or removed.
+    #[error("{action} {}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// Standard output could not be written.
+    #[error("write to standard output")]
+    Stdout(#[source] std::io::Error),
+}
+
+impl From<holdfast_repo::Error> for Error {
+    fn from(error: holdfast_repo::Error) -> Self {
+        match error {
+            holdfast_repo::Error::Cancelled => Self::Interrupted(Interrupted),
+            other => Self::Repository(other),
+        }
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        Self::Repository(error.into())
+    }
+}
+
+impl From<KeyError> for Error {
+    fn from(error: KeyError) -> Self {
+        Self::Repository(error.into())
+    }
+}

@@ -1,0 +1,81 @@
+//! What every job is given, and how the repository's jobs tell of themselves through it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use holdfast_block::Clock;
+use holdfast_repo::{BackupProgress, JobProgress};
+
+use crate::{Interrupt, Progress};
+
+/// The world around a job: who listens, who may stop it, the time, and how much of the machine it may use.
+#[derive(Clone, Copy)]
+pub struct Job<'a> {
+    /// Who listens.
+    pub progress: &'a dyn Progress,
+    /// Who may stop it.
+    pub interrupt: &'a Interrupt,
+    /// To measure how long things take.
+    pub clock: &'a dyn Clock,
+    /// Threads for each kind of work; at least 1.
+    pub thread_count: usize,
+}
+
+impl<'a> Job<'a> {
+    /// The job as the repository sees it.
+    pub(crate) fn watch(&self, counting: Counting) -> Watch<'a> {
+        Watch {
+            progress: self.progress,
+            cancelled: self.interrupt.flag(),
+            counting,
+        }
+    }
+}
+
+/// Whether the repository's count of bytes done is the progress of the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Counting {
+    /// It is.
+    Bytes,
+    /// The job counts by itself.
+    Elsewhere,
+}
+
+/// A job as the repository sees it.
+pub(crate) struct Watch<'a> {
+    progress: &'a dyn Progress,
+    cancelled: Arc<AtomicBool>,
+    counting: Counting,
+}
+
+impl Watch<'_> {
+    fn count(&self, bytes: u64) {
+        if self.counting == Counting::Bytes {
+            self.progress.advance(bytes);
+        }
+    }
+}
+
+impl BackupProgress for Watch<'_> {
+    fn advance(&self, bytes: u64) {
+        self.count(bytes);
+    }
+
+    fn warn(&self, message: String) {
+        self.progress.warning(&message);
+    }
+
+    fn cancelled(&self) -> &AtomicBool {
+        &self.cancelled
+    }
+}
+
+impl JobProgress for Watch<'_> {
+    fn advance(&self, bytes: u64) {
+        self.count(bytes);
+    }
+
+    fn cancelled(&self) -> &AtomicBool {
+        &self.cancelled
+    }
+}

@@ -1,0 +1,66 @@
+//! `list` and `show`: what there is.
+
+use holdfast_repo::{Manifest, Repository};
+use jiff::tz::TimeZone;
+
+use crate::error::Result;
+use crate::repository::find_snapshot;
+use crate::{DiskName, MachineName, Progress, SnapshotName};
+
+/// Which snapshots are wanted; without any wish, all.
+#[derive(Debug, Clone, Default)]
+pub struct ListRequest {
+    /// Of these machines only.
+    pub machines: Vec<MachineName>,
+    /// With all of these tags.
+    pub tags: Vec<String>,
+}
+
+/// The snapshots of a repository.
+#[derive(Debug)]
+pub struct ListReport {
+    /// Those that are wanted, oldest first.
+    pub snapshots: Vec<Manifest>,
+    /// Why others could not be read: they may be of any machine.
+    pub damaged: Vec<holdfast_repo::Error>,
+}
+
+/// Lists snapshots.
+pub fn list(repository: &Repository, request: &ListRequest) -> Result<ListReport> {
+    let (mut snapshots, damaged) = repository.snapshots()?;
+    snapshots.retain(|snapshot| {
+        let of_machine = request.machines.is_empty()
+            || request
+                .machines
+                .iter()
+                .any(|machine| machine.as_str() == snapshot.machine);
+        of_machine && request.tags.iter().all(|tag| snapshot.tags.contains(tag))
+    });
+    Ok(ListReport { snapshots, damaged })
+}
+
+/// One snapshot, and the disk of it that was named.
+#[derive(Debug)]
+pub struct ShowReport {
+    /// The snapshot.
+    pub snapshot: Manifest,
+    /// The disk, where one was named: it is there.
+    pub disk: Option<DiskName>,
+}
+
+/// Finds a snapshot, with everything that is known of it.
+pub fn show(
+    repository: &Repository,
+    name: &SnapshotName,
+    zone: &TimeZone,
+    progress: &dyn Progress,
+) -> Result<ShowReport> {
+    let snapshot = find_snapshot(repository, &name.snapshot, zone, progress)?;
+    if let Some(disk) = &name.disk {
+        snapshot.disk(Some(disk.as_str()))?;
+    }
+    Ok(ShowReport {
+        snapshot,
+        disk: name.disk.clone(),
+    })
+}

@@ -1,0 +1,191 @@
+//! Layers that watch how a job reads: how much, how long it takes, and whether the source shrinks meanwhile.
+
+use std::io::Read;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use holdfast_block::{BlockDevice, Clock, Error as DeviceError, ExtentList, to_usize};
+
+use crate::Progress;
+use crate::job::Job;
+
+/// What was seen of the reading of one disk.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    bytes: AtomicU64,
+    busy_ns: AtomicU64,
+    /// Where the source ended, when it was smaller than at first; `u64::MAX` when it never was.
+    end: AtomicU64,
+}
+
+impl Meter {
+    pub(crate) fn new() -> Self {
+        Self {
+            bytes: AtomicU64::new(0),
+            busy_ns: AtomicU64::new(0),
+            end: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// Nanoseconds that reading took, of all threads together.
+    pub(crate) fn busy_ns(&self) -> u64 {
+        self.busy_ns.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that are left of the source, where it has shrunk.
+    pub(crate) fn shrunk_to(&self) -> Option<u64> {
+        Some(self.end.load(Ordering::Relaxed)).filter(|end| *end != u64::MAX)
+    }
+
+    fn timed<T>(&self, clock: &dyn Clock, read: impl FnOnce() -> T) -> T {
+        let start = clock.now();
+        let result = read();
+        let busy = clock.now().saturating_sub(start).as_nanos();
+        self.busy_ns
+            .fetch_add(u64::try_from(busy).unwrap_or(u64::MAX), Ordering::Relaxed);
+        result
+    }
+
+    fn count(&self, bytes: u64, progress: &dyn Progress) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        progress.advance(bytes);
+    }
+}
+
+/// A disk whose reading is watched.
+///
+/// Of one that shrinks while it is read, what is gone reads as zero: the copy is marked, and what is left is saved.
+pub(crate) struct MeteredDevice<'a> {
+    pub(crate) inner: &'a dyn BlockDevice,
+    pub(crate) meter: &'a Meter,
+    pub(crate) job: Job<'a>,
+}
+
+impl BlockDevice for MeteredDevice<'_> {
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
+        let mut end = None;
+        let mut result = self.meter.timed(self.job.clock, || self.inner.read_at(buffer, offset));
+        // It may go on shrinking while we read what is left.
+        while let Err(DeviceError::Shrunk { actual_size_bytes, .. }) = result {
+            let left = to_usize(actual_size_bytes.saturating_sub(offset).min(buffer.len() as u64));
+            if end.is_some_and(|end| actual_size_bytes >= end) {
+                return result;
+            }
+            end = Some(actual_size_bytes);
+            buffer[left..].fill(0);
+            result = match left {
+                0 => Ok(()),
+                _ => self.inner.read_at(&mut buffer[..left], offset),
+            };
+        }
+        if let Some(end) = end {
+            self.meter.end.fetch_min(end, Ordering::Relaxed);
+        }
+        self.meter.count(buffer.len() as u64, self.job.progress);
+        result
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> holdfast_block::Result<ExtentList> {
+        self.inner.extents(range, extent_count_max)
+    }
+
+    fn block_size_bytes(&self) -> u32 {
+        self.inner.block_size_bytes()
+    }
+}
+
+/// A stream whose reading is watched.
+pub(crate) struct MeteredStream<'a> {
+    pub(crate) inner: &'a mut dyn Read,
+    pub(crate) meter: &'a Meter,
+    pub(crate) job: Job<'a>,
+}
+
+impl Read for MeteredStream<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let inner = &mut self.inner;
+        let count = self.meter.timed(self.job.clock, || inner.read(buffer))?;
+        self.meter.count(count as u64, self.job.progress);
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use holdfast_block::{BlockDevice, Error, ExtentList, ManualClock, MemoryDevice};
+
+    use super::{Meter, MeteredDevice};
+    use crate::job::Job;
+    use crate::{Interrupt, NoProgress};
+
+    /// A disk that loses 1000 bytes at its end with every read that fails.
+    struct Shrinking {
+        inner: MemoryDevice,
+        size_bytes: AtomicU64,
+        smallest: u64,
+    }
+
+    impl BlockDevice for Shrinking {
+        fn size_bytes(&self) -> u64 {
+            self.inner.size_bytes()
+        }
+        fn read_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
+            let actual_size_bytes = self.size_bytes.load(Ordering::Relaxed);
+            if offset + buffer.len() as u64 > actual_size_bytes {
+                let next = (actual_size_bytes - 1000).max(self.smallest);
+                self.size_bytes.store(next, Ordering::Relaxed);
+                return Err(Error::Shrunk {
+                    offset,
+                    size_bytes: self.size_bytes(),
+                    actual_size_bytes,
+                });
+            }
+            self.inner.read_at(buffer, offset)
+        }
+        fn extents(&self, range: Range<u64>, extent_count_max: usize) -> holdfast_block::Result<ExtentList> {
+            self.inner.extents(range, extent_count_max)
+        }
+    }
+
+    #[test]
+    fn what_is_left_of_a_disk_that_shrinks_is_read_and_the_rest_is_zero() {
+        let bytes = vec![7; 10_000];
+        let disk = Shrinking {
+            inner: MemoryDevice::from_bytes(&bytes),
+            size_bytes: AtomicU64::new(9000),
+            smallest: 6000,
+        };
+        let meter = Meter::new();
+        let interrupt = Interrupt::new();
+        let clock = ManualClock::new();
+        let job = Job {
+            progress: &NoProgress,
+            interrupt: &interrupt,
+            clock: &clock,
+            thread_count: 1,
+        };
+        let metered = MeteredDevice {
+            inner: &disk,
+            meter: &meter,
+            job,
+        };
+        let mut first = vec![1; 5000];
+        metered.read_at(&mut first, 0).unwrap();
+        assert_eq!((first, meter.shrunk_to()), (vec![7; 5000], None));
+        let mut second = vec![1; 5000];
+        metered.read_at(&mut second, 5000).unwrap();
+        assert_eq!(meter.shrunk_to(), Some(6000));
+        assert_eq!(second[..1000], [7; 1000]);
+        assert!(second[1000..].iter().all(|byte| *byte == 0));
+        let mut gone = vec![1; 100];
+        metered.read_at(&mut gone, 8000).unwrap();
+        assert_eq!(gone, vec![0; 100]);
+    }
+}

@@ -1,0 +1,238 @@
+//! Finding a repository and opening it.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use holdfast_repo::key::{self, Credential, CredentialKind, PaperKey};
+use holdfast_repo::store::{DirectoryStore, ObjectName, Store, StoreError};
+use holdfast_repo::{Manifest, Repository, Surroundings};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use crate::error::{Error, Result};
+use crate::{Candidate, Progress, SnapshotReference, resolve};
+
+/// Where a repository is: the path of a directory, which may be written `file:PATH`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Location {
+    path: PathBuf,
+}
+
+impl Location {
+    /// Reads a location. A word and a colon at its start are a kind of repository: for a directory that is called so,
+    /// write `./a:b`.
+    pub fn parse(text: &OsStr) -> Result<Self> {
+        let bytes = text.as_bytes();
+        let Some(scheme) = scheme(bytes) else {
+            return Ok(Self { path: text.into() });
+        };
+        let rest = &bytes[scheme.len() + 1..];
+        match scheme {
+            b"file" => {
+                // file:///path is the form that other programs know.
+                let path = rest
+                    .strip_prefix(b"//")
+                    .filter(|rest| rest.starts_with(b"/"))
+                    .unwrap_or(rest);
+                Ok(Self {
+                    path: OsString::from_vec(path.to_vec()).into(),
+                })
+            }
+            _ => Err(Error::Scheme {
+                location: text.to_string_lossy().into_owned(),
+                scheme: String::from_utf8_lossy(scheme).into_owned(),
+            }),
+        }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The store there, which must exist.
+    pub fn open_store(&self) -> Result<Arc<dyn Store>> {
+        Ok(Arc::new(DirectoryStore::open(&self.path)?))
+    }
+
+    /// The store there, made if it does not exist.
+    pub(crate) fn create_store(&self) -> Result<Arc<dyn Store>> {
+        Ok(Arc::new(DirectoryStore::create(&self.path)?))
+    }
+}
+
+/// The letters before the first colon, where they look like those of a URL (RFC 3986, 3.1).
+fn scheme(location: &[u8]) -> Option<&[u8]> {
+    let end = location.iter().position(|byte| *byte == b':')?;
+    let scheme = &location[..end];
+    let is_scheme = scheme.first().is_some_and(u8::is_ascii_alphabetic)
+        && scheme
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.'));
+    is_scheme.then_some(scheme)
+}
+
+/// What opens a repository.
+#[derive(Clone, Copy)]
+pub enum Unlock<'a> {
+    /// A passphrase, or the text of a paper key.
+    Password(&'a [u8]),
+    /// Nothing: the repository is not encrypted.
+    Nothing,
+}
+
+impl<'a> Unlock<'a> {
+    /// What opens a key slot.
+    pub(crate) fn credential(self) -> Credential<'a> {
+        match self {
+            Self::Password(password) => Credential::Passphrase(password),
+            Self::Nothing => Credential::Open,
+        }
+    }
+}
+
+/// Whether a repository asks for a password.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protection {
+    /// It does.
+    Encrypted,
+    /// It opens without.
+    Open,
+}
+
+/// Whether the repository at `location` asks for a password; an error where there is no repository.
+pub fn protection(location: &Location) -> Result<Protection> {
+    let store = location.open_store()?;
+    let listing = key::list(&*store)?;
+    if listing.slots.is_empty() && listing.damaged.is_empty() {
+        match store.length(&ObjectName::config()) {
+            Err(StoreError::NotFound { .. }) => {
+                return Err(Error::Repository(holdfast_repo::Error::NotARepository {
+                    store: store.describe(),
+                }));
+            }
+            other => other?,
+        };
+    }
+    let opens_freely = !listing.slots.is_empty() && listing.slots.iter().all(|slot| slot.kind == CredentialKind::Open);
+    Ok(if opens_freely {
+        Protection::Open
+    } else {
+        Protection::Encrypted
+    })
+}
+
+/// Opens the repository at `location`; damage that did not keep it from opening becomes warnings.
+pub fn open(
+    location: &Location,
+    unlock: Unlock<'_>,
+    surroundings: &Surroundings,
+    progress: &dyn Progress,
+) -> Result<Repository> {
+    let store = location.open_store()?;
+    if let Unlock::Password(password) = unlock
+        && let Some(text) = paper_key_text(password)
+    {
+        return match PaperKey::decode(text) {
+            Ok(master) => Ok(Repository::open_with_secret(store, master, surroundings.clone())?),
+            // A passphrase may look like one; where it opens nothing, what is wrong with the paper key says more.
+            Err(paper) => match Repository::open(store, unlock.credential(), surroundings.clone()) {
+                Err(holdfast_repo::Error::Key(_)) => Err(paper.into()),
+                other => Ok(warned(other?, progress)),
+            },
+        };
+    }
+    let opened = Repository::open(store, unlock.credential(), surroundings.clone())?;
+    Ok(warned(opened, progress))
+}
+
+fn warned(opened: holdfast_repo::Opened, progress: &dyn Progress) -> Repository {
+    for warning in &opened.warnings {
+        progress.warning(&warning.to_string());
+    }
+    opened.repository
+}
+
+/// The password as text, where it can be a paper key.
+pub(crate) fn paper_key_text(password: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(password).ok()?;
+    let start = text.trim_start().get(..3)?;
+    start.eq_ignore_ascii_case("hf1").then_some(text)
+}
+
+/// All snapshots, oldest first; those that cannot be read become warnings.
+pub(crate) fn snapshots(repository: &Repository, progress: &dyn Progress) -> Result<Vec<Manifest>> {
+    let (manifests, errors) = repository.snapshots()?;
+    for error in errors {
+        progress.warning(&error.to_string());
+    }
+    Ok(manifests)
+}
+
+/// The instant that a snapshot holds.
+pub fn time_of(manifest: &Manifest) -> Timestamp {
+    // What is out of jiff's range (the year 9999) was not written by this program.
+    Timestamp::from_millisecond(manifest.time_ms).unwrap_or(Timestamp::MIN)
+}
+
+/// The snapshot that a person means.
+pub fn find_snapshot(
+    repository: &Repository,
+    reference: &SnapshotReference,
+    zone: &TimeZone,
+    progress: &dyn Progress,
+) -> Result<Manifest> {
+    let mut manifests = snapshots(repository, progress)?;
+    let index = find_in(&manifests, reference, zone)?;
+    Ok(manifests.swap_remove(index))
+}
+
+/// The place in `manifests` of the snapshot that a person means.
+pub fn find_in(manifests: &[Manifest], reference: &SnapshotReference, zone: &TimeZone) -> Result<usize> {
+    let ids: Vec<String> = manifests.iter().map(|manifest| manifest.id.to_string()).collect();
+    let candidates: Vec<Candidate<'_>> = manifests
+        .iter()
+        .zip(&ids)
+        .map(|(manifest, id)| Candidate {
+            id,
+            machine: &manifest.machine,
+            time: time_of(manifest),
+        })
+        .collect();
+    Ok(resolve(reference, &candidates, zone)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::path::Path;
+
+    use super::Location;
+    use crate::Error;
+
+    #[test]
+    fn a_location_is_a_directory_with_or_without_its_kind() {
+        for (text, path) in [
+            ("/backup/repo", "/backup/repo"),
+            ("backup", "backup"),
+            ("./a:b", "./a:b"),
+            ("file:backup", "backup"),
+            ("file:/backup", "/backup"),
+            ("file:///backup", "/backup"),
+        ] {
+            assert_eq!(
+                Location::parse(OsStr::new(text)).unwrap().path(),
+                Path::new(path),
+                "{text}"
+            );
+        }
+        for text in ["s3:bucket", "https://example.org/x", "sftp:host:/x"] {
+            let scheme = text.split(':').next().unwrap();
+            assert!(
+                matches!(Location::parse(OsStr::new(text)), Err(Error::Scheme { scheme: found, .. }) if found == scheme)
+            );
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Snapshots that are gone although nobody removed them.
+//!
+//! The last pack of maps of every snapshot carries a copy of the manifest. A copy whose snapshot is neither there nor
+//! recorded as removed, and whose writer has ended, is all that is left of a snapshot that was lost; or of a backup that failed
+//! at the very last step, which is as complete.
+
+use std::collections::{BTreeMap, HashSet};
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::forget::forgotten_name;
+use crate::id::{PackId, SnapshotId, WriterId};
+use crate::lease::writer_name;
+use crate::manifest::{Manifest, SnapshotObject, decode_snapshot, snapshot_name};
+use crate::pack::Directory;
+use crate::repository::Vault;
+use crate::store::{ObjectName, StoreError};
+
+/// Copies of manifests, by the snapshot that they are of.
+#[derive(Default)]
+pub(crate) struct Copies {
+    found: BTreeMap<SnapshotId, (PackId, WriterId)>,
+}
+
+impl Copies {
+    /// Takes in the copy that a pack carries, if it carries one.
+    pub(crate) fn add(&mut self, pack: PackId, directory: &Directory) {
+        if let Some(id) = copied_snapshot(&directory.attachment) {
+            self.found.insert(id, (pack, directory.writer));
+        }
+    }
+
+    /// The snapshots that were lost, each with the pack that has the copy.
+    ///
+    /// Looks in an order in which a backup that is on its way, or a removal, is never taken for a loss: a writer that has ended
+    /// had committed before, and a snapshot is recorded as removed before it goes.
+    pub(crate) fn lost(&self, vault: &Vault) -> Result<Vec<(SnapshotId, PackId)>> {
+        let mut lost = Vec::new();
+        for (snapshot, (pack, writer)) in &self.found {
+            let is_lost = !exists(vault, &writer_name(*writer))?
+                && !exists(vault, &snapshot_name(*snapshot))?
+                && !exists(vault, &forgotten_name(*snapshot))?;
+            if is_lost {
+                lost.push((*snapshot, *pack));
+            }
+        }
+        Ok(lost)
+    }
+
+    /// The pack that has a copy of the manifest of `snapshot`.
+    pub(crate) fn of(&self, snapshot: SnapshotId) -> Option<PackId> {
+        self.found.get(&snapshot).map(|(pack, _)| *pack)
+    }
+
+    pub(crate) fn packs(&self) -> HashSet<PackId> {
+        self.found.values().map(|(pack, _)| *pack).collect()
+    }
+}
+
+/// The manifest that a directory carries a copy of.
+pub(crate) fn copied_manifest(directory: &Directory) -> Option<Manifest> {
+    let id = copied_snapshot(&directory.attachment)?;
+    match decode_snapshot(&directory.attachment, id) {
+        Ok(SnapshotObject::Committed(manifest)) => Some(*manifest),
+        _ => None,
+    }
+}
+
+fn copied_snapshot(attachment: &[u8]) -> Option<SnapshotId> {
+    #[derive(Deserialize)]
+    struct Identity {
+        id: SnapshotId,
+    }
+    let identity: Identity = serde_json::from_slice(attachment).ok()?;
+    Some(identity.id)
+}
+
+fn exists(vault: &Vault, name: &ObjectName) -> Result<bool> {
+    match vault.store.length(name) {
+        Ok(_) => Ok(true),
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(Error::Store(error)),
+    }
+}

@@ -1,0 +1,487 @@
+//! Proving that snapshots can be read, and optionally that a disk is what a device holds.
+//!
+//! Verify looks at a repository the way restore does: from the manifest down the map to the frames. Every page of every map is
+//! read; pieces are gathered in batches sorted by frame, so that a frame that several disks, or several places of a disk,
+//! share is read once. Which frames and pages were seen is kept exactly, in at most 24 MiB; what does not fit is checked again
+//! when it comes again. Nothing stops at damage, and nothing is written: `scrub` is what reads the rest of the repository, and
+//! `repair` is what mends it.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use holdfast_block::{BlockDevice, to_usize};
+
+use crate::check::{Depth, check_frame};
+use crate::error::{Error, Result};
+use crate::finding::{Finding, FindingKind, Findings, Place, RangeList};
+use crate::fingerprint::FingerprintKeys;
+use crate::frame_plan::PlannedPiece;
+use crate::frame_set::{FrameSet, PageSet};
+use crate::id::SnapshotId;
+use crate::impact::add_impact;
+use crate::manifest::{DiskContent, DiskRecord, Manifest, snapshot_name};
+use crate::map_walk::{Verdict, Visit, Visitor, walk_disk};
+use crate::pack::FrameContent;
+use crate::packs::FrameBuffers;
+use crate::repository::Repository;
+use crate::restore::JobProgress;
+use crate::store::StoreError;
+
+/// Memory for the frames that were seen: about 12 TiB of stored data.
+const SEEN_BYTES_MAX: usize = 10 << 20;
+
+/// Pieces that are sorted together: 2.5 MiB.
+const BATCH_PIECE_COUNT: usize = 1 << 16;
+
+/// Which snapshots.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Selection {
+    /// All of them.
+    #[default]
+    All,
+    /// These.
+    Some(Vec<SnapshotId>),
+}
+
+/// How deep verify looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VerifyDepth {
+    /// Manifests, maps and directories; and that every piece of every disk lies inside its frame.
+    Structure,
+    /// Every frame is read as well, and every print and identity in it is checked.
+    Full,
+}
+
+/// A disk and the device that it should equal.
+#[derive(Clone, Copy)]
+pub struct Compare<'a> {
+    /// The snapshot; verified even if it was not selected.
+    pub snapshot: SnapshotId,
+    /// The disk's name; none for its only one.
+    pub disk: Option<&'a str>,
+    /// What to compare with; another size than the disk's is a finding of its own.
+    pub device: &'a dyn BlockDevice,
+}
+
+/// What to verify, and how.
+pub struct VerifyRequest<'a> {
+    /// Which snapshots.
+    pub snapshots: Selection,
+    /// How deep.
+    pub depth: VerifyDepth,
+    /// A disk that is compared with a device, byte for byte, whatever the depth.
+    pub compare: Option<Compare<'a>>,
+    /// Threads that read and check; at least 1.
+    pub thread_count: usize,
+}
+
+/// What verify did and found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VerifyReport {
+    /// Snapshots whose manifest was read.
+    pub snapshot_count: u64,
+    /// Bytes of their disks.
+    pub logical_bytes: u64,
+    /// Frames that were read and checked.
+    pub frame_count: u64,
+    /// Their bytes before compression.
+    pub decoded_bytes: u64,
+    /// Bytes that were compared with a device.
+    pub compared_bytes: u64,
+    /// What is wrong; at most 4096 things.
+    pub findings: Vec<Finding>,
+    /// Further things that are wrong.
+    pub unlisted_finding_count: u64,
+}
+
+impl VerifyReport {
+    /// Whether everything that was looked at is as it was stored.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+}
+
+impl Repository {
+    /// Verifies snapshots. Damage is in the report; an error is what kept verify from going on.
+    pub fn verify(&self, request: &VerifyRequest<'_>, progress: &dyn JobProgress) -> Result<VerifyReport> {
+        self.refresh()?;
+        let mut findings = Findings::default();
+        for error in self.vault.relocations()?.1 {
+            findings.error(error)?;
+        }
+        let manifests = self.selected(request, &mut findings)?;
+        let mut report = VerifyReport {
+            snapshot_count: manifests.len() as u64,
+            logical_bytes: manifests.iter().map(Manifest::logical_bytes).sum(),
+            ..VerifyReport::default()
+        };
+        let job = VerifyJob {
+            repository: self,
+            keys: self.vault.fingerprint_keys(),
+            depth: request.depth,
+            progress,
+            findings: Mutex::new(findings),
+            seen: Mutex::new(FrameSet::new(SEEN_BYTES_MAX)),
+            differing: Mutex::default(),
+            failure: Mutex::new(None),
+            frame_count: AtomicU64::new(0),
+            decoded_bytes: AtomicU64::new(0),
+        };
+        job.run(&manifests, request)?;
+        report.frame_count = job.frame_count.into_inner();
+        report.decoded_bytes = job.decoded_bytes.into_inner();
+        let mut findings = job.findings.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some(compare) = &request.compare {
+            let differing = job.differing.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let manifest = self.snapshot(compare.snapshot)?;
+            report.compared_bytes = report_differing(&manifest, compare, differing, &mut findings)?;
+        }
+        add_impact(&self.packs, &manifests, &mut findings)?;
+        (report.findings, report.unlisted_finding_count) = findings.finish();
+        Ok(report)
+    }
+
+    /// The manifests that are asked for.
+    fn selected(&self, request: &VerifyRequest<'_>, findings: &mut Findings) -> Result<Vec<Manifest>> {
+        let mut manifests = match &request.snapshots {
+            Selection::All => {
+                let (manifests, errors) = self.snapshots()?;
+                for error in errors {
+                    findings.error(error)?;
+                }
+                manifests
+            }
+            Selection::Some(ids) => {
+                let mut manifests = Vec::new();
+                for id in ids {
+                    match self.snapshot(*id) {
+                        Ok(manifest) => manifests.push(manifest),
+                        Err(error @ Error::NoSnapshot { .. }) => return Err(error),
+                        Err(error) => findings.object(&snapshot_name(*id), error)?,
+                    }
+                }
+                manifests
+            }
+        };
+        if let Some(compare) = &request.compare
+            && !manifests.iter().any(|manifest| manifest.id == compare.snapshot)
+        {
+            manifests.push(self.snapshot(compare.snapshot)?);
+        }
+        Ok(manifests)
+    }
+}
+
+/// What was found to differ from a device.
+#[derive(Debug, Default)]
+struct Differing {
+    ranges: Vec<Range<u64>>,
+    unlisted_bytes: u64,
+    compared_bytes: u64,
+}
+
+/// Ranges of differences that are kept before they are joined.
+const DIFFERENCE_COUNT_MAX: usize = 1 << 16;
+
+impl Differing {
+    fn push(&mut self, range: Range<u64>) {
+        let has_room = self.ranges.len() < DIFFERENCE_COUNT_MAX;
+        match self.ranges.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ if has_room => self.ranges.push(range),
+            _ => self.unlisted_bytes += range.end - range.start,
+        }
+    }
+}
+
+fn report_differing(
+    manifest: &Manifest,
+    compare: &Compare<'_>,
+    mut differing: Differing,
+    findings: &mut Findings,
+) -> Result<u64> {
+    let disk = manifest.disk(compare.disk)?;
+    let name = snapshot_name(manifest.id);
+    let (disk_bytes, device_bytes) = (disk.size_bytes, compare.device.size_bytes());
+    if disk_bytes != device_bytes {
+        let detail = format!(
+            "disk {} has {disk_bytes} bytes, the device it is compared with {device_bytes}",
+            disk.name
+        );
+        findings.push(&name, None, FindingKind::Differs, detail);
+    }
+    if !differing.ranges.is_empty() {
+        differing.ranges.sort_unstable_by_key(|range| range.start);
+        let mut ranges = RangeList::default();
+        differing.ranges.into_iter().for_each(|range| ranges.push(range));
+        let mut touched = ranges.into_touched(manifest, &disk.name);
+        touched.bytes += differing.unlisted_bytes;
+        let detail = format!("disk {} differs from the device in {} bytes", disk.name, touched.bytes);
+        findings.push(&name, None, FindingKind::Differs, detail);
+        findings.touch_last(touched);
+    }
+    Ok(differing.compared_bytes)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct VerifyJob<'a> {
+    repository: &'a Repository,
+    keys: FingerprintKeys,
+    depth: VerifyDepth,
+    progress: &'a dyn JobProgress,
+    findings: Mutex<Findings>,
+    seen: Mutex<FrameSet>,
+    differing: Mutex<Differing>,
+    failure: Mutex<Option<Error>>,
+    frame_count: AtomicU64,
+    decoded_bytes: AtomicU64,
+}
+
+/// Pieces of one disk that lie in one frame.
+struct Group<'a> {
+    pieces: Vec<PlannedPiece>,
+    content: DiskContent,
+    device: Option<&'a dyn BlockDevice>,
+}
+
+/// What a worker does next.
+enum Task<'a> {
+    Frame(Group<'a>),
+    /// A range that is zero on the disk, to be compared with a device.
+    Zero(Range<u64>, &'a dyn BlockDevice),
+}
+
+impl<'a> VerifyJob<'a> {
+    fn run(&self, manifests: &[Manifest], request: &VerifyRequest<'a>) -> Result<()> {
+        let thread_count = request.thread_count.max(1);
+        std::thread::scope(|scope| {
+            let (send, tasks) = bounded::<Task<'a>>(thread_count * 4);
+            for _ in 0..thread_count {
+                let tasks = tasks.clone();
+                scope.spawn(move || self.work(&tasks));
+            }
+            drop(tasks);
+            let mut known = PageSet::default();
+            for manifest in manifests {
+                for disk in &manifest.disks {
+                    let device = compared_device(manifest, disk, request)?;
+                    let mut batcher = Batcher {
+                        job: self,
+                        send: &send,
+                        device,
+                        content: disk.content,
+                        pieces: Vec::new(),
+                    };
+                    // Pages that were seen are walked again where their bytes are to be compared.
+                    let known = device.is_none().then_some(&mut known);
+                    walk_disk(&self.repository.packs, disk, known, &mut batcher)?;
+                    batcher.flush()?;
+                }
+            }
+            Ok::<_, Error>(())
+        })?;
+        lock(&self.failure).take().map_or(Ok(()), Err)
+    }
+
+    fn work(&self, tasks: &Receiver<Task<'a>>) {
+        let mut buffers = (FrameBuffers::new(), Vec::new(), Vec::new());
+        for task in tasks {
+            if lock(&self.failure).is_some() {
+                return;
+            }
+            let bytes = match &task {
+                Task::Frame(group) => group.pieces.iter().map(|piece| u64::from(piece.length)).sum(),
+                Task::Zero(range, _) => range.end - range.start,
+            };
+            let done = match task {
+                Task::Frame(group) => self.frame(&group, &mut buffers),
+                Task::Zero(range, device) => self.compare_zero(range, device, &mut buffers.2),
+            };
+            if let Err(error) = done {
+                lock(&self.failure).get_or_insert(error);
+                return;
+            }
+            self.progress.advance(bytes);
+        }
+    }
+
+    /// Checks the frame of a group, and that all pieces of the group lie in it.
+    fn frame(&self, group: &Group<'a>, buffers: &mut (FrameBuffers, Vec<u8>, Vec<u8>)) -> Result<()> {
+        let PlannedPiece { pack, frame, .. } = group.pieces[0];
+        let packs = &self.repository.packs;
+        let reader = match packs.reader(pack) {
+            Ok(reader) => reader,
+            Err(error) => return lock(&self.findings).place(Place::Pack(pack), error),
+        };
+        let place = Place::Frame(pack, frame);
+        let entry = match reader.frame(frame) {
+            Ok(entry) => entry,
+            Err(error) => return lock(&self.findings).place(place, error),
+        };
+        let expected = match group.content {
+            DiskContent::Blocks => FrameContent::Blocks,
+            DiskContent::Stream => FrameContent::Stream,
+        };
+        let behind = |piece: &&PlannedPiece| {
+            u64::from(piece.frame_offset) + u64::from(piece.length) > u64::from(entry.raw_length)
+        };
+        if entry.content != expected || group.pieces.iter().any(|piece| behind(&piece)) {
+            let detail = format!("frame {frame} is shorter than, or not of the kind that, a disk needs of it");
+            return lock(&self.findings).place(place, Error::damaged(&reader.name, entry.offset, detail));
+        }
+        let wanted = self.depth == VerifyDepth::Full && lock(&self.seen).insert(pack, frame);
+        if !wanted && group.device.is_none() {
+            return Ok(());
+        }
+        let (frame_buffers, raw, other) = buffers;
+        let read = packs.prints(pack, frame).and_then(|prints| {
+            packs.frame(pack, frame, frame_buffers, raw)?;
+            check_frame(&self.keys, &reader, frame, (raw, &prints), Depth::Identities)
+        });
+        self.frame_count.fetch_add(1, Ordering::Relaxed);
+        match read {
+            Ok(()) => {
+                self.decoded_bytes.fetch_add(raw.len() as u64, Ordering::Relaxed);
+            }
+            Err(Error::Store(StoreError::NotFound { .. })) => {
+                return lock(&self.findings).place(Place::Pack(pack), Error::MissingPack { pack });
+            }
+            Err(error) => return lock(&self.findings).place(place, error),
+        }
+        if let Some(device) = group.device {
+            for piece in &group.pieces {
+                let bytes = &raw[piece.frame_offset as usize..][..piece.length as usize];
+                self.compare(bytes, piece.disk_offset, device, other)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares `bytes` with what the device has at `offset`, block by block.
+    fn compare(&self, bytes: &[u8], offset: u64, device: &dyn BlockDevice, other: &mut Vec<u8>) -> Result<()> {
+        const STEP: usize = 4096;
+        let available = device.size_bytes().saturating_sub(offset).min(bytes.len() as u64);
+        other.resize(to_usize(available), 0);
+        device.read_at(other, offset).map_err(|source| Error::Device {
+            role: "device to compare with",
+            name: String::new(),
+            source,
+        })?;
+        let mut differing = lock(&self.differing);
+        differing.compared_bytes += available;
+        let pairs = bytes.chunks(STEP).zip(other.chunks(STEP));
+        for (number, (ours, theirs)) in (0u64..).zip(pairs) {
+            if ours[..theirs.len()] != *theirs {
+                let start = offset + number * STEP as u64;
+                differing.push(start..start + theirs.len() as u64);
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_zero(&self, range: Range<u64>, device: &dyn BlockDevice, other: &mut Vec<u8>) -> Result<()> {
+        const ZERO_BYTES: u64 = 1 << 20;
+        let zeroes = vec![0; to_usize(ZERO_BYTES.min(range.end - range.start))];
+        let mut at = range.start;
+        while at < range.end {
+            self.check_cancelled()?;
+            let step = ZERO_BYTES.min(range.end - at);
+            self.compare(&zeroes[..to_usize(step)], at, device, other)?;
+            at += step;
+        }
+        Ok(())
+    }
+
+    fn check_cancelled(&self) -> Result<()> {
+        if self.progress.cancelled().load(Ordering::Relaxed) {
+            Err(Error::Cancelled)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// The device that `disk` is compared with, if it is the one.
+fn compared_device<'a>(
+    manifest: &Manifest,
+    disk: &DiskRecord,
+    request: &VerifyRequest<'a>,
+) -> Result<Option<&'a dyn BlockDevice>> {
+    match &request.compare {
+        Some(compare) if compare.snapshot == manifest.id => {
+            let is_it = std::ptr::eq(manifest.disk(compare.disk)?, disk);
+            Ok(is_it.then_some(compare.device))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Gathers pieces of one disk, and hands them to the workers by frame.
+struct Batcher<'job, 'a> {
+    job: &'job VerifyJob<'a>,
+    send: &'job Sender<Task<'a>>,
+    device: Option<&'a dyn BlockDevice>,
+    content: DiskContent,
+    pieces: Vec<PlannedPiece>,
+}
+
+impl<'a> Batcher<'_, 'a> {
+    fn flush(&mut self) -> Result<()> {
+        self.pieces.sort_unstable();
+        let pieces = std::mem::take(&mut self.pieces);
+        for group in pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
+            self.give(Task::Frame(Group {
+                pieces: group.to_vec(),
+                content: self.content,
+                device: self.device,
+            }))?;
+        }
+        Ok(())
+    }
+
+    fn give(&self, task: Task<'a>) -> Result<()> {
+        self.job.check_cancelled()?;
+        // No receiver: all workers have stopped, and one of them has said why.
+        self.send
+            .send(task)
+            .map_err(|_| lock(&self.job.failure).take().unwrap_or(Error::Cancelled))
+    }
+}
+
+impl Visitor for Batcher<'_, '_> {
+    fn visit(&mut self, visit: Visit) -> Result<Verdict> {
+        match visit {
+            Visit::Zero(range) => match self.device {
+                Some(device) => self.give(Task::Zero(range, device))?,
+                None => self.job.progress.advance(range.end - range.start),
+            },
+            Visit::Known(range) => self.job.progress.advance(range.end - range.start),
+            Visit::Piece {
+                disk_offset,
+                place,
+                length,
+            } => {
+                self.pieces.push(PlannedPiece {
+                    pack: place.pack,
+                    frame: place.frame,
+                    frame_offset: place.offset,
+                    length: u32::try_from(length).expect("a piece lies in one frame"),
+                    disk_offset,
+                });
+                if self.pieces.len() >= BATCH_PIECE_COUNT {
+                    self.flush()?;
+                }
+            }
+            Visit::Unreadable { range, place, error } => {
+                lock(&self.job.findings).place(place, error)?;
+                self.job.progress.advance(range.end - range.start);
+            }
+        }
+        Ok(Verdict::Clean)
+    }
+}
