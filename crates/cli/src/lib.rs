@@ -12,6 +12,7 @@ pub mod context;
 pub mod environment;
 pub mod errors;
 pub mod exit;
+pub mod finding;
 pub mod interrupt;
 pub mod output;
 pub mod password;

@@ -42,6 +42,11 @@ pub fn rate(bytes: u64, duration: Duration) -> Option<u64> {
     (millis > 0).then(|| u64::try_from(u128::from(bytes) * 1000 / millis).unwrap_or(u64::MAX))
 }
 
+/// Whole milliseconds, for documents.
+pub fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// A number of things: `1,234,567`.
 pub fn count(count: u64) -> String {
     let digits = count.to_string();

@@ -82,6 +82,17 @@ pub enum Error {
         /// The format that its content shows now.
         now: String,
     },
+    /// A snapshot that is to be removed must be named so that the name means it tomorrow as well.
+    #[error("this name means the newest snapshot of {machine}, which is {id} today")]
+    NotExact {
+        /// The snapshot.
+        id: holdfast_repo::SnapshotId,
+        /// Its machine.
+        machine: String,
+    },
+    /// An image is compared with one disk.
+    #[error("an image is compared with the disk of one snapshot")]
+    CompareOne,
     /// There is something at the target, which would be lost.
     #[error("{} exists", path.display())]
     TargetExists {
@@ -94,8 +105,8 @@ pub enum Error {
         /// The target.
         path: PathBuf,
     },
-    /// The target that was to be changed in place is an image of a format that is not written in place.
-    #[error("{} is a {format} image, and only raw images and block devices are restored in place", path.display())]
+    /// A target of a format that cannot be written.
+    #[error("{}: {format} images cannot be written, only raw and qcow2", path.display())]
     TargetFormat {
         /// The target.
         path: PathBuf,

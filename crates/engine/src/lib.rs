@@ -1,14 +1,18 @@
 //! The jobs of Holdfast as stories.
 //!
 //! One file per verb that a user knows, each to be read from top to bottom: [`init()`], [keys](add_key), [`backup()`],
-//! [`restore()`], [`list()`] and [`show`]. A job takes everything it needs (the repository, paths, times, randomness) as
+//! [`restore()`], [`list()`], [`show`], [`diff()`], [`prune()`], [`forget()`],
+//! [`gc()`], [`stats`], [`verify()`] and [`scrub`]. A job takes everything it needs (the repository, paths, times, randomness) as
 //! parameters and answers with a report.
 //!
 //! What every job shares: the [`Job`] with who listens ([`Progress`]) and who may stop it ([`Interrupt`]), and how people
 //! name what is in a repository ([`MachineName`], [`DiskName`], [`SnapshotName`] and [`resolve`]).
 
 mod backup;
+mod diff;
 mod error;
+mod forget;
+mod gc;
 mod init;
 mod interrupt;
 mod job;
@@ -18,14 +22,19 @@ mod meter;
 mod name;
 mod new_file;
 mod progress;
+mod prune;
 mod repository;
 mod resolve;
 mod restore;
 mod snapshot_name;
 mod source;
+mod verify;
 
 pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoice, backup};
+pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use error::{Error, Result};
+pub use forget::{Execution, ProtectionChange, change_protection, forget};
+pub use gc::{GcOutcome, gc, stats};
 pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use interrupt::{Interrupt, Interrupted};
 pub use job::Job;
@@ -33,8 +42,10 @@ pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, re
 pub use list::{ListReport, ListRequest, ShowReport, list, show};
 pub use name::{DiskName, MachineName, NameError};
 pub use progress::{Bottleneck, NoProgress, Progress, Unit};
+pub use prune::{MachinePlan, PruneReport, PruneRequest, prune};
 pub use repository::{Location, Protection, Unlock, find_in, find_snapshot, open, protection, time_of};
 pub use resolve::{Candidate, ResolveError, resolve};
-pub use restore::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Target, TrustRaw, restore};
+pub use restore::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Target, restore};
 pub use snapshot_name::{Moment, SnapshotName, SnapshotReference};
 pub use source::{Origin, SourceName};
+pub use verify::{Against, VerifyRequest, scrub, verify};

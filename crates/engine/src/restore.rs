@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, FileDeviceMut, IoMode, to_usize};
-use holdfast_image::Format;
+use holdfast_image::{CreateOptions, Format, OpenOptions};
 use holdfast_repo::{DiskRecord, Manifest, Repository, Surroundings, TargetState};
 use jiff::tz::TimeZone;
 
@@ -24,8 +24,8 @@ pub struct RestoreRequest<'a> {
     pub target: Target<'a>,
     /// What to do about what is there.
     pub mode: RestoreMode,
-    /// Whether a file at the target that looks like another format is a raw disk all the same.
-    pub trust_raw: TrustRaw,
+    /// The format of the target; without one, new files are what their names say, and others what their content says.
+    pub format: Option<Format>,
     /// In which times of the snapshot's name are meant.
     pub zone: TimeZone,
 }
@@ -48,16 +48,6 @@ pub enum RestoreMode {
     Replace,
     /// Change it where it differs.
     InPlace,
-}
-
-/// Whether the format of a target is known without looking at its content, which its guest decides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum TrustRaw {
-    /// Look at it, and refuse to write a disk over the structure of an image.
-    #[default]
-    No,
-    /// It is raw, whatever it looks like.
-    Yes,
 }
 
 /// What was restored.
@@ -107,18 +97,21 @@ pub fn restore(
     let restored = match request.target {
         Target::Stream(stream) => vec![to_stream(repository, only(&disks)?, stream, job)?],
         Target::Path(path) => {
-            let placed = placed(&disks, &path)?;
+            let placed = placed(&disks, &path, request.format)?;
             let restorer = Restorer {
                 repository,
                 surroundings,
                 job,
                 mode: request.mode,
-                trust_raw: request.trust_raw,
+                format: request.format,
             };
             // All refusals come before the first byte is written.
-            placed.iter().try_for_each(|(_, path)| restorer.check(path))?;
-            let restore = |(disk, path): (&DiskRecord, PathBuf)| restorer.to_path(disk, &path);
-            placed.into_iter().map(restore).collect::<Result<_>>()?
+            let places = placed
+                .into_iter()
+                .map(|(disk, path)| Ok((disk, restorer.place(&path)?, path)));
+            let places: Vec<(&DiskRecord, Place, PathBuf)> = places.collect::<Result<_>>()?;
+            let restore = |(disk, place, path): &(&DiskRecord, Place, PathBuf)| restorer.to_path(disk, *place, path);
+            places.iter().map(restore).collect::<Result<_>>()?
         }
     };
     Ok(RestoreReport {
@@ -145,15 +138,16 @@ fn only<'m>(disks: &[&'m DiskRecord]) -> Result<&'m DiskRecord> {
     }
 }
 
-/// Where each disk goes: to `path` itself, or as `DISK.raw` into the folder `path`, which must exist.
-fn placed<'m>(disks: &[&'m DiskRecord], path: &Path) -> Result<Vec<(&'m DiskRecord, PathBuf)>> {
+/// Where each disk goes: to `path` itself, or as `DISK.FORMAT` into the folder `path`, which must exist.
+fn placed<'m>(disks: &[&'m DiskRecord], path: &Path, format: Option<Format>) -> Result<Vec<(&'m DiskRecord, PathBuf)>> {
+    let extension = format.unwrap_or(Format::Raw);
     if !path.is_dir() {
         return Ok(vec![(only(disks)?, path.to_owned())]);
     }
     let place = |disk: &&'m DiskRecord| {
         // Whoever wrote the snapshot chose the name: it must not lead out of the folder.
         let name = DiskName::new(disk.name.as_str())?;
-        Ok((*disk, path.join(format!("{name}.raw"))))
+        Ok((*disk, path.join(format!("{name}.{extension}"))))
     };
     disks.iter().map(place).collect()
 }
@@ -184,12 +178,22 @@ fn to_stream(repository: &Repository, disk: &DiskRecord, stream: &mut dyn Write,
     })
 }
 
-/// What there is at a path.
+fn image_of(format: Format) -> OpenOptions {
+    OpenOptions {
+        format: Some(format),
+        ..OpenOptions::default()
+    }
+}
+
+/// How a disk is written to a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
-    Nothing,
-    File,
-    BlockDevice,
+enum Place {
+    /// To a new file.
+    NewFile(Existing, Format),
+    /// Into the file that is there.
+    File(Format),
+    /// To the block device that is there.
+    BlockDevice(TargetState),
 }
 
 struct Restorer<'a> {
@@ -197,66 +201,81 @@ struct Restorer<'a> {
     surroundings: &'a Surroundings,
     job: Job<'a>,
     mode: RestoreMode,
-    trust_raw: TrustRaw,
+    format: Option<Format>,
 }
 
 impl Restorer<'_> {
-    fn find(path: &Path) -> Result<Found> {
-        match std::fs::metadata(path) {
-            Ok(metadata) if metadata.file_type().is_block_device() => Ok(Found::BlockDevice),
-            Ok(_) => Ok(Found::File),
-            Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(Found::Nothing),
-            Err(source) => Err(Error::File {
+    /// Decides how to write to `path`, and refuses what would lose something that nobody gave up.
+    fn place(&self, path: &Path) -> Result<Place> {
+        let found = match std::fs::metadata(path) {
+            Err(source) if source.kind() == std::io::ErrorKind::NotFound => None,
+            other => Some(other.map_err(|source| Error::File {
                 action: "open",
                 path: path.to_owned(),
                 source,
+            })?),
+        };
+        let is_block_device = found.as_ref().is_some_and(|found| found.file_type().is_block_device());
+        let path_owned = || path.to_owned();
+        let place = match (self.mode, found) {
+            (RestoreMode::New, Some(_)) => return Err(Error::TargetExists { path: path_owned() }),
+            (RestoreMode::InPlace, None) => return Err(Error::NoTarget { path: path_owned() }),
+            (RestoreMode::Replace, Some(_)) if is_block_device => Place::BlockDevice(TargetState::Unknown),
+            (RestoreMode::InPlace, Some(_)) if is_block_device => Place::BlockDevice(TargetState::Similar),
+            (RestoreMode::InPlace, Some(_)) => Place::File(match self.format {
+                Some(format) => format,
+                None => holdfast_image::detect(path)?,
+            }),
+            (RestoreMode::New, None) => Place::NewFile(Existing::Keep, self.new_format(path)),
+            (RestoreMode::Replace, _) => Place::NewFile(Existing::Replace, self.new_format(path)),
+        };
+        let format = match place {
+            Place::NewFile(_, format) | Place::File(format) => format,
+            Place::BlockDevice(_) => self.format.unwrap_or(Format::Raw),
+        };
+        match (place, format) {
+            (_, Format::Raw) | (Place::NewFile(..) | Place::File(_), Format::Qcow2) => Ok(place),
+            (_, format) => Err(Error::TargetFormat {
+                path: path_owned(),
+                format: format.to_string(),
             }),
         }
     }
 
-    /// Refuses what would lose something that nobody gave up.
-    fn check(&self, path: &Path) -> Result<()> {
-        let path_owned = || path.to_owned();
-        match (self.mode, Self::find(path)?) {
-            (RestoreMode::New, Found::Nothing)
-            | (RestoreMode::Replace, _)
-            | (RestoreMode::InPlace, Found::BlockDevice) => Ok(()),
-            (RestoreMode::New, _) => Err(Error::TargetExists { path: path_owned() }),
-            (RestoreMode::InPlace, Found::Nothing) => Err(Error::NoTarget { path: path_owned() }),
-            (RestoreMode::InPlace, Found::File) => {
-                let format = match self.trust_raw {
-                    TrustRaw::Yes => Format::Raw,
-                    TrustRaw::No => holdfast_image::detect(path)?,
-                };
-                match format {
-                    Format::Raw => Ok(()),
-                    other => Err(Error::TargetFormat {
-                        path: path_owned(),
-                        format: other.to_string(),
-                    }),
-                }
-            }
-        }
+    /// The format of a new file: that of its name, where nobody says. A raw disk called .qcow2 would not start.
+    fn new_format(&self, path: &Path) -> Format {
+        let extension = path.extension().and_then(std::ffi::OsStr::to_str);
+        let named = || extension.and_then(|extension| Format::from_name(&extension.to_ascii_lowercase()));
+        self.format.or_else(named).unwrap_or(Format::Raw)
     }
 
-    fn to_path(&self, disk: &DiskRecord, path: &Path) -> Result<RestoredDisk> {
-        match (self.mode, Self::find(path)?) {
-            (RestoreMode::InPlace, _) => {
+    fn to_path(&self, disk: &DiskRecord, place: Place, path: &Path) -> Result<RestoredDisk> {
+        match place {
+            Place::BlockDevice(state) => {
+                let target = FileDeviceMut::open(path, IoMode::Buffered)?;
+                self.to_device(disk, path, &target, state)
+            }
+            Place::File(Format::Raw) => {
                 let target = FileDeviceMut::open(path, IoMode::Buffered)?;
                 self.to_device(disk, path, &target, TargetState::Similar)
             }
-            (RestoreMode::Replace, Found::BlockDevice) => {
-                let target = FileDeviceMut::open(path, IoMode::Buffered)?;
-                self.to_device(disk, path, &target, TargetState::Unknown)
+            Place::File(format) => {
+                let target = holdfast_image::open_mut(path, &image_of(format))?;
+                self.to_device(disk, path, &target, TargetState::Similar)
             }
-            (mode, _) => {
-                let existing = match mode {
-                    RestoreMode::Replace => Existing::Replace,
-                    _ => Existing::Keep,
-                };
+            Place::NewFile(existing, Format::Raw) => {
                 let file = NewFile::begin(path, existing, self.surroundings)?;
                 let target = file.create_sparse(disk.size_bytes)?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
+                file.finish()?;
+                Ok(restored)
+            }
+            Place::NewFile(existing, format) => {
+                let file = NewFile::begin(path, existing, self.surroundings)?;
+                holdfast_image::create(file.partial(), &CreateOptions::qcow2(disk.size_bytes))?;
+                let target = holdfast_image::open_mut(file.partial(), &image_of(format))?;
+                let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
+                drop(target);
                 file.finish()?;
                 Ok(restored)
             }

@@ -15,8 +15,8 @@ use crate::{BulkWriter, ClusterCompressor, Error, Result};
 
 /// Bytes that a worker takes at once, or a cluster where that is more.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Pieces in flight per worker.
-const PIECES_PER_WORKER: u64 = 3;
+/// Pieces in flight per worker: enough that it has work while a busy host lets the appending thread wait.
+const PIECES_PER_WORKER: u64 = 8;
 const EXTENT_COUNT_MAX: usize = 64;
 
 /// How to fill a new image.
@@ -56,6 +56,8 @@ pub struct FillReport {
 
 /// Copies all of `source` into `writer`, which stays open for [`BulkWriter::finish`].
 ///
+/// Zeroes are left out, or said to be zero where a backing file would show through.
+///
 /// `progress` is called with the offset that was reached; when it gives [`Continue::Stop`] the copy ends there, with an error.
 pub fn fill(
     source: &dyn BlockDevice,
@@ -74,6 +76,7 @@ pub fn fill(
         });
     }
     let cluster_bytes = writer.cluster_bytes();
+    let disk_end = writer.size_bytes();
     let compression = match options.storage {
         Storage::Plain => None,
         Storage::Compressed { level } => Some((writer.compression(), level)),
@@ -83,43 +86,81 @@ pub fn fill(
             .map(|(compression, level)| ClusterCompressor::new(compression, level))
             .transpose()?;
         Ok(move |range: Range<u64>, buffer: Vec<u8>| {
-            let disk_end = source.size_bytes();
-            read_piece(source, range, buffer).map(|piece| piece.sort(cluster_bytes, disk_end, compressor.as_mut()))
+            let piece = read_piece(source, range, buffer)?.padded(cluster_bytes, disk_end);
+            Ok(piece.sort(cluster_bytes, compressor.as_mut()))
         })
     };
-    let mut report = FillReport::default();
-    let mut reached = 0;
-    let result = run(
+    let mut store = Store {
+        writer,
+        report: FillReport::default(),
+        stored_end: 0,
+    };
+    run(
         source,
         cluster_bytes,
         options.threads,
         make_worker,
         &mut |sorted: Sorted| {
             for part in &sorted.parts {
-                match part {
-                    Part::Plain(range) => {
-                        let bytes = &sorted.piece.buffer[to_usize(range.start)..to_usize(range.end)];
-                        writer.append(bytes, sorted.piece.offset + range.start)?;
-                        report.plain_bytes += range.end - range.start;
-                    }
-                    Part::Compressed { at, bytes } => {
-                        writer.append_compressed(bytes, sorted.piece.offset + at)?;
-                        report.compressed_bytes += cluster_bytes;
-                        report.compressed_stored_bytes += bytes.len() as u64;
-                    }
-                }
+                store.part(part, &sorted.piece)?;
             }
-            reached = sorted.piece.offset + sorted.piece.length;
-            match progress(reached) {
-                Continue::Go => Ok(sorted.piece.buffer),
-                Continue::Stop => Err(stopped(reached)),
-            }
+            go_on(progress, sorted)
         },
-    );
-    report.zero_bytes = source
-        .size_bytes()
-        .saturating_sub(report.plain_bytes + report.compressed_bytes);
-    result.map(|()| report)
+    )?;
+    store.hide_backing(disk_end)?;
+    let stored_bytes = store.report.plain_bytes + store.report.compressed_bytes;
+    Ok(FillReport {
+        zero_bytes: source.size_bytes().saturating_sub(stored_bytes),
+        ..store.report
+    })
+}
+
+/// The one who appends.
+struct Store<'a> {
+    writer: &'a mut BulkWriter,
+    report: FillReport,
+    /// End of the last cluster that was stored.
+    stored_end: u64,
+}
+
+impl Store<'_> {
+    fn part(&mut self, part: &Part, piece: &Piece) -> Result<()> {
+        match part {
+            Part::Plain(range) => {
+                self.hide_backing(piece.offset + range.start)?;
+                let bytes = &piece.buffer[to_usize(range.start)..to_usize(range.end)];
+                self.writer.append(bytes, piece.offset + range.start)?;
+                self.report.plain_bytes += range.end - range.start;
+                self.stored_end = piece.offset + range.end;
+            }
+            Part::Compressed { at, bytes } => {
+                self.hide_backing(piece.offset + at)?;
+                self.writer.append_compressed(bytes, piece.offset + at)?;
+                let held = self.writer.cluster_bytes().min(piece.length - at);
+                self.report.compressed_bytes += held;
+                self.report.compressed_stored_bytes += bytes.len() as u64;
+                self.stored_end = piece.offset + at + held;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the clusters that were left out before `end` read as zero in an overlay, too.
+    fn hide_backing(&mut self, end: u64) -> Result<()> {
+        if self.writer.has_backing() && self.stored_end < end {
+            self.writer.append_zeroes(self.stored_end..end)?;
+        }
+        Ok(())
+    }
+}
+
+/// Reports progress; gives the buffer back for the next piece.
+fn go_on(progress: &mut dyn FnMut(u64) -> Continue, sorted: Sorted) -> Result<Vec<u8>> {
+    let reached = sorted.piece.offset + sorted.piece.length;
+    match progress(reached) {
+        Continue::Go => Ok(sorted.piece.buffer),
+        Continue::Stop => Err(stopped(reached)),
+    }
 }
 
 /// Copies all of `source` into `target`, which reads as zero everywhere: a new raw image.
@@ -136,7 +177,7 @@ pub fn fill_device(
     let make_worker = || {
         Ok(|range: Range<u64>, buffer: Vec<u8>| {
             let piece = read_piece(source, range, buffer)?;
-            let sorted = piece.sort(GRAIN_BYTES, source.size_bytes(), None);
+            let sorted = piece.sort(GRAIN_BYTES, None);
             // Where a byte lands does not depend on the others: the workers write themselves.
             for part in &sorted.parts {
                 if let Part::Plain(range) = part {
@@ -154,11 +195,7 @@ pub fn fill_device(
                 report.plain_bytes += range.end - range.start;
             }
         }
-        let reached = sorted.piece.offset + sorted.piece.length;
-        match progress(reached) {
-            Continue::Go => Ok(sorted.piece.buffer),
-            Continue::Stop => Err(stopped(reached)),
-        }
+        go_on(progress, sorted)
     })?;
     target.flush()?;
     report.zero_bytes = source.size_bytes() - report.plain_bytes;
@@ -214,8 +251,18 @@ fn read_piece(source: &dyn BlockDevice, range: Range<u64>, mut buffer: Vec<u8>) 
 }
 
 impl Piece {
+    /// Fills the last cluster of a source that is smaller than the disk with zeroes.
+    fn padded(mut self, cluster_bytes: u64, disk_end: u64) -> Self {
+        let end = (self.offset + self.length)
+            .next_multiple_of(cluster_bytes)
+            .min(disk_end);
+        self.length = end - self.offset;
+        self.buffer.resize(to_usize(self.length), 0);
+        self
+    }
+
     /// Sorts clusters into zero, plain and compressed ones.
-    fn sort(mut self, cluster_bytes: u64, disk_end: u64, mut compressor: Option<&mut ClusterCompressor>) -> Sorted {
+    fn sort(self, cluster_bytes: u64, mut compressor: Option<&mut ClusterCompressor>) -> Sorted {
         let mut parts: Vec<Part> = Vec::new();
         let mut at = 0;
         while at < self.length {
@@ -227,7 +274,6 @@ impl Piece {
                         return compressor.compress(cluster);
                     }
                     // The last cluster of the disk is compressed with the zeroes that follow it.
-                    debug_assert_eq!(self.offset + end, disk_end, "only the end cuts a cluster off");
                     let mut whole = cluster.to_vec();
                     whole.resize(to_usize(cluster_bytes), 0);
                     compressor.compress(&whole)
@@ -240,7 +286,6 @@ impl Piece {
             }
             at = end;
         }
-        self.buffer.truncate(to_usize(self.length));
         Sorted { piece: self, parts }
     }
 }
@@ -253,25 +298,24 @@ struct Ranges<'a> {
     at: u64,
     /// End of the data that `at` lies in.
     data_end: u64,
+    /// How far the source was asked.
+    asked: u64,
 }
 
 impl Ranges<'_> {
     fn next(&mut self) -> Result<Option<Range<u64>>> {
         let size_bytes = self.source.size_bytes();
         while self.at >= self.data_end {
-            if self.at >= size_bytes {
+            if self.asked >= size_bytes {
                 return Ok(None);
             }
-            let list = self.source.extents(self.at..size_bytes, EXTENT_COUNT_MAX)?;
-            match list.as_slice().iter().find(|extent| extent.kind == ExtentKind::Data) {
-                Some(data) => {
-                    let start = data.offset / self.cluster_bytes * self.cluster_bytes;
-                    self.at = start.max(self.at);
-                    self.data_end = data.end().next_multiple_of(self.cluster_bytes).min(size_bytes);
-                }
-                // Whole clusters only: a cluster that is zero up to here may hold data behind.
-                None if list.end() == size_bytes => self.at = size_bytes,
-                None => self.at = (list.end() / self.cluster_bytes * self.cluster_bytes).max(self.at),
+            let list = self.source.extents(self.asked..size_bytes, EXTENT_COUNT_MAX)?;
+            self.asked = list.end();
+            if let Some(data) = list.as_slice().iter().find(|extent| extent.kind == ExtentKind::Data) {
+                let start = data.offset / self.cluster_bytes * self.cluster_bytes;
+                self.at = start.max(self.at);
+                self.data_end = data.end().next_multiple_of(self.cluster_bytes).min(size_bytes);
+                self.asked = self.data_end;
             }
         }
         let border = (self.at / self.piece_bytes + 1) * self.piece_bytes;
@@ -322,6 +366,7 @@ where
                 piece_bytes: PIECE_BYTES.max(cluster_bytes),
                 at: 0,
                 data_end: 0,
+                asked: 0,
             },
             handed_out: 0,
             taken: 0,

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use holdfast_block::{BlockDevice, ExtentList, Result as BlockResult};
+use holdfast_block::{BlockDevice, DirtyBitmap, ExtentList, Result as BlockResult};
 
 use crate::chain::{ChainLayer, open_chain, open_single, stack};
 use crate::file::{Access, HostFile};
@@ -121,6 +121,18 @@ impl Image {
             layer.backing.clone(),
         )?;
         Ok(Arc::new(snapshot))
+    }
+
+    /// The persistent bitmap `name` of the top image: what was written since its checkpoint.
+    ///
+    /// A bitmap that misses writes is an error, as in [`for_each_dirty`](Self::for_each_dirty).
+    pub fn dirty_bitmap(&self, name: &str) -> Result<DirtyBitmap> {
+        let layer = self.qcow2("bitmap", name)?;
+        let bitmaps = bitmap::load(&*layer.file, &layer.header, &layer.image)?;
+        let found = bitmap::find(&bitmaps, name, &layer.image)?;
+        let mut dirty = DirtyBitmap::new(layer.size_bytes, found.granularity_bytes)?;
+        self.for_each_dirty(name, |range| dirty.set(range))?;
+        Ok(dirty)
     }
 
     /// Calls `visit` with every range that the persistent bitmap `name` of the top image marks as written, in order.

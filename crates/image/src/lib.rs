@@ -7,6 +7,22 @@
 //! An image may name other files of the host. Which of them are opened is decided by a [`Gate`], and by default only files
 //! beside the image are.
 //!
+//! ```no_run
+//! use std::path::Path;
+//! use holdfast_block::BlockDevice as _;
+//! use holdfast_image::{OpenOptions, open};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let image = open(Path::new("disk.qcow2"), &OpenOptions::default())?;
+//! for note in image.notes() {
+//!     println!("{note}");
+//! }
+//! let mut sector = [0; 512];
+//! image.read_at(&mut sector, 0)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Images are hostile until proven otherwise: every offset and size in them is checked against the file before
 //! anything is read or allocated, and every table, chain and cache has a bound.
 

@@ -43,25 +43,22 @@ pub(crate) fn map_at(layers: &[ChainLayer], offset: u64, length_bytes_max: u64) 
             break;
         }
         let asked = length.min(held);
-        let (found, content) = match &layer.qcow2 {
-            Some(qcow2) => {
-                let run = qcow2.mapping.run(offset, asked)?;
-                let content = match run.kind {
-                    RunKind::Absent => None,
-                    RunKind::Zero => Some(MapContent::Zero),
-                    RunKind::Data { host } => Some(MapContent::Data { host_offset: host }),
-                    RunKind::Compressed(_) => Some(MapContent::Compressed),
-                };
-                (run.length, content)
-            }
-            None => {
-                let list = layer.alone.extents(offset..offset + asked, 1)?;
-                let content = match list.as_slice().first().map(|extent| extent.kind) {
-                    Some(ExtentKind::Data) | None => MapContent::Data { host_offset: offset },
-                    Some(ExtentKind::Zero | ExtentKind::Absent) => MapContent::Zero,
-                };
-                (list.end() - offset, Some(content))
-            }
+        let (found, content) = if let Some(qcow2) = &layer.qcow2 {
+            let run = qcow2.mapping.run(offset, asked)?;
+            let content = match run.kind {
+                RunKind::Absent => None,
+                RunKind::Zero => Some(MapContent::Zero),
+                RunKind::Data { host } => Some(MapContent::Data { host_offset: host }),
+                RunKind::Compressed(_) => Some(MapContent::Compressed),
+            };
+            (run.length, content)
+        } else {
+            let list = layer.alone.extents(offset..offset + asked, 1)?;
+            let content = match list.as_slice().first().map(|extent| extent.kind) {
+                Some(ExtentKind::Data) | None => MapContent::Data { host_offset: offset },
+                Some(ExtentKind::Zero | ExtentKind::Absent) => MapContent::Zero,
+            };
+            (list.end() - offset, Some(content))
         };
         length = found;
         if let Some(content) = content {

@@ -47,7 +47,7 @@ fn external_data_files_are_read_through_the_gate() {
     let lab = Lab::new();
     for raw_option in ["", ",data_file_raw=on"] {
         let image = lab.path("image.qcow2");
-        let _ = fs::remove_file(&image);
+        fs::remove_file(&image).ok();
         let option = format!("data_file={}{raw_option}", path_text(&lab.path("data")));
         qemu_img(&["create", "-f", "qcow2", "-o", &option, path_text(&image), "8M"]);
         qemu_io(
@@ -175,7 +175,7 @@ fn the_gate_keeps_hostile_names_out() {
         "nbd://localhost/x",
         path_text(&secret),
     ] {
-        let _ = fs::remove_file(&image);
+        fs::remove_file(&image).ok();
         qemu_img(&[
             "create",
             "-u",
@@ -387,6 +387,8 @@ fn bitmaps_name_what_was_written() {
         2900 * mib..2900 * mib + 65_536,
     ];
     assert_eq!(ranges, expected);
+    let bitmap = opened.dirty_bitmap("daily").unwrap();
+    assert_eq!(bitmap.iter().collect::<Vec<_>>(), expected);
     let mut count = 0;
     opened.for_each_dirty("still", |_| count += 1).unwrap();
     assert_eq!(count, 0);

@@ -1,5 +1,7 @@
 //! What we write, QEMU reads.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of tests unwrap like the tests")]
+
 mod peer;
 
 use std::fs;
@@ -377,7 +379,7 @@ fn unsafe_images_are_not_written() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     for bit in [1u8, 2] {
-        let _ = fs::remove_file(&image);
+        fs::remove_file(&image).ok();
         create(&image, &CreateOptions::qcow2(MIB)).unwrap();
         let mut bytes = fs::read(&image).unwrap();
         bytes[79] = bit;
@@ -389,7 +391,7 @@ fn unsafe_images_are_not_written() {
         assert_eq!(open(&image, &OpenOptions::default()).unwrap().notes().len(), 1);
     }
     // An entry that points at the header: found before the header is overwritten, and marked.
-    let _ = fs::remove_file(&image);
+    fs::remove_file(&image).ok();
     create(&image, &CreateOptions::qcow2(MIB)).unwrap();
     qemu_io(&image, &["write 0 64k"]);
     let mut bytes = fs::read(&image).unwrap();
@@ -435,7 +437,7 @@ fn a_bulk_copy_is_the_same_disk() {
     for (what, options) in matrix() {
         for storage in [Storage::Plain, Storage::Compressed { level: None }] {
             let image = lab.path("image.qcow2");
-            let _ = fs::remove_file(&image);
+            fs::remove_file(&image).ok();
             let options = Qcow2Options {
                 preallocation: Preallocation::Off,
                 ..options.clone()
@@ -529,10 +531,39 @@ fn a_bulk_copy_into_a_data_file_and_over_a_backing_file() {
     writer.append_zeroes(131_072..262_144).unwrap();
     assert!(writer.append(&disk[..65_536], 131_072).is_err(), "offsets only go up");
     writer.finish().unwrap();
-    let mut expected = base;
+    let mut expected = base.clone();
     expected[..65_536].copy_from_slice(&disk[..65_536]);
     expected[131_072..262_144].fill(0);
     assert_is(&image, &expected, &lab, "overlay");
+    // A whole disk over a backing file: its zeroes hide what is below.
+    let image = lab.path("full.qcow2");
+    let backing = Some(BackingFile {
+        name: "base.raw".to_owned(),
+        format: Format::Raw,
+    });
+    let qcow2 = Qcow2Options {
+        backing,
+        ..Qcow2Options::default()
+    };
+    let mut writer = create_bulk(
+        &image,
+        &CreateOptions {
+            qcow2,
+            ..CreateOptions::qcow2(2 * MIB)
+        },
+    )
+    .unwrap();
+    let options = FillOptions {
+        threads: NonZero::<usize>::MIN,
+        storage: Storage::Compressed { level: None },
+    };
+    fill(&MemoryDevice::from_bytes(&disk), &mut writer, &options, &mut |_| {
+        Continue::Go
+    })
+    .unwrap();
+    writer.finish().unwrap();
+    assert_is(&image, &disk, &lab, "full overlay");
+    assert!(base != disk);
 }
 
 #[test]
@@ -672,4 +703,66 @@ fn odd_sizes_work() {
         assert_clean(&image);
         assert_eq!(qemu_check(&image), (0, 0));
     }
+}
+
+/// Threads that write to different places, flush and read at once: nothing is lost, and nobody waits for ever.
+#[test]
+fn many_threads_share_one_image() {
+    const THREADS: u64 = 4;
+    const SHARE_BYTES: u64 = MIB + 3072;
+    let lab = Lab::new();
+    let image = lab.path("image.qcow2");
+    let (_, base) = lab.raw("base.raw", THREADS * SHARE_BYTES, 50);
+    let backing = Some(BackingFile {
+        name: "base.raw".to_owned(),
+        format: Format::Raw,
+    });
+    let qcow2 = Qcow2Options {
+        backing,
+        ..Qcow2Options::default()
+    };
+    create(
+        &image,
+        &CreateOptions {
+            qcow2,
+            ..CreateOptions::qcow2(base.len() as u64)
+        },
+    )
+    .unwrap();
+    let device = open_mut(&image, &OpenOptions::default()).unwrap();
+    let mut disk = base;
+    // The shares end inside clusters: neighbours copy the same cluster from below at the same time.
+    std::thread::scope(|scope| {
+        for (number, share) in (0..THREADS).zip(disk.chunks_mut(to_usize(SHARE_BYTES))) {
+            let device = &device;
+            scope.spawn(move || {
+                let mut random = Random(number);
+                let first = number * SHARE_BYTES;
+                for _ in 0..150 {
+                    let start = random.below(SHARE_BYTES);
+                    let end = (start + 1 + random.below(90_000)).min(SHARE_BYTES);
+                    let place = to_usize(start)..to_usize(end);
+                    match random.below(8) {
+                        0 => {
+                            share[place].fill(0);
+                            device.write_zeroes(first + start..first + end).unwrap();
+                        }
+                        1 => device.flush().unwrap(),
+                        2 | 3 => {
+                            let mut found = vec![0; place.len()];
+                            device.read_at(&mut found, first + start).unwrap();
+                            assert!(found == share[place], "a thread sees its own writes");
+                        }
+                        _ => {
+                            random.fill(&mut share[place.clone()]);
+                            device.write_at(&share[place], first + start).unwrap();
+                        }
+                    }
+                }
+            });
+        }
+    });
+    device.flush().unwrap();
+    drop(device);
+    assert_is(&image, &disk, &lab, "threads");
 }

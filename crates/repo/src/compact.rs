@@ -38,7 +38,13 @@ pub(crate) fn compact_index(vault: &Vault, compaction: Compaction) -> Result<Has
         return Ok(living);
     }
     let merged = SegmentId::from_bytes(vault.surroundings.draw()?);
-    match merge_segments(&*vault.store, &vault.segment_keys(), &segments, &living, merged) {
+    // Who has not marked does not know whether a pack that is gone was given back, or lost: then the index is what tells
+    // which chunks it held.
+    let kept: HashSet<PackId> = match compaction {
+        Compaction::Small => segments.iter().flat_map(SegmentReader::packs).copied().collect(),
+        Compaction::Thorough => living.clone(),
+    };
+    match merge_segments(&*vault.store, &vault.segment_keys(), &segments, &kept, merged) {
         Ok(_) => segments
             .iter()
             .try_for_each(|segment| vault.store.delete(&segment_name(segment.segment)))?,

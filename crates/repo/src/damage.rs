@@ -143,7 +143,9 @@ impl DamageRecord {
         };
         let mut bytes = vec![FORMAT_VERSION, partial];
         put_varint(&mut bytes, frames.len() as u64);
-        frames.iter().for_each(|frame| put_varint(&mut bytes, (*frame).into()));
+        for frame in frames {
+            put_varint(&mut bytes, (*frame).into());
+        }
         put_varint(&mut bytes, self.chunks.len() as u64);
         for (&(frame, offset), (length, identity)) in &self.chunks {
             for value in [frame, offset, *length] {

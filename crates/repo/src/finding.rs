@@ -112,7 +112,6 @@ pub(crate) fn classify(error: Error) -> Result<(Option<ObjectName>, Option<u64>,
         Error::Store(StoreError::ShortObject { name, actual, .. }) => {
             (Some(name), Some(actual), FindingKind::Damaged, detail)
         }
-        Error::Store(StoreError::TooLarge { name, .. }) => (Some(name), None, FindingKind::Damaged, detail),
         Error::Store(StoreError::NotFound { name }) => (Some(name), None, FindingKind::Missing, detail),
         Error::Store(StoreError::Io { ref source, .. }) => {
             let detail = format!("{detail}: {source}");
@@ -120,7 +119,8 @@ pub(crate) fn classify(error: Error) -> Result<(Option<ObjectName>, Option<u64>,
         }
         Error::Store(StoreError::Permission { .. }) => (None, None, FindingKind::Unreadable, detail),
         Error::Key(KeyError::Version { name, .. }) => (Some(name), Some(0), FindingKind::LaterVersion, detail),
-        Error::Key(
+        Error::Store(StoreError::TooLarge { name, .. })
+        | Error::Key(
             KeyError::Damaged { name, .. } | KeyError::WrongKeyOrDamaged { name } | KeyError::WrongPurpose { name, .. },
         ) => (Some(name), None, FindingKind::Damaged, detail),
         other => return Err(other),
@@ -200,6 +200,10 @@ impl Findings {
 
     pub(crate) fn has_places(&self) -> bool {
         !self.places.is_empty()
+    }
+
+    pub(crate) fn list(&self) -> &[Finding] {
+        &self.list
     }
 
     /// Adds what a place means for the disks.

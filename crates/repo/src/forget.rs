@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::id::{PackId, SnapshotId};
 use crate::manifest::snapshot_name;
 use crate::repository::{Repository, Vault};
+use crate::room::with_room;
 use crate::store::{ObjectKind, ObjectName, StoreError};
 
 const FORGOTTEN_BYTES_MAX: u64 = 64 << 10;
@@ -70,7 +71,7 @@ impl Repository {
             reason: reason.to_owned(),
         };
         let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
-        self.vault.put_sealed(&forgotten_name(snapshot), &bytes)?;
+        with_room(&self.vault, || self.vault.put_sealed(&forgotten_name(snapshot), &bytes))?;
         Ok(self.vault.store.delete(&snapshot_name(snapshot))?)
     }
 

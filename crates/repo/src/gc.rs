@@ -30,6 +30,7 @@ use crate::pack::{Directory, pack_name};
 use crate::relocation::RelocationTable;
 use crate::repack::{pack_set, repack};
 use crate::repository::{Repository, relocated_pack};
+use crate::room::with_room;
 use crate::store::{ObjectKind, ObjectName, StoreError};
 
 /// Packs whose living bytes are moved at once; bounds the memory for their ranges.
@@ -115,7 +116,7 @@ impl Repository {
 
     /// Gives back the space of what no snapshot refers to.
     pub fn gc(&self, request: GcRequest) -> Result<GcReport> {
-        let lease = Lease::take(&self.vault, Work::Gc, None)?;
+        let lease = with_room(&self.vault, || Lease::take(&self.vault, Work::Gc, None))?;
         let result = self.gc_under(&lease, request);
         match &result {
             Err(_) => drop(lease.release()),
@@ -143,7 +144,8 @@ impl Repository {
         let condemned: Vec<PackId> = chosen.dead.union(&chosen.sparse).copied().collect();
         let own = condemned_name(lease.record.writer);
         if !condemned.is_empty() {
-            self.vault.put_sealed(&own, &encode_condemned(&condemned))?;
+            let list = encode_condemned(&condemned);
+            with_room(&self.vault, || self.vault.put_sealed(&own, &list))?;
         }
         self.forget_old_condemnations(lease)?;
 
@@ -178,12 +180,14 @@ impl Repository {
         chosen.dead.retain(|pack| !marks.is_live(*pack));
         let mut sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
         sparse.sort_unstable();
-        let mut doomed = chosen.dead;
+        // What is dead goes first: moving what is alive takes room.
+        self.delete_packs(&chosen.dead, sizes, report)?;
         for batch in sparse.chunks(REPACK_BATCH_COUNT) {
-            doomed.extend(self.move_living(lease, request, (batch, &snapshots), marks, report)?);
+            let moved = self.move_living(lease, request, (batch, &snapshots), marks, report)?;
+            self.refresh()?;
+            self.delete_packs(&moved, sizes, report)?;
         }
-        self.refresh()?;
-        self.delete_packs(&doomed, sizes, report)
+        Ok(())
     }
 
     /// All snapshots that are not forgotten. One that cannot be read keeps gc from deleting anything.
@@ -347,7 +351,7 @@ impl Repository {
         (batch, snapshots): (&[PackId], &[Manifest]),
         marks: &mut Marks,
         report: &mut GcReport,
-    ) -> Result<Vec<PackId>> {
+    ) -> Result<HashSet<PackId>> {
         let chosen: HashSet<PackId> = batch.iter().copied().collect();
         let ranges = live_ranges(&self.packs, snapshots, &chosen)?;
         let repacked = repack(self, lease.record.writer, &ranges, request.thread_count)?;
@@ -367,7 +371,7 @@ impl Repository {
         Ok(batch.iter().copied().filter(|pack| !failed.contains(pack)).collect())
     }
 
-    fn put_relocation(&self, pack: PackId, table: &RelocationTable) -> Result<()> {
+    pub(crate) fn put_relocation(&self, pack: PackId, table: &RelocationTable) -> Result<()> {
         if table.is_empty() {
             return Ok(());
         }
@@ -378,7 +382,7 @@ impl Repository {
     }
 
     /// Writes a segment about `packs`.
-    fn write_index(&self, packs: &[(PackId, Directory)]) -> Result<()> {
+    pub(crate) fn write_index(&self, packs: &[(PackId, Directory)]) -> Result<()> {
         if packs.is_empty() {
             return Ok(());
         }

@@ -98,7 +98,9 @@ impl Repository {
         let mut warnings: Vec<Error> = unlocked.damaged.into_iter().map(|(_, error)| error.into()).collect();
         let config = match read_config(&*store, &unlocked.master) {
             Ok(config) => config,
-            Err(error) if error.is_damage() || matches!(&error, Error::Store(StoreError::NotFound { .. })) => {
+            Err(error)
+                if error.is_about_one_object() || matches!(&error, Error::Store(StoreError::NotFound { .. })) =>
+            {
                 warnings.push(error);
                 RepositoryConfig::decode(&unlocked.config)?
             }
@@ -166,9 +168,10 @@ impl Repository {
     pub(crate) fn mend_config(&self) -> Result<bool> {
         let name = ObjectName::config();
         match read_config(&*self.vault.store, &self.vault.master) {
-            Ok(_) => return Ok(false),
+            Ok(config) if config == self.vault.config => return Ok(false),
             Err(Error::Store(StoreError::NotFound { .. })) => {}
-            Err(error) if error.is_damage() => self.vault.store.delete(&name)?,
+            Ok(_) => self.vault.store.delete(&name)?,
+            Err(error) if error.is_about_one_object() => self.vault.store.delete(&name)?,
             Err(error) => return Err(error),
         }
         self.vault.put_sealed(&name, &self.vault.config.encode())?;

@@ -98,7 +98,12 @@ impl<'a> Lease<'a> {
         let lease = Self { vault, record };
         if work.is_exclusive() {
             // Everybody announces first and looks second, so of two that come at once at least one sees the other.
-            let others = writers(vault)?;
+            let (others, errors) = readable_writers(vault)?;
+            // What cannot be read may be a rival. Repair has to go on, because it is what clears it away.
+            if let Some(error) = errors.into_iter().next().filter(|_| work != Work::Repair) {
+                lease.release()?;
+                return Err(error);
+            }
             let rival = others.into_iter().find(|other| {
                 other.work.is_exclusive() && other.writer != lease.record.writer && !is_dead(vault, other)
             });
@@ -119,20 +124,34 @@ impl<'a> Lease<'a> {
     }
 }
 
-/// All writers that announced themselves and have not ended.
+/// All writers that announced themselves and have not ended; one that cannot be read is an error.
 pub(crate) fn writers(vault: &Vault) -> Result<Vec<WriterRecord>> {
-    let mut records = Vec::new();
+    let (records, errors) = readable_writers(vault)?;
+    errors.into_iter().next().map_or(Ok(records), Err)
+}
+
+/// All writers that can be read; and the errors of those that cannot.
+fn readable_writers(vault: &Vault) -> Result<(Vec<WriterRecord>, Vec<Error>)> {
+    let (mut records, mut errors) = (Vec::new(), Vec::new());
     for name in vault.names(ObjectKind::Writer)? {
-        let bytes = match vault.get_sealed(&name, LEASE_BYTES_MAX) {
+        let read = vault.get_sealed(&name, LEASE_BYTES_MAX).and_then(|bytes| {
+            serde_json::from_slice(&bytes).map_err(|error| Error::damaged(&name, 0, error.to_string()))
+        });
+        match read {
+            Ok(record) => records.push(record),
             // It ended while we looked.
-            Err(Error::Store(StoreError::NotFound { .. })) => continue,
-            other => other?,
-        };
-        let record: WriterRecord =
-            serde_json::from_slice(&bytes).map_err(|error| Error::damaged(&name, 0, error.to_string()))?;
-        records.push(record);
+            Err(Error::Store(StoreError::NotFound { .. })) => {}
+            Err(error) if error.is_about_one_object() => errors.push(error),
+            Err(error) => return Err(error),
+        }
     }
-    Ok(records)
+    Ok((records, errors))
+}
+
+/// Whether nobody but `writer` is at work, as far as can be read.
+pub(crate) fn is_alone(vault: &Vault, writer: WriterId) -> Result<bool> {
+    let (records, errors) = readable_writers(vault)?;
+    Ok(errors.is_empty() && records.iter().all(|record| record.writer == writer))
 }
 
 /// Whether a writer has certainly stopped, or is so old and far away that it is taken for dead.

@@ -130,11 +130,6 @@ impl Packs {
         Err(Error::MissingPack { pack: place.pack })
     }
 
-    /// Whether any bytes of `pack` were relocated.
-    pub(crate) fn is_relocated(&self, pack: PackId) -> bool {
-        lock(&self.relocations).contains_key(&pack)
-    }
-
     /// The prints of the blocks of a frame, as stored.
     pub(crate) fn prints(&self, pack: PackId, frame: u32) -> Result<Arc<Vec<u8>>> {
         if let Some(prints) = lock(&self.prints).get(&(pack, frame)) {

@@ -4,7 +4,8 @@ mod common;
 
 use common::{Disk, Rig};
 use holdfast_block::{BlockDevice, BlockDeviceMut, MemoryDevice, SeededRandom};
-use holdfast_repo::{GcRequest, Parent, RestoreRequest, TargetState};
+use holdfast_repo::store::{ObjectKind, ObjectName, Store, StoreError};
+use holdfast_repo::{Error, GcRequest, Parent, RestoreRequest, TargetState};
 
 const KIB: u64 = 1024;
 
@@ -172,4 +173,44 @@ fn gc_gives_back_what_nobody_needs_and_nothing_else() {
     rig.repository.gc(gc).unwrap();
     let empty = rig.repository.statistics().unwrap();
     assert_eq!((empty.pack_count, empty.snapshot_count), (0, 0));
+}
+
+/// A store that is full to the last byte: nothing that was committed suffers, and removing snapshots gives room again.
+#[test]
+fn a_full_store_keeps_what_it_has_and_can_be_emptied() {
+    for capacity in [1_500_000, 1_500_777, 1_640_000] {
+        let rig = Rig::with_capacity(6, capacity).with_threads(0);
+        let mut disk = Disk::new(4 * 1024 * KIB, 3);
+        let mut points = Vec::new();
+        let error = loop {
+            disk.fill((points.len() as u64 % 2) * 300 * KIB, 300 * KIB);
+            match rig.try_backup("m", &disk, Parent::Newest) {
+                Ok(report) => points.push((report.snapshot.id, disk.clone())),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::Store(StoreError::NoSpace { .. })), "{error}");
+        // Fill what is left, so that not even a marker fits.
+        for length in [4096, 512, 64, 8, 1] {
+            while rig.store.put(&stone(&rig), &vec![0; length]).is_ok() {}
+        }
+        let (last, rest) = points.split_last().unwrap();
+        rest.iter()
+            .for_each(|(snapshot, _)| rig.repository.forget(*snapshot, "full").unwrap());
+        let gc = GcRequest {
+            repack_below_percent: 0,
+            thread_count: 0,
+        };
+        let report = rig.repository.gc(gc).unwrap();
+        assert!(report.freed_bytes > 0, "{report:?}");
+        rig.assert_restores(last.0, &last.1);
+        let next = rig.backup("m", &disk, Parent::Newest);
+        rig.assert_restores(next.snapshot.id, &disk);
+    }
+}
+
+/// The name of an object that takes room and that nobody looks at.
+fn stone(rig: &Rig) -> ObjectName {
+    let number = rig.store.objects().len();
+    ObjectName::new(ObjectKind::Protected, &format!("stone-{number}")).unwrap()
 }

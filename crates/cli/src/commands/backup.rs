@@ -89,7 +89,7 @@ impl From<BackupReport> for Done {
             read_bytes: statistics.read_bytes,
             changed_bytes: changed_bytes(&statistics),
             stored_bytes: report.stored_bytes,
-            duration_ms: u64::try_from(report.duration.as_millis()).unwrap_or(u64::MAX),
+            duration_ms: units::millis(report.duration),
             read_bytes_per_second: units::rate(statistics.read_bytes, report.duration),
             bottleneck: report.bottleneck.map(|bottleneck| bottleneck.to_string()),
             snapshot: SnapshotDocument::from(&report.snapshot),
@@ -107,13 +107,14 @@ impl Report for Done {
             format!("{} read", units::bytes(self.read_bytes)),
             format!("{} changed", units::bytes(self.changed_bytes)),
         ];
-        parts.push(match self.read_bytes {
-            0 => format!("{} stored", units::bytes(self.stored_bytes)),
-            read => format!(
-                "{} stored ({})",
-                units::bytes(self.stored_bytes),
-                units::percent(self.stored_bytes, read)
-            ),
+        let stored = units::bytes(self.stored_bytes);
+        parts.push(if self.stored_bytes < self.read_bytes {
+            format!(
+                "{stored} stored ({})",
+                units::percent(self.stored_bytes, self.read_bytes)
+            )
+        } else {
+            format!("{stored} stored")
         });
         parts.push(units::duration(std::time::Duration::from_millis(self.duration_ms)));
         parts.extend(self.read_bytes_per_second.map(units::bytes_per_second));

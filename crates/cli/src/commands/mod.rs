@@ -2,12 +2,19 @@
 
 mod backup;
 mod completions;
+mod diff;
+mod forget;
+mod gc;
 mod init;
 mod key;
 mod list;
 mod man;
+mod prune;
 mod restore;
+mod scrub;
 mod show;
+mod stats;
+mod verify;
 mod version;
 
 use crate::args::Example;
@@ -28,6 +35,24 @@ pub enum Verb {
     Show(show::ShowArgs),
     /// Restore disks of a snapshot
     Restore(restore::RestoreArgs),
+    /// Tell what changed between two snapshots
+    Diff(diff::DiffArgs),
+    /// Prove that snapshots can be read, and are what was stored
+    Verify(verify::VerifyArgs),
+    /// Remove the snapshots that no rule keeps
+    Prune(prune::PruneArgs),
+    /// Remove single snapshots
+    Forget(forget::ForgetArgs),
+    /// Keep snapshots from being removed
+    Protect(forget::ProtectArgs),
+    /// Let protected snapshots be removed again
+    Unprotect(forget::ProtectArgs),
+    /// Give back the space of what no snapshot needs
+    Gc(gc::GcArgs),
+    /// Read the repository at rest, to find damage before it is needed
+    Scrub(scrub::ScrubArgs),
+    /// Show the repository in figures
+    Stats(stats::StatsArgs),
     /// Manage the keys of a repository
     Key(key::KeyArgs),
     /// Show the version of the program and what it was built for
@@ -48,6 +73,15 @@ impl Verb {
             Self::List(args) => list::run(args, context),
             Self::Show(args) => show::run(args, context),
             Self::Restore(args) => restore::run(args, context),
+            Self::Diff(args) => diff::run(args, context),
+            Self::Verify(args) => verify::run(args, context),
+            Self::Prune(args) => prune::run(args, context),
+            Self::Forget(args) => forget::run_forget(args, context),
+            Self::Protect(args) => forget::run_protect(args, context),
+            Self::Unprotect(args) => forget::run_unprotect(args, context),
+            Self::Gc(args) => gc::run(args, context),
+            Self::Scrub(args) => scrub::run(args, context),
+            Self::Stats(args) => stats::run(args, context),
             Self::Key(args) => key::run(args, context),
             Self::Version(args) => version::run(args, context),
             Self::Completions(args) => completions::run(args, context),
@@ -84,6 +118,15 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "list" => list::EXAMPLES,
         "show" => show::EXAMPLES,
         "restore" => restore::EXAMPLES,
+        "diff" => diff::EXAMPLES,
+        "verify" => verify::EXAMPLES,
+        "prune" => prune::EXAMPLES,
+        "forget" => forget::EXAMPLES_FORGET,
+        "protect" => forget::EXAMPLES_PROTECT,
+        "unprotect" => forget::EXAMPLES_UNPROTECT,
+        "gc" => gc::EXAMPLES,
+        "scrub" => scrub::EXAMPLES,
+        "stats" => stats::EXAMPLES,
         "key list" => key::EXAMPLES_LIST,
         "key add" => key::EXAMPLES_ADD,
         "key rotate" => key::EXAMPLES_ROTATE,

@@ -2,9 +2,7 @@
 
 use std::ffi::OsString;
 
-use holdfast_engine::{
-    Job, RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, SnapshotName, Target, TrustRaw, restore,
-};
+use holdfast_engine::{Job, RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, SnapshotName, Target, restore};
 use holdfast_image::Format;
 use serde::Serialize;
 
@@ -21,7 +19,7 @@ pub struct RestoreArgs {
     /// The snapshot, and with :DISK one of its disks
     #[arg(value_name = "SNAPSHOT[:DISK]")]
     snapshot: SnapshotName,
-    /// A new file, a folder that gets DISK.raw for each disk, a block device, or `-` for standard output
+    /// A new file, a folder that gets a file for each disk, a block device, or `-` for standard output
     #[arg(value_name = "TARGET")]
     target: OsString,
     /// Write only what differs into the file or block device that is there
@@ -30,7 +28,7 @@ pub struct RestoreArgs {
     /// Replace the file, or write over the block device, that is there
     #[arg(long)]
     force: bool,
-    /// With --in-place: the target is raw, whatever it looks like
+    /// The format of the target (raw, qcow2); a new file is what its name says, one that is there what its content says
     #[arg(long, value_name = "FORMAT", value_parser = super::backup::parse_format)]
     format: Option<Format>,
     #[command(flatten)]
@@ -92,7 +90,7 @@ impl From<RestoreReport> for Done {
             machine: report.snapshot.machine.clone(),
             time: holdfast_engine::time_of(&report.snapshot).to_string(),
             disks: report.disks.iter().map(disk).collect(),
-            duration_ms: u64::try_from(report.duration.as_millis()).unwrap_or(u64::MAX),
+            duration_ms: units::millis(report.duration),
         }
     }
 }
@@ -133,9 +131,9 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
     let is_stream = args.target == "-";
     if is_stream {
         context.output().refuse_json("restore to standard output")?;
-        if args.in_place || args.force {
+        if args.in_place || args.force || args.format.is_some_and(|format| format != Format::Raw) {
             return Err(Error::Usage {
-                what: "--in-place and --force are for files and block devices",
+                what: "--in-place, --force and formats other than raw are for files and block devices",
                 hint: "leave them out to restore to standard output",
             });
         }
@@ -145,12 +143,6 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
         (false, true) => RestoreMode::Replace,
         (false, false) => RestoreMode::New,
     };
-    if args.format.is_some_and(|format| format != Format::Raw) {
-        return Err(Error::Usage {
-            what: "only raw images are restored",
-            hint: "restore to a raw image, and convert that",
-        });
-    }
     let repository = context.open_repository()?;
     let interrupt = context.interrupt()?;
     let progress = context.progress();
@@ -164,7 +156,7 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
         name: args.snapshot.clone(),
         target,
         mode,
-        trust_raw: args.format.map_or(TrustRaw::No, |_| TrustRaw::Yes),
+        format: args.format,
         zone: context.zone().clone(),
     };
     let job = Job {

@@ -142,6 +142,8 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::TargetFormat { .. } => {
             refused("restore to a new file; or give --format raw, if this is a raw disk that only looks so")
         }
+        JobError::NotExact { .. } => refused("name it by its id, or as MACHINE@TIME"),
+        JobError::CompareOne => advice(Exit::Usage, Kind::Usage, "name one snapshot with --against"),
         JobError::SeveralDisks { .. } => advice(
             Exit::Usage,
             Kind::Usage,
@@ -171,6 +173,9 @@ fn repository_advice(error: &RepositoryError) -> Advice {
             Kind::Io,
             "it was silent for so long that it was taken for dead; run it again",
         ),
+        RepositoryError::Protected { .. } => {
+            advice(Exit::Error, Kind::Refused, "holdfast unprotect lets it be removed")
+        }
         RepositoryError::Device { source, .. } => device_advice(source),
         RepositoryError::Stream { source, .. } => io_advice(source),
         RepositoryError::TargetTooSmall { .. } => advice(

@@ -24,6 +24,8 @@ use crate::{Compression, Error, Result};
 const BUFFER_BYTES: usize = 1 << 20;
 /// Pieces from this size on are written as they are.
 const DIRECT_BYTES: usize = 256 << 10;
+/// How much is written before its way to the medium begins.
+const WRITEBACK_BYTES: u64 = 16 << 20;
 
 /// Fills a new qcow2 image from start to end, faster than a device can be written.
 ///
@@ -45,6 +47,8 @@ struct Stream {
     file: Arc<dyn ImageFile>,
     buffer: Vec<u8>,
     written: u64,
+    /// Start of what was written and not sent on its way.
+    lingering: u64,
 }
 
 /// Refcounts of a file that only grows: blocks behind the end of the stream do not change any more.
@@ -69,6 +73,7 @@ impl BulkWriter {
                 file,
                 buffer: Vec::with_capacity(BUFFER_BYTES + to_usize(geometry.cluster_bytes())),
                 written: geometry.cluster_bytes(),
+                lingering: 0,
             },
             data_file,
             is_data_file_raw,
@@ -96,6 +101,11 @@ impl BulkWriter {
     /// Size of the disk.
     pub fn size_bytes(&self) -> u64 {
         self.header.size_bytes
+    }
+
+    /// Whether what is left out is not zero but the backing file's.
+    pub(crate) fn has_backing(&self) -> bool {
+        self.header.backing_name.is_some()
     }
 
     /// How clusters for [`append_compressed`](Self::append_compressed) are to be compressed.
@@ -363,6 +373,7 @@ impl Stream {
             self.flush()?;
             self.file.write_at(data, self.written)?;
             self.written += data.len() as u64;
+            self.hurry();
             return Ok(());
         }
         self.buffer.extend_from_slice(data);
@@ -392,8 +403,16 @@ impl Stream {
             self.file.write_at(&self.buffer, self.written)?;
             self.written += self.buffer.len() as u64;
             self.buffer.clear();
+            self.hurry();
         }
         Ok(())
+    }
+
+    fn hurry(&mut self) {
+        if self.written - self.lingering >= WRITEBACK_BYTES {
+            self.file.start_writeback(self.lingering..self.written);
+            self.lingering = self.written;
+        }
     }
 }
 

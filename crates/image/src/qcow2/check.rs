@@ -80,7 +80,8 @@ impl Checker<'_> {
                 Err(error) => self.structure(&error),
             }
         }
-        self.compare()
+        self.compare();
+        Ok(())
     }
 
     fn corruption(&mut self, kind: ProblemKind) {
@@ -313,8 +314,11 @@ impl Checker<'_> {
                 }
                 return self.count_data(compressed.sectors(), used.count);
             }
-            Ok(Meaning::Data { host }) => host,
-            Ok(Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. }) => host,
+            Ok(
+                Meaning::Data { host }
+                | Meaning::Zero { host: Some(host) }
+                | Meaning::Subclusters { host: Some(host), .. },
+            ) => host,
             Ok(_) => return Ok(()),
         };
         self.report.allocated_count += u64::from(is_active);
@@ -350,7 +354,7 @@ impl Checker<'_> {
     }
 
     /// Holds what was counted against what is stored.
-    fn compare(&mut self) -> Result<()> {
+    fn compare(&mut self) {
         let entries = self.geometry.refcount_block_entries();
         let order = self.geometry.refcount_order;
         for index in 0..self.stored.table.len() as u64 {
@@ -372,7 +376,6 @@ impl Checker<'_> {
         for (cluster, counted) in self.counts.rest() {
             self.compare_one(cluster, 0, counted);
         }
-        Ok(())
     }
 
     fn compare_one(&mut self, cluster: u64, stored: u64, counted: u64) {

@@ -352,3 +352,39 @@ fn a_failure_of_any_write_or_sync_damages_nothing() {
         }
     }
 }
+
+/// Until it is whole, an image that is filled in bulk is no image; and then it is durable.
+#[test]
+fn a_crash_while_filling_leaves_no_image_or_a_whole_one() {
+    let disk = letters(6);
+    let options = CreateOptions {
+        qcow2: Qcow2Options {
+            cluster_bytes: 512,
+            ..Qcow2Options::default()
+        },
+        ..CreateOptions::qcow2(DISK_BYTES)
+    };
+    let file = Arc::new(RecordingFile::new(Vec::new(), None));
+    let header = new_header(&options).unwrap();
+    let mut writer = BulkWriter::new(Arc::clone(&file) as Arc<dyn ImageFile>, None, header, false, None).unwrap();
+    for (number, piece) in disk.chunks(512 * 100).enumerate() {
+        writer.append(piece, number as u64 * 512 * 100).unwrap();
+    }
+    writer.finish().unwrap();
+    let mut random = Random(8);
+    let count = file.operation_count();
+    for operations in 0..=count {
+        let crashed: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(
+            file.crashed_after(operations, |bound| random.below(bound)),
+        ));
+        match load_header(&*crashed, "image") {
+            Err(error) => assert!(operations < count && error.is_corrupt(), "{error}"),
+            Ok(header) => {
+                assert!(check(&crashed, &header, "image").unwrap().is_clean());
+                let mut found = vec![0; disk.len()];
+                open(crashed, None).unwrap().read_at(&mut found, 0).unwrap();
+                assert!(found == disk);
+            }
+        }
+    }
+}

@@ -24,6 +24,7 @@
 //!
 //! The header extensions follow, then the backing file's name, all within the first cluster.
 
+use super::features::{refuse_encryption, refuse_unknown};
 use super::geometry::{Geometry, L2Kind, POINTER_BYTES};
 use crate::bytes::{round_up, u32_at, u64_at};
 use crate::{Compression, Error, Result};
@@ -47,7 +48,7 @@ pub(crate) const INCOMPATIBLE_CORRUPT: u64 = 1 << 1;
 pub(crate) const INCOMPATIBLE_DATA_FILE: u64 = 1 << 2;
 pub(crate) const INCOMPATIBLE_COMPRESSION: u64 = 1 << 3;
 pub(crate) const INCOMPATIBLE_EXTENDED_L2: u64 = 1 << 4;
-const INCOMPATIBLE_KNOWN: u64 = 0x1f;
+pub(crate) const INCOMPATIBLE_KNOWN: u64 = 0x1f;
 pub(crate) const COMPATIBLE_LAZY_REFCOUNTS: u64 = 1;
 pub(crate) const AUTOCLEAR_BITMAPS: u64 = 1;
 pub(crate) const AUTOCLEAR_RAW_DATA_FILE: u64 = 1 << 1;
@@ -398,7 +399,7 @@ fn parse_compression(
     image: &str,
 ) -> Result<Compression> {
     let has_field = version == 3 && header_bytes > HEADER_BYTES_V3_MIN;
-    let compression = match has_field.then(|| head[104]).unwrap_or_default() {
+    let compression = match if has_field { head[104] } else { 0 } {
         0 => Compression::Zlib,
         1 => Compression::Zstd,
         other => {
@@ -421,77 +422,10 @@ fn parse_compression(
     Ok(compression)
 }
 
-fn refuse_encryption(method: u32, image: &str) -> Result<()> {
-    let feature = match method {
-        0 => return Ok(()),
-        1 => "AES encryption".to_owned(),
-        2 => "LUKS encryption".to_owned(),
-        other => format!("encryption method {other}"),
-    };
-    Err(Error::UnsupportedFeature {
-        image: image.to_owned(),
-        feature,
-        detail: "convert it with the key to an image without encryption first".to_owned(),
-    })
-}
-
-fn refuse_unknown(incompatible: u64, extensions: &[Extension], image: &str) -> Result<()> {
-    let unknown = incompatible & !INCOMPATIBLE_KNOWN;
-    if unknown == 0 {
-        return Ok(());
-    }
-    let names: Vec<_> = (0..64)
-        .filter(|bit| unknown >> bit & 1 == 1)
-        .map(|bit| feature_name(extensions, bit).unwrap_or_else(|| format!("unknown feature bit {bit}")))
-        .collect();
-    Err(Error::UnsupportedFeature {
-        image: image.to_owned(),
-        feature: names.join(", "),
-        detail: "the image says that it cannot be read without knowing this".to_owned(),
-    })
-}
-
-/// The name of incompatible feature `bit`, from the image's own table of names.
-fn feature_name(extensions: &[Extension], bit: u8) -> Option<String> {
-    let table = extensions
-        .iter()
-        .find(|extension| extension.kind == EXTENSION_FEATURE_NAMES)?;
-    let row = table.data.chunks_exact(48).find(|row| row[0] == 0 && row[1] == bit)?;
-    let name: String = String::from_utf8_lossy(&row[2..])
-        .chars()
-        .take_while(|letter| *letter != '\0')
-        .filter(|letter| !letter.is_control())
-        .collect();
-    (!name.is_empty()).then_some(name)
-}
-
-/// The table of feature names that new images carry.
-pub(crate) fn feature_names() -> Extension {
-    const NAMES: [(u8, u8, &str); 8] = [
-        (0, 0, "dirty bit"),
-        (0, 1, "corrupt bit"),
-        (0, 2, "external data file"),
-        (0, 3, "compression type"),
-        (0, 4, "extended L2 entries"),
-        (1, 0, "lazy refcounts"),
-        (2, 0, "bitmaps"),
-        (2, 1, "raw external data"),
-    ];
-    let mut data = Vec::new();
-    for (kind, bit, name) in NAMES {
-        data.extend([kind, bit]);
-        data.extend(name.as_bytes());
-        data.resize(data.len().next_multiple_of(48), 0);
-    }
-    Extension {
-        kind: EXTENSION_FEATURE_NAMES,
-        data,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Extension, Header, L2Kind, TableAt, feature_names};
+    use super::{Extension, Header, L2Kind, TableAt};
+    use crate::qcow2::features::feature_names;
     use crate::qcow2::geometry::Geometry;
     use crate::{Compression, Error};
 
@@ -563,7 +497,7 @@ mod tests {
                 .is_corrupt()
         );
         large.l1 = TableAt {
-            offset: u64::MAX & !0xffff,
+            offset: !0xffff,
             entries: 2,
         };
         assert!(

@@ -101,7 +101,7 @@ fn use_everything(bytes: &[u8]) -> Result<()> {
         for bitmap in bitmaps.iter().take(3) {
             let mut ranges = 0u32;
             ignore(bitmap::for_each_dirty(&*file, &header, bitmap, "image", &mut |_| {
-                ranges += 1
+                ranges += 1;
             }));
         }
     }
@@ -174,7 +174,7 @@ fn damage() -> impl Strategy<Value = Damage> {
         1 << 62,
         (1 << 62) | 0x1ff,
         u64::MAX,
-        u64::MAX & !511,
+        !511,
         0x00ff_ffff_ffff_fe00,
     ]);
     // Most of what matters is in the header; the rest is spread over the tables.
@@ -238,4 +238,19 @@ fn no_damage_crashes_anything() {
             Ok(())
         })
         .unwrap();
+    let peak_kib = peak_memory_kib();
+    assert!(
+        peak_kib < RESIDENT_KIB_MAX,
+        "{peak_kib} KiB of memory for images of 200 KB"
+    );
+}
+
+/// All caches and tables at their bounds, and the other tests of this program, take less.
+const RESIDENT_KIB_MAX: u64 = 512 << 10;
+
+/// The most memory that this program ever had.
+fn peak_memory_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
 }

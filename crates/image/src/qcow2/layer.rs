@@ -137,16 +137,15 @@ impl Layer {
         if buffer.len() == cluster_bytes {
             return self.decompress(buffer, compressed);
         }
-        let cluster = match self.clusters.get(compressed.offset) {
-            Some(cluster) => cluster,
-            None => {
-                let mut cluster = vec![0; cluster_bytes];
-                self.decompress(&mut cluster, compressed)?;
-                let cluster = Arc::new(cluster);
-                self.clusters
-                    .insert(compressed.offset, Arc::clone(&cluster), cluster_bytes as u64);
-                cluster
-            }
+        let cluster = if let Some(cluster) = self.clusters.get(compressed.offset) {
+            cluster
+        } else {
+            let mut cluster = vec![0; cluster_bytes];
+            self.decompress(&mut cluster, compressed)?;
+            let cluster = Arc::new(cluster);
+            self.clusters
+                .insert(compressed.offset, Arc::clone(&cluster), cluster_bytes as u64);
+            cluster
         };
         let within = to_usize(within);
         buffer.copy_from_slice(&cluster[within..within + buffer.len()]);
@@ -212,7 +211,7 @@ impl Layer {
     /// Appends `length` bytes as the backing file describes them.
     fn push_backing(&self, list: &mut ExtentList, length: u64) -> Result<bool> {
         let end = list.end() + length;
-        let held_end = self.backing.as_ref().map_or(0, |backing| backing.size_bytes()).min(end);
+        let held_end = self.backing.as_ref().map_or(0, BlockDevice::size_bytes).min(end);
         if let Some(backing) = &self.backing {
             while list.end() < held_end {
                 for extent in backing.extents(list.end()..held_end, SUB_EXTENT_COUNT_MAX)? {

@@ -1,10 +1,11 @@
 //! The first clusters of a new image.
 
+use super::features::feature_names;
 use super::geometry::{Geometry, L2Kind, POINTER_BYTES};
 use super::header::{
     AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE, Extension,
     Header, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_EXTENDED_L2, L1_BYTES_MAX,
-    REFCOUNT_TABLE_BYTES_MAX, TableAt, feature_names,
+    REFCOUNT_TABLE_BYTES_MAX, TableAt,
 };
 use super::refcount::{clusters_for, set};
 use crate::bytes::from_words;

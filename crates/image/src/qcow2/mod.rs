@@ -6,9 +6,11 @@
 mod allocator;
 pub(crate) mod bitmap;
 pub(crate) mod bulk;
+mod change;
 pub(crate) mod check;
 pub(crate) mod codec;
 pub(crate) mod entry;
+mod features;
 pub(crate) mod geometry;
 pub(crate) mod header;
 pub(crate) mod layer;

@@ -32,20 +32,17 @@ pub(crate) fn get(block: &[u8], index: u64, order: u32) -> u64 {
 pub(crate) fn set(block: &mut [u8], index: u64, order: u32, value: u64) {
     let index = to_usize(index);
     let bytes = value.to_be_bytes();
-    match order {
-        0..=2 => {
-            let bits = 1 << order;
-            let per_byte = 8 / bits;
-            let shift = index % per_byte * bits;
-            let mask = ((1u16 << bits) - 1) << shift;
-            let [_, mask] = mask.to_be_bytes();
-            let byte = &mut block[index / per_byte];
-            *byte = *byte & !mask | bytes[7] << shift & mask;
-        }
-        _ => {
-            let width = 1 << (order - 3);
-            block[index * width..(index + 1) * width].copy_from_slice(&bytes[8 - width..]);
-        }
+    if order < 3 {
+        let bits = 1 << order;
+        let per_byte = 8 / bits;
+        let shift = index % per_byte * bits;
+        let mask = ((1u16 << bits) - 1) << shift;
+        let [_, mask] = mask.to_be_bytes();
+        let byte = &mut block[index / per_byte];
+        *byte = *byte & !mask | bytes[7] << shift & mask;
+    } else {
+        let width = 1 << (order - 3);
+        block[index * width..(index + 1) * width].copy_from_slice(&bytes[8 - width..]);
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 #![expect(clippy::disallowed_methods, reason = "tests run the peer")]
+#![expect(clippy::unwrap_used, reason = "only tests use this")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,7 +106,7 @@ pub fn sample_disk(size_bytes: u64, seed: u64) -> Vec<u8> {
             0 => {}
             1 => random.fill(&mut disk[at..end]),
             _ => {
-                let letter = u8::try_from(b'a' + u8::try_from(random.below(26)).unwrap()).unwrap();
+                let letter = b'a' + u8::try_from(random.below(26)).unwrap();
                 for (number, byte) in disk[at..end].iter_mut().enumerate() {
                     *byte = if number % 7 == 0 { letter } else { b'x' };
                 }

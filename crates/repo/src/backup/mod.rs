@@ -24,6 +24,7 @@ use holdfast_block::BlockDevice;
 
 use crate::compact::{Compaction, compact_index};
 use crate::condemned::condemned_packs;
+use crate::damage::damaged_packs;
 use crate::error::{Error, Result};
 use crate::fingerprint::FingerprintKeys;
 use crate::id::{PackId, SegmentId, SnapshotId};
@@ -124,6 +125,16 @@ impl Repository {
         let snapshot = SnapshotId::from_bytes(self.vault.surroundings.draw()?);
         let lease = Lease::take(&self.vault, Work::Backup, Some(snapshot))?;
         let result = self.backup_under(&lease, snapshot, request, progress);
+        if result.is_ok() {
+            // The snapshot is committed, whatever becomes of the healing of others.
+            match self.heal() {
+                Ok(0) => {}
+                Ok(bytes) => progress.warn(format!(
+                    "{bytes} bytes that damaged packs had lost are back for all snapshots"
+                )),
+                Err(error) => progress.warn(format!("damage of earlier snapshots was not healed: {error}")),
+            }
+        }
         match &result {
             // Nothing of ours is referred to, and nothing will be: gc need not wait for us.
             Err(_) => drop(lease.release()),
@@ -186,13 +197,23 @@ impl Repository {
     /// Learns what the repository has. The writer's announcement must be there already.
     fn view(&self, request: &BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<View> {
         self.refresh()?;
+        let index = self.usable_index(&mut |warning| progress.warn(warning))?;
+        Ok(View {
+            index,
+            parent: self.parent(request, progress)?,
+        })
+    }
+
+    /// The index of everything that may be referred to. The announcement of whoever asks must be there already.
+    pub(crate) fn usable_index(&self, warn: &mut dyn FnMut(String)) -> Result<ChunkIndex> {
         // The order matters: a pack that is condemned after we have looked is not deleted before we end.
         let condemned = condemned_packs(&self.vault)?;
+        let damaged = damaged_packs(&self.vault)?;
         let mut usable = self.vault.pack_ids()?;
-        usable.retain(|pack| !condemned.contains(pack));
+        usable.retain(|pack| !condemned.contains(pack) && !damaged.contains(pack));
         let (segments, errors) = self.vault.segments()?;
         for error in errors {
-            progress.warn(format!("{error}; what it lists may be stored again"));
+            warn(format!("{error}; what it lists may be stored again"));
         }
         let covered: HashSet<PackId> = segments.iter().flat_map(|segment| segment.packs()).copied().collect();
         let mut index = ChunkIndex::new(
@@ -209,14 +230,11 @@ impl Repository {
                         index.write_segment(DrawIds(self).segment())?;
                     }
                 }
-                Err(error) if error.is_about_one_object() => progress.warn(format!("{error}; it is not used")),
+                Err(error) if error.is_about_one_object() => warn(format!("{error}; it is not used")),
                 Err(error) => return Err(error),
             }
         }
-        Ok(View {
-            index,
-            parent: self.parent(request, progress)?,
-        })
+        Ok(index)
     }
 
     fn parent(&self, request: &BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<Option<Manifest>> {

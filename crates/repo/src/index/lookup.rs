@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::segment::{SegmentKeys, SegmentPages};
 use super::{IndexEntry, Prefix, SegmentReader, SegmentWriter, entries_of, prefix_of};
+use crate::damage::KnownIdentity;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId, SegmentId};
 use crate::lru::LruCache;
@@ -72,26 +73,41 @@ impl ChunkIndex {
         {
             return Some(*location);
         }
-        self.find_stored(id, length).or_else(|| {
+        self.find_listed(&prefix, length, &|other| other == id)
+    }
+
+    /// Where a listed chunk is of which not more may be known than the first bytes of its identity.
+    pub(crate) fn find_known(&mut self, identity: &KnownIdentity, length: u32) -> Option<Location> {
+        if let Some((known, location, known_length)) = self.recent.get(&identity.prefix())
+            && identity.is(known)
+            && *known_length == length
+            && self.is_usable(location.pack)
+        {
+            return Some(*location);
+        }
+        self.find_listed(&identity.prefix(), length, &|other| identity.is(other))
+    }
+
+    fn find_listed(&mut self, prefix: &Prefix, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> Option<Location> {
+        self.find_stored(prefix, length, is_it).or_else(|| {
             // Segments that somebody merged since we looked are found in the new one.
             (self.vanished && self.reload())
-                .then(|| self.find_stored(id, length))
+                .then(|| self.find_stored(prefix, length, is_it))
                 .flatten()
         })
     }
 
-    fn find_stored(&mut self, id: &ChunkId, length: u32) -> Option<Location> {
-        let prefix = prefix_of(id);
+    fn find_stored(&mut self, prefix: &Prefix, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> Option<Location> {
         for segment in &self.segments {
             // A segment that cannot be read hides chunks that are then stored again: a cost, never a loss.
-            let entries = match segment.find(&**self.packs.store(), &self.pages, &prefix) {
+            let entries = match segment.find(&**self.packs.store(), &self.pages, prefix) {
                 Err(Error::Store(StoreError::NotFound { .. })) => {
                     self.vanished = true;
                     continue;
                 }
                 other => other.unwrap_or_default(),
             };
-            if let Some(entry) = entries.iter().find(|entry| self.confirms(entry, id, length)) {
+            if let Some(entry) = entries.iter().find(|entry| self.confirms(entry, length, is_it)) {
                 return Some(entry.location);
             }
         }
@@ -118,8 +134,8 @@ impl ChunkIndex {
         true
     }
 
-    /// Whether the pack of `entry` may be used and has the chunk whose whole identity is `id` there.
-    fn confirms(&self, entry: &IndexEntry, id: &ChunkId, length: u32) -> bool {
+    /// Whether the pack of `entry` may be used and has a chunk there that `is_it` knows by its whole identity.
+    fn confirms(&self, entry: &IndexEntry, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> bool {
         let Location { pack, frame, offset } = entry.location;
         if entry.length != length || !self.is_usable(pack) {
             return false;
@@ -130,7 +146,7 @@ impl ChunkIndex {
         let Ok(frame) = reader.frame(frame) else { return false };
         let mut at = 0;
         reader.directory.chunks(frame).iter().any(|chunk| {
-            let here = at == offset && chunk.length == length && chunk.id == *id;
+            let here = at == offset && chunk.length == length && is_it(&chunk.id);
             at += chunk.length;
             here
         })

@@ -4,7 +4,7 @@
 //! if the sums and counts agree, so do the entries. A sum is 64 bits over keyed hashes: it finds accidents, and against anything
 //! else entries are sealed.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::error::{Error, Result};
 use crate::finding::{FindingKind, Findings};
@@ -40,9 +40,9 @@ impl Sum {
 pub(crate) struct IndexSurvey {
     sums: HashMap<PackId, Vec<(SegmentId, Sum)>>,
     /// Segments that cannot be read, or not all of them.
-    pub(crate) damaged: Vec<ObjectName>,
+    damaged: Vec<ObjectName>,
     /// Segments that say of a pack what its directory does not.
-    pub(crate) wrong: HashSet<SegmentId>,
+    wrong: HashSet<SegmentId>,
 }
 
 impl IndexSurvey {
@@ -94,6 +94,12 @@ impl IndexSurvey {
             sums.retain(|(known, _)| *known != segment);
             !sums.is_empty()
         });
+    }
+
+    /// Segments that have to be written again.
+    pub(crate) fn bad_segments(&self) -> BTreeSet<ObjectName> {
+        let wrong = self.wrong.iter().map(|segment| segment_name(*segment));
+        self.damaged.iter().cloned().chain(wrong).collect()
     }
 
     /// Whether any readable segment lists `pack`.

@@ -4,7 +4,7 @@
 //! recorded as removed, and whose writer has ended, is all that is left of a snapshot that was lost; or of a backup that failed
 //! at the very last step, which is as complete.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
@@ -51,10 +51,6 @@ impl Copies {
     /// The pack that has a copy of the manifest of `snapshot`.
     pub(crate) fn of(&self, snapshot: SnapshotId) -> Option<PackId> {
         self.found.get(&snapshot).map(|(pack, _)| *pack)
-    }
-
-    pub(crate) fn packs(&self) -> HashSet<PackId> {
-        self.found.values().map(|(pack, _)| *pack).collect()
     }
 }
 

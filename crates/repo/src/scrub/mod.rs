@@ -87,6 +87,8 @@ pub(crate) struct Survey {
     pub(crate) damage: BTreeMap<PackId, DamageRecord>,
     /// Packs that do not exist and are listed in the index, or known to be missing.
     pub(crate) absent: HashSet<PackId>,
+    /// Packs, damaged or absent, that a snapshot needs bytes of.
+    pub(crate) needed: HashSet<PackId>,
     pub(crate) report: ScrubReport,
 }
 
@@ -101,7 +103,45 @@ impl Repository {
     }
 
     /// Everything that scrub does but asking which disks are touched by damage of packs.
-    pub(crate) fn survey(&self, request: ScrubRequest, progress: &dyn JobProgress) -> Result<Survey> {
+    fn survey(&self, request: ScrubRequest, progress: &dyn JobProgress) -> Result<Survey> {
+        let mut survey = self.survey_packs(request, progress)?;
+        let known = survey.damage.keys().copied().collect();
+        self.absent_packs(&known, &mut survey)?;
+        self.lost_snapshots(&mut survey)?;
+        Ok(survey)
+    }
+
+    /// The same, with the copies of manifests in packs that are not read as well.
+    pub(crate) fn survey_with_copies(&self, request: ScrubRequest, progress: &dyn JobProgress) -> Result<Survey> {
+        let mut survey = self.survey_packs(request, progress)?;
+        let mut unread = Vec::new();
+        for pack in survey.packs.keys() {
+            match self.packs.reader(*pack) {
+                Ok(reader) => {
+                    survey.copies.add(*pack, &reader.directory);
+                    survey.index.compare(*pack, &reader.directory, &mut survey.findings);
+                }
+                Err(Error::MissingPack { .. }) => {}
+                Err(error) if error.is_about_one_object() => unread.push((*pack, error)),
+                Err(error) => return Err(error),
+            }
+        }
+        let known = survey.damage.keys().copied().collect();
+        for (pack, error) in unread {
+            let outcome = PackOutcome {
+                pack,
+                reader: None,
+                errors: vec![(None, error)],
+                is_gone: false,
+            };
+            self.take_in(outcome, 0, &known, &mut survey, |_| ())?;
+        }
+        self.absent_packs(&known, &mut survey)?;
+        self.lost_snapshots(&mut survey)?;
+        Ok(survey)
+    }
+
+    fn survey_packs(&self, request: ScrubRequest, progress: &dyn JobProgress) -> Result<Survey> {
         self.refresh()?;
         let mut findings = Findings::default();
         check_small_objects(&self.vault, &mut findings)?;
@@ -117,6 +157,7 @@ impl Repository {
             copies: Copies::default(),
             damage: BTreeMap::new(),
             absent: HashSet::new(),
+            needed: HashSet::new(),
             report: ScrubReport {
                 pack_count: packs.len() as u64,
                 pack_bytes: packs.values().sum(),
@@ -127,8 +168,6 @@ impl Repository {
         let known = self.known_damage(&mut survey)?;
         self.read_packs(request, &known, &mut survey, progress)?;
         self.unlisted_packs(&mut survey)?;
-        self.absent_packs(&known, &mut survey)?;
-        self.lost_snapshots(&mut survey)?;
         Ok(survey)
     }
 
@@ -327,19 +366,20 @@ impl Repository {
         }
         // The walk also comes across packs that are neither there nor listed.
         let mut needed = HashSet::new();
-        let packs = &survey.packs;
-        let is_missing = |pack: PackId, _| (!packs.contains_key(&pack)).then_some(Place::Pack(pack));
-        impact(&self.packs, &survey.manifests, &is_missing, |place, _| {
-            if is_missing(place.pack(), 0).is_some() {
-                needed.insert(place.pack());
-            }
+        let (packs, damage) = (&survey.packs, &survey.damage);
+        let is_suspect =
+            |pack: PackId, _| (!packs.contains_key(&pack) || damage.contains_key(&pack)).then_some(Place::Pack(pack));
+        impact(&self.packs, &survey.manifests, &is_suspect, |place, _| {
+            needed.insert(place.pack());
         })?;
-        for pack in needed {
-            if self.is_absent(pack)? {
-                survey.absent.insert(pack);
-                survey.findings.place(Place::Pack(pack), Error::MissingPack { pack })?;
+        for pack in &needed {
+            if !survey.packs.contains_key(pack) && self.is_absent(*pack)? {
+                survey.absent.insert(*pack);
+                let error = Error::MissingPack { pack: *pack };
+                survey.findings.place(Place::Pack(*pack), error)?;
             }
         }
+        survey.needed = needed;
         for pack in survey.index.packs().filter(|pack| survey.absent.contains(pack)) {
             if !survey.findings.has_place(Place::Pack(pack)) {
                 let detail = "the index lists it; it does not exist, and no snapshot needs it".to_owned();
@@ -351,7 +391,7 @@ impl Repository {
         Ok(())
     }
 
-    fn is_absent(&self, pack: PackId) -> Result<bool> {
+    pub(crate) fn is_absent(&self, pack: PackId) -> Result<bool> {
         match self.vault.store.length(&pack_name(pack)) {
             Ok(_) => Ok(false),
             Err(StoreError::NotFound { .. }) => Ok(true),

@@ -113,9 +113,9 @@ mod tests {
 
     fn record(packs: &[(u8, u32)]) -> ReadRecord {
         let mut record = ReadRecord::default();
-        packs
-            .iter()
-            .for_each(|(pack, seconds)| record.add(PackId::from_bytes([*pack; 16]), u64::from(*seconds)));
+        for (pack, seconds) in packs {
+            record.add(PackId::from_bytes([*pack; 16]), u64::from(*seconds));
+        }
         record
     }
 

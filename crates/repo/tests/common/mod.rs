@@ -122,7 +122,15 @@ pub(crate) fn surroundings(seed: u64) -> Surroundings {
 
 impl Rig {
     pub(crate) fn new(seed: u64) -> Self {
-        let store = MemoryStore::new();
+        Self::on(MemoryStore::new(), seed)
+    }
+
+    /// A repository in a store of so many bytes.
+    pub(crate) fn with_capacity(seed: u64, capacity_bytes: u64) -> Self {
+        Self::on(MemoryStore::with_capacity(capacity_bytes), seed)
+    }
+
+    fn on(store: MemoryStore, seed: u64) -> Self {
         let surroundings = surroundings(seed);
         let shared: Arc<dyn Store> = Arc::new(store.clone());
         let repository = Repository::init(shared, &init_request(), surroundings.clone()).unwrap();
@@ -141,6 +149,10 @@ impl Rig {
     }
 
     pub(crate) fn backup(&self, machine: &str, disk: &Disk, parent: Parent) -> BackupReport {
+        self.try_backup(machine, disk, parent).unwrap()
+    }
+
+    pub(crate) fn try_backup(&self, machine: &str, disk: &Disk, parent: Parent) -> holdfast_repo::Result<BackupReport> {
         let device = MemoryDevice::from_bytes(&disk.bytes);
         let source = Source {
             name: "vda".into(),
@@ -154,7 +166,7 @@ impl Rig {
             parent,
             self.threads,
         );
-        self.repository.backup(request, &self.progress).unwrap()
+        self.repository.backup(request, &self.progress)
     }
 
     /// The snapshot reads as `disk`, through the device and through a restore.

@@ -1,0 +1,154 @@
+//! `holdfast forget`, `protect` and `unprotect`: single snapshots, by hand.
+
+use holdfast_engine::{Execution, Job, ProtectionChange, SnapshotName, SnapshotReference, change_protection, forget};
+use holdfast_repo::Manifest;
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report};
+use crate::snapshot::SnapshotDocument;
+
+/// Arguments of `forget`.
+#[derive(Debug, clap::Args)]
+pub struct ForgetArgs {
+    /// Snapshots, by the start of their ids or as MACHINE@TIME
+    #[arg(value_name = "SNAPSHOT", required = true)]
+    snapshots: Vec<SnapshotName>,
+    /// Show what would go; remove nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+/// Arguments of `protect` and `unprotect`.
+#[derive(Debug, clap::Args)]
+pub struct ProtectArgs {
+    /// The snapshots
+    #[arg(value_name = "SNAPSHOT", required = true)]
+    snapshots: Vec<SnapshotName>,
+}
+
+/// What a person may want of `forget`.
+pub(super) const EXAMPLES_FORGET: &[Example] = &[Example {
+    wish: "Remove one snapshot",
+    line: "holdfast forget -r /backup/vms 3f2a9c1e",
+}];
+
+/// What a person may want of `protect`.
+pub(super) const EXAMPLES_PROTECT: &[Example] = &[Example {
+    wish: "Keep the newest snapshot of a machine, whatever the rules say",
+    line: "holdfast protect -r /backup/vms web1",
+}];
+
+/// What a person may want of `unprotect`.
+pub(super) const EXAMPLES_UNPROTECT: &[Example] = &[Example {
+    wish: "Let the rules decide again",
+    line: "holdfast unprotect -r /backup/vms 3f2a9c1e",
+}];
+
+/// What they answer.
+#[derive(Debug, Serialize)]
+struct Changed {
+    #[serde(skip)]
+    command: &'static str,
+    #[serde(skip)]
+    verb: &'static str,
+    dry_run: bool,
+    snapshots: Vec<SnapshotDocument>,
+}
+
+impl Report for Changed {
+    fn command(&self) -> &'static str {
+        self.command
+    }
+
+    fn human(&self, page: &mut Page) {
+        for snapshot in &self.snapshots {
+            page.line(&format!(
+                "{} snapshot {} of {} ({})",
+                self.verb,
+                &snapshot.id[..8],
+                snapshot.machine,
+                snapshot.time
+            ));
+        }
+    }
+}
+
+/// The snapshots of the names, none of which may name a disk.
+fn references(names: &[SnapshotName]) -> Result<Vec<SnapshotReference>, Error> {
+    let reference = |name: &SnapshotName| match name.disk {
+        None => Ok(name.snapshot.clone()),
+        Some(_) => Err(Error::Usage {
+            what: "a disk is named, where only whole snapshots can be",
+            hint: "leave :DISK out",
+        }),
+    };
+    names.iter().map(reference).collect()
+}
+
+fn changed(command: &'static str, verb: &'static str, dry_run: bool, manifests: &[Manifest]) -> Changed {
+    Changed {
+        command,
+        verb,
+        dry_run,
+        snapshots: manifests.iter().map(SnapshotDocument::from).collect(),
+    }
+}
+
+/// Removes snapshots.
+pub(super) fn run_forget(args: &ForgetArgs, context: &Context) -> Result<Exit, Error> {
+    let references = references(&args.snapshots)?;
+    let execution = if args.dry_run {
+        Execution::DryRun
+    } else {
+        Execution::Execute
+    };
+    let gone = with_repository(context, |repository, job| {
+        forget(repository, &references, execution, context.zone(), job)
+    })?;
+    let verb = if args.dry_run { "would remove" } else { "removed" };
+    context.report(&changed("forget", verb, args.dry_run, &gone))
+}
+
+/// Protects snapshots.
+pub(super) fn run_protect(args: &ProtectArgs, context: &Context) -> Result<Exit, Error> {
+    let references = references(&args.snapshots)?;
+    let done = with_repository(context, |repository, job| {
+        change_protection(repository, &references, ProtectionChange::Protect, context.zone(), job)
+    })?;
+    context.report(&changed("protect", "protected", false, &done))
+}
+
+/// Lets snapshots be removed again.
+pub(super) fn run_unprotect(args: &ProtectArgs, context: &Context) -> Result<Exit, Error> {
+    let references = references(&args.snapshots)?;
+    let done = with_repository(context, |repository, job| {
+        change_protection(
+            repository,
+            &references,
+            ProtectionChange::Unprotect,
+            context.zone(),
+            job,
+        )
+    })?;
+    context.report(&changed("unprotect", "no longer protected:", false, &done))
+}
+
+fn with_repository<T>(
+    context: &Context,
+    work: impl FnOnce(&holdfast_repo::Repository, Job<'_>) -> holdfast_engine::Result<T>,
+) -> Result<T, Error> {
+    let repository = context.open_repository()?;
+    let interrupt = context.interrupt()?;
+    let progress = context.progress();
+    let job = Job {
+        progress: &*progress,
+        interrupt: &interrupt,
+        clock: &**context.clock(),
+        thread_count: 1,
+    };
+    Ok(work(&repository, job)?)
+}

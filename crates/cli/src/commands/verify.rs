@@ -1,0 +1,136 @@
+//! `holdfast verify`: whether snapshots can be read, and are what was stored.
+
+use std::path::PathBuf;
+
+use holdfast_engine::{Against, Job, SnapshotName, VerifyRequest, verify};
+use holdfast_image::Format;
+use holdfast_repo::VerifyDepth;
+use serde::Serialize;
+
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::finding::{FindingDocument, has_damage, show};
+use crate::output::{Page, Report, Style};
+use crate::units;
+
+/// Arguments of `verify`.
+#[derive(Debug, clap::Args)]
+pub struct VerifyArgs {
+    /// Snapshots; all of them where none is named
+    #[arg(value_name = "SNAPSHOT[:DISK]")]
+    snapshots: Vec<SnapshotName>,
+    /// Check that all data is there, without reading it
+    #[arg(long)]
+    structure: bool,
+    /// Also compare the disk of the one snapshot that is named with this image, byte for byte
+    #[arg(long, value_name = "IMAGE")]
+    against: Option<PathBuf>,
+    /// The format of the image to compare with, where its content is not to decide
+    #[arg(long, value_name = "FORMAT", value_parser = super::backup::parse_format, requires = "against")]
+    format: Option<Format>,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Read all snapshots and check every byte",
+        line: "holdfast verify -r /backup/vms",
+    },
+    Example {
+        wish: "Prove that the newest snapshot of a machine equals an image",
+        line: "holdfast verify -r /backup/vms web1 --against web1.raw",
+    },
+];
+
+/// What `verify` answers.
+#[derive(Debug, Serialize)]
+struct Verified {
+    snapshot_count: u64,
+    logical_bytes: u64,
+    frame_count: u64,
+    decoded_bytes: u64,
+    compared_bytes: u64,
+    duration_ms: u64,
+    findings: Vec<FindingDocument>,
+    unlisted_finding_count: u64,
+}
+
+impl Report for Verified {
+    fn command(&self) -> &'static str {
+        "verify"
+    }
+
+    fn exit(&self) -> Exit {
+        if has_damage(&self.findings, self.unlisted_finding_count) {
+            Exit::Damage
+        } else if self.findings.is_empty() {
+            Exit::Ok
+        } else {
+            Exit::Warnings
+        }
+    }
+
+    fn human(&self, page: &mut Page) {
+        show(&self.findings, self.unlisted_finding_count, page);
+        let mut text = format!(
+            "verified {} of {}: {} of stored data read",
+            units::counted(self.snapshot_count, "snapshot", "snapshots"),
+            units::bytes(self.logical_bytes),
+            units::bytes(self.decoded_bytes)
+        );
+        if self.compared_bytes > 0 {
+            text.push_str(&format!(", {} compared", units::bytes(self.compared_bytes)));
+        }
+        text.push_str(&format!(
+            ", {}",
+            units::duration(std::time::Duration::from_millis(self.duration_ms))
+        ));
+        page.line(&text);
+        if self.findings.is_empty() {
+            page.styled(Style::Good, "everything is as it was stored");
+        }
+    }
+}
+
+/// Verifies.
+pub(super) fn run(args: &VerifyArgs, context: &Context) -> Result<Exit, Error> {
+    let repository = context.open_repository()?;
+    let interrupt = context.interrupt()?;
+    let progress = context.progress();
+    let start = context.clock().now();
+    let request = VerifyRequest {
+        names: args.snapshots.clone(),
+        depth: if args.structure {
+            VerifyDepth::Structure
+        } else {
+            VerifyDepth::Full
+        },
+        against: args.against.clone().map(|path| Against {
+            path,
+            format: args.format,
+        }),
+        zone: context.zone().clone(),
+    };
+    let job = Job {
+        progress: &*progress,
+        interrupt: &interrupt,
+        clock: &**context.clock(),
+        thread_count: args.job.thread_count(),
+    };
+    let report = verify(&repository, &request, job)?;
+    drop(progress);
+    context.report(&Verified {
+        snapshot_count: report.snapshot_count,
+        logical_bytes: report.logical_bytes,
+        frame_count: report.frame_count,
+        decoded_bytes: report.decoded_bytes,
+        compared_bytes: report.compared_bytes,
+        duration_ms: units::millis(context.clock().now().saturating_sub(start)),
+        findings: report.findings.iter().map(FindingDocument::from).collect(),
+        unlisted_finding_count: report.unlisted_finding_count,
+    })
+}

@@ -1,0 +1,106 @@
+//! `prune`: remove the snapshots that the rules of retention do not keep.
+
+use std::collections::{BTreeMap, HashSet};
+
+use holdfast_policy::{Candidate, Policy, Protection, RetentionPlan, plan};
+use holdfast_repo::{Manifest, Repository, SnapshotId};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use crate::error::Result;
+use crate::forget::Execution;
+use crate::job::Job;
+use crate::repository::{snapshots, time_of};
+use crate::{MachineName, Unit};
+
+/// What to prune, and by which rules.
+#[derive(Debug, Clone)]
+pub struct PruneRequest {
+    /// What to keep; without a rule, everything.
+    pub policy: Policy,
+    /// These machines only; without any, all.
+    pub machines: Vec<MachineName>,
+    /// The time.
+    pub now: Timestamp,
+    /// Whose calendar has the days, weeks, months and years.
+    pub zone: TimeZone,
+    /// Whether the plan is carried out.
+    pub execution: Execution,
+}
+
+/// What prune decided for one machine.
+#[derive(Debug, Clone)]
+pub struct MachinePlan {
+    /// The machine.
+    pub machine: String,
+    /// A decision for each of its snapshots, the newest first.
+    pub plan: RetentionPlan,
+}
+
+/// What prune decided, and did unless it was a dry run.
+#[derive(Debug, Clone)]
+pub struct PruneReport {
+    /// Each machine, by name.
+    pub machines: Vec<MachinePlan>,
+    /// Snapshots that are gone, or would be.
+    pub removed_count: u64,
+}
+
+/// Plans for each machine, then removes what no rule keeps. Space is given back by the next gc.
+///
+/// Snapshots that cannot be read are not counted, and stay.
+pub fn prune(repository: &Repository, request: &PruneRequest, job: Job<'_>) -> Result<PruneReport> {
+    let protected = repository.protected()?;
+    let mut by_machine: BTreeMap<String, Vec<Manifest>> = BTreeMap::new();
+    for manifest in snapshots(repository, job.progress)? {
+        by_machine.entry(manifest.machine.clone()).or_default().push(manifest);
+    }
+    let is_wanted =
+        |machine: &str| request.machines.is_empty() || request.machines.iter().any(|name| name.as_str() == machine);
+    by_machine.retain(|machine, _| is_wanted(machine));
+
+    let mut removed = Vec::new();
+    let mut machines = Vec::new();
+    for (machine, manifests) in by_machine {
+        let candidates: Vec<Candidate> = manifests
+            .iter()
+            .map(|manifest| candidate(manifest, &protected))
+            .collect();
+        let plan = plan(&request.policy, &candidates, request.now, &request.zone);
+        let goes: HashSet<&str> = plan.removed().map(|candidate| candidate.id.as_str()).collect();
+        // Oldest first: whatever stops us, what is left is what a shorter memory would have.
+        removed.extend(
+            manifests
+                .iter()
+                .filter(|manifest| goes.contains(manifest.id.to_string().as_str()))
+                .map(|manifest| manifest.id),
+        );
+        machines.push(MachinePlan { machine, plan });
+    }
+    if request.execution == Execution::Execute {
+        job.progress.phase("removing snapshots", Unit::Items);
+        job.progress.total(removed.len() as u64);
+        for id in &removed {
+            job.interrupt.check()?;
+            repository.forget(*id, "prune: no rule keeps it")?;
+            job.progress.advance(1);
+        }
+    }
+    Ok(PruneReport {
+        machines,
+        removed_count: removed.len() as u64,
+    })
+}
+
+fn candidate(manifest: &Manifest, protected: &HashSet<SnapshotId>) -> Candidate {
+    Candidate {
+        time: time_of(manifest),
+        id: manifest.id.to_string(),
+        tags: manifest.tags.clone(),
+        protection: if protected.contains(&manifest.id) {
+            Protection::Protected
+        } else {
+            Protection::None
+        },
+    }
+}

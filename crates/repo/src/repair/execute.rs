@@ -1,0 +1,111 @@
+//! Doing what a plan says.
+
+use super::{RepairAction, RepairReport};
+use crate::damage::{clear_damage, damage_names, read_damage};
+use crate::error::{Error, Result};
+use crate::finding::{Place, classify};
+use crate::forget::ForgottenRecord;
+use crate::id::{PackId, SnapshotId, WriterId};
+use crate::impact::impact;
+use crate::manifest::snapshot_name;
+use crate::pack::pack_name;
+use crate::repository::Repository;
+use crate::scrub::copied_manifest;
+use crate::store::{ObjectKind, ObjectName};
+
+impl Repository {
+    pub(super) fn execute(
+        &self,
+        action: &RepairAction,
+        writer: WriterId,
+        thread_count: usize,
+        report: &mut RepairReport,
+    ) -> Result<()> {
+        match action {
+            RepairAction::RestoreConfig => self.mend_config().map(|_| ()),
+            RepairAction::RestoreSnapshot { snapshot, copy } => self.bring_back(*snapshot, *copy),
+            RepairAction::Replace { object } => self.replace(&object.parse()?),
+            RepairAction::RebuildIndex { segments } => {
+                let names: Vec<ObjectName> = segments.iter().map(|name| Ok(name.parse()?)).collect::<Result<_>>()?;
+                self.rebuild_index(&names)
+            }
+            RepairAction::RecordLoss { pack } => self.record_loss(&[*pack].into()),
+            RepairAction::DeletePack { pack } => {
+                self.vault.store.delete(&pack_name(*pack))?;
+                self.packs.forget(*pack);
+                clear_damage(&self.vault, *pack)?;
+                report.deleted_packs.push(*pack);
+                Ok(())
+            }
+            RepairAction::ForgetDamage { pack } => clear_damage(&self.vault, *pack),
+            RepairAction::Salvage { pack } => {
+                // What came back already need not be stored again.
+                report.healed_bytes += self.heal()?;
+                let names = damage_names(&self.vault)?.remove(pack).unwrap_or_default();
+                if let (Some(record), _) = read_damage(&self.vault, &names)? {
+                    let damaged = [(*pack, record)].into();
+                    report
+                        .deleted_packs
+                        .extend(self.salvage(writer, &damaged, thread_count)?);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Puts the manifest of a snapshot back from the copy in a pack.
+    fn bring_back(&self, snapshot: SnapshotId, copy: PackId) -> Result<()> {
+        let reader = self.packs.reader(copy)?;
+        let Some(manifest) = copied_manifest(&reader.directory).filter(|manifest| manifest.id == snapshot) else {
+            let detail = format!("it carries no copy of the manifest of snapshot {snapshot}");
+            return Err(Error::damaged(&reader.name, reader.length, detail));
+        };
+        let name = snapshot_name(snapshot);
+        // If we die between the two, the snapshot is found missing and comes back the next time.
+        self.vault.store.delete(&name)?;
+        self.vault.put_sealed(&name, &manifest.encode())?;
+        Ok(())
+    }
+
+    /// Removes an object that cannot be read; writes it again where its name says all that matters.
+    fn replace(&self, name: &ObjectName) -> Result<()> {
+        let content = match name.kind() {
+            ObjectKind::Forgotten => {
+                let record = ForgottenRecord {
+                    snapshot: name
+                        .name()
+                        .parse()
+                        .map_err(|_| Error::damaged(name, 0, "its name is no snapshot"))?,
+                    copy: None,
+                    time_ms: (self.vault.surroundings.now_ms)(),
+                    reason: "removed earlier; the record of it was damaged".to_owned(),
+                };
+                Some(serde_json::to_vec(&record).expect("a record is made of strings and numbers"))
+            }
+            ObjectKind::Protected => Some(b"{}".to_vec()),
+            _ => None,
+        };
+        self.vault.store.delete(name)?;
+        if let Some(content) = content {
+            self.vault.put_sealed(name, &content)?;
+        }
+        Ok(())
+    }
+
+    /// Whether everything that the manifest in `copy` refers to can be reached.
+    pub(super) fn is_complete(&self, copy: PackId) -> Result<bool> {
+        let reader = self.packs.reader(copy)?;
+        let Some(manifest) = copied_manifest(&reader.directory) else {
+            return Ok(false);
+        };
+        let unreachable = |pack: PackId, frame: u32| {
+            let is_there = self.packs.reader(pack).is_ok_and(|reader| reader.frame(frame).is_ok());
+            (!is_there).then_some(Place::Frame(pack, frame))
+        };
+        let mut is_complete = true;
+        match impact(&self.packs, &[manifest], &unreachable, |_, _| is_complete = false) {
+            Err(error) => classify(error).map(|_| false),
+            Ok(()) => Ok(is_complete),
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Healing: what damaged packs had lost is found where it came back.
+//!
+//! A chunk of a damaged pack that is stored elsewhere too, mostly because a backup has brought it again, is looked up by its
+//! identity, and a relocation leads from the old place to the new one. Maps stay as they are.
+
+use std::collections::BTreeMap;
+
+use crate::damage::{DamageRecord, damage_names, place_of, read_damage};
+use crate::error::Result;
+use crate::id::PackId;
+use crate::pack::Location;
+use crate::relocation::{Move, RelocationTable};
+use crate::repository::Repository;
+
+impl Repository {
+    /// Writes relocations for everything that damaged packs had lost and that is stored elsewhere; returns how many bytes that is.
+    ///
+    /// The announcement of whoever heals must be there: it keeps what is found from being deleted meanwhile.
+    pub(crate) fn heal(&self) -> Result<u64> {
+        let names = damage_names(&self.vault)?;
+        if names.is_empty() {
+            return Ok(0);
+        }
+        self.refresh()?;
+        let mut index = self.usable_index(&mut |_| ())?;
+        let mut healed_bytes = 0;
+        for (pack, names) in &names {
+            // A record that cannot be read says of no chunk where it was: there is nothing to heal by.
+            let (Some(record), _) = read_damage(&self.vault, names)? else {
+                continue;
+            };
+            let mut table = RelocationTable::default();
+            for (place, length, chunk) in self.unmoved(*pack, &record)? {
+                let identity = &record.chunks[&chunk].1;
+                let (chunk_length, skip) = (record.chunks[&chunk].0, place.offset - chunk.1);
+                if let Some(found) = index.find_known(identity, chunk_length) {
+                    table.add(Move {
+                        frame: place.frame,
+                        offset: place.offset,
+                        length,
+                        to: found.advance(skip.into()),
+                    });
+                    healed_bytes += u64::from(length);
+                }
+            }
+            self.put_relocation(*pack, &table)?;
+        }
+        if healed_bytes > 0 {
+            self.refresh()?;
+        }
+        Ok(healed_bytes)
+    }
+
+    /// The parts of the recorded chunks of `pack` that no relocation leads away from: place, length, and which chunk.
+    pub(crate) fn unmoved(&self, pack: PackId, record: &DamageRecord) -> Result<Vec<Unmoved>> {
+        let mut unmoved = Vec::new();
+        for (chunk, (length, _)) in &record.chunks {
+            for (place, length) in self.unmoved_parts(place_of(pack, *chunk), *length)? {
+                unmoved.push((place, length, *chunk));
+            }
+        }
+        Ok(unmoved)
+    }
+
+    /// The parts of the `length` bytes at `location` that no relocation leads away from.
+    pub(crate) fn unmoved_parts(&self, location: Location, length: u32) -> Result<Vec<(Location, u32)>> {
+        let mut parts = Vec::new();
+        let mut done = 0;
+        while done < length {
+            let from = location.advance(done.into());
+            let (place, together) = self.packs.resolve(from, (length - done).into())?;
+            let together = u32::try_from(together).expect("a part of a chunk is as short as a chunk");
+            if place == from {
+                parts.push((from, together));
+            }
+            done += together;
+        }
+        Ok(parts)
+    }
+}
+
+/// A part of a chunk: where it was, its length, and frame and offset of the chunk.
+type Unmoved = (Location, u32, (u32, u32));
+
+/// Packs that are damaged, and what is known of each.
+pub(crate) type Damaged = BTreeMap<PackId, DamageRecord>;

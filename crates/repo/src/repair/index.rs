@@ -1,0 +1,125 @@
+//! Writing the index again, from the directories of packs.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use crate::damage::{DamageRecord, Extent, damage_names, put_damage};
+use crate::error::{Error, Result};
+use crate::id::{PackId, SegmentId};
+use crate::index::{ChunkIndex, SegmentReader, merge_segments, segment_name};
+use crate::repository::Repository;
+use crate::store::ObjectName;
+
+/// Missing packs whose entries are gathered in one reading of the index: bounds the memory.
+const PACK_BATCH_COUNT: usize = 64;
+
+impl Repository {
+    /// Remembers what the index knows of packs that are missing, or whose directory is lost, before it is dropped there.
+    pub(super) fn record_loss(&self, packs: &BTreeSet<PackId>) -> Result<()> {
+        let known = damage_names(&self.vault)?;
+        let wanted: Vec<PackId> = packs.iter().copied().collect();
+        for batch in wanted.chunks(PACK_BATCH_COUNT) {
+            let mut records: BTreeMap<PackId, DamageRecord> = batch
+                .iter()
+                .map(|pack| (*pack, DamageRecord::new(Extent::Whole)))
+                .collect();
+            let (segments, _) = self.vault.segments()?;
+            for segment in &segments {
+                if !segment.packs().iter().any(|pack| records.contains_key(pack)) {
+                    continue;
+                }
+                for page in 0..segment.page_count() {
+                    // A page that is damaged hides what it lists; the others are still worth reading.
+                    let entries = match segment.page(&*self.vault.store, page) {
+                        Err(error) if error.is_about_one_object() => continue,
+                        other => other?,
+                    };
+                    for entry in &entries {
+                        if let Some(record) = records.get_mut(&entry.location.pack) {
+                            record.add_entry(entry);
+                        }
+                    }
+                }
+            }
+            for (pack, record) in &records {
+                if record.chunks.is_empty() && known.contains_key(pack) {
+                    continue;
+                }
+                put_damage(&self.vault, *pack, record)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes segments about every pack that the good segments do not list, and only then deletes the `bad` ones.
+    ///
+    /// Packs whose directory cannot be read are left out; entries of packs that do not exist are dropped.
+    pub(super) fn rebuild_index(&self, bad: &[ObjectName]) -> Result<()> {
+        let bad: HashSet<&ObjectName> = bad.iter().collect();
+        let (segments, _) = self.vault.segments()?;
+        let good: Vec<SegmentReader> = segments
+            .into_iter()
+            .filter(|segment| !bad.contains(&segment_name(segment.segment)))
+            .collect();
+        let existing = self.vault.pack_ids()?;
+        let covered: HashSet<PackId> = good.iter().flat_map(SegmentReader::packs).copied().collect();
+        let mut good_ids: Vec<SegmentId> = good.iter().map(|segment| segment.segment).collect();
+        let mut index = ChunkIndex::new(
+            Arc::clone(&self.packs),
+            self.vault.segment_keys(),
+            good,
+            existing.clone(),
+        );
+        let mut write = |index: &mut ChunkIndex| -> Result<()> {
+            let segment = SegmentId::from_bytes(self.vault.surroundings.draw()?);
+            index.write_segment(segment)?;
+            good_ids.push(segment);
+            Ok(())
+        };
+        let mut has_unwritten = false;
+        for pack in existing.difference(&covered) {
+            match self.packs.reader(*pack) {
+                Ok(reader) if index.adopt(*pack, &reader.directory) => {
+                    write(&mut index)?;
+                    has_unwritten = false;
+                }
+                Ok(_) => has_unwritten = true,
+                Err(error) if error.is_about_one_object() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if has_unwritten {
+            write(&mut index)?;
+        }
+        bad.into_iter().try_for_each(|name| self.vault.store.delete(name))?;
+        self.drop_dangling(&good_ids, &existing)
+    }
+
+    /// Writes those of `segments` that list packs which do not exist again, as one, without them.
+    fn drop_dangling(&self, segments: &[SegmentId], existing: &HashSet<PackId>) -> Result<()> {
+        let keys = self.vault.segment_keys();
+        let mut stale = Vec::new();
+        for id in segments {
+            let segment = SegmentReader::open(&*self.vault.store, &keys, *id)?;
+            // A pack that came after `existing` was listed is listed by its writer: the segment is left alone.
+            let is_stale = |pack: &&PackId| !existing.contains(*pack) && matches!(self.is_absent(**pack), Ok(true));
+            if segment.packs().iter().any(|pack| is_stale(&pack)) {
+                stale.push(segment);
+            }
+        }
+        if stale.is_empty() {
+            return Ok(());
+        }
+        let mut living = existing.clone();
+        living.extend(self.vault.pack_ids()?);
+        let merged = SegmentId::from_bytes(self.vault.surroundings.draw()?);
+        merge_segments(&*self.vault.store, &keys, &stale, &living, merged)?;
+        for segment in &stale {
+            self.vault
+                .store
+                .delete(&segment_name(segment.segment))
+                .map_err(Error::from)?;
+        }
+        Ok(())
+    }
+}

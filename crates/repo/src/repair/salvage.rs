@@ -1,0 +1,96 @@
+//! Getting what is whole out of damaged packs, and deleting them when nothing is left in them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::heal::Damaged;
+use crate::damage::{DamageRecord, clear_damage};
+use crate::error::Result;
+use crate::id::{PackId, WriterId};
+use crate::mark::LiveRange;
+use crate::pack::{Directory, Location, PackReader, pack_name};
+use crate::repack::repack;
+use crate::repository::Repository;
+
+impl Repository {
+    /// Stores what is whole of damaged packs again and leads there by relocations; deletes packs in which nothing is left.
+    ///
+    /// Returns the packs that were deleted. A pack is deleted only when *every* byte of it is relocated: then it does not
+    /// matter who refers to it, or is going to.
+    pub(super) fn salvage(&self, writer: WriterId, damaged: &Damaged, thread_count: usize) -> Result<Vec<PackId>> {
+        let mut deleted = Vec::new();
+        for (pack, record) in damaged {
+            let reader = match self.packs.reader(*pack) {
+                Ok(reader) => reader,
+                Err(error) if error.is_about_one_object() => continue,
+                Err(error) => return Err(error),
+            };
+            let ranges = self.whole_ranges(&reader, record)?;
+            if !ranges.is_empty() {
+                let old = HashMap::from([(*pack, ranges)]);
+                let repacked = repack(self, writer, &old, thread_count)?;
+                self.write_index(&repacked.packs)?;
+                for (pack, table) in &repacked.tables {
+                    self.put_relocation(*pack, table)?;
+                }
+                self.refresh()?;
+            }
+            if self.is_emptied(*pack, &reader.directory)? {
+                self.vault.store.delete(&pack_name(*pack))?;
+                self.packs.forget(*pack);
+                clear_damage(&self.vault, *pack)?;
+                deleted.push(*pack);
+            }
+        }
+        Ok(deleted)
+    }
+
+    /// What is in frames that are not damaged, and not relocated yet.
+    fn whole_ranges(&self, reader: &PackReader, record: &DamageRecord) -> Result<Vec<LiveRange>> {
+        let mut ranges = Vec::new();
+        for (number, entry) in (0u32..).zip(reader.directory.frames()) {
+            if record.covers(number) {
+                continue;
+            }
+            for (place, length) in self.unmoved_parts(frame_start(reader.pack, number), entry.raw_length)? {
+                ranges.push(LiveRange {
+                    frame: number,
+                    offset: place.offset,
+                    length,
+                });
+            }
+        }
+        Ok(ranges)
+    }
+
+    /// Whether every byte of the pack is relocated.
+    fn is_emptied(&self, pack: PackId, directory: &Directory) -> Result<bool> {
+        for (number, entry) in (0u32..).zip(directory.frames()) {
+            if !self
+                .unmoved_parts(frame_start(pack, number), entry.raw_length)?
+                .is_empty()
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn frame_start(pack: PackId, frame: u32) -> Location {
+    Location { pack, frame, offset: 0 }
+}
+
+/// How many bytes of each pack no relocation leads away from.
+pub(super) fn lost_bytes(repository: &Repository, damaged: &Damaged) -> Result<BTreeMap<PackId, u64>> {
+    let mut lost = BTreeMap::new();
+    for (pack, record) in damaged {
+        let parts = repository.unmoved(*pack, record)?;
+        let bytes = parts
+            .iter()
+            .filter(|(place, _, _)| record.covers(place.frame))
+            .map(|(_, length, _)| u64::from(*length))
+            .sum();
+        lost.insert(*pack, bytes);
+    }
+    Ok(lost)
+}
