@@ -5,6 +5,7 @@ mod completions;
 mod diff;
 mod forget;
 mod gc;
+mod image;
 mod init;
 mod key;
 mod list;
@@ -35,6 +36,8 @@ pub enum Verb {
     Show(show::ShowArgs),
     /// Restore disks of a snapshot
     Restore(restore::RestoreArgs),
+    /// Work on disk image files, without a repository
+    Image(image::ImageArgs),
     /// Tell what changed between two snapshots
     Diff(diff::DiffArgs),
     /// Prove that snapshots can be read, and are what was stored
@@ -73,6 +76,7 @@ impl Verb {
             Self::List(args) => list::run(args, context),
             Self::Show(args) => show::run(args, context),
             Self::Restore(args) => restore::run(args, context),
+            Self::Image(args) => image::run(args, context),
             Self::Diff(args) => diff::run(args, context),
             Self::Verify(args) => verify::run(args, context),
             Self::Prune(args) => prune::run(args, context),
@@ -135,6 +139,6 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "version" => version::EXAMPLES,
         "completions" => completions::EXAMPLES,
         "man" => man::EXAMPLES,
-        _ => &[],
+        _ => image::examples_of(path),
     }
 }
