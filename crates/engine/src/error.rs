@@ -119,6 +119,37 @@ pub enum Error {
         /// Their names.
         disks: Vec<String>,
     },
+    /// The target is a device, a folder or a pipe, which a new file must not replace.
+    #[error("{} is not a regular file", path.display())]
+    NotAFile {
+        /// The target.
+        path: PathBuf,
+    },
+    /// There is something where the external data file of a new image is to be.
+    #[error("the data file {} exists", path.display())]
+    DataFileExists {
+        /// The data file.
+        path: PathBuf,
+    },
+    /// A new image would replace a file that it is made from.
+    #[error("{} is part of what is read", path.display())]
+    TargetIsSource {
+        /// The target.
+        path: PathBuf,
+    },
+    /// A new image has no size, and no backing file to take it from.
+    #[error("the size of the new disk is missing")]
+    NoSize,
+    /// What was written reads back otherwise.
+    #[error("{} was written wrong: {different_bytes} bytes differ, the first at offset {offset}", path.display())]
+    WrittenWrong {
+        /// The new image.
+        path: PathBuf,
+        /// The first byte that differs.
+        offset: u64,
+        /// Bytes that differ.
+        different_bytes: u64,
+    },
     /// A file could not be read, written, renamed or removed.
     #[error("{action} {}", path.display())]
     File {

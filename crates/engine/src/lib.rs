@@ -2,13 +2,17 @@
 //!
 //! One file per verb that a user knows, each to be read from top to bottom: [`init()`], [keys](add_key), [`backup()`],
 //! [`restore()`], [`list()`], [`show`], [`diff()`], [`prune()`], [`forget()`],
-//! [`gc()`], [`stats`], [`verify()`], [`scrub`] and [`repair()`]. A job takes everything it needs (the repository, paths, times, randomness) as
+//! [`gc()`], [`stats`], [`verify()`], [`scrub`] and [`repair()`], and for images
+//! [`convert()`], [`compare()`] and [`create_image()`]. A job takes everything it needs (the repository, paths, times, randomness) as
 //! parameters and answers with a report.
 //!
 //! What every job shares: the [`Job`] with who listens ([`Progress`]) and who may stop it ([`Interrupt`]), and how people
 //! name what is in a repository ([`MachineName`], [`DiskName`], [`SnapshotName`] and [`resolve`]).
 
 mod backup;
+mod compare;
+mod convert;
+mod create_image;
 mod diff;
 mod error;
 mod forget;
@@ -21,6 +25,7 @@ mod list;
 mod meter;
 mod name;
 mod new_file;
+mod new_image;
 mod progress;
 mod prune;
 mod repair;
@@ -32,6 +37,9 @@ mod source;
 mod verify;
 
 pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoice, backup};
+pub use compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
+pub use convert::{ConvertReport, ConvertRequest, VerifyImage, convert};
+pub use create_image::{CreateImageReport, CreateImageRequest, create_image};
 pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use error::{Error, Result};
 pub use forget::{Execution, ProtectionChange, change_protection, forget};
@@ -42,6 +50,7 @@ pub use job::Job;
 pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
 pub use list::{ListReport, ListRequest, ShowReport, list, show};
 pub use name::{DiskName, MachineName, NameError};
+pub use new_image::Overwrite;
 pub use progress::{Bottleneck, NoProgress, Progress, Unit};
 pub use prune::{MachinePlan, PruneReport, PruneRequest, prune};
 pub use repair::{RepairOutcome, repair};

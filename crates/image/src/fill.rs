@@ -8,7 +8,7 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentKind, to_usize};
+use holdfast_block::{BlockDevice, BlockDeviceMut, EitherData, ExtentKind, to_usize};
 
 use crate::bytes::is_zero;
 use crate::{BulkWriter, ClusterCompressor, Error, Result};
@@ -65,6 +65,29 @@ pub fn fill(
     options: &FillOptions,
     progress: &mut dyn FnMut(u64) -> Continue,
 ) -> Result<FillReport> {
+    fill_from(source, None, writer, options, progress)
+}
+
+/// Copies into `writer` what differs between `source` and `base`, the backing file of the new image.
+///
+/// Clusters that are equal are left out, so that they are read from the backing file. Otherwise as [`fill`].
+pub fn fill_above(
+    source: &dyn BlockDevice,
+    base: &dyn BlockDevice,
+    writer: &mut BulkWriter,
+    options: &FillOptions,
+    progress: &mut dyn FnMut(u64) -> Continue,
+) -> Result<FillReport> {
+    fill_from(&EitherData::new(source, base), Some(base), writer, options, progress)
+}
+
+fn fill_from(
+    source: &dyn BlockDevice,
+    base: Option<&dyn BlockDevice>,
+    writer: &mut BulkWriter,
+    options: &FillOptions,
+    progress: &mut dyn FnMut(u64) -> Continue,
+) -> Result<FillReport> {
     if source.size_bytes() > writer.size_bytes() {
         return Err(Error::InvalidOption {
             option: "size",
@@ -85,9 +108,14 @@ pub fn fill(
         let mut compressor = compression
             .map(|(compression, level)| ClusterCompressor::new(compression, level))
             .transpose()?;
+        let mut below = Vec::new();
         Ok(move |range: Range<u64>, buffer: Vec<u8>| {
             let piece = read_piece(source, range, buffer)?.padded(cluster_bytes, disk_end);
-            Ok(piece.sort(cluster_bytes, compressor.as_mut()))
+            let below = match base {
+                None => None,
+                Some(base) => Some(read_base(base, &piece, &mut below)?),
+            };
+            Ok(piece.sort(cluster_bytes, below, compressor.as_mut()))
         })
     };
     let mut store = Store {
@@ -131,6 +159,10 @@ impl Store<'_> {
                 let bytes = &piece.buffer[to_usize(range.start)..to_usize(range.end)];
                 self.writer.append(bytes, piece.offset + range.start)?;
                 self.report.plain_bytes += range.end - range.start;
+                self.stored_end = piece.offset + range.end;
+            }
+            Part::AsBelow(range) => {
+                self.hide_backing(piece.offset + range.start)?;
                 self.stored_end = piece.offset + range.end;
             }
             Part::Compressed { at, bytes } => {
@@ -177,7 +209,7 @@ pub fn fill_device(
     let make_worker = || {
         Ok(|range: Range<u64>, buffer: Vec<u8>| {
             let piece = read_piece(source, range, buffer)?;
-            let sorted = piece.sort(GRAIN_BYTES, None);
+            let sorted = piece.sort(GRAIN_BYTES, None, None);
             // Where a byte lands does not depend on the others: the workers write themselves.
             for part in &sorted.parts {
                 if let Part::Plain(range) = part {
@@ -235,6 +267,8 @@ struct Sorted {
 enum Part {
     /// Bytes of the piece.
     Plain(Range<u64>),
+    /// Clusters that the backing file holds as they are.
+    AsBelow(Range<u64>),
     /// One cluster, which starts at `at` in the piece.
     Compressed { at: u64, bytes: Vec<u8> },
 }
@@ -250,6 +284,18 @@ fn read_piece(source: &dyn BlockDevice, range: Range<u64>, mut buffer: Vec<u8>) 
     })
 }
 
+/// What the backing file holds where `piece` is; zero behind its end.
+fn read_base<'a>(base: &dyn BlockDevice, piece: &Piece, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    let end = piece.offset + piece.length;
+    let held = to_usize(base.size_bytes().clamp(piece.offset, end) - piece.offset);
+    buffer.resize(to_usize(piece.length), 0);
+    buffer[held..].fill(0);
+    if held > 0 {
+        base.read_at(&mut buffer[..held], piece.offset)?;
+    }
+    Ok(buffer)
+}
+
 impl Piece {
     /// Fills the last cluster of a source that is smaller than the disk with zeroes.
     fn padded(mut self, cluster_bytes: u64, disk_end: u64) -> Self {
@@ -261,14 +307,19 @@ impl Piece {
         self
     }
 
-    /// Sorts clusters into zero, plain and compressed ones.
-    fn sort(self, cluster_bytes: u64, mut compressor: Option<&mut ClusterCompressor>) -> Sorted {
+    /// Sorts clusters into zero, plain and compressed ones, and those that are as they are `below`.
+    fn sort(self, cluster_bytes: u64, below: Option<&[u8]>, mut compressor: Option<&mut ClusterCompressor>) -> Sorted {
         let mut parts: Vec<Part> = Vec::new();
         let mut at = 0;
         while at < self.length {
             let end = (at + cluster_bytes).min(self.length);
             let cluster = &self.buffer[to_usize(at)..to_usize(end)];
-            if !is_zero(cluster) {
+            if below.is_some_and(|below| below[to_usize(at)..to_usize(end)] == *cluster) {
+                match parts.last_mut() {
+                    Some(Part::AsBelow(range)) if range.end == at => range.end = end,
+                    _ => parts.push(Part::AsBelow(at..end)),
+                }
+            } else if !is_zero(cluster) {
                 let compressed = compressor.as_mut().and_then(|compressor| {
                     if end - at == cluster_bytes {
                         return compressor.compress(cluster);

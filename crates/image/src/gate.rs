@@ -68,18 +68,23 @@ impl Gatekeeper {
             Err(source) => {
                 let parent = directory_of(&path);
                 let seen = parent.canonicalize().unwrap_or(parent);
-                return Err(if self.admits_directory(&seen) {
+                return Err(if self.admits_directory(&seen) || self.admits_named(&seen) {
                     Error::io("open", &path, source)
                 } else {
                     refuse(self.rule())
                 });
             }
         };
-        if self.named.contains(&canonical) || self.admits_directory(&directory_of(&canonical)) {
+        if self.admits_named(&canonical) || self.admits_directory(&directory_of(&canonical)) {
             Ok(canonical)
         } else {
             Err(refuse(self.rule()))
         }
+    }
+
+    /// Whether the user named this file, or a directory that it is in.
+    fn admits_named(&self, canonical: &Path) -> bool {
+        self.named.iter().any(|named| canonical.starts_with(named))
     }
 
     fn admits_directory(&self, directory: &Path) -> bool {

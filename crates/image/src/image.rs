@@ -22,7 +22,7 @@ pub struct OpenOptions {
     pub format: Option<Format>,
     /// Which other files the image may open.
     pub gate: Gate,
-    /// Files that may be opened although the gate would not let them.
+    /// Files, and directories with all that is below them, that may be opened although the gate would not let them.
     pub allow: Vec<PathBuf>,
     /// The external data file, in place of the one that the image names.
     pub data_file: Option<PathBuf>,

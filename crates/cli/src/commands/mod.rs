@@ -5,6 +5,7 @@ mod completions;
 mod diff;
 mod forget;
 mod gc;
+mod image;
 mod init;
 mod key;
 mod list;
@@ -36,6 +37,8 @@ pub enum Verb {
     Show(show::ShowArgs),
     /// Restore disks of a snapshot
     Restore(restore::RestoreArgs),
+    /// Work on disk image files, without a repository
+    Image(image::ImageArgs),
     /// Tell what changed between two snapshots
     Diff(diff::DiffArgs),
     /// Prove that snapshots can be read, and are what was stored
@@ -76,6 +79,7 @@ impl Verb {
             Self::List(args) => list::run(args, context),
             Self::Show(args) => show::run(args, context),
             Self::Restore(args) => restore::run(args, context),
+            Self::Image(args) => image::run(args, context),
             Self::Diff(args) => diff::run(args, context),
             Self::Verify(args) => verify::run(args, context),
             Self::Prune(args) => prune::run(args, context),
@@ -141,6 +145,6 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "version" => version::EXAMPLES,
         "completions" => completions::EXAMPLES,
         "man" => man::EXAMPLES,
-        _ => &[],
+        _ => image::examples_of(path),
     }
 }

@@ -136,9 +136,18 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::TargetExists { .. } => advice(
             Exit::Error,
             Kind::Exists,
-            "--in-place writes what differs into it, --force replaces it",
+            "--force replaces it; restore --in-place writes only what differs into it",
         ),
         JobError::NoTarget { .. } => advice(Exit::Error, Kind::NotFound, "leave --in-place out to make it"),
+        JobError::NotAFile { .. } => refused("give the name of a new file"),
+        JobError::DataFileExists { .. } => advice(Exit::Error, Kind::Exists, "give another --data-file, or remove it"),
+        JobError::TargetIsSource { .. } => refused("give the new image another name, and rename it later"),
+        JobError::NoSize => advice(Exit::Usage, Kind::Usage, "give a size such as 20G"),
+        JobError::WrittenWrong { .. } => advice(
+            Exit::Damage,
+            Kind::Damage,
+            "nothing was kept; do not trust this medium, this memory or this machine",
+        ),
         JobError::TargetFormat { .. } => {
             refused("restore to a new file; or give --format raw, if this is a raw disk that only looks so")
         }
@@ -201,6 +210,7 @@ fn image_advice(error: &ImageError) -> Advice {
             Kind::Refused,
             "if you trust the image, allow the file with --allow FILE",
         ),
+        ImageError::InvalidOption { .. } => plain(Exit::Usage, Kind::Usage),
         ImageError::NotFound { .. } => plain(Exit::Error, Kind::NotFound),
         ImageError::Locked { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),
         _ => plain(Exit::Error, Kind::Io),

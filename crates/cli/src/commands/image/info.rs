@@ -1,0 +1,221 @@
+//! `holdfast image info`: what there is to know about an image without reading its data.
+
+use std::path::PathBuf;
+
+use holdfast_image::{Backing, BitmapState, Format, FormatSource, LayerInfo, OpenOptions, Qcow2Info, Recording};
+use serde::Serialize;
+
+use super::options::{GateArgs, open_and_warn};
+use crate::args::Example;
+use crate::commands::backup::parse_format;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report, Style};
+use crate::units;
+
+/// Arguments of `image info`.
+#[derive(Debug, clap::Args)]
+pub(super) struct InfoArgs {
+    /// The image
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// Its format (raw, qcow2), where its content is not to decide
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+    format: Option<Format>,
+    /// Also show the images that it is based on
+    #[arg(long)]
+    chain: bool,
+    #[command(flatten)]
+    gate: GateArgs,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what an image is",
+        line: "holdfast image info web1.qcow2",
+    },
+    Example {
+        wish: "See all images that it is based on, wherever below a folder they are",
+        line: "holdfast image info --chain --allow-dir /var/lib/libvirt web1.qcow2",
+    },
+];
+
+/// What `image info` answers.
+#[derive(Debug, Serialize)]
+struct Info {
+    /// The image itself, and with `--chain` those below it.
+    images: Vec<ImageInfo>,
+}
+
+#[derive(Debug, Serialize)]
+struct ImageInfo {
+    path: String,
+    format: &'static str,
+    /// "caller", "overlay" or "content".
+    format_source: &'static str,
+    size_bytes: u64,
+    file_bytes: u64,
+    allocated_bytes: Option<u64>,
+    qcow2: Option<Qcow2>,
+}
+
+#[derive(Debug, Serialize)]
+struct Qcow2 {
+    compat: &'static str,
+    cluster_bytes: u64,
+    refcount_bits: u32,
+    compression: &'static str,
+    features: Vec<&'static str>,
+    backing_file: Option<String>,
+    backing_format: Option<String>,
+    data_file: Option<String>,
+    snapshots: Vec<Snapshot>,
+    bitmaps: Vec<Bitmap>,
+}
+
+#[derive(Debug, Serialize)]
+struct Snapshot {
+    id: String,
+    name: String,
+    time: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Bitmap {
+    name: String,
+    granularity_bytes: u64,
+    is_valid: bool,
+    is_recording: bool,
+}
+
+impl From<&LayerInfo> for ImageInfo {
+    fn from(layer: &LayerInfo) -> Self {
+        Self {
+            path: layer.path.display().to_string(),
+            format: layer.format.name(),
+            format_source: match layer.format_source {
+                FormatSource::Caller => "caller",
+                FormatSource::Overlay => "overlay",
+                FormatSource::Content => "content",
+            },
+            size_bytes: layer.size_bytes,
+            file_bytes: layer.file_bytes,
+            allocated_bytes: layer.allocated_bytes,
+            qcow2: layer.qcow2.as_ref().map(Qcow2::from),
+        }
+    }
+}
+
+impl From<&Qcow2Info> for Qcow2 {
+    fn from(info: &Qcow2Info) -> Self {
+        let snapshot = |snapshot: &holdfast_image::InternalSnapshot| Snapshot {
+            id: snapshot.id.clone(),
+            name: snapshot.name.clone(),
+            time: jiff::Timestamp::from_second(snapshot.created_seconds.into())
+                .ok()
+                .map(|time| time.to_string()),
+        };
+        Self {
+            compat: if info.version == 2 { "0.10" } else { "1.1" },
+            cluster_bytes: info.cluster_bytes,
+            refcount_bits: info.refcount_bits,
+            compression: info.compression.name(),
+            features: info.features.iter().map(|feature| feature.name()).collect(),
+            backing_file: info.backing_file.clone(),
+            backing_format: info.backing_format.clone(),
+            data_file: info.data_file.clone(),
+            snapshots: info.snapshots.iter().map(snapshot).collect(),
+            bitmaps: info
+                .bitmaps
+                .iter()
+                .map(|bitmap| Bitmap {
+                    name: bitmap.name.clone(),
+                    granularity_bytes: bitmap.granularity_bytes,
+                    is_valid: bitmap.state == BitmapState::Valid,
+                    is_recording: bitmap.recording == Recording::Enabled,
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Report for Info {
+    fn command(&self) -> &'static str {
+        "image info"
+    }
+
+    fn human(&self, page: &mut Page) {
+        for (index, image) in self.images.iter().enumerate() {
+            if index > 0 {
+                page.gap();
+            }
+            page.styled(Style::Heading, &image.path);
+            let guessed = match image.format_source {
+                "content" => " (by its content)",
+                _ => "",
+            };
+            let mut fields = vec![
+                ("format", format!("{}{guessed}", image.format)),
+                ("disk", exactly(image.size_bytes)),
+                ("file", exactly(image.file_bytes)),
+            ];
+            fields.extend(image.allocated_bytes.map(|bytes| ("on medium", exactly(bytes))));
+            page.fields(&fields);
+            if let Some(qcow2) = &image.qcow2 {
+                qcow2.human(page);
+            }
+        }
+    }
+}
+
+impl Qcow2 {
+    fn human(&self, page: &mut Page) {
+        let mut fields = vec![
+            ("compat", self.compat.to_owned()),
+            ("clusters", units::bytes(self.cluster_bytes)),
+            ("refcounts", format!("{} bits", self.refcount_bits)),
+            ("compression", self.compression.to_owned()),
+        ];
+        if !self.features.is_empty() {
+            fields.push(("features", self.features.join(", ")));
+        }
+        if let Some(backing) = &self.backing_file {
+            let format = self.backing_format.as_deref().unwrap_or("format not written down");
+            fields.push(("backing file", format!("{backing} ({format})")));
+        }
+        fields.extend(self.data_file.iter().map(|file| ("data file", file.clone())));
+        for snapshot in &self.snapshots {
+            let time = snapshot.time.as_deref().unwrap_or("at an unknown time");
+            fields.push(("snapshot", format!("{} {:?}, {time}", snapshot.id, snapshot.name)));
+        }
+        for bitmap in &self.bitmaps {
+            let state = match (bitmap.is_valid, bitmap.is_recording) {
+                (false, _) => "misses writes, of no use",
+                (true, true) => "recording",
+                (true, false) => "not recording",
+            };
+            let grain = units::bytes(bitmap.granularity_bytes);
+            fields.push(("bitmap", format!("{:?}, a bit for {grain}, {state}", bitmap.name)));
+        }
+        page.fields(&fields);
+    }
+}
+
+fn exactly(bytes: u64) -> String {
+    format!("{} ({bytes} bytes)", units::bytes(bytes))
+}
+
+/// Shows an image.
+pub(super) fn run(args: &InfoArgs, context: &Context) -> Result<Exit, Error> {
+    let backing = if args.chain { Backing::Follow } else { Backing::Ignore };
+    let options = OpenOptions {
+        backing,
+        ..args.gate.open_options(args.format)?
+    };
+    let image = open_and_warn(&args.image, &options, context)?;
+    context.report(&Info {
+        images: image.layers().iter().map(ImageInfo::from).collect(),
+    })
+}

@@ -1,0 +1,156 @@
+//! `holdfast image map`: where the bytes of a disk are.
+
+use std::path::PathBuf;
+
+use holdfast_block::BlockDevice as _;
+use holdfast_image::{Format, MapContent, MapEntry};
+use serde::Serialize;
+
+use super::options::{GateArgs, open_and_warn};
+use crate::args::Example;
+use crate::commands::backup::parse_format;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Column, Page, Report, Table};
+use crate::units;
+
+/// Extents that one answer holds: a hostile image must not fill the memory.
+const EXTENT_COUNT_MAX: usize = 1_000_000;
+
+/// Arguments of `image map`.
+#[derive(Debug, clap::Args)]
+pub(super) struct MapArgs {
+    /// The image
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// Its format (raw, qcow2), where its content is not to decide
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+    format: Option<Format>,
+    /// Where on the disk to begin
+    #[arg(long, value_name = "OFFSET", value_parser = units::parse_bytes, default_value = "0")]
+    start: u64,
+    #[command(flatten)]
+    gate: GateArgs,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See where the data of a disk is",
+        line: "holdfast image map web1.qcow2",
+    },
+    Example {
+        wish: "Give it to a script",
+        line: "holdfast image map web1.qcow2 --json",
+    },
+];
+
+/// What `image map` answers.
+#[derive(Debug, Serialize)]
+struct Map {
+    /// The files of the chain, the image itself first.
+    files: Vec<String>,
+    extents: Vec<MapExtent>,
+    /// Where to go on with `--start`, if there were too many extents for one answer.
+    next_offset: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct MapExtent {
+    offset: u64,
+    length_bytes: u64,
+    /// "data", "compressed" or "zero".
+    kind: &'static str,
+    /// Index in `files`; null where no file holds it.
+    file: Option<usize>,
+    host_offset: Option<u64>,
+}
+
+impl From<MapEntry> for MapExtent {
+    fn from(entry: MapEntry) -> Self {
+        let (kind, host_offset) = match entry.content {
+            MapContent::Zero => ("zero", None),
+            MapContent::Data { host_offset } => ("data", Some(host_offset)),
+            MapContent::Compressed => ("compressed", None),
+        };
+        Self {
+            offset: entry.offset,
+            length_bytes: entry.length,
+            kind,
+            file: entry.depth,
+            host_offset,
+        }
+    }
+}
+
+impl MapExtent {
+    /// Appends `next` if it continues this extent, in its file too.
+    fn absorb(&mut self, next: &Self) -> bool {
+        let continued = self.host_offset.map(|offset| offset + self.length_bytes);
+        let fits = self.kind == next.kind && self.file == next.file && continued == next.host_offset;
+        if fits {
+            self.length_bytes += next.length_bytes;
+        }
+        fits
+    }
+}
+
+impl Report for Map {
+    fn command(&self) -> &'static str {
+        "image map"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let mut table = Table::new([
+            Column::number("OFFSET"),
+            Column::number("LENGTH"),
+            Column::text("KIND"),
+            Column::number("AT"),
+            Column::long_text("FILE"),
+        ]);
+        for extent in &self.extents {
+            table.row([
+                extent.offset.to_string(),
+                extent.length_bytes.to_string(),
+                extent.kind.to_owned(),
+                extent.host_offset.map(|offset| offset.to_string()).unwrap_or_default(),
+                extent.file.map(|file| self.files[file].clone()).unwrap_or_default(),
+            ]);
+        }
+        page.table(&table);
+    }
+}
+
+/// Shows where the bytes are.
+pub(super) fn run(args: &MapArgs, context: &Context) -> Result<Exit, Error> {
+    let image = open_and_warn(&args.image, &args.gate.open_options(args.format)?, context)?;
+    let interrupt = context.interrupt()?;
+    let mut extents: Vec<MapExtent> = Vec::new();
+    let mut offset = args.start;
+    let mut next_offset = None;
+    while offset < image.size_bytes() {
+        interrupt.check()?;
+        let entry = image.map_at(offset, u64::MAX).map_err(holdfast_engine::Error::from)?;
+        let extent = MapExtent::from(entry);
+        if !extents.last_mut().is_some_and(|last| last.absorb(&extent)) {
+            if extents.len() == EXTENT_COUNT_MAX {
+                next_offset = Some(offset);
+                let warning = format!("there are more extents; go on with --start {offset}");
+                context.console().warning(&warning);
+                break;
+            }
+            extents.push(extent);
+        }
+        offset += entry.length;
+    }
+    context.report(&Map {
+        files: image
+            .layers()
+            .iter()
+            .map(|layer| layer.path.display().to_string())
+            .collect(),
+        extents,
+        next_offset,
+    })
+}

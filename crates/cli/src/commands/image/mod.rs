@@ -1,0 +1,62 @@
+//! `holdfast image`: disk image files, without a repository.
+
+mod check;
+mod compare;
+mod convert;
+mod create;
+mod info;
+mod map;
+mod options;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+
+/// Arguments of `image`.
+#[derive(Debug, clap::Args)]
+pub struct ImageArgs {
+    #[command(subcommand)]
+    verb: ImageVerb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum ImageVerb {
+    /// Show what there is to know about an image
+    Info(info::InfoArgs),
+    /// Show where the bytes of a disk are: which file of the chain, and where in it
+    Map(map::MapArgs),
+    /// Compare the metadata of a qcow2 image with itself; changes nothing
+    Check(check::CheckArgs),
+    /// Compare the disks in two images: exit code 0 if they are equal, 1 if not
+    Compare(compare::CompareArgs),
+    /// Convert an image to another format or other options
+    Convert(convert::ConvertArgs),
+    /// Make an empty image
+    Create(create::CreateArgs),
+}
+
+/// Examples of the verb at `path`, which begins with `image `.
+pub(super) fn examples_of(path: &str) -> &'static [Example] {
+    match path {
+        "image info" => info::EXAMPLES,
+        "image map" => map::EXAMPLES,
+        "image check" => check::EXAMPLES,
+        "image compare" => compare::EXAMPLES,
+        "image convert" => convert::EXAMPLES,
+        "image create" => create::EXAMPLES,
+        _ => &[],
+    }
+}
+
+/// Does what the second word says.
+pub(super) fn run(args: &ImageArgs, context: &Context) -> Result<Exit, Error> {
+    match &args.verb {
+        ImageVerb::Info(args) => info::run(args, context),
+        ImageVerb::Map(args) => map::run(args, context),
+        ImageVerb::Check(args) => check::run(args, context),
+        ImageVerb::Compare(args) => compare::run(args, context),
+        ImageVerb::Convert(args) => convert::run(args, context),
+        ImageVerb::Create(args) => create::run(args, context),
+    }
+}

@@ -1,0 +1,172 @@
+//! Options that several verbs about images have: what an image may open, and what a new one is to be.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_engine::Overwrite;
+use holdfast_image::{
+    BackingFile, Compression, DataFile, DataFileKind, Format, Image, OpenOptions, Preallocation, Qcow2Options,
+};
+
+use crate::commands::backup::parse_format;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::units;
+
+/// Which other files an image may open.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(super) struct GateArgs {
+    /// A file that the image may open though it lies in another folder; may be given several times
+    #[arg(long = "allow-file", visible_alias = "allow", value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// A folder in which the image may open files; may be given several times
+    #[arg(long = "allow-dir", value_name = "FOLDER")]
+    folders: Vec<PathBuf>,
+}
+
+impl GateArgs {
+    /// How to open an image of `format`; without one its content decides.
+    pub(super) fn open_options(&self, format: Option<Format>) -> Result<OpenOptions, Error> {
+        if self.files.iter().any(|path| path.is_dir()) {
+            return Err(Error::Usage {
+                what: "--allow-file names a folder",
+                hint: "allow all that is in it with --allow-dir",
+            });
+        }
+        if self.folders.iter().any(|path| path.is_file()) {
+            return Err(Error::Usage {
+                what: "--allow-dir names a file",
+                hint: "allow it with --allow-file",
+            });
+        }
+        Ok(OpenOptions {
+            format,
+            allow: self.files.iter().chain(&self.folders).cloned().collect(),
+            ..OpenOptions::default()
+        })
+    }
+}
+
+/// What a new image is to be.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct NewImageArgs {
+    /// Replace the file that is at the target, when the new one is complete
+    #[arg(long)]
+    force: bool,
+    /// Size of a cluster of a qcow2 image, 512 bytes to 2 MiB
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, default_value = "64K")]
+    cluster_size: u64,
+    /// Version of the qcow2 format: 1.1, or 0.10 for programs older than 2011
+    #[arg(long, value_name = "VERSION", value_parser = parse_compat, default_value = "1.1")]
+    compat: u32,
+    /// How clusters of a qcow2 image are compressed, now or later: zlib, or zstd which is faster and smaller
+    #[arg(long, value_name = "TYPE", value_parser = parse_compression, default_value = "zlib")]
+    compression: Compression,
+    /// Divide clusters into 32 parts, so that small writes to an overlay copy less
+    #[arg(long)]
+    extended_l2: bool,
+    /// Let other programs write refcounts late; this one never does
+    #[arg(long)]
+    lazy_refcounts: bool,
+    /// Bits of a refcount
+    #[arg(long, value_name = "BITS", default_value_t = 16)]
+    refcount_bits: u32,
+    /// The image that the new one is based on, as the new one is to name it: a relative name starts at its folder
+    #[arg(short, long, value_name = "IMAGE")]
+    backing: Option<String>,
+    /// The format of that image; what its content says where not given
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format, requires = "backing")]
+    backing_format: Option<Format>,
+    /// A file of its own for the data, which must not exist yet; a relative name starts at the new image's folder
+    #[arg(long, value_name = "FILE")]
+    data_file: Option<String>,
+    /// Keep the data file usable by itself, as a raw image
+    #[arg(long, requires = "data_file")]
+    data_file_raw: bool,
+}
+
+impl NewImageArgs {
+    /// What to do about a file that is there.
+    pub(super) fn overwrite(&self) -> Overwrite {
+        if self.force {
+            Overwrite::Replace
+        } else {
+            Overwrite::Refuse
+        }
+    }
+
+    /// The options of a qcow2 image at `target`.
+    pub(super) fn qcow2(&self, target: &Path, preallocation: Preallocation) -> Result<Qcow2Options, Error> {
+        let backing = match &self.backing {
+            None => None,
+            Some(name) => {
+                let path = target.with_file_name("").join(name);
+                let format = match self.backing_format {
+                    Some(format) => format,
+                    None => holdfast_image::detect(&path).map_err(holdfast_engine::Error::from)?,
+                };
+                let name = name.clone();
+                Some(BackingFile { name, format })
+            }
+        };
+        let kind = if self.data_file_raw {
+            DataFileKind::Raw
+        } else {
+            DataFileKind::Plain
+        };
+        Ok(Qcow2Options {
+            cluster_bytes: self.cluster_size,
+            version: self.compat,
+            compression: self.compression,
+            extended_l2: self.extended_l2,
+            lazy_refcounts: self.lazy_refcounts,
+            refcount_bits: self.refcount_bits,
+            backing,
+            data_file: self.data_file.clone().map(|name| DataFile { name, kind }),
+            preallocation,
+        })
+    }
+
+    /// Refuses options that a raw image cannot have, rather than forget them.
+    pub(super) fn refuse_for_raw(&self) -> Result<(), Error> {
+        if self.backing.is_none() && self.data_file.is_none() && !self.extended_l2 {
+            return Ok(());
+        }
+        Err(Error::Usage {
+            what: "a raw image has no backing file, no data file and no clusters",
+            hint: "leave these options out, or make a qcow2 image",
+        })
+    }
+}
+
+/// The format that a new file's name stands for; raw where it stands for none.
+pub(super) fn format_of_name(path: &Path) -> Format {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some(extension) if extension.eq_ignore_ascii_case("qcow2") => Format::Qcow2,
+        _ => Format::Raw,
+    }
+}
+
+/// Opens the image, and tells what a person should know about it.
+pub(super) fn open_and_warn(path: &Path, options: &OpenOptions, context: &Context) -> Result<Image, Error> {
+    let image = holdfast_image::open(path, options).map_err(holdfast_engine::Error::from)?;
+    for note in image.notes() {
+        context.console().warning(&note.to_string());
+    }
+    Ok(image)
+}
+
+fn parse_compat(text: &str) -> Result<u32, String> {
+    match text {
+        "0.10" | "v2" => Ok(2),
+        "1.1" | "v3" => Ok(3),
+        _ => Err("the versions are 0.10 and 1.1".to_owned()),
+    }
+}
+
+fn parse_compression(text: &str) -> Result<Compression, String> {
+    match text {
+        "zlib" => Ok(Compression::Zlib),
+        "zstd" => Ok(Compression::Zstd),
+        _ => Err("the types are zlib and zstd".to_owned()),
+    }
+}

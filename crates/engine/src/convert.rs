@@ -1,0 +1,267 @@
+//! An image becomes an image of another format, or of other options.
+
+use std::fs::File;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_block::{BlockDevice, BlockDeviceMut as _};
+use holdfast_image::{
+    BulkWriter, Continue, CreateOptions, FillOptions, FillReport, Format, Image, Note, OpenOptions, Qcow2Options,
+    Storage, create_bulk, fill, fill_above, fill_device, open,
+};
+use holdfast_repo::Surroundings;
+
+use crate::compare::compare;
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::new_image::{NewImage, Overwrite};
+use crate::{Interrupted, Unit};
+
+/// What to convert, and to what.
+#[derive(Debug, Clone)]
+pub struct ConvertRequest {
+    /// The image to read.
+    pub source: PathBuf,
+    /// How to open it.
+    pub open: OpenOptions,
+    /// Read the disk as it was when this internal snapshot was taken, not as it is.
+    pub snapshot: Option<String>,
+    /// The image to make.
+    pub target: PathBuf,
+    /// Its format.
+    pub format: Format,
+    /// What only qcow2 has.
+    pub qcow2: Qcow2Options,
+    /// Whether clusters are compressed.
+    pub storage: Storage,
+    /// What to do about a file that is at the target already.
+    pub overwrite: Overwrite,
+    /// Whether the new image is read back before it gets its name.
+    pub verify: VerifyImage,
+}
+
+/// Whether a new image is read back and compared with its source before it gets its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VerifyImage {
+    /// It is.
+    Yes,
+    /// It is not.
+    No,
+}
+
+/// What a conversion did.
+#[derive(Debug, Clone)]
+pub struct ConvertReport {
+    /// Size of the disk.
+    pub size_bytes: u64,
+    /// What became of its bytes; none where the file system shares them with the source.
+    pub filled: Option<FillReport>,
+    /// What the new file takes on its medium.
+    pub allocated_bytes: Option<u64>,
+    /// Whether it was read back.
+    pub verify: VerifyImage,
+    /// How long it took.
+    pub duration: Duration,
+    /// What a person should know about the source.
+    pub notes: Vec<Note>,
+}
+
+/// Converts an image.
+///
+/// The new image is written under another name, made durable, compared with the source if that is wanted, and only then
+/// gets its name: there is never half an image at the target. Stopped or failed, nothing is left.
+pub fn convert(request: &ConvertRequest, surroundings: &Surroundings, job: Job<'_>) -> Result<ConvertReport> {
+    let start = job.clock.now();
+    let source = open(&request.source, &request.open)?;
+    refuse_to_replace_source(&source, &request.target)?;
+    let device = match &request.snapshot {
+        Some(name) => source.snapshot(name)?,
+        None => source.device(),
+    };
+    let options = CreateOptions {
+        format: request.format,
+        size_bytes: device.size_bytes(),
+        qcow2: request.qcow2.clone(),
+    };
+    let base = open_base(request)?;
+    job.interrupt.check()?;
+    let (image, filled) = match request.format {
+        Format::Qcow2 => {
+            let (image, writer) =
+                NewImage::begin(&request.target, request.overwrite, &options, surroundings, |partial| {
+                    Ok(create_bulk(partial, &options)?)
+                })?;
+            let filled = fill_bulk(&*device, base.as_ref(), writer, request.storage, job)?;
+            (image, Some(filled))
+        }
+        _ => convert_to_raw(request, &source, &*device, &options, surroundings, job)?,
+    };
+    if request.verify == VerifyImage::Yes {
+        verify(&*device, image.partial(), request, job)?;
+    }
+    job.interrupt.check()?;
+    image.finish()?;
+    let opened = open(&request.target, &reopen(request))?;
+    Ok(ConvertReport {
+        size_bytes: device.size_bytes(),
+        filled,
+        allocated_bytes: opened.layers()[0].allocated_bytes,
+        verify: request.verify,
+        duration: job.clock.now().saturating_sub(start),
+        notes: source.notes().to_vec(),
+    })
+}
+
+/// Replacing a file that the source is read from would break whatever else is based on it.
+fn refuse_to_replace_source(source: &Image, target: &Path) -> Result<()> {
+    let Ok(target) = target.canonicalize() else {
+        return Ok(());
+    };
+    let is_part = |path: &Path| path.canonicalize().is_ok_and(|path| path == target);
+    match source.layers().iter().find(|layer| is_part(&layer.path)) {
+        Some(_) => Err(Error::TargetIsSource { path: target }),
+        None => Ok(()),
+    }
+}
+
+/// The backing file of the new image, which decides what the new image need not hold.
+fn open_base(request: &ConvertRequest) -> Result<Option<Image>> {
+    let Some(backing) = &request.qcow2.backing else {
+        return Ok(None);
+    };
+    let path = request.target.with_file_name("").join(&backing.name);
+    let options = OpenOptions {
+        format: Some(backing.format),
+        gate: request.open.gate.clone(),
+        allow: request.open.allow.clone(),
+        ..OpenOptions::default()
+    };
+    Ok(Some(open(&path, &options)?))
+}
+
+fn fill_bulk(
+    device: &dyn BlockDevice,
+    base: Option<&Image>,
+    mut writer: BulkWriter,
+    storage: Storage,
+    job: Job<'_>,
+) -> Result<FillReport> {
+    let options = FillOptions {
+        threads: threads(job),
+        storage,
+    };
+    let mut steps = steps(device, job);
+    let filled = match base {
+        Some(base) => fill_above(device, base, &mut writer, &options, &mut steps),
+        None => fill(device, &mut writer, &options, &mut steps),
+    };
+    let filled = unless_interrupted(filled, job)?;
+    job.progress.phase("making it durable", Unit::Items);
+    writer.finish()?;
+    Ok(filled)
+}
+
+fn convert_to_raw(
+    request: &ConvertRequest,
+    source: &Image,
+    device: &dyn BlockDevice,
+    options: &CreateOptions,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<(NewImage, Option<FillReport>)> {
+    let (image, ()) = NewImage::begin(&request.target, request.overwrite, options, surroundings, |partial| {
+        Ok(holdfast_image::create(partial, options)?)
+    })?;
+    if source.layers()[0].format == Format::Raw && is_cloned(&request.source, image.partial())? {
+        job.progress
+            .note("the file system shares the bytes of both files until one is written");
+        return Ok((image, None));
+    }
+    let target = holdfast_image::open_mut(image.partial(), &raw())?;
+    let filled = fill_device(device, &target, threads(job), &mut steps(device, job));
+    let filled = unless_interrupted(filled, job)?;
+    target.flush()?;
+    Ok((image, Some(filled)))
+}
+
+/// Whether the file system made `target` a clone of the file `source`, durably; many cannot.
+fn is_cloned(source: &Path, target: &Path) -> Result<bool> {
+    let failed = |source| Error::File {
+        action: "clone",
+        path: target.to_owned(),
+        source,
+    };
+    let from = File::open(source).map_err(failed)?;
+    if !from.metadata().map_err(failed)?.is_file() {
+        return Ok(false);
+    }
+    let to = File::options().write(true).open(target).map_err(failed)?;
+    if rustix::fs::ioctl_ficlone(&to, &from).is_err() {
+        return Ok(false);
+    }
+    to.sync_all().map_err(failed)?;
+    Ok(true)
+}
+
+fn verify(device: &dyn BlockDevice, partial: &Path, request: &ConvertRequest, job: Job<'_>) -> Result<()> {
+    let written = open(partial, &reopen(request))?;
+    let report = compare(device, &written, job)?;
+    match report.first_difference {
+        None => Ok(()),
+        Some(offset) => Err(Error::WrittenWrong {
+            path: request.target.clone(),
+            offset,
+            different_bytes: report.different_bytes,
+        }),
+    }
+}
+
+/// How to open the new image, whose other files the user has named.
+fn reopen(request: &ConvertRequest) -> OpenOptions {
+    let mut allow = request.open.allow.clone();
+    let folder = request.target.with_file_name("");
+    allow.extend(request.qcow2.backing.iter().map(|backing| folder.join(&backing.name)));
+    allow.extend(request.qcow2.data_file.iter().map(|data| folder.join(&data.name)));
+    OpenOptions {
+        format: Some(request.format),
+        gate: request.open.gate.clone(),
+        allow,
+        ..OpenOptions::default()
+    }
+}
+
+fn raw() -> OpenOptions {
+    OpenOptions {
+        format: Some(Format::Raw),
+        ..OpenOptions::default()
+    }
+}
+
+fn threads(job: Job<'_>) -> NonZero<usize> {
+    NonZero::new(job.thread_count).unwrap_or(NonZero::<usize>::MIN)
+}
+
+/// Tells the job's listeners how far a copy of `device` is, and the copy whether to go on.
+fn steps<'a>(device: &dyn BlockDevice, job: Job<'a>) -> impl FnMut(u64) -> Continue + 'a {
+    job.progress.phase("converting", Unit::Bytes);
+    job.progress.total(device.size_bytes());
+    let mut told = 0;
+    move |reached| {
+        job.progress.advance(reached - told);
+        told = reached;
+        if job.interrupt.is_requested() {
+            Continue::Stop
+        } else {
+            Continue::Go
+        }
+    }
+}
+
+/// The copy ends with an error of its own when it is stopped.
+fn unless_interrupted<T>(result: holdfast_image::Result<T>, job: Job<'_>) -> Result<T> {
+    match result {
+        Err(_) if job.interrupt.is_requested() => Err(Interrupted.into()),
+        other => Ok(other?),
+    }
+}
