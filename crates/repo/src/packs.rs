@@ -196,16 +196,15 @@ impl Packs {
         let (location, together) = self.resolve(page.location, page.length.into())?;
         let key = (location.pack, location.frame);
         let known = lock(&self.tree_frames).get(&key);
-        let frame = match known {
-            Some(frame) => frame,
-            None => {
-                let mut raw = Vec::new();
-                self.frame(location.pack, location.frame, &mut FrameBuffers::new(), &mut raw)?;
-                raw.shrink_to_fit();
-                let frame = Arc::new(raw);
-                lock(&self.tree_frames).insert(key, Arc::clone(&frame), frame.len());
-                frame
-            }
+        let frame = if let Some(frame) = known {
+            frame
+        } else {
+            let mut raw = Vec::new();
+            self.frame(location.pack, location.frame, &mut FrameBuffers::new(), &mut raw)?;
+            raw.shrink_to_fit();
+            let frame = Arc::new(raw);
+            lock(&self.tree_frames).insert(key, Arc::clone(&frame), frame.len());
+            frame
         };
         let start = location.offset as usize;
         match frame.get(start..start + page.length as usize) {

@@ -87,7 +87,9 @@ impl RelocationTable {
         packs.dedup();
         let mut bytes = vec![FORMAT_VERSION];
         put_varint(&mut bytes, packs.len() as u64);
-        packs.iter().for_each(|pack| bytes.extend_from_slice(pack.as_bytes()));
+        for pack in &packs {
+            bytes.extend_from_slice(pack.as_bytes());
+        }
         put_varint(&mut bytes, self.moves.len() as u64);
         for moved in self.moves() {
             let pack = packs.binary_search(&moved.to.pack).expect("the table has every pack");
@@ -143,11 +145,14 @@ pub(crate) fn relocated_pack(name: &ObjectName) -> Option<PackId> {
     name.name().split_once('.')?.0.parse().ok()
 }
 
+/// By pack, where its bytes are now.
+pub(crate) type RelocationTables = HashMap<PackId, Arc<RelocationTable>>;
+
 /// Where the bytes of rewritten packs are; and the errors of relocations that cannot be read.
 pub(crate) fn load_relocations(
     store: &dyn Store,
     keyring: &Keyring,
-) -> RepositoryResult<(HashMap<PackId, Arc<RelocationTable>>, Vec<Error>)> {
+) -> RepositoryResult<(RelocationTables, Vec<Error>)> {
     let mut names = Vec::new();
     store.list(ObjectKind::Relocation, &mut |name, _| {
         names.push(name);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use common::{PASSPHRASE, SeededBytes, Watch, init_request, request};
-use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom};
+use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, FaultStore, MemoryStore, ObjectKind, Store};
 use holdfast_repo::{
     Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, SnapshotId, Source, SourceData,
@@ -188,7 +188,7 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
     check(repository);
     let statistics = repository.statistics().unwrap();
     assert_eq!(
-        statistics.snapshot_count as usize,
+        to_usize(statistics.snapshot_count),
         repository.snapshots().unwrap().0.len()
     );
     // When all is forgotten, all is given back.
@@ -218,17 +218,14 @@ fn with_fault(base: &MemoryStore, plan: FaultPlan, seed: u64) -> bool {
         }
         Err(_) => None,
     };
-    match survivor {
+    if let Some(repository) = survivor {
         // The process lives on, and has let go of everything.
-        Some(repository) => {
-            let writers = count(&store, ObjectKind::Writer);
-            assert_eq!(writers, 0, "{case}: a lease was not released");
-            assert_sound(&repository, &store, &committed, &case);
-        }
-        None => {
-            let repository = open(Arc::new(store.clone()), 2).unwrap();
-            assert_sound(&repository, &store, &committed, &case);
-        }
+        let writers = count(&store, ObjectKind::Writer);
+        assert_eq!(writers, 0, "{case}: a lease was not released");
+        assert_sound(&repository, &store, &committed, &case);
+    } else {
+        let repository = open(Arc::new(store.clone()), 2).unwrap();
+        assert_sound(&repository, &store, &committed, &case);
     }
     true
 }
@@ -236,9 +233,14 @@ fn with_fault(base: &MemoryStore, plan: FaultPlan, seed: u64) -> bool {
 fn at_every_operation(fault: Fault, span: FaultSpan, seeds: std::ops::Range<u64>) {
     let base = empty();
     let mut operation = 1;
-    while seeds.clone().fold(false, |any, seed| {
-        with_fault(&base, FaultPlan { operation, fault, span }, seed) || any
-    }) {
+    // Every seed is tried at every operation, whatever became of the one before.
+    let strikes = |operation| {
+        seeds
+            .clone()
+            .filter(|seed| with_fault(&base, FaultPlan { operation, fault, span }, *seed))
+            .count()
+    };
+    while strikes(operation) > 0 {
         operation += 1;
     }
     assert!(operation > 300, "the life has only {operation} operations");
