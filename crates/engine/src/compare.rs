@@ -173,7 +173,7 @@ fn compare_batch(
     };
     std::thread::scope(|scope| {
         let workers: Vec<_> = (1..job.thread_count.min(batch.len()))
-            .map(|_| scope.spawn(&work))
+            .map(|_| scope.spawn(work))
             .collect();
         let mine = work();
         workers.into_iter().fold(mine, |result, worker| {

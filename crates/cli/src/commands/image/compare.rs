@@ -47,7 +47,7 @@ pub(super) const EXAMPLES: &[Example] = &[Example {
 
 /// What `image compare` answers.
 #[derive(Debug, Serialize)]
-struct Compared {
+struct Answer {
     is_equal: bool,
     size_bytes: [u64; 2],
     first_difference: Option<u64>,
@@ -64,7 +64,7 @@ struct DifferentRange {
     length_bytes: u64,
 }
 
-impl From<CompareReport> for Compared {
+impl From<CompareReport> for Answer {
     fn from(report: CompareReport) -> Self {
         let range = |range: &std::ops::Range<u64>| DifferentRange {
             offset: range.start,
@@ -83,7 +83,7 @@ impl From<CompareReport> for Compared {
     }
 }
 
-impl Report for Compared {
+impl Report for Answer {
     fn command(&self) -> &'static str {
         "image compare"
     }
@@ -135,5 +135,5 @@ pub(super) fn run(args: &CompareArgs, context: &Context) -> Result<Exit, Error> 
     };
     let report = compare(&first, &second, job)?;
     drop(progress);
-    context.report(&Compared::from(report))
+    context.report(&Answer::from(report))
 }

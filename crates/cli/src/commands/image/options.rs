@@ -47,6 +47,7 @@ impl GateArgs {
 }
 
 /// What a new image is to be.
+#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct NewImageArgs {
     /// Replace the file that is at the target, when the new one is complete
