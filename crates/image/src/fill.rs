@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, EitherData, ExtentKind, to_usize};
 
-use crate::bytes::is_zero;
+use crate::piece::{Part, Piece, Sorted, read_base, read_piece};
 use crate::{BulkWriter, ClusterCompressor, Error, Result};
 
 /// Bytes that a worker takes at once, or a cluster where that is more.
@@ -249,96 +249,6 @@ fn stopped(offset: u64) -> Error {
         offset,
         std::io::Error::from(std::io::ErrorKind::Interrupted),
     ))
-}
-
-/// Bytes of the source.
-struct Piece {
-    offset: u64,
-    length: u64,
-    buffer: Vec<u8>,
-}
-
-/// A piece and what is to be stored of it.
-struct Sorted {
-    piece: Piece,
-    parts: Vec<Part>,
-}
-
-enum Part {
-    /// Bytes of the piece.
-    Plain(Range<u64>),
-    /// Clusters that the backing file holds as they are.
-    AsBelow(Range<u64>),
-    /// One cluster, which starts at `at` in the piece.
-    Compressed { at: u64, bytes: Vec<u8> },
-}
-
-fn read_piece(source: &dyn BlockDevice, range: Range<u64>, mut buffer: Vec<u8>) -> Result<Piece> {
-    let length = range.end - range.start;
-    buffer.resize(to_usize(length), 0);
-    source.read_at(&mut buffer, range.start)?;
-    Ok(Piece {
-        offset: range.start,
-        length,
-        buffer,
-    })
-}
-
-/// What the backing file holds where `piece` is; zero behind its end.
-fn read_base<'a>(base: &dyn BlockDevice, piece: &Piece, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-    let end = piece.offset + piece.length;
-    let held = to_usize(base.size_bytes().clamp(piece.offset, end) - piece.offset);
-    buffer.resize(to_usize(piece.length), 0);
-    buffer[held..].fill(0);
-    if held > 0 {
-        base.read_at(&mut buffer[..held], piece.offset)?;
-    }
-    Ok(buffer)
-}
-
-impl Piece {
-    /// Fills the last cluster of a source that is smaller than the disk with zeroes.
-    fn padded(mut self, cluster_bytes: u64, disk_end: u64) -> Self {
-        let end = (self.offset + self.length)
-            .next_multiple_of(cluster_bytes)
-            .min(disk_end);
-        self.length = end - self.offset;
-        self.buffer.resize(to_usize(self.length), 0);
-        self
-    }
-
-    /// Sorts clusters into zero, plain and compressed ones, and those that are as they are `below`.
-    fn sort(self, cluster_bytes: u64, below: Option<&[u8]>, mut compressor: Option<&mut ClusterCompressor>) -> Sorted {
-        let mut parts: Vec<Part> = Vec::new();
-        let mut at = 0;
-        while at < self.length {
-            let end = (at + cluster_bytes).min(self.length);
-            let cluster = &self.buffer[to_usize(at)..to_usize(end)];
-            if below.is_some_and(|below| below[to_usize(at)..to_usize(end)] == *cluster) {
-                match parts.last_mut() {
-                    Some(Part::AsBelow(range)) if range.end == at => range.end = end,
-                    _ => parts.push(Part::AsBelow(at..end)),
-                }
-            } else if !is_zero(cluster) {
-                let compressed = compressor.as_mut().and_then(|compressor| {
-                    if end - at == cluster_bytes {
-                        return compressor.compress(cluster);
-                    }
-                    // The last cluster of the disk is compressed with the zeroes that follow it.
-                    let mut whole = cluster.to_vec();
-                    whole.resize(to_usize(cluster_bytes), 0);
-                    compressor.compress(&whole)
-                });
-                match (compressed, parts.last_mut()) {
-                    (Some(bytes), _) => parts.push(Part::Compressed { at, bytes }),
-                    (None, Some(Part::Plain(range))) if range.end == at => range.end = end,
-                    (None, _) => parts.push(Part::Plain(at..end)),
-                }
-            }
-            at = end;
-        }
-        Sorted { piece: self, parts }
-    }
 }
 
 /// Hands out the ranges of the source that hold data, rounded to clusters, in order.

@@ -38,6 +38,7 @@ mod image;
 mod image_mut;
 mod info;
 mod map;
+mod piece;
 mod qcow2;
 mod raw;
 mod report;

@@ -15,7 +15,7 @@ mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use holdfast_block::SeededRandom;
+use holdfast_block::{Clock, SeededRandom, SystemClock};
 use world::{Base, World};
 
 const ROUND_COUNT_MAX: u64 = 6;
@@ -42,7 +42,7 @@ fn histories(schedules: u64) {
     let first = 1_000_000 * (SeededRandom::fresh_seed() % 1_000_000);
     let next = AtomicU64::new(first);
     let done = AtomicU64::new(0);
-    let started = std::time::Instant::now();
+    let clock = SystemClock::new();
     let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..workers {
@@ -54,7 +54,7 @@ fn histories(schedules: u64) {
             });
         }
     });
-    let (done, seconds) = (done.into_inner(), started.elapsed().as_secs_f64());
+    let (done, seconds) = (done.into_inner(), clock.now().as_secs_f64());
     println!("{done} schedules in {seconds:.0} s, from HOLDFAST_SEED={first}");
 }
 

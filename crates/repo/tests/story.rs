@@ -13,7 +13,7 @@ const KIB: u64 = 1024;
 fn what_was_backed_up_comes_back_whatever_its_size() {
     let rig = Rig::new(1);
     for size in [0, 1, 511, 4096, 4097, 100 * KIB + 3, 3 * 1024 * KIB + 77] {
-        let mut disk = Disk::new(size, size ^ 99);
+        let mut disk = Disk::new(size, size + 99);
         disk.scatter(5, 9000);
         let report = rig.backup("odd", &disk, Parent::Newest);
         rig.assert_restores(report.snapshot.id, &disk);
@@ -195,8 +195,9 @@ fn a_full_store_keeps_what_it_has_and_can_be_emptied() {
             while rig.store.put(&stone(&rig), &vec![0; length]).is_ok() {}
         }
         let (last, rest) = points.split_last().unwrap();
-        rest.iter()
-            .for_each(|(snapshot, _)| rig.repository.forget(*snapshot, "full").unwrap());
+        for (snapshot, _) in rest {
+            rig.repository.forget(*snapshot, "full").unwrap();
+        }
         let gc = GcRequest {
             repack_below_percent: 0,
             thread_count: 0,
@@ -212,5 +213,5 @@ fn a_full_store_keeps_what_it_has_and_can_be_emptied() {
 /// The name of an object that takes room and that nobody looks at.
 fn stone(rig: &Rig) -> ObjectName {
     let number = rig.store.objects().len();
-    ObjectName::new(ObjectKind::Protected, &format!("stone-{number}")).unwrap()
+    ObjectName::new(ObjectKind::Protected, &format!("stone-{number}")).expect("a name of letters and digits")
 }

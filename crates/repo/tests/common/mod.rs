@@ -1,7 +1,11 @@
 //! What the repository's tests share: a repository in memory, disks with reproducible contents, and a progress that watches
 //! nothing.
 
-#![allow(dead_code, reason = "each test uses its part")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test uses its part, and a test may fail"
+)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

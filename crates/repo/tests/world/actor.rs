@@ -47,6 +47,7 @@ impl Outcome {
 
 impl Actor {
     /// Opens the repository, does what the role says, and dies.
+    #[expect(clippy::needless_pass_by_value, reason = "a stage is played once")]
     pub(super) fn play(&self, stage: Stage) -> Outcome {
         let store: Arc<dyn Store> = match self.fate {
             Fate::Sleeps(after, seen) => Arc::new(SleepyStore {
