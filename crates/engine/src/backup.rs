@@ -144,13 +144,11 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
 }
 
 fn machine_name(request: &BackupRequest<'_>) -> Result<MachineName> {
-    match &request.machine {
-        Some(machine) => Ok(machine.clone()),
-        None => {
-            let base = request.sources.iter().find_map(SourceName::base_name);
-            Ok(MachineName::new(base.ok_or(Error::NoMachineName)?)?)
-        }
+    if let Some(machine) = &request.machine {
+        return Ok(machine.clone());
     }
+    let base = request.sources.iter().find_map(SourceName::base_name);
+    Ok(MachineName::new(base.ok_or(Error::NoMachineName)?)?)
 }
 
 fn choose_parent<'m>(

@@ -2,7 +2,7 @@
 //!
 //! One file per verb that a user knows, each to be read from top to bottom: [`init()`], [keys](add_key), [`backup()`],
 //! [`restore()`], [`list()`], [`show`], [`diff()`], [`prune()`], [`forget()`],
-//! [`gc()`], [`stats`], [`verify()`] and [`scrub`], and for images
+//! [`gc()`], [`stats`], [`verify()`], [`scrub`] and [`repair()`], and for images
 //! [`convert()`], [`compare()`] and [`create_image()`]. A job takes everything it needs (the repository, paths, times, randomness) as
 //! parameters and answers with a report.
 //!
@@ -28,6 +28,7 @@ mod new_file;
 mod new_image;
 mod progress;
 mod prune;
+mod repair;
 mod repository;
 mod resolve;
 mod restore;
@@ -52,6 +53,7 @@ pub use name::{DiskName, MachineName, NameError};
 pub use new_image::Overwrite;
 pub use progress::{Bottleneck, NoProgress, Progress, Unit};
 pub use prune::{MachinePlan, PruneReport, PruneRequest, prune};
+pub use repair::{RepairOutcome, repair};
 pub use repository::{Location, Protection, Unlock, find_in, find_snapshot, open, protection, time_of};
 pub use resolve::{Candidate, ResolveError, resolve};
 pub use restore::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Target, restore};

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use holdfast_block::{BlockDevice, Clock, Error as DeviceError, ExtentList, to_usize};
+use holdfast_block::{BlockDevice, Clock, Error as DeviceError, ExtentKind, ExtentList, to_usize};
 
 use crate::Progress;
 use crate::job::Job;
@@ -90,7 +90,21 @@ impl BlockDevice for MeteredDevice<'_> {
     }
 
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> holdfast_block::Result<ExtentList> {
-        self.inner.extents(range, extent_count_max)
+        let mut end = range.end;
+        loop {
+            match self.inner.extents(range.start..end, extent_count_max) {
+                Err(DeviceError::Shrunk { actual_size_bytes, .. }) if actual_size_bytes < end => {
+                    self.meter.end.fetch_min(actual_size_bytes, Ordering::Relaxed);
+                    if actual_size_bytes <= range.start {
+                        let mut list = ExtentList::new(range.start, extent_count_max);
+                        list.push(range.end - range.start, ExtentKind::Zero);
+                        return Ok(list);
+                    }
+                    end = actual_size_bytes;
+                }
+                other => return other,
+            }
+        }
     }
 
     fn block_size_bytes(&self) -> u32 {
@@ -119,7 +133,7 @@ mod tests {
     use std::ops::Range;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use holdfast_block::{BlockDevice, Error, ExtentList, ManualClock, MemoryDevice};
+    use holdfast_block::{BlockDevice, Error, ExtentKind, ExtentList, ManualClock, MemoryDevice};
 
     use super::{Meter, MeteredDevice};
     use crate::job::Job;
@@ -150,6 +164,14 @@ mod tests {
             self.inner.read_at(buffer, offset)
         }
         fn extents(&self, range: Range<u64>, extent_count_max: usize) -> holdfast_block::Result<ExtentList> {
+            let actual_size_bytes = self.size_bytes.load(Ordering::Relaxed);
+            if range.end > actual_size_bytes {
+                return Err(Error::Shrunk {
+                    offset: actual_size_bytes,
+                    size_bytes: self.size_bytes(),
+                    actual_size_bytes,
+                });
+            }
             self.inner.extents(range, extent_count_max)
         }
     }
@@ -187,5 +209,8 @@ mod tests {
         let mut gone = vec![1; 100];
         metered.read_at(&mut gone, 8000).unwrap();
         assert_eq!(gone, vec![0; 100]);
+        assert_eq!(metered.extents(1000..10_000, 9).unwrap().end(), 6000);
+        let rest = metered.extents(6000..10_000, 9).unwrap();
+        assert_eq!((rest.end(), rest.as_slice()[0].kind), (10_000, ExtentKind::Zero));
     }
 }

@@ -81,6 +81,7 @@ mod cipher_name {
         ("chacha20-poly1305", Cipher::ChaCha20Poly1305),
     ];
 
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
     pub(super) fn serialize<S: Serializer>(cipher: &Cipher, serializer: S) -> Result<S::Ok, S::Error> {
         let name = NAMES
             .iter()

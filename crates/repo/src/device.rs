@@ -18,8 +18,14 @@ const FRAME_CACHE_BYTES: usize = 16 << 20;
 /// Bytes of decoded leaves that an open disk keeps.
 const LEAF_CACHE_BYTES: usize = 4 << 20;
 
+/// Frames that one read decodes at the same time.
+const FETCH_COUNT_MAX: usize = 4;
+
 /// The pieces of a leaf, each with where it begins on the disk; none where the leaf is zero.
 type Leaf = Option<Arc<[(u64, Piece)]>>;
+
+/// Decoded frames, by pack and number.
+type FrameCache = LruCache<(PackId, u32), Arc<Vec<u8>>>;
 
 /// A disk of a snapshot.
 pub struct SnapshotDevice {
@@ -28,7 +34,7 @@ pub struct SnapshotDevice {
     size_bytes: u64,
     unit: Unit,
     leaves: Mutex<LruCache<u64, Leaf>>,
-    frames: Mutex<LruCache<(PackId, u32), Arc<Vec<u8>>>>,
+    frames: Mutex<FrameCache>,
     spare: Mutex<Vec<FrameBuffers>>,
 }
 
@@ -107,6 +113,36 @@ impl SnapshotDevice {
         Ok(raw)
     }
 
+    /// Decodes the frames that a read of `length` bytes at `offset` needs and that are not at hand, side by side; a read
+    /// within one frame starts no thread.
+    fn fetch_ahead(&self, offset: u64, length: u64) -> Result<()> {
+        let mut missing: Vec<(PackId, u32)> = Vec::new();
+        let mut at = offset;
+        while at < offset + length && missing.len() < FETCH_COUNT_MAX {
+            let piece = self.piece_at(at)?.part(0, offset + length - at);
+            let mut together = piece.length;
+            if let PieceContent::Data(location) = piece.content {
+                let (location, resolved) = self.packs.resolve(location, piece.length)?;
+                together = resolved;
+                let key = (location.pack, location.frame);
+                if !missing.contains(&key) && lock(&self.frames).get(&key).is_none() {
+                    missing.push(key);
+                }
+            }
+            at += together;
+        }
+        let Some(((pack, frame), others)) = missing.split_first().filter(|(_, others)| !others.is_empty()) else {
+            return Ok(());
+        };
+        std::thread::scope(|scope| {
+            for &(pack, frame) in others {
+                // What goes wrong here goes wrong again, and is told, when the bytes are copied.
+                scope.spawn(move || self.frame(pack, frame).is_ok());
+            }
+            self.frame(*pack, *frame).map(|_| ())
+        })
+    }
+
     /// Fills as much of `buffer` as lies together, and says how much that was.
     fn read_some(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let piece = self.piece_at(offset)?.part(0, buffer.len() as u64);
@@ -116,8 +152,10 @@ impl SnapshotDevice {
                 Ok(to_usize(piece.length))
             }
             PieceContent::Data(location) => {
-                let (location, together) = self.packs.resolve(location, piece.length)?;
-                let raw = self.frame(location.pack, location.frame)?;
+                let (location, together, raw) = self.packs.follow(|| {
+                    let (location, together) = self.packs.resolve(location, piece.length)?;
+                    Ok((location, together, self.frame(location.pack, location.frame)?))
+                })?;
                 let start = location.offset as usize;
                 let length = to_usize(together);
                 let Some(bytes) = raw.get(start..start + length) else {
@@ -167,6 +205,8 @@ impl BlockDevice for SnapshotDevice {
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
         self.check_bounds(offset, buffer.len() as u64)?;
+        self.fetch_ahead(offset, buffer.len() as u64)
+            .map_err(DeviceError::layer)?;
         let mut done = 0;
         while done < buffer.len() {
             done += self

@@ -35,7 +35,8 @@ impl Repository {
             packs: &self.packs,
             old: old_device.map(),
             new: new_device.map(),
-            devices: (!has_prints).then_some((&old_device, &new_device)),
+            devices: (&old_device, &new_device),
+            has_prints,
             common_bytes,
             ranges: Joined { pending: None, visit },
         };
@@ -77,8 +78,9 @@ struct Diff<'a> {
     packs: &'a Packs,
     old: MapReader<'a>,
     new: MapReader<'a>,
-    /// Where bytes are read from, for disks without prints.
-    devices: Option<(&'a SnapshotDevice, &'a SnapshotDevice)>,
+    /// Where bytes are read from that have no prints of their own.
+    devices: (&'a SnapshotDevice, &'a SnapshotDevice),
+    has_prints: bool,
     common_bytes: u64,
     ranges: Joined<'a>,
 }
@@ -134,16 +136,22 @@ impl Diff<'_> {
         match (old, new) {
             (PieceContent::Zero, PieceContent::Zero) => Ok(()),
             (PieceContent::Data(a), PieceContent::Data(b)) if a == b => Ok(()),
-            _ if self.devices.is_some() => self.bytes(offset, length),
+            _ if !self.has_prints => self.bytes(offset, length),
             (PieceContent::Data(a), PieceContent::Data(b)) => self.prints(offset, length, a, b),
             // A block of zeroes has no place: blocks that have one hold something else.
             _ => self.changed(offset, length),
         }
     }
 
+    /// Blocks that differ. Of one that reaches past the end of the shorter disk, only what both have is compared.
     fn changed(&mut self, offset: u64, length: u64) -> Result<()> {
-        let end = (offset + length).min(self.common_bytes);
-        self.ranges.push(offset.min(end)..end)
+        let end = offset + length;
+        if end <= self.common_bytes {
+            return self.ranges.push(offset..end);
+        }
+        let whole_end = (self.common_bytes - self.common_bytes % BLOCK_BYTES).max(offset);
+        self.ranges.push(offset..whole_end)?;
+        self.bytes(whole_end, end - whole_end)
     }
 
     fn prints(&mut self, offset: u64, length: u64, old: Location, new: Location) -> Result<()> {
@@ -168,7 +176,7 @@ impl Diff<'_> {
 
     fn bytes(&mut self, offset: u64, length: u64) -> Result<()> {
         const STEP_BYTES: u64 = 1 << 20;
-        let Some((old, new)) = self.devices else { return Ok(()) };
+        let (old, new) = self.devices;
         let end = (offset + length).min(self.common_bytes);
         let mut at = offset;
         let (mut a, mut b) = (Vec::new(), Vec::new());
@@ -184,7 +192,7 @@ impl Diff<'_> {
                 let block = (BLOCK_BYTES - (at + start) % BLOCK_BYTES).min(step - start);
                 let range = to_usize(start)..to_usize(start + block);
                 if a[range.clone()] != b[range] {
-                    self.changed(at + start, block)?;
+                    self.ranges.push(at + start..at + start + block)?;
                 }
                 start += block;
             }

@@ -2,13 +2,17 @@
 //!
 //! A snapshot is removed in two steps: a record that it was forgotten on purpose, then its object goes. So a snapshot that is
 //! gone without such a record was lost, and can be told, and brought back. Space is given back by gc.
+//!
+//! A protected snapshot has an object `protected/<snapshot>`. Whoever forgets a snapshot announces that beside it, as
+//! `protected/<snapshot>.<writer>`, before it looks for a protection; whoever protects looks for announcements after.
 
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::id::{PackId, SnapshotId};
+use crate::id::{PackId, SnapshotId, WriterId};
+use crate::lease::{self, Work, WriterRecord};
 use crate::manifest::snapshot_name;
 use crate::repository::{Repository, Vault};
 use crate::room::with_room;
@@ -50,11 +54,55 @@ pub(crate) fn forgotten(vault: &Vault) -> Result<Vec<ForgottenRecord>> {
     Ok(records)
 }
 
+/// The name under which whoever forgets `snapshot` announces it.
+fn intent_name(snapshot: SnapshotId, writer: WriterId) -> ObjectName {
+    ObjectName::new(ObjectKind::Protected, &format!("{snapshot}.{writer}")).expect("hex digits are a name")
+}
+
+/// Who is about to forget a snapshot, by the names of their announcements.
+fn intents(vault: &Vault) -> Result<Vec<(ObjectName, WriterRecord)>> {
+    let mut intents = Vec::new();
+    for name in vault.names(ObjectKind::Protected)? {
+        if !name.name().contains('.') {
+            continue;
+        }
+        let bytes = match vault.get_sealed(&name, FORGOTTEN_BYTES_MAX) {
+            Err(Error::Store(StoreError::NotFound { .. })) => continue,
+            other => other?,
+        };
+        let record = serde_json::from_slice(&bytes).map_err(|error| Error::damaged(&name, 0, error.to_string()))?;
+        intents.push((name, record));
+    }
+    Ok(intents)
+}
+
+/// Takes back the announcements of those who died while they forgot a snapshot.
+pub(crate) fn clear_intents(vault: &Vault) -> Result<()> {
+    for (name, record) in intents(vault)? {
+        if lease::is_dead(vault, &record) {
+            vault.store.delete(&name)?;
+        }
+    }
+    Ok(())
+}
+
 impl Repository {
     /// Removes a snapshot. [`Error::Protected`] when it is protected.
     ///
     /// A snapshot whose manifest is damaged can be removed as well.
     pub fn forget(&self, snapshot: SnapshotId, reason: &str) -> Result<()> {
+        // Whoever forgets, and whoever protects, says so first and looks for the other second: at least one sees the other.
+        let intent = WriterRecord::new(&self.vault, Work::Forget, Some(snapshot))?;
+        let name = intent_name(snapshot, intent.writer);
+        let bytes = serde_json::to_vec(&intent).expect("a record is made of strings and numbers");
+        let announced = with_room(&self.vault, || self.vault.put_sealed(&name, &bytes));
+        let result = announced.and_then(|_| self.forget_announced(snapshot, reason));
+        let store = &self.vault.store;
+        let taken_back = store.delete(&name).or_else(|_| store.delete(&name));
+        result.and(taken_back.map_err(Error::from))
+    }
+
+    fn forget_announced(&self, snapshot: SnapshotId, reason: &str) -> Result<()> {
         if self.protected()?.contains(&snapshot) {
             return Err(Error::Protected { id: snapshot });
         }
@@ -71,15 +119,30 @@ impl Repository {
             reason: reason.to_owned(),
         };
         let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
+        // From here on it is forgotten: gc ends what we may not.
         with_room(&self.vault, || self.vault.put_sealed(&forgotten_name(snapshot), &bytes))?;
         Ok(self.vault.store.delete(&snapshot_name(snapshot))?)
     }
 
-    /// Keeps a snapshot from being removed.
+    /// Keeps a snapshot from being removed. [`Error::Locked`] when somebody is about to remove it.
     pub fn protect(&self, snapshot: SnapshotId) -> Result<()> {
         self.snapshot(snapshot)?;
         self.vault.put_sealed(&protected_name(snapshot), b"{}")?;
-        Ok(())
+        // The protection stays also where it came too late: another may rely on it, and gc deletes one of nothing.
+        let rival = intents(&self.vault)?
+            .into_iter()
+            .map(|(_, intent)| intent)
+            .find(|intent| intent.snapshot == Some(snapshot) && !lease::is_dead(&self.vault, intent));
+        if let Some(rival) = rival {
+            return Err(Error::Locked {
+                what: rival.work.name(),
+                who: rival.describe(),
+            });
+        }
+        if self.vault.identities(ObjectKind::Forgotten)?.contains(&snapshot) {
+            return Err(Error::NoSnapshot { id: snapshot });
+        }
+        self.snapshot(snapshot).map(|_| ())
     }
 
     /// Lets a snapshot be removed again.

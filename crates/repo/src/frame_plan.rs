@@ -7,6 +7,7 @@
 use crate::error::Result;
 use crate::id::PackId;
 use crate::map::{LEAF_BYTES, MapReader, PieceContent};
+use crate::pack::Location;
 use crate::packs::Packs;
 
 /// Pieces of a batch: 3 MiB of memory; 16 GiB of a disk that was written once, or 256 MiB of one in single blocks.
@@ -70,18 +71,7 @@ impl<'a> FramePlan<'a> {
                 match piece.content {
                     PieceContent::Zero => batch.push_zero(self.position, length),
                     PieceContent::Data(location) => {
-                        let mut done = 0;
-                        while done < length {
-                            let (place, together) = self.packs.resolve(location.advance(done), length - done)?;
-                            batch.pieces.push(PlannedPiece {
-                                pack: place.pack,
-                                frame: place.frame,
-                                frame_offset: place.offset,
-                                length: u32::try_from(together).expect("a piece lies in one frame"),
-                                disk_offset: self.position + done,
-                            });
-                            done += together;
-                        }
+                        plan_piece(self.packs, (location, length), self.position, &mut batch.pieces)?;
                     }
                 }
                 self.position += length;
@@ -91,6 +81,49 @@ impl<'a> FramePlan<'a> {
         let is_empty = batch.pieces.is_empty() && batch.zeroes.is_empty();
         Ok((!is_empty).then_some(batch))
     }
+}
+
+/// Plans `length` bytes of the disk at `disk_offset`, whose map says that they are at `location`.
+fn plan_piece(
+    packs: &Packs,
+    (location, length): (Location, u64),
+    disk_offset: u64,
+    pieces: &mut Vec<PlannedPiece>,
+) -> Result<()> {
+    let mut done = 0;
+    while done < length {
+        let (place, together) = packs.resolve(location.advance(done), length - done)?;
+        pieces.push(PlannedPiece {
+            pack: place.pack,
+            frame: place.frame,
+            frame_offset: place.offset,
+            length: u32::try_from(together).expect("a piece lies in one frame"),
+            disk_offset: disk_offset + done,
+        });
+        done += together;
+    }
+    Ok(())
+}
+
+/// Plans again what was planned before gc moved it; sorted like a batch.
+pub(crate) fn plan_again(map: &mut MapReader<'_>, packs: &Packs, moved: &[PlannedPiece]) -> Result<Vec<PlannedPiece>> {
+    let mut pieces = Vec::new();
+    for planned in moved {
+        let (start, end) = (planned.disk_offset, planned.disk_offset + u64::from(planned.length));
+        let leaf = start / LEAF_BYTES;
+        let mut at = leaf * LEAF_BYTES;
+        for piece in map.leaf(leaf)?.unwrap_or_default() {
+            let (from, to) = (at.max(start), (at + piece.length).min(end));
+            if let PieceContent::Data(location) = piece.content
+                && from < to
+            {
+                plan_piece(packs, (location.advance(from - at), to - from), from, &mut pieces)?;
+            }
+            at += piece.length;
+        }
+    }
+    pieces.sort_unstable();
+    Ok(pieces)
 }
 
 impl Batch {

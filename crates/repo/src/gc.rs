@@ -13,25 +13,25 @@
 //!
 //! Every step can be the last: what is left is found by the next run. `docs/locking.md` argues why nothing alive is deleted.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::compact::{Compaction, compact_index};
 use crate::condemned::{condemned_name, encode_condemned, waits_name};
 use crate::error::{Error, Result};
-use crate::forget::{ForgottenRecord, forgotten, forgotten_name};
+use crate::forget::{ForgottenRecord, clear_intents, forgotten, forgotten_name};
 use crate::id::{PackId, SegmentId, SnapshotId, WriterId};
 use crate::index::{SegmentWriter, entries_of};
 use crate::lease::{self, Lease, Work, WriterRecord};
 use crate::manifest::{Manifest, snapshot_name};
 use crate::mark::{Marks, live_ranges};
 use crate::pack::{Directory, pack_name};
-use crate::relocation::RelocationTable;
+use crate::relocation::{RelocationTable, relocated_pack};
 use crate::repack::{pack_set, repack};
-use crate::repository::{Repository, relocated_pack};
+use crate::repository::Repository;
 use crate::room::with_room;
-use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::store::{ObjectKind, ObjectName, Put, StoreError};
 
 /// Packs whose living bytes are moved at once; bounds the memory for their ranges.
 const REPACK_BATCH_COUNT: usize = 64;
@@ -93,23 +93,23 @@ struct Waits {
     writers: Vec<WriterId>,
 }
 
-/// Packs and their bytes.
-type Sizes = HashMap<PackId, u64>;
+/// Packs and their bytes; in order, like everything here that decides in which order the store is asked.
+type Sizes = BTreeMap<PackId, u64>;
 
 struct Chosen {
-    dead: HashSet<PackId>,
-    sparse: HashSet<PackId>,
+    dead: BTreeSet<PackId>,
+    sparse: BTreeSet<PackId>,
 }
 
 impl Repository {
     /// What [`gc`](Self::gc) would do now.
     pub fn gc_plan(&self, request: GcRequest) -> Result<GcPlan> {
-        self.refresh()?;
         let writers = lease::writers(&self.vault)?;
-        let sizes = self.pack_sizes()?;
-        let marks = self.mark(&self.all_snapshots()?)?;
-        let chosen = self.choose(request, &sizes, &marks)?;
-        let mut plan = plan_of(&sizes, &chosen);
+        let mut plan = self.with_all_snapshots(|snapshots| {
+            let sizes = self.pack_sizes()?;
+            let marks = self.mark(snapshots)?;
+            Ok(plan_of(&sizes, &self.choose(request, &sizes, &marks)?))
+        })?;
         plan.writers = writers.iter().map(WriterRecord::describe).collect();
         Ok(plan)
     }
@@ -138,7 +138,7 @@ impl Repository {
         let mut marks = self.mark(&self.all_snapshots()?)?;
         let mut chosen = self.choose(request, &sizes, &marks)?;
         report.plan = plan_of(&sizes, &chosen);
-        let freed_before = self.carry_over(&mut chosen, &mut marks, lease)?;
+        let freed_before = self.carry_over(&mut chosen, &mut marks, (lease, &dead_writers))?;
         self.delete_packs(&freed_before, &sizes, &mut report)?;
 
         let condemned: Vec<PackId> = chosen.dead.union(&chosen.sparse).copied().collect();
@@ -178,8 +178,7 @@ impl Repository {
             marks.snapshot(&self.packs, manifest)?;
         }
         chosen.dead.retain(|pack| !marks.is_live(*pack));
-        let mut sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
-        sparse.sort_unstable();
+        let sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
         // What is dead goes first: moving what is alive takes room.
         self.delete_packs(&chosen.dead, sizes, report)?;
         for batch in sparse.chunks(REPACK_BATCH_COUNT) {
@@ -191,7 +190,7 @@ impl Repository {
     }
 
     /// All snapshots that are not forgotten. One that cannot be read keeps gc from deleting anything.
-    fn all_snapshots(&self) -> Result<Vec<Manifest>> {
+    pub(crate) fn all_snapshots(&self) -> Result<Vec<Manifest>> {
         let (manifests, errors) = self.snapshots()?;
         match errors.into_iter().next() {
             Some(error) => Err(error),
@@ -208,7 +207,7 @@ impl Repository {
     }
 
     pub(crate) fn pack_sizes(&self) -> Result<Sizes> {
-        let mut sizes = HashMap::new();
+        let mut sizes = Sizes::new();
         self.vault.store.list(ObjectKind::Pack, &mut |name, length| {
             if let Ok(pack) = name.name().parse() {
                 sizes.insert(pack, length);
@@ -220,8 +219,8 @@ impl Repository {
 
     fn choose(&self, request: GcRequest, sizes: &Sizes, marks: &Marks) -> Result<Chosen> {
         let mut chosen = Chosen {
-            dead: HashSet::new(),
-            sparse: HashSet::new(),
+            dead: BTreeSet::new(),
+            sparse: BTreeSet::new(),
         };
         for pack in sizes.keys() {
             let Some(live) = marks.pack(*pack) else {
@@ -245,7 +244,8 @@ impl Repository {
             });
             // A pack that carries the copy of a living manifest keeps it.
             let is_copy = marks.copies.contains(pack);
-            if alive * 100 <= total * u64::from(request.repack_below_percent) && total > 0 && !is_copy {
+            // One that is alive as a whole has nothing to give back.
+            if alive < total && alive * 100 <= total * u64::from(request.repack_below_percent) && !is_copy {
                 chosen.sparse.insert(*pack);
             }
         }
@@ -257,8 +257,11 @@ impl Repository {
         let mut dead = Vec::new();
         for record in lease::writers(&self.vault)? {
             if record.writer != lease.record.writer && lease::is_dead(&self.vault, &record) {
-                lease::revoke(&self.vault, &record)?;
-                report.cleared_writers.push(record.describe());
+                let put = lease::revoke(&self.vault, &record)?;
+                // One that was revoked by an earlier run is no news.
+                if put == Put::Created || !lease::is_revoked(&self.vault, &record)? {
+                    report.cleared_writers.push(record.describe());
+                }
                 dead.push(record);
             }
         }
@@ -272,6 +275,9 @@ impl Repository {
                 && lease::is_certainly_dead(&self.vault, record)
                 && lease::is_revoked(&self.vault, record)?
             {
+                if lease::is_mark_young(&self.vault, record) {
+                    continue;
+                }
                 self.vault.store.delete(&snapshot_name(snapshot))?;
             }
             lease::forget_writer(&self.vault, record)?;
@@ -298,12 +304,15 @@ impl Repository {
     /// Packs that an earlier run condemned and that everybody who might have referred to them has let go of since.
     ///
     /// They can be deleted though there are writers: those began after the packs were condemned.
-    fn carry_over(&self, chosen: &mut Chosen, marks: &mut Marks, lease: &Lease<'_>) -> Result<HashSet<PackId>> {
-        let active: HashSet<WriterId> = lease::writers(&self.vault)?
-            .into_iter()
-            .map(|record| record.writer)
-            .collect();
-        let mut free = HashSet::new();
+    fn carry_over(
+        &self,
+        chosen: &mut Chosen,
+        marks: &mut Marks,
+        (lease, dead_writers): (&Lease<'_>, &[WriterRecord]),
+    ) -> Result<BTreeSet<PackId>> {
+        let others = self.other_writers(lease, dead_writers)?;
+        let active: HashSet<WriterId> = others.into_iter().map(|record| record.writer).collect();
+        let mut free = BTreeSet::new();
         for (gc, packs) in crate::condemned::condemnations(&self.vault)? {
             if gc == lease.record.writer {
                 continue;
@@ -351,7 +360,7 @@ impl Repository {
         (batch, snapshots): (&[PackId], &[Manifest]),
         marks: &mut Marks,
         report: &mut GcReport,
-    ) -> Result<HashSet<PackId>> {
+    ) -> Result<BTreeSet<PackId>> {
         let chosen: HashSet<PackId> = batch.iter().copied().collect();
         let ranges = live_ranges(&self.packs, snapshots, &chosen)?;
         let repacked = repack(self, lease.record.writer, &ranges, request.thread_count)?;
@@ -400,7 +409,7 @@ impl Repository {
         Ok(())
     }
 
-    fn delete_packs(&self, doomed: &HashSet<PackId>, sizes: &Sizes, report: &mut GcReport) -> Result<()> {
+    fn delete_packs(&self, doomed: &BTreeSet<PackId>, sizes: &Sizes, report: &mut GcReport) -> Result<()> {
         for pack in doomed {
             self.vault.store.delete(&pack_name(*pack))?;
             self.packs.forget(*pack);
@@ -433,13 +442,13 @@ impl Repository {
                 self.vault.store.delete(&forgotten_name(snapshot))?;
             }
         }
+        // Protections are listed first: only a snapshot that is there is protected, so what is missing then is gone for good.
+        let mut protected: Vec<SnapshotId> = self.protected()?.into_iter().collect();
+        protected.sort_unstable();
         let snapshots: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();
-        for protected in self.protected()? {
-            if !snapshots.contains(&protected) {
-                self.unprotect(protected)?;
-            }
-        }
-        Ok(())
+        protected.retain(|id| !snapshots.contains(id));
+        protected.into_iter().try_for_each(|id| self.unprotect(id))?;
+        clear_intents(&self.vault)
     }
 }
 

@@ -10,13 +10,17 @@ use crate::error::{Error, Result};
 use crate::id::{SnapshotId, WriterId};
 use crate::manifest::{MANIFEST_BYTES_MAX, encode_revoked, snapshot_name};
 use crate::repository::Vault;
-use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::store::{ObjectKind, ObjectName, Put, StoreError};
 use crate::surroundings::{Liveness, ProcessIdentity};
 
 const LEASE_BYTES_MAX: u64 = 64 << 10;
 
 /// A writer that cannot be seen from here is taken for dead after this long: a week.
 const UNSEEN_AGE_MS: i64 = 7 * 24 * 3600 * 1000;
+
+/// The mark that keeps a writer from committing stays this long after the writer began: a month. That a process is gone is
+/// certain only as far as a host can be believed; a host that was copied while it ran, say, is two.
+const MARK_AGE_MS: i64 = 30 * 24 * 3600 * 1000;
 
 /// What a writer does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +32,8 @@ pub(crate) enum Work {
     Gc,
     /// It mends; only one does at a time.
     Repair,
+    /// It removes a snapshot. This needs no lease: it is announced where snapshots are protected.
+    Forget,
 }
 
 impl Work {
@@ -36,13 +42,14 @@ impl Work {
             Self::Backup => "a backup",
             Self::Gc => "gc",
             Self::Repair => "repair",
+            Self::Forget => "forget",
         }
     }
 
     /// Whether only one writer at a time may do this.
     fn is_exclusive(self) -> bool {
         match self {
-            Self::Backup => false,
+            Self::Backup | Self::Forget => false,
             Self::Gc | Self::Repair => true,
         }
     }
@@ -60,6 +67,17 @@ pub(crate) struct WriterRecord {
 }
 
 impl WriterRecord {
+    /// A record of this process, under a new identity.
+    pub(crate) fn new(vault: &Vault, work: Work, snapshot: Option<SnapshotId>) -> Result<Self> {
+        Ok(Self {
+            writer: WriterId::from_bytes(vault.surroundings.draw()?),
+            work,
+            snapshot,
+            process: vault.surroundings.processes.this(),
+            time_ms: (vault.surroundings.now_ms)(),
+        })
+    }
+
     /// Who and where, for people.
     pub(crate) fn describe(&self) -> String {
         format!(
@@ -86,41 +104,49 @@ pub(crate) struct Lease<'a> {
 impl<'a> Lease<'a> {
     /// Announces a writer. [`Error::Locked`] when its work is exclusive and somebody else is at such work.
     pub(crate) fn take(vault: &'a Vault, work: Work, snapshot: Option<SnapshotId>) -> Result<Self> {
-        let record = WriterRecord {
-            writer: WriterId::from_bytes(vault.surroundings.draw()?),
-            work,
-            snapshot,
-            process: vault.surroundings.processes.this(),
-            time_ms: (vault.surroundings.now_ms)(),
-        };
+        let record = WriterRecord::new(vault, work, snapshot)?;
         let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
-        vault.put_sealed(&writer_name(record.writer), &bytes)?;
         let lease = Self { vault, record };
-        if work.is_exclusive() {
-            // Everybody announces first and looks second, so of two that come at once at least one sees the other.
-            let (others, errors) = readable_writers(vault)?;
-            // What cannot be read may be a rival. Repair has to go on, because it is what clears it away.
-            if let Some(error) = errors.into_iter().next().filter(|_| work != Work::Repair) {
+        let announced = vault.put_sealed(&writer_name(lease.record.writer), &bytes);
+        match announced.and_then(|_| lease.rival()) {
+            Ok(None) => Ok(lease),
+            Ok(Some(rival)) => {
                 lease.release()?;
-                return Err(error);
-            }
-            let rival = others.into_iter().find(|other| {
-                other.work.is_exclusive() && other.writer != lease.record.writer && !is_dead(vault, other)
-            });
-            if let Some(rival) = rival {
-                lease.release()?;
-                return Err(Error::Locked {
+                Err(Error::Locked {
                     what: rival.work.name(),
                     who: rival.describe(),
-                });
+                })
+            }
+            Err(error) => {
+                // A put that failed may have happened.
+                drop(lease.release());
+                Err(error)
             }
         }
-        Ok(lease)
+    }
+
+    /// Somebody else at work that only one may do, if this work is such.
+    fn rival(&self) -> Result<Option<WriterRecord>> {
+        if !self.record.work.is_exclusive() {
+            return Ok(None);
+        }
+        // Everybody announces first and looks second, so of two that come at once at least one sees the other.
+        let (others, errors) = readable_writers(self.vault)?;
+        // What cannot be read may be a rival. Repair has to go on, because it is what clears it away.
+        if let Some(error) = errors.into_iter().next().filter(|_| self.record.work != Work::Repair) {
+            return Err(error);
+        }
+        Ok(others.into_iter().find(|other| {
+            other.work.is_exclusive() && other.writer != self.record.writer && !is_dead(self.vault, other)
+        }))
     }
 
     /// Ends the work.
+    ///
+    /// Gc waits for a writer whose object stays for as long as its process lives, so this tries twice.
     pub(crate) fn release(self) -> Result<()> {
-        Ok(self.vault.store.delete(&writer_name(self.record.writer))?)
+        let (store, name) = (&self.vault.store, writer_name(self.record.writer));
+        Ok(store.delete(&name).or_else(|_| store.delete(&name))?)
     }
 }
 
@@ -168,6 +194,11 @@ pub(crate) fn is_certainly_dead(vault: &Vault, record: &WriterRecord) -> bool {
     vault.surroundings.processes.liveness(&record.process) == Liveness::Dead
 }
 
+/// Whether the mark in the place of a dead writer's snapshot has to stay for now, and the writer's record beside it.
+pub(crate) fn is_mark_young(vault: &Vault, record: &WriterRecord) -> bool {
+    (vault.surroundings.now_ms)().saturating_sub(record.time_ms) <= MARK_AGE_MS
+}
+
 /// Whether the place of the snapshot that a writer was going to commit is taken by a mark.
 pub(crate) fn is_revoked(vault: &Vault, record: &WriterRecord) -> Result<bool> {
     let Some(snapshot) = record.snapshot else {
@@ -183,11 +214,11 @@ pub(crate) fn is_revoked(vault: &Vault, record: &WriterRecord) -> Result<bool> {
 /// Makes sure that a writer never commits, unless it has already.
 ///
 /// This is safe even for a writer that is alive: it is told when it tries.
-pub(crate) fn revoke(vault: &Vault, record: &WriterRecord) -> Result<()> {
-    if let Some(snapshot) = record.snapshot {
-        vault.put_sealed(&snapshot_name(snapshot), encode_revoked())?;
+pub(crate) fn revoke(vault: &Vault, record: &WriterRecord) -> Result<Put> {
+    match record.snapshot {
+        Some(snapshot) => vault.put_sealed(&snapshot_name(snapshot), encode_revoked()),
+        None => Ok(Put::Created),
     }
-    Ok(())
 }
 
 /// Forgets a writer that was revoked, or has committed.

@@ -184,13 +184,13 @@ impl Manifest {
 
 /// Decodes and checks what was sealed under the name of `snapshot`.
 pub(crate) fn decode_snapshot(bytes: &[u8], snapshot: SnapshotId) -> Result<SnapshotObject> {
-    let name = snapshot_name(snapshot);
-    if bytes == REVOKED {
-        return Ok(SnapshotObject::Revoked);
-    }
     #[derive(Deserialize)]
     struct Version {
         format: u32,
+    }
+    let name = snapshot_name(snapshot);
+    if bytes == REVOKED {
+        return Ok(SnapshotObject::Revoked);
     }
     let damaged = |error: serde_json::Error| Error::damaged(&name, error.column() as u64, error.to_string());
     let version: Version = serde_json::from_slice(bytes).map_err(damaged)?;

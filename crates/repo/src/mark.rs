@@ -71,7 +71,7 @@ impl Marks {
         let relocated = &mut self.relocated;
         self.walker.snapshot(packs, manifest, &mut |location, length| {
             for_each_place(packs, location, length, relocated, |place, together| {
-                notes.note(place, together)
+                notes.note(place, together);
             })
         })
     }

@@ -10,7 +10,7 @@ use crate::key::{Cipher, Keyring, Purpose};
 use crate::lru::LruCache;
 use crate::map::{PageCache, PageRef};
 use crate::pack::{Location, PackKey, PackReader, read_directory};
-use crate::relocation::RelocationTable;
+use crate::relocation::{RelocationTable, load_relocations};
 use crate::store::{Store, StoreError};
 
 /// Bytes of decoded directories that are kept.
@@ -48,6 +48,8 @@ pub(crate) struct Packs {
     tree_frames: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
     prints: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
     relocations: Mutex<HashMap<PackId, Arc<RelocationTable>>>,
+    /// Held while relocations are loaded, so that nobody replaces newer ones by older.
+    refreshing: Mutex<()>,
 }
 
 /// A cache is only ever replaced as a whole entry, so one whose user panicked is still sound.
@@ -65,6 +67,7 @@ impl Packs {
             tree_frames: Mutex::new(LruCache::new(TREE_CACHE_BYTES)),
             prints: Mutex::new(LruCache::new(PRINT_CACHE_BYTES)),
             relocations: Mutex::default(),
+            refreshing: Mutex::default(),
         }
     }
 
@@ -81,7 +84,8 @@ impl Packs {
         if let Some(reader) = lock(&self.directories).get(&pack) {
             return Ok(reader);
         }
-        let reader = Arc::new(read_directory(&*self.store, pack, self.key(pack))?);
+        let read = read_directory(&*self.store, pack, self.key(pack));
+        let reader = Arc::new(read.map_err(|error| missing_pack(pack, error))?);
         lock(&self.directories).insert(pack, Arc::clone(&reader), reader.directory.memory_bytes());
         Ok(reader)
     }
@@ -92,8 +96,29 @@ impl Packs {
     }
 
     /// Takes over the relocations that the repository has now.
-    pub(crate) fn set_relocations(&self, tables: HashMap<PackId, Arc<RelocationTable>>) {
+    pub(crate) fn refresh(&self) -> Result<()> {
+        let turn = lock(&self.refreshing);
+        let (tables, _) = load_relocations(&*self.store, &self.keyring)?;
         *lock(&self.relocations) = tables;
+        drop(turn);
+        Ok(())
+    }
+
+    /// Does `read`, and does it again when a pack was missing that gc has rewritten meanwhile.
+    ///
+    /// Gc says where bytes went before it deletes a pack. So a pack that is still missing when all that has been said is
+    /// known, is lost; and if then another is missing, gc has been at work again.
+    pub(crate) fn follow<T>(&self, mut read: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut missing = None;
+        loop {
+            match read() {
+                Err(Error::MissingPack { pack }) if missing != Some(pack) => {
+                    missing = Some(pack);
+                    self.refresh()?;
+                }
+                other => return other,
+            }
+        }
     }
 
     /// Where the bytes at `location` are now, and how many of `length` lie there together.
@@ -135,7 +160,8 @@ impl Packs {
         if let Some(prints) = lock(&self.prints).get(&(pack, frame)) {
             return Ok(prints);
         }
-        let prints = Arc::new(self.reader(pack)?.prints(&*self.store, frame)?);
+        let read = self.reader(pack)?.prints(&*self.store, frame);
+        let prints = Arc::new(read.map_err(|error| missing_pack(pack, error))?);
         lock(&self.prints).insert((pack, frame), Arc::clone(&prints), prints.len());
         Ok(prints)
     }
@@ -143,32 +169,42 @@ impl Packs {
     /// Reads, opens and decompresses a frame into `raw`.
     pub(crate) fn frame(&self, pack: PackId, frame: u32, buffers: &mut FrameBuffers, raw: &mut Vec<u8>) -> Result<()> {
         let reader = self.reader(pack)?;
-        match reader.fetch(&*self.store, frame, &mut buffers.sealed) {
-            Err(Error::Store(StoreError::NotFound { .. })) => {
-                self.forget(pack);
-                return Err(Error::MissingPack { pack });
-            }
-            other => other?,
+        if let Err(error) = reader.fetch(&*self.store, frame, &mut buffers.sealed) {
+            self.forget(pack);
+            return Err(missing_pack(pack, error));
         }
         reader.unseal(frame, &mut buffers.sealed, &mut buffers.decompressor, raw)
     }
 }
 
+/// A pack may go between two reads of it.
+fn missing_pack(pack: PackId, error: Error) -> Error {
+    match error {
+        Error::Store(StoreError::NotFound { .. }) => Error::MissingPack { pack },
+        other => other,
+    }
+}
+
 impl PageCache for Packs {
     fn page(&self, page: PageRef) -> Result<Vec<u8>> {
+        self.follow(|| self.page_where_it_is(page))
+    }
+}
+
+impl Packs {
+    fn page_where_it_is(&self, page: PageRef) -> Result<Vec<u8>> {
         let (location, together) = self.resolve(page.location, page.length.into())?;
         let key = (location.pack, location.frame);
         let known = lock(&self.tree_frames).get(&key);
-        let frame = match known {
-            Some(frame) => frame,
-            None => {
-                let mut raw = Vec::new();
-                self.frame(location.pack, location.frame, &mut FrameBuffers::new(), &mut raw)?;
-                raw.shrink_to_fit();
-                let frame = Arc::new(raw);
-                lock(&self.tree_frames).insert(key, Arc::clone(&frame), frame.len());
-                frame
-            }
+        let frame = if let Some(frame) = known {
+            frame
+        } else {
+            let mut raw = Vec::new();
+            self.frame(location.pack, location.frame, &mut FrameBuffers::new(), &mut raw)?;
+            raw.shrink_to_fit();
+            let frame = Arc::new(raw);
+            lock(&self.tree_frames).insert(key, Arc::clone(&frame), frame.len());
+            frame
         };
         let start = location.offset as usize;
         match frame.get(start..start + page.length as usize) {

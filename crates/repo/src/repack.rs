@@ -3,7 +3,7 @@
 //! The living ranges of a pack are decoded, checked, and stored again in new packs; a relocation for each old pack says
 //! where they went. Chunks that are alive as a whole keep their identity; what is left of others becomes chunks of its own.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::check::{Depth, check_frame};
@@ -21,7 +21,7 @@ use crate::repository::Repository;
 /// What became of packs that were repacked.
 pub(crate) struct Repacked {
     /// Where the bytes of each old pack went.
-    pub(crate) tables: HashMap<PackId, RelocationTable>,
+    pub(crate) tables: BTreeMap<PackId, RelocationTable>,
     /// The new packs, durable.
     pub(crate) packs: Vec<(PackId, Directory)>,
     pub(crate) stored_bytes: u64,
@@ -58,7 +58,7 @@ pub(crate) fn repack(
             raw: Vec::new(),
         };
         let mut repacked = Repacked {
-            tables: HashMap::new(),
+            tables: BTreeMap::new(),
             packs: Vec::new(),
             stored_bytes: 0,
             failed: Vec::new(),

@@ -1,6 +1,6 @@
 //! A repository, opened.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::config::RepositoryConfig;
@@ -11,7 +11,6 @@ use crate::index::{SegmentKeys, SegmentReader};
 use crate::key::{Cipher, Keyring, MasterSecret, Purpose, open_object, seal_object};
 use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, SnapshotObject, decode_snapshot, snapshot_name};
 use crate::packs::Packs;
-use crate::relocation::{RELOCATION_BYTES_MAX, RelocationTable};
 use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
 use crate::surroundings::Surroundings;
 
@@ -97,33 +96,6 @@ impl Vault {
         }
         Ok((segments, errors))
     }
-
-    /// Where the bytes of rewritten packs are; and the errors of relocations that cannot be read.
-    pub(crate) fn relocations(&self) -> Result<(HashMap<PackId, Arc<RelocationTable>>, Vec<Error>)> {
-        let mut tables: HashMap<PackId, RelocationTable> = HashMap::new();
-        let mut errors = Vec::new();
-        for name in self.names(ObjectKind::Relocation)? {
-            let Some(pack) = relocated_pack(&name) else { continue };
-            let read = self.get_sealed(&name, RELOCATION_BYTES_MAX).and_then(|bytes| {
-                let table = tables.entry(pack).or_default();
-                table
-                    .decode_into(&bytes)
-                    .map_err(|error| Error::malformed(&name, 0, "relocation", error))
-            });
-            match read {
-                Err(Error::Store(StoreError::NotFound { .. })) => {}
-                Err(error) if error.is_about_one_object() => errors.push(error),
-                other => other?,
-            }
-        }
-        Ok((
-            tables
-                .into_iter()
-                .map(|(pack, table)| (pack, Arc::new(table)))
-                .collect(),
-            errors,
-        ))
-    }
 }
 
 /// The key that seals small objects of a kind.
@@ -132,11 +104,6 @@ fn purpose_of(kind: ObjectKind) -> Purpose {
         ObjectKind::Snapshot | ObjectKind::Config => Purpose::ManifestSealing,
         _ => Purpose::MarkerSealing,
     }
-}
-
-/// The pack that a relocation is about, from its name.
-pub(crate) fn relocated_pack(name: &ObjectName) -> Option<PackId> {
-    name.name().split_once('.')?.0.parse().ok()
 }
 
 /// A repository, opened.
@@ -159,9 +126,7 @@ impl Repository {
 
     /// Learns what others changed since the repository was opened.
     pub(crate) fn refresh(&self) -> Result<()> {
-        let (relocations, _) = self.vault.relocations()?;
-        self.packs.set_relocations(relocations);
-        Ok(())
+        self.packs.refresh()
     }
 
     /// The store, as it describes itself.

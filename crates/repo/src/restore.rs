@@ -13,7 +13,7 @@ use crate::check::{Depth, check_frame};
 use crate::device::SnapshotDevice;
 use crate::error::{Error, Result};
 use crate::fingerprint::{BLOCK_LENGTH, FingerprintKeys, PRINT_LENGTH, is_zero, print_of};
-use crate::frame_plan::{Batch, FramePlan, PlannedPiece};
+use crate::frame_plan::{Batch, FramePlan, PlannedPiece, plan_again};
 use crate::pack::FrameContent;
 use crate::packs::FrameBuffers;
 use crate::repository::Repository;
@@ -38,7 +38,7 @@ pub struct RestoreRequest<'a> {
     pub target_name: String,
     /// What it holds before.
     pub state: TargetState,
-    /// Threads that read and write; at least 1.
+    /// Threads that read and write; with none, everything is done by the caller, in a fixed order.
     pub thread_count: usize,
 }
 
@@ -91,6 +91,7 @@ impl Repository {
         let (flush, flushes) = bounded(1);
         let job = RestoreJob {
             repository: self,
+            disk,
             keys: self.vault.fingerprint_keys(),
             request,
             progress,
@@ -129,6 +130,7 @@ impl Drop for StopFlusher<'_> {
 
 struct RestoreJob<'a> {
     repository: &'a Repository,
+    disk: &'a SnapshotDevice,
     keys: FingerprintKeys,
     request: &'a RestoreRequest<'a>,
     progress: &'a dyn JobProgress,
@@ -144,8 +146,21 @@ struct Scratch {
     target: Vec<u8>,
 }
 
+impl Scratch {
+    fn new() -> Self {
+        Self {
+            buffers: FrameBuffers::new(),
+            raw: Vec::new(),
+            target: Vec::new(),
+        }
+    }
+}
+
 impl RestoreJob<'_> {
     fn run(&self, mut plan: FramePlan<'_>, flushes: &Receiver<()>) -> Result<()> {
+        if self.request.thread_count == 0 {
+            return self.run_here(plan);
+        }
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| self.flush_now_and_then(flushes, &done));
@@ -154,7 +169,7 @@ impl RestoreJob<'_> {
                 flush: &self.flush,
             };
             let (send, groups) = bounded::<Vec<PlannedPiece>>(self.request.thread_count * 2);
-            for _ in 0..self.request.thread_count.max(1) {
+            for _ in 0..self.request.thread_count {
                 let groups = groups.clone();
                 scope.spawn(move || self.work(&groups));
             }
@@ -199,12 +214,26 @@ impl RestoreJob<'_> {
         }
     }
 
+    fn run_here(&self, mut plan: FramePlan<'_>) -> Result<()> {
+        let mut scratch = Scratch::new();
+        while let Some(batch) = plan.next()? {
+            self.zeroes(&batch)?;
+            for group in batch.pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
+                self.check_cancelled()?;
+                self.group(group, &mut scratch)?;
+                self.advance(group);
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&self, group: &[PlannedPiece]) {
+        self.progress
+            .advance(group.iter().map(|piece| u64::from(piece.length)).sum());
+    }
+
     fn work(&self, groups: &Receiver<Vec<PlannedPiece>>) {
-        let mut scratch = Scratch {
-            buffers: FrameBuffers::new(),
-            raw: Vec::new(),
-            target: Vec::new(),
-        };
+        let mut scratch = Scratch::new();
         for group in groups {
             let failed = || self.failure.lock().unwrap_or_else(PoisonError::into_inner);
             if failed().is_some() {
@@ -214,8 +243,7 @@ impl RestoreJob<'_> {
                 failed().get_or_insert(error);
                 return;
             }
-            self.progress
-                .advance(group.iter().map(|piece| u64::from(piece.length)).sum());
+            self.advance(&group);
         }
     }
 
@@ -235,25 +263,52 @@ impl RestoreJob<'_> {
         }
     }
 
-    /// Writes all pieces that lie in one frame.
+    /// Writes all pieces that were planned to lie in one frame, wherever gc may have moved them since.
     fn group(&self, group: &[PlannedPiece], scratch: &mut Scratch) -> Result<()> {
+        let packs = &self.repository.packs;
+        let mut waiting = vec![group.to_vec()];
+        let mut missing = None;
+        while let Some(mut group) = waiting.pop() {
+            match self.frame(&group, scratch) {
+                // Missing for the first time: see `Packs::follow`.
+                Err(Error::MissingPack { pack }) if missing != Some(pack) => {
+                    missing = Some(pack);
+                    packs.refresh()?;
+                    group.extend(waiting.drain(..).flatten());
+                    let again = plan_again(&mut self.disk.map(), packs, &group)?;
+                    let groups = again.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame));
+                    waiting.extend(groups.map(<[_]>::to_vec));
+                }
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all pieces that lie in one frame.
+    fn frame(&self, group: &[PlannedPiece], scratch: &mut Scratch) -> Result<()> {
         let PlannedPiece { pack, frame, .. } = group[0];
         let packs = &self.repository.packs;
         let prints = packs.prints(pack, frame)?;
         let reader = packs.reader(pack)?;
         let is_blocks = reader.frame(frame)?.content == FrameContent::Blocks;
         let mut wanted = Vec::new();
+        let mut equal_bytes = 0;
         if self.request.state == TargetState::Similar && is_blocks {
             for piece in group {
                 self.differing(piece, &prints, scratch, &mut wanted)?;
             }
+            let wanted_bytes: u64 = wanted.iter().map(|piece| u64::from(piece.length)).sum();
+            equal_bytes = group.iter().map(|piece| u64::from(piece.length)).sum::<u64>() - wanted_bytes;
             if wanted.is_empty() {
+                self.counters.equal.fetch_add(equal_bytes, Ordering::Relaxed);
                 return Ok(());
             }
         } else {
             wanted.extend_from_slice(group);
         }
         packs.frame(pack, frame, &mut scratch.buffers, &mut scratch.raw)?;
+        self.counters.equal.fetch_add(equal_bytes, Ordering::Relaxed);
         self.counters
             .decoded
             .fetch_add(scratch.raw.len() as u64, Ordering::Relaxed);
@@ -295,9 +350,7 @@ impl RestoreJob<'_> {
         for (block, bytes) in (first_block..).zip(scratch.target.chunks_exact(BLOCK_LENGTH)) {
             let length = BLOCK_LENGTH.min(piece.length as usize - at);
             let print = prints.get(block * PRINT_LENGTH..(block + 1) * PRINT_LENGTH);
-            if print == Some(print_of(&self.keys.block_hash(bytes))) {
-                self.counters.equal.fetch_add(length as u64, Ordering::Relaxed);
-            } else {
+            if print != Some(print_of(&self.keys.block_hash(bytes))) {
                 let shift = u32::try_from(at).expect("a piece lies in one frame");
                 let length = u32::try_from(length).expect("a block is small");
                 match wanted.last_mut() {

@@ -1,8 +1,8 @@
 //! What is in the repository, in figures.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::id::SnapshotId;
 use crate::manifest::Manifest;
 use crate::mark::Marks;
@@ -93,17 +93,32 @@ fn of_snapshot(manifest: &Manifest) -> SnapshotStatistics {
 impl Repository {
     /// Measures the repository: reads all maps and the directories of all packs.
     pub fn statistics(&self) -> Result<Statistics> {
-        self.refresh()?;
-        let (manifests, errors) = self.snapshots()?;
-        if let Some(error) = errors.into_iter().next() {
-            return Err(error);
+        self.with_all_snapshots(|manifests| self.measure(manifests))
+    }
+
+    /// Does `look` with all snapshots; and again when packs were missing because snapshots were forgotten meanwhile.
+    pub(crate) fn with_all_snapshots<T>(&self, mut look: impl FnMut(&[Manifest]) -> Result<T>) -> Result<T> {
+        loop {
+            self.refresh()?;
+            let manifests = self.all_snapshots()?;
+            let result = look(&manifests);
+            if !matches!(result, Err(Error::MissingPack { .. })) {
+                return result;
+            }
+            let now: HashSet<SnapshotId> = self.all_snapshots()?.iter().map(|manifest| manifest.id).collect();
+            if manifests.iter().all(|manifest| now.contains(&manifest.id)) {
+                return result;
+            }
         }
+    }
+
+    fn measure(&self, manifests: &[Manifest]) -> Result<Statistics> {
         let mut marks = Marks::default();
         let mut statistics = Statistics {
             snapshot_count: manifests.len() as u64,
             ..Statistics::default()
         };
-        for manifest in &manifests {
+        for manifest in manifests {
             marks.snapshot(&self.packs, manifest)?;
             let snapshot = of_snapshot(manifest);
             statistics.logical_bytes += snapshot.logical_bytes;
@@ -120,8 +135,12 @@ impl Repository {
         statistics.stored_bytes = bytes_of.values().sum();
         statistics.index_bytes = bytes_of.get(&ObjectKind::Index).copied().unwrap_or_default();
         for (pack, length) in self.pack_sizes()? {
+            let reader = match self.packs.reader(pack) {
+                // Gc deleted it while we looked.
+                Err(Error::MissingPack { .. }) => continue,
+                other => other?,
+            };
             statistics.pack_count += 1;
-            let reader = self.packs.reader(pack)?;
             for (frame, number) in reader.directory.frames().iter().zip(0..) {
                 if frame.content == FrameContent::Tree {
                     continue;

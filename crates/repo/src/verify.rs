@@ -25,6 +25,7 @@ use crate::manifest::{DiskContent, DiskRecord, Manifest, snapshot_name};
 use crate::map_walk::{Verdict, Visit, Visitor, walk_disk};
 use crate::pack::FrameContent;
 use crate::packs::FrameBuffers;
+use crate::relocation::load_relocations;
 use crate::repository::Repository;
 use crate::restore::JobProgress;
 use crate::store::StoreError;
@@ -108,7 +109,7 @@ impl Repository {
     pub fn verify(&self, request: &VerifyRequest<'_>, progress: &dyn JobProgress) -> Result<VerifyReport> {
         self.refresh()?;
         let mut findings = Findings::default();
-        for error in self.vault.relocations()?.1 {
+        for error in load_relocations(&*self.vault.store, &self.vault.keyring)?.1 {
             findings.error(error)?;
         }
         let manifests = self.selected(request, &mut findings)?;

@@ -85,9 +85,10 @@ pub(super) fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
             hint: "leave out --no-encryption, or the password",
         });
     }
-    let password = match args.no_encryption {
-        true => None,
-        false => Some(context.password(PasswordUse::New)?),
+    let password = if args.no_encryption {
+        None
+    } else {
+        Some(context.password(PasswordUse::New)?)
     };
     let protection = password.as_ref().map_or(NewProtection::Nothing, |password| {
         NewProtection::Passphrase(password.as_bytes())

@@ -36,7 +36,7 @@ pub(super) const EXAMPLES: &[Example] = &[
 
 /// What `list` answers.
 #[derive(Debug, Serialize)]
-struct Snapshots {
+struct Listed {
     snapshots: Vec<SnapshotDocument>,
     /// Why other snapshots could not be read.
     damaged: Vec<String>,
@@ -45,7 +45,7 @@ struct Snapshots {
     rows: Vec<[String; 7]>,
 }
 
-impl Report for Snapshots {
+impl Report for Listed {
     fn command(&self) -> &'static str {
         "list"
     }
@@ -101,7 +101,7 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
             snapshot.tags.join(", "),
         ]
     });
-    context.report(&Snapshots {
+    context.report(&Listed {
         rows: rows.collect(),
         snapshots: snapshots.iter().map(SnapshotDocument::from).collect(),
         damaged: damaged.iter().map(ToString::to_string).collect(),

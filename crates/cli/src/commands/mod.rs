@@ -11,6 +11,7 @@ mod key;
 mod list;
 mod man;
 mod prune;
+mod repair;
 mod restore;
 mod scrub;
 mod show;
@@ -54,6 +55,8 @@ pub enum Verb {
     Gc(gc::GcArgs),
     /// Read the repository at rest, to find damage before it is needed
     Scrub(scrub::ScrubArgs),
+    /// Mend what can be mended, and name what is lost
+    Repair(repair::RepairArgs),
     /// Show the repository in figures
     Stats(stats::StatsArgs),
     /// Manage the keys of a repository
@@ -85,6 +88,7 @@ impl Verb {
             Self::Unprotect(args) => forget::run_unprotect(args, context),
             Self::Gc(args) => gc::run(args, context),
             Self::Scrub(args) => scrub::run(args, context),
+            Self::Repair(args) => repair::run(args, context),
             Self::Stats(args) => stats::run(args, context),
             Self::Key(args) => key::run(args, context),
             Self::Version(args) => version::run(args, context),
@@ -130,7 +134,9 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "unprotect" => forget::EXAMPLES_UNPROTECT,
         "gc" => gc::EXAMPLES,
         "scrub" => scrub::EXAMPLES,
+        "repair" => repair::EXAMPLES,
         "stats" => stats::EXAMPLES,
+        "key" => key::EXAMPLES,
         "key list" => key::EXAMPLES_LIST,
         "key add" => key::EXAMPLES_ADD,
         "key rotate" => key::EXAMPLES_ROTATE,

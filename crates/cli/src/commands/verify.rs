@@ -76,19 +76,17 @@ impl Report for Verified {
 
     fn human(&self, page: &mut Page) {
         show(&self.findings, self.unlisted_finding_count, page);
-        let mut text = format!(
-            "verified {} of {}: {} of stored data read",
+        let compared = match self.compared_bytes {
+            0 => String::new(),
+            bytes => format!(", {} compared", units::bytes(bytes)),
+        };
+        let text = format!(
+            "verified {} of {}: {} of stored data read{compared}, {}",
             units::counted(self.snapshot_count, "snapshot", "snapshots"),
             units::bytes(self.logical_bytes),
-            units::bytes(self.decoded_bytes)
-        );
-        if self.compared_bytes > 0 {
-            text.push_str(&format!(", {} compared", units::bytes(self.compared_bytes)));
-        }
-        text.push_str(&format!(
-            ", {}",
+            units::bytes(self.decoded_bytes),
             units::duration(std::time::Duration::from_millis(self.duration_ms))
-        ));
+        );
         page.line(&text);
         if self.findings.is_empty() {
             page.styled(Style::Good, "everything is as it was stored");

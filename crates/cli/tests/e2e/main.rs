@@ -6,4 +6,6 @@ mod answers;
 mod help;
 mod interrupts;
 mod program;
+mod rig;
 mod terminals;
+mod verbs;

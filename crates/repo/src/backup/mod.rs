@@ -28,8 +28,8 @@ use crate::damage::damaged_packs;
 use crate::error::{Error, Result};
 use crate::fingerprint::FingerprintKeys;
 use crate::id::{PackId, SegmentId, SnapshotId};
-use crate::index::ChunkIndex;
-use crate::lease::{Lease, Work};
+use crate::index::{ChunkIndex, SegmentReader};
+use crate::lease::{self, Lease, Work};
 use crate::manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest, snapshot_name};
 use crate::map::{PageRef, PageSink};
 use crate::pack::{ChunkEntry, FrameContent, Location};
@@ -138,7 +138,12 @@ impl Repository {
         match &result {
             // Nothing of ours is referred to, and nothing will be: gc need not wait for us.
             Err(_) => drop(lease.release()),
-            Ok(_) => lease.release()?,
+            // The snapshot is committed whatever happens now.
+            Ok(_) => {
+                if let Err(error) = lease.release() {
+                    progress.warn(format!("{error}; gc waits for this process to end"));
+                }
+            }
         }
         result
     }
@@ -215,14 +220,16 @@ impl Repository {
         for error in errors {
             warn(format!("{error}; what it lists may be stored again"));
         }
-        let covered: HashSet<PackId> = segments.iter().flat_map(|segment| segment.packs()).copied().collect();
+        let covered: HashSet<PackId> = segments.iter().flat_map(SegmentReader::packs).copied().collect();
         let mut index = ChunkIndex::new(
             Arc::clone(&self.packs),
             self.vault.segment_keys(),
             segments,
             usable.clone(),
         );
-        for pack in usable.difference(&covered) {
+        let mut unlisted: Vec<_> = usable.difference(&covered).collect();
+        unlisted.sort_unstable();
+        for pack in unlisted {
             // Left by a backup that did not come to its end, or by one that is on its way.
             match self.packs.reader(*pack) {
                 Ok(reader) => {
@@ -257,12 +264,21 @@ impl Repository {
     /// Puts the snapshot under its name; returns the bytes of its object.
     fn commit(&self, lease: &Lease<'_>, manifest: &Manifest) -> Result<u64> {
         let name = snapshot_name(manifest.id);
-        match self.vault.put_sealed(&name, &manifest.encode())? {
-            Put::Created => Ok(self.vault.store.length(&name)?),
-            Put::AlreadyExists => Err(Error::Revoked {
+        let bytes = manifest.encode();
+        let put = match self.vault.put_sealed(&name, &bytes) {
+            // It may be there all the same; asking again settles it.
+            Err(_) => self.vault.put_sealed(&name, &bytes)?,
+            Ok(put) => put,
+        };
+        if put == Put::AlreadyExists && lease::is_revoked(&self.vault, &lease.record)? {
+            // Only we could have put anything else there.
+            self.vault.store.delete(&name)?;
+            return Err(Error::Revoked {
                 writer: lease.record.writer,
-            }),
+            });
         }
+        let length = self.vault.store.length(&name);
+        Ok(length.unwrap_or(bytes.len() as u64))
     }
 }
 
@@ -421,20 +437,16 @@ fn keep_or_drop(
     entry: ChunkEntry,
     statistics: &mut DiskStatistics,
 ) -> Location {
-    match index.find(&entry.id, entry.length) {
-        Some(location) => {
-            frames.drop_pending();
-            statistics.known_bytes += u64::from(entry.length);
-            location
-        }
-        None => {
-            let location = frames.keep_pending(entry);
-            index.add_own_pack(location.pack);
-            index.remember(entry.id, location, entry.length);
-            statistics.new_bytes += u64::from(entry.length);
-            location
-        }
+    if let Some(location) = index.find(&entry.id, entry.length) {
+        frames.drop_pending();
+        statistics.known_bytes += u64::from(entry.length);
+        return location;
     }
+    let location = frames.keep_pending(entry);
+    index.add_own_pack(location.pack);
+    index.remember(entry.id, location, entry.length);
+    statistics.new_bytes += u64::from(entry.length);
+    location
 }
 
 /// The parent's disk that `source` is compared with: the one of its name, or the only one where there is only one.

@@ -53,13 +53,10 @@ impl<'a> ParentCursor<'a> {
         is_usable: impl Fn(PackId) -> bool,
     ) -> Option<Location> {
         if self.run.as_ref().is_none_or(|run| offset >= run.end) {
-            self.run = match self.find_run(offset, &is_usable) {
-                Ok(run) => run,
-                Err(_) => {
-                    self.unreadable_count += 1;
-                    None
-                }
-            };
+            self.run = self.find_run(offset, &is_usable).unwrap_or_else(|_| {
+                self.unreadable_count += 1;
+                None
+            });
         }
         let run = self.run.as_ref().filter(|run| run.start <= offset)?;
         let location = run.location.advance(offset - run.start);

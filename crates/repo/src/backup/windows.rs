@@ -358,7 +358,7 @@ const _: () = assert!(WINDOW_BLOCK_COUNT == 256);
 
 #[cfg(test)]
 mod tests {
-    use holdfast_block::{BlockDeviceMut, MemoryDevice};
+    use holdfast_block::{BlockDeviceMut, MemoryDevice, to_usize};
 
     use super::{SourceItem, SourceReader};
     use crate::fingerprint::FingerprintKeys;
@@ -391,13 +391,12 @@ mod tests {
                 let mut reader = SourceReader::new(scope, &device, &keys, reader_count);
                 while let Some(item) = reader.next().unwrap() {
                     match item {
-                        SourceItem::Zero(length) => bytes.resize(bytes.len() + length as usize, 0),
+                        SourceItem::Zero(length) => bytes.resize(bytes.len() + to_usize(length), 0),
                         SourceItem::Window(window) => {
                             assert_eq!(window.offset, bytes.len() as u64);
                             for (block, hash) in window.data.chunks(4096).zip(&window.hashes) {
-                                match hash {
-                                    Some(hash) => assert_eq!(*hash, keys.block_hash(block)),
-                                    None => {}
+                                if let Some(hash) = hash {
+                                    assert_eq!(*hash, keys.block_hash(block));
                                 }
                                 let zero = [0; 4096];
                                 bytes.extend_from_slice(if hash.is_some() { block } else { &zero });

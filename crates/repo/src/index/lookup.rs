@@ -205,11 +205,17 @@ impl ChunkIndex {
         let mut writer = SegmentWriter::create(&**self.packs.store(), &self.keys, segment, packs.clone())?;
         entries.iter().try_for_each(|entry| writer.push(entry))?;
         writer.finish()?;
-        let segment = SegmentReader::open(&**self.packs.store(), &self.keys, segment)?;
-        self.written_bytes += segment.length;
-        self.segments.push(segment);
-        self.recent
-            .retain(|_, (_, location, _)| packs.binary_search(&location.pack).is_err());
+        match SegmentReader::open(&**self.packs.store(), &self.keys, segment) {
+            Ok(segment) => {
+                self.written_bytes += segment.length;
+                self.segments.push(segment);
+                self.recent
+                    .retain(|_, (_, location, _)| packs.binary_search(&location.pack).is_err());
+            }
+            // Gc has made one segment of it and others already; what it lists stays remembered here.
+            Err(Error::Store(StoreError::NotFound { .. })) => {}
+            Err(error) => return Err(error),
+        }
         self.finished.clear();
         self.finished_chunk_count = 0;
         Ok(())

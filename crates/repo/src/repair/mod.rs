@@ -28,7 +28,8 @@ use crate::id::{PackId, SnapshotId};
 use crate::impact::add_impact;
 use crate::lease::{self, Lease, Work};
 use crate::manifest::snapshot_name;
-use crate::repository::{Repository, relocated_pack};
+use crate::relocation::relocated_pack;
+use crate::repository::Repository;
 use crate::restore::JobProgress;
 use crate::scrub::{ScrubRequest, Survey};
 use crate::store::{ObjectKind, ObjectName};
@@ -201,6 +202,15 @@ impl Repository {
 
     /// What is called for, in an order in which everything that is needed is there before something goes.
     fn actions(&self, survey: &Survey) -> Result<Vec<(RepairAction, String)>> {
+        let mut actions = self.actions_for_objects(survey)?;
+        actions.extend(actions_for_packs(survey));
+        let mut seen = BTreeSet::new();
+        actions.retain(|(action, _)| seen.insert(action.clone()));
+        Ok(actions)
+    }
+
+    /// What damaged small objects call for.
+    fn actions_for_objects(&self, survey: &Survey) -> Result<Vec<(RepairAction, String)>> {
         let mut actions = Vec::new();
         let mut add = |action, reason: &str| actions.push((action, reason.to_owned()));
         for finding in survey.findings.list() {
@@ -235,50 +245,6 @@ impl Repository {
                 ObjectKind::Key | ObjectKind::Pack | ObjectKind::Index => {}
             }
         }
-        for pack in &survey.absent {
-            let is_needed = survey.needed.contains(pack);
-            if !is_needed && survey.damage.contains_key(pack) {
-                add(
-                    RepairAction::ForgetDamage { pack: *pack },
-                    "it is gone, and nothing that snapshots need is missing",
-                );
-            }
-            if is_needed && !survey.damage.contains_key(pack) {
-                add(
-                    RepairAction::RecordLoss { pack: *pack },
-                    "it is missing, and snapshots need it",
-                );
-            }
-        }
-        for (pack, record) in &survey.damage {
-            if survey.needed.contains(pack) && record.extent == Extent::Whole && record.chunks.is_empty() {
-                add(
-                    RepairAction::RecordLoss { pack: *pack },
-                    "its directory is lost, and snapshots need it",
-                );
-            }
-        }
-        let segments = survey.index.bad_segments();
-        let untidy = |kind| survey.findings.list().iter().any(|finding| finding.kind == kind);
-        if !segments.is_empty() || untidy(FindingKind::Unlisted) || untidy(FindingKind::Dangling) {
-            let segments = segments.iter().map(ToString::to_string).collect();
-            add(
-                RepairAction::RebuildIndex { segments },
-                "the index does not say what the packs say",
-            );
-        }
-        for pack in survey.damage.keys().filter(|pack| survey.packs.contains_key(pack)) {
-            if survey.needed.contains(pack) {
-                add(RepairAction::Salvage { pack: *pack }, "it is damaged");
-            } else {
-                add(
-                    RepairAction::DeletePack { pack: *pack },
-                    "it is damaged, and no snapshot needs it any more",
-                );
-            }
-        }
-        let mut seen = BTreeSet::new();
-        actions.retain(|(action, _)| seen.insert(action.clone()));
         Ok(actions)
     }
 
@@ -303,4 +269,53 @@ impl Repository {
         }
         Ok(Some(RepairAction::RestoreSnapshot { snapshot, copy }))
     }
+}
+
+/// What missing and damaged packs, and an index that does not agree with the packs, call for.
+fn actions_for_packs(survey: &Survey) -> Vec<(RepairAction, String)> {
+    let mut actions = Vec::new();
+    let mut add = |action, reason: &str| actions.push((action, reason.to_owned()));
+    for pack in &survey.absent {
+        let is_needed = survey.needed.contains(pack);
+        if !is_needed && survey.damage.contains_key(pack) {
+            add(
+                RepairAction::ForgetDamage { pack: *pack },
+                "it is gone, and nothing that snapshots need is missing",
+            );
+        }
+        if is_needed && !survey.damage.contains_key(pack) {
+            add(
+                RepairAction::RecordLoss { pack: *pack },
+                "it is missing, and snapshots need it",
+            );
+        }
+    }
+    for (pack, record) in &survey.damage {
+        if survey.needed.contains(pack) && record.extent == Extent::Whole && record.chunks.is_empty() {
+            add(
+                RepairAction::RecordLoss { pack: *pack },
+                "its directory is lost, and snapshots need it",
+            );
+        }
+    }
+    let segments = survey.index.bad_segments();
+    let untidy = |kind| survey.findings.list().iter().any(|finding| finding.kind == kind);
+    if !segments.is_empty() || untidy(FindingKind::Unlisted) || untidy(FindingKind::Dangling) {
+        let segments = segments.iter().map(ToString::to_string).collect();
+        add(
+            RepairAction::RebuildIndex { segments },
+            "the index does not say what the packs say",
+        );
+    }
+    for pack in survey.damage.keys().filter(|pack| survey.packs.contains_key(pack)) {
+        if survey.needed.contains(pack) {
+            add(RepairAction::Salvage { pack: *pack }, "it is damaged");
+        } else {
+            add(
+                RepairAction::DeletePack { pack: *pack },
+                "it is damaged, and no snapshot needs it any more",
+            );
+        }
+    }
+    actions
 }

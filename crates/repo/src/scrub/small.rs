@@ -11,8 +11,8 @@ use crate::forget::ForgottenRecord;
 use crate::id::{PackId, SegmentId, SnapshotId, WriterId};
 use crate::key;
 use crate::lease::WriterRecord;
-use crate::relocation::{RELOCATION_BYTES_MAX, RelocationTable};
-use crate::repository::{Vault, relocated_pack};
+use crate::relocation::{RELOCATION_BYTES_MAX, RelocationTable, relocated_pack};
+use crate::repository::Vault;
 use crate::scrub::record::{READ_RECORD_BYTES_MAX, ReadRecord, is_read_record};
 use crate::store::{ObjectKind, ObjectName, StoreError};
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom};
+use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::key::{Cipher, Credential, KdfParameters, Randomness};
 use holdfast_repo::store::{MemoryStore, Store};
 use holdfast_repo::{
@@ -65,15 +65,15 @@ pub(crate) struct Disk {
 impl Disk {
     pub(crate) fn new(size: u64, seed: u64) -> Self {
         Self {
-            bytes: vec![0; size as usize],
+            bytes: vec![0; to_usize(size)],
             random: SeededRandom::new(seed),
         }
     }
 
     /// Writes bytes that compress by half.
     pub(crate) fn fill(&mut self, offset: u64, length: u64) {
-        let start = offset as usize;
-        let end = (start + length as usize).min(self.bytes.len());
+        let start = to_usize(offset);
+        let end = (start + to_usize(length)).min(self.bytes.len());
         for pair in self.bytes[start..end].chunks_mut(16) {
             let half = pair.len() / 2;
             self.random.fill(&mut pair[..half]);

@@ -55,6 +55,18 @@ struct RemoveArgs {
     key: String,
 }
 
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See which keys there are",
+        line: "holdfast key list -r /backup/vms",
+    },
+    Example {
+        wish: "Change the password",
+        line: "holdfast key rotate -r /backup/vms",
+    },
+];
+
 /// What a person may want of `key list`.
 pub(super) const EXAMPLES_LIST: &[Example] = &[Example {
     wish: "See which keys there are",

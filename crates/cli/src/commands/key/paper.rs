@@ -10,14 +10,14 @@ use crate::output::{Page, Report};
 
 /// What `key paper` answers.
 #[derive(Serialize)]
-struct Paper {
+struct Printed {
     /// The repository that it opens.
     id: String,
     location: String,
     paper_key: String,
 }
 
-impl Report for Paper {
+impl Report for Printed {
     fn command(&self) -> &'static str {
         "key paper"
     }
@@ -34,7 +34,7 @@ impl Report for Paper {
 /// Prints the paper key.
 pub(super) fn run(context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
-    context.report(&Paper {
+    context.report(&Printed {
         id: repository.config().id.to_string(),
         location: repository.describe(),
         paper_key: paper_key(&repository).text().to_owned(),

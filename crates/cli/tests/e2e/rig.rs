@@ -1,0 +1,133 @@
+//! A folder with a repository and images, and the program run in it.
+
+use std::fs::{File, read};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use holdfast_block::SeededRandom;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::program::{program, stderr, stdout};
+
+/// The folder; gone when this is dropped.
+pub(crate) struct Rig {
+    folder: TempDir,
+}
+
+impl Rig {
+    /// A folder without a repository.
+    pub(crate) fn empty() -> Self {
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// A folder with a repository that is not encrypted.
+    pub(crate) fn new() -> Self {
+        let rig = Self::empty();
+        rig.ok(&["init", "--no-encryption"]);
+        rig
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        File::create(path).unwrap().write_all(bytes).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> Vec<u8> {
+        read(self.path(name)).unwrap()
+    }
+
+    /// Names in the folder, or in one below it.
+    pub(crate) fn names(&self, folder: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path(folder)).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// The program, to be run in the folder.
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = program(words);
+        command
+            .current_dir(self.folder.path())
+            .env("HOLDFAST_REPOSITORY", self.path("repo"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    pub(crate) fn run(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
+    }
+
+    /// Runs it with bytes on its standard input.
+    pub(crate) fn run_with(&self, words: &[&str], input: &[u8]) -> Output {
+        let mut child = self.command(words).stdin(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        child.wait_with_output().unwrap()
+    }
+
+    /// Runs it, with this exit code; what it answered.
+    pub(crate) fn code(&self, code: i32, words: &[&str]) -> Output {
+        let output = self.run(words);
+        assert_code(&output, code, words);
+        output
+    }
+
+    /// Runs it to success; what it answered.
+    pub(crate) fn ok(&self, words: &[&str]) -> String {
+        stdout(&self.code(0, words))
+    }
+
+    /// Runs it with `--json` and this exit code; the document.
+    pub(crate) fn json(&self, code: i32, words: &[&str]) -> Value {
+        let words: Vec<&str> = words.iter().copied().chain(["--json"]).collect();
+        let document: Value = serde_json::from_str(&stdout(&self.code(code, &words))).unwrap();
+        assert_eq!(document["exit_code"], code);
+        document
+    }
+
+    /// Runs it to success; the report.
+    pub(crate) fn report(&self, words: &[&str]) -> Value {
+        self.json(0, words)["report"].clone()
+    }
+
+    /// Runs it to this failure; the kind of the error, and everything it said about it.
+    pub(crate) fn error(&self, code: i32, words: &[&str]) -> (String, String) {
+        let document = self.json(code, words);
+        let kind = document["error"]["kind"].as_str().unwrap().to_owned();
+        (kind, document["error"].to_string())
+    }
+
+    /// How many snapshots there are.
+    pub(crate) fn snapshot_count(&self) -> usize {
+        self.report(&["list"])["snapshots"].as_array().unwrap().len()
+    }
+}
+
+pub(crate) fn assert_code(output: &Output, code: i32, words: &[&str]) {
+    assert_eq!(
+        output.status.code(),
+        Some(code),
+        "{words:?}\n{}\n{}",
+        stdout(output),
+        stderr(output)
+    );
+}
+
+/// Bytes that nothing compresses.
+pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    SeededRandom::new(seed).fill(&mut bytes);
+    bytes
+}

@@ -1,0 +1,84 @@
+//! A backup that is stopped, or killed at any moment, leaves nothing that counts, and the next one works.
+
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Stdio;
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SeededRandom, SystemClock, to_usize};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::program::stderr;
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+/// How often a backup is killed.
+const KILLS: usize = 20;
+
+#[test]
+fn ctrl_c_commits_nothing_and_the_next_run_succeeds() {
+    let rig = Rig::new();
+    let bytes = noise(20 * MIB, 1);
+    let mut child = rig
+        .command(&["backup", "-m", "web1", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(&bytes).unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    // The stream goes on until the program stops reading it.
+    while stdin.write_all(&bytes).is_ok() {}
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.signal(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("interrupted"), "{}", stderr(&output));
+    assert_eq!(rig.snapshot_count(), 0);
+    assert_eq!(rig.names("repo/writers"), [""; 0], "it took its announcement back");
+    rig.write("web1.raw", &bytes);
+    rig.ok(&["backup", "web1.raw"]);
+    rig.ok(&["verify", "web1", "--against", "web1.raw"]);
+}
+
+#[test]
+fn killed_at_any_moment_the_next_backup_works() {
+    let seed = std::env::var("HOLDFAST_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(20_261_121);
+    println!("HOLDFAST_SEED={seed}");
+    let mut random = SeededRandom::new(seed);
+    let rig = Rig::new();
+    let clock = SystemClock::new();
+    let mut bytes = noise(24 * MIB, seed);
+    rig.write("web1.raw", &bytes);
+    let start = clock.now();
+    rig.ok(&["backup", "web1.raw"]);
+    let whole_us = u64::try_from(clock.now().saturating_sub(start).as_micros()).unwrap();
+    let mut committed = 1;
+    for _ in 0..KILLS {
+        let fresh = noise(12 * MIB, random.below(u64::MAX));
+        let at = to_usize(random.below(12 * MIB as u64));
+        bytes[at..at + fresh.len()].copy_from_slice(&fresh);
+        rig.write("web1.raw", &bytes);
+        let mut child = rig.command(&["backup", "web1.raw"]).spawn().unwrap();
+        clock.sleep(Duration::from_micros(random.below(whole_us)));
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        let count = rig.snapshot_count();
+        // It may have been done before it was killed; never is there half a snapshot.
+        let done = usize::from(status.success());
+        assert!(
+            count == committed + done || (done == 0 && count == committed + 1),
+            "{count} after {committed}"
+        );
+        committed = count;
+    }
+    rig.ok(&["backup", "web1.raw"]);
+    rig.ok(&["verify", "web1", "--against", "web1.raw"]);
+    rig.ok(&["verify"]);
+    rig.ok(&["gc"]);
+    rig.ok(&["verify"]);
+    rig.ok(&["restore", "web1", "out.raw"]);
+    assert!(rig.read("out.raw") == bytes);
+}

@@ -1,0 +1,93 @@
+//! What does not go says why, and what to do.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+
+use crate::program::stderr;
+use crate::rig::{Rig, assert_code, noise};
+
+#[test]
+fn a_place_that_holds_no_repository_is_told_from_one_that_holds_something_else() {
+    let rig = Rig::empty();
+    assert_eq!(rig.error(1, &["list"]).0, "no-such-repository");
+    std::fs::create_dir(rig.path("repo")).unwrap();
+    let (kind, text) = rig.error(1, &["list"]);
+    assert_eq!(kind, "no-such-repository");
+    assert!(text.contains("holdfast init"), "{text}");
+    rig.write("repo/holiday.jpg", b"x");
+    assert_eq!(rig.error(1, &["init", "--no-encryption"]).0, "exists");
+    assert_eq!(rig.names("repo"), ["holiday.jpg"]);
+    assert_eq!(rig.error(2, &["list", "-r", "s3:bucket"]).0, "unsupported");
+    let rig = Rig::new();
+    assert_eq!(rig.error(1, &["init", "--no-encryption"]).0, "exists");
+    let location = format!("file://{}", rig.path("repo").display());
+    assert_eq!(rig.json(0, &["list", "-r", &location])["status"], "ok");
+}
+
+#[test]
+fn names_that_mean_nothing_are_told_with_what_is_near() {
+    let rig = Rig::new();
+    assert_eq!(rig.error(1, &["show", "web1"]).0, "not-found");
+    rig.write("web1.raw", b"x");
+    rig.ok(&["backup", "web1.raw"]);
+    let (kind, text) = rig.error(1, &["restore", "wbe1", "out.raw"]);
+    assert_eq!(kind, "not-found");
+    assert!(text.contains("web1"), "{text}");
+    let (kind, text) = rig.error(1, &["restore", "web1:vdb", "out.raw"]);
+    assert_eq!(kind, "not-found");
+    assert!(text.contains("web1"), "{text}");
+    assert_eq!(rig.error(1, &["backup", "nothing.raw"]).0, "io");
+    assert_eq!(rig.names("."), ["repo", "web1.raw"]);
+    assert_eq!(rig.snapshot_count(), 1);
+}
+
+fn open_to_all(path: &Path) {
+    let is_folder = path.is_dir();
+    let mode = if is_folder { 0o755 } else { 0o644 };
+    std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    if is_folder {
+        for entry in std::fs::read_dir(path).unwrap() {
+            open_to_all(&entry.unwrap().path());
+        }
+    }
+}
+
+/// Root may write everywhere, so the program runs as nobody where the test runs as root.
+#[test]
+fn from_a_repository_that_cannot_be_written_everything_can_be_read() {
+    const NOBODY: u32 = 65_534;
+    let rig = Rig::new();
+    let bytes = noise(50_000, 1);
+    rig.write("web1.raw", &bytes);
+    rig.ok(&["backup", "web1.raw"]);
+    std::fs::copy(env!("CARGO_BIN_EXE_holdfast"), rig.path("program")).unwrap();
+    open_to_all(&rig.path("."));
+    std::fs::set_permissions(rig.path("program"), PermissionsExt::from_mode(0o755)).unwrap();
+    if !rustix::process::geteuid().is_root() {
+        for folder in ["repo", "repo/snapshots", "repo/writers", "repo/tmp", "repo/index"] {
+            std::fs::set_permissions(rig.path(folder), PermissionsExt::from_mode(0o555)).unwrap();
+        }
+    }
+    let run = |words: &[&str]| {
+        #[expect(clippy::disallowed_methods, reason = "the program runs as another user")]
+        let mut command = std::process::Command::new(rig.path("program"));
+        command
+            .args(words)
+            .env_clear()
+            .env("HOLDFAST_REPOSITORY", rig.path("repo"));
+        command.current_dir(rig.path("."));
+        if rustix::process::geteuid().is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command.output().unwrap()
+    };
+    assert_code(&run(&["list"]), 0, &["list"]);
+    let restored = run(&["restore", "web1", "-"]);
+    assert_code(&restored, 0, &["restore"]);
+    assert!(restored.stdout == bytes);
+    assert_code(&run(&["verify"]), 0, &["verify"]);
+    let refused = run(&["backup", "web1.raw"]);
+    assert_code(&refused, 1, &["backup"]);
+    assert!(stderr(&refused).contains("not permitted"), "{}", stderr(&refused));
+}

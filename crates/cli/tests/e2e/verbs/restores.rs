@@ -1,0 +1,130 @@
+//! Restoring: what is there is not lost by mistake, and half an image is never there.
+
+use crate::program::stderr;
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+
+fn rig_with_snapshot(bytes: &[u8]) -> Rig {
+    let rig = Rig::new();
+    rig.write("web1.raw", bytes);
+    rig.ok(&["backup", "web1.raw"]);
+    rig
+}
+
+#[test]
+fn in_place_only_what_differs_is_written() {
+    let bytes = noise(4 * MIB + 100, 1);
+    let rig = rig_with_snapshot(&bytes);
+    let mut other = bytes.clone();
+    other[MIB] ^= 1;
+    *other.last_mut().unwrap() ^= 1;
+    rig.write("target.raw", &other);
+    let disk = rig.report(&["restore", "web1", "target.raw", "--in-place"])["disks"][0].clone();
+    assert_eq!(disk["written_bytes"], 4096 + 100);
+    assert!(rig.read("target.raw") == bytes);
+    let again = rig.report(&["restore", "web1", "target.raw", "--in-place"])["disks"][0].clone();
+    assert_eq!(
+        (again["written_bytes"].as_u64(), again["equal_bytes"].as_u64()),
+        (Some(0), Some(bytes.len() as u64))
+    );
+}
+
+#[test]
+fn what_is_there_stays_unless_it_is_given_up() {
+    let bytes = noise(20_000, 2);
+    let rig = rig_with_snapshot(&bytes);
+    rig.write("precious.raw", b"precious");
+    let (kind, text) = rig.error(1, &["restore", "web1", "precious.raw"]);
+    assert_eq!(kind, "exists");
+    assert!(text.contains("--in-place") && text.contains("--force"), "{text}");
+    assert_eq!(rig.read("precious.raw"), b"precious");
+    let (kind, _) = rig.error(1, &["restore", "web1", "precious.raw", "--in-place"]);
+    assert_eq!(kind, "no-space", "it is too small");
+    assert_eq!(rig.read("precious.raw"), b"precious");
+    rig.ok(&["restore", "web1", "precious.raw", "--force"]);
+    assert!(rig.read("precious.raw") == bytes);
+    assert_eq!(rig.names("."), ["precious.raw", "repo", "web1.raw"]);
+    let (kind, _) = rig.error(1, &["restore", "web1", "nothing.raw", "--in-place"]);
+    assert_eq!(kind, "not-found");
+    // A folder with one of the files: nothing is written at all.
+    rig.write("many/web1.raw", b"precious");
+    assert_eq!(rig.error(1, &["restore", "web1", "many"]).0, "exists");
+    assert_eq!(rig.names("many"), ["web1.raw"]);
+}
+
+#[test]
+fn a_larger_target_keeps_its_end_and_that_is_said() {
+    let bytes = noise(20_000, 3);
+    let rig = rig_with_snapshot(&bytes);
+    rig.write("large.raw", &vec![7; 30_000]);
+    let output = rig.code(3, &["restore", "web1", "large.raw", "--in-place"]);
+    assert!(stderr(&output).contains("last 10000 bytes"), "{}", stderr(&output));
+    let target = rig.read("large.raw");
+    assert!(target[..20_000] == bytes && target[20_000..] == [7; 10_000]);
+}
+
+#[test]
+fn damage_is_named_and_leaves_no_half_image() {
+    let bytes = noise(3 * MIB, 4);
+    let rig = rig_with_snapshot(&bytes);
+    let packs = rig.path("repo/packs");
+    let mut largest = (0, std::path::PathBuf::new());
+    for fan_out in std::fs::read_dir(packs).unwrap() {
+        for pack in std::fs::read_dir(fan_out.unwrap().path()).unwrap() {
+            let pack = pack.unwrap();
+            largest = largest.max((pack.metadata().unwrap().len(), pack.path()));
+        }
+    }
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&largest.1)
+        .unwrap();
+    let mut byte = [0];
+    rustix::io::pread(&file, &mut byte, largest.0 / 2).unwrap();
+    rustix::io::pwrite(&file, &[byte[0] ^ 1], largest.0 / 2).unwrap();
+
+    let (kind, text) = rig.error(5, &["restore", "web1", "out.raw"]);
+    assert_eq!(kind, "damage", "{text}");
+    assert!(text.contains("packs/"), "the file is named: {text}");
+    assert_eq!(rig.names("."), ["repo", "web1.raw"]);
+    let (kind, _) = rig.error(5, &["restore", "web1", "web1.raw", "--force"]);
+    assert_eq!(kind, "damage");
+    assert!(rig.read("web1.raw") == bytes, "the image to be replaced is still there");
+    for verb in [&["verify"][..], &["scrub"]] {
+        let document = rig.json(5, verb);
+        let touched = &document["report"]["findings"][0]["touches"][0];
+        assert_eq!(
+            (touched["machine"].as_str(), touched["disk"].as_str()),
+            (Some("web1"), Some("web1")),
+            "{document}"
+        );
+    }
+    assert!(rig.run(&["restore", "web1", "-"]).status.code() == Some(5));
+
+    // The data is there once more: a backup brings it, and repair puts it where it was.
+    assert_eq!(rig.json(5, &["repair", "--dry-run"])["report"]["dry_run"], true);
+    rig.json(5, &["repair"]);
+    rig.run(&["backup", "web1.raw"]);
+    rig.run(&["repair"]);
+    rig.ok(&["verify"]);
+    rig.ok(&["restore", "web1", "out.raw"]);
+    assert!(rig.read("out.raw") == bytes);
+}
+
+#[test]
+fn what_is_whole_verifies() {
+    let rig = rig_with_snapshot(&noise(MIB, 5));
+    let report = rig.report(&["verify"]);
+    assert_eq!(
+        (report["snapshot_count"].as_u64(), report["decoded_bytes"].as_u64()),
+        (Some(1), Some(MIB as u64))
+    );
+    assert_eq!(rig.report(&["scrub"])["damaged_pack_count"], 0);
+    rig.write("web1.raw", &noise(MIB, 6));
+    let document = rig.json(5, &["verify", "web1", "--against", "web1.raw"]);
+    assert_eq!(document["report"]["findings"][0]["kind"], "differs");
+    let figures = rig.ok(&["stats"]);
+    assert!(figures.contains("1.0 MiB"), "{figures}");
+}

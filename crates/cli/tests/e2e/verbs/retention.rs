@@ -1,0 +1,68 @@
+//! Removing snapshots: planned, said why, and never more than that.
+
+use crate::rig::{Rig, noise};
+
+fn rig_of_four_days() -> Rig {
+    let rig = Rig::new();
+    for day in 1..=4u64 {
+        let mut bytes = noise(200_000, 1);
+        bytes[100_000..150_000].copy_from_slice(&noise(50_000, day));
+        rig.write("web1.raw", &bytes);
+        let time = format!("2026-01-0{day}T12:00:00Z");
+        rig.ok(&["backup", "web1.raw", "--time", &time, "--tag", &format!("day{day}")]);
+    }
+    rig
+}
+
+fn tags(rig: &Rig) -> Vec<String> {
+    let report = rig.report(&["list"]);
+    let snapshots = report["snapshots"].as_array().unwrap();
+    snapshots
+        .iter()
+        .map(|snapshot| snapshot["tags"][0].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn prune_keeps_what_the_rules_say_and_a_dry_run_keeps_everything() {
+    let rig = rig_of_four_days();
+    assert_eq!(rig.report(&["prune"])["removed_count"], 0, "no rule keeps all");
+    let plan = rig.ok(&["prune", "--keep-daily", "2", "--dry-run"]);
+    assert!(plan.contains("would remove 2 snapshots and keep 2"), "{plan}");
+    assert_eq!(tags(&rig).len(), 4);
+    rig.ok(&["protect", "web1@2026-01-01"]);
+    let report = rig.report(&["prune", "--keep-daily", "2"]);
+    assert_eq!(
+        (report["removed_count"].as_u64(), report["kept_count"].as_u64()),
+        (Some(1), Some(3))
+    );
+    assert_eq!(tags(&rig), ["day1", "day3", "day4"]);
+    assert_eq!(rig.error(1, &["forget", "web1@2026-01-01"]).0, "refused");
+    rig.ok(&["unprotect", "web1@2026-01-01"]);
+    assert_eq!(rig.report(&["prune", "other", "--keep-last", "1"])["removed_count"], 0);
+    rig.ok(&["forget", "web1@2026-01-01"]);
+    assert_eq!(tags(&rig), ["day3", "day4"]);
+    let before = rig.report(&["gc", "--dry-run"]);
+    assert_eq!(before["dry_run"], true);
+    rig.ok(&["gc", "--repack-below", "100"]);
+    rig.ok(&["verify"]);
+    rig.ok(&["restore", "web1", "out.raw"]);
+    assert!(rig.read("out.raw") == rig.read("web1.raw"));
+}
+
+/// What means "the newest" means another one tomorrow: a script that forgets by it would eat the history.
+#[test]
+fn forget_takes_exact_names_only() {
+    let rig = rig_of_four_days();
+    for name in ["web1", "latest", "web1@latest"] {
+        assert_eq!(rig.error(1, &["forget", name]).0, "refused", "{name}");
+    }
+    let id = rig.report(&["list"])["snapshots"][1]["id"].as_str().unwrap().to_owned();
+    assert_eq!(rig.error(1, &["forget", &id[..8], "web1"]).0, "refused");
+    assert_eq!(tags(&rig).len(), 4, "one wrong name, and nothing goes");
+    rig.ok(&["forget", &id[..8], "--dry-run"]);
+    assert_eq!(tags(&rig).len(), 4);
+    rig.ok(&["forget", &id[..8]]);
+    assert_eq!(tags(&rig), ["day1", "day3", "day4"]);
+    assert_eq!(rig.error(1, &["show", &id]).0, "not-found");
+}

@@ -1,0 +1,159 @@
+//! Races that were lost once, each told from beginning to end.
+
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::sync::Arc;
+
+use common::{Disk, PASSPHRASE, Rig, SeededBytes, Watch, request, surroundings};
+use holdfast_block::{BlockDevice, MemoryDevice};
+use holdfast_repo::store::{ObjectKind, Store};
+use holdfast_repo::{
+    Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, RestoreRequest, Source, SourceData,
+    TargetState,
+};
+
+const REWRITE_ALL: GcRequest = GcRequest {
+    repack_below_percent: 100,
+    thread_count: 0,
+};
+
+/// Another process on the repository of `rig`, that sees everybody else as `others`.
+struct Other(Option<Liveness>);
+
+impl Processes for Other {
+    fn this(&self) -> ProcessIdentity {
+        ProcessIdentity {
+            host: "other".into(),
+            boot: "other".into(),
+            namespace: "other".into(),
+            process: 1,
+            started: 1,
+        }
+    }
+
+    fn liveness(&self, process: &ProcessIdentity) -> Liveness {
+        match self.0 {
+            Some(others) if *process != self.this() => others,
+            _ => Liveness::Alive,
+        }
+    }
+}
+
+fn another(rig: &Rig, seed: u64, others: Liveness) -> Repository {
+    let mut surroundings = surroundings(seed);
+    surroundings.processes = Arc::new(Other(Some(others)));
+    surroundings.randomness = Arc::new(SeededBytes::new(seed));
+    let store: Arc<dyn Store> = Arc::new(rig.store.clone());
+    Repository::open(store, PASSPHRASE, surroundings).unwrap().repository
+}
+
+/// A disk was open, gc rewrote the pack under it, and the next read failed: "pack is missing". The snapshot was alive all the
+/// time, and opening it again would have helped.
+#[test]
+fn an_open_disk_is_read_on_while_gc_moves_its_bytes() {
+    let rig = Rig::new(21);
+    let mut disk = Disk::new(3 << 20, 1);
+    disk.fill(0, 3 << 20);
+    let old = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    disk.fill(0, 1 << 20);
+    let kept = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    let device = rig.repository.open_disk(kept, None).unwrap();
+    let to_restore = rig.repository.open_disk(kept, None).unwrap();
+    let mut bytes = vec![0; 3 << 20];
+    device.read_at(&mut bytes[..4096], 0).unwrap();
+
+    let gc = another(&rig, 99, Liveness::Alive);
+    gc.forget(old, "test").unwrap();
+    let report = gc.gc(REWRITE_ALL).unwrap();
+    assert!(
+        report.rewritten_bytes > 0 && report.deleted_pack_count > 0,
+        "{report:?}"
+    );
+
+    device.read_at(&mut bytes, 0).unwrap();
+    assert!(bytes == disk.bytes);
+    let target = MemoryDevice::new(3 << 20);
+    let request = RestoreRequest {
+        target: &target,
+        target_name: "target".into(),
+        state: TargetState::Unknown,
+        thread_count: 2,
+    };
+    rig.repository
+        .restore(&to_restore, &request, &Watch::default())
+        .unwrap();
+    assert!(target.to_bytes() == disk.bytes);
+}
+
+/// Gc with a limit of 100 percent rewrote packs that were alive as a whole, each time, for nothing.
+#[test]
+fn what_is_alive_as_a_whole_is_not_rewritten() {
+    let rig = Rig::new(22);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    rig.backup("m", &disk, Parent::Newest);
+    let report = rig.repository.gc(REWRITE_ALL).unwrap();
+    assert_eq!(
+        (report.rewritten_bytes, report.deleted_pack_count),
+        (0, 0),
+        "{report:?}"
+    );
+}
+
+/// A stream in the middle of which somebody else does something.
+struct Meanwhile<'a> {
+    bytes: &'a [u8],
+    act: Option<Box<dyn FnOnce() + 'a>>,
+}
+
+impl Read for Meanwhile<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if let Some(act) = self.act.take() {
+            act();
+        }
+        self.bytes.read(buffer)
+    }
+}
+
+/// A writer was wrongly taken for dead, "certainly". Gc deleted what it referred to, and the mark in the place of its
+/// snapshot as well, because nobody could come for it. Then it came, and committed a snapshot that could not be read.
+#[test]
+fn a_writer_that_was_taken_for_dead_never_commits() {
+    let rig = Rig::new(23);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let first = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    let bytes = disk.bytes.clone();
+    let device = MemoryDevice::from_bytes(&disk.bytes);
+    let gc = another(&rig, 98, Liveness::Dead);
+    let mut stream = Meanwhile {
+        bytes: &bytes,
+        act: Some(Box::new(|| {
+            gc.forget(first, "test").unwrap();
+            let report = gc.gc(REWRITE_ALL).unwrap();
+            assert_eq!(report.cleared_writers.len(), 1, "{report:?}");
+            let again = gc.gc(REWRITE_ALL).unwrap();
+            assert!(again.cleared_writers.is_empty(), "it was cleared once: {again:?}");
+        })),
+    };
+    let source = |name: &str, data| Source {
+        name: name.to_owned(),
+        data,
+        notes: BTreeMap::new(),
+    };
+    let sources = vec![
+        source("vda", SourceData::Disk(&device)),
+        source("memory", SourceData::Stream(&mut stream)),
+    ];
+    let request = request("m", 1, sources, Parent::Newest, 0);
+    let result = rig.repository.backup(request, &rig.progress);
+    assert!(matches!(result, Err(Error::Revoked { .. })), "{result:?}");
+    assert!(rig.repository.snapshots().unwrap().0.is_empty());
+    for kind in [ObjectKind::Writer, ObjectKind::Snapshot] {
+        rig.store.list(kind, &mut |name, _| panic!("{name} is left")).unwrap();
+    }
+}
