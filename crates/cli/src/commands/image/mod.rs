@@ -36,9 +36,16 @@ enum ImageVerb {
     Create(create::CreateArgs),
 }
 
-/// Examples of the verb at `path`, which begins with `image `.
+/// What a person may want of all of them.
+const EXAMPLES: &[Example] = &[Example {
+    wish: "Convert an image to a raw disk",
+    line: "holdfast image convert web1.qcow2 web1.raw",
+}];
+
+/// Examples of the verb at `path`, which is `image` or begins with `image `.
 pub(super) fn examples_of(path: &str) -> &'static [Example] {
     match path {
+        "image" => EXAMPLES,
         "image info" => info::EXAMPLES,
         "image map" => map::EXAMPLES,
         "image check" => check::EXAMPLES,
