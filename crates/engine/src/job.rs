@@ -61,6 +61,10 @@ impl BackupProgress for Watch<'_> {
         self.count(bytes);
     }
 
+    fn note(&self, message: String) {
+        self.progress.note(&message);
+    }
+
     fn warn(&self, message: String) {
         self.progress.warning(&message);
     }

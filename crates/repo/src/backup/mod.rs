@@ -95,6 +95,9 @@ pub trait BackupProgress: Sync {
     /// So many more bytes of disk are done.
     fn advance(&self, bytes: u64);
 
+    /// Something good to know.
+    fn note(&self, message: String);
+
     /// Something that did not stop the backup, but that a person should know.
     fn warn(&self, message: String);
 
@@ -129,7 +132,7 @@ impl Repository {
             // The snapshot is committed, whatever becomes of the healing of others.
             match self.heal() {
                 Ok(0) => {}
-                Ok(bytes) => progress.warn(format!(
+                Ok(bytes) => progress.note(format!(
                     "{bytes} bytes that damaged packs had lost are back for all snapshots"
                 )),
                 Err(error) => progress.warn(format!("damage of earlier snapshots was not healed: {error}")),

@@ -44,6 +44,7 @@ pub(crate) struct Watch {
 
 impl BackupProgress for Watch {
     fn advance(&self, _bytes: u64) {}
+    fn note(&self, _message: String) {}
     fn warn(&self, message: String) {
         self.warnings.lock().unwrap().push(message);
     }
