@@ -9,6 +9,7 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("offsets are u64 and buffers are indexed by usize: Holdfast needs a 64-bit target");
 
+mod aligned;
 mod bitmap;
 mod clock;
 pub mod conformance;
@@ -28,6 +29,7 @@ mod throttle;
 mod trace;
 mod track;
 
+pub use aligned::AlignedBuffer;
 pub use bitmap::{BITMAP_VERSION, DirtyBitmap, DirtyRanges};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use crash::{CrashLog, CrashLogDevice};

@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use holdfast_block::conformance::{Conformance, contents};
 use holdfast_block::{
     BlockDevice, BlockDeviceMut, Error, ExtentKind, FileChange, FileDevice, FileDeviceMut, IoMode, ReadHint,
+    SeededRandom, to_usize,
 };
 
 fn conforms(mode: IoMode) {
@@ -33,6 +34,7 @@ fn conforms_buffered() {
 #[test]
 fn conforms_direct() {
     conforms(IoMode::Direct);
+    conforms(IoMode::LargeDirect);
 }
 
 /// More than one bounce buffer, at every combination of aligned and unaligned ends.
@@ -40,16 +42,19 @@ fn conforms_direct() {
 fn large_direct_requests_are_whole() {
     let directory = tempfile::tempdir().unwrap();
     let size = (3 << 20) + 777;
-    let device = FileDeviceMut::create_new(&directory.path().join("disk"), size, IoMode::Direct).unwrap();
     let pattern = Conformance::new().pattern(size);
     let length = pattern.len();
-    for (start, end) in [
+    let ranges = [
         (0, length),
         (1, length),
         (0, length - 1),
         (4096, length - 1),
         (513, 2 << 20),
-    ] {
+    ];
+    let cases = [IoMode::Direct, IoMode::LargeDirect].map(|mode| ranges.map(|range| (mode, range)));
+    for (number, &(mode, (start, end))) in cases.as_flattened().iter().enumerate() {
+        let path = directory.path().join(number.to_string());
+        let device = FileDeviceMut::create_new(&path, size, mode).unwrap();
         device.write_zeroes(0..size).unwrap();
         device.write_at(&pattern[start..end], start as u64).unwrap();
         let mut buffer = vec![0xEE; end - start];
@@ -57,10 +62,10 @@ fn large_direct_requests_are_whole() {
         assert!(buffer == pattern[start..end]);
         let all = contents(&device);
         assert!(all[..start].iter().chain(&all[end..]).all(|byte| *byte == 0));
-    }
-    match device.io_mode() {
-        IoMode::Direct => assert_eq!(device.direct_io_refusal(), None),
-        IoMode::Buffered => assert!(device.direct_io_refusal().unwrap().contains("refuses direct I/O")),
+        match device.io_mode() {
+            IoMode::Direct | IoMode::LargeDirect => assert_eq!(device.direct_io_refusal(), None),
+            IoMode::Buffered => assert!(device.direct_io_refusal().unwrap().contains("refuses direct I/O")),
+        }
     }
 }
 
@@ -192,6 +197,29 @@ fn a_file_that_is_written_while_it_is_read_is_noticed() {
     file.write_all_at(b"x", 17).unwrap();
     assert_eq!(reader.changed_since_open().unwrap(), [FileChange::Contents]);
     assert!(reader.advise(0..4097, ReadHint::WillNeed).is_err());
+}
+
+/// Through the page cache and past it in turn, over and beside each other.
+#[test]
+fn large_and_small_requests_see_each_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let size = 2 << 20;
+    let device = FileDeviceMut::create_new(&directory.path().join("disk"), size, IoMode::LargeDirect).unwrap();
+    let mut expected = vec![0; to_usize(size)];
+    let mut random = SeededRandom::new(5);
+    for number in 0..200 {
+        let length_max = if number % 2 == 0 { 10_000 } else { 600_000 };
+        let range = random.range_within(size, length_max);
+        let bytes = random.bytes(to_usize(range.end - range.start));
+        device.write_at(&bytes, range.start).unwrap();
+        expected[to_usize(range.start)..to_usize(range.end)].copy_from_slice(&bytes);
+        let read = random.range_within(size, 600_000);
+        let mut buffer = vec![0; to_usize(read.end - read.start)];
+        device.read_at(&mut buffer, read.start).unwrap();
+        assert!(buffer == expected[to_usize(read.start)..to_usize(read.end)]);
+    }
+    device.flush().unwrap();
+    assert!(contents(&device) == expected);
 }
 
 #[test]

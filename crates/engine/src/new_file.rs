@@ -61,9 +61,14 @@ impl NewFile {
         &self.partial
     }
 
-    /// Makes it a sparse file of this size.
+    /// Makes it a sparse file of this size. It is written past the page cache: it may be larger than memory, and whoever
+    /// uses it next is not this program.
     pub(crate) fn create_sparse(&self, size_bytes: u64) -> Result<FileDeviceMut> {
-        Ok(FileDeviceMut::create_new(&self.partial, size_bytes, IoMode::Buffered)?)
+        Ok(FileDeviceMut::create_new(
+            &self.partial,
+            size_bytes,
+            IoMode::LargeDirect,
+        )?)
     }
 
     /// Gives it its name, durably. What is in it must be durable already.

@@ -252,7 +252,7 @@ impl Restorer<'_> {
     fn to_path(&self, disk: &DiskRecord, place: Place, path: &Path) -> Result<RestoredDisk> {
         match place {
             Place::BlockDevice(state) => {
-                let target = FileDeviceMut::open(path, IoMode::Buffered)?;
+                let target = FileDeviceMut::open(path, IoMode::LargeDirect)?;
                 self.to_device(disk, path, &target, state)
             }
             Place::File(Format::Raw) => {

@@ -46,29 +46,25 @@ pub(crate) fn check_frame(
         }
         FrameContent::Blocks => {
             let mut hashes: Vec<BlockHash> = Vec::new();
-            let mut chunks = reader.directory.chunks(frame).iter();
-            let mut chunk_end = 0;
-            let blocks = raw.chunks_exact(BLOCK_LENGTH).zip(prints.chunks_exact(PRINT_LENGTH));
-            let mut chunk = chunks.next();
-            for (number, (block, print)) in blocks.enumerate() {
-                let hash = keys.block_hash(block);
-                if print_of(&hash) != print {
-                    return differs("the block", number * BLOCK_LENGTH);
+            keys.hash_blocks(raw, &mut hashes);
+            let stored = prints.chunks_exact(PRINT_LENGTH);
+            if let Some(number) = hashes
+                .iter()
+                .zip(stored)
+                .position(|(hash, print)| print_of(hash) != print)
+            {
+                return differs("the block", number * BLOCK_LENGTH);
+            }
+            if depth == Depth::Prints {
+                return Ok(());
+            }
+            let mut at = 0;
+            for chunk in reader.directory.chunks(frame) {
+                let end = at + chunk.length as usize;
+                if keys.chunk_of_blocks(&hashes[at / BLOCK_LENGTH..end / BLOCK_LENGTH]) != chunk.id {
+                    return differs("the chunk", at);
                 }
-                if depth == Depth::Prints {
-                    continue;
-                }
-                hashes.push(hash);
-                if let Some(entry) = chunk
-                    && hashes.len() * BLOCK_LENGTH == entry.length as usize
-                {
-                    if keys.chunk_of_blocks(&hashes) != entry.id {
-                        return differs("the chunk", chunk_end);
-                    }
-                    chunk_end += entry.length as usize;
-                    hashes.clear();
-                    chunk = chunks.next();
-                }
+                at = end;
             }
             Ok(())
         }

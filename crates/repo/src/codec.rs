@@ -4,6 +4,8 @@
 //! compress as well as large ones would. A frame is at most [`FRAME_BYTES_MAX`] before compression: the price of a cold read
 //! anywhere in it.
 
+use holdfast_block::AlignedBuffer;
+
 use crate::error::{Error, Result};
 use crate::store::ObjectName;
 
@@ -101,40 +103,63 @@ impl Decompressor {
         Self(zstd::bulk::Decompressor::new().expect("memory for a decompressor"))
     }
 
-    /// Fills `raw` (resized to `raw_length`) from the stored bytes of the frame at `offset` of `object`.
+    /// Fills `raw` from the stored bytes of the frame at `offset` of `object`.
     pub(crate) fn decompress(
         &mut self,
         codec: Codec,
         stored: &[u8],
-        raw_length: usize,
-        raw: &mut Vec<u8>,
+        raw: &mut [u8],
         (object, offset): (&ObjectName, u64),
     ) -> Result<()> {
-        assert!(
-            raw_length <= FRAME_BYTES_MAX,
-            "the length was checked when the directory was read"
-        );
-        raw.clear();
-        match codec {
-            Codec::Raw => raw.extend_from_slice(stored),
-            Codec::Zstd => {
-                raw.reserve(raw_length);
-                self.0
-                    .decompress_to_buffer(stored, raw)
-                    .map_err(|error| Error::damaged(object, offset, format!("frame does not decompress: {error}")))?;
+        let length = match codec {
+            Codec::Raw => {
+                if stored.len() == raw.len() {
+                    raw.copy_from_slice(stored);
+                }
+                stored.len()
             }
-        }
-        if raw.len() != raw_length {
-            let detail = format!("frame has {} bytes, its directory says {raw_length}", raw.len());
+            Codec::Zstd => self
+                .0
+                .decompress_to_buffer(stored, raw)
+                .map_err(|error| Error::damaged(object, offset, format!("frame does not decompress: {error}")))?,
+        };
+        if length != raw.len() {
+            let detail = format!("frame has {length} bytes, its directory says {}", raw.len());
             return Err(Error::damaged(object, offset, detail));
         }
         Ok(())
     }
 }
 
+/// Memory that frames are decoded into, one after the other.
+pub(crate) trait FrameMemory {
+    /// `length` bytes of it, whatever they hold.
+    fn of_length(&mut self, length: usize) -> &mut [u8];
+}
+
+impl FrameMemory for Vec<u8> {
+    fn of_length(&mut self, length: usize) -> &mut [u8] {
+        if self.capacity() < length {
+            *self = vec![0; length];
+        } else {
+            self.resize(length, 0);
+        }
+        self
+    }
+}
+
+impl FrameMemory for AlignedBuffer {
+    fn of_length(&mut self, length: usize) -> &mut [u8] {
+        self.set_length(length);
+        self
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Codec, Compressor, Decompressor, FRAME_BYTES_MAX};
+    use holdfast_block::AlignedBuffer;
+
+    use super::{Codec, Compressor, Decompressor, FRAME_BYTES_MAX, FrameMemory};
     use crate::store::ObjectName;
 
     fn noise(length: usize) -> Vec<u8> {
@@ -159,24 +184,27 @@ mod tests {
             let codec = Compressor::new().compress(&raw, &mut stored);
             assert_eq!(codec, expected);
             assert!(stored.len() <= raw.len());
-            let mut back = Vec::new();
             let place = (&ObjectName::config(), 0);
-            Decompressor::new()
-                .decompress(codec, &stored, raw.len(), &mut back, place)
-                .unwrap();
-            assert_eq!(back, raw);
-            if !stored.is_empty() {
-                assert!(
-                    Decompressor::new()
-                        .decompress(codec, &stored, raw.len() - 1, &mut back, place)
-                        .is_err()
-                );
-                stored.pop();
-                assert!(
-                    Decompressor::new()
-                        .decompress(codec, &stored, raw.len(), &mut back, place)
-                        .is_err()
-                );
+            let back = |stored: &[u8], length| {
+                let mut back = vec![1; length];
+                let done = Decompressor::new().decompress(codec, stored, &mut back, place);
+                done.map(|()| back)
+            };
+            assert_eq!(back(&stored, raw.len()).unwrap(), raw);
+            assert!(back(&stored, raw.len() + 1).is_err());
+            if let Some((_, shorter)) = stored.split_last() {
+                assert!(back(&stored, raw.len() - 1).is_err());
+                assert!(back(shorter, raw.len()).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_as_long_as_was_asked() {
+        let memories: [&mut dyn FrameMemory; 2] = [&mut Vec::new(), &mut AlignedBuffer::default()];
+        for memory in memories {
+            for length in [3, 5000, 0, 4096] {
+                assert_eq!(memory.of_length(length).len(), length);
             }
         }
     }

@@ -5,10 +5,14 @@
 //! compares prints position by position and needs no look-up for a block that did not change. Position against position
 //! with a secret key there is no birthday bound: a changed block passes as unchanged with probability 2^-96.
 
+mod side_by_side;
+
 use zeroize::Zeroizing;
 
 use crate::id::ChunkId;
 use crate::key::{Keyring, Purpose};
+pub(crate) use side_by_side::BATCH_BLOCK_COUNT;
+use side_by_side::BlockHasher;
 
 /// Bytes of a block, the unit that decides what changed.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -23,7 +27,7 @@ pub(crate) type BlockHash = [u8; 32];
 /// The secret keys that hash blocks, chunks and streams; from the master secret.
 #[derive(Clone)]
 pub(crate) struct FingerprintKeys {
-    block: Zeroizing<[u8; 32]>,
+    block: BlockHasher,
     chunk: Zeroizing<[u8; 32]>,
     stream: Zeroizing<[u8; 32]>,
     cut_seed: u64,
@@ -38,7 +42,7 @@ impl FingerprintKeys {
         let chunk = |what: &[u8]| Zeroizing::new(*blake3::keyed_hash(keyring.key(Purpose::ChunkId), what).as_bytes());
         let seed = keyring.key(Purpose::StreamCut);
         Self {
-            block: Zeroizing::new(*keyring.key(Purpose::BlockHash)),
+            block: BlockHasher::new(keyring.key(Purpose::BlockHash)),
             chunk: chunk(b"blocks"),
             stream: chunk(b"stream"),
             cut_seed: u64::from_le_bytes(seed[..8].try_into().expect("a key is longer than a seed")),
@@ -50,10 +54,25 @@ impl FingerprintKeys {
         self.cut_seed
     }
 
-    /// The hash of a block of [`BLOCK_BYTES`].
-    pub(crate) fn block_hash(&self, block: &[u8]) -> BlockHash {
-        debug_assert_eq!(block.len(), BLOCK_LENGTH);
-        *blake3::keyed_hash(&self.block, block).as_bytes()
+    /// The hashes of at most [`BATCH_BLOCK_COUNT`] blocks, in their order.
+    pub(crate) fn block_hashes(&self, blocks: &[&[u8; BLOCK_LENGTH]], hashes: &mut [BlockHash]) {
+        self.block.hash(blocks, hashes);
+    }
+
+    /// Appends the hashes of all blocks of `bytes`, which are whole blocks.
+    pub(crate) fn hash_blocks(&self, bytes: &[u8], hashes: &mut Vec<BlockHash>) {
+        let (blocks, rest) = bytes.as_chunks();
+        debug_assert!(rest.is_empty(), "whole blocks are hashed");
+        let known = hashes.len();
+        hashes.resize(known + blocks.len(), [0; 32]);
+        let batches = blocks.chunks(BATCH_BLOCK_COUNT);
+        for (blocks, hashes) in batches.zip(hashes[known..].chunks_mut(BATCH_BLOCK_COUNT)) {
+            let mut batch = [&blocks[0]; BATCH_BLOCK_COUNT];
+            for (slot, block) in batch.iter_mut().zip(blocks) {
+                *slot = block;
+            }
+            self.block.hash(&batch[..blocks.len()], hashes);
+        }
     }
 
     /// The identity of a chunk of whole blocks, from their hashes.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::codec::Decompressor;
+use crate::codec::{Decompressor, FrameMemory};
 use crate::error::{Error, Result};
 use crate::id::PackId;
 use crate::key::{Cipher, Keyring, Purpose};
@@ -167,7 +167,13 @@ impl Packs {
     }
 
     /// Reads, opens and decompresses a frame into `raw`.
-    pub(crate) fn frame(&self, pack: PackId, frame: u32, buffers: &mut FrameBuffers, raw: &mut Vec<u8>) -> Result<()> {
+    pub(crate) fn frame(
+        &self,
+        pack: PackId,
+        frame: u32,
+        buffers: &mut FrameBuffers,
+        raw: &mut dyn FrameMemory,
+    ) -> Result<()> {
         let reader = self.reader(pack)?;
         if let Err(error) = reader.fetch(&*self.store, frame, &mut buffers.sealed) {
             self.forget(pack);

@@ -185,8 +185,10 @@ impl Repacker<'_> {
     }
 
     fn hashes(&self, from: u32, to: u32) -> Vec<[u8; 32]> {
-        let blocks = self.raw[from as usize..to as usize].chunks_exact(BLOCK_LENGTH);
-        blocks.map(|block| self.keys.block_hash(block)).collect()
+        let mut hashes = Vec::new();
+        self.keys
+            .hash_blocks(&self.raw[from as usize..to as usize], &mut hashes);
+        hashes
     }
 
     fn store(

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use holdfast_block::{BlockDeviceMut, to_usize};
+use holdfast_block::{AlignedBuffer, BlockDeviceMut, to_usize};
 
 use crate::check::{Depth, check_frame};
 use crate::device::SnapshotDevice;
 use crate::error::{Error, Result};
-use crate::fingerprint::{BLOCK_LENGTH, FingerprintKeys, PRINT_LENGTH, is_zero, print_of};
+use crate::fingerprint::{BLOCK_LENGTH, BlockHash, FingerprintKeys, PRINT_LENGTH, is_zero, print_of};
 use crate::frame_plan::{Batch, FramePlan, PlannedPiece, plan_again};
 use crate::pack::FrameContent;
 use crate::packs::FrameBuffers;
@@ -38,7 +38,7 @@ pub struct RestoreRequest<'a> {
     pub target_name: String,
     /// What it holds before.
     pub state: TargetState,
-    /// Threads that read and write; with none, everything is done by the caller, in a fixed order.
+    /// Threads that compute at the same time; with none, everything is done by the caller, in a fixed order.
     pub thread_count: usize,
 }
 
@@ -115,6 +115,9 @@ impl Repository {
 /// Written bytes after which the target begins to make them durable, while more are written: at the end little is left.
 const FLUSH_BYTES: u64 = 64 << 20;
 
+/// Workers for each thread that was asked for: while one waits for the target, another computes.
+const WORKERS_PER_THREAD: usize = 2;
+
 /// Tells the flusher to end, however the job ends.
 struct StopFlusher<'a> {
     done: &'a AtomicBool,
@@ -142,16 +145,18 @@ struct RestoreJob<'a> {
 /// Memory that a worker uses again and again.
 struct Scratch {
     buffers: FrameBuffers,
-    raw: Vec<u8>,
+    raw: AlignedBuffer,
     target: Vec<u8>,
+    hashes: Vec<BlockHash>,
 }
 
 impl Scratch {
     fn new() -> Self {
         Self {
             buffers: FrameBuffers::new(),
-            raw: Vec::new(),
+            raw: AlignedBuffer::default(),
             target: Vec::new(),
+            hashes: Vec::new(),
         }
     }
 }
@@ -169,7 +174,7 @@ impl RestoreJob<'_> {
                 flush: &self.flush,
             };
             let (send, groups) = bounded::<Vec<PlannedPiece>>(self.request.thread_count * 2);
-            for _ in 0..self.request.thread_count {
+            for _ in 0..self.request.thread_count * WORKERS_PER_THREAD {
                 let groups = groups.clone();
                 scope.spawn(move || self.work(&groups));
             }
@@ -347,10 +352,12 @@ impl RestoreJob<'_> {
             .map_err(|source| self.target_error(source))?;
         let first_block = piece.frame_offset as usize / BLOCK_LENGTH;
         let mut at = 0;
-        for (block, bytes) in (first_block..).zip(scratch.target.chunks_exact(BLOCK_LENGTH)) {
+        scratch.hashes.clear();
+        self.keys.hash_blocks(&scratch.target, &mut scratch.hashes);
+        for (block, hash) in (first_block..).zip(&scratch.hashes) {
             let length = BLOCK_LENGTH.min(piece.length as usize - at);
             let print = prints.get(block * PRINT_LENGTH..(block + 1) * PRINT_LENGTH);
-            if print != Some(print_of(&self.keys.block_hash(bytes))) {
+            if print != Some(print_of(hash)) {
                 let shift = u32::try_from(at).expect("a piece lies in one frame");
                 let length = u32::try_from(length).expect("a block is small");
                 match wanted.last_mut() {

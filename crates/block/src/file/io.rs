@@ -11,36 +11,12 @@ use std::os::unix::fs::FileExt;
 use rustix::io::Errno;
 
 use super::open::OpenFile;
+use crate::aligned::{ALIGNMENT, AlignedBuffer, is_aligned};
 use crate::{Error, Result, to_usize};
 
-/// Alignment that satisfies every disk with sectors up to 4096 bytes, and the page size of the page cache.
-const ALIGNMENT_BYTES: u64 = 4096;
-const ALIGNMENT: usize = to_usize(ALIGNMENT_BYTES);
+const ALIGNMENT_BYTES: u64 = ALIGNMENT as u64;
 /// Most memory that one request takes for bouncing.
 const BOUNCE_LENGTH_MAX: usize = 1 << 20;
-
-/// Memory of which a part begins at a multiple of the alignment.
-struct AlignedBuffer {
-    memory: Vec<u8>,
-    start: usize,
-    length: usize,
-}
-
-impl AlignedBuffer {
-    fn new(length: usize) -> Self {
-        let memory = vec![0; length + ALIGNMENT];
-        let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
-        Self { memory, start, length }
-    }
-
-    fn as_mut_slice(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + self.length]
-    }
-}
-
-fn is_aligned(memory: &[u8]) -> bool {
-    memory.as_ptr().addr().is_multiple_of(ALIGNMENT)
-}
 
 /// Whether the file system took the descriptor but not the request: it wants other alignment, or none of this.
 fn is_refusal(error: &std::io::Error) -> bool {
@@ -63,7 +39,7 @@ fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<us
 
 impl OpenFile {
     pub(super) fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        let done = match self.usable_direct() {
+        let done = match self.usable_direct(buffer.len()) {
             Some(direct) => match read_direct(direct, buffer, offset) {
                 Err(error) if is_refusal(&error) => {
                     self.refuse_direct(&error);
@@ -81,7 +57,7 @@ impl OpenFile {
     }
 
     pub(super) fn write(&self, data: &[u8], offset: u64) -> Result<()> {
-        let Some(direct) = self.usable_direct() else {
+        let Some(direct) = self.usable_direct(data.len()) else {
             return self.write_buffered(data, offset);
         };
         let end = offset + data.len() as u64;
@@ -121,8 +97,11 @@ impl OpenFile {
         }
     }
 
-    fn usable_direct(&self) -> Option<&File> {
-        self.direct.as_ref().filter(|_| self.direct_refusal.get().is_none())
+    /// The way past the page cache, where a request of `length` bytes takes it.
+    fn usable_direct(&self, length: usize) -> Option<&File> {
+        self.direct
+            .as_ref()
+            .filter(|_| length >= self.direct_length_min && self.direct_refusal.get().is_none())
     }
 
     fn refuse_direct(&self, error: &std::io::Error) {
@@ -144,16 +123,14 @@ fn read_direct(direct: &File, buffer: &mut [u8], offset: u64) -> std::io::Result
     let (mut at, mut done) = (first, 0);
     while done < buffer.len() {
         let skip = to_usize((offset + done as u64) - at);
-        let wanted = (buffer.len() - done).min(bounce.length - skip);
-        let got = read_up_to(direct, bounce.as_mut_slice(), at)?
-            .saturating_sub(skip)
-            .min(wanted);
-        buffer[done..done + got].copy_from_slice(&bounce.as_mut_slice()[skip..skip + got]);
+        let wanted = (buffer.len() - done).min(bounce.len() - skip);
+        let got = read_up_to(direct, &mut bounce, at)?.saturating_sub(skip).min(wanted);
+        buffer[done..done + got].copy_from_slice(&bounce[skip..skip + got]);
         done += got;
         if got < wanted {
             break;
         }
-        at += bounce.length as u64;
+        at += bounce.len() as u64;
     }
     Ok(done)
 }
@@ -166,7 +143,7 @@ fn write_direct(direct: &File, data: &[u8], offset: u64) -> std::io::Result<()> 
     let mut bounce = AlignedBuffer::new(data.len().min(BOUNCE_LENGTH_MAX));
     let mut at = offset;
     for piece in data.chunks(BOUNCE_LENGTH_MAX) {
-        let buffer = &mut bounce.as_mut_slice()[..piece.len()];
+        let buffer = &mut bounce[..piece.len()];
         buffer.copy_from_slice(piece);
         direct.write_all_at(buffer, at)?;
         at += piece.len() as u64;

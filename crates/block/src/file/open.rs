@@ -14,6 +14,9 @@ use super::stamp::Stamp;
 use crate::device::range_length;
 use crate::{Error, Result};
 
+/// Shortest request that is large: a disk is about as fast with requests of this length as with longer ones.
+pub(super) const LARGE_LENGTH: usize = 128 << 10;
+
 /// What is asked of the operating system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
@@ -34,6 +37,8 @@ pub(super) struct OpenFile {
     pub(super) file: File,
     /// The same past the page cache, where that was asked for and is possible.
     pub(super) direct: Option<File>,
+    /// Shortest request that goes past the page cache.
+    pub(super) direct_length_min: usize,
     /// Why direct I/O was refused, at opening or later.
     pub(super) direct_refusal: OnceLock<String>,
     pub(super) medium: Medium,
@@ -123,13 +128,14 @@ impl OpenFile {
         let direct_refusal = OnceLock::new();
         let direct = match mode {
             IoMode::Buffered => None,
-            IoMode::Direct => open_direct(path, &metadata, access)
+            IoMode::Direct | IoMode::LargeDirect => open_direct(path, &metadata, access)
                 .map_err(|reason| direct_refusal.set(reason))
                 .ok(),
         };
         Ok(Self {
             file,
             direct,
+            direct_length_min: if mode == IoMode::LargeDirect { LARGE_LENGTH } else { 1 },
             direct_refusal,
             medium,
             size_bytes,
@@ -139,10 +145,12 @@ impl OpenFile {
     }
 
     pub(super) fn io_mode(&self) -> IoMode {
-        if self.direct.is_some() && self.direct_refusal.get().is_none() {
-            IoMode::Direct
-        } else {
-            IoMode::Buffered
+        match self.direct {
+            Some(_) if self.direct_refusal.get().is_none() => match self.direct_length_min {
+                LARGE_LENGTH => IoMode::LargeDirect,
+                _ => IoMode::Direct,
+            },
+            _ => IoMode::Buffered,
         }
     }
 

@@ -12,7 +12,7 @@ use std::thread::Scope;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, to_usize};
 
-use crate::fingerprint::{BLOCK_BYTES, BLOCK_LENGTH, BlockHash, FingerprintKeys, is_zero};
+use crate::fingerprint::{BATCH_BLOCK_COUNT, BLOCK_BYTES, BLOCK_LENGTH, BlockHash, FingerprintKeys, is_zero};
 use crate::packing::BufferPool;
 
 /// Bytes of a window: large enough for a good read, small enough for a core's own cache.
@@ -158,11 +158,8 @@ fn read_window(
         device.read_at(read, range.start)?;
         padding.fill(0);
         read_bytes += available;
-        for (number, block) in (inside.start / BLOCK_LENGTH..).zip(data[inside].chunks_exact(BLOCK_LENGTH)) {
-            if !is_zero(block) {
-                hashes[number] = Some(keys.block_hash(block));
-            }
-        }
+        let first = inside.start / BLOCK_LENGTH;
+        hash_data(keys, data[inside].as_chunks().0, &mut hashes[first..]);
     }
     Ok(Window {
         offset,
@@ -170,6 +167,27 @@ fn read_window(
         hashes,
         read_bytes,
     })
+}
+
+/// Hashes the blocks that are not zero, many side by side.
+fn hash_data(keys: &FingerprintKeys, blocks: &[[u8; BLOCK_LENGTH]], hashes: &mut [HashedBlock]) {
+    for (blocks, hashes) in blocks
+        .chunks(BATCH_BLOCK_COUNT)
+        .zip(hashes.chunks_mut(BATCH_BLOCK_COUNT))
+    {
+        let mut data = [&blocks[0]; BATCH_BLOCK_COUNT];
+        let mut numbers = [0; BATCH_BLOCK_COUNT];
+        let mut count = 0;
+        for (number, block) in blocks.iter().enumerate().filter(|(_, block)| !is_zero(*block)) {
+            (data[count], numbers[count]) = (block, number);
+            count += 1;
+        }
+        let mut hashed = [BlockHash::default(); BATCH_BLOCK_COUNT];
+        keys.block_hashes(&data[..count], &mut hashed[..count]);
+        for (number, hash) in numbers[..count].iter().zip(hashed) {
+            hashes[*number] = Some(hash);
+        }
+    }
 }
 
 type Read = (u64, Result<SourceItem, DeviceError>);
@@ -395,9 +413,9 @@ mod tests {
                         SourceItem::Window(window) => {
                             assert_eq!(window.offset, bytes.len() as u64);
                             for (block, hash) in window.data.chunks(4096).zip(&window.hashes) {
-                                if let Some(hash) = hash {
-                                    assert_eq!(*hash, keys.block_hash(block));
-                                }
+                                let mut expected = Vec::new();
+                                keys.hash_blocks(block, &mut expected);
+                                assert!(hash.is_none_or(|hash| hash == expected[0]));
                                 let zero = [0; 4096];
                                 bytes.extend_from_slice(if hash.is_some() { block } else { &zero });
                             }

@@ -3,7 +3,7 @@
 use super::directory::{DIRECTORY_BYTES_MAX, Directory, FrameContent, FrameEntry};
 use super::key::{PackKey, Section};
 use super::layout::{HEADER_LENGTH, TRAILER_LENGTH, decode_header, decode_trailer, pack_name};
-use crate::codec::Decompressor;
+use crate::codec::{Decompressor, FrameMemory};
 use crate::error::{Error, Result};
 use crate::id::PackId;
 use crate::store::{ObjectName, Store, StoreError};
@@ -99,7 +99,7 @@ impl PackReader {
         number: u32,
         sealed: &mut Vec<u8>,
         decompressor: &mut Decompressor,
-        raw: &mut Vec<u8>,
+        raw: &mut dyn FrameMemory,
     ) -> Result<()> {
         let frame = self.frame(number)?;
         if !self.key.open(Section::Frame(number), sealed) {
@@ -112,8 +112,7 @@ impl PackReader {
         decompressor.decompress(
             frame.codec,
             sealed,
-            frame.raw_length as usize,
-            raw,
+            raw.of_length(frame.raw_length as usize),
             (&self.name, frame.offset),
         )
     }

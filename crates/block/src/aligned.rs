@@ -1,0 +1,69 @@
+//! Memory that direct I/O takes as it is.
+
+use std::ops::{Deref, DerefMut};
+
+/// Alignment that satisfies every disk with sectors up to 4096 bytes, and the page size of the page cache.
+pub(crate) const ALIGNMENT: usize = 4096;
+
+/// Bytes of which the first lies at a multiple of 4096: a device in [`IoMode::Direct`](crate::IoMode) copies from and to
+/// any other memory, but not from and to this.
+#[derive(Debug, Default)]
+pub struct AlignedBuffer {
+    memory: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl AlignedBuffer {
+    /// `length` bytes of zero.
+    pub fn new(length: usize) -> Self {
+        let memory = vec![0; length + ALIGNMENT];
+        // An interpreter that cannot tell may answer usize::MAX: nothing is aligned then, and everything still works.
+        let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        Self { memory, start, length }
+    }
+
+    /// Makes it `length` bytes long. The bytes may be any that were in it before.
+    pub fn set_length(&mut self, length: usize) {
+        if self.start + length <= self.memory.len() {
+            self.length = length;
+        } else {
+            *self = Self::new(length);
+        }
+    }
+}
+
+/// Whether `memory` begins where direct I/O wants it.
+pub(crate) fn is_aligned(memory: &[u8]) -> bool {
+    memory.as_ptr().addr().is_multiple_of(ALIGNMENT)
+}
+
+impl Deref for AlignedBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory[self.start..self.start + self.length]
+    }
+}
+
+impl DerefMut for AlignedBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + self.length]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AlignedBuffer, is_aligned};
+
+    #[test]
+    fn it_is_aligned_at_every_length() {
+        let mut buffer = AlignedBuffer::default();
+        assert!(buffer.is_empty());
+        for length in [1, 4096, 5, 10_000, 0, 1 << 20] {
+            buffer.set_length(length);
+            assert!(buffer.len() == length && is_aligned(&buffer));
+            buffer.fill(7);
+        }
+    }
+}
