@@ -23,12 +23,14 @@ impl AlignedBuffer {
         Self { memory, start, length }
     }
 
-    /// Makes it `length` bytes long. The bytes may be any that were in it before.
+    /// Makes it `length` bytes long. Bytes that it has stay; new ones are zero, or what was there when it was longer.
     pub fn set_length(&mut self, length: usize) {
         if self.start + length <= self.memory.len() {
             self.length = length;
         } else {
-            *self = Self::new(length);
+            let mut longer = Self::new(length);
+            longer[..self.length].copy_from_slice(self);
+            *self = longer;
         }
     }
 }
@@ -61,8 +63,10 @@ mod tests {
         let mut buffer = AlignedBuffer::default();
         assert!(buffer.is_empty());
         for length in [1, 4096, 5, 10_000, 0, 1 << 20] {
+            let kept = length.min(buffer.len());
             buffer.set_length(length);
             assert!(buffer.len() == length && is_aligned(&buffer));
+            assert!(buffer[..kept].iter().all(|byte| *byte == 7));
             buffer.fill(7);
         }
     }

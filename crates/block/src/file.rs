@@ -4,6 +4,7 @@
 //! anything else is refused. The size is that at the time of opening. A file that shrinks underneath gives
 //! [`Error::Shrunk`]; one that changes while it is read is found by [`FileDevice::changed_since_open`].
 
+mod direct;
 mod extents;
 mod io;
 mod open;
@@ -20,7 +21,8 @@ use rustix::fs::Advice;
 use crate::device::range_length;
 use crate::{BlockDevice, BlockDeviceMut, Error, ExtentList, Result};
 
-use open::{Access, OpenFile};
+pub use direct::{Access, DirectPath};
+use open::OpenFile;
 pub use stamp::FileChange;
 
 /// Whether bytes pass through the page cache.

@@ -38,7 +38,7 @@ pub use either::EitherData;
 pub use error::{Error, Result};
 pub use extent::{Extent, ExtentKind, ExtentList};
 pub use fault::{Fault, FaultRule, FaultyDevice};
-pub use file::{FileChange, FileDevice, FileDeviceMut, IoMode, ReadHint};
+pub use file::{Access, DirectPath, FileChange, FileDevice, FileDeviceMut, IoMode, ReadHint};
 pub use memory::MemoryDevice;
 pub use overlay::{BackingId, CommitReport, OVERLAY_VERSION, OverlayDevice, OverlayInfo, OverlayOptions, OverlayState};
 pub use random::SeededRandom;

@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_block::{BlockDevice, BlockDeviceMut as _};
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, FileDeviceMut, IoMode};
 use holdfast_image::{
     BulkWriter, Continue, CreateOptions, FillOptions, FillReport, Format, Image, Note, OpenOptions, Qcow2Options,
     Storage, create_bulk, fill, fill_above, fill_device, open,
@@ -178,7 +178,7 @@ fn convert_to_raw(
             .note("the file system shares the bytes of both files until one is written");
         return Ok((image, None));
     }
-    let target = holdfast_image::open_mut(image.partial(), &raw())?;
+    let target = FileDeviceMut::open(image.partial(), IoMode::LargeDirect)?;
     let filled = fill_device(device, &target, threads(job), &mut steps(device, job));
     let filled = unless_interrupted(filled, job)?;
     target.flush()?;
@@ -227,13 +227,6 @@ fn reopen(request: &ConvertRequest) -> OpenOptions {
         format: Some(request.format),
         gate: request.open.gate.clone(),
         allow,
-        ..OpenOptions::default()
-    }
-}
-
-fn raw() -> OpenOptions {
-    OpenOptions {
-        format: Some(Format::Raw),
         ..OpenOptions::default()
     }
 }

@@ -178,7 +178,7 @@ pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
             detail,
         });
     }
-    let file: Arc<dyn ImageFile> = Arc::new(HostFile::create_new(path)?);
+    let file: Arc<dyn ImageFile> = Arc::new(HostFile::create_new(path)?.written_once());
     let data_file = create_data_file(path, options)?;
     let is_raw = options
         .qcow2
@@ -205,7 +205,7 @@ fn create_data_file(path: &Path, options: &CreateOptions) -> Result<Option<Arc<d
     file.set_length(options.size_bytes)?;
     file.sync()?;
     HostFile::sync_directory(&place)?;
-    Ok(Some(Arc::new(file)))
+    Ok(Some(Arc::new(file.written_once())))
 }
 
 fn beside(image: &Path, name: &str) -> PathBuf {

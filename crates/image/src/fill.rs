@@ -1,28 +1,26 @@
 //! Copying a disk into a new image, on several threads.
 //!
-//! Workers read pieces of the source, find zeroes and compress; one thread appends the results in order. At most
-//! a few pieces per worker are in flight.
+//! Workers read pieces of the source, find zeroes and compress; one thread takes the results in order and says where they
+//! go; what is stored as it is, workers write there. At most a few pieces per worker are in flight.
 
-use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::ops::Range;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use holdfast_block::{BlockDevice, BlockDeviceMut, EitherData, ExtentKind, to_usize};
+use holdfast_block::{AlignedBuffer, BlockDevice, BlockDeviceMut, EitherData, to_usize};
 
+use crate::crew::{Crew, Writing};
 use crate::piece::{Part, Piece, Sorted, read_base, read_piece};
+use crate::qcow2::bulk::Placed;
 use crate::{BulkWriter, ClusterCompressor, Error, Result};
 
-/// Bytes that a worker takes at once, or a cluster where that is more.
-const PIECE_BYTES: u64 = 1 << 20;
-/// Pieces in flight per worker: enough that it has work while a busy host lets the appending thread wait.
-const PIECES_PER_WORKER: u64 = 8;
-const EXTENT_COUNT_MAX: usize = 64;
+/// Workers per thread where nothing is compressed: most of them wait for the medium.
+const COPIERS_PER_THREAD: usize = 3;
 
 /// How to fill a new image.
 #[derive(Debug, Clone)]
 pub struct FillOptions {
-    /// Threads that read and compress.
+    /// Threads that compute at the same time.
     pub threads: NonZero<usize>,
     /// Whether clusters are compressed, and how hard.
     pub storage: Storage,
@@ -109,7 +107,7 @@ fn fill_from(
             .map(|(compression, level)| ClusterCompressor::new(compression, level))
             .transpose()?;
         let mut below = Vec::new();
-        Ok(move |range: Range<u64>, buffer: Vec<u8>| {
+        Ok(move |range: Range<u64>, buffer: AlignedBuffer| {
             let piece = read_piece(source, range, buffer)?.padded(cluster_bytes, disk_end);
             let below = match base {
                 None => None,
@@ -118,23 +116,29 @@ fn fill_from(
             Ok(piece.sort(cluster_bytes, below, compressor.as_mut()))
         })
     };
+    let file = Arc::clone(writer.data_file());
     let mut store = Store {
         writer,
         report: FillReport::default(),
         stored_end: 0,
     };
-    run(
+    let crew = Crew {
         source,
         cluster_bytes,
-        options.threads,
-        make_worker,
-        &mut |sorted: Sorted| {
-            for part in &sorted.parts {
-                store.part(part, &sorted.piece)?;
-            }
-            go_on(progress, sorted)
+        threads: options.threads,
+        worker_count: match options.storage {
+            Storage::Plain => options.threads.get() * COPIERS_PER_THREAD,
+            Storage::Compressed { .. } => options.threads.get(),
         },
-    )?;
+        write: &|bytes, offset| Ok(file.write_at(bytes, offset)?),
+    };
+    crew.run(make_worker, &mut |sorted: Sorted| {
+        let mut writes = Vec::new();
+        for part in &sorted.parts {
+            store.part(part, &sorted.piece, &mut writes)?;
+        }
+        go_on(progress, sorted, writes)
+    })?;
     store.hide_backing(disk_end)?;
     let stored_bytes = store.report.plain_bytes + store.report.compressed_bytes;
     Ok(FillReport {
@@ -143,7 +147,7 @@ fn fill_from(
     })
 }
 
-/// The one who appends.
+/// The one who says what goes where.
 struct Store<'a> {
     writer: &'a mut BulkWriter,
     report: FillReport,
@@ -152,12 +156,17 @@ struct Store<'a> {
 }
 
 impl Store<'_> {
-    fn part(&mut self, part: &Part, piece: &Piece) -> Result<()> {
+    /// Stores a part, or says in `writes` where bytes of the piece are to be written.
+    fn part(&mut self, part: &Part, piece: &Piece, writes: &mut Vec<Placed>) -> Result<()> {
         match part {
             Part::Plain(range) => {
                 self.hide_backing(piece.offset + range.start)?;
-                let bytes = &piece.buffer[to_usize(range.start)..to_usize(range.end)];
-                self.writer.append(bytes, piece.offset + range.start)?;
+                let (start, length) = (to_usize(range.start), to_usize(range.end - range.start));
+                let placed = self.writer.place(length, piece.offset + range.start)?;
+                writes.extend(placed.into_iter().map(|placed| Placed {
+                    bytes: start + placed.bytes.start..start + placed.bytes.end,
+                    ..placed
+                }));
                 self.report.plain_bytes += range.end - range.start;
                 self.stored_end = piece.offset + range.end;
             }
@@ -186,11 +195,14 @@ impl Store<'_> {
     }
 }
 
-/// Reports progress; gives the buffer back for the next piece.
-fn go_on(progress: &mut dyn FnMut(u64) -> Continue, sorted: Sorted) -> Result<Vec<u8>> {
+/// Reports progress; hands on what is to be written.
+fn go_on(progress: &mut dyn FnMut(u64) -> Continue, sorted: Sorted, writes: Vec<Placed>) -> Result<Writing> {
     let reached = sorted.piece.offset + sorted.piece.length;
     match progress(reached) {
-        Continue::Go => Ok(sorted.piece.buffer),
+        Continue::Go => Ok(Writing {
+            buffer: sorted.piece.buffer,
+            writes,
+        }),
         Continue::Stop => Err(stopped(reached)),
     }
 }
@@ -207,27 +219,30 @@ pub fn fill_device(
     const GRAIN_BYTES: u64 = 4096;
     target.check_bounds(0, source.size_bytes())?;
     let make_worker = || {
-        Ok(|range: Range<u64>, buffer: Vec<u8>| {
-            let piece = read_piece(source, range, buffer)?;
-            let sorted = piece.sort(GRAIN_BYTES, None, None);
-            // Where a byte lands does not depend on the others: the workers write themselves.
-            for part in &sorted.parts {
-                if let Part::Plain(range) = part {
-                    let bytes = &sorted.piece.buffer[to_usize(range.start)..to_usize(range.end)];
-                    target.write_at(bytes, sorted.piece.offset + range.start)?;
-                }
-            }
-            Ok(sorted)
+        Ok(|range: Range<u64>, buffer: AlignedBuffer| {
+            Ok(read_piece(source, range, buffer)?.sort(GRAIN_BYTES, None, None))
         })
     };
     let mut report = FillReport::default();
-    run(source, GRAIN_BYTES, threads, make_worker, &mut |sorted: Sorted| {
+    let crew = Crew {
+        source,
+        cluster_bytes: GRAIN_BYTES,
+        threads,
+        worker_count: threads.get() * COPIERS_PER_THREAD,
+        write: &|bytes, offset| Ok(target.write_at(bytes, offset)?),
+    };
+    crew.run(make_worker, &mut |sorted: Sorted| {
+        let mut writes = Vec::new();
         for part in &sorted.parts {
             if let Part::Plain(range) = part {
                 report.plain_bytes += range.end - range.start;
+                writes.push(Placed {
+                    bytes: to_usize(range.start)..to_usize(range.end),
+                    file_offset: sorted.piece.offset + range.start,
+                });
             }
         }
-        go_on(progress, sorted)
+        go_on(progress, sorted, writes)
     })?;
     target.flush()?;
     report.zero_bytes = source.size_bytes() - report.plain_bytes;
@@ -249,186 +264,4 @@ fn stopped(offset: u64) -> Error {
         offset,
         std::io::Error::from(std::io::ErrorKind::Interrupted),
     ))
-}
-
-/// Hands out the ranges of the source that hold data, rounded to clusters, in order.
-struct Ranges<'a> {
-    source: &'a dyn BlockDevice,
-    cluster_bytes: u64,
-    piece_bytes: u64,
-    at: u64,
-    /// End of the data that `at` lies in.
-    data_end: u64,
-    /// How far the source was asked.
-    asked: u64,
-}
-
-impl Ranges<'_> {
-    fn next(&mut self) -> Result<Option<Range<u64>>> {
-        let size_bytes = self.source.size_bytes();
-        while self.at >= self.data_end {
-            if self.asked >= size_bytes {
-                return Ok(None);
-            }
-            let list = self.source.extents(self.asked..size_bytes, EXTENT_COUNT_MAX)?;
-            self.asked = list.end();
-            if let Some(data) = list.as_slice().iter().find(|extent| extent.kind == ExtentKind::Data) {
-                let start = data.offset / self.cluster_bytes * self.cluster_bytes;
-                self.at = start.max(self.at);
-                self.data_end = data.end().next_multiple_of(self.cluster_bytes).min(size_bytes);
-                self.asked = self.data_end;
-            }
-        }
-        let border = (self.at / self.piece_bytes + 1) * self.piece_bytes;
-        let range = self.at..self.data_end.min(border);
-        self.at = range.end;
-        Ok(Some(range))
-    }
-}
-
-/// What workers and the collecting thread share.
-struct Shared<'a> {
-    ranges: Ranges<'a>,
-    /// Number of the next range to hand out.
-    handed_out: u64,
-    /// Number of the next result to take in.
-    taken: u64,
-    is_over: bool,
-    /// Workers that may still bring a result.
-    workers: usize,
-    results: BTreeMap<u64, Result<Sorted>>,
-    buffers: Vec<Vec<u8>>,
-}
-
-struct Exchange<'a> {
-    shared: Mutex<Shared<'a>>,
-    /// A result arrived, or there will be none.
-    arrived: Condvar,
-    /// A result was taken in: there is room for another.
-    has_room: Condvar,
-    in_flight_max: u64,
-}
-
-fn run<W>(
-    source: &dyn BlockDevice,
-    cluster_bytes: u64,
-    threads: NonZero<usize>,
-    make_worker: impl Fn() -> Result<W>,
-    take: &mut dyn FnMut(Sorted) -> Result<Vec<u8>>,
-) -> Result<()>
-where
-    W: FnMut(Range<u64>, Vec<u8>) -> Result<Sorted> + Send,
-{
-    let exchange = Exchange {
-        shared: Mutex::new(Shared {
-            ranges: Ranges {
-                source,
-                cluster_bytes,
-                piece_bytes: PIECE_BYTES.max(cluster_bytes),
-                at: 0,
-                data_end: 0,
-                asked: 0,
-            },
-            handed_out: 0,
-            taken: 0,
-            is_over: false,
-            workers: 0,
-            results: BTreeMap::new(),
-            buffers: Vec::new(),
-        }),
-        arrived: Condvar::new(),
-        has_room: Condvar::new(),
-        in_flight_max: threads.get() as u64 * PIECES_PER_WORKER,
-    };
-    let workers = (0..threads.get()).map(|_| make_worker()).collect::<Result<Vec<_>>>()?;
-    std::thread::scope(|scope| {
-        for mut worker in workers {
-            let exchange = &exchange;
-            scope.spawn(move || exchange.work(&mut worker));
-        }
-        let _over = Over(&exchange);
-        exchange.collect(take)
-    })
-}
-
-/// Ends the exchange for everybody when its owner leaves, also by a panic: nobody may wait for what never comes.
-struct Over<'a, 'b>(&'a Exchange<'b>);
-
-impl Drop for Over<'_, '_> {
-    fn drop(&mut self) {
-        self.0.lock().is_over = true;
-        self.0.has_room.notify_all();
-        self.0.arrived.notify_all();
-    }
-}
-
-/// A worker that goes: when it panicked, the others go too, and the panic reaches the caller from the thread's scope.
-struct Leaving<'a, 'b>(&'a Exchange<'b>);
-
-impl Drop for Leaving<'_, '_> {
-    fn drop(&mut self) {
-        let mut shared = self.0.lock();
-        shared.workers -= 1;
-        shared.is_over |= std::thread::panicking();
-        drop(shared);
-        self.0.has_room.notify_all();
-        self.0.arrived.notify_all();
-    }
-}
-
-impl<'a> Exchange<'a> {
-    fn lock(&self) -> MutexGuard<'_, Shared<'a>> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A worker's life.
-    fn work(&self, worker: &mut dyn FnMut(Range<u64>, Vec<u8>) -> Result<Sorted>) {
-        self.lock().workers += 1;
-        let _leaving = Leaving(self);
-        let mut shared = self.lock();
-        loop {
-            while !shared.is_over && shared.handed_out - shared.taken >= self.in_flight_max {
-                shared = self.has_room.wait(shared).unwrap_or_else(PoisonError::into_inner);
-            }
-            if shared.is_over {
-                return;
-            }
-            let next = shared.ranges.next().transpose();
-            let Some(next) = next else {
-                shared.is_over = true;
-                self.arrived.notify_all();
-                self.has_room.notify_all();
-                return;
-            };
-            let number = shared.handed_out;
-            shared.handed_out += 1;
-            let buffer = shared.buffers.pop().unwrap_or_default();
-            drop(shared);
-            let result = next.and_then(|range| worker(range, buffer));
-            shared = self.lock();
-            shared.is_over |= result.is_err();
-            shared.results.insert(number, result);
-            self.arrived.notify_one();
-        }
-    }
-
-    /// Takes results in, in order, until there are no more or one is an error.
-    fn collect(&self, take: &mut dyn FnMut(Sorted) -> Result<Vec<u8>>) -> Result<()> {
-        let mut shared = self.lock();
-        loop {
-            let number = shared.taken;
-            match shared.results.remove(&number) {
-                Some(result) => {
-                    drop(shared);
-                    let buffer = take(result?)?;
-                    shared = self.lock();
-                    shared.taken += 1;
-                    shared.buffers.push(buffer);
-                    self.has_room.notify_one();
-                }
-                None if shared.is_over && (shared.handed_out == shared.taken || shared.workers == 0) => return Ok(()),
-                None => shared = self.arrived.wait(shared).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
-    }
 }

@@ -29,6 +29,7 @@
 mod bytes;
 mod chain;
 mod create;
+mod crew;
 mod error;
 mod file;
 mod fill;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use holdfast_block::{BlockDevice, to_usize};
+use holdfast_block::{AlignedBuffer, BlockDevice, to_usize};
 
 use crate::bytes::is_zero;
 use crate::{ClusterCompressor, Result};
@@ -11,7 +11,7 @@ use crate::{ClusterCompressor, Result};
 pub(crate) struct Piece {
     pub(crate) offset: u64,
     pub(crate) length: u64,
-    pub(crate) buffer: Vec<u8>,
+    pub(crate) buffer: AlignedBuffer,
 }
 
 /// A piece and what is to be stored of it.
@@ -31,9 +31,9 @@ pub(crate) enum Part {
 }
 
 /// Reads `range` of the source into `buffer`.
-pub(crate) fn read_piece(source: &dyn BlockDevice, range: Range<u64>, mut buffer: Vec<u8>) -> Result<Piece> {
+pub(crate) fn read_piece(source: &dyn BlockDevice, range: Range<u64>, mut buffer: AlignedBuffer) -> Result<Piece> {
     let length = range.end - range.start;
-    buffer.resize(to_usize(length), 0);
+    buffer.set_length(to_usize(length));
     source.read_at(&mut buffer, range.start)?;
     Ok(Piece {
         offset: range.start,
@@ -60,8 +60,10 @@ impl Piece {
         let end = (self.offset + self.length)
             .next_multiple_of(cluster_bytes)
             .min(disk_end);
+        let held = to_usize(self.length);
         self.length = end - self.offset;
-        self.buffer.resize(to_usize(self.length), 0);
+        self.buffer.set_length(to_usize(self.length));
+        self.buffer[held..].fill(0);
         self
     }
 

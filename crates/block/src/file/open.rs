@@ -5,24 +5,14 @@ use std::io::{Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use rustix::fs::OFlags;
 
 use super::IoMode;
+use super::direct::{Access, DirectPath};
 use super::stamp::Stamp;
 use crate::device::range_length;
 use crate::{Error, Result};
-
-/// Shortest request that is large: a disk is about as fast with requests of this length as with longer ones.
-pub(super) const LARGE_LENGTH: usize = 128 << 10;
-
-/// What is asked of the operating system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
-    Read,
-    ReadWrite,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Medium {
@@ -35,12 +25,8 @@ pub(super) enum Medium {
 pub(super) struct OpenFile {
     /// Through the page cache.
     pub(super) file: File,
-    /// The same past the page cache, where that was asked for and is possible.
-    pub(super) direct: Option<File>,
-    /// Shortest request that goes past the page cache.
-    pub(super) direct_length_min: usize,
-    /// Why direct I/O was refused, at opening or later.
-    pub(super) direct_refusal: OnceLock<String>,
+    /// The same past the page cache, where that was asked for.
+    pub(super) direct: DirectPath,
     pub(super) medium: Medium,
     pub(super) size_bytes: u64,
     pub(super) block_size_bytes: u32,
@@ -125,18 +111,14 @@ impl OpenFile {
                 (file.seek(SeekFrom::End(0)).map_err(&error)?, sector)
             }
         };
-        let direct_refusal = OnceLock::new();
         let direct = match mode {
-            IoMode::Buffered => None,
-            IoMode::Direct | IoMode::LargeDirect => open_direct(path, &metadata, access)
-                .map_err(|reason| direct_refusal.set(reason))
-                .ok(),
+            IoMode::Buffered => DirectPath::default(),
+            IoMode::Direct => DirectPath::open(&file, access, 1),
+            IoMode::LargeDirect => DirectPath::open(&file, access, DirectPath::LARGE_LENGTH),
         };
         Ok(Self {
             file,
             direct,
-            direct_length_min: if mode == IoMode::LargeDirect { LARGE_LENGTH } else { 1 },
-            direct_refusal,
             medium,
             size_bytes,
             block_size_bytes: block_size_bytes.next_power_of_two(),
@@ -145,17 +127,15 @@ impl OpenFile {
     }
 
     pub(super) fn io_mode(&self) -> IoMode {
-        match self.direct {
-            Some(_) if self.direct_refusal.get().is_none() => match self.direct_length_min {
-                LARGE_LENGTH => IoMode::LargeDirect,
-                _ => IoMode::Direct,
-            },
-            _ => IoMode::Buffered,
+        match self.direct.length_min() {
+            _ if !self.direct.is_usable() => IoMode::Buffered,
+            DirectPath::LARGE_LENGTH => IoMode::LargeDirect,
+            _ => IoMode::Direct,
         }
     }
 
     pub(super) fn direct_io_refusal(&self) -> Option<&str> {
-        self.direct_refusal.get().map(String::as_str)
+        self.direct.refusal()
     }
 
     pub(super) fn check_range(&self, range: &Range<u64>) -> Result<()> {
@@ -168,24 +148,6 @@ impl OpenFile {
                 size_bytes: self.size_bytes,
             }),
         }
-    }
-}
-
-/// Opens the same file a second time, past the page cache, or says why not.
-fn open_direct(path: &Path, metadata: &std::fs::Metadata, access: Access) -> std::result::Result<File, String> {
-    let direct = OpenOptions::new()
-        .read(true)
-        .write(access == Access::ReadWrite)
-        .custom_flags(flag(OFlags::DIRECT))
-        .open(path)
-        .map_err(|error| format!("the file system refuses direct I/O: {error}"))?;
-    let same = direct
-        .metadata()
-        .is_ok_and(|other| Stamp::of(&other).is_same_file(&Stamp::of(metadata)));
-    if same {
-        Ok(direct)
-    } else {
-        Err("the file was replaced by another one while it was opened".into())
     }
 }
 

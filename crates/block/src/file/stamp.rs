@@ -55,11 +55,6 @@ impl Stamp {
             status_changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
-
-    pub(super) fn is_same_file(&self, other: &Self) -> bool {
-        (self.device, self.inode) == (other.device, other.inode)
-    }
-
     fn changes(&self, now: &Self) -> Vec<FileChange> {
         let mut changes = Vec::new();
         if now.size_bytes != self.size_bytes {

@@ -2,12 +2,15 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Seek as _, SeekFrom};
+use std::num::NonZero;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use holdfast_block::{Error as BlockError, ExtentKind, ExtentList, Result as BlockResult, to_usize};
+use holdfast_block::{
+    DirectPath, Error as BlockError, ExtentKind, ExtentList, IoMode, Result as BlockResult, to_usize,
+};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
@@ -27,6 +30,8 @@ pub(crate) enum Access {
 #[derive(Debug)]
 pub(crate) struct HostFile {
     file: File,
+    /// Past the page cache, for a file that is written once and whole.
+    direct: Option<DirectPath>,
     kind: Kind,
 }
 
@@ -66,6 +71,17 @@ impl HostFile {
         Self::from_fd(fd, path, Access::Write)
     }
 
+    /// For a file that is written once and whole, and not read soon: large writes go past the page cache where they can,
+    /// and on their way to the medium at once where they cannot.
+    pub(crate) fn written_once(mut self) -> Self {
+        self.direct = Some(DirectPath::open(
+            &self.file,
+            holdfast_block::Access::ReadWrite,
+            DirectPath::LARGE_LENGTH,
+        ));
+        self
+    }
+
     fn from_fd(fd: OwnedFd, path: &Path, access: Access) -> Result<Self> {
         let mut file = File::from(fd);
         let metadata = file.metadata().map_err(|source| Error::io("open", path, source))?;
@@ -84,7 +100,11 @@ impl HostFile {
         if access == Access::Write {
             lock(&file, path)?;
         }
-        Ok(Self { file, kind })
+        Ok(Self {
+            file,
+            direct: None,
+            kind,
+        })
     }
 
     /// Makes the directory entry of the file at `path` durable.
@@ -171,9 +191,19 @@ impl ImageFile for HostFile {
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> BlockResult<()> {
-        self.file
-            .write_all_at(data, offset)
-            .map_err(|source| BlockError::io("write", offset, source))
+        let written = match &self.direct {
+            None => self.file.write_all_at(data, offset),
+            Some(direct) => direct.write(&self.file, data, offset).map(|mode| {
+                if mode == IoMode::Buffered && data.len() >= DirectPath::LARGE_LENGTH {
+                    // Linux starts writing dirty pages when told that they are not needed, and does not wait for them.
+                    // Without this, the sync at the end of a large copy begins when the copy is over, instead of running
+                    // beside it.
+                    let length = NonZero::new(data.len() as u64);
+                    rustix::fs::fadvise(&self.file, offset, length, rustix::fs::Advice::DontNeed).ok();
+                }
+            }),
+        };
+        written.map_err(|source| BlockError::io("write", offset, source))
     }
 
     fn set_length(&self, length_bytes: u64) -> BlockResult<()> {
@@ -204,13 +234,6 @@ impl ImageFile for HostFile {
         self.file
             .sync_data()
             .map_err(|source| BlockError::io("flush", 0, source))
-    }
-
-    fn start_writeback(&self, range: Range<u64>) {
-        // Linux starts writing dirty pages when told that they are not needed, and does not wait for them. Without this,
-        // the sync at the end of a large copy begins when the copy is over, instead of running beside it.
-        let length = std::num::NonZero::new(range.end.saturating_sub(range.start));
-        rustix::fs::fadvise(&self.file, range.start, length, rustix::fs::Advice::DontNeed).ok();
     }
 
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {

@@ -39,11 +39,6 @@ pub(crate) trait ImageFile: Send + Sync {
     /// Makes all completed writes durable.
     fn sync(&self) -> Result<()>;
 
-    /// Says that `range` was written and is not wanted again soon, so that its way to the medium may begin; a hint.
-    fn start_writeback(&self, range: Range<u64>) {
-        let _ = range;
-    }
-
     /// Data and zero ranges of `range`, which must lie inside the file.
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList>;
 

@@ -22,10 +22,8 @@ use crate::{Compression, Error, Result};
 
 /// Small pieces are collected up to this size before they are written.
 const BUFFER_BYTES: usize = 1 << 20;
-/// Pieces from this size on are written as they are.
-const DIRECT_BYTES: usize = 256 << 10;
-/// How much is written before its way to the medium begins.
-const WRITEBACK_BYTES: u64 = 16 << 20;
+/// The most by which the file is made longer at once: a file system writes faster, and side by side, inside a file.
+const GROWTH_BYTES_MAX: u64 = 256 << 20;
 
 /// Fills a new qcow2 image from start to end, faster than a device can be written.
 ///
@@ -47,8 +45,17 @@ struct Stream {
     file: Arc<dyn ImageFile>,
     buffer: Vec<u8>,
     written: u64,
-    /// Start of what was written and not sent on its way.
-    lingering: u64,
+    /// How long the file was made.
+    length: u64,
+}
+
+/// Where bytes of a disk go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Placed {
+    /// The bytes, counted from the first that were placed.
+    pub(crate) bytes: Range<usize>,
+    /// Where in the file that [`BulkWriter::data_file`] gives.
+    pub(crate) file_offset: u64,
 }
 
 /// Refcounts of a file that only grows: blocks behind the end of the stream do not change any more.
@@ -73,7 +80,7 @@ impl BulkWriter {
                 file,
                 buffer: Vec::with_capacity(BUFFER_BYTES + to_usize(geometry.cluster_bytes())),
                 written: geometry.cluster_bytes(),
-                lingering: 0,
+                length: 0,
             },
             data_file,
             is_data_file_raw,
@@ -117,15 +124,28 @@ impl BulkWriter {
     ///
     /// `offset` must be a multiple of the cluster size and not lie before the end of what was appended.
     pub fn append(&mut self, data: &[u8], offset: u64) -> Result<()> {
-        let clusters = self.advance(offset, data.len() as u64)?;
-        if let Some(data_file) = &self.data_file {
-            data_file.write_at(data, offset)?;
-            return self.set_entries(clusters, |cluster, geometry| {
+        for Placed { bytes, file_offset } in self.place(data.len(), offset)? {
+            self.data_file().write_at(&data[bytes], file_offset)?;
+        }
+        Ok(())
+    }
+
+    /// Finds room for what [`append`](Self::append) would store, which the caller writes there, when and in which order
+    /// it likes, before [`finish`](Self::finish).
+    pub(crate) fn place(&mut self, length: usize, offset: u64) -> Result<Vec<Placed>> {
+        let clusters = self.advance(offset, length as u64)?;
+        if self.data_file.is_some() {
+            self.set_entries(clusters, |cluster, geometry| {
                 Entry::data(geometry.offset_of(cluster), geometry)
-            });
+            })?;
+            return Ok(vec![Placed {
+                bytes: 0..length,
+                file_offset: offset,
+            }]);
         }
         let geometry = self.header.geometry;
-        let mut rest = data;
+        let mut placed = Vec::new();
+        let mut done = 0;
         let mut cluster = clusters.start;
         while cluster < clusters.end {
             // The table of the clusters before comes first, or it would stand in the middle of this run.
@@ -133,18 +153,26 @@ impl BulkWriter {
             let end = clusters.end.min((cluster / entries + 1) * entries);
             self.begin_table(cluster / entries)?;
             let host = self.take(end - cluster)?;
-            let length = to_usize(geometry.offset_of(end - cluster)).min(rest.len());
-            let (piece, tail) = rest.split_at(length);
-            self.stream.append(piece)?;
+            let piece = to_usize(geometry.offset_of(end - cluster)).min(length - done);
+            self.stream.leave_out(piece)?;
             self.stream.align(geometry)?;
+            placed.push(Placed {
+                bytes: done..done + piece,
+                file_offset: host,
+            });
             let first = cluster;
             self.set_entries(first..end, |cluster, geometry| {
                 Entry::data(host + geometry.offset_of(cluster - first), geometry)
             })?;
-            rest = tail;
+            done += piece;
             cluster = end;
         }
-        Ok(())
+        Ok(placed)
+    }
+
+    /// The file that holds what was [placed](Self::place).
+    pub(crate) fn data_file(&self) -> &Arc<dyn ImageFile> {
+        self.data_file.as_ref().unwrap_or(&self.stream.file)
     }
 
     /// Stores one cluster that a [`ClusterCompressor`](crate::ClusterCompressor) made smaller.
@@ -207,7 +235,7 @@ impl BulkWriter {
         self.stream.append(&from_words(&self.l1))?;
         self.stream.align(geometry)?;
         self.finish_refcounts(geometry.cluster_of(self.header.l1.offset))?;
-        self.stream.flush()?;
+        self.stream.finish()?;
         if let Some(data_file) = &self.data_file {
             data_file.sync()?;
         }
@@ -369,19 +397,20 @@ impl Stream {
     }
 
     fn append(&mut self, data: &[u8]) -> Result<()> {
-        if data.len() >= DIRECT_BYTES {
-            self.flush()?;
-            self.file.write_at(data, self.written)?;
-            self.written += data.len() as u64;
-            self.hurry();
-            return Ok(());
-        }
         self.buffer.extend_from_slice(data);
         if self.buffer.len() >= BUFFER_BYTES {
             self.flush()
         } else {
             Ok(())
         }
+    }
+
+    /// Leaves room for `length` bytes that somebody else writes.
+    fn leave_out(&mut self, length: usize) -> Result<()> {
+        self.flush()?;
+        self.written += length as u64;
+        self.grow();
+        Ok(())
     }
 
     /// Fills the current cluster with zeroes.
@@ -400,19 +429,27 @@ impl Stream {
 
     fn flush(&mut self) -> Result<()> {
         if !self.buffer.is_empty() {
-            self.file.write_at(&self.buffer, self.written)?;
+            let start = self.written;
             self.written += self.buffer.len() as u64;
+            self.grow();
+            self.file.write_at(&self.buffer, start)?;
             self.buffer.clear();
-            self.hurry();
         }
         Ok(())
     }
 
-    fn hurry(&mut self) {
-        if self.written - self.lingering >= WRITEBACK_BYTES {
-            self.file.start_writeback(self.lingering..self.written);
-            self.lingering = self.written;
+    fn grow(&mut self) {
+        if self.written > self.length {
+            self.length = self.written + self.written.min(GROWTH_BYTES_MAX);
+            // Only to be faster: where the file may not be that long, writing will tell how long it may be.
+            self.file.set_length(self.length).ok();
         }
+    }
+
+    /// Makes the file end where the stream does.
+    fn finish(&mut self) -> Result<()> {
+        self.flush()?;
+        Ok(self.file.set_length(self.written)?)
     }
 }
 
