@@ -15,7 +15,7 @@ use crate::qcow2::bulk::Placed;
 use crate::{BulkWriter, ClusterCompressor, Error, Result};
 
 /// Workers per thread where nothing is compressed: most of them wait for the medium.
-const COPIERS_PER_THREAD: usize = 3;
+const COPIERS_PER_THREAD: usize = 6;
 
 /// How to fill a new image.
 #[derive(Debug, Clone)]

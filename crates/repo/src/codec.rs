@@ -5,6 +5,7 @@
 //! anywhere in it.
 
 use holdfast_block::AlignedBuffer;
+use zstd::zstd_safe::{DCtx, InBuffer, OutBuffer, ResetDirective};
 
 use crate::error::{Error, Result};
 use crate::store::ObjectName;
@@ -95,12 +96,15 @@ impl Compressor {
     }
 }
 
+/// Stored bytes that are decoded at once where only the start of a frame is wanted.
+const START_STEP_LENGTH: usize = 32 << 10;
+
 /// Brings a stored frame back.
-pub(crate) struct Decompressor(zstd::bulk::Decompressor<'static>);
+pub(crate) struct Decompressor(DCtx<'static>);
 
 impl Decompressor {
     pub(crate) fn new() -> Self {
-        Self(zstd::bulk::Decompressor::new().expect("memory for a decompressor"))
+        Self(DCtx::create())
     }
 
     /// Fills `raw` from the stored bytes of the frame at `offset` of `object`.
@@ -118,10 +122,10 @@ impl Decompressor {
                 }
                 stored.len()
             }
-            Codec::Zstd => self
-                .0
-                .decompress_to_buffer(stored, raw)
-                .map_err(|error| Error::damaged(object, offset, format!("frame does not decompress: {error}")))?,
+            Codec::Zstd => {
+                let done = self.0.decompress(raw, stored);
+                done.map_err(|code| not_decompressed(code, object, offset))?
+            }
         };
         if length != raw.len() {
             let detail = format!("frame has {length} bytes, its directory says {}", raw.len());
@@ -129,6 +133,52 @@ impl Decompressor {
         }
         Ok(())
     }
+
+    /// Fills at least the first `wanted` bytes of `raw`, and says how many it filled; otherwise as [`decompress`](Self::decompress).
+    ///
+    /// That the rest of the frame is as it should be is for the frame's seal to say.
+    pub(crate) fn decompress_start(
+        &mut self,
+        codec: Codec,
+        stored: &[u8],
+        (raw, wanted): (&mut [u8], usize),
+        (object, offset): (&ObjectName, u64),
+    ) -> Result<usize> {
+        // Near the end it is cheaper to go on than to decode in steps.
+        if codec == Codec::Raw || wanted >= raw.len() / 8 * 7 {
+            return self
+                .decompress(codec, stored, raw, (object, offset))
+                .map(|()| raw.len());
+        }
+        let mut output = OutBuffer::around(&mut raw[..wanted]);
+        let mut input = InBuffer::around(&[]);
+        let mut given = 0;
+        while output.pos() < wanted {
+            if input.pos() == given {
+                if given == stored.len() {
+                    let detail = format!("frame has {} bytes, {wanted} of it are referred to", output.pos());
+                    return Err(Error::damaged(object, offset, detail));
+                }
+                let used = given;
+                given = stored.len().min(given + START_STEP_LENGTH);
+                input = InBuffer::around(&stored[..given]);
+                input.set_pos(used);
+            }
+            self.0
+                .decompress_stream(&mut output, &mut input)
+                .map_err(|code| not_decompressed(code, object, offset))?;
+        }
+        let filled = output.pos();
+        self.0
+            .reset(ResetDirective::SessionOnly)
+            .map_err(|code| not_decompressed(code, object, offset))?;
+        Ok(filled)
+    }
+}
+
+fn not_decompressed(code: usize, object: &ObjectName, offset: u64) -> Error {
+    let why = zstd::zstd_safe::get_error_name(code);
+    Error::damaged(object, offset, format!("frame does not decompress: {why}"))
 }
 
 /// Memory that frames are decoded into, one after the other.
@@ -197,6 +247,35 @@ mod tests {
                 assert!(back(shorter, raw.len()).is_err());
             }
         }
+    }
+
+    #[test]
+    fn the_start_of_a_frame_is_that_of_the_whole() {
+        let mut raw = b"point in time ".repeat(100_000);
+        raw.extend(noise(600_000));
+        let place = (&ObjectName::config(), 0);
+        let mut stored = Vec::new();
+        assert_eq!(Compressor::new().compress(&raw, &mut stored), Codec::Zstd);
+        // One after the other with the same decompressor, which must forget what it left undone.
+        let mut decompressor = Decompressor::new();
+        for wanted in [0, 1, 4096, 1_400_000, 1_500_000, raw.len() - 1, raw.len(), 5] {
+            let mut start = vec![1; raw.len()];
+            let filled = decompressor
+                .decompress_start(Codec::Zstd, &stored, (&mut start, wanted), place)
+                .unwrap();
+            assert!((wanted..=raw.len()).contains(&filled));
+            assert!(start[..filled] == raw[..filled]);
+            assert_eq!(filled == raw.len(), wanted > raw.len() / 8 * 7);
+        }
+        let mut start = vec![1; raw.len()];
+        let cut_off = &stored[..stored.len() / 4];
+        let wanted = raw.len() / 8 * 7 - 1;
+        assert!(
+            decompressor
+                .decompress_start(Codec::Zstd, cut_off, (&mut start, wanted), place)
+                .is_err()
+        );
+        assert!(decompressor.decompress(Codec::Zstd, &stored, &mut start, place).is_ok());
     }
 
     #[test]

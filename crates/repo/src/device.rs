@@ -1,6 +1,7 @@
 //! A disk of a snapshot as a block device: opened in the time of one page, read anywhere at the price of a frame or two.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, to_usize};
@@ -24,8 +25,17 @@ const FETCH_COUNT_MAX: usize = 4;
 /// The pieces of a leaf, each with where it begins on the disk; none where the leaf is zero.
 type Leaf = Option<Arc<[(u64, Piece)]>>;
 
-/// Decoded frames, by pack and number.
+/// Decoded frames, or the starts of some, by pack and number.
 type FrameCache = LruCache<(PackId, u32), Arc<Vec<u8>>>;
+
+/// How much of a frame is decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// All of it: more of it will be read.
+    Whole,
+    /// As much as is read.
+    Start,
+}
 
 /// A disk of a snapshot.
 pub struct SnapshotDevice {
@@ -36,6 +46,8 @@ pub struct SnapshotDevice {
     leaves: Mutex<LruCache<u64, Leaf>>,
     frames: Mutex<FrameCache>,
     spare: Mutex<Vec<FrameBuffers>>,
+    /// Where the last read ended.
+    last_end: AtomicU64,
 }
 
 impl Repository {
@@ -55,6 +67,7 @@ impl Repository {
             leaves: Mutex::new(LruCache::new(LEAF_CACHE_BYTES)),
             frames: Mutex::new(LruCache::new(FRAME_CACHE_BYTES)),
             spare: Mutex::default(),
+            last_end: AtomicU64::new(u64::MAX),
         }
     }
 }
@@ -100,23 +113,34 @@ impl SnapshotDevice {
         Ok(piece.part(offset - start, u64::MAX))
     }
 
-    fn frame(&self, pack: PackId, frame: u32) -> Result<Arc<Vec<u8>>> {
-        if let Some(raw) = lock(&self.frames).get(&(pack, frame)) {
-            return Ok(raw);
-        }
+    /// The bytes of a frame, at least the first `wanted`, or as many as there are.
+    ///
+    /// Who reads at one place may never come back, and gets the start of the frame. Who comes back for more gets it whole.
+    fn frame(&self, (pack, frame): (PackId, u32), wanted: usize, part: Part) -> Result<Arc<Vec<u8>>> {
+        let known = lock(&self.frames).get(&(pack, frame));
+        let part = match known {
+            Some(raw) if raw.len() >= wanted => return Ok(raw),
+            Some(_) => Part::Whole,
+            None => part,
+        };
         let mut buffers = lock(&self.spare).pop().unwrap_or_else(FrameBuffers::new);
         let mut raw = Vec::new();
-        self.packs.frame(pack, frame, &mut buffers, &mut raw)?;
+        match part {
+            Part::Whole => self.packs.frame(pack, frame, &mut buffers, &mut raw)?,
+            Part::Start => self.packs.frame_start((pack, frame), wanted, &mut buffers, &mut raw)?,
+        }
         lock(&self.spare).push(buffers);
         let raw = Arc::new(raw);
         lock(&self.frames).insert((pack, frame), Arc::clone(&raw), raw.len());
         Ok(raw)
     }
 
-    /// Decodes the frames that a read of `length` bytes at `offset` needs and that are not at hand, side by side; a read
-    /// within one frame starts no thread.
+    /// Decodes what a read of `length` bytes at `offset` needs of frames that are not at hand, side by side; a read within
+    /// one frame starts no thread.
     fn fetch_ahead(&self, offset: u64, length: u64) -> Result<()> {
-        let mut missing: Vec<(PackId, u32)> = Vec::new();
+        let is_next = self.last_end.swap(offset + length, Ordering::Relaxed) == offset;
+        let part = if is_next { Part::Whole } else { Part::Start };
+        let mut missing: Vec<((PackId, u32), usize)> = Vec::new();
         let mut at = offset;
         while at < offset + length && missing.len() < FETCH_COUNT_MAX {
             let piece = self.piece_at(at)?.part(0, offset + length - at);
@@ -125,21 +149,24 @@ impl SnapshotDevice {
                 let (location, resolved) = self.packs.resolve(location, piece.length)?;
                 together = resolved;
                 let key = (location.pack, location.frame);
-                if !missing.contains(&key) && lock(&self.frames).get(&key).is_none() {
-                    missing.push(key);
+                let wanted = location.offset as usize + to_usize(together);
+                match missing.iter_mut().find(|(known, _)| *known == key) {
+                    Some((_, most)) => *most = wanted.max(*most),
+                    None if lock(&self.frames).get(&key).is_some_and(|raw| raw.len() >= wanted) => {}
+                    None => missing.push((key, wanted)),
                 }
             }
             at += together;
         }
-        let Some(((pack, frame), others)) = missing.split_first().filter(|(_, others)| !others.is_empty()) else {
+        let Some(((key, wanted), others)) = missing.split_first() else {
             return Ok(());
         };
         // What goes wrong here goes wrong again, and is told or mended, when the bytes are copied.
         std::thread::scope(|scope| {
-            for &(pack, frame) in others {
-                scope.spawn(move || self.frame(pack, frame).is_ok());
+            for &(key, wanted) in others {
+                scope.spawn(move || self.frame(key, wanted, part).is_ok());
             }
-            self.frame(*pack, *frame).ok();
+            self.frame(*key, *wanted, part).ok();
         });
         Ok(())
     }
@@ -155,7 +182,9 @@ impl SnapshotDevice {
             PieceContent::Data(location) => {
                 let (location, together, raw) = self.packs.follow(|| {
                     let (location, together) = self.packs.resolve(location, piece.length)?;
-                    Ok((location, together, self.frame(location.pack, location.frame)?))
+                    let wanted = location.offset as usize + to_usize(together);
+                    let raw = self.frame((location.pack, location.frame), wanted, Part::Whole)?;
+                    Ok((location, together, raw))
                 })?;
                 let start = location.offset as usize;
                 let length = to_usize(together);

@@ -174,12 +174,30 @@ impl Packs {
         buffers: &mut FrameBuffers,
         raw: &mut dyn FrameMemory,
     ) -> Result<()> {
+        let reader = self.fetch(pack, frame, buffers)?;
+        reader.unseal(frame, &mut buffers.sealed, &mut buffers.decompressor, raw)
+    }
+
+    /// As [`frame`](Self::frame), but at least the first `wanted` bytes only; `raw` gets as long as what was decompressed.
+    pub(crate) fn frame_start(
+        &self,
+        (pack, frame): (PackId, u32),
+        wanted: usize,
+        buffers: &mut FrameBuffers,
+        raw: &mut Vec<u8>,
+    ) -> Result<()> {
+        let reader = self.fetch(pack, frame, buffers)?;
+        reader.unseal_start(frame, wanted, &mut buffers.sealed, &mut buffers.decompressor, raw)
+    }
+
+    /// Reads the sealed bytes of a frame.
+    fn fetch(&self, pack: PackId, frame: u32, buffers: &mut FrameBuffers) -> Result<Arc<PackReader>> {
         let reader = self.reader(pack)?;
         if let Err(error) = reader.fetch(&*self.store, frame, &mut buffers.sealed) {
             self.forget(pack);
             return Err(missing_pack(pack, error));
         }
-        reader.unseal(frame, &mut buffers.sealed, &mut buffers.decompressor, raw)
+        Ok(reader)
     }
 }
 

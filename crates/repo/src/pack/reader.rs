@@ -101,20 +101,37 @@ impl PackReader {
         decompressor: &mut Decompressor,
         raw: &mut dyn FrameMemory,
     ) -> Result<()> {
+        let frame = self.open(number, sealed)?;
+        let raw = raw.of_length(frame.raw_length as usize);
+        decompressor.decompress(frame.codec, sealed, raw, (&self.name, frame.offset))
+    }
+
+    /// As [`unseal`](Self::unseal), but at least the first `wanted` bytes only; `raw` gets as long as what was decompressed.
+    pub(crate) fn unseal_start(
+        &self,
+        number: u32,
+        wanted: usize,
+        sealed: &mut Vec<u8>,
+        decompressor: &mut Decompressor,
+        raw: &mut Vec<u8>,
+    ) -> Result<()> {
+        let frame = self.open(number, sealed)?;
+        let memory = raw.of_length(frame.raw_length as usize);
+        let wanted = wanted.min(memory.len());
+        let filled =
+            decompressor.decompress_start(frame.codec, sealed, (memory, wanted), (&self.name, frame.offset))?;
+        raw.truncate(filled);
+        Ok(())
+    }
+
+    /// Opens the sealed bytes of frame `number` in place.
+    fn open(&self, number: u32, sealed: &mut Vec<u8>) -> Result<&FrameEntry> {
         let frame = self.frame(number)?;
-        if !self.key.open(Section::Frame(number), sealed) {
-            return Err(Error::damaged(
-                &self.name,
-                frame.offset,
-                format!("frame {number} is not what was sealed"),
-            ));
+        if self.key.open(Section::Frame(number), sealed) {
+            return Ok(frame);
         }
-        decompressor.decompress(
-            frame.codec,
-            sealed,
-            raw.of_length(frame.raw_length as usize),
-            (&self.name, frame.offset),
-        )
+        let detail = format!("frame {number} is not what was sealed");
+        Err(Error::damaged(&self.name, frame.offset, detail))
     }
 
     /// Reads the prints of the blocks of frame `number`; none where it holds no blocks.
