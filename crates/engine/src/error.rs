@@ -99,6 +99,30 @@ pub enum Error {
         /// The target.
         path: PathBuf,
     },
+    /// There is a block device at the target, and nobody said that what is on it may be lost.
+    #[error("{} is a block device: what is on it would be lost", path.display())]
+    DeviceExists {
+        /// The target.
+        path: PathBuf,
+    },
+    /// A block device that is to hold an image of a format with files of its own.
+    #[error("{} is a block device, which holds a raw disk, not a {format} image", path.display())]
+    DeviceFormat {
+        /// The target.
+        path: PathBuf,
+        /// The format asked for.
+        format: String,
+    },
+    /// A disk does not fit on its target.
+    #[error("{} has {target_bytes} bytes, the disk has {disk_bytes}", path.display())]
+    TargetTooSmall {
+        /// The target.
+        path: PathBuf,
+        /// Size of the target in bytes.
+        target_bytes: u64,
+        /// Size of the disk in bytes.
+        disk_bytes: u64,
+    },
     /// There is nothing at a target that was to be changed in place.
     #[error("{} does not exist, so nothing can be restored in place", path.display())]
     NoTarget {
@@ -149,6 +173,14 @@ pub enum Error {
         offset: u64,
         /// Bytes that differ.
         different_bytes: u64,
+    },
+    /// A file or device could not be read or written.
+    #[error("{}", path.display())]
+    Medium {
+        /// Which one.
+        path: PathBuf,
+        /// What was tried, where, and the operating system's reason.
+        source: holdfast_block::Error,
     },
     /// A file could not be read, written, renamed or removed.
     #[error("{action} {}", path.display())]

@@ -10,6 +10,7 @@
 //! name what is in a repository ([`MachineName`], [`DiskName`], [`SnapshotName`] and [`resolve`]).
 
 mod backup;
+mod block_target;
 mod compare;
 mod convert;
 mod create_image;

@@ -218,6 +218,7 @@ impl Restorer<'_> {
         let is_block_device = found.as_ref().is_some_and(|found| found.file_type().is_block_device());
         let path_owned = || path.to_owned();
         let place = match (self.mode, found) {
+            (RestoreMode::New, Some(_)) if is_block_device => return Err(Error::DeviceExists { path: path_owned() }),
             (RestoreMode::New, Some(_)) => return Err(Error::TargetExists { path: path_owned() }),
             (RestoreMode::InPlace, None) => return Err(Error::NoTarget { path: path_owned() }),
             (RestoreMode::Replace, Some(_)) if is_block_device => Place::BlockDevice(TargetState::Unknown),
@@ -282,6 +283,16 @@ impl Restorer<'_> {
         }
     }
 
+    /// A new file that is not complete is gone; what was there before is neither what it was nor what it should be.
+    fn tell_of_mixture(&self, path: &Path, state: TargetState) {
+        if state != TargetState::Zeroed {
+            self.job.progress.warning(&format!(
+                "{} holds a part of the snapshot over what it held before: restore again before it is used",
+                path.display()
+            ));
+        }
+    }
+
     fn to_device(
         &self,
         disk: &DiskRecord,
@@ -289,7 +300,14 @@ impl Restorer<'_> {
         target: &dyn BlockDeviceMut,
         state: TargetState,
     ) -> Result<RestoredDisk> {
-        let spare_bytes = target.size_bytes().saturating_sub(disk.size_bytes);
+        let target_bytes = target.size_bytes();
+        let Some(spare_bytes) = target_bytes.checked_sub(disk.size_bytes) else {
+            return Err(Error::TargetTooSmall {
+                path: path.to_owned(),
+                target_bytes,
+                disk_bytes: disk.size_bytes,
+            });
+        };
         let request = holdfast_repo::RestoreRequest {
             target,
             target_name: path.display().to_string(),
@@ -299,7 +317,8 @@ impl Restorer<'_> {
         let device = self.repository.device(disk);
         let report = self
             .repository
-            .restore(&device, &request, &self.job.watch(Counting::Bytes))?;
+            .restore(&device, &request, &self.job.watch(Counting::Bytes))
+            .inspect_err(|_| self.tell_of_mixture(path, state))?;
         if spare_bytes > 0 {
             self.job.progress.warning(&format!(
                 "{} is larger than disk {}: its last {spare_bytes} bytes were left as they were",

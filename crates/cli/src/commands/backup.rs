@@ -155,10 +155,10 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
     let sources = sources.collect::<Result<_, _>>()?;
     let parent = match &args.parent {
         Some(SnapshotName { disk: Some(_), .. }) => {
-            return Err(Error::Usage {
-                what: "--parent names a disk",
-                hint: "name the snapshot only: disks are compared with those of the same name",
-            });
+            return Err(Error::usage(
+                "--parent names a disk",
+                "name the snapshot only: disks are compared with those of the same name",
+            ));
         }
         Some(name) => ParentChoice::Named(name.snapshot.clone()),
         None if args.no_parent => ParentChoice::None,

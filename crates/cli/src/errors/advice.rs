@@ -19,6 +19,7 @@ use crate::password::PasswordError;
 const HINT_DAMAGE: &str = "holdfast scrub finds everything that is damaged, and holdfast repair mends what it can";
 const HINT_LOCATION: &str = "check --repository; holdfast init makes a new repository";
 const HINT_NO_SPACE: &str = "make room on the target and try again";
+const HINT_BUSY: &str = "it is in use, by a mounted file system, an array or another program: end that first";
 const HINT_PERMISSION: &str = "try as a user who may do that";
 
 /// What to make of an error.
@@ -54,7 +55,7 @@ impl Error {
             Self::Store(error) => store_advice(error),
             Self::Key(error) => key_advice(error),
             Self::Engine(error) => engine_advice(error),
-            Self::Usage { hint, .. } => advice(Exit::Usage, Kind::Usage, *hint),
+            Self::Usage { hint, .. } => advice(Exit::Usage, Kind::Usage, hint.clone()),
             Self::File { source, .. } | Self::Stdout(source) => io_advice(source),
             Self::Json(_) | Self::Signals(_) => plain(Exit::Error, Kind::Io),
         }
@@ -138,6 +139,18 @@ fn engine_advice(error: &JobError) -> Advice {
             Kind::Exists,
             "--force replaces it; restore --in-place writes only what differs into it",
         ),
+        JobError::DeviceExists { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "--force writes over it; restore --in-place writes only what differs",
+        ),
+        JobError::DeviceFormat { .. } => advice(Exit::Usage, Kind::Usage, "give --to raw, or the name of a new file"),
+        JobError::TargetTooSmall { .. } => advice(
+            Exit::Error,
+            Kind::NoSpace,
+            "make the target at least as large as the disk",
+        ),
+        JobError::Medium { source, .. } => device_advice(source),
         JobError::NoTarget { .. } => advice(Exit::Error, Kind::NotFound, "leave --in-place out to make it"),
         JobError::NotAFile { .. } => refused("give the name of a new file"),
         JobError::DataFileExists { .. } => advice(Exit::Error, Kind::Exists, "give another --data-file, or remove it"),
@@ -221,6 +234,7 @@ fn io_advice(error: &std::io::Error) -> Advice {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => advice(Exit::Error, Kind::NoSpace, HINT_NO_SPACE),
         ErrorKind::PermissionDenied => advice(Exit::Error, Kind::Permission, HINT_PERMISSION),
+        ErrorKind::ResourceBusy => advice(Exit::Error, Kind::Io, HINT_BUSY),
         ErrorKind::NotFound => advice(Exit::Error, Kind::Io, "check the spelling; folders must exist"),
         _ => plain(Exit::Error, Kind::Io),
     }
@@ -228,7 +242,7 @@ fn io_advice(error: &std::io::Error) -> Advice {
 
 fn device_advice(error: &DeviceError) -> Advice {
     match error {
-        DeviceError::Io { source, .. } => io_advice(source),
+        DeviceError::Io { source, .. } | DeviceError::Path { source, .. } => io_advice(source),
         DeviceError::Corrupt { .. } => plain(Exit::Damage, Kind::Damage),
         DeviceError::Unsupported { .. } => plain(Exit::Error, Kind::Unsupported),
         // A device that is made of a repository: what counts is what the repository says.

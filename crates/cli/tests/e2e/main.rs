@@ -4,6 +4,7 @@
 
 mod answers;
 mod help;
+mod host;
 mod interrupts;
 mod program;
 mod rig;

@@ -1,7 +1,9 @@
 //! The verbs from end to end, on small images.
 
 mod backups;
+mod conversions;
 mod crashes;
+mod interruptions;
 mod keys;
 mod refusals;
 mod restores;
