@@ -202,20 +202,14 @@ fn tell_what_is_dropped(source: &Image, job: Job<'_>) {
 
 /// Says which of the two files an error is about: devices below know only offsets.
 fn with_medium(error: Error, request: &ConvertRequest) -> Error {
-    let source = match error {
-        Error::Device(source) | Error::Image(ImageError::Device(source)) => source,
-        other => return other,
+    let is_read = match &error {
+        Error::Device(DeviceError::Io { action, .. })
+        | Error::Image(ImageError::Device(DeviceError::Io { action, .. })) => {
+            action.starts_with("read") || action.starts_with("look")
+        }
+        _ => false,
     };
-    let path = match &source {
-        DeviceError::Shrunk { .. } => &request.source,
-        DeviceError::Io { action, .. } if action.starts_with("read") || action.starts_with("look") => &request.source,
-        DeviceError::Io { .. } => &request.target,
-        _ => return Error::Device(source),
-    };
-    Error::Medium {
-        path: path.clone(),
-        source,
-    }
+    error.on(if is_read { &request.source } else { &request.target })
 }
 
 /// Replacing a file that the source is read from would break whatever else is based on it.

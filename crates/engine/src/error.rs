@@ -197,6 +197,20 @@ pub enum Error {
     Stdout(#[source] std::io::Error),
 }
 
+impl Error {
+    /// The same error with the name of the file that it is about, which devices do not know.
+    pub(crate) fn on(self, path: &std::path::Path) -> Self {
+        match self {
+            Self::Device(source @ holdfast_block::Error::Io { .. })
+            | Self::Image(holdfast_image::Error::Device(source @ holdfast_block::Error::Io { .. })) => Self::Medium {
+                path: path.to_owned(),
+                source,
+            },
+            other => other,
+        }
+    }
+}
+
 impl From<holdfast_repo::Error> for Error {
     fn from(error: holdfast_repo::Error) -> Self {
         match error {

@@ -110,7 +110,9 @@ pub fn restore(
                 .into_iter()
                 .map(|(disk, path)| Ok((disk, restorer.place(&path)?, path)));
             let places: Vec<(&DiskRecord, Place, PathBuf)> = places.collect::<Result<_>>()?;
-            let restore = |(disk, place, path): &(&DiskRecord, Place, PathBuf)| restorer.to_path(disk, *place, path);
+            let restore = |(disk, place, path): &(&DiskRecord, Place, PathBuf)| {
+                restorer.to_path(disk, *place, path).map_err(|error| error.on(path))
+            };
             places.iter().map(restore).collect::<Result<_>>()?
         }
     };

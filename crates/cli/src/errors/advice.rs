@@ -20,6 +20,10 @@ const HINT_DAMAGE: &str = "holdfast scrub finds everything that is damaged, and 
 const HINT_LOCATION: &str = "check --repository; holdfast init makes a new repository";
 const HINT_NO_SPACE: &str = "make room on the target and try again";
 const HINT_BUSY: &str = "it is in use, by a mounted file system, an array or another program: end that first";
+const HINT_READ_ONLY: &str =
+    "all snapshots can still be read: list, restore and verify work; to change it, mount it writable";
+const HINT_STORE_FULL: &str = "what is stored stays good; make room beside it, or have holdfast prune remove snapshots and holdfast gc give \
+     back their space: gc --repack-below 0 needs hardly any room itself";
 const HINT_PERMISSION: &str = "try as a user who may do that";
 
 /// What to make of an error.
@@ -262,9 +266,9 @@ fn store_advice(error: &StoreError) -> Advice {
         StoreError::TooLarge { .. } | StoreError::ShortObject { .. } => advice(Exit::Damage, Kind::Damage, HINT_DAMAGE),
         StoreError::NoStore { .. } => advice(Exit::Error, Kind::NoSuchRepository, HINT_LOCATION),
         StoreError::NotFound { .. } => plain(Exit::Error, Kind::NotFound),
-        StoreError::ReadOnly { .. } => plain(Exit::Error, Kind::Permission),
+        StoreError::ReadOnly { .. } => advice(Exit::Error, Kind::Permission, HINT_READ_ONLY),
         StoreError::Permission { .. } => advice(Exit::Error, Kind::Permission, HINT_PERMISSION),
-        StoreError::NoSpace { .. } => advice(Exit::Error, Kind::NoSpace, HINT_NO_SPACE),
+        StoreError::NoSpace { .. } => advice(Exit::Error, Kind::NoSpace, HINT_STORE_FULL),
         StoreError::Unsupported { .. } => plain(Exit::Error, Kind::Unsupported),
         error if error.is_retryable() => advice(Exit::Error, Kind::Io, "this may pass: try again in a while"),
         StoreError::Io { source, .. } => io_advice(source),

@@ -64,6 +64,13 @@ impl Drop for SmallFileSystem {
     }
 }
 
+impl SmallFileSystem {
+    /// Mounts it once more in another way.
+    pub(crate) fn remount(&self, options: &str) {
+        system("mount", &["-o", &format!("remount,{options}"), text(&self.path)]).unwrap();
+    }
+}
+
 /// An ext4 file system of `size_bytes`, mounted at the new folder `mount_point`; none, with the reason printed, where
 /// this machine makes none.
 pub(crate) fn small_file_system(mount_point: &Path, size_bytes: u64) -> Option<SmallFileSystem> {

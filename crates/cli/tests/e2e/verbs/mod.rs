@@ -3,6 +3,7 @@
 mod backups;
 mod conversions;
 mod crashes;
+mod full_disks;
 mod interruptions;
 mod keys;
 mod refusals;
