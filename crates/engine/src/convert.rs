@@ -119,6 +119,7 @@ fn to_file(
                 NewImage::begin(&request.target, request.overwrite, &options, surroundings, |partial| {
                     Ok(create_bulk(partial, &options)?)
                 })?;
+            image.tell_of_cleared(job.progress);
             let filled = fill_bulk(device, base.as_ref(), writer, request.storage, job)?;
             (image, Some(filled))
         }
@@ -272,6 +273,7 @@ fn convert_to_raw(
     let (image, ()) = NewImage::begin(&request.target, request.overwrite, options, surroundings, |partial| {
         Ok(holdfast_image::create(partial, options)?)
     })?;
+    image.tell_of_cleared(job.progress);
     if source.layers()[0].format == Format::Raw && is_cloned(&request.source, image.partial())? {
         job.progress
             .note("the file system shares the bytes of both files until one is written");

@@ -49,7 +49,7 @@ pub enum Error {
         stranger: String,
     },
     /// A new passphrase that a guesser finds at once.
-    #[error("the passphrase is too weak: {reason}")]
+    #[error("the password is too weak: {reason}")]
     WeakPassphrase {
         /// What is wrong with it.
         reason: &'static str,

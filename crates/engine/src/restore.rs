@@ -5,7 +5,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_block::{BlockDevice, BlockDeviceMut, FileDeviceMut, IoMode, to_usize};
+use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
 use holdfast_image::{CreateOptions, Format, OpenOptions};
 use holdfast_repo::{DiskRecord, Manifest, Repository, Surroundings, TargetState};
 use jiff::tz::TimeZone;
@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::job::{Counting, Job};
 use crate::new_file::{Existing, NewFile};
 use crate::repository::find_snapshot;
+use crate::restore_stream::write_to_stream;
 use crate::{DiskName, SnapshotName, Unit};
 
 /// What to restore, and where to.
@@ -156,20 +157,8 @@ fn placed<'m>(disks: &[&'m DiskRecord], path: &Path, format: Option<Format>) -> 
 
 /// Writes a disk to a stream from its start to its end.
 fn to_stream(repository: &Repository, disk: &DiskRecord, stream: &mut dyn Write, job: Job<'_>) -> Result<RestoredDisk> {
-    const STEP_BYTES: u64 = 1 << 20;
-    let device = repository.device(disk);
-    let mut buffer = vec![0; to_usize(STEP_BYTES)];
-    let mut offset = 0;
-    while offset < disk.size_bytes {
-        job.interrupt.check()?;
-        let step = STEP_BYTES.min(disk.size_bytes - offset);
-        let bytes = &mut buffer[..to_usize(step)];
-        device.read_at(bytes, offset)?;
-        stream.write_all(bytes).map_err(Error::Stdout)?;
-        job.progress.advance(step);
-        offset += step;
-    }
-    stream.flush().map_err(Error::Stdout)?;
+    let device = repository.device_checking_prints(disk);
+    write_to_stream(&device, stream, job)?;
     Ok(RestoredDisk {
         name: disk.name.clone(),
         target: None,
@@ -268,6 +257,7 @@ impl Restorer<'_> {
             }
             Place::NewFile(existing, Format::Raw) => {
                 let file = NewFile::begin(path, existing, self.surroundings)?;
+                file.tell_of_cleared(self.job.progress);
                 let target = file.create_sparse(disk.size_bytes)?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
                 file.finish()?;
@@ -275,6 +265,7 @@ impl Restorer<'_> {
             }
             Place::NewFile(existing, format) => {
                 let file = NewFile::begin(path, existing, self.surroundings)?;
+                file.tell_of_cleared(self.job.progress);
                 holdfast_image::create(file.partial(), &CreateOptions::qcow2(disk.size_bytes))?;
                 let target = holdfast_image::open_mut(file.partial(), &image_of(format))?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;

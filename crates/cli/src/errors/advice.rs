@@ -130,7 +130,7 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::NoSlotUsed => advice(
             Exit::Error,
             Kind::Key,
-            "holdfast key add adds a passphrase, and holdfast key remove takes an old one away",
+            "holdfast key add adds a password, and holdfast key remove takes an old one away",
         ),
         JobError::NoMachineName => advice(Exit::Usage, Kind::Usage, "give --machine NAME"),
         JobError::DuplicateDisk { .. } => advice(Exit::Usage, Kind::Usage, "give each disk its name with NAME=PATH"),
@@ -217,7 +217,12 @@ fn repository_advice(error: &RepositoryError) -> Advice {
 fn image_advice(error: &ImageError) -> Advice {
     match error {
         error if error.is_corrupt() => plain(Exit::Damage, Kind::Damage),
-        ImageError::Io { source, .. } => io_advice(source),
+        ImageError::Backing { source, .. } if source.kind() == ErrorKind::NotFound => advice(
+            Exit::Error,
+            Kind::Io,
+            "without the file below it the image is only a part of a disk: put it where the image names it",
+        ),
+        ImageError::Io { source, .. } | ImageError::Backing { source, .. } => io_advice(source),
         ImageError::Device(error) => device_advice(error),
         ImageError::UnsupportedFormat { .. } | ImageError::UnsupportedFeature { .. } => {
             plain(Exit::Error, Kind::Unsupported)

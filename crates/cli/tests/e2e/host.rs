@@ -3,6 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Says why a test does not run here.
+#[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
+fn skipped(reason: &str) {
+    println!("skipped: {reason}");
+}
+
 /// Runs a program of the system; what it printed, or why not.
 #[expect(
     clippy::disallowed_methods,
@@ -39,14 +45,14 @@ impl Drop for LoopDevice {
 /// A loop device over a new file at `file`; none, with the reason printed, where this machine makes none.
 pub(crate) fn loop_device(file: &Path, size_bytes: u64) -> Option<LoopDevice> {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: a loop device needs root");
+        skipped("a loop device needs root");
         return None;
     }
     std::fs::File::create(file).unwrap().set_len(size_bytes).unwrap();
     match system("losetup", &["--find", "--show", text(file)]) {
         Ok(path) => Some(LoopDevice { path: path.into() }),
         Err(reason) => {
-            println!("skipped: no loop device: {reason}");
+            skipped(&format!("no loop device: {reason}"));
             None
         }
     }
@@ -78,7 +84,7 @@ pub(crate) fn small_file_system(mount_point: &Path, size_bytes: u64) -> Option<S
     std::fs::create_dir(mount_point).unwrap();
     system("mkfs.ext4", &["-q", "-m", "0", text(&device.path)]).unwrap();
     if let Err(reason) = system("mount", &[text(&device.path), text(mount_point)]) {
-        println!("skipped: no mount: {reason}");
+        skipped(&format!("no mount: {reason}"));
         return None;
     }
     Some(SmallFileSystem {

@@ -36,6 +36,7 @@ use crate::pack::{ChunkEntry, FrameContent, Location};
 use crate::packing::{FinishedPack, FrameStream, PackOutput};
 use crate::packs::Packs;
 use crate::repository::Repository;
+use crate::stage::{StageTimer, Untimed};
 use crate::store::Put;
 
 /// What is backed up as one disk.
@@ -103,6 +104,11 @@ pub trait BackupProgress: Sync {
 
     /// Set to stop the backup: nothing is committed, and what was stored is found again by the next one.
     fn cancelled(&self) -> &AtomicBool;
+
+    /// Who measures what the backup spends its time with; nobody where it does not matter.
+    fn timer(&self) -> &dyn StageTimer {
+        &Untimed
+    }
 }
 
 /// What a backup did.
@@ -168,7 +174,12 @@ impl Repository {
                 packs: Arc::clone(&self.packs),
                 keys: self.vault.fingerprint_keys(),
                 index: view.index,
-                output: PackOutput::new(scope, store, lease.record.writer, request.thread_count),
+                output: PackOutput::new(
+                    scope,
+                    (store, progress.timer()),
+                    lease.record.writer,
+                    request.thread_count,
+                ),
                 data: frames(FrameContent::Blocks),
                 stream: frames(FrameContent::Stream),
                 tree: frames(FrameContent::Tree),
@@ -311,7 +322,7 @@ pub(crate) struct Session<'a> {
     packs: Arc<Packs>,
     keys: FingerprintKeys,
     index: ChunkIndex,
-    output: PackOutput,
+    output: PackOutput<'a>,
     /// Chunks of disks, chunks of streams, and pages of maps: never in one frame.
     data: FrameStream<'a>,
     stream: FrameStream<'a>,
@@ -472,7 +483,7 @@ fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> O
 /// Where the pages of a map go: the frames for pages.
 struct TreeSink<'a, 'frames> {
     tree: &'a mut FrameStream<'frames>,
-    output: &'a mut PackOutput,
+    output: &'a mut PackOutput<'frames>,
     index: &'a mut ChunkIndex,
 }
 

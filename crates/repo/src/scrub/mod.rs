@@ -212,6 +212,7 @@ impl Repository {
             .map(|(_, _, pack, length)| (pack, length))
             .collect();
 
+        progress.total(chosen.iter().map(|(_, length)| *length).sum());
         let seconds = u64::try_from((self.vault.surroundings.now_ms)() / 1000).unwrap_or_default();
         let mut recordable = true;
         let result = self.read_in_parallel(&chosen, request.thread_count, progress, &mut |outcome, length| {

@@ -195,3 +195,26 @@ fn diff_names_the_ranges_that_changed() {
     );
     assert_eq!(rig.report(&["diff", "web1", "web1"])["disks"][0]["range_count"], 0);
 }
+
+/// A stream that comes slowly is what the backup waits for, and it says so.
+#[test]
+fn a_slow_source_is_the_bottleneck() {
+    let rig = Rig::new();
+    let mut child = rig
+        .command(&["backup", "-m", "slow", "-", "--json"])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    for seed in 0..15 {
+        std::io::Write::write_all(&mut stdin, &noise(10_000, seed)).unwrap();
+        holdfast_block::Clock::sleep(
+            &holdfast_block::SystemClock::new(),
+            std::time::Duration::from_millis(100),
+        );
+    }
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["report"]["bottleneck"], "source", "{document}");
+}

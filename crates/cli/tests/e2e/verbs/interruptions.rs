@@ -96,6 +96,51 @@ fn a_restore_leaves_nothing_new_and_tells_of_what_it_was_changing() {
     assert!(rig.read("out.raw") == rig.read("web1.raw"));
 }
 
+/// Enough snapshots that gc has something to look at, and packs that nobody needs.
+fn rig_with_garbage(snapshots: u64) -> (Rig, Vec<u8>) {
+    let rig = Rig::new();
+    let mut bytes = noise(6 * MIB, 4);
+    for number in 0..snapshots {
+        bytes[..MIB].copy_from_slice(&noise(MIB, 1000 + number));
+        rig.write("web1.raw", &bytes);
+        rig.ok(&["backup", "web1.raw"]);
+    }
+    rig.ok(&["prune", "--keep-last", "1"]);
+    (rig, bytes)
+}
+
+/// The rig is made anew for each attempt: what gc has done is done.
+#[test]
+fn gc_may_be_stopped_and_the_next_one_goes_on() {
+    let clock = SystemClock::new();
+    for attempt in 0..ATTEMPTS as u64 {
+        let (rig, bytes) = rig_with_garbage(12);
+        let child = rig.command(&["gc", "--json"]).spawn().unwrap();
+        let announced = || rig.path("repo/writers").exists() && !rig.names("repo/writers").is_empty();
+        let start = clock.now();
+        while !announced() && clock.now().saturating_sub(start) < Duration::from_millis(100 + attempt) {
+            clock.sleep(Duration::from_micros(100));
+        }
+        kill_process(Pid::from_child(&child), Signal::INT).ok();
+        let output = child.wait_with_output().unwrap();
+        let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        rig.ok(&["verify"]);
+        let report = rig.report(&["gc"]);
+        assert_eq!(report["done"]["waiting_for"].as_array().unwrap().len(), 0, "{report}");
+        rig.ok(&["verify"]);
+        rig.ok(&["restore", "web1", "out.raw"]);
+        assert!(rig.read("out.raw") == bytes);
+        if output.status.signal() == Some(2) {
+            assert_eq!(
+                (&document["exit_code"], &document["error"]["kind"]),
+                (&130.into(), &"interrupted".into())
+            );
+            return;
+        }
+    }
+    panic!("gc was always done before the signal");
+}
+
 #[test]
 fn a_backup_commits_nothing_and_the_repository_is_usable() {
     let rig = Rig::new();
