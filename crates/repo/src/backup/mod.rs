@@ -168,18 +168,13 @@ impl Repository {
         let draw = DrawIds(self);
         let draw_pack = || draw.pack();
         let (manifest, mut stored_bytes, pack_count) = std::thread::scope(|scope| {
-            let store = Arc::clone(&self.vault.store);
+            let store = (Arc::clone(&self.vault.store), progress.timer());
             let frames = |content| FrameStream::new(Arc::clone(&self.packs), &draw_pack, content);
             let mut session = Session {
                 packs: Arc::clone(&self.packs),
                 keys: self.vault.fingerprint_keys(),
                 index: view.index,
-                output: PackOutput::new(
-                    scope,
-                    (store, progress.timer()),
-                    lease.record.writer,
-                    request.thread_count,
-                ),
+                output: PackOutput::new(scope, store, lease.record.writer, request.thread_count),
                 data: frames(FrameContent::Blocks),
                 stream: frames(FrameContent::Stream),
                 tree: frames(FrameContent::Tree),
