@@ -54,14 +54,21 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
         reports.entry(verb).or_default().push(report);
     };
     add("version", 0, &["--verbose"]);
-    add("init", 0, &["--no-encryption", "--paper-key"]);
-    rig.write("new-password", b"four horses eat soup\n");
-    let password = rig.path("new-password");
-    let password = password.to_str().unwrap();
-    std::fs::set_permissions(password, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    add("key list", 0, &[]);
-    add("key paper", 0, &[]);
-    add("key add", 0, &["--new-password-file", password]);
+    rig.write("password", b"four horses eat soup\n");
+    rig.write("new-password", b"five cows drink tea\n");
+    for name in ["password", "new-password"] {
+        std::fs::set_permissions(rig.path(name), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    }
+    let sealed = ["-r", "sealed", "--password-file", "password"];
+    add("init", 0, &[&sealed[..], &["--paper-key"]].concat());
+    add("key list", 0, &sealed);
+    add("key paper", 0, &sealed);
+    add(
+        "key add",
+        0,
+        &[&sealed[..], &["--new-password-file", "new-password"]].concat(),
+    );
+    add("init", 0, &["--no-encryption"]);
     rig.write("a.raw", &noise(50_000, 1));
     add("backup", 0, &["a.raw"]);
     rig.write("a.raw", &noise(50_000, 2));

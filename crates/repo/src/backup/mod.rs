@@ -36,7 +36,7 @@ use crate::pack::{ChunkEntry, FrameContent, Location};
 use crate::packing::{FinishedPack, FrameStream, PackOutput};
 use crate::packs::Packs;
 use crate::repository::Repository;
-use crate::stage::{StageTimer, Untimed};
+use crate::stage::{Stage, StageTimer, Untimed, timed};
 use crate::store::Put;
 
 /// What is backed up as one disk.
@@ -197,7 +197,7 @@ impl Repository {
             session.finish_tree(&manifest)?;
             Ok::<_, Error>((manifest, session.stored_bytes, session.pack_count))
         })?;
-        stored_bytes += self.commit(lease, &manifest)?;
+        stored_bytes += timed(progress.timer(), Stage::AwaitDurable, || self.commit(lease, &manifest))?;
         if let Err(error) = compact_index(&self.vault, Compaction::Small) {
             progress.warn(format!("the index was not made shorter: {error}"));
         }
@@ -413,7 +413,10 @@ impl<'a> Session<'a> {
         self.tree.finish(&mut self.output, manifest.encode())?;
         let finished = self.output.wait_for_ended()?;
         self.take_in(finished)?;
-        self.index.write_segment(self.draw.segment())?;
+        let (index, segment) = (&mut self.index, self.draw.segment());
+        timed(self.progress.timer(), Stage::AwaitDurable, || {
+            index.write_segment(segment)
+        })?;
         self.stored_bytes += self.index.written_bytes;
         Ok(())
     }
