@@ -24,6 +24,7 @@ const HINT_READ_ONLY: &str =
     "all snapshots can still be read: list, restore and verify work; to change it, mount it writable";
 const HINT_STORE_FULL: &str = "what is stored stays good; make room beside it, or have holdfast prune remove snapshots and holdfast gc give \
      back their space: gc --repack-below 0 needs hardly any room itself";
+const HINT_TOO_SMALL: &str = "make the target at least as large as the disk";
 const HINT_PERMISSION: &str = "try as a user who may do that";
 
 /// What to make of an error.
@@ -149,11 +150,7 @@ fn engine_advice(error: &JobError) -> Advice {
             "--force writes over it; restore --in-place writes only what differs",
         ),
         JobError::DeviceFormat { .. } => advice(Exit::Usage, Kind::Usage, "give --to raw, or the name of a new file"),
-        JobError::TargetTooSmall { .. } => advice(
-            Exit::Error,
-            Kind::NoSpace,
-            "make the target at least as large as the disk",
-        ),
+        JobError::TargetTooSmall { .. } => advice(Exit::Error, Kind::NoSpace, HINT_TOO_SMALL),
         JobError::Medium { source, .. } => device_advice(source),
         JobError::NoTarget { .. } => advice(Exit::Error, Kind::NotFound, "leave --in-place out to make it"),
         JobError::NotAFile { .. } => refused("give the name of a new file"),
@@ -204,11 +201,7 @@ fn repository_advice(error: &RepositoryError) -> Advice {
         }
         RepositoryError::Device { source, .. } => device_advice(source),
         RepositoryError::Stream { source, .. } => io_advice(source),
-        RepositoryError::TargetTooSmall { .. } => advice(
-            Exit::Error,
-            Kind::NoSpace,
-            "make the target at least as large as the disk",
-        ),
+        RepositoryError::TargetTooSmall { .. } => advice(Exit::Error, Kind::NoSpace, HINT_TOO_SMALL),
         RepositoryError::Limit { .. } => plain(Exit::Error, Kind::Unsupported),
         _ => plain(Exit::Error, Kind::Io),
     }
