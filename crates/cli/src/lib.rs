@@ -14,6 +14,7 @@ pub mod errors;
 pub mod exit;
 pub mod finding;
 pub mod interrupt;
+pub mod kernel;
 pub mod output;
 pub mod password;
 pub mod program;

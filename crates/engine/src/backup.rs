@@ -15,15 +15,13 @@ use crate::job::{Counting, Job};
 use crate::meter::{Meter, MeteredDevice, MeteredStream};
 use crate::repository::{find_in, snapshots, time_of};
 use crate::source::{OpenSource, Origin, SourceName, disk_names};
+use crate::stages::Stages;
 use crate::{Bottleneck, MachineName, Progress, SnapshotReference, Unit};
 
 /// Note of a disk: where it was, as a path without links.
 pub const NOTE_PATH: &str = "path";
 /// Note of a disk: the format of its image.
 pub const NOTE_FORMAT: &str = "format";
-
-/// Share of the time, in percent, that all readers must have been busy for the source to be what held them up.
-const BUSY_PERCENT: u128 = 70;
 
 /// What to back up.
 pub struct BackupRequest<'a> {
@@ -91,11 +89,12 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
     job.interrupt.check()?;
 
     tell_total(&opened, &machine, job)?;
+    let stages = Stages::new(job.clock, job.progress);
     let meters: Vec<Meter> = opened.iter().map(|_| Meter::new()).collect();
     let devices: Vec<Option<MeteredDevice<'_>>> = opened
         .iter()
         .zip(&meters)
-        .map(|(source, meter)| source.as_ref().map(|source| metered(source, meter, job)))
+        .map(|(source, meter)| source.as_ref().map(|source| metered(source, meter, (job, &stages))))
         .collect();
     let mut stdin = Some(request.stdin);
     let mut streams: Vec<Option<MeteredStream<'_>>> = opened
@@ -103,7 +102,12 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
         .zip(&meters)
         .map(|(source, meter)| match source {
             Some(_) => None,
-            None => stdin.take().map(|inner| MeteredStream { inner, meter, job }),
+            None => stdin.take().map(|inner| MeteredStream {
+                inner,
+                meter,
+                progress: job.progress,
+                stages: &stages,
+            }),
         })
         .collect();
     let mut sources = Vec::new();
@@ -128,7 +132,7 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
             sources,
             thread_count: job.thread_count,
         },
-        &job.watch(Counting::Elsewhere),
+        &job.watch_stages(Counting::Elsewhere, &stages),
     )?;
 
     for ((name, source), meter) in names.iter().zip(&opened).zip(&meters) {
@@ -138,7 +142,7 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
     Ok(BackupReport {
         snapshot: report.snapshot,
         stored_bytes: report.stored_bytes,
-        bottleneck: bottleneck(&meters, duration, job.thread_count),
+        bottleneck: stages.bottleneck(),
         duration,
     })
 }
@@ -242,11 +246,16 @@ fn tell_total(opened: &[Option<OpenSource>], machine: &MachineName, job: Job<'_>
     Ok(())
 }
 
-fn metered<'a>(source: &'a OpenSource, meter: &'a Meter, job: Job<'a>) -> MeteredDevice<'a> {
+fn metered<'a>(
+    source: &'a OpenSource,
+    meter: &'a Meter,
+    (job, stages): (Job<'a>, &'a Stages<'a>),
+) -> MeteredDevice<'a> {
     MeteredDevice {
         inner: &*source.device,
         meter,
-        job,
+        progress: job.progress,
+        stages,
     }
 }
 
@@ -270,11 +279,4 @@ fn warn_of_changes(name: &str, source: Option<&OpenSource>, meter: &Meter, progr
         ));
     }
     Ok(())
-}
-
-/// The source, if its readers had hardly anything to do but wait for it.
-fn bottleneck(meters: &[Meter], duration: Duration, thread_count: usize) -> Option<Bottleneck> {
-    let busy_ns: u128 = meters.iter().map(|meter| u128::from(meter.busy_ns())).sum();
-    let available_ns = duration.as_nanos() * thread_count.max(1) as u128;
-    (busy_ns * 100 > available_ns * BUSY_PERCENT).then_some(Bottleneck::Source)
 }

@@ -5,13 +5,14 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_block::{BlockDevice, BlockDeviceMut as _, FileDeviceMut, IoMode};
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, Error as DeviceError, FileDeviceMut, IoMode, SliceDevice};
 use holdfast_image::{
-    BulkWriter, Continue, CreateOptions, FillOptions, FillReport, Format, Image, Note, OpenOptions, Qcow2Options,
-    Storage, create_bulk, fill, fill_above, fill_device, open,
+    BulkWriter, Continue, CreateOptions, Error as ImageError, FillOptions, FillReport, Format, Image, Note,
+    OpenOptions, Qcow2Options, Storage, TargetContent, create_bulk, fill, fill_above, fill_device, open,
 };
 use holdfast_repo::Surroundings;
 
+use crate::block_target::{is_block_device, open_block_target};
 use crate::compare::compare;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -27,7 +28,7 @@ pub struct ConvertRequest {
     pub open: OpenOptions,
     /// Read the disk as it was when this internal snapshot was taken, not as it is.
     pub snapshot: Option<String>,
-    /// The image to make.
+    /// The image to make, or the block device to write over.
     pub target: PathBuf,
     /// Its format.
     pub format: Format,
@@ -57,7 +58,7 @@ pub struct ConvertReport {
     pub size_bytes: u64,
     /// What became of its bytes; none where the file system shares them with the source.
     pub filled: Option<FillReport>,
-    /// What the new file takes on its medium.
+    /// What the new file takes on its medium; none for a block device.
     pub allocated_bytes: Option<u64>,
     /// Whether it was read back.
     pub verify: VerifyImage,
@@ -70,7 +71,8 @@ pub struct ConvertReport {
 /// Converts an image.
 ///
 /// The new image is written under another name, made durable, compared with the source if that is wanted, and only then
-/// gets its name: there is never half an image at the target. Stopped or failed, nothing is left.
+/// gets its name: there is never half an image at the target. Stopped or failed, nothing is left. Only a block device is
+/// written as it is, and is a mixture until this returns.
 pub fn convert(request: &ConvertRequest, surroundings: &Surroundings, job: Job<'_>) -> Result<ConvertReport> {
     let start = job.clock.now();
     let source = open(&request.source, &request.open)?;
@@ -79,38 +81,136 @@ pub fn convert(request: &ConvertRequest, surroundings: &Surroundings, job: Job<'
         Some(name) => source.snapshot(name)?,
         None => source.device(),
     };
+    tell_what_is_dropped(&source, job);
+    job.interrupt.check()?;
+    let made = if is_block_device(&request.target) {
+        to_block_device(request, &*device, job).map(|filled| (filled, None))
+    } else {
+        to_file(request, &source, &*device, surroundings, job)
+    };
+    let (filled, allocated_bytes) = made.map_err(|error| with_medium(error, request))?;
+    Ok(ConvertReport {
+        size_bytes: device.size_bytes(),
+        filled,
+        allocated_bytes,
+        verify: request.verify,
+        duration: job.clock.now().saturating_sub(start),
+        notes: source.notes().to_vec(),
+    })
+}
+
+/// Makes a new file; also what it takes on its medium.
+fn to_file(
+    request: &ConvertRequest,
+    source: &Image,
+    device: &dyn BlockDevice,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<(Option<FillReport>, Option<u64>)> {
     let options = CreateOptions {
         format: request.format,
         size_bytes: device.size_bytes(),
         qcow2: request.qcow2.clone(),
     };
     let base = open_base(request)?;
-    job.interrupt.check()?;
     let (image, filled) = match request.format {
         Format::Qcow2 => {
             let (image, writer) =
                 NewImage::begin(&request.target, request.overwrite, &options, surroundings, |partial| {
                     Ok(create_bulk(partial, &options)?)
                 })?;
-            let filled = fill_bulk(&*device, base.as_ref(), writer, request.storage, job)?;
+            image.tell_of_cleared(job.progress);
+            let filled = fill_bulk(device, base.as_ref(), writer, request.storage, job)?;
             (image, Some(filled))
         }
-        _ => convert_to_raw(request, &source, &*device, &options, surroundings, job)?,
+        _ => convert_to_raw(request, source, device, &options, surroundings, job)?,
     };
     if request.verify == VerifyImage::Yes {
-        verify(&*device, image.partial(), request, job)?;
+        let written = open(image.partial(), &reopen(request))?;
+        verify(device, &written, request, job)?;
     }
     job.interrupt.check()?;
     image.finish()?;
     let opened = open(&request.target, &reopen(request))?;
-    Ok(ConvertReport {
-        size_bytes: device.size_bytes(),
-        filled,
-        allocated_bytes: opened.layers()[0].allocated_bytes,
-        verify: request.verify,
-        duration: job.clock.now().saturating_sub(start),
-        notes: source.notes().to_vec(),
-    })
+    Ok((filled, opened.layers()[0].allocated_bytes))
+}
+
+/// Writes over a block device.
+fn to_block_device(request: &ConvertRequest, device: &dyn BlockDevice, job: Job<'_>) -> Result<Option<FillReport>> {
+    let path = &request.target;
+    if request.format != Format::Raw {
+        return Err(Error::DeviceFormat {
+            path: path.clone(),
+            format: request.format.to_string(),
+        });
+    }
+    let target = open_block_target(path, request.overwrite, device.size_bytes())?;
+    let fill = || -> Result<FillReport> {
+        let filled = fill_device(
+            device,
+            &target,
+            TargetContent::Unknown,
+            threads(job),
+            &mut steps(device, job),
+        );
+        let filled = unless_interrupted(filled, job)?;
+        if request.verify == VerifyImage::Yes {
+            verify(
+                device,
+                &SliceDevice::new(&target, 0..device.size_bytes())?,
+                request,
+                job,
+            )?;
+        }
+        Ok(filled)
+    };
+    let filled = fill().inspect_err(|_| {
+        job.progress.warning(&format!(
+            "{} holds a part of the new disk over what it held before: convert again before it is used",
+            path.display()
+        ));
+    })?;
+    let spare_bytes = target.size_bytes() - device.size_bytes();
+    if spare_bytes > 0 {
+        job.progress.warning(&format!(
+            "{} is larger than the disk: its last {spare_bytes} bytes were left as they were",
+            path.display()
+        ));
+    }
+    Ok(Some(filled))
+}
+
+/// A disk is converted, not what else an image holds: whoever relies on that must hear of it.
+fn tell_what_is_dropped(source: &Image, job: Job<'_>) {
+    const NAME_COUNT_MAX: usize = 8;
+    let Some(qcow2) = &source.layers()[0].qcow2 else {
+        return;
+    };
+    let snapshots: Vec<&str> = qcow2.snapshots.iter().map(|snapshot| snapshot.name.as_str()).collect();
+    let bitmaps: Vec<&str> = qcow2.bitmaps.iter().map(|bitmap| bitmap.name.as_str()).collect();
+    for (what, names) in [("internal snapshots", snapshots), ("bitmaps", bitmaps)] {
+        if !names.is_empty() {
+            let more = if names.len() > NAME_COUNT_MAX { ", ..." } else { "" };
+            let shown = names.len().min(NAME_COUNT_MAX);
+            job.progress.note(&format!(
+                "the {what} of {} are not carried over: {}{more}",
+                source.layers()[0].path.display(),
+                names[..shown].join(", ")
+            ));
+        }
+    }
+}
+
+/// Says which of the two files an error is about: devices below know only offsets.
+fn with_medium(error: Error, request: &ConvertRequest) -> Error {
+    let is_read = match &error {
+        Error::Device(DeviceError::Io { action, .. })
+        | Error::Image(ImageError::Device(DeviceError::Io { action, .. })) => {
+            action.starts_with("read") || action.starts_with("look")
+        }
+        _ => false,
+    };
+    error.on(if is_read { &request.source } else { &request.target })
 }
 
 /// Replacing a file that the source is read from would break whatever else is based on it.
@@ -173,13 +273,20 @@ fn convert_to_raw(
     let (image, ()) = NewImage::begin(&request.target, request.overwrite, options, surroundings, |partial| {
         Ok(holdfast_image::create(partial, options)?)
     })?;
+    image.tell_of_cleared(job.progress);
     if source.layers()[0].format == Format::Raw && is_cloned(&request.source, image.partial())? {
         job.progress
             .note("the file system shares the bytes of both files until one is written");
         return Ok((image, None));
     }
     let target = FileDeviceMut::open(image.partial(), IoMode::LargeDirect)?;
-    let filled = fill_device(device, &target, threads(job), &mut steps(device, job));
+    let filled = fill_device(
+        device,
+        &target,
+        TargetContent::Zeroes,
+        threads(job),
+        &mut steps(device, job),
+    );
     let filled = unless_interrupted(filled, job)?;
     target.flush()?;
     Ok((image, Some(filled)))
@@ -204,9 +311,8 @@ fn is_cloned(source: &Path, target: &Path) -> Result<bool> {
     Ok(true)
 }
 
-fn verify(device: &dyn BlockDevice, partial: &Path, request: &ConvertRequest, job: Job<'_>) -> Result<()> {
-    let written = open(partial, &reopen(request))?;
-    let report = compare(device, &written, job)?;
+fn verify(device: &dyn BlockDevice, written: &dyn BlockDevice, request: &ConvertRequest, job: Job<'_>) -> Result<()> {
+    let report = compare(device, written, job)?;
     match report.first_difference {
         None => Ok(()),
         Some(offset) => Err(Error::WrittenWrong {

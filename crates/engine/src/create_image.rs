@@ -58,7 +58,8 @@ pub fn create_image(request: &CreateImageRequest, surroundings: &Surroundings) -
     };
     let (image, ()) = NewImage::begin(&request.path, request.overwrite, &options, surroundings, |partial| {
         Ok(holdfast_image::create(partial, &options)?)
-    })?;
+    })
+    .map_err(|error| error.on(&request.path))?;
     image.finish()?;
     Ok(CreateImageReport {
         path: request.path.clone(),

@@ -49,7 +49,7 @@ pub enum Error {
         stranger: String,
     },
     /// A new passphrase that a guesser finds at once.
-    #[error("the passphrase is too weak: {reason}")]
+    #[error("the password is too weak: {reason}")]
     WeakPassphrase {
         /// What is wrong with it.
         reason: &'static str,
@@ -98,6 +98,30 @@ pub enum Error {
     TargetExists {
         /// The target.
         path: PathBuf,
+    },
+    /// There is a block device at the target, and nobody said that what is on it may be lost.
+    #[error("{} is a block device: what is on it would be lost", path.display())]
+    DeviceExists {
+        /// The target.
+        path: PathBuf,
+    },
+    /// A block device that is to hold an image of a format with files of its own.
+    #[error("{} is a block device, which holds a raw disk, not a {format} image", path.display())]
+    DeviceFormat {
+        /// The target.
+        path: PathBuf,
+        /// The format asked for.
+        format: String,
+    },
+    /// A disk does not fit on its target.
+    #[error("{} has {target_bytes} bytes, the disk has {disk_bytes}", path.display())]
+    TargetTooSmall {
+        /// The target.
+        path: PathBuf,
+        /// Size of the target in bytes.
+        target_bytes: u64,
+        /// Size of the disk in bytes.
+        disk_bytes: u64,
     },
     /// There is nothing at a target that was to be changed in place.
     #[error("{} does not exist, so nothing can be restored in place", path.display())]
@@ -150,6 +174,14 @@ pub enum Error {
         /// Bytes that differ.
         different_bytes: u64,
     },
+    /// A file or device could not be read or written.
+    #[error("{}", path.display())]
+    Medium {
+        /// Which one.
+        path: PathBuf,
+        /// What was tried, where, and the operating system's reason.
+        source: holdfast_block::Error,
+    },
     /// A file could not be read, written, renamed or removed.
     #[error("{action} {}", path.display())]
     File {
@@ -163,6 +195,20 @@ pub enum Error {
     /// Standard output could not be written.
     #[error("write to standard output")]
     Stdout(#[source] std::io::Error),
+}
+
+impl Error {
+    /// The same error with the name of the file that it is about, which devices do not know.
+    pub(crate) fn on(self, path: &std::path::Path) -> Self {
+        match self {
+            Self::Device(source @ holdfast_block::Error::Io { .. })
+            | Self::Image(holdfast_image::Error::Device(source @ holdfast_block::Error::Io { .. })) => Self::Medium {
+                path: path.to_owned(),
+                source,
+            },
+            other => other,
+        }
+    }
 }
 
 impl From<holdfast_repo::Error> for Error {

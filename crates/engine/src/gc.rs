@@ -2,10 +2,9 @@
 
 use holdfast_repo::{GcPlan, GcReport, GcRequest, Repository, Statistics};
 
-use crate::Unit;
 use crate::error::Result;
 use crate::forget::Execution;
-use crate::job::Job;
+use crate::job::{Counting, Job};
 
 /// What gc did, or would do.
 #[derive(Debug, Clone)]
@@ -19,15 +18,14 @@ pub enum GcOutcome {
 /// Gives back the space of what no snapshot needs. Packs of which at most `repack_below_percent` is needed are rewritten.
 pub fn gc(repository: &Repository, repack_below_percent: u8, execution: Execution, job: Job<'_>) -> Result<GcOutcome> {
     job.interrupt.check()?;
-    job.progress.phase("giving back space", Unit::Items);
     let request = GcRequest {
         repack_below_percent,
         thread_count: job.thread_count,
     };
     Ok(match execution {
-        Execution::DryRun => GcOutcome::Planned(repository.gc_plan(request)?),
+        Execution::DryRun => GcOutcome::Planned(repository.gc_plan_watched(request, &job.watch(Counting::Bytes))?),
         Execution::Execute => {
-            let report = repository.gc(request)?;
+            let report = repository.gc_watched(request, &job.watch(Counting::Bytes))?;
             for damaged in &report.damaged {
                 job.progress.warning(damaged);
             }
@@ -38,6 +36,5 @@ pub fn gc(repository: &Repository, repack_below_percent: u8, execution: Executio
 
 /// Measures a repository.
 pub fn stats(repository: &Repository, job: Job<'_>) -> Result<Statistics> {
-    job.progress.phase("measuring", Unit::Items);
-    Ok(repository.statistics()?)
+    Ok(repository.statistics_watched(&job.watch(Counting::Bytes))?)
 }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use holdfast_block::Clock;
-use holdfast_repo::{BackupProgress, JobProgress};
+use holdfast_repo::{BackupProgress, JobProgress, StageTimer, Untimed};
 
-use crate::{Interrupt, Progress};
+use crate::stages::Stages;
+use crate::{Interrupt, Progress, Unit};
 
 /// The world around a job: who listens, who may stop it, the time, and how much of the machine it may use.
 #[derive(Clone, Copy)]
@@ -28,6 +29,15 @@ impl<'a> Job<'a> {
             progress: self.progress,
             cancelled: self.interrupt.flag(),
             counting,
+            stages: None,
+        }
+    }
+
+    /// The same, measured.
+    pub(crate) fn watch_stages(&self, counting: Counting, stages: &'a Stages<'a>) -> Watch<'a> {
+        Watch {
+            stages: Some(stages),
+            ..self.watch(counting)
         }
     }
 }
@@ -46,6 +56,7 @@ pub(crate) struct Watch<'a> {
     progress: &'a dyn Progress,
     cancelled: Arc<AtomicBool>,
     counting: Counting,
+    stages: Option<&'a Stages<'a>>,
 }
 
 impl Watch<'_> {
@@ -72,11 +83,29 @@ impl BackupProgress for Watch<'_> {
     fn cancelled(&self) -> &AtomicBool {
         &self.cancelled
     }
+
+    fn timer(&self) -> &dyn StageTimer {
+        match self.stages {
+            Some(stages) => stages,
+            None => &Untimed,
+        }
+    }
 }
 
 impl JobProgress for Watch<'_> {
     fn advance(&self, bytes: u64) {
         self.count(bytes);
+    }
+
+    fn total(&self, total: u64) {
+        if self.counting == Counting::Bytes {
+            self.progress.total(total);
+        }
+    }
+
+    fn items(&self, name: &'static str, total: u64) {
+        self.progress.phase(name, Unit::Items);
+        self.progress.total(total);
     }
 
     fn cancelled(&self) -> &AtomicBool {

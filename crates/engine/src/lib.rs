@@ -10,6 +10,7 @@
 //! name what is in a repository ([`MachineName`], [`DiskName`], [`SnapshotName`] and [`resolve`]).
 
 mod backup;
+mod block_target;
 mod compare;
 mod convert;
 mod create_image;
@@ -32,8 +33,10 @@ mod repair;
 mod repository;
 mod resolve;
 mod restore;
+mod restore_stream;
 mod snapshot_name;
 mod source;
+mod stages;
 mod verify;
 
 pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoice, backup};

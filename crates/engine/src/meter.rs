@@ -1,19 +1,18 @@
-//! Layers that watch how a job reads: how much, how long it takes, and whether the source shrinks meanwhile.
+//! Layers that watch how a job reads: how much, and whether the source shrinks meanwhile.
 
 use std::io::Read;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use holdfast_block::{BlockDevice, Clock, Error as DeviceError, ExtentKind, ExtentList, to_usize};
+use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, to_usize};
 
 use crate::Progress;
-use crate::job::Job;
+use crate::stages::Stages;
 
 /// What was seen of the reading of one disk.
 #[derive(Debug)]
 pub(crate) struct Meter {
     bytes: AtomicU64,
-    busy_ns: AtomicU64,
     /// Where the source ended, when it was smaller than at first; `u64::MAX` when it never was.
     end: AtomicU64,
 }
@@ -22,28 +21,13 @@ impl Meter {
     pub(crate) fn new() -> Self {
         Self {
             bytes: AtomicU64::new(0),
-            busy_ns: AtomicU64::new(0),
             end: AtomicU64::new(u64::MAX),
         }
-    }
-
-    /// Nanoseconds that reading took, of all threads together.
-    pub(crate) fn busy_ns(&self) -> u64 {
-        self.busy_ns.load(Ordering::Relaxed)
     }
 
     /// Bytes that are left of the source, where it has shrunk.
     pub(crate) fn shrunk_to(&self) -> Option<u64> {
         Some(self.end.load(Ordering::Relaxed)).filter(|end| *end != u64::MAX)
-    }
-
-    fn timed<T>(&self, clock: &dyn Clock, read: impl FnOnce() -> T) -> T {
-        let start = clock.now();
-        let result = read();
-        let busy = clock.now().saturating_sub(start).as_nanos();
-        self.busy_ns
-            .fetch_add(u64::try_from(busy).unwrap_or(u64::MAX), Ordering::Relaxed);
-        result
     }
 
     fn count(&self, bytes: u64, progress: &dyn Progress) {
@@ -58,7 +42,8 @@ impl Meter {
 pub(crate) struct MeteredDevice<'a> {
     pub(crate) inner: &'a dyn BlockDevice,
     pub(crate) meter: &'a Meter,
-    pub(crate) job: Job<'a>,
+    pub(crate) progress: &'a dyn Progress,
+    pub(crate) stages: &'a Stages<'a>,
 }
 
 impl BlockDevice for MeteredDevice<'_> {
@@ -68,7 +53,7 @@ impl BlockDevice for MeteredDevice<'_> {
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
         let mut end = None;
-        let mut result = self.meter.timed(self.job.clock, || self.inner.read_at(buffer, offset));
+        let mut result = self.stages.read(|| self.inner.read_at(buffer, offset));
         // It may go on shrinking while we read what is left.
         while let Err(DeviceError::Shrunk { actual_size_bytes, .. }) = result {
             let left = to_usize(actual_size_bytes.saturating_sub(offset).min(buffer.len() as u64));
@@ -85,7 +70,7 @@ impl BlockDevice for MeteredDevice<'_> {
         if let Some(end) = end {
             self.meter.end.fetch_min(end, Ordering::Relaxed);
         }
-        self.meter.count(buffer.len() as u64, self.job.progress);
+        self.meter.count(buffer.len() as u64, self.progress);
         result
     }
 
@@ -116,14 +101,15 @@ impl BlockDevice for MeteredDevice<'_> {
 pub(crate) struct MeteredStream<'a> {
     pub(crate) inner: &'a mut dyn Read,
     pub(crate) meter: &'a Meter,
-    pub(crate) job: Job<'a>,
+    pub(crate) progress: &'a dyn Progress,
+    pub(crate) stages: &'a Stages<'a>,
 }
 
 impl Read for MeteredStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let inner = &mut self.inner;
-        let count = self.meter.timed(self.job.clock, || inner.read(buffer))?;
-        self.meter.count(count as u64, self.job.progress);
+        let count = self.stages.read_stream(|| inner.read(buffer))?;
+        self.meter.count(count as u64, self.progress);
         Ok(count)
     }
 }
@@ -136,8 +122,8 @@ mod tests {
     use holdfast_block::{BlockDevice, Error, ExtentKind, ExtentList, ManualClock, MemoryDevice};
 
     use super::{Meter, MeteredDevice};
-    use crate::job::Job;
-    use crate::{Interrupt, NoProgress};
+    use crate::NoProgress;
+    use crate::stages::Stages;
 
     /// A disk that loses 1000 bytes at its end with every read that fails.
     struct Shrinking {
@@ -185,18 +171,13 @@ mod tests {
             smallest: 6000,
         };
         let meter = Meter::new();
-        let interrupt = Interrupt::new();
         let clock = ManualClock::new();
-        let job = Job {
-            progress: &NoProgress,
-            interrupt: &interrupt,
-            clock: &clock,
-            thread_count: 1,
-        };
+        let stages = Stages::new(&clock, &NoProgress);
         let metered = MeteredDevice {
             inner: &disk,
             meter: &meter,
-            job,
+            progress: &NoProgress,
+            stages: &stages,
         };
         let mut first = vec![1; 5000];
         metered.read_at(&mut first, 0).unwrap();

@@ -1,17 +1,22 @@
 //! A file that is there complete, or not at all.
 //!
 //! It is written under another name in the folder where it will be, and gets its own when it is complete and durable. What a
-//! killed program leaves is called `.NAME.RANDOM.partial` and can be deleted.
+//! killed program leaves is called `.NAME.RANDOM.partial`; the next one that makes the same file deletes it.
+//!
+//! Who is alive is told by locks on the folder (flock(2)), which end with the process that has them: whoever writes a partial file
+//! shares one, and only who has it alone deletes what others left. Where folders cannot be locked, nothing is deleted.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{FileDeviceMut, IoMode};
 use holdfast_repo::Surroundings;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 
+use crate::Progress;
 use crate::error::{Error, Result};
 
 /// What to do about a file that is there already.
@@ -30,6 +35,10 @@ pub(crate) struct NewFile {
     partial: PathBuf,
     existing: Existing,
     is_finished: bool,
+    /// What killed programs had left of this file.
+    cleared: Vec<PathBuf>,
+    /// Keeps others from taking the partial file for one that was left.
+    _lock: Option<File>,
 }
 
 impl NewFile {
@@ -43,6 +52,7 @@ impl NewFile {
             path: path.to_owned(),
             source: ErrorKind::IsADirectory.into(),
         })?;
+        let (lock, cleared) = lock_folder(path, name);
         let mut random = [0; 4];
         surroundings.randomness.fill(&mut random)?;
         let mut partial = OsString::from(".");
@@ -53,7 +63,16 @@ impl NewFile {
             partial: path.with_file_name(partial),
             existing,
             is_finished: false,
+            cleared,
+            _lock: lock,
         })
+    }
+
+    /// Says what was deleted of what killed programs had left.
+    pub(crate) fn tell_of_cleared(&self, progress: &dyn Progress) {
+        for path in &self.cleared {
+            progress.note(&format!("deleted {}, which a killed program had left", path.display()));
+        }
     }
 
     /// Where to write it.
@@ -82,11 +101,7 @@ impl NewFile {
             Existing::Replace => std::fs::rename(&self.partial, &self.path).map_err(failed)?,
             Existing::Keep => self.rename_if_free()?,
         }
-        let folder = match self.path.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
-        File::open(folder)
+        File::open(folder_of(&self.path))
             .and_then(|folder| folder.sync_all())
             .map_err(failed)?;
         self.is_finished = true;
@@ -115,6 +130,47 @@ impl NewFile {
             Err(errno) => Err(failed(errno.into())),
         }
     }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Locks the folder of `path`, and deletes what killed programs left of the file `name` if nobody else is at work in it.
+///
+/// Nothing here is an error: without a lock a new file can be made all the same, and what was left stays.
+fn lock_folder(path: &Path, name: &OsStr) -> (Option<File>, Vec<PathBuf>) {
+    let folder = folder_of(path);
+    let Ok(lock) = File::open(folder) else {
+        return (None, Vec::new());
+    };
+    let mut cleared = Vec::new();
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+            if is_file && is_partial_of(&entry.file_name(), name) && std::fs::remove_file(entry.path()).is_ok() {
+                cleared.push(entry.path());
+            }
+        }
+    }
+    let is_locked = flock(&lock, FlockOperation::NonBlockingLockShared).is_ok();
+    (is_locked.then_some(lock), cleared)
+}
+
+/// Whether `found` is `.NAME.RANDOM.partial`.
+fn is_partial_of(found: &OsStr, name: &OsStr) -> bool {
+    let random = found
+        .as_bytes()
+        .strip_prefix(b".")
+        .and_then(|rest| rest.strip_prefix(name.as_bytes()))
+        .and_then(|rest| rest.strip_prefix(b"."))
+        .and_then(|rest| rest.strip_suffix(b".partial"));
+    random.is_some_and(|random| {
+        random.len() == 8 && random.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+    })
 }
 
 impl Drop for NewFile {
@@ -183,5 +239,48 @@ mod tests {
         new.finish().unwrap();
         assert_eq!(read(&path).unwrap(), [0]);
         assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    /// Files of programs that were killed go; those of programs at work, and what only looks similar, stay.
+    #[test]
+    fn what_killed_programs_left_is_deleted_when_nobody_is_at_work() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = || {
+            let entries = read_dir(folder.path()).unwrap();
+            let mut names: Vec<_> = entries
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        let others = [
+            ".disk.raw.0123456.partial",
+            ".disk.raw.012345678.partial",
+            ".disk.raw.0123456X.partial",
+            ".other.raw.01234567.partial",
+            "disk.raw.01234567.partial",
+        ];
+        let left = ".disk.raw.01234567.partial";
+        for name in others.iter().chain([&left]) {
+            File::create(folder.path().join(name)).unwrap();
+        }
+        let path = folder.path().join("disk.raw");
+        let begin = || NewFile::begin(&path, Existing::Keep, &surroundings()).unwrap();
+        let first = begin();
+        assert_eq!(first.cleared, [folder.path().join(left)]);
+        assert_eq!(names(), {
+            let mut others = others.to_vec();
+            others.sort_unstable();
+            others
+        });
+        drop(first.create_sparse(3).unwrap());
+        let second = begin();
+        assert!(
+            second.cleared.is_empty() && first.partial().exists(),
+            "the first is at work"
+        );
+        drop(second);
+        drop(first);
+        assert_eq!(names().len(), others.len());
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use holdfast_image::{CreateOptions, Error as ImageError};
 use holdfast_repo::Surroundings;
 
+use crate::Progress;
 use crate::error::{Error, Result};
 use crate::new_file::{Existing, NewFile};
 
@@ -75,6 +76,11 @@ impl NewImage {
                 Err(error)
             }
         }
+    }
+
+    /// As [`NewFile::tell_of_cleared`].
+    pub(crate) fn tell_of_cleared(&self, progress: &dyn Progress) {
+        self.file.tell_of_cleared(progress);
     }
 
     /// Where it is being written.

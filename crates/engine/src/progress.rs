@@ -17,20 +17,35 @@ pub enum Unit {
 /// What a job waits for most of its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Bottleneck {
-    /// Reading: the disk, image or repository that bytes come from.
+    /// Reading: the disk or image that bytes come from.
     Source,
     /// Hashing, compressing, encrypting.
     Cpu,
-    /// Writing: the repository, image or disk that bytes go to.
+    /// The repository, which takes bytes or gives them.
+    Repository,
+    /// Writing: the image or disk that bytes go to.
     Target,
+}
+
+impl Bottleneck {
+    /// The word for it in documents: it never changes.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Cpu => "cpu",
+            Self::Repository => "repository",
+            Self::Target => "target",
+        }
+    }
 }
 
 impl fmt::Display for Bottleneck {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Self::Source => "source",
-            Self::Cpu => "cpu",
-            Self::Target => "target",
+            Self::Source => "the source",
+            Self::Cpu => "hashing and compressing",
+            Self::Repository => "the repository",
+            Self::Target => "the target",
         })
     }
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_block::{BlockDevice, BlockDeviceMut, FileDeviceMut, IoMode, to_usize};
+use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
 use holdfast_image::{CreateOptions, Format, OpenOptions};
 use holdfast_repo::{DiskRecord, Manifest, Repository, Surroundings, TargetState};
 use jiff::tz::TimeZone;
@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::job::{Counting, Job};
 use crate::new_file::{Existing, NewFile};
 use crate::repository::find_snapshot;
+use crate::restore_stream::write_to_stream;
 use crate::{DiskName, SnapshotName, Unit};
 
 /// What to restore, and where to.
@@ -110,7 +111,9 @@ pub fn restore(
                 .into_iter()
                 .map(|(disk, path)| Ok((disk, restorer.place(&path)?, path)));
             let places: Vec<(&DiskRecord, Place, PathBuf)> = places.collect::<Result<_>>()?;
-            let restore = |(disk, place, path): &(&DiskRecord, Place, PathBuf)| restorer.to_path(disk, *place, path);
+            let restore = |(disk, place, path): &(&DiskRecord, Place, PathBuf)| {
+                restorer.to_path(disk, *place, path).map_err(|error| error.on(path))
+            };
             places.iter().map(restore).collect::<Result<_>>()?
         }
     };
@@ -154,20 +157,8 @@ fn placed<'m>(disks: &[&'m DiskRecord], path: &Path, format: Option<Format>) -> 
 
 /// Writes a disk to a stream from its start to its end.
 fn to_stream(repository: &Repository, disk: &DiskRecord, stream: &mut dyn Write, job: Job<'_>) -> Result<RestoredDisk> {
-    const STEP_BYTES: u64 = 1 << 20;
-    let device = repository.device(disk);
-    let mut buffer = vec![0; to_usize(STEP_BYTES)];
-    let mut offset = 0;
-    while offset < disk.size_bytes {
-        job.interrupt.check()?;
-        let step = STEP_BYTES.min(disk.size_bytes - offset);
-        let bytes = &mut buffer[..to_usize(step)];
-        device.read_at(bytes, offset)?;
-        stream.write_all(bytes).map_err(Error::Stdout)?;
-        job.progress.advance(step);
-        offset += step;
-    }
-    stream.flush().map_err(Error::Stdout)?;
+    let device = repository.device_checking_prints(disk);
+    write_to_stream(&device, stream, job)?;
     Ok(RestoredDisk {
         name: disk.name.clone(),
         target: None,
@@ -218,6 +209,7 @@ impl Restorer<'_> {
         let is_block_device = found.as_ref().is_some_and(|found| found.file_type().is_block_device());
         let path_owned = || path.to_owned();
         let place = match (self.mode, found) {
+            (RestoreMode::New, Some(_)) if is_block_device => return Err(Error::DeviceExists { path: path_owned() }),
             (RestoreMode::New, Some(_)) => return Err(Error::TargetExists { path: path_owned() }),
             (RestoreMode::InPlace, None) => return Err(Error::NoTarget { path: path_owned() }),
             (RestoreMode::Replace, Some(_)) if is_block_device => Place::BlockDevice(TargetState::Unknown),
@@ -265,6 +257,7 @@ impl Restorer<'_> {
             }
             Place::NewFile(existing, Format::Raw) => {
                 let file = NewFile::begin(path, existing, self.surroundings)?;
+                file.tell_of_cleared(self.job.progress);
                 let target = file.create_sparse(disk.size_bytes)?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
                 file.finish()?;
@@ -272,6 +265,7 @@ impl Restorer<'_> {
             }
             Place::NewFile(existing, format) => {
                 let file = NewFile::begin(path, existing, self.surroundings)?;
+                file.tell_of_cleared(self.job.progress);
                 holdfast_image::create(file.partial(), &CreateOptions::qcow2(disk.size_bytes))?;
                 let target = holdfast_image::open_mut(file.partial(), &image_of(format))?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
@@ -282,6 +276,16 @@ impl Restorer<'_> {
         }
     }
 
+    /// A new file that is not complete is gone; what was there before is neither what it was nor what it should be.
+    fn tell_of_mixture(&self, path: &Path, state: TargetState) {
+        if state != TargetState::Zeroed {
+            self.job.progress.warning(&format!(
+                "{} holds a part of the snapshot over what it held before: restore again before it is used",
+                path.display()
+            ));
+        }
+    }
+
     fn to_device(
         &self,
         disk: &DiskRecord,
@@ -289,7 +293,14 @@ impl Restorer<'_> {
         target: &dyn BlockDeviceMut,
         state: TargetState,
     ) -> Result<RestoredDisk> {
-        let spare_bytes = target.size_bytes().saturating_sub(disk.size_bytes);
+        let target_bytes = target.size_bytes();
+        let Some(spare_bytes) = target_bytes.checked_sub(disk.size_bytes) else {
+            return Err(Error::TargetTooSmall {
+                path: path.to_owned(),
+                target_bytes,
+                disk_bytes: disk.size_bytes,
+            });
+        };
         let request = holdfast_repo::RestoreRequest {
             target,
             target_name: path.display().to_string(),
@@ -299,7 +310,8 @@ impl Restorer<'_> {
         let device = self.repository.device(disk);
         let report = self
             .repository
-            .restore(&device, &request, &self.job.watch(Counting::Bytes))?;
+            .restore(&device, &request, &self.job.watch(Counting::Bytes))
+            .inspect_err(|_| self.tell_of_mixture(path, state))?;
         if spare_bytes > 0 {
             self.job.progress.warning(&format!(
                 "{} is larger than disk {}: its last {spare_bytes} bytes were left as they were",

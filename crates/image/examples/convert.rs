@@ -5,8 +5,8 @@ use std::path::Path;
 
 use holdfast_block::BlockDevice as _;
 use holdfast_image::{
-    Compression, Continue, CreateOptions, FillOptions, Format, OpenOptions, Qcow2Options, Result, Storage, create,
-    create_bulk, fill, fill_device, open, open_mut,
+    Compression, Continue, CreateOptions, FillOptions, Format, OpenOptions, Qcow2Options, Result, Storage,
+    TargetContent, create, create_bulk, fill, fill_device, open, open_mut,
 };
 
 fn main() -> Result<()> {
@@ -28,7 +28,13 @@ fn main() -> Result<()> {
             format: Some(Format::Raw),
             ..OpenOptions::default()
         };
-        fill_device(&source, &open_mut(target, &options)?, threads, &mut |_| Continue::Go)?;
+        fill_device(
+            &source,
+            &open_mut(target, &options)?,
+            TargetContent::Zeroes,
+            threads,
+            &mut |_| Continue::Go,
+        )?;
         return Ok(());
     }
     let (storage, compression) = match kind.as_str() {

@@ -237,8 +237,17 @@ impl Opener {
                 detail: "convert the backing file to qcow2 or raw first".to_owned(),
             })?),
         };
-        let path = self.keeper.admit(&overlay.path, name)?;
-        let file = HostFile::open_canonical(&path, Access::Read)?;
+        let missing = |error| match error {
+            Error::Io { action, path, source } => Error::Backing {
+                image: overlay.path.display().to_string(),
+                action,
+                path,
+                source,
+            },
+            other => other,
+        };
+        let path = self.keeper.admit(&overlay.path, name).map_err(missing)?;
+        let file = HostFile::open_canonical(&path, Access::Read).map_err(missing)?;
         self.meet(&file, &path, &overlay.path)?;
         let source = if format.is_some() {
             FormatSource::Overlay

@@ -22,6 +22,18 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
+    /// The file that an image is based on cannot be had.
+    #[error("{image} is based on {}, which cannot be had: {action}", path.display())]
+    Backing {
+        /// The image.
+        image: String,
+        /// What was tried: "open"...
+        action: &'static str,
+        /// The file that it is based on.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
     /// Reading or writing an open file or device failed.
     #[error(transparent)]
     Device(#[from] holdfast_block::Error),

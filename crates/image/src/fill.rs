@@ -207,12 +207,22 @@ fn go_on(progress: &mut dyn FnMut(u64) -> Continue, sorted: Sorted, writes: Vec<
     }
 }
 
-/// Copies all of `source` into `target`, which reads as zero everywhere: a new raw image.
+/// What a device that is to be filled holds before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetContent {
+    /// Zeroes only, as a new raw image does: zeroes are left out.
+    Zeroes,
+    /// Anything, as a block device does: what is zero in the source is made zero, and space given back where that is possible.
+    Unknown,
+}
+
+/// Copies all of `source` into `target`, which is at least as large; what is behind its end stays. Flushes at the end.
 ///
-/// Zeroes are left out. Flushes at the end.
+/// `progress` as in [`fill`].
 pub fn fill_device(
     source: &dyn BlockDevice,
     target: &dyn BlockDeviceMut,
+    content: TargetContent,
     threads: NonZero<usize>,
     progress: &mut dyn FnMut(u64) -> Continue,
 ) -> Result<FillReport> {
@@ -224,6 +234,11 @@ pub fn fill_device(
         })
     };
     let mut report = FillReport::default();
+    let mut gaps = Gaps {
+        target,
+        content,
+        end: 0,
+    };
     let crew = Crew {
         source,
         cluster_bytes: GRAIN_BYTES,
@@ -235,6 +250,8 @@ pub fn fill_device(
         let mut writes = Vec::new();
         for part in &sorted.parts {
             if let Part::Plain(range) = part {
+                gaps.zero_up_to(sorted.piece.offset + range.start, progress)?;
+                gaps.end = sorted.piece.offset + range.end;
                 report.plain_bytes += range.end - range.start;
                 writes.push(Placed {
                     bytes: to_usize(range.start)..to_usize(range.end),
@@ -242,11 +259,37 @@ pub fn fill_device(
                 });
             }
         }
+        gaps.zero_up_to(sorted.piece.offset + sorted.piece.length, progress)?;
         go_on(progress, sorted, writes)
     })?;
+    gaps.zero_up_to(source.size_bytes(), progress)?;
     target.flush()?;
     report.zero_bytes = source.size_bytes() - report.plain_bytes;
     Ok(report)
+}
+
+/// What lies between the bytes that are written.
+struct Gaps<'a> {
+    target: &'a dyn BlockDeviceMut,
+    content: TargetContent,
+    /// End of what was written last.
+    end: u64,
+}
+
+impl Gaps<'_> {
+    /// Makes what lies before `offset` zero, in steps that can be stopped: a medium may have to write all of it.
+    fn zero_up_to(&mut self, offset: u64, progress: &mut dyn FnMut(u64) -> Continue) -> Result<()> {
+        const STEP_BYTES: u64 = 64 << 20;
+        while self.content == TargetContent::Unknown && self.end < offset {
+            let end = offset.min(self.end + STEP_BYTES);
+            self.target.write_zeroes(self.end..end)?;
+            self.end = end;
+            if progress(end) == Continue::Stop {
+                return Err(stopped(end));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Whether a long job goes on.

@@ -48,7 +48,7 @@ pub use create::{
     BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options, create, create_bulk,
 };
 pub use error::{Error, Result};
-pub use fill::{Continue, FillOptions, FillReport, Storage, fill, fill_above, fill_device};
+pub use fill::{Continue, FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};
 pub use format::Format;
 pub use gate::Gate;
 pub use image::{Backing, Image, OpenOptions, check, detect, open};

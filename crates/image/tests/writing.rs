@@ -11,7 +11,8 @@ use std::path::Path;
 use holdfast_block::{BlockDevice as _, BlockDeviceMut as _, MemoryDevice, to_usize};
 use holdfast_image::{
     BackingFile, BitmapState, Compression, Continue, CreateOptions, DataFile, DataFileKind, Error, FillOptions, Format,
-    OpenOptions, Preallocation, Qcow2Options, Storage, create, create_bulk, fill, fill_device, open, open_mut,
+    OpenOptions, Preallocation, Qcow2Options, Storage, TargetContent, create, create_bulk, fill, fill_device, open,
+    open_mut,
 };
 use peer::{
     Lab, Random, assert_clean, assert_reads_as, flatten, path_text, qemu_check, qemu_img, qemu_io, sample_disk,
@@ -592,11 +593,44 @@ fn a_raw_copy_is_sparse_and_the_same() {
         },
     )
     .unwrap();
-    let report = fill_device(&source, &target, NonZero::new(2).unwrap(), &mut |_| Continue::Go).unwrap();
+    let report = fill_device(
+        &source,
+        &target,
+        TargetContent::Zeroes,
+        NonZero::new(2).unwrap(),
+        &mut |_| Continue::Go,
+    )
+    .unwrap();
     assert!(report.zero_bytes > 0);
     let found = fs::read(&copy).unwrap();
     assert!(found[..disk.len()] == disk[..] && found[disk.len()..].iter().all(|byte| *byte == 0));
-    let stopped = fill_device(&source, &target, NonZero::new(2).unwrap(), &mut |_| Continue::Stop);
+    let stopped = fill_device(
+        &source,
+        &target,
+        TargetContent::Zeroes,
+        NonZero::new(2).unwrap(),
+        &mut |_| Continue::Stop,
+    );
+    assert!(stopped.is_err());
+}
+
+/// On a block device there is whatever was there before: its zeroes must be written, and nothing behind the disk.
+#[test]
+fn a_device_that_held_something_else_is_written_over() {
+    let mut disk = sample_disk(3 * MIB, 9);
+    disk.truncate(to_usize(3 * MIB - 100));
+    let source = MemoryDevice::from_bytes(&disk);
+    let target = MemoryDevice::from_bytes(&vec![0xEE; to_usize(4 * MIB)]);
+    let threads = NonZero::new(2).unwrap();
+    fill_device(&source, &target, TargetContent::Unknown, threads, &mut |_| Continue::Go).unwrap();
+    let mut found = vec![0; to_usize(4 * MIB)];
+    target.read_at(&mut found, 0).unwrap();
+    assert!(found[..disk.len()] == disk[..]);
+    assert!(found[disk.len()..].iter().all(|byte| *byte == 0xEE));
+    let empty = MemoryDevice::new(4 * MIB);
+    let stopped = fill_device(&empty, &target, TargetContent::Unknown, threads, &mut |_| {
+        Continue::Stop
+    });
     assert!(stopped.is_err());
 }
 

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, to_usize};
 
+use crate::check::{Depth, check_frame};
 use crate::error::{Error, Result};
+use crate::fingerprint::FingerprintKeys;
 use crate::id::{PackId, SnapshotId};
 use crate::lru::LruCache;
 use crate::manifest::DiskRecord;
@@ -40,6 +42,8 @@ enum Part {
 /// A disk of a snapshot.
 pub struct SnapshotDevice {
     packs: Arc<Packs>,
+    /// What the blocks of every frame are checked with against their prints, where that is wanted beside the seal.
+    print_keys: Option<FingerprintKeys>,
     root: Option<PageRef>,
     size_bytes: u64,
     unit: Unit,
@@ -61,6 +65,7 @@ impl Repository {
     pub fn device(&self, disk: &DiskRecord) -> SnapshotDevice {
         SnapshotDevice {
             packs: Arc::clone(&self.packs),
+            print_keys: None,
             root: disk.root,
             size_bytes: disk.size_bytes,
             unit: disk.content.unit(),
@@ -68,6 +73,16 @@ impl Repository {
             frames: Mutex::new(LruCache::new(FRAME_CACHE_BYTES)),
             spare: Mutex::default(),
             last_end: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+impl Repository {
+    /// The same, and every block is compared with its print before it is believed, as [`restore`](Self::restore) does.
+    pub fn device_checking_prints(&self, disk: &DiskRecord) -> SnapshotDevice {
+        SnapshotDevice {
+            print_keys: Some(self.vault.fingerprint_keys()),
+            ..self.device(disk)
         }
     }
 }
@@ -130,6 +145,11 @@ impl SnapshotDevice {
             Part::Start => self.packs.frame_start((pack, frame), wanted, &mut buffers, &mut raw)?,
         }
         lock(&self.spare).push(buffers);
+        if let Some(keys) = &self.print_keys {
+            let reader = self.packs.reader(pack)?;
+            let prints = self.packs.prints(pack, frame)?;
+            check_frame(keys, &reader, frame, (&raw, &prints), Depth::Prints)?;
+        }
         let raw = Arc::new(raw);
         lock(&self.frames).insert((pack, frame), Arc::clone(&raw), raw.len());
         Ok(raw)

@@ -30,6 +30,7 @@ use crate::pack::{Directory, pack_name};
 use crate::relocation::{RelocationTable, relocated_pack};
 use crate::repack::{pack_set, repack};
 use crate::repository::Repository;
+use crate::restore::{JobProgress, Unwatched, check_cancelled};
 use crate::room::with_room;
 use crate::store::{ObjectKind, ObjectName, Put, StoreError};
 
@@ -104,10 +105,15 @@ struct Chosen {
 impl Repository {
     /// What [`gc`](Self::gc) would do now.
     pub fn gc_plan(&self, request: GcRequest) -> Result<GcPlan> {
+        self.gc_plan_watched(request, &Unwatched::default())
+    }
+
+    /// [`gc_plan`](Self::gc_plan) with somebody who listens, and may stop it.
+    pub fn gc_plan_watched(&self, request: GcRequest, progress: &dyn JobProgress) -> Result<GcPlan> {
         let writers = lease::writers(&self.vault)?;
         let mut plan = self.with_all_snapshots(|snapshots| {
             let sizes = self.pack_sizes()?;
-            let marks = self.mark(snapshots)?;
+            let marks = self.mark(snapshots, progress)?;
             Ok(plan_of(&sizes, &self.choose(request, &sizes, &marks)?))
         })?;
         plan.writers = writers.iter().map(WriterRecord::describe).collect();
@@ -116,8 +122,14 @@ impl Repository {
 
     /// Gives back the space of what no snapshot refers to.
     pub fn gc(&self, request: GcRequest) -> Result<GcReport> {
+        self.gc_watched(request, &Unwatched::default())
+    }
+
+    /// [`gc`](Self::gc) with somebody who listens, and may stop it: stopped between two steps, it has given back a part, and
+    /// the next run goes on.
+    pub fn gc_watched(&self, request: GcRequest, progress: &dyn JobProgress) -> Result<GcReport> {
         let lease = with_room(&self.vault, || Lease::take(&self.vault, Work::Gc, None))?;
-        let result = self.gc_under(&lease, request);
+        let result = self.gc_under(&lease, request, progress);
         match &result {
             Err(_) => drop(lease.release()),
             Ok(_) => lease.release()?,
@@ -125,7 +137,7 @@ impl Repository {
         result
     }
 
-    fn gc_under(&self, lease: &Lease<'_>, request: GcRequest) -> Result<GcReport> {
+    fn gc_under(&self, lease: &Lease<'_>, request: GcRequest, progress: &dyn JobProgress) -> Result<GcReport> {
         let mut report = GcReport::default();
         let dead_writers = self.revoke_dead_writers(lease, &mut report)?;
         self.finish_forgetting()?;
@@ -135,11 +147,11 @@ impl Repository {
 
         // Listed before the mark: a pack that comes later is nobody's business yet.
         let sizes = self.pack_sizes()?;
-        let mut marks = self.mark(&self.all_snapshots()?)?;
+        let mut marks = self.mark(&self.all_snapshots()?, progress)?;
         let mut chosen = self.choose(request, &sizes, &marks)?;
         report.plan = plan_of(&sizes, &chosen);
         let freed_before = self.carry_over(&mut chosen, &mut marks, (lease, &dead_writers))?;
-        self.delete_packs(&freed_before, &sizes, &mut report)?;
+        self.delete_packs(&freed_before, &sizes, &mut report, progress)?;
 
         let condemned: Vec<PackId> = chosen.dead.union(&chosen.sparse).copied().collect();
         let own = condemned_name(lease.record.writer);
@@ -156,7 +168,7 @@ impl Repository {
             self.vault.put_sealed(&waits_name(lease.record.writer), &bytes)?;
             report.waiting_for = others.iter().map(WriterRecord::describe).collect();
         } else {
-            self.sweep(lease, request, &sizes, (&mut marks, chosen), &mut report)?;
+            self.sweep(lease, request, &sizes, (&mut marks, chosen), (&mut report, progress))?;
             self.vault.store.delete(&own)?;
         }
         self.clear_writers(&dead_writers)?;
@@ -171,7 +183,7 @@ impl Repository {
         request: GcRequest,
         sizes: &Sizes,
         (marks, mut chosen): (&mut Marks, Chosen),
-        report: &mut GcReport,
+        (report, progress): (&mut GcReport, &dyn JobProgress),
     ) -> Result<()> {
         let snapshots = self.all_snapshots()?;
         for manifest in &snapshots {
@@ -180,11 +192,15 @@ impl Repository {
         chosen.dead.retain(|pack| !marks.is_live(*pack));
         let sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
         // What is dead goes first: moving what is alive takes room.
-        self.delete_packs(&chosen.dead, sizes, report)?;
+        self.delete_packs(&chosen.dead, sizes, report, progress)?;
+        progress.items("rewriting packs", sparse.len() as u64);
         for batch in sparse.chunks(REPACK_BATCH_COUNT) {
+            check_cancelled(progress)?;
             let moved = self.move_living(lease, request, (batch, &snapshots), marks, report)?;
             self.refresh()?;
-            self.delete_packs(&moved, sizes, report)?;
+            // What was moved is deleted in any case, or it would be there twice.
+            self.delete_packs(&moved, sizes, report, &Unwatched::default())?;
+            progress.advance(batch.len() as u64);
         }
         Ok(())
     }
@@ -198,11 +214,14 @@ impl Repository {
         }
     }
 
-    fn mark(&self, snapshots: &[Manifest]) -> Result<Marks> {
+    fn mark(&self, snapshots: &[Manifest], progress: &dyn JobProgress) -> Result<Marks> {
+        progress.items("looking what snapshots need", snapshots.len() as u64);
         let mut marks = Marks::default();
-        snapshots
-            .iter()
-            .try_for_each(|manifest| marks.snapshot(&self.packs, manifest))?;
+        for manifest in snapshots {
+            check_cancelled(progress)?;
+            marks.snapshot(&self.packs, manifest)?;
+            progress.advance(1);
+        }
         Ok(marks)
     }
 
@@ -409,12 +428,21 @@ impl Repository {
         Ok(())
     }
 
-    fn delete_packs(&self, doomed: &BTreeSet<PackId>, sizes: &Sizes, report: &mut GcReport) -> Result<()> {
+    fn delete_packs(
+        &self,
+        doomed: &BTreeSet<PackId>,
+        sizes: &Sizes,
+        report: &mut GcReport,
+        progress: &dyn JobProgress,
+    ) -> Result<()> {
+        progress.items("deleting packs", doomed.len() as u64);
         for pack in doomed {
+            check_cancelled(progress)?;
             self.vault.store.delete(&pack_name(*pack))?;
             self.packs.forget(*pack);
             report.deleted_pack_count += 1;
             report.freed_bytes += sizes.get(pack).copied().unwrap_or_default();
+            progress.advance(1);
         }
         Ok(())
     }

@@ -17,6 +17,7 @@ use crate::packing::{FrameStream, PackOutput};
 use crate::packs::FrameBuffers;
 use crate::relocation::{Move, RelocationTable};
 use crate::repository::Repository;
+use crate::stage::Untimed;
 
 /// What became of packs that were repacked.
 pub(crate) struct Repacked {
@@ -50,7 +51,12 @@ pub(crate) fn repack(
         let mut repacker = Repacker {
             repository,
             keys: repository.vault.fingerprint_keys(),
-            output: PackOutput::new(scope, Arc::clone(&repository.vault.store), writer, sealer_count),
+            output: PackOutput::new(
+                scope,
+                (Arc::clone(&repository.vault.store), &Untimed),
+                writer,
+                sealer_count,
+            ),
             data: frames(FrameContent::Blocks),
             stream: frames(FrameContent::Stream),
             tree: frames(FrameContent::Tree),
@@ -88,7 +94,7 @@ pub(crate) fn repack(
 struct Repacker<'a> {
     repository: &'a Repository,
     keys: FingerprintKeys,
-    output: PackOutput,
+    output: PackOutput<'a>,
     data: FrameStream<'a>,
     stream: FrameStream<'a>,
     tree: FrameStream<'a>,

@@ -8,6 +8,7 @@ use crate::manifest::Manifest;
 use crate::mark::Marks;
 use crate::pack::FrameContent;
 use crate::repository::Repository;
+use crate::restore::{JobProgress, Unwatched, check_cancelled};
 use crate::store::ObjectKind;
 
 /// A repository in figures.
@@ -93,7 +94,12 @@ fn of_snapshot(manifest: &Manifest) -> SnapshotStatistics {
 impl Repository {
     /// Measures the repository: reads all maps and the directories of all packs.
     pub fn statistics(&self) -> Result<Statistics> {
-        self.with_all_snapshots(|manifests| self.measure(manifests))
+        self.statistics_watched(&Unwatched::default())
+    }
+
+    /// [`statistics`](Self::statistics) with somebody who listens, and may stop it.
+    pub fn statistics_watched(&self, progress: &dyn JobProgress) -> Result<Statistics> {
+        self.with_all_snapshots(|manifests| self.measure(manifests, progress))
     }
 
     /// Does `look` with all snapshots; and again when packs were missing because snapshots were forgotten meanwhile.
@@ -112,13 +118,16 @@ impl Repository {
         }
     }
 
-    fn measure(&self, manifests: &[Manifest]) -> Result<Statistics> {
+    fn measure(&self, manifests: &[Manifest], progress: &dyn JobProgress) -> Result<Statistics> {
         let mut marks = Marks::default();
         let mut statistics = Statistics {
             snapshot_count: manifests.len() as u64,
             ..Statistics::default()
         };
+        progress.items("looking what snapshots need", manifests.len() as u64);
         for manifest in manifests {
+            check_cancelled(progress)?;
+            progress.advance(1);
             marks.snapshot(&self.packs, manifest)?;
             let snapshot = of_snapshot(manifest);
             statistics.logical_bytes += snapshot.logical_bytes;
@@ -134,7 +143,11 @@ impl Repository {
         }
         statistics.stored_bytes = bytes_of.values().sum();
         statistics.index_bytes = bytes_of.get(&ObjectKind::Index).copied().unwrap_or_default();
-        for (pack, length) in self.pack_sizes()? {
+        let sizes = self.pack_sizes()?;
+        progress.items("looking into packs", sizes.len() as u64);
+        for (pack, length) in sizes {
+            check_cancelled(progress)?;
+            progress.advance(1);
             let reader = match self.packs.reader(pack) {
                 // Gc deleted it while we looked.
                 Err(Error::MissingPack { .. }) => continue,

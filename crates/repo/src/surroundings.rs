@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
 use crate::error::Result;
 use crate::key::Randomness;
 
@@ -52,6 +55,26 @@ fn started(process: &str) -> Option<u64> {
     fields.split_whitespace().nth(19)?.parse().ok()
 }
 
+/// Whether there is a process of this number, whoever owns it; `/proc` may be mounted so that it hides those of others.
+fn exists(process: u32) -> bool {
+    let Some(id) = i32::try_from(process).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    // Only this answer says that there is none; not being permitted to signal it says that there is one.
+    !matches!(test_kill_process(id), Err(Errno::SRCH))
+}
+
+/// What is known of a process that started at tick `recorded`, where now a process of its number exists or not, and started at
+/// tick `found` if that can be seen.
+fn judge(recorded: u64, exists: bool, found: Option<u64>) -> Liveness {
+    match (exists, found) {
+        (_, Some(found)) if found == recorded => Liveness::Alive,
+        (_, Some(_)) | (false, None) => Liveness::Dead,
+        // It is hidden from us. It may be the one, or another that got its number: time will tell.
+        (true, None) => Liveness::Unknown,
+    }
+}
+
 impl Processes for SystemProcesses {
     fn this(&self) -> ProcessIdentity {
         let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
@@ -74,10 +97,11 @@ impl Processes for SystemProcesses {
         if process.boot != this.boot || process.namespace != this.namespace {
             return Liveness::Unknown;
         }
-        match started(&process.process.to_string()) {
-            Some(ticks) if ticks == process.started => Liveness::Alive,
-            _ => Liveness::Dead,
-        }
+        judge(
+            process.started,
+            exists(process.process),
+            started(&process.process.to_string()),
+        )
     }
 }
 
@@ -103,7 +127,19 @@ impl Surroundings {
 
 #[cfg(test)]
 mod tests {
-    use super::{Liveness, Processes, SystemProcesses};
+    use super::{Liveness, Processes, SystemProcesses, exists, judge};
+
+    /// With `hidepid=2` the processes of other users are not in `/proc`; a backup of theirs must not be taken for dead.
+    #[test]
+    fn a_process_that_is_hidden_is_not_dead() {
+        assert!(exists(std::process::id()) && exists(1));
+        // Numbers end at 2^22 (PID_MAX_LIMIT of the kernel).
+        assert!(!exists(1 << 22) && !exists(0) && !exists(u32::MAX));
+        assert_eq!(judge(7, true, Some(7)), Liveness::Alive);
+        assert_eq!(judge(7, true, Some(8)), Liveness::Dead, "its number was used again");
+        assert_eq!(judge(7, false, None), Liveness::Dead);
+        assert_eq!(judge(7, true, None), Liveness::Unknown);
+    }
 
     #[test]
     fn we_are_alive_and_what_had_our_number_before_is_not() {

@@ -118,6 +118,7 @@ impl Repository {
             logical_bytes: manifests.iter().map(Manifest::logical_bytes).sum(),
             ..VerifyReport::default()
         };
+        progress.total(report.logical_bytes);
         let job = VerifyJob {
             repository: self,
             keys: self.vault.fingerprint_keys(),

@@ -3,7 +3,9 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use holdfast_engine::{BackupReport, BackupRequest, Job, MachineName, ParentChoice, SnapshotName, SourceName, backup};
+use holdfast_engine::{
+    BackupReport, BackupRequest, Bottleneck, Job, MachineName, ParentChoice, SnapshotName, SourceName, backup,
+};
 use holdfast_image::Format;
 use holdfast_repo::{Processes as _, SystemProcesses};
 use jiff::Timestamp;
@@ -79,7 +81,9 @@ struct Done {
     duration_ms: u64,
     read_bytes_per_second: Option<u64>,
     /// "source", "cpu" or "target".
-    bottleneck: Option<String>,
+    bottleneck: Option<&'static str>,
+    #[serde(skip)]
+    limit: Option<String>,
 }
 
 impl From<BackupReport> for Done {
@@ -91,7 +95,8 @@ impl From<BackupReport> for Done {
             stored_bytes: report.stored_bytes,
             duration_ms: units::millis(report.duration),
             read_bytes_per_second: units::rate(statistics.read_bytes, report.duration),
-            bottleneck: report.bottleneck.map(|bottleneck| bottleneck.to_string()),
+            bottleneck: report.bottleneck.map(Bottleneck::word),
+            limit: report.bottleneck.map(|bottleneck| bottleneck.to_string()),
             snapshot: SnapshotDocument::from(&report.snapshot),
         }
     }
@@ -118,7 +123,7 @@ impl Report for Done {
         });
         parts.push(units::duration(std::time::Duration::from_millis(self.duration_ms)));
         parts.extend(self.read_bytes_per_second.map(units::bytes_per_second));
-        parts.extend(self.bottleneck.as_ref().map(|what| format!("bottleneck: {what}")));
+        parts.extend(self.limit.as_ref().map(|what| format!("limited by {what}")));
         let snapshot = &self.snapshot;
         page.line(&format!(
             "{}  snapshot {}  {}",
@@ -155,10 +160,10 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
     let sources = sources.collect::<Result<_, _>>()?;
     let parent = match &args.parent {
         Some(SnapshotName { disk: Some(_), .. }) => {
-            return Err(Error::Usage {
-                what: "--parent names a disk",
-                hint: "name the snapshot only: disks are compared with those of the same name",
-            });
+            return Err(Error::usage(
+                "--parent names a disk",
+                "name the snapshot only: disks are compared with those of the same name",
+            ));
         }
         Some(name) => ParentChoice::Named(name.snapshot.clone()),
         None if args.no_parent => ParentChoice::None,

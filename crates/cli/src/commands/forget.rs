@@ -81,10 +81,10 @@ impl Report for Changed {
 fn references(names: &[SnapshotName]) -> Result<Vec<SnapshotReference>, Error> {
     let reference = |name: &SnapshotName| match name.disk {
         None => Ok(name.snapshot.clone()),
-        Some(_) => Err(Error::Usage {
-            what: "a disk is named, where only whole snapshots can be",
-            hint: "leave :DISK out",
-        }),
+        Some(_) => Err(Error::usage(
+            "a disk is named, where only whole snapshots can be",
+            "leave :DISK out",
+        )),
     };
     names.iter().map(reference).collect()
 }

@@ -80,10 +80,10 @@ impl Report for Made {
 pub(super) fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
     let location = context.location()?;
     if args.no_encryption && context.password_is_given()? {
-        return Err(Error::Usage {
-            what: "a password is given for a repository that is not to be encrypted",
-            hint: "leave out --no-encryption, or the password",
-        });
+        return Err(Error::usage(
+            "a password is given for a repository that is not to be encrypted",
+            "leave out --no-encryption, or the password",
+        ));
     }
     let password = if args.no_encryption {
         None

@@ -43,6 +43,9 @@ struct Listed {
     /// Each snapshot's row.
     #[serde(skip)]
     rows: Vec<[String; 7]>,
+    /// Whether only some were asked for.
+    #[serde(skip)]
+    is_filtered: bool,
 }
 
 impl Report for Listed {
@@ -60,7 +63,11 @@ impl Report for Listed {
 
     fn human(&self, page: &mut Page) {
         if self.rows.is_empty() {
-            page.line("there is no such snapshot");
+            page.line(if self.is_filtered {
+                "there is no such snapshot"
+            } else {
+                "there is no snapshot yet"
+            });
         } else {
             let mut table = Table::new([
                 Column::text("SNAPSHOT"),
@@ -103,6 +110,7 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
     });
     context.report(&Listed {
         rows: rows.collect(),
+        is_filtered: !(args.machines.is_empty() && args.tags.is_empty()),
         snapshots: snapshots.iter().map(SnapshotDocument::from).collect(),
         damaged: damaged.iter().map(ToString::to_string).collect(),
     })

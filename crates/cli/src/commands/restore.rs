@@ -132,10 +132,10 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
     if is_stream {
         context.output().refuse_json("restore to standard output")?;
         if args.in_place || args.force || args.format.is_some_and(|format| format != Format::Raw) {
-            return Err(Error::Usage {
-                what: "--in-place, --force and formats other than raw are for files and block devices",
-                hint: "leave them out to restore to standard output",
-            });
+            return Err(Error::usage(
+                "--in-place, --force and formats other than raw are for files and block devices",
+                "leave them out to restore to standard output",
+            ));
         }
     }
     let mode = match (args.in_place, args.force) {

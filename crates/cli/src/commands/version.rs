@@ -1,17 +1,24 @@
 //! `holdfast version`: which build this is.
 
+use std::path::Path;
+
+use holdfast_image::Format;
+use holdfast_repo::REPOSITORY_VERSION;
+use holdfast_repo::key::KdfParameters;
 use serde::Serialize;
 
 use crate::args::Example;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
+use crate::kernel::{self, FileFeature};
 use crate::output::{Page, Report};
+use crate::units;
 
 /// Arguments of `version`.
 #[derive(Debug, clap::Args)]
 pub struct VersionArgs {
-    /// Also show how it was built and what it uses of this machine's processor
+    /// Also show how it was built, what it can read and write, and what it finds in this machine
     #[arg(short, long)]
     verbose: bool,
 }
@@ -47,8 +54,33 @@ struct Build {
     target: Option<&'static str>,
     /// "release" or "debug".
     profile: &'static str,
+    /// Formats of disk images that it reads and writes.
+    image_formats: Vec<ImageFormat>,
+    /// How it can compress clusters of qcow2 images.
+    qcow2_compressions: [&'static str; 2],
+    /// Versions of the repository's format that it reads.
+    repository_versions_read: Vec<u32>,
+    /// The version that it writes.
+    repository_version_written: u32,
+    /// Where it can keep repositories.
+    stores: [&'static str; 1],
+    /// How a password becomes a key.
+    key_derivation: String,
+    /// What it can encrypt with.
+    ciphers: [&'static str; 2],
+    /// Release of the kernel; null where that cannot be found out.
+    kernel: Option<String>,
+    /// What the file system of the current folder can do.
+    file_system: Vec<FileFeature>,
     /// What of the processor matters to speed, and whether this machine has it.
     cpu: Vec<CpuFeature>,
+}
+
+#[derive(Debug, Serialize)]
+struct ImageFormat {
+    name: &'static str,
+    reads: bool,
+    writes: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -73,6 +105,38 @@ impl Report for VersionReport {
             ("target", build.target.unwrap_or(unknown).to_owned()),
             ("profile", build.profile.to_owned()),
         ]);
+        let formats: Vec<&str> = build.image_formats.iter().map(|format| format.name).collect();
+        let read: Vec<String> = build.repository_versions_read.iter().map(u32::to_string).collect();
+        page.fields(&[
+            ("image formats", format!("{}, read and written", formats.join(", "))),
+            ("qcow2 compression", build.qcow2_compressions.join(", ")),
+            (
+                "repository format",
+                format!(
+                    "version {}; reads {}",
+                    build.repository_version_written,
+                    read.join(", ")
+                ),
+            ),
+            ("stores", build.stores.join(", ")),
+            ("key derivation", build.key_derivation.clone()),
+            ("encryption", build.ciphers.join(", ")),
+            ("kernel", build.kernel.clone().unwrap_or_else(|| unknown.to_owned())),
+        ]);
+        let features: Vec<(&str, String)> = build
+            .file_system
+            .iter()
+            .map(|feature| {
+                let present = match feature.present {
+                    Some(true) => "yes",
+                    Some(false) => "no",
+                    None => unknown,
+                };
+                (feature.name, format!("{present} ({})", feature.purpose))
+            })
+            .collect();
+        page.line("file system of this folder");
+        page.fields(&features);
         let cpu: Vec<(&str, String)> = build
             .cpu
             .iter()
@@ -95,9 +159,38 @@ pub(super) fn run(args: &VersionArgs, context: &Context) -> Result<Exit, Error> 
             rustc: option_env!("HOLDFAST_RUSTC"),
             target: option_env!("HOLDFAST_TARGET"),
             profile: if cfg!(debug_assertions) { "debug" } else { "release" },
+            image_formats: Format::SUPPORTED
+                .iter()
+                .map(|format| ImageFormat {
+                    name: format.name(),
+                    reads: true,
+                    writes: true,
+                })
+                .collect(),
+            qcow2_compressions: ["zlib", "zstd"],
+            repository_versions_read: (1..=REPOSITORY_VERSION).collect(),
+            repository_version_written: REPOSITORY_VERSION,
+            stores: ["directory"],
+            key_derivation: key_derivation(),
+            ciphers: ["aes-256-gcm", "chacha20-poly1305"],
+            kernel: kernel::release(),
+            file_system: kernel::file_features(Path::new(".")),
             cpu: cpu_features(),
         }),
     })
+}
+
+fn key_derivation() -> String {
+    let KdfParameters {
+        memory_kib,
+        iterations,
+        lanes,
+    } = KdfParameters::default();
+    format!(
+        "argon2id, {}, {iterations} passes, {}",
+        units::bytes(u64::from(memory_kib) << 10),
+        units::counted(lanes.into(), "lane", "lanes")
+    )
 }
 
 /// What encryption, hashing and compression look for at run time.

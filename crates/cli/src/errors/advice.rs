@@ -19,6 +19,12 @@ use crate::password::PasswordError;
 const HINT_DAMAGE: &str = "holdfast scrub finds everything that is damaged, and holdfast repair mends what it can";
 const HINT_LOCATION: &str = "check --repository; holdfast init makes a new repository";
 const HINT_NO_SPACE: &str = "make room on the target and try again";
+const HINT_BUSY: &str = "it is in use, by a mounted file system, an array or another program: end that first";
+const HINT_READ_ONLY: &str =
+    "all snapshots can still be read: list, restore and verify work; to change it, mount it writable";
+const HINT_STORE_FULL: &str = "what is stored stays good; make room beside it, or have holdfast prune remove snapshots and holdfast gc give \
+     back their space: gc --repack-below 0 needs hardly any room itself";
+const HINT_TOO_SMALL: &str = "make the target at least as large as the disk";
 const HINT_PERMISSION: &str = "try as a user who may do that";
 
 /// What to make of an error.
@@ -54,7 +60,7 @@ impl Error {
             Self::Store(error) => store_advice(error),
             Self::Key(error) => key_advice(error),
             Self::Engine(error) => engine_advice(error),
-            Self::Usage { hint, .. } => advice(Exit::Usage, Kind::Usage, *hint),
+            Self::Usage { hint, .. } => advice(Exit::Usage, Kind::Usage, hint.clone()),
             Self::File { source, .. } | Self::Stdout(source) => io_advice(source),
             Self::Json(_) | Self::Signals(_) => plain(Exit::Error, Kind::Io),
         }
@@ -125,7 +131,7 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::NoSlotUsed => advice(
             Exit::Error,
             Kind::Key,
-            "holdfast key add adds a passphrase, and holdfast key remove takes an old one away",
+            "holdfast key add adds a password, and holdfast key remove takes an old one away",
         ),
         JobError::NoMachineName => advice(Exit::Usage, Kind::Usage, "give --machine NAME"),
         JobError::DuplicateDisk { .. } => advice(Exit::Usage, Kind::Usage, "give each disk its name with NAME=PATH"),
@@ -138,6 +144,14 @@ fn engine_advice(error: &JobError) -> Advice {
             Kind::Exists,
             "--force replaces it; restore --in-place writes only what differs into it",
         ),
+        JobError::DeviceExists { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "--force writes over it; restore --in-place writes only what differs",
+        ),
+        JobError::DeviceFormat { .. } => advice(Exit::Usage, Kind::Usage, "give --to raw, or the name of a new file"),
+        JobError::TargetTooSmall { .. } => advice(Exit::Error, Kind::NoSpace, HINT_TOO_SMALL),
+        JobError::Medium { source, .. } => device_advice(source),
         JobError::NoTarget { .. } => advice(Exit::Error, Kind::NotFound, "leave --in-place out to make it"),
         JobError::NotAFile { .. } => refused("give the name of a new file"),
         JobError::DataFileExists { .. } => advice(Exit::Error, Kind::Exists, "give another --data-file, or remove it"),
@@ -187,11 +201,7 @@ fn repository_advice(error: &RepositoryError) -> Advice {
         }
         RepositoryError::Device { source, .. } => device_advice(source),
         RepositoryError::Stream { source, .. } => io_advice(source),
-        RepositoryError::TargetTooSmall { .. } => advice(
-            Exit::Error,
-            Kind::NoSpace,
-            "make the target at least as large as the disk",
-        ),
+        RepositoryError::TargetTooSmall { .. } => advice(Exit::Error, Kind::NoSpace, HINT_TOO_SMALL),
         RepositoryError::Limit { .. } => plain(Exit::Error, Kind::Unsupported),
         _ => plain(Exit::Error, Kind::Io),
     }
@@ -200,7 +210,12 @@ fn repository_advice(error: &RepositoryError) -> Advice {
 fn image_advice(error: &ImageError) -> Advice {
     match error {
         error if error.is_corrupt() => plain(Exit::Damage, Kind::Damage),
-        ImageError::Io { source, .. } => io_advice(source),
+        ImageError::Backing { source, .. } if source.kind() == ErrorKind::NotFound => advice(
+            Exit::Error,
+            Kind::Io,
+            "without the file below it the image is only a part of a disk: put it where the image names it",
+        ),
+        ImageError::Io { source, .. } | ImageError::Backing { source, .. } => io_advice(source),
         ImageError::Device(error) => device_advice(error),
         ImageError::UnsupportedFormat { .. } | ImageError::UnsupportedFeature { .. } => {
             plain(Exit::Error, Kind::Unsupported)
@@ -221,6 +236,7 @@ fn io_advice(error: &std::io::Error) -> Advice {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => advice(Exit::Error, Kind::NoSpace, HINT_NO_SPACE),
         ErrorKind::PermissionDenied => advice(Exit::Error, Kind::Permission, HINT_PERMISSION),
+        ErrorKind::ResourceBusy => advice(Exit::Error, Kind::Io, HINT_BUSY),
         ErrorKind::NotFound => advice(Exit::Error, Kind::Io, "check the spelling; folders must exist"),
         _ => plain(Exit::Error, Kind::Io),
     }
@@ -228,7 +244,7 @@ fn io_advice(error: &std::io::Error) -> Advice {
 
 fn device_advice(error: &DeviceError) -> Advice {
     match error {
-        DeviceError::Io { source, .. } => io_advice(source),
+        DeviceError::Io { source, .. } | DeviceError::Path { source, .. } => io_advice(source),
         DeviceError::Corrupt { .. } => plain(Exit::Damage, Kind::Damage),
         DeviceError::Unsupported { .. } => plain(Exit::Error, Kind::Unsupported),
         // A device that is made of a repository: what counts is what the repository says.
@@ -248,9 +264,9 @@ fn store_advice(error: &StoreError) -> Advice {
         StoreError::TooLarge { .. } | StoreError::ShortObject { .. } => advice(Exit::Damage, Kind::Damage, HINT_DAMAGE),
         StoreError::NoStore { .. } => advice(Exit::Error, Kind::NoSuchRepository, HINT_LOCATION),
         StoreError::NotFound { .. } => plain(Exit::Error, Kind::NotFound),
-        StoreError::ReadOnly { .. } => plain(Exit::Error, Kind::Permission),
+        StoreError::ReadOnly { .. } => advice(Exit::Error, Kind::Permission, HINT_READ_ONLY),
         StoreError::Permission { .. } => advice(Exit::Error, Kind::Permission, HINT_PERMISSION),
-        StoreError::NoSpace { .. } => advice(Exit::Error, Kind::NoSpace, HINT_NO_SPACE),
+        StoreError::NoSpace { .. } => advice(Exit::Error, Kind::NoSpace, HINT_STORE_FULL),
         StoreError::Unsupported { .. } => plain(Exit::Error, Kind::Unsupported),
         error if error.is_retryable() => advice(Exit::Error, Kind::Io, "this may pass: try again in a while"),
         StoreError::Io { source, .. } => io_advice(source),

@@ -6,6 +6,7 @@
 mod advice;
 mod kind;
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use holdfast_engine::{Interrupted, NameError, ResolveError};
@@ -58,9 +59,9 @@ pub enum Error {
     #[error("{what}")]
     Usage {
         /// What is wrong.
-        what: &'static str,
+        what: Cow<'static, str>,
         /// What to do instead.
-        hint: &'static str,
+        hint: Cow<'static, str>,
     },
     /// A file that the verb itself reads or writes.
     #[error("{action} {}", path.display())]
@@ -81,6 +82,16 @@ pub enum Error {
     /// The operating system refuses to tell of signals.
     #[error("listen for Ctrl-C")]
     Signals(#[source] std::io::Error),
+}
+
+impl Error {
+    /// Options that make no sense together: what is wrong, and what to do instead.
+    pub fn usage(what: impl Into<Cow<'static, str>>, hint: impl Into<Cow<'static, str>>) -> Self {
+        Self::Usage {
+            what: what.into(),
+            hint: hint.into(),
+        }
+    }
 }
 
 /// What an error is does not depend on how many levels it passed on its way here.

@@ -28,7 +28,30 @@ fn verbose_version_describes_the_build() {
     }
     let verbose = document(&stdout(&run(&["--json", "version", "--verbose"])));
     assert!(verbose["report"]["rustc"].is_string(), "{verbose}");
-    assert!(verbose["report"]["cpu"].is_array(), "{verbose}");
+    let report = &verbose["report"];
+    assert!(report["cpu"].is_array(), "{verbose}");
+    let formats: Vec<&str> = report["image_formats"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|format| format["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(formats, ["raw", "qcow2"]);
+    assert_eq!(report["repository_versions_read"], serde_json::json!([1]));
+    let file_system = report["file_system"].as_array().unwrap();
+    assert!(
+        file_system.iter().any(|feature| feature["name"] == "FICLONE"),
+        "{verbose}"
+    );
+    for line in [
+        "image formats:",
+        "repository format:",
+        "key derivation:",
+        "FICLONE:",
+        "O_DIRECT:",
+    ] {
+        assert!(text.contains(line), "{line} is missing: {text}");
+    }
 }
 
 #[test]

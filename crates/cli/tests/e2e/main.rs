@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod answers;
+mod documents;
 mod help;
+mod host;
 mod interrupts;
 mod program;
 mod rig;

@@ -63,11 +63,12 @@ impl HostFile {
         Self::from_fd(fd, path, access)
     }
 
-    /// Creates a file that must not exist yet, and locks it.
+    /// Creates a file that must not exist yet, readable by its owner only, and locks it.
     pub(crate) fn create_new(path: &Path) -> Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
-        let fd = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644))
-            .map_err(|errno| Error::io("create", path, errno))?;
+        // The bytes of a disk are nobody else's business.
+        let fd =
+            rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| Error::io("create", path, errno))?;
         Self::from_fd(fd, path, Access::Write)
     }
 

@@ -29,9 +29,9 @@ pub(crate) fn back_up_disk(
     let packs = std::sync::Arc::clone(&session.packs);
     let keys = session.keys.clone();
     let open_parent = || parent.map(|(root, size)| MapReader::new(&*packs, root, size, Unit::Block));
-    let reader_count = session.thread_count;
+    let (reader_count, timer) = (session.thread_count, session.progress.timer());
     std::thread::scope(|scope| {
-        let mut source = SourceReader::new(scope, device, &keys, reader_count);
+        let mut source = SourceReader::new(scope, device, (&keys, timer), reader_count);
         let mut disk = DiskBackup {
             session,
             cursor: open_parent().map(|map| ParentCursor::new(map, &packs)),
@@ -39,6 +39,7 @@ pub(crate) fn back_up_disk(
             map: MapWriter::new(Unit::Block),
             cutter: ChunkCutter::default(),
             statistics: DiskStatistics::default(),
+            last: Kind::Zero,
         };
         let failed = |source| Error::Device {
             role: "source",
@@ -70,6 +71,16 @@ struct DiskBackup<'a, 'session, 'packs> {
     map: MapWriter,
     cutter: ChunkCutter,
     statistics: DiskStatistics,
+    last: Kind,
+}
+
+/// What the last block of a disk was counted as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Zero,
+    Unchanged,
+    Known,
+    New,
 }
 
 impl DiskBackup<'_, '_, '_> {
@@ -83,6 +94,7 @@ impl DiskBackup<'_, '_, '_> {
                     Some(location) => {
                         self.statistics.unchanged_bytes += BLOCK_BYTES;
                         self.place(BLOCK_BYTES, PieceContent::Data(location))?;
+                        self.last = Kind::Unchanged;
                     }
                     None => self.changed(block, hash)?,
                 },
@@ -101,7 +113,9 @@ impl DiskBackup<'_, '_, '_> {
 
     fn zero(&mut self, length: u64) -> Result<()> {
         self.statistics.zero_bytes += length;
-        self.place(length, PieceContent::Zero)
+        self.place(length, PieceContent::Zero)?;
+        self.last = Kind::Zero;
+        Ok(())
     }
 
     /// Adds a changed block to the chunk that is being gathered.
@@ -138,11 +152,29 @@ impl DiskBackup<'_, '_, '_> {
             length: u32::try_from(length).expect("a chunk is at most half a mebibyte"),
         };
         self.cutter.clear();
+        let known_before = self.statistics.known_bytes;
         let location = self.session.store_chunk(entry, &mut self.statistics)?;
+        self.last = if self.statistics.known_bytes > known_before {
+            Kind::Known
+        } else {
+            Kind::New
+        };
         self.put(Piece {
             length: length as u64,
             content: PieceContent::Data(location),
         })
+    }
+
+    /// The last block may reach past the end of the disk; what is counted is the disk.
+    fn count_bytes_of_disk_only(&mut self, size_bytes: u64) {
+        let behind = self.map.position() - size_bytes;
+        let statistics = &mut self.statistics;
+        match self.last {
+            Kind::Zero => statistics.zero_bytes -= behind,
+            Kind::Unchanged => statistics.unchanged_bytes -= behind,
+            Kind::Known => statistics.known_bytes -= behind,
+            Kind::New => statistics.new_bytes -= behind,
+        }
     }
 
     fn finish(mut self, size_bytes: u64) -> Result<DiskResult> {
@@ -152,6 +184,7 @@ impl DiskBackup<'_, '_, '_> {
             size_bytes.next_multiple_of(BLOCK_BYTES),
             "the map covers the disk"
         );
+        self.count_bytes_of_disk_only(size_bytes);
         let root = self.map.finish(&mut self.shared_pages, &mut self.session.page_sink())?;
         let unreadable_count = self.cursor.map_or(0, |cursor| cursor.unreadable_count);
         Ok(DiskResult {

@@ -36,6 +36,7 @@ use crate::pack::{ChunkEntry, FrameContent, Location};
 use crate::packing::{FinishedPack, FrameStream, PackOutput};
 use crate::packs::Packs;
 use crate::repository::Repository;
+use crate::stage::{Stage, StageTimer, Untimed, timed};
 use crate::store::Put;
 
 /// What is backed up as one disk.
@@ -103,6 +104,11 @@ pub trait BackupProgress: Sync {
 
     /// Set to stop the backup: nothing is committed, and what was stored is found again by the next one.
     fn cancelled(&self) -> &AtomicBool;
+
+    /// Who measures what the backup spends its time with; nobody where it does not matter.
+    fn timer(&self) -> &dyn StageTimer {
+        &Untimed
+    }
 }
 
 /// What a backup did.
@@ -162,7 +168,7 @@ impl Repository {
         let draw = DrawIds(self);
         let draw_pack = || draw.pack();
         let (manifest, mut stored_bytes, pack_count) = std::thread::scope(|scope| {
-            let store = Arc::clone(&self.vault.store);
+            let store = (Arc::clone(&self.vault.store), progress.timer());
             let frames = |content| FrameStream::new(Arc::clone(&self.packs), &draw_pack, content);
             let mut session = Session {
                 packs: Arc::clone(&self.packs),
@@ -191,7 +197,7 @@ impl Repository {
             session.finish_tree(&manifest)?;
             Ok::<_, Error>((manifest, session.stored_bytes, session.pack_count))
         })?;
-        stored_bytes += self.commit(lease, &manifest)?;
+        stored_bytes += timed(progress.timer(), Stage::AwaitDurable, || self.commit(lease, &manifest))?;
         if let Err(error) = compact_index(&self.vault, Compaction::Small) {
             progress.warn(format!("the index was not made shorter: {error}"));
         }
@@ -311,7 +317,7 @@ pub(crate) struct Session<'a> {
     packs: Arc<Packs>,
     keys: FingerprintKeys,
     index: ChunkIndex,
-    output: PackOutput,
+    output: PackOutput<'a>,
     /// Chunks of disks, chunks of streams, and pages of maps: never in one frame.
     data: FrameStream<'a>,
     stream: FrameStream<'a>,
@@ -407,7 +413,10 @@ impl<'a> Session<'a> {
         self.tree.finish(&mut self.output, manifest.encode())?;
         let finished = self.output.wait_for_ended()?;
         self.take_in(finished)?;
-        self.index.write_segment(self.draw.segment())?;
+        let (index, segment) = (&mut self.index, self.draw.segment());
+        timed(self.progress.timer(), Stage::AwaitDurable, || {
+            index.write_segment(segment)
+        })?;
         self.stored_bytes += self.index.written_bytes;
         Ok(())
     }
@@ -472,7 +481,7 @@ fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> O
 /// Where the pages of a map go: the frames for pages.
 struct TreeSink<'a, 'frames> {
     tree: &'a mut FrameStream<'frames>,
-    output: &'a mut PackOutput,
+    output: &'a mut PackOutput<'frames>,
     index: &'a mut ChunkIndex,
 }
 

@@ -14,6 +14,7 @@ use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, to_usize};
 
 use crate::fingerprint::{BATCH_BLOCK_COUNT, BLOCK_BYTES, BLOCK_LENGTH, BlockHash, FingerprintKeys, is_zero};
 use crate::packing::BufferPool;
+use crate::stage::{Stage, StageTimer, timed};
 
 /// Bytes of a window: large enough for a good read, small enough for a core's own cache.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 20;
@@ -243,6 +244,7 @@ pub(crate) struct SourceReader<'a> {
     mode: Mode<'a>,
     device: &'a dyn BlockDevice,
     keys: &'a FingerprintKeys,
+    timer: &'a dyn StageTimer,
     pool: BufferPool,
 }
 
@@ -261,7 +263,7 @@ impl<'a> SourceReader<'a> {
     pub(crate) fn new<'scope>(
         scope: &'scope Scope<'scope, 'a>,
         device: &'a dyn BlockDevice,
-        keys: &'a FingerprintKeys,
+        (keys, timer): (&'a FingerprintKeys, &'a dyn StageTimer),
         reader_count: usize,
     ) -> Self {
         let pool = BufferPool::default();
@@ -271,6 +273,7 @@ impl<'a> SourceReader<'a> {
                 mode: Mode::Inline(planner),
                 device,
                 keys,
+                timer,
                 pool,
             };
         }
@@ -287,7 +290,7 @@ impl<'a> SourceReader<'a> {
         let (send, reads) = unbounded();
         for _ in 0..reader_count {
             let (shared, send, pool) = (std::sync::Arc::clone(&shared), send.clone(), pool.clone());
-            scope.spawn(move || read_ahead(&shared, device, keys, &send, &pool));
+            scope.spawn(move || read_ahead(&shared, device, (keys, timer), &send, &pool));
         }
         Self {
             mode: Mode::Threads {
@@ -298,6 +301,7 @@ impl<'a> SourceReader<'a> {
             },
             device,
             keys,
+            timer,
             pool,
         }
     }
@@ -320,7 +324,7 @@ impl<'a> SourceReader<'a> {
                     shared.take_one();
                     return item.map(Some);
                 }
-                match reads.recv() {
+                match timed(self.timer, Stage::AwaitReaders, || reads.recv()) {
                     Ok((number, item)) => early.insert(number, item),
                     // All readers are done, and nothing is left.
                     Err(_) => return Ok(None),
@@ -360,12 +364,14 @@ fn execute(
 fn read_ahead(
     shared: &Shared<'_>,
     device: &dyn BlockDevice,
-    keys: &FingerprintKeys,
+    (keys, timer): (&FingerprintKeys, &dyn StageTimer),
     send: &Sender<Read>,
     pool: &BufferPool,
 ) {
     while let Some((number, plan)) = shared.next() {
-        let item = plan.and_then(|plan| execute(plan, device, keys, pool));
+        let item = timed(timer, Stage::ReadAndHash, || {
+            plan.and_then(|plan| execute(plan, device, keys, pool))
+        });
         if send.send((number, item)).is_err() {
             return;
         }
@@ -381,6 +387,7 @@ mod tests {
     use super::{SourceItem, SourceReader};
     use crate::fingerprint::FingerprintKeys;
     use crate::key::{MasterSecret, SystemRandomness};
+    use crate::stage::Untimed;
 
     fn keys() -> FingerprintKeys {
         FingerprintKeys::new(&MasterSecret::generate(&SystemRandomness).unwrap().keyring())
@@ -406,7 +413,7 @@ mod tests {
             let mut bytes = Vec::new();
             let mut read_bytes = 0;
             std::thread::scope(|scope| {
-                let mut reader = SourceReader::new(scope, &device, &keys, reader_count);
+                let mut reader = SourceReader::new(scope, &device, (&keys, &Untimed), reader_count);
                 while let Some(item) = reader.next().unwrap() {
                     match item {
                         SourceItem::Zero(length) => bytes.resize(bytes.len() + to_usize(length), 0),
@@ -436,7 +443,7 @@ mod tests {
         let device = MemoryDevice::from_bytes(&vec![1; 20 << 20]);
         let keys = keys();
         std::thread::scope(|scope| {
-            let mut reader = SourceReader::new(scope, &device, &keys, 2);
+            let mut reader = SourceReader::new(scope, &device, (&keys, &Untimed), 2);
             assert!(reader.next().unwrap().is_some());
         });
     }

@@ -195,15 +195,15 @@ pub enum KeyError {
 
 fn opens(kind: CredentialKind) -> &'static str {
     match kind {
-        CredentialKind::Passphrase => "with a passphrase",
+        CredentialKind::Passphrase => "with a password",
         CredentialKind::KeyFile => "with a key file",
-        CredentialKind::Open => "without a passphrase or key file",
+        CredentialKind::Open => "without a password or key file",
     }
 }
 
 fn opens_with_this(kind: CredentialKind) -> &'static str {
     match kind {
-        CredentialKind::Passphrase => "with this passphrase",
+        CredentialKind::Passphrase => "with this password",
         CredentialKind::KeyFile => "with this key file",
         CredentialKind::Open => opens(kind),
     }

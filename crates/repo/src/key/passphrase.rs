@@ -103,7 +103,7 @@ impl CredentialKind {
 impl fmt::Display for CredentialKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Passphrase => "passphrase",
+            Self::Passphrase => "password",
             Self::KeyFile => "key file",
             Self::Open => "open key slot",
         })

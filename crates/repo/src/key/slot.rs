@@ -128,7 +128,7 @@ impl fmt::Display for SlotInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
             CredentialKind::Open => "open",
-            CredentialKind::Passphrase => "passphrase",
+            CredentialKind::Passphrase => "password",
             CredentialKind::KeyFile => "key file",
         };
         write!(f, "{} ({kind}, {:?})", self.id, self.label)

@@ -76,7 +76,7 @@ impl<'a> FrameStream<'a> {
     }
 
     /// Adds bytes to the chunk that is being gathered, with the prints of their blocks.
-    pub(crate) fn push(&mut self, bytes: &[u8], prints: &[u8], output: &mut PackOutput) -> Result<()> {
+    pub(crate) fn push(&mut self, bytes: &[u8], prints: &[u8], output: &mut PackOutput<'_>) -> Result<()> {
         if self.raw.len() + bytes.len() > FRAME_BYTES_MAX {
             self.carry_over(output)?;
         }
@@ -89,7 +89,7 @@ impl<'a> FrameStream<'a> {
     }
 
     /// Seals the frame without the chunk that is being gathered, which begins the next one.
-    fn carry_over(&mut self, output: &mut PackOutput) -> Result<()> {
+    fn carry_over(&mut self, output: &mut PackOutput<'_>) -> Result<()> {
         let mut next = output.pool.take();
         next.extend_from_slice(&self.raw[self.chunk_start..]);
         let next_prints = self.prints.split_off(self.prints_start);
@@ -123,7 +123,7 @@ impl<'a> FrameStream<'a> {
     }
 
     /// Stores a page.
-    pub(crate) fn push_page(&mut self, page: &[u8], output: &mut PackOutput) -> Result<Location> {
+    pub(crate) fn push_page(&mut self, page: &[u8], output: &mut PackOutput<'_>) -> Result<Location> {
         if self.raw.len() + page.len() > TREE_FRAME_BYTES.max(page.len()) {
             self.carry_over(output)?;
         }
@@ -149,7 +149,7 @@ impl<'a> FrameStream<'a> {
     }
 
     /// Hands the frame over.
-    fn seal_frame(&mut self, output: &mut PackOutput) -> Result<()> {
+    fn seal_frame(&mut self, output: &mut PackOutput<'_>) -> Result<()> {
         if self.raw.is_empty() {
             return Ok(());
         }
@@ -172,7 +172,7 @@ impl<'a> FrameStream<'a> {
     }
 
     /// Ends the pack if that is full.
-    fn roll_over(&mut self, output: &mut PackOutput) -> Result<()> {
+    fn roll_over(&mut self, output: &mut PackOutput<'_>) -> Result<()> {
         let full = self.pack.as_ref().is_some_and(|current| {
             current.pack.stored_bytes() >= PACK_STORED_BYTES
                 || current.raw_bytes >= PACK_RAW_BYTES
@@ -185,7 +185,7 @@ impl<'a> FrameStream<'a> {
         }
     }
 
-    fn end_pack(&mut self, output: &mut PackOutput, attachment: Vec<u8>) -> Result<()> {
+    fn end_pack(&mut self, output: &mut PackOutput<'_>, attachment: Vec<u8>) -> Result<()> {
         match self.pack.take() {
             Some(current) => output.end(current.pack, current.frame_count as usize, attachment),
             None => Ok(()),
@@ -195,7 +195,7 @@ impl<'a> FrameStream<'a> {
     /// Seals what is left and ends the last pack, with an attachment.
     ///
     /// The chunk that is being gathered must have been kept or dropped.
-    pub(crate) fn finish(&mut self, output: &mut PackOutput, attachment: Vec<u8>) -> Result<()> {
+    pub(crate) fn finish(&mut self, output: &mut PackOutput<'_>, attachment: Vec<u8>) -> Result<()> {
         assert!(self.pending().is_empty(), "a chunk was neither kept nor dropped");
         self.seal_frame(output)?;
         (self.chunk_start, self.prints_start) = (0, 0);

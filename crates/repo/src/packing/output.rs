@@ -16,6 +16,7 @@ use crate::codec::{Compressor, FRAME_BYTES_MAX};
 use crate::error::{Error, Result};
 use crate::id::{PackId, WriterId};
 use crate::pack::{ChunkEntry, Directory, FrameContent, PackKey, PackKind, PackWriter, SealedFrame, seal_frame};
+use crate::stage::{Stage, StageTimer, timed};
 use crate::store::Store;
 
 /// A pack that takes frames.
@@ -168,8 +169,9 @@ fn seal(job: FrameJob, compressor: &mut Compressor, pool: &BufferPool) -> (Arc<O
 }
 
 /// Where the coordinator puts frames.
-pub(crate) struct PackOutput {
+pub(crate) struct PackOutput<'a> {
     mode: Mode,
+    timer: &'a dyn StageTimer,
     /// Packs that were ended and are not known to be finished.
     unfinished: usize,
     pub(crate) pool: BufferPool,
@@ -188,11 +190,11 @@ enum Mode {
     },
 }
 
-impl PackOutput {
+impl<'a> PackOutput<'a> {
     /// An output with `sealer_count` sealers in `scope`; with none, everything is done by the caller.
     pub(crate) fn new<'scope>(
-        scope: &'scope Scope<'scope, '_>,
-        store: Arc<dyn Store>,
+        scope: &'scope Scope<'scope, 'a>,
+        (store, timer): (Arc<dyn Store>, &'a dyn StageTimer),
         writer: WriterId,
         sealer_count: usize,
     ) -> Self {
@@ -210,10 +212,11 @@ impl PackOutput {
                 finished: Vec::new(),
             }
         } else {
-            spawn(scope, appender, sealer_count, &pool)
+            spawn(scope, appender, (sealer_count, timer), &pool)
         };
         Self {
             mode,
+            timer,
             unfinished: 0,
             pool,
         }
@@ -226,7 +229,9 @@ impl PackOutput {
                 let (pack, frame) = seal(job, compressor, &self.pool);
                 self.append(ToAppender::Frame(pack, frame))
             }
-            Mode::Threads { jobs, finished, .. } => jobs.send(job).map_err(|_| first_error(finished)),
+            Mode::Threads { jobs, finished, .. } => {
+                timed(self.timer, Stage::AwaitSealers, || jobs.send(job)).map_err(|_| first_error(finished))
+            }
         }
     }
 
@@ -240,7 +245,9 @@ impl PackOutput {
         });
         match &mut self.mode {
             Mode::Inline { .. } => self.append(end),
-            Mode::Threads { ends, finished, .. } => ends.send(end).map_err(|_| first_error(finished)),
+            Mode::Threads { ends, finished, .. } => {
+                timed(self.timer, Stage::AwaitDurable, || ends.send(end)).map_err(|_| first_error(finished))
+            }
         }
     }
 
@@ -271,7 +278,8 @@ impl PackOutput {
             let Mode::Threads { finished, .. } = &self.mode else {
                 unreachable!("without threads a pack is finished when it ends")
             };
-            packs.push(finished.recv().map_err(|_| first_error(finished))??);
+            let pack = timed(self.timer, Stage::AwaitDurable, || finished.recv());
+            packs.push(pack.map_err(|_| first_error(finished))??);
             self.unfinished -= 1;
         }
         Ok(packs)
@@ -283,10 +291,10 @@ fn first_error(finished: &Receiver<Result<FinishedPack>>) -> Error {
     finished.iter().find_map(Result::err).unwrap_or(Error::Cancelled)
 }
 
-fn spawn<'scope>(
-    scope: &'scope Scope<'scope, '_>,
+fn spawn<'scope, 'a>(
+    scope: &'scope Scope<'scope, 'a>,
     mut appender: Appender,
-    sealer_count: usize,
+    (sealer_count, timer): (usize, &'a dyn StageTimer),
     pool: &BufferPool,
 ) -> Mode {
     let (jobs, job_queue) = bounded::<FrameJob>(1);
@@ -298,8 +306,9 @@ fn spawn<'scope>(
         scope.spawn(move || {
             let mut compressor = Compressor::new();
             for job in job_queue {
-                let (pack, frame) = seal(job, &mut compressor, &pool);
-                if sealed.send(ToAppender::Frame(pack, frame)).is_err() {
+                let (pack, frame) = timed(timer, Stage::Seal, || seal(job, &mut compressor, &pool));
+                let frame = ToAppender::Frame(pack, frame);
+                if timed(timer, Stage::AwaitStore, || sealed.send(frame)).is_err() {
                     return;
                 }
             }

@@ -60,7 +60,7 @@ pub struct ScrubReport {
     pub read_bytes: u64,
     /// Packs that were read and are damaged.
     pub damaged_pack_count: u64,
-    /// Whether what was read is remembered; it is not when the store is read-only.
+    /// Whether what was read is remembered; it is not when the store is read-only or full.
     pub is_remembered: bool,
     /// What is wrong; at most 4096 things.
     pub findings: Vec<Finding>,
@@ -212,6 +212,7 @@ impl Repository {
             .map(|(_, _, pack, length)| (pack, length))
             .collect();
 
+        progress.total(chosen.iter().map(|(_, length)| *length).sum());
         let seconds = u64::try_from((self.vault.surroundings.now_ms)() / 1000).unwrap_or_default();
         let mut recordable = true;
         let result = self.read_in_parallel(&chosen, request.thread_count, progress, &mut |outcome, length| {
@@ -425,11 +426,11 @@ fn says_more(found: &DamageRecord, known: &DamageRecord) -> bool {
     merged != *known
 }
 
-/// Whether a write happened; it need not on a store that is read-only.
+/// Whether a write happened; it need not on a store that is read-only or full, where reading is all the more wanted.
 fn is_written(result: Result<()>) -> Result<bool> {
     match result {
         Ok(()) => Ok(true),
-        Err(Error::Store(StoreError::ReadOnly { .. })) => Ok(false),
+        Err(Error::Store(StoreError::ReadOnly { .. } | StoreError::NoSpace { .. })) => Ok(false),
         Err(error) => Err(error),
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct ConvertArgs {
     /// The image to read, with all that it is based on
     #[arg(value_name = "IMAGE")]
     source: PathBuf,
-    /// The image to make
+    /// The image to make; or with --force a block device, which gets a raw disk
     #[arg(value_name = "TARGET")]
     target: PathBuf,
     /// The format of the image to read (raw, qcow2), where its content is not to decide
@@ -63,6 +63,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Keep only what differs from a base image",
         line: "holdfast image convert web1.raw web1.qcow2 --backing base.qcow2",
+    },
+    Example {
+        wish: "Write the disk over a logical volume, and read it back",
+        line: "holdfast image convert --force --verify web1.qcow2 /dev/vg/web1",
     },
 ];
 
@@ -126,14 +130,12 @@ impl Report for Converted {
 /// Converts an image.
 pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> {
     let format = args.target_format.unwrap_or_else(|| format_of_name(&args.target));
-    if format == Format::Raw {
-        args.new.refuse_for_raw()?;
-        if args.compress {
-            return Err(Error::Usage {
-                what: "a raw image cannot be compressed",
-                hint: "leave --compress out, or give --to qcow2",
-            });
-        }
+    args.new.check(format, &[("--compress", args.compress)])?;
+    if args.compress && args.new.has_data_file() {
+        return Err(Error::usage(
+            "clusters in a data file cannot be compressed",
+            "leave --compress or --data-file out",
+        ));
     }
     let storage = if args.compress {
         Storage::Compressed {

@@ -84,9 +84,8 @@ impl Report for Created {
 /// Makes an image.
 pub(super) fn run(args: &CreateArgs, context: &Context) -> Result<Exit, Error> {
     let format = args.format.unwrap_or_else(|| format_of_name(&args.image));
-    if format == Format::Raw {
-        args.new.refuse_for_raw()?;
-    }
+    args.new
+        .check(format, &[("--preallocate-metadata", args.preallocate_metadata)])?;
     let preallocation = if args.preallocate_metadata {
         Preallocation::Metadata
     } else {

@@ -27,16 +27,13 @@ impl GateArgs {
     /// How to open an image of `format`; without one its content decides.
     pub(super) fn open_options(&self, format: Option<Format>) -> Result<OpenOptions, Error> {
         if self.files.iter().any(|path| path.is_dir()) {
-            return Err(Error::Usage {
-                what: "--allow-file names a folder",
-                hint: "allow all that is in it with --allow-dir",
-            });
+            return Err(Error::usage(
+                "--allow-file names a folder",
+                "allow all that is in it with --allow-dir",
+            ));
         }
         if self.folders.iter().any(|path| path.is_file()) {
-            return Err(Error::Usage {
-                what: "--allow-dir names a file",
-                hint: "allow it with --allow-file",
-            });
+            return Err(Error::usage("--allow-dir names a file", "allow it with --allow-file"));
         }
         Ok(OpenOptions {
             format,
@@ -50,27 +47,27 @@ impl GateArgs {
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct NewImageArgs {
-    /// Replace the file that is at the target, when the new one is complete
+    /// Replace the file that is at the target, when the new one is complete; write over a block device
     #[arg(long)]
     force: bool,
-    /// Size of a cluster of a qcow2 image, 512 bytes to 2 MiB
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, default_value = "64K")]
-    cluster_size: u64,
-    /// Version of the qcow2 format: 1.1, or 0.10 for programs older than 2011
-    #[arg(long, value_name = "VERSION", value_parser = parse_compat, default_value = "1.1")]
-    compat: u32,
-    /// How clusters of a qcow2 image are compressed, now or later: zlib, or zstd which is faster and smaller
-    #[arg(long, value_name = "TYPE", value_parser = parse_compression, default_value = "zlib")]
-    compression: Compression,
+    /// Size of a cluster of a qcow2 image, 512 bytes to 2 MiB; 64K where not given
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    cluster_size: Option<u64>,
+    /// Version of the qcow2 format: 1.1, or 0.10 for programs older than 2011; 1.1 where not given
+    #[arg(long, value_name = "VERSION", value_parser = parse_compat)]
+    compat: Option<u32>,
+    /// How clusters of a qcow2 image are compressed, now or later: zlib, or zstd which is faster and smaller; zlib where not given
+    #[arg(long, value_name = "TYPE", value_parser = parse_compression)]
+    compression: Option<Compression>,
     /// Divide clusters into 32 parts, so that small writes to an overlay copy less
     #[arg(long)]
     extended_l2: bool,
     /// Let other programs write refcounts late; this one never does
     #[arg(long)]
     lazy_refcounts: bool,
-    /// Bits of a refcount
-    #[arg(long, value_name = "BITS", default_value_t = 16)]
-    refcount_bits: u32,
+    /// Bits of a refcount of a qcow2 image; 16 where not given
+    #[arg(long, value_name = "BITS")]
+    refcount_bits: Option<u32>,
     /// The image that the new one is based on, as the new one is to name it: a relative name starts at its folder
     #[arg(short, long, value_name = "IMAGE")]
     backing: Option<String>,
@@ -114,28 +111,47 @@ impl NewImageArgs {
         } else {
             DataFileKind::Plain
         };
+        let usual = Qcow2Options::default();
         Ok(Qcow2Options {
-            cluster_bytes: self.cluster_size,
-            version: self.compat,
-            compression: self.compression,
+            cluster_bytes: self.cluster_size.unwrap_or(usual.cluster_bytes),
+            version: self.compat.unwrap_or(usual.version),
+            compression: self.compression.unwrap_or(usual.compression),
             extended_l2: self.extended_l2,
             lazy_refcounts: self.lazy_refcounts,
-            refcount_bits: self.refcount_bits,
+            refcount_bits: self.refcount_bits.unwrap_or(usual.refcount_bits),
             backing,
             data_file: self.data_file.clone().map(|name| DataFile { name, kind }),
             preallocation,
         })
     }
 
-    /// Refuses options that a raw image cannot have, rather than forget them.
-    pub(super) fn refuse_for_raw(&self) -> Result<(), Error> {
-        if self.backing.is_none() && self.data_file.is_none() && !self.extended_l2 {
+    /// Whether the data is to go into a file of its own.
+    pub(super) fn has_data_file(&self) -> bool {
+        self.data_file.is_some()
+    }
+
+    /// Refuses options that an image of `format` cannot have, rather than forget them; `more` are those of the verb itself.
+    pub(super) fn check(&self, format: Format, more: &[(&'static str, bool)]) -> Result<(), Error> {
+        if format == Format::Qcow2 {
             return Ok(());
         }
-        Err(Error::Usage {
-            what: "a raw image has no backing file, no data file and no clusters",
-            hint: "leave these options out, or make a qcow2 image",
-        })
+        let own = [
+            ("--cluster-size", self.cluster_size.is_some()),
+            ("--compat", self.compat.is_some()),
+            ("--compression", self.compression.is_some()),
+            ("--extended-l2", self.extended_l2),
+            ("--lazy-refcounts", self.lazy_refcounts),
+            ("--refcount-bits", self.refcount_bits.is_some()),
+            ("--backing", self.backing.is_some()),
+            ("--data-file", self.data_file.is_some()),
+        ];
+        match more.iter().chain(&own).find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((option, _)) => Err(Error::usage(
+                format!("{option} is for qcow2 images, and the new image is {format}"),
+                format!("leave {option} out, or make a qcow2 image: by its name, or by its format"),
+            )),
+        }
     }
 }
 

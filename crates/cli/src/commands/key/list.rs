@@ -21,7 +21,7 @@ struct Keys {
 #[derive(Debug, Serialize)]
 struct Key {
     id: String,
-    /// "passphrase", "key file" or "open key slot".
+    /// "password", "key file" or "open key slot".
     kind: String,
     label: String,
     created: String,

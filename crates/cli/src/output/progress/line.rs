@@ -102,7 +102,7 @@ mod tests {
     fn a_line_says_everything() {
         assert_eq!(
             line().render(None),
-            "reading vda  37.5%  1.5 GiB of 4.0 GiB  120 MiB/s  3 m 12 s left  limited by source"
+            "reading vda  37.5%  1.5 GiB of 4.0 GiB  120 MiB/s  3 m 12 s left  limited by the source"
         );
     }
 

@@ -229,7 +229,7 @@ mod tests {
         display.tick();
         assert_eq!(
             written.take(),
-            "\rreading vda  48.8%  2.0 MiB of 4.0 MiB  952 KiB/s  3 s left  limited by cpu\x1b[K"
+            "\rreading vda  48.8%  2.0 MiB of 4.0 MiB  952 KiB/s  3 s left  limited by hashing and compressing\x1b[K"
         );
         display.finish();
         assert_eq!(written.take(), "\r\x1b[K");

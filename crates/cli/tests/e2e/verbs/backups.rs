@@ -195,3 +195,59 @@ fn diff_names_the_ranges_that_changed() {
     );
     assert_eq!(rig.report(&["diff", "web1", "web1"])["disks"][0]["range_count"], 0);
 }
+
+/// A stream that comes slowly is what the backup waits for, and it says so.
+#[test]
+fn a_slow_source_is_the_bottleneck() {
+    let rig = Rig::new();
+    let mut child = rig
+        .command(&["backup", "-m", "slow", "-", "--json"])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    for seed in 0..15 {
+        std::io::Write::write_all(&mut stdin, &noise(10_000, seed)).unwrap();
+        holdfast_block::Clock::sleep(
+            &holdfast_block::SystemClock::new(),
+            std::time::Duration::from_millis(100),
+        );
+    }
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["report"]["bottleneck"], "source", "{document}");
+}
+
+/// What is counted is the disk, not the block that its last byte lies in.
+#[test]
+fn no_more_changes_than_the_disk_has_bytes() {
+    let rig = Rig::new();
+    for (size, old, new) in [(1_usize, 1_u8, 2_u8), (5000, 1, 2), (5000, 1, 0)] {
+        let machine = format!("m{size}-{new}");
+        let mut bytes = noise(size, 3);
+        for last in [old, new] {
+            *bytes.last_mut().unwrap() = last;
+            bytes[4096.min(size - 1)..].fill(last);
+            rig.write("disk.raw", &bytes);
+            rig.ok(&["backup", "-m", &machine, "disk.raw"]);
+        }
+        let snapshots = rig.report(&["list", &machine])["snapshots"].clone();
+        let ids: Vec<&str> = (0..2).map(|number| snapshots[number]["id"].as_str().unwrap()).collect();
+        let counted = |number: usize, name: &str| snapshots[number]["disks"][0][name].as_u64().unwrap();
+        let all = ["zero_bytes", "unchanged_bytes", "known_bytes", "new_bytes"];
+        for number in 0..2 {
+            let sum: u64 = all.iter().map(|name| counted(number, name)).sum();
+            assert_eq!(sum, size as u64, "{snapshots}");
+        }
+        let changed = rig.report(&["diff", ids[0], ids[1]])["disks"][0]["changed_bytes"]
+            .as_u64()
+            .unwrap();
+        assert_eq!(changed, if size == 1 { 1 } else { 904 });
+    }
+    let stats = rig.report(&["stats"]);
+    assert!(
+        stats["data_bytes"].as_u64() <= stats["logical_bytes"].as_u64(),
+        "{stats}"
+    );
+}

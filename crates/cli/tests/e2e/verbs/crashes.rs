@@ -82,3 +82,33 @@ fn killed_at_any_moment_the_next_backup_works() {
     rig.ok(&["restore", "web1", "out.raw"]);
     assert!(rig.read("out.raw") == bytes);
 }
+
+/// A restore that is killed leaves a file of another name; the next one to the same target takes it away, and says so.
+#[test]
+fn what_a_killed_restore_left_goes_with_the_next_one() {
+    let rig = Rig::new();
+    rig.write("web1.raw", &noise(96 * MIB, 5));
+    rig.ok(&["backup", "web1.raw"]);
+    let clock = SystemClock::new();
+    let partial = || rig.names(".").into_iter().find(|name| name.ends_with(".partial"));
+    for target in ["out.raw", "out.qcow2"] {
+        for attempt in 0.. {
+            assert!(attempt < 30, "it was always done before it was killed");
+            let mut child = rig.command(&["restore", "web1", target]).spawn().unwrap();
+            while partial().is_none() && child.try_wait().unwrap().is_none() {
+                clock.sleep(Duration::from_micros(200));
+            }
+            child.kill().unwrap();
+            if !child.wait().unwrap().success() {
+                break;
+            }
+            std::fs::remove_file(rig.path(target)).unwrap();
+        }
+        let left = partial().unwrap();
+        let output = rig.run(&["restore", "web1", target]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert!(stderr(&output).contains(&left), "{}", stderr(&output));
+        assert_eq!(partial(), None);
+    }
+    assert!(rig.read("out.raw") == rig.read("web1.raw"));
+}

@@ -1,7 +1,10 @@
 //! The verbs from end to end, on small images.
 
 mod backups;
+mod conversions;
 mod crashes;
+mod full_disks;
+mod interruptions;
 mod keys;
 mod refusals;
 mod restores;

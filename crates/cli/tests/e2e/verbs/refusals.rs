@@ -91,3 +91,24 @@ fn from_a_repository_that_cannot_be_written_everything_can_be_read() {
     assert_code(&refused, 1, &["backup"]);
     assert!(stderr(&refused).contains("not permitted"), "{}", stderr(&refused));
 }
+
+/// "No such file" alone would send a person looking for the wrong file.
+#[test]
+fn a_backing_file_that_is_missing_is_named_with_its_image() {
+    let rig = Rig::new();
+    assert!(rig.ok(&["list"]).contains("no snapshot yet"));
+    rig.ok(&["image", "create", "base.qcow2", "1M"]);
+    rig.ok(&["image", "create", "over.qcow2", "--backing", "base.qcow2"]);
+    std::fs::remove_file(rig.path("base.qcow2")).unwrap();
+    for words in [
+        &["backup", "over.qcow2"][..],
+        &["image", "convert", "over.qcow2", "x.raw"],
+    ] {
+        let (kind, text) = rig.error(1, words);
+        assert_eq!(kind, "io");
+        assert!(
+            text.contains("over.qcow2 is based on") && text.contains("base.qcow2"),
+            "{text}"
+        );
+    }
+}

@@ -53,6 +53,20 @@ fn what_is_there_stays_unless_it_is_given_up() {
     assert_eq!(rig.names("many"), ["web1.raw"]);
 }
 
+/// Whoever may read the restored disk may read what the repository kept secret.
+#[test]
+fn what_is_restored_is_for_its_owner_only() {
+    let rig = rig_with_snapshot(&noise(20_000, 7));
+    for target in ["out.raw", "out.qcow2"] {
+        rig.ok(&["restore", "web1", target]);
+        let mode = std::os::unix::fs::PermissionsExt::mode(&rig.path(target).metadata().unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600, "{target}");
+    }
+    rig.ok(&["image", "convert", "out.raw", "copy.qcow2"]);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&rig.path("copy.qcow2").metadata().unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+}
+
 #[test]
 fn a_larger_target_keeps_its_end_and_that_is_said() {
     let bytes = noise(20_000, 3);

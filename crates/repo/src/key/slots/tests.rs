@@ -64,9 +64,7 @@ fn a_wrong_passphrase_is_told_with_the_slots_that_were_tried() {
     );
     assert!(damaged.is_empty());
     assert!(
-        error
-            .to_string()
-            .contains(&format!("{} (passphrase, \"label\")", ids[0])),
+        error.to_string().contains(&format!("{} (password, \"label\")", ids[0])),
         "{error}"
     );
 

@@ -1,0 +1,154 @@
+//! `docs/json.md` against real documents: every field of every verb is described, and nothing else is.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use holdfast_cli::args::verb_paths;
+use serde_json::Value;
+
+use crate::rig::{Rig, noise};
+
+const TEXT: &str = include_str!("../../../../docs/json.md");
+
+/// Words between backticks.
+fn quoted(text: &str) -> BTreeSet<String> {
+    text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// The sections about reports, by heading.
+fn sections() -> Vec<(&'static str, &'static str)> {
+    let (_, reports) = TEXT.split_once("\n## Reports\n").unwrap();
+    reports
+        .split("\n### ")
+        .skip(1)
+        .map(|section| section.split_once('\n').unwrap())
+        .collect()
+}
+
+/// The fields that the first column of a section's table describes.
+fn described(section: &str) -> BTreeSet<String> {
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    rows.flat_map(|row| quoted(row.split('|').nth(1).unwrap())).collect()
+}
+
+/// Names of all fields at any depth; those of maps that hold anything are left out.
+fn fields(value: &Value, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Array(values) => values.iter().for_each(|value| fields(value, found)),
+        Value::Object(values) => {
+            for (name, value) in values {
+                found.insert(name.clone());
+                fields(value, found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A report of every verb that has one, with everything in it that is there only sometimes.
+fn reports() -> BTreeMap<&'static str, Vec<Value>> {
+    let rig = Rig::empty();
+    let mut reports: BTreeMap<&'static str, Vec<Value>> = BTreeMap::new();
+    let mut add = |verb: &'static str, code: i32, words: &[&str]| {
+        let words: Vec<&str> = verb.split(' ').chain(words.iter().copied()).collect();
+        let report = rig.json(code, &words)["report"].clone();
+        reports.entry(verb).or_default().push(report);
+    };
+    add("version", 0, &["--verbose"]);
+    rig.write("password", b"four horses eat soup\n");
+    rig.write("new-password", b"five cows drink tea\n");
+    for name in ["password", "new-password"] {
+        std::fs::set_permissions(rig.path(name), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    }
+    let sealed = ["-r", "sealed", "--password-file", "password"];
+    add("init", 0, &[&sealed[..], &["--paper-key"]].concat());
+    add("key list", 0, &sealed);
+    add("key paper", 0, &sealed);
+    add(
+        "key add",
+        0,
+        &[&sealed[..], &["--new-password-file", "new-password"]].concat(),
+    );
+    add("init", 0, &["--no-encryption"]);
+    rig.write("a.raw", &noise(50_000, 1));
+    add("backup", 0, &["a.raw"]);
+    rig.write("a.raw", &noise(50_000, 2));
+    add("backup", 0, &["a.raw"]);
+    add("list", 0, &[]);
+    add("show", 0, &["a"]);
+    let old = rig.report(&["list"])["snapshots"][0]["id"].as_str().unwrap().to_owned();
+    add("diff", 0, &[&old, "a"]);
+    add("restore", 0, &["a", "out.raw"]);
+    add("verify", 5, &["a", "--against", "new-password"]);
+    add("verify", 0, &[]);
+    add("scrub", 0, &[]);
+    add("stats", 0, &[]);
+    add("repair", 0, &["--dry-run"]);
+    add("protect", 0, &["a"]);
+    add("unprotect", 0, &["a"]);
+    add("prune", 0, &["--keep-last", "1", "--dry-run"]);
+    add("forget", 0, &[&old]);
+    add("gc", 0, &["--dry-run"]);
+    add("gc", 0, &[]);
+    add("image convert", 0, &["a.raw", "a.qcow2"]);
+    add("image create", 0, &["b.qcow2", "1M"]);
+    add("image info", 0, &["a.qcow2"]);
+    add("image map", 0, &["a.qcow2"]);
+    add("image check", 0, &["a.qcow2"]);
+    add("image compare", 1, &["a.raw", "b.qcow2"]);
+    std::fs::create_dir(rig.path("pages")).unwrap();
+    add("man", 0, &["pages"]);
+    reports
+}
+
+#[test]
+fn what_is_described_is_what_there_is() {
+    let shared: BTreeSet<String> = sections()
+        .iter()
+        .filter(|(heading, _)| heading.ends_with("in reports"))
+        .flat_map(|(_, section)| quoted(section))
+        .collect();
+    let reports = reports();
+    let mut seen_verbs = BTreeSet::new();
+    for (heading, section) in sections() {
+        let mut found = BTreeSet::new();
+        for verb in quoted(heading) {
+            let sample = reports.get(verb.as_str());
+            sample
+                .into_iter()
+                .flatten()
+                .for_each(|report| fields(report, &mut found));
+            seen_verbs.insert(verb);
+        }
+        if found.is_empty() {
+            continue;
+        }
+        let words = quoted(section);
+        let undescribed: Vec<_> = found
+            .iter()
+            .filter(|name| !words.contains(*name) && !shared.contains(*name))
+            .collect();
+        assert!(undescribed.is_empty(), "{heading}: {undescribed:?} are not described");
+        let invented: Vec<_> = described(section)
+            .into_iter()
+            .filter(|name| !found.contains(name))
+            .collect();
+        assert!(
+            invented.is_empty(),
+            "{heading}: {invented:?} are described and not there"
+        );
+    }
+    let undescribed: Vec<_> = reports.keys().filter(|verb| !seen_verbs.contains(**verb)).collect();
+    assert!(undescribed.is_empty(), "no section for {undescribed:?}");
+}
+
+/// A verb without a description would be found by nobody.
+#[test]
+fn every_verb_has_a_section() {
+    for verb in verb_paths() {
+        let is_group = verb_paths().iter().any(|other| other.starts_with(&format!("{verb} ")));
+        assert!(
+            is_group || TEXT.contains(&format!("`{verb}`")),
+            "docs/json.md has nothing about {verb}"
+        );
+    }
+}

@@ -1,0 +1,94 @@
+//! Loop devices and small file systems of this machine; they need root, and tests say so where they cannot have them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Says why a test does not run here.
+#[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
+fn skipped(reason: &str) {
+    println!("skipped: {reason}");
+}
+
+/// Runs a program of the system; what it printed, or why not.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "only the system's programs make loop devices and file systems"
+)]
+pub(crate) fn system(program: &str, words: &[&str]) -> Result<String, String> {
+    let output = Command::new(program)
+        .args(words)
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .output()
+        .map_err(|error| format!("{program} does not start: {error}"))?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    }
+}
+
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A loop device over a file; detached when this is dropped.
+pub(crate) struct LoopDevice {
+    pub(crate) path: PathBuf,
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        system("losetup", &["--detach", text(&self.path)]).unwrap();
+    }
+}
+
+/// A loop device over a new file at `file`; none, with the reason printed, where this machine makes none.
+pub(crate) fn loop_device(file: &Path, size_bytes: u64) -> Option<LoopDevice> {
+    if !rustix::process::geteuid().is_root() {
+        skipped("a loop device needs root");
+        return None;
+    }
+    std::fs::File::create(file).unwrap().set_len(size_bytes).unwrap();
+    match system("losetup", &["--find", "--show", text(file)]) {
+        Ok(path) => Some(LoopDevice { path: path.into() }),
+        Err(reason) => {
+            skipped(&format!("no loop device: {reason}"));
+            None
+        }
+    }
+}
+
+/// A small ext4 file system of its own; unmounted when this is dropped.
+pub(crate) struct SmallFileSystem {
+    pub(crate) path: PathBuf,
+    _device: LoopDevice,
+}
+
+impl Drop for SmallFileSystem {
+    fn drop(&mut self) {
+        system("umount", &[text(&self.path)]).unwrap();
+    }
+}
+
+impl SmallFileSystem {
+    /// Mounts it once more in another way.
+    pub(crate) fn remount(&self, options: &str) {
+        system("mount", &["-o", &format!("remount,{options}"), text(&self.path)]).unwrap();
+    }
+}
+
+/// An ext4 file system of `size_bytes`, mounted at the new folder `mount_point`; none, with the reason printed, where
+/// this machine makes none.
+pub(crate) fn small_file_system(mount_point: &Path, size_bytes: u64) -> Option<SmallFileSystem> {
+    let device = loop_device(&mount_point.with_extension("ext4"), size_bytes)?;
+    std::fs::create_dir(mount_point).unwrap();
+    system("mkfs.ext4", &["-q", "-m", "0", text(&device.path)]).unwrap();
+    if let Err(reason) = system("mount", &[text(&device.path), text(mount_point)]) {
+        skipped(&format!("no mount: {reason}"));
+        return None;
+    }
+    Some(SmallFileSystem {
+        path: mount_point.to_owned(),
+        _device: device,
+    })
+}

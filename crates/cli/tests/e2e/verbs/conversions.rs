@@ -1,0 +1,243 @@
+//! `image convert` where it is not simple: options that cannot be, block devices, images with more than a disk in them.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
+use holdfast_block::SeededRandom;
+
+use crate::host::{loop_device, system, text};
+use crate::program::stderr;
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+
+/// A disk with noise, zeroes that are written, and holes.
+fn rig_with_disk() -> (Rig, Vec<u8>) {
+    let rig = Rig::empty();
+    let mut bytes = noise(8 * MIB, 11);
+    let mut random = SeededRandom::new(12);
+    for _ in 0..20 {
+        let at = usize::try_from(random.below(8 * MIB as u64 - 100_000)).unwrap();
+        bytes[at..at + 100_000].fill(0);
+    }
+    bytes[3 * MIB..5 * MIB].fill(0);
+    rig.write("disk.raw", &bytes);
+    (rig, bytes)
+}
+
+fn qemu_img(rig: &Rig, words: &[&str]) -> String {
+    let folder = rig.path("");
+    let line = format!("cd '{}' && qemu-img {}", text(&folder), words.join(" "));
+    system("/bin/sh", &["-c", &line]).unwrap()
+}
+
+/// Forgotten, they would leave a person with an image that is not what was asked for.
+#[test]
+fn options_of_qcow2_are_refused_for_a_raw_image() {
+    let (rig, _) = rig_with_disk();
+    for option in [
+        "--compress",
+        "--cluster-size=64K",
+        "--compat=1.1",
+        "--compression=zlib",
+        "--extended-l2",
+        "--lazy-refcounts",
+        "--refcount-bits=16",
+        "--backing=disk.raw",
+        "--data-file=data",
+    ] {
+        for words in [
+            &["image", "convert", "disk.raw", "new.raw", option][..],
+            &["image", "create", "new.raw", "1M", option],
+        ] {
+            if words[1] == "create" && option == "--compress" {
+                continue;
+            }
+            let (kind, text) = rig.error(2, words);
+            assert_eq!(kind, "usage", "{text}");
+            let name = option.split('=').next().unwrap();
+            assert!(text.contains(name), "{words:?}: {text}");
+        }
+    }
+    let (_, text) = rig.error(2, &["image", "create", "new.raw", "1M", "--preallocate-metadata"]);
+    assert!(text.contains("--preallocate-metadata"), "{text}");
+    assert_eq!(rig.names("."), ["disk.raw"]);
+}
+
+#[test]
+fn a_block_device_is_written_over_and_keeps_its_end() {
+    let (rig, bytes) = rig_with_disk();
+    let backing_bytes = 9 * MIB;
+    let Some(device) = loop_device(&rig.path("device"), backing_bytes as u64) else {
+        return;
+    };
+    let target = text(&device.path);
+    let held = File::options().write(true).open(&device.path).unwrap();
+    held.write_all_at(&vec![0xEE; backing_bytes], 0).unwrap();
+    held.sync_all().unwrap();
+    drop(held);
+    let read = || std::fs::read(&device.path).unwrap();
+
+    let (kind, said) = rig.error(1, &["image", "convert", "disk.raw", target]);
+    assert_eq!(kind, "exists");
+    assert!(said.contains("--force") && said.contains("block device"), "{said}");
+    let (kind, said) = rig.error(2, &["image", "convert", "disk.raw", target, "--force", "--to", "qcow2"]);
+    assert_eq!(kind, "usage");
+    assert!(said.contains("block device"), "{said}");
+    assert!(read() == vec![0xEE; backing_bytes], "refused, and nothing written");
+
+    rig.ok(&["image", "convert", "disk.raw", "disk.qcow2", "--compress"]);
+    for source in ["disk.raw", "disk.qcow2"] {
+        let output = rig.code(3, &["image", "convert", source, target, "--force", "--verify"]);
+        assert!(stderr(&output).contains("last 1048576 bytes"), "{}", stderr(&output));
+        let found = read();
+        assert!(found[..bytes.len()] == bytes[..], "{source}");
+        assert!(found[bytes.len()..].iter().all(|byte| *byte == 0xEE));
+    }
+    // What is zero was given back to the file behind the device.
+    let allocated = std::os::unix::fs::MetadataExt::blocks(&rig.path("device").metadata().unwrap()) * 512;
+    assert!(allocated <= 7 * MIB as u64, "{allocated} bytes allocated");
+
+    rig.ok(&["image", "create", "large.qcow2", "10M"]);
+    let (kind, said) = rig.error(1, &["image", "convert", "large.qcow2", target, "--force"]);
+    assert_eq!(kind, "no-space");
+    assert!(said.contains(target) && said.contains("10485760"), "{said}");
+    assert!(read()[..bytes.len()] == bytes[..], "too small, and nothing written");
+}
+
+/// A file system that is mounted would lose everything, and crash the machine.
+#[test]
+fn a_block_device_in_use_is_refused() {
+    let (rig, _) = rig_with_disk();
+    let Some(small) = crate::host::small_file_system(&rig.path("mounted"), 16 << 20) else {
+        return;
+    };
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = mounts.lines().find(|line| line.contains(text(&small.path))).unwrap();
+    let device = line.split(' ').next().unwrap();
+    let (_, said) = rig.error(1, &["image", "convert", "disk.raw", device, "--force"]);
+    assert!(said.contains(device) && said.contains("in use"), "{said}");
+    rig.ok(&["init", "--no-encryption"]);
+    rig.ok(&["backup", "disk.raw"]);
+    let (_, said) = rig.error(1, &["restore", "disk", device, "--force"]);
+    assert!(said.contains(device) && said.contains("in use"), "{said}");
+}
+
+#[test]
+fn a_data_file_is_made_with_the_image_and_is_a_raw_disk_where_that_is_asked() {
+    let (rig, bytes) = rig_with_disk();
+    for (kind, raw) in [("plain", &[][..]), ("raw", &["--data-file-raw"])] {
+        let (image, data) = (format!("{kind}.qcow2"), format!("{kind}.data"));
+        let words = ["image", "convert", "disk.raw", &image, "--data-file", &data, "--verify"];
+        rig.ok(&[&words, raw].concat());
+        qemu_img(&rig, &["compare", "-f", "raw", "-F", "qcow2", "disk.raw", &image]);
+        qemu_img(&rig, &["check", "-q", "-f", "qcow2", &image]);
+        if kind == "raw" {
+            assert!(rig.read(&data) == bytes);
+        }
+        // The image is gone with its data file when a second one cannot be.
+        let again = ["image", "convert", "disk.raw", "again.qcow2", "--data-file", &data];
+        assert_eq!(rig.error(1, &again).0, "exists");
+        assert!(!rig.path("again.qcow2").exists() && rig.path(&data).exists());
+    }
+    // As qemu-img has it: clusters in a data file are never compressed, and who asks for it is told.
+    let words = [
+        "image",
+        "convert",
+        "disk.raw",
+        "c.qcow2",
+        "--data-file",
+        "c.data",
+        "--compress",
+    ];
+    let (kind, said) = rig.error(2, &words);
+    assert_eq!(kind, "usage");
+    assert!(said.contains("data file"), "{said}");
+    assert!(!rig.path("c.qcow2").exists() && !rig.path("c.data").exists());
+}
+
+/// The disk as it was; the image's other snapshots and bitmaps stay behind, and that is said.
+#[test]
+fn an_internal_snapshot_is_a_disk_and_what_is_dropped_is_named() {
+    let (rig, bytes) = rig_with_disk();
+    qemu_img(&rig, &["convert", "-f", "raw", "-O", "qcow2", "disk.raw", "disk.qcow2"]);
+    qemu_img(&rig, &["snapshot", "-c", "before-upgrade", "disk.qcow2"]);
+    qemu_img(&rig, &["bitmap", "--add", "disk.qcow2", "since-monday"]);
+    system(
+        "qemu-io",
+        &[
+            "-f",
+            "qcow2",
+            "-c",
+            "write -P 0x55 1M 1M",
+            text(&rig.path("disk.qcow2")),
+        ],
+    )
+    .unwrap();
+    let output = rig.code(
+        0,
+        &[
+            "image",
+            "convert",
+            "disk.qcow2",
+            "old.raw",
+            "--snapshot",
+            "before-upgrade",
+        ],
+    );
+    assert!(rig.read("old.raw") == bytes);
+    for name in ["before-upgrade", "since-monday", "not carried over"] {
+        assert!(stderr(&output).contains(name), "{}", stderr(&output));
+    }
+    rig.ok(&[
+        "image",
+        "convert",
+        "disk.qcow2",
+        "now.qcow2",
+        "--extended-l2",
+        "--cluster-size",
+        "32K",
+        "--verify",
+    ]);
+    qemu_img(
+        &rig,
+        &["compare", "-f", "qcow2", "-F", "qcow2", "disk.qcow2", "now.qcow2"],
+    );
+    let made = rig.report(&["image", "info", "now.qcow2"])["images"][0].clone();
+    assert_eq!(made["qcow2"]["bitmaps"].as_array().unwrap().len(), 0, "{made}");
+    let (kind, said) = rig.error(1, &["image", "convert", "disk.qcow2", "x.raw", "--snapshot", "nothing"]);
+    assert_eq!(kind, "not-found", "{said}");
+    assert_eq!(
+        rig.error(1, &["image", "convert", "old.raw", "x.raw", "--snapshot", "nothing"])
+            .0,
+        "not-found"
+    );
+    assert!(!rig.path("x.raw").exists());
+}
+
+/// A raw file on a file system with reflinks becomes a second one at once, without new space.
+#[test]
+fn a_raw_copy_shares_its_bytes_where_the_file_system_can() {
+    let (rig, bytes) = rig_with_disk();
+    let Some(device) = loop_device(&rig.path("xfs"), 400 << 20) else {
+        return;
+    };
+    let mount = rig.path("mount");
+    std::fs::create_dir(&mount).unwrap();
+    if let Err(reason) = system("mkfs.xfs", &["-q", "-m", "reflink=1", text(&device.path)])
+        .and_then(|_| system("mount", &[text(&device.path), text(&mount)]))
+    {
+        println!("skipped: no XFS: {reason}");
+        return;
+    }
+    rig.write("mount/disk.raw", &bytes);
+    let report = rig.report(&["image", "convert", "mount/disk.raw", "mount/copy.raw", "--verify"]);
+    let copy = rig.read("mount/copy.raw");
+    let elsewhere = rig.report(&["image", "convert", "mount/disk.raw", "copy.raw"]);
+    system("umount", &[text(&mount)]).unwrap();
+    assert_eq!(
+        (&report["is_cloned"], &elsewhere["is_cloned"]),
+        (&true.into(), &false.into())
+    );
+    assert!(copy == bytes && rig.read("copy.raw") == bytes);
+}

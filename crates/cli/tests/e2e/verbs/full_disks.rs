@@ -1,0 +1,169 @@
+//! A file system that is really full, or read-only: said clearly, nothing half is left, and what was there stays good.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::symlink;
+
+use crate::host::{SmallFileSystem, small_file_system};
+use crate::program::stderr;
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+const FILE_SYSTEM_BYTES: u64 = 64 << 20;
+
+/// A rig whose repository is on a small file system of its own, mounted at `small`.
+fn rig_on_small_file_system() -> Option<(SmallFileSystem, Rig)> {
+    let rig = Rig::empty();
+    let small = small_file_system(&rig.path("small"), FILE_SYSTEM_BYTES)?;
+    std::fs::create_dir(rig.path("small/repo")).unwrap();
+    symlink(rig.path("small/repo"), rig.path("repo")).unwrap();
+    rig.ok(&["init", "--no-encryption"]);
+    Some((small, rig))
+}
+
+/// Takes all that is left, to the last block.
+fn fill(rig: &Rig) {
+    for (name, length) in [("filler", 1 << 16), ("filler-2", 512)] {
+        let mut file = File::create(rig.path("small").join(name)).unwrap();
+        while file.write_all(&vec![1; length]).is_ok() {}
+    }
+}
+
+fn empty(rig: &Rig) {
+    for name in ["filler", "filler-2"] {
+        std::fs::remove_file(rig.path("small").join(name)).unwrap();
+    }
+}
+
+fn assert_no_space(rig: &Rig, words: &[&str], says: &[&str]) {
+    let (kind, text) = rig.error(1, words);
+    assert_eq!(kind, "no-space", "{words:?}: {text}");
+    for part in says {
+        assert!(text.contains(part), "{words:?}: {part:?} is missing: {text}");
+    }
+}
+
+fn id_of(rig: &Rig, machine: &str) -> String {
+    let report = rig.report(&["show", machine]);
+    report["snapshot"]["id"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn on_a_full_disk_nothing_half_is_left_and_what_was_there_is_good() {
+    let Some((_small, rig)) = rig_on_small_file_system() else {
+        return;
+    };
+    for (name, length) in [("a", 16), ("b", 60), ("c", 3)] {
+        rig.write(&format!("{name}.raw"), &noise(length * MIB, length as u64));
+    }
+    rig.ok(&["backup", "a.raw"]);
+    assert_no_space(&rig, &["backup", "b.raw"], &["repo", "holdfast gc"]);
+    assert_eq!(rig.snapshot_count(), 1);
+    assert_eq!((rig.names("repo/writers"), rig.names("repo/tmp")), (vec![], vec![]));
+    rig.ok(&["verify"]);
+    rig.ok(&["backup", "c.raw"]);
+
+    let before = rig.names("small");
+    for target in ["small/b.qcow2", "small/b.raw"] {
+        assert_no_space(&rig, &["image", "convert", "b.raw", target], &[target, "make room"]);
+        assert_eq!(rig.names("small"), before, "nothing half is left of {target}");
+    }
+    fill(&rig);
+    let before = rig.names("small");
+    for target in ["small/a.raw", "small/a.qcow2"] {
+        assert_no_space(&rig, &["restore", "a", target], &[target, "make room"]);
+        assert_eq!(rig.names("small"), before, "nothing half is left of {target}");
+    }
+    assert_no_space(&rig, &["backup", "-m", "d", "b.raw"], &["repo", "holdfast gc"]);
+    assert_eq!(rig.snapshot_count(), 2);
+    rig.ok(&["verify"]);
+    rig.ok(&["scrub"]);
+    rig.ok(&["restore", "a", "a-again.raw"]);
+    assert!(rig.read("a-again.raw") == rig.read("a.raw"));
+
+    // Room is made by the repository itself.
+    rig.ok(&["forget", &id_of(&rig, "c")]);
+    let report = rig.report(&["gc"]);
+    assert!(
+        report["done"]["freed_bytes"].as_u64().unwrap() > 3 * MIB as u64,
+        "{report}"
+    );
+    rig.ok(&["verify"]);
+    rig.write("c.raw", &noise(MIB, 99));
+    rig.ok(&["backup", "c.raw"]);
+    rig.ok(&["restore", "c", "c-again.raw"]);
+    assert!(rig.read("c-again.raw") == rig.read("c.raw"));
+    empty(&rig);
+    rig.ok(&["scrub"]);
+}
+
+/// Packs that are alive in part are written anew, which takes room that is not there.
+#[test]
+fn gc_on_a_full_disk_gives_back_what_it_can_and_loses_nothing() {
+    let Some((_small, rig)) = rig_on_small_file_system() else {
+        return;
+    };
+    let mut bytes = noise(24 * MIB, 1);
+    rig.write("a.raw", &bytes);
+    rig.ok(&["backup", "a.raw"]);
+    let first = id_of(&rig, "a");
+    bytes[..14 * MIB].copy_from_slice(&noise(14 * MIB, 2));
+    rig.write("a.raw", &bytes);
+    rig.ok(&["backup", "a.raw"]);
+    fill(&rig);
+    rig.ok(&["forget", &first]);
+    let output = rig.run(&["gc"]);
+    match output.status.code() {
+        Some(0) => {}
+        Some(1) => assert!(stderr(&output).contains("--repack-below 0"), "{}", stderr(&output)),
+        code => panic!("{code:?}: {}", stderr(&output)),
+    }
+    rig.ok(&["verify"]);
+    rig.ok(&["gc", "--repack-below", "0"]);
+    empty(&rig);
+    rig.ok(&["gc"]);
+    // Segments of the index may have given way to make room; a backup writes them again.
+    rig.ok(&["backup", "a.raw"]);
+    rig.ok(&["scrub"]);
+    let stored = rig.report(&["stats"])["stored_bytes"].as_u64().unwrap();
+    assert!(stored < 30 * MIB as u64, "{stored} bytes are left");
+    rig.ok(&["restore", "a", "out.raw"]);
+    assert!(rig.read("out.raw") == bytes);
+}
+
+#[test]
+fn on_a_read_only_file_system_everything_can_be_read() {
+    let Some((small, rig)) = rig_on_small_file_system() else {
+        return;
+    };
+    let bytes = noise(2 * MIB, 1);
+    rig.write("a.raw", &bytes);
+    rig.ok(&["backup", "a.raw"]);
+    small.remount("ro");
+    for words in [
+        &["list"][..],
+        &["show", "a"],
+        &["verify"],
+        &["scrub"],
+        &["stats"],
+        &["gc", "--dry-run"],
+        &["key", "list"],
+        &["restore", "a", "out.raw"],
+    ] {
+        rig.ok(words);
+    }
+    assert!(rig.read("out.raw") == bytes);
+    for words in [
+        &["backup", "a.raw"][..],
+        &["gc"],
+        &["forget", &id_of(&rig, "a")],
+        &["protect", "a"],
+    ] {
+        let (kind, text) = rig.error(1, words);
+        assert_eq!(kind, "permission", "{words:?}: {text}");
+        assert!(text.contains("read-only") && text.contains("repo"), "{words:?}: {text}");
+        assert!(text.contains("can still be read"), "{words:?}: {text}");
+    }
+    small.remount("rw");
+    rig.ok(&["backup", "a.raw"]);
+}

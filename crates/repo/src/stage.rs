@@ -1,0 +1,63 @@
+//! What the threads of a backup spend their time with: who measures that knows what holds the backup up.
+//!
+//! The repository has no clock. It tells whoever listens when a stage begins and ends; without a listener nothing is measured.
+
+use std::time::Duration;
+
+/// What a thread of a backup does, or waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// A reader reads the source and hashes what it read.
+    ReadAndHash,
+    /// The coordinator waits for what readers read.
+    AwaitReaders,
+    /// A sealer compresses and encrypts.
+    Seal,
+    /// A sealer waits for the store to take what was sealed.
+    AwaitStore,
+    /// The coordinator waits for a sealer.
+    AwaitSealers,
+    /// The coordinator waits for packs to be durable.
+    AwaitDurable,
+}
+
+impl Stage {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::ReadAndHash,
+        Self::AwaitReaders,
+        Self::Seal,
+        Self::AwaitStore,
+        Self::AwaitSealers,
+        Self::AwaitDurable,
+    ];
+}
+
+/// Measures stages; called from all threads of a backup, for every frame.
+pub trait StageTimer: Sync {
+    /// The time of a clock that never goes back.
+    fn now(&self) -> Duration;
+
+    /// A thread spent so long at `stage`.
+    fn spent(&self, stage: Stage, time: Duration);
+}
+
+/// Measures nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Untimed;
+
+impl StageTimer for Untimed {
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn spent(&self, _stage: Stage, _time: Duration) {}
+}
+
+/// Does `work`, and tells how long it took.
+pub(crate) fn timed<T>(timer: &dyn StageTimer, stage: Stage, work: impl FnOnce() -> T) -> T {
+    let start = timer.now();
+    let result = work();
+    timer.spent(stage, timer.now().saturating_sub(start));
+    result
+}
