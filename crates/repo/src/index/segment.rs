@@ -15,6 +15,9 @@
 //! The key of a segment is derived from the repository's index key and the segment's identity; nonces: byte 0 is 1 for
 //! pages, 2 for packs, 3 for fences; bytes 4 to 11 the number of the page.
 
+#[cfg(feature = "hostile")]
+pub(crate) mod forged;
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{IndexEntry, PREFIX_LENGTH, Prefix};
