@@ -115,7 +115,10 @@ impl Repository {
         let manifests = self.selected(request, &mut findings)?;
         let mut report = VerifyReport {
             snapshot_count: manifests.len() as u64,
-            logical_bytes: manifests.iter().map(Manifest::logical_bytes).sum(),
+            logical_bytes: manifests
+                .iter()
+                .map(Manifest::logical_bytes)
+                .fold(0, u64::saturating_add),
             ..VerifyReport::default()
         };
         let job = VerifyJob {

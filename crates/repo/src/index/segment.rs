@@ -334,14 +334,19 @@ impl SegmentReader {
         let bits = |shift: u32, width: u32| {
             u32::try_from((place >> shift) & ((1 << width) - 1)).expect("fields are narrower than 32 bits")
         };
+        let (chunk_offset, length) = (bits(0, OFFSET_BITS), bits(OFFSET_BITS, LENGTH_BITS));
+        if (chunk_offset + length) as usize > crate::codec::FRAME_BYTES_MAX {
+            let detail = "an entry reaches past the end of a frame";
+            return Err(Error::damaged(&self.name, offset, detail));
+        }
         Ok(IndexEntry {
             prefix: prefix.try_into().expect("the prefix comes first"),
             location: Location {
                 pack,
                 frame: bits(OFFSET_BITS + LENGTH_BITS, 16),
-                offset: bits(0, OFFSET_BITS),
+                offset: chunk_offset,
             },
-            length: bits(OFFSET_BITS, LENGTH_BITS),
+            length,
         })
     }
 }
