@@ -56,17 +56,13 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("dirty_bitmap", "runs", runs),
         ("dirty_bitmap", "words", bitmap.encode()),
         ("overlay", "new", overlay_seed(&[])),
-        (
-            "overlay",
-            "written",
-            overlay_seed(&[0..700, 5000..9000, 30_000..30_001]),
-        ),
+        ("overlay", "written", overlay_seed(&[0..700, 3000..5000, 8000..8001])),
     ]
 }
 
 const BACKING_ID: BackingId = BackingId([7; 16]);
 const CLUSTER_SIZE_BYTES: u32 = 512;
-const OVERLAY_BYTES: u64 = 40_000;
+const OVERLAY_BYTES: u64 = 9000;
 
 fn overlay_seed(written: &[Range<u64>]) -> Vec<u8> {
     let options = OverlayOptions {
@@ -81,7 +77,7 @@ fn overlay_seed(written: &[Range<u64>]) -> Vec<u8> {
         let data = vec![0xa5; to_usize(range.end - range.start)];
         overlay.write_at(&data, range.start).expect("memory can be written");
     }
-    overlay.write_zeroes(12_288..16_384).expect("memory can be written");
+    overlay.write_zeroes(5000..7000).expect("memory can be written");
     overlay.flush().expect("memory is never full");
     store.to_bytes()
 }

@@ -34,6 +34,9 @@ mod file;
 mod fill;
 mod format;
 mod gate;
+#[cfg(feature = "hostile")]
+#[doc(hidden)]
+pub mod hostile;
 mod image;
 mod image_mut;
 mod info;
