@@ -7,6 +7,7 @@
     reason = "each test uses its part, and a test may fail"
 )]
 
+pub(crate) mod ruin;
 pub(crate) mod specimen;
 
 use std::collections::BTreeMap;
