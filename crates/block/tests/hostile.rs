@@ -23,6 +23,7 @@ fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
     Ordeal {
         parsers: PARSERS,
         seeds,
+        swollen: Vec::new(),
         bound: |_| BOUND,
         case_count: 6000,
         allocator: &ALLOCATOR,

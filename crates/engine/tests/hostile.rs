@@ -66,6 +66,7 @@ fn hostile_text_is_an_error_and_every_parser_has_a_fuzz_target_with_seeds() {
     Ordeal {
         parsers: holdfast_engine::hostile::PARSERS,
         seeds,
+        swollen: Vec::new(),
         bound: |_| BOUND,
         case_count: 8000,
         allocator: &ALLOCATOR,

@@ -22,6 +22,8 @@ pub(crate) struct Ordeal {
     pub(crate) parsers: &'static [Parser],
     /// Valid bytes by the name of their parser; every parser has some.
     pub(crate) seeds: Vec<(&'static str, Vec<u8>)>,
+    /// Long bytes that are small in the file and large in memory, as far as the format goes: every one of them is decoded.
+    pub(crate) swollen: Vec<(&'static str, Vec<u8>)>,
     /// By the name of the parser.
     pub(crate) bound: fn(&str) -> Bound,
     /// Damaged inputs for all parsers together.
@@ -49,6 +51,14 @@ impl Ordeal {
             for (number, bytes) in seeds.iter().enumerate() {
                 let outcome = self.feed(parser, bytes);
                 assert_eq!(outcome, Outcome::Decoded, "{}: valid bytes {number}", parser.name);
+            }
+            for (_, bytes) in self.swollen.iter().filter(|(name, _)| *name == parser.name) {
+                assert_eq!(
+                    self.feed(parser, bytes),
+                    Outcome::Decoded,
+                    "{}: swollen bytes",
+                    parser.name
+                );
             }
             let mut refused = 0;
             self.feed(parser, &[]);

@@ -10,7 +10,8 @@ use holdfast_repo::hostile::{Plaintext, plaintexts};
 use holdfast_repo::key::{Credential, KdfParameters, Randomness};
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
 use holdfast_repo::{
-    GcRequest, InitRequest, Parent, Repository, ScrubRequest, SnapshotId, Source, SourceData, Surroundings,
+    GcRequest, InitRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, ScrubRequest, SnapshotId, Source,
+    SourceData, Surroundings,
 };
 
 use super::{Disk, SeededBytes, Watch, init_request, request, surroundings};
@@ -48,6 +49,26 @@ impl Randomness for KnownSecret {
     }
 }
 
+/// The same process on every machine, so that seeds tell nothing of the one that they were made on; it never ends.
+struct KnownProcess;
+
+impl Processes for KnownProcess {
+    fn this(&self) -> ProcessIdentity {
+        ProcessIdentity {
+            host: "host".to_owned(),
+            boot: "boot".to_owned(),
+            namespace: "namespace".to_owned(),
+            process: 1,
+            started: 1,
+        }
+    }
+
+    fn liveness(&self, process: &ProcessIdentity) -> Liveness {
+        assert_eq!(*process, self.this(), "nobody else writes here");
+        Liveness::Alive
+    }
+}
+
 /// What a repository of tests knows of its surroundings, with the known secret.
 pub(crate) fn known_surroundings() -> Surroundings {
     Surroundings {
@@ -55,6 +76,7 @@ pub(crate) fn known_surroundings() -> Surroundings {
             drawn: AtomicBool::new(false),
             rest: SeededBytes::new(7),
         }),
+        processes: Arc::new(KnownProcess),
         ..surroundings(1)
     }
 }
