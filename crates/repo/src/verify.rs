@@ -460,6 +460,8 @@ impl<'a> Batcher<'_, 'a> {
 impl Visitor for Batcher<'_, '_> {
     fn visit(&mut self, visit: Visit) -> Result<Verdict> {
         match visit {
+            // One that cannot be read is unreadable.
+            Visit::Page { .. } => {}
             Visit::Zero(range) => match self.device {
                 Some(device) => self.give(Task::Zero(range, device))?,
                 None => self.job.progress.advance(range.end - range.start),
