@@ -86,11 +86,16 @@ fn overlay_seed(written: &[Range<u64>]) -> Vec<u8> {
 pub fn dirty_bitmap(bytes: &[u8]) -> Outcome {
     const LENGTH_AT: usize = 32;
     const HEADER_LENGTH: usize = 48;
+    const DEVICE_BYTES_MAX: u64 = 16 << 30;
     let mut bytes = bytes.to_vec();
     let Some((header, bits)) = bytes.split_first_chunk_mut::<HEADER_LENGTH>() else {
         return refused(DirtyBitmap::decode(&bytes, 0).is_err());
     };
     let size_bytes = u64::from_le_bytes(header[16..24].try_into().expect("eight bytes"));
+    // The size is the caller's, not the bytes': larger ones cost time and find nothing.
+    if size_bytes > DEVICE_BYTES_MAX {
+        return Outcome::Refused;
+    }
     header[LENGTH_AT..40].copy_from_slice(&(bits.len() as u64).to_le_bytes());
     header[40..44].copy_from_slice(&crc32c::crc32c(bits).to_le_bytes());
     let crc = crc32c::crc32c(&header[..44]);
