@@ -10,11 +10,11 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// A bitmap takes 16 bytes for every 4096 bits of a device of the size that its caller expects, which the header here is
-/// asked for: 16 MiB at most. An overlay is copied a few times, read into a buffer and written to.
+/// A bitmap takes 16 bytes for every 4096 bits of a device of the size that its caller expects, which is at most 16 GiB here:
+/// 128 KiB, and as much for the second decoding. An overlay is copied a few times, read into a buffer of 1 MiB and written to.
 const BOUND: Bound = Bound {
     per_byte: 40,
-    constant_bytes: 40 << 20,
+    constant_bytes: 4 << 20,
 };
 
 #[test]
