@@ -128,7 +128,7 @@ fn a_ruined_object_costs_no_wrong_byte_and_nothing_that_could_be_restored() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let victim = Victim::new();
     let mut random = SeededRandom::new(test_seed());
-    for _ in 0..60 {
+    for _ in 0..30 {
         let mut input = vec![0; 6 + 4 * usize::try_from(random.below(3)).unwrap()];
         random.fill(&mut input);
         println!("{input:?}");
