@@ -22,5 +22,6 @@ check: ## The quick loop: fmt, tidy, clippy, licences, unit tests
 bench: setup ## Measure against other programs, side by side
 	@bench/run
 
-torture: setup ## The long tests: crashes, damage, random histories (release build)
+torture: setup ## The long tests: crashes, damage, random histories (release build), fuzzing
 	@PATH="$$PATH:$$HOME/.cargo/bin:/usr/sbin:/sbin" cargo test --locked --workspace --release -- --ignored
+	@scripts/fuzz --optional

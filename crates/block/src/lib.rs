@@ -20,6 +20,9 @@ mod error;
 mod extent;
 mod fault;
 mod file;
+#[cfg(feature = "hostile")]
+#[doc(hidden)]
+pub mod hostile;
 mod memory;
 mod overlay;
 mod random;

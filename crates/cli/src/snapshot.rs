@@ -72,5 +72,5 @@ impl From<&DiskRecord> for DiskDocument {
 
 /// Bytes of disks that a backup found changed.
 pub fn changed_bytes(statistics: &DiskStatistics) -> u64 {
-    statistics.known_bytes + statistics.new_bytes
+    statistics.known_bytes.saturating_add(statistics.new_bytes)
 }

@@ -18,6 +18,9 @@ mod diff;
 mod error;
 mod forget;
 mod gc;
+#[cfg(feature = "hostile")]
+#[doc(hidden)]
+pub mod hostile;
 mod init;
 mod interrupt;
 mod job;

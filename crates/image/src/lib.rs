@@ -35,6 +35,9 @@ mod file;
 mod fill;
 mod format;
 mod gate;
+#[cfg(feature = "hostile")]
+#[doc(hidden)]
+pub mod hostile;
 mod image;
 mod image_mut;
 mod info;

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::id::{PackId, WriterId};
 use crate::repository::Vault;
 use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::wire::{Decoder, Malformed};
 
 const FORMAT_VERSION: u8 = 1;
 pub(crate) const CONDEMNED_BYTES_MAX: u64 = 64 << 20;
@@ -32,6 +33,18 @@ pub(crate) fn encode_condemned<'a>(packs: impl IntoIterator<Item = &'a PackId>) 
     bytes
 }
 
+pub(crate) fn decode_condemned(bytes: &[u8]) -> std::result::Result<Vec<PackId>, Malformed> {
+    let mut decoder = Decoder::new(bytes);
+    if decoder.u8()? != FORMAT_VERSION {
+        return decoder.fail("has an unknown version");
+    }
+    let (ids, rest) = decoder.take(decoder.remaining())?.as_chunks();
+    if !rest.is_empty() {
+        return decoder.fail("ends within a pack");
+    }
+    Ok(ids.iter().map(|id| PackId::from_bytes(*id)).collect())
+}
+
 /// What each gc run is going to delete.
 ///
 /// A list that cannot be read is an error: what it names must not be referred to.
@@ -44,18 +57,9 @@ pub(crate) fn condemnations(vault: &Vault) -> Result<Vec<(WriterId, Vec<PackId>)
             Err(Error::Store(StoreError::NotFound { .. })) => continue,
             other => other?,
         };
-        let Some((&FORMAT_VERSION, ids)) = bytes.split_first() else {
-            return Err(Error::damaged(&name, 0, "unknown version of a list of condemned packs"));
-        };
-        let (ids, rest) = ids.as_chunks();
-        if !rest.is_empty() {
-            return Err(Error::damaged(
-                &name,
-                bytes.len() as u64,
-                "a list of condemned packs ends within a pack",
-            ));
-        }
-        lists.push((writer, ids.iter().map(|id| PackId::from_bytes(*id)).collect()));
+        let packs =
+            decode_condemned(&bytes).map_err(|error| Error::malformed(&name, 0, "list of condemned packs", error))?;
+        lists.push((writer, packs));
     }
     Ok(lists)
 }

@@ -185,6 +185,9 @@ impl DamageRecord {
             let frame = small(decoder.varint_at_most(frame_limit)?);
             let offset = small(decoder.varint_at_most(FRAME_BYTES_MAX as u64)?);
             let length = small(decoder.varint_at_most(CHUNK_BYTES_MAX)?);
+            if (offset + length) as usize > FRAME_BYTES_MAX {
+                return decoder.fail("has a chunk that reaches past the end of a frame");
+            }
             let identity = match decoder.u8()? {
                 16 => KnownIdentity::Prefix(decoder.array()?),
                 32 => KnownIdentity::Whole(ChunkId::from_bytes(decoder.array()?)),

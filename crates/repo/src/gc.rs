@@ -90,8 +90,8 @@ pub struct GcReport {
 
 /// Writers that a gc run had to leave packs to.
 #[derive(Serialize, Deserialize)]
-struct Waits {
-    writers: Vec<WriterId>,
+pub(crate) struct Waits {
+    pub(crate) writers: Vec<WriterId>,
 }
 
 /// Packs and their bytes; in order, like everything here that decides in which order the store is asked.

@@ -2,7 +2,7 @@
 //!
 //! Maps are walked only when there is damage: without any, nobody asks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::error::Result;
 use crate::finding::{Findings, Place, PlaceSet, RangeList, Touched};
@@ -62,6 +62,49 @@ pub(crate) fn add_impact(packs: &Packs, manifests: &[Manifest], findings: &mut F
     )
 }
 
+/// The packs, of those that `is_suspect` names and those that cannot be read, that `manifests` need anything of: bytes of
+/// disks or pages of maps.
+pub(crate) fn needed_packs(
+    packs: &Packs,
+    manifests: &[Manifest],
+    is_suspect: &dyn Fn(PackId) -> bool,
+) -> Result<HashSet<PackId>> {
+    let mut needs = Needs {
+        is_suspect,
+        packs: HashSet::new(),
+    };
+    let mut known = PageSet::default();
+    for disk in manifests.iter().flat_map(|manifest| &manifest.disks) {
+        walk_disk(packs, disk, Some(&mut known), &mut needs)?;
+    }
+    Ok(needs.packs)
+}
+
+struct Needs<'a> {
+    is_suspect: &'a dyn Fn(PackId) -> bool,
+    packs: HashSet<PackId>,
+}
+
+impl Visitor for Needs<'_> {
+    /// What was seen once need not be seen again: the verdict is always clean.
+    fn visit(&mut self, visit: Visit) -> Result<Verdict> {
+        match visit {
+            Visit::Zero(_) | Visit::Known(_) => {}
+            Visit::Page { place } | Visit::Piece { place, .. } => {
+                if (self.is_suspect)(place.pack) {
+                    self.packs.insert(place.pack);
+                }
+            }
+            Visit::Unreadable { place, error, .. } => {
+                // Errors that are no matter of one object end the walk.
+                crate::finding::classify(error)?;
+                self.packs.insert(place.pack());
+            }
+        }
+        Ok(Verdict::Clean)
+    }
+}
+
 struct Impact<'a> {
     is_wanted: &'a dyn Fn(PackId, u32) -> Option<Place>,
     ranges: BTreeMap<Place, RangeList>,
@@ -70,7 +113,7 @@ struct Impact<'a> {
 impl Visitor for Impact<'_> {
     fn visit(&mut self, visit: Visit) -> Result<Verdict> {
         let (place, range) = match visit {
-            Visit::Zero(_) | Visit::Known(_) => return Ok(Verdict::Clean),
+            Visit::Zero(_) | Visit::Known(_) | Visit::Page { .. } => return Ok(Verdict::Clean),
             Visit::Piece {
                 disk_offset,
                 place,

@@ -17,6 +17,9 @@ mod forget;
 mod frame_plan;
 mod frame_set;
 mod gc;
+#[cfg(feature = "hostile")]
+#[doc(hidden)]
+pub mod hostile;
 mod id;
 mod impact;
 mod index;

@@ -18,6 +18,9 @@ const FORMAT_VERSION: u32 = 1;
 /// Longest manifest that is read.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 
+/// Most bytes that all disks of a snapshot have together: no file can be longer, and no sum of offsets overflows.
+const DISKS_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
+
 /// One point in time of one machine: what is in the repository under a snapshot's identity.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Manifest {
@@ -104,12 +107,13 @@ pub struct DiskStatistics {
 }
 
 impl std::ops::AddAssign for DiskStatistics {
+    /// Saturates: what a manifest says was counted is believed, and checked by nothing.
     fn add_assign(&mut self, other: Self) {
-        self.read_bytes += other.read_bytes;
-        self.zero_bytes += other.zero_bytes;
-        self.unchanged_bytes += other.unchanged_bytes;
-        self.known_bytes += other.known_bytes;
-        self.new_bytes += other.new_bytes;
+        self.read_bytes = self.read_bytes.saturating_add(other.read_bytes);
+        self.zero_bytes = self.zero_bytes.saturating_add(other.zero_bytes);
+        self.unchanged_bytes = self.unchanged_bytes.saturating_add(other.unchanged_bytes);
+        self.known_bytes = self.known_bytes.saturating_add(other.known_bytes);
+        self.new_bytes = self.new_bytes.saturating_add(other.new_bytes);
     }
 }
 
@@ -209,5 +213,55 @@ pub(crate) fn decode_snapshot(bytes: &[u8], snapshot: SnapshotId) -> Result<Snap
             format!("it is the manifest of snapshot {}", manifest.id),
         ));
     }
+    let sizes = manifest.disks.iter().map(|disk| disk.size_bytes);
+    let together = sizes.fold(0u64, u64::saturating_add);
+    if together > DISKS_BYTES_MAX {
+        return Err(Error::damaged(
+            &name,
+            0,
+            format!("its disks have {together} bytes, more than any has"),
+        ));
+    }
     Ok(SnapshotObject::Committed(Box::new(manifest)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DISKS_BYTES_MAX, DiskContent, DiskRecord, DiskStatistics, Manifest, SnapshotObject, decode_snapshot};
+    use crate::id::{PackId, SnapshotId};
+
+    const ID: SnapshotId = SnapshotId::from_bytes([1; 16]);
+
+    fn manifest(sizes: &[u64]) -> Manifest {
+        let mut manifest = Manifest::new(ID, "m".to_owned(), 0, PackId::from_bytes([2; 16]));
+        manifest.disks = sizes
+            .iter()
+            .map(|size_bytes| DiskRecord {
+                name: "vda".to_owned(),
+                size_bytes: *size_bytes,
+                content: DiskContent::Blocks,
+                root: None,
+                statistics: DiskStatistics {
+                    new_bytes: u64::MAX,
+                    ..DiskStatistics::default()
+                },
+                notes: std::collections::BTreeMap::new(),
+            })
+            .collect();
+        manifest
+    }
+
+    /// Sums of sizes and of figures overflowed: a panic where that is checked, and a wrong size where it is not.
+    #[test]
+    fn sizes_that_no_disk_has_are_damage_and_figures_saturate() {
+        let decode = |sizes: &[u64]| decode_snapshot(&manifest(sizes).encode(), ID);
+        for sizes in [&[u64::MAX][..], &[u64::MAX, 1], &[DISKS_BYTES_MAX, 1]] {
+            assert!(decode(sizes).is_err_and(|error| error.is_damage()), "{sizes:?}");
+        }
+        let Ok(SnapshotObject::Committed(largest)) = decode(&[DISKS_BYTES_MAX, 0]) else {
+            unreachable!("the largest disk there is");
+        };
+        assert_eq!(largest.logical_bytes(), DISKS_BYTES_MAX);
+        assert_eq!(largest.statistics().new_bytes, u64::MAX);
+    }
 }

@@ -14,6 +14,8 @@ use crate::packs::Packs;
 pub(crate) enum Visit {
     /// Bytes of the disk that are zero.
     Zero(Range<u64>),
+    /// A page of the map, which is read next; where it is now.
+    Page { place: Location },
     /// Bytes of the disk that lie together in a frame; already resolved through relocations.
     Piece {
         disk_offset: u64,
@@ -92,11 +94,17 @@ impl Walk<'_> {
         if self.known.as_ref().is_some_and(|known| known.contains(&key)) {
             return self.visitor.visit(Visit::Known(span));
         }
-        let verdict = if level == 0 {
+        let seen = match self.packs.resolve(page.location, page.length.into()) {
+            Ok((place, _)) => self.visitor.visit(Visit::Page { place })?,
+            // It cannot be read then, and that is told below.
+            Err(_) => Verdict::Touched,
+        };
+        let below = if level == 0 {
             self.leaf(page, number, span)?
         } else {
             self.inner(page, level, number, span)?
         };
+        let verdict = if seen == Verdict::Clean { below } else { seen };
         if verdict == Verdict::Clean
             && let Some(known) = &mut self.known
         {

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::id::PackId;
 use crate::key::{Cipher, Keyring, Purpose};
 use crate::lru::LruCache;
-use crate::map::{PageCache, PageRef};
+use crate::map::{PAGE_BYTES_MAX, PageCache, PageRef};
 use crate::pack::{Location, PackKey, PackReader, read_directory};
 use crate::relocation::{RelocationTable, load_relocations};
 use crate::store::{Store, StoreError};
@@ -217,6 +217,11 @@ impl PageCache for Packs {
 
 impl Packs {
     fn page_where_it_is(&self, page: PageRef) -> Result<Vec<u8>> {
+        if page.length as usize > PAGE_BYTES_MAX {
+            let detail = format!("a page of {} bytes; at most {PAGE_BYTES_MAX} are read", page.length);
+            let name = crate::pack::pack_name(page.location.pack);
+            return Err(Error::damaged(&name, page.location.offset.into(), detail));
+        }
         let (location, together) = self.resolve(page.location, page.length.into())?;
         let key = (location.pack, location.frame);
         let known = lock(&self.tree_frames).get(&key);

@@ -29,6 +29,10 @@ const FORMAT_VERSION: u8 = 1;
 /// Longest relocation that is read.
 pub(crate) const RELOCATION_BYTES_MAX: u64 = 16 << 20;
 
+/// First offset behind the longest frame.
+#[expect(clippy::cast_possible_truncation, reason = "a frame is far smaller than 4 GiB")]
+const FRAME_END: u32 = FRAME_BYTES_MAX as u32;
+
 /// Bytes that moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Move {
@@ -125,6 +129,13 @@ impl RelocationTable {
             let Some(&pack) = packs.get(pack as usize) else {
                 return decoder.fail("names a pack that its table does not have");
             };
+            // Whoever follows a move of nothing never arrives.
+            if length == 0 {
+                return decoder.fail("moves nothing");
+            }
+            if offset.max(to_offset) + length > FRAME_END {
+                return decoder.fail("has a range that reaches past the end of a frame");
+            }
             self.add(Move {
                 frame,
                 offset,
@@ -219,6 +230,25 @@ mod tests {
         assert_eq!(table.find(at(1, 1, 0), 8192), (None, 4096));
         for nowhere in [at(1, 1, 16384), at(1, 2, 4096), at(1, 0, 4096)] {
             assert_eq!(table.find(nowhere, 8192), (None, 8192));
+        }
+    }
+
+    /// A relocation of no bytes sent whoever followed it round and round: it said that none of the bytes lie together.
+    #[test]
+    fn a_move_of_nothing_and_one_past_the_end_of_a_frame_are_refused() {
+        for (offset, length, to_offset) in [(4096, 0, 0), (2 << 20, 1, 0), (0, 4096, (2 << 20) - 4095)] {
+            let mut table = RelocationTable::default();
+            table.add(Move {
+                frame: 1,
+                offset,
+                length,
+                to: at(9, 0, to_offset),
+            });
+            let mut again = RelocationTable::default();
+            assert!(
+                again.decode_into(&table.encode()).is_err(),
+                "{length} bytes at {offset}"
+            );
         }
     }
 }

@@ -85,7 +85,10 @@ fn of_snapshot(manifest: &Manifest) -> SnapshotStatistics {
         machine: manifest.machine.clone(),
         time_ms: manifest.time_ms,
         logical_bytes: manifest.logical_bytes(),
-        data_bytes: found.unchanged_bytes + found.known_bytes + found.new_bytes,
+        data_bytes: found
+            .unchanged_bytes
+            .saturating_add(found.known_bytes)
+            .saturating_add(found.new_bytes),
         new_bytes: found.new_bytes,
         stored_bytes: manifest.stored_bytes,
     }
@@ -130,8 +133,8 @@ impl Repository {
             progress.advance(1);
             marks.snapshot(&self.packs, manifest)?;
             let snapshot = of_snapshot(manifest);
-            statistics.logical_bytes += snapshot.logical_bytes;
-            statistics.data_bytes += snapshot.data_bytes;
+            statistics.logical_bytes = statistics.logical_bytes.saturating_add(snapshot.logical_bytes);
+            statistics.data_bytes = statistics.data_bytes.saturating_add(snapshot.data_bytes);
             statistics.snapshots.push(snapshot);
         }
         let mut bytes_of: HashMap<ObjectKind, u64> = HashMap::new();

@@ -115,7 +115,10 @@ impl Repository {
         let manifests = self.selected(request, &mut findings)?;
         let mut report = VerifyReport {
             snapshot_count: manifests.len() as u64,
-            logical_bytes: manifests.iter().map(Manifest::logical_bytes).sum(),
+            logical_bytes: manifests
+                .iter()
+                .map(Manifest::logical_bytes)
+                .fold(0, u64::saturating_add),
             ..VerifyReport::default()
         };
         progress.total(report.logical_bytes);
@@ -458,6 +461,8 @@ impl<'a> Batcher<'_, 'a> {
 impl Visitor for Batcher<'_, '_> {
     fn visit(&mut self, visit: Visit) -> Result<Verdict> {
         match visit {
+            // One that cannot be read is unreadable.
+            Visit::Page { .. } => {}
             Visit::Zero(range) => match self.device {
                 Some(device) => self.give(Task::Zero(range, device))?,
                 None => self.job.progress.advance(range.end - range.start),

@@ -404,6 +404,29 @@ fn check_kind(kind: ObjectKind) {
     }
 }
 
+/// A pack of maps whose header is damaged reads as well as before. Repair asked only where the bytes of disks lie whether a
+/// damaged pack is needed, found that pages of maps are needed by nobody, and deleted the pack with the map of a snapshot.
+#[test]
+fn repair_deletes_no_damaged_pack_whose_pages_are_needed() {
+    let base = base();
+    let packs = base.objects.keys().filter(|name| name.kind() == ObjectKind::Pack);
+    for (number, name) in packs.enumerate() {
+        let mut objects = base.objects.clone();
+        objects.retain(|name, _| name.kind() != ObjectKind::Writer);
+        objects.get_mut(name).unwrap()[40] ^= 4;
+        let store = store_of(&objects);
+        let seed = 500 + number as u64;
+        repair(&open(&store, seed).0);
+        let (repository, _) = open(&store, seed + 100);
+        for (snapshot, content) in &base.snapshots {
+            assert!(
+                restores_all(&repository, *snapshot, content),
+                "repair of {name} lost {snapshot}"
+            );
+        }
+    }
+}
+
 #[test]
 fn config() {
     check_kind(ObjectKind::Config);

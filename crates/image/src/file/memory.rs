@@ -1,7 +1,9 @@
 //! Image files in memory, for tests: a plain one, and one that remembers and can fail.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError, RwLock};
+#[cfg(test)]
+use std::sync::Mutex;
+use std::sync::{PoisonError, RwLock};
 
 use holdfast_block::{ExtentKind, ExtentList, Result, to_usize};
 
@@ -15,6 +17,7 @@ pub(crate) struct MemoryFile {
 
 impl MemoryFile {
     /// A file that holds `bytes`.
+    #[cfg(test)]
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
         Self {
             bytes: RwLock::new(bytes),
@@ -74,6 +77,7 @@ impl ImageFile for MemoryFile {
     }
 }
 
+#[cfg(test)]
 /// What was done to a [`RecordingFile`].
 #[derive(Debug, Clone)]
 pub(crate) enum Operation {
@@ -82,6 +86,7 @@ pub(crate) enum Operation {
     Sync,
 }
 
+#[cfg(test)]
 /// A file in memory that remembers every change, so that a crash at any point can be acted out; one of them can fail.
 pub(crate) struct RecordingFile {
     live: MemoryFile,
@@ -90,6 +95,7 @@ pub(crate) struct RecordingFile {
     fail_at: Option<usize>,
 }
 
+#[cfg(test)]
 impl RecordingFile {
     /// A file that holds `start`, durably; operation number `fail_at` will fail.
     pub(crate) fn new(start: Vec<u8>, fail_at: Option<usize>) -> Self {
@@ -157,6 +163,7 @@ impl RecordingFile {
     }
 }
 
+#[cfg(test)]
 impl ImageFile for RecordingFile {
     fn length_bytes(&self) -> Result<u64> {
         self.live.length_bytes()

@@ -5,7 +5,7 @@
 //! crash tests.
 
 mod host;
-#[cfg(test)]
+#[cfg(any(test, feature = "hostile"))]
 pub(crate) mod memory;
 
 use std::ops::Range;

@@ -214,6 +214,7 @@ pub(crate) fn for_each_dirty(
         visit,
     };
     let words = load_table(file, bitmap.table)?;
+    let mut read_bytes = 0;
     let mut bits = vec![0; to_usize(geometry.cluster_bytes())];
     for (number, word) in (0..needed).zip(words) {
         let start = number * covered;
@@ -223,6 +224,12 @@ pub(crate) fn for_each_dirty(
             TableEntry::Cluster(offset) => {
                 if !geometry.is_aligned(offset) || offset >= file_bytes {
                     return Err(damaged(offset, "cluster outside the file".to_owned()));
+                }
+                // A table full of one cluster would make the work grow with the square of the file.
+                read_bytes += geometry.cluster_bytes();
+                if read_bytes > file_bytes.next_multiple_of(geometry.cluster_bytes()) {
+                    let detail = "its clusters are larger than the file: some overlap".to_owned();
+                    return Err(damaged(offset, detail));
                 }
                 file.read_at(&mut bits, offset)?;
                 ranges.add_bits(&bits, start, bitmap.granularity_bytes);

@@ -245,6 +245,101 @@ fn no_damage_crashes_anything() {
     );
 }
 
+/// An image of a disk of `size_bytes` with `clusters` clusters of zeroes, to be filled in: the header's is the first.
+fn blank(header: &Header, clusters: u64) -> Vec<u8> {
+    let mut bytes = header.encode().unwrap();
+    bytes.resize(to_usize(clusters * header.geometry.cluster_bytes()), 0);
+    bytes
+}
+
+fn put_words(bytes: &mut [u8], offset: u64, words: impl IntoIterator<Item = u64>) {
+    let places = bytes[to_usize(offset)..].chunks_exact_mut(8);
+    places
+        .zip(words)
+        .for_each(|(place, word)| place.copy_from_slice(&word.to_be_bytes()));
+}
+
+/// A small image whose refcount table is in its second cluster and whose third is to be used as it likes.
+fn small_header(refcount_bits: u32) -> Header {
+    let qcow2 = Qcow2Options {
+        cluster_bytes: 512,
+        refcount_bits,
+        ..Qcow2Options::default()
+    };
+    let mut header = new_header(&CreateOptions {
+        qcow2,
+        ..CreateOptions::qcow2(0)
+    })
+    .unwrap();
+    header.refcount_table_offset = 512;
+    header.refcount_table_clusters = 1;
+    header
+}
+
+/// A table of one block over and over cost a check the table times the block: hours for a file of a few MiB.
+#[test]
+fn a_refcount_block_that_is_listed_many_times_is_compared_once() {
+    let header = small_header(1);
+    let mut bytes = blank(&header, 3);
+    put_words(&mut bytes, 512, std::iter::repeat_n(1024, 64));
+    bytes[1024..].fill(0xff);
+    let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
+    let report = check(&file, &header, "image").unwrap();
+    assert!(
+        report.corruption_count >= 63,
+        "each further use is an overlap: {report:?}"
+    );
+    assert!(
+        report.leak_count <= 512 * 8,
+        "one block of counts: {}",
+        report.leak_count
+    );
+}
+
+/// A large table can describe clusters that lie behind the last offset that an image can name; their offsets overflowed.
+#[test]
+fn refcounts_of_clusters_that_cannot_exist_are_a_problem_of_the_image() {
+    let mut header = small_header(1);
+    header.geometry.cluster_bits = 21;
+    let cluster_bytes = header.geometry.cluster_bytes();
+    header.refcount_table_offset = cluster_bytes;
+    header.refcount_table_clusters = 4;
+    let mut bytes = blank(&header, 6);
+    let last = 5 * cluster_bytes - 8;
+    put_words(&mut bytes, last, [5 * cluster_bytes]);
+    bytes[to_usize(5 * cluster_bytes)..].fill(0xff);
+    let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
+    let report = check(&file, &header, "image").unwrap();
+    assert!(report.corruption_count > 0, "{report:?}");
+    assert!(report.image_end <= 6 * cluster_bytes, "{report:?}");
+}
+
+/// A table of one cluster of bits over and over cost its reader the table times the cluster.
+#[test]
+fn a_bitmap_whose_clusters_overlap_is_damage() {
+    let mut header = small_header(16);
+    header.size_bytes = 64 * 512 * 8 * 512;
+    let mut bytes = blank(&header, 3);
+    put_words(&mut bytes, 512, std::iter::repeat_n(1024, 64));
+    bytes[1024..].fill(0b0101_0101);
+    let file = MemoryFile::new(bytes);
+    let table = super::header::TableAt {
+        offset: 512,
+        entries: 64,
+    };
+    let found = bitmap::PersistentBitmap {
+        name: "b".to_owned(),
+        granularity_bytes: 512,
+        state: bitmap::BitmapState::Valid,
+        recording: bitmap::Recording::Enabled,
+        table,
+    };
+    let mut ranges = 0;
+    let result = bitmap::for_each_dirty(&file, &header, &found, "image", &mut |_| ranges += 1);
+    assert!(matches!(result, Err(crate::Error::Corrupt { .. })), "{result:?}");
+    assert!(ranges <= 4 * 512 * 4, "{ranges} ranges in a file of three clusters");
+}
+
 /// All caches and tables at their bounds, and the other tests of this program, take less.
 const RESIDENT_KIB_MAX: u64 = 512 << 10;
 

@@ -7,7 +7,7 @@
 
 mod lookup;
 mod merge;
-mod segment;
+pub(crate) mod segment;
 
 pub(crate) use lookup::ChunkIndex;
 pub(crate) use merge::merge_segments;

@@ -15,6 +15,9 @@
 //! The key of a segment is derived from the repository's index key and the segment's identity; nonces: byte 0 is 1 for
 //! pages, 2 for packs, 3 for fences; bytes 4 to 11 the number of the page.
 
+#[cfg(feature = "hostile")]
+pub(crate) mod forged;
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{IndexEntry, PREFIX_LENGTH, Prefix};
@@ -331,14 +334,19 @@ impl SegmentReader {
         let bits = |shift: u32, width: u32| {
             u32::try_from((place >> shift) & ((1 << width) - 1)).expect("fields are narrower than 32 bits")
         };
+        let (chunk_offset, length) = (bits(0, OFFSET_BITS), bits(OFFSET_BITS, LENGTH_BITS));
+        if (chunk_offset + length) as usize > crate::codec::FRAME_BYTES_MAX {
+            let detail = "an entry reaches past the end of a frame";
+            return Err(Error::damaged(&self.name, offset, detail));
+        }
         Ok(IndexEntry {
             prefix: prefix.try_into().expect("the prefix comes first"),
             location: Location {
                 pack,
                 frame: bits(OFFSET_BITS + LENGTH_BITS, 16),
-                offset: bits(0, OFFSET_BITS),
+                offset: chunk_offset,
             },
-            length: bits(OFFSET_BITS, LENGTH_BITS),
+            length,
         })
     }
 }

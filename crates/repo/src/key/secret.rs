@@ -21,7 +21,7 @@ impl MasterSecret {
         Ok(secret)
     }
 
-    pub(super) fn from_bytes(bytes: [u8; SECRET_BYTES]) -> Self {
+    pub(crate) fn from_bytes(bytes: [u8; SECRET_BYTES]) -> Self {
         Self(Zeroizing::new(bytes))
     }
 

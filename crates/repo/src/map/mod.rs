@@ -9,7 +9,9 @@ mod page;
 mod reader;
 mod writer;
 
-pub(crate) use page::{Piece, PieceContent, Unit};
+pub(crate) use page::{PAGE_BYTES_MAX, Piece, PieceContent, Unit};
+#[cfg(feature = "hostile")]
+pub(crate) use page::{decode_inner, decode_leaf, encode_inner, encode_leaf};
 pub(crate) use reader::{MapReader, PageCache};
 pub(crate) use writer::{MapWriter, PageSink};
 

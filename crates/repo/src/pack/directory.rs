@@ -195,6 +195,15 @@ impl Directory {
 
     /// Decodes and checks; `directory_offset` is where the pack says that its directory begins.
     pub(crate) fn decode(bytes: &[u8], directory_offset: u64) -> Result<Self, Malformed> {
+        let mut directory = Self::decode_unplaced(bytes)?;
+        if directory.place_prints() != directory_offset {
+            return Decoder::new(bytes).fail("does not add up to the length of the pack");
+        }
+        Ok(directory)
+    }
+
+    /// Decodes a directory without knowing where in its pack it lies, and so without placing the prints.
+    pub(crate) fn decode_unplaced(bytes: &[u8]) -> Result<Self, Malformed> {
         const FRAME_BYTES: usize = 5;
         let mut decoder = Decoder::new(bytes);
         let kind = match decoder.u8()? {
@@ -213,9 +222,6 @@ impl Directory {
         }
         let attachment_length = decoder.count(1)?;
         directory.attachment = decoder.take(attachment_length)?.to_vec();
-        if directory.place_prints() != directory_offset {
-            return decoder.fail("does not add up to the length of the pack");
-        }
         decoder.finish()?;
         Ok(directory)
     }

@@ -12,7 +12,11 @@ mod writer;
 
 pub(crate) use directory::{ChunkEntry, Directory, FRAME_COUNT_MAX, FrameContent, FrameEntry};
 pub(crate) use key::PackKey;
+#[cfg(feature = "hostile")]
+pub(crate) use key::Section;
 pub(crate) use layout::{HEADER_LENGTH, PackKind, TRAILER_LENGTH, pack_name};
+#[cfg(feature = "hostile")]
+pub(crate) use layout::{decode_header, decode_trailer, encode_header, encode_trailer};
 pub(crate) use reader::{PackReader, read_directory};
 pub(crate) use writer::{PackWriter, SealedFrame, seal_frame};
 

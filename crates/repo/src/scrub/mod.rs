@@ -29,7 +29,7 @@ use crate::damage::{DamageRecord, clear_damage, damage_names, put_damage, read_d
 use crate::error::{Error, Result};
 use crate::finding::{Finding, FindingKind, Findings, Place, Touched};
 use crate::id::PackId;
-use crate::impact::{add_impact, impact};
+use crate::impact::{add_impact, needed_packs};
 use crate::lease::writer_name;
 use crate::manifest::{Manifest, snapshot_name};
 use crate::pack::pack_name;
@@ -366,13 +366,9 @@ impl Repository {
             }
         }
         // The walk also comes across packs that are neither there nor listed.
-        let mut needed = HashSet::new();
         let (packs, damage) = (&survey.packs, &survey.damage);
-        let is_suspect =
-            |pack: PackId, _| (!packs.contains_key(&pack) || damage.contains_key(&pack)).then_some(Place::Pack(pack));
-        impact(&self.packs, &survey.manifests, &is_suspect, |place, _| {
-            needed.insert(place.pack());
-        })?;
+        let is_suspect = |pack: PackId| !packs.contains_key(&pack) || damage.contains_key(&pack);
+        let needed = needed_packs(&self.packs, &survey.manifests, &is_suspect)?;
         for pack in &needed {
             if !survey.packs.contains_key(pack) && self.is_absent(*pack)? {
                 survey.absent.insert(*pack);

@@ -7,6 +7,9 @@
     reason = "each test uses its part, and a test may fail"
 )]
 
+pub(crate) mod ruin;
+pub(crate) mod specimen;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};

@@ -1,0 +1,110 @@
+//! What people type, laid open to hostile text: see [`holdfast_block::hostile`].
+
+use holdfast_block::hostile::{Outcome, Parser};
+use holdfast_policy::{Candidate as Kept, Policy, Protection, Span, TimeZone, Timestamp, plan};
+
+use crate::{Candidate, SnapshotName, resolve};
+
+/// The parsers of this crate, and of the policy that it asks.
+pub const PARSERS: &[Parser] = &[
+    Parser {
+        name: "retention",
+        feed: retention,
+    },
+    Parser {
+        name: "snapshot_name",
+        feed: snapshot_name,
+    },
+];
+
+/// Valid text for every parser of this crate: name of the parser, name of the seed, bytes.
+pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let mut seeds = Vec::new();
+    for (name, text) in [
+        ("week", "7d"),
+        ("mixed", "1y6m"),
+        ("all", "9999y9999m9999w9999d9999h"),
+        ("spaces", " 12h "),
+    ] {
+        seeds.push(("retention", name, text.as_bytes().to_vec()));
+    }
+    for (name, text) in [
+        ("id", "3fa2c1"),
+        ("latest", "latest"),
+        ("machine", "web1:vda"),
+        ("newest", "web1@latest"),
+        ("day", "web1@2026-11-20"),
+        ("local", "web1@2026-11-20T10:00:30"),
+        ("offset", "web1@2026-11-20T10:00:00.5+01:00:vda"),
+        ("utc", "web1@9999-12-31T23:59:59Z"),
+        ("script", "b\u{fc}ro \u{202f}1@2026-11-20"),
+    ] {
+        seeds.push(("snapshot_name", name, text.as_bytes().to_vec()));
+    }
+    seeds
+}
+
+/// The times at which clocks and calendars end, and some between.
+const TIMES: [i64; 5] = [-377_705_023_201, -1, 0, 1_795_000_000, 253_402_207_200];
+
+fn times() -> impl Iterator<Item = Timestamp> {
+    TIMES
+        .into_iter()
+        .map(|second| Timestamp::from_second(second).expect("a time of the calendar"))
+}
+
+/// A span of time, and what retention makes of it, from one end of the calendar to the other.
+pub fn retention(bytes: &[u8]) -> Outcome {
+    let Ok(span) = String::from_utf8_lossy(bytes).parse::<Span>() else {
+        return Outcome::Refused;
+    };
+    assert_eq!(span.to_string().parse(), Ok(span), "it reads as another span");
+    let policy = Policy {
+        keep_within: Some(span),
+        ..Policy::default()
+    };
+    let candidates: Vec<Kept> = times()
+        .map(|time| Kept {
+            time,
+            id: time.to_string(),
+            tags: Vec::new(),
+            protection: Protection::None,
+        })
+        .collect();
+    for now in times() {
+        let plan = plan(&policy, &candidates, now, &TimeZone::UTC);
+        assert_eq!(
+            plan.decisions().len(),
+            candidates.len(),
+            "every snapshot has a decision"
+        );
+        assert!(plan.kept().count() > 0, "the newest stays");
+    }
+    Outcome::Decoded
+}
+
+/// The name of a snapshot, and the search for it.
+pub fn snapshot_name(bytes: &[u8]) -> Outcome {
+    let Ok(name) = String::from_utf8_lossy(bytes).parse::<SnapshotName>() else {
+        return Outcome::Refused;
+    };
+    let ids: Vec<String> = (0..TIMES.len()).map(|number| format!("3fa2{number:028x}")).collect();
+    let candidates: Vec<Candidate<'_>> = times()
+        .zip(&ids)
+        .map(|(time, id)| Candidate {
+            id,
+            machine: "web1",
+            time,
+        })
+        .collect();
+    let found = resolve(&name.snapshot, &candidates, &TimeZone::UTC);
+    match found {
+        Ok(index) => assert!(index < candidates.len(), "a snapshot that is not in the list"),
+        Err(error) => assert!(!error.to_string().is_empty(), "an error says nothing"),
+    }
+    assert!(
+        resolve(&name.snapshot, &[], &TimeZone::UTC).is_err(),
+        "found where there is none"
+    );
+    Outcome::Decoded
+}

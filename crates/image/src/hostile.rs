@@ -1,0 +1,244 @@
+//! The parsers of images, laid open: see [`holdfast_block::hostile`].
+//!
+//! An image is fed as a file without a name, by the same functions that open any other, with the gate shut.
+
+mod seeds;
+
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use holdfast_block::hostile::{Outcome, Parser};
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
+use rustix::fs::MemfdFlags;
+
+pub use seeds::seeds;
+
+use crate::{Backing, BitmapState, Format, Gate, Image, MapContent, OpenOptions, Result, check, detect, open};
+
+/// The parsers of this crate.
+pub const PARSERS: &[Parser] = &[
+    Parser {
+        name: "image_format",
+        feed: image_format,
+    },
+    Parser {
+        name: "qcow2",
+        feed: qcow2,
+    },
+    Parser {
+        name: "qcow2_write",
+        feed: qcow2_write,
+    },
+];
+
+/// Entries of a map, snapshots and bitmaps that are looked at: a small file can describe a disk that is read for years.
+const ENTRY_COUNT_MAX: usize = 500;
+const PART_COUNT_MAX: usize = 3;
+const READ_BYTES_MAX: u64 = 64 << 10;
+
+/// A file in memory, and the path that leads to it while it is open.
+struct Unnamed {
+    file: File,
+    path: PathBuf,
+}
+
+impl Unnamed {
+    fn new(bytes: &[u8]) -> Self {
+        let fd = rustix::fs::memfd_create("image", MemfdFlags::CLOEXEC).expect("Linux has files in memory");
+        let file = File::from(fd);
+        file.write_all_at(bytes, 0).expect("memory can be written");
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        Self { file, path }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let length = self.file.metadata().expect("an open file").len();
+        let mut bytes = vec![0; to_usize(length)];
+        self.file.read_exact_at(&mut bytes, 0).expect("memory can be read");
+        bytes
+    }
+}
+
+fn options(format: Option<Format>, backing: Backing) -> OpenOptions {
+    OpenOptions {
+        format,
+        gate: Gate::Deny,
+        backing,
+        ..OpenOptions::default()
+    }
+}
+
+/// Any file, whose format is found out, and which is read where that can be read.
+pub fn image_format(bytes: &[u8]) -> Outcome {
+    let file = Unnamed::new(bytes);
+    let format = detect(&file.path).expect("every file has a format, raw if no other");
+    assert_eq!(
+        Format::from_name(format.name()),
+        Some(format),
+        "its name is that of another"
+    );
+    match open(&file.path, &options(None, Backing::Follow)) {
+        Ok(image) => {
+            assert_eq!(image.layers()[0].format, format, "it was opened as another format");
+            outcome_of(&read_all(&image))
+        }
+        Err(_) => Outcome::Refused,
+    }
+}
+
+/// A qcow2 image, read whole: its information, map, bitmaps, internal snapshots, and the check of its metadata.
+pub fn qcow2(bytes: &[u8]) -> Outcome {
+    let file = Unnamed::new(bytes);
+    let checked = use_check(&file.path);
+    let followed = open(&file.path, &options(Some(Format::Qcow2), Backing::Follow));
+    let named = |image: &Image| {
+        let info = image.layers()[0].qcow2.clone().expect("it was opened as qcow2");
+        info.backing_file.is_some() || info.data_file.is_some()
+    };
+    if let Ok(image) = &followed {
+        assert!(!named(image), "the gate let another file in");
+    }
+    let alone = open(&file.path, &options(Some(Format::Qcow2), Backing::Ignore));
+    let used = alone.and_then(|image| use_image(&image));
+    let outcome = outcome_of(&checked.and(used));
+    assert!(file.bytes() == bytes, "reading changed the image");
+    outcome
+}
+
+fn outcome_of(result: &Result<()>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Decoded,
+        Err(_) => Outcome::Refused,
+    }
+}
+
+fn use_check(path: &Path) -> Result<()> {
+    let report = check(path, &options(Some(Format::Qcow2), Backing::Ignore))?;
+    for problem in &report.problems {
+        assert!(!problem.kind.to_string().is_empty(), "a problem says nothing");
+    }
+    Ok(())
+}
+
+fn use_image(image: &Image) -> Result<()> {
+    let info = image.layers()[0].qcow2.clone().expect("it was opened as qcow2");
+    let read = read_all(image);
+    for snapshot in info.snapshots.iter().take(PART_COUNT_MAX) {
+        let device = image.snapshot(&snapshot.id)?;
+        read_ends(&*device)?;
+    }
+    for bitmap in info.bitmaps.iter().take(PART_COUNT_MAX) {
+        let (mut end, mut count) = (0, 0u64);
+        let walked = image.for_each_dirty(&bitmap.name, |range| {
+            assert!(
+                range.start >= end && range.end > range.start,
+                "dirty ranges come in order"
+            );
+            end = range.end;
+            count += 1;
+        });
+        assert!(end <= image.size_bytes(), "a dirty range behind the end of the disk");
+        if let Ok(dirty) = image.dirty_bitmap(&bitmap.name) {
+            assert!(
+                walked.is_ok() && bitmap.state == BitmapState::Valid,
+                "only a valid bitmap is used"
+            );
+            assert_eq!(dirty.is_clean(), count == 0, "the bitmap is not what was walked");
+        }
+    }
+    read
+}
+
+/// Walks the map, and reads what it leads to.
+fn read_all(image: &Image) -> Result<()> {
+    let size_bytes = image.size_bytes();
+    let mut buffer = Vec::new();
+    let mut at = 0;
+    for _ in 0..ENTRY_COUNT_MAX {
+        if at >= size_bytes {
+            break;
+        }
+        let entry = image.map_at(at, u64::MAX)?;
+        assert!(entry.offset == at && entry.length > 0, "the map makes no progress");
+        assert!(at + entry.length <= size_bytes, "the map goes past the end of the disk");
+        buffer.clear();
+        buffer.resize(to_usize(entry.length.min(READ_BYTES_MAX)), 0xee);
+        image.read_at(&mut buffer, at)?;
+        if entry.content == MapContent::Zero {
+            assert!(buffer.iter().all(|byte| *byte == 0), "zeroes read as something else");
+        }
+        at += entry.length;
+    }
+    read_ends(image)
+}
+
+fn read_ends(device: &dyn BlockDevice) -> Result<()> {
+    let size_bytes = device.size_bytes();
+    let mut buffer = vec![0; to_usize(size_bytes.min(READ_BYTES_MAX))];
+    device.read_at(&mut buffer, 0)?;
+    let last = size_bytes - buffer.len() as u64;
+    device.read_at(&mut buffer, last)?;
+    let list = device.extents(0..size_bytes, ENTRY_COUNT_MAX)?;
+    assert!(
+        list.end() <= size_bytes && (size_bytes == 0 || list.end() > 0),
+        "extents make no progress"
+    );
+    Ok(())
+}
+
+/// A qcow2 image that is written to and flushed. Where the check found no corruption before, it finds none afterwards, and the image
+/// reads as what was written.
+///
+/// An image that says of two places of its disk that each has the same cluster for itself is believed, as it is by every
+/// program that does not read all of its metadata first: a write to one shows at the other. So of corrupt images nothing is asked
+/// but that they do no harm to the writer.
+pub fn qcow2_write(bytes: &[u8]) -> Outcome {
+    let file = Unnamed::new(bytes);
+    let options = options(Some(Format::Qcow2), Backing::Ignore);
+    let is_sound = || check(&file.path, &options).is_ok_and(|report| report.corruption_count == 0);
+    let was_sound = is_sound();
+    let mut written = Vec::new();
+    if write_some(&file.path, &options, &mut written).is_err() {
+        return Outcome::Refused;
+    }
+    let again = open(&file.path, &options).and_then(|image| {
+        for offset in written {
+            let mut back = [0; WRITTEN.len()];
+            image.read_at(&mut back, offset)?;
+            assert!(
+                back == WRITTEN || !was_sound,
+                "what was written and flushed reads as something else"
+            );
+        }
+        Ok(())
+    });
+    assert!(
+        !was_sound || (again.is_ok() && is_sound()),
+        "writing has made a sound image corrupt"
+    );
+    outcome_of(&again)
+}
+
+const WRITTEN: [u8; 3000] = [0x5a; 3000];
+
+/// Writes at a few places, trims behind each where nothing was written, and flushes; says where it wrote.
+fn write_some(path: &Path, options: &OpenOptions, written: &mut Vec<u64>) -> Result<()> {
+    let length = WRITTEN.len() as u64;
+    let image = crate::open_mut(path, options)?;
+    let size_bytes = image.size_bytes();
+    for offset in [0, 700, size_bytes / 2, size_bytes.saturating_sub(length)] {
+        if size_bytes.saturating_sub(offset) < length {
+            continue;
+        }
+        image.write_at(&WRITTEN, offset)?;
+        written.retain(|other| other.abs_diff(offset) >= length);
+        written.push(offset);
+        let end = (offset + 2 * length).min(size_bytes);
+        if written.iter().all(|other| other.abs_diff(offset + length) >= length) {
+            image.trim(offset + length..end)?;
+        }
+    }
+    Ok(image.flush()?)
+}

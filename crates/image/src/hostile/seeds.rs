@@ -1,0 +1,170 @@
+//! Small valid images of several kinds, with plain, compressed and zero clusters, a snapshot and a bitmap.
+
+use std::sync::Arc;
+
+use holdfast_block::to_usize;
+
+use crate::create::{CreateOptions, Qcow2Options};
+use crate::file::ImageFile;
+use crate::file::memory::MemoryFile;
+use crate::qcow2::codec::ClusterCompressor;
+use crate::qcow2::header::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS, Extension, Header};
+use crate::qcow2::layout::new_header;
+use crate::{BulkWriter, Compression};
+
+const DISK_BYTES: u64 = 8192;
+
+/// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
+pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let base = Qcow2Options {
+        cluster_bytes: 512,
+        ..Qcow2Options::default()
+    };
+    let kinds = [
+        ("v3", base.clone()),
+        (
+            "v2",
+            Qcow2Options {
+                version: 2,
+                ..base.clone()
+            },
+        ),
+        (
+            "zstd",
+            Qcow2Options {
+                compression: Compression::Zstd,
+                cluster_bytes: 1024,
+                ..base.clone()
+            },
+        ),
+        (
+            "extended",
+            Qcow2Options {
+                extended_l2: true,
+                cluster_bytes: 16_384,
+                ..base.clone()
+            },
+        ),
+        (
+            "wide-refcounts",
+            Qcow2Options {
+                refcount_bits: 64,
+                ..base
+            },
+        ),
+    ];
+    let mut seeds = vec![
+        ("image_format", "raw", b"nothing that is known".to_vec()),
+        ("image_format", "empty", Vec::new()),
+    ];
+    for (name, options) in kinds {
+        if options.extended_l2 {
+            // Its clusters are large: one image is enough, and nothing follows them.
+            seeds.push(("qcow2", name, write(&options, None)));
+            continue;
+        }
+        let image = image(&options);
+        if name == "v3" {
+            seeds.push(("image_format", name, image.clone()));
+        }
+        seeds.push(("qcow2", name, image));
+        // One that is written to: what follows the clusters has no refcounts, which writing would find out.
+        seeds.push(("qcow2_write", name, write(&options, None)));
+    }
+    seeds
+}
+
+/// An image; a snapshot and a bitmap follow its clusters, whose number is known only when they are written.
+fn image(options: &Qcow2Options) -> Vec<u8> {
+    let length = write(options, Some(0)).len() as u64;
+    let start = length.next_multiple_of(options.cluster_bytes);
+    let mut bytes = write(options, Some(start));
+    bytes.resize(to_usize(start), 0);
+    // The L1 table as a row has it: offset and entries.
+    let l1 = [&bytes[40..48], &bytes[36..40]].concat();
+    let header = header(options, Some(start));
+    let mut append = |content: Vec<u8>| {
+        bytes.extend_from_slice(&content);
+        bytes.resize(bytes.len().next_multiple_of(to_usize(options.cluster_bytes)), 0);
+    };
+    append(snapshot_row(&header, &l1));
+    if header.version == 3 {
+        append(bitmap_row(start + 2 * options.cluster_bytes));
+        append((start + 3 * options.cluster_bytes).to_be_bytes().to_vec());
+        append(vec![0b0101_1100; 5]);
+    }
+    bytes
+}
+
+fn snapshot_row(header: &Header, l1: &[u8]) -> Vec<u8> {
+    let mut row = l1.to_vec();
+    row.extend(1u16.to_be_bytes());
+    row.extend(6u16.to_be_bytes());
+    row.extend(1_800_000_000u32.to_be_bytes());
+    row.extend([0; 4 + 8 + 4]);
+    row.extend(16u32.to_be_bytes());
+    row.extend(0u64.to_be_bytes());
+    row.extend(header.size_bytes.to_be_bytes());
+    row.extend(b"1before");
+    row
+}
+
+fn bitmap_row(table: u64) -> Vec<u8> {
+    let mut row = table.to_be_bytes().to_vec();
+    row.extend(1u32.to_be_bytes());
+    row.extend(2u32.to_be_bytes());
+    row.extend([1, 9]);
+    row.extend(5u16.to_be_bytes());
+    row.extend(0u32.to_be_bytes());
+    row.extend(b"dirty");
+    row
+}
+
+fn header(options: &Qcow2Options, start: Option<u64>) -> Header {
+    let mut header = new_header(&CreateOptions {
+        qcow2: options.clone(),
+        ..CreateOptions::qcow2(DISK_BYTES)
+    })
+    .expect("the options are legal");
+    let Some(start) = start else { return header };
+    header.snapshot_count = 1;
+    header.snapshot_table_offset = start;
+    if header.version == 3 {
+        let mut data = vec![0, 0, 0, 1, 0, 0, 0, 0];
+        data.extend(32u64.to_be_bytes());
+        data.extend((start + options.cluster_bytes).to_be_bytes());
+        header.autoclear |= AUTOCLEAR_BITMAPS;
+        header.extensions.push(Extension {
+            kind: EXTENSION_BITMAPS,
+            data,
+        });
+    }
+    header
+}
+
+/// An image whose header says that the snapshot table begins at `start`, and the bitmaps behind it; or of neither.
+fn write(options: &Qcow2Options, start: Option<u64>) -> Vec<u8> {
+    let cluster_bytes = options.cluster_bytes;
+    let file = Arc::new(MemoryFile::default());
+    let shared = Arc::clone(&file) as Arc<dyn ImageFile>;
+    let mut compressor = ClusterCompressor::new(options.compression, None).expect("the default level");
+    let mut writer = BulkWriter::new(shared, None, header(options, start), false, None).expect("memory can be written");
+    for number in 0..DISK_BYTES.div_ceil(cluster_bytes) {
+        let offset = number * cluster_bytes;
+        let length = cluster_bytes.min(DISK_BYTES - offset);
+        let cluster = vec![number.to_le_bytes()[0]; to_usize(length)];
+        let appended = match number % 3 {
+            0 => writer.append(&cluster, offset),
+            1 => {
+                let packed = compressor.compress(&cluster).expect("equal bytes compress");
+                writer.append_compressed(&packed, offset)
+            }
+            _ => Ok(()),
+        };
+        appended.expect("memory can be written");
+    }
+    writer.finish().expect("memory can be written");
+    let mut bytes = vec![0; to_usize(file.length_bytes().expect("memory has a length"))];
+    file.read_at(&mut bytes, 0).expect("memory can be read");
+    bytes
+}

@@ -1,0 +1,60 @@
+//! Hostile bytes for every parser of images, without a fuzzer.
+
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
+
+#[path = "../../block/tests/hostile/ordeal.rs"]
+mod ordeal;
+
+use holdfast_image::hostile::{PARSERS, seeds};
+use ordeal::{Bound, Ordeal};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static ALLOCATOR: PeakAlloc = PeakAlloc;
+
+/// What the file can justify: its tables once as they are stored and once as numbers, in each of the layers that are open at a
+/// time. What it cannot: a cluster of at most 2 MiB for each table that begins in it, as the file may end within one, and
+/// the caches for tables (8 MiB) and decompressed clusters (4 MiB) of a layer.
+const BOUND: Bound = Bound {
+    per_byte: 40,
+    constant_bytes: 24 << 20,
+};
+
+/// An image of an empty disk with thousands of snapshots, each of the fewest bytes that a row of their table has.
+fn swollen() -> Vec<(&'static str, Vec<u8>)> {
+    const COUNT: u32 = 8000;
+    let header: [&[u8]; 11] = [
+        b"QFI\xfb",
+        &2u32.to_be_bytes(),
+        &[0; 8 + 4],
+        &9u32.to_be_bytes(),
+        &[0; 8 + 4 + 4 + 8],
+        &512u64.to_be_bytes(),
+        &1u32.to_be_bytes(),
+        &COUNT.to_be_bytes(),
+        &1024u64.to_be_bytes(),
+        &[0; 512 - 72],
+        &[0; 512],
+    ];
+    let mut bytes = header.concat();
+    bytes.resize(1024 + 40 * COUNT as usize, 0);
+    // The refcount block lies behind the snapshots.
+    let block = bytes.len().next_multiple_of(512);
+    bytes.resize(block + 512, 0);
+    bytes[512..520].copy_from_slice(&(block as u64).to_be_bytes());
+    vec![("qcow2", bytes.clone()), ("image_format", bytes)]
+}
+
+#[test]
+fn hostile_images_are_an_error_and_take_no_more_memory_than_they_justify() {
+    let seeds = seeds().into_iter().map(|(parser, _, bytes)| (parser, bytes)).collect();
+    Ordeal {
+        parsers: PARSERS,
+        seeds,
+        swollen: swollen(),
+        bound: |_| BOUND,
+        case_count: 6000,
+        allocator: &ALLOCATOR,
+    }
+    .run();
+}

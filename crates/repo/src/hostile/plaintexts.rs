@@ -1,0 +1,125 @@
+//! From a repository to the bytes that its parsers are fed, and back: seeds, and objects that are sealed and hostile.
+
+use crate::config::RepositoryConfig;
+use crate::error::Result;
+use crate::index::segment::forged;
+use crate::key::{self, Cipher, PaperKey, Purpose, seal_object};
+use crate::manifest::encode_revoked;
+use crate::pack::PackKey;
+use crate::repository::{Repository, Vault};
+use crate::scrub::record::is_read_record;
+use crate::store::{ObjectKind, ObjectName};
+
+use super::keyring;
+
+/// What a parser reads of an object.
+#[derive(Debug, Clone)]
+pub struct Plaintext {
+    /// The parser, of [`PARSERS`](super::PARSERS).
+    pub parser: &'static str,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// What a parser reads of the object `name`, all of it; none where no parser is behind a seal.
+pub fn plaintext(repository: &Repository, name: &ObjectName) -> Result<Option<Plaintext>> {
+    let vault = &repository.vault;
+    let text = name.name();
+    let parser = match name.kind() {
+        ObjectKind::Config => "config",
+        ObjectKind::Key => return Ok(None),
+        ObjectKind::Pack => {
+            let Ok(pack) = text.parse() else { return Ok(None) };
+            let bytes = super::pack::plaintext(&*vault.store, pack, || pack_key(vault, pack))?;
+            return Ok(Some(Plaintext { parser: "pack", bytes }));
+        }
+        ObjectKind::Index => {
+            let Ok(segment) = text.parse() else { return Ok(None) };
+            let bytes = forged::plaintext(&*vault.store, &vault.segment_keys(), segment)?;
+            let parser = "index_segment";
+            return Ok(Some(Plaintext { parser, bytes }));
+        }
+        ObjectKind::Snapshot => "manifest",
+        ObjectKind::Forgotten => "forgotten",
+        ObjectKind::Protected if !text.contains('.') => return Ok(None),
+        ObjectKind::Protected | ObjectKind::Writer => "writer",
+        ObjectKind::Condemned if text.contains('.') => "waits",
+        ObjectKind::Condemned => "condemned",
+        ObjectKind::Relocation => "relocation",
+        ObjectKind::Scrub if is_read_record(name) => "scrub_record",
+        ObjectKind::Scrub => "damage_record",
+    };
+    let bytes = vault.get_sealed(name, u64::MAX)?;
+    Ok(Some(Plaintext { parser, bytes }).filter(|plaintext| plaintext.bytes != encode_revoked()))
+}
+
+fn pack_key(vault: &Vault, pack: crate::id::PackId) -> PackKey {
+    PackKey::new(vault.cipher, vault.keyring.key(Purpose::PackSealing), pack)
+}
+
+/// The object `name` with another plaintext, sealed with the repository's keys; none where it cannot be sealed.
+///
+/// Stored in the place of the object it is what only a holder of the keys can do.
+pub fn reseal(repository: &Repository, name: &ObjectName, plaintext: &[u8]) -> Result<Option<Vec<u8>>> {
+    let vault = &repository.vault;
+    let purpose = match name.kind() {
+        ObjectKind::Key => return Ok(None),
+        ObjectKind::Pack => {
+            let forge = |pack| super::pack::forge(&pack_key(vault, pack), pack, plaintext);
+            return Ok(name.name().parse().ok().and_then(forge));
+        }
+        ObjectKind::Index => {
+            let forge = |segment| forged::forge(&vault.segment_keys(), segment, plaintext);
+            return Ok(name.name().parse().ok().and_then(forge));
+        }
+        ObjectKind::Config | ObjectKind::Snapshot => Purpose::ManifestSealing,
+        _ => Purpose::MarkerSealing,
+    };
+    let randomness = &*vault.surroundings.randomness;
+    let sealed = seal_object(&vault.keyring, purpose, vault.cipher, name, plaintext, randomness)?;
+    Ok(Some(sealed))
+}
+
+/// What every parser reads in a repository, which is whole: valid bytes that its writers wrote.
+pub fn plaintexts(repository: &Repository) -> Result<Vec<Plaintext>> {
+    let vault = &repository.vault;
+    let mut found = Vec::new();
+    let mut add = |parser: &'static str, bytes: Vec<u8>| found.push(Plaintext { parser, bytes });
+    for kind in ObjectKind::ALL {
+        for name in vault.names(kind)? {
+            add("object_name", name.to_string().into_bytes());
+            match plaintext(repository, &name)? {
+                _ if kind == ObjectKind::Key => {
+                    // Without the hash at its end.
+                    let mut slot = vault.store.get(&name, key::SLOT_BYTES_MAX)?;
+                    slot.truncate(slot.len().saturating_sub(32));
+                    add("key_slot", slot);
+                }
+                Some(Plaintext { parser: "pack", .. }) => {
+                    let pack = name.name().parse().expect("the name of a pack was read");
+                    for (parser, bytes) in super::pack::parts(&*vault.store, pack, || pack_key(vault, pack))? {
+                        add(parser, bytes);
+                    }
+                }
+                Some(Plaintext { parser, bytes }) => add(parser, bytes),
+                None => {}
+            }
+        }
+    }
+    for manifest in repository.snapshots()?.0 {
+        for disk in &manifest.disks {
+            for (parser, bytes) in super::map::parts(&repository.packs, disk)? {
+                add(parser, bytes);
+            }
+        }
+    }
+    add("paper_key", PaperKey::encode(&vault.master).text().as_bytes().to_vec());
+    let (name, randomness) = (ObjectName::config(), &*vault.surroundings.randomness);
+    for cipher in [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305] {
+        let config = RepositoryConfig::new(vault.config.id, 0, cipher).encode();
+        let sealed = seal_object(&keyring(), Purpose::MarkerSealing, cipher, &name, &config, randomness)?;
+        add("sealed_object", sealed);
+        add("config", config);
+    }
+    Ok(found)
+}

@@ -1,0 +1,219 @@
+//! A small repository that has an object of every kind: what hostile bytes are made from.
+
+use std::collections::BTreeMap;
+use std::io::{Cursor, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use holdfast_block::MemoryDevice;
+use holdfast_repo::hostile::{Plaintext, plaintexts};
+use holdfast_repo::key::{Credential, KdfParameters, Randomness};
+use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
+use holdfast_repo::{
+    GcRequest, InitRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, ScrubRequest, SnapshotId, Source,
+    SourceData, Surroundings,
+};
+
+use super::{Disk, SeededBytes, Watch, init_request, request, surroundings};
+
+const KIB: u64 = 1024;
+
+/// A repository, and what its snapshots hold.
+pub(crate) struct Specimen {
+    pub(crate) store: MemoryStore,
+    pub(crate) repository: Repository,
+    pub(crate) snapshots: Vec<Contents>,
+}
+
+/// What a snapshot holds: a disk and a stream.
+#[derive(Clone)]
+pub(crate) struct Contents {
+    pub(crate) snapshot: SnapshotId,
+    pub(crate) disk: Vec<u8>,
+    pub(crate) memory: Vec<u8>,
+}
+
+/// The master secret comes first of all that is drawn, and is the one that everybody knows.
+struct KnownSecret {
+    drawn: AtomicBool,
+    rest: SeededBytes,
+}
+
+impl Randomness for KnownSecret {
+    fn fill(&self, bytes: &mut [u8]) -> holdfast_repo::key::Result<()> {
+        if self.drawn.swap(true, Ordering::Relaxed) {
+            return self.rest.fill(bytes);
+        }
+        bytes.fill(0x48);
+        Ok(())
+    }
+}
+
+/// The same process on every machine, so that seeds tell nothing of the one that they were made on; it never ends.
+struct KnownProcess;
+
+impl Processes for KnownProcess {
+    fn this(&self) -> ProcessIdentity {
+        ProcessIdentity {
+            host: "host".to_owned(),
+            boot: "boot".to_owned(),
+            namespace: "namespace".to_owned(),
+            process: 1,
+            started: 1,
+        }
+    }
+
+    fn liveness(&self, process: &ProcessIdentity) -> Liveness {
+        assert_eq!(*process, self.this(), "nobody else writes here");
+        Liveness::Alive
+    }
+}
+
+/// What a repository of tests knows of its surroundings, with the known secret.
+pub(crate) fn known_surroundings() -> Surroundings {
+    Surroundings {
+        randomness: Arc::new(KnownSecret {
+            drawn: AtomicBool::new(false),
+            rest: SeededBytes::new(7),
+        }),
+        processes: Arc::new(KnownProcess),
+        ..surroundings(1)
+    }
+}
+
+/// A stream that takes a copy of its own writer's announcement.
+struct StealMarker {
+    store: MemoryStore,
+    inner: Cursor<Vec<u8>>,
+    stolen: Option<(ObjectName, Vec<u8>)>,
+}
+
+impl Read for StealMarker {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if let Some(name) = names(&self.store, ObjectKind::Writer).pop() {
+            let bytes = self.store.get(&name, u64::MAX).unwrap();
+            self.stolen = Some((name, bytes));
+        }
+        self.inner.read(buffer)
+    }
+}
+
+pub(crate) fn names(store: &MemoryStore, kind: ObjectKind) -> Vec<ObjectName> {
+    let mut names = Vec::new();
+    store
+        .list(kind, &mut |name, _| {
+            names.push(name);
+            Ok(())
+        })
+        .unwrap();
+    names
+}
+
+fn back_up(repository: &Repository, disk: &Disk, memory: &mut dyn Read, time_ms: i64) -> SnapshotId {
+    let device = MemoryDevice::from_bytes(&disk.bytes);
+    let source = |name: &str, data| Source {
+        name: name.to_owned(),
+        data,
+        notes: BTreeMap::from([("format".to_owned(), "raw".to_owned())]),
+    };
+    let sources = vec![
+        source("vda", SourceData::Disk(&device)),
+        source("memory", SourceData::Stream(memory)),
+    ];
+    let mut request = request("machine", time_ms, sources, Parent::Newest, 1);
+    request.tags = vec!["weekly".to_owned()];
+    repository.backup(request, &Watch::default()).unwrap().snapshot.id
+}
+
+impl Specimen {
+    /// Backups, a removal, a gc that rewrites packs, one that has to wait for a writer, a scrub, and one that finds damage.
+    pub(crate) fn new() -> Self {
+        let store = MemoryStore::new();
+        let repository = Repository::init(Arc::new(store.clone()), &init_request(), known_surroundings()).unwrap();
+        add_slots(&repository);
+        let mut disk = Disk::new(150 * KIB + 77, 3);
+        disk.fill(0, 40 * KIB);
+        disk.fill(90 * KIB, 8 * KIB);
+        let mut memory = Disk::new(24 * KIB, 4);
+        memory.fill(0, 18 * KIB);
+        let mut marker = StealMarker {
+            store: store.clone(),
+            inner: Cursor::new(memory.bytes.clone()),
+            stolen: None,
+        };
+        let first = back_up(&repository, &disk, &mut marker, 1_800_000_000_000);
+        disk.fill(0, 20 * KIB);
+        let second = back_up(&repository, &disk, &mut &memory.bytes[..], 1_800_000_001_000);
+        let contents = |snapshot, disk: &Disk, memory: &Disk| Contents {
+            snapshot,
+            disk: disk.bytes.clone(),
+            memory: memory.bytes.clone(),
+        };
+        let kept = contents(second, &disk, &memory);
+        let repack = GcRequest {
+            repack_below_percent: 99,
+            thread_count: 1,
+        };
+        repository.forget(first, "for the specimen").unwrap();
+        repository.gc(repack).unwrap();
+        disk.fill(60 * KIB, 12 * KIB);
+        let third = back_up(&repository, &disk, &mut &memory.bytes[..], 1_800_000_002_000);
+        disk.fill(100 * KIB, 8 * KIB);
+        let last = contents(
+            back_up(&repository, &disk, &mut &memory.bytes[..], 1_800_000_003_000),
+            &disk,
+            &memory,
+        );
+        repository.forget(third, "for the specimen").unwrap();
+        // A writer that never ends: what gc condemns from here on stays condemned.
+        let (name, bytes) = marker.stolen.unwrap();
+        store.put(&name, &bytes).unwrap();
+        repository.gc(repack).unwrap();
+        repository.protect(last.snapshot).unwrap();
+        find_damage(&store, &repository);
+        Self {
+            store,
+            repository,
+            snapshots: vec![kept, last],
+        }
+    }
+
+    /// What every parser reads in it.
+    pub(crate) fn plaintexts(&self) -> Vec<Plaintext> {
+        plaintexts(&self.repository).unwrap()
+    }
+}
+
+/// A slot of every kind beside the first, for a key file.
+fn add_slots(repository: &Repository) {
+    let parameters = KdfParameters {
+        memory_kib: 8,
+        iterations: 1,
+        lanes: 1,
+    };
+    for credential in [Credential::Open, Credential::Passphrase(b"known")] {
+        let slot = InitRequest {
+            credential,
+            label: "another",
+            parameters,
+            ..init_request()
+        };
+        repository.add_key(&slot).unwrap();
+    }
+}
+
+/// Scrubs whole, and again with a damaged pack, which is whole again afterwards; so there are records of both.
+fn find_damage(store: &MemoryStore, repository: &Repository) {
+    let full = ScrubRequest {
+        percent: 100,
+        thread_count: 1,
+    };
+    repository.scrub(full, &Watch::default()).unwrap();
+    let pack = names(store, ObjectKind::Pack).remove(0);
+    let whole = store.get(&pack, u64::MAX).unwrap();
+    let mut damaged = whole.clone();
+    damaged[100] ^= 1;
+    store.damage(&pack, &damaged);
+    assert!(repository.scrub(full, &Watch::default()).unwrap().has_damage());
+    store.damage(&pack, &whole);
+}
