@@ -421,7 +421,7 @@ impl Repository {
 
     /// Deletes what only served packs that are gone.
     fn tidy_up(&self, marks: &Marks, relocations: &[ObjectName]) -> Result<()> {
-        let living = compact_index(&self.vault, Compaction::Thorough)?;
+        let living = compact_index(&self.vault, Compaction::Thorough(marks))?;
         for name in relocations {
             let needed =
                 relocated_pack(name).is_none_or(|pack| marks.relocated.contains(&pack) || living.contains(&pack));

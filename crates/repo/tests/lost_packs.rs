@@ -1,0 +1,69 @@
+//! Gc on a repository that has lost something: it deletes nothing that would bring it back, and forgets what does not matter.
+
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+mod common;
+
+use common::{Disk, Rig};
+use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
+use holdfast_repo::{FindingKind, GcRequest, Parent, RepairReport, RepairRequest, ScrubRequest};
+
+const GC: GcRequest = GcRequest {
+    repack_below_percent: 50,
+    thread_count: 0,
+};
+const FULL: ScrubRequest = ScrubRequest {
+    percent: 100,
+    thread_count: 1,
+};
+
+fn repair(rig: &Rig) -> RepairReport {
+    let request = RepairRequest {
+        percent: 100,
+        thread_count: 1,
+    };
+    let plan = rig.repository.plan_repair(request, &rig.progress).unwrap();
+    rig.repository.repair(&plan, 1, &rig.progress).unwrap()
+}
+
+/// The packs of chunks, which say in their 11th byte that they are such.
+fn data_packs(store: &MemoryStore) -> Vec<ObjectName> {
+    let objects = store.objects();
+    let packs = objects
+        .iter()
+        .filter(|(name, bytes)| name.kind() == ObjectKind::Pack && bytes[10] == 1);
+    packs.map(|(name, _)| name.clone()).collect()
+}
+
+/// A pack was lost. Before anybody had noticed, gc dropped what the index listed of it. So repair could not say which chunks
+/// were lost, and the backup that brought all of them again healed nothing.
+#[test]
+fn gc_does_not_forget_which_chunks_a_lost_pack_held() {
+    let rig = Rig::new(31);
+    let mut disk = Disk::new(2 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let snapshot = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    let [pack] = &data_packs(&rig.store)[..] else {
+        panic!("one pack of chunks")
+    };
+    rig.store.delete(pack).unwrap();
+    for _ in 0..2 {
+        rig.repository.gc(GC).unwrap();
+    }
+    let report = repair(&rig);
+    assert_eq!(report.lost_bytes, 1 << 20, "{report:?}");
+    rig.backup("m", &disk, Parent::Newest);
+    rig.assert_restores(snapshot, &disk);
+    // What nobody needs any more is dropped from the index all the same.
+    rig.repository.forget(snapshot, "test").unwrap();
+    rig.repository.gc(GC).unwrap();
+    let scrubbed = rig.repository.scrub(FULL, &rig.progress).unwrap();
+    assert!(
+        scrubbed
+            .findings
+            .iter()
+            .all(|finding| finding.kind != FindingKind::Dangling),
+        "{:?}",
+        scrubbed.findings
+    );
+}
