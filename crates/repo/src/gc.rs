@@ -17,27 +17,24 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::compact::{Compaction, compact_index};
 use crate::condemned::{condemned_name, encode_condemned, waits_name};
 use crate::error::{Error, Result};
-use crate::forget::{ForgottenRecord, clear_intents, forgotten, forgotten_name};
-use crate::id::{PackId, SegmentId, SnapshotId, WriterId};
+use crate::forget::forgotten;
+use crate::id::{PackId, SegmentId, WriterId};
 use crate::index::{SegmentWriter, entries_of};
 use crate::lease::{self, Lease, Work, WriterRecord};
 use crate::manifest::{Manifest, snapshot_name};
 use crate::mark::{Marks, live_ranges};
 use crate::pack::{Directory, pack_name};
-use crate::relocation::{RelocationTable, relocated_pack};
+use crate::relocation::RelocationTable;
 use crate::repack::{pack_set, repack};
 use crate::repository::Repository;
 use crate::room::with_room;
 use crate::store::{ObjectKind, ObjectName, Put, StoreError};
+use crate::tidy::Leftovers;
 
 /// Packs whose living bytes are moved at once; bounds the memory for their ranges.
 const REPACK_BATCH_COUNT: usize = 64;
-/// A forgotten snapshot's record stays at least a day: a pack that was deleted can come back after a power cut, and its copy
-/// of the manifest must not pass for a lost snapshot.
-const FORGOTTEN_AGE_MS: i64 = 24 * 3600 * 1000;
 const WAITS_BYTES_MAX: u64 = 1 << 20;
 
 /// How to give space back.
@@ -130,7 +127,7 @@ impl Repository {
         let dead_writers = self.revoke_dead_writers(lease, &mut report)?;
         self.finish_forgetting()?;
         // Listed before they are read: whatever is listed is known to the mark, and what comes later is not ours to delete.
-        let relocations = self.vault.names(ObjectKind::Relocation)?;
+        let leftovers = Leftovers::list(&self.vault)?;
         self.refresh()?;
 
         // Listed before the mark: a pack that comes later is nobody's business yet.
@@ -160,7 +157,7 @@ impl Repository {
             self.vault.store.delete(&own)?;
         }
         self.clear_writers(&dead_writers)?;
-        self.tidy_up(&marks, &relocations)?;
+        self.tidy_up(&marks, &leftovers)?;
         Ok(report)
     }
 
@@ -417,38 +414,6 @@ impl Repository {
             report.freed_bytes += sizes.get(pack).copied().unwrap_or_default();
         }
         Ok(())
-    }
-
-    /// Deletes what only served packs that are gone.
-    fn tidy_up(&self, marks: &Marks, relocations: &[ObjectName]) -> Result<()> {
-        let living = compact_index(&self.vault, Compaction::Thorough(marks))?;
-        for name in relocations {
-            let needed =
-                relocated_pack(name).is_none_or(|pack| marks.relocated.contains(&pack) || living.contains(&pack));
-            if !needed {
-                self.vault.store.delete(name)?;
-            }
-        }
-        let now_ms = (self.vault.surroundings.now_ms)();
-        for ForgottenRecord {
-            snapshot,
-            copy,
-            time_ms,
-            ..
-        } in forgotten(&self.vault)?
-        {
-            let gone = copy.is_none_or(|copy| !living.contains(&copy));
-            if gone && now_ms.saturating_sub(time_ms) > FORGOTTEN_AGE_MS {
-                self.vault.store.delete(&forgotten_name(snapshot))?;
-            }
-        }
-        // Protections are listed first: only a snapshot that is there is protected, so what is missing then is gone for good.
-        let mut protected: Vec<SnapshotId> = self.protected()?.into_iter().collect();
-        protected.sort_unstable();
-        let snapshots: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();
-        protected.retain(|id| !snapshots.contains(id));
-        protected.into_iter().try_for_each(|id| self.unprotect(id))?;
-        clear_intents(&self.vault)
     }
 }
 

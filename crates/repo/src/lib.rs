@@ -41,6 +41,7 @@ mod scrub;
 mod stats;
 pub mod store;
 mod surroundings;
+mod tidy;
 mod verify;
 mod wire;
 

@@ -35,6 +35,13 @@ fn data_packs(store: &MemoryStore) -> Vec<ObjectName> {
     packs.map(|(name, _)| name.clone()).collect()
 }
 
+fn damage_records(store: &MemoryStore) -> Vec<ObjectName> {
+    let names = store.objects().into_keys();
+    names
+        .filter(|name| name.kind() == ObjectKind::Scrub && name.name().starts_with("damage."))
+        .collect()
+}
+
 /// A pack was lost. Before anybody had noticed, gc dropped what the index listed of it. So repair could not say which chunks
 /// were lost, and the backup that brought all of them again healed nothing.
 #[test]
@@ -66,4 +73,44 @@ fn gc_does_not_forget_which_chunks_a_lost_pack_held() {
         "{:?}",
         scrubbed.findings
     );
+}
+
+/// What was recorded of a damaged pack stayed after gc had deleted the pack, and after it had deleted all that needed one
+/// that was lost: every later backup read it again, to heal what nobody needs.
+#[test]
+fn gc_deletes_what_is_recorded_of_packs_that_nobody_needs() {
+    let rig = Rig::new(32);
+    let mut disk = Disk::new(2 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let first = rig.backup("damaged", &disk, Parent::Newest).snapshot.id;
+    let [damaged] = &data_packs(&rig.store)[..] else {
+        panic!("one pack of chunks")
+    };
+    disk.fill(0, 1 << 20);
+    let second = rig.backup("lost", &disk, Parent::Newest).snapshot.id;
+    let lost = data_packs(&rig.store).into_iter().find(|pack| pack != damaged).unwrap();
+    let mut bytes = rig.store.objects()[damaged].to_vec();
+    bytes[5000] ^= 1;
+    rig.store.damage(damaged, &bytes);
+    rig.store.delete(&lost).unwrap();
+    rig.repository.scrub(FULL, &rig.progress).unwrap();
+    repair(&rig);
+    assert_eq!(damage_records(&rig.store).len(), 2);
+
+    // While they are needed, they stay.
+    rig.repository.gc(GC).unwrap();
+    assert_eq!(damage_records(&rig.store).len(), 2);
+    rig.repository.forget(first, "test").unwrap();
+    rig.repository.gc(GC).unwrap();
+    assert!(!rig.store.objects().contains_key(damaged));
+    let [record] = &damage_records(&rig.store)[..] else {
+        panic!("{:?}", damage_records(&rig.store))
+    };
+    let lost_name = lost.name();
+    assert!(record.name().starts_with(&format!("damage.{lost_name}.")), "{record}");
+    rig.repository.forget(second, "test").unwrap();
+    rig.repository.gc(GC).unwrap();
+    assert_eq!(damage_records(&rig.store), []);
+    let scrubbed = rig.repository.scrub(FULL, &rig.progress).unwrap();
+    assert_eq!(scrubbed.findings, []);
 }
