@@ -14,6 +14,7 @@
 //! Every step can be the last: what is left is found by the next run. `docs/locking.md` argues why nothing alive is deleted.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +37,10 @@ use crate::tidy::Leftovers;
 /// Packs whose living bytes are moved at once; bounds the memory for their ranges.
 const REPACK_BATCH_COUNT: usize = 64;
 const WAITS_BYTES_MAX: u64 = 1 << 20;
+/// What is left of objects that were never finished goes after a day when nobody is at work: whoever began it, and is, would
+/// have announced that before. Beside writers it stays for a week: one that finds nothing new for days adds nothing to a pack.
+const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 3600);
+const UNFINISHED_BESIDE_WRITERS_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// How to give space back.
 #[derive(Debug, Clone, Copy)]
@@ -74,6 +79,8 @@ pub struct GcReport {
     pub deleted_pack_count: u64,
     /// Bytes given back.
     pub freed_bytes: u64,
+    /// Bytes given back of objects that writers had begun when they died.
+    pub unfinished_bytes: u64,
     /// Bytes written to move what is alive.
     pub rewritten_bytes: u64,
     /// Writers that died and were cleared away, for people.
@@ -125,6 +132,12 @@ impl Repository {
     fn gc_under(&self, lease: &Lease<'_>, request: GcRequest) -> Result<GcReport> {
         let mut report = GcReport::default();
         let dead_writers = self.revoke_dead_writers(lease, &mut report)?;
+        // First of all, because it makes room.
+        let age = match &self.other_writers(lease, &dead_writers)?[..] {
+            [] => UNFINISHED_AGE,
+            _ => UNFINISHED_BESIDE_WRITERS_AGE,
+        };
+        report.unfinished_bytes = self.vault.store.clean(age)?;
         self.finish_forgetting()?;
         // Listed before they are read: whatever is listed is known to the mark, and what comes later is not ours to delete.
         let leftovers = Leftovers::list(&self.vault)?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use holdfast_block::{BlockDevice, MemoryDevice};
 use holdfast_repo::store::{InterleavedStore, ObjectKind, ObjectName, ObjectWriter, Put, Result as StoreResult, Store};
@@ -209,6 +210,9 @@ impl Store for SleepyStore {
     }
     fn strangers(&self, visit: &mut dyn FnMut(String) -> StoreResult<()>) -> StoreResult<()> {
         self.nod().strangers(visit)
+    }
+    fn clean(&self, age: Duration) -> StoreResult<u64> {
+        self.nod().clean(age)
     }
     fn describe(&self) -> String {
         self.inner.describe()
