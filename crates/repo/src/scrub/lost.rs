@@ -14,7 +14,7 @@ use crate::id::{PackId, SnapshotId, WriterId};
 use crate::lease::writer_name;
 use crate::manifest::{Manifest, SnapshotObject, decode_snapshot, snapshot_name};
 use crate::pack::Directory;
-use crate::repository::Vault;
+use crate::repository::{Repository, Vault};
 use crate::store::{ObjectName, StoreError};
 
 /// Copies of manifests, by the snapshot that they are of.
@@ -51,6 +51,21 @@ impl Copies {
     /// The pack that has a copy of the manifest of `snapshot`.
     pub(crate) fn of(&self, snapshot: SnapshotId) -> Option<PackId> {
         self.found.get(&snapshot).map(|(pack, _)| *pack)
+    }
+}
+
+impl Repository {
+    /// The copies of manifests in all packs whose directory can be read; reads all of these directories.
+    pub(crate) fn copies(&self) -> Result<Copies> {
+        let mut copies = Copies::default();
+        for pack in self.vault.pack_ids()? {
+            match self.packs.reader(pack) {
+                Ok(reader) => copies.add(pack, &reader.directory),
+                Err(error) if error.is_about_one_object() || error.is_unreadable() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(copies)
     }
 }
 
