@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
 
-use common::{Disk, PASSPHRASE, Rig, SeededBytes, Watch, request, surroundings};
+use common::{Disk, Hooked, PASSPHRASE, Rig, SeededBytes, Watch, request, surroundings};
 use holdfast_block::{BlockDevice, MemoryDevice};
 use holdfast_repo::store::{ObjectKind, Store};
 use holdfast_repo::{
-    Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, RestoreRequest, Source, SourceData,
-    TargetState,
+    Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, RepairRequest, Repository, RestoreRequest,
+    ScrubRequest, Source, SourceData, TargetState,
 };
 
 const REWRITE_ALL: GcRequest = GcRequest {
@@ -156,4 +156,48 @@ fn a_writer_that_was_taken_for_dead_never_commits() {
     for kind in [ObjectKind::Writer, ObjectKind::Snapshot] {
         rig.store.list(kind, &mut |name, _| panic!("{name} is left")).unwrap();
     }
+}
+
+/// The announcement of a writer at work was damaged, and repair removed what nobody could read. Gc knew of no writer then, and
+/// deleted what it referred to; and it committed a snapshot that could not be read.
+#[test]
+fn a_writer_whose_announcement_is_gone_does_not_commit() {
+    let rig = Rig::new(24);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let first = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    let bytes = disk.bytes.clone();
+    let device = MemoryDevice::from_bytes(&disk.bytes);
+    let other = another(&rig, 97, Liveness::Alive);
+    let mut stream = Meanwhile {
+        bytes: &bytes,
+        act: Some(Box::new(|| {
+            let objects = rig.store.objects();
+            let names = objects.keys().filter(|name| name.kind() == ObjectKind::Writer);
+            names.for_each(|name| rig.store.damage(name, b"damaged"));
+            other.forget(first, "test").unwrap();
+            assert!(other.gc(REWRITE_ALL).unwrap_err().is_damage(), "gc waits for repair");
+            let request = RepairRequest {
+                percent: 0,
+                thread_count: 1,
+            };
+            let plan = other.plan_repair(request, &Watch::default()).unwrap();
+            other.repair(&plan, 1, &Watch::default()).unwrap();
+            let report = other.gc(REWRITE_ALL).unwrap();
+            assert!(report.deleted_pack_count > 0, "{report:?}");
+        })),
+    };
+    let source = |name: &str, data| Source {
+        name: name.to_owned(),
+        data,
+        notes: BTreeMap::new(),
+    };
+    let sources = vec![
+        source("vda", SourceData::Disk(&device)),
+        source("memory", SourceData::Stream(&mut stream)),
+    ];
+    let request = request("m", 1, sources, Parent::Newest, 0);
+    let result = rig.repository.backup(request, &rig.progress);
+    assert!(matches!(result, Err(Error::Revoked { .. })), "{result:?}");
+    assert!(rig.repository.snapshots().unwrap().0.is_empty());
 }

@@ -36,7 +36,7 @@ use crate::pack::{ChunkEntry, FrameContent, Location};
 use crate::packing::{FinishedPack, FrameStream, PackOutput};
 use crate::packs::Packs;
 use crate::repository::Repository;
-use crate::store::Put;
+use crate::store::{ObjectName, Put};
 
 /// What is backed up as one disk.
 pub struct Source<'a> {
@@ -266,7 +266,11 @@ impl Repository {
 
     /// Puts the snapshot under its name; returns the bytes of its object.
     fn commit(&self, lease: &Lease<'_>, manifest: &Manifest) -> Result<u64> {
+        // While our announcement is there, nobody deletes what we refer to; without it, gc may have.
         let name = snapshot_name(manifest.id);
+        if !lease.is_announced()? {
+            return Err(self.revoked(lease, &name)?);
+        }
         let bytes = manifest.encode();
         let put = match self.vault.put_sealed(&name, &bytes) {
             // It may be there all the same; asking again settles it.
@@ -274,14 +278,21 @@ impl Repository {
             Ok(put) => put,
         };
         if put == Put::AlreadyExists && lease::is_revoked(&self.vault, &lease.record)? {
-            // Only we could have put anything else there.
-            self.vault.store.delete(&name)?;
-            return Err(Error::Revoked {
-                writer: lease.record.writer,
-            });
+            return Err(self.revoked(lease, &name)?);
         }
         let length = self.vault.store.length(&name);
         Ok(length.unwrap_or(bytes.len() as u64))
+    }
+
+    /// The error of a writer that was taken for dead; takes away the mark in the place of its snapshot, which has done its work.
+    fn revoked(&self, lease: &Lease<'_>, name: &ObjectName) -> Result<Error> {
+        // Only we could have put anything else there.
+        if lease::is_revoked(&self.vault, &lease.record)? {
+            self.vault.store.delete(name)?;
+        }
+        Ok(Error::Revoked {
+            writer: lease.record.writer,
+        })
     }
 }
 
