@@ -27,11 +27,10 @@ use crate::lease::{self, Lease, Work, WriterRecord};
 use crate::manifest::{Manifest, snapshot_name};
 use crate::mark::{Marks, live_ranges};
 use crate::pack::{Directory, pack_name};
-use crate::relocation::RelocationTable;
 use crate::repack::{pack_set, repack};
 use crate::repository::Repository;
 use crate::room::with_room;
-use crate::store::{ObjectKind, ObjectName, Put, StoreError};
+use crate::store::{ObjectKind, Put, StoreError};
 use crate::tidy::Leftovers;
 
 /// Packs whose living bytes are moved at once; bounds the memory for their ranges.
@@ -141,7 +140,10 @@ impl Repository {
         self.finish_forgetting()?;
         // Listed before they are read: whatever is listed is known to the mark, and what comes later is not ours to delete.
         let leftovers = Leftovers::list(&self.vault)?;
-        self.refresh()?;
+        // Without a relocation, what it leads to passes for dead.
+        if let Some(error) = self.packs.refresh()?.errors.into_iter().next() {
+            return Err(error);
+        }
 
         // Listed before the mark: a pack that comes later is nobody's business yet.
         let sizes = self.pack_sizes()?;
@@ -183,10 +185,7 @@ impl Repository {
         (marks, mut chosen): (&mut Marks, Chosen),
         report: &mut GcReport,
     ) -> Result<()> {
-        let snapshots = self.all_snapshots()?;
-        for manifest in &snapshots {
-            marks.snapshot(&self.packs, manifest)?;
-        }
+        let snapshots = self.mark_again(marks)?;
         chosen.dead.retain(|pack| !marks.is_live(*pack));
         let sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
         // What is dead goes first: moving what is alive takes room.
@@ -214,6 +213,24 @@ impl Repository {
             .iter()
             .try_for_each(|manifest| marks.snapshot(&self.packs, manifest))?;
         Ok(marks)
+    }
+
+    /// Marks what came since; returns all snapshots.
+    ///
+    /// A backup may also have healed: then snapshots that were marked long ago are found to need other packs than before.
+    fn mark_again(&self, marks: &mut Marks) -> Result<Vec<Manifest>> {
+        let snapshots = self.all_snapshots()?;
+        let refreshed = self.packs.refresh()?;
+        if let Some(error) = refreshed.errors.into_iter().next() {
+            return Err(error);
+        }
+        if refreshed.has_news {
+            marks.begin_again();
+        }
+        snapshots
+            .iter()
+            .try_for_each(|manifest| marks.snapshot(&self.packs, manifest))?;
+        Ok(snapshots)
     }
 
     pub(crate) fn pack_sizes(&self) -> Result<Sizes> {
@@ -342,9 +359,7 @@ impl Repository {
         }
         if !free.is_empty() {
             // The writers that were waited for may have committed after we marked.
-            for manifest in self.all_snapshots()? {
-                marks.snapshot(&self.packs, &manifest)?;
-            }
+            self.mark_again(marks)?;
         }
         free.retain(|pack| chosen.dead.contains(pack) && !marks.is_live(*pack));
         chosen.dead.retain(|pack| !free.contains(pack));
@@ -384,20 +399,10 @@ impl Repository {
         self.write_index(&repacked.packs)?;
         for (pack, table) in &repacked.tables {
             self.put_relocation(*pack, table)?;
-            marks.relocated.insert(*pack);
+            marks.moved_out_of(*pack);
         }
         let failed: HashSet<PackId> = repacked.failed.iter().map(|(pack, _)| *pack).collect();
         Ok(batch.iter().copied().filter(|pack| !failed.contains(pack)).collect())
-    }
-
-    pub(crate) fn put_relocation(&self, pack: PackId, table: &RelocationTable) -> Result<()> {
-        if table.is_empty() {
-            return Ok(());
-        }
-        let number = u64::from_le_bytes(self.vault.surroundings.draw()?);
-        let name = ObjectName::new(ObjectKind::Relocation, &format!("{pack}.{number:016x}"))?;
-        self.vault.put_sealed(&name, &table.encode())?;
-        Ok(())
     }
 
     /// Writes a segment about `packs`.

@@ -31,6 +31,7 @@ mod mark;
 mod pack;
 mod packing;
 mod packs;
+mod relocated;
 mod relocation;
 mod repack;
 mod repair;

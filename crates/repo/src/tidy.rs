@@ -1,6 +1,6 @@
 //! The end of gc: what only served packs and snapshots that are gone goes as well.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::compact::{Compaction, compact_index};
 use crate::damage::damage_names;
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::forget::{ForgottenRecord, clear_intents, forgotten, forgotten_name};
 use crate::id::{PackId, SnapshotId};
 use crate::mark::Marks;
-use crate::relocation::relocated_pack;
+use crate::relocated::{RelocationId, Twin, delete_relocation, read_twin, relocations};
 use crate::repository::{Repository, Vault};
 use crate::store::{ObjectKind, ObjectName};
 
@@ -21,14 +21,14 @@ const FORGOTTEN_AGE_MS: i64 = 24 * 3600 * 1000;
 /// It is listed before anything is marked: what comes later may be about packs, and serve snapshots, that the marks do not
 /// know.
 pub(crate) struct Leftovers {
-    relocations: Vec<ObjectName>,
+    relocations: BTreeMap<RelocationId, BTreeSet<Twin>>,
     damage: BTreeMap<PackId, Vec<ObjectName>>,
 }
 
 impl Leftovers {
     pub(crate) fn list(vault: &Vault) -> Result<Self> {
         Ok(Self {
-            relocations: vault.names(ObjectKind::Relocation)?,
+            relocations: relocations(&*vault.store)?,
             damage: damage_names(vault)?,
         })
     }
@@ -38,11 +38,11 @@ impl Repository {
     /// Deletes what only served packs that are gone.
     pub(crate) fn tidy_up(&self, marks: &Marks, leftovers: &Leftovers) -> Result<()> {
         let living = compact_index(&self.vault, Compaction::Thorough(marks))?;
-        for name in &leftovers.relocations {
-            let needed =
-                relocated_pack(name).is_none_or(|pack| marks.relocated.contains(&pack) || living.contains(&pack));
-            if !needed {
-                self.vault.store.delete(name)?;
+        for (id, twins) in &leftovers.relocations {
+            if !marks.relocated.contains(&id.pack) && !living.contains(&id.pack) {
+                delete_relocation(&*self.vault.store, id)?;
+            } else if twins.len() == 1 {
+                self.complete(id, twins)?;
             }
         }
         // Of a pack that is gone, and lost because it is needed, the record is what it is healed by.
@@ -54,6 +54,21 @@ impl Repository {
         self.forget_old_removals(&living)?;
         self.drop_protections_of_nothing()?;
         clear_intents(&self.vault)
+    }
+
+    /// Puts the object of a relocation that is missing beside the one that is there.
+    ///
+    /// Whoever put one may have died before the other, or be just about to put it: then nothing changes.
+    fn complete(&self, id: &RelocationId, twins: &BTreeSet<Twin>) -> Result<()> {
+        for twin in twins {
+            match read_twin(&*self.vault.store, &self.vault.keyring, id, *twin) {
+                Ok(table) => drop(self.vault.put_sealed(&id.name(twin.other()), &table.encode())?),
+                // It is repair's business.
+                Err(error) if error.is_about_one_object() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Deletes records of forgotten snapshots of which nothing is left.

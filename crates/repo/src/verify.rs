@@ -25,9 +25,9 @@ use crate::manifest::{DiskContent, DiskRecord, Manifest, snapshot_name};
 use crate::map_walk::{Verdict, Visit, Visitor, walk_disk};
 use crate::pack::FrameContent;
 use crate::packs::FrameBuffers;
-use crate::relocation::load_relocations;
 use crate::repository::Repository;
 use crate::restore::JobProgress;
+use crate::scrub::check_relocations;
 use crate::store::StoreError;
 
 /// Memory for the frames that were seen: about 12 TiB of stored data.
@@ -109,9 +109,7 @@ impl Repository {
     pub fn verify(&self, request: &VerifyRequest<'_>, progress: &dyn JobProgress) -> Result<VerifyReport> {
         self.refresh()?;
         let mut findings = Findings::default();
-        for error in load_relocations(&*self.vault.store, &self.vault.keyring)?.1 {
-            findings.error(error)?;
-        }
+        check_relocations(&self.vault, &mut findings)?;
         let manifests = self.selected(request, &mut findings)?;
         let mut report = VerifyReport {
             snapshot_count: manifests.len() as u64,

@@ -201,3 +201,47 @@ fn a_writer_whose_announcement_is_gone_does_not_commit() {
     assert!(matches!(result, Err(Error::Revoked { .. })), "{result:?}");
     assert!(rig.repository.snapshots().unwrap().0.is_empty());
 }
+
+/// Gc had marked, and was about to delete a pack that no snapshot needed. A backup healed an old snapshot out of just that
+/// pack, and ended. Gc looked again, but only at snapshots that were new to it, and deleted the pack.
+#[test]
+fn what_heals_a_snapshot_while_gc_works_is_not_deleted() {
+    let rig = Rig::new(25);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let old = rig.backup("old", &disk, Parent::Newest).snapshot.id;
+    let objects = rig.store.objects();
+    let is_large = |bytes: &[u8]| bytes.len() > 1 << 18;
+    let (damaged, bytes) = objects.iter().find(|(_, bytes)| is_large(bytes)).unwrap();
+    // A backup that does not see the pack stores the same data once more.
+    rig.store.delete(damaged).unwrap();
+    let twice = rig.backup("twice", &disk, Parent::None).snapshot.id;
+    let mut bytes = bytes.to_vec();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    rig.store.put(damaged, &bytes).unwrap();
+    rig.repository.forget(twice, "test").unwrap();
+    let full = ScrubRequest {
+        percent: 100,
+        thread_count: 1,
+    };
+    assert!(rig.repository.scrub(full, &rig.progress).unwrap().has_damage());
+
+    let healer = another(&rig, 94, Liveness::Alive);
+    let hooked = Hooked::new(&rig.store, ObjectKind::Condemned, move || {
+        let device = MemoryDevice::from_bytes(&[7; 4096]);
+        let source = Source {
+            name: "vda".to_owned(),
+            data: SourceData::Disk(&device),
+            notes: BTreeMap::new(),
+        };
+        let request = request("other", 1, vec![source], Parent::None, 0);
+        healer.backup(request, &Watch::default()).unwrap();
+    });
+    let gc = Repository::open(Arc::new(hooked), PASSPHRASE, surroundings(93))
+        .unwrap()
+        .repository;
+    let report = gc.gc(REWRITE_ALL).unwrap();
+    assert_eq!(report.waiting_for, Vec::<String>::new());
+    common::assert_restores(&another(&rig, 92, Liveness::Alive), old, &disk.bytes);
+}

@@ -24,6 +24,7 @@ pub(crate) use self::index::IndexSurvey;
 pub(crate) use self::lost::{Copies, copied_manifest};
 use self::pack::{PackOutcome, PackScratch, scrub_pack};
 use self::record::{read_records, replace_records};
+pub(crate) use self::small::check_relocations;
 use self::small::check_small_objects;
 use crate::damage::{DamageRecord, clear_damage, damage_names, put_damage, read_damage};
 use crate::error::{Error, Result};
