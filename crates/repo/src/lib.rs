@@ -10,6 +10,7 @@ mod cut;
 mod damage;
 mod device;
 mod diff;
+mod differing;
 mod error;
 mod finding;
 mod fingerprint;

@@ -101,7 +101,12 @@ impl Repository {
 
     /// Whether everything that the manifest in `copy` refers to can be reached.
     pub(super) fn is_complete(&self, copy: PackId) -> Result<bool> {
-        let reader = self.packs.reader(copy)?;
+        let reader = match self.packs.reader(copy) {
+            Ok(reader) => reader,
+            // Gc has deleted it since it was found, or it is damaged: there is nothing that could come back.
+            Err(error) if error.is_about_one_object() => return Ok(false),
+            Err(error) => return Err(error),
+        };
         let Some(manifest) = copied_manifest(&reader.directory) else {
             return Ok(false);
         };

@@ -40,7 +40,7 @@ use crate::store::{ObjectKind, ObjectName};
 pub struct RepairRequest {
     /// Share of the packs that is read first, in percent: 100 finds everything, 0 mends what was found before.
     pub percent: u8,
-    /// Threads that read; at least 1.
+    /// Threads that read; with none, everything is done by the caller, in a fixed order.
     pub thread_count: usize,
 }
 
