@@ -110,7 +110,9 @@ fn what_was_removed_stays_removed_as_long_as_there_is_a_copy() {
     };
     // The clock of these tests goes on by a second each time that it is asked.
     let two_days = 2 * 24 * 3600;
-    (0..two_days).for_each(|_| drop((rig.surroundings.now_ms)()));
+    for _ in 0..two_days {
+        (rig.surroundings.now_ms)();
+    }
     // Somebody at work holds the packs up.
     let device = MemoryDevice::from_bytes(&[1; 4096]);
     let held = Hooked::new(&rig.store, ObjectKind::Pack, {
