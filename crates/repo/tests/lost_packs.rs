@@ -4,9 +4,12 @@
 
 mod common;
 
-use common::{Disk, Rig};
+use std::collections::BTreeMap;
+
+use common::{Disk, Rig, request};
+use holdfast_block::{BlockDevice, MemoryDevice};
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
-use holdfast_repo::{FindingKind, GcRequest, Parent, RepairReport, RepairRequest, ScrubRequest};
+use holdfast_repo::{FindingKind, GcRequest, Parent, RepairReport, RepairRequest, ScrubRequest, Source, SourceData};
 
 const GC: GcRequest = GcRequest {
     repack_below_percent: 50,
@@ -113,4 +116,57 @@ fn gc_deletes_what_is_recorded_of_packs_that_nobody_needs() {
     assert_eq!(damage_records(&rig.store), []);
     let scrubbed = rig.repository.scrub(FULL, &rig.progress).unwrap();
     assert_eq!(scrubbed.findings, []);
+}
+
+/// Whatever is damaged of the maps of a snapshot, known or not, the next backup of the same disk does not build on it: it
+/// takes over a page only after it has read it and compared it with its own. What is damaged stays damaged, and is named.
+#[test]
+fn a_backup_is_whole_whatever_page_of_its_parent_is_damaged() {
+    let rig = Rig::new(33);
+    // Two leaves below a root.
+    let mut disk = Disk::new(65 << 20, 3);
+    disk.fill(0, 100 << 10);
+    disk.fill(64 << 20, 100 << 10);
+    let old = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    let objects = rig.store.objects();
+    let is_tree = |name: &ObjectName, bytes: &[u8]| name.kind() == ObjectKind::Pack && bytes[10] == 2;
+    let (name, bytes) = objects.iter().find(|(name, bytes)| is_tree(name, bytes)).unwrap();
+    let length = bytes.len();
+    let mut cases: Vec<Option<Vec<u8>>> = vec![None, Some(bytes[..length / 2].to_vec())];
+    for at in (0..length).step_by(length / 12) {
+        let mut flipped = bytes.to_vec();
+        flipped[at] ^= 1;
+        cases.push(Some(flipped));
+    }
+    let mut unread = 0;
+    for (number, case) in (100..).zip(cases) {
+        for is_known in [false, true] {
+            let store = rig.store.duplicate();
+            match &case {
+                None => store.delete(name).unwrap(),
+                Some(bytes) => store.damage(name, bytes),
+            }
+            let repository = rig.open_on(store.clone(), number);
+            if is_known {
+                assert!(repository.scrub(FULL, &rig.progress).unwrap().has_damage(), "{number}");
+            }
+            let device = MemoryDevice::from_bytes(&disk.bytes);
+            let source = Source {
+                name: "vda".to_owned(),
+                data: SourceData::Disk(&device),
+                notes: BTreeMap::new(),
+            };
+            let backup = request("m", 9, vec![source], Parent::Newest, 0);
+            let new = repository.backup(backup, &rig.progress).unwrap().snapshot.id;
+            // Another process, with nothing in its caches.
+            let repository = rig.open_on(store, number);
+            let device = repository.open_disk(new, None).unwrap();
+            let mut bytes = vec![1; disk.bytes.len()];
+            device.read_at(&mut bytes, 0).unwrap();
+            assert!(bytes == disk.bytes, "{number}");
+            let device = repository.open_disk(old, None).unwrap();
+            unread += usize::from(device.read_at(&mut bytes, 0).is_err());
+        }
+    }
+    assert!(unread > 8, "only {unread} cases damage the old map");
 }
