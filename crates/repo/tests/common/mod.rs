@@ -251,7 +251,9 @@ impl Hooked {
     fn before_put(&self, name: &ObjectName) -> &MemoryStore {
         if name.kind() == self.kind {
             let act = self.act.lock().unwrap().take();
-            act.into_iter().for_each(|act| act());
+            if let Some(act) = act {
+                act();
+            }
         }
         &self.inner
     }

@@ -270,6 +270,7 @@ impl<'a> World<'a> {
         let (manifests, errors) = repository.snapshots().unwrap();
         assert!(errors.is_empty(), "{errors:?}");
         let listed: BTreeMap<SnapshotId, Manifest> = manifests.into_iter().map(|found| (found.id, found)).collect();
+        let mut revived = BTreeSet::new();
         for (id, manifest) in &listed {
             if self.expected.contains_key(id) {
                 continue;
@@ -283,10 +284,14 @@ impl<'a> World<'a> {
                 .any(|actor| actor.process == author && matches!(actor.fate, Fate::Crashes(_) | Fate::CrashesAt(_)));
             let is_repaired = actors.iter().any(|actor| actor.role == Role::Repair);
             assert!(has_crashed || is_repaired, "{id} was made by {author}");
+            if !has_crashed {
+                revived.insert(*id);
+            }
             self.expected.insert(*id, bytes.clone());
         }
         let (protected, doubtful) = (&self.protected, &self.doubtful);
-        self.committed.extend(self.expected.keys());
+        self.committed
+            .extend(self.expected.keys().filter(|id| !revived.contains(*id)));
         self.expected.retain(|id, _| {
             let must_be = protected.contains(id) || !doubtful.contains(id);
             assert!(!must_be || listed.contains_key(id), "{id} is gone");
