@@ -261,6 +261,22 @@ impl World<'_> {
         [Liveness::Dead, Liveness::Unknown][self.index(2)]
     }
 
+    /// A gc falls asleep when it is about to delete, another one takes over its list, and just then the backup looks at the lists:
+    /// what the first is going to delete when it wakes must be on one of them all the time.
+    fn succession(&mut self, backup: Role) -> [(Role, Fate); 3] {
+        let at = |act, kind, number| Moment { act, kind, number };
+        let pauses = |world: &mut Self, from: u64| 1 << (from + world.random.below(3));
+        let seen = self.seen();
+        let asleep = at(Act::Delete, ObjectKind::Pack, 1);
+        let looks = Fate::Stalls(at(Act::List, ObjectKind::Condemned, 1), pauses(self, 6));
+        let takes_over = Fate::Stalls(at(Act::Put, ObjectKind::Condemned, 1), pauses(self, 7));
+        [
+            (backup, looks),
+            (Role::Gc(0, 1), Fate::SleepsAt(asleep, seen)),
+            (Role::Gc(0, 2), takes_over),
+        ]
+    }
+
     /// The actors of a round that is about one thing: a backup needs just what gc is about to delete.
     ///
     /// A snapshot has been forgotten, and a backup stores the same again, slowly. Gc works at the same time, more than one of
@@ -298,7 +314,12 @@ impl World<'_> {
             _ => self.stalls(&MOMENTS_OF_GC),
         };
         let second = (Role::Gc([0, 60][self.index(2)], 2), fate);
-        let actors = [backup, first, second].map(|(role, fate)| {
+        let cast = if self.random.one_in(3) {
+            self.succession(backup.0)
+        } else {
+            [backup, first, second]
+        };
+        let actors = cast.map(|(role, fate)| {
             let process = self.process();
             self.town.set(process, Liveness::Alive);
             Actor { role, fate, process }
