@@ -304,12 +304,8 @@ impl<'a> VerifyJob<'a> {
                         // A relocation is there before its pack goes: what is found in no other place is lost.
                         lock(&self.findings).place(Place::Pack(pack), Error::MissingPack { pack })?;
                     } else {
-                        let moved = Group {
-                            pieces: pieces.to_vec(),
-                            content: group.content,
-                            device: group.device,
-                        };
-                        self.frame(&moved, buffers)?;
+                        let pieces = pieces.to_vec();
+                        self.frame(&Group { pieces, ..*group }, buffers)?;
                     }
                 }
                 Ok(())

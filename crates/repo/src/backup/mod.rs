@@ -280,13 +280,11 @@ impl Repository {
         if put == Put::AlreadyExists && lease::is_revoked(&self.vault, &lease.record)? {
             return Err(self.revoked(lease, &name)?);
         }
-        let length = self.vault.store.length(&name);
-        Ok(length.unwrap_or(bytes.len() as u64))
+        Ok(self.vault.store.length(&name).unwrap_or(bytes.len() as u64))
     }
 
-    /// The error of a writer that was taken for dead; takes away the mark in the place of its snapshot, which has done its work.
+    /// The error of a writer that was taken for dead; takes away the mark in the place of its snapshot, which only it could take.
     fn revoked(&self, lease: &Lease<'_>, name: &ObjectName) -> Result<Error> {
-        // Only we could have put anything else there.
         if lease::is_revoked(&self.vault, &lease.record)? {
             self.vault.store.delete(name)?;
         }
