@@ -71,6 +71,7 @@ fn word(kind: FindingKind) -> &'static str {
         FindingKind::Differs => "differs",
         FindingKind::Unlisted => "unlisted",
         FindingKind::Dangling => "dangling",
+        FindingKind::Single => "single",
         FindingKind::Stranger => "stranger",
         _ => "other",
     }

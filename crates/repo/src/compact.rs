@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use crate::error::{Error, Result};
 use crate::id::{PackId, SegmentId};
 use crate::index::{SegmentReader, merge_segments, segment_name};
+use crate::mark::Marks;
 use crate::repository::Vault;
 use crate::store::StoreError;
 
@@ -15,21 +16,28 @@ use crate::store::StoreError;
 const LIKE_SEGMENT_COUNT_MAX: usize = 8;
 
 /// How much is merged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Compaction {
+#[derive(Clone, Copy)]
+pub(crate) enum Compaction<'a> {
     /// Small segments, when there are many.
     Small,
-    /// Those as well, and all when any names a pack that is gone.
-    Thorough,
+    /// Those as well, and all when any names a pack that is gone and that is not alive by these marks.
+    ///
+    /// A pack that is gone and alive was lost. What the index lists of it is then the only thing that says which chunks it
+    /// held, and how a backup that brings them again heals what needed it; it stays until repair has recorded the loss.
+    Thorough(&'a Marks),
 }
 
 /// Merges segments where that is due; returns the packs that exist.
-pub(crate) fn compact_index(vault: &Vault, compaction: Compaction) -> Result<HashSet<PackId>> {
+pub(crate) fn compact_index(vault: &Vault, compaction: Compaction<'_>) -> Result<HashSet<PackId>> {
     // Packs come before the segments that name them, so of every segment that is seen, the packs are seen as well.
     let (mut segments, _) = vault.segments()?;
     let living = vault.pack_ids()?;
-    let is_stale = |segment: &SegmentReader| segment.packs().iter().any(|pack| !living.contains(pack));
-    if compaction == Compaction::Small || !segments.iter().any(is_stale) {
+    let is_kept = |pack: &PackId| match compaction {
+        // Who has not marked does not know whether a pack that is gone was given back, or lost.
+        Compaction::Small => true,
+        Compaction::Thorough(marks) => living.contains(pack) || marks.is_live(*pack),
+    };
+    if segments.iter().flat_map(SegmentReader::packs).all(is_kept) {
         segments.sort_by_key(|segment| segment.length);
         let small = small_count(&segments.iter().map(|segment| segment.length).collect::<Vec<_>>());
         segments.truncate(small);
@@ -38,12 +46,8 @@ pub(crate) fn compact_index(vault: &Vault, compaction: Compaction) -> Result<Has
         return Ok(living);
     }
     let merged = SegmentId::from_bytes(vault.surroundings.draw()?);
-    // Who has not marked does not know whether a pack that is gone was given back, or lost: then the index is what tells
-    // which chunks it held.
-    let kept: HashSet<PackId> = match compaction {
-        Compaction::Small => segments.iter().flat_map(SegmentReader::packs).copied().collect(),
-        Compaction::Thorough => living.clone(),
-    };
+    let named = segments.iter().flat_map(SegmentReader::packs).copied();
+    let kept: HashSet<PackId> = named.filter(is_kept).collect();
     match merge_segments(&*vault.store, &vault.segment_keys(), &segments, &kept, merged) {
         Ok(_) => segments
             .iter()

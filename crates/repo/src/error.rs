@@ -157,6 +157,11 @@ impl Error {
         self.is_damage() || matches!(self, Self::FutureVersion { .. } | Self::Key(KeyError::Version { .. }))
     }
 
+    /// Whether the medium failed to give what it has, for good.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Store(error @ StoreError::Io { .. }) if !error.is_retryable())
+    }
+
     /// Whether bytes that were stored are lost or wrong.
     pub fn is_damage(&self) -> bool {
         matches!(

@@ -32,6 +32,8 @@ pub enum FindingKind {
     Unlisted,
     /// A segment of the index lists a pack that does not exist.
     Dangling,
+    /// What is kept twice is there only once: nothing is lost yet.
+    Single,
     /// It has no business where it is.
     Stranger,
 }
@@ -41,7 +43,7 @@ impl FindingKind {
     pub fn is_damage(self) -> bool {
         match self {
             Self::Damaged | Self::Missing | Self::Unreadable | Self::LaterVersion | Self::Differs => true,
-            Self::Unlisted | Self::Dangling | Self::Stranger => false,
+            Self::Unlisted | Self::Dangling | Self::Single | Self::Stranger => false,
         }
     }
 }

@@ -87,9 +87,12 @@ pub(crate) fn clear_intents(vault: &Vault) -> Result<()> {
 }
 
 impl Repository {
-    /// Removes a snapshot. [`Error::Protected`] when it is protected.
+    /// Removes a snapshot. [`Error::Protected`] when it is protected, [`Error::NoSnapshot`] when there is none, or when it was
+    /// removed already.
     ///
-    /// A snapshot whose manifest is damaged can be removed as well.
+    /// A snapshot whose manifest cannot be read can be removed as well, and one whose manifest is gone, as long as a pack has
+    /// the copy of it that repair would bring it back from. Neither is among [`snapshots`](Self::snapshots), so no rule and no
+    /// pattern that chooses from those removes what nobody has looked at: only its identity does.
     pub fn forget(&self, snapshot: SnapshotId, reason: &str) -> Result<()> {
         // Whoever forgets, and whoever protects, says so first and looks for the other second: at least one sees the other.
         let intent = WriterRecord::new(&self.vault, Work::Forget, Some(snapshot))?;
@@ -108,7 +111,12 @@ impl Repository {
         }
         let copy = match self.snapshot(snapshot) {
             Ok(manifest) => Some(manifest.copy),
-            Err(error) if error.is_damage() => None,
+            Err(error) if error.is_about_one_object() || error.is_unreadable() => self.copies()?.of(snapshot),
+            Err(error @ Error::NoSnapshot { .. }) => {
+                let lost = self.copies()?.lost(&self.vault)?;
+                let found = lost.into_iter().find(|(id, _)| *id == snapshot);
+                Some(found.ok_or(error)?.1)
+            }
             Err(error) => return Err(error),
         };
         let time_ms = (self.vault.surroundings.now_ms)();

@@ -126,6 +126,21 @@ pub(crate) fn plan_again(map: &mut MapReader<'_>, packs: &Packs, moved: &[Planne
     Ok(pieces)
 }
 
+/// The same pieces where they are now; sorted like a batch.
+pub(crate) fn moved_pieces(packs: &Packs, planned: &[PlannedPiece]) -> Result<Vec<PlannedPiece>> {
+    let mut pieces = Vec::new();
+    for piece in planned {
+        let location = Location {
+            pack: piece.pack,
+            frame: piece.frame,
+            offset: piece.frame_offset,
+        };
+        plan_piece(packs, (location, piece.length.into()), piece.disk_offset, &mut pieces)?;
+    }
+    pieces.sort_unstable();
+    Ok(pieces)
+}
+
 impl Batch {
     fn push_zero(&mut self, offset: u64, length: u64) {
         match self.zeroes.last_mut() {

@@ -14,32 +14,33 @@
 //! Every step can be the last: what is left is found by the next run. `docs/locking.md` argues why nothing alive is deleted.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::compact::{Compaction, compact_index};
 use crate::condemned::{condemned_name, encode_condemned, waits_name};
 use crate::error::{Error, Result};
-use crate::forget::{ForgottenRecord, clear_intents, forgotten, forgotten_name};
-use crate::id::{PackId, SegmentId, SnapshotId, WriterId};
+use crate::forget::forgotten;
+use crate::id::{PackId, SegmentId, WriterId};
 use crate::index::{SegmentWriter, entries_of};
 use crate::lease::{self, Lease, Work, WriterRecord};
 use crate::manifest::{Manifest, snapshot_name};
 use crate::mark::{Marks, live_ranges};
 use crate::pack::{Directory, pack_name};
-use crate::relocation::{RelocationTable, relocated_pack};
 use crate::repack::{pack_set, repack};
 use crate::repository::Repository;
 use crate::restore::{JobProgress, Unwatched, check_cancelled};
 use crate::room::with_room;
-use crate::store::{ObjectKind, ObjectName, Put, StoreError};
+use crate::store::{ObjectKind, Put, StoreError};
+use crate::tidy::Leftovers;
 
 /// Packs whose living bytes are moved at once; bounds the memory for their ranges.
 const REPACK_BATCH_COUNT: usize = 64;
-/// A forgotten snapshot's record stays at least a day: a pack that was deleted can come back after a power cut, and its copy
-/// of the manifest must not pass for a lost snapshot.
-const FORGOTTEN_AGE_MS: i64 = 24 * 3600 * 1000;
 const WAITS_BYTES_MAX: u64 = 1 << 20;
+/// What is left of objects that were never finished goes after a day when nobody is at work: whoever began it, and is, would
+/// have announced that before. Beside writers it stays for a week: one that finds nothing new for days adds nothing to a pack.
+const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 3600);
+const UNFINISHED_BESIDE_WRITERS_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// How to give space back.
 #[derive(Debug, Clone, Copy)]
@@ -78,6 +79,8 @@ pub struct GcReport {
     pub deleted_pack_count: u64,
     /// Bytes given back.
     pub freed_bytes: u64,
+    /// Bytes given back of objects that writers had begun when they died.
+    pub unfinished_bytes: u64,
     /// Bytes written to move what is alive.
     pub rewritten_bytes: u64,
     /// Writers that died and were cleared away, for people.
@@ -140,10 +143,19 @@ impl Repository {
     fn gc_under(&self, lease: &Lease<'_>, request: GcRequest, progress: &dyn JobProgress) -> Result<GcReport> {
         let mut report = GcReport::default();
         let dead_writers = self.revoke_dead_writers(lease, &mut report)?;
+        // First of all, because it makes room.
+        let age = match &self.other_writers(lease, &dead_writers)?[..] {
+            [] => UNFINISHED_AGE,
+            _ => UNFINISHED_BESIDE_WRITERS_AGE,
+        };
+        report.unfinished_bytes = self.vault.store.clean(age)?;
         self.finish_forgetting()?;
         // Listed before they are read: whatever is listed is known to the mark, and what comes later is not ours to delete.
-        let relocations = self.vault.names(ObjectKind::Relocation)?;
-        self.refresh()?;
+        let leftovers = Leftovers::list(&self.vault)?;
+        // Without a relocation, what it leads to passes for dead.
+        if let Some(error) = self.packs.refresh()?.errors.into_iter().next() {
+            return Err(error);
+        }
 
         // Listed before the mark: a pack that comes later is nobody's business yet.
         let sizes = self.pack_sizes()?;
@@ -172,7 +184,7 @@ impl Repository {
             self.vault.store.delete(&own)?;
         }
         self.clear_writers(&dead_writers)?;
-        self.tidy_up(&marks, &relocations)?;
+        self.tidy_up(&marks, &leftovers)?;
         Ok(report)
     }
 
@@ -185,10 +197,7 @@ impl Repository {
         (marks, mut chosen): (&mut Marks, Chosen),
         (report, progress): (&mut GcReport, &dyn JobProgress),
     ) -> Result<()> {
-        let snapshots = self.all_snapshots()?;
-        for manifest in &snapshots {
-            marks.snapshot(&self.packs, manifest)?;
-        }
+        let snapshots = self.mark_again(marks)?;
         chosen.dead.retain(|pack| !marks.is_live(*pack));
         let sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
         // What is dead goes first: moving what is alive takes room.
@@ -223,6 +232,24 @@ impl Repository {
             progress.advance(1);
         }
         Ok(marks)
+    }
+
+    /// Marks what came since; returns all snapshots.
+    ///
+    /// A backup may also have healed: then snapshots that were marked long ago are found to need other packs than before.
+    fn mark_again(&self, marks: &mut Marks) -> Result<Vec<Manifest>> {
+        let snapshots = self.all_snapshots()?;
+        let refreshed = self.packs.refresh()?;
+        if let Some(error) = refreshed.errors.into_iter().next() {
+            return Err(error);
+        }
+        if refreshed.has_news {
+            marks.begin_again();
+        }
+        snapshots
+            .iter()
+            .try_for_each(|manifest| marks.snapshot(&self.packs, manifest))?;
+        Ok(snapshots)
     }
 
     pub(crate) fn pack_sizes(&self) -> Result<Sizes> {
@@ -351,9 +378,7 @@ impl Repository {
         }
         if !free.is_empty() {
             // The writers that were waited for may have committed after we marked.
-            for manifest in self.all_snapshots()? {
-                marks.snapshot(&self.packs, &manifest)?;
-            }
+            self.mark_again(marks)?;
         }
         free.retain(|pack| chosen.dead.contains(pack) && !marks.is_live(*pack));
         chosen.dead.retain(|pack| !free.contains(pack));
@@ -393,20 +418,10 @@ impl Repository {
         self.write_index(&repacked.packs)?;
         for (pack, table) in &repacked.tables {
             self.put_relocation(*pack, table)?;
-            marks.relocated.insert(*pack);
+            marks.moved_out_of(*pack);
         }
         let failed: HashSet<PackId> = repacked.failed.iter().map(|(pack, _)| *pack).collect();
         Ok(batch.iter().copied().filter(|pack| !failed.contains(pack)).collect())
-    }
-
-    pub(crate) fn put_relocation(&self, pack: PackId, table: &RelocationTable) -> Result<()> {
-        if table.is_empty() {
-            return Ok(());
-        }
-        let number = u64::from_le_bytes(self.vault.surroundings.draw()?);
-        let name = ObjectName::new(ObjectKind::Relocation, &format!("{pack}.{number:016x}"))?;
-        self.vault.put_sealed(&name, &table.encode())?;
-        Ok(())
     }
 
     /// Writes a segment about `packs`.
@@ -445,38 +460,6 @@ impl Repository {
             progress.advance(1);
         }
         Ok(())
-    }
-
-    /// Deletes what only served packs that are gone.
-    fn tidy_up(&self, marks: &Marks, relocations: &[ObjectName]) -> Result<()> {
-        let living = compact_index(&self.vault, Compaction::Thorough)?;
-        for name in relocations {
-            let needed =
-                relocated_pack(name).is_none_or(|pack| marks.relocated.contains(&pack) || living.contains(&pack));
-            if !needed {
-                self.vault.store.delete(name)?;
-            }
-        }
-        let now_ms = (self.vault.surroundings.now_ms)();
-        for ForgottenRecord {
-            snapshot,
-            copy,
-            time_ms,
-            ..
-        } in forgotten(&self.vault)?
-        {
-            let gone = copy.is_none_or(|copy| !living.contains(&copy));
-            if gone && now_ms.saturating_sub(time_ms) > FORGOTTEN_AGE_MS {
-                self.vault.store.delete(&forgotten_name(snapshot))?;
-            }
-        }
-        // Protections are listed first: only a snapshot that is there is protected, so what is missing then is gone for good.
-        let mut protected: Vec<SnapshotId> = self.protected()?.into_iter().collect();
-        protected.sort_unstable();
-        let snapshots: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();
-        protected.retain(|id| !snapshots.contains(id));
-        protected.into_iter().try_for_each(|id| self.unprotect(id))?;
-        clear_intents(&self.vault)
     }
 }
 

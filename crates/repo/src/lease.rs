@@ -141,6 +141,16 @@ impl<'a> Lease<'a> {
         }))
     }
 
+    /// Whether the announcement is still there. A damaged one is removed by repair, and that of a writer that was taken for
+    /// dead by gc, at the latest when the mark in the place of its snapshot goes; and then nobody spares what it refers to.
+    pub(crate) fn is_announced(&self) -> Result<bool> {
+        match self.vault.store.length(&writer_name(self.record.writer)) {
+            Ok(_) => Ok(true),
+            Err(StoreError::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Ends the work.
     ///
     /// Gc waits for a writer whose object stays for as long as its process lives, so this tries twice.
@@ -178,6 +188,15 @@ fn readable_writers(vault: &Vault) -> Result<(Vec<WriterRecord>, Vec<Error>)> {
 pub(crate) fn is_alone(vault: &Vault, writer: WriterId) -> Result<bool> {
     let (records, errors) = readable_writers(vault)?;
     Ok(errors.is_empty() && records.iter().all(|record| record.writer == writer))
+}
+
+/// Whether anybody is at work beside a repair of this process; who cannot be read counts.
+pub(crate) fn is_anybody_else_at_work(vault: &Vault) -> Result<bool> {
+    let (records, errors) = readable_writers(vault)?;
+    let this = vault.surroundings.processes.this();
+    let is_ours = |record: &WriterRecord| record.work == Work::Repair && record.process == this;
+    let mut others = records.iter().filter(|record| !is_ours(record));
+    Ok(!errors.is_empty() || others.any(|record| !is_dead(vault, record)))
 }
 
 /// Whether a writer has certainly stopped, or is so old and far away that it is taken for dead.

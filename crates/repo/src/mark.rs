@@ -76,6 +76,18 @@ impl Marks {
         })
     }
 
+    /// Lets all snapshots be noted again, beside what was noted.
+    pub(crate) fn begin_again(&mut self) {
+        self.snapshots.clear();
+        self.walker = Walker::default();
+    }
+
+    /// Notes that everything that was alive in `pack` is behind relocations now.
+    pub(crate) fn moved_out_of(&mut self, pack: PackId) {
+        self.live.remove(&pack);
+        self.relocated.insert(pack);
+    }
+
     /// Whether anything refers to `pack`.
     pub(crate) fn is_live(&self, pack: PackId) -> bool {
         self.live.contains_key(&pack)

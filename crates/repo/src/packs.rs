@@ -1,6 +1,5 @@
 //! The packs of a repository, as every reader sees them: directories, pages, prints and frames, cached within bounds.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::codec::{Decompressor, FrameMemory};
@@ -10,7 +9,7 @@ use crate::key::{Cipher, Keyring, Purpose};
 use crate::lru::LruCache;
 use crate::map::{PAGE_BYTES_MAX, PageCache, PageRef};
 use crate::pack::{Location, PackKey, PackReader, read_directory};
-use crate::relocation::{RelocationTable, load_relocations};
+use crate::relocated::{RelocationTables, load_relocations};
 use crate::store::{Store, StoreError};
 
 /// Bytes of decoded directories that are kept.
@@ -39,6 +38,14 @@ impl FrameBuffers {
     }
 }
 
+/// What came of loading the relocations.
+pub(crate) struct Refreshed {
+    /// Whether bytes are found in other places than before.
+    pub(crate) has_news: bool,
+    /// The errors of relocations that cannot be read.
+    pub(crate) errors: Vec<Error>,
+}
+
 /// The packs of a repository.
 pub(crate) struct Packs {
     store: Arc<dyn Store>,
@@ -47,7 +54,7 @@ pub(crate) struct Packs {
     directories: Mutex<LruCache<PackId, Arc<PackReader>>>,
     tree_frames: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
     prints: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
-    relocations: Mutex<HashMap<PackId, Arc<RelocationTable>>>,
+    relocations: Mutex<RelocationTables>,
     /// Held while relocations are loaded, so that nobody replaces newer ones by older.
     refreshing: Mutex<()>,
 }
@@ -96,12 +103,15 @@ impl Packs {
     }
 
     /// Takes over the relocations that the repository has now.
-    pub(crate) fn refresh(&self) -> Result<()> {
+    pub(crate) fn refresh(&self) -> Result<Refreshed> {
         let turn = lock(&self.refreshing);
-        let (tables, _) = load_relocations(&*self.store, &self.keyring)?;
-        *lock(&self.relocations) = tables;
+        let (tables, errors) = load_relocations(&*self.store, &self.keyring)?;
+        let mut known = lock(&self.relocations);
+        let has_news = *known != tables;
+        *known = tables;
+        drop(known);
         drop(turn);
-        Ok(())
+        Ok(Refreshed { has_news, errors })
     }
 
     /// Does `read`, and does it again when a pack was missing that gc has rewritten meanwhile.

@@ -4,7 +4,7 @@
 //! of a pack into another, or a backup brings bytes again that a pack had lost, a relocation says so. It is durable before
 //! the old pack is deleted.
 //!
-//! Plaintext of the sealed object `relocations/<pack>.<random>` (integers named *n* are of variable length, see `wire`):
+//! Plaintext of the sealed objects `relocations/<pack>.<random>` and `relocations/<pack>.<random>.copy` (integers named *n* are of variable length, see `wire`):
 //!
 //! ```text
 //! u8   format version, 1
@@ -13,21 +13,14 @@
 //!                     n new pack (place in the table), n frame, n offset: where they are now
 //! ```
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use crate::codec::FRAME_BYTES_MAX;
-use crate::error::{Error, Result as RepositoryResult};
 use crate::id::PackId;
-use crate::key::{Keyring, Purpose, open_object};
 use crate::pack::Location;
-use crate::store::{ObjectKind, ObjectName, Store, StoreError};
 use crate::wire::{Decoder, Malformed, put_varint};
 
 const FORMAT_VERSION: u8 = 1;
-
-/// Longest relocation that is read.
-pub(crate) const RELOCATION_BYTES_MAX: u64 = 16 << 20;
 
 /// First offset behind the longest frame.
 #[expect(clippy::cast_possible_truncation, reason = "a frame is far smaller than 4 GiB")]
@@ -149,47 +142,6 @@ impl RelocationTable {
         }
         decoder.finish()
     }
-}
-
-/// The pack that a relocation is about, from its name.
-pub(crate) fn relocated_pack(name: &ObjectName) -> Option<PackId> {
-    name.name().split_once('.')?.0.parse().ok()
-}
-
-/// By pack, where its bytes are now.
-pub(crate) type RelocationTables = HashMap<PackId, Arc<RelocationTable>>;
-
-/// Where the bytes of rewritten packs are; and the errors of relocations that cannot be read.
-pub(crate) fn load_relocations(
-    store: &dyn Store,
-    keyring: &Keyring,
-) -> RepositoryResult<(RelocationTables, Vec<Error>)> {
-    let mut names = Vec::new();
-    store.list(ObjectKind::Relocation, &mut |name, _| {
-        names.push(name);
-        Ok(())
-    })?;
-    names.sort_unstable();
-    let mut tables: HashMap<PackId, RelocationTable> = HashMap::new();
-    let mut errors = Vec::new();
-    for name in names {
-        let Some(pack) = relocated_pack(&name) else { continue };
-        let mut read = || {
-            let sealed = store.get(&name, RELOCATION_BYTES_MAX)?;
-            let bytes = open_object(keyring, Purpose::MarkerSealing, &name, &sealed)?;
-            let table = tables.entry(pack).or_default();
-            table
-                .decode_into(&bytes)
-                .map_err(|error| Error::malformed(&name, 0, "relocation", error))
-        };
-        match read() {
-            Err(Error::Store(StoreError::NotFound { .. })) => {}
-            Err(error) if error.is_about_one_object() => errors.push(error),
-            other => other?,
-        }
-    }
-    let shared = tables.into_iter().map(|(pack, table)| (pack, Arc::new(table)));
-    Ok((shared.collect(), errors))
 }
 
 #[cfg(test)]

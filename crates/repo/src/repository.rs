@@ -126,7 +126,7 @@ impl Repository {
 
     /// Learns what others changed since the repository was opened.
     pub(crate) fn refresh(&self) -> Result<()> {
-        self.packs.refresh()
+        self.packs.refresh().map(|_| ())
     }
 
     /// The store, as it describes itself.

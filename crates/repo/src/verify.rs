@@ -6,6 +6,8 @@
 //! when it comes again. Nothing stops at damage, and nothing is written: `scrub` is what reads the rest of the repository, and
 //! `repair` is what mends it.
 
+mod request;
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,21 +16,22 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use holdfast_block::{BlockDevice, to_usize};
 
 use crate::check::{Depth, check_frame};
+use crate::differing::{Differing, report_differing};
 use crate::error::{Error, Result};
-use crate::finding::{Finding, FindingKind, Findings, Place, RangeList};
+use crate::finding::{Findings, Place};
 use crate::fingerprint::FingerprintKeys;
-use crate::frame_plan::PlannedPiece;
+use crate::frame_plan::{PlannedPiece, moved_pieces};
 use crate::frame_set::{FrameSet, PageSet};
-use crate::id::SnapshotId;
 use crate::impact::add_impact;
 use crate::manifest::{DiskContent, DiskRecord, Manifest, snapshot_name};
 use crate::map_walk::{Verdict, Visit, Visitor, walk_disk};
 use crate::pack::FrameContent;
 use crate::packs::FrameBuffers;
-use crate::relocation::load_relocations;
 use crate::repository::Repository;
 use crate::restore::JobProgress;
+use crate::scrub::check_relocations;
 use crate::store::StoreError;
+pub use request::{Compare, Selection, VerifyDepth, VerifyReport, VerifyRequest};
 
 /// Memory for the frames that were seen: about 12 TiB of stored data.
 const SEEN_BYTES_MAX: usize = 10 << 20;
@@ -36,82 +39,12 @@ const SEEN_BYTES_MAX: usize = 10 << 20;
 /// Pieces that are sorted together: 2.5 MiB.
 const BATCH_PIECE_COUNT: usize = 1 << 16;
 
-/// Which snapshots.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Selection {
-    /// All of them.
-    #[default]
-    All,
-    /// These.
-    Some(Vec<SnapshotId>),
-}
-
-/// How deep verify looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum VerifyDepth {
-    /// Manifests, maps and directories; and that every piece of every disk lies inside its frame.
-    Structure,
-    /// Every frame is read as well, and every print and identity in it is checked.
-    Full,
-}
-
-/// A disk and the device that it should equal.
-#[derive(Clone, Copy)]
-pub struct Compare<'a> {
-    /// The snapshot; verified even if it was not selected.
-    pub snapshot: SnapshotId,
-    /// The disk's name; none for its only one.
-    pub disk: Option<&'a str>,
-    /// What to compare with; another size than the disk's is a finding of its own.
-    pub device: &'a dyn BlockDevice,
-}
-
-/// What to verify, and how.
-pub struct VerifyRequest<'a> {
-    /// Which snapshots.
-    pub snapshots: Selection,
-    /// How deep.
-    pub depth: VerifyDepth,
-    /// A disk that is compared with a device, byte for byte, whatever the depth.
-    pub compare: Option<Compare<'a>>,
-    /// Threads that read and check; at least 1.
-    pub thread_count: usize,
-}
-
-/// What verify did and found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VerifyReport {
-    /// Snapshots whose manifest was read.
-    pub snapshot_count: u64,
-    /// Bytes of their disks.
-    pub logical_bytes: u64,
-    /// Frames that were read and checked.
-    pub frame_count: u64,
-    /// Their bytes before compression.
-    pub decoded_bytes: u64,
-    /// Bytes that were compared with a device.
-    pub compared_bytes: u64,
-    /// What is wrong; at most 4096 things.
-    pub findings: Vec<Finding>,
-    /// Further things that are wrong.
-    pub unlisted_finding_count: u64,
-}
-
-impl VerifyReport {
-    /// Whether everything that was looked at is as it was stored.
-    pub fn is_clean(&self) -> bool {
-        self.findings.is_empty()
-    }
-}
-
 impl Repository {
     /// Verifies snapshots. Damage is in the report; an error is what kept verify from going on.
     pub fn verify(&self, request: &VerifyRequest<'_>, progress: &dyn JobProgress) -> Result<VerifyReport> {
         self.refresh()?;
         let mut findings = Findings::default();
-        for error in load_relocations(&*self.vault.store, &self.vault.keyring)?.1 {
-            findings.error(error)?;
-        }
+        check_relocations(&self.vault, &mut findings)?;
         let manifests = self.selected(request, &mut findings)?;
         let mut report = VerifyReport {
             snapshot_count: manifests.len() as u64,
@@ -179,57 +112,6 @@ impl Repository {
     }
 }
 
-/// What was found to differ from a device.
-#[derive(Debug, Default)]
-struct Differing {
-    ranges: Vec<Range<u64>>,
-    unlisted_bytes: u64,
-    compared_bytes: u64,
-}
-
-/// Ranges of differences that are kept before they are joined.
-const DIFFERENCE_COUNT_MAX: usize = 1 << 16;
-
-impl Differing {
-    fn push(&mut self, range: Range<u64>) {
-        let has_room = self.ranges.len() < DIFFERENCE_COUNT_MAX;
-        match self.ranges.last_mut() {
-            Some(last) if last.end == range.start => last.end = range.end,
-            _ if has_room => self.ranges.push(range),
-            _ => self.unlisted_bytes += range.end - range.start,
-        }
-    }
-}
-
-fn report_differing(
-    manifest: &Manifest,
-    compare: &Compare<'_>,
-    mut differing: Differing,
-    findings: &mut Findings,
-) -> Result<u64> {
-    let disk = manifest.disk(compare.disk)?;
-    let name = snapshot_name(manifest.id);
-    let (disk_bytes, device_bytes) = (disk.size_bytes, compare.device.size_bytes());
-    if disk_bytes != device_bytes {
-        let detail = format!(
-            "disk {} has {disk_bytes} bytes, the device it is compared with {device_bytes}",
-            disk.name
-        );
-        findings.push(&name, None, FindingKind::Differs, detail);
-    }
-    if !differing.ranges.is_empty() {
-        differing.ranges.sort_unstable_by_key(|range| range.start);
-        let mut ranges = RangeList::default();
-        differing.ranges.into_iter().for_each(|range| ranges.push(range));
-        let mut touched = ranges.into_touched(manifest, &disk.name);
-        touched.bytes += differing.unlisted_bytes;
-        let detail = format!("disk {} differs from the device in {} bytes", disk.name, touched.bytes);
-        findings.push(&name, None, FindingKind::Differs, detail);
-        findings.touch_last(touched);
-    }
-    Ok(differing.compared_bytes)
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -261,66 +143,122 @@ enum Task<'a> {
     Zero(Range<u64>, &'a dyn BlockDevice),
 }
 
+/// What whoever does tasks works with.
+struct Buffers {
+    frame: FrameBuffers,
+    raw: Vec<u8>,
+    /// The same bytes of the device that is compared with.
+    other: Vec<u8>,
+}
+
+impl Buffers {
+    fn new() -> Self {
+        Self {
+            frame: FrameBuffers::new(),
+            raw: Vec::new(),
+            other: Vec::new(),
+        }
+    }
+}
+
+/// Who does the tasks.
+enum Workers<'a> {
+    Caller(Buffers),
+    Threads(Sender<Task<'a>>),
+}
+
 impl<'a> VerifyJob<'a> {
     fn run(&self, manifests: &[Manifest], request: &VerifyRequest<'a>) -> Result<()> {
-        let thread_count = request.thread_count.max(1);
+        if request.thread_count == 0 {
+            return self.walk(manifests, request, &mut Workers::Caller(Buffers::new()));
+        }
         std::thread::scope(|scope| {
-            let (send, tasks) = bounded::<Task<'a>>(thread_count * 4);
-            for _ in 0..thread_count {
+            let (send, tasks) = bounded::<Task<'a>>(request.thread_count * 4);
+            for _ in 0..request.thread_count {
                 let tasks = tasks.clone();
                 scope.spawn(move || self.work(&tasks));
             }
             drop(tasks);
-            let mut known = PageSet::default();
-            for manifest in manifests {
-                for disk in &manifest.disks {
-                    let device = compared_device(manifest, disk, request)?;
-                    let mut batcher = Batcher {
-                        job: self,
-                        send: &send,
-                        device,
-                        content: disk.content,
-                        pieces: Vec::new(),
-                    };
-                    // Pages that were seen are walked again where their bytes are to be compared.
-                    let known = device.is_none().then_some(&mut known);
-                    walk_disk(&self.repository.packs, disk, known, &mut batcher)?;
-                    batcher.flush()?;
-                }
-            }
-            Ok::<_, Error>(())
+            self.walk(manifests, request, &mut Workers::Threads(send))
         })?;
         lock(&self.failure).take().map_or(Ok(()), Err)
     }
 
+    fn walk(&self, manifests: &[Manifest], request: &VerifyRequest<'a>, workers: &mut Workers<'a>) -> Result<()> {
+        let mut known = PageSet::default();
+        for manifest in manifests {
+            for disk in &manifest.disks {
+                let device = compared_device(manifest, disk, request)?;
+                let mut batcher = Batcher {
+                    job: self,
+                    workers,
+                    device,
+                    content: disk.content,
+                    pieces: Vec::new(),
+                };
+                // Pages that were seen are walked again where their bytes are to be compared.
+                let known = device.is_none().then_some(&mut known);
+                walk_disk(&self.repository.packs, disk, known, &mut batcher)?;
+                batcher.flush()?;
+            }
+        }
+        Ok(())
+    }
+
     fn work(&self, tasks: &Receiver<Task<'a>>) {
-        let mut buffers = (FrameBuffers::new(), Vec::new(), Vec::new());
+        let mut buffers = Buffers::new();
         for task in tasks {
             if lock(&self.failure).is_some() {
                 return;
             }
-            let bytes = match &task {
-                Task::Frame(group) => group.pieces.iter().map(|piece| u64::from(piece.length)).sum(),
-                Task::Zero(range, _) => range.end - range.start,
-            };
-            let done = match task {
-                Task::Frame(group) => self.frame(&group, &mut buffers),
-                Task::Zero(range, device) => self.compare_zero(range, device, &mut buffers.2),
-            };
-            if let Err(error) = done {
+            if let Err(error) = self.task(task, &mut buffers) {
                 lock(&self.failure).get_or_insert(error);
                 return;
             }
-            self.progress.advance(bytes);
         }
     }
 
-    /// Checks the frame of a group, and that all pieces of the group lie in it.
-    fn frame(&self, group: &Group<'a>, buffers: &mut (FrameBuffers, Vec<u8>, Vec<u8>)) -> Result<()> {
+    fn task(&self, task: Task<'a>, buffers: &mut Buffers) -> Result<()> {
+        let bytes = match &task {
+            Task::Frame(group) => group.pieces.iter().map(|piece| u64::from(piece.length)).sum(),
+            Task::Zero(range, _) => range.end - range.start,
+        };
+        match task {
+            Task::Frame(group) => self.frame(&group, buffers)?,
+            Task::Zero(range, device) => self.compare_zero(range, device, &mut buffers.other)?,
+        }
+        self.progress.advance(bytes);
+        Ok(())
+    }
+
+    /// Checks the frames of a group, and looks for them where gc has moved them meanwhile.
+    fn frame(&self, group: &Group<'a>, buffers: &mut Buffers) -> Result<()> {
+        match self.frame_where_it_was(group, buffers) {
+            Err(Error::MissingPack { pack }) => {
+                self.repository.packs.refresh()?;
+                let pieces = moved_pieces(&self.repository.packs, &group.pieces)?;
+                for pieces in pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
+                    if pieces[0].pack == pack {
+                        // A relocation is there before its pack goes: what is found in no other place is lost.
+                        lock(&self.findings).place(Place::Pack(pack), Error::MissingPack { pack })?;
+                    } else {
+                        let pieces = pieces.to_vec();
+                        self.frame(&Group { pieces, ..*group }, buffers)?;
+                    }
+                }
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Checks the frame of a group, and that all pieces of the group lie in it; an error when the pack is missing.
+    fn frame_where_it_was(&self, group: &Group<'a>, buffers: &mut Buffers) -> Result<()> {
         let PlannedPiece { pack, frame, .. } = group.pieces[0];
         let packs = &self.repository.packs;
         let reader = match packs.reader(pack) {
             Ok(reader) => reader,
+            Err(error @ Error::MissingPack { .. }) => return Err(error),
             Err(error) => return lock(&self.findings).place(Place::Pack(pack), error),
         };
         let place = Place::Frame(pack, frame);
@@ -343,7 +281,11 @@ impl<'a> VerifyJob<'a> {
         if !wanted && group.device.is_none() {
             return Ok(());
         }
-        let (frame_buffers, raw, other) = buffers;
+        let Buffers {
+            frame: frame_buffers,
+            raw,
+            other,
+        } = buffers;
         let read = packs.prints(pack, frame).and_then(|prints| {
             packs.frame(pack, frame, frame_buffers, raw)?;
             check_frame(&self.keys, &reader, frame, (raw, &prints), Depth::Identities)
@@ -353,8 +295,9 @@ impl<'a> VerifyJob<'a> {
             Ok(()) => {
                 self.decoded_bytes.fetch_add(raw.len() as u64, Ordering::Relaxed);
             }
-            Err(Error::Store(StoreError::NotFound { .. })) => {
-                return lock(&self.findings).place(Place::Pack(pack), Error::MissingPack { pack });
+            Err(Error::Store(StoreError::NotFound { .. }) | Error::MissingPack { .. }) => {
+                packs.forget(pack);
+                return Err(Error::MissingPack { pack });
             }
             Err(error) => return lock(&self.findings).place(place, error),
         }
@@ -429,7 +372,7 @@ fn compared_device<'a>(
 /// Gathers pieces of one disk, and hands them to the workers by frame.
 struct Batcher<'job, 'a> {
     job: &'job VerifyJob<'a>,
-    send: &'job Sender<Task<'a>>,
+    workers: &'job mut Workers<'a>,
     device: Option<&'a dyn BlockDevice>,
     content: DiskContent,
     pieces: Vec<PlannedPiece>,
@@ -449,12 +392,15 @@ impl<'a> Batcher<'_, 'a> {
         Ok(())
     }
 
-    fn give(&self, task: Task<'a>) -> Result<()> {
+    fn give(&mut self, task: Task<'a>) -> Result<()> {
         self.job.check_cancelled()?;
-        // No receiver: all workers have stopped, and one of them has said why.
-        self.send
-            .send(task)
-            .map_err(|_| lock(&self.job.failure).take().unwrap_or(Error::Cancelled))
+        match self.workers {
+            Workers::Caller(buffers) => self.job.task(task, buffers),
+            // No receiver: all workers have stopped, and one of them has said why.
+            Workers::Threads(send) => send
+                .send(task)
+                .map_err(|_| lock(&self.job.failure).take().unwrap_or(Error::Cancelled)),
+        }
     }
 }
 

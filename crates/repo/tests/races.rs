@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
 
-use common::{Disk, PASSPHRASE, Rig, SeededBytes, Watch, request, surroundings};
+use common::{Disk, Hooked, PASSPHRASE, Rig, SeededBytes, Watch, request, surroundings};
 use holdfast_block::{BlockDevice, MemoryDevice};
 use holdfast_repo::store::{ObjectKind, Store};
 use holdfast_repo::{
-    Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, RestoreRequest, Source, SourceData,
-    TargetState,
+    Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, RepairRequest, Repository, RestoreRequest,
+    ScrubRequest, Source, SourceData, TargetState,
 };
 
 const REWRITE_ALL: GcRequest = GcRequest {
@@ -156,4 +156,92 @@ fn a_writer_that_was_taken_for_dead_never_commits() {
     for kind in [ObjectKind::Writer, ObjectKind::Snapshot] {
         rig.store.list(kind, &mut |name, _| panic!("{name} is left")).unwrap();
     }
+}
+
+/// The announcement of a writer at work was damaged, and repair removed what nobody could read. Gc knew of no writer then, and
+/// deleted what it referred to; and it committed a snapshot that could not be read.
+#[test]
+fn a_writer_whose_announcement_is_gone_does_not_commit() {
+    let rig = Rig::new(24);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let first = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    let bytes = disk.bytes.clone();
+    let device = MemoryDevice::from_bytes(&disk.bytes);
+    let other = another(&rig, 97, Liveness::Alive);
+    let mut stream = Meanwhile {
+        bytes: &bytes,
+        act: Some(Box::new(|| {
+            let objects = rig.store.objects();
+            let names = objects.keys().filter(|name| name.kind() == ObjectKind::Writer);
+            names.for_each(|name| rig.store.damage(name, b"damaged"));
+            other.forget(first, "test").unwrap();
+            assert!(other.gc(REWRITE_ALL).unwrap_err().is_damage(), "gc waits for repair");
+            let request = RepairRequest {
+                percent: 0,
+                thread_count: 1,
+            };
+            let plan = other.plan_repair(request, &Watch::default()).unwrap();
+            other.repair(&plan, 1, &Watch::default()).unwrap();
+            let report = other.gc(REWRITE_ALL).unwrap();
+            assert!(report.deleted_pack_count > 0, "{report:?}");
+        })),
+    };
+    let source = |name: &str, data| Source {
+        name: name.to_owned(),
+        data,
+        notes: BTreeMap::new(),
+    };
+    let sources = vec![
+        source("vda", SourceData::Disk(&device)),
+        source("memory", SourceData::Stream(&mut stream)),
+    ];
+    let request = request("m", 1, sources, Parent::Newest, 0);
+    let result = rig.repository.backup(request, &rig.progress);
+    assert!(matches!(result, Err(Error::Revoked { .. })), "{result:?}");
+    assert!(rig.repository.snapshots().unwrap().0.is_empty());
+}
+
+/// Gc had marked, and was about to delete a pack that no snapshot needed. A backup healed an old snapshot out of just that
+/// pack, and ended. Gc looked again, but only at snapshots that were new to it, and deleted the pack.
+#[test]
+fn what_heals_a_snapshot_while_gc_works_is_not_deleted() {
+    let rig = Rig::new(25);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let old = rig.backup("old", &disk, Parent::Newest).snapshot.id;
+    let objects = rig.store.objects();
+    let is_large = |bytes: &[u8]| bytes.len() > 1 << 18;
+    let (damaged, bytes) = objects.iter().find(|(_, bytes)| is_large(bytes)).unwrap();
+    // A backup that does not see the pack stores the same data once more.
+    rig.store.delete(damaged).unwrap();
+    let twice = rig.backup("twice", &disk, Parent::None).snapshot.id;
+    let mut bytes = bytes.to_vec();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    rig.store.put(damaged, &bytes).unwrap();
+    rig.repository.forget(twice, "test").unwrap();
+    let full = ScrubRequest {
+        percent: 100,
+        thread_count: 1,
+    };
+    assert!(rig.repository.scrub(full, &rig.progress).unwrap().has_damage());
+
+    let healer = another(&rig, 94, Liveness::Alive);
+    let hooked = Hooked::new(&rig.store, ObjectKind::Condemned, move || {
+        let device = MemoryDevice::from_bytes(&[7; 4096]);
+        let source = Source {
+            name: "vda".to_owned(),
+            data: SourceData::Disk(&device),
+            notes: BTreeMap::new(),
+        };
+        let request = request("other", 1, vec![source], Parent::None, 0);
+        healer.backup(request, &Watch::default()).unwrap();
+    });
+    let gc = Repository::open(Arc::new(hooked), PASSPHRASE, surroundings(93))
+        .unwrap()
+        .repository;
+    let report = gc.gc(REWRITE_ALL).unwrap();
+    assert_eq!(report.waiting_for, Vec::<String>::new());
+    common::assert_restores(&another(&rig, 92, Liveness::Alive), old, &disk.bytes);
 }

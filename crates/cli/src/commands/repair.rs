@@ -71,6 +71,7 @@ fn describe(action: &RepairAction) -> String {
         RepairAction::RestoreSnapshot { snapshot, copy } => {
             format!("write snapshot {} again from its copy in pack {copy}", snapshot.short())
         }
+        RepairAction::RestoreRelocation { object } => format!("write {object} again from its copy"),
         RepairAction::Replace { object } => format!("replace {object}"),
         RepairAction::RebuildIndex { segments } => {
             format!(

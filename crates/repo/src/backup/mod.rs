@@ -12,15 +12,13 @@
 
 mod disk;
 mod parent;
+mod request;
 mod stream;
 mod windows;
 
-use std::collections::{BTreeMap, HashSet};
-use std::io::Read;
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use holdfast_block::BlockDevice;
+use std::sync::atomic::Ordering;
 
 use crate::compact::{Compaction, compact_index};
 use crate::condemned::condemned_packs;
@@ -36,91 +34,9 @@ use crate::pack::{ChunkEntry, FrameContent, Location};
 use crate::packing::{FinishedPack, FrameStream, PackOutput};
 use crate::packs::Packs;
 use crate::repository::Repository;
-use crate::stage::{Stage, StageTimer, Untimed, timed};
-use crate::store::Put;
-
-/// What is backed up as one disk.
-pub struct Source<'a> {
-    /// The disk's name within the machine.
-    pub name: String,
-    /// Where its bytes come from.
-    pub data: SourceData<'a>,
-    /// What to keep with the disk: its format, where it was.
-    pub notes: BTreeMap<String, String>,
-}
-
-/// Where the bytes of a disk come from.
-pub enum SourceData<'a> {
-    /// A device that does not change meanwhile.
-    Disk(&'a dyn BlockDevice),
-    /// A stream, read to its end.
-    Stream(&'a mut dyn Read),
-}
-
-/// Which snapshot a backup is compared with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Parent {
-    /// The newest snapshot of the same machine.
-    #[default]
-    Newest,
-    /// A certain one.
-    Named(SnapshotId),
-    /// None: every block is looked up.
-    None,
-}
-
-/// What to back up.
-pub struct BackupRequest<'a> {
-    /// The machine.
-    pub machine: String,
-    /// The instant, in milliseconds since 1970-01-01 UTC.
-    pub time_ms: i64,
-    /// Words to find the snapshot by.
-    pub tags: Vec<String>,
-    /// Which snapshot to compare with.
-    pub parent: Parent,
-    /// The host and the program, for the manifest.
-    pub host: String,
-    /// The program that asks.
-    pub program: String,
-    /// What to keep with the snapshot.
-    pub notes: BTreeMap<String, String>,
-    /// The disks.
-    pub sources: Vec<Source<'a>>,
-    /// Threads for each of reading and compressing; with none, everything is done by the caller, in a fixed order.
-    pub thread_count: usize,
-}
-
-/// Who wants to know how far a backup is, and may stop it.
-pub trait BackupProgress: Sync {
-    /// So many more bytes of disk are done.
-    fn advance(&self, bytes: u64);
-
-    /// Something good to know.
-    fn note(&self, message: String);
-
-    /// Something that did not stop the backup, but that a person should know.
-    fn warn(&self, message: String);
-
-    /// Set to stop the backup: nothing is committed, and what was stored is found again by the next one.
-    fn cancelled(&self) -> &AtomicBool;
-
-    /// Who measures what the backup spends its time with; nobody where it does not matter.
-    fn timer(&self) -> &dyn StageTimer {
-        &Untimed
-    }
-}
-
-/// What a backup did.
-#[derive(Debug, Clone)]
-pub struct BackupReport {
-    /// The snapshot, as committed.
-    pub snapshot: Manifest,
-    /// Bytes that the repository has grown by, everything counted.
-    pub stored_bytes: u64,
-    /// Packs that were written.
-    pub pack_count: u64,
-}
+use crate::stage::{Stage, timed};
+use crate::store::{ObjectName, Put};
+pub use request::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData};
 
 /// What the repository has, as a backup sees it.
 struct View {
@@ -272,7 +188,11 @@ impl Repository {
 
     /// Puts the snapshot under its name; returns the bytes of its object.
     fn commit(&self, lease: &Lease<'_>, manifest: &Manifest) -> Result<u64> {
+        // While our announcement is there, nobody deletes what we refer to; without it, gc may have.
         let name = snapshot_name(manifest.id);
+        if !lease.is_announced()? {
+            return Err(self.revoked(lease, &name)?);
+        }
         let bytes = manifest.encode();
         let put = match self.vault.put_sealed(&name, &bytes) {
             // It may be there all the same; asking again settles it.
@@ -280,14 +200,19 @@ impl Repository {
             Ok(put) => put,
         };
         if put == Put::AlreadyExists && lease::is_revoked(&self.vault, &lease.record)? {
-            // Only we could have put anything else there.
-            self.vault.store.delete(&name)?;
-            return Err(Error::Revoked {
-                writer: lease.record.writer,
-            });
+            return Err(self.revoked(lease, &name)?);
         }
-        let length = self.vault.store.length(&name);
-        Ok(length.unwrap_or(bytes.len() as u64))
+        Ok(self.vault.store.length(&name).unwrap_or(bytes.len() as u64))
+    }
+
+    /// The error of a writer that was taken for dead; takes away the mark in the place of its snapshot, which only it could take.
+    fn revoked(&self, lease: &Lease<'_>, name: &ObjectName) -> Result<Error> {
+        if lease::is_revoked(&self.vault, &lease.record)? {
+            self.vault.store.delete(name)?;
+        }
+        Ok(Error::Revoked {
+            writer: lease.record.writer,
+        })
     }
 }
 

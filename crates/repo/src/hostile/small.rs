@@ -13,7 +13,8 @@ use crate::gc::Waits;
 use crate::id::{PackId, WriterId};
 use crate::lease::WriterRecord;
 use crate::pack::{Directory, Location, PackKind};
-use crate::relocation::{RelocationTable, relocated_pack};
+use crate::relocated::RelocationId;
+use crate::relocation::RelocationTable;
 use crate::scrub::copied_manifest;
 use crate::scrub::record::{ReadRecord, is_read_record};
 use crate::store::{ObjectKind, ObjectName};
@@ -141,7 +142,7 @@ pub fn object_name(bytes: &[u8]) -> Outcome {
     for name in in_kinds.chain([text.parse()]).flatten() {
         let again: ObjectName = name.to_string().parse().expect("what was written is a name");
         assert_eq!(again, name, "it reads as another name");
-        relocated_pack(&name);
+        RelocationId::of(&name);
         damaged_pack(&name);
         is_read_record(&name);
         outcome = Outcome::Decoded;

@@ -9,6 +9,7 @@ use crate::id::{PackId, SnapshotId, WriterId};
 use crate::impact::impact;
 use crate::manifest::snapshot_name;
 use crate::pack::pack_name;
+use crate::relocated::RelocationId;
 use crate::repository::Repository;
 use crate::scrub::copied_manifest;
 use crate::store::{ObjectKind, ObjectName};
@@ -24,6 +25,10 @@ impl Repository {
         match action {
             RepairAction::RestoreConfig => self.mend_config().map(|_| ()),
             RepairAction::RestoreSnapshot { snapshot, copy } => self.bring_back(*snapshot, *copy),
+            RepairAction::RestoreRelocation { object } => match RelocationId::of(&object.parse()?) {
+                Some((id, twin)) => self.restore_twin(&id, twin),
+                None => Ok(()),
+            },
             RepairAction::Replace { object } => self.replace(&object.parse()?),
             RepairAction::RebuildIndex { segments } => {
                 let names: Vec<ObjectName> = segments.iter().map(|name| Ok(name.parse()?)).collect::<Result<_>>()?;
@@ -71,12 +76,14 @@ impl Repository {
     fn replace(&self, name: &ObjectName) -> Result<()> {
         let content = match name.kind() {
             ObjectKind::Forgotten => {
+                let snapshot = name
+                    .name()
+                    .parse()
+                    .map_err(|_| Error::damaged(name, 0, "its name is no snapshot"))?;
                 let record = ForgottenRecord {
-                    snapshot: name
-                        .name()
-                        .parse()
-                        .map_err(|_| Error::damaged(name, 0, "its name is no snapshot"))?,
-                    copy: None,
+                    snapshot,
+                    // As long as there is a copy, the record keeps it from passing for a lost snapshot.
+                    copy: self.copies()?.of(snapshot),
                     time_ms: (self.vault.surroundings.now_ms)(),
                     reason: "removed earlier; the record of it was damaged".to_owned(),
                 };
@@ -94,7 +101,12 @@ impl Repository {
 
     /// Whether everything that the manifest in `copy` refers to can be reached.
     pub(super) fn is_complete(&self, copy: PackId) -> Result<bool> {
-        let reader = self.packs.reader(copy)?;
+        let reader = match self.packs.reader(copy) {
+            Ok(reader) => reader,
+            // Gc has deleted it since it was found, or it is damaged: there is nothing that could come back.
+            Err(error) if error.is_about_one_object() => return Ok(false),
+            Err(error) => return Err(error),
+        };
         let Some(manifest) = copied_manifest(&reader.directory) else {
             return Ok(false);
         };

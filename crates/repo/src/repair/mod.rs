@@ -4,6 +4,7 @@
 //! |---|---|
 //! | configuration | from the copy in the key slots |
 //! | index | from the directories of packs; the old segments go when the new ones are durable |
+//! | an object of a relocation | from the other one that says the same |
 //! | a snapshot | from the copy of its manifest in the last of its packs of maps |
 //! | whole frames of a damaged pack | stored again, found by relocations |
 //! | chunks of damaged frames, or of missing packs | when they are stored elsewhere, or once a backup has stored them again, by relocations ([`heal`]) |
@@ -28,7 +29,7 @@ use crate::id::{PackId, SnapshotId};
 use crate::impact::add_impact;
 use crate::lease::{self, Lease, Work};
 use crate::manifest::snapshot_name;
-use crate::relocation::relocated_pack;
+use crate::relocated::{RelocationId, read_twin};
 use crate::repository::Repository;
 use crate::restore::JobProgress;
 use crate::scrub::{ScrubRequest, Survey};
@@ -39,7 +40,7 @@ use crate::store::{ObjectKind, ObjectName};
 pub struct RepairRequest {
     /// Share of the packs that is read first, in percent: 100 finds everything, 0 mends what was found before.
     pub percent: u8,
-    /// Threads that read; at least 1.
+    /// Threads that read; with none, everything is done by the caller, in a fixed order.
     pub thread_count: usize,
 }
 
@@ -55,6 +56,11 @@ pub enum RepairAction {
         snapshot: SnapshotId,
         /// The pack with the copy.
         copy: PackId,
+    },
+    /// One of the two objects of a relocation is written again from the other.
+    RestoreRelocation {
+        /// The object that is written.
+        object: String,
     },
     /// An object that cannot be read is removed; markers whose name says all are written again.
     Replace {
@@ -214,12 +220,13 @@ impl Repository {
         let mut actions = Vec::new();
         let mut add = |action, reason: &str| actions.push((action, reason.to_owned()));
         for finding in survey.findings.list() {
-            if !finding.kind.is_damage() {
+            if !finding.kind.is_damage() && finding.kind != FindingKind::Single {
                 continue;
             }
             let Ok(object) = finding.object.parse::<ObjectName>() else {
                 continue;
             };
+            let relocation = RelocationId::of(&object);
             match object.kind() {
                 ObjectKind::Config => add(RepairAction::RestoreConfig, &finding.detail),
                 ObjectKind::Snapshot => {
@@ -227,10 +234,23 @@ impl Repository {
                         add(action, &finding.detail);
                     }
                 }
+                ObjectKind::Relocation
+                    if relocation.is_some_and(|(id, twin)| {
+                        read_twin(&*self.vault.store, &self.vault.keyring, &id, twin.other()).is_ok()
+                    }) =>
+                {
+                    add(
+                        RepairAction::RestoreRelocation {
+                            object: finding.object.clone(),
+                        },
+                        &finding.detail,
+                    );
+                }
                 // Where its old pack is gone and needed, a damaged relocation is all that is left, and kept.
                 ObjectKind::Relocation
-                    if relocated_pack(&object)
-                        .is_some_and(|pack| survey.absent.contains(&pack) && survey.needed.contains(&pack)) => {}
+                    if relocation.is_some_and(|(id, _)| {
+                        survey.absent.contains(&id.pack) && survey.needed.contains(&id.pack)
+                    }) => {}
                 ObjectKind::Writer
                 | ObjectKind::Condemned
                 | ObjectKind::Forgotten

@@ -13,8 +13,8 @@ use crate::forget::forgotten_name;
 use crate::id::{PackId, SnapshotId, WriterId};
 use crate::lease::writer_name;
 use crate::manifest::{Manifest, SnapshotObject, decode_snapshot, snapshot_name};
-use crate::pack::Directory;
-use crate::repository::Vault;
+use crate::pack::{Directory, pack_name};
+use crate::repository::{Repository, Vault};
 use crate::store::{ObjectName, StoreError};
 
 /// Copies of manifests, by the snapshot that they are of.
@@ -34,13 +34,14 @@ impl Copies {
     /// The snapshots that were lost, each with the pack that has the copy.
     ///
     /// Looks in an order in which a backup that is on its way, or a removal, is never taken for a loss: a writer that has ended
-    /// had committed before, and a snapshot is recorded as removed before it goes.
+    /// had committed before, a snapshot is recorded as removed before it goes, and the record stays until the pack is gone.
     pub(crate) fn lost(&self, vault: &Vault) -> Result<Vec<(SnapshotId, PackId)>> {
         let mut lost = Vec::new();
         for (snapshot, (pack, writer)) in &self.found {
             let is_lost = !exists(vault, &writer_name(*writer))?
                 && !exists(vault, &snapshot_name(*snapshot))?
-                && !exists(vault, &forgotten_name(*snapshot))?;
+                && !exists(vault, &forgotten_name(*snapshot))?
+                && exists(vault, &pack_name(*pack))?;
             if is_lost {
                 lost.push((*snapshot, *pack));
             }
@@ -51,6 +52,21 @@ impl Copies {
     /// The pack that has a copy of the manifest of `snapshot`.
     pub(crate) fn of(&self, snapshot: SnapshotId) -> Option<PackId> {
         self.found.get(&snapshot).map(|(pack, _)| *pack)
+    }
+}
+
+impl Repository {
+    /// The copies of manifests in all packs whose directory can be read; reads all of these directories.
+    pub(crate) fn copies(&self) -> Result<Copies> {
+        let mut copies = Copies::default();
+        for pack in self.vault.pack_ids()? {
+            match self.packs.reader(pack) {
+                Ok(reader) => copies.add(pack, &reader.directory),
+                Err(error) if error.is_about_one_object() || error.is_unreadable() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(copies)
     }
 }
 

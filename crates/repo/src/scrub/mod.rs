@@ -14,7 +14,7 @@ mod pack;
 pub(crate) mod record;
 mod small;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -24,6 +24,7 @@ pub(crate) use self::index::IndexSurvey;
 pub(crate) use self::lost::{Copies, copied_manifest};
 use self::pack::{PackOutcome, PackScratch, scrub_pack};
 use self::record::{read_records, replace_records};
+pub(crate) use self::small::check_relocations;
 use self::small::check_small_objects;
 use crate::damage::{DamageRecord, clear_damage, damage_names, put_damage, read_damage};
 use crate::error::{Error, Result};
@@ -43,7 +44,7 @@ pub struct ScrubRequest {
     /// Share of the stored bytes that is read, in percent; packs that were not read for longest come first, and packs that
     /// are known to be damaged always. 100 reads everything.
     pub percent: u8,
-    /// Threads that read and check; at least 1.
+    /// Threads that read and check; with none, everything is done by the caller, in a fixed order.
     pub thread_count: usize,
 }
 
@@ -227,7 +228,27 @@ impl Repository {
         result
     }
 
-    /// Has every chosen pack read, and hands what became of it to `take`, in any order.
+    /// Reads every chosen pack, and hands what became of it to `take`.
+    fn read_in_turn(
+        &self,
+        chosen: &[(PackId, u64)],
+        progress: &dyn JobProgress,
+        take: &mut dyn FnMut(PackOutcome, u64) -> Result<()>,
+    ) -> Result<()> {
+        let keys = self.vault.fingerprint_keys();
+        let mut scratch = PackScratch::new();
+        for (pack, length) in chosen {
+            if progress.cancelled().load(Ordering::Relaxed) {
+                return Err(Error::Cancelled);
+            }
+            let outcome = scrub_pack(&self.packs, &keys, *pack, &mut scratch)?;
+            progress.advance(*length);
+            take(outcome, *length)?;
+        }
+        Ok(())
+    }
+
+    /// Has every chosen pack read by threads, and hands what became of it to `take`, in any order.
     fn read_in_parallel(
         &self,
         chosen: &[(PackId, u64)],
@@ -235,6 +256,9 @@ impl Repository {
         progress: &dyn JobProgress,
         take: &mut dyn FnMut(PackOutcome, u64) -> Result<()>,
     ) -> Result<()> {
+        if thread_count == 0 {
+            return self.read_in_turn(chosen, progress, take);
+        }
         let next = AtomicUsize::new(0);
         let keys = self.vault.fingerprint_keys();
         let failure: Mutex<Option<Error>> = Mutex::new(None);
@@ -265,8 +289,8 @@ impl Repository {
             }
         };
         std::thread::scope(|scope| {
-            let (send, outcomes) = bounded(thread_count.max(1));
-            for _ in 0..thread_count.max(1) {
+            let (send, outcomes) = bounded(thread_count);
+            for _ in 0..thread_count {
                 let (send, work) = (send.clone(), &work);
                 scope.spawn(move || work(send));
             }
@@ -366,15 +390,10 @@ impl Repository {
             }
         }
         // The walk also comes across packs that are neither there nor listed.
-        let (packs, damage) = (&survey.packs, &survey.damage);
-        let is_suspect = |pack: PackId| !packs.contains_key(&pack) || damage.contains_key(&pack);
-        let needed = needed_packs(&self.packs, &survey.manifests, &is_suspect)?;
-        for pack in &needed {
-            if !survey.packs.contains_key(pack) && self.is_absent(*pack)? {
-                survey.absent.insert(*pack);
-                let error = Error::MissingPack { pack: *pack };
-                survey.findings.place(Place::Pack(*pack), error)?;
-            }
+        let (needed, missing) = self.needed_packs(survey)?;
+        for pack in missing {
+            survey.absent.insert(pack);
+            survey.findings.place(Place::Pack(pack), Error::MissingPack { pack })?;
         }
         survey.needed = needed;
         for pack in survey.index.packs().filter(|pack| survey.absent.contains(pack)) {
@@ -386,6 +405,29 @@ impl Repository {
             }
         }
         Ok(())
+    }
+
+    /// Packs, damaged or absent, that a snapshot needs bytes or pages of; and those of them that are absent.
+    fn needed_packs(&self, survey: &Survey) -> Result<(HashSet<PackId>, BTreeSet<PackId>)> {
+        let (packs, damage) = (&survey.packs, &survey.damage);
+        let is_suspect = |pack: PackId| !packs.contains_key(&pack) || damage.contains_key(&pack);
+        let mut before = BTreeSet::new();
+        loop {
+            let needed = needed_packs(&self.packs, &survey.manifests, &is_suspect)?;
+            let mut missing = BTreeSet::new();
+            for pack in needed.iter().filter(|pack| !packs.contains_key(pack)) {
+                if self.is_absent(*pack)? {
+                    missing.insert(*pack);
+                }
+            }
+            // Gc may have moved what was needed of a pack while we walked. A relocation is there before its pack goes: what is
+            // missing still when all relocations are known, is lost.
+            if missing.is_empty() || missing == before {
+                return Ok((needed, missing));
+            }
+            before = missing;
+            self.refresh()?;
+        }
     }
 
     pub(crate) fn is_absent(&self, pack: PackId) -> Result<bool> {

@@ -76,7 +76,8 @@ pub(crate) fn scrub_pack(
     };
     let reader = match read_directory(&*store, pack, packs.key(pack)) {
         Ok(reader) => reader,
-        Err(Error::MissingPack { .. }) => {
+        // It was deleted since it was listed, or between two reads of its directory.
+        Err(Error::MissingPack { .. } | Error::Store(StoreError::NotFound { .. })) => {
             outcome.is_gone = true;
             return Ok(outcome);
         }

@@ -11,7 +11,7 @@ use crate::forget::ForgottenRecord;
 use crate::id::{PackId, SegmentId, SnapshotId, WriterId};
 use crate::key;
 use crate::lease::WriterRecord;
-use crate::relocation::{RELOCATION_BYTES_MAX, RelocationTable, relocated_pack};
+use crate::relocated::{RelocationId, missing_twins, read_twin};
 use crate::repository::Vault;
 use crate::scrub::record::{READ_RECORD_BYTES_MAX, ReadRecord, is_read_record};
 use crate::store::{ObjectKind, ObjectName, StoreError};
@@ -31,19 +31,40 @@ pub(crate) fn check_small_objects(vault: &Vault, findings: &mut Findings) -> Res
                 findings.push(&name, None, FindingKind::Stranger, detail);
                 continue;
             }
-            match check_object(vault, &name) {
-                // Its work ended while we looked.
-                Ok(()) | Err(Error::Store(StoreError::NotFound { .. })) => {}
-                Err(error) => findings.object(&name, error)?,
-            }
+            check_one(vault, &name, findings)?;
         }
     }
+    check_twins(vault, findings)?;
     vault.store.strangers(&mut |path| {
         let detail = "it is no object of a repository".to_owned();
         findings.push_path(path, None, FindingKind::Stranger, detail);
         Ok(())
     })?;
     Ok(())
+}
+
+/// Checks both objects of all relocations.
+pub(crate) fn check_relocations(vault: &Vault, findings: &mut Findings) -> Result<()> {
+    for name in vault.names(ObjectKind::Relocation)? {
+        check_one(vault, &name, findings)?;
+    }
+    check_twins(vault, findings)
+}
+
+fn check_twins(vault: &Vault, findings: &mut Findings) -> Result<()> {
+    for name in missing_twins(vault)? {
+        let detail = "it is gone; the other object that says the same is there".to_owned();
+        findings.push(&name, None, FindingKind::Single, detail);
+    }
+    Ok(())
+}
+
+fn check_one(vault: &Vault, name: &ObjectName, findings: &mut Findings) -> Result<()> {
+    match check_object(vault, name) {
+        // Its work ended while we looked.
+        Ok(()) | Err(Error::Store(StoreError::NotFound { .. })) => Ok(()),
+        Err(error) => findings.object(name, error),
+    }
 }
 
 fn check_config(vault: &Vault, findings: &mut Findings) -> Result<()> {
@@ -73,7 +94,7 @@ fn is_ours(name: &ObjectName) -> bool {
         ObjectKind::Snapshot | ObjectKind::Forgotten | ObjectKind::Protected => text.parse::<SnapshotId>().is_ok(),
         ObjectKind::Writer => text.parse::<WriterId>().is_ok(),
         ObjectKind::Condemned => text.strip_suffix(".waits").unwrap_or(text).parse::<WriterId>().is_ok(),
-        ObjectKind::Relocation => relocated_pack(name).is_some(),
+        ObjectKind::Relocation => RelocationId::of(name).is_some(),
         ObjectKind::Scrub => is_read_record(name) || damaged_pack(name).is_some(),
     }
 }
@@ -93,12 +114,10 @@ fn check_object(vault: &Vault, name: &ObjectName) -> Result<()> {
         }
         ObjectKind::Protected => vault.get_sealed(name, MARKER_BYTES_MAX).map(|_| ()),
         ObjectKind::Condemned => vault.get_sealed(name, CONDEMNED_BYTES_MAX).map(|_| ()),
-        ObjectKind::Relocation => {
-            let bytes = vault.get_sealed(name, RELOCATION_BYTES_MAX)?;
-            RelocationTable::default()
-                .decode_into(&bytes)
-                .map_err(malformed("relocation"))
-        }
+        ObjectKind::Relocation => match RelocationId::of(name) {
+            Some((id, twin)) => read_twin(&*vault.store, &vault.keyring, &id, twin).map(|_| ()),
+            None => Ok(()),
+        },
         ObjectKind::Scrub if is_read_record(name) => {
             let bytes = vault.get_sealed(name, READ_RECORD_BYTES_MAX)?;
             ReadRecord::decode(&bytes)

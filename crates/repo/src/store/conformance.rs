@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 use super::seeded::Seeded;
 use super::{ObjectKind, ObjectName, Put, Result, Store, StoreError};
@@ -13,7 +14,7 @@ const LARGE_BYTES: usize = 9 << 20;
 /// # Panics
 /// At the first promise that is broken.
 pub fn check(make: &mut dyn FnMut() -> Arc<dyn Store>) {
-    let cases: [fn(&Arc<dyn Store>); 13] = [
+    let cases: [fn(&Arc<dyn Store>); 14] = [
         an_empty_store_has_nothing,
         what_is_put_is_read_back,
         objects_of_all_kinds_are_apart,
@@ -22,6 +23,7 @@ pub fn check(make: &mut dyn FnMut() -> Arc<dyn Store>) {
         a_bound_on_the_length_is_kept,
         a_streamed_object_appears_whole_at_its_commit,
         an_abandoned_object_was_never_there,
+        an_object_on_its_way_is_not_cleaned_away_while_it_is_young,
         a_deleted_object_is_gone_and_its_name_free,
         lists_are_complete,
         a_list_may_delete_what_it_is_given_and_stops_at_an_error,
@@ -217,6 +219,15 @@ fn a_streamed_object_appears_whole_at_its_commit(store: &Arc<dyn Store>) {
     let writer = store.create(&empty).expect("create");
     assert_eq!(writer.commit().expect("commit"), Put::Created);
     assert_eq!(store.length(&empty).expect("length"), 0);
+}
+
+fn an_object_on_its_way_is_not_cleaned_away_while_it_is_young(store: &Arc<dyn Store>) {
+    assert_eq!(store.clean(Duration::ZERO).expect("nothing was begun yet"), 0);
+    let mut writer = store.create(&name(ObjectKind::Pack, "00aa")).expect("created");
+    writer.append(b"pack").expect("appended");
+    assert_eq!(store.clean(Duration::from_secs(3600)).expect("it is young"), 0);
+    assert_eq!(writer.commit().expect("still there"), Put::Created);
+    assert_eq!(store.clean(Duration::from_secs(3600)).expect("nothing is left"), 0);
 }
 
 fn an_abandoned_object_was_never_there(store: &Arc<dyn Store>) {

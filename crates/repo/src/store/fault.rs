@@ -2,6 +2,7 @@
 
 use std::io::{Error as IoError, ErrorKind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::seeded::Seeded;
 use super::{ObjectKind, ObjectName, ObjectWriter, Operation, Put, Result, Store, StoreError};
@@ -188,6 +189,10 @@ impl Store for FaultStore {
 
     fn strangers(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
         self.call(Operation::Strangers, || self.inner.strangers(visit))
+    }
+
+    fn clean(&self, age: Duration) -> Result<u64> {
+        self.call(Operation::Clean, || self.inner.clean(age))
     }
 
     fn describe(&self) -> String {

@@ -8,6 +8,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::seeded::Seeded;
 use super::{ObjectKind, ObjectName, ObjectWriter, Operation, Put, Result, Store};
@@ -285,6 +286,11 @@ impl Store for InterleavedStore {
     fn strangers(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
         self.turn(&Operation::Strangers);
         self.inner.strangers(visit)
+    }
+
+    fn clean(&self, age: Duration) -> Result<u64> {
+        self.turn(&Operation::Clean);
+        self.inner.clean(age)
     }
 
     fn describe(&self) -> String {

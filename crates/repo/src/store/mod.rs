@@ -24,6 +24,7 @@ mod operation;
 mod seeded;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use directory::DirectoryStore;
 pub use error::{Result, StoreError};
@@ -87,6 +88,12 @@ pub trait Store: Send + Sync {
     /// Calls `visit` with the path of everything in the store that is no object and has no business there.
     fn strangers(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()>;
 
+    /// Removes what is left of objects that somebody began to put and to which nothing was added for `age`; returns the bytes
+    /// that this freed.
+    ///
+    /// Whoever comes back to such an object after that gets an error, and nothing is put.
+    fn clean(&self, age: Duration) -> Result<u64>;
+
     /// Says which store this is, for messages: "directory /backup/repo".
     fn describe(&self) -> String;
 
@@ -131,6 +138,9 @@ macro_rules! forward_store {
             }
             fn strangers(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
                 (**self).strangers(visit)
+            }
+            fn clean(&self, age: Duration) -> Result<u64> {
+                (**self).clean(age)
             }
             fn describe(&self) -> String {
                 (**self).describe()

@@ -27,6 +27,8 @@ pub enum Operation {
     Delete(ObjectName),
     /// `strangers`.
     Strangers,
+    /// `clean`.
+    Clean,
 }
 
 impl Operation {
@@ -57,6 +59,7 @@ impl fmt::Display for Operation {
             Self::List(kind) => write!(f, "list {kind}"),
             Self::Delete(name) => write!(f, "delete {name}"),
             Self::Strangers => f.write_str("look for strangers"),
+            Self::Clean => f.write_str("clean"),
         }
     }
 }

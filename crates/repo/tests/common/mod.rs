@@ -13,10 +13,11 @@ pub(crate) mod specimen;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
 
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::key::{Cipher, Credential, KdfParameters, Randomness};
-use holdfast_repo::store::{MemoryStore, Store};
+use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, ObjectWriter, Put, Result as StoreResult, Store};
 use holdfast_repo::{
     BackupProgress, BackupReport, BackupRequest, InitRequest, JobProgress, Parent, Repository, RestoreRequest,
     SnapshotId, Source, SourceData, Surroundings, SystemProcesses, TargetState,
@@ -151,6 +152,20 @@ impl Rig {
         }
     }
 
+    /// The repository again, as another process would open it; it shares the clock.
+    pub(crate) fn open(&self, seed: u64) -> Repository {
+        self.open_on(self.store.clone(), seed)
+    }
+
+    /// The same, through another store on top of the same objects.
+    pub(crate) fn open_on(&self, store: impl Store + 'static, seed: u64) -> Repository {
+        let mut surroundings = self.surroundings.clone();
+        surroundings.randomness = Arc::new(SeededBytes::new(seed));
+        Repository::open(Arc::new(store), PASSPHRASE, surroundings)
+            .unwrap()
+            .repository
+    }
+
     pub(crate) fn with_threads(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
@@ -218,4 +233,67 @@ pub(crate) fn assert_restores(repository: &Repository, snapshot: SnapshotId, exp
     };
     repository.restore(&device, &request, &Watch::default()).unwrap();
     assert!(target.to_bytes() == expected, "the restore wrote something else");
+}
+
+/// A store that does something else before the first object of a kind is put.
+pub(crate) struct Hooked {
+    inner: MemoryStore,
+    kind: ObjectKind,
+    act: std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Hooked {
+    pub(crate) fn new(inner: &MemoryStore, kind: ObjectKind, act: impl FnOnce() + Send + 'static) -> Self {
+        Self {
+            inner: inner.clone(),
+            kind,
+            act: std::sync::Mutex::new(Some(Box::new(act))),
+        }
+    }
+
+    fn before_put(&self, name: &ObjectName) -> &MemoryStore {
+        if name.kind() == self.kind {
+            let act = self.act.lock().unwrap().take();
+            if let Some(act) = act {
+                act();
+            }
+        }
+        &self.inner
+    }
+}
+
+impl Store for Hooked {
+    fn put(&self, name: &ObjectName, bytes: &[u8]) -> StoreResult<Put> {
+        self.before_put(name).put(name, bytes)
+    }
+    fn create(&self, name: &ObjectName) -> StoreResult<Box<dyn ObjectWriter>> {
+        self.before_put(name).create(name)
+    }
+    fn get(&self, name: &ObjectName, length_max: u64) -> StoreResult<Vec<u8>> {
+        self.inner.get(name, length_max)
+    }
+    fn get_range(&self, name: &ObjectName, offset: u64, buffer: &mut [u8]) -> StoreResult<()> {
+        self.inner.get_range(name, offset, buffer)
+    }
+    fn length(&self, name: &ObjectName) -> StoreResult<u64> {
+        self.inner.length(name)
+    }
+    fn list(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, u64) -> StoreResult<()>) -> StoreResult<()> {
+        self.inner.list(kind, visit)
+    }
+    fn delete(&self, name: &ObjectName) -> StoreResult<()> {
+        self.inner.delete(name)
+    }
+    fn strangers(&self, visit: &mut dyn FnMut(String) -> StoreResult<()>) -> StoreResult<()> {
+        self.inner.strangers(visit)
+    }
+    fn clean(&self, age: Duration) -> StoreResult<u64> {
+        self.inner.clean(age)
+    }
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+    fn free_bytes(&self) -> Option<u64> {
+        self.inner.free_bytes()
+    }
 }

@@ -2,15 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use holdfast_block::{BlockDevice, MemoryDevice};
-use holdfast_repo::store::{InterleavedStore, ObjectKind, ObjectName, ObjectWriter, Put, Result as StoreResult, Store};
+use holdfast_repo::store::{
+    InterleavedStore, ObjectKind, ObjectName, ObjectWriter, Put, Result as StoreResult, Store, StoreError,
+};
 use holdfast_repo::{
-    Error, GcRequest, Liveness, Manifest, Repository, RestoreRequest, SnapshotId, Source, SourceData, TargetState,
+    Error, Finding, GcRequest, Liveness, Manifest, RepairRequest, Repository, RestoreRequest, ScrubRequest, Selection,
+    SnapshotId, Source, SourceData, TargetState, VerifyRequest,
 };
 
-use super::cast::{self, Actor, Fate, Form, MACHINES, Role, Town, Way};
+use super::cast::{self, Act, Actor, Fate, Form, Look, MACHINES, Moment, Role, Town, Way};
 use crate::common::{PASSPHRASE, Watch, request};
 
 /// Longer than any other actor works.
@@ -32,6 +36,7 @@ pub(super) struct Stage {
 pub(super) enum Outcome {
     Backup(Result<Manifest, Error>, Vec<String>),
     Read(Result<Vec<u8>, Error>),
+    Look(Result<Vec<Finding>, Error>),
     Done(Result<(), Error>),
 }
 
@@ -39,8 +44,10 @@ impl Outcome {
     pub(super) fn summary(&self) -> String {
         match self {
             Self::Backup(Ok(manifest), _) => format!("made {}", manifest.id),
-            Self::Read(Ok(_)) | Self::Done(Ok(())) => "done".to_owned(),
-            Self::Backup(Err(error), _) | Self::Read(Err(error)) | Self::Done(Err(error)) => super::chain(error),
+            Self::Read(Ok(_)) | Self::Look(Ok(_)) | Self::Done(Ok(())) => "done".to_owned(),
+            Self::Backup(Err(error), _) | Self::Read(Err(error)) | Self::Look(Err(error)) | Self::Done(Err(error)) => {
+                super::chain(error)
+            }
         }
     }
 }
@@ -49,21 +56,20 @@ impl Actor {
     /// Opens the repository, does what the role says, and dies.
     #[expect(clippy::needless_pass_by_value, reason = "a stage is played once")]
     pub(super) fn play(&self, stage: Stage) -> Outcome {
-        let store: Arc<dyn Store> = match self.fate {
-            Fate::Sleeps(after, seen) => Arc::new(SleepyStore {
-                awake: AtomicU64::new(after),
-                seen,
-                process: self.process,
-                town: Arc::clone(&stage.town),
-                time: Arc::clone(&stage.time),
-                running: Arc::clone(&stage.running),
-                inner: Arc::clone(&stage.store),
-            }),
-            Fate::Lives | Fate::Crashes(_) => Arc::<InterleavedStore>::clone(&stage.store),
-        };
+        let store: Arc<dyn Store> = Arc::new(FatefulStore {
+            fate: self.fate,
+            operations: AtomicU64::new(0),
+            matches: AtomicU64::new(0),
+            is_dead: AtomicBool::new(false),
+            process: self.process,
+            town: Arc::clone(&stage.town),
+            time: Arc::clone(&stage.time),
+            running: Arc::clone(&stage.running),
+            inner: Arc::clone(&stage.store),
+        });
         let surroundings = cast::surroundings(&stage.town, &stage.time, self.process, stage.seed);
         let outcome = match Repository::open(store, PASSPHRASE, surroundings) {
-            Ok(opened) => self.work(&opened.repository),
+            Ok(opened) => self.work(&opened.repository, &stage.store),
             Err(error) => self.failed(error),
         };
         stage.town.set(self.process, Liveness::Dead);
@@ -75,11 +81,12 @@ impl Actor {
         match self.role {
             Role::Backup { .. } => Outcome::Backup(Err(error), Vec::new()),
             Role::Read(..) => Outcome::Read(Err(error)),
+            Role::Look(_) => Outcome::Look(Err(error)),
             _ => Outcome::Done(Err(error)),
         }
     }
 
-    fn work(&self, repository: &Repository) -> Outcome {
+    fn work(&self, repository: &Repository, turns: &InterleavedStore) -> Outcome {
         match &self.role {
             Role::Backup {
                 machine,
@@ -107,17 +114,70 @@ impl Actor {
             }
             Role::Forget(snapshot) => Outcome::Done(repository.forget(*snapshot, "test")),
             Role::Protect(snapshot) => Outcome::Done(repository.protect(*snapshot)),
-            Role::Gc(percent) => {
-                let request = GcRequest {
-                    repack_below_percent: *percent,
-                    thread_count: 0,
-                };
-                Outcome::Done(repository.gc(request).map(|_| ()))
-            }
+            Role::Gc(percent, times) => Outcome::Done(collect(repository, (*percent, *times), turns)),
+            Role::Look(look) => look_through(repository, *look),
+            Role::Repair => Outcome::Done(repair(repository)),
             Role::Read(snapshot, way) => Outcome::Read(read(repository, *snapshot, *way)),
             Role::List => Outcome::Done(list(repository)),
         }
     }
+}
+
+/// Runs gc some times; where another is at work it waits a little, and tries again, but not for ever.
+fn collect(repository: &Repository, (percent, times): (u8, u32), turns: &InterleavedStore) -> Result<(), Error> {
+    const ATTEMPT_COUNT_MAX: u32 = 20;
+    const PAUSES: u32 = 40;
+    let request = GcRequest {
+        repack_below_percent: percent,
+        thread_count: 0,
+    };
+    for time in 0..times {
+        let mut attempts = 1;
+        while let Err(error) = repository.gc(request) {
+            let is_locked = matches!(error, Error::Locked { .. });
+            if !is_locked || times == 1 || time + attempts >= ATTEMPT_COUNT_MAX {
+                return Err(error);
+            }
+            attempts += 1;
+            (0..PAUSES).for_each(|_| turns.pause());
+        }
+    }
+    Ok(())
+}
+
+fn look_through(repository: &Repository, look: Look) -> Outcome {
+    let found = match look {
+        Look::Scrub => {
+            let request = ScrubRequest {
+                percent: 100,
+                thread_count: 0,
+            };
+            repository
+                .scrub(request, &Watch::default())
+                .map(|report| report.findings)
+        }
+        Look::Verify(depth) => {
+            let request = VerifyRequest {
+                snapshots: Selection::All,
+                depth,
+                compare: None,
+                thread_count: 0,
+            };
+            repository
+                .verify(&request, &Watch::default())
+                .map(|report| report.findings)
+        }
+    };
+    Outcome::Look(found)
+}
+
+fn repair(repository: &Repository) -> Result<(), Error> {
+    let request = RepairRequest {
+        percent: 100,
+        thread_count: 0,
+    };
+    let plan = repository.plan_repair(request, &Watch::default())?;
+    repository.repair(&plan, 0, &Watch::default()).map(|_| ())
 }
 
 fn list(repository: &Repository) -> Result<(), Error> {
@@ -155,11 +215,13 @@ fn read(repository: &Repository, snapshot: SnapshotId, way: Way) -> Result<Vec<u
     }
 }
 
-/// A store whose user falls asleep before an operation, and wakes when all others have ended.
-struct SleepyStore {
-    /// Operations until it sleeps.
-    awake: AtomicU64,
-    seen: Liveness,
+/// A store by which its user meets its fate: it stalls, falls asleep until all others have ended, or dies.
+struct FatefulStore {
+    fate: Fate,
+    /// Operations so far, and how many of them were such as the fate waits for.
+    operations: AtomicU64,
+    matches: AtomicU64,
+    is_dead: AtomicBool,
     process: u32,
     town: Arc<Town>,
     time: Arc<AtomicI64>,
@@ -167,48 +229,70 @@ struct SleepyStore {
     inner: Arc<InterleavedStore>,
 }
 
-impl SleepyStore {
-    fn nod(&self) -> &InterleavedStore {
-        if self.awake.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.town.set(self.process, self.seen);
-            self.time.fetch_add(LONG_MS, Ordering::Relaxed);
-            self.running.fetch_sub(1, Ordering::Relaxed);
-            for _ in 0..SLEEP_PAUSES_MAX {
-                if self.running.load(Ordering::Relaxed) == 0 {
-                    break;
-                }
-                self.inner.pause();
-            }
-            self.running.fetch_add(1, Ordering::Relaxed);
+impl FatefulStore {
+    /// Lets fate come before an operation; an error when it is death.
+    fn meet(&self, act: Option<Act>, kind: Option<ObjectKind>) -> StoreResult<&InterleavedStore> {
+        let operation = 1 + self.operations.fetch_add(1, Ordering::Relaxed);
+        let is_it = |moment: Moment| {
+            act == Some(moment.act)
+                && kind == Some(moment.kind)
+                && self.matches.fetch_add(1, Ordering::Relaxed) + 1 == moment.number
+        };
+        match self.fate {
+            Fate::Sleeps(after, seen) if operation == after => self.sleep(seen),
+            Fate::SleepsAt(moment, seen) if is_it(moment) => self.sleep(seen),
+            Fate::Stalls(moment, pauses) if is_it(moment) => (0..pauses).for_each(|_| self.inner.pause()),
+            Fate::CrashesAt(moment) if is_it(moment) => self.is_dead.store(true, Ordering::Relaxed),
+            _ => {}
         }
-        &self.inner
+        if self.is_dead.load(Ordering::Relaxed) {
+            let store = self.inner.describe();
+            return Err(StoreError::Closed { store });
+        }
+        Ok(&self.inner)
+    }
+
+    fn sleep(&self, seen: Liveness) {
+        self.town.set(self.process, seen);
+        self.time.fetch_add(LONG_MS, Ordering::Relaxed);
+        self.running.fetch_sub(1, Ordering::Relaxed);
+        for _ in 0..SLEEP_PAUSES_MAX {
+            if self.running.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+            self.inner.pause();
+        }
+        self.running.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl Store for SleepyStore {
+impl Store for FatefulStore {
     fn put(&self, name: &ObjectName, bytes: &[u8]) -> StoreResult<Put> {
-        self.nod().put(name, bytes)
+        self.meet(Some(Act::Put), Some(name.kind()))?.put(name, bytes)
     }
     fn create(&self, name: &ObjectName) -> StoreResult<Box<dyn ObjectWriter>> {
-        self.nod().create(name)
+        self.meet(Some(Act::Put), Some(name.kind()))?.create(name)
     }
     fn get(&self, name: &ObjectName, length_max: u64) -> StoreResult<Vec<u8>> {
-        self.nod().get(name, length_max)
+        self.meet(None, None)?.get(name, length_max)
     }
     fn get_range(&self, name: &ObjectName, offset: u64, buffer: &mut [u8]) -> StoreResult<()> {
-        self.nod().get_range(name, offset, buffer)
+        self.meet(None, None)?.get_range(name, offset, buffer)
     }
     fn length(&self, name: &ObjectName) -> StoreResult<u64> {
-        self.nod().length(name)
+        self.meet(None, None)?.length(name)
     }
     fn list(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, u64) -> StoreResult<()>) -> StoreResult<()> {
-        self.nod().list(kind, visit)
+        self.meet(Some(Act::List), Some(kind))?.list(kind, visit)
     }
     fn delete(&self, name: &ObjectName) -> StoreResult<()> {
-        self.nod().delete(name)
+        self.meet(Some(Act::Delete), Some(name.kind()))?.delete(name)
     }
     fn strangers(&self, visit: &mut dyn FnMut(String) -> StoreResult<()>) -> StoreResult<()> {
-        self.nod().strangers(visit)
+        self.meet(None, None)?.strangers(visit)
+    }
+    fn clean(&self, age: Duration) -> StoreResult<u64> {
+        self.meet(None, None)?.clean(age)
     }
     fn describe(&self) -> String {
         self.inner.describe()

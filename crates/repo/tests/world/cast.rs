@@ -5,15 +5,17 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use holdfast_block::MemoryDevice;
-use holdfast_repo::store::{Fault, FaultPlan, FaultSpan};
-use holdfast_repo::{Liveness, Parent, ProcessIdentity, Processes, SnapshotId, Source, SourceData, Surroundings};
+use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, ObjectKind};
+use holdfast_repo::{
+    Error, Liveness, Parent, ProcessIdentity, Processes, SnapshotId, Source, SourceData, Surroundings, VerifyDepth,
+};
 
 use super::{RUN_COUNT, SLOT_COUNT, SeededBytes, World};
 
 pub(crate) const MACHINES: [&str; 2] = ["alpha", "beta"];
 
 /// What an actor does.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub(crate) enum Role {
     Backup {
         machine: usize,
@@ -23,11 +25,21 @@ pub(crate) enum Role {
     },
     Forget(SnapshotId),
     Protect(SnapshotId),
-    /// Below how many percent alive packs are rewritten.
-    Gc(u8),
+    /// Below how many percent alive packs are rewritten, and how often it is run, one run after the other.
+    Gc(u8, u32),
     Read(SnapshotId, Way),
     /// Lists snapshots and measures the repository.
     List,
+    Look(Look),
+    /// Repairs what there is to repair, which in this world is nothing but what is untidy.
+    Repair,
+}
+
+/// How the repository is looked through for damage, of which there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    Verify(VerifyDepth),
+    Scrub,
 }
 
 /// What a disk is given as.
@@ -56,9 +68,11 @@ impl std::fmt::Debug for Role {
             }
             Self::Forget(snapshot) => write!(f, "forget {snapshot}"),
             Self::Protect(snapshot) => write!(f, "protect {snapshot}"),
-            Self::Gc(percent) => write!(f, "gc that rewrites below {percent} %"),
+            Self::Gc(percent, times) => write!(f, "gc that rewrites below {percent} %, {times} times"),
             Self::Read(snapshot, way) => write!(f, "read {snapshot} by {way:?}"),
             Self::List => f.write_str("list"),
+            Self::Look(look) => write!(f, "look, {look:?}"),
+            Self::Repair => f.write_str("repair"),
         }
     }
 }
@@ -69,9 +83,52 @@ pub(crate) enum Fate {
     Lives,
     /// It dies at so many operations.
     Crashes(u64),
+    /// It dies before a certain step.
+    CrashesAt(Moment),
     /// After so many operations it does nothing until all others have ended, and is taken for dead meanwhile.
     Sleeps(u64, Liveness),
+    /// The same before a certain step.
+    SleepsAt(Moment, Liveness),
+    /// It lives, but offers its turn so many times before a certain step: the others do much meanwhile.
+    Stalls(Moment, u32),
 }
+
+/// A step of an actor's work: the n-th operation of such a kind on objects of such a kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moment {
+    pub(crate) act: Act,
+    pub(crate) kind: ObjectKind,
+    pub(crate) number: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Act {
+    Put,
+    List,
+    Delete,
+}
+
+/// Steps of a backup between which others may do anything.
+const MOMENTS_OF_BACKUP: [(Act, ObjectKind); 6] = [
+    (Act::List, ObjectKind::Condemned),
+    (Act::List, ObjectKind::Pack),
+    (Act::List, ObjectKind::Index),
+    (Act::Put, ObjectKind::Pack),
+    (Act::Put, ObjectKind::Snapshot),
+    (Act::Delete, ObjectKind::Writer),
+];
+
+/// The same of gc.
+const MOMENTS_OF_GC: [(Act, ObjectKind); 8] = [
+    (Act::List, ObjectKind::Pack),
+    (Act::List, ObjectKind::Condemned),
+    (Act::Put, ObjectKind::Condemned),
+    (Act::Delete, ObjectKind::Condemned),
+    (Act::List, ObjectKind::Writer),
+    (Act::List, ObjectKind::Snapshot),
+    (Act::Put, ObjectKind::Relocation),
+    (Act::Delete, ObjectKind::Pack),
+];
 
 impl Fate {
     pub(super) fn plan(self) -> Option<FaultPlan> {
@@ -81,8 +138,13 @@ impl Fate {
                 fault: Fault::Crash,
                 span: FaultSpan::Forever,
             }),
-            Self::Lives | Self::Sleeps(..) => None,
+            _ => None,
         }
+    }
+
+    /// Whether others see it alive until it ends.
+    pub(crate) fn lives(self) -> bool {
+        matches!(self, Self::Lives | Self::Stalls(..))
     }
 }
 
@@ -154,24 +216,115 @@ impl World<'_> {
         self.town.set(process, Liveness::Alive);
         let role = match self.random.below(100) {
             0..40 => self.backup(),
-            40..70 => Role::Gc([0, 30, 60, 100][self.index(4)]),
-            70..84 => self.snapshot().map_or(Role::List, Role::Forget),
-            84..88 => self.snapshot().map_or(Role::List, Role::Protect),
-            88..97 => {
+            40..66 => Role::Gc([0, 30, 60, 100][self.index(4)], 1),
+            66..80 => self.snapshot().map_or(Role::List, Role::Forget),
+            80..84 => self.snapshot().map_or(Role::List, Role::Protect),
+            84..92 => {
                 let way = [Way::Device, Way::Restore][self.index(2)];
                 self.snapshot().map_or(Role::List, |snapshot| Role::Read(snapshot, way))
             }
+            92..96 => {
+                let depth = [VerifyDepth::Structure, VerifyDepth::Full][self.index(2)];
+                Role::Look([Look::Scrub, Look::Verify(depth)][self.index(2)])
+            }
+            96..98 => Role::Repair,
             _ => Role::List,
         };
         let fate = match (&role, self.random.below(100)) {
-            (Role::Read(..) | Role::List, _) | (_, 0..75) => Fate::Lives,
+            (Role::Read(..) | Role::List | Role::Look(_), _) | (_, 0..65) => Fate::Lives,
+            (Role::Backup { .. }, 65..75) => self.stalls(&MOMENTS_OF_BACKUP),
+            (Role::Gc(..), 65..75) => self.stalls(&MOMENTS_OF_GC),
             (Role::Backup { .. }, 75..87) => {
-                let seen = [Liveness::Dead, Liveness::Unknown][self.index(2)];
+                let seen = self.seen();
                 Fate::Sleeps(4 + self.random.below(40), seen)
             }
             _ => Fate::Crashes(4 + self.random.below(90)),
         };
         Actor { role, fate, process }
+    }
+
+    fn stalls(&mut self, moments: &[(Act, ObjectKind)]) -> Fate {
+        let moment = self.moment(moments);
+        Fate::Stalls(moment, 1 << (3 + self.random.below(7)))
+    }
+
+    fn moment(&mut self, moments: &[(Act, ObjectKind)]) -> Moment {
+        let (act, kind) = moments[self.index(moments.len() as u64)];
+        Moment {
+            act,
+            kind,
+            number: 1 + self.random.below(3) / 2,
+        }
+    }
+
+    fn seen(&mut self) -> Liveness {
+        [Liveness::Dead, Liveness::Unknown][self.index(2)]
+    }
+
+    /// A gc falls asleep when it is about to delete, another one takes over its list, and just then the backup looks at the lists:
+    /// what the first is going to delete when it wakes must be on one of them all the time.
+    fn succession(&mut self, backup: Role) -> [(Role, Fate); 3] {
+        let at = |act, kind, number| Moment { act, kind, number };
+        let pauses = |world: &mut Self, from: u64| 1 << (from + world.random.below(3));
+        let seen = self.seen();
+        let asleep = at(Act::Delete, ObjectKind::Pack, 1);
+        let looks = Fate::Stalls(at(Act::List, ObjectKind::Condemned, 1), pauses(self, 6));
+        let takes_over = Fate::Stalls(at(Act::Put, ObjectKind::Condemned, 1), pauses(self, 7));
+        [
+            (backup, looks),
+            (Role::Gc(0, 1), Fate::SleepsAt(asleep, seen)),
+            (Role::Gc(0, 2), takes_over),
+        ]
+    }
+
+    /// The actors of a round that is about one thing: a backup needs just what gc is about to delete.
+    ///
+    /// A snapshot has been forgotten, and a backup stores the same again, slowly. Gc works at the same time, more than one of
+    /// them, one after the other, and some die or fall asleep at a step that matters.
+    pub(super) fn siege(&mut self) -> Option<Vec<Actor>> {
+        let snapshot = self.snapshot().filter(|id| !self.protected.contains(id))?;
+        match self.check_repository().forget(snapshot, "siege") {
+            // Somebody could not be sure that it is protected; it is.
+            Err(Error::Protected { .. }) => return None,
+            other => other.unwrap(),
+        }
+        self.story.push(format!("{snapshot} is forgotten"));
+        let bytes = self.expected.remove(&snapshot)?;
+        let backup = Role::Backup {
+            machine: self.index(2),
+            bytes,
+            parent: [Parent::None, Parent::Newest][self.index(2)],
+            form: Form::Disk,
+        };
+        let backup = (backup, self.stalls(&MOMENTS_OF_BACKUP));
+        // Of a gc that rewrites packs it is known that it must not sleep for so long.
+        let percent = [0, 0, 60][self.index(3)];
+        let fate = match self.random.below(4) {
+            0 => Fate::Lives,
+            1 => self.stalls(&MOMENTS_OF_GC),
+            2 if percent == 0 => {
+                let seen = self.seen();
+                Fate::SleepsAt(self.moment(&MOMENTS_OF_GC), seen)
+            }
+            _ => Fate::CrashesAt(self.moment(&MOMENTS_OF_GC)),
+        };
+        let first = (Role::Gc(percent, 1), fate);
+        let fate = match self.random.below(2) {
+            0 => Fate::Lives,
+            _ => self.stalls(&MOMENTS_OF_GC),
+        };
+        let second = (Role::Gc([0, 60][self.index(2)], 2), fate);
+        let cast = if self.random.one_in(3) {
+            self.succession(backup.0)
+        } else {
+            [backup, first, second]
+        };
+        let actors = cast.map(|(role, fate)| {
+            let process = self.process();
+            self.town.set(process, Liveness::Alive);
+            Actor { role, fate, process }
+        });
+        Some(actors.into())
     }
 
     fn index(&mut self, count: u64) -> usize {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicUsize};
 
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom};
 use holdfast_repo::store::{FaultStore, Interleaver, MemoryStore, ObjectKind, Step, Store};
-use holdfast_repo::{Error, GcRequest, Manifest, Parent, Repository, SnapshotId};
+use holdfast_repo::{Error, Finding, GcRequest, Manifest, Parent, Repository, SnapshotId, Touched};
 
 use crate::common::{PASSPHRASE, SeededBytes, Watch, init_request, request};
 use actor::{Outcome, Stage};
@@ -95,6 +95,12 @@ pub(crate) struct World<'a> {
     /// Snapshots that somebody tried to forget: they may be gone, and if not they must read.
     doubtful: BTreeSet<SnapshotId>,
     protected: BTreeSet<SnapshotId>,
+    /// Everything that was ever committed.
+    committed: BTreeSet<SnapshotId>,
+    /// What every backup was of, by its process, whatever became of it.
+    attempts: BTreeMap<u32, Vec<u8>>,
+    /// What was found to be wrong in this round.
+    found: Vec<Finding>,
     /// What happened, for whoever looks into a failure.
     story: Vec<String>,
 }
@@ -121,6 +127,9 @@ impl<'a> World<'a> {
             expected: base.expected.clone(),
             doubtful: BTreeSet::new(),
             protected: BTreeSet::new(),
+            committed: base.expected.keys().copied().collect(),
+            attempts: BTreeMap::new(),
+            found: Vec::new(),
             story: Vec::new(),
         }
     }
@@ -132,10 +141,21 @@ impl<'a> World<'a> {
 
     /// Lets some actors work at once, and looks at what is there afterwards; returns their steps.
     pub(crate) fn round(&mut self) -> Vec<Step> {
-        let count = 2 + self.random.below(8) / 3;
-        let actors: Vec<Actor> = (0..count).map(|_| self.cast()).collect();
+        let mut actors = match self.random.below(4) {
+            0 => self.siege().unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        if actors.is_empty() || self.random.one_in(4) {
+            let count = 2 + self.random.below(8) / 3;
+            actors.extend((0..count).map(|_| self.cast()));
+        }
         self.story.push("round:".to_owned());
         self.story.extend(actors.iter().map(|actor| format!("  {actor:?}")));
+        for actor in &actors {
+            if let Role::Backup { bytes, .. } = &actor.role {
+                self.attempts.insert(actor.process, bytes.clone());
+            }
+        }
         let interleaver = Interleaver::new(self.random.next_u64());
         let running = Arc::new(AtomicUsize::new(actors.len()));
         let stages: Vec<Stage> = actors
@@ -183,7 +203,7 @@ impl<'a> World<'a> {
 
     /// Whether what an actor says is allowed.
     fn judge(&mut self, actor: &Actor, outcome: Outcome) {
-        let lives = actor.fate == Fate::Lives;
+        let lives = actor.fate.lives();
         let process = actor.process;
         match (&actor.role, outcome) {
             (Role::Backup { bytes, .. }, Outcome::Backup(Ok(manifest), warnings)) => {
@@ -225,12 +245,16 @@ impl<'a> World<'a> {
                     .story
                     .push(format!("  {process} could not read {snapshot}: {}", chain(&error))),
             },
-            (Role::Gc(_), Outcome::Done(Err(error))) => {
+            (role @ (Role::Gc(..) | Role::Repair), Outcome::Done(Err(error))) => {
                 let locked = matches!(error, Error::Locked { .. });
-                assert!(!lives || locked, "gc {process}: {}", chain(&error));
+                assert!(!lives || locked, "{role:?} {process}: {}", chain(&error));
             }
-            (Role::List, Outcome::Done(Err(error))) => panic!("list {process}: {}", chain(&error)),
-            (Role::Gc(_) | Role::List, Outcome::Done(Ok(()))) => {}
+            (role @ Role::List, Outcome::Done(Err(error))) | (role @ Role::Look(_), Outcome::Look(Err(error))) => {
+                panic!("{role:?} {process}: {}", chain(&error));
+            }
+            // Judged when it is known what was forgotten meanwhile.
+            (Role::Look(_), Outcome::Look(Ok(findings))) => self.found.extend(findings),
+            (Role::Gc(..) | Role::List | Role::Repair, Outcome::Done(Ok(()))) => {}
             (role, _) => unreachable!("{role:?} has another kind of outcome"),
         }
     }
@@ -246,20 +270,28 @@ impl<'a> World<'a> {
         let (manifests, errors) = repository.snapshots().unwrap();
         assert!(errors.is_empty(), "{errors:?}");
         let listed: BTreeMap<SnapshotId, Manifest> = manifests.into_iter().map(|found| (found.id, found)).collect();
+        let mut revived = BTreeSet::new();
         for (id, manifest) in &listed {
             if self.expected.contains_key(id) {
                 continue;
             }
-            // A writer that crashed may have committed.
-            let author = actors.iter().find(|actor| i64::from(actor.process) == manifest.time_ms);
-            let author = author.unwrap_or_else(|| panic!("nobody made {id}"));
-            assert!(matches!(author.fate, Fate::Crashes(_)), "{id} was made by {author:?}");
-            let Role::Backup { bytes, .. } = &author.role else {
-                panic!("{id} was made by {author:?}")
-            };
+            // A writer that crashed may have committed, and what one left that came to its last step but one is as complete:
+            // repair takes it for a snapshot that was lost.
+            let author = u32::try_from(manifest.time_ms).expect("the number of a process");
+            let bytes = self.attempts.get(&author).unwrap_or_else(|| panic!("nobody made {id}"));
+            let has_crashed = actors
+                .iter()
+                .any(|actor| actor.process == author && matches!(actor.fate, Fate::Crashes(_) | Fate::CrashesAt(_)));
+            let is_repaired = actors.iter().any(|actor| actor.role == Role::Repair);
+            assert!(has_crashed || is_repaired, "{id} was made by {author}");
+            if !has_crashed {
+                revived.insert(*id);
+            }
             self.expected.insert(*id, bytes.clone());
         }
         let (protected, doubtful) = (&self.protected, &self.doubtful);
+        self.committed
+            .extend(self.expected.keys().filter(|id| !revived.contains(*id)));
         self.expected.retain(|id, _| {
             let must_be = protected.contains(id) || !doubtful.contains(id);
             assert!(!must_be || listed.contains_key(id), "{id} is gone");
@@ -272,6 +304,14 @@ impl<'a> World<'a> {
                 "{id} reads wrong: {:?}",
                 read.err()
             );
+        }
+        for finding in self.found.drain(..).filter(|finding| finding.kind.is_damage()) {
+            let is_forgotten = |touched: &Touched| self.doubtful.contains(&touched.snapshot);
+            let is_of_forgotten = !finding.touches.is_empty() && finding.touches.iter().all(is_forgotten);
+            // Nobody can tell a snapshot that was lost from one that came to its last step but one.
+            let lost: Option<SnapshotId> = finding.object.strip_prefix("snapshots/").and_then(|id| id.parse().ok());
+            let is_excused = is_of_forgotten || lost.is_some_and(|id| !self.committed.contains(&id));
+            assert!(is_excused, "what others do passes for damage: {finding:?}");
         }
         for line in self.story.iter().rev().take_while(|line| *line != "round:") {
             let unread = actors.iter().find_map(|actor| match &actor.role {

@@ -26,10 +26,13 @@ use std::io::{Error as IoError, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use holdfast_block::to_usize;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, fstatvfs, openat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fstat, fstatvfs, futimens, openat, statat,
+    unlinkat,
+};
 
 use self::handles::Handles;
 use self::temporary::Temporary;
@@ -91,6 +94,29 @@ impl DirectoryStore {
             Ok(())
         })?;
         Ok(freed_bytes)
+    }
+
+    /// What time it is by the clock of the file system, which may be another host's; none when there is no folder of temporary files.
+    fn file_system_time(&self) -> Result<Option<SystemTime>> {
+        let touched = self.tree.open_folder(&[TEMPORARY_FOLDER]).and_then(|folder| {
+            let now = Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_NOW,
+            };
+            futimens(
+                &folder,
+                &Timestamps {
+                    last_access: now,
+                    last_modification: now,
+                },
+            )?;
+            folder.metadata()?.modified()
+        });
+        match touched {
+            Ok(time) => Ok(Some(time)),
+            Err(source) if source.kind() == ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(self.tree.error("touch", TEMPORARY_FOLDER, source)),
+        }
     }
 
     /// Opens the file of an object, which must be a regular one.
@@ -301,6 +327,15 @@ impl Store for DirectoryStore {
         kinds
             .clone()
             .try_for_each(|kind| self.strangers_in(kind, &[kind.folder()], visit))
+    }
+
+    fn clean(&self, age: Duration) -> Result<u64> {
+        match self.file_system_time()? {
+            Some(now) => {
+                self.clean_temporary(now - age.min(now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()))
+            }
+            None => Ok(0),
+        }
     }
 
     fn describe(&self) -> String {

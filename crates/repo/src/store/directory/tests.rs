@@ -190,6 +190,33 @@ fn temporary_files_are_cleaned_by_age_and_a_writer_that_lost_its_file_says_so() 
     assert!(store.length(&name(ObjectKind::Index, "a")).unwrap_err().is_not_found());
 }
 
+/// The clock of the file system decides: that of the host may be another one.
+#[test]
+fn what_crashed_writers_left_goes_when_it_is_old_and_not_before() {
+    let (folder, store) = store();
+    let mut writers: Vec<_> = ["old", "young"]
+        .iter()
+        .map(|text| store.create(&name(ObjectKind::Index, text)).unwrap())
+        .collect();
+    writers[0].append(&[0; 5000]).unwrap();
+    let tmp = folder.path().join("repository/tmp");
+    let old = std::fs::read_dir(&tmp)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| std::fs::metadata(path).unwrap().len() == 5000)
+        .unwrap();
+    let hour = Duration::from_secs(3600);
+    let file = File::options().write(true).open(&old).unwrap();
+    let written = file.metadata().unwrap().modified().unwrap();
+    file.set_modified(written - 2 * hour).unwrap();
+    assert_eq!(store.clean(3 * hour).unwrap(), 0);
+    assert_eq!(store.clean(hour).unwrap(), 5000);
+    assert!(!old.exists());
+    let mut writers = writers.into_iter();
+    assert!(writers.next().unwrap().commit().is_err());
+    assert_eq!(writers.next().unwrap().commit().unwrap(), Put::Created);
+}
+
 #[test]
 fn more_packs_than_handles_are_all_read() {
     let (_folder, store) = store();

@@ -1,0 +1,94 @@
+//! What a backup is asked for, whom it tells how far it is, and what it answers.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::sync::atomic::AtomicBool;
+
+use holdfast_block::BlockDevice;
+
+use crate::id::SnapshotId;
+use crate::manifest::Manifest;
+use crate::stage::{StageTimer, Untimed};
+
+/// What is backed up as one disk.
+pub struct Source<'a> {
+    /// The disk's name within the machine.
+    pub name: String,
+    /// Where its bytes come from.
+    pub data: SourceData<'a>,
+    /// What to keep with the disk: its format, where it was.
+    pub notes: BTreeMap<String, String>,
+}
+
+/// Where the bytes of a disk come from.
+pub enum SourceData<'a> {
+    /// A device that does not change meanwhile.
+    Disk(&'a dyn BlockDevice),
+    /// A stream, read to its end.
+    Stream(&'a mut dyn Read),
+}
+
+/// Which snapshot a backup is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Parent {
+    /// The newest snapshot of the same machine.
+    #[default]
+    Newest,
+    /// A certain one.
+    Named(SnapshotId),
+    /// None: every block is looked up.
+    None,
+}
+
+/// What to back up.
+pub struct BackupRequest<'a> {
+    /// The machine.
+    pub machine: String,
+    /// The instant, in milliseconds since 1970-01-01 UTC.
+    pub time_ms: i64,
+    /// Words to find the snapshot by.
+    pub tags: Vec<String>,
+    /// Which snapshot to compare with.
+    pub parent: Parent,
+    /// The host and the program, for the manifest.
+    pub host: String,
+    /// The program that asks.
+    pub program: String,
+    /// What to keep with the snapshot.
+    pub notes: BTreeMap<String, String>,
+    /// The disks.
+    pub sources: Vec<Source<'a>>,
+    /// Threads for each of reading and compressing; with none, everything is done by the caller, in a fixed order.
+    pub thread_count: usize,
+}
+
+/// Who wants to know how far a backup is, and may stop it.
+pub trait BackupProgress: Sync {
+    /// So many more bytes of disk are done.
+    fn advance(&self, bytes: u64);
+
+    /// Something good to know.
+    fn note(&self, message: String);
+
+    /// Something that did not stop the backup, but that a person should know.
+    fn warn(&self, message: String);
+
+    /// Set to stop the backup: nothing is committed, and what was stored is found again by the next one.
+    fn cancelled(&self) -> &AtomicBool;
+
+    /// Who measures what the backup spends its time with; nobody where it does not matter.
+    fn timer(&self) -> &dyn StageTimer {
+        &Untimed
+    }
+}
+
+/// What a backup did.
+#[derive(Debug, Clone)]
+pub struct BackupReport {
+    /// The snapshot, as committed.
+    pub snapshot: Manifest,
+    /// Bytes that the repository has grown by, everything counted.
+    pub stored_bytes: u64,
+    /// Packs that were written.
+    pub pack_count: u64,
+}
