@@ -46,8 +46,7 @@ def qemu_command(options, conversion, source, target):
 
 
 def synced(command):
-    """The command, and then its last word, the target, made durable."""
-    return ["sh", "-c", 'sync_target=$1; shift; "$@" && sync "$sync_target"', "sh", command[-1], *command]
+    return process.then_synced(command, Path(command[-1]).parent)
 
 
 def measure(disks, folder, holdfast, run_count, timeout_s, say):

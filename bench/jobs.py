@@ -36,7 +36,7 @@ JOBS = [
     Job("day1", "day1: packages installed, logs rotated, files deleted", "backup", "day0", "day1.raw", ends="day1"),
     Job("day2", "day2: scattered changes in a database", "backup", "day1", "day2.raw", ends="day2"),
     Job("unchanged", "unchanged disk, read again", "backup", "day2", "day2.raw", reread=True),
-    Job("restore", "restore of day2", "restore", "day2", "day2.raw"),
+    Job("restore", "restore of day2, durable at the end", "restore", "day2", "day2.raw"),
     Job("verify", "verify all that is stored", "verify", "day2", "day2.raw"),
     Job("second", "second machine of the same kind, after day0", "backup", "day0", "second.raw"),
 ]
@@ -118,7 +118,7 @@ class Laboratory:
         elif job.action == "restore":
             self.empty_out(program)
             warm_tree(program.repo)
-            run = self.run(program, program.restore(job.tag), program.out)
+            run = self.run(program, process.then_synced(program.restore(job.tag), program.out), program.out)
             run.figures["target_bytes"] = check_restored(program.out, disk)
             self.empty_out(program)
         else:

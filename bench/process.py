@@ -42,6 +42,11 @@ def busy_seconds():
     return (user + nice + system + irq + softirq) / TICKS_PER_SECOND
 
 
+def then_synced(command, path):
+    """`command`, and then the file system that `path` is on made durable: what a result is worth when the power fails."""
+    return ["sh", "-c", 'path=$1; shift; "$@" && sync -f "$path"', "sh", path, *command]
+
+
 def run(command, env, cwd, log, timeout_s):
     """Runs `command` to its end; output goes to `log`. Raises Failed on an exit code but 0, and when time is over."""
     with open(log, "ab") as output:

@@ -1,5 +1,8 @@
 //! Where random bytes come from.
 
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+
 use super::{KeyError, Result};
 
 /// A source of bytes that nobody can guess; a simulation passes one that a seed decides.
@@ -8,13 +11,23 @@ pub trait Randomness: Send + Sync {
     fn fill(&self, bytes: &mut [u8]) -> Result<()>;
 }
 
-/// The operating system's randomness, by way of the crypto library.
+/// The operating system's randomness, straight from the kernel: a crypto library would first gather its own, which takes
+/// longer than many a job.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemRandomness;
 
 impl Randomness for SystemRandomness {
     fn fill(&self, bytes: &mut [u8]) -> Result<()> {
-        aws_lc_rs::rand::fill(bytes).map_err(|_| KeyError::NoRandomness)
+        let mut filled = 0;
+        while filled < bytes.len() {
+            // Waits, right after the machine started, until the kernel has gathered enough.
+            match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
+                Ok(length) => filled += length,
+                Err(Errno::INTR) => {}
+                Err(_) => return Err(KeyError::NoRandomness),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -56,5 +69,8 @@ mod tests {
         let [a, b]: [[u8; 32]; 2] = [(); 2].map(|()| random(&SystemRandomness).unwrap());
         assert_ne!(a, b);
         assert_ne!(a, [0; 32]);
+        let mut long = vec![0; 100_000];
+        SystemRandomness.fill(&mut long).unwrap();
+        assert!(long.chunks(1000).all(|piece| piece.iter().any(|byte| *byte != 0)));
     }
 }
