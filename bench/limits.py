@@ -33,7 +33,7 @@ def slowest(job, disks, results, rates):
             new = 0  # nearly all of it is known
         steps = {
             "reading the disk": disk["nonzero_bytes"] / rates["read_page_cache"]["all"],
-            "BLAKE3 of its blocks": disk["nonzero_bytes"] / rates["blake3_4k_blocks"]["all"],
+            "BLAKE3 of its blocks": disk["nonzero_bytes"] / rates["blake3"]["all"],
             "zstd of what is new": new / rates["zstd_compress"]["all"],
             "AES-GCM": (written or 0) / rates["aes_256_gcm_seal"]["all"],
             "writing and syncing": (written or 0) / rates["write_fsync"]["all"],
@@ -49,7 +49,7 @@ def slowest(job, disks, results, rates):
             "reading the repository": stored * decoded / everything / rates["read_page_cache"]["all"],
             "AES-GCM": stored * decoded / everything / rates["aes_256_gcm_open"]["all"],
             "decompressing": decoded / rates["zstd_decompress"]["all"],
-            "BLAKE3 of the blocks": decoded / rates["blake3_4k_blocks"]["all"],
+            "BLAKE3 of the blocks": decoded / rates["blake3"]["all"],
             "writing the disk": day2["nonzero_bytes"] / rates["write_page_cache"]["all"] if restoring else 0,
         }
     name = max(steps, key=steps.get)

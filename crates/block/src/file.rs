@@ -35,7 +35,7 @@ pub enum IoMode {
     ///
     /// Where the file system refuses, the device works buffered and [`FileDevice::direct_io_refusal`] says why.
     Direct,
-    /// Past the page cache with requests of 128 KiB and more; shorter ones wait in the page cache until they make a
+    /// Past the page cache with requests of 512 KiB and more; shorter ones wait in the page cache until they make a
     /// stretch that a disk likes. For whoever writes a whole disk in pieces of any length and flushes at the end.
     LargeDirect,
 }

@@ -1,6 +1,6 @@
 //! `forget`, `protect` and `unprotect`: single snapshots, by hand.
 
-use holdfast_repo::{Manifest, Repository};
+use holdfast_repo::{Manifest, Repository, SnapshotId};
 use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
@@ -17,42 +17,74 @@ pub enum Execution {
     Execute,
 }
 
+/// What `forget` removed, or would.
+#[derive(Debug, Clone, Default)]
+pub struct ForgetReport {
+    /// Snapshots with what is known of them.
+    pub snapshots: Vec<Manifest>,
+    /// Snapshots that are lost or cannot be read.
+    pub unreadable: Vec<SnapshotId>,
+}
+
 /// Removes single snapshots, each named exactly: by its id, or by machine and time. All names are resolved before the
 /// first snapshot goes.
 ///
-/// Space is given back by the next gc.
+/// A snapshot that is lost or cannot be read is in no list; all 32 digits of its id name it. Space is given back by the
+/// next gc.
 pub fn forget(
     repository: &Repository,
     references: &[SnapshotReference],
     execution: Execution,
     zone: &TimeZone,
     job: Job<'_>,
-) -> Result<Vec<Manifest>> {
-    let chosen = choose(repository, references, zone, job)?;
-    for (manifest, reference) in chosen.iter().zip(references) {
-        if !is_exact(reference, manifest) {
-            return Err(Error::NotExact {
-                id: manifest.id,
-                machine: manifest.machine.clone(),
-            });
+) -> Result<ForgetReport> {
+    let manifests = snapshots(repository, job.progress)?;
+    let mut report = ForgetReport::default();
+    for reference in references {
+        match find_in(&manifests, reference, zone) {
+            Ok(index) => {
+                let manifest = &manifests[index];
+                if !is_exact(reference, manifest) {
+                    return Err(Error::NotExact {
+                        id: manifest.id,
+                        machine: manifest.machine.clone(),
+                    });
+                }
+                if !report.snapshots.iter().any(|other| other.id == manifest.id) {
+                    report.snapshots.push(manifest.clone());
+                }
+            }
+            Err(error) => {
+                let id = whole_id(reference).ok_or(error)?;
+                if !report.unreadable.contains(&id) {
+                    report.unreadable.push(id);
+                }
+            }
         }
     }
-    let protected = repository.protected()?;
-    if let Some(manifest) = chosen.iter().find(|manifest| protected.contains(&manifest.id)) {
-        return Err(Error::Repository(holdfast_repo::Error::Protected { id: manifest.id }));
-    }
-    let mut gone: Vec<Manifest> = Vec::new();
-    for manifest in chosen {
-        if gone.iter().any(|other| other.id == manifest.id) {
-            continue;
-        }
-        if execution == Execution::Execute {
+    let ids = || {
+        report
+            .snapshots
+            .iter()
+            .map(|manifest| manifest.id)
+            .chain(report.unreadable.iter().copied())
+    };
+    ids().try_for_each(|id| repository.check_forgettable(id))?;
+    if execution == Execution::Execute {
+        for id in ids() {
             job.interrupt.check()?;
-            repository.forget(manifest.id, "forget: by hand")?;
+            repository.forget(id, "forget: by hand")?;
         }
-        gone.push(manifest);
     }
-    Ok(gone)
+    Ok(report)
+}
+
+/// The id that is given with all its digits.
+fn whole_id(reference: &SnapshotReference) -> Option<SnapshotId> {
+    match reference {
+        SnapshotReference::Word(word) => word.parse().ok(),
+        SnapshotReference::Latest | SnapshotReference::Machine { .. } => None,
+    }
 }
 
 /// Whether retention and `forget` may remove a snapshot.

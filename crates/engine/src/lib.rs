@@ -48,7 +48,7 @@ pub use convert::{ConvertReport, ConvertRequest, VerifyImage, convert};
 pub use create_image::{CreateImageReport, CreateImageRequest, create_image};
 pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use error::{Error, Result};
-pub use forget::{Execution, ProtectionChange, change_protection, forget};
+pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use gc::{GcOutcome, gc, stats};
 pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use interrupt::{Interrupt, Interrupted};

@@ -12,7 +12,7 @@ use crate::qcow2::bulk::Placed;
 use crate::{Error, Result};
 
 /// Bytes that a worker takes at once, or a cluster where that is more.
-const PIECE_BYTES: u64 = 1 << 20;
+const PIECE_BYTES: u64 = 2 << 20;
 /// Pieces in flight per thread: enough that it has work while a busy host lets another wait.
 const PIECES_PER_THREAD: u64 = 8;
 const EXTENT_COUNT_MAX: usize = 64;

@@ -17,7 +17,7 @@ use crate::packs::{FrameBuffers, Packs};
 use crate::repository::Repository;
 
 /// Bytes of decoded frames that an open disk keeps.
-const FRAME_CACHE_BYTES: usize = 16 << 20;
+const FRAME_CACHE_BYTES: usize = 8 << 20;
 /// Bytes of decoded leaves that an open disk keeps.
 const LEAF_CACHE_BYTES: usize = 4 << 20;
 

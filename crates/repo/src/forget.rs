@@ -105,20 +105,30 @@ impl Repository {
         result.and(taken_back.map_err(Error::from))
     }
 
-    fn forget_announced(&self, snapshot: SnapshotId, reason: &str) -> Result<()> {
+    /// Whether [`forget`](Self::forget) would remove a snapshot now; otherwise its error.
+    pub fn check_forgettable(&self, snapshot: SnapshotId) -> Result<()> {
+        self.forgettable(snapshot).map(drop)
+    }
+
+    /// The pack with the copy of the manifest of a snapshot that may be removed.
+    fn forgettable(&self, snapshot: SnapshotId) -> Result<Option<PackId>> {
         if self.protected()?.contains(&snapshot) {
             return Err(Error::Protected { id: snapshot });
         }
-        let copy = match self.snapshot(snapshot) {
-            Ok(manifest) => Some(manifest.copy),
-            Err(error) if error.is_about_one_object() || error.is_unreadable() => self.copies()?.of(snapshot),
+        match self.snapshot(snapshot) {
+            Ok(manifest) => Ok(Some(manifest.copy)),
+            Err(error) if error.is_about_one_object() || error.is_unreadable() => Ok(self.copies()?.of(snapshot)),
             Err(error @ Error::NoSnapshot { .. }) => {
                 let lost = self.copies()?.lost(&self.vault)?;
                 let found = lost.into_iter().find(|(id, _)| *id == snapshot);
-                Some(found.ok_or(error)?.1)
+                Ok(Some(found.ok_or(error)?.1))
             }
-            Err(error) => return Err(error),
-        };
+            Err(error) => Err(error),
+        }
+    }
+
+    fn forget_announced(&self, snapshot: SnapshotId, reason: &str) -> Result<()> {
+        let copy = self.forgettable(snapshot)?;
         let time_ms = (self.vault.surroundings.now_ms)();
         let record = ForgottenRecord {
             snapshot,

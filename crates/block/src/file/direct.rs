@@ -47,7 +47,7 @@ fn is_refusal(error: &std::io::Error) -> bool {
 
 impl DirectPath {
     /// Shortest request that is large: a disk is about as fast with requests of this length as with longer ones.
-    pub const LARGE_LENGTH: usize = 128 << 10;
+    pub const LARGE_LENGTH: usize = 512 << 10;
 
     /// Opens `file` a second time. Requests of fewer than `length_min` bytes go through the page cache all the same.
     pub fn open(file: &File, access: Access, length_min: usize) -> Self {

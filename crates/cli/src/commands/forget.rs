@@ -14,7 +14,7 @@ use crate::snapshot::SnapshotDocument;
 /// Arguments of `forget`.
 #[derive(Debug, clap::Args)]
 pub struct ForgetArgs {
-    /// Snapshots, by the start of their ids or as MACHINE@TIME
+    /// Snapshots, by the start of their ids or as MACHINE@TIME; those that cannot be read by all digits of their ids
     #[arg(value_name = "SNAPSHOT", required = true)]
     snapshots: Vec<SnapshotName>,
     /// Show what would go; remove nothing
@@ -57,6 +57,8 @@ struct Changed {
     verb: &'static str,
     dry_run: bool,
     snapshots: Vec<SnapshotDocument>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unreadable: Vec<String>,
 }
 
 impl Report for Changed {
@@ -73,6 +75,9 @@ impl Report for Changed {
                 snapshot.machine,
                 snapshot.time
             ));
+        }
+        for id in &self.unreadable {
+            page.line(&format!("{} snapshot {id}, which is lost or cannot be read", self.verb));
         }
     }
 }
@@ -95,6 +100,7 @@ fn changed(command: &'static str, verb: &'static str, dry_run: bool, manifests: 
         verb,
         dry_run,
         snapshots: manifests.iter().map(SnapshotDocument::from).collect(),
+        unreadable: Vec::new(),
     }
 }
 
@@ -110,7 +116,10 @@ pub(super) fn run_forget(args: &ForgetArgs, context: &Context) -> Result<Exit, E
         forget(repository, &references, execution, context.zone(), job)
     })?;
     let verb = if args.dry_run { "would remove" } else { "removed" };
-    context.report(&changed("forget", verb, args.dry_run, &gone))
+    context.report(&Changed {
+        unreadable: gone.unreadable.iter().map(ToString::to_string).collect(),
+        ..changed("forget", verb, args.dry_run, &gone.snapshots)
+    })
 }
 
 /// Protects snapshots.

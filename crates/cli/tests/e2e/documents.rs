@@ -86,7 +86,9 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     add("protect", 0, &["a"]);
     add("unprotect", 0, &["a"]);
     add("prune", 0, &["--keep-last", "1", "--dry-run"]);
-    add("forget", 0, &[&old]);
+    std::fs::remove_file(rig.path(&format!("repo/snapshots/{old}"))).unwrap();
+    let a = rig.report(&["list"])["snapshots"][0]["id"].as_str().unwrap().to_owned();
+    add("forget", 0, &[&old, &a, "--dry-run"]);
     add("gc", 0, &["--dry-run"]);
     add("gc", 0, &[]);
     add("image convert", 0, &["a.raw", "a.qcow2"]);

@@ -66,3 +66,31 @@ fn forget_takes_exact_names_only() {
     assert_eq!(tags(&rig), ["day1", "day3", "day4"]);
     assert_eq!(rig.error(1, &["show", &id]).0, "not-found");
 }
+
+/// Nobody can see what is in it any more: only who gives all of its id can mean it.
+#[test]
+fn a_lost_snapshot_is_forgotten_by_its_whole_id() {
+    let rig = rig_of_four_days();
+    let report = rig.report(&["list"]);
+    let id = |number: usize| report["snapshots"][number]["id"].as_str().unwrap().to_owned();
+    let (lost, damaged) = (id(1), id(2));
+    let object = |id: &str| format!("repo/snapshots/{id}");
+    std::fs::remove_file(rig.path(&object(&lost))).unwrap();
+    let mut bytes = rig.read(&object(&damaged));
+    bytes[40] ^= 1;
+    rig.write(&object(&damaged), &bytes);
+    assert_eq!(rig.error(1, &["forget", &lost[..8]]).0, "not-found");
+    assert_eq!(rig.error(1, &["forget", &"0".repeat(32)]).0, "not-found");
+    // The damaged one is warned of each time that the snapshots are read.
+    let plan = rig.code(3, &["forget", "--dry-run", &lost, &damaged]);
+    let plan = String::from_utf8(plan.stdout).unwrap();
+    assert!(
+        plan.contains(&format!("would remove snapshot {lost}, which is lost")),
+        "{plan}"
+    );
+    let done = rig.json(3, &["forget", &lost, &damaged]);
+    assert_eq!(done["report"]["unreadable"], serde_json::json!([lost, damaged]));
+    rig.ok(&["gc"]);
+    rig.ok(&["scrub"]);
+    assert_eq!(tags(&rig), ["day1", "day4"]);
+}
