@@ -175,15 +175,7 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
     };
     check(repository);
     back_up(repository, 6).unwrap();
-    let report = repository.gc(GC).unwrap();
-    assert!(report.waiting_for.is_empty(), "{case}: {report:?}");
-    let again = repository.gc(GC).unwrap();
-    assert_eq!(
-        (again.deleted_pack_count, again.rewritten_bytes),
-        (0, 0),
-        "{case}: {again:?}"
-    );
-    assert!(again.cleared_writers.is_empty(), "{case}: {again:?}");
+    common::assert_gc_is_thorough(repository, GC, case);
     assert_eq!(count(store, ObjectKind::Condemned), 0, "{case}");
     check(repository);
     let statistics = repository.statistics().unwrap();

@@ -173,15 +173,7 @@ fn check(root: &Path) {
     reads_all(&repository);
     // Numbers behind those of the children, which they skip.
     back_up(&repository, journal.next_number - 1);
-    let first = repository.gc(GC).unwrap();
-    assert!(first.waiting_for.is_empty(), "{first:?}");
-    let second = repository.gc(GC).unwrap();
-    assert_eq!(
-        (second.deleted_pack_count, second.rewritten_bytes),
-        (0, 0),
-        "{second:?}"
-    );
-    assert!(second.cleared_writers.is_empty(), "{second:?}");
+    common::assert_gc_is_thorough(&repository, GC, "after a kill");
     reads_all(&repository);
     let request = VerifyRequest {
         snapshots: holdfast_repo::Selection::All,

@@ -12,8 +12,8 @@ use common::{Disk, Hooked, PASSPHRASE, Rig, SeededBytes, Watch, request, surroun
 use holdfast_block::{BlockDevice, MemoryDevice};
 use holdfast_repo::store::{ObjectKind, Store};
 use holdfast_repo::{
-    Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, RepairRequest, Repository, RestoreRequest,
-    ScrubRequest, Source, SourceData, TargetState,
+    BackupReport, Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, RepairRequest, Repository,
+    RestoreRequest, ScrubRequest, Source, SourceData, TargetState,
 };
 
 const REWRITE_ALL: GcRequest = GcRequest {
@@ -119,26 +119,12 @@ impl Read for Meanwhile<'_> {
     }
 }
 
-/// A writer was wrongly taken for dead, "certainly". Gc deleted what it referred to, and the mark in the place of its
-/// snapshot as well, because nobody could come for it. Then it came, and committed a snapshot that could not be read.
-#[test]
-fn a_writer_that_was_taken_for_dead_never_commits() {
-    let rig = Rig::new(23);
-    let mut disk = Disk::new(1 << 20, 1);
-    disk.fill(0, 1 << 20);
-    let first = rig.backup("m", &disk, Parent::Newest).snapshot.id;
-    let bytes = disk.bytes.clone();
+/// Backs up a disk, and a stream in the middle of which `act` happens.
+fn back_up_while(rig: &Rig, disk: &Disk, act: impl FnOnce()) -> holdfast_repo::Result<BackupReport> {
     let device = MemoryDevice::from_bytes(&disk.bytes);
-    let gc = another(&rig, 98, Liveness::Dead);
     let mut stream = Meanwhile {
-        bytes: &bytes,
-        act: Some(Box::new(|| {
-            gc.forget(first, "test").unwrap();
-            let report = gc.gc(REWRITE_ALL).unwrap();
-            assert_eq!(report.cleared_writers.len(), 1, "{report:?}");
-            let again = gc.gc(REWRITE_ALL).unwrap();
-            assert!(again.cleared_writers.is_empty(), "it was cleared once: {again:?}");
-        })),
+        bytes: &disk.bytes,
+        act: Some(Box::new(act)),
     };
     let source = |name: &str, data| Source {
         name: name.to_owned(),
@@ -149,8 +135,26 @@ fn a_writer_that_was_taken_for_dead_never_commits() {
         source("vda", SourceData::Disk(&device)),
         source("memory", SourceData::Stream(&mut stream)),
     ];
-    let request = request("m", 1, sources, Parent::Newest, 0);
-    let result = rig.repository.backup(request, &rig.progress);
+    rig.repository
+        .backup(request("m", 1, sources, Parent::Newest, 0), &rig.progress)
+}
+
+/// A writer was wrongly taken for dead, "certainly". Gc deleted what it referred to, and the mark in the place of its
+/// snapshot as well, because nobody could come for it. Then it came, and committed a snapshot that could not be read.
+#[test]
+fn a_writer_that_was_taken_for_dead_never_commits() {
+    let rig = Rig::new(23);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let first = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    let gc = another(&rig, 98, Liveness::Dead);
+    let result = back_up_while(&rig, &disk, || {
+        gc.forget(first, "test").unwrap();
+        let report = gc.gc(REWRITE_ALL).unwrap();
+        assert_eq!(report.cleared_writers.len(), 1, "{report:?}");
+        let again = gc.gc(REWRITE_ALL).unwrap();
+        assert!(again.cleared_writers.is_empty(), "it was cleared once: {again:?}");
+    });
     assert!(matches!(result, Err(Error::Revoked { .. })), "{result:?}");
     assert!(rig.repository.snapshots().unwrap().0.is_empty());
     for kind in [ObjectKind::Writer, ObjectKind::Snapshot] {
@@ -166,38 +170,22 @@ fn a_writer_whose_announcement_is_gone_does_not_commit() {
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);
     let first = rig.backup("m", &disk, Parent::Newest).snapshot.id;
-    let bytes = disk.bytes.clone();
-    let device = MemoryDevice::from_bytes(&disk.bytes);
     let other = another(&rig, 97, Liveness::Alive);
-    let mut stream = Meanwhile {
-        bytes: &bytes,
-        act: Some(Box::new(|| {
-            let objects = rig.store.objects();
-            let names = objects.keys().filter(|name| name.kind() == ObjectKind::Writer);
-            names.for_each(|name| rig.store.damage(name, b"damaged"));
-            other.forget(first, "test").unwrap();
-            assert!(other.gc(REWRITE_ALL).unwrap_err().is_damage(), "gc waits for repair");
-            let request = RepairRequest {
-                percent: 0,
-                thread_count: 1,
-            };
-            let plan = other.plan_repair(request, &Watch::default()).unwrap();
-            other.repair(&plan, 1, &Watch::default()).unwrap();
-            let report = other.gc(REWRITE_ALL).unwrap();
-            assert!(report.deleted_pack_count > 0, "{report:?}");
-        })),
-    };
-    let source = |name: &str, data| Source {
-        name: name.to_owned(),
-        data,
-        notes: BTreeMap::new(),
-    };
-    let sources = vec![
-        source("vda", SourceData::Disk(&device)),
-        source("memory", SourceData::Stream(&mut stream)),
-    ];
-    let request = request("m", 1, sources, Parent::Newest, 0);
-    let result = rig.repository.backup(request, &rig.progress);
+    let result = back_up_while(&rig, &disk, || {
+        let objects = rig.store.objects();
+        let names = objects.keys().filter(|name| name.kind() == ObjectKind::Writer);
+        names.for_each(|name| rig.store.damage(name, b"damaged"));
+        other.forget(first, "test").unwrap();
+        assert!(other.gc(REWRITE_ALL).unwrap_err().is_damage(), "gc waits for repair");
+        let request = RepairRequest {
+            percent: 0,
+            thread_count: 1,
+        };
+        let plan = other.plan_repair(request, &Watch::default()).unwrap();
+        other.repair(&plan, 1, &Watch::default()).unwrap();
+        let report = other.gc(REWRITE_ALL).unwrap();
+        assert!(report.deleted_pack_count > 0, "{report:?}");
+    });
     assert!(matches!(result, Err(Error::Revoked { .. })), "{result:?}");
     assert!(rig.repository.snapshots().unwrap().0.is_empty());
 }

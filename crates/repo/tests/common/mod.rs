@@ -19,8 +19,8 @@ use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::key::{Cipher, Credential, KdfParameters, Randomness};
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, ObjectWriter, Put, Result as StoreResult, Store};
 use holdfast_repo::{
-    BackupProgress, BackupReport, BackupRequest, InitRequest, JobProgress, Parent, Repository, RestoreRequest,
-    SnapshotId, Source, SourceData, Surroundings, SystemProcesses, TargetState,
+    BackupProgress, BackupReport, BackupRequest, GcRequest, InitRequest, JobProgress, Parent, Repository,
+    RestoreRequest, SnapshotId, Source, SourceData, Surroundings, SystemProcesses, TargetState,
 };
 
 /// Random bytes that a seed decides.
@@ -296,4 +296,14 @@ impl Store for Hooked {
     fn free_bytes(&self) -> Option<u64> {
         self.inner.free_bytes()
     }
+}
+
+/// One gc leaves nothing for a second one, and waits for nobody.
+pub(crate) fn assert_gc_is_thorough(repository: &Repository, request: GcRequest, case: &str) {
+    let first = repository.gc(request).unwrap();
+    assert!(first.waiting_for.is_empty(), "{case}: {first:?}");
+    let second = repository.gc(request).unwrap();
+    let done = (second.deleted_pack_count, second.rewritten_bytes);
+    assert_eq!(done, (0, 0), "{case}: {second:?}");
+    assert!(second.cleared_writers.is_empty(), "{case}: {second:?}");
 }
