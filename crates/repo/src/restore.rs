@@ -1,13 +1,16 @@
 //! Bringing a disk back.
 //!
-//! Frames are read one after the other, each decoded once and its pieces written wherever they belong, by several threads
-//! at once. Everything is checked on the way: the seal of every frame, and the print of every block.
+//! Frames are read one after the other, each decoded once by one of several threads and its pieces written wherever they belong by
+//! others, so that nobody who could compute waits for the target. Everything is checked on the way: the seal of every frame,
+//! and the print of every block.
+
+mod request;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-use holdfast_block::{AlignedBuffer, BlockDeviceMut, to_usize};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use holdfast_block::{AlignedBuffer, to_usize};
 
 use crate::check::{Depth, check_frame};
 use crate::device::SnapshotDevice;
@@ -17,30 +20,7 @@ use crate::frame_plan::{Batch, FramePlan, PlannedPiece, plan_again};
 use crate::pack::FrameContent;
 use crate::packs::FrameBuffers;
 use crate::repository::Repository;
-
-/// What the target holds before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TargetState {
-    /// Zeroes only: a new sparse file. Zeroes are not written.
-    Zeroed,
-    /// Anything, and all of it is written over.
-    Unknown,
-    /// Mostly the same: the target is read, and only what differs is written. Where the target has what the print of a
-    /// stored block says, the repository is not even read.
-    Similar,
-}
-
-/// What to restore, and how.
-pub struct RestoreRequest<'a> {
-    /// Where the bytes go; at least as large as the disk.
-    pub target: &'a dyn BlockDeviceMut,
-    /// Its name, for messages.
-    pub target_name: String,
-    /// What it holds before.
-    pub state: TargetState,
-    /// Threads that compute at the same time; with none, everything is done by the caller, in a fixed order.
-    pub thread_count: usize,
-}
+pub use request::{RestoreReport, RestoreRequest, TargetState};
 
 /// Who wants to know how far a job over a disk is, and may stop it.
 pub trait JobProgress: Sync {
@@ -76,19 +56,6 @@ impl JobProgress for Unwatched {
     fn cancelled(&self) -> &AtomicBool {
         &self.0
     }
-}
-
-/// What a restore did, in bytes of the disk.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RestoreReport {
-    /// Bytes written to the target.
-    pub written_bytes: u64,
-    /// Bytes that the target had already.
-    pub equal_bytes: u64,
-    /// Bytes of zero, written or not.
-    pub zero_bytes: u64,
-    /// Bytes of frames that were decoded.
-    pub decoded_bytes: u64,
 }
 
 #[derive(Default)]
@@ -142,8 +109,22 @@ impl Repository {
 /// Written bytes after which the target begins to make them durable, while more are written: at the end little is left.
 const FLUSH_BYTES: u64 = 64 << 20;
 
-/// Workers for each thread that was asked for: while one waits for the target, another computes.
-const WORKERS_PER_THREAD: usize = 2;
+/// Writers for each thread that decodes. They mostly wait for the target, and so that nobody else waits with them, they do
+/// nothing else.
+const WRITERS_PER_THREAD: usize = 2;
+
+/// A frame that was decoded and checked, and what of it is to be written.
+struct Decoded {
+    raw: AlignedBuffer,
+    wanted: Vec<PlannedPiece>,
+}
+
+/// The way of decoded frames to the writers, and of their memory back.
+#[derive(Clone)]
+struct Writers {
+    decoded: Sender<Decoded>,
+    free: Receiver<AlignedBuffer>,
+}
 
 /// Tells the flusher to end, however the job ends.
 struct StopFlusher<'a> {
@@ -175,11 +156,14 @@ struct Scratch {
     raw: AlignedBuffer,
     target: Vec<u8>,
     hashes: Vec<BlockHash>,
+    /// Who writes, where that is not the worker itself.
+    writers: Option<Writers>,
 }
 
 impl Scratch {
-    fn new() -> Self {
+    fn new(writers: Option<Writers>) -> Self {
         Self {
+            writers,
             buffers: FrameBuffers::new(),
             raw: AlignedBuffer::default(),
             target: Vec::new(),
@@ -201,11 +185,21 @@ impl RestoreJob<'_> {
                 flush: &self.flush,
             };
             let (send, groups) = bounded::<Vec<PlannedPiece>>(self.request.thread_count * 2);
-            for _ in 0..self.request.thread_count * WORKERS_PER_THREAD {
-                let groups = groups.clone();
-                scope.spawn(move || self.work(&groups));
+            let (send_decoded, decoded) = bounded(self.request.thread_count);
+            let (give_back, free) = unbounded();
+            for _ in 0..self.request.thread_count * WRITERS_PER_THREAD {
+                let (decoded, give_back) = (decoded.clone(), give_back.clone());
+                scope.spawn(move || self.write_decoded(&decoded, &give_back));
             }
-            drop(groups);
+            let writers = Writers {
+                decoded: send_decoded,
+                free,
+            };
+            for _ in 0..self.request.thread_count {
+                let (groups, writers) = (groups.clone(), writers.clone());
+                scope.spawn(move || self.work(&groups, writers));
+            }
+            drop((groups, writers, decoded));
             while let Some(batch) = plan.next()? {
                 self.zeroes(&batch)?;
                 for group in batch.pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
@@ -218,7 +212,7 @@ impl RestoreJob<'_> {
             }
             Ok::<_, Error>(())
         })?;
-        match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        match self.failure().take() {
             Some(error) => Err(error),
             None => Ok(()),
         }
@@ -228,14 +222,43 @@ impl RestoreJob<'_> {
     fn flush_now_and_then(&self, flushes: &Receiver<()>, done: &AtomicBool) {
         while flushes.recv().is_ok() && !done.load(Ordering::Acquire) {
             if let Err(source) = self.request.target.flush() {
-                let error = self.target_error(source);
-                self.failure
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .get_or_insert(error);
+                self.fail(self.target_error(source));
                 return;
             }
         }
+    }
+
+    /// A writer's life.
+    fn write_decoded(&self, frames: &Receiver<Decoded>, give_back: &Sender<AlignedBuffer>) {
+        for Decoded { raw, wanted } in frames {
+            if let Err(error) = self.write(&raw, &wanted) {
+                self.fail(error);
+                return;
+            }
+            // When the last frame is written, nobody waits for its memory.
+            give_back.send(raw).ok();
+        }
+    }
+
+    /// Writes pieces of a decoded frame, which were checked to lie in it.
+    fn write(&self, raw: &[u8], wanted: &[PlannedPiece]) -> Result<()> {
+        for piece in wanted {
+            let start = piece.frame_offset as usize;
+            let bytes = &raw[start..start + piece.length as usize];
+            let written = self.request.target.write_at(bytes, piece.disk_offset);
+            written.map_err(|source| self.target_error(source))?;
+            self.count_written(bytes.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Keeps the first error; everybody stops when they see it.
+    fn fail(&self, error: Error) {
+        self.failure().get_or_insert(error);
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<Error>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn count_written(&self, bytes: u64) {
@@ -247,7 +270,7 @@ impl RestoreJob<'_> {
     }
 
     fn run_here(&self, mut plan: FramePlan<'_>) -> Result<()> {
-        let mut scratch = Scratch::new();
+        let mut scratch = Scratch::new(None);
         while let Some(batch) = plan.next()? {
             self.zeroes(&batch)?;
             for group in batch.pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
@@ -264,15 +287,15 @@ impl RestoreJob<'_> {
             .advance(group.iter().map(|piece| u64::from(piece.length)).sum());
     }
 
-    fn work(&self, groups: &Receiver<Vec<PlannedPiece>>) {
-        let mut scratch = Scratch::new();
+    /// A decoder's life.
+    fn work(&self, groups: &Receiver<Vec<PlannedPiece>>, writers: Writers) {
+        let mut scratch = Scratch::new(Some(writers));
         for group in groups {
-            let failed = || self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-            if failed().is_some() {
+            if self.failure().is_some() {
                 return;
             }
             if let Err(error) = self.group(&group, &mut scratch) {
-                failed().get_or_insert(error);
+                self.fail(error);
                 return;
             }
             self.advance(&group);
@@ -345,18 +368,20 @@ impl RestoreJob<'_> {
             .decoded
             .fetch_add(scratch.raw.len() as u64, Ordering::Relaxed);
         check_frame(&self.keys, &reader, frame, (&scratch.raw, &prints), Depth::Prints)?;
-        for piece in wanted {
-            let start = piece.frame_offset as usize;
-            let Some(bytes) = scratch.raw.get(start..start + piece.length as usize) else {
+        for piece in &wanted {
+            let (start, length) = (piece.frame_offset as usize, piece.length as usize);
+            if start + length > scratch.raw.len() {
                 let detail = format!("bytes at {start} of frame {frame} are behind its end");
                 return Err(Error::damaged(&reader.name, reader.frame(frame)?.offset, detail));
-            };
-            self.request
-                .target
-                .write_at(bytes, piece.disk_offset)
-                .map_err(|source| self.target_error(source))?;
-            self.count_written(bytes.len() as u64);
+            }
         }
+        let Some(writers) = &scratch.writers else {
+            return self.write(&scratch.raw, &wanted);
+        };
+        let next = writers.free.try_recv().unwrap_or_default();
+        let raw = std::mem::replace(&mut scratch.raw, next);
+        // Where nobody writes any more, the reason is known already, and told.
+        writers.decoded.send(Decoded { raw, wanted }).ok();
         Ok(())
     }
 
