@@ -4,6 +4,7 @@ use holdfast_repo::{Finding, FindingKind, Touched};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::exit::Exit;
 use crate::output::{Page, Style};
 use crate::units;
 
@@ -77,9 +78,15 @@ fn word(kind: FindingKind) -> &'static str {
     }
 }
 
-/// Whether any of them means that stored data is lost or wrong.
-pub fn has_damage(findings: &[FindingDocument], unlisted_count: u64) -> bool {
-    unlisted_count > 0 || findings.iter().any(|finding| finding.is_damage)
+/// How a program ends that found this: whether stored data is lost or wrong, and whether there is anything to look at.
+pub fn exit(findings: &[FindingDocument], unlisted_count: u64) -> Exit {
+    if unlisted_count > 0 || findings.iter().any(|finding| finding.is_damage) {
+        Exit::Damage
+    } else if findings.is_empty() {
+        Exit::Ok
+    } else {
+        Exit::Warnings
+    }
 }
 
 /// Prints what is wrong, and which disks it touches.

@@ -11,7 +11,7 @@ use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::finding::{FindingDocument, has_damage, show};
+use crate::finding::{self, FindingDocument, show};
 use crate::output::{Page, Report, Style};
 use crate::units;
 
@@ -65,13 +65,7 @@ impl Report for Verified {
     }
 
     fn exit(&self) -> Exit {
-        if has_damage(&self.findings, self.unlisted_finding_count) {
-            Exit::Damage
-        } else if self.findings.is_empty() {
-            Exit::Ok
-        } else {
-            Exit::Warnings
-        }
+        finding::exit(&self.findings, self.unlisted_finding_count)
     }
 
     fn human(&self, page: &mut Page) {
