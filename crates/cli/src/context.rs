@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::{Arc, OnceLock};
 
 use holdfast_block::{Clock, SystemClock};
-use holdfast_engine::{Interrupt, Location, Protection, Unlock, protection};
+use holdfast_engine::{Interrupt, Job, Location, Protection, Unlock, protection};
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{Repository, Surroundings, SystemProcesses};
 use jiff::tz::TimeZone;
@@ -76,6 +76,22 @@ impl Context {
     /// The time zone in which times are read and shown.
     pub fn zone(&self) -> &TimeZone {
         &self.zone
+    }
+
+    /// Does a job that shows how far it is and that can be interrupted, on so many threads.
+    pub fn work<T>(
+        &self,
+        thread_count: usize,
+        work: impl FnOnce(Job<'_>) -> holdfast_engine::Result<T>,
+    ) -> Result<T, Error> {
+        let interrupt = self.interrupt()?;
+        let progress = self.progress();
+        Ok(work(Job {
+            progress: &*progress,
+            interrupt: &interrupt,
+            clock: &*self.clock,
+            thread_count,
+        })?)
     }
 
     /// Where the repository is.

@@ -1,6 +1,6 @@
 //! `holdfast forget`, `protect` and `unprotect`: single snapshots, by hand.
 
-use holdfast_engine::{Execution, Job, ProtectionChange, SnapshotName, SnapshotReference, change_protection, forget};
+use holdfast_engine::{Job, ProtectionChange, SnapshotName, SnapshotReference, change_protection, forget};
 use holdfast_repo::Manifest;
 use serde::Serialize;
 
@@ -107,11 +107,7 @@ fn changed(command: &'static str, verb: &'static str, dry_run: bool, manifests: 
 /// Removes snapshots.
 pub(super) fn run_forget(args: &ForgetArgs, context: &Context) -> Result<Exit, Error> {
     let references = references(&args.snapshots)?;
-    let execution = if args.dry_run {
-        Execution::DryRun
-    } else {
-        Execution::Execute
-    };
+    let execution = super::execution(args.dry_run);
     let gone = with_repository(context, |repository, job| {
         forget(repository, &references, execution, context.zone(), job)
     })?;
@@ -151,13 +147,5 @@ fn with_repository<T>(
     work: impl FnOnce(&holdfast_repo::Repository, Job<'_>) -> holdfast_engine::Result<T>,
 ) -> Result<T, Error> {
     let repository = context.open_repository()?;
-    let interrupt = context.interrupt()?;
-    let progress = context.progress();
-    let job = Job {
-        progress: &*progress,
-        interrupt: &interrupt,
-        clock: &**context.clock(),
-        thread_count: 1,
-    };
-    Ok(work(&repository, job)?)
+    context.work(1, |job| work(&repository, job))
 }

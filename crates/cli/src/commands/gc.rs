@@ -1,6 +1,6 @@
 //! `holdfast gc`: give back the space of what no snapshot needs.
 
-use holdfast_engine::{Execution, GcOutcome, Job, gc};
+use holdfast_engine::{GcOutcome, gc};
 use holdfast_repo::{GcPlan, GcReport};
 use serde::Serialize;
 
@@ -142,21 +142,10 @@ impl Report for Collected {
 /// Gives back space.
 pub(super) fn run(args: &GcArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
-    let interrupt = context.interrupt()?;
-    let progress = context.progress();
-    let execution = if args.dry_run {
-        Execution::DryRun
-    } else {
-        Execution::Execute
-    };
-    let job = Job {
-        progress: &*progress,
-        interrupt: &interrupt,
-        clock: &**context.clock(),
-        thread_count: args.job.thread_count(),
-    };
-    let outcome = gc(&repository, args.repack_below, execution, job)?;
-    drop(progress);
+    let execution = super::execution(args.dry_run);
+    let outcome = context.work(args.job.thread_count(), |job| {
+        gc(&repository, args.repack_below, execution, job)
+    })?;
     context.report(&match outcome {
         GcOutcome::Done(report) => Collected::from(report),
         GcOutcome::Planned(plan) => Collected {

@@ -148,3 +148,12 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         _ => image::examples_of(path),
     }
 }
+
+/// What `--dry-run` means.
+fn execution(dry_run: bool) -> holdfast_engine::Execution {
+    if dry_run {
+        holdfast_engine::Execution::DryRun
+    } else {
+        holdfast_engine::Execution::Execute
+    }
+}

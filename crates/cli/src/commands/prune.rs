@@ -1,6 +1,6 @@
 //! `holdfast prune`: remove the snapshots that no rule keeps.
 
-use holdfast_engine::{Execution, Job, MachineName, MachinePlan, PruneRequest, prune};
+use holdfast_engine::{MachineName, MachinePlan, PruneRequest, prune};
 use holdfast_policy::Verdict;
 use serde::Serialize;
 
@@ -107,27 +107,14 @@ impl Report for Pruned {
 /// Prunes.
 pub(super) fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
-    let interrupt = context.interrupt()?;
-    let progress = context.progress();
     let request = PruneRequest {
         policy: args.retention.policy(),
         machines: args.machines.clone(),
         now: time::now(),
         zone: context.zone().clone(),
-        execution: if args.dry_run {
-            Execution::DryRun
-        } else {
-            Execution::Execute
-        },
+        execution: super::execution(args.dry_run),
     };
-    let job = Job {
-        progress: &*progress,
-        interrupt: &interrupt,
-        clock: &**context.clock(),
-        thread_count: args.job.thread_count(),
-    };
-    let report = prune(&repository, &request, job)?;
-    drop(progress);
+    let report = context.work(args.job.thread_count(), |job| prune(&repository, &request, job))?;
     let machines: Vec<MachineDocument> = report
         .machines
         .iter()

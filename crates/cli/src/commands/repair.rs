@@ -1,6 +1,6 @@
 //! `holdfast repair`: mend what can be mended, and name what is lost.
 
-use holdfast_engine::{Execution, Job, RepairOutcome, repair};
+use holdfast_engine::{RepairOutcome, repair};
 use holdfast_repo::RepairAction;
 use serde::Serialize;
 
@@ -131,21 +131,10 @@ impl Report for Repaired {
 /// Mends.
 pub(super) fn run(args: &RepairArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
-    let interrupt = context.interrupt()?;
-    let progress = context.progress();
-    let execution = if args.dry_run {
-        Execution::DryRun
-    } else {
-        Execution::Execute
-    };
-    let job = Job {
-        progress: &*progress,
-        interrupt: &interrupt,
-        clock: &**context.clock(),
-        thread_count: args.job.thread_count(),
-    };
-    let outcome = repair(&repository, args.percent, execution, job)?;
-    drop(progress);
+    let execution = super::execution(args.dry_run);
+    let outcome = context.work(args.job.thread_count(), |job| {
+        repair(&repository, args.percent, execution, job)
+    })?;
     let documents = |findings: &[holdfast_repo::Finding]| findings.iter().map(FindingDocument::from).collect();
     context.report(&match outcome {
         RepairOutcome::Planned(plan) => Repaired {

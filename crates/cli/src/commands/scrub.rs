@@ -1,6 +1,6 @@
 //! `holdfast scrub`: read everything at rest, to find damage before it is needed.
 
-use holdfast_engine::{Job, scrub};
+use holdfast_engine::scrub;
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
@@ -78,17 +78,8 @@ impl Report for Scrubbed {
 /// Scrubs.
 pub(super) fn run(args: &ScrubArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
-    let interrupt = context.interrupt()?;
-    let progress = context.progress();
     let start = context.clock().now();
-    let job = Job {
-        progress: &*progress,
-        interrupt: &interrupt,
-        clock: &**context.clock(),
-        thread_count: args.job.thread_count(),
-    };
-    let report = scrub(&repository, args.percent, job)?;
-    drop(progress);
+    let report = context.work(args.job.thread_count(), |job| scrub(&repository, args.percent, job))?;
     context.report(&Scrubbed {
         pack_count: report.pack_count,
         pack_bytes: report.pack_bytes,

@@ -1,6 +1,6 @@
 //! `holdfast stats`: a repository in figures.
 
-use holdfast_engine::{Job, stats};
+use holdfast_engine::stats;
 use holdfast_repo::Statistics;
 use serde::Serialize;
 
@@ -109,15 +109,6 @@ impl Report for Figures {
 /// Measures.
 pub(super) fn run(_args: &StatsArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
-    let interrupt = context.interrupt()?;
-    let progress = context.progress();
-    let job = Job {
-        progress: &*progress,
-        interrupt: &interrupt,
-        clock: &**context.clock(),
-        thread_count: 1,
-    };
-    let statistics = stats(&repository, job)?;
-    drop(progress);
+    let statistics = context.work(1, |job| stats(&repository, job))?;
     context.report(&Figures::from(statistics))
 }

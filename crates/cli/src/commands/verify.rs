@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use holdfast_engine::{Against, Job, SnapshotName, VerifyRequest, verify};
+use holdfast_engine::{Against, SnapshotName, VerifyRequest, verify};
 use holdfast_image::Format;
 use holdfast_repo::VerifyDepth;
 use serde::Serialize;
@@ -91,8 +91,6 @@ impl Report for Verified {
 /// Verifies.
 pub(super) fn run(args: &VerifyArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
-    let interrupt = context.interrupt()?;
-    let progress = context.progress();
     let start = context.clock().now();
     let request = VerifyRequest {
         names: args.snapshots.clone(),
@@ -107,14 +105,7 @@ pub(super) fn run(args: &VerifyArgs, context: &Context) -> Result<Exit, Error> {
         }),
         zone: context.zone().clone(),
     };
-    let job = Job {
-        progress: &*progress,
-        interrupt: &interrupt,
-        clock: &**context.clock(),
-        thread_count: args.job.thread_count(),
-    };
-    let report = verify(&repository, &request, job)?;
-    drop(progress);
+    let report = context.work(args.job.thread_count(), |job| verify(&repository, &request, job))?;
     context.report(&Verified {
         snapshot_count: report.snapshot_count,
         logical_bytes: report.logical_bytes,
