@@ -61,6 +61,7 @@ struct DoneDocument {
     deleted_pack_count: u64,
     freed_bytes: u64,
     rewritten_bytes: u64,
+    unfinished_bytes: u64,
     cleared_writers: Vec<String>,
     waiting_for: Vec<String>,
     damaged: Vec<String>,
@@ -89,6 +90,7 @@ impl From<GcReport> for Collected {
                 deleted_pack_count: report.deleted_pack_count,
                 freed_bytes: report.freed_bytes,
                 rewritten_bytes: report.rewritten_bytes,
+                unfinished_bytes: report.unfinished_bytes,
                 cleared_writers: report.cleared_writers,
                 waiting_for: report.waiting_for,
                 damaged: report.damaged,
@@ -133,6 +135,12 @@ impl Report for Collected {
             units::counted(done.deleted_pack_count, "pack", "packs"),
             units::bytes(done.rewritten_bytes)
         ));
+        if done.unfinished_bytes > 0 {
+            page.line(&format!(
+                "removed {} that dead writers had begun to store",
+                units::bytes(done.unfinished_bytes)
+            ));
+        }
         for writer in &done.waiting_for {
             page.line(&format!("the rest follows when this has ended: {writer}"));
         }
