@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use holdfast_engine::{
-    BackupReport, BackupRequest, Bottleneck, Job, MachineName, ParentChoice, SnapshotName, SourceName, backup,
+    BackupReport, BackupRequest, Bottleneck, MachineName, ParentChoice, SnapshotName, SourceName, backup,
 };
 use holdfast_image::Format;
 use holdfast_repo::{Processes as _, SystemProcesses};
@@ -170,8 +170,6 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         None => ParentChoice::Newest,
     };
     let repository = context.open_repository()?;
-    let interrupt = context.interrupt()?;
-    let progress = context.progress();
     let request = BackupRequest {
         sources,
         machine: args.machine.clone(),
@@ -185,13 +183,6 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         zone: context.zone().clone(),
         stdin: &mut std::io::stdin().lock(),
     };
-    let job = Job {
-        progress: &*progress,
-        interrupt: &interrupt,
-        clock: &**context.clock(),
-        thread_count: args.job.thread_count(),
-    };
-    let report = backup(&repository, request, job)?;
-    drop(progress);
+    let report = context.work(args.job.thread_count(), |job| backup(&repository, request, job))?;
     context.report(&Done::from(report))
 }

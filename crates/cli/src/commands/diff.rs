@@ -1,6 +1,6 @@
 //! `holdfast diff`: what changed between two snapshots.
 
-use holdfast_engine::{DiffReport, DiffRequest, Job, SnapshotName, diff};
+use holdfast_engine::{DiffReport, DiffRequest, SnapshotName, diff};
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
@@ -131,8 +131,6 @@ impl Report for Differences {
 /// Compares.
 pub(super) fn run(args: &DiffArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
-    let interrupt = context.interrupt()?;
-    let progress = context.progress();
     let wants_ranges = args.ranges || context.output().format() == Format::Json;
     let request = DiffRequest {
         old: args.old.clone(),
@@ -140,14 +138,7 @@ pub(super) fn run(args: &DiffArgs, context: &Context) -> Result<Exit, Error> {
         zone: context.zone().clone(),
         range_count_max: if wants_ranges { RANGE_COUNT_MAX } else { 0 },
     };
-    let job = Job {
-        progress: &*progress,
-        interrupt: &interrupt,
-        clock: &**context.clock(),
-        thread_count: args.job.thread_count(),
-    };
-    let report = diff(&repository, &request, job)?;
-    drop(progress);
+    let report = context.work(args.job.thread_count(), |job| diff(&repository, &request, job))?;
     let mut differences = Differences::from(report);
     differences.shows_ranges = args.ranges;
     context.report(&differences)

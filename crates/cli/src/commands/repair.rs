@@ -83,7 +83,6 @@ fn describe(action: &RepairAction) -> String {
         RepairAction::Salvage { pack } => format!("save what is whole of pack {pack}"),
         RepairAction::DeletePack { pack } => format!("delete pack {pack}"),
         RepairAction::ForgetDamage { pack } => format!("forget the damage of pack {pack}"),
-        other => format!("{other:?}"),
     }
 }
 

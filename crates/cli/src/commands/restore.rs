@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use holdfast_engine::{Job, RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, SnapshotName, Target, restore};
+use holdfast_engine::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, SnapshotName, Target, restore};
 use holdfast_image::Format;
 use serde::Serialize;
 
@@ -144,8 +144,6 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
         (false, false) => RestoreMode::New,
     };
     let repository = context.open_repository()?;
-    let interrupt = context.interrupt()?;
-    let progress = context.progress();
     let mut stdout = std::io::stdout().lock();
     let target = if is_stream {
         Target::Stream(&mut stdout)
@@ -159,14 +157,10 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
         format: args.format,
         zone: context.zone().clone(),
     };
-    let job = Job {
-        progress: &*progress,
-        interrupt: &interrupt,
-        clock: &**context.clock(),
-        thread_count: args.job.thread_count(),
-    };
-    let report = restore(&repository, request, &context.surroundings(), job)?;
-    drop((progress, stdout));
+    let report = context.work(args.job.thread_count(), |job| {
+        restore(&repository, request, &context.surroundings(), job)
+    })?;
+    drop(stdout);
     if is_stream {
         // Standard output holds the disk, and nothing else.
         let warning_count = context.console().warnings().len();

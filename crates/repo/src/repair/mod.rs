@@ -46,7 +46,6 @@ pub struct RepairRequest {
 
 /// One thing that repair does.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
 pub enum RepairAction {
     /// The configuration is written again.
     RestoreConfig,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use holdfast_engine::{CompareReport, Job, compare};
+use holdfast_engine::{CompareReport, compare};
 use holdfast_image::Format;
 use serde::Serialize;
 
@@ -125,15 +125,6 @@ impl Report for Answer {
 pub(super) fn run(args: &CompareArgs, context: &Context) -> Result<Exit, Error> {
     let first = open_and_warn(&args.first, &args.gate.open_options(args.format)?, context)?;
     let second = open_and_warn(&args.second, &args.gate.open_options(args.other_format)?, context)?;
-    let interrupt = context.interrupt()?;
-    let progress = context.progress();
-    let job = Job {
-        progress: &*progress,
-        interrupt: &interrupt,
-        clock: &**context.clock(),
-        thread_count: args.job.thread_count(),
-    };
-    let report = compare(&first, &second, job)?;
-    drop(progress);
+    let report = context.work(args.job.thread_count(), |job| compare(&first, &second, job))?;
     context.report(&Answer::from(report))
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use holdfast_engine::{ConvertReport, ConvertRequest, Job, VerifyImage, convert};
+use holdfast_engine::{ConvertReport, ConvertRequest, VerifyImage, convert};
 use holdfast_image::{Format, Preallocation, Storage};
 use serde::Serialize;
 
@@ -155,16 +155,9 @@ pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> 
         overwrite: args.new.overwrite(),
         verify: if args.verify { VerifyImage::Yes } else { VerifyImage::No },
     };
-    let interrupt = context.interrupt()?;
-    let progress = context.progress();
-    let job = Job {
-        progress: &*progress,
-        interrupt: &interrupt,
-        clock: &**context.clock(),
-        thread_count: args.job.thread_count(),
-    };
-    let report = convert(&request, &context.surroundings(), job)?;
-    drop(progress);
+    let report = context.work(args.job.thread_count(), |job| {
+        convert(&request, &context.surroundings(), job)
+    })?;
     for note in &report.notes {
         context.console().warning(&note.to_string());
     }
