@@ -140,6 +140,8 @@ fn unzstd(decoder: &mut ZstdDecoder<'static>, input: &[u8], cluster: &mut [u8]) 
 /// threads compress, and one [`BulkWriter`](crate::BulkWriter) appends the results in order.
 pub struct ClusterCompressor {
     state: CompressorState,
+    /// Room for any outcome of a cluster, kept for the next one.
+    output: Vec<u8>,
 }
 
 enum CompressorState {
@@ -176,26 +178,29 @@ impl ClusterCompressor {
                 CompressorState::Zstd(Box::new(compressor))
             }
         };
-        Ok(Self { state })
+        Ok(Self {
+            state,
+            output: Vec::new(),
+        })
     }
 
     /// Compresses one whole cluster; [`None`] where that does not make it smaller, and it is better stored as it is.
     pub fn compress(&mut self, cluster: &[u8]) -> Option<Vec<u8>> {
         // Room for any outcome: a deflate stream that is broken off leaves its state behind, a reset notwithstanding.
-        let mut output = vec![0; cluster.len() + cluster.len() / 8 + cluster.len() / 64 + 64];
+        let output = &mut self.output;
+        output.resize(cluster.len() + cluster.len() / 8 + cluster.len() / 64 + 64, 0);
         let count = match &mut self.state {
             CompressorState::Zlib(compress) => {
                 compress.reset();
-                match compress.compress(cluster, &mut output, FlushCompress::Finish) {
+                match compress.compress(cluster, output, FlushCompress::Finish) {
                     Ok(Status::StreamEnd) => usize::try_from(compress.total_out()).ok()?,
                     _ => return None,
                 }
             }
-            CompressorState::Zstd(compressor) => compressor.compress_to_buffer(cluster, &mut output).ok()?,
+            CompressorState::Zstd(compressor) => compressor.compress_to_buffer(cluster, output.as_mut_slice()).ok()?,
         };
-        output.truncate(count);
         // The entry of a compressed cluster cannot say more than a cluster, and nothing would be gained.
-        (count < cluster.len()).then_some(output)
+        (count < cluster.len()).then(|| output[..count].to_vec())
     }
 }
 
