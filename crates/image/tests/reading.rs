@@ -49,7 +49,7 @@ fn external_data_files_are_read_through_the_gate() {
         let image = lab.path("image.qcow2");
         fs::remove_file(&image).ok();
         let option = format!("data_file={}{raw_option}", path_text(&lab.path("data")));
-        qemu_img(&["create", "-f", "qcow2", "-o", &option, path_text(&image), "8M"]);
+        lab.qemu_img(&format!("create -f qcow2 -o {option} image.qcow2 8M"));
         qemu_io(
             &image,
             &[
@@ -176,18 +176,7 @@ fn the_gate_keeps_hostile_names_out() {
         path_text(&secret),
     ] {
         fs::remove_file(&image).ok();
-        qemu_img(&[
-            "create",
-            "-u",
-            "-f",
-            "qcow2",
-            "-F",
-            "raw",
-            "-b",
-            name,
-            path_text(&image),
-            "1M",
-        ]);
+        lab.qemu_img(&format!("create -u -f qcow2 -F raw -b {name} vm/image.qcow2 1M"));
         match open(&image, &OpenOptions::default()) {
             Err(error @ Error::Refused { .. }) => {
                 let text = error.to_string();
@@ -210,17 +199,7 @@ fn a_backing_file_without_a_format_is_guessed_aloud() {
     let lab = Lab::new();
     let (raw, disk) = lab.raw("base", 1024 * 1024, 9);
     let image = lab.path("image.qcow2");
-    qemu_img(&[
-        "create",
-        "-f",
-        "qcow2",
-        "-F",
-        "raw",
-        "-b",
-        "base",
-        path_text(&image),
-        "1M",
-    ]);
+    lab.qemu_img("create -f qcow2 -F raw -b base image.qcow2 1M");
     // QEMU refuses to leave the format out; take the extension away, as old programs never wrote it.
     let mut bytes = fs::read(&image).unwrap();
     let at = bytes
@@ -252,30 +231,8 @@ fn a_backing_file_without_a_format_is_guessed_aloud() {
 fn loops_and_endless_chains_are_refused() {
     let lab = Lab::new();
     let image = lab.path("a.qcow2");
-    qemu_img(&[
-        "create",
-        "-u",
-        "-f",
-        "qcow2",
-        "-F",
-        "qcow2",
-        "-b",
-        "b.qcow2",
-        path_text(&image),
-        "1M",
-    ]);
-    qemu_img(&[
-        "create",
-        "-u",
-        "-f",
-        "qcow2",
-        "-F",
-        "qcow2",
-        "-b",
-        "a.qcow2",
-        path_text(&lab.path("b.qcow2")),
-        "1M",
-    ]);
+    lab.qemu_img("create -u -f qcow2 -F qcow2 -b b.qcow2 a.qcow2 1M");
+    lab.qemu_img("create -u -f qcow2 -F qcow2 -b a.qcow2 b.qcow2 1M");
     assert!(matches!(
         open(&image, &OpenOptions::default()),
         Err(Error::ChainLoop { .. })
@@ -303,7 +260,7 @@ fn loops_and_endless_chains_are_refused() {
     let opened = open(&lab.path("0.qcow2"), &OpenOptions::default());
     assert!(matches!(opened, Err(Error::ChainTooLong { .. })));
     fs::remove_file(lab.path("69.qcow2")).unwrap();
-    qemu_img(&["create", "-q", "-f", "qcow2", path_text(&lab.path("69.qcow2")), "4k"]);
+    lab.qemu_img("create -q -f qcow2 69.qcow2 4k");
     let opened = open(&lab.path("6.qcow2"), &OpenOptions::default()).unwrap();
     assert_eq!(opened.layers().len(), 64);
     assert_reads_as(&opened, &[0; 4096], "64 layers");
@@ -318,11 +275,11 @@ fn snapshots_keep_their_state() {
         "extended_l2=on,cluster_size=16k",
     ] {
         let image = lab.path("image.qcow2");
-        qemu_img(&["create", "-f", "qcow2", "-o", option, path_text(&image), "3M"]);
+        lab.qemu_img(&format!("create -f qcow2 -o {option} image.qcow2 3M"));
         qemu_io(&image, &["write -P 1 0 1M"]);
-        qemu_img(&["snapshot", "-c", "first", path_text(&image)]);
+        lab.qemu_img("snapshot -c first image.qcow2");
         qemu_io(&image, &["write -P 2 512k 1M"]);
-        qemu_img(&["snapshot", "-c", "second", path_text(&image)]);
+        lab.qemu_img("snapshot -c second image.qcow2");
         qemu_io(&image, &["write -P 3 100k 4k", "discard 1M 256k"]);
         assert_clean(&image);
         let opened = open(&image, &OpenOptions::default()).unwrap();
@@ -335,15 +292,7 @@ fn snapshots_keep_their_state() {
         for name in ["first", "second"] {
             let raw = lab.path("snapshot.raw");
             let wanted = format!("snapshot.name={name}");
-            qemu_img(&[
-                "convert",
-                "-l",
-                &wanted,
-                "-O",
-                "raw",
-                path_text(&image),
-                path_text(&raw),
-            ]);
+            lab.qemu_img(&format!("convert -l {wanted} -O raw image.qcow2 snapshot.raw"));
             assert_reads_as(&*opened.snapshot(name).unwrap(), &fs::read(&raw).unwrap(), name);
         }
         let by_id = opened.snapshot("1").unwrap();
@@ -359,17 +308,9 @@ fn snapshots_keep_their_state() {
 fn bitmaps_name_what_was_written() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
-    qemu_img(&[
-        "create",
-        "-f",
-        "qcow2",
-        "-o",
-        "cluster_size=4k",
-        path_text(&image),
-        "3G",
-    ]);
-    qemu_img(&["bitmap", "--add", "-g", "32k", path_text(&image), "daily"]);
-    qemu_img(&["bitmap", "--add", "--disable", path_text(&image), "still"]);
+    lab.qemu_img("create -f qcow2 -o cluster_size=4k image.qcow2 3G");
+    lab.qemu_img("bitmap --add -g 32k image.qcow2 daily");
+    lab.qemu_img("bitmap --add --disable image.qcow2 still");
     qemu_io(&image, &["write 64k 4k", "write 100M 33k", "write 2900M 64k"]);
     let opened = open(&image, &OpenOptions::default()).unwrap();
     let bitmaps = &opened.layers()[0].qcow2.as_ref().unwrap().bitmaps;
@@ -411,7 +352,7 @@ fn bitmaps_name_what_was_written() {
 fn disks_larger_than_two_tebibytes_are_addressed() {
     let lab = Lab::new();
     let image = lab.path("large.qcow2");
-    qemu_img(&["create", "-f", "qcow2", path_text(&image), "60T"]);
+    lab.qemu_img("create -f qcow2 large.qcow2 60T");
     qemu_io(&image, &["write -P 5 50T 64k", "write -P 6 64424509439k 1k"]);
     let opened = open(&image, &OpenOptions::default()).unwrap();
     let mut bytes = [0; 2];
@@ -433,17 +374,9 @@ fn encryption_and_foreign_formats_are_refused_by_name() {
     let lab = Lab::new();
     let image = lab.path("locked.qcow2");
     let options = "encrypt.format=luks,encrypt.key-secret=key,encrypt.iter-time=10";
-    qemu_img(&[
-        "create",
-        "--object",
-        "secret,id=key,data=abc",
-        "-f",
-        "qcow2",
-        "-o",
-        options,
-        path_text(&image),
-        "1M",
-    ]);
+    lab.qemu_img(&format!(
+        "create --object secret,id=key,data=abc -f qcow2 -o {options} locked.qcow2 1M"
+    ));
     match open(&image, &OpenOptions::default()) {
         Err(Error::UnsupportedFeature { feature, .. }) => assert_eq!(feature, "LUKS encryption"),
         other => panic!("{:?}", other.err()),
@@ -475,9 +408,9 @@ fn encryption_and_foreign_formats_are_refused_by_name() {
 fn the_check_agrees_with_the_peer_about_damage() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
-    qemu_img(&["create", "-f", "qcow2", path_text(&image), "64M"]);
+    lab.qemu_img("create -f qcow2 image.qcow2 64M");
     qemu_io(&image, &["write -P 1 0 1M"]);
-    qemu_img(&["snapshot", "-c", "kept", path_text(&image)]);
+    lab.qemu_img("snapshot -c kept image.qcow2");
     qemu_io(&image, &["write -P 2 128k 128k"]);
     let good = fs::read(&image).unwrap();
     let u64_at = |at: usize| u64::from_be_bytes(good[at..at + 8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00;

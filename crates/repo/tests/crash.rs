@@ -12,12 +12,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::{PASSPHRASE, SeededBytes, Watch, init_request, request};
+use common::{PASSPHRASE, SeededBytes, Watch, init_request, names_of, request, source};
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, FaultStore, MemoryStore, ObjectKind, Store};
 use holdfast_repo::{
-    Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, SnapshotId, Source, SourceData,
-    Surroundings,
+    Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, SnapshotId, SourceData, Surroundings,
 };
 
 const GC: GcRequest = GcRequest {
@@ -88,11 +87,6 @@ fn back_up(repository: &Repository, day: u64) -> Result<SnapshotId, Error> {
     let [disk, stream] = contents(day);
     let device = MemoryDevice::from_bytes(&disk);
     let mut reader = &stream[..];
-    let source = |name: &str, data| Source {
-        name: name.to_owned(),
-        data,
-        notes: BTreeMap::new(),
-    };
     let sources = vec![
         source("disk", SourceData::Disk(&device)),
         source("memory", SourceData::Stream(&mut reader)),
@@ -135,17 +129,6 @@ fn read(repository: &Repository, id: SnapshotId, disk: &str) -> Vec<u8> {
     bytes
 }
 
-fn count(store: &dyn Store, kind: ObjectKind) -> usize {
-    let mut count = 0;
-    store
-        .list(kind, &mut |_, _| {
-            count += 1;
-            Ok(())
-        })
-        .unwrap();
-    count
-}
-
 /// All that was committed is there and right, and the repository works as if nothing had happened.
 fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committed, case: &str) {
     let (manifests, errors) = repository.snapshots().unwrap();
@@ -176,7 +159,7 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
     check(repository);
     back_up(repository, 6).unwrap();
     common::assert_gc_is_thorough(repository, GC, case);
-    assert_eq!(count(store, ObjectKind::Condemned), 0, "{case}");
+    assert_eq!(names_of(store, ObjectKind::Condemned).len(), 0, "{case}");
     check(repository);
     let statistics = repository.statistics().unwrap();
     assert_eq!(
@@ -188,9 +171,17 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
         repository.forget(manifest.id, "all").unwrap();
     }
     repository.gc(GC).unwrap();
-    assert_eq!(count(store, ObjectKind::Pack), 0, "{case}: packs are left");
-    assert_eq!(count(store, ObjectKind::Relocation), 0, "{case}: relocations are left");
-    assert_eq!(count(store, ObjectKind::Protected), 0, "{case}: announcements are left");
+    assert_eq!(names_of(store, ObjectKind::Pack).len(), 0, "{case}: packs are left");
+    assert_eq!(
+        names_of(store, ObjectKind::Relocation).len(),
+        0,
+        "{case}: relocations are left"
+    );
+    assert_eq!(
+        names_of(store, ObjectKind::Protected).len(),
+        0,
+        "{case}: announcements are left"
+    );
 }
 
 /// Runs the life with a fault at operation `operation`; false when it came to its end before.
@@ -212,7 +203,7 @@ fn with_fault(base: &MemoryStore, plan: FaultPlan, seed: u64) -> bool {
     };
     if let Some(repository) = survivor {
         // The process lives on, and has let go of everything.
-        let writers = count(&store, ObjectKind::Writer);
+        let writers = names_of(&store, ObjectKind::Writer).len();
         assert_eq!(writers, 0, "{case}: a lease was not released");
         assert_sound(&repository, &store, &committed, &case);
     } else {

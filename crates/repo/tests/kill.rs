@@ -21,7 +21,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{PASSPHRASE, Watch, init_request, request};
+use common::{PASSPHRASE, Watch, init_request, names_of, request};
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::store::{DirectoryStore, ObjectKind, Store};
@@ -139,17 +139,6 @@ fn start(root: &Path) -> Child {
         .unwrap()
 }
 
-fn count(store: &DirectoryStore, kind: ObjectKind) -> usize {
-    let mut count = 0;
-    store
-        .list(kind, &mut |_, _| {
-            count += 1;
-            Ok(())
-        })
-        .unwrap();
-    count
-}
-
 /// All that was committed reads as what was backed up, and the next run does everything again.
 fn check(root: &Path) {
     let repository = open(root);
@@ -184,7 +173,7 @@ fn check(root: &Path) {
     let verified = repository.verify(&request, &Watch::default()).unwrap();
     assert!(verified.is_clean(), "{:?}", verified.findings);
     let store = DirectoryStore::open(&root.join("repository")).unwrap();
-    assert_eq!(count(&store, ObjectKind::Condemned), 0);
+    assert_eq!(names_of(&store, ObjectKind::Condemned).len(), 0);
     let mut strangers = Vec::new();
     store
         .strangers(&mut |path| {

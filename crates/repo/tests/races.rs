@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
 
-use common::{Disk, Hooked, PASSPHRASE, Rig, SeededBytes, Watch, request, surroundings};
+use common::{Disk, Hooked, PASSPHRASE, Rig, SeededBytes, Watch, request, source, surroundings};
 use holdfast_block::{BlockDevice, MemoryDevice};
 use holdfast_repo::store::{ObjectKind, Store};
 use holdfast_repo::{
@@ -125,11 +125,6 @@ fn back_up_while(rig: &Rig, disk: &Disk, act: impl FnOnce()) -> holdfast_repo::R
     let mut stream = Meanwhile {
         bytes: &disk.bytes,
         act: Some(Box::new(act)),
-    };
-    let source = |name: &str, data| Source {
-        name: name.to_owned(),
-        data,
-        notes: BTreeMap::new(),
     };
     let sources = vec![
         source("vda", SourceData::Disk(&device)),

@@ -13,7 +13,11 @@ use holdfast_image::{OpenOptions, check};
 use tempfile::TempDir;
 
 fn run(program: &str, arguments: &[&str]) -> Output {
-    match Command::new(program).args(arguments).output() {
+    run_in(Path::new("."), program, arguments)
+}
+
+fn run_in(directory: &Path, program: &str, arguments: &[&str]) -> Output {
+    match Command::new(program).args(arguments).current_dir(directory).output() {
         Ok(output) => output,
         Err(error) => panic!("these tests need {program} (Debian package qemu-utils): {error}"),
     }
@@ -21,7 +25,11 @@ fn run(program: &str, arguments: &[&str]) -> Output {
 
 /// Runs qemu-img, which must succeed; gives what it printed.
 pub fn qemu_img(arguments: &[&str]) -> String {
-    let output = run("qemu-img", arguments);
+    qemu_img_in(Path::new("."), arguments)
+}
+
+fn qemu_img_in(directory: &Path, arguments: &[&str]) -> String {
+    let output = run_in(directory, "qemu-img", arguments);
     assert!(
         output.status.success(),
         "qemu-img {arguments:?}: {}{}",
@@ -167,6 +175,12 @@ impl Lab {
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
+    }
+
+    /// Runs qemu-img with these words in this directory; it must succeed.
+    pub fn qemu_img(&self, words: &str) -> String {
+        let words: Vec<&str> = words.split_whitespace().collect();
+        qemu_img_in(self.directory.path(), &words)
     }
 
     /// A raw file of sample content.

@@ -198,6 +198,27 @@ impl Rig {
     }
 }
 
+/// The names of all objects of a kind.
+pub(crate) fn names_of(store: &dyn Store, kind: ObjectKind) -> Vec<ObjectName> {
+    let mut names = Vec::new();
+    store
+        .list(kind, &mut |name, _| {
+            names.push(name);
+            Ok(())
+        })
+        .unwrap();
+    names
+}
+
+/// A disk or stream without notes.
+pub(crate) fn source<'a>(name: &str, data: SourceData<'a>) -> Source<'a> {
+    Source {
+        name: name.to_owned(),
+        data,
+        notes: BTreeMap::new(),
+    }
+}
+
 pub(crate) fn request<'a>(
     machine: &str,
     time_ms: i64,

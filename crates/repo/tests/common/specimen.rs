@@ -14,7 +14,7 @@ use holdfast_repo::{
     SourceData, Surroundings,
 };
 
-use super::{Disk, SeededBytes, Watch, init_request, request, surroundings};
+use super::{Disk, SeededBytes, Watch, init_request, names_of, request, surroundings};
 
 const KIB: u64 = 1024;
 
@@ -82,31 +82,30 @@ pub(crate) fn known_surroundings() -> Surroundings {
 }
 
 /// A stream that takes a copy of its own writer's announcement.
-struct StealMarker {
+pub(crate) struct StealMarker {
     store: MemoryStore,
     inner: Cursor<Vec<u8>>,
-    stolen: Option<(ObjectName, Vec<u8>)>,
+    pub(crate) stolen: Option<(ObjectName, Vec<u8>)>,
+}
+
+impl StealMarker {
+    pub(crate) fn new(store: &MemoryStore, bytes: &[u8]) -> Self {
+        Self {
+            store: store.clone(),
+            inner: Cursor::new(bytes.to_vec()),
+            stolen: None,
+        }
+    }
 }
 
 impl Read for StealMarker {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        if let Some(name) = names(&self.store, ObjectKind::Writer).pop() {
+        if let Some(name) = names_of(&self.store, ObjectKind::Writer).pop() {
             let bytes = self.store.get(&name, u64::MAX).unwrap();
             self.stolen = Some((name, bytes));
         }
         self.inner.read(buffer)
     }
-}
-
-pub(crate) fn names(store: &MemoryStore, kind: ObjectKind) -> Vec<ObjectName> {
-    let mut names = Vec::new();
-    store
-        .list(kind, &mut |name, _| {
-            names.push(name);
-            Ok(())
-        })
-        .unwrap();
-    names
 }
 
 fn back_up(repository: &Repository, disk: &Disk, memory: &mut dyn Read, time_ms: i64) -> SnapshotId {
@@ -136,11 +135,7 @@ impl Specimen {
         disk.fill(90 * KIB, 8 * KIB);
         let mut memory = Disk::new(24 * KIB, 4);
         memory.fill(0, 18 * KIB);
-        let mut marker = StealMarker {
-            store: store.clone(),
-            inner: Cursor::new(memory.bytes.clone()),
-            stolen: None,
-        };
+        let mut marker = StealMarker::new(&store, &memory.bytes);
         let first = back_up(&repository, &disk, &mut marker, 1_800_000_000_000);
         disk.fill(0, 20 * KIB);
         let second = back_up(&repository, &disk, &mut &memory.bytes[..], 1_800_000_001_000);
@@ -209,7 +204,7 @@ fn find_damage(store: &MemoryStore, repository: &Repository) {
         thread_count: 1,
     };
     repository.scrub(full, &Watch::default()).unwrap();
-    let pack = names(store, ObjectKind::Pack).remove(0);
+    let pack = names_of(store, ObjectKind::Pack).remove(0);
     let whole = store.get(&pack, u64::MAX).unwrap();
     let mut damaged = whole.clone();
     damaged[100] ^= 1;
