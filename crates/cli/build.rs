@@ -35,7 +35,9 @@ fn emit_commit() {
     if git(&["rev-parse", "--show-prefix"]).as_deref() != Some("crates/cli/") {
         return;
     }
-    let Some(commit) = git(&["rev-parse", "HEAD"]) else { return };
+    let Some(commit) = git(&["rev-parse", "HEAD"]) else {
+        return;
+    };
     println!("cargo:rustc-env=HOLDFAST_COMMIT={commit}");
     let branch = git(&["symbolic-ref", "--quiet", "HEAD"]);
     for name in ["HEAD"].into_iter().chain(branch.as_deref()) {

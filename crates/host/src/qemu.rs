@@ -1,0 +1,17 @@
+//! What is done with a running QEMU through its monitor, whoever started it.
+//!
+//! The frozen disks of a machine are made so: a copy-before-write filter goes under each device, which saves what the guest
+//! is about to overwrite in a scratch file of ours; a node on top of the filter shows the disk as it was; QEMU serves that
+//! node over NBD. When the scratch file is full or slow, the filter gives up the *copy*, never the guest's write
+//! (`on-cbw-error=break-snapshot`, `cbw-timeout`). `docs/design/0004-live-machines.md` has the evidence.
+
+mod cut;
+mod disks;
+mod graph;
+mod names;
+mod remove;
+
+pub use cut::{Cut, CutDisk, CutRequest, Pause};
+pub use disks::{Bitmap, QemuDisk, disks};
+pub use names::RunId;
+pub use remove::{remove_run, runs_in};

@@ -1,0 +1,92 @@
+//! The disks of a running QEMU.
+
+use serde_json::Value;
+
+use crate::qmp::{Command, Monitor, MonitorError, Result};
+
+/// A disk of a running QEMU: a device of the guest, and the node that it reads and writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QemuDisk {
+    /// The device, as a path of QEMU's object model: "/machine/peripheral/virtio-disk0/virtio-backend".
+    pub device: String,
+    /// The name of the node under it.
+    pub node: String,
+    /// The driver of that node: "qcow2", "raw"...
+    pub driver: String,
+    /// The image.
+    pub filename: String,
+    /// Size of the disk in bytes.
+    pub size_bytes: u64,
+    /// Whether the guest cannot write.
+    pub is_read_only: bool,
+    /// Dirty bitmaps of the node.
+    pub bitmaps: Vec<Bitmap>,
+}
+
+/// A dirty bitmap that QEMU has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "QEMU's own flags, each on its own")]
+pub struct Bitmap {
+    /// Its name.
+    pub name: String,
+    /// Bytes that a bit stands for.
+    pub granularity_bytes: u64,
+    /// Bytes whose bits are set.
+    pub dirty_bytes: u64,
+    /// Whether writes set bits.
+    pub is_recording: bool,
+    /// Whether it is kept in the image when QEMU ends.
+    pub is_persistent: bool,
+    /// Whether QEMU says that it cannot be relied on: the image was not closed properly.
+    pub is_inconsistent: bool,
+    /// Whether a job uses it.
+    pub is_busy: bool,
+}
+
+const COMMAND: &str = "query-block";
+
+/// The disks of a running QEMU that have a medium, in QEMU's order.
+pub fn disks(monitor: &dyn Monitor) -> Result<Vec<QemuDisk>> {
+    let answer = monitor.execute(&Command::new(COMMAND, Value::Null))?;
+    let senseless = |detail: &str| MonitorError::Senseless {
+        command: COMMAND.to_owned(),
+        detail: detail.to_owned(),
+    };
+    let devices = answer.as_array().ok_or_else(|| senseless("it is no list"))?;
+    let with_medium = devices.iter().filter(|device| device.get("inserted").is_some());
+    with_medium
+        .filter_map(|device| {
+            // What has no device of the guest (a drive that nothing uses) is no disk of the machine.
+            let path = device.get("qdev")?.as_str()?.to_owned();
+            Some(disk(path, &device["inserted"]).ok_or_else(|| senseless("a disk lacks a name or a size")))
+        })
+        .collect()
+}
+
+fn disk(device: String, inserted: &Value) -> Option<QemuDisk> {
+    let text = |key: &str| Some(inserted.get(key)?.as_str()?.to_owned());
+    let bitmaps = inserted.get("dirty-bitmaps").and_then(Value::as_array);
+    Some(QemuDisk {
+        device,
+        node: text("node-name")?,
+        driver: text("drv")?,
+        filename: text("file").unwrap_or_default(),
+        size_bytes: inserted.get("image")?.get("virtual-size")?.as_u64()?,
+        is_read_only: inserted.get("ro")?.as_bool()?,
+        bitmaps: bitmaps.into_iter().flatten().filter_map(bitmap).collect(),
+    })
+}
+
+/// A bitmap without a name is a job's own.
+fn bitmap(value: &Value) -> Option<Bitmap> {
+    let flag = |key: &str| value.get(key).and_then(Value::as_bool).unwrap_or_default();
+    Some(Bitmap {
+        name: value.get("name")?.as_str()?.to_owned(),
+        granularity_bytes: value.get("granularity")?.as_u64()?,
+        dirty_bytes: value.get("count")?.as_u64()?,
+        is_recording: flag("recording"),
+        is_persistent: flag("persistent"),
+        is_inconsistent: flag("inconsistent"),
+        is_busy: flag("busy"),
+    })
+}

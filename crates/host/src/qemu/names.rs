@@ -1,0 +1,94 @@
+//! Names of what a run makes inside QEMU, by which the next run knows it as ours.
+
+use std::fmt;
+
+/// Names of everything that we make begin so.
+const PREFIX: &str = "hf-";
+
+/// The number of a run: eight hexadecimal digits in the names of all that it makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RunId(pub u32);
+
+impl fmt::Display for RunId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:08x}", self.0)
+    }
+}
+
+/// What a node of ours is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Role {
+    /// Where the filter saves what is overwritten.
+    Scratch,
+    /// The copy-before-write filter.
+    Filter,
+    /// The disk as it was.
+    Frozen,
+}
+
+impl Role {
+    const ALL: [Self; 3] = [Self::Scratch, Self::Filter, Self::Frozen];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Scratch => "scratch",
+            Self::Filter => "filter",
+            Self::Frozen => "frozen",
+        }
+    }
+}
+
+impl RunId {
+    /// The name of a node: at most 31 bytes, as QEMU wants it.
+    pub(crate) fn node(self, disk: usize, role: Role) -> String {
+        format!("{PREFIX}{self}-{disk}-{}", role.word())
+    }
+
+    /// The name of anything else of this run.
+    pub(crate) fn thing(self, what: &str) -> String {
+        format!("{PREFIX}{self}-{what}")
+    }
+}
+
+/// Which run made the thing of this name; none where it is not ours.
+pub(crate) fn run_of(name: &str) -> Option<RunId> {
+    let (digits, _) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    let is_number = digits.len() == 8 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    is_number.then(|| u32::from_str_radix(digits, 16).ok().map(RunId))?
+}
+
+/// What the node of this name is for; none where it is not ours.
+pub(crate) fn role_of(name: &str) -> Option<Role> {
+    run_of(name)?;
+    Role::ALL.into_iter().find(|role| name.ends_with(role.word()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Role, RunId, role_of, run_of};
+
+    #[test]
+    fn names_tell_the_run_and_the_role() {
+        let run = RunId(0x00ab_cdef);
+        let name = run.node(12, Role::Filter);
+        assert_eq!(name, "hf-00abcdef-12-filter");
+        assert!(name.len() <= 31);
+        assert_eq!((run_of(&name), role_of(&name)), (Some(run), Some(Role::Filter)));
+        assert_eq!(run_of(&run.thing("nbd")), Some(run));
+    }
+
+    #[test]
+    fn names_of_others_are_not_ours() {
+        for name in [
+            "libvirt-1-format",
+            "hf-",
+            "hf-xyz",
+            "hf-0000000-1-filter",
+            "hf-0000000G-1-filter",
+            "hf-00ABCDEF-1-filter",
+        ] {
+            assert_eq!(run_of(name), None, "{name}");
+            assert_eq!(role_of(name), None, "{name}");
+        }
+    }
+}

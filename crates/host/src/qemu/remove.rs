@@ -1,0 +1,211 @@
+//! Takes out of a QEMU what a run has put into it, by its names alone: it does not matter how far the run came, nor who it was.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use serde_json::{Value, json};
+
+use super::cut::{changes_name, set_drive};
+use super::disks::disks;
+use super::graph::{Graph, about_node};
+use super::names::{Role, RunId, role_of, run_of};
+use crate::qmp::{Command, Monitor, MonitorError, Result};
+
+/// An export that is closed lets go of its node when its last request has ended.
+const ATTEMPT_COUNT: u32 = 40;
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The runs of which something is in this QEMU.
+pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
+    let mut runs: BTreeSet<RunId> = node_names(monitor)?.iter().filter_map(|name| run_of(name)).collect();
+    runs.extend(export_ids(monitor)?.iter().filter_map(|id| run_of(id)));
+    runs.extend(fd_sets(monitor)?.iter().filter_map(|(_, label)| run_of(label)));
+    for disk in disks(monitor)? {
+        runs.extend(disk.bitmaps.iter().filter_map(|bitmap| run_of(&bitmap.name)));
+    }
+    Ok(runs)
+}
+
+/// Takes out everything that `run` has put into this QEMU. The guest does not notice.
+///
+/// # Errors
+/// The first thing that could not be taken out; everything else is.
+pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Result<()> {
+    let mut removal = Removal {
+        monitor,
+        clock,
+        run,
+        first_error: None,
+    };
+    let results = [
+        removal.exports(),
+        // As long as somebody reads through a filter, nobody may write beside it.
+        removal.nodes(&[Role::Frozen]),
+        removal.filters_from_devices(),
+        removal.nodes(&[Role::Filter, Role::Scratch]),
+        removal.bitmaps(),
+        removal.files(),
+    ];
+    for error in results.into_iter().filter_map(Result::err) {
+        removal.note(error);
+    }
+    removal.first_error.map_or(Ok(()), Err)
+}
+
+struct Removal<'a> {
+    monitor: &'a dyn Monitor,
+    clock: &'a dyn Clock,
+    run: RunId,
+    first_error: Option<MonitorError>,
+}
+
+impl Removal<'_> {
+    fn note(&mut self, error: MonitorError) {
+        self.first_error.get_or_insert(error);
+    }
+
+    fn is_ours(&self, name: &str) -> bool {
+        run_of(name) == Some(self.run)
+    }
+
+    /// Tries until it works, or patience is over.
+    fn patiently(&mut self, command: &Command) {
+        for attempt in 1.. {
+            match self.monitor.execute(command) {
+                Ok(_) => return,
+                Err(error) if error.is_refusal() && attempt < ATTEMPT_COUNT => self.clock.sleep(ATTEMPT_INTERVAL),
+                Err(error) => return self.note(error),
+            }
+        }
+    }
+
+    fn exports(&mut self) -> Result<()> {
+        let ids = export_ids(self.monitor)?;
+        let ours: Vec<&String> = ids.iter().filter(|id| self.is_ours(id)).collect();
+        for id in &ours {
+            let arguments = json!({ "id": id, "mode": "hard" });
+            match self.monitor.execute(&Command::new("block-export-del", arguments)) {
+                Ok(_) => {}
+                // It is closing already.
+                Err(error) if error.is_refusal() => {}
+                Err(error) => self.note(error),
+            }
+        }
+        let has_nodes = node_names(self.monitor)?.iter().any(|name| self.is_ours(name));
+        // QEMU has one server. Whoever else wanted it could not have started it beside ours, and has exports if it is theirs.
+        if ours.len() == ids.len() && (has_nodes || !ours.is_empty()) {
+            match self.monitor.execute(&Command::new("nbd-server-stop", Value::Null)) {
+                Ok(_) => {}
+                // It does not run.
+                Err(error) if error.is_refusal() => {}
+                Err(error) => self.note(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn filters_from_devices(&mut self) -> Result<()> {
+        for disk in disks(self.monitor)? {
+            if !self.is_ours(&disk.node) || role_of(&disk.node) != Some(Role::Filter) {
+                continue;
+            }
+            // Not the node on which the filter was put: a snapshot may have put another one there meanwhile.
+            let graph = Graph::query(self.monitor)?;
+            match graph.child(&disk.node, "file") {
+                Some(below) => {
+                    if let Err(error) = set_drive(self.monitor, &disk.device, below) {
+                        self.note(error);
+                    }
+                }
+                None => self.note(MonitorError::Senseless {
+                    command: "x-debug-query-block-graph".to_owned(),
+                    detail: format!("there is nothing below {}", disk.node),
+                }),
+            }
+        }
+        Ok(())
+    }
+
+    fn nodes(&mut self, roles: &[Role]) -> Result<()> {
+        let names = node_names(self.monitor)?;
+        for role in roles {
+            for name in names.iter().filter(|name| role_of(name).as_ref() == Some(role)) {
+                if self.is_ours(name) {
+                    self.patiently(&about_node("blockdev-del", name));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn bitmaps(&mut self) -> Result<()> {
+        let name = changes_name(self.run);
+        for disk in disks(self.monitor)? {
+            if disk.bitmaps.iter().any(|bitmap| bitmap.name == name) {
+                let arguments = json!({ "node": disk.node, "name": name });
+                self.patiently(&Command::new("block-dirty-bitmap-remove", arguments));
+            }
+        }
+        Ok(())
+    }
+
+    fn files(&mut self) -> Result<()> {
+        for (set, label) in fd_sets(self.monitor)? {
+            if !self.is_ours(&label) {
+                continue;
+            }
+            match self
+                .monitor
+                .execute(&Command::new("remove-fd", json!({ "fdset-id": set })))
+            {
+                Ok(_) => {}
+                // The last node that used it has taken it along.
+                Err(error) if error.is_refusal() => {}
+                Err(error) => self.note(error),
+            }
+        }
+        // A listening socket that the server never took.
+        let unused = json!({ "fdname": self.run.thing("nbd") });
+        match self.monitor.execute(&Command::new("closefd", unused)) {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_refusal() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn list(monitor: &dyn Monitor, command: &'static str, arguments: Value) -> Result<Vec<Value>> {
+    match monitor.execute(&Command::new(command, arguments))? {
+        Value::Array(items) => Ok(items),
+        _ => Err(MonitorError::Senseless {
+            command: command.to_owned(),
+            detail: "it is no list".to_owned(),
+        }),
+    }
+}
+
+fn texts(items: &[Value], key: &str) -> Vec<String> {
+    let texts = items.iter().filter_map(|item| item.get(key)?.as_str());
+    texts.map(str::to_owned).collect()
+}
+
+fn node_names(monitor: &dyn Monitor) -> Result<Vec<String>> {
+    let items = list(monitor, "query-named-block-nodes", json!({ "flat": true }))?;
+    Ok(texts(&items, "node-name"))
+}
+
+fn export_ids(monitor: &dyn Monitor) -> Result<Vec<String>> {
+    let items = list(monitor, "query-block-exports", Value::Null)?;
+    Ok(texts(&items, "id"))
+}
+
+/// The sets of files that were handed over, and the label of each.
+fn fd_sets(monitor: &dyn Monitor) -> Result<Vec<(u64, String)>> {
+    let items = list(monitor, "query-fdsets", Value::Null)?;
+    let sets = items.iter().filter_map(|set| {
+        let label = set.get("fds")?.as_array()?.first()?.get("opaque")?.as_str()?;
+        Some((set.get("fdset-id")?.as_u64()?, label.to_owned()))
+    });
+    Ok(sets.collect())
+}

@@ -1,0 +1,122 @@
+//! The QEMU machine protocol: commands to a running QEMU, and what it tells by itself.
+//!
+//! Source: QEMU's `docs/interop/qmp-spec.rst`. How commands reach QEMU is a [`Monitor`]'s business: a socket of its own
+//! ([`QmpSocket`]), or libvirt, which has the socket open already.
+
+mod message;
+mod socket;
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use serde_json::Value;
+
+pub use message::Event;
+pub use socket::QmpSocket;
+
+/// Result of a command.
+pub type Result<T> = std::result::Result<T, MonitorError>;
+
+/// A way to QEMU's monitor.
+pub trait Monitor: Send + Sync {
+    /// Does a command, and waits for the answer.
+    fn execute(&self, command: &Command) -> Result<Value>;
+}
+
+/// A command.
+#[derive(Debug)]
+pub struct Command {
+    /// What it is called: "query-block".
+    pub name: &'static str,
+    /// Its arguments, an object; [`Value::Null`] where it has none.
+    pub arguments: Value,
+    /// Open files that QEMU is to get with it.
+    pub files: Vec<OwnedFd>,
+    /// How long an answer is waited for.
+    pub deadline: Duration,
+}
+
+/// QEMU answers most commands within milliseconds; it does nothing else while it waits for a slow disk.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+impl Command {
+    /// A command without files, and half a minute for it.
+    pub fn new(name: &'static str, arguments: Value) -> Self {
+        Self {
+            name,
+            arguments,
+            files: Vec::new(),
+            deadline: DEADLINE,
+        }
+    }
+
+    /// The same with a file.
+    #[must_use]
+    pub fn with_file(mut self, file: OwnedFd) -> Self {
+        self.files.push(file);
+        self
+    }
+}
+
+/// Why there is no answer, or not the one that was wished for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MonitorError {
+    /// QEMU refuses.
+    #[error("QEMU refuses {command}: {description}")]
+    Refused {
+        /// The command.
+        command: String,
+        /// "GenericError", "DeviceNotFound"...
+        class: String,
+        /// QEMU's words.
+        description: String,
+    },
+    /// There is no answer in time. Whether QEMU does it later is not known.
+    #[error("QEMU did not answer {command} within {} ms", after.as_millis())]
+    TimedOut {
+        /// The command.
+        command: String,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// The connection is gone: QEMU has ended, or was taken away.
+    #[error("the connection to QEMU's monitor is gone ({during})")]
+    Gone {
+        /// What was going on.
+        during: String,
+        /// The operating system's reason, where it gave one.
+        source: Option<std::io::Error>,
+    },
+    /// An answer makes no sense.
+    #[error("QEMU's answer to {command} makes no sense: {detail}")]
+    Senseless {
+        /// The command.
+        command: String,
+        /// What is missing or wrong.
+        detail: String,
+    },
+    /// Something went wrong, and what had been made until then could not all be taken out of QEMU again.
+    #[error("{because}; and not everything could be taken out of QEMU again: {left}")]
+    Left {
+        /// What went wrong first.
+        because: Box<MonitorError>,
+        /// What could not be taken out, and why.
+        left: Box<MonitorError>,
+    },
+    /// What passes the command on to QEMU fails.
+    #[error("{command} does not reach QEMU")]
+    Transport {
+        /// The command.
+        command: String,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl MonitorError {
+    /// Whether QEMU was asked and said no: nothing has changed.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused { .. })
+    }
+}

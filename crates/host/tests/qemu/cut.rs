@@ -1,0 +1,201 @@
+//! Freezing disks, reading them while the guest writes, and taking everything out again.
+
+use holdfast_host::qemu::{Cut, RunId, runs_in};
+use serde_json::{Value, json};
+
+use crate::lab::{DISK_BYTES, Lab, MIB, assert_served, run};
+
+#[test]
+fn frozen_disks_stay_as_they_were_and_nothing_is_left() {
+    let lab = Lab::new(&["qcow2", "raw", "qcow2"]);
+    let before = lab.everything();
+    let (request, socket) = lab.request(lab.directory.path());
+    let mut was_running_within = true;
+    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut || {
+        was_running_within = lab.is_running();
+    })
+    .unwrap();
+    assert!(!was_running_within && lab.is_running(), "it stood still, and runs on");
+    assert!(cut.pause.total >= cut.pause.cut && cut.pause.cut > std::time::Duration::ZERO);
+    for disk in 0..3 {
+        lab.guest_writes(disk, 99, 4 * MIB, 2 * MIB);
+        lab.guest_writes(disk, 98, 0, 512);
+        lab.guest_writes(disk, 97, DISK_BYTES - 512, 512);
+    }
+    for (disk, export) in cut.exports.iter().enumerate() {
+        assert_served(&socket, export, disk + 1, 0, DISK_BYTES);
+    }
+    cut.release(&*lab.monitor, &lab.clock).unwrap();
+    assert_eq!(lab.everything(), before);
+    for disk in 0..3 {
+        let said = lab.guest(disk, "read -P 99 4M 2M");
+        assert!(
+            said.contains("read 2097152/2097152") && !said.contains("failed"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_paused_machine_stays_paused() {
+    let lab = Lab::new(&["raw"]);
+    lab.execute("stop", Value::Null);
+    let (request, socket) = lab.request(lab.directory.path());
+    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut || ()).unwrap();
+    assert!(!lab.is_running());
+    assert_eq!(cut.pause, holdfast_host::qemu::Pause::default());
+    assert_served(&socket, &cut.exports[0], 1, 0, DISK_BYTES);
+    cut.release(&*lab.monitor, &lab.clock).unwrap();
+    assert!(!lab.is_running());
+}
+
+/// Asserts that what is frozen of the first disk cannot be read any more, and that the guest writes on.
+fn assert_broken_and_unharmed(lab: &Lab, socket: &std::path::Path, export: &str) {
+    let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
+    let read = std::process::Command::new("qemu-io")
+        .args(["-r", "-f", "raw", "-c", "read 8M 512", &uri])
+        .output();
+    let said = String::from_utf8(read.unwrap().stdout).unwrap();
+    assert!(said.contains("read failed"), "a broken copy is read: {said}");
+    for number in 0..16 {
+        lab.guest_writes(0, 60 + u8::try_from(number).unwrap(), number * MIB, MIB);
+    }
+}
+
+/// The scratch file takes nothing: the copy breaks, the guest does not notice.
+#[test]
+fn a_scratch_file_that_fails_breaks_the_copy_and_not_the_guest() {
+    let lab = Lab::new(&["qcow2"]);
+    let before = lab.everything();
+    for round in 0..20 {
+        let (mut request, socket) = lab.request(lab.directory.path());
+        let sealed = rustix::fs::memfd_create("scratch", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&sealed, DISK_BYTES).unwrap();
+        rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::WRITE).unwrap();
+        request.disks[0].scratch = sealed;
+        let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut || ()).unwrap();
+        lab.guest_writes(0, 200, round * 512 * 1024, 4096);
+        assert_broken_and_unharmed(&lab, &socket, &cut.exports[0]);
+        cut.release(&*lab.monitor, &lab.clock).unwrap();
+        assert_eq!(lab.everything(), before);
+    }
+}
+
+/// The file system of the scratch file is full. It needs root for a small one of its own.
+#[test]
+fn a_full_scratch_file_system_breaks_the_copy_and_not_the_guest() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root mounts a small file system");
+        return;
+    }
+    let lab = Lab::new(&["raw"]);
+    let small = lab.path("small");
+    std::fs::create_dir(&small).unwrap();
+    run(
+        "mount",
+        &["-t", "tmpfs", "-o", "size=2m", "small", small.to_str().unwrap()],
+    );
+    let (request, socket) = lab.request(&small);
+    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut || ()).unwrap();
+    lab.guest_writes(0, 9, 0, MIB);
+    assert_served(&socket, &cut.exports[0], 1, 0, DISK_BYTES);
+    lab.guest_writes(0, 9, 4 * MIB, 2 * MIB);
+    assert_broken_and_unharmed(&lab, &socket, &cut.exports[0]);
+    cut.release(&*lab.monitor, &lab.clock).unwrap();
+    run("umount", &[small.to_str().unwrap()]);
+}
+
+/// What was read and is given back is not saved any more.
+#[test]
+fn what_is_given_back_takes_no_scratch() {
+    let lab = Lab::new(&["raw"]);
+    let (mut request, socket) = lab.request(lab.directory.path());
+    let scratch = lab.path("scratch");
+    let file = std::fs::File::create_new(&scratch).unwrap();
+    file.set_len(DISK_BYTES).unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(&scratch).unwrap();
+    request.disks[0].scratch = file.into();
+    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut || ()).unwrap();
+    let blocks = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&scratch).unwrap());
+    lab.guest_writes(0, 9, 0, MIB);
+    let with_one = blocks();
+    assert!(with_one >= MIB / 512, "{with_one}");
+    let uri = format!("nbd+unix:///{}?socket={}", cut.exports[0], socket.display());
+    run("qemu-io", &["-d", "unmap", "-f", "raw", "-c", "discard 0 8M", &uri]);
+    lab.guest_writes(0, 9, 4 * MIB, MIB);
+    assert!(blocks() < with_one, "{} {with_one}", blocks());
+    assert_served(&socket, &cut.exports[0], 1, 8 * MIB, MIB);
+    cut.release(&*lab.monitor, &lab.clock).unwrap();
+}
+
+/// A bitmap of the last run tells what changed until the instant, and not what changes later.
+#[test]
+fn bitmaps_tell_what_changed_between_two_instants() {
+    let lab = Lab::new(&["qcow2", "raw"]);
+    let (mut request, _) = lab.request(lab.directory.path());
+    for disk in &mut request.disks {
+        disk.next_bitmap = Some("first".to_owned());
+    }
+    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut || ()).unwrap();
+    cut.release(&*lab.monitor, &lab.clock).unwrap();
+    for disk in 0..2 {
+        lab.guest_writes(disk, 50, 2 * MIB, 64 << 10);
+    }
+    let (mut request, socket) = lab.request(lab.directory.path());
+    for disk in &mut request.disks {
+        assert_eq!(disk.disk.bitmaps[0].name, "first");
+        assert!(disk.disk.bitmaps[0].is_recording);
+        assert_eq!(disk.disk.bitmaps[0].is_persistent, disk.disk.driver == "qcow2");
+        disk.next_bitmap = Some("second".to_owned());
+        disk.changes = Some("first".to_owned());
+    }
+    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut || ()).unwrap();
+    for disk in 0..2 {
+        lab.guest_writes(disk, 51, 8 * MIB, 64 << 10);
+        let context = cut.change_contexts[disk].as_deref().unwrap();
+        let uri = format!("nbd+unix:///{}?socket={}", cut.exports[disk], socket.display());
+        let map: Value = serde_json::from_str(&run("nbdinfo", &[&format!("--map={context}"), "--json", &uri])).unwrap();
+        let dirty: Vec<(u64, u64)> = map
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|extent| extent["type"] == json!(1))
+            .map(|extent| (extent["offset"].as_u64().unwrap(), extent["length"].as_u64().unwrap()))
+            .collect();
+        assert_eq!(dirty, [(2 * MIB, 64 << 10)]);
+    }
+    cut.release(&*lab.monitor, &lab.clock).unwrap();
+    for disk in lab.disks() {
+        let names: Vec<&str> = disk.bitmaps.iter().map(|bitmap| &bitmap.name[..]).collect();
+        assert!(
+            names.contains(&"first") && names.contains(&"second") && names.len() == 2,
+            "{names:?}"
+        );
+    }
+}
+
+/// Somebody takes a snapshot of the machine while we read: what was frozen stays so, and his overlay stays where he put it.
+#[test]
+fn an_overlay_of_somebody_else_survives() {
+    let lab = Lab::new(&["qcow2"]);
+    let (request, socket) = lab.request(lab.directory.path());
+    let run_id = request.run;
+    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut || ()).unwrap();
+    assert_eq!(runs_in(&*lab.monitor).unwrap(), [run_id].into());
+    let overlay = lab.path("overlay");
+    let overlay = overlay.to_str().unwrap();
+    run("qemu-img", &["create", "-q", "-f", "qcow2", overlay, "16M"]);
+    let file = json!({ "driver": "file", "filename": overlay });
+    let arguments = json!({ "driver": "qcow2", "node-name": "overlay", "file": file, "backing": null });
+    lab.execute("blockdev-add", arguments);
+    lab.execute("blockdev-snapshot", json!({ "node": "format0", "overlay": "overlay" }));
+    lab.guest_writes(0, 77, 0, MIB);
+    assert_served(&socket, &cut.exports[0], 1, 0, DISK_BYTES);
+    cut.release(&*lab.monitor, &lab.clock).unwrap();
+    assert_eq!(lab.disks()[0].node, "overlay");
+    assert!(lab.guest(0, "read -P 77 0 1M").contains("read 1048576/1048576"));
+    assert_eq!(
+        runs_in(&*lab.monitor).unwrap(),
+        std::collections::BTreeSet::<RunId>::new()
+    );
+}

@@ -1,0 +1,105 @@
+//! A monitor that fails at any of the commands of a run: the machine runs on, and nothing of the run is left.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use holdfast_host::qemu::{Cut, remove_run, runs_in};
+use holdfast_host::qmp::{Command, Monitor, MonitorError, Result};
+use serde_json::Value;
+
+use crate::lab::{DISK_BYTES, Lab, assert_served};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// QEMU says no.
+    Refused,
+    /// QEMU does it, and nobody hears of it.
+    AnswerLost,
+    /// From there on nothing goes through: whoever froze is dead.
+    Dead,
+}
+
+struct Faulty<'a> {
+    inner: &'a dyn Monitor,
+    fault: Fault,
+    /// Commands until the fault.
+    left: AtomicU32,
+}
+
+impl Monitor for Faulty<'_> {
+    fn execute(&self, command: &Command) -> Result<Value> {
+        let left = self.left.load(Ordering::Relaxed);
+        self.left.store(left.saturating_sub(1), Ordering::Relaxed);
+        let name = || command.name.to_owned();
+        match (left, self.fault) {
+            (1, Fault::Refused) => Err(MonitorError::Refused {
+                command: name(),
+                class: "GenericError".to_owned(),
+                description: "not today".to_owned(),
+            }),
+            (1, Fault::AnswerLost) => {
+                self.inner.execute(command)?;
+                Err(MonitorError::TimedOut {
+                    command: name(),
+                    after: command.deadline,
+                })
+            }
+            (0, Fault::Dead) => Err(MonitorError::Gone {
+                during: name(),
+                source: None,
+            }),
+            // The last command of a dead one went through.
+            _ => {
+                let answer = self.inner.execute(command);
+                if left == 1 {
+                    self.left.store(0, Ordering::Relaxed);
+                } else if left == 0 {
+                    self.left.store(u32::MAX, Ordering::Relaxed);
+                }
+                answer
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fault_at_any_command_harms_nobody() {
+    let lab = Lab::new(&["qcow2", "raw"]);
+    let before = lab.everything();
+    for fault in [Fault::Refused, Fault::AnswerLost, Fault::Dead] {
+        for at in 1.. {
+            let (request, socket) = lab.request(lab.directory.path());
+            let run = request.run;
+            let monitor = Faulty {
+                inner: &*lab.monitor,
+                fault,
+                left: AtomicU32::new(at),
+            };
+            let case = format!("{fault:?} at command {at}");
+            let made = Cut::make(&monitor, &lab.clock, request, &mut || ());
+            if fault != Fault::Dead {
+                assert!(lab.is_running(), "{case}");
+            }
+            let is_over = made.is_ok();
+            if let Ok(cut) = made {
+                // The fault was not reached: what is frozen is right.
+                for (disk, export) in cut.exports.iter().enumerate() {
+                    assert_served(&socket, export, disk + 1, 0, DISK_BYTES);
+                }
+                cut.release(&*lab.monitor, &lab.clock).unwrap();
+            } else if fault == Fault::Dead {
+                // The next one finds the run by what it left, and mends.
+                assert!(
+                    lab.is_running() || runs_in(&*lab.monitor).unwrap() == [run].into(),
+                    "{case}"
+                );
+                lab.execute("cont", Value::Null);
+                remove_run(&*lab.monitor, &lab.clock, run).unwrap();
+            }
+            assert_eq!(lab.everything(), before, "{case}");
+            if is_over {
+                assert!(at > 12, "{case}: a run has more commands");
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! A QEMU with disks, its monitor, and a look at what a frozen disk holds.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command as Process, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SystemClock};
+use holdfast_host::qemu::{CutDisk, CutRequest, QemuDisk, RunId, disks};
+use holdfast_host::qmp::{Command, Monitor, QmpSocket};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const DISK_BYTES: u64 = 16 * MIB;
+
+/// A QEMU that runs until it is dropped.
+pub(crate) struct Lab {
+    pub(crate) directory: TempDir,
+    pub(crate) monitor: Arc<QmpSocket>,
+    pub(crate) clock: SystemClock,
+    process: Child,
+    runs: AtomicU32,
+}
+
+pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
+    let output = match Process::new(program).args(arguments).output() {
+        Ok(output) => output,
+        Err(error) => panic!("these tests need {program} (scripts/setup installs it): {error}"),
+    };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {text}");
+    text
+}
+
+impl Lab {
+    /// A machine with disks of these formats, disk N full of the byte N + 1.
+    pub(crate) fn new(formats: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        let mut arguments: Vec<String> = ["-accel", "tcg", "-nodefaults", "-display", "none", "-m", "16"]
+            .map(str::to_owned)
+            .to_vec();
+        arguments.extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", path("qmp"))]);
+        for (number, format) in formats.iter().enumerate() {
+            let image = path(&format!("disk{number}"));
+            run("qemu-img", &["create", "-q", "-f", format, &image, "16M"]);
+            run(
+                "qemu-io",
+                &["-f", format, "-c", &format!("write -P {} 0 16M", number + 1), &image],
+            );
+            arguments.extend([
+                "-blockdev".to_owned(),
+                format!("driver=file,filename={image},node-name=file{number}"),
+                "-blockdev".to_owned(),
+                format!("driver={format},file=file{number},node-name=format{number}"),
+                "-device".to_owned(),
+                format!("virtio-blk-pci,drive=format{number},id=disk{number}"),
+            ]);
+        }
+        // What qemu-io says goes to QEMU's own standard output, which a file gets by the line only with some help.
+        let said = File::create(directory.path().join("said")).unwrap();
+        let process = Process::new("stdbuf")
+            .args(["--output=L", "qemu-system-x86_64"])
+            .args(&arguments)
+            .stdin(Stdio::null())
+            .stdout(said)
+            .spawn()
+            .expect("these tests need qemu-system-x86_64 (scripts/setup installs it)");
+        let clock = SystemClock::new();
+        let socket = directory.path().join("qmp");
+        let monitor = (0..200).find_map(|_| {
+            clock.sleep(Duration::from_millis(50));
+            QmpSocket::connect(&socket).ok()
+        });
+        Self {
+            monitor: Arc::new(monitor.expect("QEMU answers within ten seconds")),
+            directory,
+            clock,
+            process,
+            runs: AtomicU32::new(1),
+        }
+    }
+
+    pub(crate) fn execute(&self, name: &'static str, arguments: Value) -> Value {
+        self.monitor.execute(&Command::new(name, arguments)).unwrap()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// What a guest would do with its disk: "write -P 9 4M 1M". Gives what QEMU says of it.
+    pub(crate) fn guest(&self, disk: usize, command: &str) -> String {
+        let line = format!("qemu-io -d /machine/peripheral/disk{disk}/virtio-backend \"{command}\"");
+        let said = || std::fs::read_to_string(self.path("said")).unwrap();
+        let before = said().len();
+        let complaint = self.execute("human-monitor-command", json!({ "command-line": line }));
+        said()[before..].to_owned() + complaint.as_str().unwrap()
+    }
+
+    pub(crate) fn guest_writes(&self, disk: usize, byte: u8, offset: u64, length: u64) {
+        let said = self.guest(disk, &format!("write -P {byte} {offset} {length}"));
+        assert!(said.contains(&format!("wrote {length}/{length}")), "{said}");
+    }
+
+    pub(crate) fn disks(&self) -> Vec<QemuDisk> {
+        disks(&*self.monitor).unwrap()
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.execute("query-status", Value::Null)["running"].as_bool().unwrap()
+    }
+
+    /// A new run's request to freeze all disks, its files in `folder`; and the socket at which they will be served.
+    pub(crate) fn request(&self, folder: &Path) -> (CutRequest, PathBuf) {
+        let run = RunId(self.runs.fetch_add(1, Ordering::Relaxed));
+        let socket = self.path(&format!("nbd-{run}"));
+        let listener = UnixListener::bind(&socket).unwrap();
+        let disks = self.disks().into_iter().map(|disk| CutDisk {
+            scratch: scratch(folder, disk.size_bytes),
+            disk,
+            next_bitmap: None,
+            changes: None,
+        });
+        let request = CutRequest {
+            run,
+            disks: disks.collect(),
+            write_deadline: Duration::from_secs(2),
+            listener: OwnedFd::from(listener),
+        };
+        (request, socket)
+    }
+
+    /// What would be left of a run in QEMU: nodes, exports, files, bitmaps, and what is under the devices.
+    pub(crate) fn everything(&self) -> Value {
+        let mut nodes: Vec<String> = self
+            .execute("query-named-block-nodes", json!({ "flat": true }))
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|node| node["node-name"].to_string())
+            .collect();
+        nodes.sort_unstable();
+        let disks: Vec<String> = self
+            .disks()
+            .iter()
+            .map(|disk| {
+                format!(
+                    "{} {} {:?}",
+                    disk.device,
+                    disk.node,
+                    disk.bitmaps.iter().map(|bitmap| &bitmap.name)
+                )
+            })
+            .collect();
+        json!({
+            "nodes": nodes,
+            "disks": disks,
+            "exports": self.execute("query-block-exports", Value::Null),
+            "files": self.execute("query-fdsets", Value::Null),
+            "running": self.is_running(),
+        })
+    }
+}
+
+/// A sparse file without a name.
+pub(crate) fn scratch(folder: &Path, size_bytes: u64) -> OwnedFd {
+    let file: File = tempfile::tempfile_in(folder).unwrap();
+    file.set_len(size_bytes).unwrap();
+    OwnedFd::from(file)
+}
+
+/// Asserts that a served disk holds `byte` from `offset` on.
+pub(crate) fn assert_served(socket: &Path, export: &str, byte: usize, offset: u64, length: u64) {
+    let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
+    let said = run(
+        "qemu-io",
+        &[
+            "-r",
+            "-f",
+            "raw",
+            "-c",
+            &format!("read -P {byte} {offset} {length}"),
+            &uri,
+        ],
+    );
+    assert!(
+        said.contains(&format!("read {length}/{length}")) && !said.contains("failed"),
+        "{said}"
+    );
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}

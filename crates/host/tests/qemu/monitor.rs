@@ -1,0 +1,70 @@
+//! The monitor itself.
+
+use std::time::Duration;
+
+use holdfast_host::qmp::{Command, Monitor as _, MonitorError, QmpSocket};
+use serde_json::{Value, json};
+
+use crate::lab::Lab;
+
+#[test]
+fn commands_are_answered_refused_and_answered_from_many_threads() {
+    let lab = Lab::new(&["qcow2", "raw"]);
+    let refused = lab
+        .monitor
+        .execute(&Command::new("blockdev-del", json!({ "node-name": "nobody" })));
+    let Err(MonitorError::Refused {
+        command, description, ..
+    }) = refused
+    else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(command, "blockdev-del");
+    assert!(description.contains("nobody"), "{description}");
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..50).for_each(|_| assert!(lab.is_running())));
+        }
+    });
+    let disks = lab.disks();
+    let told: Vec<_> = disks
+        .iter()
+        .map(|disk| (&disk.node[..], &disk.driver[..], disk.size_bytes))
+        .collect();
+    assert_eq!(told, [("format0", "qcow2", 16 << 20), ("format1", "raw", 16 << 20)]);
+    assert_eq!(disks[0].device, "/machine/peripheral/disk0/virtio-backend");
+    assert!(!disks[0].is_read_only && disks[0].filename.ends_with("disk0"));
+}
+
+#[test]
+fn events_wait_until_somebody_takes_them() {
+    let lab = Lab::new(&[]);
+    lab.execute("stop", Value::Null);
+    lab.execute("cont", Value::Null);
+    let stop = lab
+        .monitor
+        .wait_event(Duration::from_secs(5), |event| event.name == "STOP");
+    assert!(stop.is_some_and(|event| event.time_us > 0));
+    let resume = lab
+        .monitor
+        .wait_event(Duration::from_secs(5), |event| event.name == "RESUME");
+    assert!(resume.is_some());
+    assert_eq!(lab.monitor.take_events(), []);
+    assert_eq!(lab.monitor.wait_event(Duration::from_millis(10), |_| true), None);
+}
+
+#[test]
+fn an_end_of_qemu_is_told_and_a_second_client_does_not_wait_for_ever() {
+    let lab = Lab::new(&[]);
+    let second = QmpSocket::connect(&lab.path("qmp"));
+    let Err(error) = second else {
+        panic!("QEMU serves one client at a time")
+    };
+    assert!(matches!(error, MonitorError::TimedOut { .. }), "{error}");
+    assert!(error.to_string().contains("one client at a time"), "{error}");
+    // It may end before it answers, or after.
+    lab.monitor.execute(&Command::new("quit", Value::Null)).ok();
+    let gone = lab.monitor.execute(&Command::new("query-status", Value::Null));
+    assert!(matches!(gone, Err(MonitorError::Gone { .. })), "{gone:?}");
+    assert!(QmpSocket::connect(&lab.path("qmp")).is_err());
+}
