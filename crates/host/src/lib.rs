@@ -1,4 +1,18 @@
 //! The outside world that owns disks: hypervisors, their machines, and the agents in them.
 
+pub mod domain_xml;
+mod error;
+mod hypervisor;
+#[cfg(feature = "libvirt")]
+mod libvirt;
+mod machine;
 pub mod qemu;
 pub mod qmp;
+
+pub use error::{Error, Result};
+pub use hypervisor::{Hypervisor, Machine};
+#[cfg(feature = "libvirt")]
+pub use libvirt::Libvirt;
+pub use machine::{
+    Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark, Tpm,
+};

@@ -114,6 +114,26 @@ pub enum MonitorError {
     },
 }
 
+/// The line of a command, for a monitor that somebody else has open.
+pub(crate) fn line_of(command: &Command) -> String {
+    message::object_of(command).to_string()
+}
+
+/// The answer in the text that somebody else's monitor gave.
+pub(crate) fn answer_of(command: &str, text: &[u8]) -> Result<Value> {
+    match message::decode(text) {
+        Ok(message::Message::Answer(_, found)) => message::answer(command, found),
+        Ok(_) => Err(MonitorError::Senseless {
+            command: command.to_owned(),
+            detail: "it is no answer".to_owned(),
+        }),
+        Err(detail) => Err(MonitorError::Senseless {
+            command: command.to_owned(),
+            detail,
+        }),
+    }
+}
+
 impl MonitorError {
     /// Whether QEMU was asked and said no: nothing has changed.
     pub fn is_refusal(&self) -> bool {

@@ -36,12 +36,19 @@ pub struct Event {
     pub time_us: u64,
 }
 
-/// The bytes of a command, with its end of line.
-pub(crate) fn encode(command: &Command, number: u64) -> Vec<u8> {
-    let mut object = json!({ "execute": command.name, "id": number });
+/// A command as an object, without a number: whoever sends it gives it one.
+pub(crate) fn object_of(command: &Command) -> Value {
+    let mut object = json!({ "execute": command.name });
     if !command.arguments.is_null() {
         object["arguments"] = command.arguments.clone();
     }
+    object
+}
+
+/// The bytes of a command, with its end of line.
+pub(crate) fn encode(command: &Command, number: u64) -> Vec<u8> {
+    let mut object = object_of(command);
+    object["id"] = number.into();
     let mut bytes = object.to_string().into_bytes();
     bytes.push(b'\n');
     bytes

@@ -1,0 +1,187 @@
+//! Machines under libvirt, by its own bindings.
+
+mod files;
+mod monitor;
+
+use std::time::Duration;
+
+use virt::connect::Connect;
+use virt::domain::{Domain, DomainState};
+use virt::enumutil::Enum;
+use virt::error::{Error as VirtError, ErrorNumber};
+use virt::sys;
+
+use crate::domain_xml::DomainXml;
+use crate::error::{Error, Result};
+use crate::hypervisor::{Hypervisor, Machine};
+use crate::machine::{Description, MachineState, MachineSummary};
+use crate::qmp::Monitor;
+
+/// A connection to libvirt.
+pub struct Libvirt {
+    connection: Connect,
+    title: String,
+}
+
+impl Libvirt {
+    /// Connects to `uri`: "qemu:///system", "qemu:///session", "qemu+ssh://host/system"...
+    pub fn connect(uri: &str) -> Result<Self> {
+        let unreachable = |source| Error::Unreachable {
+            address: uri.to_owned(),
+            source: Box::new(source),
+        };
+        // Without this it prints every error by itself.
+        virt::error::clear_error_callback();
+        Ok(Self {
+            connection: Connect::open(Some(uri)).map_err(unreachable)?,
+            title: format!("libvirt at {uri}"),
+        })
+    }
+
+    /// The version of libvirt at the other end: major, minor, release.
+    pub fn version(&self) -> Option<[u32; 3]> {
+        let number = self.connection.lib_version().ok()?;
+        Some([number / 1_000_000, number / 1000 % 1000, number % 1000])
+    }
+
+    fn lost(&self, source: VirtError) -> Error {
+        Error::Unreachable {
+            address: self.title.clone(),
+            source: Box::new(source),
+        }
+    }
+}
+
+impl Hypervisor for Libvirt {
+    fn title(&self) -> &str {
+        &self.title
+    }
+
+    fn machines(&self) -> Result<Vec<MachineSummary>> {
+        let domains = self.connection.list_all_domains(0).map_err(|error| self.lost(error))?;
+        let mut machines = Vec::new();
+        for domain in &domains {
+            match summary(domain) {
+                Ok(machine) => machines.push(machine),
+                // A transient machine may end while we look.
+                Err(error) if is_code(&error, ErrorNumber::NoDomain) => {}
+                Err(error) => return Err(self.lost(error)),
+            }
+        }
+        machines.sort_by(|left, right| left.name.cmp(&right.name));
+        Ok(machines)
+    }
+
+    fn machine(&self, name: &str) -> Result<Box<dyn Machine>> {
+        let by_name = self.connection.lookup_domain_by_name(name);
+        let found = by_name.or_else(|error| {
+            let by_uuid = self.connection.lookup_domain_by_uuid_string(name);
+            by_uuid.map_err(|_| error)
+        });
+        let domain = found.map_err(|error| {
+            if is_code(&error, ErrorNumber::NoDomain) {
+                Error::NoSuchMachine {
+                    hypervisor: self.title.clone(),
+                    name: name.to_owned(),
+                }
+            } else {
+                self.lost(error)
+            }
+        })?;
+        let name = domain.name().map_err(|error| self.lost(error))?;
+        Ok(Box::new(LibvirtMachine { domain, name }))
+    }
+}
+
+/// A machine of libvirt.
+pub(crate) struct LibvirtMachine {
+    domain: Domain,
+    name: String,
+}
+
+impl LibvirtMachine {
+    fn refused(&self, action: &'static str, error: &VirtError) -> Error {
+        let machine = self.name.clone();
+        if is_code(error, ErrorNumber::OperationTimeout) {
+            return Error::Busy {
+                machine,
+                holder: error.message().to_owned(),
+            };
+        }
+        Error::Refused {
+            action,
+            machine,
+            reason: error.message().to_owned(),
+        }
+    }
+
+    fn xml(&self, flags: sys::virDomainXMLFlags) -> Result<String> {
+        let text = self.domain.xml_desc(sys::VIR_DOMAIN_XML_SECURE | flags);
+        text.map_err(|error| self.refused("describe", &error))
+    }
+}
+
+impl Machine for LibvirtMachine {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn describe(&self) -> Result<Description> {
+        let summary = summary(&self.domain).map_err(|error| self.refused("describe", &error))?;
+        let text = self.xml(0)?;
+        let domain = DomainXml::parse(&text).map_err(|detail| Error::Configuration {
+            machine: self.name.clone(),
+            detail,
+        })?;
+        Ok(Description {
+            summary,
+            disks: domain.disks,
+            nvram: domain.nvram.map(Into::into),
+            tpm: domain.tpm,
+            has_agent_channel: domain.has_agent_channel,
+            mark: domain.mark,
+        })
+    }
+
+    fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        let kept = self.xml(sys::VIR_DOMAIN_XML_INACTIVE)?;
+        let mut files = vec![("domain.xml".to_owned(), kept.into_bytes())];
+        if self
+            .domain
+            .is_active()
+            .map_err(|error| self.refused("describe", &error))?
+        {
+            files.push(("domain-live.xml".to_owned(), self.xml(0)?.into_bytes()));
+        }
+        Ok(files)
+    }
+
+    fn monitor(&self) -> &dyn Monitor {
+        self
+    }
+
+    fn ask_agent(&self, command: &str, deadline: Duration) -> Result<String> {
+        // libvirt counts whole seconds; 0 would mean not to wait at all.
+        let seconds = i32::try_from(deadline.as_secs().max(1)).unwrap_or(i32::MAX);
+        let answer = self.domain.qemu_agent_command(command, seconds, 0);
+        answer.map_err(|error| self.refused("ask the guest agent of", &error))
+    }
+}
+
+fn summary(domain: &Domain) -> std::result::Result<MachineSummary, VirtError> {
+    let (state, _) = domain.state()?;
+    Ok(MachineSummary {
+        name: domain.name()?,
+        uuid: domain.uuid_string()?,
+        state: match state {
+            Enum::Known(DomainState::Running | DomainState::Blocked) => MachineState::Running,
+            Enum::Known(DomainState::Paused) => MachineState::Paused,
+            Enum::Known(DomainState::Shutoff) => MachineState::ShutOff,
+            _ => MachineState::Between,
+        },
+    })
+}
+
+fn is_code(error: &VirtError, code: ErrorNumber) -> bool {
+    matches!(error.code(), Enum::Known(found) if found == code)
+}

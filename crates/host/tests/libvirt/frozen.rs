@@ -1,0 +1,144 @@
+//! Freezing the disks of a machine of libvirt, and libvirt's own work beside it.
+
+use holdfast_host::qemu::{Cut, RunId, remove_run, runs_in};
+use holdfast_host::qmp::MonitorError;
+use holdfast_host::{Hypervisor as _, MachineState};
+
+use crate::lab::{DISK_BYTES, Lab, assert_served, guest_writes, run};
+
+#[test]
+fn disks_freeze_under_libvirt_and_its_view_stays_right() {
+    let lab = Lab::new();
+    let libvirt = lab.connect();
+    lab.define("web1", &["qcow2", "raw"]);
+    lab.virsh(&["start", "web1"]);
+    let machine = libvirt.machine("web1").unwrap();
+    let before = lab.virsh(&["dumpxml", "web1"]);
+    let (request, socket) = lab.request(1, &*machine);
+    let cut = Cut::make(machine.monitor(), &lab.clock, request, &mut || ()).unwrap();
+    assert_eq!(machine.describe().unwrap().summary.state, MachineState::Running);
+    for disk in 0..2 {
+        guest_writes(machine.monitor(), disk, 99, 1 << 20, 1 << 20);
+        assert_served(&socket, &cut.exports[disk], disk + 1, 0, DISK_BYTES);
+    }
+    cut.release(machine.monitor(), &lab.clock).unwrap();
+    assert_eq!(lab.virsh(&["dumpxml", "web1"]), before);
+    // The writes went where they belong, and libvirt's own block jobs work as ever.
+    let overlay = lab.path("overlay");
+    let spec = format!("vda,file={}", overlay.display());
+    lab.virsh(&[
+        "snapshot-create-as",
+        "web1",
+        "s",
+        "--disk-only",
+        "--no-metadata",
+        "--diskspec",
+        &spec,
+        "--diskspec",
+        "vdb,snapshot=no",
+    ]);
+    lab.virsh(&["blockcommit", "web1", "vda", "--active", "--pivot", "--wait"]);
+    lab.virsh(&["destroy", "web1"]);
+    let image = lab.path("web1-a");
+    let said = run(
+        "qemu-io",
+        &[
+            "-f",
+            "qcow2",
+            "-c",
+            "read -P 99 1M 1M",
+            "-c",
+            "read -P 1 2M 6M",
+            image.to_str().unwrap(),
+        ],
+    );
+    assert!(!said.contains("failed"), "{said}");
+}
+
+/// What libvirt refuses while a filter is in, it refuses with words, and the machine runs on; what it allows is right.
+#[test]
+fn block_jobs_of_others_are_refused_or_right_meanwhile() {
+    let lab = Lab::new();
+    let libvirt = lab.connect();
+    lab.define("web1", &["qcow2"]);
+    lab.virsh(&["start", "web1"]);
+    let machine = libvirt.machine("web1").unwrap();
+    let (request, socket) = lab.request(7, &*machine);
+    let cut = Cut::make(machine.monitor(), &lab.clock, request, &mut || ()).unwrap();
+    let overlay = lab.path("overlay");
+    let spec = format!("vda,file={}", overlay.display());
+    lab.virsh(&[
+        "snapshot-create-as",
+        "web1",
+        "s",
+        "--disk-only",
+        "--no-metadata",
+        "--diskspec",
+        &spec,
+    ]);
+    guest_writes(machine.monitor(), 0, 77, 0, 1 << 20);
+    assert_served(&socket, &cut.exports[0], 1, 0, DISK_BYTES);
+    let uri = lab.uri();
+    let commit = [
+        "-c",
+        &uri,
+        "blockcommit",
+        "web1",
+        "vda",
+        "--active",
+        "--pivot",
+        "--wait",
+    ];
+    let refused = std::process::Command::new("virsh").args(commit).output().unwrap();
+    assert!(
+        !refused.status.success(),
+        "a commit below the filter would pull the disk from under it"
+    );
+    assert_eq!(machine.describe().unwrap().summary.state, MachineState::Running);
+    cut.release(machine.monitor(), &lab.clock).unwrap();
+    lab.virsh(&["blockcommit", "web1", "vda", "--active", "--pivot", "--wait"]);
+    lab.virsh(&["destroy", "web1"]);
+    let image = lab.path("web1-a");
+    let said = run(
+        "qemu-io",
+        &[
+            "-f",
+            "qcow2",
+            "-c",
+            "read -P 77 0 1M",
+            "-c",
+            "read -P 1 1M 7M",
+            image.to_str().unwrap(),
+        ],
+    );
+    assert!(!said.contains("failed"), "{said}");
+}
+
+/// libvirtd ends while disks are frozen. The machine runs on, what is frozen is served on, and the next connection clears up.
+#[test]
+fn a_restart_of_libvirtd_leaves_nothing_behind() {
+    let mut lab = Lab::new();
+    let libvirt = lab.connect();
+    lab.define("web1", &["qcow2", "raw"]);
+    lab.virsh(&["start", "web1"]);
+    let machine = libvirt.machine("web1").unwrap();
+    let (request, socket) = lab.request(0xabc, &*machine);
+    let cut = Cut::make(machine.monitor(), &lab.clock, request, &mut || ()).unwrap();
+    let exports = cut.exports.clone();
+    lab.stop_daemon();
+    assert!(matches!(
+        cut.release(machine.monitor(), &lab.clock),
+        Err(MonitorError::Transport { .. } | MonitorError::Gone { .. })
+    ));
+    assert_served(&socket, &exports[1], 2, 0, DISK_BYTES);
+    lab.start_daemon();
+    let libvirt = lab.connect();
+    let machine = libvirt.machine("web1").unwrap();
+    assert_eq!(machine.describe().unwrap().summary.state, MachineState::Running);
+    assert_eq!(runs_in(machine.monitor()).unwrap(), [RunId(0xabc)].into());
+    guest_writes(machine.monitor(), 1, 9, 0, 1 << 20);
+    assert_served(&socket, &exports[1], 2, 0, DISK_BYTES);
+    remove_run(machine.monitor(), &lab.clock, RunId(0xabc)).unwrap();
+    assert!(runs_in(machine.monitor()).unwrap().is_empty());
+    guest_writes(machine.monitor(), 1, 10, 0, 1 << 20);
+}
