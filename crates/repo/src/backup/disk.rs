@@ -1,10 +1,12 @@
 //! How one disk becomes a map: what is zero, what did not change, what the repository has, what is new.
 
-use holdfast_block::BlockDevice;
+use std::ops::Range;
+
+use holdfast_block::{BlockDevice, DirtyBitmap};
 
 use super::Session;
-use super::parent::ParentCursor;
-use super::windows::{SourceItem, SourceReader, Window};
+use super::parent::{Carried, ParentCursor};
+use super::windows::{SourceItem, SourceReader, WINDOW_BYTES, Window};
 use crate::cut::ChunkCutter;
 use crate::error::{Error, Result};
 use crate::fingerprint::{BLOCK_BYTES, BLOCK_LENGTH, BlockHash, print_of};
@@ -20,10 +22,10 @@ pub(crate) struct DiskResult {
     pub(crate) unreadable_count: u64,
 }
 
-/// Backs up `device`, compared with the disk that `parent` maps.
+/// Backs up `device`, compared with the disk that `parent` maps; where `changed` is clean, without a look at the device.
 pub(crate) fn back_up_disk(
     session: &mut Session<'_>,
-    (name, device): (&str, &dyn BlockDevice),
+    (name, device, changed): (&str, &dyn BlockDevice, Option<&DirtyBitmap>),
     parent: Option<(Option<PageRef>, u64)>,
 ) -> Result<DiskResult> {
     let packs = std::sync::Arc::clone(&session.packs);
@@ -31,7 +33,7 @@ pub(crate) fn back_up_disk(
     let open_parent = || parent.map(|(root, size)| MapReader::new(&*packs, root, size, Unit::Block));
     let (reader_count, timer) = (session.thread_count, session.progress.timer());
     std::thread::scope(|scope| {
-        let mut source = SourceReader::new(scope, device, (&keys, timer), reader_count);
+        let mut source = SourceReader::new(scope, (device, changed), (&keys, timer), reader_count);
         let mut disk = DiskBackup {
             session,
             cursor: open_parent().map(|map| ParentCursor::new(map, &packs)),
@@ -58,6 +60,24 @@ pub(crate) fn back_up_disk(
                     disk.session.advance(window.data.len() as u64);
                     source.recycle(window);
                 }
+                SourceItem::Unchanged(range) => {
+                    let mut offset = range.start;
+                    while offset < range.end {
+                        disk.session.check_cancelled()?;
+                        let left = match disk.carry_over(offset..range.end)? {
+                            CarriedOver::Until(end) => end..end,
+                            CarriedOver::ToRead(range) => range,
+                        };
+                        disk.session.advance(left.start - offset);
+                        offset = left.end;
+                        if !left.is_empty() {
+                            let window = source.read(left).map_err(failed)?;
+                            disk.window(&window)?;
+                            disk.session.advance(window.data.len() as u64);
+                            source.recycle(window);
+                        }
+                    }
+                }
             }
         }
         disk.finish(device.size_bytes())
@@ -72,6 +92,14 @@ struct DiskBackup<'a, 'session, 'packs> {
     cutter: ChunkCutter,
     statistics: DiskStatistics,
     last: Kind,
+}
+
+/// How far a range of the parent was taken over.
+enum CarriedOver {
+    /// To here.
+    Until(u64),
+    /// Up to this range, of at most a window, which the parent cannot give.
+    ToRead(Range<u64>),
 }
 
 /// What the last block of a disk was counted as.
@@ -102,6 +130,28 @@ impl DiskBackup<'_, '_, '_> {
             offset += BLOCK_BYTES;
         }
         Ok(())
+    }
+
+    /// Takes over a piece of what the parent has from `range.start` on.
+    fn carry_over(&mut self, range: Range<u64>) -> Result<CarriedOver> {
+        let index = &self.session.index;
+        let cursor = self.cursor.as_mut().expect("only with a parent is anything unchanged");
+        match cursor.carried(range.clone(), |pack| index.is_usable(pack)) {
+            Carried::Zero(length) => {
+                self.zero(length)?;
+                Ok(CarriedOver::Until(range.start + length))
+            }
+            Carried::Data(location, length) => {
+                self.statistics.unchanged_bytes += length;
+                self.place(length, PieceContent::Data(location))?;
+                self.last = Kind::Unchanged;
+                Ok(CarriedOver::Until(range.start + length))
+            }
+            Carried::Unknown(length) => {
+                let length = length.min(WINDOW_BYTES - range.start % WINDOW_BYTES);
+                Ok(CarriedOver::ToRead(range.start..range.start + length))
+            }
+        }
     }
 
     fn unchanged(&mut self, offset: u64, hash: &BlockHash) -> Option<Location> {

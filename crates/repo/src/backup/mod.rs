@@ -20,6 +20,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use holdfast_block::BlockDevice;
+
 use crate::compact::{Compaction, compact_index};
 use crate::condemned::condemned_packs;
 use crate::damage::damaged_packs;
@@ -268,8 +270,14 @@ impl<'a> Session<'a> {
 
     fn disk(&mut self, source: &mut Source<'_>, parent: Option<(Option<PageRef>, u64)>) -> Result<DiskRecord> {
         let (root, size_bytes, content, statistics) = match &mut source.data {
-            SourceData::Disk(device) => {
-                let disk = disk::back_up_disk(self, (&source.name, *device), parent)?;
+            SourceData::Disk(_) | SourceData::Changes { .. } => {
+                let (device, changed): (&dyn BlockDevice, _) = match &source.data {
+                    SourceData::Disk(device) => (*device, None),
+                    // Without a parent there is nothing that clean could mean.
+                    SourceData::Changes { device, changed } => (*device, parent.is_some().then_some(*changed)),
+                    SourceData::Stream(_) => unreachable!("the arm is for devices"),
+                };
+                let disk = disk::back_up_disk(self, (&source.name, device, changed), parent)?;
                 if disk.unreadable_count > 0 {
                     let message = "parts of the parent snapshot cannot be read; they were backed up as if all new";
                     self.progress
@@ -389,7 +397,7 @@ fn keep_or_drop(
 /// The parent's disk that `source` is compared with: the one of its name, or the only one where there is only one.
 fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> Option<(Option<PageRef>, u64)> {
     let content = match source.data {
-        SourceData::Disk(_) => DiskContent::Blocks,
+        SourceData::Disk(_) | SourceData::Changes { .. } => DiskContent::Blocks,
         SourceData::Stream(_) => DiskContent::Stream,
     };
     let named = parent.disks.iter().find(|disk| disk.name == source.name);

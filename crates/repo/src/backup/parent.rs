@@ -1,5 +1,6 @@
 //! Telling what did not change: the prints of the parent's blocks, position by position.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Result;
@@ -13,13 +14,42 @@ use crate::packs::Packs;
 pub(crate) struct ParentCursor<'a> {
     map: MapReader<'a>,
     packs: &'a Packs,
-    leaf: Option<u64>,
+    leaf: Option<Leaf>,
     /// The leaf's pieces and where each begins on the disk.
     pieces: Vec<(u64, Piece)>,
     next_piece: usize,
     run: Option<Run>,
     /// Parts of the parent that could not be read, and were treated as changed.
     pub(crate) unreadable_count: u64,
+}
+
+/// The leaf of the map that was read last.
+#[derive(Debug, Clone, Copy)]
+struct Leaf {
+    number: u64,
+    /// It could not be read: of what it maps nothing is known, and nobody tries again.
+    is_lost: bool,
+}
+
+/// What the map says of a block.
+enum Place {
+    /// It is in this piece, which begins at this offset.
+    Piece(u64, Piece),
+    /// It is zero, as all is up to this offset.
+    Zero(u64),
+    /// Of this and all that follows up to this offset the map is lost.
+    Lost(u64),
+}
+
+/// What the parent has at a place: so many bytes, whole blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Carried {
+    /// Zeroes.
+    Zero(u64),
+    /// Stored bytes, all of them in one frame.
+    Data(Location, u64),
+    /// It has nothing, or nothing that can be used.
+    Unknown(u64),
 }
 
 /// Blocks of the parent that lie together in one frame.
@@ -65,37 +95,80 @@ impl<'a> ParentCursor<'a> {
         (print == print_of(hash)).then_some(location)
     }
 
-    fn find_run(&mut self, offset: u64, is_usable: impl Fn(PackId) -> bool) -> Result<Option<Run>> {
-        if offset >= self.map.size_bytes() {
-            return Ok(None);
+    /// What the parent has from `range.start` on, as far as it is of one kind, and not beyond `range`.
+    ///
+    /// Offsets must not go backwards, and are whole blocks.
+    pub(crate) fn carried(&mut self, range: Range<u64>, is_usable: impl Fn(PackId) -> bool) -> Carried {
+        let offset = range.start;
+        // Behind its end the last block is zero, here and there.
+        let end = range.end.min(self.map.size_bytes().next_multiple_of(BLOCK_BYTES));
+        if offset >= end {
+            return Carried::Unknown(range.end - offset);
         }
-        let leaf = offset / LEAF_BYTES;
-        if self.leaf != Some(leaf) {
-            self.leaf = Some(leaf);
+        let (start, piece) = match self.place_at(offset) {
+            Place::Piece(start, piece) => (start, piece),
+            Place::Zero(zero_end) => return Carried::Zero(zero_end.min(end) - offset),
+            Place::Lost(lost_end) => return Carried::Unknown(lost_end.min(end) - offset),
+        };
+        let left = (start + piece.length).min(end) - offset;
+        let PieceContent::Data(first) = piece.content else {
+            return Carried::Zero(left);
+        };
+        match self.packs.resolve(first.advance(offset - start), left) {
+            Ok((location, together)) if is_usable(location.pack) => Carried::Data(location, together.min(left)),
+            Ok((_, together)) => Carried::Unknown(together.min(left)),
+            Err(_) => {
+                self.unreadable_count += 1;
+                Carried::Unknown(left)
+            }
+        }
+    }
+
+    /// What the map says of the block at `offset`, which lies in it.
+    fn place_at(&mut self, offset: u64) -> Place {
+        let number = offset / LEAF_BYTES;
+        let leaf_end = (number + 1).saturating_mul(LEAF_BYTES);
+        if self.leaf.is_none_or(|leaf| leaf.number != number) {
             self.next_piece = 0;
             self.pieces.clear();
-            let mut start = leaf * LEAF_BYTES;
-            for piece in self.map.leaf(leaf)?.unwrap_or_default() {
+            let read = self.map.leaf(number);
+            self.leaf = Some(Leaf {
+                number,
+                is_lost: read.is_err(),
+            });
+            let mut start = number * LEAF_BYTES;
+            for piece in read.ok().flatten().unwrap_or_default() {
                 self.pieces.push((start, piece));
                 start += piece.length;
             }
+            self.unreadable_count += u64::from(self.leaf.is_some_and(|leaf| leaf.is_lost));
+        }
+        if self.leaf.is_some_and(|leaf| leaf.is_lost) {
+            return Place::Lost(leaf_end);
         }
         while let Some((start, piece)) = self.pieces.get(self.next_piece)
             && start + piece.length <= offset
         {
             self.next_piece += 1;
         }
-        let Some((
+        match self.pieces.get(self.next_piece) {
+            Some((start, piece)) => Place::Piece(*start, *piece),
+            // The pieces of a leaf are all of it; one that has none is zero.
+            None => Place::Zero(leaf_end),
+        }
+    }
+
+    fn find_run(&mut self, offset: u64, is_usable: impl Fn(PackId) -> bool) -> Result<Option<Run>> {
+        if offset >= self.map.size_bytes() {
+            return Ok(None);
+        }
+        let Place::Piece(
             start,
             Piece {
                 length,
                 content: PieceContent::Data(first),
             },
-        )) = self
-            .pieces
-            .get(self.next_piece)
-            .copied()
-            .filter(|(start, _)| *start <= offset)
+        ) = self.place_at(offset)
         else {
             return Ok(None);
         };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::atomic::AtomicBool;
 
-use holdfast_block::BlockDevice;
+use holdfast_block::{BlockDevice, DirtyBitmap};
 
 use crate::id::SnapshotId;
 use crate::manifest::Manifest;
@@ -24,6 +24,15 @@ pub struct Source<'a> {
 pub enum SourceData<'a> {
     /// A device that does not change meanwhile.
     Disk(&'a dyn BlockDevice),
+    /// A device of which a bitmap tells where it may differ from the disk of this name in the parent.
+    ///
+    /// What is clean is taken from there without being read, unless the parent cannot be used at that place.
+    Changes {
+        /// The device; it does not change meanwhile.
+        device: &'a dyn BlockDevice,
+        /// Where it may differ. A wrong bitmap makes a wrong snapshot: whoever hands it over vouches for it.
+        changed: &'a DirtyBitmap,
+    },
     /// A stream, read to its end.
     Stream(&'a mut dyn Read),
 }

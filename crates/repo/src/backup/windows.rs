@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::Scope;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, to_usize};
+use holdfast_block::{BlockDevice, DirtyBitmap, Error as DeviceError, ExtentKind, to_usize};
 
 use crate::fingerprint::{BATCH_BLOCK_COUNT, BLOCK_BYTES, BLOCK_LENGTH, BlockHash, FingerprintKeys, is_zero};
 use crate::packing::BufferPool;
@@ -30,6 +30,8 @@ pub(crate) enum SourceItem {
     Zero(u64),
     /// Blocks that were read.
     Window(Window),
+    /// Blocks that were not read, because they are what they were in the parent.
+    Unchanged(Range<u64>),
 }
 
 /// Blocks that were read and hashed.
@@ -44,6 +46,7 @@ pub(crate) struct Window {
 
 enum Plan {
     Zero(u64),
+    Unchanged(Range<u64>),
     /// A window and the ranges in it that hold data.
     Read {
         offset: u64,
@@ -55,6 +58,8 @@ enum Plan {
 /// Walks the extents of a source.
 struct Planner<'a> {
     device: &'a dyn BlockDevice,
+    /// Where it may differ from the parent, where that is known.
+    changed: Option<&'a DirtyBitmap>,
     position: u64,
     /// Data ranges that begin at or behind `position`, widened to whole blocks, as far as `known_end`.
     ranges: std::collections::VecDeque<Range<u64>>,
@@ -62,9 +67,10 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(device: &'a dyn BlockDevice) -> Self {
+    fn new((device, changed): (&'a dyn BlockDevice, Option<&'a DirtyBitmap>)) -> Self {
         Self {
             device,
+            changed,
             position: 0,
             ranges: std::collections::VecDeque::new(),
             known_end: 0,
@@ -101,14 +107,41 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    fn next(&mut self) -> Result<Option<Plan>, DeviceError> {
+    /// The end of the changed blocks that begin at `position`; the blocks before them that did not change, where there are any.
+    fn skip_unchanged(&mut self) -> (u64, Option<Range<u64>>) {
         let end = self.end();
-        if self.position >= end {
+        let Some(changed) = self.changed else {
+            return (end, None);
+        };
+        let dirty = changed.next_dirty(self.position).unwrap_or(end..end);
+        let (start, dirty_end) = (
+            (dirty.start / BLOCK_BYTES * BLOCK_BYTES).min(end),
+            dirty.end.next_multiple_of(BLOCK_BYTES).min(end),
+        );
+        if start <= self.position {
+            return (dirty_end, None);
+        }
+        let unchanged = self.position..start;
+        self.position = start;
+        // Nobody asks for extents of what is not read: that can take longer than reading the rest.
+        self.known_end = self.known_end.max(start.min(self.device.size_bytes()));
+        while self.ranges.front().is_some_and(|range| range.end <= start) {
+            self.ranges.pop_front();
+        }
+        (dirty_end, Some(unchanged))
+    }
+
+    fn next(&mut self) -> Result<Option<Plan>, DeviceError> {
+        if self.position >= self.end() {
             return Ok(None);
+        }
+        let (end, unchanged) = self.skip_unchanged();
+        if let Some(range) = unchanged {
+            return Ok(Some(Plan::Unchanged(range)));
         }
         let window_end = (self.position / WINDOW_BYTES + 1).saturating_mul(WINDOW_BYTES).min(end);
         self.look_ahead(window_end)?;
-        while self.ranges.is_empty() && self.known_end < self.device.size_bytes() {
+        while self.ranges.is_empty() && self.known_end < self.device.size_bytes().min(end) {
             self.look_ahead(self.known_end + 1)?;
         }
         let first = self.ranges.front().map_or(end, |range| range.start.max(self.position));
@@ -262,12 +295,13 @@ impl<'a> SourceReader<'a> {
     /// A reader with `reader_count` threads in `scope`; with none, the caller reads.
     pub(crate) fn new<'scope>(
         scope: &'scope Scope<'scope, 'a>,
-        device: &'a dyn BlockDevice,
+        source: (&'a dyn BlockDevice, Option<&'a DirtyBitmap>),
         (keys, timer): (&'a FingerprintKeys, &'a dyn StageTimer),
         reader_count: usize,
     ) -> Self {
+        let device = source.0;
         let pool = BufferPool::default();
-        let planner = Planner::new(device);
+        let planner = Planner::new(source);
         if reader_count == 0 {
             return Self {
                 mode: Mode::Inline(planner),
@@ -333,6 +367,13 @@ impl<'a> SourceReader<'a> {
         }
     }
 
+    /// Reads blocks that were not to be read, `range` within one window.
+    pub(crate) fn read(&self, range: Range<u64>) -> Result<Window, DeviceError> {
+        let length = range.end - range.start;
+        let data = self.pool.take();
+        read_window(self.device, self.keys, (range.start, length, &[range]), data)
+    }
+
     /// Gives a window's memory back.
     pub(crate) fn recycle(&self, window: Window) {
         self.pool.give(window.data);
@@ -355,6 +396,7 @@ fn execute(
 ) -> Result<SourceItem, DeviceError> {
     match plan {
         Plan::Zero(length) => Ok(SourceItem::Zero(length)),
+        Plan::Unchanged(range) => Ok(SourceItem::Unchanged(range)),
         Plan::Read { offset, length, data } => {
             read_window(device, keys, (offset, length, &data), pool.take()).map(SourceItem::Window)
         }
@@ -413,10 +455,11 @@ mod tests {
             let mut bytes = Vec::new();
             let mut read_bytes = 0;
             std::thread::scope(|scope| {
-                let mut reader = SourceReader::new(scope, &device, (&keys, &Untimed), reader_count);
+                let mut reader = SourceReader::new(scope, (&device, None), (&keys, &Untimed), reader_count);
                 while let Some(item) = reader.next().unwrap() {
                     match item {
                         SourceItem::Zero(length) => bytes.resize(bytes.len() + to_usize(length), 0),
+                        SourceItem::Unchanged(_) => unreachable!("nobody said so"),
                         SourceItem::Window(window) => {
                             assert_eq!(window.offset, bytes.len() as u64);
                             for (block, hash) in window.data.chunks(4096).zip(&window.hashes) {
@@ -443,7 +486,7 @@ mod tests {
         let device = MemoryDevice::from_bytes(&vec![1; 20 << 20]);
         let keys = keys();
         std::thread::scope(|scope| {
-            let mut reader = SourceReader::new(scope, &device, (&keys, &Untimed), 2);
+            let mut reader = SourceReader::new(scope, (&device, None), (&keys, &Untimed), 2);
             assert!(reader.next().unwrap().is_some());
         });
     }
