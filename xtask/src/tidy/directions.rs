@@ -15,8 +15,9 @@ pub(crate) const LEVELS: &[Level] = &[
     ("image", &["block"]),
     ("repo", &["block"]),
     ("policy", &[]),
-    ("engine", &["block", "image", "repo", "policy"]),
-    ("cli", &["block", "image", "repo", "policy", "engine"]),
+    ("serve", &["block"]),
+    ("engine", &["block", "image", "repo", "policy", "serve"]),
+    ("cli", &["block", "image", "repo", "policy", "serve", "engine"]),
 ];
 
 /// Files that must not use some modules of their own crate.
