@@ -46,10 +46,10 @@ impl BlockDeviceMut for Served {
     }
 }
 
-fn over_nbdkit(arguments: &[&str], size: u64) -> Served {
+/// Over nbdkit with options before the plugin, and parameters behind it.
+fn over_nbdkit(options: &[&str], parameters: &[&str], size: u64) -> Served {
     let size = size.to_string();
-    let arguments: Vec<&str> = arguments.iter().copied().chain(["memory", &size]).collect();
-    let server = Server::nbdkit(&arguments);
+    let server = Server::nbdkit(&[options, &["memory", &size], parameters].concat());
     Served {
         device: server.device_mut(),
         _server: server,
@@ -59,7 +59,7 @@ fn over_nbdkit(arguments: &[&str], size: u64) -> Served {
 
 #[test]
 fn over_nbdkit_in_memory() {
-    Conformance::new().check_mutable(|size| over_nbdkit(&[], size));
+    Conformance::new().check_mutable(|size| over_nbdkit(&[], &[], size));
 }
 
 /// Without structured replies, extents, zeroes and the rest: what the protocol had in the beginning.
@@ -67,22 +67,21 @@ fn over_nbdkit_in_memory() {
 fn over_nbdkit_in_the_oldest_dialect() {
     let conformance = Conformance::new().with_sizes(&[0, 1, 4097, 300_001]);
     let arguments = ["--no-sr", "--mask-handshake=0", "--filter=nozero", "--filter=noextents"];
-    conformance.check_mutable(|size| over_nbdkit(&arguments, size));
+    conformance.check_mutable(|size| over_nbdkit(&arguments, &[], size));
 }
 
 /// Everything that does not fit is refused by the server: reads and writes in between go through whole blocks.
 #[test]
 fn over_nbdkit_with_blocks() {
     let conformance = Conformance::new().with_sizes(&[0, 4096, 65_536, 303_104]);
-    let arguments = [
-        "--filter=blocksize-policy",
+    let parameters = [
         "blocksize-minimum=4096",
         "blocksize-preferred=4096",
         "blocksize-maximum=32768",
         "blocksize-error-policy=error",
     ];
     conformance.check_mutable(|size| {
-        let served = over_nbdkit(&arguments, size);
+        let served = over_nbdkit(&["--filter=blocksize-policy"], &parameters, size);
         assert_eq!(served.device.as_read().export().block_sizes().minimum_bytes, 4096);
         served
     });

@@ -7,3 +7,4 @@ mod crowd;
 mod dialects;
 mod extents;
 mod peer;
+mod wicked;

@@ -5,8 +5,12 @@
     reason = "tests run the peer, and wait for it to be there"
 )]
 
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
@@ -53,7 +57,8 @@ impl Server {
             Err(error) => panic!("these tests need {program} (see scripts/setup): {error}"),
         };
         for _ in 0..2000 {
-            if socket.exists() {
+            // It is there before it listens.
+            if UnixStream::connect(&socket).is_ok() {
                 return Self { child, directory };
             }
             assert!(child.try_wait().unwrap().is_none(), "{command:?} ended at once");
@@ -102,4 +107,46 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {errors}");
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Forwards TCP connections to a Unix socket, as long as the value lives.
+pub(crate) fn relay_tcp(port: u16, socket: PathBuf) -> Relay {
+    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let relay = Relay {
+        port,
+        is_over: Arc::default(),
+    };
+    let is_over = relay.is_over.clone();
+    std::thread::spawn(move || {
+        for tcp in listener.incoming().map_while(Result::ok) {
+            if is_over.load(Ordering::Relaxed) {
+                break;
+            }
+            let unix = UnixStream::connect(&socket).unwrap();
+            let (mut tcp_back, mut unix_back) = (tcp.try_clone().unwrap(), unix.try_clone().unwrap());
+            let (mut tcp, mut unix) = (tcp, unix);
+            std::thread::spawn(move || {
+                std::io::copy(&mut tcp, &mut unix).ok();
+                unix.shutdown(Shutdown::Both).ok();
+            });
+            std::thread::spawn(move || {
+                std::io::copy(&mut unix_back, &mut tcp_back).ok();
+                tcp_back.shutdown(Shutdown::Both).ok();
+            });
+        }
+    });
+    relay
+}
+
+/// A forwarder of connections.
+pub(crate) struct Relay {
+    port: u16,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        TcpStream::connect(("127.0.0.1", self.port)).ok();
+    }
 }

@@ -174,8 +174,10 @@ impl<'c, 'b> Call<'c, 'b> {
             for mail in mail {
                 self.take_in(mail);
             }
+            // What was answered stays answered, whatever came behind it: the loss meets the next request.
             if let Some(hand) = hand
                 && self.lead(hand, before).is_err()
+                && self.in_flight_count == before
             {
                 return Err(self.connection.lost());
             }

@@ -14,8 +14,8 @@ use super::export::{Context, words};
 use super::status::{self, Query, Status};
 use super::violation::Violation;
 use crate::nbd::wire::{
-    ChunkHeader, ChunkKind, CommandFlags, CommandKind, Fields, HeaderStyle, ReplyFlags, RequestHeader,
-    SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, STRING_BYTES_MAX,
+    ChunkHeader, ChunkKind, CommandFlags, CommandKind, EXTENDED_REPLY_MAGIC, Fields, HeaderStyle, ReplyFlags,
+    RequestHeader, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, STRING_BYTES_MAX, STRUCTURED_REPLY_MAGIC,
 };
 
 /// Error chunks that the reply to one request may have.
@@ -213,7 +213,13 @@ impl Dialogue {
         if magic == SIMPLE_REPLY_MAGIC && self.style != HeaderStyle::Extended {
             return self.simple_reply(bytes);
         }
-        if self.style == HeaderStyle::Simple {
+        // Before the rest of the header, which may never come.
+        let is_right = match self.style {
+            HeaderStyle::Simple => false,
+            HeaderStyle::Structured => magic == STRUCTURED_REPLY_MAGIC,
+            HeaderStyle::Extended => magic == EXTENDED_REPLY_MAGIC,
+        };
+        if !is_right {
             return Err(wrong_magic(magic));
         }
         let header_bytes = ChunkHeader::size_bytes(self.style);
@@ -513,5 +519,389 @@ fn wrong_magic(found: u32) -> Violation {
     Violation::Magic {
         what: "a reply",
         found: u64::from(found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_block::{Request, RequestKind};
+
+    use super::super::export::Context;
+    use super::super::status::Descriptor;
+    use super::super::violation::Violation;
+    use super::{Answer, Command, Dialogue, Event, Sequel, Ticket};
+    use crate::nbd::wire::{CommandFlags, HeaderStyle};
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+        digits.chunks(2).map(byte).collect()
+    }
+
+    /// A dialogue about 1 MiB with one request under way, of cookie 1: 0x200 bytes at 0x1000.
+    fn asked(style: HeaderStyle, kind: RequestKind) -> Dialogue {
+        let contexts = vec![
+            Context {
+                id: 5,
+                name: "base:allocation".to_owned(),
+            },
+            Context {
+                id: 6,
+                name: "qemu:dirty-bitmap:b".to_owned(),
+            },
+        ];
+        let mut dialogue = Dialogue::new(style, contexts, 1 << 20);
+        dialogue.ask(Command::new(Request::new(kind, 0x1000, 0x200)), Ticket::default());
+        dialogue
+    }
+
+    /// What comes of some bytes, all of which are used up; data count as zeroes of the same length.
+    fn hear(dialogue: &mut Dialogue, hex: &str) -> Result<Vec<Event>, Violation> {
+        let heard = bytes(hex);
+        let (mut at, mut events) = (0, Vec::new());
+        while at < heard.len() {
+            let (consumed, event) = dialogue.receive(&heard[at..])?;
+            at += consumed;
+            match event {
+                Event::Wanted(count) => {
+                    assert!(count > heard.len() - at, "more is wanted than is missing");
+                    events.push(Event::Wanted(count));
+                    break;
+                }
+                Event::Data {
+                    cookie, length, sequel, ..
+                } => {
+                    at += usize::try_from(length).unwrap();
+                    events.push(event);
+                    if sequel == Sequel::Last {
+                        events.push(Event::Answer(dialogue.complete(cookie)?));
+                    }
+                }
+                event => events.push(event),
+            }
+        }
+        Ok(events)
+    }
+
+    fn last_answer(events: Vec<Event>) -> Answer {
+        match events.into_iter().last() {
+            Some(
+                Event::Answer(answer)
+                | Event::Zeroes {
+                    answer: Some(answer), ..
+                },
+            ) => answer,
+            other => panic!("no answer but {other:?}"),
+        }
+    }
+
+    #[test]
+    fn simple_replies() {
+        let mut dialogue = asked(HeaderStyle::Simple, RequestKind::Read);
+        let data = "00".repeat(0x200);
+        let events = hear(&mut dialogue, &format!("67446698 00000000 0000000000000001 {data}")).unwrap();
+        assert!(matches!(
+            events[0],
+            Event::Data {
+                offset: 0x1000,
+                length: 0x200,
+                sequel: Sequel::Last,
+                ..
+            }
+        ));
+        assert_eq!(last_answer(events).result, Ok(vec![]));
+        assert_eq!(dialogue.payload_bytes(), 0);
+        let again = hear(&mut dialogue, "67446698 00000000 0000000000000001");
+        assert_eq!(again, Err(Violation::UnknownCookie { cookie: 1 }));
+
+        let mut dialogue = asked(HeaderStyle::Structured, RequestKind::Write);
+        let answer = last_answer(hear(&mut dialogue, "67446698 0000001c 0000000000000001").unwrap());
+        assert_eq!(answer.result.unwrap_err().number, 28);
+
+        for part in ["67446698 000000", "67446698 00000000 00000000000000"] {
+            let mut dialogue = asked(HeaderStyle::Structured, RequestKind::Write);
+            assert_eq!(hear(&mut dialogue, part), Ok(vec![Event::Wanted(16)]));
+        }
+    }
+
+    #[test]
+    fn chunks_of_data_and_holes_in_any_order() {
+        let mut dialogue = asked(HeaderStyle::Structured, RequestKind::Read);
+        let data = format!(
+            "668e33ef 0000 0001 0000000000000001 00000088 0000000000001180 {}",
+            "00".repeat(0x80)
+        );
+        let hole = "668e33ef 0000 0002 0000000000000001 0000000c 0000000000001000 00000180";
+        let end = "668e33ef 0001 0000 0000000000000001 00000000";
+        let events = hear(&mut dialogue, &[&data, hole, end].concat()).unwrap();
+        assert!(matches!(
+            events[0],
+            Event::Data {
+                offset: 0x1180,
+                length: 0x80,
+                sequel: Sequel::More,
+                ..
+            }
+        ));
+        assert!(matches!(
+            events[1],
+            Event::Zeroes {
+                offset: 0x1000,
+                length: 0x180,
+                answer: None,
+                ..
+            }
+        ));
+        assert_eq!(last_answer(events).result, Ok(vec![]));
+
+        let mut dialogue = asked(HeaderStyle::Extended, RequestKind::Read);
+        let hole = "6e8a278c 0001 0002 0000000000000001 0000000000001000 000000000000000c 0000000000001000 00000200";
+        assert_eq!(last_answer(hear(&mut dialogue, hole).unwrap()).result, Ok(vec![]));
+    }
+
+    #[test]
+    fn errors_with_words() {
+        let mut dialogue = asked(HeaderStyle::Structured, RequestKind::Read);
+        let first = "668e33ef 0000 8002 0000000000000001 00000010 00000005 0002 6f1b 0000000000001010";
+        let unknown_kind = "668e33ef 0001 8077 0000000000000001 00000007 00000016 0000 ff";
+        let failure = last_answer(hear(&mut dialogue, &[first, unknown_kind].concat()).unwrap())
+            .result
+            .unwrap_err();
+        assert_eq!((failure.number, failure.message.as_str()), (5, "o\u{fffd}"));
+    }
+
+    #[test]
+    fn block_status_of_all_contexts() {
+        let mut dialogue = asked(HeaderStyle::Structured, RequestKind::Extents);
+        let first = "668e33ef 0000 0005 0000000000000001 0000000c 00000006 00000100 00000001";
+        let second = "668e33ef 0001 0005 0000000000000001 00000014 00000005 00000100 00000000 fffff000 00000003";
+        let statuses = last_answer(hear(&mut dialogue, &[first, second].concat()).unwrap())
+            .result
+            .unwrap();
+        assert_eq!((statuses[0].context_id, statuses[1].context_id), (6, 5));
+        let expected = [
+            Descriptor {
+                length: 0x100,
+                flags: 0,
+            },
+            // Cut at the end of the export.
+            Descriptor {
+                length: 0xf_ef00,
+                flags: 3,
+            },
+        ];
+        assert_eq!(statuses[1].descriptors, expected);
+
+        let mut dialogue = asked(HeaderStyle::Extended, RequestKind::Extents);
+        let chunk = |context: u32, flags: u16, length: u64| {
+            format!(
+                "6e8a278c {flags:04x} 0006 0000000000000001 0000000000001000 0000000000000018 \
+                 {context:08x} 00000001 {length:016x} 8000000000000001"
+            )
+        };
+        let heard = hear(&mut dialogue, &[chunk(5, 0, 1 << 40), chunk(6, 1, 0x200)].concat()).unwrap();
+        let statuses = last_answer(heard).result.unwrap();
+        let expected = Descriptor {
+            length: (1 << 20) - 0x1000,
+            flags: 0x8000_0000_0000_0001,
+        };
+        assert_eq!(statuses[0].descriptors, [expected]);
+    }
+
+    #[test]
+    fn writes_say_that_they_carry_data_where_headers_are_extended() {
+        let request = Request::new(RequestKind::Write, 0, 512);
+        let flags_of = |style| {
+            Dialogue::new(style, vec![], 4096)
+                .ask(Command::new(request), Ticket::default())
+                .flags
+        };
+        assert_eq!(flags_of(HeaderStyle::Structured), CommandFlags::default());
+        assert_eq!(flags_of(HeaderStyle::Extended), CommandFlags::PAYLOAD_LENGTH);
+    }
+
+    #[test]
+    fn hostile_replies_to_reads_are_errors() {
+        use Violation as V;
+        let of = |hex: &str| hear(&mut asked(HeaderStyle::Structured, RequestKind::Read), hex).unwrap_err();
+        assert!(matches!(of("12345678 0000"), V::Magic { .. }));
+        assert!(matches!(
+            of("67446698 00000000 0000000000000001"),
+            V::SimpleReply { .. }
+        ));
+        assert!(matches!(
+            of("67446698 00000005 0000000000000001"),
+            V::SimpleReply { .. }
+        ));
+        let chunk = |tail: &str| of(&format!("668e33ef {tail}"));
+        assert!(matches!(
+            chunk("0001 0000 0000000000000000 00000000"),
+            V::UnknownCookie { cookie: 0 }
+        ));
+        // A success without the data.
+        assert!(matches!(
+            chunk("0001 0000 0000000000000001 00000000"),
+            V::Incomplete { received: 0, .. }
+        ));
+        assert!(matches!(
+            chunk("0000 0000 0000000000000001 00000000"),
+            V::Missing { .. }
+        ));
+        assert!(matches!(
+            chunk("0001 0000 0000000000000001 00000004 00000000"),
+            V::Size { .. }
+        ));
+        // Data that are none, too long, before and after the request, and past all numbers.
+        assert!(matches!(
+            chunk("0000 0001 0000000000000001 00000008 0000000000001000"),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            chunk("0000 0001 0000000000000001 ffffffff 0000000000001000"),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            chunk("0000 0001 0000000000000001 00000009 0000000000000fff 00"),
+            V::Outside { .. }
+        ));
+        assert!(matches!(
+            chunk("0000 0001 0000000000000001 00000009 0000000000001200 00"),
+            V::Outside { .. }
+        ));
+        assert!(matches!(
+            chunk("0000 0001 0000000000000001 0000000a ffffffffffffffff 0000"),
+            V::Outside { .. }
+        ));
+        // Holes of no bytes, of another length, too long.
+        assert!(matches!(
+            chunk("0000 0002 0000000000000001 0000000c 0000000000001000 00000000"),
+            V::Outside { .. }
+        ));
+        assert!(matches!(
+            chunk("0000 0002 0000000000000001 0000000d 0000000000001000 00000001"),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            chunk("0000 0002 0000000000000001 0000000c 0000000000001000 00000201"),
+            V::Outside { .. }
+        ));
+        let hole = "0000 0002 0000000000000001 0000000c 0000000000001000 00000002";
+        let overlap = "0000 0002 0000000000000001 0000000c 0000000000001001 00000002";
+        assert!(matches!(
+            of(&format!("668e33ef {hole} 668e33ef {overlap}")),
+            V::Overlap { .. }
+        ));
+        // Kinds that do not belong here, or nowhere.
+        let status = "0001 0005 0000000000000001 0000000c 00000005 00000100 00000001";
+        assert!(matches!(chunk(status), V::WrongChunk { kind: 5, .. }));
+        assert!(matches!(
+            chunk("0001 0077 0000000000000001 00000000"),
+            V::WrongChunk { kind: 0x77, .. }
+        ));
+    }
+
+    #[test]
+    fn hostile_errors_are_errors() {
+        use Violation as V;
+        let of = |hex: &str| {
+            let hex = format!("668e33ef {hex}");
+            hear(&mut asked(HeaderStyle::Structured, RequestKind::Read), &hex).unwrap_err()
+        };
+        assert!(matches!(
+            of("0001 8001 0000000000000001 00000005 0000000500"),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            of("0001 8002 0000000000000001 0000000d 00000005000000000000000010"),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            of("0001 8001 0000000000000001 00000006 00000000 0000"),
+            V::Missing { .. }
+        ));
+        assert!(matches!(
+            of("0001 8001 0000000000000001 00000006 00000005 0001"),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            of("0001 8001 0000000000000001 00002000 00000005 0001"),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            of("0001 8002 0000000000000001 0000000e 00000005 0000 0000000000001201"),
+            V::Outside { .. }
+        ));
+        let endless = "668e33ef 0000 8001 0000000000000001 00000006 00000005 0000".repeat(1025);
+        let heard = hear(&mut asked(HeaderStyle::Structured, RequestKind::Write), &endless);
+        assert!(matches!(heard, Err(V::Size { .. })));
+    }
+
+    #[test]
+    fn hostile_block_status_is_an_error() {
+        use Violation as V;
+        let of = |hex: &str| {
+            let hex = format!("668e33ef {hex}");
+            hear(&mut asked(HeaderStyle::Structured, RequestKind::Extents), &hex).unwrap_err()
+        };
+        assert!(matches!(
+            of("0001 0000 0000000000000001 00000000"),
+            V::ContextForgotten { .. }
+        ));
+        let first_only = of("0001 0005 0000000000000001 0000000c 00000005 00000100 00000001");
+        let named = "its block status at offset 4096 leaves out the metadata context \"qemu:dirty-bitmap:b\"";
+        assert_eq!(first_only.to_string(), named);
+        assert!(matches!(
+            of("0001 0005 0000000000000001 00000004 00000005"),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            of("0001 0005 0000000000000001 0000000d 00000005 00000100 00000001 00"),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            of("0001 0005 0000000000000001 0080000c 00000005"),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            of("0001 0006 0000000000000001 00000018 00000005"),
+            V::WrongChunk { .. }
+        ));
+        assert!(matches!(
+            of("0001 0001 0000000000000001 00000018 0000000000001000"),
+            V::WrongChunk { .. }
+        ));
+        let extents = |hex: &str| matches!(of(hex), V::Extents { .. });
+        assert!(
+            extents("0001 0005 0000000000000001 0000000c 00000007 00000100 00000001"),
+            "unknown context"
+        );
+        assert!(
+            extents("0001 0005 0000000000000001 0000000c 00000005 00000000 00000001"),
+            "no bytes"
+        );
+        let beyond = "0001 0005 0000000000000001 00000014 00000005 00000200 00000001 00000001 00000000";
+        assert!(extents(beyond), "past the query");
+        let twice = "0000 0005 0000000000000001 0000000c 00000005 00000100 00000001";
+        assert!(extents(&format!("{twice} 668e33ef {twice}")));
+        let of_extended = |tail: &str| {
+            let hex = format!("6e8a278c 0001 0006 0000000000000001 {tail}");
+            hear(&mut asked(HeaderStyle::Extended, RequestKind::Extents), &hex).unwrap_err()
+        };
+        let wrong_offset = "0000000000001001 0000000000000018 00000005 00000001 0000000000000001 0000000000000000";
+        assert!(matches!(of_extended(wrong_offset), V::WrongOffset { .. }));
+        let count = "0000000000001000 0000000000000018 00000005 00000002 0000000000000001 0000000000000000";
+        assert!(matches!(of_extended(count), V::Extents { .. }));
+        let overflow = "0000000000001000 0000000000000028 00000005 00000002 \
+                        0000000000000001 0000000000000000 ffffffffffffffff 0000000000000000";
+        assert!(matches!(of_extended(overflow), V::Extents { .. }));
+        assert!(matches!(
+            of_extended("0000000000001000 ffffffffffffffff"),
+            V::Size { .. }
+        ));
+        let simple = hear(
+            &mut asked(HeaderStyle::Extended, RequestKind::Extents),
+            "67446698 00000000 0000000000000001",
+        );
+        assert!(matches!(simple, Err(V::Magic { .. })));
     }
 }

@@ -503,3 +503,358 @@ fn reason_of(kind: OptionReplyKind) -> &'static str {
         _ => "with an error that the protocol does not have",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::violation::Violation;
+    use super::{Goal, Handshake, Outcome};
+    use crate::nbd::client::Error;
+    use crate::nbd::wire::HeaderStyle;
+
+    const GREETING: &str = "S 4e42444d41474943 49484156454f5054 0003";
+    const FLAGS: &str = "C 00000003";
+    const EXTENDED: &str = "C 49484156454f5054 0000000b 00000000";
+    const STRUCTURED: &str = "C 49484156454f5054 00000008 00000000";
+    /// Export "ab", one query: base:allocation.
+    const CONTEXTS: &str =
+        "C 49484156454f5054 0000000a 0000001d 00000002 6162 00000001 0000000f 626173653a616c6c6f636174696f6e";
+    /// Export "ab", with its name, description and block sizes.
+    const GO: &str = "C 49484156454f5054 00000007 0000000e 00000002 6162 0003 0001 0002 0003";
+    /// 1 MiB, with flags.
+    const EXPORT: &str = "S 0003e889045565a9 00000007 00000003 0000000c 0000 0000000000100000 0105";
+    const GO_ACK: &str = "S 0003e889045565a9 00000007 00000001 00000000";
+
+    /// Option 11 etc. answered by a reply without data.
+    fn reply(option: u32, kind: u32) -> String {
+        format!("S 0003e889045565a9 {option:08x} {kind:08x} 00000000")
+    }
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+        digits.chunks(2).map(byte).collect()
+    }
+
+    fn transmit() -> Goal {
+        Goal::Transmit {
+            contexts: vec!["base:allocation".to_owned()],
+        }
+    }
+
+    /// Plays a dialogue, line by line: what the client says must be exactly that.
+    fn play(goal: Goal, lines: &[&str]) -> Result<Outcome, Error> {
+        let mut handshake = Handshake::new("test".into(), "ab", goal);
+        let mut said = Vec::new();
+        for (number, line) in lines.iter().enumerate() {
+            let (who, hex) = line.split_at(1);
+            let mut rest = &bytes(hex)[..];
+            if who == "C" {
+                let expected = rest;
+                assert_eq!(
+                    said.drain(..rest.len().min(said.len())).collect::<Vec<u8>>(),
+                    expected,
+                    "line {number}"
+                );
+                continue;
+            }
+            assert!(said.is_empty(), "line {number}: the client said more: {said:02x?}");
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(handshake.wanted_bytes());
+                handshake.feed(now)?;
+                rest = later;
+            }
+            said = handshake.take_output();
+        }
+        assert_eq!(said, [], "the client says more");
+        assert_eq!(handshake.wanted_bytes(), 0, "the handshake is not over");
+        Ok(handshake.into_outcome())
+    }
+
+    #[test]
+    fn everything_is_granted() {
+        let context = "S 0003e889045565a9 0000000a 00000004 00000013 00000007 626173653a616c6c6f636174696f6e";
+        let sizes = "S 0003e889045565a9 00000007 00000003 0000000e 0003 00000200 00001000 00200000";
+        let description = "S 0003e889045565a9 00000007 00000003 00000005 0002 6f1b6b";
+        let unknown = "S 0003e889045565a9 00000007 00000003 00000003 00ff 00";
+        let (granted, set) = (reply(11, 1), reply(10, 1));
+        let lines = [
+            GREETING,
+            FLAGS,
+            EXTENDED,
+            &granted,
+            CONTEXTS,
+            context,
+            &set,
+            GO,
+            sizes,
+            description,
+            unknown,
+            EXPORT,
+            GO_ACK,
+        ];
+        let outcome = play(transmit(), &lines).unwrap();
+        assert_eq!(outcome.style, HeaderStyle::Extended);
+        assert_eq!(
+            (outcome.contexts[0].id, outcome.contexts[0].name.as_str()),
+            (7, "base:allocation")
+        );
+        let export = outcome.export.unwrap();
+        assert_eq!((export.size_bytes(), export.name()), (1 << 20, "ab"));
+        assert_eq!(export.description(), "o\u{fffd}k", "an escape would command a terminal");
+        assert!(export.is_multi_connection() && export.can_flush() && !export.is_read_only());
+        let sizes = export.block_sizes();
+        assert_eq!(
+            (sizes.minimum_bytes, sizes.preferred_bytes, sizes.payload_max_bytes),
+            (512, 4096, 2 << 20)
+        );
+    }
+
+    #[test]
+    fn every_refusal_is_passed_over() {
+        const UNKNOWN: u32 = 0x8000_0001;
+        let (extended, structured) = (reply(11, UNKNOWN), reply(8, UNKNOWN));
+        let lines = [
+            GREETING,
+            FLAGS,
+            EXTENDED,
+            &extended,
+            STRUCTURED,
+            &structured,
+            GO,
+            EXPORT,
+            GO_ACK,
+        ];
+        let outcome = play(transmit(), &lines).unwrap();
+        assert_eq!((outcome.style, outcome.contexts.len()), (HeaderStyle::Simple, 0));
+
+        let (granted, contexts) = (reply(8, 1), reply(10, 0x8000_0003));
+        let lines = [
+            GREETING, FLAGS, EXTENDED, &extended, STRUCTURED, &granted, CONTEXTS, &contexts, GO, EXPORT, GO_ACK,
+        ];
+        let outcome = play(transmit(), &lines).unwrap();
+        assert_eq!((outcome.style, outcome.contexts.len()), (HeaderStyle::Structured, 0));
+
+        let go = reply(7, UNKNOWN);
+        let export_name = "C 49484156454f5054 00000001 00000002 6162";
+        let lines = [
+            GREETING,
+            FLAGS,
+            EXTENDED,
+            &extended,
+            STRUCTURED,
+            &structured,
+            GO,
+            &go,
+            export_name,
+            "S 0000000000001000 0003",
+        ];
+        let export = play(transmit(), &lines).unwrap().export.unwrap();
+        assert!(export.size_bytes() == 4096 && export.is_read_only());
+    }
+
+    #[test]
+    fn a_server_without_options_is_asked_for_the_export_at_once() {
+        let greeting = "S 4e42444d41474943 49484156454f5054 0000";
+        let export_name = "C 00000000 49484156454f5054 00000001 00000002 6162";
+        let export = format!("S 0000000000001000 0001 {}", "00".repeat(124));
+        let outcome = play(transmit(), &[greeting, export_name, &export]).unwrap();
+        assert_eq!(
+            (outcome.style, outcome.export.unwrap().size_bytes()),
+            (HeaderStyle::Simple, 4096)
+        );
+        assert!(matches!(
+            play(Goal::List, &[greeting]),
+            Err(Error::Refused { option: "LIST", .. })
+        ));
+    }
+
+    #[test]
+    fn exports_are_listed_and_described() {
+        let ask = "C 49484156454f5054 00000003 00000000";
+        let first = "S 0003e889045565a9 00000003 00000002 00000008 00000002 6162 6364";
+        let second = "S 0003e889045565a9 00000003 00000002 00000004 00000000";
+        let (end, abort) = (reply(3, 1), "C 49484156454f5054 00000002 00000000");
+        let outcome = play(Goal::List, &[GREETING, FLAGS, ask, first, second, &end, abort]).unwrap();
+        let listed: Vec<_> = outcome
+            .exports
+            .iter()
+            .map(|one| (one.name.as_str(), one.description.as_str()))
+            .collect();
+        assert_eq!(listed, [("ab", "cd"), ("", "")]);
+
+        let list = "C 49484156454f5054 00000009 0000000a 00000002 6162 00000000";
+        let context = "S 0003e889045565a9 00000009 00000004 00000007 00000000 713a78";
+        let info = "C 49484156454f5054 00000006 0000000e 00000002 6162 0003 0001 0002 0003";
+        let export = "S 0003e889045565a9 00000006 00000003 0000000c 0000 0000000000100000 0105";
+        let (structured, listed, described) = (reply(8, 1), reply(9, 1), reply(6, 1));
+        let lines = [
+            GREETING,
+            FLAGS,
+            STRUCTURED,
+            &structured,
+            list,
+            context,
+            context,
+            &listed,
+            info,
+            export,
+            &described,
+            abort,
+        ];
+        let outcome = play(Goal::Describe, &lines).unwrap();
+        assert_eq!(
+            (outcome.contexts[1].name.as_str(), outcome.export.unwrap().size_bytes()),
+            ("q:x", 1 << 20)
+        );
+    }
+
+    #[test]
+    fn refusals_that_cannot_be_passed_over_are_told() {
+        let structured = reply(8, 1);
+        let (extended, set) = (reply(11, 0x8000_0001), reply(10, 1));
+        let begin = [
+            GREETING,
+            FLAGS,
+            EXTENDED,
+            &extended,
+            STRUCTURED,
+            &structured,
+            CONTEXTS,
+            &set,
+            GO,
+        ];
+        let outcome_of = |last: &str| play(transmit(), &[&begin[..], &[last]].concat()).unwrap_err();
+        let unknown = outcome_of("S 0003e889045565a9 00000007 80000006 00000004 676f6e65");
+        assert!(matches!(&unknown, Error::NoSuchExport { .. }), "{unknown:?}");
+        assert_eq!(unknown.to_string(), "test has no export \"ab\" (gone)");
+        assert!(matches!(outcome_of(&reply(7, 0x8000_0005)), Error::TlsRequired { .. }));
+        assert!(matches!(
+            outcome_of(&reply(7, 0x8000_0002)),
+            Error::Refused { option: "GO", .. }
+        ));
+        let shutdown = reply(11, 0x8000_0007);
+        let error = play(transmit(), &[GREETING, FLAGS, EXTENDED, &shutdown]).unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }));
+        // With extended headers there is no way back to EXPORT_NAME.
+        let (granted, go) = (reply(11, 1), reply(7, 0x8000_0001));
+        let lines = [GREETING, FLAGS, EXTENDED, &granted, CONTEXTS, &set, GO, &go];
+        assert!(matches!(
+            play(transmit(), &lines),
+            Err(Error::Refused { option: "GO", .. })
+        ));
+    }
+
+    /// The violation that the last line is.
+    fn violation(goal: Goal, lines: &[&str]) -> Violation {
+        match play(goal, lines) {
+            Err(Error::Violation { violation, .. }) => violation,
+            other => panic!("no violation but {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_hostile_greeting_is_an_error() {
+        use Violation as V;
+        let of = |line: &str| violation(transmit(), &[line]);
+        assert!(matches!(
+            of("S 5353482d322e302d 4f70656e5353485f 392e"),
+            V::Greeting { .. }
+        ));
+        assert_eq!(of("S 4e42444d41474943 0000420281861253 0000"), V::Oldstyle);
+        assert!(matches!(
+            of("S 4e42444d41474943 49484156454f5055 0003"),
+            V::Magic { .. }
+        ));
+    }
+
+    #[test]
+    fn hostile_option_replies_are_errors() {
+        use Violation as V;
+        let of = |last: &[&str]| violation(transmit(), &[&[GREETING, FLAGS, EXTENDED][..], last].concat());
+        assert!(matches!(
+            of(&["S 0003e889045565aa 0000000b 00000001 00000000"]),
+            V::Magic { .. }
+        ));
+        assert!(matches!(of(&[&reply(8, 1)]), V::WrongOption { expected: 11, found: 8 }));
+        assert!(matches!(of(&[&reply(11, 2)]), V::WrongReply { .. }));
+        assert!(matches!(
+            of(&["S 0003e889045565a9 0000000b 00000001 00040001"]),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            of(&["S 0003e889045565a9 0000000b 00000001 ffffffff"]),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            of(&["S 0003e889045565a9 0000000b 00000001 00000001 00"]),
+            V::Size { .. }
+        ));
+        let granted = reply(11, 1);
+        let context = |name: &str| {
+            let line = format!(
+                "S 0003e889045565a9 0000000a 00000004 {:08x} 00000007 {name}",
+                4 + name.len() / 2
+            );
+            of(&[&granted, CONTEXTS, &line])
+        };
+        assert!(matches!(context("626173653a"), V::ForeignContext { .. }));
+        assert!(matches!(context("ff"), V::NotText { .. }));
+        assert!(matches!(context(&"61".repeat(4097)), V::Size { .. }));
+        let allocation = "S 0003e889045565a9 0000000a 00000004 00000013 00000007 626173653a616c6c6f636174696f6e";
+        assert!(matches!(
+            of(&[&granted, CONTEXTS, allocation, allocation]),
+            V::Twice { .. }
+        ));
+        let go = |lines: &[&str]| {
+            let set = reply(10, 1);
+            of(&[&[&granted, CONTEXTS, &set, GO][..], lines].concat())
+        };
+        assert!(matches!(go(&[GO_ACK]), V::Missing { .. }));
+        assert!(matches!(go(&[EXPORT, EXPORT]), V::Twice { .. }));
+        let info = |data: &str| {
+            let length = data.len() / 2;
+            go(&[&format!("S 0003e889045565a9 00000007 00000003 {length:08x} {data}")])
+        };
+        assert!(matches!(info("00"), V::Size { .. }));
+        assert!(matches!(info("0000"), V::Size { .. }));
+        assert!(matches!(info("000080000000000000000105"), V::Size { .. }));
+        assert!(matches!(info("0003000000000000100000200000"), V::Size { .. }));
+        assert!(matches!(info("0003000002010000100000200000"), V::Size { .. }));
+        assert!(matches!(info("0003000200000002000000200000"), V::Size { .. }));
+        assert!(matches!(info("00030000020000001000000001ff"), V::Size { .. }));
+    }
+
+    #[test]
+    fn a_list_without_an_end_is_an_error() {
+        let mut handshake = Handshake::new("test".into(), "", Goal::List);
+        handshake.feed(&bytes(GREETING)).unwrap();
+        let entry = bytes("S 0003e889045565a9 00000003 00000002 00000004 00000000");
+        let mut count = 0;
+        let error = loop {
+            let fed = handshake.feed(&entry[..20]).and_then(|()| handshake.feed(&entry[20..]));
+            if let Err(error) = fed {
+                break error;
+            }
+            count += 1;
+        };
+        assert_eq!(count, 20_000);
+        assert!(matches!(
+            error,
+            Error::Violation {
+                violation: Violation::Size { .. },
+                ..
+            }
+        ));
+        for entry in [
+            "00000000",
+            "00000001 000000",
+            "00000004 00000001",
+            "00000006 00000002 0061",
+            "00000005 00000001 ff",
+        ] {
+            let line = format!("S 0003e889045565a9 00000003 00000002 {entry}");
+            let ask = "C 49484156454f5054 00000003 00000000";
+            violation(Goal::List, &[GREETING, FLAGS, ask, &line]);
+        }
+    }
+}
