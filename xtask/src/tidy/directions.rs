@@ -16,8 +16,9 @@ pub(crate) const LEVELS: &[Level] = &[
     ("repo", &["block"]),
     ("policy", &[]),
     ("host", &["block"]),
-    ("engine", &["block", "image", "repo", "policy", "host"]),
-    ("cli", &["block", "image", "repo", "policy", "host", "engine"]),
+    ("serve", &["block"]),
+    ("engine", &["block", "image", "repo", "policy", "host", "serve"]),
+    ("cli", &["block", "image", "repo", "policy", "host", "serve", "engine"]),
 ];
 
 /// Files that must not use some modules of their own crate.

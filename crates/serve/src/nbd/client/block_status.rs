@@ -1,0 +1,242 @@
+//! Extents, dirty bitmaps and other metadata contexts of an export.
+
+use std::ops::Range;
+
+use holdfast_block::{BlockDevice, DirtyBitmap, ExtentKind, ExtentList, Request, RequestKind};
+
+use super::call::{Call, Sending};
+use super::dialogue::Command;
+use super::read_ahead::{Appetite, Loan, WINDOW_MAX};
+use super::status::Descriptor;
+use super::violation::Violation;
+use super::{ALLOCATION, DIRTY_BITMAP, Error, NbdDevice, Result};
+use crate::nbd::wire::{AllocationFlags, HeaderStyle};
+
+/// Longest query: nearly all that 32 bits hold, in whole clusters of every format.
+const QUERY_BYTES_MAX: u64 = (4 << 30) - (64 << 20);
+/// The same with extended headers, where servers still have to look at all of it.
+const EXTENDED_QUERY_BYTES_MAX: u64 = 64 << 30;
+/// How far to ask beyond a range, for each query that may be under way, of a caller who walks in small steps.
+const AHEAD_BYTES: u64 = 256 << 20;
+/// QEMU's flag of a dirty extent.
+const DIRTY: u64 = 1;
+
+/// What a metadata context says of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatusExtent {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes, never 0.
+    pub length: u64,
+    /// Whose meaning the context defines.
+    pub flags: u64,
+}
+
+impl NbdDevice {
+    /// What the metadata context `context` says of `range`, from its start on, in at most `extent_count_max` (at least 1) extents.
+    ///
+    /// Covers at least one byte of a range that is not empty, and may end before it does; neighbours differ.
+    pub fn block_status(
+        &self,
+        context: &str,
+        range: Range<u64>,
+        extent_count_max: usize,
+    ) -> holdfast_block::Result<Vec<StatusExtent>> {
+        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        let mut extents: Vec<StatusExtent> = Vec::new();
+        let count_max = extent_count_max.max(1);
+        self.walk(context, range, &mut |offset, descriptor| {
+            let is_full = extents.len() == count_max;
+            match extents.last_mut() {
+                Some(last) if last.flags == descriptor.flags => last.length += descriptor.length,
+                _ if is_full => return Appetite::Refused,
+                _ => extents.push(StatusExtent {
+                    offset,
+                    length: descriptor.length,
+                    flags: descriptor.flags,
+                }),
+            }
+            if extents.len() == count_max {
+                Appetite::Enough
+            } else {
+                Appetite::More
+            }
+        })?;
+        Ok(extents)
+    }
+
+    /// QEMU's dirty bitmap `name`, whose context `qemu:dirty-bitmap:NAME` was wished for when the connection was made.
+    ///
+    /// The granularity is the coarsest, up to 64 KiB, that says exactly what the server says, as long as that takes no more
+    /// than a few dozen MiB; beyond, it is coarser, and marks outwards.
+    pub fn dirty_bitmap(&self, name: &str) -> holdfast_block::Result<DirtyBitmap> {
+        let context = format!("{DIRTY_BITMAP}{name}");
+        let mut collected = Collected::new(self.size_bytes());
+        let mut at = 0;
+        while at < self.size_bytes() {
+            at = self.walk(&context, at..self.size_bytes(), &mut |offset, descriptor| {
+                if descriptor.flags & DIRTY != 0 {
+                    collected.add(offset..offset + descriptor.length);
+                }
+                Appetite::More
+            })?;
+        }
+        Ok(collected.into_bitmap())
+    }
+
+    /// Appends the allocation of `range`, which is not empty, to a list.
+    pub(super) fn fill(&self, list: &mut ExtentList, range: Range<u64>) -> Result<()> {
+        let zero = u64::from(AllocationFlags::ZERO.0);
+        self.walk(ALLOCATION, range, &mut |_, descriptor| {
+            // A hole that is not zero has contents that nobody knows: they are read.
+            let kind = if descriptor.flags & zero == zero {
+                ExtentKind::Zero
+            } else {
+                ExtentKind::Data
+            };
+            if !list.push(descriptor.length, kind) {
+                Appetite::Refused
+            } else if list.is_full() {
+                Appetite::Enough
+            } else {
+                Appetite::More
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Shows what a context says of `range`, in order, until that was enough; gives where it stopped.
+    fn walk(&self, context: &str, range: Range<u64>, take: &mut dyn FnMut(u64, Descriptor) -> Appetite) -> Result<u64> {
+        let known = self.read_aheads.iter().find(|(name, _)| name == context);
+        let Some((_, read_ahead)) = known else {
+            return Err(Error::ContextUnknown {
+                context: context.to_owned(),
+            });
+        };
+        if range.is_empty() {
+            return Ok(range.start);
+        }
+        let mut loan = read_ahead.borrow(&range);
+        let mut at = range.start;
+        let mut was_asked = false;
+        loop {
+            let (stopped, appetite) = loan.stretches.hand_out(at, range.end, take);
+            was_asked &= stopped == at;
+            at = stopped;
+            if at >= range.end || appetite != Appetite::More {
+                break;
+            }
+            if was_asked {
+                let what = "extents shorter than the minimum block size";
+                let violation = Violation::Extents { offset: at, what };
+                let server = self.server();
+                return Err(Error::Violation { server, violation });
+            }
+            self.ask(context, &mut loan, at, range.end)?;
+            loan.window = (loan.window * 2).min(WINDOW_MAX);
+            was_asked = true;
+        }
+        read_ahead.give_back(loan, at);
+        Ok(at)
+    }
+
+    /// Asks the server about what is not known from `at` on.
+    fn ask(&self, context: &str, loan: &mut Loan, at: u64, end: u64) -> Result<()> {
+        let connection = self.pick();
+        let length_max = match connection.style() {
+            HeaderStyle::Simple | HeaderStyle::Structured => QUERY_BYTES_MAX,
+            HeaderStyle::Extended => EXTENDED_QUERY_BYTES_MAX,
+        };
+        let end = match loan.window {
+            1 => end,
+            window => end.max((at + AHEAD_BYTES * window as u64).min(self.size_bytes())),
+        };
+        let gaps = loan.stretches.gaps(at, end, length_max, loan.window);
+        let sendings = gaps.iter().map(|gap| -> Sending<'static> {
+            let blocks = self.blocks_around(gap);
+            let request = Request::new(RequestKind::Extents, blocks.start, blocks.end - blocks.start);
+            (Command::new(request), &[])
+        });
+        let id = connection
+            .contexts()
+            .iter()
+            .find(|granted| granted.name == context)
+            .map(|granted| granted.id);
+        let answers = Call::new(&connection, &mut [], 0)?.run(sendings, WINDOW_MAX)?;
+        for (request, statuses) in answers {
+            let wanted = statuses.into_iter().find(|status| Some(status.context_id) == id);
+            if let Some(status) = wanted {
+                loan.stretches.add(request.offset, status.descriptors);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Dirty ranges, until it is clear how fine the bitmap must be.
+struct Collected {
+    size_bytes: u64,
+    ranges: Vec<Range<u64>>,
+    /// All borders, the device's own end apart, put together by "or": its lowest bit is the granularity.
+    borders: u64,
+    bitmap: Option<DirtyBitmap>,
+}
+
+impl Collected {
+    /// What QEMU has unless it is told otherwise.
+    const GRANULARITY_BYTES_MAX: u64 = 64 << 10;
+    const GRANULARITY_BYTES_MIN: u64 = 512;
+    /// 32 MiB of bits.
+    const BIT_COUNT_MAX: u64 = 1 << 28;
+    /// 16 MiB of ranges.
+    const RANGE_COUNT_MAX: usize = 1 << 20;
+
+    fn new(size_bytes: u64) -> Self {
+        Self {
+            size_bytes,
+            ranges: Vec::new(),
+            borders: 0,
+            bitmap: None,
+        }
+    }
+
+    fn add(&mut self, range: Range<u64>) {
+        if let Some(bitmap) = &mut self.bitmap {
+            // A border that is finer than all before is rounded outwards.
+            bitmap.set(range);
+            return;
+        }
+        self.borders |= range.start;
+        if range.end != self.size_bytes {
+            self.borders |= range.end;
+        }
+        match self.ranges.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => self.ranges.push(range),
+        }
+        if self.ranges.len() == Self::RANGE_COUNT_MAX {
+            self.bitmap = Some(self.bitmap_of_ranges());
+            self.ranges = Vec::new();
+        }
+    }
+
+    fn bitmap_of_ranges(&self) -> DirtyBitmap {
+        let exact = if self.borders == 0 {
+            u64::MAX
+        } else {
+            1 << self.borders.trailing_zeros()
+        };
+        let coarse = self.size_bytes.div_ceil(Self::BIT_COUNT_MAX).next_power_of_two();
+        let granularity = exact
+            .clamp(Self::GRANULARITY_BYTES_MIN, Self::GRANULARITY_BYTES_MAX)
+            .max(coarse);
+        let mut bitmap = DirtyBitmap::new(self.size_bytes, granularity)
+            .expect("the granularity is a power of two, fine and coarse enough");
+        self.ranges.iter().for_each(|range| bitmap.set(range.clone()));
+        bitmap
+    }
+
+    fn into_bitmap(mut self) -> DirtyBitmap {
+        self.bitmap.take().unwrap_or_else(|| self.bitmap_of_ranges())
+    }
+}

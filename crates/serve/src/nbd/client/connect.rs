@@ -1,0 +1,219 @@
+//! From an endpoint to a connection that takes requests: the handshake, driven over a stream.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_block::{Clock, SystemClock};
+
+use super::connection::{Connection, is_timeout, millis};
+use super::export::{ExportInfo, ListedExport};
+use super::handshake::{Goal, Handshake, Outcome};
+use super::violation::Violation;
+use super::{Endpoint, Error, Stream};
+use crate::nbd::wire::STRING_BYTES_MAX;
+
+/// What a client wishes for, and how long it waits.
+#[derive(Clone)]
+pub struct NbdOptions {
+    /// Metadata contexts that must be there, besides `base:allocation`, which is used where it is.
+    pub contexts: Vec<String>,
+    /// Connections to make, where the server allows several to one export.
+    pub connection_count_max: usize,
+    /// Time for a connection and its handshake.
+    pub connect_timeout: Duration,
+    /// Time without a byte from the server after which requests count as lost, and the connection with them.
+    pub request_timeout: Duration,
+    /// Bytes of one read or write; longer ones are cut, for several to be under way at once.
+    pub piece_bytes: u32,
+    /// Bytes that one operation has under way at a time.
+    pub in_flight_bytes: u64,
+    /// Tells the time.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Default for NbdOptions {
+    fn default() -> Self {
+        Self {
+            contexts: Vec::new(),
+            connection_count_max: 4,
+            connect_timeout: Duration::from_secs(30),
+            request_timeout: Duration::from_secs(300),
+            piece_bytes: 2 << 20,
+            in_flight_bytes: 8 << 20,
+            clock: Arc::new(SystemClock::new()),
+        }
+    }
+}
+
+impl std::fmt::Debug for NbdOptions {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.debug_struct("NbdOptions")
+            .field("contexts", &self.contexts)
+            .field("connection_count_max", &self.connection_count_max)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("request_timeout", &self.request_timeout)
+            .field("piece_bytes", &self.piece_bytes)
+            .field("in_flight_bytes", &self.in_flight_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The exports of a server, in its order.
+pub fn list_exports(endpoint: &Endpoint, options: &NbdOptions) -> Result<Vec<ListedExport>, Error> {
+    let (_, outcome) = shake_hands(endpoint, "", Goal::List, options, options.connect_timeout)?;
+    Ok(outcome.exports)
+}
+
+/// An export as its server describes it, and the names of its metadata contexts; nothing is opened.
+pub fn describe_export(
+    endpoint: &Endpoint,
+    export: &str,
+    options: &NbdOptions,
+) -> Result<(ExportInfo, Vec<String>), Error> {
+    let (_, outcome) = shake_hands(endpoint, export, Goal::Describe, options, options.connect_timeout)?;
+    let names = outcome.contexts.into_iter().map(|context| context.name).collect();
+    Ok((described(endpoint, outcome.export)?, names))
+}
+
+/// Makes a connection to an export, with all contexts that must be there.
+pub(super) fn open(
+    endpoint: &Endpoint,
+    export: &str,
+    options: &NbdOptions,
+    connect_timeout: Duration,
+) -> Result<Connection, Error> {
+    let mut contexts = vec![super::ALLOCATION.to_owned()];
+    for name in &options.contexts {
+        if !contexts.contains(name) {
+            contexts.push(name.clone());
+        }
+    }
+    let goal = Goal::Transmit { contexts };
+    let (stream, outcome) = shake_hands(endpoint, export, goal, options, connect_timeout)?;
+    let is_granted = |name: &&String| outcome.contexts.iter().any(|context| context.name == **name);
+    if let Some(missing) = options.contexts.iter().find(|name| !is_granted(name)) {
+        return Err(Error::ContextMissing {
+            server: endpoint.to_string(),
+            export: export.to_owned(),
+            context: missing.clone(),
+            detail: match outcome.style {
+                crate::nbd::wire::HeaderStyle::Simple => "it knows no structured replies, and so no contexts at all",
+                _ => "it does not grant it",
+            },
+        });
+    }
+    let info = described(endpoint, outcome.export.clone())?;
+    let server: Arc<str> = endpoint.to_string().into();
+    let (clock, timeout) = (options.clock.clone(), options.request_timeout);
+    Connection::new(server.clone(), stream, outcome, info, clock, timeout).map_err(|source| Error::Connect {
+        server: server.to_string(),
+        source,
+    })
+}
+
+fn described(endpoint: &Endpoint, export: Option<ExportInfo>) -> Result<ExportInfo, Error> {
+    export.ok_or_else(|| Error::Violation {
+        server: endpoint.to_string(),
+        violation: Violation::Missing {
+            what: "a description of the export",
+        },
+    })
+}
+
+fn shake_hands(
+    endpoint: &Endpoint,
+    export: &str,
+    goal: Goal,
+    options: &NbdOptions,
+    timeout: Duration,
+) -> Result<(Box<dyn Stream>, Outcome), Error> {
+    let contexts: &[String] = if let Goal::Transmit { contexts } = &goal {
+        contexts
+    } else {
+        &[]
+    };
+    for name in contexts.iter().map(String::as_str).chain([export]) {
+        if name.len() > STRING_BYTES_MAX || name.contains('\0') {
+            return Err(Error::Name { name: name.to_owned() });
+        }
+    }
+    let name = endpoint.to_string();
+    let server: Arc<str> = name.as_str().into();
+    let began = options.clock.now();
+    let stream = endpoint.connect(timeout).map_err(|source| {
+        let server = name.clone();
+        Error::Connect { server, source }
+    })?;
+    let mut driver = Driver {
+        server: &name,
+        stream: &*stream,
+        clock: &*options.clock,
+        end: began + timeout,
+        timeout,
+    };
+    let mut handshake = Handshake::new(server, export, goal);
+    let outcome = driver.drive(&mut handshake).map(|()| handshake.into_outcome());
+    outcome.map(|outcome| (stream, outcome))
+}
+
+struct Driver<'s> {
+    server: &'s str,
+    stream: &'s dyn Stream,
+    clock: &'s dyn Clock,
+    end: Duration,
+    timeout: Duration,
+}
+
+impl Driver<'_> {
+    fn drive(&mut self, handshake: &mut Handshake) -> Result<(), Error> {
+        let tick = (self.timeout / 16).clamp(Duration::from_millis(2), Duration::from_secs(1));
+        self.stream.set_patience(tick).map_err(|source| self.ended(source))?;
+        let mut bytes = Vec::new();
+        loop {
+            let output = handshake.take_output();
+            let mut sent = 0;
+            while sent < output.len() {
+                sent += self.retry(|| self.stream.write_vectored(&[IoSlice::new(&output[sent..])]))?;
+            }
+            let wanted = handshake.wanted_bytes();
+            if wanted == 0 {
+                return Ok(());
+            }
+            bytes.resize(wanted, 0);
+            let mut received = 0;
+            while received < wanted {
+                received += self.retry(|| {
+                    self.stream
+                        .read_vectored(&mut [IoSliceMut::new(&mut bytes[received..])])
+                })?;
+            }
+            handshake.feed(&bytes)?;
+        }
+    }
+
+    fn retry(&self, mut step: impl FnMut() -> io::Result<usize>) -> Result<usize, Error> {
+        loop {
+            let result = step();
+            if self.clock.now() >= self.end {
+                return Err(Error::HandshakeTimeout {
+                    server: self.server.to_owned(),
+                    waited_ms: millis(self.timeout),
+                });
+            }
+            match result {
+                Ok(0) => return Err(self.ended(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => return Ok(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted || is_timeout(&error) => {}
+                Err(source) => return Err(self.ended(source)),
+            }
+        }
+    }
+
+    fn ended(&self, source: io::Error) -> Error {
+        Error::Handshake {
+            server: self.server.to_owned(),
+            source,
+        }
+    }
+}

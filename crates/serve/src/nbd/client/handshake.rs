@@ -1,0 +1,860 @@
+//! The handshake as a pure dialogue: what to send, how many bytes to wait for, what they mean.
+//!
+//! ```text
+//! greeting -> [EXTENDED_HEADERS] -> [STRUCTURED_REPLY] -> [SET_META_CONTEXT] -> GO | EXPORT_NAME
+//! ```
+//!
+//! Each step in brackets is left out, or passed over, where the server refuses; `EXPORT_NAME` is what remains for a server
+//! that knows no `GO`, or none of the options. Bounds on what a server may say: [`OPTION_BYTES_MAX`] for one reply,
+//! [`REPLY_COUNT_MAX`] replies and [`TEXT_BYTES_MAX`] of names for one option.
+
+use std::sync::Arc;
+
+use super::Error;
+use super::export::{BlockSizes, Context, ExportInfo, ListedExport, words};
+use super::violation::Violation;
+use crate::nbd::wire::{
+    ClientFlags, ExportFlags, Fields, GREETING_MAGIC, GreetingFlags, HeaderStyle, InfoKind, OPTION_BYTES_MAX,
+    OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionKind, OptionReplyKind, STRING_BYTES_MAX,
+};
+
+const GREETING_BYTES: usize = 18;
+const REPLY_HEADER_BYTES: usize = 20;
+const EXPORT_REPLY_BYTES: usize = 10;
+/// Zeroes after the reply to `EXPORT_NAME`, unless both sides agreed to leave them out.
+const EXPORT_PADDING_BYTES: usize = 124;
+/// The second magic number of a server that speaks the handshake of before 2010.
+const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
+/// Replies to one option.
+const REPLY_COUNT_MAX: usize = 20_000;
+/// Bytes of names and descriptions that one option may bring.
+const TEXT_BYTES_MAX: usize = 8 << 20;
+
+/// What the handshake is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// Requests to the export, with those of the metadata contexts that there are.
+    Transmit { contexts: Vec<String> },
+    /// The names of all exports.
+    List,
+    /// What the export is and which contexts it has, without using it.
+    Describe,
+}
+
+/// What came of the handshake.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Outcome {
+    pub(super) style: HeaderStyle,
+    /// Of the goals that concern one export.
+    pub(super) export: Option<ExportInfo>,
+    /// Granted, or listed, in the server's order.
+    pub(super) contexts: Vec<Context>,
+    pub(super) exports: Vec<ListedExport>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    Greeting,
+    ReplyHeader,
+    ReplyData { kind: OptionReplyKind, length: usize },
+    ExportReply,
+    Nothing,
+}
+
+/// One handshake, from the first byte of the server to the last one before requests.
+#[derive(Debug)]
+pub(super) struct Handshake {
+    server: Arc<str>,
+    export: String,
+    goal: Goal,
+    wait: Wait,
+    option: OptionKind,
+    reply_count: usize,
+    text_bytes: usize,
+    output: Vec<u8>,
+    padding_bytes: usize,
+    size_and_flags: Option<(u64, ExportFlags)>,
+    block_sizes: Option<BlockSizes>,
+    description: Option<String>,
+    outcome: Outcome,
+}
+
+impl Handshake {
+    /// A handshake with `server`, whose name goes into errors, about `export`.
+    pub(super) fn new(server: Arc<str>, export: &str, goal: Goal) -> Self {
+        Self {
+            server,
+            export: export.to_owned(),
+            goal,
+            wait: Wait::Greeting,
+            option: OptionKind(0),
+            reply_count: 0,
+            text_bytes: 0,
+            output: Vec::new(),
+            padding_bytes: EXPORT_PADDING_BYTES,
+            size_and_flags: None,
+            block_sizes: None,
+            description: None,
+            outcome: Outcome {
+                style: HeaderStyle::Simple,
+                export: None,
+                contexts: Vec::new(),
+                exports: Vec::new(),
+            },
+        }
+    }
+
+    /// What is to be sent now.
+    pub(super) fn take_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.output)
+    }
+
+    /// How many bytes of the server the next [`feed`](Self::feed) takes; 0 when the handshake is over.
+    pub(super) fn wanted_bytes(&self) -> usize {
+        match self.wait {
+            Wait::Greeting => GREETING_BYTES,
+            Wait::ReplyHeader => REPLY_HEADER_BYTES,
+            Wait::ReplyData { length, .. } => length,
+            Wait::ExportReply => EXPORT_REPLY_BYTES + self.padding_bytes,
+            Wait::Nothing => 0,
+        }
+    }
+
+    /// What came of it, when it is over.
+    pub(super) fn into_outcome(self) -> Outcome {
+        self.outcome
+    }
+
+    /// Takes in what the server sent: exactly as many bytes as were wanted.
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        assert_eq!(bytes.len(), self.wanted_bytes(), "the driver reads what is wanted");
+        match self.wait {
+            Wait::Greeting => self.greeting(Fields(bytes)),
+            Wait::ReplyHeader => self.reply_header(Fields(bytes)),
+            Wait::ReplyData { kind, .. } => {
+                self.wait = Wait::ReplyHeader;
+                self.reply(kind, bytes)
+            }
+            Wait::ExportReply => self.export_reply(Fields(bytes)),
+            Wait::Nothing => Ok(()),
+        }
+    }
+
+    fn broken<T>(&self, violation: Violation) -> Result<T, Error> {
+        Err(Error::Violation {
+            server: self.server.to_string(),
+            violation,
+        })
+    }
+
+    fn checked<T>(&self, result: Result<T, Violation>) -> Result<T, Error> {
+        result.or_else(|violation| self.broken(violation))
+    }
+
+    fn greeting(&mut self, mut fields: Fields) -> Result<(), Error> {
+        let (magic, option_magic) = (fields.u64(), fields.u64());
+        if magic != GREETING_MAGIC {
+            return self.broken(Violation::Greeting { found: magic });
+        }
+        match option_magic {
+            OPTION_MAGIC => {}
+            OLDSTYLE_MAGIC => return self.broken(Violation::Oldstyle),
+            found => {
+                let what = "the second half of its greeting";
+                return self.broken(Violation::Magic { what, found });
+            }
+        }
+        let offered = GreetingFlags(fields.u16());
+        let mut flags = ClientFlags::default();
+        if offered.has(GreetingFlags::NO_ZEROES) {
+            flags |= ClientFlags::NO_ZEROES;
+            self.padding_bytes = 0;
+        }
+        let is_fixed = offered.has(GreetingFlags::FIXED_NEWSTYLE);
+        if is_fixed {
+            flags |= ClientFlags::FIXED_NEWSTYLE;
+        }
+        self.output.extend(flags.0.to_be_bytes());
+        match self.goal {
+            // Without the fixed newstyle an unknown option may end the connection: only EXPORT_NAME is sure to be known.
+            Goal::Transmit { .. } if !is_fixed => self.ask_for_export_name(),
+            Goal::Transmit { .. } => self.ask(OptionKind::EXTENDED_HEADERS, &[]),
+            _ if !is_fixed => {
+                let option = if self.goal == Goal::List { "LIST" } else { "INFO" };
+                return self.refused_for_good(
+                    option,
+                    "it speaks the newstyle handshake that is not fixed",
+                    String::new(),
+                );
+            }
+            Goal::List => self.ask(OptionKind::LIST, &[]),
+            Goal::Describe => self.ask(OptionKind::STRUCTURED_REPLY, &[]),
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, option: OptionKind, data: &[u8]) {
+        self.output.extend(OPTION_MAGIC.to_be_bytes());
+        self.output.extend(option.0.to_be_bytes());
+        let length = u32::try_from(data.len()).expect("options are short");
+        self.output.extend(length.to_be_bytes());
+        self.output.extend(data);
+        self.option = option;
+        self.reply_count = 0;
+        self.text_bytes = 0;
+        self.wait = Wait::ReplyHeader;
+    }
+
+    fn ask_for_export_name(&mut self) {
+        let name = self.export.clone();
+        self.ask(OptionKind::EXPORT_NAME, name.as_bytes());
+        self.wait = Wait::ExportReply;
+    }
+
+    fn ask_for_contexts(&mut self) {
+        let queries: &[String] = match &self.goal {
+            Goal::Transmit { contexts } if contexts.is_empty() => return self.ask_for_export(),
+            Goal::Transmit { contexts } => contexts,
+            Goal::List | Goal::Describe => &[],
+        };
+        let option = match self.goal {
+            Goal::Transmit { .. } => OptionKind::SET_META_CONTEXT,
+            Goal::List | Goal::Describe => OptionKind::LIST_META_CONTEXT,
+        };
+        let mut data = Vec::new();
+        push_string(&mut data, &self.export);
+        data.extend(u32::try_from(queries.len()).expect("a few contexts").to_be_bytes());
+        for query in queries {
+            push_string(&mut data, query);
+        }
+        self.ask(option, &data);
+    }
+
+    fn ask_for_export(&mut self) {
+        const ASKED: [InfoKind; 3] = [InfoKind::NAME, InfoKind::DESCRIPTION, InfoKind::BLOCK_SIZE];
+        let mut data = Vec::new();
+        push_string(&mut data, &self.export);
+        data.extend(u16::try_from(ASKED.len()).expect("a few").to_be_bytes());
+        for kind in ASKED {
+            data.extend(kind.0.to_be_bytes());
+        }
+        let option = match self.goal {
+            Goal::Transmit { .. } => OptionKind::GO,
+            Goal::List | Goal::Describe => OptionKind::INFO,
+        };
+        self.ask(option, &data);
+    }
+
+    /// Takes leave; whether the server answers is all the same.
+    fn leave(&mut self) {
+        self.ask(OptionKind::ABORT, &[]);
+        self.wait = Wait::Nothing;
+    }
+
+    fn reply_header(&mut self, mut fields: Fields) -> Result<(), Error> {
+        let magic = fields.u64();
+        if magic != OPTION_REPLY_MAGIC {
+            let what = "its reply to an option";
+            return self.broken(Violation::Magic { what, found: magic });
+        }
+        let option = OptionKind(fields.u32());
+        if option != self.option {
+            return self.broken(Violation::WrongOption {
+                expected: self.option.0,
+                found: option.0,
+            });
+        }
+        let kind = OptionReplyKind(fields.u32());
+        let length = fields.u32();
+        let length_bytes = usize::try_from(length).unwrap_or(usize::MAX);
+        if length_bytes > OPTION_BYTES_MAX {
+            return self.broken(Violation::Size {
+                what: "the length of its reply to an option",
+                found: u64::from(length),
+                allowed: "at most 256 KiB",
+            });
+        }
+        self.reply_count += 1;
+        if self.reply_count > REPLY_COUNT_MAX {
+            return self.too_much(
+                "the number of its replies to one option",
+                self.reply_count,
+                "at most 20000",
+            );
+        }
+        self.text_bytes += length_bytes;
+        if self.text_bytes > TEXT_BYTES_MAX {
+            return self.too_much(
+                "the length of all its replies to one option",
+                self.text_bytes,
+                "at most 8 MiB",
+            );
+        }
+        if length_bytes == 0 {
+            return self.reply(kind, &[]);
+        }
+        self.wait = Wait::ReplyData {
+            kind,
+            length: length_bytes,
+        };
+        Ok(())
+    }
+
+    fn too_much(&self, what: &'static str, found: usize, allowed: &'static str) -> Result<(), Error> {
+        self.broken(Violation::Size {
+            what,
+            found: found as u64,
+            allowed,
+        })
+    }
+
+    fn reply(&mut self, kind: OptionReplyKind, data: &[u8]) -> Result<(), Error> {
+        if kind.is_error() {
+            return self.refused(kind, words(data));
+        }
+        if kind == OptionReplyKind::ACK && !data.is_empty() {
+            return self.too_much("the length of an acknowledgement", data.len(), "0");
+        }
+        match (self.option, kind) {
+            (OptionKind::EXTENDED_HEADERS, OptionReplyKind::ACK) => {
+                self.outcome.style = HeaderStyle::Extended;
+                self.ask_for_contexts();
+            }
+            (OptionKind::STRUCTURED_REPLY, OptionReplyKind::ACK) => {
+                self.outcome.style = HeaderStyle::Structured;
+                self.ask_for_contexts();
+            }
+            (OptionKind::SET_META_CONTEXT | OptionKind::LIST_META_CONTEXT, OptionReplyKind::META_CONTEXT) => {
+                let context = self.checked(Context::decode(data))?;
+                return self.context(context);
+            }
+            (OptionKind::SET_META_CONTEXT | OptionKind::LIST_META_CONTEXT, OptionReplyKind::ACK) => {
+                self.ask_for_export();
+            }
+            (OptionKind::LIST, OptionReplyKind::SERVER) => {
+                let export = self.checked(ListedExport::decode(data))?;
+                self.outcome.exports.push(export);
+            }
+            (OptionKind::LIST, OptionReplyKind::ACK) => self.leave(),
+            (OptionKind::GO | OptionKind::INFO, OptionReplyKind::INFO) => return self.info(data),
+            (OptionKind::GO | OptionKind::INFO, OptionReplyKind::ACK) => return self.accepted(),
+            (option, kind) => {
+                return self.broken(Violation::WrongReply {
+                    option: option.0,
+                    kind: kind.0,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn context(&mut self, context: Context) -> Result<(), Error> {
+        if let Goal::Transmit { contexts } = &self.goal {
+            if !contexts.contains(&context.name) {
+                return self.broken(Violation::ForeignContext { name: context.name });
+            }
+            let known = &self.outcome.contexts;
+            if known
+                .iter()
+                .any(|known| known.name == context.name || known.id == context.id)
+            {
+                let what = "a metadata context, or its number,";
+                return self.broken(Violation::Twice { what });
+            }
+        }
+        self.outcome.contexts.push(context);
+        Ok(())
+    }
+
+    fn info(&mut self, data: &[u8]) -> Result<(), Error> {
+        let Some((kind, rest)) = data.split_first_chunk() else {
+            return self.too_much("the length of its information on the export", data.len(), "at least 2");
+        };
+        match InfoKind(u16::from_be_bytes(*kind)) {
+            InfoKind::EXPORT => {
+                if rest.len() != EXPORT_REPLY_BYTES {
+                    return self.too_much("the length of its information on the export", data.len(), "12");
+                }
+                if self.size_and_flags.is_some() {
+                    let what = "the size of the export";
+                    return self.broken(Violation::Twice { what });
+                }
+                let size_and_flags = self.size_and_flags(Fields(rest))?;
+                self.size_and_flags = Some(size_and_flags);
+            }
+            InfoKind::BLOCK_SIZE => self.block_sizes = Some(self.checked(BlockSizes::decode(rest))?),
+            InfoKind::DESCRIPTION => self.description = Some(words(rest)),
+            // "The client MUST ignore information replies it does not understand"; the name is the one that was asked for.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn size_and_flags(&self, mut fields: Fields) -> Result<(u64, ExportFlags), Error> {
+        let (size_bytes, flags) = (fields.u64(), ExportFlags(fields.u16()));
+        if i64::try_from(size_bytes).is_err() {
+            return self.broken(Violation::Size {
+                what: "the size of the export",
+                found: size_bytes,
+                allowed: "less than 2^63 bytes",
+            });
+        }
+        Ok((size_bytes, flags))
+    }
+
+    fn accepted(&mut self) -> Result<(), Error> {
+        let Some((size_bytes, flags)) = self.size_and_flags else {
+            let what = "the size of the export";
+            return self.broken(Violation::Missing { what });
+        };
+        self.outcome.export = Some(ExportInfo::new(
+            self.export.clone(),
+            size_bytes,
+            flags,
+            self.block_sizes,
+            self.description.take(),
+        ));
+        match self.goal {
+            Goal::Transmit { .. } => self.wait = Wait::Nothing,
+            Goal::List | Goal::Describe => self.leave(),
+        }
+        Ok(())
+    }
+
+    fn export_reply(&mut self, fields: Fields) -> Result<(), Error> {
+        self.size_and_flags = Some(self.size_and_flags(fields)?);
+        self.accepted()
+    }
+
+    fn refused(&mut self, kind: OptionReplyKind, message: String) -> Result<(), Error> {
+        let server = self.server.to_string();
+        match kind {
+            OptionReplyKind::ERR_TLS_REQD => return Err(Error::TlsRequired { server, message }),
+            OptionReplyKind::ERR_SHUTDOWN => {
+                return self.refused_for_good(name_of(self.option), reason_of(kind), message);
+            }
+            _ => {}
+        }
+        match self.option {
+            OptionKind::EXTENDED_HEADERS => self.ask(OptionKind::STRUCTURED_REPLY, &[]),
+            // Without structured replies there is no block status.
+            OptionKind::STRUCTURED_REPLY => self.ask_for_export(),
+            OptionKind::SET_META_CONTEXT | OptionKind::LIST_META_CONTEXT => {
+                self.outcome.contexts.clear();
+                self.ask_for_export();
+            }
+            OptionKind::GO if kind == OptionReplyKind::ERR_UNSUP && self.outcome.style != HeaderStyle::Extended => {
+                self.size_and_flags = None;
+                self.ask_for_export_name();
+            }
+            OptionKind::GO | OptionKind::INFO if kind == OptionReplyKind::ERR_UNKNOWN => {
+                return Err(Error::NoSuchExport {
+                    server,
+                    export: self.export.clone(),
+                    message,
+                });
+            }
+            option => return self.refused_for_good(name_of(option), reason_of(kind), message),
+        }
+        Ok(())
+    }
+
+    fn refused_for_good(&self, option: &'static str, reason: &'static str, message: String) -> Result<(), Error> {
+        Err(Error::Refused {
+            server: self.server.to_string(),
+            option,
+            reason,
+            message,
+        })
+    }
+}
+
+fn push_string(data: &mut Vec<u8>, string: &str) {
+    debug_assert!(string.len() <= STRING_BYTES_MAX, "names are checked where they come in");
+    let length = u32::try_from(string.len()).expect("names are checked where they come in");
+    data.extend(length.to_be_bytes());
+    data.extend(string.as_bytes());
+}
+
+fn name_of(option: OptionKind) -> &'static str {
+    match option {
+        OptionKind::LIST => "LIST",
+        OptionKind::INFO => "INFO",
+        OptionKind::GO => "GO",
+        OptionKind::STRUCTURED_REPLY => "STRUCTURED_REPLY",
+        OptionKind::LIST_META_CONTEXT => "LIST_META_CONTEXT",
+        OptionKind::SET_META_CONTEXT => "SET_META_CONTEXT",
+        OptionKind::EXTENDED_HEADERS => "EXTENDED_HEADERS",
+        _ => "an option",
+    }
+}
+
+fn reason_of(kind: OptionReplyKind) -> &'static str {
+    match kind {
+        OptionReplyKind::ERR_UNSUP => "it does not know it",
+        OptionReplyKind::ERR_POLICY => "it is forbidden",
+        OptionReplyKind::ERR_INVALID => "it calls it invalid",
+        OptionReplyKind::ERR_PLATFORM => "its platform cannot do it",
+        OptionReplyKind::ERR_UNKNOWN => "there is no such export",
+        OptionReplyKind::ERR_SHUTDOWN => "it is shutting down",
+        OptionReplyKind::ERR_BLOCK_SIZE_REQD => "it wants to be asked for block sizes",
+        OptionReplyKind::ERR_TOO_BIG => "it is too much for it",
+        OptionReplyKind::ERR_EXT_HEADER_REQD => "it wants extended headers",
+        _ => "with an error that the protocol does not have",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::violation::Violation;
+    use super::{Goal, Handshake, Outcome};
+    use crate::nbd::client::Error;
+    use crate::nbd::wire::HeaderStyle;
+
+    const GREETING: &str = "S 4e42444d41474943 49484156454f5054 0003";
+    const FLAGS: &str = "C 00000003";
+    const EXTENDED: &str = "C 49484156454f5054 0000000b 00000000";
+    const STRUCTURED: &str = "C 49484156454f5054 00000008 00000000";
+    /// Export "ab", one query: base:allocation.
+    const CONTEXTS: &str =
+        "C 49484156454f5054 0000000a 0000001d 00000002 6162 00000001 0000000f 626173653a616c6c6f636174696f6e";
+    /// Export "ab", with its name, description and block sizes.
+    const GO: &str = "C 49484156454f5054 00000007 0000000e 00000002 6162 0003 0001 0002 0003";
+    /// 1 MiB, with flags.
+    const EXPORT: &str = "S 0003e889045565a9 00000007 00000003 0000000c 0000 0000000000100000 0105";
+    const GO_ACK: &str = "S 0003e889045565a9 00000007 00000001 00000000";
+
+    /// Option 11 etc. answered by a reply without data.
+    fn reply(option: u32, kind: u32) -> String {
+        format!("S 0003e889045565a9 {option:08x} {kind:08x} 00000000")
+    }
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+        digits.chunks(2).map(byte).collect()
+    }
+
+    fn transmit() -> Goal {
+        Goal::Transmit {
+            contexts: vec!["base:allocation".to_owned()],
+        }
+    }
+
+    /// Plays a dialogue, line by line: what the client says must be exactly that.
+    fn play(goal: Goal, lines: &[&str]) -> Result<Outcome, Error> {
+        let mut handshake = Handshake::new("test".into(), "ab", goal);
+        let mut said = Vec::new();
+        for (number, line) in lines.iter().enumerate() {
+            let (who, hex) = line.split_at(1);
+            let mut rest = &bytes(hex)[..];
+            if who == "C" {
+                let expected = rest;
+                assert_eq!(
+                    said.drain(..rest.len().min(said.len())).collect::<Vec<u8>>(),
+                    expected,
+                    "line {number}"
+                );
+                continue;
+            }
+            assert!(said.is_empty(), "line {number}: the client said more: {said:02x?}");
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(handshake.wanted_bytes());
+                handshake.feed(now)?;
+                rest = later;
+            }
+            said = handshake.take_output();
+        }
+        assert_eq!(said, [], "the client says more");
+        assert_eq!(handshake.wanted_bytes(), 0, "the handshake is not over");
+        Ok(handshake.into_outcome())
+    }
+
+    #[test]
+    fn everything_is_granted() {
+        let context = "S 0003e889045565a9 0000000a 00000004 00000013 00000007 626173653a616c6c6f636174696f6e";
+        let sizes = "S 0003e889045565a9 00000007 00000003 0000000e 0003 00000200 00001000 00200000";
+        let description = "S 0003e889045565a9 00000007 00000003 00000005 0002 6f1b6b";
+        let unknown = "S 0003e889045565a9 00000007 00000003 00000003 00ff 00";
+        let (granted, set) = (reply(11, 1), reply(10, 1));
+        let lines = [
+            GREETING,
+            FLAGS,
+            EXTENDED,
+            &granted,
+            CONTEXTS,
+            context,
+            &set,
+            GO,
+            sizes,
+            description,
+            unknown,
+            EXPORT,
+            GO_ACK,
+        ];
+        let outcome = play(transmit(), &lines).unwrap();
+        assert_eq!(outcome.style, HeaderStyle::Extended);
+        assert_eq!(
+            (outcome.contexts[0].id, outcome.contexts[0].name.as_str()),
+            (7, "base:allocation")
+        );
+        let export = outcome.export.unwrap();
+        assert_eq!((export.size_bytes(), export.name()), (1 << 20, "ab"));
+        assert_eq!(export.description(), "o\u{fffd}k", "an escape would command a terminal");
+        assert!(export.is_multi_connection() && export.can_flush() && !export.is_read_only());
+        let sizes = export.block_sizes();
+        assert_eq!(
+            (sizes.minimum_bytes, sizes.preferred_bytes, sizes.payload_max_bytes),
+            (512, 4096, 2 << 20)
+        );
+    }
+
+    #[test]
+    fn every_refusal_is_passed_over() {
+        const UNKNOWN: u32 = 0x8000_0001;
+        let (extended, structured) = (reply(11, UNKNOWN), reply(8, UNKNOWN));
+        let lines = [
+            GREETING,
+            FLAGS,
+            EXTENDED,
+            &extended,
+            STRUCTURED,
+            &structured,
+            GO,
+            EXPORT,
+            GO_ACK,
+        ];
+        let outcome = play(transmit(), &lines).unwrap();
+        assert_eq!((outcome.style, outcome.contexts.len()), (HeaderStyle::Simple, 0));
+
+        let (granted, contexts) = (reply(8, 1), reply(10, 0x8000_0003));
+        let lines = [
+            GREETING, FLAGS, EXTENDED, &extended, STRUCTURED, &granted, CONTEXTS, &contexts, GO, EXPORT, GO_ACK,
+        ];
+        let outcome = play(transmit(), &lines).unwrap();
+        assert_eq!((outcome.style, outcome.contexts.len()), (HeaderStyle::Structured, 0));
+
+        let go = reply(7, UNKNOWN);
+        let export_name = "C 49484156454f5054 00000001 00000002 6162";
+        let lines = [
+            GREETING,
+            FLAGS,
+            EXTENDED,
+            &extended,
+            STRUCTURED,
+            &structured,
+            GO,
+            &go,
+            export_name,
+            "S 0000000000001000 0003",
+        ];
+        let export = play(transmit(), &lines).unwrap().export.unwrap();
+        assert!(export.size_bytes() == 4096 && export.is_read_only());
+    }
+
+    #[test]
+    fn a_server_without_options_is_asked_for_the_export_at_once() {
+        let greeting = "S 4e42444d41474943 49484156454f5054 0000";
+        let export_name = "C 00000000 49484156454f5054 00000001 00000002 6162";
+        let export = format!("S 0000000000001000 0001 {}", "00".repeat(124));
+        let outcome = play(transmit(), &[greeting, export_name, &export]).unwrap();
+        assert_eq!(
+            (outcome.style, outcome.export.unwrap().size_bytes()),
+            (HeaderStyle::Simple, 4096)
+        );
+        assert!(matches!(
+            play(Goal::List, &[greeting]),
+            Err(Error::Refused { option: "LIST", .. })
+        ));
+    }
+
+    #[test]
+    fn exports_are_listed_and_described() {
+        let ask = "C 49484156454f5054 00000003 00000000";
+        let first = "S 0003e889045565a9 00000003 00000002 00000008 00000002 6162 6364";
+        let second = "S 0003e889045565a9 00000003 00000002 00000004 00000000";
+        let (end, abort) = (reply(3, 1), "C 49484156454f5054 00000002 00000000");
+        let outcome = play(Goal::List, &[GREETING, FLAGS, ask, first, second, &end, abort]).unwrap();
+        let listed: Vec<_> = outcome
+            .exports
+            .iter()
+            .map(|one| (one.name.as_str(), one.description.as_str()))
+            .collect();
+        assert_eq!(listed, [("ab", "cd"), ("", "")]);
+
+        let list = "C 49484156454f5054 00000009 0000000a 00000002 6162 00000000";
+        let context = "S 0003e889045565a9 00000009 00000004 00000007 00000000 713a78";
+        let info = "C 49484156454f5054 00000006 0000000e 00000002 6162 0003 0001 0002 0003";
+        let export = "S 0003e889045565a9 00000006 00000003 0000000c 0000 0000000000100000 0105";
+        let (structured, listed, described) = (reply(8, 1), reply(9, 1), reply(6, 1));
+        let lines = [
+            GREETING,
+            FLAGS,
+            STRUCTURED,
+            &structured,
+            list,
+            context,
+            context,
+            &listed,
+            info,
+            export,
+            &described,
+            abort,
+        ];
+        let outcome = play(Goal::Describe, &lines).unwrap();
+        assert_eq!(
+            (outcome.contexts[1].name.as_str(), outcome.export.unwrap().size_bytes()),
+            ("q:x", 1 << 20)
+        );
+    }
+
+    #[test]
+    fn refusals_that_cannot_be_passed_over_are_told() {
+        let structured = reply(8, 1);
+        let (extended, set) = (reply(11, 0x8000_0001), reply(10, 1));
+        let begin = [
+            GREETING,
+            FLAGS,
+            EXTENDED,
+            &extended,
+            STRUCTURED,
+            &structured,
+            CONTEXTS,
+            &set,
+            GO,
+        ];
+        let outcome_of = |last: &str| play(transmit(), &[&begin[..], &[last]].concat()).unwrap_err();
+        let unknown = outcome_of("S 0003e889045565a9 00000007 80000006 00000004 676f6e65");
+        assert!(matches!(&unknown, Error::NoSuchExport { .. }), "{unknown:?}");
+        assert_eq!(unknown.to_string(), "test has no export \"ab\" (gone)");
+        assert!(matches!(outcome_of(&reply(7, 0x8000_0005)), Error::TlsRequired { .. }));
+        assert!(matches!(
+            outcome_of(&reply(7, 0x8000_0002)),
+            Error::Refused { option: "GO", .. }
+        ));
+        let shutdown = reply(11, 0x8000_0007);
+        let error = play(transmit(), &[GREETING, FLAGS, EXTENDED, &shutdown]).unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }));
+        // With extended headers there is no way back to EXPORT_NAME.
+        let (granted, go) = (reply(11, 1), reply(7, 0x8000_0001));
+        let lines = [GREETING, FLAGS, EXTENDED, &granted, CONTEXTS, &set, GO, &go];
+        assert!(matches!(
+            play(transmit(), &lines),
+            Err(Error::Refused { option: "GO", .. })
+        ));
+    }
+
+    /// The violation that the last line is.
+    fn violation(goal: Goal, lines: &[&str]) -> Violation {
+        match play(goal, lines) {
+            Err(Error::Violation { violation, .. }) => violation,
+            other => panic!("no violation but {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_hostile_greeting_is_an_error() {
+        use Violation as V;
+        let of = |line: &str| violation(transmit(), &[line]);
+        assert!(matches!(
+            of("S 5353482d322e302d 4f70656e5353485f 392e"),
+            V::Greeting { .. }
+        ));
+        assert_eq!(of("S 4e42444d41474943 0000420281861253 0000"), V::Oldstyle);
+        assert!(matches!(
+            of("S 4e42444d41474943 49484156454f5055 0003"),
+            V::Magic { .. }
+        ));
+    }
+
+    #[test]
+    fn hostile_option_replies_are_errors() {
+        use Violation as V;
+        let of = |last: &[&str]| violation(transmit(), &[&[GREETING, FLAGS, EXTENDED][..], last].concat());
+        assert!(matches!(
+            of(&["S 0003e889045565aa 0000000b 00000001 00000000"]),
+            V::Magic { .. }
+        ));
+        assert!(matches!(of(&[&reply(8, 1)]), V::WrongOption { expected: 11, found: 8 }));
+        assert!(matches!(of(&[&reply(11, 2)]), V::WrongReply { .. }));
+        assert!(matches!(
+            of(&["S 0003e889045565a9 0000000b 00000001 00040001"]),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            of(&["S 0003e889045565a9 0000000b 00000001 ffffffff"]),
+            V::Size { .. }
+        ));
+        assert!(matches!(
+            of(&["S 0003e889045565a9 0000000b 00000001 00000001 00"]),
+            V::Size { .. }
+        ));
+        let granted = reply(11, 1);
+        let context = |name: &str| {
+            let line = format!(
+                "S 0003e889045565a9 0000000a 00000004 {:08x} 00000007 {name}",
+                4 + name.len() / 2
+            );
+            of(&[&granted, CONTEXTS, &line])
+        };
+        assert!(matches!(context("626173653a"), V::ForeignContext { .. }));
+        assert!(matches!(context("ff"), V::NotText { .. }));
+        assert!(matches!(context(&"61".repeat(4097)), V::Size { .. }));
+        let allocation = "S 0003e889045565a9 0000000a 00000004 00000013 00000007 626173653a616c6c6f636174696f6e";
+        assert!(matches!(
+            of(&[&granted, CONTEXTS, allocation, allocation]),
+            V::Twice { .. }
+        ));
+        let go = |lines: &[&str]| {
+            let set = reply(10, 1);
+            of(&[&[&granted, CONTEXTS, &set, GO][..], lines].concat())
+        };
+        assert!(matches!(go(&[GO_ACK]), V::Missing { .. }));
+        assert!(matches!(go(&[EXPORT, EXPORT]), V::Twice { .. }));
+        let info = |data: &str| {
+            let length = data.len() / 2;
+            go(&[&format!("S 0003e889045565a9 00000007 00000003 {length:08x} {data}")])
+        };
+        assert!(matches!(info("00"), V::Size { .. }));
+        assert!(matches!(info("0000"), V::Size { .. }));
+        assert!(matches!(info("000080000000000000000105"), V::Size { .. }));
+        assert!(matches!(info("0003000000000000100000200000"), V::Size { .. }));
+        assert!(matches!(info("0003000002010000100000200000"), V::Size { .. }));
+        assert!(matches!(info("0003000200000002000000200000"), V::Size { .. }));
+        assert!(matches!(info("00030000020000001000000001ff"), V::Size { .. }));
+    }
+
+    #[test]
+    fn a_list_without_an_end_is_an_error() {
+        let mut handshake = Handshake::new("test".into(), "", Goal::List);
+        handshake.feed(&bytes(GREETING)).unwrap();
+        let entry = bytes("S 0003e889045565a9 00000003 00000002 00000004 00000000");
+        let mut count = 0;
+        let error = loop {
+            let fed = handshake.feed(&entry[..20]).and_then(|()| handshake.feed(&entry[20..]));
+            if let Err(error) = fed {
+                break error;
+            }
+            count += 1;
+        };
+        assert_eq!(count, 20_000);
+        assert!(matches!(
+            error,
+            Error::Violation {
+                violation: Violation::Size { .. },
+                ..
+            }
+        ));
+        for entry in [
+            "00000000",
+            "00000001 000000",
+            "00000004 00000001",
+            "00000006 00000002 0061",
+            "00000005 00000001 ff",
+        ] {
+            let line = format!("S 0003e889045565a9 00000003 00000002 {entry}");
+            let ask = "C 49484156454f5054 00000003 00000000";
+            violation(Goal::List, &[GREETING, FLAGS, ask, &line]);
+        }
+    }
+}
