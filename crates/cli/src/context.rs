@@ -1,6 +1,6 @@
 //! What a verb gets: options, environment, and the ways to ask, to show and to answer.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, OnceLock};
 
 use holdfast_block::{Clock, SystemClock};
@@ -66,6 +66,11 @@ impl Context {
     /// Standard error.
     pub fn console(&self) -> &Console {
         &self.console
+    }
+
+    /// A variable of the environment.
+    pub fn variable(&self, name: &str) -> Option<&OsStr> {
+        self.environment.get(name)
     }
 
     /// The program's clock.

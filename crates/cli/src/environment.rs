@@ -14,8 +14,13 @@ pub const PASSWORD: &str = "HOLDFAST_PASSWORD";
 /// Folder in which systemd puts the credentials of a service.
 pub const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
+/// Where libvirt is: its own tools know it.
+pub const LIBVIRT_URI: &str = "LIBVIRT_DEFAULT_URI";
+/// The user's folder for sockets.
+pub const RUNTIME_FOLDER: &str = "XDG_RUNTIME_DIR";
+
 /// All of them, with what they are good for.
-pub const VARIABLES: [(&str, &str); 6] = [
+pub const VARIABLES: [(&str, &str); 8] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
@@ -24,6 +29,8 @@ pub const VARIABLES: [(&str, &str); 6] = [
         CREDENTIALS_DIRECTORY,
         "set by systemd; may hold the credential holdfast.password",
     ),
+    (LIBVIRT_URI, "like --connect, for machines"),
+    (RUNTIME_FOLDER, "where sockets are put; /run where not set"),
     ("NO_COLOR", "no colours unless --color always"),
 ];
 

@@ -81,7 +81,7 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
     let machine = machine_name(&request)?;
     let names = disk_names(&request.sources, job.progress)?;
     let manifests = snapshots(repository, job.progress)?;
-    let parent = choose_parent(&request, &manifests, &machine)?;
+    let parent = choose_parent(&request.parent, &request.zone, &manifests, &machine)?;
     let opened = open_sources(&request, &names, parent)?;
     if let Some(parent) = parent {
         warn_of_other_origins(&opened, &names, parent, &request.host, job.progress);
@@ -155,14 +155,15 @@ fn machine_name(request: &BackupRequest<'_>) -> Result<MachineName> {
     Ok(MachineName::new(base.ok_or(Error::NoMachineName)?)?)
 }
 
-fn choose_parent<'m>(
-    request: &BackupRequest<'_>,
+pub(crate) fn choose_parent<'m>(
+    choice: &ParentChoice,
+    zone: &TimeZone,
     manifests: &'m [Manifest],
     machine: &MachineName,
 ) -> Result<Option<&'m Manifest>> {
-    match &request.parent {
+    match choice {
         ParentChoice::None => Ok(None),
-        ParentChoice::Named(reference) => Ok(Some(&manifests[find_in(manifests, reference, &request.zone)?])),
+        ParentChoice::Named(reference) => Ok(Some(&manifests[find_in(manifests, reference, zone)?])),
         ParentChoice::Newest => {
             let of_machine = manifests.iter().filter(|manifest| manifest.machine == machine.as_str());
             Ok(of_machine.max_by_key(|manifest| (manifest.time_ms, manifest.id)))

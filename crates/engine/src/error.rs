@@ -192,6 +192,65 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
+    /// A hypervisor, or a machine of it.
+    #[error(transparent)]
+    Host(Box<holdfast_host::Error>),
+    /// A machine has no such disks.
+    #[error("the machine {machine} has no disk {}; it has {}", disks.join(", "), present.join(", "))]
+    NoSuchDisk {
+        /// The machine.
+        machine: String,
+        /// The disks that were asked for.
+        disks: Vec<String>,
+        /// The disks that it has.
+        present: Vec<String>,
+    },
+    /// A machine is neither running nor paused nor shut off.
+    #[error("the machine {machine} is on its way from one state to another")]
+    MachineBetween {
+        /// The machine.
+        machine: String,
+    },
+    /// A disk of a machine that is shut off lies where it cannot be read.
+    #[error("disk {disk} is at {place}, where it can be read only while the machine runs")]
+    Unreachable {
+        /// The disk.
+        disk: String,
+        /// Where it is.
+        place: String,
+    },
+    /// QEMU has no device for a disk of its machine.
+    #[error("QEMU has no device for disk {disk} of {machine}")]
+    NoDevice {
+        /// The machine.
+        machine: String,
+        /// The disk.
+        disk: String,
+    },
+    /// QEMU does not serve what it has frozen.
+    #[error("QEMU does not serve the frozen disks of {machine}")]
+    Frozen {
+        /// The machine.
+        machine: String,
+        /// Why.
+        source: Box<holdfast_serve::nbd::client::Error>,
+    },
+    /// The frozen copy of a disk broke while it was read.
+    #[error(
+        "the frozen copy of disk {disk} of {machine} broke: what the guest overwrote did not fit into {}, or was not saved in time; \
+         the machine itself is not affected",
+        scratch.display()
+    )]
+    FrozenBroken {
+        /// The machine.
+        machine: String,
+        /// The disk.
+        disk: String,
+        /// The folder with the scratch files.
+        scratch: PathBuf,
+        /// What the read of the frozen disk answered.
+        source: Box<holdfast_block::Error>,
+    },
     /// Standard output could not be written.
     #[error("write to standard output")]
     Stdout(#[source] std::io::Error),
@@ -208,6 +267,12 @@ impl Error {
             },
             other => other,
         }
+    }
+}
+
+impl From<holdfast_host::Error> for Error {
+    fn from(error: holdfast_host::Error) -> Self {
+        Self::Host(Box::new(error))
     }
 }
 

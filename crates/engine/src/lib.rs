@@ -26,6 +26,7 @@ mod interrupt;
 mod job;
 mod keys;
 mod list;
+mod machine_backup;
 mod meter;
 mod name;
 mod new_file;
@@ -55,6 +56,10 @@ pub use interrupt::{Interrupt, Interrupted};
 pub use job::Job;
 pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
 pub use list::{ListReport, ListRequest, ShowReport, list, show};
+pub use machine_backup::{
+    Compared, MachineBackupReport, MachineBackupRequest, Method, NOTE_CONSISTENCY, NOTE_METHOD, ReadAll,
+    back_up_machine,
+};
 pub use name::{DiskName, MachineName, NameError};
 pub use new_image::Overwrite;
 pub use progress::{Bottleneck, NoProgress, Progress, Unit};

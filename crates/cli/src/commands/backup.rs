@@ -1,4 +1,8 @@
 //! `holdfast backup`: disks of a machine become a snapshot.
+//!
+//! Here are images and streams; machines that a hypervisor knows are in `machines.rs`.
+
+mod machines;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,6 +15,7 @@ use holdfast_repo::{Processes as _, SystemProcesses};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use self::machines::MachineArgs;
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;
@@ -22,10 +27,12 @@ use crate::{time, units};
 /// Arguments of `backup`.
 #[derive(Debug, clap::Args)]
 pub struct BackupArgs {
-    /// Images and block devices, the disks of one machine; `-` is standard input, and NAME=IMAGE names the disk
-    #[arg(value_name = "IMAGE", required = true)]
-    images: Vec<OsString>,
-    /// The machine that they belong to; the name of the first image where not given
+    /// Machines, by name; or images and block devices, the disks of one machine: they have a `/` or exist; `-` is standard
+    /// input, and NAME=IMAGE names the disk
+    #[arg(value_name = "SOURCE", required = true)]
+    sources: Vec<OsString>,
+    /// The machine that images belong to, or the name to list a machine under; the name of the first image, or of the machine,
+    /// where not given
     #[arg(short, long, value_name = "NAME")]
     machine: Option<MachineName>,
     /// Put a tag on the snapshot; may be given several times
@@ -47,8 +54,13 @@ pub struct BackupArgs {
     #[arg(long, value_name = "TIME", value_parser = time::parse)]
     time: Option<Timestamp>,
     #[command(flatten)]
+    machines: MachineArgs,
+    #[command(flatten)]
     job: JobArgs,
 }
+
+/// What snapshots say made them.
+const PROGRAM: &str = concat!("holdfast ", env!("CARGO_PKG_VERSION"));
 
 /// The format of that name.
 pub(super) fn parse_format(text: &str) -> Result<Format, String> {
@@ -57,6 +69,10 @@ pub(super) fn parse_format(text: &str) -> Result<Format, String> {
 
 /// What a person may want of it.
 pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Back up a machine as it runs",
+        line: "holdfast backup -r /backup/vms web1",
+    },
     Example {
         wish: "Back up an image",
         line: "holdfast backup -r /backup/vms /var/lib/libvirt/images/web1.qcow2",
@@ -156,8 +172,6 @@ impl Report for Done {
 
 /// Backs up.
 pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
-    let sources = args.images.iter().map(|image| SourceName::parse(image));
-    let sources = sources.collect::<Result<_, _>>()?;
     let parent = match &args.parent {
         Some(SnapshotName { disk: Some(_), .. }) => {
             return Err(Error::usage(
@@ -169,6 +183,34 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         None if args.no_parent => ParentChoice::None,
         None => ParentChoice::Newest,
     };
+    let names: Vec<&str> = args
+        .sources
+        .iter()
+        .filter_map(|word| machines::machine_of(word))
+        .collect();
+    if names.len() == args.sources.len() {
+        if args.format.is_some() || args.time.is_some() {
+            return Err(Error::usage(
+                "--format and --time are about images, and these are machines",
+                "leave them out; an image has a / in its name, or exists",
+            ));
+        }
+        return machines::run(&names, args, &parent, context);
+    }
+    if let Some(name) = names.first() {
+        return Err(Error::usage(
+            format!("{name} is no file, and machines and images cannot be backed up together"),
+            "check the name of the image; back up machines by themselves",
+        ));
+    }
+    if let Some(option) = args.machines.given() {
+        return Err(Error::usage(
+            format!("{option} is about machines, and these are images"),
+            "leave it out",
+        ));
+    }
+    let sources = args.sources.iter().map(|image| SourceName::parse(image));
+    let sources = sources.collect::<Result<_, _>>()?;
     let repository = context.open_repository()?;
     let request = BackupRequest {
         sources,
@@ -179,7 +221,7 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         tags: args.tags.clone(),
         time: args.time.unwrap_or_else(time::now),
         host: SystemProcesses.this().host,
-        program: concat!("holdfast ", env!("CARGO_PKG_VERSION")).to_owned(),
+        program: PROGRAM.to_owned(),
         zone: context.zone().clone(),
         stdin: &mut std::io::stdin().lock(),
     };

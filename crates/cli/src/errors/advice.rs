@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 
 use holdfast_block::Error as DeviceError;
 use holdfast_engine::{Error as JobError, ResolveError};
+use holdfast_host::Error as HostError;
 use holdfast_image::Error as ImageError;
 use holdfast_repo::Error as RepositoryError;
 use holdfast_repo::key::KeyError;
@@ -108,6 +109,23 @@ fn resolve_advice(error: &ResolveError) -> Advice {
     }
 }
 
+fn host_advice(error: &HostError) -> Advice {
+    match error {
+        HostError::Unreachable { .. } => advice(
+            Exit::Error,
+            Kind::Io,
+            "is libvirtd running, and may you use it? --connect says where it is; for an image give a path with a /",
+        ),
+        HostError::NoSuchMachine { .. } => advice(
+            Exit::Error,
+            Kind::NotFound,
+            "virsh list --all shows the machines; for an image give a path with a /",
+        ),
+        HostError::Busy { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
 fn engine_advice(error: &JobError) -> Advice {
     let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
     match error {
@@ -152,6 +170,16 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::DeviceFormat { .. } => advice(Exit::Usage, Kind::Usage, "give --to raw, or the name of a new file"),
         JobError::TargetTooSmall { .. } => advice(Exit::Error, Kind::NoSpace, HINT_TOO_SMALL),
         JobError::Medium { source, .. } => device_advice(source),
+        JobError::Host(error) => host_advice(error),
+        JobError::NoSuchDisk { .. } => advice(Exit::Usage, Kind::NotFound, "name disks as the machine does: vda"),
+        JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
+        JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),
+        JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),
+        JobError::FrozenBroken { .. } => advice(
+            Exit::Error,
+            Kind::NoSpace,
+            "give a --scratch folder with more room on a faster disk, and try again: what was stored is not stored again",
+        ),
         JobError::NoTarget { .. } => advice(Exit::Error, Kind::NotFound, "leave --in-place out to make it"),
         JobError::NotAFile { .. } => refused("give the name of a new file"),
         JobError::DataFileExists { .. } => advice(Exit::Error, Kind::Exists, "give another --data-file, or remove it"),

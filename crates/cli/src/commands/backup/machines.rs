@@ -1,0 +1,306 @@
+//! `holdfast backup` of machines, by the names that their hypervisors know.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_engine::{
+    Bottleneck, Compared, MachineBackupReport, MachineBackupRequest, MachineName, ParentChoice, back_up_machine,
+};
+use holdfast_host::{DiskChoice, Hypervisor, Libvirt};
+use holdfast_repo::key::{Randomness as _, SystemRandomness};
+use holdfast_repo::{Processes as _, Repository, SystemProcesses};
+use serde::Serialize;
+
+use super::BackupArgs;
+use crate::context::Context;
+use crate::environment;
+use crate::errors::{Error, chain};
+use crate::exit::Exit;
+use crate::output::{Page, Report, Style};
+use crate::snapshot::{SnapshotDocument, changed_bytes};
+use crate::{time, units};
+
+/// Where libvirt is, where nobody says.
+const LIBVIRT_DEFAULT: &str = "qemu:///system";
+/// How long a write of a guest may wait for its copy.
+const WRITE_DEADLINE: Duration = Duration::from_secs(3);
+/// A folder on a disk: what a guest overwrites meanwhile can be much.
+const SCRATCH_DEFAULT: &str = "/var/tmp";
+
+/// Options of `backup` that are about machines.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Options for machines")]
+pub(super) struct MachineArgs {
+    /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+    /// Back up this disk of the machine only (vda); may be given several times
+    #[arg(long, value_name = "DISK")]
+    include: Vec<String>,
+    /// Leave this disk of the machine out; may be given several times
+    #[arg(long, value_name = "DISK")]
+    exclude: Vec<String>,
+    /// Where to keep what the machine overwrites while it is read: a folder with room, on a local disk
+    #[arg(long, value_name = "FOLDER")]
+    scratch: Option<PathBuf>,
+}
+
+impl MachineArgs {
+    /// The options that were given, for an error about them.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let given = [
+            (self.connect.is_some(), "--connect"),
+            (!self.include.is_empty(), "--include"),
+            (!self.exclude.is_empty(), "--exclude"),
+            (self.scratch.is_some(), "--scratch"),
+        ];
+        given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
+    }
+}
+
+/// The machine that a word on the command line means; none where it means an image.
+///
+/// A word with a `/`, `-`, NAME=IMAGE, and one that a file is called by, are images.
+pub(super) fn machine_of(word: &OsStr) -> Option<&str> {
+    let text = word.to_str()?;
+    if let Some(name) = text.strip_prefix("libvirt:") {
+        return Some(name);
+    }
+    let is_image = text == "-" || text.contains(['/', '=']) || Path::new(text).exists();
+    (!is_image).then_some(text)
+}
+
+/// What `backup` answers of machines.
+#[derive(Debug, Serialize)]
+struct MachinesDone {
+    machines: Vec<MachineDone>,
+    failed: Vec<Failed>,
+}
+
+/// A machine that was backed up.
+#[derive(Debug, Serialize)]
+struct MachineDone {
+    snapshot: SnapshotDocument,
+    /// "filter" or "images".
+    method: &'static str,
+    /// How long the machine stood still; null where it was not running.
+    paused_us: Option<u64>,
+    read_bytes: u64,
+    changed_bytes: u64,
+    stored_bytes: u64,
+    duration_ms: u64,
+    /// "source", "cpu" or "target".
+    bottleneck: Option<&'static str>,
+    disks: Vec<DiskDone>,
+    left_out: Vec<LeftOut>,
+    #[serde(skip)]
+    limit: Option<String>,
+}
+
+/// How a disk was compared with the snapshot before.
+#[derive(Debug, Serialize)]
+struct DiskDone {
+    name: String,
+    /// Whether only what a bitmap names was read.
+    is_incremental: bool,
+    dirty_bytes: Option<u64>,
+    /// Why everything was read.
+    reason: Option<String>,
+}
+
+/// A disk that was left out.
+#[derive(Debug, Serialize)]
+struct LeftOut {
+    name: String,
+    reason: String,
+}
+
+/// A machine that was not backed up.
+#[derive(Debug, Serialize)]
+struct Failed {
+    machine: String,
+    error: String,
+}
+
+impl From<MachineBackupReport> for MachineDone {
+    fn from(report: MachineBackupReport) -> Self {
+        let statistics = report.backup.snapshot.statistics();
+        let disk = |(name, compared): (String, Compared)| match compared {
+            Compared::ByBitmap { dirty_bytes } => DiskDone {
+                name,
+                is_incremental: true,
+                dirty_bytes: Some(dirty_bytes),
+                reason: None,
+            },
+            Compared::ByContent(why) => DiskDone {
+                name,
+                is_incremental: false,
+                dirty_bytes: None,
+                reason: Some(why.to_string()),
+            },
+        };
+        let left_out = report
+            .left_out
+            .into_iter()
+            .map(|(name, reason)| LeftOut { name, reason });
+        Self {
+            snapshot: SnapshotDocument::from(&report.backup.snapshot),
+            method: report.method.word(),
+            paused_us: report
+                .pause
+                .map(|pause| u64::try_from(pause.total.as_micros()).unwrap_or(u64::MAX)),
+            read_bytes: statistics.read_bytes,
+            changed_bytes: changed_bytes(&statistics),
+            stored_bytes: report.backup.stored_bytes,
+            duration_ms: units::millis(report.backup.duration),
+            bottleneck: report.backup.bottleneck.map(Bottleneck::word),
+            limit: report.backup.bottleneck.map(|bottleneck| bottleneck.to_string()),
+            disks: report.compared.into_iter().map(disk).collect(),
+            left_out: left_out.collect(),
+        }
+    }
+}
+
+impl MachineDone {
+    fn human(&self, page: &mut Page) {
+        let duration = Duration::from_millis(self.duration_ms);
+        let mut parts = vec![
+            format!("{} read", units::bytes(self.read_bytes)),
+            format!("{} changed", units::bytes(self.changed_bytes)),
+            format!("{} stored", units::bytes(self.stored_bytes)),
+            units::duration(duration),
+        ];
+        parts.extend(units::rate(self.read_bytes, duration).map(units::bytes_per_second));
+        parts.extend(self.limit.as_ref().map(|what| format!("limited by {what}")));
+        page.line(&format!(
+            "{}  snapshot {}  {}",
+            self.snapshot.machine,
+            &self.snapshot.id[..8],
+            parts.join(", ")
+        ));
+        page.line(&match (self.method, self.paused_us) {
+            ("images", _) => "  read from its images: it is shut off".to_owned(),
+            (_, None) => "  frozen while it is paused, by a filter in QEMU: crash-consistent".to_owned(),
+            (_, Some(us)) => format!(
+                "  frozen by a filter in QEMU: crash-consistent; it stood still for {}",
+                units::duration(Duration::from_micros(us))
+            ),
+        });
+        for disk in &self.disks {
+            let how = match (&disk.reason, disk.dirty_bytes) {
+                (Some(reason), _) => format!("read everything: {reason}"),
+                (None, dirty) => format!(
+                    "read what the bitmap names, {}",
+                    units::bytes(dirty.unwrap_or_default())
+                ),
+            };
+            page.line(&format!("  {}: {how}", disk.name));
+        }
+        for disk in &self.left_out {
+            page.line(&format!("  {}: left out: {}", disk.name, disk.reason));
+        }
+    }
+}
+
+impl Report for MachinesDone {
+    fn command(&self) -> &'static str {
+        "backup"
+    }
+
+    fn exit(&self) -> Exit {
+        if self.failed.is_empty() { Exit::Ok } else { Exit::Error }
+    }
+
+    fn human(&self, page: &mut Page) {
+        for machine in &self.machines {
+            machine.human(page);
+        }
+        if !self.failed.is_empty() {
+            let names: Vec<&str> = self.failed.iter().map(|failed| &failed.machine[..]).collect();
+            page.styled(Style::Bad, &format!("not backed up: {}", names.join(", ")));
+        }
+    }
+}
+
+/// Backs up machines, one after another. One that fails does not keep the others from it.
+pub(super) fn run(names: &[&str], args: &BackupArgs, parent: &ParentChoice, context: &Context) -> Result<Exit, Error> {
+    if args.machine.is_some() && names.len() > 1 {
+        return Err(Error::usage(
+            "--machine names one machine, and there are several",
+            "leave --machine out",
+        ));
+    }
+    let uri = match (&args.machines.connect, context.variable(environment::LIBVIRT_URI)) {
+        (Some(uri), _) => uri.clone(),
+        (None, Some(uri)) => uri.to_string_lossy().into_owned(),
+        (None, None) => LIBVIRT_DEFAULT.to_owned(),
+    };
+    let hypervisor = Libvirt::connect(&uri).map_err(holdfast_engine::Error::from)?;
+    let repository = context.open_repository()?;
+    let mut done = MachinesDone {
+        machines: Vec::new(),
+        failed: Vec::new(),
+    };
+    for name in names {
+        match back_up(name, args, parent, &hypervisor, &repository, context) {
+            Ok(machine) => done.machines.push(machine),
+            // With one machine the error is the answer; and who interrupts one means all.
+            Err(error) if names.len() == 1 || matches!(error, Error::Interrupted(_)) => return Err(error),
+            Err(error) => {
+                let causes = chain(&error);
+                context.console().error(&causes, error.advice().hint.as_deref());
+                done.failed.push(Failed {
+                    machine: (*name).to_owned(),
+                    error: causes.join(": "),
+                });
+            }
+        }
+    }
+    context.report(&done)
+}
+
+fn back_up(
+    name: &str,
+    args: &BackupArgs,
+    parent: &ParentChoice,
+    hypervisor: &dyn Hypervisor,
+    repository: &Repository,
+    context: &Context,
+) -> Result<MachineDone, Error> {
+    let machine = hypervisor.machine(name).map_err(holdfast_engine::Error::from)?;
+    let mut run = [0; 4];
+    SystemRandomness.fill(&mut run)?;
+    let request = MachineBackupRequest {
+        name: match &args.machine {
+            Some(name) => name.clone(),
+            None => MachineName::new(machine.name())?,
+        },
+        machine: &*machine,
+        choice: DiskChoice {
+            include: args.machines.include.clone(),
+            exclude: args.machines.exclude.clone(),
+        },
+        allowed: args.allowed.clone(),
+        parent: parent.clone(),
+        tags: args.tags.clone(),
+        now: &time::now,
+        host: SystemProcesses.this().host,
+        program: super::PROGRAM.to_owned(),
+        zone: context.zone().clone(),
+        scratch: args.machines.scratch.clone().unwrap_or_else(|| SCRATCH_DEFAULT.into()),
+        runtime: runtime_folder(context),
+        write_deadline: WRITE_DEADLINE,
+        run: u32::from_le_bytes(run),
+    };
+    let report = context.work(args.job.thread_count(), |job| back_up_machine(repository, request, job))?;
+    Ok(MachineDone::from(report))
+}
+
+/// A folder for sockets.
+fn runtime_folder(context: &Context) -> PathBuf {
+    let of_user = context.variable(environment::RUNTIME_FOLDER).map(PathBuf::from);
+    let folders = of_user.into_iter().chain(["/run".into()]);
+    let is_usable = |folder: &PathBuf| rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok();
+    folders.into_iter().find(is_usable).unwrap_or_else(|| "/tmp".into())
+}

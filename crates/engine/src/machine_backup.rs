@@ -1,0 +1,394 @@
+//! `backup` of a machine: one instant of all its disks, with its configuration and its firmware's variables.
+//!
+//! 1. The hypervisor says what the machine is; what is left out is said, with the reason.
+//! 2. A machine that is shut off is read from its images. One that runs, or is paused, is frozen: see
+//!    `docs/design/0004-live-machines.md`.
+//! 3. What changed since the snapshot before comes from QEMU's dirty bitmap, if it can be believed ([`changes`]); otherwise
+//!    everything is read, and the reason is said.
+//! 4. The snapshot is committed; only then does the bitmap of the next run take the place of the old one.
+
+mod changes;
+mod frozen;
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use holdfast_block::BlockDevice;
+use holdfast_host::qemu::{Pause, QemuDisk};
+use holdfast_host::{Decision, Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState};
+use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use crate::backup::{NOTE_FORMAT, NOTE_PATH, ParentChoice, choose_parent};
+use crate::error::{Error, Result};
+use crate::job::{Counting, Job};
+use crate::meter::{Meter, MeteredDevice};
+use crate::repository::snapshots;
+use crate::source::OpenSource;
+use crate::stages::Stages;
+use crate::{BackupReport, MachineName, Unit};
+pub use changes::ReadAll;
+use changes::{Changes, NOTE_BITMAP};
+use frozen::Freezer;
+
+/// Note of a snapshot: how its disks were read.
+pub const NOTE_METHOD: &str = "method";
+/// Note of a snapshot: of what kind its instant is.
+pub const NOTE_CONSISTENCY: &str = "consistency";
+/// The stream of a snapshot that holds the firmware's variables.
+const NVRAM: &str = "nvram";
+/// Bytes of a file with firmware variables, at most.
+const NVRAM_BYTES_MAX: u64 = 64 << 20;
+
+/// What to back up.
+pub struct MachineBackupRequest<'a> {
+    /// The machine at its hypervisor.
+    pub machine: &'a dyn Machine,
+    /// What its snapshots are listed under.
+    pub name: MachineName,
+    /// Which of its disks.
+    pub choice: DiskChoice,
+    /// Images of a machine that is shut off may be based on these files although they lie elsewhere.
+    pub allowed: Vec<PathBuf>,
+    /// What to compare with.
+    pub parent: ParentChoice,
+    /// Words to find the snapshot by.
+    pub tags: Vec<String>,
+    /// Tells the time of day; asked at the instant.
+    pub now: &'a dyn Fn() -> Timestamp,
+    /// The host that backs up.
+    pub host: String,
+    /// The program that backs up.
+    pub program: String,
+    /// In which times of a parent's name are meant.
+    pub zone: TimeZone,
+    /// Where what the guest overwrites meanwhile is kept.
+    pub scratch: PathBuf,
+    /// Where the socket between QEMU and us is: a short path that QEMU's user can reach.
+    pub runtime: PathBuf,
+    /// How long a write of the guest may wait for its copy, before the copy is given up.
+    pub write_deadline: Duration,
+    /// A random number, which names what is made in QEMU.
+    pub run: u32,
+}
+
+/// A machine that was backed up.
+#[derive(Debug)]
+pub struct MachineBackupReport {
+    /// The snapshot.
+    pub backup: BackupReport,
+    /// How the disks were read, and why so.
+    pub method: Method,
+    /// How long the machine stood still; none where it was not running.
+    pub pause: Option<Pause>,
+    /// Disks that were left out, and why.
+    pub left_out: Vec<(String, String)>,
+    /// How each disk was compared with the snapshot before, in the order of the snapshot.
+    pub compared: Vec<(String, Compared)>,
+}
+
+/// How the disks of a machine were read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// From a copy-before-write filter in the running QEMU.
+    Filter,
+    /// From its images: it was shut off.
+    Images,
+}
+
+impl Method {
+    /// A word for scripts.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Filter => "filter",
+            Self::Images => "images",
+        }
+    }
+}
+
+/// How a disk was compared with the snapshot before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Compared {
+    /// By its bitmap: so many bytes may have changed, and only they were read.
+    ByBitmap {
+        /// Bytes that the bitmap names.
+        dirty_bytes: u64,
+    },
+    /// By its content: everything was read, for this reason.
+    ByContent(ReadAll),
+}
+
+/// Backs up a machine.
+///
+/// # Errors
+/// A machine that is harmed by nothing: whatever goes wrong, it runs on if it was running.
+pub fn back_up_machine(
+    repository: &Repository,
+    request: MachineBackupRequest<'_>,
+    job: Job<'_>,
+) -> Result<MachineBackupReport> {
+    let description = request.machine.describe()?;
+    let unknown = description.unknown(&request.choice);
+    if !unknown.is_empty() {
+        return Err(Error::NoSuchDisk {
+            machine: description.summary.name.clone(),
+            disks: unknown.into_iter().map(str::to_owned).collect(),
+            present: description.disks.iter().map(|disk| disk.target.clone()).collect(),
+        });
+    }
+    let (taken, left_out) = decide(&description, &request.choice);
+    for (target, why) in &left_out {
+        job.progress.note(&format!("disk {target} is left out: {why}"));
+    }
+    let manifests = snapshots(repository, job.progress)?;
+    let parent = choose_parent(&request.parent, &request.zone, &manifests, &request.name)?;
+    job.interrupt.check()?;
+    job.progress.phase(&format!("backing up {}", request.name), Unit::Bytes);
+    let backup = MachineBackup {
+        repository,
+        request,
+        parent,
+        description,
+        taken,
+        left_out,
+        job,
+    };
+    match backup.description.summary.state {
+        MachineState::ShutOff => backup.read_images(),
+        MachineState::Running | MachineState::Paused => backup.read_frozen_disks(),
+        MachineState::Between => Err(Error::MachineBetween {
+            machine: backup.description.summary.name,
+        }),
+    }
+}
+
+/// The disks that are backed up, and those that are not, with the reason.
+fn decide(description: &Description, choice: &DiskChoice) -> (Vec<MachineDisk>, Vec<(String, String)>) {
+    let (mut taken, mut left_out) = (Vec::new(), Vec::new());
+    for (disk, decision) in description.disks.iter().zip(description.decide(choice)) {
+        match decision {
+            Decision::Take => taken.push(disk.clone()),
+            Decision::Leave(why) => left_out.push((disk.target.clone(), why)),
+        }
+    }
+    (taken, left_out)
+}
+
+struct MachineBackup<'a> {
+    repository: &'a Repository,
+    request: MachineBackupRequest<'a>,
+    parent: Option<&'a Manifest>,
+    description: Description,
+    taken: Vec<MachineDisk>,
+    left_out: Vec<(String, String)>,
+    job: Job<'a>,
+}
+
+/// A disk, ready to be read.
+struct Ready<'a> {
+    target: String,
+    device: &'a dyn BlockDevice,
+    changes: Changes,
+    notes: BTreeMap<String, String>,
+}
+
+impl MachineBackup<'_> {
+    fn read_images(self) -> Result<MachineBackupReport> {
+        let open = |disk: &MachineDisk| {
+            let format = disk.format.as_deref().and_then(holdfast_image::Format::from_name);
+            match &disk.source {
+                DiskSource::File(path) | DiskSource::Device(path) => {
+                    OpenSource::open(path, format, &self.request.allowed)
+                }
+                DiskSource::Other(place) => Err(Error::Unreachable {
+                    disk: disk.target.clone(),
+                    place: place.clone(),
+                }),
+                DiskSource::Empty => unreachable!("an empty drive is never taken"),
+            }
+        };
+        let opened = self.taken.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let nvram = self.read_nvram()?;
+        let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
+            target: disk.target.clone(),
+            device: &*source.device,
+            changes: Changes::all(ReadAll::ShutOff),
+            notes: notes_of(disk),
+        });
+        let time = (self.request.now)();
+        let (backup, compared) = self.store(&disks.collect::<Vec<_>>(), nvram, time, (Method::Images, "shut off"))?;
+        // What was started meanwhile has written to what was read.
+        let now = self.request.machine.describe()?;
+        if now.summary.state != MachineState::ShutOff {
+            self.job.progress.warning(&format!(
+                "{} was started while it was read: the snapshot is not of one instant",
+                self.request.name
+            ));
+        }
+        Ok(self.report(backup, Method::Images, None, compared))
+    }
+
+    fn read_frozen_disks(self) -> Result<MachineBackupReport> {
+        let freezer = Freezer::new(
+            self.repository,
+            &self.request,
+            self.description.summary.name.clone(),
+            self.parent,
+            self.job,
+        );
+        let (mut time, mut nvram) = (None, Ok(None));
+        let frozen = freezer.freeze(&self.taken, &mut || {
+            time = Some((self.request.now)());
+            nvram = self.read_nvram();
+        })?;
+        let stored = nvram.and_then(|nvram| {
+            let disks = self.taken.iter().zip(frozen.disks()).map(|(disk, frozen)| {
+                let mut notes = notes_of(disk);
+                notes.insert(NOTE_BITMAP.to_owned(), frozen.next_bitmap.clone());
+                Ready {
+                    target: disk.target.clone(),
+                    device: &frozen.device,
+                    changes: frozen.changes.clone(),
+                    notes,
+                }
+            });
+            let time = time.unwrap_or_else(|| (self.request.now)());
+            self.store(&disks.collect::<Vec<_>>(), nvram, time, (Method::Filter, "crash"))
+        });
+        let pause = frozen.pause();
+        let stored = stored.map_err(|error| freezer.explain(error));
+        freezer.finish(frozen, &stored);
+        let (backup, compared) = stored?;
+        Ok(self.report(backup, Method::Filter, Some(pause), compared))
+    }
+
+    fn report(
+        self,
+        backup: BackupReport,
+        method: Method,
+        pause: Option<Pause>,
+        compared: Vec<(String, Compared)>,
+    ) -> MachineBackupReport {
+        MachineBackupReport {
+            backup,
+            method,
+            pause: pause.filter(|_| self.description.summary.state == MachineState::Running),
+            left_out: self.left_out,
+            compared,
+        }
+    }
+
+    fn read_nvram(&self) -> Result<Option<Vec<u8>>> {
+        let Some(path) = &self.description.nvram else {
+            return Ok(None);
+        };
+        let failed = |source| Error::File {
+            action: "read",
+            path: path.clone(),
+            source,
+        };
+        let file = match std::fs::File::open(path) {
+            // A machine that never ran has none yet.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(failed)?,
+        };
+        let mut bytes = Vec::new();
+        file.take(NVRAM_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
+        Ok(Some(bytes))
+    }
+
+    /// Stores disks, firmware variables and configuration as one snapshot.
+    fn store(
+        &self,
+        disks: &[Ready<'_>],
+        nvram: Option<Vec<u8>>,
+        time: Timestamp,
+        (method, consistency): (Method, &str),
+    ) -> Result<(BackupReport, Vec<(String, Compared)>)> {
+        let start = self.job.clock.now();
+        let compared = disks.iter().map(|disk| (disk.target.clone(), disk.changes.compared()));
+        let compared: Vec<(String, Compared)> = compared.collect();
+        self.job
+            .progress
+            .total(disks.iter().map(|disk| disk.changes.bytes_to_read(disk.device)).sum());
+        let stages = Stages::new(self.job.clock, self.job.progress);
+        let meters: Vec<Meter> = disks.iter().map(|_| Meter::new()).collect();
+        let devices: Vec<MeteredDevice<'_>> = disks
+            .iter()
+            .zip(&meters)
+            .map(|(disk, meter)| MeteredDevice {
+                inner: disk.device,
+                meter,
+                progress: self.job.progress,
+                stages: &stages,
+            })
+            .collect();
+        let mut streams = self.request.machine.configuration()?;
+        streams.extend(nvram.map(|bytes| (NVRAM.to_owned(), bytes)));
+        let mut readers: Vec<(String, &[u8])> =
+            streams.iter().map(|(name, bytes)| (name.clone(), &bytes[..])).collect();
+        let mut sources: Vec<Source<'_>> = disks
+            .iter()
+            .zip(&devices)
+            .map(|(disk, device)| Source {
+                name: disk.target.clone(),
+                data: match &disk.changes {
+                    Changes::Only(changed) => SourceData::Changes { device, changed },
+                    Changes::Unknown(_) => SourceData::Disk(device),
+                },
+                notes: disk.notes.clone(),
+            })
+            .collect();
+        sources.extend(readers.iter_mut().map(|(name, bytes)| Source {
+            name: name.clone(),
+            data: SourceData::Stream(bytes),
+            notes: BTreeMap::new(),
+        }));
+        let report = self.repository.backup(
+            holdfast_repo::BackupRequest {
+                machine: self.request.name.to_string(),
+                time_ms: time.as_millisecond(),
+                tags: self.request.tags.clone(),
+                parent: self.parent.map_or(Parent::None, |parent| Parent::Named(parent.id)),
+                host: self.request.host.clone(),
+                program: self.request.program.clone(),
+                notes: BTreeMap::from([
+                    (NOTE_METHOD.to_owned(), method.word().to_owned()),
+                    (NOTE_CONSISTENCY.to_owned(), consistency.to_owned()),
+                    ("uuid".to_owned(), self.description.summary.uuid.clone()),
+                ]),
+                sources,
+                thread_count: self.job.thread_count,
+            },
+            &self.job.watch_stages(Counting::Elsewhere, &stages),
+        )?;
+        let report = BackupReport {
+            snapshot: report.snapshot,
+            stored_bytes: report.stored_bytes,
+            bottleneck: stages.bottleneck(),
+            duration: self.job.clock.now().saturating_sub(start),
+        };
+        Ok((report, compared))
+    }
+}
+
+fn notes_of(disk: &MachineDisk) -> BTreeMap<String, String> {
+    let mut notes = BTreeMap::new();
+    if let DiskSource::File(path) | DiskSource::Device(path) = &disk.source {
+        notes.insert(NOTE_PATH.to_owned(), path.display().to_string());
+    }
+    if let Some(format) = &disk.format {
+        notes.insert(NOTE_FORMAT.to_owned(), format.clone());
+    }
+    notes
+}
+
+/// The device of QEMU that is this disk of the machine.
+fn device_of<'q>(disk: &MachineDisk, devices: &'q [QemuDisk]) -> Option<&'q QemuDisk> {
+    let alias = disk.alias.as_deref()?;
+    let is_its = |device: &&QemuDisk| device.device.split('/').any(|part| part == alias);
+    devices.iter().find(is_its)
+}

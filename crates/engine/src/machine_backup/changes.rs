@@ -1,0 +1,196 @@
+//! Whether QEMU's dirty bitmap can be believed, disk by disk.
+//!
+//! A bitmap is named after the repository and a random number, which the snapshot keeps: the bitmap of the newest snapshot has
+//! begun at exactly its instant. It dies with a QEMU that is killed, and with an image that is replaced; an image that is set
+//! back to an earlier state has the bitmap of an earlier snapshot, or none. What is left is somebody who changes an image past
+//! QEMU, with a bitmap that does not know: that is what the spot checks are for.
+
+use std::fmt;
+
+use holdfast_block::{BlockDevice, DirtyBitmap, SeededRandom, to_usize};
+use holdfast_host::qemu::QemuDisk;
+use holdfast_repo::{Manifest, Repository};
+
+use super::Compared;
+
+/// Note of a disk: the bitmap that has begun at the instant of the snapshot.
+pub(super) const NOTE_BITMAP: &str = "bitmap";
+/// What the names of our bitmaps begin with.
+const PREFIX: &str = "holdfast-";
+/// Clean places of a disk that are compared with the snapshot before.
+const SPOT_COUNT: u64 = 16;
+const SPOT_BYTES: u64 = 4096;
+const SPOT_LENGTH: usize = to_usize(SPOT_BYTES);
+
+/// Where a disk may have changed since the snapshot before.
+#[derive(Debug, Clone)]
+pub(super) enum Changes {
+    /// Only there.
+    Only(DirtyBitmap),
+    /// Nobody knows.
+    Unknown(ReadAll),
+}
+
+/// Why everything of a disk is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReadAll {
+    /// There is no snapshot of the machine to compare with.
+    NoParent,
+    /// The snapshot before has no such disk.
+    NewDisk,
+    /// The snapshot before was not made in a way that leaves a bitmap.
+    NoBitmapThen,
+    /// QEMU has lost the bitmap: it was killed or restarted, or the image is another one.
+    BitmapGone,
+    /// QEMU says that the bitmap is not to be relied on.
+    Inconsistent,
+    /// Somebody has switched the bitmap off, or uses it.
+    NotRecording,
+    /// The disk has another size now.
+    Resized {
+        /// Size in the snapshot before, in bytes.
+        before_bytes: u64,
+        /// Size now.
+        now_bytes: u64,
+    },
+    /// A place that the bitmap calls unchanged has changed.
+    SpotCheck {
+        /// Where, in bytes.
+        offset: u64,
+    },
+    /// The machine is shut off, and its images were read.
+    ShutOff,
+}
+
+impl fmt::Display for ReadAll {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoParent => formatter.write_str("there is no snapshot before to compare with"),
+            Self::NewDisk => formatter.write_str("the snapshot before has no such disk"),
+            Self::NoBitmapThen => formatter.write_str("the snapshot before left no bitmap"),
+            Self::BitmapGone => formatter.write_str(
+                "the bitmap of the snapshot before is gone: QEMU was restarted or killed, or the image was replaced",
+            ),
+            Self::Inconsistent => {
+                formatter.write_str("the bitmap is inconsistent: QEMU was killed before it could save it")
+            }
+            Self::NotRecording => {
+                formatter.write_str("the bitmap does not record: somebody switched it off or uses it")
+            }
+            Self::Resized {
+                before_bytes,
+                now_bytes,
+            } => {
+                write!(formatter, "the disk had {before_bytes} bytes and has {now_bytes} now")
+            }
+            Self::SpotCheck { offset } => write!(
+                formatter,
+                "the bitmap is wrong: it calls offset {offset} unchanged, and it is not; somebody has written past QEMU"
+            ),
+            Self::ShutOff => formatter.write_str("the machine is shut off"),
+        }
+    }
+}
+
+impl Changes {
+    pub(super) fn all(why: ReadAll) -> Self {
+        Self::Unknown(why)
+    }
+
+    pub(super) fn compared(&self) -> Compared {
+        match self {
+            Self::Only(changed) => Compared::ByBitmap {
+                dirty_bytes: changed.dirty_bytes(),
+            },
+            Self::Unknown(why) => Compared::ByContent(why.clone()),
+        }
+    }
+
+    /// About how much of `device` will be read.
+    pub(super) fn bytes_to_read(&self, device: &dyn BlockDevice) -> u64 {
+        match self {
+            Self::Only(changed) => changed.dirty_bytes(),
+            Self::Unknown(_) => device.size_bytes(),
+        }
+    }
+}
+
+/// The names of the bitmaps that we make for a repository.
+#[derive(Debug, Clone)]
+pub(super) struct BitmapNames {
+    prefix: String,
+    run: u32,
+}
+
+impl BitmapNames {
+    pub(super) fn new(repository: &str, run: u32) -> Self {
+        let digits: String = repository.chars().take(8).collect();
+        Self {
+            prefix: format!("{PREFIX}{digits}-"),
+            run,
+        }
+    }
+
+    /// The bitmap that this run begins.
+    pub(super) fn next(&self) -> String {
+        format!("{}{:08x}", self.prefix, self.run)
+    }
+
+    /// Whether a bitmap was made for this repository.
+    pub(super) fn is_ours(&self, name: &str) -> bool {
+        name.starts_with(&self.prefix)
+    }
+}
+
+/// The bitmap that tells what changed since `parent`; or why there is none.
+pub(super) fn usable_bitmap(disk: &QemuDisk, target: &str, parent: Option<&Manifest>) -> Result<String, ReadAll> {
+    let parent = parent.ok_or(ReadAll::NoParent)?;
+    let before = parent.disk(Some(target)).map_err(|_| ReadAll::NewDisk)?;
+    let name = before.notes.get(NOTE_BITMAP).ok_or(ReadAll::NoBitmapThen)?;
+    let bitmap = disk.bitmaps.iter().find(|bitmap| bitmap.name == *name);
+    let bitmap = bitmap.ok_or(ReadAll::BitmapGone)?;
+    if bitmap.is_inconsistent {
+        return Err(ReadAll::Inconsistent);
+    }
+    if !bitmap.is_recording || bitmap.is_busy {
+        return Err(ReadAll::NotRecording);
+    }
+    if before.size_bytes != disk.size_bytes {
+        return Err(ReadAll::Resized {
+            before_bytes: before.size_bytes,
+            now_bytes: disk.size_bytes,
+        });
+    }
+    Ok(name.clone())
+}
+
+/// Compares some places that `changed` calls unchanged with the snapshot before.
+///
+/// # Errors
+/// The first of them that differs.
+pub(super) fn check_spots(
+    device: &dyn BlockDevice,
+    changed: &DirtyBitmap,
+    before: (&Repository, &Manifest, &str),
+    seed: u64,
+) -> Result<(), ReadAll> {
+    let (repository, parent, target) = before;
+    // What cannot be compared is not proven wrong: a parent that cannot be read is found while it is used.
+    let Ok(before) = repository.open_disk(parent.id, Some(target)) else {
+        return Ok(());
+    };
+    let mut random = SeededRandom::new(seed);
+    let block_count = device.size_bytes() / SPOT_BYTES;
+    for _ in 0..SPOT_COUNT.min(block_count) {
+        let offset = random.next_u64() % block_count * SPOT_BYTES;
+        if changed.is_dirty(offset..offset + SPOT_BYTES) {
+            continue;
+        }
+        let (mut now, mut then) = ([0; SPOT_LENGTH], [0; SPOT_LENGTH]);
+        let is_read = device.read_at(&mut now, offset).is_ok() && before.read_at(&mut then, offset).is_ok();
+        if is_read && now != then {
+            return Err(ReadAll::SpotCheck { offset });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,325 @@
+//! The disks of a running machine, frozen: what is made before, read meanwhile, and taken away after.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, ExtentList};
+use holdfast_host::MachineDisk;
+use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Pause, QemuDisk, RunId, disks};
+use holdfast_host::qmp::Command;
+use holdfast_repo::{Manifest, Repository};
+use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
+
+use super::changes::{BitmapNames, Changes, ReadAll, check_spots, usable_bitmap};
+use super::{MachineBackupRequest, device_of};
+use crate::error::{Error, Result};
+use crate::job::Job;
+
+/// What QEMU's filter copies at once: a smaller piece that was read cannot be given back.
+const CLUSTER_BYTES: u64 = 64 << 10;
+
+/// Freezes disks, and clears up.
+pub(super) struct Freezer<'a> {
+    repository: &'a Repository,
+    request: &'a MachineBackupRequest<'a>,
+    machine: String,
+    parent: Option<&'a Manifest>,
+    names: BitmapNames,
+    job: Job<'a>,
+}
+
+/// Frozen disks.
+pub(super) struct Frozen {
+    cut: Cut,
+    disks: Vec<FrozenDisk>,
+    /// Bitmaps of ours that were there before, with their nodes.
+    old_bitmaps: Vec<(String, String)>,
+}
+
+/// A frozen disk.
+pub(super) struct FrozenDisk {
+    pub(super) device: FrozenDevice,
+    pub(super) changes: Changes,
+    /// The bitmap that has begun at this instant.
+    pub(super) next_bitmap: String,
+    node: String,
+}
+
+impl Frozen {
+    pub(super) fn disks(&self) -> &[FrozenDisk] {
+        &self.disks
+    }
+
+    pub(super) fn pause(&self) -> Pause {
+        self.cut.pause
+    }
+}
+
+impl<'a> Freezer<'a> {
+    pub(super) fn new(
+        repository: &'a Repository,
+        request: &'a MachineBackupRequest<'a>,
+        machine: String,
+        parent: Option<&'a Manifest>,
+        job: Job<'a>,
+    ) -> Self {
+        let id = repository.config().id.to_string();
+        Self {
+            names: BitmapNames::new(&id, request.run),
+            repository,
+            request,
+            machine,
+            parent,
+            job,
+        }
+    }
+
+    fn failed(&self, source: holdfast_host::qmp::MonitorError) -> Error {
+        Error::from(holdfast_host::Error::Monitor {
+            machine: self.machine.clone(),
+            source,
+        })
+    }
+
+    /// Freezes; `within` is called while the machine stands still.
+    pub(super) fn freeze(&self, taken: &[MachineDisk], within: &mut dyn FnMut()) -> Result<Frozen> {
+        let monitor = self.request.machine.monitor();
+        let present = disks(monitor).map_err(|error| self.failed(error))?;
+        let mut wanted = Vec::new();
+        for disk in taken {
+            let device = device_of(disk, &present).ok_or_else(|| Error::NoDevice {
+                machine: self.machine.clone(),
+                disk: disk.target.clone(),
+            })?;
+            wanted.push((disk.target.clone(), device.clone()));
+        }
+        let usable: Vec<_> = wanted
+            .iter()
+            .map(|(target, disk)| usable_bitmap(disk, target, self.parent))
+            .collect();
+        let (folder, listener) = self.listen()?;
+        let mut cut_disks = Vec::new();
+        for ((_, disk), usable) in wanted.iter().zip(&usable) {
+            cut_disks.push(CutDisk {
+                scratch: self.scratch(disk.size_bytes)?,
+                disk: disk.clone(),
+                next_bitmap: Some(self.names.next()),
+                changes: usable.as_ref().ok().cloned(),
+            });
+        }
+        let request = CutRequest {
+            run: RunId(self.request.run),
+            disks: cut_disks,
+            write_deadline: self.request.write_deadline,
+            listener,
+        };
+        let cut = Cut::make(monitor, self.job.clock, request, within).map_err(|error| self.failed(error))?;
+        let opened = self.open(&cut, &folder.path().join("nbd"), &wanted, usable);
+        let mut old_bitmaps = Vec::new();
+        for (_, disk) in &wanted {
+            let ours = disk.bitmaps.iter().filter(|bitmap| self.names.is_ours(&bitmap.name));
+            old_bitmaps.extend(ours.map(|bitmap| (disk.node.clone(), bitmap.name.clone())));
+        }
+        match opened {
+            Ok(disks) => Ok(Frozen {
+                cut,
+                disks,
+                old_bitmaps,
+            }),
+            Err(error) => {
+                let nodes: Vec<&str> = wanted.iter().map(|(_, disk)| &disk.node[..]).collect();
+                self.release(cut);
+                self.remove_bitmaps(nodes.iter().map(|node| (*node, self.names.next())));
+                Err(error)
+            }
+        }
+    }
+
+    /// A socket that only we can reach.
+    fn listen(&self) -> Result<(tempfile::TempDir, OwnedFd)> {
+        let failed = |path: PathBuf| {
+            move |source| Error::File {
+                action: "create",
+                path,
+                source,
+            }
+        };
+        let folder = tempfile::Builder::new()
+            .prefix("holdfast-")
+            .tempdir_in(&self.request.runtime);
+        let folder = folder.map_err(failed(self.request.runtime.clone()))?;
+        let path = folder.path().join("nbd");
+        let listener = UnixListener::bind(&path).map_err(failed(path))?;
+        Ok((folder, listener.into()))
+    }
+
+    /// A file without a name: it is gone when the last who has it open lets go, whatever happens.
+    fn scratch(&self, size_bytes: u64) -> Result<OwnedFd> {
+        let failed = |source| Error::File {
+            action: "create a scratch file in",
+            path: self.request.scratch.clone(),
+            source,
+        };
+        let unnamed = i32::try_from(rustix::fs::OFlags::TMPFILE.bits()).expect("flags are small");
+        let opened = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(unnamed)
+            .mode(0o600)
+            .open(&self.request.scratch);
+        let file = match opened {
+            // Not every file system knows files without names.
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) => {
+                tempfile::tempfile_in(&self.request.scratch).map_err(failed)?
+            }
+            other => other.map_err(failed)?,
+        };
+        file.set_len(size_bytes).map_err(failed)?;
+        Ok(file.into())
+    }
+
+    fn open(
+        &self,
+        cut: &Cut,
+        socket: &std::path::Path,
+        wanted: &[(String, QemuDisk)],
+        usable: Vec<std::result::Result<String, ReadAll>>,
+    ) -> Result<Vec<FrozenDisk>> {
+        let endpoint = Endpoint::Unix(socket.to_owned());
+        let mut opened = Vec::new();
+        for (((export, context), (target, disk)), usable) in
+            cut.exports.iter().zip(&cut.change_contexts).zip(wanted).zip(usable)
+        {
+            let options = NbdOptions {
+                contexts: context.iter().cloned().collect(),
+                ..NbdOptions::default()
+            };
+            let device = NbdDevice::connect(&endpoint, export, options).and_then(NbdDeviceMut::new);
+            let device = FrozenDevice {
+                inner: device.map_err(|source| Error::Frozen {
+                    machine: self.machine.clone(),
+                    source: Box::new(source),
+                })?,
+            };
+            let changes = match (usable, context) {
+                (Ok(_), Some(context)) => self.changes(&device, context, target)?,
+                (Ok(_), None) => Changes::all(ReadAll::BitmapGone),
+                (Err(why), _) => Changes::all(why),
+            };
+            opened.push(FrozenDisk {
+                device,
+                changes,
+                next_bitmap: self.names.next(),
+                node: disk.node.clone(),
+            });
+        }
+        Ok(opened)
+    }
+
+    /// What the bitmap says, if it stands a test.
+    fn changes(&self, device: &FrozenDevice, context: &str, target: &str) -> Result<Changes> {
+        let name = context.trim_start_matches("qemu:dirty-bitmap:");
+        let changed = device.inner.as_read().dirty_bitmap(name)?;
+        let Some(parent) = self.parent else {
+            return Ok(Changes::all(ReadAll::NoParent));
+        };
+        let checked = check_spots(
+            device,
+            &changed,
+            (self.repository, parent, target),
+            u64::from(self.request.run),
+        );
+        Ok(match checked {
+            Ok(()) => Changes::Only(changed),
+            Err(why) => Changes::all(why),
+        })
+    }
+
+    /// Takes everything away; the bitmap of this instant stays if the snapshot does, the older ones if not.
+    pub(super) fn finish<T>(&self, frozen: Frozen, stored: &Result<T>) {
+        let Frozen {
+            cut,
+            disks,
+            old_bitmaps,
+        } = frozen;
+        let nodes: Vec<String> = disks.iter().map(|disk| disk.node.clone()).collect();
+        // Connections end before the server is asked to.
+        drop(disks);
+        self.release(cut);
+        if stored.is_ok() {
+            self.remove_bitmaps(old_bitmaps.iter().map(|(node, name)| (&node[..], name.clone())));
+        } else {
+            self.remove_bitmaps(nodes.iter().map(|node| (&node[..], self.names.next())));
+        }
+    }
+
+    fn release(&self, cut: Cut) {
+        if let Err(error) = cut.release(self.request.machine.monitor(), self.job.clock) {
+            self.job.progress.warning(&format!(
+                "not everything could be taken out of QEMU again: {error}; the machine runs on, and its next backup tries again"
+            ));
+        }
+    }
+
+    fn remove_bitmaps<'n>(&self, bitmaps: impl Iterator<Item = (&'n str, String)>) {
+        for (node, name) in bitmaps {
+            let arguments = serde_json::json!({ "node": node, "name": name });
+            let removed = self
+                .request
+                .machine
+                .monitor()
+                .execute(&Command::new("block-dirty-bitmap-remove", arguments));
+            if let Err(error) = removed {
+                self.job
+                    .progress
+                    .warning(&format!("the bitmap {name} stays in QEMU: {error}"));
+            }
+        }
+    }
+
+    /// Says what a read error of a frozen disk means.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        match error {
+            Error::Repository(holdfast_repo::Error::Device {
+                role: "source",
+                name,
+                source,
+            }) => Error::FrozenBroken {
+                machine: self.machine.clone(),
+                disk: name,
+                scratch: self.request.scratch.clone(),
+                source: Box::new(source),
+            },
+            other => other,
+        }
+    }
+}
+
+/// A frozen disk at QEMU's server. What was read is given back, so that nobody saves it any more before it is overwritten.
+pub(super) struct FrozenDevice {
+    inner: NbdDeviceMut,
+}
+
+impl BlockDevice for FrozenDevice {
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
+        self.inner.read_at(buffer, offset)?;
+        let start = offset.next_multiple_of(CLUSTER_BYTES);
+        let end = (offset + buffer.len() as u64) / CLUSTER_BYTES * CLUSTER_BYTES;
+        if start < end {
+            self.inner.trim(start..end)?;
+        }
+        Ok(())
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> holdfast_block::Result<ExtentList> {
+        self.inner.extents(range, extent_count_max)
+    }
+}
