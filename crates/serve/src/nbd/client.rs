@@ -17,6 +17,9 @@ mod dialogue;
 mod error;
 mod export;
 mod handshake;
+#[cfg(feature = "hostile")]
+#[doc(hidden)]
+pub mod hostile;
 mod inbox;
 mod read_ahead;
 mod status;

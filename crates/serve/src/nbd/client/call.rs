@@ -110,7 +110,9 @@ impl<'c, 'b> Call<'c, 'b> {
                 (0, None) => return Ok(std::mem::take(&mut self.statuses)),
                 (_, failure) => self.failure = failure,
             }
-            self.wait()?;
+            let waited = self.wait();
+            // The error of a request tells more than the loss that may come of it.
+            waited.map_err(|lost| self.failure.take().unwrap_or(lost))?;
         }
     }
 
