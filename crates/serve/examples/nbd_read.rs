@@ -1,7 +1,7 @@
 //! Reads an NBD export as quickly as it goes, to compare with other clients:
 //!
 //! ```text
-//! cargo run --release --example nbd_read -- URI sequential|random|map THREADS CONNECTIONS
+//! cargo run --release --example nbd_read -- URI sequential|random|map THREADS CONNECTIONS PIECE_KIB
 //! ```
 //!
 //! `sequential` reads all of it, `random` 4 KiB at a time at random places for as many bytes as 3 seconds allow, `map` asks
@@ -24,11 +24,12 @@ const RANDOM_TIME: Duration = Duration::from_secs(3);
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let mut next = || arguments.next().expect("URI MODE THREADS CONNECTIONS");
+    let mut next = || arguments.next().expect("URI MODE THREADS CONNECTIONS PIECE_KIB");
     let (uri, mode) = (next().parse().unwrap(), next());
     let thread_count: u64 = next().parse().unwrap();
     let options = NbdOptions {
         connection_count_max: next().parse().unwrap(),
+        piece_bytes: next().parse::<u32>().unwrap() << 10,
         ..NbdOptions::default()
     };
     let clock = SystemClock::new();

@@ -8,6 +8,7 @@
 
 mod block_status;
 mod call;
+mod command;
 mod connect;
 mod connection;
 mod coverage;
@@ -21,6 +22,7 @@ mod handshake;
 #[doc(hidden)]
 pub mod hostile;
 mod inbox;
+mod option_names;
 mod read_ahead;
 mod status;
 mod stream;

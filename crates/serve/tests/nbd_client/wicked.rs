@@ -373,7 +373,7 @@ fn a_server_that_takes_nothing_is_given_up() {
     let device = NbdDeviceMut::connect(&endpoint, "", options(SHORT)).unwrap();
     let error = device.write_at(&vec![1; 32 << 20], 0).unwrap_err().to_string();
     assert!(
-        error.contains("took nothing of a write of 2097152 bytes at offset"),
+        error.contains("took nothing of a write of 262144 bytes at offset"),
         "{error}"
     );
     drop(release);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentKind, ExtentList, Request, RequestKind};
 
 use super::call::{Call, Sending};
-use super::dialogue::Command;
+use super::command::Command;
 use super::read_ahead::{Appetite, Loan, WINDOW_MAX};
 use super::status::Descriptor;
 use super::violation::Violation;
@@ -155,7 +155,7 @@ impl NbdDevice {
         let sendings = gaps.iter().map(|gap| -> Sending<'static> {
             let blocks = self.blocks_around(gap);
             let request = Request::new(RequestKind::Extents, blocks.start, blocks.end - blocks.start);
-            (Command::new(request), &[])
+            (Command::of(request), &[])
         });
         let id = connection
             .contexts()

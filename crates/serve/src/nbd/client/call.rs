@@ -4,8 +4,9 @@ use std::sync::{Arc, Condvar, PoisonError};
 
 use holdfast_block::{Request, RequestKind, to_usize};
 
+use super::command::Command;
 use super::connection::{Baton, Chunk, Connection, Gone, Mail, Turn};
-use super::dialogue::{Answer, Command, Event, Failure, Sequel};
+use super::dialogue::{Answer, Event, Failure, Sequel};
 use super::status::Status;
 use super::{Error, Loss};
 use crate::nbd::wire::ErrorNumber;

@@ -5,7 +5,8 @@
 use holdfast_block::hostile::{Outcome, Parser};
 use holdfast_block::{Request, RequestKind};
 
-use super::dialogue::{Command, Dialogue, Event, Sequel, Ticket};
+use super::command::Command;
+use super::dialogue::{Dialogue, Event, Sequel, Ticket};
 use super::export::Context;
 use super::handshake::{Goal, Handshake};
 use super::read_ahead::{Appetite, Stretches};
@@ -75,7 +76,7 @@ pub fn replies(bytes: &[u8]) -> Outcome {
     let mut dialogue = Dialogue::new(style, contexts(), SIZE_BYTES);
     for kind in KINDS {
         if kind != RequestKind::Extents || style != HeaderStyle::Simple {
-            dialogue.ask(Command::new(Request::new(kind, OFFSET, LENGTH)), Ticket::default());
+            dialogue.ask(Command::of(Request::new(kind, OFFSET, LENGTH)), Ticket::default());
         }
     }
     let mut data_bytes = 0;
