@@ -8,6 +8,7 @@
 
 mod block_status;
 mod call;
+mod command;
 mod connect;
 mod connection;
 mod coverage;
@@ -17,7 +18,11 @@ mod dialogue;
 mod error;
 mod export;
 mod handshake;
+#[cfg(feature = "hostile")]
+#[doc(hidden)]
+pub mod hostile;
 mod inbox;
+mod option_names;
 mod read_ahead;
 mod status;
 mod stream;

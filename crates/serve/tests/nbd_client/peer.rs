@@ -1,22 +1,19 @@
 //! Servers of other people, one process for each test.
 
-#![expect(
-    clippy::disallowed_methods,
-    reason = "tests run the peer, and wait for it to be there"
-)]
+#![expect(clippy::disallowed_methods, reason = "tests run the peer")]
 
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 use tempfile::TempDir;
 
-/// A server on a Unix socket, that ends with the value.
+/// A server on a Unix socket, that ends with the value. One that does not start closes the first connection.
 pub(crate) struct Server {
     child: Child,
     directory: TempDir,
@@ -25,46 +22,26 @@ pub(crate) struct Server {
 impl Server {
     /// nbdkit with its arguments, those of filters and plugin.
     pub(crate) fn nbdkit(arguments: &[&str]) -> Self {
-        Self::start("nbdkit", |socket| {
-            let mut command = Command::new("nbdkit");
-            command
-                .args(["-f", "--exit-with-parent", "-U"])
-                .arg(socket)
-                .args(arguments);
-            command
-        })
+        Self::start(&["nbdkit", "-f", "--exit-with-parent"], arguments)
     }
 
     /// qemu-nbd with its arguments, the image among them.
     pub(crate) fn qemu_nbd(arguments: &[&str]) -> Self {
-        Self::start("qemu-nbd", |socket| {
-            let mut command = Command::new("qemu-nbd");
-            command
-                .args(["--persistent", "--shared=8", "-k"])
-                .arg(socket)
-                .args(arguments);
-            command
-        })
+        Self::start(&["qemu-nbd", "--persistent", "--shared=8"], arguments)
     }
 
-    fn start(program: &str, command: impl FnOnce(&Path) -> Command) -> Self {
+    /// Hands a socket that listens already to the program, by the protocol of systemd: nobody has to wait for it.
+    fn start(program: &[&str], arguments: &[&str]) -> Self {
+        const HAND_OVER: &str = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
         let directory = tempfile::tempdir().unwrap();
-        let socket = directory.path().join("socket");
-        let mut command = command(&socket);
-        let started = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
-        let mut child = match started {
-            Ok(child) => child,
-            Err(error) => panic!("these tests need {program} (see scripts/setup): {error}"),
-        };
-        for _ in 0..2000 {
-            // It is there before it listens.
-            if UnixStream::connect(&socket).is_ok() {
-                return Self { child, directory };
-            }
-            assert!(child.try_wait().unwrap().is_none(), "{command:?} ended at once");
-            std::thread::sleep(Duration::from_millis(5));
+        let listener = UnixListener::bind(directory.path().join("socket")).unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", HAND_OVER, "sh"]).args(program).args(arguments);
+        let child = command.stdin(OwnedFd::from(listener)).stderr(Stdio::null()).spawn();
+        Self {
+            child: child.unwrap(),
+            directory,
         }
-        panic!("{command:?} did not open its socket in 10 seconds");
     }
 
     pub(crate) fn socket(&self) -> PathBuf {

@@ -373,7 +373,7 @@ fn a_server_that_takes_nothing_is_given_up() {
     let device = NbdDeviceMut::connect(&endpoint, "", options(SHORT)).unwrap();
     let error = device.write_at(&vec![1; 32 << 20], 0).unwrap_err().to_string();
     assert!(
-        error.contains("took nothing of a write of 2097152 bytes at offset"),
+        error.contains("took nothing of a write of 262144 bytes at offset"),
         "{error}"
     );
     drop(release);
@@ -407,10 +407,6 @@ fn a_server_that_trickles_is_given_up() {
     let options = NbdOptions { clock, ..options(LONG) };
     let device = NbdDevice::connect(&endpoint, "", options).unwrap();
     let error = device.read_at(&mut [0; 4096], 0).unwrap_err().to_string();
-    assert!(
-        error.contains("without an answer") || error.contains("closed"),
-        "{error}"
-    );
     assert!(error.contains("without an answer"), "{error}");
     drop(device);
     thread.join().unwrap();

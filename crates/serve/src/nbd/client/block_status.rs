@@ -5,7 +5,7 @@ use std::ops::Range;
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentKind, ExtentList, Request, RequestKind};
 
 use super::call::{Call, Sending};
-use super::dialogue::Command;
+use super::command::Command;
 use super::read_ahead::{Appetite, Loan, WINDOW_MAX};
 use super::status::Descriptor;
 use super::violation::Violation;
@@ -155,7 +155,7 @@ impl NbdDevice {
         let sendings = gaps.iter().map(|gap| -> Sending<'static> {
             let blocks = self.blocks_around(gap);
             let request = Request::new(RequestKind::Extents, blocks.start, blocks.end - blocks.start);
-            (Command::new(request), &[])
+            (Command::of(request), &[])
         });
         let id = connection
             .contexts()
@@ -238,5 +238,49 @@ impl Collected {
 
     fn into_bitmap(mut self) -> DirtyBitmap {
         self.bitmap.take().unwrap_or_else(|| self.bitmap_of_ranges())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Collected;
+
+    fn granularity_of(size_bytes: u64, ranges: &[(u64, u64)]) -> u64 {
+        let mut collected = Collected::new(size_bytes);
+        for (start, end) in ranges {
+            collected.add(*start..*end);
+        }
+        let bitmap = collected.into_bitmap();
+        assert!(ranges.iter().all(|(start, end)| bitmap.is_dirty(*start..*end)));
+        bitmap.granularity_bytes()
+    }
+
+    #[test]
+    fn the_granularity_is_the_coarsest_that_is_exact_within_bounds() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(granularity_of(MIB, &[]), 65_536);
+        assert_eq!(granularity_of(MIB + 17, &[(0, MIB + 17)]), 65_536);
+        assert_eq!(granularity_of(MIB, &[(MIB / 2, MIB)]), 65_536);
+        assert_eq!(granularity_of(MIB, &[(0, 32_768), (65_536, 131_072)]), 32_768);
+        assert_eq!(granularity_of(MIB, &[(1, 2)]), 512);
+        // 2^28 bits at most.
+        assert_eq!(granularity_of(1 << 50, &[(4096, 8192)]), 4 << 20);
+    }
+
+    #[test]
+    fn more_ranges_than_are_kept_are_marked_all_the_same() {
+        let count = Collected::RANGE_COUNT_MAX as u64;
+        let mut collected = Collected::new(count * 8192 * 2);
+        for number in 0..count + 10 {
+            collected.add(number * 8192..number * 8192 + 4096);
+        }
+        assert!(collected.ranges.is_empty(), "they are in the bitmap by now");
+        // Finer than all before: rounded outwards.
+        collected.add(count * 16_000..count * 16_000 + 1);
+        let bitmap = collected.into_bitmap();
+        assert_eq!(
+            (bitmap.granularity_bytes(), bitmap.dirty_bytes()),
+            (4096, (count + 11) * 4096)
+        );
     }
 }

@@ -4,8 +4,9 @@ use std::sync::{Arc, Condvar, PoisonError};
 
 use holdfast_block::{Request, RequestKind, to_usize};
 
+use super::command::Command;
 use super::connection::{Baton, Chunk, Connection, Gone, Mail, Turn};
-use super::dialogue::{Answer, Command, Event, Failure, Sequel};
+use super::dialogue::{Answer, Event, Failure, Sequel};
 use super::status::Status;
 use super::{Error, Loss};
 use crate::nbd::wire::ErrorNumber;
@@ -110,7 +111,9 @@ impl<'c, 'b> Call<'c, 'b> {
                 (0, None) => return Ok(std::mem::take(&mut self.statuses)),
                 (_, failure) => self.failure = failure,
             }
-            self.wait()?;
+            let waited = self.wait();
+            // The error of a request tells more than the loss that may come of it.
+            waited.map_err(|lost| self.failure.take().unwrap_or(lost))?;
         }
     }
 

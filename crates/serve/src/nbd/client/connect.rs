@@ -25,6 +25,9 @@ pub struct NbdOptions {
     /// Time without a byte from the server after which requests count as lost, and the connection with them.
     pub request_timeout: Duration,
     /// Bytes of one read or write; longer ones are cut, for several to be under way at once.
+    ///
+    /// What fits the caches of the processor is quickest: 256 KiB read QEMU's server 1.2 times as quickly as 2 MiB do, and over
+    /// several connections 1.5 times.
     pub piece_bytes: u32,
     /// Bytes that one operation has under way at a time.
     pub in_flight_bytes: u64,
@@ -39,7 +42,7 @@ impl Default for NbdOptions {
             connection_count_max: 4,
             connect_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_secs(300),
-            piece_bytes: 2 << 20,
+            piece_bytes: 256 << 10,
             in_flight_bytes: 8 << 20,
             clock: Arc::new(SystemClock::new()),
         }

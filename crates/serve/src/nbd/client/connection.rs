@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use holdfast_block::{Clock, Request};
 
-use super::dialogue::{Answer, Command, Dialogue, Sequel, Ticket};
+use super::command::Command;
+use super::dialogue::{Answer, Dialogue, Sequel, Ticket};
 use super::export::{Context, ExportInfo};
 use super::handshake::Outcome;
 use super::inbox::Inbox;

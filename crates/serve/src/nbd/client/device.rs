@@ -8,9 +8,9 @@ use std::time::Duration;
 use holdfast_block::{BlockDevice, ExtentKind, ExtentList, Request, RequestKind};
 
 use super::call::{Call, Sending};
+use super::command::Command;
 use super::connect::open;
 use super::connection::Connection;
-use super::dialogue::Command;
 use super::export::ExportInfo;
 use super::read_ahead::ReadAhead;
 use super::uri::{NbdUri, Security};
@@ -227,7 +227,7 @@ impl NbdDevice {
         let connection = self.pick();
         let call = Call::new(&connection, buffer, offset)?;
         call.run(
-            pieces.map(|piece| -> Sending<'static> { (Command::new(piece), &[]) }),
+            pieces.map(|piece| -> Sending<'static> { (Command::of(piece), &[]) }),
             window,
         )?;
         Ok(())

@@ -6,8 +6,8 @@ use std::sync::{PoisonError, RwLock};
 use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Request, RequestKind, to_usize};
 
 use super::call::{Call, Sending};
+use super::command::Command;
 use super::device::{NbdDevice, cut};
-use super::dialogue::Command;
 use super::{Endpoint, Error, NbdOptions, Result};
 use crate::nbd::wire::{ErrorNumber, ExportFlags};
 
@@ -104,7 +104,7 @@ impl NbdDeviceMut {
         let call = Call::new(&connection, &mut [], 0)?;
         let sendings = pieces.map(|piece| -> Sending<'_> {
             let from = to_usize(piece.offset - offset);
-            (Command::new(piece), &data[from..from + to_usize(piece.length)])
+            (Command::of(piece), &data[from..from + to_usize(piece.length)])
         });
         call.run(sendings, window)?;
         Ok(())
@@ -129,7 +129,7 @@ impl NbdDeviceMut {
     fn zero_blocks(&self, range: Range<u64>) -> Result<()> {
         let request = Request::of_range(RequestKind::WriteZeroes, &range);
         if self.has(ExportFlags::WRITE_ZEROES) {
-            match self.device.run_plain(cut(request, EFFECT_BYTES_MAX).map(Command::new)) {
+            match self.device.run_plain(cut(request, EFFECT_BYTES_MAX).map(Command::of)) {
                 // It may find the request too long, or its medium may not be able to.
                 Err(Error::Server { number, .. }) if is_refusal(number) => {}
                 done => return done,
@@ -145,7 +145,7 @@ impl NbdDeviceMut {
             ZEROES.len() as u64,
         );
         let sendings =
-            pieces.map(|piece| -> Sending<'static> { (Command::new(piece), &ZEROES[..to_usize(piece.length)]) });
+            pieces.map(|piece| -> Sending<'static> { (Command::of(piece), &ZEROES[..to_usize(piece.length)]) });
         call.run(sendings, 16)?;
         Ok(())
     }
@@ -230,7 +230,7 @@ impl BlockDeviceMut for NbdDeviceMut {
                 result = Ok(());
             }
             if self.has(ExportFlags::TRIM) {
-                result = self.device.run_plain(cut(request, EFFECT_BYTES_MAX).map(Command::new));
+                result = self.device.run_plain(cut(request, EFFECT_BYTES_MAX).map(Command::of));
             }
             match result {
                 Err(Error::Server { number, .. }) if is_refusal(number) => Ok(()),
@@ -253,7 +253,7 @@ impl BlockDeviceMut for NbdDeviceMut {
             }
             .into());
         }
-        let flush = Command::new(Request::flush());
+        let flush = Command::of(Request::flush());
         Ok(self.device.run_plain(std::iter::once(flush))?)
     }
 }

@@ -7,8 +7,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use holdfast_block::{Request, RequestKind};
+use holdfast_block::Request;
 
+use super::command::Command;
 use super::coverage::{Coverage, Refusal};
 use super::export::{Context, words};
 use super::status::{self, Query, Status};
@@ -22,60 +23,6 @@ use crate::nbd::wire::{
 const ERROR_COUNT_MAX: u32 = 1024;
 /// Bytes of an error chunk: those of the longest message and what stands around it, with room for kinds yet unknown.
 const ERROR_BYTES_MAX: u64 = STRING_BYTES_MAX as u64 + 1024;
-
-/// What is asked of the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Command {
-    pub(super) kind: CommandKind,
-    pub(super) flags: CommandFlags,
-    /// What it is for, with offset and length.
-    pub(super) request: Request,
-}
-
-impl Command {
-    pub(super) fn new(request: Request) -> Self {
-        let kind = match request.kind {
-            RequestKind::Read => CommandKind::READ,
-            RequestKind::Write => CommandKind::WRITE,
-            RequestKind::WriteZeroes => CommandKind::WRITE_ZEROES,
-            RequestKind::Trim => CommandKind::TRIM,
-            RequestKind::Flush => CommandKind::FLUSH,
-            RequestKind::Extents => CommandKind::BLOCK_STATUS,
-        };
-        Self {
-            kind,
-            flags: CommandFlags::default(),
-            request,
-        }
-    }
-
-    /// A write of zeroes that fails rather than to take as long as a write of data would.
-    pub(super) fn fast_zero(mut request: Request) -> Self {
-        request.kind = RequestKind::WriteZeroes;
-        let mut command = Self::new(request);
-        command.flags = CommandFlags::FAST_ZERO;
-        command
-    }
-
-    /// Bytes that travel in one direction or the other.
-    pub(super) fn payload_bytes(&self) -> u64 {
-        match self.kind {
-            CommandKind::READ | CommandKind::WRITE => self.request.length,
-            _ => 0,
-        }
-    }
-
-    fn name(&self) -> &'static str {
-        match self.kind {
-            CommandKind::READ => "read",
-            CommandKind::WRITE => "write",
-            CommandKind::WRITE_ZEROES => "write of zeroes",
-            CommandKind::TRIM => "trim",
-            CommandKind::FLUSH => "flush",
-            _ => "block status query",
-        }
-    }
-}
 
 /// Whose request it is, and how long the server has for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -526,10 +473,11 @@ fn wrong_magic(found: u32) -> Violation {
 mod tests {
     use holdfast_block::{Request, RequestKind};
 
+    use super::super::command::Command;
     use super::super::export::Context;
     use super::super::status::Descriptor;
     use super::super::violation::Violation;
-    use super::{Answer, Command, Dialogue, Event, Sequel, Ticket};
+    use super::{Answer, Dialogue, Event, Sequel, Ticket};
     use crate::nbd::wire::{CommandFlags, HeaderStyle};
 
     fn bytes(hex: &str) -> Vec<u8> {
@@ -551,7 +499,7 @@ mod tests {
             },
         ];
         let mut dialogue = Dialogue::new(style, contexts, 1 << 20);
-        dialogue.ask(Command::new(Request::new(kind, 0x1000, 0x200)), Ticket::default());
+        dialogue.ask(Command::of(Request::new(kind, 0x1000, 0x200)), Ticket::default());
         dialogue
     }
 
@@ -713,7 +661,7 @@ mod tests {
         let request = Request::new(RequestKind::Write, 0, 512);
         let flags_of = |style| {
             Dialogue::new(style, vec![], 4096)
-                .ask(Command::new(request), Ticket::default())
+                .ask(Command::of(request), Ticket::default())
                 .flags
         };
         assert_eq!(flags_of(HeaderStyle::Structured), CommandFlags::default());

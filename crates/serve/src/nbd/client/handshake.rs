@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use super::Error;
 use super::export::{BlockSizes, Context, ExportInfo, ListedExport, words};
+use super::option_names::{name_of, reason_of};
 use super::violation::Violation;
 use crate::nbd::wire::{
     ClientFlags, ExportFlags, Fields, GREETING_MAGIC, GreetingFlags, HeaderStyle, InfoKind, OPTION_BYTES_MAX,
@@ -474,34 +475,6 @@ fn push_string(data: &mut Vec<u8>, string: &str) {
     let length = u32::try_from(string.len()).expect("names are checked where they come in");
     data.extend(length.to_be_bytes());
     data.extend(string.as_bytes());
-}
-
-fn name_of(option: OptionKind) -> &'static str {
-    match option {
-        OptionKind::LIST => "LIST",
-        OptionKind::INFO => "INFO",
-        OptionKind::GO => "GO",
-        OptionKind::STRUCTURED_REPLY => "STRUCTURED_REPLY",
-        OptionKind::LIST_META_CONTEXT => "LIST_META_CONTEXT",
-        OptionKind::SET_META_CONTEXT => "SET_META_CONTEXT",
-        OptionKind::EXTENDED_HEADERS => "EXTENDED_HEADERS",
-        _ => "an option",
-    }
-}
-
-fn reason_of(kind: OptionReplyKind) -> &'static str {
-    match kind {
-        OptionReplyKind::ERR_UNSUP => "it does not know it",
-        OptionReplyKind::ERR_POLICY => "it is forbidden",
-        OptionReplyKind::ERR_INVALID => "it calls it invalid",
-        OptionReplyKind::ERR_PLATFORM => "its platform cannot do it",
-        OptionReplyKind::ERR_UNKNOWN => "there is no such export",
-        OptionReplyKind::ERR_SHUTDOWN => "it is shutting down",
-        OptionReplyKind::ERR_BLOCK_SIZE_REQD => "it wants to be asked for block sizes",
-        OptionReplyKind::ERR_TOO_BIG => "it is too much for it",
-        OptionReplyKind::ERR_EXT_HEADER_REQD => "it wants extended headers",
-        _ => "with an error that the protocol does not have",
-    }
 }
 
 #[cfg(test)]

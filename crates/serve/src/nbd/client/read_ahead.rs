@@ -269,3 +269,111 @@ impl ReadAhead {
         shelf.stretches = Stretches::default();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use holdfast_block::SeededRandom;
+    use holdfast_block::conformance::test_seed;
+    use holdfast_block::to_usize;
+
+    use super::super::status::Descriptor;
+    use super::{Appetite, DESCRIPTOR_COUNT_MAX, ReadAhead, Stretches};
+
+    const END: u64 = 60;
+
+    /// What a server would say of `offset`.
+    fn flags_at(offset: u64) -> u64 {
+        offset / 3 % 4
+    }
+
+    /// Random answers are added and handed out, against one bool for each byte that is known.
+    #[test]
+    fn nothing_is_made_up_and_nothing_is_told_twice() {
+        let mut random = SeededRandom::new(test_seed());
+        for _ in 0..300 {
+            let mut stretches = Stretches::default();
+            let mut known = [false; to_usize(END)];
+            for _ in 0..40 {
+                let range = random.range_within(END, 12);
+                if random.one_in(2) {
+                    let before = known;
+                    known[to_usize(range.start)..to_usize(range.end)].fill(true);
+                    let descriptors = range.clone().map(|at| Descriptor {
+                        length: 1,
+                        flags: flags_at(at),
+                    });
+                    stretches.add(range.start, descriptors.collect());
+                    // What follows a stretch that was known stays unknown: a gap is asked for again, never guessed.
+                    let gaps = stretches.gaps(0, END, 100, 100);
+                    for at in 0..END {
+                        let is_gap = gaps.iter().any(|gap| gap.contains(&at));
+                        assert!(!is_gap || !before[to_usize(at)], "byte {at} was forgotten");
+                        known[to_usize(at)] = !is_gap;
+                    }
+                    continue;
+                }
+                let mut at = range.start;
+                let mut left = random.below(6);
+                let (stopped, appetite) = stretches.hand_out(range.start, range.end, &mut |offset, descriptor| {
+                    if left == 0 {
+                        return Appetite::Refused;
+                    }
+                    assert_eq!(offset, at, "a gap in what is handed out");
+                    for byte in offset..offset + descriptor.length {
+                        assert!(
+                            known[to_usize(byte)] && flags_at(byte) == descriptor.flags,
+                            "byte {byte} is made up"
+                        );
+                    }
+                    at += descriptor.length;
+                    left -= 1;
+                    if left == 0 { Appetite::Enough } else { Appetite::More }
+                });
+                assert_eq!(stopped, at);
+                assert!(
+                    appetite != Appetite::More || at == range.end || !known[to_usize(at)],
+                    "it stopped early"
+                );
+                let gaps = stretches.gaps(0, END, 100, 100);
+                for byte in 0..END {
+                    let is_gap = gaps.iter().any(|gap| gap.contains(&byte));
+                    assert!(
+                        !(range.start..at).contains(&byte) || is_gap,
+                        "byte {byte} would be told twice"
+                    );
+                    assert!(is_gap || known[to_usize(byte)], "byte {byte} came from nowhere");
+                    known[to_usize(byte)] = !is_gap;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_bounded_and_writes_clear_it() {
+        let read_ahead = ReadAhead::default();
+        let one = Descriptor { length: 512, flags: 0 };
+        for number in 0..10 {
+            let start = number << 40;
+            let mut loan = read_ahead.borrow(&(start..start + 1));
+            loan.stretches.add(start, vec![one; DESCRIPTOR_COUNT_MAX / 3]);
+            read_ahead.give_back(loan, start);
+        }
+        let kept = |read_ahead: &ReadAhead| {
+            let loan = read_ahead.borrow(&(0..u64::MAX));
+            let count = loan
+                .stretches
+                .by_start
+                .values()
+                .map(|stretch| stretch.descriptors.len())
+                .sum::<usize>();
+            read_ahead.give_back(loan, 0);
+            count
+        };
+        assert_eq!(kept(&read_ahead), DESCRIPTOR_COUNT_MAX / 3 * 3);
+        let mut loan = read_ahead.borrow(&(1 << 60..(1 << 60) + 1));
+        loan.stretches.add(1 << 60, vec![one]);
+        read_ahead.invalidate();
+        read_ahead.give_back(loan, 0);
+        assert_eq!(kept(&read_ahead), 0, "what was asked before a write is out of date");
+    }
+}

@@ -1,0 +1,60 @@
+//! What the client asks of a server.
+
+use holdfast_block::{Request, RequestKind};
+
+use crate::nbd::wire::{CommandFlags, CommandKind};
+
+/// What is asked of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Command {
+    pub(super) kind: CommandKind,
+    pub(super) flags: CommandFlags,
+    /// What it is for, with offset and length.
+    pub(super) request: Request,
+}
+
+impl Command {
+    pub(super) fn of(request: Request) -> Self {
+        let kind = match request.kind {
+            RequestKind::Read => CommandKind::READ,
+            RequestKind::Write => CommandKind::WRITE,
+            RequestKind::WriteZeroes => CommandKind::WRITE_ZEROES,
+            RequestKind::Trim => CommandKind::TRIM,
+            RequestKind::Flush => CommandKind::FLUSH,
+            RequestKind::Extents => CommandKind::BLOCK_STATUS,
+        };
+        Self {
+            kind,
+            flags: CommandFlags::default(),
+            request,
+        }
+    }
+
+    /// A write of zeroes that fails rather than to take as long as a write of data would.
+    pub(super) fn fast_zero(mut request: Request) -> Self {
+        request.kind = RequestKind::WriteZeroes;
+        let mut command = Self::of(request);
+        command.flags = CommandFlags::FAST_ZERO;
+        command
+    }
+
+    /// Bytes that travel in one direction or the other.
+    pub(super) fn payload_bytes(&self) -> u64 {
+        match self.kind {
+            CommandKind::READ | CommandKind::WRITE => self.request.length,
+            _ => 0,
+        }
+    }
+
+    /// For messages.
+    pub(super) fn name(&self) -> &'static str {
+        match self.kind {
+            CommandKind::READ => "read",
+            CommandKind::WRITE => "write",
+            CommandKind::WRITE_ZEROES => "write of zeroes",
+            CommandKind::TRIM => "trim",
+            CommandKind::FLUSH => "flush",
+            _ => "block status query",
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What a hostile server can say, without a fuzzer.
+
+#[path = "../../block/tests/hostile/ordeal.rs"]
+mod ordeal;
+
+use holdfast_serve::nbd::client::hostile::{PARSERS, seeds};
+use ordeal::{Bound, Ordeal};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static ALLOCATOR: PeakAlloc = PeakAlloc;
+
+/// A descriptor takes 16 bytes of memory for 8 on the wire, twice while it is handed out; names are copied.
+const BOUND: Bound = Bound {
+    per_byte: 16,
+    constant_bytes: 64 << 10,
+};
+
+#[test]
+fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
+    let seeds = seeds().into_iter().map(|(parser, _, bytes)| (parser, bytes)).collect();
+    Ordeal {
+        parsers: PARSERS,
+        seeds,
+        swollen: vec![("nbd_handshake", long_list())],
+        bound: |_| BOUND,
+        case_count: 200_000,
+        allocator: &ALLOCATOR,
+    }
+    .run();
+}
+
+/// As many exports as a list may have, all without a name.
+fn long_list() -> Vec<u8> {
+    let reply = |kind: u32, data: &[u8]| {
+        let length = u32::try_from(data.len()).expect("a few bytes");
+        let magic = 0x0003_e889_0455_65a9u64.to_be_bytes();
+        [
+            &magic[..],
+            &3u32.to_be_bytes(),
+            &kind.to_be_bytes(),
+            &length.to_be_bytes(),
+            data,
+        ]
+        .concat()
+    };
+    let mut bytes = [&[1][..], b"NBDMAGICIHAVEOPT", &[0, 3]].concat();
+    for _ in 0..19_999 {
+        bytes.extend(reply(2, &[0; 4]));
+    }
+    bytes.extend(reply(1, &[]));
+    bytes
+}
