@@ -227,6 +227,20 @@ pub enum Error {
         /// The disk.
         disk: String,
     },
+    /// The process that watches over the machine does not start, or is gone: nothing is stopped without it.
+    #[error("the watchdog, without which no machine is stopped, does not answer")]
+    NoWatchdog {
+        /// The operating system's reason, where it gave one.
+        source: Option<std::io::Error>,
+    },
+    /// The guest cannot be frozen, and was to be.
+    #[error("the file systems of {machine} cannot be frozen")]
+    NotQuiesced {
+        /// The machine.
+        machine: String,
+        /// Why; none where it has no guest agent.
+        source: Option<Box<holdfast_host::Error>>,
+    },
     /// QEMU does not serve what it has frozen.
     #[error("QEMU does not serve the frozen disks of {machine}")]
     Frozen {

@@ -42,6 +42,7 @@ mod snapshot_name;
 mod source;
 mod stages;
 mod verify;
+mod watchdog;
 
 pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoice, backup};
 pub use compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
@@ -57,8 +58,8 @@ pub use job::Job;
 pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
 pub use list::{ListReport, ListRequest, ShowReport, list, show};
 pub use machine_backup::{
-    Compared, MachineBackupReport, MachineBackupRequest, Method, NOTE_CONSISTENCY, NOTE_METHOD, ReadAll,
-    back_up_machine,
+    Compared, MachineBackupReport, MachineBackupRequest, Method, NOTE_CONSISTENCY, NOTE_METHOD, Quiesce, Quiesced,
+    ReadAll, back_up_machine,
 };
 pub use name::{DiskName, MachineName, NameError};
 pub use new_image::Overwrite;
@@ -71,3 +72,4 @@ pub use restore::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Targ
 pub use snapshot_name::{Moment, SnapshotName, SnapshotReference};
 pub use source::{Origin, SourceName};
 pub use verify::{Against, VerifyRequest, scrub, verify};
+pub use watchdog::watch_over;

@@ -9,6 +9,7 @@
 
 mod changes;
 mod frozen;
+mod quiesce;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -33,6 +34,7 @@ use crate::{BackupReport, MachineName, Unit};
 pub use changes::ReadAll;
 use changes::{Changes, NOTE_BITMAP};
 use frozen::Freezer;
+pub use quiesce::{Quiesce, Quiesced};
 
 /// Note of a snapshot: how its disks were read.
 pub const NOTE_METHOD: &str = "method";
@@ -71,6 +73,10 @@ pub struct MachineBackupRequest<'a> {
     pub runtime: PathBuf,
     /// How long a write of the guest may wait for its copy, before the copy is given up.
     pub write_deadline: Duration,
+    /// Whether the guest's file systems are frozen for the instant.
+    pub quiesce: Quiesce,
+    /// The command that starts the watchdog of this run: see [`watch_over`](crate::watch_over).
+    pub watchdog: Option<Vec<std::ffi::OsString>>,
     /// A random number, which names what is made in QEMU.
     pub run: u32,
 }
@@ -84,6 +90,8 @@ pub struct MachineBackupReport {
     pub method: Method,
     /// How long the machine stood still; none where it was not running.
     pub pause: Option<Pause>,
+    /// What became of freezing the guest's file systems.
+    pub quiesced: Quiesced,
     /// Disks that were left out, and why.
     pub left_out: Vec<(String, String)>,
     /// How each disk was compared with the snapshot before, in the order of the snapshot.
@@ -228,7 +236,7 @@ impl MachineBackup<'_> {
                 self.request.name
             ));
         }
-        Ok(self.report(backup, Method::Images, None, compared))
+        Ok(self.report(backup, Method::Images, (None, Quiesced::NotNeeded), compared))
     }
 
     fn read_frozen_disks(self) -> Result<MachineBackupReport> {
@@ -240,7 +248,9 @@ impl MachineBackup<'_> {
             self.job,
         );
         let (mut time, mut nvram) = (None, Ok(None));
-        let frozen = freezer.freeze(&self.taken, &mut || {
+        let is_running = self.description.summary.state == MachineState::Running;
+        let can_quiesce = is_running && self.description.has_agent_channel;
+        let frozen = freezer.freeze(&self.taken, (is_running, can_quiesce), &mut || {
             time = Some((self.request.now)());
             nvram = self.read_nvram();
         })?;
@@ -256,25 +266,27 @@ impl MachineBackup<'_> {
                 }
             });
             let time = time.unwrap_or_else(|| (self.request.now)());
-            self.store(&disks.collect::<Vec<_>>(), nvram, time, (Method::Filter, "crash"))
+            let consistency = frozen.quiesced().consistency();
+            self.store(&disks.collect::<Vec<_>>(), nvram, time, (Method::Filter, consistency))
         });
-        let pause = frozen.pause();
+        let stood_still = (Some(frozen.pause()), frozen.quiesced().clone());
         let stored = stored.map_err(|error| freezer.explain(error));
         freezer.finish(frozen, &stored);
         let (backup, compared) = stored?;
-        Ok(self.report(backup, Method::Filter, Some(pause), compared))
+        Ok(self.report(backup, Method::Filter, stood_still, compared))
     }
 
     fn report(
         self,
         backup: BackupReport,
         method: Method,
-        pause: Option<Pause>,
+        (pause, quiesced): (Option<Pause>, Quiesced),
         compared: Vec<(String, Compared)>,
     ) -> MachineBackupReport {
         MachineBackupReport {
             backup,
             method,
+            quiesced,
             pause: pause.filter(|_| self.description.summary.state == MachineState::Running),
             left_out: self.left_out,
             compared,

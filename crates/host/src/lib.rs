@@ -1,11 +1,13 @@
 //! The outside world that owns disks: hypervisors, their machines, and the agents in them.
 
+pub mod agent;
 pub mod domain_xml;
 mod error;
 mod hypervisor;
 #[cfg(feature = "libvirt")]
 mod libvirt;
 mod machine;
+mod process;
 pub mod qemu;
 pub mod qmp;
 
@@ -16,3 +18,4 @@ pub use libvirt::Libvirt;
 pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark, Tpm,
 };
+pub use process::Companion;

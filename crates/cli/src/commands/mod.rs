@@ -18,6 +18,7 @@ mod show;
 mod stats;
 mod verify;
 mod version;
+mod watchdog;
 
 use crate::args::Example;
 use crate::context::Context;
@@ -68,6 +69,9 @@ pub enum Verb {
     /// Write the manual pages into a folder
     #[command(hide = true)]
     Man(man::ManArgs),
+    /// Watch over a machine while it is backed up
+    #[command(hide = true)]
+    Watchdog(watchdog::WatchdogArgs),
 }
 
 impl Verb {
@@ -94,6 +98,7 @@ impl Verb {
             Self::Version(args) => version::run(args, context),
             Self::Completions(args) => completions::run(args, context),
             Self::Man(args) => man::run(args, context),
+            Self::Watchdog(args) => watchdog::run(args, context),
         }
     }
 }
@@ -145,6 +150,7 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "version" => version::EXAMPLES,
         "completions" => completions::EXAMPLES,
         "man" => man::EXAMPLES,
+        "watchdog" => watchdog::EXAMPLES,
         _ => image::examples_of(path),
     }
 }

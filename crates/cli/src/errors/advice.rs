@@ -174,6 +174,9 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::NoSuchDisk { .. } => advice(Exit::Usage, Kind::NotFound, "name disks as the machine does: vda"),
         JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
         JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),
+        JobError::NotQuiesced { .. } => refused(
+            "the guest needs qemu-guest-agent and the machine its channel; without --quiesce=require the snapshot is as after a power cut",
+        ),
         JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),
         JobError::FrozenBroken { .. } => advice(
             Exit::Error,

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, ExtentList};
 use holdfast_host::MachineDisk;
@@ -15,12 +16,16 @@ use holdfast_repo::{Manifest, Repository};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 
 use super::changes::{BitmapNames, Changes, ReadAll, check_spots, usable_bitmap};
+use super::quiesce::{Quiesced, Quiescence};
 use super::{MachineBackupRequest, device_of};
 use crate::error::{Error, Result};
 use crate::job::Job;
+use crate::watchdog::Guard;
 
 /// What QEMU's filter copies at once: a smaller piece that was read cannot be given back.
 const CLUSTER_BYTES: u64 = 64 << 10;
+/// A pause takes milliseconds; after this the watchdog ends it.
+const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Freezes disks, and clears up.
 pub(super) struct Freezer<'a> {
@@ -35,6 +40,8 @@ pub(super) struct Freezer<'a> {
 /// Frozen disks.
 pub(super) struct Frozen {
     cut: Cut,
+    quiesced: Quiesced,
+    guard: Guard,
     disks: Vec<FrozenDisk>,
     /// Bitmaps of ours that were there before, with their nodes.
     old_bitmaps: Vec<(String, String)>,
@@ -56,6 +63,10 @@ impl Frozen {
 
     pub(super) fn pause(&self) -> Pause {
         self.cut.pause
+    }
+
+    pub(super) fn quiesced(&self) -> &Quiesced {
+        &self.quiesced
     }
 }
 
@@ -86,7 +97,14 @@ impl<'a> Freezer<'a> {
     }
 
     /// Freezes; `within` is called while the machine stands still.
-    pub(super) fn freeze(&self, taken: &[MachineDisk], within: &mut dyn FnMut()) -> Result<Frozen> {
+    ///
+    /// A machine that is not running need not be watched, and one without an agent cannot be quiesced.
+    pub(super) fn freeze(
+        &self,
+        taken: &[MachineDisk],
+        (is_running, can_quiesce): (bool, bool),
+        within: &mut dyn FnMut(),
+    ) -> Result<Frozen> {
         let monitor = self.request.machine.monitor();
         let present = disks(monitor).map_err(|error| self.failed(error))?;
         let mut wanted = Vec::new();
@@ -117,7 +135,19 @@ impl<'a> Freezer<'a> {
             write_deadline: self.request.write_deadline,
             listener,
         };
-        let cut = Cut::make(monitor, self.job.clock, request, within).map_err(|error| self.failed(error))?;
+        let mut guard = Guard::start(self.request.watchdog.as_deref())?;
+        let quiescence = Quiescence::begin(self.request, (is_running, can_quiesce), &mut guard, self.job)?;
+        let cut = guard
+            .about_to_pause(PAUSE_DEADLINE)
+            .and_then(|()| Cut::make(monitor, self.job.clock, request, within).map_err(|error| self.failed(error)));
+        let quiesced = quiescence.end(self.request, &mut guard, self.job);
+        let cut = match cut {
+            Ok(cut) => cut,
+            Err(error) => {
+                guard.done();
+                return Err(error);
+            }
+        };
         let opened = self.open(&cut, &folder.path().join("nbd"), &wanted, usable);
         let mut old_bitmaps = Vec::new();
         for (_, disk) in &wanted {
@@ -127,6 +157,8 @@ impl<'a> Freezer<'a> {
         match opened {
             Ok(disks) => Ok(Frozen {
                 cut,
+                quiesced,
+                guard,
                 disks,
                 old_bitmaps,
             }),
@@ -134,6 +166,7 @@ impl<'a> Freezer<'a> {
                 let nodes: Vec<&str> = wanted.iter().map(|(_, disk)| &disk.node[..]).collect();
                 self.release(cut);
                 self.remove_bitmaps(nodes.iter().map(|node| (*node, self.names.next())));
+                guard.done();
                 Err(error)
             }
         }
@@ -245,6 +278,8 @@ impl<'a> Freezer<'a> {
             cut,
             disks,
             old_bitmaps,
+            guard,
+            ..
         } = frozen;
         let nodes: Vec<String> = disks.iter().map(|disk| disk.node.clone()).collect();
         // Connections end before the server is asked to.
@@ -255,6 +290,7 @@ impl<'a> Freezer<'a> {
         } else {
             self.remove_bitmaps(nodes.iter().map(|node| (&node[..], self.names.next())));
         }
+        guard.done();
     }
 
     fn release(&self, cut: Cut) {

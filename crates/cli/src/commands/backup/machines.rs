@@ -1,11 +1,12 @@
 //! `holdfast backup` of machines, by the names that their hypervisors know.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_engine::{
-    Bottleneck, Compared, MachineBackupReport, MachineBackupRequest, MachineName, ParentChoice, back_up_machine,
+    Bottleneck, Compared, MachineBackupReport, MachineBackupRequest, MachineName, NOTE_CONSISTENCY, ParentChoice,
+    Quiesce, Quiesced, back_up_machine,
 };
 use holdfast_host::{DiskChoice, Hypervisor, Libvirt};
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
@@ -41,9 +42,23 @@ pub(super) struct MachineArgs {
     /// Leave this disk of the machine out; may be given several times
     #[arg(long, value_name = "DISK")]
     exclude: Vec<String>,
+    /// Whether to freeze the machine's file systems for the instant, by its guest agent
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
+    quiesce: QuiesceWhen,
     /// Where to keep what the machine overwrites while it is read: a folder with room, on a local disk
     #[arg(long, value_name = "FOLDER")]
     scratch: Option<PathBuf>,
+}
+
+/// When file systems are frozen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum QuiesceWhen {
+    /// If it works
+    Try,
+    /// Or not at all
+    Require,
+    /// Never
+    Off,
 }
 
 impl MachineArgs {
@@ -53,6 +68,7 @@ impl MachineArgs {
             (self.connect.is_some(), "--connect"),
             (!self.include.is_empty(), "--include"),
             (!self.exclude.is_empty(), "--exclude"),
+            (self.quiesce != QuiesceWhen::Try, "--quiesce"),
             (self.scratch.is_some(), "--scratch"),
         ];
         given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
@@ -86,6 +102,10 @@ struct MachineDone {
     method: &'static str,
     /// How long the machine stood still; null where it was not running.
     paused_us: Option<u64>,
+    /// "file system", "crash", or "shut off".
+    consistency: String,
+    /// How long its file systems were frozen; null where they were not.
+    frozen_us: Option<u64>,
     read_bytes: u64,
     changed_bytes: u64,
     stored_bytes: u64,
@@ -140,16 +160,21 @@ impl From<MachineBackupReport> for MachineDone {
                 reason: Some(why.to_string()),
             },
         };
+        let frozen = match &report.quiesced {
+            Quiesced::Yes { frozen, .. } => Some(*frozen),
+            _ => None,
+        };
+        let consistency = report.backup.snapshot.notes.get(NOTE_CONSISTENCY);
         let left_out = report
             .left_out
             .into_iter()
             .map(|(name, reason)| LeftOut { name, reason });
         Self {
+            frozen_us: frozen.map(micros),
+            consistency: consistency.cloned().unwrap_or_default(),
             snapshot: SnapshotDocument::from(&report.backup.snapshot),
             method: report.method.word(),
-            paused_us: report
-                .pause
-                .map(|pause| u64::try_from(pause.total.as_micros()).unwrap_or(u64::MAX)),
+            paused_us: report.pause.map(|pause| micros(pause.total)),
             read_bytes: statistics.read_bytes,
             changed_bytes: changed_bytes(&statistics),
             stored_bytes: report.backup.stored_bytes,
@@ -179,14 +204,18 @@ impl MachineDone {
             &self.snapshot.id[..8],
             parts.join(", ")
         ));
+        let time = |us| units::duration(Duration::from_micros(us));
         page.line(&match (self.method, self.paused_us) {
             ("images", _) => "  read from its images: it is shut off".to_owned(),
-            (_, None) => "  frozen while it is paused, by a filter in QEMU: crash-consistent".to_owned(),
-            (_, Some(us)) => format!(
-                "  frozen by a filter in QEMU: crash-consistent; it stood still for {}",
-                units::duration(Duration::from_micros(us))
-            ),
+            (_, None) => "  one instant, by a filter in QEMU; it is paused".to_owned(),
+            (_, Some(us)) => format!("  one instant, by a filter in QEMU; it stood still for {}", time(us)),
         });
+        if self.method != "images" {
+            page.line(&match self.frozen_us {
+                Some(us) => format!("  consistent for its file systems, which were frozen for {}", time(us)),
+                None => "  consistent as after a power cut: its file systems were not frozen".to_owned(),
+            });
+        }
         for disk in &self.disks {
             let how = match (&disk.reason, disk.dirty_bytes) {
                 (Some(reason), _) => format!("read everything: {reason}"),
@@ -243,7 +272,7 @@ pub(super) fn run(names: &[&str], args: &BackupArgs, parent: &ParentChoice, cont
         failed: Vec::new(),
     };
     for name in names {
-        match back_up(name, args, parent, &hypervisor, &repository, context) {
+        match back_up(name, args, parent, (&hypervisor, &uri), &repository, context) {
             Ok(machine) => done.machines.push(machine),
             // With one machine the error is the answer; and who interrupts one means all.
             Err(error) if names.len() == 1 || matches!(error, Error::Interrupted(_)) => return Err(error),
@@ -264,13 +293,14 @@ fn back_up(
     name: &str,
     args: &BackupArgs,
     parent: &ParentChoice,
-    hypervisor: &dyn Hypervisor,
+    (hypervisor, uri): (&dyn Hypervisor, &str),
     repository: &Repository,
     context: &Context,
 ) -> Result<MachineDone, Error> {
     let machine = hypervisor.machine(name).map_err(holdfast_engine::Error::from)?;
     let mut run = [0; 4];
     SystemRandomness.fill(&mut run)?;
+    let run = u32::from_le_bytes(run);
     let request = MachineBackupRequest {
         name: match &args.machine {
             Some(name) => name.clone(),
@@ -291,10 +321,34 @@ fn back_up(
         scratch: args.machines.scratch.clone().unwrap_or_else(|| SCRATCH_DEFAULT.into()),
         runtime: runtime_folder(context),
         write_deadline: WRITE_DEADLINE,
-        run: u32::from_le_bytes(run),
+        quiesce: match args.machines.quiesce {
+            QuiesceWhen::Try => Quiesce::Try,
+            QuiesceWhen::Require => Quiesce::Require,
+            QuiesceWhen::Off => Quiesce::Off,
+        },
+        watchdog: Some(watchdog(uri, machine.name(), run)?),
+        run,
     };
     let report = context.work(args.job.thread_count(), |job| back_up_machine(repository, request, job))?;
     Ok(MachineDone::from(report))
+}
+
+/// The command that starts this program as the watchdog of a run.
+fn watchdog(uri: &str, machine: &str, run: u32) -> Result<Vec<OsString>, Error> {
+    let program = std::env::current_exe().map_err(|source| Error::File {
+        action: "find the program itself,",
+        path: "/proc/self/exe".into(),
+        source,
+    })?;
+    let run = run.to_string();
+    let words = ["watchdog", "--connect", uri, "--machine", machine, "--run", &run];
+    Ok(std::iter::once(program.into())
+        .chain(words.into_iter().map(OsString::from))
+        .collect())
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A folder for sockets.

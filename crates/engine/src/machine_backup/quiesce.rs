@@ -1,0 +1,160 @@
+//! Freezing the guest's file systems around the instant, through the guest agent.
+
+use std::time::Duration;
+
+use holdfast_host::agent;
+
+use super::MachineBackupRequest;
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::watchdog::Guard;
+
+/// How long the guest may take to freeze: Windows thaws by itself after ten seconds.
+const FREEZE_DEADLINE: Duration = Duration::from_secs(5);
+const THAW_DEADLINE: Duration = Duration::from_secs(5);
+/// After this the watchdog thaws the guest: time to freeze, the instant, time to thaw.
+const FROZEN_DEADLINE: Duration = Duration::from_secs(15);
+
+/// Whether the guest's file systems are frozen for the instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Quiesce {
+    /// If that works; otherwise the snapshot is of a machine as after a power cut, and says so.
+    #[default]
+    Try,
+    /// It must work.
+    Require,
+    /// No.
+    Off,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Quiesced {
+    /// The file systems were frozen.
+    Yes {
+        /// How many.
+        file_system_count: u64,
+        /// How long the guest took to freeze.
+        freeze: Duration,
+        /// From the freeze until it was thawed.
+        frozen: Duration,
+    },
+    /// The machine has no guest agent.
+    NoAgent,
+    /// The agent cannot, or did not in time; why, in words.
+    Failed(String),
+    /// Nobody wanted it.
+    Off,
+    /// The machine does not run: there is nothing to freeze.
+    NotNeeded,
+}
+
+impl Quiesced {
+    /// What the snapshot says of its instant.
+    pub(super) fn consistency(&self) -> &'static str {
+        match self {
+            Self::Yes { .. } => "file system",
+            _ => "crash",
+        }
+    }
+}
+
+/// A guest that may be frozen.
+pub(super) enum Quiescence {
+    Frozen {
+        file_system_count: u64,
+        freeze: Duration,
+        start: Duration,
+    },
+    Not(Quiesced),
+}
+
+impl Quiescence {
+    /// Freezes the guest, if it is to be and can be.
+    pub(super) fn begin(
+        request: &MachineBackupRequest<'_>,
+        (is_running, can_quiesce): (bool, bool),
+        guard: &mut Guard,
+        job: Job<'_>,
+    ) -> Result<Self> {
+        let machine = || request.machine.name().to_owned();
+        match (request.quiesce, is_running, can_quiesce) {
+            (Quiesce::Off, ..) => return Ok(Self::Not(Quiesced::Off)),
+            (_, false, _) => return Ok(Self::Not(Quiesced::NotNeeded)),
+            (Quiesce::Try, true, false) => return Ok(Self::Not(Quiesced::NoAgent)),
+            (Quiesce::Require, true, false) => {
+                return Err(Error::NotQuiesced {
+                    machine: machine(),
+                    source: None,
+                });
+            }
+            (Quiesce::Try | Quiesce::Require, true, true) => {}
+        }
+        guard.about_to_freeze(FROZEN_DEADLINE)?;
+        let start = job.clock.now();
+        match agent::freeze(request.machine, FREEZE_DEADLINE) {
+            Ok(file_system_count) => Ok(Self::Frozen {
+                file_system_count,
+                freeze: job.clock.now().saturating_sub(start),
+                start,
+            }),
+            Err(error) => {
+                // It may have come half the way.
+                let thawed = thaw(request, job);
+                if thawed {
+                    guard.runs()?;
+                }
+                if request.quiesce == Quiesce::Require {
+                    return Err(Error::NotQuiesced {
+                        machine: machine(),
+                        source: Some(Box::new(error)),
+                    });
+                }
+                job.progress.warning(&format!(
+                    "the file systems of {} could not be frozen: {error}; the snapshot is as after a power cut",
+                    request.name
+                ));
+                Ok(Self::Not(Quiesced::Failed(error.to_string())))
+            }
+        }
+    }
+
+    /// Thaws the guest.
+    pub(super) fn end(self, request: &MachineBackupRequest<'_>, guard: &mut Guard, job: Job<'_>) -> Quiesced {
+        let quiesced = match self {
+            Self::Not(quiesced) => quiesced,
+            Self::Frozen {
+                file_system_count,
+                freeze,
+                start,
+            } => {
+                if !thaw(request, job) {
+                    // The watchdog goes on trying.
+                    job.progress.warning(&format!(
+                        "{} does not say that it has thawed; the watchdog tries on",
+                        request.name
+                    ));
+                    return Quiesced::Failed("the guest did not thaw".to_owned());
+                }
+                Quiesced::Yes {
+                    file_system_count,
+                    freeze,
+                    frozen: job.clock.now().saturating_sub(start),
+                }
+            }
+        };
+        // Who does not hear it is dead, and cannot do harm.
+        guard.runs().ok();
+        quiesced
+    }
+}
+
+fn thaw(request: &MachineBackupRequest<'_>, job: Job<'_>) -> bool {
+    match agent::thaw(request.machine, THAW_DEADLINE) {
+        Ok(_) => true,
+        Err(error) => {
+            job.progress.note(&format!("thawing {}: {error}", request.name));
+            agent::thaw(request.machine, THAW_DEADLINE).is_ok()
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The watchdog of a backup: a process of its own that lets a machine run on when the one that stopped it has died.
+//!
+//! It is connected to the hypervisor before anything is stopped. The backup tells it, by the line, what it is about to do and how
+//! long that may take; the end of the lines without `done` means that the backup is dead. Then, or when a time is over, the
+//! watchdog thaws the guest, lets the machine run on, and takes what the run has put into QEMU out again.
+
+use std::ffi::OsString;
+use std::io::BufRead;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use holdfast_host::qemu::{RunId, remove_run};
+use holdfast_host::qmp::Command;
+use holdfast_host::{Companion, Machine, agent};
+
+use crate::error::{Error, Result};
+
+const READY: &str = "ready";
+const DONE: &str = "done";
+/// How long the watchdog may take to be ready: it has to connect.
+const READY_DEADLINE: Duration = Duration::from_secs(20);
+/// For each attempt to thaw.
+const THAW_DEADLINE: Duration = Duration::from_secs(5);
+const ATTEMPT_COUNT: u32 = 30;
+const ATTEMPT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What may be the matter with a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum State {
+    /// Its file systems are frozen.
+    Frozen,
+    /// Its processors stand still.
+    Paused,
+}
+
+impl State {
+    const ALL: [Self; 2] = [Self::Frozen, Self::Paused];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Frozen => "frozen",
+            Self::Paused => "paused",
+        }
+    }
+}
+
+/// The backup's end of the line.
+pub(crate) struct Guard {
+    companion: Option<Companion>,
+}
+
+impl Guard {
+    /// Starts the watchdog, and waits until it is ready. Without a command there is none: tests run without.
+    pub(crate) fn start(command: Option<&[OsString]>) -> Result<Self> {
+        let Some((program, arguments)) = command.and_then(<[OsString]>::split_first) else {
+            return Ok(Self { companion: None });
+        };
+        let companion =
+            Companion::start(program, arguments).map_err(|source| Error::NoWatchdog { source: Some(source) })?;
+        match companion.hear(READY_DEADLINE) {
+            Some(line) if line == READY => Ok(Self {
+                companion: Some(companion),
+            }),
+            _ => Err(Error::NoWatchdog { source: None }),
+        }
+    }
+
+    fn tell(&mut self, line: &str) -> Result<()> {
+        match &mut self.companion {
+            None => Ok(()),
+            Some(companion) => companion
+                .tell(line)
+                .map_err(|source| Error::NoWatchdog { source: Some(source) }),
+        }
+    }
+
+    /// The machine's file systems are about to be frozen, for at most so long.
+    pub(crate) fn about_to_freeze(&mut self, at_most: Duration) -> Result<()> {
+        self.tell(&format!("{} {}", State::Frozen.word(), at_most.as_millis()))
+    }
+
+    /// The machine is about to be stopped, for at most so long.
+    pub(crate) fn about_to_pause(&mut self, at_most: Duration) -> Result<()> {
+        self.tell(&format!("{} {}", State::Paused.word(), at_most.as_millis()))
+    }
+
+    /// The machine runs, and is thawed.
+    pub(crate) fn runs(&mut self) -> Result<()> {
+        self.tell("runs")
+    }
+
+    /// Nothing of the run is left.
+    pub(crate) fn done(mut self) {
+        self.tell(DONE).ok();
+        if let Some(companion) = self.companion.take() {
+            companion.end().ok();
+        }
+    }
+}
+
+/// Watches over a machine until the backup says that it is done, or is dead. Gives what had to be mended, in words.
+///
+/// `lines` are the backup's; `ready` is called when the watchdog watches.
+pub fn watch_over(
+    machine: &dyn Machine,
+    run: u32,
+    lines: impl BufRead + Send + 'static,
+    clock: &dyn Clock,
+    ready: impl FnOnce(&str),
+) -> Vec<String> {
+    let (send, received) = channel();
+    // It ends with its input; the process ends without it.
+    std::thread::spawn(move || {
+        for line in lines.lines().map_while(std::io::Result::ok) {
+            if send.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    ready(READY);
+    let mut watch = Watch {
+        machine,
+        clock,
+        run: RunId(run),
+        until: None,
+        states: Vec::new(),
+        mended: Vec::new(),
+    };
+    loop {
+        let line = match watch.until {
+            None => received.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(until) => received.recv_timeout(until.saturating_sub(clock.now())),
+        };
+        match line {
+            Ok(line) if line == DONE => return watch.mended,
+            Ok(line) => watch.hear(&line),
+            Err(RecvTimeoutError::Timeout) => watch.mend(),
+            Err(RecvTimeoutError::Disconnected) => {
+                watch.mend();
+                watch.clear();
+                return watch.mended;
+            }
+        }
+    }
+}
+
+struct Watch<'a> {
+    machine: &'a dyn Machine,
+    clock: &'a dyn Clock,
+    run: RunId,
+    /// When what the machine is in has lasted too long.
+    until: Option<Duration>,
+    states: Vec<State>,
+    mended: Vec<String>,
+}
+
+impl Watch<'_> {
+    fn hear(&mut self, line: &str) {
+        let (word, time) = line.split_once(' ').unwrap_or((line, ""));
+        match State::ALL.into_iter().find(|state| state.word() == word) {
+            None => {
+                self.states.clear();
+                self.until = None;
+            }
+            Some(state) => {
+                self.states.push(state);
+                let at_most = Duration::from_millis(time.parse().unwrap_or_default());
+                let until = self.clock.now() + at_most;
+                self.until = Some(self.until.map_or(until, |earlier| earlier.min(until)));
+            }
+        }
+    }
+
+    /// Lets the machine run: first the processors, without which no agent answers.
+    fn mend(&mut self) {
+        self.until = None;
+        let states = std::mem::take(&mut self.states);
+        if states.contains(&State::Paused) {
+            let resume = || {
+                let command = Command::new("cont", serde_json::Value::Null);
+                self.machine
+                    .monitor()
+                    .execute(&command)
+                    .map(drop)
+                    .map_err(|error| error.to_string())
+            };
+            self.attempt("let the machine run on", resume);
+        }
+        if states.contains(&State::Frozen) {
+            let thaw = || {
+                agent::thaw(self.machine, THAW_DEADLINE)
+                    .map(drop)
+                    .map_err(|error| error.to_string())
+            };
+            self.attempt("thawed the guest", thaw);
+        }
+    }
+
+    /// Takes out what the run has put into QEMU.
+    fn clear(&mut self) {
+        let (machine, clock, run) = (self.machine, self.clock, self.run);
+        let clear = || remove_run(machine.monitor(), clock, run).map_err(|error| error.to_string());
+        self.attempt("took what the backup had put into QEMU out again", clear);
+    }
+
+    fn attempt(&mut self, what: &str, act: impl Fn() -> std::result::Result<(), String>) {
+        let mut last = String::new();
+        for _ in 0..ATTEMPT_COUNT {
+            match act() {
+                Ok(()) => {
+                    self.mended.push(what.to_owned());
+                    return;
+                }
+                Err(error) => last = error,
+            }
+            self.clock.sleep(ATTEMPT_INTERVAL);
+        }
+        self.mended.push(format!("NOT {what}: {last}"));
+    }
+}
