@@ -7,6 +7,7 @@ mod documents;
 mod help;
 mod host;
 mod interrupts;
+mod machines;
 mod program;
 mod rig;
 mod terminals;

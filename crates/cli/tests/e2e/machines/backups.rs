@@ -1,0 +1,168 @@
+//! What a backup of a machine reads, tells and keeps.
+
+use super::lab::run;
+use super::{World, at};
+
+#[test]
+fn a_running_machine_is_backed_up_and_only_its_changes_the_next_time() {
+    let mut world = World::new();
+    let first = world.back_up();
+    assert_eq!(first["method"], "filter");
+    assert_eq!(first["consistency"], "crash");
+    assert!(first["paused_us"].as_u64().unwrap() > 0 && first["frozen_us"].is_null());
+    assert!(
+        first["disks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|disk| disk["is_incremental"] == false)
+    );
+    let left_out: Vec<_> = first["left_out"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|disk| &disk["name"])
+        .collect();
+    assert_eq!(left_out, ["sda"]);
+    world.assert_snapshot_is_right("first");
+    world.assert_runs_and_is_clean();
+
+    world.write(0, 50, 1 << 20, 65_536);
+    world.write(1, 51, 3 << 20, 512);
+    let second = world.back_up();
+    for disk in second["disks"].as_array().unwrap() {
+        assert_eq!(
+            (&disk["is_incremental"], &disk["dirty_bytes"]),
+            (&true.into(), &65_536.into()),
+            "{disk}"
+        );
+    }
+    // The disks' changes, and the configuration.
+    assert!(second["read_bytes"].as_u64().unwrap() < 2 * 65_536 + 20_000, "{second}");
+    world.assert_snapshot_is_right("second");
+
+    // The snapshot has the machine's configuration, and its disks are restored with it.
+    world.rig.ok(&["restore", "web1:domain.xml", "domain.xml"]);
+    assert!(
+        String::from_utf8(world.rig.read("domain.xml"))
+            .unwrap()
+            .contains("<name>web1</name>")
+    );
+    world.rig.ok(&["verify"]);
+}
+
+/// A QEMU that is killed has lost its bitmaps: everything is read, the reason is said, and only what changed is stored.
+#[test]
+fn after_a_kill_of_qemu_everything_is_read_and_the_reason_is_said() {
+    let mut world = World::new();
+    world.back_up();
+    world.write(0, 60, 0, 4096);
+    world.write(1, 61, 0, 4096);
+    // What the guest flushed is in the images; `destroy` kills QEMU without asking.
+    world
+        .machine()
+        .monitor()
+        .execute(&holdfast_host::qmp::Command::new(
+            "human-monitor-command",
+            serde_json::json!({ "command-line": "qemu-io -d /machine/peripheral/virtio-disk0/virtio-backend flush" }),
+        ))
+        .unwrap();
+    let pid = std::fs::read_to_string(find_pid_file(&world)).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    while world.lab.virsh(&["domstate", "web1"]).trim() != "shut off" {
+        std::thread::yield_now();
+    }
+    world.lab.virsh(&["start", "web1"]);
+    let report = world.back_up();
+    for disk in report["disks"].as_array().unwrap() {
+        assert_eq!(disk["is_incremental"], false);
+        let reason = disk["reason"].as_str().unwrap();
+        assert!(reason.contains("bitmap"), "{reason}");
+    }
+    assert!(report["changed_bytes"].as_u64().unwrap() < 40_000, "{report}");
+    world.assert_snapshot_is_right("after the kill");
+    // From there on bitmaps are relied on again.
+    let report = world.back_up();
+    assert!(
+        report["disks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|disk| disk["is_incremental"] == true),
+        "{report}"
+    );
+}
+
+fn find_pid_file(world: &World) -> std::path::PathBuf {
+    let found = run(
+        "find",
+        &[world.lab.path("libvirt").to_str().unwrap(), "-name", "web1.pid"],
+    );
+    found.lines().next().unwrap().into()
+}
+
+/// Somebody writes to the image past QEMU, so that the bitmap does not know: the spot checks find a change of this size.
+#[test]
+fn a_bitmap_that_is_wrong_is_not_believed() {
+    let mut world = World::new();
+    world.back_up();
+    let image = world.lab.path("web1-b");
+    std::os::unix::fs::FileExt::write_all_at(
+        &std::fs::File::options().write(true).open(&image).unwrap(),
+        &vec![77; 8 << 20],
+        0,
+    )
+    .unwrap();
+    world.disks[1].fill(77);
+    let report = world.back_up();
+    let vdb = &report["disks"][1];
+    assert!(
+        vdb["reason"].as_str().unwrap().contains("written past QEMU"),
+        "{report}"
+    );
+    assert_eq!(report["disks"][0]["is_incremental"], true);
+    world.assert_snapshot_is_right("past QEMU");
+}
+
+#[test]
+fn a_paused_machine_and_one_that_is_shut_off_are_backed_up_as_they_are() {
+    let mut world = World::new();
+    world.write(0, 5, 4096, 4096);
+    world.lab.virsh(&["suspend", "web1"]);
+    let report = world.back_up();
+    assert!(report["paused_us"].is_null() && report["method"] == "filter");
+    world.assert_snapshot_is_right("paused");
+    assert_eq!(world.lab.virsh(&["domstate", "web1"]).trim(), "paused");
+    world.lab.virsh(&["resume", "web1"]);
+    world.lab.virsh(&["destroy", "web1"]);
+    let report = world.back_up();
+    assert_eq!(
+        (&report["method"], &report["consistency"]),
+        (&"images".into(), &"shut off".into())
+    );
+    world.assert_snapshot_is_right("shut off");
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_in_words() {
+    let world = World::new();
+    let uri = world.lab.uri();
+    let refused = |code, words: &[&str]| world.rig.error(code, &at(&uri, words));
+    let (kind, text) = refused(1, &["backup", "nobody"]);
+    assert!(kind == "not-found" && text.contains("nobody"), "{text}");
+    let (_, text) = refused(2, &["backup", "web1", "--exclude", "vdx"]);
+    assert!(text.contains("vda, vdb"), "{text}");
+    let (kind, text) = refused(1, &["backup", "web1", "--quiesce", "require"]);
+    assert!(kind == "refused" && text.contains("qemu-guest-agent"), "{text}");
+    let (_, text) = refused(2, &["backup", "web1", "--format", "raw"]);
+    assert!(text.contains("machines"), "{text}");
+    let (kind, text) = refused(1, &["backup", "web1", "--scratch", "/nonexistent"]);
+    assert!(text.contains("/nonexistent"), "{kind} {text}");
+    world.assert_runs_and_is_clean();
+    assert_eq!(world.rig.snapshot_count(), 0);
+    // One machine that fails does not keep the others from it.
+    let document = world.rig.json(1, &at(&uri, &["backup", "nobody", "web1"]));
+    assert_eq!(document["report"]["failed"][0]["machine"], "nobody");
+    assert_eq!(document["report"]["machines"].as_array().unwrap().len(), 1);
+}

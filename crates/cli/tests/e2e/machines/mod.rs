@@ -1,0 +1,78 @@
+//! Backups of machines under a real libvirt: they run on, and what is restored is what their disks held at the instant.
+
+mod backups;
+mod kills;
+#[path = "../../../../host/tests/libvirt/lab.rs"]
+#[expect(
+    dead_code,
+    clippy::disallowed_methods,
+    reason = "shared with the tests of the host crate"
+)]
+mod lab;
+
+use holdfast_host::qemu::runs_in;
+use holdfast_host::{Hypervisor as _, Machine, MachineState};
+
+use crate::rig::Rig;
+use lab::{DISK_BYTES, Lab, guest_writes};
+
+/// A machine with two disks, and what they hold.
+struct World {
+    lab: Lab,
+    rig: Rig,
+    disks: [Vec<u8>; 2],
+}
+
+impl World {
+    /// A machine that runs, and a repository.
+    fn new() -> Self {
+        let lab = Lab::new();
+        lab.connect();
+        lab.define("web1", &["qcow2", "raw"]);
+        lab.virsh(&["start", "web1"]);
+        let length = usize::try_from(DISK_BYTES).unwrap();
+        Self {
+            lab,
+            rig: Rig::new(),
+            disks: [vec![1; length], vec![2; length]],
+        }
+    }
+
+    fn machine(&self) -> Box<dyn Machine> {
+        self.lab.connect().machine("web1").unwrap()
+    }
+
+    /// The guest writes, as its owner would not notice.
+    fn write(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
+        guest_writes(self.machine().monitor(), disk, byte, offset as u64, length as u64);
+        self.disks[disk][offset..offset + length].fill(byte);
+    }
+
+    /// Backs the machine up; the part of the report that is about it.
+    fn back_up(&self) -> serde_json::Value {
+        let uri = self.lab.uri();
+        let report = self.rig.report(&at(&uri, &["backup", "web1"]));
+        report["machines"][0].clone()
+    }
+
+    /// Asserts that the newest snapshot holds what the disks hold.
+    fn assert_snapshot_is_right(&self, what: &str) {
+        for (target, bytes) in ["vda", "vdb"].iter().zip(&self.disks) {
+            let name = format!("web1@latest:{target}");
+            let restored = format!("{target}.raw");
+            self.rig.ok(&["restore", "--force", &name, &restored]);
+            assert!(self.rig.read(&restored) == *bytes, "{what}: {target}");
+        }
+    }
+
+    fn assert_runs_and_is_clean(&self) {
+        let machine = self.machine();
+        assert_eq!(machine.describe().unwrap().summary.state, MachineState::Running);
+        assert!(runs_in(machine.monitor()).unwrap().is_empty());
+    }
+}
+
+/// Words of a command line about a machine at `uri`.
+fn at<'a>(uri: &'a str, words: &[&'a str]) -> Vec<&'a str> {
+    [words, &["--connect", uri]].concat()
+}
