@@ -40,6 +40,8 @@ pub use quiesce::{Quiesce, Quiesced};
 pub const NOTE_METHOD: &str = "method";
 /// Note of a snapshot: of what kind its instant is.
 pub const NOTE_CONSISTENCY: &str = "consistency";
+/// Note of a snapshot: the machine's UUID at its hypervisor.
+const NOTE_UUID: &str = "uuid";
 /// The stream of a snapshot that holds the firmware's variables.
 const NVRAM: &str = "nvram";
 /// Bytes of a file with firmware variables, at most.
@@ -367,11 +369,7 @@ impl MachineBackup<'_> {
                 parent: self.parent.map_or(Parent::None, |parent| Parent::Named(parent.id)),
                 host: self.request.host.clone(),
                 program: self.request.program.clone(),
-                notes: BTreeMap::from([
-                    (NOTE_METHOD.to_owned(), method.word().to_owned()),
-                    (NOTE_CONSISTENCY.to_owned(), consistency.to_owned()),
-                    ("uuid".to_owned(), self.description.summary.uuid.clone()),
-                ]),
+                notes: self.notes(method, consistency),
                 sources,
                 thread_count: self.job.thread_count,
             },
@@ -384,6 +382,20 @@ impl MachineBackup<'_> {
             duration: self.job.clock.now().saturating_sub(start),
         };
         Ok((report, compared))
+    }
+
+    /// What the snapshot says of itself.
+    fn notes(&self, method: Method, consistency: &str) -> BTreeMap<String, String> {
+        let uuid = &self.description.summary.uuid;
+        let notes = [
+            (NOTE_METHOD, method.word()),
+            (NOTE_CONSISTENCY, consistency),
+            (NOTE_UUID, uuid),
+        ];
+        notes
+            .into_iter()
+            .map(|(key, text)| (key.to_owned(), text.to_owned()))
+            .collect()
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_host::qemu::{RunId, remove_run};
-use holdfast_host::qmp::Command;
+use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{Companion, Machine, agent};
 
 use crate::error::{Error, Result};
@@ -178,7 +178,7 @@ impl Watch<'_> {
         let states = std::mem::take(&mut self.states);
         if states.contains(&State::Paused) {
             let resume = || {
-                let command = Command::new("cont", serde_json::Value::Null);
+                let command = QmpCommand::new("cont", serde_json::Value::Null);
                 self.machine
                     .monitor()
                     .execute(&command)

@@ -20,12 +20,12 @@ pub type Result<T> = std::result::Result<T, MonitorError>;
 /// A way to QEMU's monitor.
 pub trait Monitor: Send + Sync {
     /// Does a command, and waits for the answer.
-    fn execute(&self, command: &Command) -> Result<Value>;
+    fn execute(&self, command: &QmpCommand) -> Result<Value>;
 }
 
 /// A command.
 #[derive(Debug)]
-pub struct Command {
+pub struct QmpCommand {
     /// What it is called: "query-block".
     pub name: &'static str,
     /// Its arguments, an object; [`Value::Null`] where it has none.
@@ -39,7 +39,7 @@ pub struct Command {
 /// QEMU answers most commands within milliseconds; it does nothing else while it waits for a slow disk.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-impl Command {
+impl QmpCommand {
     /// A command without files, and half a minute for it.
     pub fn new(name: &'static str, arguments: Value) -> Self {
         Self {
@@ -115,7 +115,7 @@ pub enum MonitorError {
 }
 
 /// The line of a command, for a monitor that somebody else has open.
-pub(crate) fn line_of(command: &Command) -> String {
+pub(crate) fn line_of(command: &QmpCommand) -> String {
     message::object_of(command).to_string()
 }
 

@@ -126,6 +126,27 @@ fn host_advice(error: &HostError) -> Advice {
     }
 }
 
+/// Errors about machines, and those that need no advice.
+fn machine_advice(error: &JobError) -> Advice {
+    let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
+    match error {
+        JobError::Host(error) => host_advice(error),
+        JobError::NoSuchDisk { .. } => advice(Exit::Usage, Kind::NotFound, "name disks as the machine does: vda"),
+        JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
+        JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),
+        JobError::NotQuiesced { .. } => refused(
+            "the guest needs qemu-guest-agent and the machine its channel; without --quiesce=require the snapshot is as after a power cut",
+        ),
+        JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),
+        JobError::FrozenBroken { .. } => advice(
+            Exit::Error,
+            Kind::NoSpace,
+            "give a --scratch folder with more room on a faster disk, and try again: what was stored is not stored again",
+        ),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
 fn engine_advice(error: &JobError) -> Advice {
     let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
     match error {
@@ -170,19 +191,6 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::DeviceFormat { .. } => advice(Exit::Usage, Kind::Usage, "give --to raw, or the name of a new file"),
         JobError::TargetTooSmall { .. } => advice(Exit::Error, Kind::NoSpace, HINT_TOO_SMALL),
         JobError::Medium { source, .. } => device_advice(source),
-        JobError::Host(error) => host_advice(error),
-        JobError::NoSuchDisk { .. } => advice(Exit::Usage, Kind::NotFound, "name disks as the machine does: vda"),
-        JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
-        JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),
-        JobError::NotQuiesced { .. } => refused(
-            "the guest needs qemu-guest-agent and the machine its channel; without --quiesce=require the snapshot is as after a power cut",
-        ),
-        JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),
-        JobError::FrozenBroken { .. } => advice(
-            Exit::Error,
-            Kind::NoSpace,
-            "give a --scratch folder with more room on a faster disk, and try again: what was stored is not stored again",
-        ),
         JobError::NoTarget { .. } => advice(Exit::Error, Kind::NotFound, "leave --in-place out to make it"),
         JobError::NotAFile { .. } => refused("give the name of a new file"),
         JobError::DataFileExists { .. } => advice(Exit::Error, Kind::Exists, "give another --data-file, or remove it"),
@@ -203,7 +211,7 @@ fn engine_advice(error: &JobError) -> Advice {
             Kind::Usage,
             "name one as SNAPSHOT:DISK, or give a folder that exists",
         ),
-        _ => plain(Exit::Error, Kind::Io),
+        _ => machine_advice(error),
     }
 }
 

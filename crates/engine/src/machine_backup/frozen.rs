@@ -11,7 +11,7 @@ use std::time::Duration;
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, ExtentList};
 use holdfast_host::MachineDisk;
 use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Pause, QemuDisk, RunId, disks};
-use holdfast_host::qmp::Command;
+use holdfast_host::qmp::QmpCommand;
 use holdfast_repo::{Manifest, Repository};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 
@@ -106,15 +106,7 @@ impl<'a> Freezer<'a> {
         within: &mut dyn FnMut(),
     ) -> Result<Frozen> {
         let monitor = self.request.machine.monitor();
-        let present = disks(monitor).map_err(|error| self.failed(error))?;
-        let mut wanted = Vec::new();
-        for disk in taken {
-            let device = device_of(disk, &present).ok_or_else(|| Error::NoDevice {
-                machine: self.machine.clone(),
-                disk: disk.target.clone(),
-            })?;
-            wanted.push((disk.target.clone(), device.clone()));
-        }
+        let wanted = self.devices(taken)?;
         let usable: Vec<_> = wanted
             .iter()
             .map(|(target, disk)| usable_bitmap(disk, target, self.parent))
@@ -170,6 +162,19 @@ impl<'a> Freezer<'a> {
                 Err(error)
             }
         }
+    }
+
+    /// The devices of QEMU that these disks are.
+    fn devices(&self, taken: &[MachineDisk]) -> Result<Vec<(String, QemuDisk)>> {
+        let present = disks(self.request.machine.monitor()).map_err(|error| self.failed(error))?;
+        let device = |disk: &MachineDisk| match device_of(disk, &present) {
+            Some(device) => Ok((disk.target.clone(), device.clone())),
+            None => Err(Error::NoDevice {
+                machine: self.machine.clone(),
+                disk: disk.target.clone(),
+            }),
+        };
+        taken.iter().map(device).collect()
     }
 
     /// A socket that only we can reach.
@@ -308,7 +313,7 @@ impl<'a> Freezer<'a> {
                 .request
                 .machine
                 .monitor()
-                .execute(&Command::new("block-dirty-bitmap-remove", arguments));
+                .execute(&QmpCommand::new("block-dirty-bitmap-remove", arguments));
             if let Err(error) = removed {
                 self.job
                     .progress

@@ -3,11 +3,11 @@
 use serde_json::Value;
 
 use super::{LibvirtMachine, files, is_code};
-use crate::qmp::{Command, Monitor, MonitorError, Result, answer_of, line_of};
+use crate::qmp::{Monitor, MonitorError, QmpCommand, Result, answer_of, line_of};
 use virt::error::ErrorNumber;
 
 impl Monitor for LibvirtMachine {
-    fn execute(&self, command: &Command) -> Result<Value> {
+    fn execute(&self, command: &QmpCommand) -> Result<Value> {
         let line = line_of(command);
         let text = if command.files.is_empty() {
             self.domain.qemu_monitor_command(&line, 0)

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::QemuDisk;
 use super::names::{Role, RunId};
 use super::remove::remove_run;
-use crate::qmp::{Command, Monitor, MonitorError, Result};
+use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// What is to be frozen, and with what.
 pub struct CutRequest {
@@ -105,7 +105,7 @@ struct Making<'a> {
 
 impl Making<'_> {
     fn execute(&self, name: &'static str, arguments: Value) -> Result<Value> {
-        self.monitor.execute(&Command::new(name, arguments))
+        self.monitor.execute(&QmpCommand::new(name, arguments))
     }
 
     fn make(&self, request: CutRequest, within: &mut dyn FnMut()) -> Result<Cut> {
@@ -140,7 +140,7 @@ impl Making<'_> {
     fn add_scratch(&self, number: usize, file: OwnedFd) -> Result<()> {
         // The label is how the file is found again when nobody knows of it any more.
         let label = self.run.thing("scratch");
-        let added = Command::new("add-fd", json!({ "opaque": label })).with_file(file);
+        let added = QmpCommand::new("add-fd", json!({ "opaque": label })).with_file(file);
         let answer = self.monitor.execute(&added)?;
         let set = answer.get("fdset-id").and_then(Value::as_u64);
         let set = set.ok_or_else(|| MonitorError::Senseless {
@@ -170,7 +170,7 @@ impl Making<'_> {
 
     fn start_server(&self, listener: OwnedFd) -> Result<()> {
         let name = self.run.thing("nbd");
-        let given = Command::new("getfd", json!({ "fdname": name })).with_file(listener);
+        let given = QmpCommand::new("getfd", json!({ "fdname": name })).with_file(listener);
         self.monitor.execute(&given)?;
         let address = json!({ "type": "fd", "data": { "str": name } });
         self.execute("nbd-server-start", json!({ "addr": address })).map(drop)
@@ -284,5 +284,5 @@ struct Prepared {
 /// Puts a node under a device of the guest.
 pub(crate) fn set_drive(monitor: &dyn Monitor, device: &str, node: &str) -> Result<()> {
     let arguments = json!({ "path": device, "property": "drive", "value": node });
-    monitor.execute(&Command::new("qom-set", arguments)).map(drop)
+    monitor.execute(&QmpCommand::new("qom-set", arguments)).map(drop)
 }

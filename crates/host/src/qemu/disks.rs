@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::qmp::{Command, Monitor, MonitorError, Result};
+use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// A disk of a running QEMU: a device of the guest, and the node that it reads and writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ const COMMAND: &str = "query-block";
 
 /// The disks of a running QEMU that have a medium, in QEMU's order.
 pub fn disks(monitor: &dyn Monitor) -> Result<Vec<QemuDisk>> {
-    let answer = monitor.execute(&Command::new(COMMAND, Value::Null))?;
+    let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;
     let senseless = |detail: &str| MonitorError::Senseless {
         command: COMMAND.to_owned(),
         detail: detail.to_owned(),

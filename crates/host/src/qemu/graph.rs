@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::qmp::{Command, Monitor, MonitorError, Result};
+use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// The block graph of a QEMU, as of one moment.
 pub(crate) struct Graph {
@@ -17,7 +17,7 @@ const COMMAND: &str = "x-debug-query-block-graph";
 impl Graph {
     /// Asks QEMU. There is no other command, in any version up to 10, that tells what is below a node; this one exists since 4.0.
     pub(crate) fn query(monitor: &dyn Monitor) -> Result<Self> {
-        let answer = monitor.execute(&Command::new(COMMAND, Value::Null))?;
+        let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;
         Self::parse(&answer).ok_or_else(|| MonitorError::Senseless {
             command: COMMAND.to_owned(),
             detail: "it is no graph".to_owned(),
@@ -47,8 +47,8 @@ impl Graph {
 }
 
 /// A command about one node.
-pub(crate) fn about_node(command: &'static str, node: &str) -> Command {
-    Command::new(command, json!({ "node-name": node }))
+pub(crate) fn about_node(command: &'static str, node: &str) -> QmpCommand {
+    QmpCommand::new(command, json!({ "node-name": node }))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::cut::{changes_name, set_drive};
 use super::disks::disks;
 use super::graph::{Graph, about_node};
 use super::names::{Role, RunId, role_of, run_of};
-use crate::qmp::{Command, Monitor, MonitorError, Result};
+use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// An export that is closed lets go of its node when its last request has ended.
 const ATTEMPT_COUNT: u32 = 40;
@@ -70,7 +70,7 @@ impl Removal<'_> {
     }
 
     /// Tries until it works, or patience is over.
-    fn patiently(&mut self, command: &Command) {
+    fn patiently(&mut self, command: &QmpCommand) {
         for attempt in 1.. {
             match self.monitor.execute(command) {
                 Ok(_) => return,
@@ -85,7 +85,7 @@ impl Removal<'_> {
         let ours: Vec<&String> = ids.iter().filter(|id| self.is_ours(id)).collect();
         for id in &ours {
             let arguments = json!({ "id": id, "mode": "hard" });
-            match self.monitor.execute(&Command::new("block-export-del", arguments)) {
+            match self.monitor.execute(&QmpCommand::new("block-export-del", arguments)) {
                 Ok(_) => {}
                 // It is closing already.
                 Err(error) if error.is_refusal() => {}
@@ -95,7 +95,7 @@ impl Removal<'_> {
         let has_nodes = node_names(self.monitor)?.iter().any(|name| self.is_ours(name));
         // QEMU has one server. Whoever else wanted it could not have started it beside ours, and has exports if it is theirs.
         if ours.len() == ids.len() && (has_nodes || !ours.is_empty()) {
-            match self.monitor.execute(&Command::new("nbd-server-stop", Value::Null)) {
+            match self.monitor.execute(&QmpCommand::new("nbd-server-stop", Value::Null)) {
                 Ok(_) => {}
                 // It does not run.
                 Err(error) if error.is_refusal() => {}
@@ -144,7 +144,7 @@ impl Removal<'_> {
         for disk in disks(self.monitor)? {
             if disk.bitmaps.iter().any(|bitmap| bitmap.name == name) {
                 let arguments = json!({ "node": disk.node, "name": name });
-                self.patiently(&Command::new("block-dirty-bitmap-remove", arguments));
+                self.patiently(&QmpCommand::new("block-dirty-bitmap-remove", arguments));
             }
         }
         Ok(())
@@ -157,7 +157,7 @@ impl Removal<'_> {
             }
             match self
                 .monitor
-                .execute(&Command::new("remove-fd", json!({ "fdset-id": set })))
+                .execute(&QmpCommand::new("remove-fd", json!({ "fdset-id": set })))
             {
                 Ok(_) => {}
                 // The last node that used it has taken it along.
@@ -167,7 +167,7 @@ impl Removal<'_> {
         }
         // A listening socket that the server never took.
         let unused = json!({ "fdname": self.run.thing("nbd") });
-        match self.monitor.execute(&Command::new("closefd", unused)) {
+        match self.monitor.execute(&QmpCommand::new("closefd", unused)) {
             Ok(_) => Ok(()),
             Err(error) if error.is_refusal() => Ok(()),
             Err(error) => Err(error),
@@ -176,7 +176,7 @@ impl Removal<'_> {
 }
 
 fn list(monitor: &dyn Monitor, command: &'static str, arguments: Value) -> Result<Vec<Value>> {
-    match monitor.execute(&Command::new(command, arguments))? {
+    match monitor.execute(&QmpCommand::new(command, arguments))? {
         Value::Array(items) => Ok(items),
         _ => Err(MonitorError::Senseless {
             command: command.to_owned(),

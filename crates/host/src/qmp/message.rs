@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Command, MonitorError, Result};
+use super::{MonitorError, QmpCommand, Result};
 
 /// Bytes of one message of QEMU, at most. A list of thousands of block nodes is a few MiB.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 20;
@@ -37,7 +37,7 @@ pub struct Event {
 }
 
 /// A command as an object, without a number: whoever sends it gives it one.
-pub(crate) fn object_of(command: &Command) -> Value {
+pub(crate) fn object_of(command: &QmpCommand) -> Value {
     let mut object = json!({ "execute": command.name });
     if !command.arguments.is_null() {
         object["arguments"] = command.arguments.clone();
@@ -46,7 +46,7 @@ pub(crate) fn object_of(command: &Command) -> Value {
 }
 
 /// The bytes of a command, with its end of line.
-pub(crate) fn encode(command: &Command, number: u64) -> Vec<u8> {
+pub(crate) fn encode(command: &QmpCommand, number: u64) -> Vec<u8> {
     let mut object = object_of(command);
     object["id"] = number.into();
     let mut bytes = object.to_string().into_bytes();
@@ -116,13 +116,13 @@ mod tests {
     use serde_json::json;
 
     use super::{Message, decode, encode};
-    use crate::qmp::Command;
+    use crate::qmp::QmpCommand;
 
     #[test]
     fn commands_are_lines() {
-        let command = Command::new("stop", serde_json::Value::Null);
+        let command = QmpCommand::new("stop", serde_json::Value::Null);
         assert_eq!(encode(&command, 3), b"{\"execute\":\"stop\",\"id\":3}\n");
-        let command = Command::new("blockdev-del", json!({ "node-name": "a\"b" }));
+        let command = QmpCommand::new("blockdev-del", json!({ "node-name": "a\"b" }));
         let text = String::from_utf8(encode(&command, 4)).unwrap();
         assert_eq!(
             text,

@@ -13,7 +13,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use serde_json::Value;
 
 use super::message::{Event, MESSAGE_BYTES_MAX, Message, Refusal, answer, decode, encode};
-use super::{Command, Monitor, MonitorError, Result};
+use super::{Monitor, MonitorError, QmpCommand, Result};
 
 /// Events that are kept until somebody takes them; older ones go first.
 const EVENT_COUNT_MAX: usize = 1000;
@@ -120,7 +120,7 @@ impl QmpSocket {
                 });
             }
         }
-        socket.execute(&Command::new("qmp_capabilities", Value::Null))?;
+        socket.execute(&QmpCommand::new("qmp_capabilities", Value::Null))?;
         Ok(socket)
     }
 
@@ -154,7 +154,7 @@ impl QmpSocket {
         }
     }
 
-    fn send(&self, command: &Command) -> Result<u64> {
+    fn send(&self, command: &QmpCommand) -> Result<u64> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let number = writer.next_number;
         writer.next_number += 1;
@@ -171,7 +171,7 @@ impl QmpSocket {
 }
 
 impl Monitor for QmpSocket {
-    fn execute(&self, command: &Command) -> Result<Value> {
+    fn execute(&self, command: &QmpCommand) -> Result<Value> {
         let number = self.send(command)?;
         let answered = self.shared.wait(command.deadline, |state| {
             match state.answers.get_mut(&number).and_then(Option::take) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
 use holdfast_host::qemu::{CutDisk, CutRequest, RunId, disks};
-use holdfast_host::qmp::{Command, Monitor};
+use holdfast_host::qmp::{Monitor, QmpCommand};
 use holdfast_host::{Hypervisor as _, Libvirt, Machine};
 use serde_json::json;
 use tempfile::TempDir;
@@ -155,7 +155,10 @@ impl Lab {
 pub(crate) fn guest_writes(monitor: &dyn Monitor, disk: usize, byte: u8, offset: u64, length: u64) {
     let device = format!("/machine/peripheral/virtio-disk{disk}/virtio-backend");
     let line = format!("qemu-io -d {device} \"write -P {byte} {offset} {length}\"");
-    let answer = monitor.execute(&Command::new("human-monitor-command", json!({ "command-line": line })));
+    let answer = monitor.execute(&QmpCommand::new(
+        "human-monitor-command",
+        json!({ "command-line": line }),
+    ));
     let said = answer.unwrap();
     assert!(!said.as_str().unwrap().contains("rror"), "{said}");
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use holdfast_host::qemu::{Cut, remove_run, runs_in};
-use holdfast_host::qmp::{Command, Monitor, MonitorError, Result};
+use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use serde_json::Value;
 
 use crate::lab::{DISK_BYTES, Lab, assert_served};
@@ -26,7 +26,7 @@ struct Faulty<'a> {
 }
 
 impl Monitor for Faulty<'_> {
-    fn execute(&self, command: &Command) -> Result<Value> {
+    fn execute(&self, command: &QmpCommand) -> Result<Value> {
         let left = self.left.load(Ordering::Relaxed);
         self.left.store(left.saturating_sub(1), Ordering::Relaxed);
         let name = || command.name.to_owned();

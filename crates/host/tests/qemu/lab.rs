@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
 use holdfast_host::qemu::{CutDisk, CutRequest, QemuDisk, RunId, disks};
-use holdfast_host::qmp::{Command, Monitor, QmpSocket};
+use holdfast_host::qmp::{Monitor, QmpCommand, QmpSocket};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -87,7 +87,7 @@ impl Lab {
     }
 
     pub(crate) fn execute(&self, name: &'static str, arguments: Value) -> Value {
-        self.monitor.execute(&Command::new(name, arguments)).unwrap()
+        self.monitor.execute(&QmpCommand::new(name, arguments)).unwrap()
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

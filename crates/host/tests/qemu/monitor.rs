@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_host::qmp::{Command, Monitor as _, MonitorError, QmpSocket};
+use holdfast_host::qmp::{Monitor as _, MonitorError, QmpCommand, QmpSocket};
 use serde_json::{Value, json};
 
 use crate::lab::Lab;
@@ -12,7 +12,7 @@ fn commands_are_answered_refused_and_answered_from_many_threads() {
     let lab = Lab::new(&["qcow2", "raw"]);
     let refused = lab
         .monitor
-        .execute(&Command::new("blockdev-del", json!({ "node-name": "nobody" })));
+        .execute(&QmpCommand::new("blockdev-del", json!({ "node-name": "nobody" })));
     let Err(MonitorError::Refused {
         command, description, ..
     }) = refused
@@ -63,8 +63,8 @@ fn an_end_of_qemu_is_told_and_a_second_client_does_not_wait_for_ever() {
     assert!(matches!(error, MonitorError::TimedOut { .. }), "{error}");
     assert!(error.to_string().contains("one client at a time"), "{error}");
     // It may end before it answers, or after.
-    lab.monitor.execute(&Command::new("quit", Value::Null)).ok();
-    let gone = lab.monitor.execute(&Command::new("query-status", Value::Null));
+    lab.monitor.execute(&QmpCommand::new("quit", Value::Null)).ok();
+    let gone = lab.monitor.execute(&QmpCommand::new("query-status", Value::Null));
     assert!(matches!(gone, Err(MonitorError::Gone { .. })), "{gone:?}");
     assert!(QmpSocket::connect(&lab.path("qmp")).is_err());
 }

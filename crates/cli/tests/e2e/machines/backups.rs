@@ -62,7 +62,7 @@ fn after_a_kill_of_qemu_everything_is_read_and_the_reason_is_said() {
     world
         .machine()
         .monitor()
-        .execute(&holdfast_host::qmp::Command::new(
+        .execute(&holdfast_host::qmp::QmpCommand::new(
             "human-monitor-command",
             serde_json::json!({ "command-line": "qemu-io -d /machine/peripheral/virtio-disk0/virtio-backend flush" }),
         ))
