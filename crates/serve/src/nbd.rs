@@ -1,5 +1,15 @@
 //! NBD, the network block device protocol.
 //!
-//! Source: `doc/proto.md` of <https://github.com/NetworkBlockDevice/nbd>. Only the fixed newstyle handshake is spoken.
+//! Source: `doc/proto.md` of <https://github.com/NetworkBlockDevice/nbd>, which quotations in comments are from, and of its
+//! branch `extension-ext-header`. Only the fixed newstyle handshake is spoken.
 
+mod server;
+mod stream;
+#[allow(dead_code, reason = "each end reads what the other writes")]
 mod wire;
+
+pub use server::{
+    Absent, Closed, Event, EventSink, Export, ExportDevice, ExportEntry, Exports, FixedExports, HandshakeEnd, Limits,
+    Listener, Peer, Server, ServerOptions, StopReport, TlsMode, ZeroSpeed,
+};
+pub use stream::Socket;
