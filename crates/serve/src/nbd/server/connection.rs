@@ -4,11 +4,12 @@ use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use holdfast_block::{Clock, Error as DeviceError};
 
 use super::event::{Closed, Event, EventSink, Peer};
-use super::execute::execute;
+use super::execute::{Drain, Executor};
 use super::export::Exports;
 use super::handshake::{Handshake, INPUT_BYTES_MAX, Progress, Session, Surroundings, TlsMode};
 use super::limits::Limits;
@@ -113,7 +114,7 @@ fn transmit(
         context: Arc::new(Context {
             shared: Arc::clone(shared),
             peer: Arc::clone(peer),
-            session,
+            executor: Executor::new(session, Arc::clone(&shared.clock)),
             pace: Pace::new(),
         }),
         receiver,
@@ -127,31 +128,50 @@ fn transmit(
 struct Context {
     shared: Arc<Shared>,
     peer: Arc<Peer>,
-    session: Session,
+    executor: Executor,
     pace: Pace,
 }
 
 impl Context {
     /// Carries `request` out and appends its reply; measures how long that takes, and reports what the device complains of.
-    fn execute(&self, request: &Request, payload: &[u8], replies: &mut ReplyBuffer) {
-        let start = replies.len();
-        let begun = self.shared.clock.now();
+    fn execute(&self, request: &Request, payload: &[u8], replies: &mut ReplyBuffer, drain: Drain<'_>) {
+        let clock = &*self.shared.clock;
+        let begun = clock.now();
+        let mut waited = Duration::ZERO;
+        let mut timed_drain = drain.map(|drain| {
+            |replies: &mut ReplyBuffer| {
+                let begun = clock.now();
+                drain(replies);
+                waited += clock.now().saturating_sub(begun);
+            }
+        });
+        let drain = timed_drain
+            .as_mut()
+            .map(|drain| drain as &mut dyn FnMut(&mut ReplyBuffer));
         // A device that breaks its contract costs the request, not the server.
-        let done = catch_unwind(AssertUnwindSafe(|| execute(&self.session, request, payload, replies)));
-        self.pace.learn(request, self.shared.clock.now().saturating_sub(begun));
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            self.executor.execute(request, payload, replies, drain)
+        }));
+        // The peer's slowness is not the device's.
+        self.pace.learn(request, clock.now().saturating_sub(begun + waited));
         let error = match done {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error,
             Err(_) => {
                 let message = "the device of the export broke down";
-                replies.rewind(start);
-                replies.error(self.session.terms.style, address(request), ErrorNumber::EIO, message);
+                replies.abandon();
+                replies.error(
+                    self.executor.session.terms.style,
+                    address(request),
+                    ErrorNumber::EIO,
+                    message,
+                );
                 DeviceError::layer(std::io::Error::other(message))
             }
         };
         self.shared.events.event(&Event::RequestFailed {
             peer: &self.peer,
-            export: self.session.export.name(),
+            export: self.executor.session.export.name(),
             action: action(request),
             offset: request.offset,
             length: request.length,
@@ -205,10 +225,10 @@ impl Transmission {
 
     /// Answers all requests that were received, sends the replies, and receives more.
     fn take_ready(&mut self) -> Result<(), Closed> {
-        let terms = &self.context.session.terms;
+        let terms = &self.context.executor.session.terms;
         let header_bytes = RequestHeader::size_bytes(terms.style);
         while let Some(bytes) = self.receiver.bytes().get(..header_bytes) {
-            let Some(header) = RequestHeader::decode(bytes, self.context.session.terms.style) else {
+            let Some(header) = RequestHeader::decode(bytes, self.context.executor.session.terms.style) else {
                 return Err(Closed::Nonsense("a request without its magic number"));
             };
             self.receiver.consume(header_bytes);
@@ -228,7 +248,7 @@ impl Transmission {
     }
 
     fn take_request(&mut self, header: &RequestHeader) -> Result<(), Closed> {
-        let terms = &self.context.session.terms;
+        let terms = &self.context.executor.session.terms;
         let payload_length = payload_bytes(header, terms.style);
         let verdict = if self.shared.is_stopping() {
             refuse_for_stop(judge(header, terms))
@@ -260,7 +280,14 @@ impl Transmission {
         }
         if length <= self.receiver.bytes().len() {
             let payload = &self.receiver.bytes()[..length];
-            self.context.execute(request, payload, &mut self.replies);
+            let outbox = &self.outbox;
+            let mut drain = |replies: &mut ReplyBuffer| {
+                // A peer that is gone is noticed by the next one who sends.
+                outbox.send(replies.as_slice()).unwrap_or_default();
+                replies.clear();
+            };
+            self.context
+                .execute(request, payload, &mut self.replies, Some(&mut drain));
             self.receiver.consume(length);
             return Ok(());
         }
@@ -270,7 +297,7 @@ impl Transmission {
         let payload = self.payload.space(length);
         self.receiver.take_payload(payload, self.shared.limits.stall)?;
         self.context
-            .execute(request, self.payload.as_slice(), &mut self.replies);
+            .execute(request, self.payload.as_slice(), &mut self.replies, None);
         Ok(())
     }
 
@@ -299,7 +326,7 @@ impl Transmission {
             let mut reply = ReplyBuffer::default();
             // Nobody is left to read for; what was to be written is written, as if the peer had gone a moment later.
             if !(outbox.is_dead() && matches!(request.command, Command::Read(_) | Command::Cache)) {
-                context.execute(&request, &payload, &mut reply);
+                context.execute(&request, &payload, &mut reply, None);
             }
             outbox.deliver(reply, weight);
         };

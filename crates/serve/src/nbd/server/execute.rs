@@ -1,9 +1,14 @@
 //! Carrying out requests: from one that makes sense to its reply.
 
+mod holes;
 mod read;
 mod status;
 
-use holdfast_block::{BlockDeviceMut, Error, to_usize};
+use std::sync::Arc;
+
+use holdfast_block::{BlockDeviceMut, Clock, Error, to_usize};
+
+use holes::HoleSense;
 
 use super::export::ZeroSpeed;
 use super::handshake::Session;
@@ -15,6 +20,9 @@ use crate::nbd::wire::ErrorNumber;
 const PIECE_BYTES: u64 = 1 << 20;
 /// Zeroes that take space are really written: as many as that at one request.
 const PROVISIONED_BYTES_MAX: u64 = 1 << 30;
+
+/// Sends what was gathered, and empties the buffer.
+pub(crate) type Drain<'a> = Option<&'a mut dyn FnMut(&mut ReplyBuffer)>;
 
 /// Why a request was not carried out.
 #[derive(Debug)]
@@ -37,40 +45,60 @@ impl From<Refusal> for Failure {
     }
 }
 
-/// Carries `request` out, appends the whole reply to `replies`, and returns the error of the device, if there was one.
-pub(crate) fn execute(
-    session: &Session,
-    request: &Request,
-    payload: &[u8],
-    replies: &mut ReplyBuffer,
-) -> Result<(), Error> {
-    let start = replies.len();
-    let style = session.terms.style;
-    let address = Address {
-        cookie: request.cookie,
-        offset: request.offset,
-    };
-    let done = match request.command {
-        Command::Read(fragments) => read::read(session, request, fragments, replies).map_err(Failure::from),
-        Command::BlockStatus { extents, contexts } => {
-            status::block_status(session, request, extents, contexts, payload, replies)
+/// Carries out what one client asks of its export, on any thread.
+pub(crate) struct Executor {
+    pub(crate) session: Session,
+    clock: Arc<dyn Clock>,
+    holes: HoleSense,
+}
+
+impl Executor {
+    pub(crate) fn new(session: Session, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            session,
+            clock,
+            holes: HoleSense::default(),
         }
-        _ => change(session, request, payload, replies).map(|()| replies.success(style, address)),
-    };
-    let failure = match done {
-        Ok(()) => return Ok(()),
-        Err(failure) => failure,
-    };
-    // What was gathered of a reply that cannot be finished was never sent.
-    replies.rewind(start);
-    match failure {
-        Failure::Refused(Refusal { error, reason }) => {
-            replies.error(style, address, error, reason);
-            Ok(())
-        }
-        Failure::Device(error) => {
-            replies.error(style, address, errno(&error), &with_sources(&error));
-            Err(error)
+    }
+
+    /// Carries `request` out, appends the whole reply to `replies`, and returns the error of the device, if there was one.
+    ///
+    /// With a `drain`, a long reply may be sent while the rest of it is gathered.
+    pub(crate) fn execute(
+        &self,
+        request: &Request,
+        payload: &[u8],
+        replies: &mut ReplyBuffer,
+        drain: Drain<'_>,
+    ) -> Result<(), Error> {
+        let session = &self.session;
+        replies.begin();
+        let style = session.terms.style;
+        let address = Address {
+            cookie: request.cookie,
+            offset: request.offset,
+        };
+        let done = match request.command {
+            Command::Read(fragments) => read::read(self, request, fragments, replies, drain).map_err(Failure::from),
+            Command::BlockStatus { extents, contexts } => {
+                status::block_status(session, request, extents, contexts, payload, replies)
+            }
+            _ => change(session, request, payload, replies).map(|()| replies.success(style, address)),
+        };
+        let failure = match done {
+            Ok(()) => return Ok(()),
+            Err(failure) => failure,
+        };
+        replies.abandon();
+        match failure {
+            Failure::Refused(Refusal { error, reason }) => {
+                replies.error(style, address, error, reason);
+                Ok(())
+            }
+            Failure::Device(error) => {
+                replies.error(style, address, errno(&error), &with_sources(&error));
+                Err(error)
+            }
         }
     }
 }

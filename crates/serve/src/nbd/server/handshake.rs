@@ -223,8 +223,10 @@ impl Handshake {
         }
         let (error, message) = if self.wants_tls_first() {
             (OptionReplyKind::ERR_TLS_REQD, "TLS has to begin first")
-        } else {
+        } else if option::is_known(kind) {
             (OptionReplyKind::ERR_TOO_BIG, "the option is too big")
+        } else {
+            option::UNSUPPORTED
         };
         option::reply(output, kind, error, message.as_bytes());
         Progress::Continue

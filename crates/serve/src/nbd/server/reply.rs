@@ -11,6 +11,8 @@ const KEPT_BYTES_MAX: usize = 2 << 20;
 pub(crate) struct ReplyBuffer {
     bytes: Vec<u8>,
     end: usize,
+    /// Where the reply begins that is being gathered.
+    mark: usize,
     header: Vec<u8>,
 }
 
@@ -30,10 +32,21 @@ impl ReplyBuffer {
 
     pub(crate) fn clear(&mut self) {
         self.end = 0;
+        self.mark = 0;
         if self.bytes.len() > KEPT_BYTES_MAX {
             self.bytes.truncate(KEPT_BYTES_MAX);
             self.bytes.shrink_to_fit();
         }
+    }
+
+    /// Says that another reply begins.
+    pub(crate) fn begin(&mut self) {
+        self.mark = self.end;
+    }
+
+    /// Takes back what is left of the reply that began last; a beginning of it may have been sent.
+    pub(crate) fn abandon(&mut self) {
+        self.end = self.mark;
     }
 
     /// Takes back everything after the first `length` bytes.

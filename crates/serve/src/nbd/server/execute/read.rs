@@ -2,27 +2,27 @@
 
 use std::ops::Range;
 
-use holdfast_block::{BlockDevice, ExtentKind, Result, to_usize};
+use holdfast_block::{Result, to_usize};
 
-use super::super::export::Absent;
-use super::super::handshake::Session;
 use super::super::reply::{Address, ReplyBuffer};
 use super::super::request::{Fragments, Request};
+use super::holes::Content;
+use super::{Drain, Executor};
 use crate::nbd::wire::{ChunkKind, ErrorNumber, HeaderStyle, ReplyFlags};
 
 /// Reads shorter than this are answered with data: asking where the holes are costs as much as reading so little.
 const HOLE_QUESTION_BYTES_MIN: u64 = 64 << 10;
-/// Holes shorter than this are data: a chunk costs more than their zeroes.
-const HOLE_BYTES_MIN: u64 = 4096;
-/// Chunks of one reply; what is beyond them is data.
-const EXTENT_COUNT_MAX: usize = 64;
+/// Long reads are sent in parts of this: the peer works on one while the next is read, and a part fits into a processor's cache.
+const PART_BYTES: u64 = 256 << 10;
 
 pub(super) fn read(
-    session: &Session,
+    executor: &Executor,
     request: &Request,
     fragments: Fragments,
     replies: &mut ReplyBuffer,
+    mut drain: Drain<'_>,
 ) -> Result<()> {
+    let session = &executor.session;
     let style = session.terms.style;
     let device = session.export.device().reader();
     let address = Address {
@@ -38,68 +38,57 @@ pub(super) fn read(
         replies.success(style, address);
         return Ok(());
     }
-    let pieces = if fragments == Fragments::One || request.length < HOLE_QUESTION_BYTES_MIN {
-        vec![(Content::Data, request.range())]
+    let chunk_bytes_max = if fragments == Fragments::One || drain.is_none() {
+        request.length
     } else {
-        contents(device, session.export.absent(), request.range())
+        PART_BYTES
     };
-    let last = pieces.len() - 1;
-    for (number, (content, range)) in pieces.into_iter().enumerate() {
-        // The whole reply is gathered before any of it is sent, so no error can come after its last chunk.
-        let flags = if number == last {
-            ReplyFlags::DONE
-        } else {
-            ReplyFlags::default()
-        };
-        let length = range.end - range.start;
-        match content {
-            Content::Data => {
-                replies.chunk(style, address, flags, ChunkKind::OFFSET_DATA, 8 + length);
-                replies.put(&range.start.to_be_bytes());
-                device.read_at(replies.space(to_usize(length)), range.start)?;
-            }
-            Content::Hole => {
-                let length = u32::try_from(length).expect("a read has at most 32 MiB");
-                replies.chunk(style, address, flags, ChunkKind::OFFSET_HOLE, 12);
-                replies.put(&range.start.to_be_bytes());
-                replies.put(&length.to_be_bytes());
+    for (content, range) in pieces(executor, request, fragments) {
+        if content == Content::Hole {
+            let length = u32::try_from(range.end - range.start).expect("a read has at most 32 MiB");
+            replies.chunk(style, address, done_at(range.end, request), ChunkKind::OFFSET_HOLE, 12);
+            replies.put(&range.start.to_be_bytes());
+            replies.put(&length.to_be_bytes());
+            continue;
+        }
+        let mut at = range.start;
+        while at < range.end {
+            let length = chunk_bytes_max.min(range.end - at);
+            let flags = done_at(at + length, request);
+            replies.chunk(style, address, flags, ChunkKind::OFFSET_DATA, 8 + length);
+            replies.put(&at.to_be_bytes());
+            // Before the header is sent the data are there, so a chunk is never cut short; if a later one cannot be read, the
+            // error comes as a chunk after it.
+            device.read_at(replies.space(to_usize(length)), at)?;
+            at += length;
+            if let Some(drain) = &mut drain
+                && replies.len() as u64 >= PART_BYTES
+                && at < request.range().end
+            {
+                drain(replies);
             }
         }
     }
     Ok(())
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Content {
-    Data,
-    Hole,
+/// The flag of a chunk that ends at `end`.
+fn done_at(end: u64, request: &Request) -> ReplyFlags {
+    if end == request.range().end {
+        ReplyFlags::DONE
+    } else {
+        ReplyFlags::default()
+    }
 }
 
-/// What `range`, which is not empty, is made of. A device that cannot say has data.
-fn contents(device: &dyn BlockDevice, absent: Absent, range: Range<u64>) -> Vec<(Content, Range<u64>)> {
-    let mut pieces: Vec<(Content, Range<u64>)> = Vec::new();
-    let mut push = |content, range: Range<u64>| match pieces.last_mut() {
-        Some((last, before)) if *last == content => before.end = range.end,
-        _ if range.is_empty() => {}
-        _ => pieces.push((content, range)),
-    };
-    let mut end = range.start;
-    if let Ok(list) = device.extents(range.clone(), EXTENT_COUNT_MAX) {
-        for extent in list.within(range.clone()) {
-            let is_zero = match extent.kind {
-                ExtentKind::Data => false,
-                ExtentKind::Zero => true,
-                ExtentKind::Absent => absent == Absent::ReadsAsZero,
-            };
-            let content = if is_zero && extent.length >= HOLE_BYTES_MIN {
-                Content::Hole
-            } else {
-                Content::Data
-            };
-            push(content, extent.offset..extent.end());
-            end = extent.end();
-        }
+/// What the range of `request`, which is not empty, is made of.
+fn pieces(executor: &Executor, request: &Request, fragments: Fragments) -> Vec<(Content, Range<u64>)> {
+    if fragments == Fragments::One || request.length < HOLE_QUESTION_BYTES_MIN {
+        return vec![(Content::Data, request.range())];
     }
-    push(Content::Data, end..range.end);
-    pieces
+    let export = &executor.session.export;
+    let device = export.device().reader();
+    executor
+        .holes
+        .contents(device, export.absent(), request.range(), &*executor.clock)
 }

@@ -23,7 +23,7 @@ impl Handshake {
             // "replaces all previously-set metadata contexts (including when this command fails)"
             self.agreed.contexts = None;
         }
-        if self.agreed.style == HeaderStyle::Simple {
+        if selects && self.agreed.style == HeaderStyle::Simple {
             return refusal(
                 OptionReplyKind::ERR_INVALID,
                 "structured replies have to be agreed on first",

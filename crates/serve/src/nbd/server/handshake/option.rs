@@ -18,6 +18,24 @@ const EXPORT_NAME_ZEROES: usize = 124;
 /// An error reply: its kind, and a message for a person.
 pub(super) type Refusal = (OptionReplyKind, String);
 
+/// The answer to an option that this server does not know.
+pub(super) const UNSUPPORTED: (OptionReplyKind, &str) = (OptionReplyKind::ERR_UNSUP, "the option is unknown");
+
+/// Whether this server knows `option`, whatever it says to it.
+pub(super) fn is_known(option: OptionKind) -> bool {
+    matches!(
+        option,
+        OptionKind::LIST
+            | OptionKind::STARTTLS
+            | OptionKind::INFO
+            | OptionKind::GO
+            | OptionKind::STRUCTURED_REPLY
+            | OptionKind::EXTENDED_HEADERS
+            | OptionKind::LIST_META_CONTEXT
+            | OptionKind::SET_META_CONTEXT
+    )
+}
+
 pub(super) fn refusal<T>(kind: OptionReplyKind, message: &str) -> Result<T, Refusal> {
     Err((kind, message.to_owned()))
 }
@@ -61,7 +79,7 @@ impl Handshake {
                 OptionKind::LIST_META_CONTEXT | OptionKind::SET_META_CONTEXT => {
                     self.meta_context(option, data, surroundings, output)
                 }
-                _ => refusal(OptionReplyKind::ERR_UNSUP, "the option is unknown"),
+                _ => refusal(UNSUPPORTED.0, UNSUPPORTED.1),
             }
         };
         match answered {
