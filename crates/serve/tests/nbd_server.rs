@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use holdfast_block::{
-    BlockDevice, BlockDeviceMut as _, DirtyBitmap, ExtentKind, ExtentList, Fault, FaultRule, FaultyDevice,
+    BlockDevice, BlockDeviceMut as _, DirtyBitmap, ExtentKind, ExtentList, Fault, FaultRule, FaultyDevice, ManualClock,
     MemoryDevice, RequestKind, Result, SeededRandom, to_usize,
 };
 use holdfast_serve::nbd::{Export, ExportDevice, ExportEntry, Exports, FixedExports, Limits};
@@ -228,7 +228,9 @@ fn an_error_in_the_middle_of_a_long_read_ends_its_reply_and_nothing_else() {
     for style in [Style::Structured, Style::Extended] {
         let device = FaultyDevice::new(MemoryDevice::from_bytes(&vec![1; to_usize(SIZE)]));
         device.add(FaultRule::nth(RequestKind::Read, QUICK_READS + 3, Fault::Io));
-        let ours = Ours::start(FixedExports::new([writable(device)]));
+        // For a clock that stands still every read is quick.
+        let clock = Arc::new(ManualClock::new());
+        let ours = Ours::start_at(FixedExports::new([writable(device)]), Limits::default(), clock);
         let mut raw = Raw::enter(&ours.socket(), "disk", style, &[]).unwrap();
         for number in 0..QUICK_READS {
             assert_eq!(raw.read(number * 512, 512), [1; 512]);

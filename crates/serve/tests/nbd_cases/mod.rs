@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use holdfast_block::{Clock as _, SystemClock};
+use holdfast_block::{Clock, SystemClock};
 use holdfast_serve::nbd::{Event, Exports, Limits, Listener, Server, ServerOptions};
 use tempfile::TempDir;
 
@@ -34,17 +34,20 @@ impl Ours {
     }
 
     pub fn start_with(exports: impl Exports + 'static, limits: Limits) -> Self {
+        Self::start_at(exports, limits, Arc::new(SystemClock::new()))
+    }
+
+    pub fn start_at(exports: impl Exports + 'static, limits: Limits, clock: Arc<dyn Clock>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let told = Arc::new(Mutex::new(Vec::new()));
         let notes = Arc::clone(&told);
-        let clock = SystemClock::new();
         let mut server = Server::new(ServerOptions {
             exports: Arc::new(exports),
             limits,
-            clock: Arc::new(clock),
+            clock: Arc::clone(&clock),
             events: Arc::new(move |event: &Event<'_>| notes.lock().unwrap().push(format!("{event:?}"))),
         });
-        let listener = Listener::unix(&folder.path().join("socket"), &clock).unwrap();
+        let listener = Listener::unix(&folder.path().join("socket"), &*clock).unwrap();
         server.listen(listener).unwrap();
         Self {
             server: Some(server),
