@@ -4,6 +4,9 @@
 //! moves the bytes stands beside them.
 
 mod error;
+#[cfg(feature = "hostile")]
+#[doc(hidden)]
+pub mod hostile;
 pub mod nbd;
 
 pub use error::{Error, Result};

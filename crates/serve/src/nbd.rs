@@ -3,7 +3,7 @@
 //! Source: `doc/proto.md` of <https://github.com/NetworkBlockDevice/nbd>, which quotations in comments are from, and of its
 //! branch `extension-ext-header`. Only the fixed newstyle handshake is spoken.
 
-mod server;
+pub(crate) mod server;
 mod stream;
 #[allow(dead_code, reason = "each end reads what the other writes")]
 mod wire;

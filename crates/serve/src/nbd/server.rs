@@ -19,6 +19,8 @@ mod event;
 mod execute;
 mod export;
 mod handshake;
+#[cfg(feature = "hostile")]
+pub(crate) mod hostile;
 mod limits;
 mod listen;
 mod outbox;
