@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use holdfast_block::{FileDevice, FileDeviceMut, IoMode, SystemClock};
 use holdfast_serve::nbd::{
-    Absent, Event, Export, ExportDevice, FixedExports, Limits, Listener, Server, ServerOptions, ZeroSpeed,
+    Absent, Event, Export, ExportDevice, FixedExports, Limits, Listener, Server, ServerOptions, TlsPolicy, ZeroSpeed,
 };
 
 fn main() {
@@ -35,6 +35,7 @@ fn main() {
     let mut server = Server::new(ServerOptions {
         exports: Arc::new(FixedExports::new([export])),
         limits: Limits::default(),
+        tls: TlsPolicy::Off,
         clock: Arc::new(clock),
         events: Arc::new(|event: &Event<'_>| eprintln!("{event:?}")),
     });

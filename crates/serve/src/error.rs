@@ -48,6 +48,14 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
+    /// Certificates or keys for TLS cannot be used.
+    #[error("{action}")]
+    Tls {
+        /// What was tried: "read the server's key"...
+        action: &'static str,
+        /// Why it cannot be.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A socket refused an option that the server cannot do without.
     #[error("set up a connection")]
     Socket {

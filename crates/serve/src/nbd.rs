@@ -5,11 +5,13 @@
 
 pub(crate) mod server;
 mod stream;
+mod tls;
 #[allow(dead_code, reason = "each end reads what the other writes")]
 mod wire;
 
 pub use server::{
     Absent, Closed, Event, EventSink, Export, ExportDevice, ExportEntry, Exports, FixedExports, HandshakeEnd, Limits,
-    Listener, Peer, Server, ServerOptions, StopReport, TlsMode, ZeroSpeed,
+    Listener, Peer, Server, ServerOptions, StopReport, TlsPolicy, ZeroSpeed,
 };
 pub use stream::Socket;
+pub use tls::{ClientTrust, TlsServer};

@@ -1,5 +1,7 @@
 //! The server as a whole: what it does while devices are slow, clients misbehave or vanish, and it is stopped.
 
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
+
 mod nbd_cases;
 
 use std::ops::Range;
@@ -7,8 +9,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use holdfast_block::{
-    BlockDevice, BlockDeviceMut as _, DirtyBitmap, ExtentKind, ExtentList, Fault, FaultRule, FaultyDevice, ManualClock,
-    MemoryDevice, RequestKind, Result, SeededRandom, to_usize,
+    BlockDevice, BlockDeviceMut as _, Clock, DirtyBitmap, ExtentKind, ExtentList, Fault, FaultRule, FaultyDevice,
+    ManualClock, MemoryDevice, RequestKind, Result, SeededRandom, to_usize,
 };
 use holdfast_serve::nbd::{Export, ExportDevice, ExportEntry, Exports, FixedExports, Limits};
 use nbd_cases::raw::{Raw, Style, context_query, info_query, string, u32_at, u64_at};
@@ -229,8 +231,8 @@ fn an_error_in_the_middle_of_a_long_read_ends_its_reply_and_nothing_else() {
         let device = FaultyDevice::new(MemoryDevice::from_bytes(&vec![1; to_usize(SIZE)]));
         device.add(FaultRule::nth(RequestKind::Read, QUICK_READS + 3, Fault::Io));
         // For a clock that stands still every read is quick.
-        let clock = Arc::new(ManualClock::new());
-        let ours = Ours::start_at(FixedExports::new([writable(device)]), Limits::default(), clock);
+        let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
+        let ours = Ours::start_at(FixedExports::new([writable(device)]), Limits::default(), &clock);
         let mut raw = Raw::enter(&ours.socket(), "disk", style, &[]).unwrap();
         for number in 0..QUICK_READS {
             assert_eq!(raw.read(number * 512, 512), [1; 512]);

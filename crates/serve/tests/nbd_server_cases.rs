@@ -1,5 +1,7 @@
 //! The same cases for our server and for others: a server that gets one wrong is found, and so is a case that is wrong.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "all of it is test")]
+
 mod nbd_cases;
 
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Clients that others wrote, against our server.
 
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
+
 mod nbd_cases;
 
 use std::sync::Arc;

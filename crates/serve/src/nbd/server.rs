@@ -28,6 +28,7 @@ mod pace;
 mod receive;
 mod reply;
 mod request;
+mod tls_policy;
 mod workers;
 
 use std::collections::BTreeMap;
@@ -47,9 +48,10 @@ use workers::Workers;
 
 pub use event::{Closed, Event, EventSink, Peer};
 pub use export::{Absent, Export, ExportDevice, ExportEntry, Exports, FixedExports, ZeroSpeed};
-pub use handshake::{HandshakeEnd, TlsMode};
+pub use handshake::HandshakeEnd;
 pub use limits::Limits;
 pub use listen::Listener;
+pub use tls_policy::TlsPolicy;
 
 /// How long to wait after a connection could not be accepted: the system is short of something, which takes time to mend.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -63,6 +65,8 @@ pub struct ServerOptions {
     pub exports: Arc<dyn Exports>,
     /// What it grants.
     pub limits: Limits,
+    /// Whether it talks in the clear or encrypted.
+    pub tls: TlsPolicy,
     /// What it measures time with.
     pub clock: Arc<dyn Clock>,
     /// Who is told what happens.
@@ -108,7 +112,7 @@ impl Server {
             exports: options.exports,
             workers: Workers::new(options.limits.worker_count_max),
             limits: options.limits,
-            tls_mode: TlsMode::Off,
+            tls: options.tls,
             clock: options.clock,
             events: options.events,
             is_stopping: AtomicBool::new(false),

@@ -1,4 +1,4 @@
-//! The bytes between two ends: a Unix or TCP socket.
+//! The bytes between two ends: a Unix or TCP socket, with TLS over it once both want that.
 //!
 //! One thread receives while others send. Sends are in the order of the calls as long as only one thread sends at a time, which
 //! is the caller's business.
@@ -7,11 +7,15 @@ use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustls::Connection;
+
+use super::tls::TlsLayer;
 
 /// A TCP peer that says nothing is asked whether it still lives after this, and then every [`PROBE_INTERVAL`].
 const PROBE_AFTER: Duration = Duration::from_secs(60);
@@ -55,6 +59,7 @@ pub(crate) enum Wait {
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: OwnedFd,
+    tls: OnceLock<TlsLayer>,
 }
 
 impl Stream {
@@ -72,7 +77,10 @@ impl Stream {
                 OwnedFd::from(stream)
             }
         };
-        Ok(Self { socket })
+        Ok(Self {
+            socket,
+            tls: OnceLock::new(),
+        })
     }
 
     /// Sets how long one receive and one send may wait before they fail with [`io::ErrorKind::WouldBlock`].
@@ -81,8 +89,25 @@ impl Stream {
         Ok(sockopt::set_socket_timeout(&self.socket, Timeout::Send, Some(send))?)
     }
 
+    /// From here on all bytes are encrypted; the handshake of TLS takes place with the first that are received.
+    ///
+    /// Nobody may be sending meanwhile.
+    pub(crate) fn start_tls(&self, connection: Connection) {
+        let is_first = self.tls.set(TlsLayer::new(connection)).is_ok();
+        assert!(is_first, "TLS begins once");
+    }
+
     /// Receives at least one byte; 0 when the peer will send no more.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Some(tls) = self.tls.get() else {
+            return self.receive_plain(buffer);
+        };
+        // What TLS itself has to say fits into an empty socket; where the socket is full, it goes with what is sent next.
+        let send = |bytes: &[u8]| self.send_plain(&[IoSlice::new(bytes)], Wait::Not);
+        tls.receive(buffer, |buffer| self.receive_plain(buffer), send)
+    }
+
+    fn receive_plain(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match rustix::net::recv(&self.socket, &mut *buffer, RecvFlags::empty()) {
                 Ok((length, _)) => return Ok(length),
@@ -92,8 +117,33 @@ impl Stream {
         }
     }
 
-    /// Sends a beginning of `pieces`, and returns how many bytes.
+    /// Takes a beginning of `pieces` and returns how many bytes; they are sent at the latest by [`flush`](Self::flush).
     pub(crate) fn send(&self, pieces: &[IoSlice<'_>], wait: Wait) -> io::Result<usize> {
+        let Some(tls) = self.tls.get() else {
+            return self.send_plain(pieces, wait);
+        };
+        tls.send(pieces, |bytes| self.send_plain(&[IoSlice::new(bytes)], wait))
+    }
+
+    /// Sends what was taken and not sent.
+    pub(crate) fn flush(&self, wait: Wait) -> io::Result<()> {
+        match self.tls.get() {
+            None => Ok(()),
+            Some(tls) => tls.flush(|bytes| self.send_plain(&[IoSlice::new(bytes)], wait)),
+        }
+    }
+
+    /// Tells the peer that nothing more comes, where TLS has a word for that, and ends both directions.
+    pub(crate) fn say_goodbye(&self) {
+        if let Some(tls) = self.tls.get() {
+            tls.say_goodbye();
+            // A peer that is gone needs no goodbye, and one that takes nothing does not get it.
+            self.flush(Wait::Not).unwrap_or_default();
+        }
+        self.shut_down(Shutdown::Both);
+    }
+
+    fn send_plain(&self, pieces: &[IoSlice<'_>], wait: Wait) -> io::Result<usize> {
         let flags = match wait {
             Wait::ForRoom => SendFlags::NOSIGNAL,
             Wait::Not => SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
@@ -117,7 +167,7 @@ impl Stream {
             let length = self.send(&[IoSlice::new(bytes)], Wait::ForRoom)?;
             bytes = &bytes[length..];
         }
-        Ok(())
+        self.flush(Wait::ForRoom)
     }
 
     /// Ends one direction or both; whoever waits for the other end of it stops waiting.

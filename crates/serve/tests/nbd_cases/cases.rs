@@ -378,6 +378,7 @@ fn legal_requests() -> Vec<RequestCase> {
     ]
 }
 
+#[allow(clippy::too_many_lines, reason = "it is a table")]
 fn illegal_requests() -> Vec<RequestCase> {
     use Expect::{Closed, Error};
     use Style::{Simple, Structured};

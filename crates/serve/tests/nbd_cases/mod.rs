@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use holdfast_block::{Clock, SystemClock};
-use holdfast_serve::nbd::{Event, Exports, Limits, Listener, Server, ServerOptions};
+use holdfast_serve::nbd::{Event, Exports, Limits, Listener, Server, ServerOptions, TlsPolicy};
 use tempfile::TempDir;
 
 /// A server of ours on a Unix socket, and what it told of itself.
@@ -34,20 +34,29 @@ impl Ours {
     }
 
     pub fn start_with(exports: impl Exports + 'static, limits: Limits) -> Self {
-        Self::start_at(exports, limits, Arc::new(SystemClock::new()))
+        Self::start_at(exports, limits, &system_clock())
     }
 
-    pub fn start_at(exports: impl Exports + 'static, limits: Limits, clock: Arc<dyn Clock>) -> Self {
+    pub fn start_at(exports: impl Exports + 'static, limits: Limits, clock: &Arc<dyn Clock>) -> Self {
+        Self::start_all(exports, limits, TlsPolicy::Off, clock)
+    }
+
+    pub fn start_tls(exports: impl Exports + 'static, tls: TlsPolicy) -> Self {
+        Self::start_all(exports, Limits::default(), tls, &system_clock())
+    }
+
+    fn start_all(exports: impl Exports + 'static, limits: Limits, tls: TlsPolicy, clock: &Arc<dyn Clock>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let told = Arc::new(Mutex::new(Vec::new()));
         let notes = Arc::clone(&told);
         let mut server = Server::new(ServerOptions {
             exports: Arc::new(exports),
             limits,
-            clock: Arc::clone(&clock),
+            tls,
+            clock: Arc::clone(clock),
             events: Arc::new(move |event: &Event<'_>| notes.lock().unwrap().push(format!("{event:?}"))),
         });
-        let listener = Listener::unix(&folder.path().join("socket"), &*clock).unwrap();
+        let listener = Listener::unix(&folder.path().join("socket"), &**clock).unwrap();
         server.listen(listener).unwrap();
         Self {
             server: Some(server),
@@ -71,6 +80,10 @@ impl Ours {
             told.iter().any(|line| words.iter().all(|word| line.contains(word)))
         });
     }
+}
+
+fn system_clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock::new())
 }
 
 /// Waits for something that happens soon, or never.

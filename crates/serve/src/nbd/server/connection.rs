@@ -1,6 +1,5 @@
 //! One connection: the handshake, then requests until the end.
 
-use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,13 +10,14 @@ use holdfast_block::{Clock, Error as DeviceError};
 use super::event::{Closed, Event, EventSink, Peer};
 use super::execute::{Drain, Executor};
 use super::export::Exports;
-use super::handshake::{Handshake, INPUT_BYTES_MAX, Progress, Session, Surroundings, TlsMode};
+use super::handshake::{Handshake, INPUT_BYTES_MAX, Progress, Session, Surroundings};
 use super::limits::Limits;
 use super::outbox::{Outbox, Room, Weight};
 use super::pace::{Pace, Place};
 use super::receive::{Receiver, Waiting};
 use super::reply::{Address, ReplyBuffer};
 use super::request::{Command, Refusal, Request, Verdict, judge, payload_bytes};
+use super::tls_policy::TlsPolicy;
 use super::workers::Workers;
 use crate::nbd::stream::Stream;
 use crate::nbd::wire::{ErrorNumber, RequestHeader};
@@ -29,7 +29,7 @@ const BATCH_BYTES: usize = 256 << 10;
 pub(crate) struct Shared {
     pub(crate) exports: Arc<dyn Exports>,
     pub(crate) limits: Limits,
-    pub(crate) tls_mode: TlsMode,
+    pub(crate) tls: TlsPolicy,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) workers: Workers,
@@ -58,7 +58,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, stream: &Arc<Stream>, outbox: &Arc<Out
     // Until workers are done with what it asked for, the connection keeps its place: whoever connects anew to ask for more
     // gets no more than anyone else.
     outbox.wait_until_empty();
-    stream.shut_down(Shutdown::Both);
+    stream.say_goodbye();
     let event = Event::Disconnected { peer, reason: &reason };
     shared.events.event(&event);
 }
@@ -73,7 +73,7 @@ pub(crate) fn outbox(limits: &Limits, stream: &Arc<Stream>) -> Arc<Outbox> {
 
 fn shake_hands(shared: &Shared, stream: &Stream, receiver: &mut Receiver, peer: &Peer) -> Result<Session, Closed> {
     let deadline = shared.clock.now() + shared.limits.handshake;
-    let mut handshake = Handshake::new(shared.tls_mode);
+    let mut handshake = Handshake::new(shared.tls.mode());
     let mut output = Vec::new();
     Handshake::greet(&mut output);
     let on_error = |export: &str, error: &DeviceError| {
@@ -92,7 +92,15 @@ fn shake_hands(shared: &Shared, stream: &Stream, receiver: &mut Receiver, peer: 
         match progress {
             Progress::NeedInput => receiver.fill(INPUT_BYTES_MAX, Waiting::Until(deadline))?,
             Progress::Continue => {}
-            Progress::StartTls => return Err(Closed::Nonsense("TLS")),
+            Progress::StartTls => {
+                // Whoever speaks on before TLS began would have it taken for what was said under its protection.
+                if !receiver.bytes().is_empty() {
+                    return Err(Closed::Nonsense("plain bytes where TLS should begin"));
+                }
+                let server = shared.tls.server().ok_or(Closed::Nonsense("TLS where there is none"))?;
+                stream.start_tls(server.begin().map_err(Closed::Io)?);
+                handshake.encrypted();
+            }
             Progress::Enter(session) => return Ok(session),
             Progress::End(reason) => return Err(Closed::Handshake(reason)),
         }

@@ -26,10 +26,9 @@ const OPTION_HEADER_BYTES: usize = 16;
 pub(crate) const INPUT_BYTES_MAX: usize = OPTION_HEADER_BYTES + OPTION_BYTES_MAX;
 
 /// Whether clients talk in the clear or encrypted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum TlsMode {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TlsMode {
     /// There is no TLS.
-    #[default]
     Off,
     /// Clients may ask for TLS.
     Allowed,

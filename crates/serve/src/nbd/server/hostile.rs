@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use holdfast_block::hostile::Outcome;
-use holdfast_block::{BlockDevice as _, DirtyBitmap, ManualClock, MemoryDevice, to_usize};
+use holdfast_block::{DirtyBitmap, ManualClock, MemoryDevice, to_usize};
 
 use super::execute::Executor;
 use super::export::{Export, ExportDevice, FixedExports};
@@ -20,7 +20,7 @@ const SIZE_BYTES: u64 = 100_001;
 fn export() -> Export {
     let mut bitmap = DirtyBitmap::new(SIZE_BYTES, 4096).expect("a small bitmap");
     bitmap.set(5000..9000);
-    let device = MemoryDevice::from_bytes(&[1; to_usize(SIZE_BYTES)]);
+    let device = MemoryDevice::from_bytes(&vec![1; to_usize(SIZE_BYTES)]);
     Export::new("disk", ExportDevice::Writable(Arc::new(device))).with_bitmap("old", Arc::new(bitmap))
 }
 

@@ -247,7 +247,7 @@ impl Batch {
                 pieces.push(IoSlice::new(own));
             }
             if pieces.is_empty() {
-                return Ok(());
+                return stream.flush(wait);
             }
             let sent = stream.send(&pieces, wait)?;
             let of_replies = sent.min(rest);
