@@ -302,7 +302,7 @@ fn an_export_is_opened_when_it_is_asked_for_and_once_for_each_client() {
 #[test]
 fn holes_and_changes_are_told() {
     let device = MemoryDevice::new(1 << 20);
-    device.write_at(&[1; 65_536], 131_072).unwrap();
+    device.write_at(&vec![1; 65_536], 131_072).unwrap();
     let mut bitmap = DirtyBitmap::new(1 << 20, 65_536).unwrap();
     bitmap.set(0..1);
     bitmap.set(200_000..200_001);
@@ -317,16 +317,12 @@ fn holes_and_changes_are_told() {
         let answer = raw.ask(0, 7, 0, 1 << 20, &[]).unwrap();
         let extents = |number: usize| -> Vec<(u64, u64)> {
             let payload = &answer.chunks[number].1;
-            match style {
-                Style::Extended => payload[8..]
-                    .chunks(16)
-                    .map(|it| (u64_at(it, 0), u64_at(it, 8)))
-                    .collect(),
-                _ => {
-                    let extents = payload[4..].chunks(8);
-                    extents.map(|it| (u32_at(it, 0).into(), u32_at(it, 4).into())).collect()
-                }
+            if style == Style::Extended {
+                let extents = payload[8..].chunks(16);
+                return extents.map(|it| (u64_at(it, 0), u64_at(it, 8))).collect();
             }
+            let extents = payload[4..].chunks(8);
+            extents.map(|it| (u32_at(it, 0).into(), u32_at(it, 4).into())).collect()
         };
         assert_eq!(extents(0), [(131_072, 3), (65_536, 0), (851_968, 3)]);
         assert_eq!(extents(1), [(65_536, 1), (131_072, 0), (65_536, 1), (786_432, 0)]);

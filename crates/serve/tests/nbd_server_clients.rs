@@ -69,7 +69,7 @@ fn libnbd_sees_and_copies_it() {
     assert!(std::fs::read(&file).unwrap() == device.to_bytes());
     // And back: what was overwritten since is again as it was.
     let before = device.to_bytes();
-    device.write_at(&[9; 100_000], 2 << 20).unwrap();
+    device.write_at(&vec![9; 100_000], 2 << 20).unwrap();
     run("nbdcopy", &["--flush", text(&file), &uri]);
     assert!(device.to_bytes() == before);
 }

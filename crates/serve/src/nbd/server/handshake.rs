@@ -235,3 +235,6 @@ impl Handshake {
         self.tls_mode == TlsMode::Required && !self.is_encrypted
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -297,3 +297,102 @@ pub(crate) fn check_range(request: &Request, terms: &Terms) -> Result<(), Refusa
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Command, Durability, Fragments, Refusal, Request, Terms, Verdict, Zeroes, judge, payload_bytes};
+    use crate::nbd::wire::{CommandFlags, CommandKind, ErrorNumber, ExportFlags, HeaderStyle, RequestHeader};
+
+    fn terms(flags: ExportFlags) -> Terms {
+        Terms {
+            style: HeaderStyle::Structured,
+            flags: ExportFlags::HAS_FLAGS | flags,
+            size_bytes: 10_000,
+            contexts: Vec::new(),
+        }
+    }
+
+    fn header(kind: CommandKind, flags: CommandFlags, offset: u64, length: u64) -> RequestHeader {
+        RequestHeader {
+            flags,
+            kind,
+            cookie: 1,
+            offset,
+            length,
+        }
+    }
+
+    fn error(verdict: Verdict) -> Option<ErrorNumber> {
+        match verdict {
+            Verdict::Refuse(Refusal { error, .. }) => Some(error),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn what_an_export_does_not_offer_is_refused_and_says_why() {
+        let none = CommandFlags::default();
+        let read_only = terms(ExportFlags::READ_ONLY);
+        for kind in [CommandKind::WRITE, CommandKind::TRIM, CommandKind::WRITE_ZEROES] {
+            // Before the range is looked at: nothing of it is the client's business.
+            for length in [512, 1 << 40] {
+                let verdict = judge(&header(kind, none, 0, length), &read_only);
+                assert_eq!(error(verdict), Some(ErrorNumber::EPERM), "{kind:?}");
+            }
+        }
+        let plain = terms(ExportFlags::default());
+        for kind in [
+            CommandKind::FLUSH,
+            CommandKind::TRIM,
+            CommandKind::CACHE,
+            CommandKind::BLOCK_STATUS,
+        ] {
+            let verdict = judge(&header(kind, none, 0, 0), &plain);
+            assert_eq!(error(verdict), Some(ErrorNumber::EINVAL), "{kind:?}");
+        }
+        let durable = header(CommandKind::WRITE, CommandFlags::FUA, 0, 512);
+        assert_eq!(error(judge(&durable, &plain)), Some(ErrorNumber::EINVAL));
+    }
+
+    #[test]
+    fn flags_become_what_they_mean() {
+        let offers = ExportFlags::FUA | ExportFlags::WRITE_ZEROES | ExportFlags::FAST_ZERO | ExportFlags::DONT_FRAGMENT;
+        let zeroes = header(
+            CommandKind::WRITE_ZEROES,
+            CommandFlags::NO_HOLE | CommandFlags::FUA,
+            100,
+            9900,
+        );
+        let request = Request {
+            cookie: 1,
+            offset: 100,
+            length: 9900,
+            command: Command::WriteZeroes(Zeroes::Provisioned),
+            durability: Durability::BeforeReply,
+        };
+        assert_eq!(judge(&zeroes, &terms(offers)), Verdict::Accept(request));
+        let read = header(CommandKind::READ, CommandFlags::DONT_FRAGMENT, 0, 1);
+        let Verdict::Accept(request) = judge(&read, &terms(offers)) else {
+            unreachable!("it is offered");
+        };
+        assert_eq!(request.command, Command::Read(Fragments::One));
+        assert_eq!(error(judge(&read, &terms(ExportFlags::FUA))), Some(ErrorNumber::EINVAL));
+    }
+
+    #[test]
+    fn a_payload_follows_writes_and_with_extended_headers_what_says_so() {
+        let none = CommandFlags::default();
+        let write = header(CommandKind::WRITE, none, 0, 77);
+        let read = header(CommandKind::READ, CommandFlags::PAYLOAD_LENGTH, 0, 77);
+        assert_eq!(payload_bytes(&write, HeaderStyle::Simple), 77);
+        assert_eq!(payload_bytes(&read, HeaderStyle::Structured), 0);
+        assert_eq!(payload_bytes(&write, HeaderStyle::Extended), 0);
+        assert_eq!(payload_bytes(&read, HeaderStyle::Extended), 77);
+        let extended = Terms {
+            style: HeaderStyle::Extended,
+            ..terms(ExportFlags::default())
+        };
+        let absurd = header(CommandKind::WRITE, CommandFlags::PAYLOAD_LENGTH, 0, u64::MAX);
+        assert!(matches!(judge(&absurd, &extended), Verdict::End(_)));
+    }
+}
