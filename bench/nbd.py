@@ -59,7 +59,7 @@ def cpu_seconds(process):
 def run_fio(uri, direction, block, depth, seconds):
     out = subprocess.run(
         ["fio", "--name=x", "--ioengine=nbd", f"--uri={uri}", f"--rw={direction}", f"--bs={block}", f"--iodepth={depth}",
-         "--time_based", f"--runtime={seconds}", "--output-format=json", "--randrepeat=0", "--norandommap"],
+         "--time_based", f"--runtime={round(seconds * 1000)}ms", "--output-format=json", "--randrepeat=0", "--norandommap"],
         check=True, capture_output=True, text=True).stdout
     job = json.loads(out[out.index("{"):])["jobs"][0]
     return max(job["read"]["iops"], job["write"]["iops"]), job["read"]["total_ios"] + job["write"]["total_ios"]

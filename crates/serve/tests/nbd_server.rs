@@ -223,6 +223,39 @@ fn errors_of_the_device_reach_the_client_and_the_owner() {
     }
 }
 
+/// Breaks every promise.
+struct Broken;
+
+impl BlockDevice for Broken {
+    fn size_bytes(&self) -> u64 {
+        4096
+    }
+    fn read_at(&self, _: &mut [u8], _: u64) -> Result<()> {
+        unreachable!("a device that panics")
+    }
+    fn extents(&self, range: Range<u64>, _: usize) -> Result<ExtentList> {
+        Ok(ExtentList::new(range.start, 1))
+    }
+}
+
+#[test]
+fn a_device_that_panics_costs_a_request_and_no_more() {
+    let ours = Ours::start(FixedExports::new([Export::new(
+        "disk",
+        ExportDevice::ReadOnly(Arc::new(Broken)),
+    )]));
+    let mut raw = Raw::enter(&ours.socket(), "disk", Style::Structured, &["base:allocation"]).unwrap();
+    for _ in 0..40 {
+        assert_eq!(raw.ask(0, 0, 0, 512, &[]).unwrap().error, EIO);
+    }
+    assert_eq!(
+        raw.ask(0, 7, 0, 512, &[]).unwrap().error,
+        EIO,
+        "extents that make no progress"
+    );
+    ours.wait_until_told(&["RequestFailed", "broke down"]);
+}
+
 /// A long read is sent in parts once the device proved quick; the error comes after the parts that were sent.
 #[test]
 fn an_error_in_the_middle_of_a_long_read_ends_its_reply_and_nothing_else() {

@@ -301,11 +301,11 @@ impl Transmission {
         }
         // What was answered does not wait for the rest of this one.
         self.send()?;
-        self.payload.clear();
         let payload = self.payload.space(length);
         self.receiver.take_payload(payload, self.shared.limits.stall)?;
         self.context
             .execute(request, self.payload.as_slice(), &mut self.replies, None);
+        self.payload.clear();
         Ok(())
     }
 
@@ -324,19 +324,26 @@ impl Transmission {
         self.outbox.admit(weight);
         let mut payload = vec![0; payload_length];
         if let Err(reason) = self.receiver.take_payload(&mut payload, self.shared.limits.stall) {
-            self.outbox.deliver(ReplyBuffer::default(), weight);
+            self.outbox.break_off(weight);
             return Err(reason);
         }
         let context = Arc::clone(&self.context);
         let outbox = Arc::clone(&self.outbox);
         let request = *request;
+        let mut promise = Promise {
+            outbox,
+            weight,
+            is_kept: false,
+        };
         let task = move || {
+            let outbox = &promise.outbox;
             let mut reply = ReplyBuffer::default();
             // Nobody is left to read for; what was to be written is written, as if the peer had gone a moment later.
             if !(outbox.is_dead() && matches!(request.command, Command::Read(_) | Command::Cache)) {
                 context.execute(&request, &payload, &mut reply, None);
             }
-            outbox.deliver(reply, weight);
+            promise.is_kept = true;
+            promise.outbox.deliver(reply, weight);
         };
         self.shared
             .workers
@@ -354,6 +361,21 @@ impl Transmission {
             std::io::ErrorKind::WouldBlock => Closed::Abandoned("the client does not take its replies"),
             _ => Closed::Io(error),
         })
+    }
+}
+
+/// The reply to a request that a worker has. Where a panic keeps it from coming, the connection ends rather than waits.
+struct Promise {
+    outbox: Arc<Outbox>,
+    weight: Weight,
+    is_kept: bool,
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.outbox.break_off(self.weight);
+        }
     }
 }
 

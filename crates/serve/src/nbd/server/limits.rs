@@ -4,7 +4,8 @@ use std::time::Duration;
 
 /// Bounds on what clients can make a server spend.
 ///
-/// The memory that they can make it hold is at most `connection_count_max` times (`request_bytes_max` + 36 MiB).
+/// The memory that they can make it hold is at most `connection_count_max` times (`request_bytes_max` + 100 MiB): a long request
+/// that workers have beyond that bound, and a write and a read that are carried out on the spot, each of 32 MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at once; further ones are closed at once.

@@ -150,6 +150,13 @@ impl Outbox {
         self.send_batches(batch);
     }
 
+    /// Ends the connection, because the reply to a request that a worker had will never come.
+    pub(crate) fn break_off(self: &Arc<Self>, weight: Weight) {
+        self.stream.shut_down(Shutdown::Both);
+        self.lock().is_dead = true;
+        self.deliver(ReplyBuffer::default(), weight);
+    }
+
     /// Sends without waiting; where that does not go on, a thread of its own waits.
     fn send_batches(self: &Arc<Self>, mut batch: Batch) {
         loop {

@@ -4,9 +4,10 @@
 //! worker. How much each may have waiting here is bounded by its own limits.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Something to do. It must not panic: whoever waits for it would wait for ever.
+/// Something to do.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
 /// The threads, which start when there is something to do and end when the last handle goes.
@@ -56,7 +57,8 @@ impl Shared {
         loop {
             if let Some(task) = state.next() {
                 drop(state);
-                task();
+                // A panic was told when it happened; whoever waits for the task sees that it was dropped.
+                drop(catch_unwind(AssertUnwindSafe(task)));
                 state = self.lock();
             } else if state.is_closed {
                 state.thread_count -= 1;
