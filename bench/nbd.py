@@ -12,8 +12,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -40,7 +42,7 @@ def start(name, folder, program):
     shutil.copyfile(folder / "source.img", image)
     command = {
         "holdfast": [program, socket, "rw", image],
-        "nbdkit": ["nbdkit", "-f", "-U", socket, "file", image],
+        "nbdkit": ["nbdkit", "-f", "--exit-with-parent", "-U", socket, "file", image],
         "qemu-nbd": ["qemu-nbd", "-t", "-f", "raw", "-k", socket, "-x", "disk", "-e", "8", image],
     }[name]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -81,6 +83,8 @@ def main():
     parser.add_argument("--folder", default="/dev/shm")
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
+    # So that the servers end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     names = ["holdfast", "nbdkit", "qemu-nbd"]
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         folder = Path(folder)

@@ -46,11 +46,11 @@ impl Socket {
     }
 }
 
-/// Whether to wait until the peer takes bytes.
+/// Whether to wait until the peer takes bytes, or sends some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// As long as the time limit for sends allows.
-    ForRoom,
+    /// As long as the time limit of the socket allows.
+    ForPeer,
     /// Not at all: what the socket has no room for is left over.
     Not,
 }
@@ -98,18 +98,22 @@ impl Stream {
     }
 
     /// Receives at least one byte; 0 when the peer will send no more.
-    pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    pub(crate) fn receive(&self, buffer: &mut [u8], wait: Wait) -> io::Result<usize> {
         let Some(tls) = self.tls.get() else {
-            return self.receive_plain(buffer);
+            return self.receive_plain(buffer, wait);
         };
         // What TLS itself has to say fits into an empty socket; where the socket is full, it goes with what is sent next.
         let send = |bytes: &[u8]| self.send_plain(&[IoSlice::new(bytes)], Wait::Not);
-        tls.receive(buffer, |buffer| self.receive_plain(buffer), send)
+        tls.receive(buffer, |buffer| self.receive_plain(buffer, wait), send)
     }
 
-    fn receive_plain(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    fn receive_plain(&self, buffer: &mut [u8], wait: Wait) -> io::Result<usize> {
+        let flags = match wait {
+            Wait::ForPeer => RecvFlags::empty(),
+            Wait::Not => RecvFlags::DONTWAIT,
+        };
         loop {
-            match rustix::net::recv(&self.socket, &mut *buffer, RecvFlags::empty()) {
+            match rustix::net::recv(&self.socket, &mut *buffer, flags) {
                 Ok((length, _)) => return Ok(length),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
@@ -145,7 +149,7 @@ impl Stream {
 
     fn send_plain(&self, pieces: &[IoSlice<'_>], wait: Wait) -> io::Result<usize> {
         let flags = match wait {
-            Wait::ForRoom => SendFlags::NOSIGNAL,
+            Wait::ForPeer => SendFlags::NOSIGNAL,
             Wait::Not => SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
         };
         loop {
@@ -164,10 +168,10 @@ impl Stream {
     /// Sends all of `bytes`, waiting as long as the peer makes progress.
     pub(crate) fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let length = self.send(&[IoSlice::new(bytes)], Wait::ForRoom)?;
+            let length = self.send(&[IoSlice::new(bytes)], Wait::ForPeer)?;
             bytes = &bytes[length..];
         }
-        self.flush(Wait::ForRoom)
+        self.flush(Wait::ForPeer)
     }
 
     /// Ends one direction or both; whoever waits for the other end of it stops waiting.

@@ -123,7 +123,7 @@ impl Outbox {
         drop(state);
         let mut rest = own;
         loop {
-            match batch.send(&mut rest, &self.stream, Wait::ForRoom) {
+            match batch.send(&mut rest, &self.stream, Wait::ForPeer) {
                 Ok(()) => {}
                 Err(error) => {
                     self.finish(&batch, Some(&error));
@@ -195,7 +195,7 @@ impl Outbox {
 
     fn send_patiently(&self, mut batch: Batch) {
         loop {
-            let sent = batch.send(&mut &[][..], &self.stream, Wait::ForRoom);
+            let sent = batch.send(&mut &[][..], &self.stream, Wait::ForPeer);
             match self.finish(&batch, sent.err().as_ref()) {
                 Some(more) => batch = more,
                 None => return,

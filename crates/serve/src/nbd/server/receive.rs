@@ -6,10 +6,12 @@ use std::time::Duration;
 use holdfast_block::Clock;
 
 use super::event::Closed;
-use crate::nbd::stream::Stream;
+use crate::nbd::stream::{Stream, Wait};
 
 /// Bytes received ahead: a batch of small requests, and the payload of a few writes.
 const BUFFER_BYTES: usize = 128 << 10;
+/// How often a payload is looked for before its thread falls asleep: some microseconds.
+const HASTY_ATTEMPTS: u32 = 20;
 
 /// What the client is in the middle of, which decides how long it may be silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +80,17 @@ impl Receiver {
         payload[..ready].copy_from_slice(&self.bytes()[..ready]);
         self.consume(ready);
         let mut done = ready;
+        // Many clients send a header and its payload one after the other. Falling asleep in between, only to be woken at once,
+        // takes longer than the payload.
+        for _ in 0..HASTY_ATTEMPTS {
+            if done == payload.len() {
+                return Ok(());
+            }
+            match self.stream.receive(&mut payload[done..], Wait::Not) {
+                Ok(length) if length > 0 => done += length,
+                _ => std::hint::spin_loop(),
+            }
+        }
         while done < payload.len() {
             let rest = &mut payload[done..];
             done += receive(&self.stream, &*self.clock, rest, Waiting::ForRest(patience))?;
@@ -103,7 +116,7 @@ impl Receiver {
 fn receive(stream: &Stream, clock: &dyn Clock, buffer: &mut [u8], waiting: Waiting) -> Result<usize, Closed> {
     let mut silent_since = None;
     loop {
-        match stream.receive(buffer) {
+        match stream.receive(buffer, Wait::ForPeer) {
             Ok(0) => {
                 return Err(match waiting {
                     Waiting::ForNext(_) => Closed::ByClient,
