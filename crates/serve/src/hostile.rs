@@ -7,12 +7,12 @@ use crate::nbd;
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[
     Parser {
-        name: "nbd_handshake",
-        feed: nbd_handshake,
+        name: "nbd_server_handshake",
+        feed: nbd_server_handshake,
     },
     Parser {
-        name: "nbd_requests",
-        feed: nbd_requests,
+        name: "nbd_server_requests",
+        feed: nbd_server_requests,
     },
 ];
 
@@ -22,11 +22,11 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
 }
 
 /// What a client says to an NBD server until it has an export.
-pub fn nbd_handshake(bytes: &[u8]) -> Outcome {
+pub fn nbd_server_handshake(bytes: &[u8]) -> Outcome {
     nbd::server::hostile::handshake(bytes)
 }
 
 /// The requests of a client of an NBD server, which are carried out on a device in memory.
-pub fn nbd_requests(bytes: &[u8]) -> Outcome {
+pub fn nbd_server_requests(bytes: &[u8]) -> Outcome {
     nbd::server::hostile::requests(bytes)
 }

@@ -175,8 +175,8 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("structured", HeaderStyle::Structured),
         ("extended", HeaderStyle::Extended),
     ] {
-        seeds.push(("nbd_handshake", name, handshake_seed(style)));
-        seeds.push(("nbd_requests", name, requests_seed(style)));
+        seeds.push(("nbd_server_handshake", name, handshake_seed(style)));
+        seeds.push(("nbd_server_requests", name, requests_seed(style)));
     }
     seeds
 }
