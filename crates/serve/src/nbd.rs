@@ -1,7 +1,17 @@
 //! NBD, the network block device protocol.
 //!
-//! Source: `doc/proto.md` of <https://github.com/NetworkBlockDevice/nbd>. Only the fixed newstyle handshake is spoken.
+//! Source: `doc/proto.md` of <https://github.com/NetworkBlockDevice/nbd>, which quotations in comments are from, and of its
+//! branch `extension-ext-header`. Only the fixed newstyle handshake is spoken.
 
 pub mod client;
-#[allow(dead_code, reason = "each end uses its half")]
+pub(crate) mod server;
+mod stream;
+mod tls;
 mod wire;
+
+pub use server::{
+    Absent, Closed, Event, EventSink, Export, ExportDevice, ExportEntry, Exports, FixedExports, HandshakeEnd, Limits,
+    Listener, Peer, Server, ServerOptions, StopReport, TlsPolicy, ZeroSpeed,
+};
+pub use stream::Socket;
+pub use tls::{ClientTrust, TlsServer};

@@ -282,9 +282,6 @@ pub(crate) struct RequestHeader {
     pub(crate) length: u64,
 }
 
-/// Bytes of the longest request header.
-pub(crate) const REQUEST_HEADER_BYTES_MAX: usize = 32;
-
 impl RequestHeader {
     /// Bytes of the header.
     pub(crate) fn size_bytes(style: HeaderStyle) -> usize {

@@ -1,0 +1,32 @@
+//! The parsers of network protocols, laid open: see [`holdfast_block::hostile`].
+
+use holdfast_block::hostile::{Outcome, Parser};
+
+use crate::nbd;
+
+/// The parsers of this crate.
+pub const PARSERS: &[Parser] = &[
+    Parser {
+        name: "nbd_server_handshake",
+        feed: nbd_server_handshake,
+    },
+    Parser {
+        name: "nbd_server_requests",
+        feed: nbd_server_requests,
+    },
+];
+
+/// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
+pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    nbd::server::hostile::seeds()
+}
+
+/// What a client says to an NBD server until it has an export.
+pub fn nbd_server_handshake(bytes: &[u8]) -> Outcome {
+    nbd::server::hostile::handshake(bytes)
+}
+
+/// The requests of a client of an NBD server, which are carried out on a device in memory.
+pub fn nbd_server_requests(bytes: &[u8]) -> Outcome {
+    nbd::server::hostile::requests(bytes)
+}

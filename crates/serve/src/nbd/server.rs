@@ -1,0 +1,285 @@
+//! The server: devices of ours, for clients of others.
+//!
+//! ```text
+//! listen ─► connection ─► handshake          pure: bytes in, bytes and a verdict out
+//!               │     └─► request, execute   pure but for the device: a header, judged, carried out, its reply
+//!               ├─ receive                   what came, and how long to wait for more
+//!               ├─ pace, workers             on the spot, or by another thread
+//!               └─ outbox                    what leaves, all that is ready in one call
+//! ```
+//!
+//! Each connection has one thread, which takes every request that was received, answers those that are quick on the spot,
+//! gives the others to workers that all connections share, and sends what it has in one call before it receives more. What
+//! workers may have of one connection is bounded; beyond that nothing is received, so the client waits.
+//!
+//! A request that makes no sense gets an error and the connection goes on; only a stream that cannot be followed ends it.
+
+mod connection;
+mod event;
+mod execute;
+mod export;
+mod handshake;
+#[cfg(feature = "hostile")]
+pub(crate) mod hostile;
+mod limits;
+mod listen;
+mod outbox;
+mod pace;
+mod receive;
+mod reply;
+mod request;
+mod tls_policy;
+mod workers;
+
+use std::collections::BTreeMap;
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use holdfast_block::Clock;
+
+use super::stream::{Socket, Stream};
+use crate::{Error, Result};
+use connection::Shared;
+use outbox::Outbox;
+use workers::Workers;
+
+pub use event::{Closed, Event, EventSink, Peer};
+pub use export::{Absent, Export, ExportDevice, ExportEntry, Exports, FixedExports, ZeroSpeed};
+pub use handshake::HandshakeEnd;
+pub use limits::Limits;
+pub use listen::Listener;
+pub use tls_policy::TlsPolicy;
+
+/// How long to wait after a connection could not be accepted: the system is short of something, which takes time to mend.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often a server that stops looks which connections are done.
+const STOP_TICK: Duration = Duration::from_millis(5);
+
+/// What a server is made of.
+#[derive(Clone)]
+pub struct ServerOptions {
+    /// What it offers.
+    pub exports: Arc<dyn Exports>,
+    /// What it grants.
+    pub limits: Limits,
+    /// Whether it talks in the clear or encrypted.
+    pub tls: TlsPolicy,
+    /// What it measures time with.
+    pub clock: Arc<dyn Clock>,
+    /// Who is told what happens.
+    pub events: Arc<dyn EventSink>,
+}
+
+/// What was left when a server had stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StopReport {
+    /// Connections with requests that a device did not finish in time; their threads end when it does.
+    pub abandoned_connection_count: usize,
+}
+
+/// A server. Dropping it stops it at once; [`stop`](Self::stop) lets it finish what it is asked to do.
+pub struct Server {
+    inner: Arc<Inner>,
+    doors: Vec<Door>,
+}
+
+/// A listener, and the thread that waits for clients there.
+struct Door {
+    listener: Arc<Listener>,
+    thread: JoinHandle<()>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    last_connection: AtomicU64,
+    connections: Mutex<BTreeMap<u64, Connection>>,
+    disconnected: Condvar,
+}
+
+#[derive(Clone)]
+struct Connection {
+    stream: Arc<Stream>,
+    outbox: Arc<Outbox>,
+}
+
+impl Server {
+    /// A server that nobody can reach yet.
+    pub fn new(options: ServerOptions) -> Self {
+        let shared = Shared {
+            exports: options.exports,
+            workers: Workers::new(options.limits.worker_count_max),
+            limits: options.limits,
+            tls: options.tls,
+            clock: options.clock,
+            events: options.events,
+            is_stopping: AtomicBool::new(false),
+        };
+        Self {
+            inner: Arc::new(Inner {
+                shared: Arc::new(shared),
+                last_connection: AtomicU64::new(0),
+                connections: Mutex::default(),
+                disconnected: Condvar::new(),
+            }),
+            doors: Vec::new(),
+        }
+    }
+
+    /// Serves all who come to `listener`.
+    pub fn listen(&mut self, listener: Listener) -> Result<()> {
+        let listener = Arc::new(listener);
+        let inner = Arc::clone(&self.inner);
+        let theirs = Arc::clone(&listener);
+        let thread = spawn("nbd-listener", "a listener", move || inner.welcome(&theirs))?;
+        self.doors.push(Door { listener, thread });
+        Ok(())
+    }
+
+    /// Serves one client who is connected already.
+    pub fn serve(&self, socket: Socket) -> Result<()> {
+        self.inner.take_in(socket)
+    }
+
+    /// Clients that are connected.
+    pub fn connection_count(&self) -> usize {
+        self.inner.lock().len()
+    }
+
+    /// Stops: no more clients, `ESHUTDOWN` for new requests, answers to what is under way, for at most `patience`.
+    pub fn stop(mut self, patience: Duration) -> StopReport {
+        self.shut(patience)
+    }
+
+    fn shut(&mut self, patience: Duration) -> StopReport {
+        self.inner.shared.is_stopping.store(true, Ordering::Relaxed);
+        for Door { listener, thread } in self.doors.drain(..) {
+            listener.close();
+            // A panic of that thread was told when it happened, and nothing waits for its clients any more.
+            drop(thread.join());
+        }
+        let report = self.inner.wait_for_clients(patience);
+        self.inner.shared.workers.close();
+        report
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shut(Duration::ZERO);
+    }
+}
+
+fn spawn(name: &str, purpose: &'static str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    thread.spawn(body).map_err(|source| Error::Thread { purpose, source })
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Connection>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn welcome(self: &Arc<Self>, listener: &Listener) {
+        let shared = &self.shared;
+        while !shared.is_stopping.load(Ordering::Relaxed) {
+            let error = match listener.accept() {
+                Ok(socket) => match self.take_in(socket) {
+                    Ok(()) => continue,
+                    Err(Error::Thread { source, .. } | Error::Socket { source }) => source,
+                    Err(error) => std::io::Error::other(error),
+                },
+                Err(_) if shared.is_stopping.load(Ordering::Relaxed) => return,
+                Err(error) => error,
+            };
+            shared.events.event(&Event::AcceptFailed { error: &error });
+            shared.clock.sleep(ACCEPT_PAUSE);
+        }
+    }
+
+    fn take_in(self: &Arc<Self>, socket: Socket) -> Result<()> {
+        let shared = &self.shared;
+        let peer = Arc::new(Peer {
+            connection: self.last_connection.fetch_add(1, Ordering::Relaxed) + 1,
+            name: socket.peer(),
+        });
+        let stream = Stream::new(socket).map_err(|source| Error::Socket { source })?;
+        stream
+            .set_time_limits(shared.limits.tick(), shared.limits.stall)
+            .map_err(|source| Error::Socket { source })?;
+        let stream = Arc::new(stream);
+        let outbox = connection::outbox(&shared.limits, &stream);
+        let connection = Connection {
+            stream: Arc::clone(&stream),
+            outbox: Arc::clone(&outbox),
+        };
+        {
+            let mut connections = self.lock();
+            if connections.len() >= shared.limits.connection_count_max {
+                drop(connections);
+                shared.events.event(&Event::TooMany { peer: &peer });
+                return Ok(());
+            }
+            connections.insert(peer.connection, connection);
+        }
+        let place = Place {
+            inner: Arc::clone(self),
+            connection: peer.connection,
+        };
+        let shared = Arc::clone(shared);
+        spawn("nbd-connection", "a connection", move || {
+            connection::serve(&shared, &stream, &outbox, &peer);
+            drop(place);
+        })?;
+        Ok(())
+    }
+
+    fn wait_for_clients(&self, patience: Duration) -> StopReport {
+        let clock = &self.shared.clock;
+        let deadline = clock.now() + patience;
+        let mut connections = self.lock();
+        while !connections.is_empty() && clock.now() < deadline {
+            for connection in connections.values().filter(|it| it.outbox.is_empty()) {
+                // Requests that were sent already are still received, and answered with ESHUTDOWN; then comes the end.
+                connection.stream.shut_down(Shutdown::Read);
+            }
+            connections = self.wait(connections);
+        }
+        for connection in connections.values() {
+            connection.stream.shut_down(Shutdown::Both);
+        }
+        // Those that only waited for their peer end now.
+        for _ in 0..20 {
+            if connections.values().all(|connection| !connection.outbox.is_empty()) {
+                break;
+            }
+            connections = self.wait(connections);
+        }
+        StopReport {
+            abandoned_connection_count: connections.len(),
+        }
+    }
+
+    fn wait<'a>(
+        &self,
+        connections: MutexGuard<'a, BTreeMap<u64, Connection>>,
+    ) -> MutexGuard<'a, BTreeMap<u64, Connection>> {
+        let waited = self.disconnected.wait_timeout(connections, STOP_TICK);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// A connection's place among those that are counted; given back whatever becomes of its thread.
+struct Place {
+    inner: Arc<Inner>,
+    connection: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.inner.lock().remove(&self.connection);
+        self.inner.disconnected.notify_all();
+    }
+}

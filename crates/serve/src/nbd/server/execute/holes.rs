@@ -1,0 +1,200 @@
+//! Where to expect holes, so that reads do not ask in vain.
+//!
+//! Asking a device for extents may cost nothing (a map in memory) or much more than the read itself: tmpfs looks at every page
+//! of a file for the next hole. So the question reaches ahead, what it finds of data is remembered, and one that took long is
+//! not repeated for a while. Both are safe while others write: data is always a true answer.
+
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use holdfast_block::{BlockDevice, Clock, ExtentKind};
+
+use super::super::export::Absent;
+
+/// How far ahead of a read the question reaches.
+const WINDOW_BYTES: u64 = 1 << 30;
+/// Holes shorter than this are data: a chunk costs more than their zeroes.
+const HOLE_BYTES_MIN: u64 = 4096;
+/// Extents of one answer; what is beyond them is data.
+const EXTENT_COUNT_MAX: usize = 64;
+/// A question that takes longer costs more than it may save.
+const WORTHWHILE: Duration = Duration::from_micros(100);
+/// Reads without a question after one that took too long; twice as many after the next.
+const SILENT_READS: u32 = 16;
+const SILENT_READS_MAX: u32 = 4096;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Content {
+    Data,
+    Hole,
+}
+
+/// What one connection learned of its export.
+#[derive(Debug, Default)]
+pub(crate) struct HoleSense {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The data that was found last.
+    data: Range<u64>,
+    /// Reads that are not to ask.
+    silent: u32,
+    /// What `silent` was set to last, 0 after a question that was quick.
+    penalty: u32,
+}
+
+impl HoleSense {
+    /// What `range`, which is not empty, is made of, in order. A device that cannot say has data.
+    pub(super) fn contents(
+        &self,
+        device: &dyn BlockDevice,
+        absent: Absent,
+        range: Range<u64>,
+        clock: &dyn Clock,
+    ) -> Vec<(Content, Range<u64>)> {
+        if !self.may_have_holes(&range) {
+            return vec![(Content::Data, range)];
+        }
+        let begun = clock.now();
+        let window_end = device.size_bytes().min(range.start.saturating_add(WINDOW_BYTES));
+        let answer = device.extents(range.start..window_end.max(range.end), EXTENT_COUNT_MAX);
+        self.judge_question(clock.now().saturating_sub(begun));
+        let mut pieces: Vec<(Content, Range<u64>)> = Vec::new();
+        let mut push = |content, range: Range<u64>| match pieces.last_mut() {
+            Some((last, before)) if *last == content => before.end = range.end,
+            _ if range.is_empty() => {}
+            _ => pieces.push((content, range)),
+        };
+        let mut end = range.start;
+        for extent in answer.iter().flatten() {
+            if end >= range.end {
+                break;
+            }
+            let reads_as_zero = match extent.kind {
+                ExtentKind::Data => false,
+                ExtentKind::Zero => true,
+                ExtentKind::Absent => absent == Absent::ReadsAsZero,
+            };
+            let inside = extent.offset..extent.end().min(range.end);
+            end = inside.end;
+            if reads_as_zero && inside.end - inside.start >= HOLE_BYTES_MIN {
+                push(Content::Hole, inside);
+            } else {
+                push(Content::Data, inside);
+            }
+            if !reads_as_zero {
+                self.lock().data = extent.offset..extent.end();
+            }
+        }
+        push(Content::Data, end..range.end);
+        pieces
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn may_have_holes(&self, range: &Range<u64>) -> bool {
+        let mut state = self.lock();
+        if state.data.start <= range.start && range.end <= state.data.end {
+            return false;
+        }
+        let is_silent = state.silent > 0;
+        state.silent = state.silent.saturating_sub(1);
+        !is_silent
+    }
+
+    fn judge_question(&self, took: Duration) {
+        let mut state = self.lock();
+        state.penalty = if took > WORTHWHILE {
+            (2 * state.penalty).clamp(SILENT_READS, SILENT_READS_MAX)
+        } else {
+            0
+        };
+        state.silent = state.penalty;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    use holdfast_block::{BlockDevice, BlockDeviceMut as _, Clock, ExtentList, ManualClock, MemoryDevice, Result};
+
+    use super::{Content, HoleSense};
+    use crate::nbd::server::export::Absent;
+
+    /// Counts questions, each of which takes a time.
+    struct Asked<'a> {
+        device: MemoryDevice,
+        questions: AtomicU32,
+        clock: &'a ManualClock,
+        takes: Duration,
+    }
+
+    impl BlockDevice for Asked<'_> {
+        fn size_bytes(&self) -> u64 {
+            self.device.size_bytes()
+        }
+        fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+            self.device.read_at(buffer, offset)
+        }
+        fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList> {
+            self.questions.fetch_add(1, Ordering::Relaxed);
+            self.clock.sleep(self.takes);
+            self.device.extents(range, extent_count_max)
+        }
+    }
+
+    fn asked(clock: &ManualClock, takes: Duration) -> Asked<'_> {
+        let device = MemoryDevice::new(1 << 30);
+        device.write_at(&vec![7; 4 << 20], 1 << 20).unwrap();
+        Asked {
+            device,
+            questions: AtomicU32::new(0),
+            clock,
+            takes,
+        }
+    }
+
+    #[test]
+    fn holes_are_found_and_data_is_asked_for_once() {
+        let clock = ManualClock::new();
+        let device = asked(&clock, Duration::ZERO);
+        let sense = HoleSense::default();
+        let contents = |range| sense.contents(&device, Absent::MayHoldData, range, &clock);
+        let edge = 1 << 20;
+        assert_eq!(
+            contents(edge - 65536..edge + 65536),
+            [(Content::Hole, edge - 65536..edge), (Content::Data, edge..edge + 65536)]
+        );
+        for number in 0..20 {
+            let range = edge + number * 4096..edge + number * 4096 + 131_072;
+            assert_eq!(contents(range.clone()), [(Content::Data, range)]);
+        }
+        assert_eq!(device.questions.load(Ordering::Relaxed), 1);
+        let hole = 500 << 20..501 << 20;
+        assert_eq!(contents(hole.clone()), [(Content::Hole, hole)]);
+        let sliver = 500 << 20..(500 << 20) + 100;
+        assert_eq!(contents(sliver.clone()), [(Content::Data, sliver)]);
+    }
+
+    #[test]
+    fn a_question_that_takes_long_is_not_repeated_for_a_while() {
+        let clock = ManualClock::new();
+        let device = asked(&clock, Duration::from_millis(14));
+        let sense = HoleSense::default();
+        let hole = 500 << 20..501 << 20;
+        let found: Vec<_> = (0..1000)
+            .map(|_| sense.contents(&device, Absent::MayHoldData, hole.clone(), &clock))
+            .collect();
+        assert_eq!(found[0], [(Content::Hole, hole.clone())]);
+        assert_eq!(found[1], [(Content::Data, hole)], "true as well, and quicker");
+        assert_eq!(device.questions.load(Ordering::Relaxed), 6, "after 16, 32, 64... reads");
+    }
+}

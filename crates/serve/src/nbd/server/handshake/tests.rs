@@ -1,0 +1,168 @@
+//! Dialogues byte by byte: what a client says, what it is answered, and what is agreed on then.
+
+use std::sync::Arc;
+
+use holdfast_block::{DirtyBitmap, MemoryDevice};
+
+use super::super::export::{Export, ExportDevice, FixedExports};
+use super::{Handshake, HandshakeEnd, Progress, Session, Surroundings, TlsMode};
+use crate::nbd::wire::HeaderStyle;
+
+fn exports() -> FixedExports {
+    let bitmap = Arc::new(DirtyBitmap::new(4660, 512).unwrap());
+    let device = Arc::new(MemoryDevice::new(4660));
+    let disk = Export::new("d", ExportDevice::ReadOnly(device)).with_description("hi");
+    FixedExports::new([disk.with_bitmap("b", bitmap)])
+}
+
+/// Bytes of "IHAVEOPT 00000003 ...": words of hexadecimal digits, and text where a word is none.
+fn bytes(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for word in text.split_whitespace() {
+        let is_hex = word.len() % 2 == 0 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if is_hex {
+            let pairs = word.as_bytes().chunks(2);
+            bytes.extend(pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()));
+        } else {
+            bytes.extend(word.trim_matches('"').as_bytes());
+        }
+    }
+    bytes
+}
+
+/// Says all of `said` at once; gives what was answered and what came last.
+fn talk(mode: TlsMode, said: &str, stopping: bool) -> (Vec<u8>, Progress) {
+    let exports = exports();
+    let surroundings = Surroundings {
+        exports: &exports,
+        stopping,
+        on_error: &|name, error| unreachable!("{name}: {error}"),
+    };
+    let input = bytes(said);
+    let mut handshake = Handshake::new(mode);
+    let (mut output, mut start) = (Vec::new(), 0);
+    loop {
+        let (used, progress) = handshake.step(&input[start..], surroundings, &mut output);
+        start += used;
+        match progress {
+            Progress::Continue => {}
+            Progress::StartTls => handshake.encrypted(),
+            last => return (output, last),
+        }
+    }
+}
+
+fn answered(said: &str, expected: &str) -> Progress {
+    let (output, progress) = talk(TlsMode::Off, said, false);
+    assert_eq!(output, bytes(expected), "{said}");
+    progress
+}
+
+fn session(progress: Progress) -> Session {
+    match progress {
+        Progress::Enter(session) => session,
+        other => unreachable!("no session: {other:?}"),
+    }
+}
+
+#[test]
+fn the_greeting_is_that_of_fixed_newstyle() {
+    let mut output = Vec::new();
+    Handshake::greet(&mut output);
+    assert_eq!(output, bytes("NBDMAGIC IHAVEOPT 0003"));
+}
+
+#[test]
+fn going_tells_size_flags_name_description_and_block_sizes() {
+    // Flags: has-flags, read-only, multi-conn, cache.
+    let progress = answered(
+        "00000003 IHAVEOPT 00000007 0000000d 00000001 \"d\" 0003 0003 0001 0002",
+        "0003e889045565a9 00000007 00000003 0000000c 0000 0000000000001234 0503
+         0003e889045565a9 00000007 00000003 00000003 0001 \"d\"
+         0003e889045565a9 00000007 00000003 00000004 0002 hi
+         0003e889045565a9 00000007 00000003 0000000e 0003 00000001 00001000 02000000
+         0003e889045565a9 00000007 00000001 00000000",
+    );
+    let session = session(progress);
+    assert_eq!(session.terms.style, HeaderStyle::Simple);
+    assert_eq!(session.terms.size_bytes, 4660);
+}
+
+#[test]
+fn a_list_is_answered_one_by_one() {
+    let progress = answered(
+        "00000003 IHAVEOPT 00000003 00000000",
+        "0003e889045565a9 00000003 00000002 00000007 00000001 \"d\" hi
+         0003e889045565a9 00000003 00000001 00000000",
+    );
+    assert!(matches!(progress, Progress::NeedInput));
+}
+
+#[test]
+fn an_export_by_name_has_zeroes_unless_the_client_knows_better() {
+    let progress = answered("00000003 IHAVEOPT 00000001 00000001 \"d\"", "0000000000001234 0503");
+    assert_eq!(session(progress).terms.style, HeaderStyle::Simple);
+    let zeroes = "00".repeat(124);
+    answered(
+        "00000001 IHAVEOPT 00000001 00000001 \"d\"",
+        &format!("0000000000001234 0503 {zeroes}"),
+    );
+}
+
+#[test]
+fn contexts_are_selected_for_the_export_that_they_were_asked_of() {
+    let select = "00000003 IHAVEOPT 00000008 00000000 IHAVEOPT 0000000a 00000020 00000001 \"d\" 00000001
+                  00000013 qemu:dirty-bitmap:b";
+    let selected = "0003e889045565a9 00000008 00000001 00000000
+                    0003e889045565a9 0000000a 00000004 00000017 00000001 qemu:dirty-bitmap:b
+                    0003e889045565a9 0000000a 00000001 00000000";
+    let go = "IHAVEOPT 00000007 00000007 00000001 \"d\" 0000";
+    // The flags have DF now.
+    let went = "0003e889045565a9 00000007 00000003 0000000c 0000 0000000000001234 0583
+                0003e889045565a9 00000007 00000001 00000000";
+    let agreed = session(answered(&format!("{select} {go}"), &format!("{selected} {went}")));
+    assert_eq!(agreed.terms.contexts, [1]);
+    assert_eq!(agreed.terms.style, HeaderStyle::Structured);
+    // The default export is the same disk under another name, for which nothing was selected.
+    let elsewhere = "IHAVEOPT 00000007 00000006 00000000 0000";
+    let agreed = session(answered(
+        &format!("{select} {elsewhere}"),
+        &format!("{selected} {went}"),
+    ));
+    assert_eq!(agreed.terms.contexts, []);
+}
+
+#[test]
+fn tls_begins_with_a_clean_slate() {
+    // Structured replies are agreed on before TLS; under it, they are not.
+    let said = "00000003 IHAVEOPT 00000008 00000000 IHAVEOPT 00000005 00000000
+                IHAVEOPT 00000005 00000000 IHAVEOPT 00000001 00000001 \"d\"";
+    let (output, progress) = talk(TlsMode::Allowed, said, false);
+    let twice = "TLS has begun already".as_bytes();
+    let expected = [
+        bytes("0003e889045565a9 00000008 00000001 00000000 0003e889045565a9 00000005 00000001 00000000"),
+        bytes("0003e889045565a9 00000005 80000003 00000015"),
+        twice.to_vec(),
+        bytes("0000000000001234 0503"),
+    ];
+    assert_eq!(output, expected.concat());
+    assert_eq!(session(progress).terms.style, HeaderStyle::Simple);
+}
+
+#[test]
+fn a_server_that_stops_says_so() {
+    let (output, _) = talk(TlsMode::Off, "00000003 IHAVEOPT 00000003 00000000", true);
+    assert_eq!(output[..16], bytes("0003e889045565a9 00000003 80000007"));
+    let (output, progress) = talk(TlsMode::Off, "00000003 IHAVEOPT 00000001 00000001 \"d\"", true);
+    assert!(output.is_empty() && matches!(progress, Progress::End(HandshakeEnd::Refused(_))));
+}
+
+#[test]
+fn options_come_to_an_end() {
+    let many = "IHAVEOPT 00000063 00000000 ".repeat(1001);
+    let (_, progress) = talk(TlsMode::Off, &format!("00000003 {many}"), false);
+    assert!(matches!(
+        progress,
+        Progress::End(HandshakeEnd::Nonsense("options without end"))
+    ));
+}

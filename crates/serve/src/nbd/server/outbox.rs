@@ -1,0 +1,265 @@
+//! What one connection has to send, and how much it has under way.
+//!
+//! Whoever finds the socket free sends everything that is there in one call, so the replies that became ready meanwhile leave
+//! together. Workers never wait for a peer: where the socket has no room, a thread of the connection's own takes over.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::net::Shutdown;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::reply::ReplyBuffer;
+use crate::nbd::stream::{Stream, Wait};
+
+/// Pieces of one call; the system allows 1024.
+const PIECE_COUNT_MAX: usize = 64;
+
+/// A request that a worker has, in bytes of payload or of data to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Weight {
+    pub(crate) bytes: u64,
+}
+
+/// How much of one connection may be with workers at once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    pub(crate) request_count_max: usize,
+    pub(crate) bytes_max: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    stream: Arc<Stream>,
+    room: Room,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Replies of workers.
+    ready: VecDeque<(ReplyBuffer, Weight)>,
+    /// Whether a thread sends.
+    is_sending: bool,
+    /// Whether the connection can send no more.
+    is_dead: bool,
+    /// Requests that workers have, or whose replies were not sent yet.
+    request_count: usize,
+    bytes: u64,
+}
+
+/// Replies that are being sent.
+struct Batch {
+    replies: Vec<(ReplyBuffer, Weight)>,
+    /// Bytes of them that were sent.
+    sent: usize,
+}
+
+impl Outbox {
+    pub(crate) fn new(stream: Arc<Stream>, room: Room) -> Self {
+        Self {
+            stream,
+            room,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether another request may go to a worker at once.
+    pub(crate) fn has_room(&self, weight: Weight) -> bool {
+        self.fits(&self.lock(), weight)
+    }
+
+    fn fits(&self, state: &State, weight: Weight) -> bool {
+        state.request_count == 0
+            || (state.request_count < self.room.request_count_max && state.bytes + weight.bytes <= self.room.bytes_max)
+    }
+
+    /// Counts a request that goes to a worker, after waiting until there is room for it.
+    pub(crate) fn admit(&self, weight: Weight) {
+        let mut state = self.lock();
+        while !self.fits(&state, weight) {
+            state = self.wait(state);
+        }
+        state.request_count += 1;
+        state.bytes += weight.bytes;
+    }
+
+    /// Waits until workers have nothing of this connection, and all replies were sent.
+    pub(crate) fn wait_until_empty(&self) {
+        let mut state = self.lock();
+        while state.request_count > 0 || state.is_sending {
+            state = self.wait(state);
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().request_count == 0
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.lock().is_dead
+    }
+
+    /// Sends `own`, the replies of the receiving thread, and what workers have ready; waits for the peer.
+    pub(crate) fn send(&self, own: &[u8]) -> io::Result<()> {
+        let mut state = self.lock();
+        while state.is_sending {
+            state = self.wait(state);
+        }
+        if state.is_dead {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        state.is_sending = true;
+        let mut batch = Batch::take(&mut state);
+        drop(state);
+        let mut rest = own;
+        loop {
+            match batch.send(&mut rest, &self.stream, Wait::ForPeer) {
+                Ok(()) => {}
+                Err(error) => {
+                    self.finish(&batch, Some(&error));
+                    return Err(error);
+                }
+            }
+            match self.finish(&batch, None) {
+                Some(more) => batch = more,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Takes the reply of a worker, and sends it unless another thread is about to.
+    pub(crate) fn deliver(self: &Arc<Self>, reply: ReplyBuffer, weight: Weight) {
+        let mut state = self.lock();
+        state.ready.push_back((reply, weight));
+        if state.is_sending {
+            return;
+        }
+        state.is_sending = true;
+        let batch = Batch::take(&mut state);
+        drop(state);
+        self.send_batches(batch);
+    }
+
+    /// Ends the connection, because the reply to a request that a worker had will never come.
+    pub(crate) fn break_off(self: &Arc<Self>, weight: Weight) {
+        self.stream.shut_down(Shutdown::Both);
+        self.lock().is_dead = true;
+        self.deliver(ReplyBuffer::default(), weight);
+    }
+
+    /// Sends without waiting; where that does not go on, a thread of its own waits.
+    fn send_batches(self: &Arc<Self>, mut batch: Batch) {
+        loop {
+            let sent = if self.is_dead() {
+                Err(io::ErrorKind::BrokenPipe.into())
+            } else {
+                batch.send(&mut &[][..], &self.stream, Wait::Not)
+            };
+            match sent {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let outbox = Arc::clone(self);
+                    let thread = std::thread::Builder::new().name("nbd-sender".to_owned());
+                    // A system without another thread to give ends this connection rather than a worker's freedom.
+                    let slot = Arc::new(Mutex::new(Some(batch)));
+                    let theirs = Arc::clone(&slot);
+                    let spawned = thread.spawn(move || {
+                        let batch = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
+                        if let Some(batch) = batch {
+                            outbox.send_patiently(batch);
+                        }
+                    });
+                    if let Err(error) = spawned
+                        && let Some(batch) = slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+                    {
+                        self.finish(&batch, Some(&error));
+                    }
+                    return;
+                }
+                sent => match self.finish(&batch, sent.err().as_ref()) {
+                    Some(more) => batch = more,
+                    None => return,
+                },
+            }
+        }
+    }
+
+    fn send_patiently(&self, mut batch: Batch) {
+        loop {
+            let sent = batch.send(&mut &[][..], &self.stream, Wait::ForPeer);
+            match self.finish(&batch, sent.err().as_ref()) {
+                Some(more) => batch = more,
+                None => return,
+            }
+        }
+    }
+
+    /// Gives back the room of what was sent, or could not be; returns what became ready meanwhile. Without that, the socket
+    /// is free for others.
+    fn finish(&self, batch: &Batch, error: Option<&io::Error>) -> Option<Batch> {
+        let mut state = self.lock();
+        state.request_count -= batch.replies.len();
+        state.bytes -= batch.replies.iter().map(|(_, weight)| weight.bytes).sum::<u64>();
+        if error.is_some() {
+            state.is_dead = true;
+            self.stream.shut_down(Shutdown::Both);
+        }
+        if !state.is_dead && !state.ready.is_empty() {
+            self.changed.notify_all();
+            return Some(Batch::take(&mut state));
+        }
+        // What nobody can get any more takes no room.
+        let lost = Batch::take(&mut state);
+        state.request_count -= lost.replies.len();
+        state.bytes -= lost.replies.iter().map(|(_, weight)| weight.bytes).sum::<u64>();
+        state.is_sending = false;
+        self.changed.notify_all();
+        None
+    }
+}
+
+impl Batch {
+    fn take(state: &mut State) -> Self {
+        Self {
+            replies: state.ready.drain(..).collect(),
+            sent: 0,
+        }
+    }
+
+    /// Sends the rest of the replies, and `own` after them.
+    fn send(&mut self, own: &mut &[u8], stream: &Stream, wait: Wait) -> io::Result<()> {
+        loop {
+            let mut skip = self.sent;
+            let mut pieces = Vec::with_capacity(PIECE_COUNT_MAX.min(self.replies.len() + 1));
+            for (reply, _) in &self.replies {
+                let bytes = reply.as_slice();
+                let skipped = skip.min(bytes.len());
+                skip -= skipped;
+                if skipped < bytes.len() && pieces.len() < PIECE_COUNT_MAX - 1 {
+                    pieces.push(IoSlice::new(&bytes[skipped..]));
+                }
+            }
+            let rest: usize = self.replies.iter().map(|(reply, _)| reply.len()).sum::<usize>() - self.sent;
+            let offered: usize = pieces.iter().map(|piece| piece.len()).sum();
+            if offered == rest && !own.is_empty() {
+                pieces.push(IoSlice::new(own));
+            }
+            if pieces.is_empty() {
+                return stream.flush(wait);
+            }
+            let sent = stream.send(&pieces, wait)?;
+            let of_replies = sent.min(rest);
+            self.sent += of_replies;
+            *own = &own[sent - of_replies..];
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What was received and not used yet, and how long to wait for more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_block::Clock;
+
+use super::event::Closed;
+use crate::nbd::stream::{Stream, Wait};
+
+/// Bytes received ahead: a batch of small requests, and the payload of a few writes.
+const BUFFER_BYTES: usize = 128 << 10;
+/// How often a payload is looked for before its thread falls asleep: some microseconds.
+const HASTY_ATTEMPTS: u32 = 20;
+
+/// What the client is in the middle of, which decides how long it may be silent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// Nothing: the next request may come when it likes, or within this time.
+    ForNext(Option<Duration>),
+    /// A message, of which every part must come within this time.
+    ForRest(Duration),
+    /// The handshake, which must be over at this time of the clock.
+    Until(Duration),
+}
+
+pub(crate) struct Receiver {
+    stream: Arc<Stream>,
+    clock: Arc<dyn Clock>,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Receiver {
+    pub(crate) fn new(stream: Arc<Stream>, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            stream,
+            clock,
+            buffer: vec![0; BUFFER_BYTES],
+            start: 0,
+            end: 0,
+        }
+    }
+
+    /// What was received and not used.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    /// Marks the first `length` bytes as used.
+    pub(crate) fn consume(&mut self, length: usize) {
+        self.start = (self.start + length).min(self.end);
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+        }
+    }
+
+    /// Receives at least one byte more, keeping up to `length_max` unused ones; an error when the client sends no more.
+    pub(crate) fn fill(&mut self, length_max: usize, waiting: Waiting) -> Result<(), Closed> {
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        if self.end == self.buffer.len() {
+            assert!(self.end < length_max, "a message is longer than its bound");
+            let length = (2 * self.buffer.len()).min(length_max);
+            self.buffer.resize(length, 0);
+        }
+        let buffer = &mut self.buffer[self.end..];
+        self.end += receive(&self.stream, &*self.clock, buffer, waiting)?;
+        Ok(())
+    }
+
+    /// Fills `payload` with what was received, and then with what comes.
+    pub(crate) fn take_payload(&mut self, payload: &mut [u8], patience: Duration) -> Result<(), Closed> {
+        let ready = self.bytes().len().min(payload.len());
+        payload[..ready].copy_from_slice(&self.bytes()[..ready]);
+        self.consume(ready);
+        let mut done = ready;
+        // Many clients send a header and its payload one after the other. Falling asleep in between, only to be woken at once,
+        // takes longer than the payload.
+        for _ in 0..HASTY_ATTEMPTS {
+            if done == payload.len() {
+                return Ok(());
+            }
+            match self.stream.receive(&mut payload[done..], Wait::Not) {
+                Ok(length) if length > 0 => done += length,
+                _ => std::hint::spin_loop(),
+            }
+        }
+        while done < payload.len() {
+            let rest = &mut payload[done..];
+            done += receive(&self.stream, &*self.clock, rest, Waiting::ForRest(patience))?;
+        }
+        Ok(())
+    }
+
+    /// Throws `length` bytes away.
+    pub(crate) fn skip(&mut self, mut length: u64, patience: Duration) -> Result<(), Closed> {
+        loop {
+            let ready = holdfast_block::to_usize(length).min(self.bytes().len());
+            self.consume(ready);
+            length -= ready as u64;
+            if length == 0 {
+                return Ok(());
+            }
+            self.fill(BUFFER_BYTES, Waiting::ForRest(patience))?;
+        }
+    }
+}
+
+/// Receives at least one byte. The socket's own time limit only decides how often the clock is asked.
+fn receive(stream: &Stream, clock: &dyn Clock, buffer: &mut [u8], waiting: Waiting) -> Result<usize, Closed> {
+    let mut silent_since = None;
+    loop {
+        match stream.receive(buffer, Wait::ForPeer) {
+            Ok(0) => {
+                return Err(match waiting {
+                    Waiting::ForNext(_) => Closed::ByClient,
+                    Waiting::ForRest(_) => Closed::Abandoned("the connection was closed in the middle of a request"),
+                    Waiting::Until(_) => Closed::Abandoned("the connection was closed during the handshake"),
+                });
+            }
+            Ok(length) => {
+                return match waiting {
+                    Waiting::Until(deadline) if clock.now() > deadline => Err(TOO_SLOW_TO_AGREE),
+                    _ => Ok(length),
+                };
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                let now = clock.now();
+                let silence = now.saturating_sub(*silent_since.get_or_insert(now));
+                match waiting {
+                    Waiting::ForNext(Some(limit)) if silence >= limit => {
+                        return Err(Closed::Abandoned("the client asked for nothing for too long"));
+                    }
+                    Waiting::ForRest(limit) if silence >= limit => {
+                        return Err(Closed::Abandoned("the rest of a request did not come in time"));
+                    }
+                    Waiting::Until(deadline) if now > deadline => return Err(TOO_SLOW_TO_AGREE),
+                    _ => {}
+                }
+            }
+            Err(error) => return Err(Closed::Io(error)),
+        }
+    }
+}
+
+const TOO_SLOW_TO_AGREE: Closed = Closed::Abandoned("the handshake took too long");

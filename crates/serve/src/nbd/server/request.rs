@@ -1,0 +1,398 @@
+//! Requests: from the header that a client sent to one that can be carried out, or to the reason why it cannot.
+
+use std::ops::Range;
+
+use crate::nbd::wire::{
+    CommandFlags, CommandKind, ErrorNumber, ExportFlags, HeaderStyle, PAYLOAD_BYTES_MAX, RequestHeader,
+};
+
+/// What a client agreed on with the server, as far as requests go.
+#[derive(Debug, Clone)]
+pub(crate) struct Terms {
+    pub(crate) style: HeaderStyle,
+    pub(crate) flags: ExportFlags,
+    pub(crate) size_bytes: u64,
+    /// The metadata contexts that the client selected, by number.
+    pub(crate) contexts: Vec<u32>,
+}
+
+/// A request that makes sense: its range lies within the export, which can do what it asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) cookie: u64,
+    pub(crate) offset: u64,
+    /// Bytes of the export that it is about.
+    pub(crate) length: u64,
+    pub(crate) command: Command,
+    pub(crate) durability: Durability,
+}
+
+impl Request {
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.length
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Command {
+    Read(Fragments),
+    Write,
+    Flush,
+    Trim,
+    Cache,
+    WriteZeroes(Zeroes),
+    BlockStatus {
+        extents: Extents,
+        /// Whether the payload names the contexts.
+        contexts: Contexts,
+    },
+}
+
+/// Into how many chunks the reply to a read may be cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fragments {
+    Any,
+    One,
+}
+
+/// How zeroes are to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Zeroes {
+    Any,
+    /// They are to take space, so that a later write finds it.
+    Provisioned,
+    /// Only if that is quicker than writing them.
+    Quick,
+    /// Both of the above.
+    QuickProvisioned,
+}
+
+/// Into how many extents the answer may be cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extents {
+    Any,
+    One,
+}
+
+/// Which contexts a client asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Contexts {
+    Selected,
+    /// Those in the payload, after the length of the range.
+    InPayload,
+}
+
+/// Whether a request is done when the device has the bytes, or when they are safe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Durability {
+    Later,
+    BeforeReply,
+}
+
+/// Why a request is not carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) error: ErrorNumber,
+    pub(crate) reason: &'static str,
+}
+
+/// What is to be done about a header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Carry it out, after taking its payload.
+    Accept(Request),
+    /// Throw its payload away, and answer with an error.
+    Refuse(Refusal),
+    /// The client is done: answer what is under way, and close.
+    Disconnect,
+    /// The stream cannot be followed any further.
+    End(&'static str),
+}
+
+const fn refuse<T>(error: ErrorNumber, reason: &'static str) -> Result<T, Refusal> {
+    Err(Refusal { error, reason })
+}
+
+/// Bytes that follow `header`.
+pub(crate) fn payload_bytes(header: &RequestHeader, style: HeaderStyle) -> u64 {
+    let has_payload = match style {
+        HeaderStyle::Simple | HeaderStyle::Structured => header.kind == CommandKind::WRITE,
+        HeaderStyle::Extended => header.flags.has(CommandFlags::PAYLOAD_LENGTH),
+    };
+    if has_payload { header.length } else { 0 }
+}
+
+/// Judges a header by what was agreed on.
+pub(crate) fn judge(header: &RequestHeader, terms: &Terms) -> Verdict {
+    if header.kind == CommandKind::DISCONNECT {
+        return Verdict::Disconnect;
+    }
+    // "A server SHOULD initiate hard disconnect if a client sets the NBD_CMD_FLAG_PAYLOAD_LEN flag and uses a length larger
+    // than a server's advertised or default maximum payload length". With 32 bits the payload is skipped instead.
+    if terms.style == HeaderStyle::Extended && payload_bytes(header, terms.style) > u64::from(PAYLOAD_BYTES_MAX) {
+        return Verdict::End("a payload of absurd size");
+    }
+    match check(header, terms) {
+        Ok(request) => Verdict::Accept(request),
+        Err(refusal) => Verdict::Refuse(refusal),
+    }
+}
+
+fn check(header: &RequestHeader, terms: &Terms) -> Result<Request, Refusal> {
+    let command = command(header, terms)?;
+    let durability = if header.flags.has(CommandFlags::FUA) {
+        Durability::BeforeReply
+    } else {
+        Durability::Later
+    };
+    let request = Request {
+        cookie: header.cookie,
+        offset: header.offset,
+        length: header.length,
+        command,
+        durability,
+    };
+    check_size(&request, terms)?;
+    Ok(request)
+}
+
+/// The command, where the export has it, with flags that it knows.
+fn command(header: &RequestHeader, terms: &Terms) -> Result<Command, Refusal> {
+    let offered = |flags| terms.flags.has(flags);
+    let flags = header.flags;
+    let needs = |flag: ExportFlags| {
+        if offered(flag) {
+            Ok(())
+        } else if offered(ExportFlags::READ_ONLY) && flag != ExportFlags::FLUSH {
+            refuse(ErrorNumber::EPERM, "the export is read-only")
+        } else {
+            refuse(ErrorNumber::EINVAL, "the export does not offer this command")
+        }
+    };
+    let command = match header.kind {
+        CommandKind::READ => Command::Read(if flags.has(CommandFlags::DONT_FRAGMENT) {
+            Fragments::One
+        } else {
+            Fragments::Any
+        }),
+        CommandKind::WRITE => {
+            if offered(ExportFlags::READ_ONLY) {
+                return refuse(ErrorNumber::EPERM, "the export is read-only");
+            }
+            if terms.style == HeaderStyle::Extended && !flags.has(CommandFlags::PAYLOAD_LENGTH) {
+                return refuse(ErrorNumber::EINVAL, "a write without a payload");
+            }
+            Command::Write
+        }
+        CommandKind::FLUSH => needs(ExportFlags::FLUSH).map(|()| Command::Flush)?,
+        CommandKind::TRIM => needs(ExportFlags::TRIM).map(|()| Command::Trim)?,
+        CommandKind::CACHE => needs(ExportFlags::CACHE).map(|()| Command::Cache)?,
+        CommandKind::WRITE_ZEROES => {
+            needs(ExportFlags::WRITE_ZEROES)?;
+            let no_hole = flags.has(CommandFlags::NO_HOLE);
+            Command::WriteZeroes(match (no_hole, flags.has(CommandFlags::FAST_ZERO)) {
+                (false, false) => Zeroes::Any,
+                (true, false) => Zeroes::Provisioned,
+                (false, true) => Zeroes::Quick,
+                (true, true) => Zeroes::QuickProvisioned,
+            })
+        }
+        CommandKind::BLOCK_STATUS => block_status(flags, terms)?,
+        _ => return refuse(ErrorNumber::EINVAL, "the command is unknown"),
+    };
+    if flags.beyond(known_flags(command, terms)).is_empty() {
+        Ok(command)
+    } else {
+        refuse(ErrorNumber::EINVAL, "the command does not know these flags")
+    }
+}
+
+fn block_status(flags: CommandFlags, terms: &Terms) -> Result<Command, Refusal> {
+    if terms.contexts.is_empty() {
+        return refuse(ErrorNumber::EINVAL, "no metadata context is selected");
+    }
+    Ok(Command::BlockStatus {
+        extents: if flags.has(CommandFlags::REQUEST_ONE) {
+            Extents::One
+        } else {
+            Extents::Any
+        },
+        contexts: if flags.has(CommandFlags::PAYLOAD_LENGTH) {
+            Contexts::InPayload
+        } else {
+            Contexts::Selected
+        },
+    })
+}
+
+/// The flags that `command` may have. FUA "is valid for all commands", where the export offers it.
+fn known_flags(command: Command, terms: &Terms) -> CommandFlags {
+    let when = |flag: ExportFlags, then: CommandFlags| {
+        if terms.flags.has(flag) {
+            then
+        } else {
+            CommandFlags::default()
+        }
+    };
+    let own = match command {
+        Command::Read(_) => when(ExportFlags::DONT_FRAGMENT, CommandFlags::DONT_FRAGMENT),
+        Command::Write if terms.style == HeaderStyle::Extended => CommandFlags::PAYLOAD_LENGTH,
+        Command::WriteZeroes(_) => CommandFlags::NO_HOLE | when(ExportFlags::FAST_ZERO, CommandFlags::FAST_ZERO),
+        Command::BlockStatus { .. } => {
+            CommandFlags::REQUEST_ONE | when(ExportFlags::BLOCK_STATUS_PAYLOAD, CommandFlags::PAYLOAD_LENGTH)
+        }
+        Command::Write | Command::Flush | Command::Trim | Command::Cache => CommandFlags::default(),
+    };
+    own | when(ExportFlags::FUA, CommandFlags::FUA)
+}
+
+/// Whether the range is one that the command may have.
+fn check_size(request: &Request, terms: &Terms) -> Result<(), Refusal> {
+    let payload_max = u64::from(PAYLOAD_BYTES_MAX);
+    match request.command {
+        Command::Flush => {
+            return if request.offset == 0 && request.length == 0 {
+                Ok(())
+            } else {
+                refuse(ErrorNumber::EINVAL, "a flush has no range")
+            };
+        }
+        // The range stands in the payload; the length is that of the payload.
+        Command::BlockStatus {
+            contexts: Contexts::InPayload,
+            ..
+        } => return Ok(()),
+        Command::Read(_) if request.length > payload_max => {
+            // "SHOULD NOT return NBD_EOVERFLOW except as documented in response to NBD_CMD_READ when DF is supported"
+            let error = match terms.style {
+                HeaderStyle::Simple => ErrorNumber::EINVAL,
+                HeaderStyle::Structured | HeaderStyle::Extended => ErrorNumber::EOVERFLOW,
+            };
+            return refuse(error, "the read is longer than 32 MiB");
+        }
+        Command::Write if request.length > payload_max => {
+            return refuse(ErrorNumber::EINVAL, "the write is longer than 32 MiB");
+        }
+        Command::Cache if request.length > payload_max => {
+            return refuse(ErrorNumber::EOVERFLOW, "the range is longer than 32 MiB");
+        }
+        _ => {}
+    }
+    check_range(request, terms)
+}
+
+/// Whether the range lies within the export.
+pub(crate) fn check_range(request: &Request, terms: &Terms) -> Result<(), Refusal> {
+    let end = request.offset.checked_add(request.length);
+    if end.is_none_or(|end| end > terms.size_bytes) {
+        let error = match request.command {
+            Command::Write | Command::WriteZeroes(_) => ErrorNumber::ENOSPC,
+            _ => ErrorNumber::EINVAL,
+        };
+        return refuse(error, "the request reaches past the end of the export");
+    }
+    // Every chunk of block status has at least one extent, and no extent is empty.
+    if matches!(request.command, Command::BlockStatus { .. }) && request.length == 0 {
+        return refuse(ErrorNumber::EINVAL, "a question about no bytes has no answer");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Command, Durability, Fragments, Refusal, Request, Terms, Verdict, Zeroes, judge, payload_bytes};
+    use crate::nbd::wire::{CommandFlags, CommandKind, ErrorNumber, ExportFlags, HeaderStyle, RequestHeader};
+
+    fn terms(flags: ExportFlags) -> Terms {
+        Terms {
+            style: HeaderStyle::Structured,
+            flags: ExportFlags::HAS_FLAGS | flags,
+            size_bytes: 10_000,
+            contexts: Vec::new(),
+        }
+    }
+
+    fn header(kind: CommandKind, flags: CommandFlags, offset: u64, length: u64) -> RequestHeader {
+        RequestHeader {
+            flags,
+            kind,
+            cookie: 1,
+            offset,
+            length,
+        }
+    }
+
+    fn error(verdict: Verdict) -> Option<ErrorNumber> {
+        match verdict {
+            Verdict::Refuse(Refusal { error, .. }) => Some(error),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn what_an_export_does_not_offer_is_refused_and_says_why() {
+        let none = CommandFlags::default();
+        let read_only = terms(ExportFlags::READ_ONLY);
+        for kind in [CommandKind::WRITE, CommandKind::TRIM, CommandKind::WRITE_ZEROES] {
+            // Before the range is looked at: nothing of it is the client's business.
+            for length in [512, 1 << 40] {
+                let verdict = judge(&header(kind, none, 0, length), &read_only);
+                assert_eq!(error(verdict), Some(ErrorNumber::EPERM), "{kind:?}");
+            }
+        }
+        let plain = terms(ExportFlags::default());
+        for kind in [
+            CommandKind::FLUSH,
+            CommandKind::TRIM,
+            CommandKind::CACHE,
+            CommandKind::BLOCK_STATUS,
+        ] {
+            let verdict = judge(&header(kind, none, 0, 0), &plain);
+            assert_eq!(error(verdict), Some(ErrorNumber::EINVAL), "{kind:?}");
+        }
+        let durable = header(CommandKind::WRITE, CommandFlags::FUA, 0, 512);
+        assert_eq!(error(judge(&durable, &plain)), Some(ErrorNumber::EINVAL));
+    }
+
+    #[test]
+    fn flags_become_what_they_mean() {
+        let offers = ExportFlags::FUA | ExportFlags::WRITE_ZEROES | ExportFlags::FAST_ZERO | ExportFlags::DONT_FRAGMENT;
+        let zeroes = header(
+            CommandKind::WRITE_ZEROES,
+            CommandFlags::NO_HOLE | CommandFlags::FUA,
+            100,
+            9900,
+        );
+        let request = Request {
+            cookie: 1,
+            offset: 100,
+            length: 9900,
+            command: Command::WriteZeroes(Zeroes::Provisioned),
+            durability: Durability::BeforeReply,
+        };
+        assert_eq!(judge(&zeroes, &terms(offers)), Verdict::Accept(request));
+        let read = header(CommandKind::READ, CommandFlags::DONT_FRAGMENT, 0, 1);
+        let Verdict::Accept(request) = judge(&read, &terms(offers)) else {
+            unreachable!("it is offered");
+        };
+        assert_eq!(request.command, Command::Read(Fragments::One));
+        assert_eq!(error(judge(&read, &terms(ExportFlags::FUA))), Some(ErrorNumber::EINVAL));
+    }
+
+    #[test]
+    fn a_payload_follows_writes_and_with_extended_headers_what_says_so() {
+        let none = CommandFlags::default();
+        let write = header(CommandKind::WRITE, none, 0, 77);
+        let read = header(CommandKind::READ, CommandFlags::PAYLOAD_LENGTH, 0, 77);
+        assert_eq!(payload_bytes(&write, HeaderStyle::Simple), 77);
+        assert_eq!(payload_bytes(&read, HeaderStyle::Structured), 0);
+        assert_eq!(payload_bytes(&write, HeaderStyle::Extended), 0);
+        assert_eq!(payload_bytes(&read, HeaderStyle::Extended), 77);
+        let extended = Terms {
+            style: HeaderStyle::Extended,
+            ..terms(ExportFlags::default())
+        };
+        let absurd = header(CommandKind::WRITE, CommandFlags::PAYLOAD_LENGTH, 0, u64::MAX);
+        assert!(matches!(judge(&absurd, &extended), Verdict::End(_)));
+    }
+}

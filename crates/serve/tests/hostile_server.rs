@@ -1,0 +1,32 @@
+//! Hostile bytes for every parser of network protocols, without a fuzzer.
+
+#[path = "../../block/tests/hostile/ordeal.rs"]
+mod ordeal;
+
+use holdfast_serve::hostile::{PARSERS, seeds};
+use ordeal::{Bound, Ordeal};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static ALLOCATOR: PeakAlloc = PeakAlloc;
+
+/// A handshake answers an option with less than 64 KiB, and all that was answered is kept twice here, to be compared. Requests
+/// are carried out on a disk of 100 kB, and each reply is thrown away before the next.
+const BOUND: Bound = Bound {
+    per_byte: 200,
+    constant_bytes: 2 << 20,
+};
+
+#[test]
+fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
+    let seeds = seeds().into_iter().map(|(parser, _, bytes)| (parser, bytes)).collect();
+    Ordeal {
+        parsers: PARSERS,
+        seeds,
+        swollen: Vec::new(),
+        bound: |_| BOUND,
+        case_count: 20_000,
+        allocator: &ALLOCATOR,
+    }
+    .run();
+}
