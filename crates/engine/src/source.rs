@@ -57,14 +57,20 @@ impl SourceName {
         Ok(Self { disk, origin })
     }
 
+    /// Whether a file of this name can only be an image, by the end of its name.
+    pub fn is_called_like_an_image(name: &OsStr) -> bool {
+        let extension = Path::new(name).extension();
+        extension.is_some_and(|extension| EXTENSIONS.iter().any(|known| extension.eq_ignore_ascii_case(known)))
+    }
+
     /// The name that its file has without what says of what kind it is; none for standard input.
     pub(crate) fn base_name(&self) -> Option<String> {
         let Origin::Path(path) = &self.origin else { return None };
-        let name = Path::new(path.file_name()?);
-        let is_kind = |extension: &OsStr| EXTENSIONS.iter().any(|known| extension.eq_ignore_ascii_case(known));
-        let base = match name.extension() {
-            Some(extension) if is_kind(extension) => name.file_stem()?,
-            _ => name.as_os_str(),
+        let name = path.file_name()?;
+        let base = if Self::is_called_like_an_image(name) {
+            Path::new(name).file_stem()?
+        } else {
+            name
         };
         Some(base.to_string_lossy().into_owned())
     }

@@ -100,6 +100,10 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     std::fs::create_dir(rig.path("pages")).unwrap();
     add("man", 0, &["pages"]);
     reports
+        .entry("backup")
+        .or_default()
+        .push(crate::machines::report_of_machines());
+    reports
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_engine::{
     Bottleneck, Compared, MachineBackupReport, MachineBackupRequest, MachineName, NOTE_CONSISTENCY, ParentChoice,
-    Quiesce, Quiesced, back_up_machine,
+    Quiesce, Quiesced, SourceName, back_up_machine,
 };
 use holdfast_host::{DiskChoice, Hypervisor, Libvirt};
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
@@ -77,13 +77,14 @@ impl MachineArgs {
 
 /// The machine that a word on the command line means; none where it means an image.
 ///
-/// A word with a `/`, `-`, NAME=IMAGE, and one that a file is called by, are images.
+/// A word with a `/`, `-`, NAME=IMAGE, one that a file is called by, and one that ends like the name of an image, are images.
 pub(super) fn machine_of(word: &OsStr) -> Option<&str> {
     let text = word.to_str()?;
     if let Some(name) = text.strip_prefix("libvirt:") {
         return Some(name);
     }
-    let is_image = text == "-" || text.contains(['/', '=']) || Path::new(text).exists();
+    let is_called_like_one = SourceName::is_called_like_an_image(word);
+    let is_image = text == "-" || text.contains(['/', '=']) || is_called_like_one || Path::new(text).exists();
     (!is_image).then_some(text)
 }
 

@@ -72,6 +72,13 @@ impl World {
     }
 }
 
+/// What `backup` answers of machines, one of which is not there.
+pub(crate) fn report_of_machines() -> serde_json::Value {
+    let world = World::new();
+    let uri = world.lab.uri();
+    world.rig.json(1, &at(&uri, &["backup", "web1", "nobody"]))["report"].clone()
+}
+
 /// Words of a command line about a machine at `uri`.
 fn at<'a>(uri: &'a str, words: &[&'a str]) -> Vec<&'a str> {
     [words, &["--connect", uri]].concat()
