@@ -68,6 +68,11 @@ impl Context {
         &self.console
     }
 
+    /// Standard error, for other threads.
+    pub fn shared_console(&self) -> Arc<Console> {
+        Arc::clone(&self.console)
+    }
+
     /// A variable of the environment.
     pub fn variable(&self, name: &str) -> Option<&OsStr> {
         self.environment.get(name)

@@ -22,7 +22,6 @@ fn main() {
     let named = holdfast_block::hostile::seeds()
         .into_iter()
         .chain(holdfast_image::hostile::seeds())
-        .chain(holdfast_serve::nbd::client::hostile::seeds())
         .chain(holdfast_serve::hostile::seeds())
         .chain(holdfast_engine::hostile::seeds());
     seeds.extend(named.map(|(parser, name, bytes)| (parser, name.to_owned(), bytes)));

@@ -241,6 +241,9 @@ pub enum Error {
         /// Why; none where it has no guest agent.
         source: Option<Box<holdfast_host::Error>>,
     },
+    /// A server does not start.
+    #[error(transparent)]
+    Serve(holdfast_serve::Error),
     /// QEMU does not serve what it has frozen.
     #[error("QEMU does not serve the frozen disks of {machine}")]
     Frozen {

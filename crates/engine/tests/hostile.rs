@@ -29,6 +29,7 @@ fn all_parsers() -> impl Iterator<Item = &'static Parser> {
         .iter()
         .chain(holdfast_image::hostile::PARSERS)
         .chain(holdfast_repo::hostile::PARSERS)
+        .chain(holdfast_serve::hostile::PARSERS)
         .chain(holdfast_engine::hostile::PARSERS)
 }
 

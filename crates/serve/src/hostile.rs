@@ -3,6 +3,7 @@
 use holdfast_block::hostile::{Outcome, Parser};
 
 use crate::nbd;
+use crate::nbd::client::hostile as client;
 
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[
@@ -14,11 +15,26 @@ pub const PARSERS: &[Parser] = &[
         name: "nbd_server_requests",
         feed: nbd_server_requests,
     },
+    Parser {
+        name: "nbd_handshake",
+        feed: client::handshake,
+    },
+    Parser {
+        name: "nbd_replies",
+        feed: client::replies,
+    },
+    Parser {
+        name: "nbd_uri",
+        feed: client::uri,
+    },
 ];
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     nbd::server::hostile::seeds()
+        .into_iter()
+        .chain(client::seeds())
+        .collect()
 }
 
 /// What a client says to an NBD server until it has an export.

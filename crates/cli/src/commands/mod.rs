@@ -14,6 +14,7 @@ mod prune;
 mod repair;
 mod restore;
 mod scrub;
+mod serve;
 mod show;
 mod stats;
 mod verify;
@@ -56,6 +57,8 @@ pub enum Verb {
     Gc(gc::GcArgs),
     /// Read the repository at rest, to find damage before it is needed
     Scrub(scrub::ScrubArgs),
+    /// Open snapshots as block devices for other programs
+    Serve(serve::ServeArgs),
     /// Mend what can be mended, and name what is lost
     Repair(repair::RepairArgs),
     /// Show the repository in figures
@@ -92,6 +95,7 @@ impl Verb {
             Self::Unprotect(args) => forget::run_unprotect(args, context),
             Self::Gc(args) => gc::run(args, context),
             Self::Scrub(args) => scrub::run(args, context),
+            Self::Serve(args) => serve::run(args, context),
             Self::Repair(args) => repair::run(args, context),
             Self::Stats(args) => stats::run(args, context),
             Self::Key(args) => key::run(args, context),
@@ -139,6 +143,8 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "unprotect" => forget::EXAMPLES_UNPROTECT,
         "gc" => gc::EXAMPLES,
         "scrub" => scrub::EXAMPLES,
+        "serve" => serve::EXAMPLES,
+        "serve nbd" => serve::EXAMPLES_NBD,
         "repair" => repair::EXAMPLES,
         "stats" => stats::EXAMPLES,
         "key" => key::EXAMPLES,

@@ -9,3 +9,4 @@ mod keys;
 mod refusals;
 mod restores;
 mod retention;
+mod serving;

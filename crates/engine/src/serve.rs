@@ -1,0 +1,184 @@
+//! `serve nbd`: disks of snapshots as block devices over NBD, until somebody says that it is enough.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_block::{
+    BackingId, BlockDevice, BlockDeviceMut, Clock, FileDeviceMut, IoMode, OverlayDevice, OverlayOptions,
+};
+use holdfast_repo::{DiskRecord, Manifest, Repository};
+use holdfast_serve::nbd::{
+    Absent, EventSink, Export, ExportDevice, FixedExports, Limits, Listener, Server, ServerOptions, TlsPolicy,
+};
+use jiff::tz::TimeZone;
+
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::repository::{find_snapshot, time_of};
+use crate::{DiskName, SnapshotName};
+
+/// How long requests that are on their way may take once the end has come.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is looked whether the end has come.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What to serve, and where.
+pub struct ServeRequest {
+    /// Snapshots, or single disks of them.
+    pub names: Vec<SnapshotName>,
+    /// In which their times are meant.
+    pub zone: TimeZone,
+    /// Where clients connect.
+    pub doors: Vec<ServeDoor>,
+    /// What becomes of what clients write.
+    pub writes: Writes,
+    /// Whether connections are encrypted.
+    pub tls: TlsPolicy,
+    /// Who is told what clients do.
+    pub events: Arc<dyn EventSink>,
+    /// The clock, shared with the server's threads.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// Where clients connect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServeDoor {
+    /// A Unix socket, for the user only.
+    Unix(PathBuf),
+    /// An address and a port.
+    Tcp(SocketAddr),
+}
+
+/// What becomes of what clients write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Writes {
+    /// They cannot.
+    Refuse,
+    /// It is kept in files in this folder while the server runs, and gone with it.
+    ThrowAway(PathBuf),
+    /// It is kept in files in this folder, and there again the next time the same snapshot is served.
+    Keep(PathBuf),
+}
+
+/// A disk that is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Served {
+    /// Its name at the server.
+    pub export: String,
+    /// What it is, for people.
+    pub description: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+}
+
+/// Serves disks of snapshots until the job is interrupted, which is how it ends well. `ready` is called when clients can connect.
+pub fn serve(
+    repository: &Repository,
+    request: ServeRequest,
+    job: Job<'_>,
+    ready: &mut dyn FnMut(&[Served]),
+) -> Result<()> {
+    let mut manifests: Vec<(Manifest, Option<DiskName>)> = Vec::new();
+    for name in &request.names {
+        let manifest = find_snapshot(repository, &name.snapshot, &request.zone, job.progress)?;
+        manifests.push((manifest, name.disk.clone()));
+    }
+    let mut served = Vec::new();
+    let mut exports = Vec::new();
+    for (manifest, disk) in &manifests {
+        let disks: Vec<&DiskRecord> = match disk {
+            Some(name) => vec![manifest.disk(Some(name.as_str()))?],
+            None => manifest.disks.iter().collect(),
+        };
+        for disk in disks {
+            let entry = Served {
+                export: export_name(manifest, disk, &manifests),
+                description: format!("{} of {} at {}", disk.name, manifest.machine, time_of(manifest)),
+                size_bytes: disk.size_bytes,
+            };
+            if served.contains(&entry) {
+                continue;
+            }
+            let device = device(repository, manifest, disk, &request.writes)?;
+            exports.push(
+                Export::new(entry.export.clone(), device)
+                    .with_description(entry.description.clone())
+                    .with_absent(Absent::ReadsAsZero),
+            );
+            served.push(entry);
+        }
+    }
+    let mut server = Server::new(ServerOptions {
+        exports: Arc::new(FixedExports::new(exports)),
+        limits: Limits::default(),
+        tls: request.tls,
+        clock: Arc::clone(&request.clock),
+        events: request.events,
+    });
+    for door in &request.doors {
+        let listener = match door {
+            ServeDoor::Unix(path) => Listener::unix(path, &*request.clock),
+            ServeDoor::Tcp(address) => Listener::tcp(*address),
+        };
+        server.listen(listener.map_err(Error::Serve)?).map_err(Error::Serve)?;
+    }
+    ready(&served);
+    while job.interrupt.check().is_ok() {
+        job.clock.sleep(LOOK_INTERVAL);
+    }
+    let report = server.stop(PATIENCE);
+    if report.abandoned_connection_count > 0 {
+        job.progress.warning(&format!(
+            "{} connections had requests that did not end in time",
+            report.abandoned_connection_count
+        ));
+    }
+    Ok(())
+}
+
+/// `MACHINE/DISK`, and `MACHINE@ID/DISK` where several snapshots of a machine are served.
+fn export_name(manifest: &Manifest, disk: &DiskRecord, all: &[(Manifest, Option<DiskName>)]) -> String {
+    let same_machine = |other: &Manifest| other.machine == manifest.machine && other.id != manifest.id;
+    if all.iter().any(|(other, _)| same_machine(other)) {
+        format!("{}@{}/{}", manifest.machine, manifest.id.short(), disk.name)
+    } else {
+        format!("{}/{}", manifest.machine, disk.name)
+    }
+}
+
+fn device(repository: &Repository, manifest: &Manifest, disk: &DiskRecord, writes: &Writes) -> Result<ExportDevice> {
+    let frozen = repository.device(disk);
+    let size_bytes = disk.size_bytes;
+    let options = OverlayOptions::new(BackingId(*manifest.id.as_bytes()));
+    let store_bytes = options.store_size_bytes(size_bytes)?;
+    let overlay: Arc<dyn BlockDeviceMut> = match writes {
+        Writes::Refuse => return Ok(ExportDevice::ReadOnly(Arc::new(frozen) as Arc<dyn BlockDevice>)),
+        Writes::ThrowAway(folder) => {
+            let file = tempfile::Builder::new().prefix("holdfast-overlay-").tempdir_in(folder);
+            let folder = file.map_err(|source| Error::File {
+                action: "create a folder in",
+                path: folder.clone(),
+                source,
+            })?;
+            let store = FileDeviceMut::create_new(&folder.path().join("overlay"), store_bytes, IoMode::Buffered)?;
+            // The open file stays, its name goes with the folder: nothing is left, however we end.
+            drop(folder);
+            Arc::new(OverlayDevice::create(frozen, store, options)?)
+        }
+        Writes::Keep(folder) => {
+            // Whoever wrote the snapshot chose the name: it must not lead out of the folder.
+            let name = DiskName::new(disk.name.as_str())?;
+            let path: &Path = &folder.join(format!("{}-{name}.overlay", manifest.id));
+            if path.exists() {
+                let store = FileDeviceMut::open(path, IoMode::Buffered)?;
+                Arc::new(OverlayDevice::open(frozen, store, options.backing_id)?)
+            } else {
+                let store = FileDeviceMut::create_new(path, store_bytes, IoMode::Buffered)?;
+                Arc::new(OverlayDevice::create(frozen, store, options)?)
+            }
+        }
+    };
+    Ok(ExportDevice::Writable(overlay))
+}
