@@ -97,5 +97,5 @@ fn what_makes_no_sense_is_refused() {
     let output = rig.code(2, &["serve", "nbd", "a"]);
     assert!(crate::program::stderr(&output).contains("--socket"));
     assert_eq!(rig.error(2, &["serve", "nbd", "a", "--socket", "s"]).0, "usage");
-    assert_eq!(rig.code(1, &["serve", "nbd", "b", "--socket", "s"]).stdout, b"");
+    assert_eq!(rig.code(1, &["serve", "nbd", "nobody", "--socket", "s"]).stdout, b"");
 }
