@@ -11,14 +11,15 @@ use crate::rig::{Rig, noise};
 const MIB: usize = 1 << 20;
 const FILE_SYSTEM_BYTES: u64 = 64 << 20;
 
-/// A rig whose repository is on a small file system of its own, mounted at `small`.
-fn rig_on_small_file_system() -> Option<(SmallFileSystem, Rig)> {
+/// A rig whose repository is on a small file system of its own, mounted at `small`. The file system comes second, so that it is
+/// unmounted before the folder goes.
+fn rig_on_small_file_system() -> Option<(Rig, SmallFileSystem)> {
     let rig = Rig::empty();
     let small = small_file_system(&rig.path("small"), FILE_SYSTEM_BYTES)?;
     std::fs::create_dir(rig.path("small/repo")).unwrap();
     symlink(rig.path("small/repo"), rig.path("repo")).unwrap();
     rig.ok(&["init", "--no-encryption"]);
-    Some((small, rig))
+    Some((rig, small))
 }
 
 /// Takes all that is left, to the last block.
@@ -50,7 +51,7 @@ fn id_of(rig: &Rig, machine: &str) -> String {
 
 #[test]
 fn on_a_full_disk_nothing_half_is_left_and_what_was_there_is_good() {
-    let Some((_small, rig)) = rig_on_small_file_system() else {
+    let Some((rig, _small)) = rig_on_small_file_system() else {
         return;
     };
     for (name, length) in [("a", 16), ("b", 60), ("c", 3)] {
@@ -100,7 +101,7 @@ fn on_a_full_disk_nothing_half_is_left_and_what_was_there_is_good() {
 /// Packs that are alive in part are written anew, which takes room that is not there.
 #[test]
 fn gc_on_a_full_disk_gives_back_what_it_can_and_loses_nothing() {
-    let Some((_small, rig)) = rig_on_small_file_system() else {
+    let Some((rig, _small)) = rig_on_small_file_system() else {
         return;
     };
     let mut bytes = noise(24 * MIB, 1);
@@ -133,7 +134,7 @@ fn gc_on_a_full_disk_gives_back_what_it_can_and_loses_nothing() {
 
 #[test]
 fn on_a_read_only_file_system_everything_can_be_read() {
-    let Some((small, rig)) = rig_on_small_file_system() else {
+    let Some((rig, small)) = rig_on_small_file_system() else {
         return;
     };
     let bytes = noise(2 * MIB, 1);
