@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
 use holdfast_image::{CreateOptions, Format, OpenOptions};
-use holdfast_repo::{DiskRecord, Manifest, Repository, Surroundings, TargetState};
+use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings, TargetState};
 use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
@@ -109,7 +109,7 @@ pub fn restore(
             // All refusals come before the first byte is written.
             let places = placed
                 .into_iter()
-                .map(|(disk, path)| Ok((disk, restorer.place(&path)?, path)));
+                .map(|(disk, path)| Ok((disk, restorer.place(disk, &path)?, path)));
             let places: Vec<(&DiskRecord, Place, PathBuf)> = places.collect::<Result<_>>()?;
             let restore = |(disk, place, path): &(&DiskRecord, Place, PathBuf)| {
                 restorer.to_path(disk, *place, path).map_err(|error| error.on(path))
@@ -141,7 +141,8 @@ fn only<'m>(disks: &[&'m DiskRecord]) -> Result<&'m DiskRecord> {
     }
 }
 
-/// Where each disk goes: to `path` itself, or as `DISK.FORMAT` into the folder `path`, which must exist.
+/// Where each disk goes: to `path` itself, or as `DISK.FORMAT` into the folder `path`, which must exist. A file that was
+/// stored beside the disks keeps its name.
 fn placed<'m>(disks: &[&'m DiskRecord], path: &Path, format: Option<Format>) -> Result<Vec<(&'m DiskRecord, PathBuf)>> {
     let extension = format.unwrap_or(Format::Raw);
     if !path.is_dir() {
@@ -150,9 +151,21 @@ fn placed<'m>(disks: &[&'m DiskRecord], path: &Path, format: Option<Format>) -> 
     let place = |disk: &&'m DiskRecord| {
         // Whoever wrote the snapshot chose the name: it must not lead out of the folder.
         let name = DiskName::new(disk.name.as_str())?;
-        Ok((*disk, path.join(format!("{name}.{extension}"))))
+        Ok((
+            *disk,
+            path.join(if is_file(disk) {
+                name.to_string()
+            } else {
+                format!("{name}.{extension}")
+            }),
+        ))
     };
     disks.iter().map(place).collect()
+}
+
+/// Whether this is no disk, but a file that belongs to the machine: `domain.xml`.
+fn is_file(disk: &DiskRecord) -> bool {
+    disk.content == DiskContent::Stream && disk.name.contains('.')
 }
 
 /// Writes a disk to a stream from its start to its end.
@@ -197,7 +210,7 @@ struct Restorer<'a> {
 
 impl Restorer<'_> {
     /// Decides how to write to `path`, and refuses what would lose something that nobody gave up.
-    fn place(&self, path: &Path) -> Result<Place> {
+    fn place(&self, disk: &DiskRecord, path: &Path) -> Result<Place> {
         let found = match std::fs::metadata(path) {
             Err(source) if source.kind() == std::io::ErrorKind::NotFound => None,
             other => Some(other.map_err(|source| Error::File {
@@ -218,8 +231,8 @@ impl Restorer<'_> {
                 Some(format) => format,
                 None => holdfast_image::detect(path)?,
             }),
-            (RestoreMode::New, None) => Place::NewFile(Existing::Keep, self.new_format(path)),
-            (RestoreMode::Replace, _) => Place::NewFile(Existing::Replace, self.new_format(path)),
+            (RestoreMode::New, None) => Place::NewFile(Existing::Keep, self.new_format(disk, path)),
+            (RestoreMode::Replace, _) => Place::NewFile(Existing::Replace, self.new_format(disk, path)),
         };
         let format = match place {
             Place::NewFile(_, format) | Place::File(format) => format,
@@ -235,7 +248,10 @@ impl Restorer<'_> {
     }
 
     /// The format of a new file: that of its name, where nobody says. A raw disk called .qcow2 would not start.
-    fn new_format(&self, path: &Path) -> Format {
+    fn new_format(&self, disk: &DiskRecord, path: &Path) -> Format {
+        if is_file(disk) {
+            return Format::Raw;
+        }
         let extension = path.extension().and_then(std::ffi::OsStr::to_str);
         let named = || extension.and_then(|extension| Format::from_name(&extension.to_ascii_lowercase()));
         self.format.or_else(named).unwrap_or(Format::Raw)
