@@ -185,7 +185,7 @@ pub(crate) fn assert_served(socket: &Path, export: &str, byte: usize, offset: u6
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        if self.daemon.is_none() {
+        if self.daemon.is_none() || !self.path("libvirt/uri").exists() {
             return;
         }
         if let Ok(libvirt) = Libvirt::connect(&self.uri()) {
