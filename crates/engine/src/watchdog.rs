@@ -133,7 +133,11 @@ pub fn watch_over(
             Some(until) => received.recv_timeout(until.saturating_sub(clock.now())),
         };
         match line {
-            Ok(line) if line == DONE => return watch.mended,
+            Ok(line) if line == DONE => {
+                // What the backup itself could not undo it has left to us.
+                watch.mend();
+                return watch.mended;
+            }
             Ok(line) => watch.hear(&line),
             Err(RecvTimeoutError::Timeout) => watch.mend(),
             Err(RecvTimeoutError::Disconnected) => {

@@ -129,23 +129,27 @@ impl<'a> Freezer<'a> {
         };
         let mut guard = Guard::start(self.request.watchdog.as_deref())?;
         let quiescence = Quiescence::begin(self.request, (is_running, can_quiesce), &mut guard, self.job)?;
-        let cut = guard
-            .about_to_pause(PAUSE_DEADLINE)
+        let announced = if is_running {
+            guard.about_to_pause(PAUSE_DEADLINE)
+        } else {
+            Ok(())
+        };
+        let cut = announced
             .and_then(|()| Cut::make(monitor, self.job.clock, request, within).map_err(|error| self.failed(error)));
         let quiesced = quiescence.end(self.request, &mut guard, self.job);
         let cut = match cut {
             Ok(cut) => cut,
             Err(error) => {
+                // It may stand still, if even that failed: the watchdog sees to it. One that was paused before stays so.
+                if is_running {
+                    guard.about_to_pause(PAUSE_DEADLINE).ok();
+                }
                 guard.done();
                 return Err(error);
             }
         };
         let opened = self.open(&cut, &folder.path().join("nbd"), &wanted, usable);
-        let mut old_bitmaps = Vec::new();
-        for (_, disk) in &wanted {
-            let ours = disk.bitmaps.iter().filter(|bitmap| self.names.is_ours(&bitmap.name));
-            old_bitmaps.extend(ours.map(|bitmap| (disk.node.clone(), bitmap.name.clone())));
-        }
+        let old_bitmaps = self.bitmaps_of_ours(&wanted);
         match opened {
             Ok(disks) => Ok(Frozen {
                 cut,
@@ -162,6 +166,16 @@ impl<'a> Freezer<'a> {
                 Err(error)
             }
         }
+    }
+
+    /// The bitmaps of earlier runs for this repository, with their nodes.
+    fn bitmaps_of_ours(&self, wanted: &[(String, QemuDisk)]) -> Vec<(String, String)> {
+        let mut old_bitmaps = Vec::new();
+        for (_, disk) in wanted {
+            let ours = disk.bitmaps.iter().filter(|bitmap| self.names.is_ours(&bitmap.name));
+            old_bitmaps.extend(ours.map(|bitmap| (disk.node.clone(), bitmap.name.clone())));
+        }
+        old_bitmaps
     }
 
     /// The devices of QEMU that these disks are.
