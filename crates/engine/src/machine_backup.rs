@@ -413,6 +413,5 @@ fn notes_of(disk: &MachineDisk) -> BTreeMap<String, String> {
 /// The device of QEMU that is this disk of the machine.
 fn device_of<'q>(disk: &MachineDisk, devices: &'q [QemuDisk]) -> Option<&'q QemuDisk> {
     let alias = disk.alias.as_deref()?;
-    let is_its = |device: &&QemuDisk| device.device.split('/').any(|part| part == alias);
-    devices.iter().find(is_its)
+    devices.iter().find(|device| device.is_called(alias))
 }

@@ -3,6 +3,8 @@
 //! Source: QEMU's `qga/qapi-schema.json`. The guest's own hooks (`fsfreeze-hook`) run with it: a hook that fails makes the
 //! freeze fail.
 
+pub(crate) mod socket;
+
 use std::time::Duration;
 
 use serde_json::{Value, json};

@@ -1,6 +1,7 @@
 //! The outside world that owns disks: hypervisors, their machines, and the agents in them.
 
 pub mod agent;
+mod bare;
 pub mod domain_xml;
 mod error;
 mod hypervisor;
@@ -11,6 +12,7 @@ mod process;
 pub mod qemu;
 pub mod qmp;
 
+pub use bare::BareQemu;
 pub use error::{Error, Result};
 pub use hypervisor::{Hypervisor, Machine};
 #[cfg(feature = "libvirt")]

@@ -86,7 +86,7 @@ pub struct MachineDisk {
     pub is_read_only: bool,
     /// Whether other machines may have it open at the same time.
     pub is_shared: bool,
-    /// What the hypervisor calls the device while the machine runs: "virtio-disk0".
+    /// What QEMU calls the device while the machine runs: its id, "virtio-disk0", or its whole path.
     pub alias: Option<String>,
 }
 

@@ -12,6 +12,7 @@ mod names;
 mod remove;
 
 pub use cut::{Cut, CutDisk, CutRequest, Pause};
+pub(crate) use disks::device_path;
 pub use disks::{Bitmap, QemuDisk, disks};
 pub use names::RunId;
 pub use remove::{remove_run, runs_in};

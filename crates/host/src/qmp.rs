@@ -4,6 +4,7 @@
 //! ([`QmpSocket`]), or libvirt, which has the socket open already.
 
 mod message;
+mod queued;
 mod socket;
 
 use std::os::fd::OwnedFd;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 pub use message::Event;
+pub use queued::QueuedSocket;
 pub use socket::QmpSocket;
 
 /// Result of a command.

@@ -57,10 +57,26 @@ pub fn disks(monitor: &dyn Monitor) -> Result<Vec<QemuDisk>> {
     with_medium
         .filter_map(|device| {
             // What has no device of the guest (a drive that nothing uses) is no disk of the machine.
-            let path = device.get("qdev")?.as_str()?.to_owned();
+            let path = device_path(device.get("qdev")?.as_str()?);
             Some(disk(path, &device["inserted"]).ok_or_else(|| senseless("a disk lacks a name or a size")))
         })
         .collect()
+}
+
+impl QemuDisk {
+    /// Whether this is the device that a hypervisor calls `alias`: its whole path, or the id in it.
+    pub fn is_called(&self, alias: &str) -> bool {
+        self.device == alias || self.device.split('/').any(|part| part == alias)
+    }
+}
+
+/// QEMU calls a device that has an id by that alone, unless a part of the device is what has the disk.
+pub(crate) fn device_path(qdev: &str) -> String {
+    if qdev.starts_with('/') {
+        qdev.to_owned()
+    } else {
+        format!("/machine/peripheral/{qdev}")
+    }
 }
 
 fn disk(device: String, inserted: &Value) -> Option<QemuDisk> {

@@ -21,6 +21,7 @@ const EVENT_COUNT_MAX: usize = 1000;
 const FILE_COUNT_MAX: usize = 4;
 /// How long QEMU may take to greet: it does so before anything else, unless another client has its monitor.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
+const GREETING: &str = "greeting";
 
 /// A connection to a QEMU's own monitor socket. Any number of threads may use it.
 pub struct QmpSocket {
@@ -92,8 +93,15 @@ impl QmpSocket {
 
     /// Speaks over a socket that is connected.
     pub fn over(stream: UnixStream) -> Result<Self> {
+        let socket = Self::start(stream)?;
+        socket.greet(GREETING_DEADLINE)?;
+        Ok(socket)
+    }
+
+    /// Listens to a socket that QEMU may not have taken yet: [`greet`](Self::greet) comes before the first command.
+    pub(super) fn start(stream: UnixStream) -> Result<Self> {
         let gone = |source| MonitorError::Gone {
-            during: "greeting".to_owned(),
+            during: GREETING.to_owned(),
             source: Some(source),
         };
         let reader = stream.try_clone().map_err(gone)?;
@@ -103,25 +111,36 @@ impl QmpSocket {
             .name("qmp".to_owned())
             .spawn(move || read_all(reader, &for_reader))
             .map_err(gone)?;
-        let socket = Self {
+        Ok(Self {
             writer: Mutex::new(Writer { stream, next_number: 1 }),
             shared,
-        };
-        let greeted = socket.shared.wait(GREETING_DEADLINE, |state| {
+        })
+    }
+
+    /// Waits for QEMU's greeting, and answers it.
+    pub(super) fn greet(&self, deadline: Duration) -> Result<()> {
+        let greeted = self.shared.wait(deadline, |state| {
             (state.is_greeted || state.end.is_some()).then_some(state.is_greeted)
         });
         match greeted {
             Some(true) => {}
-            Some(false) => return Err(socket.gone("greeting")),
+            Some(false) => return Err(self.gone(GREETING)),
             None => {
                 return Err(MonitorError::TimedOut {
-                    command: "greeting".to_owned(),
-                    after: GREETING_DEADLINE,
+                    command: GREETING.to_owned(),
+                    after: deadline,
                 });
             }
         }
-        socket.execute(&QmpCommand::new("qmp_capabilities", Value::Null))?;
-        Ok(socket)
+        self.execute(&QmpCommand::new("qmp_capabilities", Value::Null))
+            .map(drop)
+    }
+
+    /// The process at the other end, as far as the kernel knows: the one that made the socket listen.
+    pub(crate) fn peer(&self) -> Option<rustix::process::Pid> {
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let peer = rustix::net::sockopt::socket_peercred(&writer.stream).ok()?;
+        Some(peer.pid)
     }
 
     /// What has happened since the last time this was called, oldest first.

@@ -40,6 +40,11 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
 impl Lab {
     /// A machine with disks of these formats, disk N full of the byte N + 1.
     pub(crate) fn new(formats: &[&str]) -> Self {
+        Self::with(formats, &[])
+    }
+
+    /// The same with more words on QEMU's command line, in which `{}` is the folder.
+    pub(crate) fn with(formats: &[&str], words: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         let mut arguments: Vec<String> = ["-accel", "tcg", "-nodefaults", "-display", "none", "-m", "16"]
@@ -62,6 +67,8 @@ impl Lab {
                 format!("virtio-blk-pci,drive=format{number},id=disk{number}"),
             ]);
         }
+        let folder = directory.path().to_str().unwrap();
+        arguments.extend(words.iter().map(|word| word.replace("{}", folder)));
         // What qemu-io says goes to QEMU's own standard output, which a file gets by the line only with some help.
         let said = File::create(directory.path().join("said")).unwrap();
         let process = Process::new("stdbuf")

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "the helpers of tests unwrap like the tests")]
 #![expect(clippy::disallowed_methods, reason = "the tests run QEMU")]
 
+mod bare;
 mod cut;
 mod faults;
 mod lab;

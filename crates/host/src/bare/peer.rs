@@ -1,0 +1,67 @@
+//! The process at the other end of a monitor: its command line is the machine's configuration.
+
+use std::path::{Path, PathBuf};
+
+use rustix::process::Pid;
+
+/// Bytes of a command line, at most: the kernel's own bound for one is a quarter of the stack.
+const COMMAND_LINE_BYTES_MAX: usize = 4 << 20;
+
+/// A process that is a QEMU.
+pub(super) struct Process {
+    folder: PathBuf,
+}
+
+impl Process {
+    /// The process of this number, if it looks like a QEMU: a socket may have been made by whoever started it.
+    pub(super) fn of_qemu(pid: Pid) -> Option<Self> {
+        let process = Self {
+            folder: format!("/proc/{}", pid.as_raw_nonzero()).into(),
+        };
+        let program = std::fs::read_link(process.folder.join("exe")).ok();
+        // Only who may trace it may see which program it is.
+        let program = program.or_else(|| Some(process.command_line()?.first()?.into()))?;
+        let name = program.file_name()?.to_string_lossy();
+        (name.contains("qemu") || name == "kvm").then_some(process)
+    }
+
+    /// What it was started with, where we may see it.
+    pub(super) fn command_line(&self) -> Option<Vec<String>> {
+        let bytes = std::fs::read(self.folder.join("cmdline")).ok()?;
+        if bytes.is_empty() || bytes.len() > COMMAND_LINE_BYTES_MAX {
+            return None;
+        }
+        let words = bytes.strip_suffix(&[0]).unwrap_or(&bytes).split(|byte| *byte == 0);
+        Some(words.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
+    }
+
+    /// A path as the process means it: relative ones are so to its own folder.
+    pub(super) fn resolve(&self, path: &Path) -> PathBuf {
+        if path.is_absolute() {
+            return path.to_owned();
+        }
+        std::fs::read_link(self.folder.join("cwd")).map_or_else(|_| path.to_owned(), |folder| folder.join(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Process;
+
+    #[test]
+    fn a_process_that_is_no_qemu_is_not_taken_for_one() {
+        assert!(Process::of_qemu(rustix::process::getpid()).is_none());
+    }
+
+    #[test]
+    fn a_command_line_is_its_words() {
+        let process = Process {
+            folder: "/proc/self".into(),
+        };
+        let words: Vec<String> = std::env::args().collect();
+        assert_eq!(process.command_line().unwrap(), words);
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(process.resolve("a".as_ref()), here.join("a"));
+        assert_eq!(process.resolve("/a".as_ref()), std::path::Path::new("/a"));
+    }
+}
