@@ -15,6 +15,7 @@ pub mod exit;
 pub mod finding;
 pub mod interrupt;
 pub mod kernel;
+pub mod machines;
 pub mod output;
 pub mod password;
 pub mod program;

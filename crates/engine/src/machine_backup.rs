@@ -153,6 +153,8 @@ pub fn back_up_machine(
     for (target, why) in &left_out {
         job.progress.note(&format!("disk {target} is left out: {why}"));
     }
+    // Before anything is put into QEMU: it is not to be in what describes the machine.
+    let configuration = request.machine.configuration()?;
     let manifests = snapshots(repository, job.progress)?;
     let parent = choose_parent(&request.parent, &request.zone, &manifests, &request.name)?;
     job.interrupt.check()?;
@@ -162,6 +164,7 @@ pub fn back_up_machine(
         request,
         parent,
         description,
+        configuration,
         taken,
         left_out,
         job,
@@ -192,6 +195,7 @@ struct MachineBackup<'a> {
     request: MachineBackupRequest<'a>,
     parent: Option<&'a Manifest>,
     description: Description,
+    configuration: Vec<(String, Vec<u8>)>,
     taken: Vec<MachineDisk>,
     left_out: Vec<(String, String)>,
     job: Job<'a>,
@@ -340,7 +344,7 @@ impl MachineBackup<'_> {
                 stages: &stages,
             })
             .collect();
-        let mut streams = self.request.machine.configuration()?;
+        let mut streams = self.configuration.clone();
         streams.extend(nvram.map(|bytes| (NVRAM.to_owned(), bytes)));
         let mut readers: Vec<(String, &[u8])> =
             streams.iter().map(|(name, bytes)| (name.clone(), &bytes[..])).collect();

@@ -90,6 +90,11 @@ impl Guard {
         self.tell("runs")
     }
 
+    /// The rest is the watchdog's: nobody waits for it, since it may need the monitor that the backup still has.
+    pub(crate) fn hand_over(mut self) {
+        self.tell(DONE).ok();
+    }
+
     /// Nothing of the run is left.
     pub(crate) fn done(mut self) {
         self.tell(DONE).ok();
@@ -101,12 +106,14 @@ impl Guard {
 
 /// Watches over a machine until the backup says that it is done, or is dead. Gives what had to be mended, in words.
 ///
-/// `lines` are the backup's; `ready` is called when the watchdog watches.
+/// `lines` are the backup's; `ready` is called when the watchdog watches. `evict` is called where a machine stands still for
+/// longer than was said, and takes away from the backup what the watchdog needs to let it run on.
 pub fn watch_over(
     machine: &dyn Machine,
     run: u32,
     lines: impl BufRead + Send + 'static,
     clock: &dyn Clock,
+    evict: &dyn Fn(),
     ready: impl FnOnce(&str),
 ) -> Vec<String> {
     let (send, received) = channel();
@@ -139,7 +146,12 @@ pub fn watch_over(
                 return watch.mended;
             }
             Ok(line) => watch.hear(&line),
-            Err(RecvTimeoutError::Timeout) => watch.mend(),
+            Err(RecvTimeoutError::Timeout) => {
+                if watch.states.contains(&State::Paused) {
+                    evict();
+                }
+                watch.mend();
+            }
             Err(RecvTimeoutError::Disconnected) => {
                 watch.mend();
                 watch.clear();

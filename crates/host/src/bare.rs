@@ -57,7 +57,13 @@ impl BareQemu {
             address: path.display().to_string(),
             source: Box::new(source),
         };
-        let socket = QmpSocket::connect(path).map_err(unreachable)?;
+        let socket = QmpSocket::connect(path).map_err(|source| match source {
+            MonitorError::TimedOut { .. } => Error::Taken {
+                address: path.display().to_string(),
+                source,
+            },
+            other => unreachable(other),
+        })?;
         let process = socket.peer().and_then(Process::of_qemu);
         let name = name(&socket, path).map_err(unreachable)?;
         let agent = agent_socket(&socket).map_err(unreachable)?;

@@ -17,6 +17,14 @@ pub enum Error {
         /// Why not.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A monitor does not answer, because it serves one client at a time, and somebody else has it.
+    #[error("QEMU does not answer at {address}: it serves one client at a time, and another one has it")]
+    Taken {
+        /// Where its monitor is.
+        address: String,
+        /// How long it was waited for.
+        source: MonitorError,
+    },
     /// There is no machine of this name.
     #[error("{hypervisor} has no machine {name:?}")]
     NoSuchMachine {

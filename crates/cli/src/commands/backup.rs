@@ -20,6 +20,7 @@ use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
+use crate::machines::MachineWord;
 use crate::output::{Column, Page, Report, Table};
 use crate::snapshot::{SnapshotDocument, changed_bytes};
 use crate::{time, units};
@@ -27,8 +28,8 @@ use crate::{time, units};
 /// Arguments of `backup`.
 #[derive(Debug, clap::Args)]
 pub struct BackupArgs {
-    /// Machines, by name; or images and block devices, the disks of one machine: they have a `/` or exist; `-` is standard
-    /// input, and NAME=IMAGE names the disk
+    /// Machines, by name, or as qmp:SOCKET, the monitor of a QEMU that libvirt does not know; or images and block devices, the
+    /// disks of one machine: they have a `/` or exist; `-` is standard input, and NAME=IMAGE names the disk
     #[arg(value_name = "SOURCE", required = true)]
     sources: Vec<OsString>,
     /// The machine that images belong to, or the name to list a machine under; the name of the first image, or of the machine,
@@ -72,6 +73,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Back up a machine as it runs",
         line: "holdfast backup -r /backup/vms web1",
+    },
+    Example {
+        wish: "Back up a machine of a QEMU that was started by hand, by its monitor",
+        line: "holdfast backup -r /backup/vms qmp:/run/web1.qmp",
     },
     Example {
         wish: "Back up an image",
@@ -183,23 +188,26 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         None if args.no_parent => ParentChoice::None,
         None => ParentChoice::Newest,
     };
-    let names: Vec<&str> = args
+    let of_machines = args
         .sources
         .iter()
-        .filter_map(|word| machines::machine_of(word))
-        .collect();
-    if names.len() == args.sources.len() {
+        .filter_map(|word| Some((MachineWord::parse(word)?, word)));
+    let (words, named): (Vec<_>, Vec<_>) = of_machines.unzip();
+    if words.len() == args.sources.len() {
         if args.format.is_some() || args.time.is_some() {
             return Err(Error::usage(
                 "--format and --time are about images, and these are machines",
                 "leave them out; an image has a / in its name, or exists",
             ));
         }
-        return machines::run(&names, args, &parent, context);
+        return machines::run(&words, args, &parent, context);
     }
-    if let Some(name) = names.first() {
+    if let Some(name) = named.first() {
         return Err(Error::usage(
-            format!("{name} is no file, and machines and images cannot be backed up together"),
+            format!(
+                "{} is no file, and machines and images cannot be backed up together",
+                name.display()
+            ),
             "check the name of the image; back up machines by themselves",
         ));
     }

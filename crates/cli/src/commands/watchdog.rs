@@ -1,24 +1,32 @@
 //! `holdfast watchdog`: the process that a backup starts beside itself, before it stops a machine.
 
+use std::ffi::OsString;
 use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use holdfast_engine::watch_over;
-use holdfast_host::{Hypervisor as _, Libvirt};
+use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine};
+use rustix::process::{Pid, Signal, getppid, kill_process, setsid};
 
 use crate::args::Example;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
+use crate::machines::monitor_path;
 
 /// Arguments of `watchdog`.
 #[derive(Debug, clap::Args)]
 pub struct WatchdogArgs {
     /// The hypervisor's address
     #[arg(long, value_name = "URI")]
-    connect: String,
+    connect: OsString,
     /// The machine
     #[arg(long, value_name = "NAME")]
     machine: String,
+    /// The socket of the guest's agent, where the hypervisor is a QEMU's own monitor
+    #[arg(long, value_name = "SOCKET")]
+    agent: Option<PathBuf>,
     /// The number of the run
     #[arg(long, value_name = "N")]
     run: u32,
@@ -33,22 +41,40 @@ pub(super) const EXAMPLES: &[Example] = &[Example {
 /// Watches.
 pub(super) fn run(args: &WatchdogArgs, context: &Context) -> Result<Exit, Error> {
     // Whoever interrupts the backup from a terminal, or kills its group, does not mean us.
-    rustix::process::setsid().ok();
-    let hypervisor = Libvirt::connect(&args.connect).map_err(holdfast_engine::Error::from)?;
-    let machine = hypervisor
-        .machine(&args.machine)
-        .map_err(holdfast_engine::Error::from)?;
+    setsid().ok();
+    let backup = getppid();
+    let machine = find(args, context).map_err(holdfast_engine::Error::from)?;
     let lines = std::io::BufReader::new(std::io::stdin());
     let ready = |word: &str| {
         let mut stdout = std::io::stdout().lock();
         // The backup is dead already if it does not hear it: its lines end, too.
         writeln!(stdout, "{word}").and_then(|()| stdout.flush()).ok();
     };
-    let mended = watch_over(&*machine, args.run, lines, &**context.clock(), ready);
+    let evict = || {
+        // Through libvirt both have their own way to the machine. A monitor of QEMU's own is the backup's as long as that lives;
+        // one that has another parent by now has lost it.
+        if monitor_path(&args.connect).is_some()
+            && let Some(backup) = backup.filter(|backup| *backup != Pid::INIT)
+            && getppid() == Some(backup)
+        {
+            kill_process(backup, Signal::KILL).ok();
+        }
+    };
+    let mended = watch_over(&*machine, args.run, lines, &**context.clock(), &evict, ready);
     for what in &mended {
         context
             .console()
             .warning(&format!("the watchdog of {} {what}", args.machine));
     }
     Ok(Exit::Ok.with_warning_count(mended.len()))
+}
+
+fn find(args: &WatchdogArgs, context: &Context) -> holdfast_host::Result<Box<dyn Machine>> {
+    match monitor_path(&args.connect) {
+        Some(path) => {
+            let agent = args.agent.as_deref();
+            BareQemu::stand_in(path, &args.machine, agent, Arc::clone(context.clock()))
+        }
+        None => Libvirt::connect(&args.connect.to_string_lossy())?.machine(&args.machine),
+    }
 }

@@ -111,6 +111,16 @@ fn resolve_advice(error: &ResolveError) -> Advice {
 
 fn host_advice(error: &HostError) -> Advice {
     match error {
+        HostError::Taken { .. } => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "try again when that has ended; or give the machine a monitor for backups: -qmp unix:PATH,server=on,wait=off once more",
+        ),
+        HostError::Unreachable { address, .. } if address.contains('/') && !address.contains("://") => advice(
+            Exit::Error,
+            Kind::Io,
+            "does QEMU run with -qmp unix:PATH,server=on,wait=off, and may you use the socket?",
+        ),
         HostError::Unreachable { .. } => advice(
             Exit::Error,
             Kind::Io,

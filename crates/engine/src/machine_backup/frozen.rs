@@ -141,10 +141,12 @@ impl<'a> Freezer<'a> {
             Ok(cut) => cut,
             Err(error) => {
                 // It may stand still, if even that failed: the watchdog sees to it. One that was paused before stays so.
-                if is_running {
+                if is_running && !self.runs() {
                     guard.about_to_pause(PAUSE_DEADLINE).ok();
+                    guard.hand_over();
+                } else {
+                    guard.done();
                 }
-                guard.done();
                 return Err(error);
             }
         };
@@ -166,6 +168,13 @@ impl<'a> Freezer<'a> {
                 Err(error)
             }
         }
+    }
+
+    /// Whether the machine is known to run.
+    fn runs(&self) -> bool {
+        let status = QmpCommand::new("query-status", serde_json::Value::Null);
+        let status = self.request.machine.monitor().execute(&status);
+        status.is_ok_and(|status| status["running"] == true)
     }
 
     /// The bitmaps of earlier runs for this repository, with their nodes.

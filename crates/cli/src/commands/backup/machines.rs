@@ -1,14 +1,14 @@
 //! `holdfast backup` of machines, by the names that their hypervisors know.
 
-use std::ffi::{OsStr, OsString};
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_engine::{
     Bottleneck, Compared, MachineBackupReport, MachineBackupRequest, MachineName, NOTE_CONSISTENCY, ParentChoice,
-    Quiesce, Quiesced, SourceName, back_up_machine,
+    Quiesce, Quiesced, back_up_machine,
 };
-use holdfast_host::{DiskChoice, Hypervisor, Libvirt};
+use holdfast_host::DiskChoice;
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
 use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 use serde::Serialize;
@@ -18,12 +18,11 @@ use crate::context::Context;
 use crate::environment;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
+use crate::machines::{Chosen, Found, Hypervisors, MachineWord};
 use crate::output::{Page, Report, Style};
 use crate::snapshot::{SnapshotDocument, changed_bytes};
 use crate::{time, units};
 
-/// Where libvirt is, where nobody says.
-const LIBVIRT_DEFAULT: &str = "qemu:///system";
 /// How long a write of a guest may wait for its copy.
 const WRITE_DEADLINE: Duration = Duration::from_secs(3);
 /// A folder on a disk: what a guest overwrites meanwhile can be much.
@@ -73,19 +72,6 @@ impl MachineArgs {
         ];
         given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
     }
-}
-
-/// The machine that a word on the command line means; none where it means an image.
-///
-/// A word with a `/`, `-`, NAME=IMAGE, one that a file is called by, and one that ends like the name of an image, are images.
-pub(super) fn machine_of(word: &OsStr) -> Option<&str> {
-    let text = word.to_str()?;
-    if let Some(name) = text.strip_prefix("libvirt:") {
-        return Some(name);
-    }
-    let is_called_like_one = SourceName::is_called_like_an_image(word);
-    let is_image = text == "-" || text.contains(['/', '=']) || is_called_like_one || Path::new(text).exists();
-    (!is_image).then_some(text)
 }
 
 /// What `backup` answers of machines.
@@ -254,34 +240,35 @@ impl Report for MachinesDone {
 }
 
 /// Backs up machines, one after another. One that fails does not keep the others from it.
-pub(super) fn run(names: &[&str], args: &BackupArgs, parent: &ParentChoice, context: &Context) -> Result<Exit, Error> {
-    if args.machine.is_some() && names.len() > 1 {
+pub(super) fn run(
+    words: &[MachineWord],
+    args: &BackupArgs,
+    parent: &ParentChoice,
+    context: &Context,
+) -> Result<Exit, Error> {
+    if args.machine.is_some() && words.len() > 1 {
         return Err(Error::usage(
             "--machine names one machine, and there are several",
             "leave --machine out",
         ));
     }
-    let uri = match (&args.machines.connect, context.variable(environment::LIBVIRT_URI)) {
-        (Some(uri), _) => uri.clone(),
-        (None, Some(uri)) => uri.to_string_lossy().into_owned(),
-        (None, None) => LIBVIRT_DEFAULT.to_owned(),
-    };
-    let hypervisor = Libvirt::connect(&uri).map_err(holdfast_engine::Error::from)?;
+    let hypervisors = Hypervisors::new(args.machines.connect.as_deref(), context);
+    let chosen = hypervisors.choose(words)?;
     let repository = context.open_repository()?;
     let mut done = MachinesDone {
         machines: Vec::new(),
         failed: Vec::new(),
     };
-    for name in names {
-        match back_up(name, args, parent, (&hypervisor, &uri), &repository, context) {
+    for one in &chosen {
+        match back_up(one, args, parent, &hypervisors, &repository, context) {
             Ok(machine) => done.machines.push(machine),
             // With one machine the error is the answer; and who interrupts one means all.
-            Err(error) if names.len() == 1 || matches!(error, Error::Interrupted(_)) => return Err(error),
+            Err(error) if chosen.len() == 1 || matches!(error, Error::Interrupted(_)) => return Err(error),
             Err(error) => {
                 let causes = chain(&error);
                 context.console().error(&causes, error.advice().hint.as_deref());
                 done.failed.push(Failed {
-                    machine: (*name).to_owned(),
+                    machine: one.said.clone(),
                     error: causes.join(": "),
                 });
             }
@@ -291,14 +278,14 @@ pub(super) fn run(names: &[&str], args: &BackupArgs, parent: &ParentChoice, cont
 }
 
 fn back_up(
-    name: &str,
+    chosen: &Chosen,
     args: &BackupArgs,
     parent: &ParentChoice,
-    (hypervisor, uri): (&dyn Hypervisor, &str),
+    hypervisors: &Hypervisors<'_>,
     repository: &Repository,
     context: &Context,
 ) -> Result<MachineDone, Error> {
-    let machine = hypervisor.machine(name).map_err(holdfast_engine::Error::from)?;
+    let Found { machine, way } = hypervisors.find(chosen)?;
     let mut run = [0; 4];
     SystemRandomness.fill(&mut run)?;
     let run = u32::from_le_bytes(run);
@@ -327,7 +314,7 @@ fn back_up(
             QuiesceWhen::Require => Quiesce::Require,
             QuiesceWhen::Off => Quiesce::Off,
         },
-        watchdog: Some(watchdog(uri, machine.name(), run)?),
+        watchdog: Some(watchdog(way, run)?),
         run,
     };
     let report = context.work(args.job.thread_count(), |job| back_up_machine(repository, request, job))?;
@@ -335,17 +322,16 @@ fn back_up(
 }
 
 /// The command that starts this program as the watchdog of a run.
-fn watchdog(uri: &str, machine: &str, run: u32) -> Result<Vec<OsString>, Error> {
+fn watchdog(way: Vec<OsString>, run: u32) -> Result<Vec<OsString>, Error> {
     let program = std::env::current_exe().map_err(|source| Error::File {
         action: "find the program itself,",
         path: "/proc/self/exe".into(),
         source,
     })?;
-    let run = run.to_string();
-    let words = ["watchdog", "--connect", uri, "--machine", machine, "--run", &run];
-    Ok(std::iter::once(program.into())
-        .chain(words.into_iter().map(OsString::from))
-        .collect())
+    let mut words = vec![program.into(), "watchdog".into()];
+    words.extend(way);
+    words.extend(["--run".into(), run.to_string().into()]);
+    Ok(words)
 }
 
 fn micros(duration: Duration) -> u64 {

@@ -1,6 +1,7 @@
 //! Backups of machines under a real libvirt: they run on, and what is restored is what their disks held at the instant.
 
 mod backups;
+mod bare;
 mod kills;
 #[path = "../../../../host/tests/libvirt/lab.rs"]
 #[expect(
@@ -9,6 +10,13 @@ mod kills;
     reason = "shared with the tests of the host crate"
 )]
 mod lab;
+#[path = "../../../../host/tests/qemu/lab.rs"]
+#[expect(
+    dead_code,
+    clippy::disallowed_methods,
+    reason = "shared with the tests of the host crate"
+)]
+mod qemu_lab;
 
 use holdfast_host::qemu::runs_in;
 use holdfast_host::{Hypervisor as _, Machine, MachineState};

@@ -1,0 +1,210 @@
+//! Backups of a QEMU that nobody manages, by its own monitor socket.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixListener;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SeededRandom, SystemClock};
+use holdfast_host::qemu::runs_in;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::qemu_lab::{DISK_BYTES, Lab};
+use crate::rig::Rig;
+
+/// How long the watchdog may take, which waits ten seconds for a machine that stands still.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// How often a backup is killed.
+const KILLS: usize = 12;
+
+/// A machine with two disks, what they hold, and a monitor for backups beside the one of the test.
+struct Bare {
+    lab: Lab,
+    rig: Rig,
+    source: String,
+    disks: [Vec<u8>; 2],
+}
+
+impl Bare {
+    fn new(words: &[&str]) -> Self {
+        let monitor = ["-name", "web1", "-qmp", "unix:{}/web1.qmp,server=on,wait=off"];
+        let lab = Lab::with(&["qcow2", "raw"], &[&monitor, words].concat());
+        let length = usize::try_from(DISK_BYTES).unwrap();
+        Self {
+            source: format!("qmp:{}", lab.path("web1.qmp").display()),
+            lab,
+            rig: Rig::new(),
+            disks: [vec![1; length], vec![2; length]],
+        }
+    }
+
+    fn write(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
+        self.lab.guest_writes(disk, byte, offset as u64, length as u64);
+        self.disks[disk][offset..offset + length].fill(byte);
+    }
+
+    fn back_up(&self, words: &[&str]) -> Value {
+        let report = self.rig.report(&[&["backup", &self.source], words].concat());
+        report["machines"][0].clone()
+    }
+
+    fn assert_snapshot_is_right(&self, what: &str) {
+        for (target, bytes) in ["disk0", "disk1"].iter().zip(&self.disks) {
+            let restored = format!("{target}.raw");
+            let name = format!("web1@latest:{target}");
+            self.rig.ok(&["restore", "--force", &name, &restored]);
+            assert!(self.rig.read(&restored) == *bytes, "{what}: {target}");
+        }
+    }
+
+    /// Waits until the machine runs, with nothing of a backup in it.
+    fn wait_until_mended(&self, what: &str) -> Duration {
+        let start = self.lab.clock.now();
+        loop {
+            let left = runs_in(&*self.lab.monitor).unwrap();
+            let waited = self.lab.clock.now().saturating_sub(start);
+            if self.lab.is_running() && left.is_empty() {
+                return waited;
+            }
+            assert!(waited < PATIENCE, "{what}: {left:?} after {waited:?}");
+            self.lab.clock.sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// Takes the place of the guest's agent at its socket. Gives what it is asked to do.
+fn play_agent(path: &std::path::Path) -> Receiver<String> {
+    std::fs::remove_file(path).unwrap();
+    let listener = UnixListener::bind(path).unwrap();
+    let (send, asked) = channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut answers = stream.try_clone().unwrap();
+            for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
+                let line = line.strip_prefix(&[0xff]).unwrap_or(&line);
+                let question: Value = serde_json::from_slice(line).unwrap();
+                let command = question["execute"].as_str().unwrap().to_owned();
+                let answer = match question.pointer("/arguments/id") {
+                    Some(number) => {
+                        answers.write_all(&[0xff]).unwrap();
+                        number.clone()
+                    }
+                    None => 1.into(),
+                };
+                // The other end may have gone.
+                writeln!(answers, "{}", serde_json::json!({ "return": answer })).ok();
+                if command != "guest-sync-delimited" {
+                    send.send(command).ok();
+                }
+            }
+        }
+    });
+    asked
+}
+
+const AGENT: [&str; 6] = [
+    "-device",
+    "virtio-serial",
+    "-chardev",
+    "socket,path={}/agent,server=on,wait=off,id=channel",
+    "-device",
+    "virtserialport,chardev=channel,name=org.qemu.guest_agent.0",
+];
+
+#[test]
+fn a_machine_is_backed_up_by_its_monitor_and_only_its_changes_the_next_time() {
+    let mut bare = Bare::new(&AGENT);
+    let asked = play_agent(&bare.lab.path("agent"));
+    let first = bare.back_up(&["--quiesce", "require"]);
+    assert_eq!(
+        (&first["method"], &first["consistency"]),
+        (&"filter".into(), &"file system".into())
+    );
+    assert!(first["paused_us"].as_u64().unwrap() > 0 && first["frozen_us"].as_u64().unwrap() > 0);
+    assert_eq!(first["snapshot"]["machine"], "web1");
+    let asked: Vec<String> = asked.try_iter().collect();
+    assert_eq!(asked, ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
+    bare.assert_snapshot_is_right("first");
+    bare.wait_until_mended("first");
+
+    bare.write(0, 50, 1 << 20, 65_536);
+    bare.write(1, 51, 3 << 20, 512);
+    let second = bare.back_up(&[]);
+    for disk in second["disks"].as_array().unwrap() {
+        let told = (&disk["is_incremental"], &disk["dirty_bytes"]);
+        assert_eq!(told, (&true.into(), &65_536.into()), "{disk}");
+    }
+    bare.assert_snapshot_is_right("second");
+    bare.rig.ok(&["restore", "web1:qemu-command-line.json", "words.json"]);
+    let words: Vec<String> = serde_json::from_slice(&bare.rig.read("words.json")).unwrap();
+    assert!(
+        words.contains(&"virtio-blk-pci,drive=format0,id=disk0".to_owned()),
+        "{words:?}"
+    );
+    bare.rig.ok(&["restore", "web1:machine.json", "machine.json"]);
+    let machine = String::from_utf8(bare.rig.read("machine.json")).unwrap();
+    assert!(machine.contains("disk0") && !machine.contains("hf-"), "{machine}");
+    bare.rig.ok(&["verify"]);
+}
+
+#[test]
+fn killed_at_any_moment_the_machine_runs_on_and_nothing_is_left() {
+    let mut bare = Bare::new(&AGENT);
+    let asked = play_agent(&bare.lab.path("agent"));
+    let clock = SystemClock::new();
+    let mut random = SeededRandom::new(3);
+    let start = clock.now();
+    bare.back_up(&[]);
+    let whole_us = u64::try_from(clock.now().saturating_sub(start).as_micros()).unwrap();
+    for round in 0..KILLS {
+        bare.write(round % 2, u8::try_from(100 + round).unwrap(), 65_536 * round, 65_536);
+        let mut child = bare.rig.command(&["backup", &bare.source]).spawn().unwrap();
+        clock.sleep(Duration::from_micros(random.below(whole_us)));
+        kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+        child.wait().unwrap();
+        bare.wait_until_mended(&format!("round {round}"));
+        let asked: Vec<String> = asked.try_iter().collect();
+        let thawed = asked.iter().rposition(|command| command.ends_with("thaw"));
+        let frozen = asked.iter().rposition(|command| command.ends_with("freeze"));
+        assert!(thawed >= frozen, "round {round}: {asked:?}");
+        if round % 4 == 3 {
+            bare.back_up(&[]);
+            bare.assert_snapshot_is_right(&format!("round {round}"));
+        }
+    }
+    bare.rig.ok(&["verify"]);
+}
+
+/// The file with the firmware's variables is read while the machine stands still; here it is one that never answers, as on a
+/// server that is away. The backup has the monitor, so the watchdog ends the backup.
+#[test]
+fn a_backup_that_hangs_while_the_machine_stands_still_loses_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let variables = folder.path().join("variables");
+    std::fs::File::create(&variables).unwrap().set_len(1 << 18).unwrap();
+    let flash = format!("if=pflash,format=raw,file={}", variables.display());
+    let bare = Bare::new(&["-drive", &flash]);
+    let report = bare.back_up(&[]);
+    assert!(report["snapshot"].to_string().contains("nvram"), "{report}");
+    std::fs::remove_file(&variables).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &variables, rustix::fs::Mode::RUSR).unwrap();
+    let mut child = bare.rig.command(&["backup", &bare.source]).spawn().unwrap();
+    while bare.lab.is_running() {
+        bare.lab.clock.sleep(Duration::from_millis(10));
+    }
+    let stood_still = bare.wait_until_mended("hanging");
+    assert!(stood_still > Duration::from_secs(5), "{stood_still:?}");
+    assert!(!child.wait().unwrap().success());
+}
+
+#[test]
+fn a_monitor_that_is_not_there_or_that_somebody_has_is_told_in_words() {
+    let bare = Bare::new(&[]);
+    let (_, text) = bare.rig.error(1, &["backup", "qmp:/nonexistent/socket"]);
+    assert!(text.contains("/nonexistent/socket"), "{text}");
+    let _other = holdfast_host::qmp::QmpSocket::connect(&bare.lab.path("web1.qmp")).unwrap();
+    let (kind, text) = bare.rig.error(4, &["backup", &bare.source]);
+    assert!(kind == "locked" && text.contains("one client at a time"), "{text}");
+    assert_eq!(bare.rig.snapshot_count(), 0);
+}
