@@ -187,11 +187,11 @@ mod tests {
 
     #[test]
     fn what_is_no_file_is_not_taken_for_one() {
-        let resolve = |path: &Path| Path::new("/work").join(path);
+        let resolve = |path: &Path| Path::new("/cwd").join(path);
         let of = |file: &str| source(&json!({ "drv": "raw", "file": file }), &resolve);
         assert_eq!(of("/images/a"), DiskSource::File("/images/a".into()));
         assert_eq!(of("a:b/c"), DiskSource::Other("a:b/c".to_owned()));
-        assert_eq!(of("sub/a:b"), DiskSource::File("/work/sub/a:b".into()));
+        assert_eq!(of("sub/a:b"), DiskSource::File("/cwd/sub/a:b".into()));
         assert_eq!(of("/dev/vg/a"), DiskSource::Device("/dev/vg/a".into()));
         assert_eq!(of("nbd://host/a"), DiskSource::Other("nbd://host/a".to_owned()));
         let json = "json:{\"driver\": \"luks\"}";
