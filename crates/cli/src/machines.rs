@@ -1,5 +1,7 @@
 //! Which machines the words of a command line mean, and the way to them.
 
+mod glob;
+
 use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -7,23 +9,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_engine::SourceName;
-use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine};
+use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine, Mark};
 
 use crate::context::Context;
 use crate::environment;
 use crate::errors::Error;
+
+pub use glob::Glob;
 
 /// Where libvirt is, where nobody says.
 const LIBVIRT_DEFAULT: &str = "qemu:///system";
 /// What stands before the path of a QEMU's own monitor.
 const QMP: &str = "qmp:";
 const LIBVIRT: &str = "libvirt:";
+const TAG: &str = "tag:";
 
 /// A word that means machines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MachineWord {
-    /// A machine of libvirt: `web1`, `libvirt:web1`.
+    /// A machine of libvirt: `web1`, `libvirt:web1`; or all that match, where it is a pattern and no machine is called so.
     Libvirt(String),
+    /// The machines of libvirt that have this tag in their own metadata: `tag:db`.
+    Tag(String),
     /// The QEMU behind a monitor socket: `qmp:/run/web1.qmp`.
     Qmp(PathBuf),
 }
@@ -41,10 +48,52 @@ impl MachineWord {
         if let Some(name) = text.strip_prefix(LIBVIRT) {
             return Some(Self::Libvirt(name.to_owned()));
         }
+        if let Some(tag) = text.strip_prefix(TAG) {
+            return Some(Self::Tag(tag.to_owned()));
+        }
         let is_called_like_one = SourceName::is_called_like_an_image(word);
         let is_image = text == "-" || text.contains(['/', '=']) || is_called_like_one || Path::new(text).exists();
         (!is_image).then(|| Self::Libvirt(text.to_owned()))
     }
+
+    /// Whether it may mean several machines, which libvirt has to be asked for.
+    pub fn means_several(&self) -> bool {
+        match self {
+            Self::Libvirt(text) => Glob::is_one(text),
+            Self::Tag(_) => true,
+            Self::Qmp(_) => false,
+        }
+    }
+}
+
+/// What of all machines is wanted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Wish {
+    /// The machines that words mean.
+    pub words: Vec<MachineWord>,
+    /// Whether all machines of libvirt are wanted.
+    pub everything: Everything,
+    /// Machines that patterns, tags and "all" do not mean.
+    pub excluded: Vec<Glob>,
+}
+
+/// Whether all machines are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Everything {
+    /// All of libvirt.
+    Wanted,
+    /// Only what words name.
+    #[default]
+    NotWanted,
+}
+
+/// Machines that were chosen.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Choice {
+    /// They are taken, in this order.
+    pub chosen: Vec<Chosen>,
+    /// They are not, though they match: the name, and the reason.
+    pub left_out: Vec<(String, &'static str)>,
 }
 
 /// A machine that was chosen, and may not be there.
@@ -68,6 +117,8 @@ enum Place {
 pub struct Found {
     /// The machine.
     pub machine: Box<dyn Machine>,
+    /// What has it: "libvirt" or "qemu".
+    pub hypervisor: &'static str,
     /// The words by which another process finds it: `--connect`, its address...
     pub way: Vec<OsString>,
 }
@@ -102,31 +153,64 @@ impl<'a> Hypervisors<'a> {
         Ok(self.libvirt.get_or_init(|| libvirt))
     }
 
-    /// The machines that words mean, in their order.
-    pub fn choose(&self, words: &[MachineWord]) -> Result<Vec<Chosen>, Error> {
-        let mut chosen = Vec::new();
-        for word in words {
-            chosen.push(match word {
-                MachineWord::Libvirt(name) => Chosen {
-                    said: name.clone(),
-                    place: Place::Libvirt(name.clone()),
-                },
-                MachineWord::Qmp(path) => Chosen {
-                    said: format!("{QMP}{}", path.display()),
-                    place: Place::Qmp(path.clone()),
-                },
-            });
-        }
-        if chosen.iter().any(|chosen| matches!(chosen.place, Place::Libvirt(_))) {
+    /// The machines of a wish, each once, in the order of its words.
+    ///
+    /// # Errors
+    /// A pattern or a tag that no machine has; no machine at all.
+    pub fn choose(&self, wish: &Wish) -> Result<Choice, Error> {
+        let is_surveyed = wish.everything == Everything::Wanted || wish.words.iter().any(MachineWord::means_several);
+        let machines = if is_surveyed { self.survey()? } else { Vec::new() };
+        let choice = choose(wish, &machines, &self.uri)?;
+        if choice
+            .chosen
+            .iter()
+            .any(|chosen| matches!(chosen.place, Place::Libvirt(_)))
+        {
+            // What cannot be reached at all is an error before the first machine.
             self.libvirt()?;
         }
-        Ok(chosen)
+        Ok(choice)
+    }
+
+    /// The machines that words mean, those that their owners leave out too, by name; all of libvirt where there is no word.
+    pub fn all_of(&self, words: Vec<MachineWord>) -> Result<Vec<Chosen>, Error> {
+        let mut all = if words.is_empty() {
+            let machines = self.libvirt()?.machines().map_err(holdfast_engine::Error::from)?;
+            machines.iter().map(|machine| Chosen::libvirt(&machine.name)).collect()
+        } else {
+            let wish = Wish {
+                words,
+                ..Wish::default()
+            };
+            let Choice { mut chosen, left_out } = self.choose(&wish)?;
+            chosen.extend(left_out.iter().map(|(name, _)| Chosen::libvirt(name)));
+            chosen
+        };
+        all.sort_by(|left, right| left.said.cmp(&right.said));
+        Ok(all)
+    }
+
+    /// All machines of libvirt, and what their owners say of backups.
+    fn survey(&self) -> Result<Vec<(String, Mark)>, Error> {
+        let libvirt = self.libvirt()?;
+        let mut machines = Vec::new();
+        for summary in libvirt.machines().map_err(holdfast_engine::Error::from)? {
+            let description = libvirt.machine(&summary.name).and_then(|machine| machine.describe());
+            match description {
+                Ok(description) => machines.push((summary.name, description.mark)),
+                // It has ended while we looked.
+                Err(holdfast_host::Error::NoSuchMachine { .. }) => {}
+                Err(error) => return Err(holdfast_engine::Error::from(error).into()),
+            }
+        }
+        Ok(machines)
     }
 
     /// The machine that was chosen.
     pub fn find(&self, chosen: &Chosen) -> Result<Found, Error> {
         let found = match &chosen.place {
             Place::Libvirt(name) => self.libvirt()?.machine(name).map(|machine| Found {
+                hypervisor: "libvirt",
                 way: way(self.uri.as_ref(), machine.name()),
                 machine,
             }),
@@ -140,10 +224,97 @@ impl<'a> Hypervisors<'a> {
                         .into_iter()
                         .flat_map(|path| ["--agent".into(), path.into()]),
                 );
-                Found { machine, way }
+                Found {
+                    machine,
+                    hypervisor: "qemu",
+                    way,
+                }
             }),
         };
         Ok(found.map_err(holdfast_engine::Error::from)?)
+    }
+}
+
+/// What a wish means, where these are the machines of libvirt at `uri`.
+fn choose(wish: &Wish, machines: &[(String, Mark)], uri: &str) -> Result<Choice, Error> {
+    let mut choice = Choice::default();
+    if wish.everything == Everything::Wanted {
+        choice.add_matching("--all", wish, machines, uri, |_, _| true)?;
+    }
+    for word in &wish.words {
+        match word {
+            MachineWord::Qmp(path) => choice.add(Chosen {
+                said: format!("{QMP}{}", path.display()),
+                place: Place::Qmp(path.clone()),
+            }),
+            MachineWord::Libvirt(text) if Glob::is_one(text) && machines.iter().all(|(name, _)| name != text) => {
+                let glob = Glob::parse(text)
+                    .map_err(|detail| Error::usage(detail, "'web*' matches all machines whose names begin with web"))?;
+                choice.add_matching(text, wish, machines, uri, |name, _| glob.matches(name))?;
+            }
+            MachineWord::Libvirt(name) => choice.add(Chosen::libvirt(name)),
+            MachineWord::Tag(tag) => {
+                let said = format!("{TAG}{tag}");
+                choice.add_matching(&said, wish, machines, uri, |_, mark| mark.tags.contains(tag))?;
+            }
+        }
+    }
+    // One word may leave out what another one names.
+    let chosen = &choice.chosen;
+    choice
+        .left_out
+        .retain(|(name, _)| chosen.iter().all(|chosen| chosen.said != *name));
+    Ok(choice)
+}
+
+impl Chosen {
+    fn libvirt(name: &str) -> Self {
+        Self {
+            said: name.to_owned(),
+            place: Place::Libvirt(name.to_owned()),
+        }
+    }
+}
+
+impl Choice {
+    fn add(&mut self, chosen: Chosen) {
+        if !self.chosen.contains(&chosen) {
+            self.chosen.push(chosen);
+        }
+    }
+
+    /// Adds the machines that `matches`, unless they are excluded or their owners leave them out.
+    fn add_matching(
+        &mut self,
+        said: &str,
+        wish: &Wish,
+        machines: &[(String, Mark)],
+        uri: &str,
+        matches: impl Fn(&str, &Mark) -> bool,
+    ) -> Result<(), Error> {
+        let mut is_empty = true;
+        for (name, mark) in machines.iter().filter(|(name, mark)| matches(name, mark)) {
+            is_empty = false;
+            let reason = if wish.excluded.iter().any(|glob| glob.matches(name)) {
+                "it is excluded"
+            } else if mark.is_left_out {
+                "its own configuration leaves it out"
+            } else {
+                self.add(Chosen::libvirt(name));
+                continue;
+            };
+            let left_out = (name.clone(), reason);
+            if !self.left_out.contains(&left_out) {
+                self.left_out.push(left_out);
+            }
+        }
+        if is_empty {
+            return Err(Error::NoMachines {
+                said: said.to_owned(),
+                uri: uri.to_owned(),
+            });
+        }
+        Ok(())
     }
 }
 
@@ -167,7 +338,10 @@ pub fn monitor_path(address: &OsStr) -> Option<&Path> {
 mod tests {
     use std::ffi::OsStr;
 
-    use super::{MachineWord, monitor_path};
+    use holdfast_host::Mark;
+
+    use super::{Choice, Everything, Glob, MachineWord, Wish, choose, monitor_path};
+    use crate::errors::Error;
 
     #[test]
     fn words_mean_machines_or_images() {
@@ -182,6 +356,78 @@ mod tests {
         for image in ["-", "./web1", "/dev/vg/web1", "web1.qcow2", "vda=web1"] {
             assert_eq!(word(image), None, "{image}");
         }
+    }
+
+    fn machines() -> Vec<(String, Mark)> {
+        let machine = |name: &str, is_left_out, tags: &[&str]| {
+            let mark = Mark {
+                is_left_out,
+                tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
+                ..Mark::default()
+            };
+            (name.to_owned(), mark)
+        };
+        vec![
+            machine("db1", false, &["db", "prod"]),
+            machine("db2", true, &["db"]),
+            machine("web1", false, &["prod"]),
+            machine("web[1]", false, &[]),
+        ]
+    }
+
+    fn chosen(words: &[&str], everything: Everything, excluded: &[&str]) -> Result<Choice, Error> {
+        let wish = Wish {
+            words: words
+                .iter()
+                .filter_map(|word| MachineWord::parse(OsStr::new(word)))
+                .collect(),
+            everything,
+            excluded: excluded.iter().map(|text| Glob::parse(text).unwrap()).collect(),
+        };
+        choose(&wish, &machines(), "qemu:///system")
+    }
+
+    fn names(words: &[&str], everything: Everything, excluded: &[&str]) -> Vec<String> {
+        let choice = chosen(words, everything, excluded).unwrap();
+        choice.chosen.into_iter().map(|chosen| chosen.said).collect()
+    }
+
+    #[test]
+    fn patterns_and_tags_mean_what_their_owners_do_not_leave_out() {
+        use Everything::{NotWanted, Wanted};
+        assert_eq!(names(&["db*"], NotWanted, &[]), ["db1"]);
+        assert_eq!(names(&["tag:prod", "web1"], NotWanted, &[]), ["db1", "web1"]);
+        assert_eq!(names(&[], Wanted, &["web*"]), ["db1"]);
+        // Who is named in full is meant.
+        assert_eq!(names(&["db2"], NotWanted, &[]), ["db2"]);
+        assert_eq!(names(&["db2", "qmp:/a"], Wanted, &["w*"]), ["db1", "db2", "qmp:/a"]);
+        assert_eq!(names(&["web[1]"], NotWanted, &[]), ["web[1]"]);
+        assert_eq!(names(&["web[0-9]"], NotWanted, &[]), ["web1"]);
+
+        let choice = chosen(&["*"], NotWanted, &["db1"]).unwrap();
+        let left_out: Vec<_> = choice.left_out.iter().map(|(name, _)| &name[..]).collect();
+        assert_eq!(left_out, ["db1", "db2"]);
+        assert_eq!(chosen(&["*", "db2"], NotWanted, &["db1"]).unwrap().left_out.len(), 1);
+    }
+
+    #[test]
+    fn a_pattern_that_matches_nothing_is_an_error() {
+        for word in ["x*", "tag:x"] {
+            let error = chosen(&[word, "web1"], Everything::NotWanted, &[]).unwrap_err();
+            assert!(
+                matches!(&error, Error::NoMachines { said, .. } if said == word),
+                "{error}"
+            );
+        }
+        let nobody = choose(
+            &Wish {
+                everything: Everything::Wanted,
+                ..Wish::default()
+            },
+            &[],
+            "qemu:///system",
+        );
+        assert!(matches!(nobody, Err(Error::NoMachines { .. })));
     }
 
     #[test]

@@ -19,7 +19,8 @@ use self::peer::Process;
 use crate::agent::socket::{AgentError, ask};
 use crate::error::{Error, Result};
 use crate::hypervisor::{Hypervisor, Machine};
-use crate::machine::{Description, MachineState, MachineSummary, Mark, Tpm};
+use crate::machine::{Description, MachineDisk, MachineState, MachineSummary, Mark, Tpm};
+use crate::qemu::disks;
 use crate::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, QueuedSocket};
 
 /// The file of a machine's configuration with the command line of its QEMU: a list of texts.
@@ -217,6 +218,15 @@ impl Machine for BareMachine {
             has_agent_channel: self.0.agent.is_some(),
             mark: Mark::default(),
         })
+    }
+
+    fn size_of(&self, disk: &MachineDisk) -> Option<u64> {
+        let alias = disk.alias.as_deref()?;
+        let present = disks(self.monitor()).ok()?;
+        present
+            .iter()
+            .find(|device| device.is_called(alias))
+            .map(|device| device.size_bytes)
     }
 
     fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>> {

@@ -133,7 +133,7 @@ fn has_agent_channel(devices: Node<'_, '_>) -> bool {
         .any(|target| target.attribute("name") == Some(AGENT_CHANNEL))
 }
 
-/// `<holdfast:backup enabled='no' exclude='vdb vdc'/>`
+/// `<holdfast:backup enabled='no' exclude='vdb vdc' tags='db prod'/>`
 fn mark(metadata: Node<'_, '_>) -> Mark {
     let Some(backup) = metadata
         .children()
@@ -141,10 +141,14 @@ fn mark(metadata: Node<'_, '_>) -> Mark {
     else {
         return Mark::default();
     };
-    let excluded = backup.attribute("exclude").unwrap_or_default();
+    let words = |name: &str| {
+        let text = backup.attribute(name).unwrap_or_default();
+        text.split_whitespace().map(str::to_owned).collect()
+    };
     Mark {
         is_left_out: backup.attribute("enabled") == Some("no"),
-        left_out_disks: excluded.split_whitespace().map(str::to_owned).collect(),
+        left_out_disks: words("exclude"),
+        tags: words("tags"),
     }
 }
 
@@ -157,7 +161,7 @@ mod tests {
   <name>web1</name>
   <metadata>
     <other:thing xmlns:other='urn:other'/>
-    <holdfast:backup xmlns:holdfast='urn:holdfast:domain:1' enabled='no' exclude='vdb  sda'/>
+    <holdfast:backup xmlns:holdfast='urn:holdfast:domain:1' enabled='no' exclude='vdb  sda' tags='db prod'/>
   </metadata>
   <os><type arch='x86_64'>hvm</type>
     <loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader>
@@ -203,6 +207,7 @@ mod tests {
         assert_eq!(domain.tpm.unwrap().version.as_deref(), Some("2.0"));
         assert!(domain.has_agent_channel && domain.mark.is_left_out);
         assert_eq!(domain.mark.left_out_disks, ["vdb", "sda"]);
+        assert_eq!(domain.mark.tags, ["db", "prod"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What every hypervisor can be asked.
 
 use crate::error::Result;
-use crate::machine::{Description, MachineSummary};
+use crate::machine::{Description, MachineDisk, MachineSummary};
 use crate::qmp::Monitor;
 
 /// A hypervisor, and the way to it.
@@ -23,6 +23,9 @@ pub trait Machine: Send + Sync {
 
     /// What it is at this moment.
     fn describe(&self) -> Result<Description>;
+
+    /// How large a disk is to the machine, in bytes, where that can be told.
+    fn size_of(&self, disk: &MachineDisk) -> Option<u64>;
 
     /// Its whole configuration as the hypervisor keeps it: names of files, and what is in them.
     fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>>;

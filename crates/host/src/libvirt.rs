@@ -14,7 +14,7 @@ use virt::sys;
 use crate::domain_xml::DomainXml;
 use crate::error::{Error, Result};
 use crate::hypervisor::{Hypervisor, Machine};
-use crate::machine::{Description, MachineState, MachineSummary};
+use crate::machine::{Description, MachineDisk, MachineState, MachineSummary};
 use crate::qmp::Monitor;
 
 /// A connection to libvirt.
@@ -141,6 +141,11 @@ impl Machine for LibvirtMachine {
             has_agent_channel: domain.has_agent_channel,
             mark: domain.mark,
         })
+    }
+
+    fn size_of(&self, disk: &MachineDisk) -> Option<u64> {
+        let size_bytes = self.domain.block_info(&disk.target, 0).ok()?.capacity;
+        (size_bytes > 0).then_some(size_bytes)
     }
 
     fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>> {

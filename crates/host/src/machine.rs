@@ -69,6 +69,8 @@ pub struct Mark {
     pub is_left_out: bool,
     /// Disks that are to be left out, by target.
     pub left_out_disks: Vec<String>,
+    /// Words by which several machines are chosen at once.
+    pub tags: Vec<String>,
 }
 
 /// A disk of a machine.
@@ -225,6 +227,7 @@ mod tests {
             mark: Mark {
                 is_left_out: false,
                 left_out_disks: vec!["vdd".to_owned()],
+                tags: Vec::new(),
             },
         }
     }

@@ -28,9 +28,10 @@ use crate::{time, units};
 /// Arguments of `backup`.
 #[derive(Debug, clap::Args)]
 pub struct BackupArgs {
-    /// Machines, by name, or as qmp:SOCKET, the monitor of a QEMU that libvirt does not know; or images and block devices, the
-    /// disks of one machine: they have a `/` or exist; `-` is standard input, and NAME=IMAGE names the disk
-    #[arg(value_name = "SOURCE", required = true)]
+    /// Machines, by name ('web*' matches several, tag:TAG is those with this tag in their own metadata), or as qmp:SOCKET, the
+    /// monitor of a QEMU that libvirt does not know; or images and block devices, the disks of one machine: they have a `/` or
+    /// exist; `-` is standard input, and NAME=IMAGE names the disk
+    #[arg(value_name = "SOURCE", required_unless_present = "all")]
     sources: Vec<OsString>,
     /// The machine that images belong to, or the name to list a machine under; the name of the first image, or of the machine,
     /// where not given
@@ -73,6 +74,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Back up a machine as it runs",
         line: "holdfast backup -r /backup/vms web1",
+    },
+    Example {
+        wish: "Back up all machines but some",
+        line: "holdfast backup -r /backup/vms --all --exclude-machine 'test-*'",
     },
     Example {
         wish: "Back up a machine of a QEMU that was started by hand, by its monitor",
@@ -200,7 +205,7 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
                 "leave them out; an image has a / in its name, or exists",
             ));
         }
-        return machines::run(&words, args, &parent, context);
+        return machines::run(words, args, &parent, context);
     }
     if let Some(name) = named.first() {
         return Err(Error::usage(

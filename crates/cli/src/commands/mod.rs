@@ -9,6 +9,7 @@ mod image;
 mod init;
 mod key;
 mod list;
+mod machines;
 mod man;
 mod prune;
 mod repair;
@@ -33,6 +34,8 @@ pub enum Verb {
     Init(init::InitArgs),
     /// Back up disks of a machine as one snapshot
     Backup(backup::BackupArgs),
+    /// List machines, and what a backup would take of them
+    Machines(machines::MachinesArgs),
     /// List snapshots
     List(list::ListArgs),
     /// Show everything that is known of a snapshot
@@ -83,6 +86,7 @@ impl Verb {
         match self {
             Self::Init(args) => init::run(args, context),
             Self::Backup(args) => backup::run(args, context),
+            Self::Machines(args) => machines::run(args, context),
             Self::List(args) => list::run(args, context),
             Self::Show(args) => show::run(args, context),
             Self::Restore(args) => restore::run(args, context),
@@ -132,6 +136,7 @@ pub fn examples_of(path: &str) -> &'static [Example] {
     match path {
         "init" => init::EXAMPLES,
         "backup" => backup::EXAMPLES,
+        "machines" => machines::EXAMPLES,
         "list" => list::EXAMPLES,
         "show" => show::EXAMPLES,
         "restore" => restore::EXAMPLES,

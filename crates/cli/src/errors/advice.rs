@@ -62,6 +62,11 @@ impl Error {
             Self::Key(error) => key_advice(error),
             Self::Engine(error) => engine_advice(error),
             Self::Usage { hint, .. } => advice(Exit::Usage, Kind::Usage, hint.clone()),
+            Self::NoMachines { .. } => advice(
+                Exit::Error,
+                Kind::NotFound,
+                "holdfast machines shows the machines, and their tags",
+            ),
             Self::File { source, .. } | Self::Stdout(source) => io_advice(source),
             Self::Json(_) | Self::Signals(_) => plain(Exit::Error, Kind::Io),
         }
@@ -129,7 +134,7 @@ fn host_advice(error: &HostError) -> Advice {
         HostError::NoSuchMachine { .. } => advice(
             Exit::Error,
             Kind::NotFound,
-            "virsh list --all shows the machines; for an image give a path with a /",
+            "holdfast machines shows them; for an image give a path with a /",
         ),
         HostError::Busy { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),
         _ => plain(Exit::Error, Kind::Io),

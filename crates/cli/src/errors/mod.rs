@@ -63,6 +63,14 @@ pub enum Error {
         /// What to do instead.
         hint: Cow<'static, str>,
     },
+    /// A pattern, a tag or "all" means no machine.
+    #[error("no machine at {uri} matches {said}")]
+    NoMachines {
+        /// The word as given.
+        said: String,
+        /// Where libvirt is.
+        uri: String,
+    },
     /// A file that the verb itself reads or writes.
     #[error("{action} {}", path.display())]
     File {
@@ -91,6 +99,16 @@ impl Error {
             what: what.into(),
             hint: hint.into(),
         }
+    }
+}
+
+impl Error {
+    /// Whether a machine is not there, or not any more.
+    pub fn is_no_such_machine(&self) -> bool {
+        let Self::Engine(holdfast_engine::Error::Host(error)) = self else {
+            return false;
+        };
+        matches!(**error, holdfast_host::Error::NoSuchMachine { .. })
     }
 }
 

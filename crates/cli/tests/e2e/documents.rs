@@ -103,6 +103,7 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
         .entry("backup")
         .or_default()
         .push(crate::machines::report_of_machines());
+    reports.insert("machines", vec![crate::machines::report_of_listing()]);
     reports
 }
 

@@ -18,7 +18,7 @@ use crate::context::Context;
 use crate::environment;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
-use crate::machines::{Chosen, Found, Hypervisors, MachineWord};
+use crate::machines::{Choice, Chosen, Everything, Found, Glob, Hypervisors, MachineWord, Wish};
 use crate::output::{Page, Report, Style};
 use crate::snapshot::{SnapshotDocument, changed_bytes};
 use crate::{time, units};
@@ -35,6 +35,12 @@ pub(super) struct MachineArgs {
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
+    /// Back up all machines that libvirt knows, but for those whose own metadata leaves them out
+    #[arg(short, long)]
+    all: bool,
+    /// Leave out machines that match, of those that patterns, tags and --all mean; may be given several times
+    #[arg(long, value_name = "PATTERN", value_parser = Glob::parse)]
+    exclude_machine: Vec<Glob>,
     /// Back up this disk of the machine only (vda); may be given several times
     #[arg(long, value_name = "DISK")]
     include: Vec<String>,
@@ -61,10 +67,31 @@ enum QuiesceWhen {
 }
 
 impl MachineArgs {
+    /// The machines that these options and words mean.
+    fn wish(&self, words: Vec<MachineWord>) -> Result<Wish, Error> {
+        if !self.exclude_machine.is_empty() && !self.all && !words.iter().any(MachineWord::means_several) {
+            return Err(Error::usage(
+                "--exclude-machine is about patterns, tags and --all, and every machine is named in full",
+                "leave it out",
+            ));
+        }
+        Ok(Wish {
+            words,
+            everything: if self.all {
+                Everything::Wanted
+            } else {
+                Everything::NotWanted
+            },
+            excluded: self.exclude_machine.clone(),
+        })
+    }
+
     /// The options that were given, for an error about them.
     pub(super) fn given(&self) -> Option<&'static str> {
         let given = [
             (self.connect.is_some(), "--connect"),
+            (self.all, "--all"),
+            (!self.exclude_machine.is_empty(), "--exclude-machine"),
             (!self.include.is_empty(), "--include"),
             (!self.exclude.is_empty(), "--exclude"),
             (self.quiesce != QuiesceWhen::Try, "--quiesce"),
@@ -79,6 +106,7 @@ impl MachineArgs {
 struct MachinesDone {
     machines: Vec<MachineDone>,
     failed: Vec<Failed>,
+    left_out_machines: Vec<LeftOut>,
 }
 
 /// A machine that was backed up.
@@ -116,11 +144,18 @@ struct DiskDone {
     reason: Option<String>,
 }
 
-/// A disk that was left out.
+/// A disk, or a machine, that was left out.
 #[derive(Debug, Serialize)]
 struct LeftOut {
     name: String,
     reason: String,
+}
+
+impl From<(String, &'static str)> for LeftOut {
+    fn from((name, reason): (String, &'static str)) -> Self {
+        let reason = reason.to_owned();
+        Self { name, reason }
+    }
 }
 
 /// A machine that was not backed up.
@@ -232,6 +267,9 @@ impl Report for MachinesDone {
         for machine in &self.machines {
             machine.human(page);
         }
+        for machine in &self.left_out_machines {
+            page.line(&format!("{}: left out: {}", machine.name, machine.reason));
+        }
         if !self.failed.is_empty() {
             let names: Vec<&str> = self.failed.iter().map(|failed| &failed.machine[..]).collect();
             page.styled(Style::Bad, &format!("not backed up: {}", names.join(", ")));
@@ -241,23 +279,24 @@ impl Report for MachinesDone {
 
 /// Backs up machines, one after another. One that fails does not keep the others from it.
 pub(super) fn run(
-    words: &[MachineWord],
+    words: Vec<MachineWord>,
     args: &BackupArgs,
     parent: &ParentChoice,
     context: &Context,
 ) -> Result<Exit, Error> {
-    if args.machine.is_some() && words.len() > 1 {
+    let hypervisors = Hypervisors::new(args.machines.connect.as_deref(), context);
+    let Choice { chosen, left_out } = hypervisors.choose(&args.machines.wish(words)?)?;
+    if args.machine.is_some() && chosen.len() > 1 {
         return Err(Error::usage(
             "--machine names one machine, and there are several",
             "leave --machine out",
         ));
     }
-    let hypervisors = Hypervisors::new(args.machines.connect.as_deref(), context);
-    let chosen = hypervisors.choose(words)?;
     let repository = context.open_repository()?;
     let mut done = MachinesDone {
         machines: Vec::new(),
         failed: Vec::new(),
+        left_out_machines: left_out.into_iter().map(LeftOut::from).collect(),
     };
     for one in &chosen {
         match back_up(one, args, parent, &hypervisors, &repository, context) {
@@ -285,7 +324,7 @@ fn back_up(
     repository: &Repository,
     context: &Context,
 ) -> Result<MachineDone, Error> {
-    let Found { machine, way } = hypervisors.find(chosen)?;
+    let Found { machine, way, .. } = hypervisors.find(chosen)?;
     let mut run = [0; 4];
     SystemRandomness.fill(&mut run)?;
     let run = u32::from_le_bytes(run);

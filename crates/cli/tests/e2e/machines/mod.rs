@@ -2,6 +2,7 @@
 
 mod backups;
 mod bare;
+mod choosing;
 mod kills;
 #[path = "../../../../host/tests/libvirt/lab.rs"]
 #[expect(
@@ -85,6 +86,12 @@ pub(crate) fn report_of_machines() -> serde_json::Value {
     let world = World::new();
     let uri = world.lab.uri();
     world.rig.json(1, &at(&uri, &["backup", "web1", "nobody"]))["report"].clone()
+}
+
+/// What `machines` answers.
+pub(crate) fn report_of_listing() -> serde_json::Value {
+    let world = World::new();
+    world.rig.report(&at(&world.lab.uri(), &["machines"]))
 }
 
 /// Words of a command line about a machine at `uri`.

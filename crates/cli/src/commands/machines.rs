@@ -1,0 +1,241 @@
+//! `holdfast machines`: which machines there are, and what a backup would take of them.
+
+use std::ffi::OsString;
+
+use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, Machine, MachineDisk};
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::machines::{Hypervisors, MachineWord};
+use crate::output::{Column, Page, Report, Table};
+use crate::units;
+
+/// Arguments of `machines`.
+#[derive(Debug, clap::Args)]
+pub struct MachinesArgs {
+    /// Only these: a name, a pattern ('web*'), tag:TAG, or qmp:SOCKET
+    #[arg(value_name = "MACHINE")]
+    machines: Vec<OsString>,
+    /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See all machines, and what a backup would take of them",
+        line: "holdfast machines",
+    },
+    Example {
+        wish: "See those that backup tag:db means, for a script",
+        line: "holdfast machines tag:db --json",
+    },
+];
+
+/// What `machines` answers.
+#[derive(Debug, Serialize)]
+struct Listed {
+    machines: Vec<Listing>,
+}
+
+/// A machine.
+#[derive(Debug, Serialize)]
+struct Listing {
+    name: String,
+    uuid: String,
+    hypervisor: &'static str,
+    /// "running", "paused", "shut off" or "in between".
+    state: String,
+    disks: Vec<Disk>,
+    nvram: Option<String>,
+    tpm: Option<Tpm>,
+    has_agent_channel: bool,
+    is_left_out: bool,
+    tags: Vec<String>,
+}
+
+/// A disk of a machine.
+#[derive(Debug, Serialize)]
+struct Disk {
+    name: String,
+    /// "disk", "lun", "cdrom" or "floppy".
+    kind: &'static str,
+    size_bytes: Option<u64>,
+    format: Option<String>,
+    /// Its file or device, or words that tell where it is.
+    source: Option<String>,
+    /// Why a backup would leave it out.
+    left_out: Option<String>,
+}
+
+/// An emulated TPM.
+#[derive(Debug, Serialize)]
+struct Tpm {
+    version: Option<String>,
+}
+
+impl Listing {
+    fn new(hypervisor: &'static str, machine: &dyn Machine, description: Description) -> Self {
+        let decisions = description.decide(&DiskChoice::default());
+        let disks = description.disks.iter().zip(decisions);
+        Self {
+            disks: disks
+                .map(|(disk, decision)| Disk::new(machine, disk, decision))
+                .collect(),
+            hypervisor,
+            name: description.summary.name,
+            uuid: description.summary.uuid,
+            state: description.summary.state.to_string(),
+            nvram: description.nvram.map(|path| path.display().to_string()),
+            tpm: description.tpm.map(|tpm| Tpm { version: tpm.version }),
+            has_agent_channel: description.has_agent_channel,
+            is_left_out: description.mark.is_left_out,
+            tags: description.mark.tags,
+        }
+    }
+
+    /// What it has beside disks.
+    fn parts(&self) -> String {
+        let mut parts = Vec::new();
+        if self.has_agent_channel {
+            parts.push("agent".to_owned());
+        }
+        if self.nvram.is_some() {
+            parts.push("firmware variables".to_owned());
+        }
+        if let Some(tpm) = &self.tpm {
+            parts.push(
+                format!("TPM {}", tpm.version.as_deref().unwrap_or_default())
+                    .trim_end()
+                    .to_owned(),
+            );
+        }
+        parts.join(", ")
+    }
+
+    fn row(&self) -> [String; 7] {
+        let taken: Vec<&Disk> = self.disks.iter().filter(|disk| disk.left_out.is_none()).collect();
+        let sizes: Option<u64> = taken.iter().map(|disk| disk.size_bytes).sum();
+        [
+            self.name.clone(),
+            self.state.clone(),
+            units::count(taken.len() as u64),
+            sizes.map(units::bytes).unwrap_or_default(),
+            self.parts(),
+            self.tags.join(", "),
+            if self.is_left_out {
+                "by its own configuration"
+            } else {
+                ""
+            }
+            .to_owned(),
+        ]
+    }
+}
+
+impl Disk {
+    fn new(machine: &dyn Machine, disk: &MachineDisk, decision: Decision) -> Self {
+        Self {
+            name: disk.target.clone(),
+            kind: match disk.kind {
+                DiskKind::Disk => "disk",
+                DiskKind::Lun => "lun",
+                DiskKind::Cdrom => "cdrom",
+                DiskKind::Floppy => "floppy",
+            },
+            size_bytes: match disk.source {
+                DiskSource::Empty => None,
+                _ => machine.size_of(disk),
+            },
+            format: disk.format.clone(),
+            source: match &disk.source {
+                DiskSource::File(path) | DiskSource::Device(path) => Some(path.display().to_string()),
+                DiskSource::Other(place) => Some(place.clone()),
+                DiskSource::Empty => None,
+            },
+            left_out: match decision {
+                Decision::Take => None,
+                Decision::Leave(why) => Some(why),
+            },
+        }
+    }
+}
+
+impl Report for Listed {
+    fn command(&self) -> &'static str {
+        "machines"
+    }
+
+    fn human(&self, page: &mut Page) {
+        if self.machines.is_empty() {
+            page.line("there is no machine");
+            return;
+        }
+        let mut table = Table::new([
+            Column::long_text("MACHINE"),
+            Column::text("STATE"),
+            Column::number("DISKS"),
+            Column::number("SIZE"),
+            Column::long_text("HAS"),
+            Column::long_text("TAGS"),
+            Column::long_text("LEFT OUT"),
+        ]);
+        for machine in &self.machines {
+            table.row(machine.row());
+        }
+        page.table(&table);
+        page.gap();
+        let mut table = Table::new([
+            Column::long_text("MACHINE"),
+            Column::text("DISK"),
+            Column::number("SIZE"),
+            Column::text("FORMAT"),
+            Column::long_text("WHERE"),
+            Column::long_text("LEFT OUT"),
+        ]);
+        for (machine, disk) in self
+            .machines
+            .iter()
+            .flat_map(|machine| machine.disks.iter().map(move |disk| (machine, disk)))
+        {
+            table.row([
+                machine.name.clone(),
+                disk.name.clone(),
+                disk.size_bytes.map(units::bytes).unwrap_or_default(),
+                disk.format.clone().unwrap_or_default(),
+                disk.source.clone().unwrap_or_default(),
+                disk.left_out.clone().unwrap_or_default(),
+            ]);
+        }
+        page.table(&table);
+    }
+}
+
+/// Lists machines.
+pub(super) fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
+    let word = |word: &OsString| {
+        MachineWord::parse(word).ok_or_else(|| {
+            Error::usage(
+                format!("{} means an image", word.display()),
+                "name machines; libvirt:NAME is one in any case",
+            )
+        })
+    };
+    let words = args.machines.iter().map(word).collect::<Result<Vec<_>, _>>()?;
+    let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
+    let mut machines = Vec::new();
+    for chosen in hypervisors.all_of(words)? {
+        let found = match hypervisors.find(&chosen) {
+            // It has ended while we looked.
+            Err(error) if args.machines.is_empty() && error.is_no_such_machine() => continue,
+            other => other?,
+        };
+        let description = found.machine.describe().map_err(holdfast_engine::Error::from)?;
+        machines.push(Listing::new(found.hypervisor, &*found.machine, description));
+    }
+    context.report(&Listed { machines })
+}
