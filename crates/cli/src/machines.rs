@@ -119,6 +119,8 @@ pub struct Found {
     pub machine: Box<dyn Machine>,
     /// What has it: "libvirt" or "qemu".
     pub hypervisor: &'static str,
+    /// Where that is: "qemu:///system", "qmp:/run/web1.qmp".
+    pub address: OsString,
     /// The words by which another process finds it: `--connect`, its address...
     pub way: Vec<OsString>,
 }
@@ -211,6 +213,7 @@ impl<'a> Hypervisors<'a> {
         let found = match &chosen.place {
             Place::Libvirt(name) => self.libvirt()?.machine(name).map(|machine| Found {
                 hypervisor: "libvirt",
+                address: self.uri.clone().into(),
                 way: way(self.uri.as_ref(), machine.name()),
                 machine,
             }),
@@ -227,6 +230,7 @@ impl<'a> Hypervisors<'a> {
                 Found {
                     machine,
                     hypervisor: "qemu",
+                    address,
                     way,
                 }
             }),

@@ -233,6 +233,16 @@ pub enum Error {
         /// The operating system's reason, where it gave one.
         source: Option<std::io::Error>,
     },
+    /// A program of the administrator's own fails, and the backup depends on it.
+    #[error("the hook {} fails at {event}: {reason}", program.display())]
+    Hook {
+        /// The program.
+        program: PathBuf,
+        /// What it was called for.
+        event: &'static str,
+        /// How it ended.
+        reason: String,
+    },
     /// The guest cannot be frozen, and was to be.
     #[error("the file systems of {machine} cannot be frozen")]
     NotQuiesced {

@@ -18,6 +18,7 @@ mod diff;
 mod error;
 mod forget;
 mod gc;
+mod hooks;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
@@ -53,6 +54,7 @@ pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use error::{Error, Result};
 pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use gc::{GcOutcome, gc, stats};
+pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
 pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use interrupt::{Interrupt, Interrupted};
 pub use job::Job;
@@ -74,4 +76,4 @@ pub use serve::{ServeDoor, ServeRequest, Served, Writes, serve};
 pub use snapshot_name::{Moment, SnapshotName, SnapshotReference};
 pub use source::{Origin, SourceName};
 pub use verify::{Against, VerifyRequest, scrub, verify};
-pub use watchdog::watch_over;
+pub use watchdog::{Means as WatchdogMeans, watch_over};

@@ -25,6 +25,7 @@ use jiff::tz::TimeZone;
 
 use crate::backup::{NOTE_FORMAT, NOTE_PATH, ParentChoice, choose_parent};
 use crate::error::{Error, Result};
+use crate::hooks::{HookCalls, Hooks};
 use crate::job::{Counting, Job};
 use crate::meter::{Meter, MeteredDevice};
 use crate::repository::snapshots;
@@ -79,6 +80,8 @@ pub struct MachineBackupRequest<'a> {
     pub quiesce: Quiesce,
     /// The command that starts the watchdog of this run: see [`watch_over`](crate::watch_over).
     pub watchdog: Option<Vec<std::ffi::OsString>>,
+    /// The administrator's own programs.
+    pub hooks: Hooks,
     /// A random number, which names what is made in QEMU.
     pub run: u32,
 }
@@ -149,6 +152,19 @@ pub fn back_up_machine(
             present: description.disks.iter().map(|disk| disk.target.clone()).collect(),
         });
     }
+    let hooks = request.hooks.clone();
+    let listed = request.name.to_string();
+    let calls = HookCalls::new(&hooks, &listed, &description.summary, request.run, job);
+    calls.around(|| back_up_described(repository, request, description.clone(), &calls, job))
+}
+
+fn back_up_described(
+    repository: &Repository,
+    request: MachineBackupRequest<'_>,
+    description: Description,
+    hooks: &HookCalls<'_>,
+    job: Job<'_>,
+) -> Result<MachineBackupReport> {
     let (taken, left_out) = decide(&description, &request.choice);
     for (target, why) in &left_out {
         job.progress.note(&format!("disk {target} is left out: {why}"));
@@ -167,6 +183,7 @@ pub fn back_up_machine(
         configuration,
         taken,
         left_out,
+        hooks,
         job,
     };
     match backup.description.summary.state {
@@ -198,6 +215,7 @@ struct MachineBackup<'a> {
     configuration: Vec<(String, Vec<u8>)>,
     taken: Vec<MachineDisk>,
     left_out: Vec<(String, String)>,
+    hooks: &'a HookCalls<'a>,
     job: Job<'a>,
 }
 
@@ -251,12 +269,13 @@ impl MachineBackup<'_> {
             &self.request,
             self.description.summary.name.clone(),
             self.parent,
+            self.hooks,
             self.job,
         );
         let (mut time, mut nvram) = (None, Ok(None));
-        let is_running = self.description.summary.state == MachineState::Running;
-        let can_quiesce = is_running && self.description.has_agent_channel;
-        let frozen = freezer.freeze(&self.taken, (is_running, can_quiesce), &mut || {
+        let state = self.description.summary.state;
+        let can_quiesce = state == MachineState::Running && self.description.has_agent_channel;
+        let frozen = freezer.freeze(&self.taken, (state, can_quiesce), &mut || {
             time = Some((self.request.now)());
             nvram = self.read_nvram();
         })?;

@@ -15,9 +15,11 @@ use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{Companion, Machine, agent};
 
 use crate::error::{Error, Result};
+use crate::hooks::HookEvent;
 
 const READY: &str = "ready";
 const DONE: &str = "done";
+const OWES: &str = "owes";
 /// How long the watchdog may take to be ready: it has to connect.
 const READY_DEADLINE: Duration = Duration::from_secs(20);
 /// For each attempt to thaw.
@@ -90,6 +92,12 @@ impl Guard {
         self.tell("runs")
     }
 
+    /// The administrator's programs have to be called for these, should we die.
+    pub(crate) fn owes(&mut self, events: &[HookEvent]) -> Result<()> {
+        let words: Vec<&str> = events.iter().map(|event| event.word()).collect();
+        self.tell(&format!("{OWES} {}", words.join(" ")))
+    }
+
     /// The rest is the watchdog's: nobody waits for it, since it may need the monitor that the backup still has.
     pub(crate) fn hand_over(mut self) {
         self.tell(DONE).ok();
@@ -104,16 +112,23 @@ impl Guard {
     }
 }
 
+/// What a watchdog can do beside asking the hypervisor.
+pub struct Means<'a> {
+    /// Takes away from the backup what is needed to let the machine run on; done where it stands still for longer than was said.
+    pub evict: &'a dyn Fn(),
+    /// Calls the administrator's programs for what a backup that is dead owes them.
+    pub call: &'a dyn Fn(&[HookEvent]),
+}
+
 /// Watches over a machine until the backup says that it is done, or is dead. Gives what had to be mended, in words.
 ///
-/// `lines` are the backup's; `ready` is called when the watchdog watches. `evict` is called where a machine stands still for
-/// longer than was said, and takes away from the backup what the watchdog needs to let it run on.
+/// `lines` are the backup's; `ready` is called when the watchdog watches.
 pub fn watch_over(
     machine: &dyn Machine,
     run: u32,
     lines: impl BufRead + Send + 'static,
     clock: &dyn Clock,
-    evict: &dyn Fn(),
+    means: &Means<'_>,
     ready: impl FnOnce(&str),
 ) -> Vec<String> {
     let (send, received) = channel();
@@ -132,6 +147,7 @@ pub fn watch_over(
         run: RunId(run),
         until: None,
         states: Vec::new(),
+        owed: Vec::new(),
         mended: Vec::new(),
     };
     loop {
@@ -148,13 +164,14 @@ pub fn watch_over(
             Ok(line) => watch.hear(&line),
             Err(RecvTimeoutError::Timeout) => {
                 if watch.states.contains(&State::Paused) {
-                    evict();
+                    (means.evict)();
                 }
                 watch.mend();
             }
             Err(RecvTimeoutError::Disconnected) => {
                 watch.mend();
                 watch.clear();
+                (means.call)(&watch.owed);
                 return watch.mended;
             }
         }
@@ -168,12 +185,21 @@ struct Watch<'a> {
     /// When what the machine is in has lasted too long.
     until: Option<Duration>,
     states: Vec<State>,
+    /// What the administrator's programs have to be called for if the backup dies.
+    owed: Vec<HookEvent>,
     mended: Vec<String>,
 }
 
 impl Watch<'_> {
     fn hear(&mut self, line: &str) {
         let (word, time) = line.split_once(' ').unwrap_or((line, ""));
+        if word == OWES {
+            let events = HookEvent::ALL.into_iter();
+            self.owed = events
+                .filter(|event| time.split(' ').any(|word| word == event.word()))
+                .collect();
+            return;
+        }
         match State::ALL.into_iter().find(|state| state.word() == word) {
             None => {
                 self.states.clear();

@@ -20,4 +20,4 @@ pub use libvirt::Libvirt;
 pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark, Tpm,
 };
-pub use process::Companion;
+pub use process::{Call, Called, Companion, Ending};

@@ -1,10 +1,15 @@
 //! The one place that starts a subprocess.
 
 use std::ffi::OsString;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+
+use holdfast_block::Clock;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 /// A process that runs beside this one, and is told and tells things by the line.
 ///
@@ -57,5 +62,202 @@ impl Companion {
     pub fn end(mut self) -> std::io::Result<()> {
         drop(self.input.take());
         self.child.wait().map(drop)
+    }
+}
+
+/// A program that is called, has something to say, and ends soon.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// The program.
+    pub program: &'a Path,
+    /// Its one argument.
+    pub argument: &'a str,
+    /// Variables of its environment, beside those of ours.
+    pub variables: &'a [(&'static str, String)],
+    /// Variables of our environment that it does not get.
+    pub withheld: &'a [String],
+    /// After this it is killed, with all that it has started.
+    pub time_out: Duration,
+}
+
+/// How a call ended, and what it said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Called {
+    /// How it ended.
+    pub ending: Ending,
+    /// What it wrote on standard output and standard error, by the line.
+    pub lines: Vec<String>,
+}
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It says that it went well.
+    Well,
+    /// It ended with this code.
+    Code(i32),
+    /// It was killed by this signal.
+    Killed(i32),
+    /// It took too long, and was killed.
+    TimedOut,
+}
+
+/// Bytes of what a call says that are kept; the rest is thrown away.
+const SAID_BYTES_MAX: u64 = 64 << 10;
+/// How often it is looked whether a call has ended.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// How long the last words of a call that has ended are waited for: something that it left running may keep its output open.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+impl Call<'_> {
+    /// Calls it, and waits until it has ended.
+    ///
+    /// It is the first of a process group of its own: it can be killed with its children, and Ctrl-C on the terminal is not for it.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn run(&self, clock: &dyn Clock) -> std::io::Result<Called> {
+        let (reader, writer) = std::io::pipe()?;
+        #[expect(clippy::disallowed_methods, reason = "this is the place")]
+        let mut command = Command::new(self.program);
+        for name in self.withheld {
+            command.env_remove(name);
+        }
+        command
+            .arg(self.argument)
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone()?)
+            .stderr(writer)
+            .process_group(0);
+        let mut child = command.spawn()?;
+        // It holds our ends of the pipe.
+        drop(command);
+        let (send, said) = channel();
+        let listener = std::thread::Builder::new().name("hook".to_owned()).spawn(move || {
+            let mut reader = BufReader::new(reader);
+            for line in (&mut reader).take(SAID_BYTES_MAX).split(b'\n').map_while(Result::ok) {
+                send.send(String::from_utf8_lossy(&line).into_owned()).ok();
+            }
+            drop(send);
+            // Whoever finds nobody reading dies of it.
+            std::io::copy(&mut reader, &mut std::io::sink()).ok();
+        });
+        let ending = wait(&mut child, self.time_out, clock)?;
+        listener?;
+        let until = clock.now() + LAST_WORDS;
+        let mut lines = Vec::new();
+        while let Ok(line) = said.recv_timeout(until.saturating_sub(clock.now())) {
+            lines.push(line);
+        }
+        Ok(Called { ending, lines })
+    }
+}
+
+fn wait(child: &mut Child, time_out: Duration, clock: &dyn Clock) -> std::io::Result<Ending> {
+    let until = clock.now() + time_out;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(ending(status));
+        }
+        if clock.now() >= until {
+            // It has not been waited for, so its number is still its own.
+            kill_process_group(Pid::from_child(child), Signal::KILL)?;
+            child.wait()?;
+            return Ok(Ending::TimedOut);
+        }
+        clock.sleep(LOOK_INTERVAL);
+    }
+}
+
+fn ending(status: ExitStatus) -> Ending {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Ending::Well,
+        (Some(code), _) => Ending::Code(code),
+        (None, signal) => Ending::Killed(signal.unwrap_or_default()),
+    }
+}
+
+impl std::fmt::Display for Ending {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Well => formatter.write_str("it went well"),
+            Self::Code(code) => write!(formatter, "it ended with code {code}"),
+            Self::Killed(signal) => write!(formatter, "it was killed by signal {signal}"),
+            Self::TimedOut => formatter.write_str("it took too long, and was killed"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use holdfast_block::{Clock as _, SystemClock};
+
+    use super::{Call, Called, Ending};
+
+    /// A program that is open for writing in a child of another test cannot be started: one test after the other.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+    fn call(script: &str, time_out: Duration) -> Called {
+        let _turn = ONE_AT_A_TIME.lock();
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        std::io::Write::write_all(
+            &mut std::fs::File::create(&program).unwrap(),
+            format!("#!/bin/sh\n{script}\n").as_bytes(),
+        )
+        .unwrap();
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o700)).unwrap();
+        Call {
+            program: &program,
+            argument: "word",
+            variables: &[("SAID", "a b".to_owned())],
+            withheld: &["PATH".to_owned()],
+            time_out,
+        }
+        .run(&SystemClock::new())
+        .unwrap()
+    }
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_call_gets_its_words_and_says_its_own() {
+        let called = call("echo \"$1 $SAID\"; echo \"[$(env | grep ^PATH)]\" >&2; exit 3", LONG);
+        assert_eq!(called.ending, Ending::Code(3));
+        assert_eq!(called.lines, ["word a b", "[]"]);
+        assert_eq!(call("exit 0", LONG).ending, Ending::Well);
+        assert_eq!(call("kill -9 $$", LONG).ending, Ending::Killed(9));
+    }
+
+    #[test]
+    fn a_call_that_hangs_is_killed_with_its_children() {
+        let folder = tempfile::tempdir().unwrap();
+        let alive = folder.path().join("alive");
+        let start = SystemClock::new();
+        let script = format!("(/bin/sleep 3; echo > {}) & /bin/sleep 100", alive.display());
+        let called = call(&script, Duration::from_millis(200));
+        assert_eq!(called.ending, Ending::TimedOut);
+        assert!(start.now() < Duration::from_secs(3));
+        start.sleep(Duration::from_secs(4));
+        assert!(!alive.exists());
+    }
+
+    #[test]
+    fn what_is_left_running_is_not_waited_for_and_a_flood_is_bounded() {
+        let start = SystemClock::new();
+        let called = call("/bin/sleep 20 & echo done", LONG);
+        assert_eq!(
+            (called.ending, &called.lines[..]),
+            (Ending::Well, &["done".to_owned()][..])
+        );
+        assert!(start.now() < Duration::from_secs(10));
+        let called = call("/usr/bin/head -c 10000000 /dev/zero", LONG);
+        assert_eq!(called.ending, Ending::Well);
+        assert!(called.lines.iter().map(String::len).sum::<usize>() <= 3 * 65_536);
     }
 }

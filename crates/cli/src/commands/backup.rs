@@ -2,6 +2,7 @@
 //!
 //! Here are images and streams; machines that a hypervisor knows are in `machines.rs`.
 
+mod hooks;
 mod machines;
 
 use std::ffi::OsString;
@@ -82,6 +83,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Back up a machine of a QEMU that was started by hand, by its monitor",
         line: "holdfast backup -r /backup/vms qmp:/run/web1.qmp",
+    },
+    Example {
+        wish: "Have programs of your own called on the way",
+        line: "holdfast backup -r /backup/vms db1 --hook /etc/holdfast/quiesce-db --hook-timeout 60",
     },
     Example {
         wish: "Back up an image",

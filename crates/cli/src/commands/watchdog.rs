@@ -4,13 +4,15 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use holdfast_engine::watch_over;
-use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine};
+use holdfast_engine::{HookEvent, HookFailure, Hooks, WatchdogMeans, watch_over};
+use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine, MachineState, MachineSummary};
 use rustix::process::{Pid, Signal, getppid, kill_process, setsid};
 
 use crate::args::Example;
 use crate::context::Context;
+use crate::environment;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::monitor_path;
@@ -27,6 +29,18 @@ pub struct WatchdogArgs {
     /// The socket of the guest's agent, where the hypervisor is a QEMU's own monitor
     #[arg(long, value_name = "SOCKET")]
     agent: Option<PathBuf>,
+    /// What snapshots of the machine are listed under
+    #[arg(long, value_name = "NAME", default_value = "")]
+    listed: String,
+    /// The machine's UUID
+    #[arg(long, value_name = "UUID", default_value = "")]
+    uuid: String,
+    /// A program that is called for what a dead backup owes it
+    #[arg(long = "hook", value_name = "FILE")]
+    hooks: Vec<PathBuf>,
+    /// How long each call may take
+    #[arg(long, value_name = "SECONDS", default_value = "30")]
+    hook_timeout: u64,
     /// The number of the run
     #[arg(long, value_name = "N")]
     run: u32,
@@ -60,7 +74,12 @@ pub(super) fn run(args: &WatchdogArgs, context: &Context) -> Result<Exit, Error>
             kill_process(backup, Signal::KILL).ok();
         }
     };
-    let mended = watch_over(&*machine, args.run, lines, &**context.clock(), &evict, ready);
+    let call = |events: &[HookEvent]| call_hooks(args, context, events);
+    let means = WatchdogMeans {
+        evict: &evict,
+        call: &call,
+    };
+    let mended = watch_over(&*machine, args.run, lines, &**context.clock(), &means, ready);
     for what in &mended {
         context
             .console()
@@ -76,5 +95,28 @@ fn find(args: &WatchdogArgs, context: &Context) -> holdfast_host::Result<Box<dyn
             BareQemu::stand_in(path, &args.machine, agent, Arc::clone(context.clock()))
         }
         None => Libvirt::connect(&args.connect.to_string_lossy())?.machine(&args.machine),
+    }
+}
+
+/// Calls the administrator's programs in the place of the backup, which is dead.
+fn call_hooks(args: &WatchdogArgs, context: &Context, events: &[HookEvent]) {
+    let hooks = Hooks {
+        programs: args.hooks.clone(),
+        time_out: Duration::from_secs(args.hook_timeout),
+        on_failure: HookFailure::Warn,
+        withheld: vec![environment::PASSWORD.to_owned()],
+        hypervisor: args.connect.to_string_lossy().into_owned(),
+    };
+    let machine = MachineSummary {
+        name: args.machine.clone(),
+        uuid: args.uuid.clone(),
+        state: MachineState::Running,
+    };
+    let called = context.work(1, |job| {
+        hooks.owed(&args.listed, &machine, args.run, events, job);
+        Ok(())
+    });
+    if let Err(error) = called {
+        context.console().warning(&error.to_string());
     }
 }

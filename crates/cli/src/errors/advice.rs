@@ -152,6 +152,7 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::NotQuiesced { .. } => refused(
             "the guest needs qemu-guest-agent and the machine its channel; without --quiesce=require the snapshot is as after a power cut",
         ),
+        JobError::Hook { .. } => refused("mend the program; --hook-failure=warn goes on without it"),
         JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),
         JobError::FrozenBroken { .. } => advice(
             Exit::Error,

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, ExtentList};
-use holdfast_host::MachineDisk;
 use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Pause, QemuDisk, RunId, disks};
 use holdfast_host::qmp::QmpCommand;
+use holdfast_host::{MachineDisk, MachineState};
 use holdfast_repo::{Manifest, Repository};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 
@@ -19,6 +19,7 @@ use super::changes::{BitmapNames, Changes, ReadAll, check_spots, usable_bitmap};
 use super::quiesce::{Quiesced, Quiescence};
 use super::{MachineBackupRequest, device_of};
 use crate::error::{Error, Result};
+use crate::hooks::{HeldUp, HookCalls, HookEvent};
 use crate::job::Job;
 use crate::watchdog::Guard;
 
@@ -34,6 +35,7 @@ pub(super) struct Freezer<'a> {
     machine: String,
     parent: Option<&'a Manifest>,
     names: BitmapNames,
+    hooks: &'a HookCalls<'a>,
     job: Job<'a>,
 }
 
@@ -76,6 +78,7 @@ impl<'a> Freezer<'a> {
         request: &'a MachineBackupRequest<'a>,
         machine: String,
         parent: Option<&'a Manifest>,
+        hooks: &'a HookCalls<'a>,
         job: Job<'a>,
     ) -> Self {
         let id = repository.config().id.to_string();
@@ -85,6 +88,7 @@ impl<'a> Freezer<'a> {
             request,
             machine,
             parent,
+            hooks,
             job,
         }
     }
@@ -102,10 +106,9 @@ impl<'a> Freezer<'a> {
     pub(super) fn freeze(
         &self,
         taken: &[MachineDisk],
-        (is_running, can_quiesce): (bool, bool),
+        (state, can_quiesce): (MachineState, bool),
         within: &mut dyn FnMut(),
     ) -> Result<Frozen> {
-        let monitor = self.request.machine.monitor();
         let wanted = self.devices(taken)?;
         let usable: Vec<_> = wanted
             .iter()
@@ -128,20 +131,11 @@ impl<'a> Freezer<'a> {
             listener,
         };
         let mut guard = Guard::start(self.request.watchdog.as_deref())?;
-        let quiescence = Quiescence::begin(self.request, (is_running, can_quiesce), &mut guard, self.job)?;
-        let announced = if is_running {
-            guard.about_to_pause(PAUSE_DEADLINE)
-        } else {
-            Ok(())
-        };
-        let cut = announced
-            .and_then(|()| Cut::make(monitor, self.job.clock, request, within).map_err(|error| self.failed(error)));
-        let quiesced = quiescence.end(self.request, &mut guard, self.job);
-        let cut = match cut {
-            Ok(cut) => cut,
+        let (cut, quiesced) = match self.cut(request, (state, can_quiesce), within, &mut guard) {
+            Ok(made) => made,
             Err(error) => {
                 // It may stand still, if even that failed: the watchdog sees to it. One that was paused before stays so.
-                if is_running && !self.runs() {
+                if state == MachineState::Running && !self.runs() {
                     guard.about_to_pause(PAUSE_DEADLINE).ok();
                     guard.hand_over();
                 } else {
@@ -168,6 +162,52 @@ impl<'a> Freezer<'a> {
                 Err(error)
             }
         }
+    }
+
+    /// The instant, with the administrator's programs before it and after it.
+    fn cut(
+        &self,
+        request: CutRequest,
+        (state, can_quiesce): (MachineState, bool),
+        within: &mut dyn FnMut(),
+        guard: &mut Guard,
+    ) -> Result<(Cut, Quiesced)> {
+        if state == MachineState::Running {
+            guard.owes(&[HookEvent::PostThaw, HookEvent::JobAbort])?;
+        }
+        let prepared = self.hooks.pre_freeze(state);
+        let made = prepared.and_then(|()| self.cut_quiesced(request, (state, can_quiesce), within, guard));
+        let held_up = made.as_ref().map_or_else(
+            |_| HeldUp::default(),
+            |(cut, quiesced)| HeldUp {
+                frozen: quiesced.frozen(),
+                paused: cut.pause.total,
+            },
+        );
+        self.hooks.post_thaw(state, held_up);
+        guard.owes(&[HookEvent::JobAbort])?;
+        made
+    }
+
+    fn cut_quiesced(
+        &self,
+        request: CutRequest,
+        (state, can_quiesce): (MachineState, bool),
+        within: &mut dyn FnMut(),
+        guard: &mut Guard,
+    ) -> Result<(Cut, Quiesced)> {
+        let is_running = state == MachineState::Running;
+        let quiescence = Quiescence::begin(self.request, (is_running, can_quiesce), guard, self.job)?;
+        let announced = if is_running {
+            guard.about_to_pause(PAUSE_DEADLINE)
+        } else {
+            Ok(())
+        };
+        let monitor = self.request.machine.monitor();
+        let cut = announced
+            .and_then(|()| Cut::make(monitor, self.job.clock, request, within).map_err(|error| self.failed(error)));
+        let quiesced = quiescence.end(self.request, guard, self.job);
+        Ok((cut?, quiesced))
     }
 
     /// Whether the machine is known to run.

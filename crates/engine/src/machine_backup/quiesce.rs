@@ -50,6 +50,14 @@ pub enum Quiesced {
 }
 
 impl Quiesced {
+    /// How long the file systems were frozen.
+    pub(super) fn frozen(&self) -> Duration {
+        match self {
+            Self::Yes { frozen, .. } => *frozen,
+            _ => Duration::ZERO,
+        }
+    }
+
     /// What the snapshot says of its instant.
     pub(super) fn consistency(&self) -> &'static str {
         match self {

@@ -14,6 +14,7 @@ use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 use serde::Serialize;
 
 use super::BackupArgs;
+use super::hooks::{self, HookArgs};
 use crate::context::Context;
 use crate::environment;
 use crate::errors::{Error, chain};
@@ -53,6 +54,8 @@ pub(super) struct MachineArgs {
     /// Where to keep what the machine overwrites while it is read: a folder with room, on a local disk
     #[arg(long, value_name = "FOLDER")]
     scratch: Option<PathBuf>,
+    #[command(flatten)]
+    hooks: HookArgs,
 }
 
 /// When file systems are frozen.
@@ -97,7 +100,8 @@ impl MachineArgs {
             (self.quiesce != QuiesceWhen::Try, "--quiesce"),
             (self.scratch.is_some(), "--scratch"),
         ];
-        given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
+        let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
+        first.or_else(|| self.hooks.given())
     }
 }
 
@@ -324,15 +328,21 @@ fn back_up(
     repository: &Repository,
     context: &Context,
 ) -> Result<MachineDone, Error> {
-    let Found { machine, way, .. } = hypervisors.find(chosen)?;
+    let Found {
+        machine, way, address, ..
+    } = hypervisors.find(chosen)?;
+    let hooks = args.machines.hooks.hooks(&address.to_string_lossy())?;
     let mut run = [0; 4];
     SystemRandomness.fill(&mut run)?;
     let run = u32::from_le_bytes(run);
+    let name = match &args.machine {
+        Some(name) => name.clone(),
+        None => MachineName::new(machine.name())?,
+    };
+    let mut watchdog = watchdog(way, run)?;
+    watchdog.extend(hooks::words(&hooks, &name, &*machine)?);
     let request = MachineBackupRequest {
-        name: match &args.machine {
-            Some(name) => name.clone(),
-            None => MachineName::new(machine.name())?,
-        },
+        name,
         machine: &*machine,
         choice: DiskChoice {
             include: args.machines.include.clone(),
@@ -353,7 +363,8 @@ fn back_up(
             QuiesceWhen::Require => Quiesce::Require,
             QuiesceWhen::Off => Quiesce::Off,
         },
-        watchdog: Some(watchdog(way, run)?),
+        watchdog: Some(watchdog),
+        hooks,
         run,
     };
     let report = context.work(args.job.thread_count(), |job| back_up_machine(repository, request, job))?;

@@ -19,15 +19,15 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const KILLS: usize = 12;
 
 /// A machine with two disks, what they hold, and a monitor for backups beside the one of the test.
-struct Bare {
-    lab: Lab,
-    rig: Rig,
-    source: String,
+pub(super) struct Bare {
+    pub(super) lab: Lab,
+    pub(super) rig: Rig,
+    pub(super) source: String,
     disks: [Vec<u8>; 2],
 }
 
 impl Bare {
-    fn new(words: &[&str]) -> Self {
+    pub(super) fn new(words: &[&str]) -> Self {
         let monitor = ["-name", "web1", "-qmp", "unix:{}/web1.qmp,server=on,wait=off"];
         let lab = Lab::with(&["qcow2", "raw"], &[&monitor, words].concat());
         let length = usize::try_from(DISK_BYTES).unwrap();
@@ -39,17 +39,17 @@ impl Bare {
         }
     }
 
-    fn write(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
+    pub(super) fn write(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
         self.lab.guest_writes(disk, byte, offset as u64, length as u64);
         self.disks[disk][offset..offset + length].fill(byte);
     }
 
-    fn back_up(&self, words: &[&str]) -> Value {
+    pub(super) fn back_up(&self, words: &[&str]) -> Value {
         let report = self.rig.report(&[&["backup", &self.source], words].concat());
         report["machines"][0].clone()
     }
 
-    fn assert_snapshot_is_right(&self, what: &str) {
+    pub(super) fn assert_snapshot_is_right(&self, what: &str) {
         for (target, bytes) in ["disk0", "disk1"].iter().zip(&self.disks) {
             let restored = format!("{target}.raw");
             let name = format!("web1@latest:{target}");
@@ -59,7 +59,7 @@ impl Bare {
     }
 
     /// Waits until the machine runs, with nothing of a backup in it.
-    fn wait_until_mended(&self, what: &str) -> Duration {
+    pub(super) fn wait_until_mended(&self, what: &str) -> Duration {
         let start = self.lab.clock.now();
         loop {
             let left = runs_in(&*self.lab.monitor).unwrap();
@@ -74,7 +74,7 @@ impl Bare {
 }
 
 /// Takes the place of the guest's agent at its socket. Gives what it is asked to do.
-fn play_agent(path: &std::path::Path) -> Receiver<String> {
+pub(super) fn play_agent(path: &std::path::Path) -> Receiver<String> {
     std::fs::remove_file(path).unwrap();
     let listener = UnixListener::bind(path).unwrap();
     let (send, asked) = channel();
@@ -103,7 +103,7 @@ fn play_agent(path: &std::path::Path) -> Receiver<String> {
     asked
 }
 
-const AGENT: [&str; 6] = [
+pub(super) const AGENT: [&str; 6] = [
     "-device",
     "virtio-serial",
     "-chardev",

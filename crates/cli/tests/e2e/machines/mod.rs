@@ -3,6 +3,7 @@
 mod backups;
 mod bare;
 mod choosing;
+mod hooks;
 mod kills;
 #[path = "../../../../host/tests/libvirt/lab.rs"]
 #[expect(

@@ -1,0 +1,195 @@
+//! The administrator's own programs: when they are called, what they are told, and what they cannot do to a machine.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use holdfast_block::Clock as _;
+use serde_json::Value;
+
+use super::bare::{AGENT, Bare, play_agent};
+
+/// A machine with an agent, and a program that writes down what it is called for.
+struct Hooked {
+    bare: Bare,
+    asked: Receiver<String>,
+}
+
+impl Hooked {
+    /// `does` is what the program does beside that, in the language of the shell.
+    fn new(does: &str) -> Self {
+        let bare = Bare::new(&AGENT);
+        let asked = play_agent(&bare.lab.path("agent"));
+        let log = bare.rig.path("log").display().to_string();
+        let script = format!("#!/bin/sh\necho \"$1\" >> {log}\nenv | grep ^HOLDFAST_ | sort > {log}.$1\n{does}\n");
+        bare.rig.write("hook", script.as_bytes());
+        std::fs::set_permissions(bare.rig.path("hook"), std::fs::Permissions::from_mode(0o700)).unwrap();
+        Self { bare, asked }
+    }
+
+    /// A command line that backs the machine up.
+    fn words<'a>(&'a self, words: &[&'a str]) -> Vec<&'a str> {
+        [&["backup", &self.bare.source, "--hook", "hook"], words].concat()
+    }
+
+    /// What it was called for.
+    fn called(&self) -> Vec<String> {
+        let text = String::from_utf8(self.bare.rig.read("log")).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Waits until it was called for `event`.
+    fn wait_for(&self, event: &str) {
+        for _ in 0..400 {
+            if self.called().iter().any(|called| called == event) {
+                return;
+            }
+            self.bare.lab.clock.sleep(Duration::from_millis(50));
+        }
+        panic!("{event} does not come: {:?}", self.called());
+    }
+
+    fn variable(&self, event: &str, name: &str) -> String {
+        let text = String::from_utf8(self.bare.rig.read(&format!("log.{event}"))).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}=")));
+        line.unwrap_or_else(|| panic!("{event} has no {name}: {text}"))
+            .to_owned()
+    }
+
+    /// What the guest's agent was asked to do.
+    fn asked(&self) -> Vec<String> {
+        self.asked.try_iter().collect()
+    }
+}
+
+const WELL: [&str; 4] = ["job-start", "pre-freeze", "post-thaw", "job-end"];
+const BADLY: [&str; 4] = ["job-start", "pre-freeze", "post-thaw", "job-abort"];
+
+#[test]
+fn programs_are_called_in_order_and_told_what_happens() {
+    let hooked = Hooked::new("echo saying $1");
+    let document = hooked.bare.rig.json(0, &hooked.words(&[]));
+    assert_eq!(hooked.called(), WELL);
+    let snapshot = &document["report"]["machines"][0]["snapshot"];
+    assert_eq!(
+        hooked.variable("job-end", "HOLDFAST_SNAPSHOT"),
+        snapshot["id"].as_str().unwrap()
+    );
+    assert_eq!(hooked.variable("job-end", "HOLDFAST_CONSISTENCY"), "file system");
+    assert_eq!(hooked.variable("job-start", "HOLDFAST_MACHINE"), "web1");
+    assert_eq!(hooked.variable("job-start", "HOLDFAST_HYPERVISOR"), hooked.bare.source);
+    assert_eq!(hooked.variable("pre-freeze", "HOLDFAST_MACHINE_STATE"), "running");
+    assert_eq!(hooked.variable("pre-freeze", "HOLDFAST_MACHINE_UUID").len(), 36);
+    hooked
+        .variable("post-thaw", "HOLDFAST_FROZEN_MS")
+        .parse::<u64>()
+        .unwrap();
+    hooked
+        .variable("post-thaw", "HOLDFAST_PAUSED_MS")
+        .parse::<u64>()
+        .unwrap();
+    assert_eq!(hooked.asked(), ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
+    // What they say is told, by the name of the program; a password is not theirs.
+    let with_password = |words: &[&str]| {
+        let mut command = hooked.bare.rig.command(words);
+        let output = command
+            .env("HOLDFAST_PASSWORD", "four horses eat soup")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        output
+    };
+    with_password(&["init", "-r", "sealed"]);
+    let output = with_password(&hooked.words(&["-r", "sealed", "--no-progress"]));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("hook post-thaw: saying post-thaw"), "{said}");
+    let text = String::from_utf8(hooked.bare.rig.read("log.job-start")).unwrap();
+    assert!(!text.contains("soup"), "{text}");
+}
+
+#[test]
+fn one_that_fails_before_the_instant_stops_the_backup_or_warns() {
+    let hooked = Hooked::new("[ $1 != pre-freeze ] || exit 7");
+    let (kind, text) = hooked.bare.rig.error(1, &hooked.words(&[]));
+    assert!(kind == "refused" && text.contains("code 7"), "{text}");
+    assert_eq!(hooked.called(), BADLY);
+    assert!(hooked.variable("job-abort", "HOLDFAST_ERROR").contains("code 7"));
+    assert!(hooked.asked().is_empty());
+    assert_eq!(hooked.bare.rig.snapshot_count(), 0);
+    hooked.bare.wait_until_mended("refused");
+
+    let words = hooked.words(&["--hook-failure", "warn"]);
+    let output = hooked.bare.rig.run(&[&words[..], &["--json"]].concat());
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["status"], "warnings", "{document}");
+    assert_eq!(hooked.called()[4..], WELL);
+}
+
+#[test]
+fn one_that_fails_after_the_instant_only_warns_and_a_folder_has_several() {
+    let hooked = Hooked::new("[ $1 = job-start ] || [ $1 = pre-freeze ] || exit 1");
+    let folder = hooked.bare.rig.path("hooks.d");
+    std::fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::symlink(hooked.bare.rig.path("hook"), folder.join("10")).unwrap();
+    std::os::unix::fs::symlink(hooked.bare.rig.path("hook"), folder.join("20")).unwrap();
+    let output = hooked
+        .bare
+        .rig
+        .run(&["backup", &hooked.bare.source, "--hook-folder", "hooks.d", "--json"]);
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&document["status"], document["warnings"].as_array().unwrap().len()),
+        (&"warnings".into(), 4)
+    );
+    assert_eq!(hooked.called(), WELL.map(|event| [event; 2]).concat());
+    let (_, text) = hooked
+        .bare
+        .rig
+        .error(1, &["backup", &hooked.bare.source, "--hook-folder", "nowhere"]);
+    assert!(text.contains("nowhere"), "{text}");
+    let (_, text) = hooked.bare.rig.error(2, &["backup", "./image", "--hook", "hook"]);
+    assert!(text.contains("--hook"), "{text}");
+}
+
+#[test]
+fn one_that_hangs_is_killed_and_the_machine_was_never_frozen() {
+    let hooked = Hooked::new("[ $1 != pre-freeze ] || sleep 100");
+    let (_, text) = hooked.bare.rig.error(1, &hooked.words(&["--hook-timeout", "1"]));
+    assert!(text.contains("took too long"), "{text}");
+    assert_eq!(hooked.called(), BADLY);
+    assert!(hooked.asked().is_empty());
+    hooked.bare.wait_until_mended("hanging");
+}
+
+/// Whoever was told that the machine is about to be frozen is told that it is over, though the backup is dead.
+#[test]
+fn a_backup_that_is_killed_owes_its_programs_the_end() {
+    for event in ["pre-freeze", "post-thaw"] {
+        let hooked = Hooked::new(&format!(
+            "[ $1 != {event} ] || [ -e killed ] || {{ echo > killed; kill -9 $PPID; }}"
+        ));
+        let output = hooked.bare.rig.run(&hooked.words(&[]));
+        assert!(output.status.code().is_none(), "{event}: {output:?}");
+        hooked.wait_for("job-abort");
+        hooked.bare.wait_until_mended(event);
+        let called = hooked.called();
+        assert_eq!(called.last().unwrap(), "job-abort", "{event}: {called:?}");
+        assert!(called.contains(&"post-thaw".to_owned()), "{event}: {called:?}");
+        assert_eq!(hooked.variable("job-abort", "HOLDFAST_ERROR"), "the backup was killed");
+        assert_eq!(hooked.variable("job-abort", "HOLDFAST_MACHINE"), "web1");
+        let asked = hooked.asked();
+        let count = |what: &str| asked.iter().filter(|command| command.ends_with(what)).count();
+        assert!(count("thaw") >= count("freeze"), "{event}: {asked:?}");
+    }
+}
+
+#[test]
+fn every_variable_is_documented() {
+    let text = include_str!("../../../../../docs/machines.md");
+    for (name, _) in holdfast_engine::HOOK_VARIABLES {
+        assert!(
+            text.contains(&format!("`{name}`")),
+            "docs/machines.md has nothing about {name}"
+        );
+    }
+}
