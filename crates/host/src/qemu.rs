@@ -8,10 +8,11 @@
 mod cut;
 mod disks;
 mod graph;
+pub mod memory;
 mod names;
 mod remove;
 
-pub use cut::{Cut, CutDisk, CutRequest, Pause};
+pub use cut::{Cut, CutDisk, CutRequest, Moment, Pause};
 pub(crate) use disks::device_path;
 pub use disks::{Bitmap, QemuDisk, disks};
 pub use names::RunId;

@@ -129,6 +129,7 @@ impl<'a> Freezer<'a> {
             disks: cut_disks,
             write_deadline: self.request.write_deadline,
             listener,
+            memory: None,
         };
         let mut guard = Guard::start(self.request.watchdog.as_deref())?;
         let (cut, quiesced) = match self.cut(request, (state, can_quiesce), within, &mut guard) {

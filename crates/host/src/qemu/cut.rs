@@ -11,6 +11,7 @@ use holdfast_block::Clock;
 use serde_json::{Value, json};
 
 use super::QemuDisk;
+use super::memory::{MemoryMode, MemoryPipe, Sending, Settings};
 use super::names::{Role, RunId};
 use super::remove::remove_run;
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
@@ -25,6 +26,17 @@ pub struct CutRequest {
     pub write_deadline: Duration,
     /// A socket that listens: QEMU answers NBD clients on it.
     pub listener: OwnedFd,
+    /// Where the machine's memory goes, if it is wanted, and how it is taken.
+    pub memory: Option<(MemoryPipe, MemoryMode)>,
+}
+
+/// What whoever freezes is told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// The machine stands still from now on, or does since a moment ago.
+    Stopped,
+    /// The instant: what else has to be of it, and is quick, is to be done now.
+    Instant,
 }
 
 /// A disk to freeze.
@@ -63,7 +75,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Freezes. `within` is called while the machine stands still, for what has to be of the same instant and is quick.
+    /// Freezes. `tell` is called while the machine stands still.
     ///
     /// # Errors
     /// Whatever goes wrong, the machine runs on if it was running, and nothing of the run is left in QEMU; where even that
@@ -72,11 +84,11 @@ impl Cut {
         monitor: &dyn Monitor,
         clock: &dyn Clock,
         request: CutRequest,
-        within: &mut dyn FnMut(),
+        tell: &mut dyn FnMut(Moment),
     ) -> Result<Self> {
         let run = request.run;
         Making { monitor, clock, run }
-            .make(request, within)
+            .make(request, tell)
             .map_err(|error| match remove_run(monitor, clock, run) {
                 Ok(()) => error,
                 Err(left) => MonitorError::Left {
@@ -108,20 +120,26 @@ impl Making<'_> {
         self.monitor.execute(&QmpCommand::new(name, arguments))
     }
 
-    fn make(&self, request: CutRequest, within: &mut dyn FnMut()) -> Result<Cut> {
+    fn make(&self, request: CutRequest, tell: &mut dyn FnMut(Moment)) -> Result<Cut> {
         let deadline_s = request.write_deadline.as_secs().max(1);
+        let has_memory = request.memory.is_some();
         let mut disks = Vec::new();
         for (number, disk) in request.disks.into_iter().enumerate() {
-            self.add_scratch(number, disk.scratch)?;
-            self.add_filter(number, &disk.disk.node, deadline_s)?;
-            disks.push(Prepared {
+            let prepared = Prepared {
+                scratch_set: self.hand_over(disk.scratch)?,
+                deadline_s,
                 disk: disk.disk,
                 next_bitmap: disk.next_bitmap,
                 changes: disk.changes,
-            });
+            };
+            // QEMU gives its images up after a migration, and cannot give up one that has a filter.
+            if !has_memory {
+                self.add_nodes(number, &prepared)?;
+            }
+            disks.push(prepared);
         }
         self.start_server(request.listener)?;
-        let pause = self.cut(&disks, within)?;
+        let pause = self.cut(&disks, request.memory, tell)?;
         let mut exports = Vec::new();
         let mut change_contexts = Vec::new();
         for (number, disk) in disks.iter().enumerate() {
@@ -137,33 +155,36 @@ impl Making<'_> {
         })
     }
 
-    fn add_scratch(&self, number: usize, file: OwnedFd) -> Result<()> {
+    /// Gives QEMU a scratch file; gives its number there.
+    fn hand_over(&self, file: OwnedFd) -> Result<u64> {
         // The label is how the file is found again when nobody knows of it any more.
         let label = self.run.thing("scratch");
         let added = QmpCommand::new("add-fd", json!({ "opaque": label })).with_file(file);
         let answer = self.monitor.execute(&added)?;
         let set = answer.get("fdset-id").and_then(Value::as_u64);
-        let set = set.ok_or_else(|| MonitorError::Senseless {
+        set.ok_or_else(|| MonitorError::Senseless {
             command: "add-fd".to_owned(),
             detail: "there is no fdset-id".to_owned(),
-        })?;
+        })
+    }
+
+    /// Adds the scratch and the filter of a disk; nothing passes the filter yet.
+    fn add_nodes(&self, number: usize, disk: &Prepared) -> Result<()> {
+        let set = disk.scratch_set;
         let arguments = json!({
             "driver": "raw",
             "node-name": self.run.node(number, Role::Scratch),
             "discard": "unmap",
             "file": { "driver": "file", "filename": format!("/dev/fdset/{set}"), "discard": "unmap" },
         });
-        self.execute("blockdev-add", arguments).map(drop)
-    }
-
-    fn add_filter(&self, number: usize, node: &str, deadline_s: u64) -> Result<()> {
+        self.execute("blockdev-add", arguments)?;
         let arguments = json!({
             "driver": "copy-before-write",
             "node-name": self.run.node(number, Role::Filter),
-            "file": node,
+            "file": disk.disk.node,
             "target": self.run.node(number, Role::Scratch),
             "on-cbw-error": "break-snapshot",
-            "cbw-timeout": deadline_s,
+            "cbw-timeout": disk.deadline_s,
         });
         self.execute("blockdev-add", arguments).map(drop)
     }
@@ -177,26 +198,35 @@ impl Making<'_> {
     }
 
     /// The instant.
-    fn cut(&self, disks: &[Prepared], within: &mut dyn FnMut()) -> Result<Pause> {
+    fn cut(
+        &self,
+        disks: &[Prepared],
+        memory: Option<(MemoryPipe, MemoryMode)>,
+        tell: &mut dyn FnMut(Moment),
+    ) -> Result<Pause> {
         let status = self.execute("query-status", Value::Null)?;
         let was_running = status.get("running").and_then(Value::as_bool).unwrap_or_default();
-        let start = self.clock.now();
-        if was_running {
-            // An answer that comes late may stop the machine all the same.
-            self.execute("stop", Value::Null)
-                .inspect_err(|_| self.resume_anyway())?;
-        }
-        let result = self.switch(disks);
+        let stopped = self.stop(was_running, memory);
+        // An answer that comes late may stop the machine all the same.
+        let (start, settings) = stopped.inspect_err(|_| self.resume_anyway(was_running))?;
+        tell(Moment::Stopped);
+        let result = match &settings {
+            Some(_) => self.take_back(disks).and_then(|()| self.switch(disks)),
+            None => self.switch(disks),
+        };
         let cut = self.clock.now().saturating_sub(start);
         if result.is_ok() {
-            within();
+            tell(Moment::Instant);
         }
         let others = self.clock.now().saturating_sub(start).saturating_sub(cut);
         if was_running {
             self.execute("cont", Value::Null)
-                .inspect_err(|_| self.resume_anyway())?;
+                .inspect_err(|_| self.resume_anyway(was_running))?;
         }
         let total = self.clock.now().saturating_sub(start);
+        if let Some(settings) = settings {
+            self.sending().reset(&settings);
+        }
         result?;
         Ok(if was_running {
             Pause { cut, others, total }
@@ -205,9 +235,48 @@ impl Making<'_> {
         })
     }
 
+    fn sending(&self) -> Sending<'_> {
+        Sending {
+            monitor: self.monitor,
+            clock: self.clock,
+            run: self.run,
+        }
+    }
+
+    /// Stops the machine, if need be at the end of its memory; gives since when it stands still.
+    fn stop(
+        &self,
+        was_running: bool,
+        memory: Option<(MemoryPipe, MemoryMode)>,
+    ) -> Result<(Duration, Option<Settings>)> {
+        if let Some((pipe, mode)) = memory {
+            let sent = self.sending().send(pipe, mode)?;
+            return Ok((self.clock.now().saturating_sub(sent.stood_still), Some(sent.settings)));
+        }
+        let start = self.clock.now();
+        if was_running {
+            self.execute("stop", Value::Null)?;
+        }
+        Ok((start, None))
+    }
+
+    /// Takes the images back that QEMU has given up, and puts filters on them.
+    fn take_back(&self, disks: &[Prepared]) -> Result<()> {
+        for (number, disk) in disks.iter().enumerate() {
+            let id = self.run.thing(&format!("awake{number}"));
+            let arguments = json!({ "type": "nbd", "id": id, "node-name": disk.disk.node, "name": id });
+            self.execute("block-export-add", arguments)?;
+            self.execute("block-export-del", json!({ "id": id, "mode": "hard" }))?;
+            self.add_nodes(number, disk)?;
+        }
+        Ok(())
+    }
+
     /// Once more: the first attempt may have failed for a reason that has passed. The watchdog is the next in line.
-    fn resume_anyway(&self) {
-        self.execute("cont", Value::Null).ok();
+    fn resume_anyway(&self, was_running: bool) {
+        if was_running {
+            self.execute("cont", Value::Null).ok();
+        }
     }
 
     /// Puts the filters under their devices, and begins new bitmaps.
@@ -276,6 +345,8 @@ impl Making<'_> {
 }
 
 struct Prepared {
+    scratch_set: u64,
+    deadline_s: u64,
     disk: QemuDisk,
     next_bitmap: Option<String>,
     changes: Option<String>,

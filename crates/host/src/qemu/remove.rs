@@ -93,8 +93,9 @@ impl Removal<'_> {
             }
         }
         let has_nodes = node_names(self.monitor)?.iter().any(|name| self.is_ours(name));
+        let has_files = fd_sets(self.monitor)?.iter().any(|(_, label)| self.is_ours(label));
         // QEMU has one server. Whoever else wanted it could not have started it beside ours, and has exports if it is theirs.
-        if ours.len() == ids.len() && (has_nodes || !ours.is_empty()) {
+        if ours.len() == ids.len() && (has_nodes || has_files || !ours.is_empty()) {
             match self.monitor.execute(&QmpCommand::new("nbd-server-stop", Value::Null)) {
                 Ok(_) => {}
                 // It does not run.
@@ -150,28 +151,53 @@ impl Removal<'_> {
         Ok(())
     }
 
+    fn is_machine_running(&self) -> Result<bool> {
+        let status = self.monitor.execute(&QmpCommand::new("query-status", Value::Null))?;
+        Ok(status.get("running").and_then(Value::as_bool).unwrap_or_default())
+    }
+
     fn files(&mut self) -> Result<()> {
-        for (set, label) in fd_sets(self.monitor)? {
-            if !self.is_ours(&label) {
-                continue;
+        // QEMU closes files while the machine runs only, and one that was just let run does not always at once. Those of a
+        // machine that stays paused wait for the next time.
+        for _ in 0..ATTEMPT_COUNT {
+            let sets = fd_sets(self.monitor)?;
+            let ours: Vec<u64> = sets
+                .iter()
+                .filter(|(_, label)| self.is_ours(label))
+                .map(|(set, _)| *set)
+                .collect();
+            if ours.is_empty() {
+                break;
             }
-            match self
-                .monitor
-                .execute(&QmpCommand::new("remove-fd", json!({ "fdset-id": set })))
-            {
+            for set in ours {
+                match self
+                    .monitor
+                    .execute(&QmpCommand::new("remove-fd", json!({ "fdset-id": set })))
+                {
+                    Ok(_) => {}
+                    // The last node that used it has taken it along.
+                    Err(error) if error.is_refusal() => {}
+                    Err(error) => self.note(error),
+                }
+            }
+            if !self.is_machine_running()? {
+                break;
+            }
+            if !fd_sets(self.monitor)?.iter().any(|(_, label)| self.is_ours(label)) {
+                break;
+            }
+            self.clock.sleep(ATTEMPT_INTERVAL);
+        }
+        // A listening socket that the server never took, a pipe that no migration did.
+        for name in ["nbd", "memory"] {
+            let unused = json!({ "fdname": self.run.thing(name) });
+            match self.monitor.execute(&QmpCommand::new("closefd", unused)) {
                 Ok(_) => {}
-                // The last node that used it has taken it along.
                 Err(error) if error.is_refusal() => {}
                 Err(error) => self.note(error),
             }
         }
-        // A listening socket that the server never took.
-        let unused = json!({ "fdname": self.run.thing("nbd") });
-        match self.monitor.execute(&QmpCommand::new("closefd", unused)) {
-            Ok(_) => Ok(()),
-            Err(error) if error.is_refusal() => Ok(()),
-            Err(error) => Err(error),
-        }
+        Ok(())
     }
 }
 

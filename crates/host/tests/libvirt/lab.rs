@@ -146,6 +146,7 @@ impl Lab {
             disks: disks.collect(),
             write_deadline: Duration::from_secs(2),
             listener: OwnedFd::from(listener),
+            memory: None,
         };
         (request, socket)
     }

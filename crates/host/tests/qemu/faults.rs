@@ -6,7 +6,10 @@ use holdfast_host::qemu::{Cut, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use serde_json::Value;
 
+use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, Receiving};
+
 use crate::lab::{DISK_BYTES, Lab, assert_served};
+use crate::memory::taken_in;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
@@ -63,11 +66,26 @@ impl Monitor for Faulty<'_> {
 
 #[test]
 fn a_fault_at_any_command_harms_nobody() {
+    harms_nobody(&|_| None);
+}
+
+#[test]
+fn a_fault_at_any_command_harms_nobody_while_memory_is_taken() {
+    harms_nobody(&|receiving| {
+        let (pipe, received) = taken_in();
+        *receiving = Some(received);
+        Some((pipe, MemoryMode::Live))
+    });
+}
+
+fn harms_nobody(memory: &dyn Fn(&mut Option<Receiving>) -> Option<(MemoryPipe, MemoryMode)>) {
     let lab = Lab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     for fault in [Fault::Refused, Fault::AnswerLost, Fault::Dead] {
         for at in 1.. {
-            let (request, socket) = lab.request(lab.directory.path());
+            let (mut request, socket) = lab.request(lab.directory.path());
+            let mut receiving = None;
+            request.memory = memory(&mut receiving);
             let run = request.run;
             let monitor = Faulty {
                 inner: &*lab.monitor,
@@ -75,7 +93,7 @@ fn a_fault_at_any_command_harms_nobody() {
                 left: AtomicU32::new(at),
             };
             let case = format!("{fault:?} at command {at}");
-            let made = Cut::make(&monitor, &lab.clock, request, &mut || ());
+            let made = Cut::make(&monitor, &lab.clock, request, &mut |_| ());
             if fault != Fault::Dead {
                 assert!(lab.is_running(), "{case}");
             }

@@ -139,6 +139,7 @@ impl Lab {
             disks: disks.collect(),
             write_deadline: Duration::from_secs(2),
             listener: OwnedFd::from(listener),
+            memory: None,
         };
         (request, socket)
     }

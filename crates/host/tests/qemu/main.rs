@@ -7,4 +7,5 @@ mod bare;
 mod cut;
 mod faults;
 mod lab;
+mod memory;
 mod monitor;

@@ -1,0 +1,215 @@
+//! Lets QEMU send its memory as it does for a migration, and stop at its end.
+//!
+//! Nobody is told of a migration but QEMU: libvirt ignores one that it has not begun, and sees a machine that is paused and
+//! runs on. When all is sent, QEMU has stopped the machine and given up its images ("inactive"), as for a host that takes over;
+//! they are taken back one by one, by serving each for a moment: that is the one way that all versions know to take an image
+//! back while the machine stands still.
+
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use serde_json::{Map, Value, json};
+
+use super::MemoryPipe;
+use crate::qemu::names::RunId;
+use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
+
+/// How the machine's memory is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MemoryMode {
+    /// While the machine runs; it stands still for the last of it.
+    #[default]
+    Live,
+    /// While the machine stands still, from the first page to the last.
+    Stopped,
+}
+
+/// No limit of ours: the pipe is as fast as who takes it in.
+const BANDWIDTH: u64 = 64 << 30;
+/// The last pass may take so long, to begin with.
+const DOWNTIME_MS: u64 = 30;
+const DOWNTIME_MS_MAX: u64 = 1000;
+/// Passes over memory after which the last one may take twice as long; and after which the machine is stopped for it.
+const PASS_COUNT_PATIENT: u64 = 4;
+const PASS_COUNT_MAX: u64 = 12;
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// From the last byte until QEMU says that it is done.
+const END_DEADLINE: Duration = Duration::from_secs(10);
+const END_INTERVAL: Duration = Duration::from_millis(2);
+/// The capabilities that do not change the form of the stream.
+const HARMLESS: [&str; 2] = ["events", "auto-converge"];
+const STATUS: &str = "query-migrate";
+
+/// What was set for migrations before, and is set again afterwards.
+pub(crate) struct Settings {
+    capabilities: Vec<Value>,
+    parameters: Value,
+}
+
+/// A machine that was stopped when its memory was complete.
+pub(crate) struct Sent {
+    /// How long it stood still until then.
+    pub(crate) stood_still: Duration,
+    pub(crate) settings: Settings,
+}
+
+/// Sends the memory of a machine.
+pub(crate) struct Sending<'a> {
+    pub(crate) monitor: &'a dyn Monitor,
+    pub(crate) clock: &'a dyn Clock,
+    pub(crate) run: RunId,
+}
+
+impl Sending<'_> {
+    fn execute(&self, name: &'static str, arguments: Value) -> Result<Value> {
+        self.monitor.execute(&QmpCommand::new(name, arguments))
+    }
+
+    /// Sends all, and gives a machine that stands still.
+    ///
+    /// # Errors
+    /// Whatever goes wrong, no migration of ours is under way; whether the machine runs, the caller has to see to.
+    pub(crate) fn send(&self, pipe: MemoryPipe, mode: MemoryMode) -> Result<Sent> {
+        let status = self.execute(STATUS, Value::Null)?;
+        if !is_over(&status) {
+            return Err(refused("another migration of the machine is under way"));
+        }
+        let settings = self.set()?;
+        let start = self.clock.now();
+        let sent = self.send_all(pipe, mode);
+        match sent {
+            Ok(downtime) => Ok(Sent {
+                stood_still: match mode {
+                    MemoryMode::Live => downtime,
+                    MemoryMode::Stopped => self.clock.now().saturating_sub(start),
+                },
+                settings,
+            }),
+            Err(error) => {
+                self.cancel();
+                self.reset(&settings);
+                Err(error)
+            }
+        }
+    }
+
+    /// Sets what was set before; what cannot be set again harms no machine.
+    pub(crate) fn reset(&self, settings: &Settings) {
+        let capabilities = json!({ "capabilities": settings.capabilities });
+        self.execute("migrate-set-capabilities", capabilities).ok();
+        self.execute("migrate-set-parameters", settings.parameters.clone()).ok();
+    }
+
+    /// Switches off what changes the form of the stream, and its limits.
+    fn set(&self) -> Result<Settings> {
+        let found = self.execute("query-migrate-capabilities", Value::Null)?;
+        let on = found.as_array().into_iter().flatten().filter(|capability| {
+            let name = capability["capability"].as_str().unwrap_or_default();
+            capability["state"] == true && !HARMLESS.contains(&name)
+        });
+        let capabilities: Vec<Value> = on.cloned().collect();
+        let off: Vec<Value> = capabilities
+            .iter()
+            .map(|capability| json!({ "capability": capability["capability"], "state": false }))
+            .collect();
+        if !off.is_empty() {
+            self.execute("migrate-set-capabilities", json!({ "capabilities": off }))?;
+        }
+        let found = self.execute("query-migrate-parameters", Value::Null)?;
+        let mut parameters = Map::new();
+        for name in ["max-bandwidth", "downtime-limit"] {
+            if let Some(value) = found.get(name) {
+                parameters.insert(name.to_owned(), value.clone());
+            }
+        }
+        let ours = json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": DOWNTIME_MS });
+        self.execute("migrate-set-parameters", ours)?;
+        Ok(Settings {
+            capabilities,
+            parameters: Value::Object(parameters),
+        })
+    }
+
+    fn send_all(&self, pipe: MemoryPipe, mode: MemoryMode) -> Result<Duration> {
+        let name = self.run.thing("memory");
+        let (writer, ended) = pipe.split();
+        self.monitor
+            .execute(&QmpCommand::new("getfd", json!({ "fdname": name })).with_file(writer))?;
+        if mode == MemoryMode::Stopped {
+            self.execute("stop", Value::Null)?;
+        }
+        self.execute("migrate", json!({ "uri": format!("fd:{name}") }))?;
+        let mut downtime_ms = DOWNTIME_MS;
+        let mut next_look = PASS_COUNT_PATIENT;
+        let mut is_stopped = mode == MemoryMode::Stopped;
+        while !ended.wait(LOOK_INTERVAL) {
+            let status = self.execute(STATUS, Value::Null)?;
+            if let Some(error) = failure(&status) {
+                return Err(error);
+            }
+            let passes = status["ram"]["dirty-sync-count"].as_u64().unwrap_or_default();
+            if is_stopped || passes < next_look {
+                continue;
+            }
+            next_look = passes + 1;
+            if passes >= PASS_COUNT_MAX {
+                // It writes faster than can be sent.
+                self.execute("stop", Value::Null)?;
+                is_stopped = true;
+            } else if downtime_ms < DOWNTIME_MS_MAX {
+                downtime_ms *= 2;
+                self.execute("migrate-set-parameters", json!({ "downtime-limit": downtime_ms }))?;
+            }
+        }
+        let end = self.clock.now();
+        loop {
+            let status = self.execute(STATUS, Value::Null)?;
+            if let Some(error) = failure(&status) {
+                return Err(error);
+            }
+            if status["status"] == "completed" {
+                return Ok(Duration::from_millis(status["downtime"].as_u64().unwrap_or_default())
+                    + self.clock.now().saturating_sub(end));
+            }
+            if self.clock.now().saturating_sub(end) > END_DEADLINE {
+                return Err(refused("the memory was not sent to its end"));
+            }
+            self.clock.sleep(END_INTERVAL);
+        }
+    }
+
+    /// Ends a migration of ours, if one is under way.
+    fn cancel(&self) {
+        let start = self.clock.now();
+        self.execute("migrate_cancel", Value::Null).ok();
+        while self.clock.now().saturating_sub(start) < END_DEADLINE {
+            match self.execute(STATUS, Value::Null) {
+                Ok(status) if !is_over(&status) => self.clock.sleep(LOOK_INTERVAL),
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Whether no migration is under way.
+fn is_over(status: &Value) -> bool {
+    let over = ["none", "completed", "failed", "cancelled"];
+    status["status"].as_str().is_none_or(|status| over.contains(&status))
+}
+
+fn failure(status: &Value) -> Option<MonitorError> {
+    let word = status["status"].as_str().unwrap_or_default();
+    let said = status["error-desc"].as_str();
+    match word {
+        "failed" | "cancelled" | "cancelling" => Some(refused(said.unwrap_or("the memory was not sent to its end"))),
+        _ => None,
+    }
+}
+
+fn refused(description: &str) -> MonitorError {
+    MonitorError::Refused {
+        command: "migrate".to_owned(),
+        class: "GenericError".to_owned(),
+        description: description.to_owned(),
+    }
+}

@@ -1,0 +1,77 @@
+//! Takes in a memory stream while QEMU sends it.
+
+use std::io::BufReader;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use holdfast_block::BlockDeviceMut;
+
+use super::parse::{MakeStore, StreamError, take_apart};
+use super::state::MemoryState;
+
+/// Bytes that are taken from the pipe at once.
+const INPUT_BYTES: usize = 1 << 20;
+
+/// The end of a pipe that QEMU writes its memory to, and word of when it has.
+#[derive(Debug)]
+pub struct MemoryPipe {
+    writer: OwnedFd,
+    ended: Ended,
+}
+
+/// Word of the end.
+#[derive(Debug)]
+pub(crate) struct Ended(Receiver<()>);
+
+impl MemoryPipe {
+    /// What QEMU gets, and what stays. The stream ends when QEMU closes its end: nobody else may have it.
+    pub(crate) fn split(self) -> (OwnedFd, Ended) {
+        (self.writer, self.ended)
+    }
+}
+
+impl Ended {
+    /// Waits until all is taken in, or cannot be; false where the time is over before.
+    pub(crate) fn wait(&self, deadline: Duration) -> bool {
+        // Whoever takes it in says nothing, and ends.
+        self.0.recv_timeout(deadline) == Err(RecvTimeoutError::Disconnected)
+    }
+}
+
+/// Memory that is being taken in.
+#[derive(Debug)]
+pub struct Receiving {
+    thread: JoinHandle<Result<(MemoryState, Box<dyn BlockDeviceMut>), StreamError>>,
+}
+
+/// Begins to take in a memory stream. When that fails, QEMU's migration does, and the machine runs on.
+///
+/// # Errors
+/// Where the system gives no pipe or no thread.
+pub fn receive(page_bytes: u64, mut make_store: Box<MakeStore<'static>>) -> std::io::Result<(MemoryPipe, Receiving)> {
+    let (reader, writer) = std::io::pipe()?;
+    let (end, ended) = channel::<()>();
+    let thread = std::thread::Builder::new().name("memory".to_owned()).spawn(move || {
+        let mut input = BufReader::with_capacity(INPUT_BYTES, reader);
+        let taken = take_apart(&mut input, page_bytes, &mut *make_store);
+        // QEMU must not wait for somebody who does not read any more.
+        drop((input, end));
+        taken
+    })?;
+    let pipe = MemoryPipe {
+        writer: writer.into(),
+        ended: Ended(ended),
+    };
+    Ok((pipe, Receiving { thread }))
+}
+
+impl Receiving {
+    /// Waits for the end; gives the state, and the device with the pages.
+    pub fn finish(self) -> Result<(MemoryState, Box<dyn BlockDeviceMut>), StreamError> {
+        self.thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}

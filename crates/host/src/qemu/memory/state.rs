@@ -1,0 +1,199 @@
+//! What of a machine's memory stream is no page: where the pages belong, and the state of the devices.
+//!
+//! `docs/format/memory-state.md` describes the bytes.
+
+const MAGIC: &[u8; 8] = b"HFMEMORY";
+const VERSION: u32 = 1;
+/// Blocks of a machine: main memory, firmware, video memory, and some per device.
+const BLOCK_COUNT_MAX: u32 = 4096;
+/// A page of QEMU's: 4 KiB nearly everywhere, 64 KiB on some.
+const PAGE_BYTES_RANGE: std::ops::RangeInclusive<u64> = 1024..=1 << 20;
+
+/// A block of a machine's memory: "pc.ram", "vga.vram", "/rom@etc/acpi/tables".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RamBlock {
+    /// Its name in QEMU.
+    pub name: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+}
+
+/// Everything of a memory stream but the pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryState {
+    /// Size of a page in bytes.
+    pub page_bytes: u64,
+    /// The blocks in their order; in the device they lie one after the other.
+    pub blocks: Vec<RamBlock>,
+    /// The number of the memory's section in the stream.
+    pub(super) section_id: u32,
+    /// Whether sections end with a footer.
+    pub(super) has_footers: bool,
+    /// Whether the memory's section has a last part.
+    pub(super) has_end: bool,
+    /// The stream before the first page.
+    pub(super) head: Vec<u8>,
+    /// The stream after the last page: the devices.
+    pub(super) tail: Vec<u8>,
+}
+
+/// What is wrong with the bytes of a state.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// It is something else.
+    #[error("it is not the state of a memory")]
+    Foreign,
+    /// A later program has written it.
+    #[error("it has version {found}, and this program reads version {VERSION}")]
+    Version {
+        /// The version that it says.
+        found: u32,
+    },
+    /// A value is not possible.
+    #[error("its {field} is wrong")]
+    Field {
+        /// Which.
+        field: &'static str,
+    },
+    /// It ends early.
+    #[error("it ends early")]
+    Short,
+    /// Something follows.
+    #[error("something follows it")]
+    Long,
+}
+
+impl MemoryState {
+    /// Size of the device with the pages, in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.blocks.iter().map(|block| block.size_bytes).sum()
+    }
+
+    /// The bytes of it.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        let number = |bytes: &mut Vec<u8>, number: u32| bytes.extend(number.to_le_bytes());
+        number(&mut bytes, VERSION);
+        number(
+            &mut bytes,
+            u32::try_from(self.page_bytes).expect("checked when it was made"),
+        );
+        number(&mut bytes, self.section_id);
+        bytes.extend([u8::from(self.has_footers), u8::from(self.has_end), 0, 0]);
+        number(
+            &mut bytes,
+            u32::try_from(self.blocks.len()).expect("checked when it was made"),
+        );
+        for block in &self.blocks {
+            bytes.push(u8::try_from(block.name.len()).expect("the stream has one byte for it"));
+            bytes.extend(block.name.as_bytes());
+            bytes.extend(block.size_bytes.to_le_bytes());
+        }
+        for part in [&self.head, &self.tail] {
+            bytes.extend((part.len() as u64).to_le_bytes());
+            bytes.extend(part);
+        }
+        bytes
+    }
+
+    /// Reads the bytes of one.
+    pub fn decode(bytes: &[u8]) -> Result<Self, StateError> {
+        let mut rest = Rest(bytes);
+        if rest.take(MAGIC.len())? != MAGIC {
+            return Err(StateError::Foreign);
+        }
+        match rest.u32()? {
+            VERSION => {}
+            found => return Err(StateError::Version { found }),
+        }
+        let page_bytes = u64::from(rest.u32()?);
+        if !is_page_size(page_bytes) {
+            return Err(StateError::Field { field: "page size" });
+        }
+        let section_id = rest.u32()?;
+        let flags = rest.take(4)?;
+        if flags[..2].iter().any(|flag| *flag > 1) || flags[2..] != [0, 0] {
+            return Err(StateError::Field { field: "flags" });
+        }
+        let (has_footers, has_end) = (flags[0] == 1, flags[1] == 1);
+        let count = rest.u32()?;
+        if count > BLOCK_COUNT_MAX {
+            return Err(StateError::Field {
+                field: "number of blocks",
+            });
+        }
+        let mut blocks = Vec::new();
+        for _ in 0..count {
+            let length = usize::from(rest.take(1)?[0]);
+            let name = std::str::from_utf8(rest.take(length)?);
+            blocks.push(RamBlock {
+                name: name
+                    .map_err(|_| StateError::Field {
+                        field: "name of a block",
+                    })?
+                    .to_owned(),
+                size_bytes: rest.u64()?,
+            });
+        }
+        if !are_possible(&blocks, page_bytes) {
+            return Err(StateError::Field {
+                field: "size of a block",
+            });
+        }
+        let (head, tail) = (rest.part()?, rest.part()?);
+        if !rest.0.is_empty() {
+            return Err(StateError::Long);
+        }
+        Ok(Self {
+            page_bytes,
+            blocks,
+            section_id,
+            has_footers,
+            has_end,
+            head,
+            tail,
+        })
+    }
+}
+
+/// Whether blocks are made of pages, and their sizes can be added.
+pub(super) fn are_possible(blocks: &[RamBlock], page_bytes: u64) -> bool {
+    let sum = blocks.iter().try_fold(0_u64, |sum, block| {
+        block
+            .size_bytes
+            .is_multiple_of(page_bytes)
+            .then(|| sum.checked_add(block.size_bytes))?
+    });
+    sum.is_some_and(|sum| i64::try_from(sum).is_ok()) && blocks.len() <= BLOCK_COUNT_MAX as usize
+}
+
+/// Whether QEMU has pages of this size.
+pub(super) fn is_page_size(page_bytes: u64) -> bool {
+    PAGE_BYTES_RANGE.contains(&page_bytes) && page_bytes.is_power_of_two()
+}
+
+struct Rest<'a>(&'a [u8]);
+
+impl<'a> Rest<'a> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], StateError> {
+        let (taken, rest) = self.0.split_at_checked(length).ok_or(StateError::Short)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn u32(&mut self) -> Result<u32, StateError> {
+        let bytes = self.take(4)?.try_into().expect("four bytes");
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    fn u64(&mut self) -> Result<u64, StateError> {
+        let bytes = self.take(8)?.try_into().expect("eight bytes");
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn part(&mut self) -> Result<Vec<u8>, StateError> {
+        let length = usize::try_from(self.u64()?).map_err(|_| StateError::Short)?;
+        Ok(self.take(length)?.to_vec())
+    }
+}

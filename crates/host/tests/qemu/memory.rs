@@ -1,0 +1,183 @@
+//! The memory of a running machine: taken with its disks, of one instant, and given to another QEMU.
+
+use std::time::Duration;
+
+use holdfast_block::{BlockDevice, BlockDeviceMut, Clock as _, MemoryDevice};
+use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, MemoryState, Receiving, put_together, receive};
+use holdfast_host::qemu::{Cut, Moment};
+use serde_json::{Value, json};
+
+use crate::lab::{DISK_BYTES, Lab, MIB, assert_served};
+
+const PAGE_BYTES: u64 = 4096;
+const PATTERN_START: u64 = 8 * MIB;
+
+pub(crate) fn taken_in() -> (MemoryPipe, Receiving) {
+    let store = |size_bytes| Ok(Box::new(MemoryDevice::new(size_bytes)) as Box<dyn BlockDeviceMut>);
+    receive(PAGE_BYTES, Box::new(store)).unwrap()
+}
+
+/// A machine with something in its memory that its firmware does not touch.
+fn with_pattern(formats: &[&str], more: &[&str]) -> Lab {
+    let pattern: Vec<u8> = (0..2 * MIB).map(|at| u8::try_from(at / 4096 % 251).unwrap()).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pattern");
+    std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), &pattern).unwrap();
+    let loader = format!("loader,file={},addr={PATTERN_START},force-raw=on", file.display());
+    Lab::with(formats, &[&["-device", &loader], more].concat())
+}
+
+/// What a machine has in its memory, as its processor sees it.
+fn memory_of(lab: &Lab) -> Vec<u8> {
+    let file = lab.path("memory");
+    let arguments = json!({ "val": 0, "size": 16 * MIB, "filename": file.to_str().unwrap() });
+    lab.execute("pmemsave", arguments);
+    std::fs::read(file).unwrap()
+}
+
+fn stream_of(state: &MemoryState, memory: &dyn BlockDevice) -> Vec<u8> {
+    let mut stream = Vec::new();
+    put_together(state, memory, &mut stream).unwrap();
+    stream
+}
+
+/// The state survives its own bytes; another QEMU takes the stream in, and holds what the first one held, to the last byte.
+#[test]
+fn another_qemu_goes_on_with_the_memory() {
+    let lab = with_pattern(&["qcow2"], &[]);
+    lab.execute("stop", Value::Null);
+    let (mut request, socket) = lab.request(lab.directory.path());
+    let (pipe, receiving) = taken_in();
+    request.memory = Some((pipe, MemoryMode::Live));
+    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let (state, memory) = receiving.finish().unwrap();
+    assert!(!lab.is_running(), "it was stopped, and stays so");
+    assert_served(&socket, &cut.exports[0], 1, 0, DISK_BYTES);
+    let held = memory_of(&lab);
+    cut.release(&*lab.monitor, &lab.clock).unwrap();
+
+    let pattern_start = usize::try_from(PATTERN_START).unwrap();
+    assert_eq!(held[pattern_start + 4096 * 7], 7, "the machine has the pattern");
+    let state = {
+        let bytes = state.encode();
+        let again = MemoryState::decode(&bytes).unwrap();
+        assert_eq!(again, state);
+        for length in 0..bytes.len().min(600) {
+            assert!(MemoryState::decode(&bytes[..length]).is_err(), "{length}");
+        }
+        again
+    };
+    let names: Vec<&str> = state.blocks.iter().map(|block| &block.name[..]).collect();
+    assert!(names.contains(&"pc.ram"), "{names:?}");
+    let file = lab.path("stream");
+    let stream = stream_of(&state, &*memory);
+    std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), &stream).unwrap();
+    let incoming = format!("exec:cat {}", file.display());
+    let other = Lab::with(&["qcow2"], &["-S", "-incoming", &incoming]);
+    while other.execute("query-status", Value::Null)["status"] == "inmigrate" {
+        other.clock.sleep(Duration::from_millis(20));
+    }
+    assert!(memory_of(&other) == held, "another memory");
+    other.execute("cont", Value::Null);
+    assert!(other.is_running());
+}
+
+/// Twice, so that the bitmaps of the first time are given up and taken back with their images the second time.
+#[test]
+fn disks_and_memory_are_of_one_instant_and_the_machine_runs_on() {
+    for mode in [MemoryMode::Live, MemoryMode::Stopped] {
+        let lab = with_pattern(&["qcow2", "raw"], &[]);
+        let before = lab.everything();
+        for round in 0..2_u8 {
+            let (mut request, socket) = lab.request(lab.directory.path());
+            for disk in &mut request.disks {
+                disk.next_bitmap = Some(format!("bitmap{round}"));
+                let last = format!("bitmap{}", round.wrapping_sub(1));
+                disk.changes = disk
+                    .disk
+                    .bitmaps
+                    .iter()
+                    .any(|bitmap| bitmap.name == last)
+                    .then_some(last);
+                assert!(round == 0 || disk.changes.is_some(), "{:?}", disk.disk.bitmaps);
+            }
+            let (pipe, receiving) = taken_in();
+            request.memory = Some((pipe, mode));
+            let mut moments = Vec::new();
+            let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |moment| {
+                moments.push((moment, lab.is_running()));
+            })
+            .unwrap();
+            assert_eq!(moments, [(Moment::Stopped, false), (Moment::Instant, false)]);
+            assert!(lab.is_running() && cut.pause.total > Duration::ZERO);
+            let held = if round == 0 { [1, 2] } else { [60, 60] };
+            for (disk, export) in cut.exports.iter().enumerate() {
+                lab.guest_writes(disk, 60, 0, MIB);
+                assert_served(&socket, export, held[disk], 0, MIB);
+                assert_served(&socket, export, disk + 1, MIB, DISK_BYTES - MIB);
+            }
+            let (state, memory) = receiving.finish().unwrap();
+            assert_eq!(state.size_bytes(), memory.size_bytes());
+            cut.release(&*lab.monitor, &lab.clock).unwrap();
+            let settings = lab.execute("query-migrate-parameters", Value::Null);
+            assert_eq!(settings["downtime-limit"], 300, "as it was before");
+        }
+        for (number, disk) in lab.disks().into_iter().enumerate() {
+            let names: Vec<&str> = disk.bitmaps.iter().map(|bitmap| &bitmap.name[..]).collect();
+            assert!(names.contains(&"bitmap0") && names.contains(&"bitmap1"), "{names:?}");
+            for name in names {
+                let arguments = json!({ "node": format!("format{number}"), "name": name });
+                lab.execute("block-dirty-bitmap-remove", arguments);
+            }
+        }
+        assert_eq!(lab.everything(), before);
+    }
+}
+
+/// Whoever takes the memory in has no room for it: the migration fails, and the machine does not notice.
+#[test]
+fn memory_that_nobody_takes_stops_nothing() {
+    let lab = with_pattern(&["raw"], &[]);
+    let before = lab.everything();
+    let full = |_| {
+        Err(holdfast_block::Error::Unsupported {
+            what: "memory",
+            detail: "no room".to_owned(),
+        })
+    };
+    let (pipe, receiving) = receive(PAGE_BYTES, Box::new(full)).unwrap();
+    let (mut request, _) = lab.request(lab.directory.path());
+    request.memory = Some((pipe, MemoryMode::Live));
+    let refused = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap_err();
+    assert!(
+        receiving.finish().err().unwrap().to_string().contains("kept"),
+        "{refused}"
+    );
+    assert_eq!(lab.everything(), before);
+}
+
+/// Somebody migrates the machine: his migration goes on, with his settings.
+#[test]
+fn a_migration_of_somebody_else_is_left_alone() {
+    let lab = with_pattern(&["raw"], &[]);
+    lab.execute(
+        "migrate-set-parameters",
+        json!({ "max-bandwidth": 100_000, "downtime-limit": 77 }),
+    );
+    lab.execute(
+        "migrate",
+        json!({ "uri": format!("exec:cat > {}", lab.path("theirs").display()) }),
+    );
+    let (mut request, _) = lab.request(lab.directory.path());
+    let (pipe, _receiving) = taken_in();
+    request.memory = Some((pipe, MemoryMode::Live));
+    let refused = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap_err();
+    assert!(refused.to_string().contains("another migration"), "{refused}");
+    assert_eq!(lab.execute("query-migrate", Value::Null)["status"], "active");
+    assert_eq!(
+        lab.execute("query-migrate-parameters", Value::Null)["downtime-limit"],
+        77
+    );
+    lab.execute("migrate_cancel", Value::Null);
+    assert!(lab.is_running());
+}
