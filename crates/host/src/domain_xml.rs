@@ -2,7 +2,12 @@
 //!
 //! Source: <https://libvirt.org/formatdomain.html>. What is not known is left alone: the text itself is what is kept.
 
+mod edits;
+mod rewrite;
+
 use roxmltree::{Document, Node, ParsingOptions};
+
+pub use rewrite::{DiskChange, DiskPlace, Identity, Medium, NewIdentity, Rewrite, Rewritten, rewrite};
 
 use crate::machine::{DiskKind, DiskSource, MachineDisk, Mark, Tpm};
 
@@ -16,6 +21,12 @@ const NODE_COUNT_MAX: u32 = 1 << 20;
 /// What the text says about a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DomainXml {
+    /// Its name.
+    pub name: Option<String>,
+    /// Its UUID, as text.
+    pub uuid: Option<String>,
+    /// Addresses of its network cards.
+    pub macs: Vec<String>,
     /// Its disks, in their order.
     pub disks: Vec<MachineDisk>,
     /// The file with the firmware's variables.
@@ -34,18 +45,21 @@ impl DomainXml {
     /// # Errors
     /// What is wrong with it, in words.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let options = ParsingOptions {
-            nodes_limit: NODE_COUNT_MAX,
-            ..ParsingOptions::default()
-        };
-        let document = Document::parse_with_options(text, options).map_err(|error| error.to_string())?;
+        let document = document_of(text)?;
         let domain = document.root_element();
         if !domain.has_tag_name("domain") {
             return Err(format!("it is a {}, not a domain", domain.tag_name().name()));
         }
         let devices = child(domain, "devices");
         let disks = devices.into_iter().flat_map(|devices| children(devices, "disk"));
+        let text_of = |name| child(domain, name).and_then(|node| node.text()).map(str::trim);
+        let cards = devices.into_iter().flat_map(|devices| children(devices, "interface"));
         Ok(Self {
+            name: text_of("name").map(str::to_owned),
+            uuid: text_of("uuid").map(str::to_owned),
+            macs: cards
+                .filter_map(|card| attribute(child(card, "mac"), "address"))
+                .collect(),
             disks: disks.map(disk).collect::<Result<_, _>>()?,
             nvram: child(domain, "os")
                 .and_then(|os| child(os, "nvram"))
@@ -57,11 +71,22 @@ impl DomainXml {
     }
 }
 
+/// The text as a tree, of a bounded size.
+fn document_of(text: &str) -> Result<Document<'_>, String> {
+    let options = ParsingOptions {
+        nodes_limit: NODE_COUNT_MAX,
+        ..ParsingOptions::default()
+    };
+    Document::parse_with_options(text, options).map_err(|error| error.to_string())
+}
+
+/// The elements of libvirt's own vocabulary: those of others have a namespace.
 fn children<'a, 'input: 'a>(
     node: Node<'a, 'input>,
     name: &'static str,
 ) -> impl Iterator<Item = Node<'a, 'input>> + use<'a, 'input> {
-    node.children().filter(move |child| child.has_tag_name(name))
+    node.children()
+        .filter(move |child| child.has_tag_name(name) && child.tag_name().namespace().is_none())
 }
 
 fn child<'a, 'input: 'a>(node: Node<'a, 'input>, name: &'static str) -> Option<Node<'a, 'input>> {

@@ -5,6 +5,7 @@ mod bare;
 pub mod domain_xml;
 mod error;
 mod hypervisor;
+mod identity;
 #[cfg(feature = "libvirt")]
 mod libvirt;
 mod machine;
@@ -15,6 +16,7 @@ pub mod qmp;
 pub use bare::BareQemu;
 pub use error::{Error, Result};
 pub use hypervisor::{Hypervisor, Machine};
+pub use identity::{MacAddress, Uuid};
 #[cfg(feature = "libvirt")]
 pub use libvirt::Libvirt;
 pub use machine::{

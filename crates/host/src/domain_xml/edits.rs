@@ -1,0 +1,187 @@
+//! Changes of a text by ranges: what no edit names stays byte for byte.
+
+use std::ops::Range;
+
+use roxmltree::{Attribute, Node};
+
+/// Changes that are gathered while the text is read, and made at once.
+pub(super) struct Edits<'t> {
+    text: &'t str,
+    edits: Vec<(Range<usize>, String)>,
+}
+
+impl<'t> Edits<'t> {
+    pub(super) fn new(text: &'t str) -> Self {
+        Self {
+            text,
+            edits: Vec::new(),
+        }
+    }
+
+    /// Puts `new`, which is XML, in the place of a range.
+    fn replace(&mut self, range: Range<usize>, new: String) {
+        self.edits.push((range, new));
+    }
+
+    /// Takes an element out, with the white space before it.
+    pub(super) fn remove_element(&mut self, node: Node<'_, '_>) {
+        let range = node.range();
+        self.replace(self.start_with_space(range.start)..range.end, String::new());
+    }
+
+    /// Puts XML in the place of an element.
+    pub(super) fn replace_element(&mut self, node: Node<'_, '_>, new: String) {
+        self.replace(node.range(), new);
+    }
+
+    /// Changes the text in an element that has only text, or nothing.
+    pub(super) fn set_text(&mut self, node: Node<'_, '_>, value: &str) {
+        let value = escaped(value);
+        let tag = self.start_tag(node);
+        match (node.first_child(), node.last_child()) {
+            (Some(first), Some(last)) => self.replace(first.range().start..last.range().end, value),
+            _ if self.text[tag.clone()].ends_with("/>") => {
+                let name = node.tag_name().name();
+                self.replace(tag.end - 2..tag.end, format!(">{value}</{name}>"));
+            }
+            _ => self.replace(tag.end..tag.end, value),
+        }
+    }
+
+    /// Changes an attribute, or adds it.
+    pub(super) fn set_attribute(&mut self, node: Node<'_, '_>, name: &str, value: &str) {
+        if let Some(attribute) = attribute_of(node, name) {
+            if attribute.value() != value {
+                self.replace(attribute.range_value(), escaped(value));
+            }
+            return;
+        }
+        let tag = self.start_tag(node);
+        let length = if self.text[tag.clone()].ends_with("/>") { 2 } else { 1 };
+        let before = self.text[..tag.end - length].trim_end().len();
+        self.replace(before..before, format!(" {name}='{}'", escaped(value)));
+    }
+
+    /// Takes an attribute out, with the white space before it.
+    pub(super) fn remove_attribute(&mut self, node: Node<'_, '_>, name: &str) {
+        if let Some(attribute) = attribute_of(node, name) {
+            let range = attribute.range();
+            self.replace(self.start_with_space(range.start)..range.end, String::new());
+        }
+    }
+
+    /// Puts XML at the end of an element's content, on a line of its own as its other content.
+    pub(super) fn append(&mut self, node: Node<'_, '_>, new: &str) {
+        let Some(last) = node.children().filter(Node::is_element).last() else {
+            return;
+        };
+        let start = last.range().start;
+        let space = &self.text[self.start_with_space(start)..start];
+        self.replace(last.range().end..last.range().end, format!("{space}{new}"));
+    }
+
+    /// The text with all changes.
+    pub(super) fn apply(mut self) -> String {
+        self.edits.sort_by_key(|(range, _)| (range.start, range.end));
+        let (mut result, mut done) = (String::with_capacity(self.text.len()), 0);
+        for (range, new) in self.edits {
+            assert!(range.start >= done, "changes of one text do not overlap");
+            result.push_str(&self.text[done..range.start]);
+            result.push_str(&new);
+            done = range.end;
+        }
+        result.push_str(&self.text[done..]);
+        result
+    }
+
+    fn start_with_space(&self, start: usize) -> usize {
+        self.text[..start].trim_end().len()
+    }
+
+    /// From `<` to `>` of an element's first tag. A `>` may stand in a value.
+    fn start_tag(&self, node: Node<'_, '_>) -> Range<usize> {
+        let start = node.range().start;
+        let after_values = node.attributes().map(|attribute| attribute.range().end).max();
+        let from = after_values.unwrap_or(start);
+        let length = self.text[from..].find('>').expect("a tag ends");
+        start..from + length + 1
+    }
+}
+
+fn attribute_of<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Attribute<'a, 'input>> {
+    node.attributes().find(|attribute| attribute.name() == name)
+}
+
+/// Text as it stands in XML, between tags as between quotes.
+pub(super) fn escaped(text: &str) -> String {
+    let mut result = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => result.push_str("&amp;"),
+            '<' => result.push_str("&lt;"),
+            '>' => result.push_str("&gt;"),
+            '\'' => result.push_str("&apos;"),
+            '"' => result.push_str("&quot;"),
+            other => result.push(other),
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use roxmltree::{Document, Node};
+
+    use super::Edits;
+
+    fn edited(text: &str, edit: impl FnOnce(&mut Edits<'_>, Node<'_, '_>)) -> String {
+        let document = Document::parse(text).unwrap();
+        let mut edits = Edits::new(text);
+        edit(&mut edits, document.root_element());
+        let result = edits.apply();
+        Document::parse(&result).unwrap();
+        result
+    }
+
+    #[test]
+    fn attributes_are_changed_added_and_removed_wherever_they_stand() {
+        for (before, after) in [
+            ("<a x=\"1>\" y='2' />", "<a x=\"1>\" y='&lt;&apos;' />"),
+            ("<a/>", "<a y='&lt;&apos;'/>"),
+            ("<a x='>'></a>", "<a x='>' y='&lt;&apos;'></a>"),
+            ("<a  x='1'  >t</a>", "<a  x='1' y='&lt;&apos;'  >t</a>"),
+        ] {
+            assert_eq!(
+                edited(before, |edits, node| edits.set_attribute(node, "y", "<'")),
+                after
+            );
+        }
+        let removed = edited("<a b='1'\n  y='2' c='3'/>", |edits, node| {
+            edits.remove_attribute(node, "y");
+        });
+        assert_eq!(removed, "<a b='1' c='3'/>");
+    }
+
+    #[test]
+    fn text_is_set_where_there_is_some_and_where_there_is_none() {
+        for (before, after) in [
+            ("<a>old<!-- c --></a>", "<a>n&amp;w</a>"),
+            ("<a/>", "<a>n&amp;w</a>"),
+            ("<a x='/>' />", "<a x='/>' >n&amp;w</a>"),
+            ("<a></a>", "<a>n&amp;w</a>"),
+        ] {
+            assert_eq!(edited(before, |edits, node| edits.set_text(node, "n&w")), after);
+        }
+    }
+
+    #[test]
+    fn elements_go_with_the_space_before_them_and_come_on_a_line_of_their_own() {
+        let text = "<a>\n  <b/> <!-- kept -->\n  <c/>\n</a>";
+        let removed = edited(text, |edits, node| {
+            edits.remove_element(node.children().find(|child| child.has_tag_name("c")).unwrap());
+        });
+        assert_eq!(removed, "<a>\n  <b/> <!-- kept -->\n</a>");
+        let added = edited(text, |edits, node| edits.append(node, "<d/>"));
+        assert_eq!(added, "<a>\n  <b/> <!-- kept -->\n  <c/>\n  <d/>\n</a>");
+    }
+}

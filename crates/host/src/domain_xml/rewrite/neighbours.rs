@@ -1,0 +1,121 @@
+//! What two machines of one configuration would both want: sockets, logs, ports, devices of the host.
+
+use roxmltree::Node;
+
+use super::super::{child, children};
+use super::Rewriter;
+
+/// Devices that have a file or a socket at the host's end.
+const CHARACTER_DEVICES: [&str; 6] = ["serial", "parallel", "console", "channel", "redirdev", "smartcard"];
+/// Folders in which libvirt makes sockets of channels by itself; each machine has its own below them.
+const OWN_SOCKETS: &str = "/libvirt/qemu/channel/";
+/// Attributes of graphics that name a port.
+const PORTS: [&str; 3] = ["port", "tlsPort", "websocket"];
+
+impl Rewriter<'_> {
+    /// Gives the new machine paths of its own where they can be told from its name, and names what else both would want.
+    pub(super) fn neighbours(&mut self, domain: Node<'_, '_>, devices: Node<'_, '_>, names: (&str, &str)) {
+        for device in devices.children().filter(Node::is_element) {
+            let kind = device.tag_name().name();
+            if CHARACTER_DEVICES.contains(&kind) {
+                self.character_device(device, names);
+            }
+            match kind {
+                "graphics" => self.graphics(device, names),
+                "hostdev" => self.warn("a device of the host is passed through"),
+                "vsock" if is_fixed(child(device, "cid"), "auto") => self.warn("the number of its vsock is fixed"),
+                "interface" if device.attribute("type") == Some("hostdev") => {
+                    self.warn("a network card of the host is passed through");
+                }
+                "interface" => self.card(device),
+                _ => {}
+            }
+        }
+        if domain.children().any(|node| node.has_tag_name("commandline")) {
+            self.warn("it has arguments for QEMU of its own");
+        }
+    }
+
+    fn warn(&mut self, what: &str) {
+        self.warnings.push(format!(
+            "{what}: the machine that it was made from may want the same while both run"
+        ));
+    }
+
+    fn character_device(&mut self, device: Node<'_, '_>, names: (&str, &str)) {
+        for source in children(device, "source") {
+            let Some(path) = source.attribute("path") else {
+                continue;
+            };
+            if path.contains(OWN_SOCKETS) {
+                self.edits.remove_element(source);
+                continue;
+            }
+            let is_own = match device.attribute("type") {
+                Some("unix") => source.attribute("mode") != Some("connect"),
+                Some("file" | "pipe") => true,
+                _ => false,
+            };
+            if is_own {
+                self.path(source, "path", names);
+            }
+        }
+        for log in children(device, "log") {
+            self.path(log, "file", names);
+        }
+    }
+
+    fn graphics(&mut self, graphics: Node<'_, '_>, names: (&str, &str)) {
+        let kind = graphics.attribute("type").unwrap_or_default();
+        let is_automatic = graphics.attribute("autoport") == Some("yes");
+        for name in PORTS {
+            let port = graphics.attribute(name).filter(|port| !matches!(*port, "-1" | "0"));
+            if let Some(port) = port.filter(|_| !is_automatic) {
+                self.warn(&format!("port {port} of {kind} is fixed"));
+            }
+        }
+        let sockets = children(graphics, "listen").chain([graphics]);
+        for node in sockets.filter(|node| node.attribute("socket").is_some()) {
+            self.path(node, "socket", names);
+        }
+    }
+
+    fn card(&mut self, card: Node<'_, '_>) {
+        if let Some(name) = child(card, "target").and_then(|target| target.attribute("dev")) {
+            self.warn(&format!("the name {name} of a network device of the host is fixed"));
+        }
+    }
+
+    /// A path that has the machine's name in it gets the new one.
+    fn path(&mut self, node: Node<'_, '_>, attribute: &str, (old, new): (&str, &str)) {
+        let Some(path) = node.attribute(attribute) else {
+            return;
+        };
+        let changed = with_name(path, old, new);
+        if changed == path {
+            self.warn(&format!("{path} is a path of its own"));
+        } else {
+            self.notes.push(format!("{path} becomes {changed}"));
+            self.edits.set_attribute(node, attribute, &changed);
+        }
+    }
+}
+
+fn is_fixed(node: Option<Node<'_, '_>>, automatic: &str) -> bool {
+    node.is_some_and(|node| node.attribute(automatic) != Some("yes"))
+}
+
+/// `path` with `new` wherever the whole word `old` stands: "vm" stands in "/run/vm.socket", and not in "/run/vms".
+pub(super) fn with_name(path: &str, old: &str, new: &str) -> String {
+    let is_border = |character: Option<char>| !character.is_some_and(char::is_alphanumeric);
+    let (mut result, mut rest) = (String::new(), path);
+    while let Some(at) = rest.find(old).filter(|_| !old.is_empty()) {
+        let (before, after) = (&rest[..at], &rest[at + old.len()..]);
+        let previous = before.chars().next_back().or_else(|| result.chars().next_back());
+        let is_word = is_border(previous) && is_border(after.chars().next());
+        result.push_str(before);
+        result.push_str(if is_word { new } else { old });
+        rest = after;
+    }
+    result + rest
+}

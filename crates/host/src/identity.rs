@@ -1,0 +1,71 @@
+//! What tells one machine from another: UUIDs and addresses of network cards.
+
+use std::fmt;
+
+/// The first bytes of the addresses that QEMU's machines have: nobody sells network cards with them.
+const MAC_PREFIX: [u8; 3] = [0x52, 0x54, 0x00];
+
+/// A UUID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Uuid([u8; 16]);
+
+impl Uuid {
+    /// A UUID of random bytes: version 4 of RFC 9562.
+    pub fn from_random(mut bytes: [u8; 16]) -> Self {
+        bytes[6] = bytes[6] & 0x0f | 0x40;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        Self(bytes)
+    }
+}
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, byte) in self.0.iter().enumerate() {
+            if matches!(number, 4 | 6 | 8 | 10) {
+                formatter.write_str("-")?;
+            }
+            write!(formatter, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The address of a network card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MacAddress([u8; 6]);
+
+impl MacAddress {
+    /// An address as libvirt makes them, with random bytes at its end.
+    pub fn from_random(bytes: [u8; 3]) -> Self {
+        let ([a, b, c], [d, e, f]) = (MAC_PREFIX, bytes);
+        Self([a, b, c, d, e, f])
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, byte) in self.0.iter().enumerate() {
+            if number > 0 {
+                formatter.write_str(":")?;
+            }
+            write!(formatter, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MacAddress, Uuid};
+
+    #[test]
+    fn they_are_written_as_libvirt_reads_them() {
+        let uuid = Uuid::from_random([0xff; 16]).to_string();
+        assert_eq!(uuid, "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        assert_eq!(
+            Uuid::from_random([0; 16]).to_string(),
+            "00000000-0000-4000-8000-000000000000"
+        );
+        assert_eq!(MacAddress::from_random([1, 0xab, 0]).to_string(), "52:54:00:01:ab:00");
+    }
+}
