@@ -16,6 +16,45 @@ pub trait Hypervisor: Send + Sync {
     fn machine(&self, name: &str) -> Result<Box<dyn Machine>>;
 }
 
+/// A hypervisor that machines can be brought to.
+///
+/// Machines are named by their name or UUID.
+pub trait HypervisorMut: Hypervisor {
+    /// Whether the files that its machines use are files of this host.
+    fn is_of_this_host(&self) -> bool;
+
+    /// Whether it can have a machine of this configuration; nothing is changed. The answer is what would keep the machine from
+    /// starting as things are now, if anything would.
+    ///
+    /// # Errors
+    /// It never can.
+    fn check(&self, configuration: &str) -> Result<Option<String>>;
+
+    /// What it keeps of earlier states of a machine.
+    fn kept_states(&self, machine: &str) -> Result<KeptStates>;
+
+    /// Makes a machine of a configuration; one with this UUID gets the configuration.
+    fn define(&self, configuration: &str) -> Result<()>;
+
+    /// Forgets a machine that is shut off. Its files stay.
+    fn undefine(&self, machine: &str) -> Result<()>;
+
+    /// Starts a machine.
+    fn start(&self, machine: &str) -> Result<()>;
+}
+
+/// Earlier states of a machine that its hypervisor can go back to, or counts from. They belong to its disks as they are: with
+/// other content in them they are wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KeptStates {
+    /// Snapshots of the hypervisor's own.
+    pub snapshot_count: u32,
+    /// Checkpoints, from which changes are counted.
+    pub checkpoint_count: u32,
+    /// Whether its memory was saved, to go on from there when it starts.
+    pub has_saved_memory: bool,
+}
+
 /// A machine of a hypervisor.
 pub trait Machine: Send + Sync {
     /// Its name.

@@ -37,8 +37,10 @@ pub struct MacAddress([u8; 6]);
 impl MacAddress {
     /// An address as libvirt makes them, with random bytes at its end.
     pub fn from_random(bytes: [u8; 3]) -> Self {
-        let ([a, b, c], [d, e, f]) = (MAC_PREFIX, bytes);
-        Self([a, b, c, d, e, f])
+        let mut address = [0; 6];
+        address[..3].copy_from_slice(&MAC_PREFIX);
+        address[3..].copy_from_slice(&bytes);
+        Self(address)
     }
 }
 

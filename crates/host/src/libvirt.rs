@@ -1,5 +1,7 @@
 //! Machines under libvirt, by its own bindings.
 
+mod change;
+mod checkpoints;
 mod files;
 mod monitor;
 
@@ -73,6 +75,13 @@ impl Hypervisor for Libvirt {
     }
 
     fn machine(&self, name: &str) -> Result<Box<dyn Machine>> {
+        Ok(Box::new(self.find(name)?))
+    }
+}
+
+impl Libvirt {
+    /// The machine of this name, or of this UUID.
+    fn find(&self, name: &str) -> Result<LibvirtMachine> {
         let by_name = self.connection.lookup_domain_by_name(name);
         let found = by_name.or_else(|error| {
             let by_uuid = self.connection.lookup_domain_by_uuid_string(name);
@@ -89,7 +98,7 @@ impl Hypervisor for Libvirt {
             }
         })?;
         let name = domain.name().map_err(|error| self.lost(error))?;
-        Ok(Box::new(LibvirtMachine { domain, name }))
+        Ok(LibvirtMachine { domain, name })
     }
 }
 

@@ -72,7 +72,7 @@ impl<'t> Edits<'t> {
 
     /// Puts XML at the end of an element's content, on a line of its own as its other content.
     pub(super) fn append(&mut self, node: Node<'_, '_>, new: &str) {
-        let Some(last) = node.children().filter(Node::is_element).last() else {
+        let Some(last) = node.children().rfind(Node::is_element) else {
             return;
         };
         let start = last.range().start;

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "the helpers of tests unwrap like the tests")]
 #![expect(clippy::disallowed_methods, reason = "the tests run libvirt and QEMU")]
 
+mod changes;
 mod frozen;
 mod lab;
 mod machines;

@@ -67,12 +67,11 @@ impl Rewriter<'_> {
                 self.edits.append(disk, &new);
             }
         }
-        match child(disk, "driver") {
-            Some(driver) => self.edits.set_attribute(driver, "type", &place.format),
-            None => {
-                let driver = format!("<driver name='qemu' type='{}'/>", escaped(&place.format));
-                self.edits.append(disk, &driver);
-            }
+        if let Some(driver) = child(disk, "driver") {
+            self.edits.set_attribute(driver, "type", &place.format);
+        } else {
+            let driver = format!("<driver name='qemu' type='{}'/>", escaped(&place.format));
+            self.edits.append(disk, &driver);
         }
         // What was restored is whole: it is based on nothing, copied nowhere, and asks nobody for a password.
         for name in ["backingStore", "mirror", "auth"] {
