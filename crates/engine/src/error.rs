@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
-use crate::{Interrupted, NameError, ResolveError};
+use crate::{Interrupted, NameError, Refusal, ResolveError};
 
 /// Result of a job.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -251,6 +251,9 @@ pub enum Error {
         /// Why; none where it has no guest agent.
         source: Option<Box<holdfast_host::Error>>,
     },
+    /// A machine is not restored: nothing was written.
+    #[error(transparent)]
+    MachineRestore(#[from] Refusal),
     /// A server does not start.
     #[error(transparent)]
     Serve(holdfast_serve::Error),

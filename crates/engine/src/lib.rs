@@ -28,6 +28,7 @@ mod job;
 mod keys;
 mod list;
 mod machine_backup;
+mod machine_restore;
 mod meter;
 mod name;
 mod new_file;
@@ -63,6 +64,11 @@ pub use list::{ListReport, ListRequest, ShowReport, list, show};
 pub use machine_backup::{
     Compared, MachineBackupReport, MachineBackupRequest, Method, NOTE_CONSISTENCY, NOTE_METHOD, Quiesce, Quiesced,
     ReadAll, back_up_machine,
+};
+pub use machine_restore::{
+    AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
+    MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine,
+    Refusal, RestoreAs, Room, Started, plan_machine_restore, restore_machine,
 };
 pub use name::{DiskName, MachineName, NameError};
 pub use new_image::Overwrite;

@@ -42,9 +42,9 @@ pub const NOTE_METHOD: &str = "method";
 /// Note of a snapshot: of what kind its instant is.
 pub const NOTE_CONSISTENCY: &str = "consistency";
 /// Note of a snapshot: the machine's UUID at its hypervisor.
-const NOTE_UUID: &str = "uuid";
+pub(crate) const NOTE_UUID: &str = "uuid";
 /// The stream of a snapshot that holds the firmware's variables.
-const NVRAM: &str = "nvram";
+pub(crate) const NVRAM: &str = "nvram";
 /// Bytes of a file with firmware variables, at most.
 const NVRAM_BYTES_MAX: u64 = 64 << 20;
 

@@ -70,9 +70,7 @@ impl NewFile {
 
     /// Says what was deleted of what killed programs had left.
     pub(crate) fn tell_of_cleared(&self, progress: &dyn Progress) {
-        for path in &self.cleared {
-            progress.note(&format!("deleted {}, which a killed program had left", path.display()));
-        }
+        tell_of(&self.cleared, progress);
     }
 
     /// Where to write it.
@@ -158,6 +156,22 @@ fn lock_folder(path: &Path, name: &OsStr) -> (Option<File>, Vec<PathBuf>) {
     }
     let is_locked = flock(&lock, FlockOperation::NonBlockingLockShared).is_ok();
     (is_locked.then_some(lock), cleared)
+}
+
+/// Deletes what killed programs left of files that are about to be made together: each that is begun keeps what was left of the
+/// others from being deleted.
+pub(crate) fn clear_left(paths: &[&Path], progress: &dyn Progress) {
+    for path in paths {
+        if let Some(name) = path.file_name() {
+            tell_of(&lock_folder(path, name).1, progress);
+        }
+    }
+}
+
+fn tell_of(cleared: &[PathBuf], progress: &dyn Progress) {
+    for path in cleared {
+        progress.note(&format!("deleted {}, which a killed program had left", path.display()));
+    }
 }
 
 /// Whether `found` is `.NAME.RANDOM.partial`.

@@ -292,56 +292,73 @@ impl Restorer<'_> {
         }
     }
 
-    /// A new file that is not complete is gone; what was there before is neither what it was nor what it should be.
-    fn tell_of_mixture(&self, path: &Path, state: TargetState) {
-        if state != TargetState::Zeroed {
-            self.job.progress.warning(&format!(
-                "{} holds a part of the snapshot over what it held before: restore again before it is used",
-                path.display()
-            ));
-        }
-    }
-
     fn to_device(
         &self,
         disk: &DiskRecord,
         path: &Path,
-        target: &dyn BlockDeviceMut,
+        device: &dyn BlockDeviceMut,
         state: TargetState,
     ) -> Result<RestoredDisk> {
-        let target_bytes = target.size_bytes();
+        let target = DiskTarget { path, device, state };
+        target.write(self.repository, disk, self.job)
+    }
+}
+
+/// What a disk is written to.
+pub(crate) struct DiskTarget<'a> {
+    /// Where it is.
+    pub(crate) path: &'a Path,
+    /// The same, open.
+    pub(crate) device: &'a dyn BlockDeviceMut,
+    /// What it holds before.
+    pub(crate) state: TargetState,
+}
+
+impl DiskTarget<'_> {
+    /// Writes a disk; all of it is durable when this returns.
+    pub(crate) fn write(&self, repository: &Repository, disk: &DiskRecord, job: Job<'_>) -> Result<RestoredDisk> {
+        let target_bytes = self.device.size_bytes();
         let Some(spare_bytes) = target_bytes.checked_sub(disk.size_bytes) else {
             return Err(Error::TargetTooSmall {
-                path: path.to_owned(),
+                path: self.path.to_owned(),
                 target_bytes,
                 disk_bytes: disk.size_bytes,
             });
         };
         let request = holdfast_repo::RestoreRequest {
-            target,
-            target_name: path.display().to_string(),
-            state,
-            thread_count: self.job.thread_count,
+            target: self.device,
+            target_name: self.path.display().to_string(),
+            state: self.state,
+            thread_count: job.thread_count,
         };
-        let device = self.repository.device(disk);
-        let report = self
-            .repository
-            .restore(&device, &request, &self.job.watch(Counting::Bytes))
-            .inspect_err(|_| self.tell_of_mixture(path, state))?;
+        let device = repository.device(disk);
+        let report = repository
+            .restore(&device, &request, &job.watch(Counting::Bytes))
+            .inspect_err(|_| self.tell_of_mixture(job))?;
         if spare_bytes > 0 {
-            self.job.progress.warning(&format!(
+            job.progress.warning(&format!(
                 "{} is larger than disk {}: its last {spare_bytes} bytes were left as they were",
-                path.display(),
+                self.path.display(),
                 disk.name
             ));
         }
         Ok(RestoredDisk {
             name: disk.name.clone(),
-            target: Some(path.to_owned()),
+            target: Some(self.path.to_owned()),
             size_bytes: disk.size_bytes,
             written_bytes: report.written_bytes,
             equal_bytes: report.equal_bytes,
             zero_bytes: report.zero_bytes,
         })
+    }
+
+    /// A new file that is not complete is gone; what was there before is neither what it was nor what it should be.
+    fn tell_of_mixture(&self, job: Job<'_>) {
+        if self.state != TargetState::Zeroed {
+            job.progress.warning(&format!(
+                "{} holds a part of the snapshot over what it held before: restore again before it is used",
+                self.path.display()
+            ));
+        }
     }
 }

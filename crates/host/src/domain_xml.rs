@@ -7,7 +7,7 @@ mod rewrite;
 
 use roxmltree::{Document, Node, ParsingOptions};
 
-pub use rewrite::{DiskChange, DiskPlace, Identity, Medium, NewIdentity, Rewrite, Rewritten, rewrite};
+pub use rewrite::{DiskChange, DiskPlace, Identity, Medium, NewIdentity, Rewrite, Rewritten, rewrite, with_name};
 
 use crate::machine::{DiskKind, DiskSource, MachineDisk, Mark, Tpm};
 

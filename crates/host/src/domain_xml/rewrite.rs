@@ -15,6 +15,8 @@ use roxmltree::Node;
 
 use super::edits::{Edits, escaped};
 use super::{DomainXml, child, children, document_of, nvram_path};
+pub use neighbours::with_name;
+
 use crate::identity::{MacAddress, Uuid};
 
 /// What becomes of a configuration.

@@ -105,8 +105,8 @@ fn is_fixed(node: Option<Node<'_, '_>>, automatic: &str) -> bool {
     node.is_some_and(|node| node.attribute(automatic) != Some("yes"))
 }
 
-/// `path` with `new` wherever the whole word `old` stands: "vm" stands in "/run/vm.socket", and not in "/run/vms".
-pub(super) fn with_name(path: &str, old: &str, new: &str) -> String {
+/// A path with `new` wherever the whole word `old` stands: "vm" stands in "/run/vm.socket", and not in "/run/vms".
+pub fn with_name(path: &str, old: &str, new: &str) -> String {
     let is_border = |character: Option<char>| !character.is_some_and(char::is_alphanumeric);
     let (mut result, mut rest) = (String::new(), path);
     while let Some(at) = rest.find(old).filter(|_| !old.is_empty()) {

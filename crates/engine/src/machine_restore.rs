@@ -1,0 +1,26 @@
+//! `restore` of a machine: its disks, its firmware's variables and its configuration, brought back to a hypervisor.
+//!
+//! [`plan_machine_restore`] looks at everything and changes nothing: its [`MachineRestorePlan`] is a value that says what will be
+//! written where, and what will be defined. [`restore_machine`] does what the plan says. What could go wrong is found by the
+//! plan, before the first byte is written: a machine that runs, files that others use, too little room, a configuration that the
+//! hypervisor does not accept.
+//!
+//! The order of the second part is what makes a crash harmless: files under names of their own, durable; then their real
+//! names; then the definition; then the start. See `docs/design/0005-machine-restore.md`.
+
+mod execute;
+mod in_place;
+mod neighbours;
+mod new_machine;
+mod places;
+mod plan;
+mod refusal;
+mod stored;
+
+pub use execute::{MachineRestoreReport, Started, restore_machine};
+pub use plan::{
+    AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
+    MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine, RestoreAs, Room,
+    plan_machine_restore,
+};
+pub use refusal::Refusal;

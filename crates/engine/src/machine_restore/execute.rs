@@ -1,0 +1,366 @@
+//! Doing what the plan says.
+
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_block::{BlockDevice as _, BlockDeviceMut, FileDeviceMut, IoMode};
+use holdfast_host::{Error as HostError, HypervisorMut, MachineState};
+use holdfast_image::{CreateOptions, Format, ImageMut};
+use holdfast_repo::{DiskRecord, Repository, Surroundings, TargetState};
+
+use super::plan::{AfterRestore, Content, FileWay, MachineRestorePlan, PlannedFile, open_image};
+use super::refusal::Refusal;
+use super::stored;
+use crate::Unit;
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::new_file::{Existing, NewFile, clear_left};
+use crate::restore::{DiskTarget, RestoredDisk};
+
+/// A machine that was restored.
+#[derive(Debug, Clone)]
+pub struct MachineRestoreReport {
+    /// Each disk.
+    pub disks: Vec<RestoredDisk>,
+    /// Whether it runs.
+    pub started: Started,
+    /// How long it took.
+    pub duration: Duration,
+}
+
+/// Whether a restored machine runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Started {
+    /// Nobody wanted it.
+    NotAsked,
+    /// It does.
+    Yes,
+    /// It was restored, and does not start; why, in words.
+    Failed(String),
+}
+
+/// Does what a plan says.
+///
+/// What this makes is taken away again when it fails: files, and the definition. What it changes in place cannot be: restoring
+/// again completes it, and a warning says so. A machine that is restored and does not start is no failure: it stays.
+pub fn restore_machine(
+    repository: &Repository,
+    hypervisor: &dyn HypervisorMut,
+    plan: &MachineRestorePlan,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<MachineRestoreReport> {
+    let start = job.clock.now();
+    let execution = Execution {
+        repository,
+        hypervisor,
+        plan,
+        surroundings,
+        job,
+    };
+    execution.clear_left();
+    let outputs = execution.open()?;
+    // What is open here is locked: from now on no QEMU can start with it.
+    execution.check_machine()?;
+    let disks = execution.write(&outputs)?;
+    let mut made = Made::default();
+    for output in outputs {
+        finish(output, &mut made)?;
+    }
+    execution.define(&mut made)?;
+    made.keep();
+    Ok(MachineRestoreReport {
+        disks,
+        started: execution.start(),
+        duration: job.clock.now().saturating_sub(start),
+    })
+}
+
+/// Files that have their names; they lose them again unless they are to be kept.
+#[derive(Default)]
+struct Made(Vec<PathBuf>);
+
+impl Made {
+    fn keep(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // Another error brought us here, and says more than one about this.
+            drop(std::fs::remove_file(path));
+        }
+    }
+}
+
+/// A file that is being written.
+struct Output<'p> {
+    file: &'p PlannedFile,
+    record: &'p DiskRecord,
+    /// The file on its way to its name.
+    new: Option<NewFile>,
+    device: Option<OutputDevice>,
+}
+
+/// What a disk is written to.
+enum OutputDevice {
+    Plain(FileDeviceMut),
+    Image(ImageMut),
+    /// Refused where a file system uses it, and locked so that no QEMU does.
+    BlockDevice {
+        device: FileDeviceMut,
+        _lock: ImageMut,
+    },
+}
+
+impl OutputDevice {
+    fn as_device(&self) -> &dyn BlockDeviceMut {
+        match self {
+            Self::Plain(device) | Self::BlockDevice { device, .. } => device,
+            Self::Image(image) => image,
+        }
+    }
+}
+
+struct Execution<'a> {
+    repository: &'a Repository,
+    hypervisor: &'a dyn HypervisorMut,
+    plan: &'a MachineRestorePlan,
+    surroundings: &'a Surroundings,
+    job: Job<'a>,
+}
+
+impl<'a> Execution<'a> {
+    /// What a killed restore has left under these names is in the way of nothing but the room.
+    fn clear_left(&self) {
+        let new = self.plan.files.iter();
+        let new = new.filter(|file| matches!(file.way, FileWay::NewFile | FileWay::Replace));
+        let paths: Vec<&Path> = new.map(|file| file.to.as_path()).collect();
+        clear_left(&paths, self.job.progress);
+    }
+
+    /// Opens or makes everything: what cannot be is known before the first byte is written.
+    fn open(&self) -> Result<Vec<Output<'a>>> {
+        let open = |file| self.open_one(file);
+        self.plan.files.iter().map(open).collect()
+    }
+
+    fn open_one(&self, file: &'a PlannedFile) -> Result<Output<'a>> {
+        let record = match &file.content {
+            Content::Disk(name) => self.plan.snapshot.disk(Some(name))?,
+            Content::FirmwareVariables => {
+                stored::nvram(&self.plan.snapshot).expect("the plan is made of what the snapshot has")
+            }
+        };
+        let existing = match file.way {
+            FileWay::Replace => Existing::Replace,
+            _ => Existing::Keep,
+        };
+        let new = match file.way {
+            FileWay::NewFile | FileWay::Replace => Some(NewFile::begin(&file.to, existing, self.surroundings)?),
+            FileWay::BlockDevice | FileWay::InPlace => None,
+        };
+        let device = match (&file.content, &new) {
+            (Content::FirmwareVariables, _) => None,
+            (Content::Disk(_), Some(new)) if file.format == Format::Raw => {
+                Some(OutputDevice::Plain(new.create_sparse(record.size_bytes)?))
+            }
+            (Content::Disk(_), Some(new)) => {
+                holdfast_image::create(new.partial(), &CreateOptions::qcow2(record.size_bytes))?;
+                Some(OutputDevice::Image(open_image(new.partial(), file.format)?))
+            }
+            (Content::Disk(_), None) => Some(open_present(file, record)?),
+        };
+        Ok(Output {
+            file,
+            record,
+            new,
+            device,
+        })
+    }
+
+    /// The machine is as the plan found it.
+    fn check_machine(&self) -> Result<()> {
+        let machine = &self.plan.machine;
+        let changed = || {
+            Err(Refusal::Changed {
+                machine: machine.name.clone(),
+            }
+            .into())
+        };
+        let present = match self.hypervisor.machine(&machine.uuid) {
+            Err(HostError::NoSuchMachine { .. }) => None,
+            other => Some(other?),
+        };
+        match present {
+            None if machine.is_new => Ok(()),
+            None => changed(),
+            Some(_) if machine.is_new => changed(),
+            Some(present) if present.describe()?.summary.state != MachineState::ShutOff => changed(),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn write(&self, outputs: &[Output<'a>]) -> Result<Vec<RestoredDisk>> {
+        let name = &self.plan.machine.name;
+        self.job.progress.phase(&format!("restoring {name}"), Unit::Bytes);
+        let total = outputs.iter().map(|output| output.record.size_bytes).sum();
+        self.job.progress.total(total);
+        let mut restored = Vec::new();
+        for output in outputs {
+            self.job
+                .interrupt
+                .check()
+                .map_err(Error::from)
+                .and_then(|()| {
+                    if let Some(device) = &output.device {
+                        restored.push(self.write_disk(output, device)?);
+                    } else {
+                        self.write_bytes(output)?;
+                    }
+                    Ok(())
+                })
+                .inspect_err(|_| self.tell_of_mixture(&restored))?;
+        }
+        Ok(restored)
+    }
+
+    fn write_disk(&self, output: &Output<'_>, device: &OutputDevice) -> Result<RestoredDisk> {
+        let target = DiskTarget {
+            path: &output.file.to,
+            device: device.as_device(),
+            state: match output.file.way {
+                FileWay::NewFile | FileWay::Replace => TargetState::Zeroed,
+                FileWay::BlockDevice => TargetState::Unknown,
+                FileWay::InPlace => TargetState::Similar,
+            },
+        };
+        let written = target.write(self.repository, output.record, self.job);
+        written.map_err(|error| error.on(&output.file.to))
+    }
+
+    /// Writes a small file whole; one that takes another's place gets its owner and mode.
+    fn write_bytes(&self, output: &Output<'_>) -> Result<()> {
+        let new = output.new.as_ref().expect("what is no disk is a new file");
+        let bytes = stored::bytes_of(self.repository, output.record)?;
+        let written = write_whole(new.partial(), &bytes, &output.file.to);
+        written.map_err(|source| Error::File {
+            action: "write",
+            path: output.file.to.clone(),
+            source,
+        })?;
+        self.job.progress.advance(output.record.size_bytes);
+        Ok(())
+    }
+
+    /// Disks that are complete make no machine where others are not.
+    fn tell_of_mixture(&self, restored: &[RestoredDisk]) {
+        if !self.plan.machine.is_new && !restored.is_empty() {
+            let names: Vec<&str> = restored.iter().map(|disk| &disk.name[..]).collect();
+            self.job.progress.warning(&format!(
+                "of {}, {} are restored and the rest is not: restore again before it is started",
+                self.plan.machine.name,
+                names.join(", ")
+            ));
+        }
+    }
+
+    fn define(&self, made: &mut Made) -> Result<()> {
+        let machine = &self.plan.machine;
+        let Some(definition) = &self.plan.definition else {
+            return Ok(());
+        };
+        // Somebody may have come first; to define would be to change theirs.
+        if machine.is_new {
+            self.check_machine()?;
+        }
+        let Err(error) = self.hypervisor.define(&definition.text) else {
+            return Ok(());
+        };
+        if !machine.is_new {
+            self.job.progress.warning(&format!(
+                "the disks of {} are restored, its configuration is not",
+                machine.name
+            ));
+            return Err(error.into());
+        }
+        // The answer may have been lost, and the machine be there.
+        match self.hypervisor.machine(&machine.uuid) {
+            Err(HostError::NoSuchMachine { .. }) => {}
+            Ok(_) if self.hypervisor.undefine(&machine.uuid).is_ok() => {}
+            _ => {
+                made.keep();
+                self.job.progress.warning(&format!(
+                    "nobody knows whether {} is defined now, so its files were left",
+                    machine.name
+                ));
+            }
+        }
+        Err(error.into())
+    }
+
+    fn start(&self) -> Started {
+        if self.plan.after == AfterRestore::LeaveOff {
+            return Started::NotAsked;
+        }
+        match self.hypervisor.start(&self.plan.machine.uuid) {
+            Ok(()) => Started::Yes,
+            Err(error) => {
+                self.job.progress.warning(&format!(
+                    "{} is restored, and does not start: {error}",
+                    self.plan.machine.name
+                ));
+                Started::Failed(error.to_string())
+            }
+        }
+    }
+}
+
+/// Opens what is there, with a lock.
+fn open_present(file: &PlannedFile, record: &DiskRecord) -> Result<OutputDevice> {
+    let image = open_image(&file.to, file.format)?;
+    if image.size_bytes() < record.size_bytes {
+        return Err(Error::TargetTooSmall {
+            path: file.to.clone(),
+            target_bytes: image.size_bytes(),
+            disk_bytes: record.size_bytes,
+        });
+    }
+    if !crate::block_target::is_block_device(&file.to) {
+        return Ok(OutputDevice::Image(image));
+    }
+    Ok(OutputDevice::BlockDevice {
+        device: FileDeviceMut::open(&file.to, IoMode::LargeDirect)?,
+        _lock: image,
+    })
+}
+
+/// Gives a file its name.
+fn finish(output: Output<'_>, made: &mut Made) -> Result<()> {
+    drop(output.device);
+    if let Some(new) = output.new {
+        new.finish()?;
+        if output.file.way == FileWay::NewFile {
+            made.0.push(output.file.to.clone());
+        }
+    }
+    Ok(())
+}
+
+fn write_whole(partial: &Path, bytes: &[u8], path: &Path) -> std::io::Result<()> {
+    let mut file = std::fs::File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(partial)?;
+    file.write_all(bytes)?;
+    if let Ok(before) = path.metadata() {
+        fchown(&file, Some(before.uid()), Some(before.gid()))?;
+        file.set_permissions(before.permissions())?;
+    }
+    file.sync_all()
+}

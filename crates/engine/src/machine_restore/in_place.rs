@@ -1,0 +1,320 @@
+//! A machine that is there goes back in time.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use holdfast_host::domain_xml::{DiskChange, DiskPlace, DomainXml, Identity, Medium, Rewrite, rewrite};
+use holdfast_host::{DiskSource, KeptStates, Machine, MachineDisk, MachineState};
+use holdfast_image::Format;
+use holdfast_repo::{DiskRecord, Manifest};
+
+use super::neighbours::Neighbours;
+use super::places::{data_bytes, folder_of};
+use super::plan::{
+    ConfigurationChoice, Content, Definition, Draft, FileWay, InPlaceWish, PlannedFile, PlannedMachine, Planner,
+    size_if_writable, unfit,
+};
+use super::refusal::Refusal;
+use super::stored::{self, StoredMachine};
+use crate::block_target::is_block_device;
+use crate::error::{Error, Result};
+
+pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWish) -> Result<Draft> {
+    let machine = find(planner, snapshot, wish)?;
+    let description = machine.describe()?;
+    let name = description.summary.name.clone();
+    if description.summary.state != MachineState::ShutOff {
+        return Err(Refusal::NotShutOff {
+            machine: name,
+            state: description.summary.state,
+        }
+        .into());
+    }
+    let uuid = description.summary.uuid.clone();
+    refuse_kept_states(planner, &name, &uuid)?;
+    let text = configuration_of(&*machine)?;
+    let mut draft = Draft::new(PlannedMachine {
+        name: name.clone(),
+        uuid: uuid.clone(),
+        is_new: false,
+    });
+    let place = InPlace {
+        planner,
+        snapshot,
+        present: DomainXml::parse(&text).map_err(|detail| unfit(&name, detail))?,
+        neighbours: Neighbours::of(planner.hypervisor)?.without(&uuid),
+        name: &name,
+    };
+    place.tell_of_identity(&mut draft, &uuid);
+    let places = place.disks(&mut draft)?;
+    match wish.configuration {
+        ConfigurationChoice::Keep => {
+            place.nvram(&mut draft, place.present.nvram.as_ref().map(PathBuf::from))?;
+            place.keep_configuration(&mut draft, text)?;
+        }
+        ConfigurationChoice::Restore => place.restore_configuration(&mut draft, &uuid, places)?,
+    }
+    draft.tell_of_tpm(&place.present);
+    Ok(draft)
+}
+
+/// The machine that was named, or the one that the snapshot is of.
+fn find(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWish) -> Result<Box<dyn Machine>> {
+    if let Some(name) = &wish.machine {
+        return Ok(planner.hypervisor.machine(name)?);
+    }
+    let uuid = stored::uuid(snapshot);
+    if let Some(machine) = uuid.and_then(|uuid| planner.hypervisor.machine(uuid).ok()) {
+        return Ok(machine);
+    }
+    let machine = planner.hypervisor.machine(&snapshot.machine)?;
+    match uuid {
+        None => Ok(machine),
+        // The same name, and another machine: nobody said that it may be written over.
+        Some(uuid) => Err(Refusal::AnotherMachine {
+            machine: snapshot.machine.clone(),
+            uuid: machine.describe()?.summary.uuid,
+            snapshot_uuid: uuid.to_owned(),
+        }
+        .into()),
+    }
+}
+
+/// Snapshots and saved memory of the hypervisor refer to what is on the disks now.
+fn refuse_kept_states(planner: &Planner<'_>, name: &str, uuid: &str) -> Result<()> {
+    let KeptStates {
+        snapshot_count,
+        checkpoint_count,
+        has_saved_memory,
+    } = planner.hypervisor.kept_states(uuid)?;
+    let kept = [
+        (snapshot_count > 0).then(|| format!("{snapshot_count} snapshots")),
+        (checkpoint_count > 0).then(|| format!("{checkpoint_count} checkpoints")),
+        has_saved_memory.then(|| "the saved memory".to_owned()),
+    ];
+    let kept: Vec<String> = kept.into_iter().flatten().collect();
+    if kept.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal::KeptStates {
+        hypervisor: planner.hypervisor.title().to_owned(),
+        what: kept.join(" and "),
+        machine: name.to_owned(),
+    }
+    .into())
+}
+
+/// The configuration that the hypervisor keeps of a machine.
+fn configuration_of(machine: &dyn Machine) -> Result<String> {
+    let mut files = machine.configuration()?;
+    let (_, bytes) = files.swap_remove(0);
+    String::from_utf8(bytes).map_err(|_| unfit(machine.name(), "it is no text".to_owned()))
+}
+
+struct InPlace<'a> {
+    planner: &'a Planner<'a>,
+    snapshot: &'a Manifest,
+    present: DomainXml,
+    neighbours: Neighbours,
+    name: &'a str,
+}
+
+impl InPlace<'_> {
+    fn tell_of_identity(&self, draft: &mut Draft, uuid: &str) {
+        let is_other = stored::uuid(self.snapshot).is_some_and(|before| !before.eq_ignore_ascii_case(uuid));
+        if is_other {
+            draft.warnings.push(format!(
+                "the snapshot is of another machine than {}, which gets the content of its disks",
+                self.name
+            ));
+        }
+    }
+
+    /// The image of every disk of the snapshot.
+    fn disks(&self, draft: &mut Draft) -> Result<BTreeMap<String, DiskPlace>> {
+        let mut places = BTreeMap::new();
+        for record in stored::disks(self.snapshot) {
+            let disk = self.present.disks.iter().find(|disk| disk.target == record.name);
+            let path = disk.and_then(|disk| match &disk.source {
+                DiskSource::File(path) | DiskSource::Device(path) => Some(path.clone()),
+                DiskSource::Other(_) | DiskSource::Empty => None,
+            });
+            let (Some(disk), Some(path)) = (disk, path) else {
+                return Err(Refusal::DiskMissing {
+                    machine: self.name.to_owned(),
+                    disk: record.name.clone(),
+                    present: self.present.disks.iter().map(|disk| disk.target.clone()).collect(),
+                }
+                .into());
+            };
+            let file = self.disk(record, disk, path)?;
+            let place = DiskPlace {
+                path: file.to.clone(),
+                medium: if is_block_device(&file.to) {
+                    Medium::BlockDevice
+                } else {
+                    Medium::File
+                },
+                format: file.format.to_string(),
+            };
+            places.insert(record.name.clone(), place);
+            draft.files.push(file);
+        }
+        for disk in &self.present.disks {
+            let is_left = !places.contains_key(&disk.target) && disk.source != DiskSource::Empty;
+            if is_left {
+                draft
+                    .notes
+                    .push(format!("{} is not in the snapshot, and stays as it is", disk.target));
+            }
+        }
+        Ok(places)
+    }
+
+    fn disk(&self, record: &DiskRecord, disk: &MachineDisk, path: PathBuf) -> Result<PlannedFile> {
+        if let Some(machine) = self.neighbours.user_of(&path) {
+            return Err(Refusal::InUse {
+                path,
+                machine: machine.to_owned(),
+            }
+            .into());
+        }
+        // The content of a raw disk is its guest's: what says nothing is raw, as it is for libvirt.
+        let name = disk.format.as_deref().unwrap_or("raw");
+        let format = Format::from_name(name).filter(|format| Format::SUPPORTED.contains(format));
+        let format = format.ok_or_else(|| Error::TargetFormat {
+            path: path.clone(),
+            format: name.to_owned(),
+        })?;
+        let target_bytes = size_if_writable(&path, format)?;
+        if target_bytes < record.size_bytes {
+            return Err(Error::TargetTooSmall {
+                path,
+                target_bytes,
+                disk_bytes: record.size_bytes,
+            });
+        }
+        Ok(PlannedFile {
+            content: Content::Disk(record.name.clone()),
+            from: stored::path_of(record),
+            to: path,
+            format,
+            way: FileWay::InPlace,
+            size_bytes: record.size_bytes,
+            data_bytes: data_bytes(self.planner.repository, record)?,
+        })
+    }
+
+    /// The firmware's variables, to `path`; gives it back where they are in the snapshot.
+    fn nvram(&self, draft: &mut Draft, path: Option<PathBuf>) -> Result<Option<PathBuf>> {
+        let Some(record) = stored::nvram(self.snapshot) else {
+            if let Some(path) = &path {
+                draft.notes.push(format!(
+                    "the snapshot has no variables of its firmware: {} stays as it is",
+                    path.display()
+                ));
+            }
+            return Ok(path);
+        };
+        let Some(path) = path else {
+            draft.warnings.push(
+                "the machine has no file for the variables of its firmware, so those of the snapshot are not restored"
+                    .to_owned(),
+            );
+            return Ok(None);
+        };
+        folder_of(&path)?;
+        if let Some(machine) = self.neighbours.user_of(&path) {
+            return Err(Refusal::InUse {
+                path,
+                machine: machine.to_owned(),
+            }
+            .into());
+        }
+        draft.files.push(PlannedFile {
+            content: Content::FirmwareVariables,
+            from: None,
+            way: if path.exists() {
+                FileWay::Replace
+            } else {
+                FileWay::NewFile
+            },
+            to: path.clone(),
+            format: Format::Raw,
+            size_bytes: record.size_bytes,
+            data_bytes: record.size_bytes,
+        });
+        Ok(Some(path))
+    }
+
+    /// Only the guest is told that it has gone back in time.
+    fn keep_configuration(&self, draft: &mut Draft, text: String) -> Result<()> {
+        let wish = Rewrite {
+            identity: Identity::Keep,
+            generation: self.planner.uuid()?,
+            disks: BTreeMap::new(),
+            nvram: None,
+        };
+        let done = rewrite(&text, &wish).map_err(|detail| unfit(self.name, detail))?;
+        if done.text == text {
+            draft
+                .notes
+                .push("the configuration stays as it is; its disks match those of the snapshot".to_owned());
+            return Ok(());
+        }
+        draft.notes.push(
+            "the configuration stays as it is but for its generation id; its disks match those of the snapshot"
+                .to_owned(),
+        );
+        draft.definition = Some(Definition {
+            before: text,
+            text: done.text,
+        });
+        Ok(())
+    }
+
+    /// The snapshot's configuration, with the images where they are.
+    fn restore_configuration(&self, draft: &mut Draft, uuid: &str, places: BTreeMap<String, DiskPlace>) -> Result<()> {
+        let stored = StoredMachine::read(self.planner.repository, self.snapshot)?;
+        let snapshot_uuid = stored.xml.uuid.clone().unwrap_or_default();
+        // With it would come the addresses of another machine's network cards.
+        if !snapshot_uuid.eq_ignore_ascii_case(uuid) {
+            return Err(Refusal::AnotherMachine {
+                machine: self.name.to_owned(),
+                uuid: uuid.to_owned(),
+                snapshot_uuid,
+            }
+            .into());
+        }
+        let path = self.present.nvram.as_ref().map(PathBuf::from);
+        let nvram = self.nvram(draft, path.or_else(|| stored.nvram_path.clone()))?;
+        let mut disks = draft.disks_left_out(&stored, &self.neighbours);
+        for (target, place) in places {
+            if stored.xml.disks.iter().all(|disk| disk.target != target) {
+                draft.warnings.push(format!(
+                    "disk {target} was attached only as long as the machine ran: its content is restored, and the snapshot's \
+                     configuration does not have it"
+                ));
+            }
+            disks.insert(target, DiskChange::Place(place));
+        }
+        let wish = Rewrite {
+            identity: if self.name == stored.name() {
+                Identity::Keep
+            } else {
+                Identity::Named(self.name.to_owned())
+            },
+            generation: self.planner.uuid()?,
+            disks,
+            nvram,
+        };
+        let done = rewrite(&stored.text, &wish).map_err(|detail| unfit(self.name, detail))?;
+        draft.notes.extend(done.notes);
+        draft.warnings.extend(done.warnings);
+        draft.definition = Some(Definition {
+            before: stored.text,
+            text: done.text,
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! Why a machine is not restored: nothing was written.
+
+use std::path::PathBuf;
+
+use holdfast_host::MachineState;
+
+/// A reason not to begin.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The hypervisor has its files on another host.
+    #[error("{hypervisor} has the files of its machines on another host")]
+    OtherHost {
+        /// The hypervisor.
+        hypervisor: String,
+    },
+    /// The snapshot is of images, not of a machine.
+    #[error("snapshot {snapshot} has no configuration of a machine, only disks")]
+    NoConfiguration {
+        /// The snapshot.
+        snapshot: String,
+    },
+    /// There is a machine of this name or UUID.
+    #[error("there is a machine {name} already ({uuid})")]
+    MachineExists {
+        /// Its name.
+        name: String,
+        /// Its UUID.
+        uuid: String,
+    },
+    /// The machine that is to be written over is not shut off.
+    #[error("the machine {machine} is {state}")]
+    NotShutOff {
+        /// The machine.
+        machine: String,
+        /// What it is doing.
+        state: MachineState,
+    },
+    /// The machine of this name is another one than the snapshot's.
+    #[error("the machine {machine} ({uuid}) is not the one that the snapshot is of ({snapshot_uuid})")]
+    AnotherMachine {
+        /// The machine.
+        machine: String,
+        /// Its UUID.
+        uuid: String,
+        /// The UUID in the snapshot.
+        snapshot_uuid: String,
+    },
+    /// The hypervisor keeps something that belongs to the disks as they are now.
+    #[error("{hypervisor} keeps {what} of {machine}, which would be wrong with other disks")]
+    KeptStates {
+        /// The hypervisor.
+        hypervisor: String,
+        /// What, in words.
+        what: String,
+        /// The machine.
+        machine: String,
+    },
+    /// The machine lacks a disk that the snapshot has.
+    #[error("the machine {machine} has no image for disk {disk} of the snapshot; it has {}", present.join(", "))]
+    DiskMissing {
+        /// The machine.
+        machine: String,
+        /// The disk.
+        disk: String,
+        /// The disks that it has.
+        present: Vec<String>,
+    },
+    /// Nobody said where a disk goes, and it cannot go beside where it was.
+    #[error("disk {disk} was at {place}, and nothing says where it is to go")]
+    NoPlace {
+        /// The disk.
+        disk: String,
+        /// Where it was.
+        place: String,
+    },
+    /// There is no such folder.
+    #[error("there is no folder {}", folder.display())]
+    NoFolder {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A place is given for a disk that the snapshot does not have.
+    #[error("the snapshot has no disk {disk}; it has {}", present.join(", "))]
+    UnknownDisk {
+        /// The disk.
+        disk: String,
+        /// The disks that it has.
+        present: Vec<String>,
+    },
+    /// A file or block device belongs to a machine.
+    #[error("{} is used by the machine {machine}", path.display())]
+    InUse {
+        /// The file or block device.
+        path: PathBuf,
+        /// The machine.
+        machine: String,
+    },
+    /// There is too little room.
+    #[error("{} has room for {free_bytes} bytes, and {needed_bytes} are needed", folder.display())]
+    NoRoom {
+        /// The folder.
+        folder: PathBuf,
+        /// Bytes that are free for us.
+        free_bytes: u64,
+        /// Bytes that will be written.
+        needed_bytes: u64,
+    },
+    /// The configuration of the snapshot cannot be made to fit.
+    #[error("the configuration of {machine}: {detail}")]
+    Configuration {
+        /// The machine.
+        machine: String,
+        /// Why not.
+        detail: String,
+    },
+    /// A machine that was not there when the plan was made, or has changed since.
+    #[error("the machine {machine} has changed since the plan was made")]
+    Changed {
+        /// The machine.
+        machine: String,
+    },
+}
