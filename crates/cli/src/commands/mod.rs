@@ -5,6 +5,7 @@ mod completions;
 mod diff;
 mod forget;
 mod gc;
+mod hypervisor;
 mod image;
 mod init;
 mod key;

@@ -1,4 +1,6 @@
-//! `holdfast restore`: a snapshot becomes files, block devices or a stream.
+//! `holdfast restore`: a snapshot becomes files, block devices, a stream or a machine.
+
+mod machine;
 
 use std::ffi::OsString;
 
@@ -6,6 +8,7 @@ use holdfast_engine::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, 
 use holdfast_image::Format;
 use serde::Serialize;
 
+use self::machine::MachineArgs;
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;
@@ -20,9 +23,13 @@ pub struct RestoreArgs {
     #[arg(value_name = "SNAPSHOT[:DISK]")]
     snapshot: SnapshotName,
     /// A new file, a folder that gets a file for each disk, a block device, or `-` for standard output
-    #[arg(value_name = "TARGET")]
-    target: OsString,
-    /// Write only what differs into the file or block device that is there
+    #[arg(
+        value_name = "TARGET",
+        required_unless_present = "to_machine",
+        conflicts_with = "to_machine"
+    )]
+    target: Option<OsString>,
+    /// Write only what differs into the file, block device or machine that is there
     #[arg(long, conflicts_with = "force")]
     in_place: bool,
     /// Replace the file, or write over the block device, that is there
@@ -31,6 +38,8 @@ pub struct RestoreArgs {
     /// The format of the target (raw, qcow2); a new file is what its name says, one that is there what its content says
     #[arg(long, value_name = "FORMAT", value_parser = super::backup::parse_format)]
     format: Option<Format>,
+    #[command(flatten)]
+    machine: MachineArgs,
     #[command(flatten)]
     job: JobArgs,
 }
@@ -52,6 +61,18 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Restore to a stream",
         line: "holdfast restore -r /backup/vms web1 - | dd of=/dev/vg/web1 bs=1M",
+    },
+    Example {
+        wish: "See what a new machine beside the old one would be, then make and start it",
+        line: "holdfast restore -r /backup/vms web1 --to-machine --name web1-test --dry-run",
+    },
+    Example {
+        wish: "Bring back a machine that is gone, as the same one",
+        line: "holdfast restore -r /backup/vms web1 --to-machine --keep-identity --start",
+    },
+    Example {
+        wish: "Set a machine that is shut off back to yesterday, writing only what differs",
+        line: "holdfast restore -r /backup/vms web1@2026-11-20 --to-machine --in-place",
     },
 ];
 
@@ -75,21 +96,26 @@ struct DiskDone {
     zero_bytes: u64,
 }
 
-impl From<RestoreReport> for Done {
-    fn from(report: RestoreReport) -> Self {
-        let disk = |disk: &RestoredDisk| DiskDone {
+impl From<&RestoredDisk> for DiskDone {
+    fn from(disk: &RestoredDisk) -> Self {
+        Self {
             name: disk.name.clone(),
             target: disk.target.as_ref().map(|path| path.display().to_string()),
             size_bytes: disk.size_bytes,
             written_bytes: disk.written_bytes,
             equal_bytes: disk.equal_bytes,
             zero_bytes: disk.zero_bytes,
-        };
+        }
+    }
+}
+
+impl From<RestoreReport> for Done {
+    fn from(report: RestoreReport) -> Self {
         Self {
             id: report.snapshot.id.to_string(),
             machine: report.snapshot.machine.clone(),
             time: holdfast_engine::time_of(&report.snapshot).to_string(),
-            disks: report.disks.iter().map(disk).collect(),
+            disks: report.disks.iter().map(DiskDone::from).collect(),
             duration_ms: units::millis(report.duration),
         }
     }
@@ -128,7 +154,10 @@ impl Report for Done {
 
 /// Restores.
 pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
-    let is_stream = args.target == "-";
+    let Some(target) = &args.target else {
+        return machine::run(args, context);
+    };
+    let is_stream = target == "-";
     if is_stream {
         context.output().refuse_json("restore to standard output")?;
         if args.in_place || args.force || args.format.is_some_and(|format| format != Format::Raw) {
@@ -148,7 +177,7 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
     let target = if is_stream {
         Target::Stream(&mut stdout)
     } else {
-        Target::Path(args.target.clone().into())
+        Target::Path(target.into())
     };
     let request = RestoreRequest {
         name: args.snapshot.clone(),

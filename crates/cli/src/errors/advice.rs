@@ -12,6 +12,7 @@ use holdfast_repo::Error as RepositoryError;
 use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
+use super::refusals::refusal_advice;
 use super::{Error, Kind};
 use crate::environment;
 use crate::exit::Exit;
@@ -146,6 +147,7 @@ fn machine_advice(error: &JobError) -> Advice {
     let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
     match error {
         JobError::Host(error) => host_advice(error),
+        JobError::MachineRestore(refusal) => refusal_advice(refusal),
         JobError::NoSuchDisk { .. } => advice(Exit::Usage, Kind::NotFound, "name disks as the machine does: vda"),
         JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
         JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),

@@ -5,6 +5,7 @@
 
 mod advice;
 mod kind;
+mod refusals;
 
 use std::borrow::Cow;
 use std::path::PathBuf;

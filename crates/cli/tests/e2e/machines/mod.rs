@@ -19,6 +19,8 @@ mod lab;
     reason = "shared with the tests of the host crate"
 )]
 mod qemu_lab;
+mod restore_refusals;
+mod restores;
 
 use holdfast_host::qemu::runs_in;
 use holdfast_host::{Hypervisor as _, Machine, MachineState};

@@ -1,0 +1,365 @@
+//! `holdfast restore --to-machine`: a snapshot becomes a machine of a hypervisor.
+
+use std::path::PathBuf;
+
+use holdfast_engine::{
+    AfterRestore, ConfigurationChoice, Content, Definition, InPlaceWish, MachineName, MachineRestorePlan,
+    MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, Overwrite, PlannedFile, RestoreAs,
+    Room, Started, plan_machine_restore, restore_machine,
+};
+use serde::Serialize;
+use similar::TextDiff;
+
+use super::{DiskDone, RestoreArgs};
+use crate::commands::hypervisor;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report, Style};
+use crate::units;
+
+/// Options of `restore` that are about machines.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Options for machines")]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
+pub(super) struct MachineArgs {
+    /// Restore to a machine: a new one, or with --in-place the one that is there
+    #[arg(long)]
+    pub(super) to_machine: bool,
+    /// The hypervisor's address: qemu:///system, qemu:///session
+    #[arg(short, long, value_name = "URI", requires = "to_machine")]
+    connect: Option<String>,
+    /// What the new machine is called, or which machine is restored in place; NAME-restored, or the snapshot's, where not given
+    #[arg(long, value_name = "NAME", requires = "to_machine")]
+    name: Option<String>,
+    /// Keep name, UUID and network addresses of the machine, which must not be there any more
+    #[arg(long, requires = "to_machine", conflicts_with = "in_place")]
+    keep_identity: bool,
+    /// The folder for the new images, where they are not to be beside the originals
+    #[arg(long, value_name = "FOLDER", requires = "to_machine", conflicts_with = "in_place")]
+    storage: Option<PathBuf>,
+    /// A new file for one of the disks, or with --force a block device; may be given several times
+    #[arg(long = "disk", value_name = "DISK=PATH", value_parser = parse_place, requires = "to_machine", conflicts_with = "in_place")]
+    places: Vec<(String, PathBuf)>,
+    /// In place, restore the machine's configuration too; it is kept otherwise
+    #[arg(long, requires = "to_machine", requires = "in_place")]
+    configuration: bool,
+    /// Start the machine when it is restored
+    #[arg(long, requires = "to_machine")]
+    start: bool,
+    /// Show what would be written and defined; change nothing
+    #[arg(short = 'n', long, requires = "to_machine")]
+    dry_run: bool,
+}
+
+/// `vda=/dev/vg/web1`
+fn parse_place(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((disk, path)) if !disk.is_empty() && !path.is_empty() => Ok((disk.to_owned(), path.into())),
+        _ => Err("give a disk and its place: vda=/images/web1.qcow2".to_owned()),
+    }
+}
+
+/// What `restore --to-machine` answers.
+#[derive(Debug, Serialize)]
+struct Done {
+    id: String,
+    machine: String,
+    time: String,
+    dry_run: bool,
+    target_machine: TargetMachine,
+    files: Vec<FileDocument>,
+    rooms: Vec<RoomDocument>,
+    /// A unified diff; none where the configuration stays as it is.
+    configuration_diff: Option<String>,
+    notes: Vec<String>,
+    disks: Vec<DiskDone>,
+    duration_ms: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct TargetMachine {
+    name: String,
+    uuid: String,
+    is_new: bool,
+    is_started: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct FileDocument {
+    /// "disk" or "firmware-variables".
+    content: &'static str,
+    /// The disk.
+    name: Option<String>,
+    from: Option<String>,
+    target: String,
+    format: String,
+    /// "new", "overwrite", "in-place" or "replace".
+    way: &'static str,
+    size_bytes: u64,
+    data_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct RoomDocument {
+    folder: String,
+    needed_bytes: u64,
+    free_bytes: u64,
+}
+
+impl From<&PlannedFile> for FileDocument {
+    fn from(file: &PlannedFile) -> Self {
+        let (content, name) = match &file.content {
+            Content::Disk(name) => ("disk", Some(name.clone())),
+            Content::FirmwareVariables => ("firmware-variables", None),
+        };
+        Self {
+            content,
+            name,
+            from: file.from.as_ref().map(|path| path.display().to_string()),
+            target: file.to.display().to_string(),
+            format: file.format.to_string(),
+            way: file.way.word(),
+            size_bytes: file.size_bytes,
+            data_bytes: file.data_bytes,
+        }
+    }
+}
+
+impl From<&Room> for RoomDocument {
+    fn from(room: &Room) -> Self {
+        Self {
+            folder: room.folder.display().to_string(),
+            needed_bytes: room.needed_bytes,
+            free_bytes: room.free_bytes,
+        }
+    }
+}
+
+impl Done {
+    fn new(plan: &MachineRestorePlan, report: Option<&MachineRestoreReport>) -> Self {
+        let disks = report.iter().flat_map(|report| &report.disks);
+        Self {
+            id: plan.snapshot.id.to_string(),
+            machine: plan.snapshot.machine.clone(),
+            time: holdfast_engine::time_of(&plan.snapshot).to_string(),
+            dry_run: report.is_none(),
+            target_machine: TargetMachine {
+                name: plan.machine.name.clone(),
+                uuid: plan.machine.uuid.clone(),
+                is_new: plan.machine.is_new,
+                is_started: report.is_some_and(|report| report.started == Started::Yes),
+            },
+            files: plan.files.iter().map(FileDocument::from).collect(),
+            rooms: plan.rooms.iter().map(RoomDocument::from).collect(),
+            configuration_diff: plan.definition.as_ref().map(diff),
+            notes: plan.notes.clone(),
+            disks: disks.map(DiskDone::from).collect(),
+            duration_ms: report.map_or(0, |report| units::millis(report.duration)),
+        }
+    }
+
+    fn human_file(&self, file: &FileDocument, page: &mut Page) {
+        let what = file.name.as_deref().unwrap_or("firmware variables");
+        let way = match file.way {
+            "overwrite" => "written over",
+            "in-place" => "only what differs",
+            "replace" => "replaced",
+            _ => "new",
+        };
+        let written = self.disks.iter().find(|disk| Some(&disk.name) == file.name.as_ref());
+        let mut parts = vec![file.format.clone(), units::bytes(file.size_bytes)];
+        match written {
+            Some(disk) => {
+                parts.push(format!("{} written", units::bytes(disk.written_bytes)));
+                if disk.equal_bytes > 0 {
+                    parts.push(format!("{} were there already", units::bytes(disk.equal_bytes)));
+                }
+            }
+            None => parts.push(format!("{} of data", units::bytes(file.data_bytes))),
+        }
+        page.line(&format!("  {what}: {} ({way}): {}", file.target, parts.join(", ")));
+    }
+}
+
+impl Report for Done {
+    fn command(&self) -> &'static str {
+        "restore"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let machine = &self.target_machine;
+        let becomes = match (self.dry_run, machine.is_new) {
+            (true, true) => "would become the new machine",
+            (true, false) => "would be restored in place to the machine",
+            (false, true) => "is the new machine",
+            (false, false) => "is restored in place to the machine",
+        };
+        page.line(&format!(
+            "{}  snapshot {}  {becomes} {} ({})",
+            self.machine,
+            &self.id[..8],
+            machine.name,
+            machine.uuid
+        ));
+        for file in &self.files {
+            self.human_file(file, page);
+        }
+        for note in &self.notes {
+            page.line(&format!("  {note}"));
+        }
+        if !self.dry_run {
+            let duration = units::duration(std::time::Duration::from_millis(self.duration_ms));
+            let runs = if machine.is_started { "; it runs" } else { "" };
+            page.line(&format!("restored in {duration}{runs}"));
+            return;
+        }
+        for room in &self.rooms {
+            page.line(&format!(
+                "  {}: {} needed, {} free",
+                room.folder,
+                units::bytes(room.needed_bytes),
+                units::bytes(room.free_bytes)
+            ));
+        }
+        for line in self.configuration_diff.iter().flat_map(|diff| diff.lines()) {
+            page.styled(
+                match line.as_bytes().first() {
+                    Some(b'+') => Style::Good,
+                    Some(b'-') => Style::Warning,
+                    _ => Style::Faint,
+                },
+                line,
+            );
+        }
+        page.line("nothing was changed");
+    }
+}
+
+/// What changes in the configuration, with a few lines around it.
+fn diff(definition: &Definition) -> String {
+    let (before, after) = (
+        without_passwords(&definition.before),
+        without_passwords(&definition.text),
+    );
+    TextDiff::from_lines(&before, &after)
+        .unified_diff()
+        .header("before", "after")
+        .to_string()
+}
+
+/// Passwords of screens stand in configurations, and have no business on this one.
+fn without_passwords(text: &str) -> String {
+    let (mut result, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find("passwd=") {
+        let value = at + "passwd=".len();
+        result.push_str(&rest[..value]);
+        rest = &rest[value..];
+        let Some(quote) = rest.chars().next().filter(|quote| matches!(quote, '\'' | '"')) else {
+            continue;
+        };
+        let end = rest[1..].find(quote).map_or(rest.len(), |end| end + 2);
+        result.extend([quote, '*', '*', '*', quote]);
+        rest = &rest[end..];
+    }
+    result + rest
+}
+
+/// What the options say.
+fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreRequest, Error> {
+    let machine = &args.machine;
+    if args.snapshot.disk.is_some() {
+        return Err(Error::usage(
+            "a machine is restored with all its disks",
+            "name the snapshot only; a single disk is restored to a file or block device",
+        ));
+    }
+    let restore_as = if args.in_place {
+        if args.format.is_some() {
+            return Err(Error::usage(
+                "--format is about new images, and in place the images are there",
+                "leave it out",
+            ));
+        }
+        RestoreAs::InPlace(InPlaceWish {
+            machine: machine.name.clone(),
+            configuration: if machine.configuration {
+                ConfigurationChoice::Restore
+            } else {
+                ConfigurationChoice::Keep
+            },
+        })
+    } else {
+        RestoreAs::NewMachine(NewMachineWish {
+            name: machine.name.clone().map(MachineName::new).transpose()?,
+            identity: if machine.keep_identity {
+                NewMachineIdentity::Keep
+            } else {
+                NewMachineIdentity::New
+            },
+            storage: machine.storage.clone(),
+            format: args.format,
+            places: machine.places.iter().cloned().collect(),
+            overwrite: if args.force {
+                Overwrite::Replace
+            } else {
+                Overwrite::Refuse
+            },
+        })
+    };
+    Ok(MachineRestoreRequest {
+        name: args.snapshot.clone(),
+        restore_as,
+        after: if machine.start {
+            AfterRestore::Start
+        } else {
+            AfterRestore::LeaveOff
+        },
+        zone: context.zone().clone(),
+    })
+}
+
+/// Restores a machine.
+pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
+    let request = request(args, context)?;
+    let uri = hypervisor::address(args.machine.connect.as_ref(), context);
+    let hypervisor = hypervisor::connect(&uri)?;
+    let repository = context.open_repository()?;
+    let surroundings = context.surroundings();
+    let threads = args.job.thread_count();
+    let plan = context.work(threads, |job| {
+        plan_machine_restore(&repository, &hypervisor, &request, &surroundings, job)
+    })?;
+    for warning in &plan.warnings {
+        context.console().warning(warning);
+    }
+    if args.machine.dry_run {
+        return context.report(&Done::new(&plan, None));
+    }
+    let report = context.work(threads, |job| {
+        restore_machine(&repository, &hypervisor, &plan, &surroundings, job)
+    })?;
+    context.report(&Done::new(&plan, Some(&report)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{parse_place, without_passwords};
+
+    #[test]
+    fn passwords_are_not_shown() {
+        assert_eq!(
+            without_passwords("<a passwd='s\"x'/><b passwd=\"y\" c='1'/><passwd=/>"),
+            "<a passwd='***'/><b passwd=\"***\" c='1'/><passwd=/>"
+        );
+        assert_eq!(without_passwords("<a passwd='x"), "<a passwd='***'");
+    }
+
+    #[test]
+    fn a_place_is_a_disk_and_a_path() {
+        assert_eq!(parse_place("vda=/a=b").unwrap(), ("vda".to_owned(), "/a=b".into()));
+        for text in ["vda", "=x", "vda="] {
+            assert!(parse_place(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What to do about a machine that is not restored.
+
+use holdfast_engine::Refusal;
+
+use super::{Advice, Kind};
+use crate::exit::Exit;
+
+/// What a person may do next.
+pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
+    let (exit, kind, hint) = match refusal {
+        Refusal::OtherHost { .. } => (
+            Exit::Error,
+            Kind::Unsupported,
+            "run holdfast on that host, with the repository where it can reach it",
+        ),
+        Refusal::NoConfiguration { .. } => (
+            Exit::Error,
+            Kind::NotFound,
+            "restore its disks to files; snapshots of machines are made by holdfast backup MACHINE",
+        ),
+        Refusal::MachineExists { .. } => (
+            Exit::Error,
+            Kind::Exists,
+            "give another --name, leave --keep-identity out to have both, or restore --in-place over the one that is there",
+        ),
+        Refusal::NotShutOff { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "shut it off first; or restore to a new machine",
+        ),
+        Refusal::AnotherMachine { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "name it with --name if its disks are to be written over, and keep its configuration",
+        ),
+        Refusal::KeptStates { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "virsh snapshot-delete, checkpoint-delete and managedsave-remove remove them; or restore to a new machine",
+        ),
+        Refusal::DiskMissing { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "restore to a new machine, or single disks to files",
+        ),
+        Refusal::NoPlace { .. } => (
+            Exit::Usage,
+            Kind::Usage,
+            "give --disk DISK=PATH, with --force for a block device, or --storage FOLDER",
+        ),
+        Refusal::NoFolder { .. } => (Exit::Error, Kind::NotFound, "make it, or give --storage FOLDER"),
+        Refusal::UnknownDisk { .. } => (Exit::Usage, Kind::NotFound, "name disks as the snapshot does: vda"),
+        Refusal::InUse { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "give another place, or restore that machine",
+        ),
+        Refusal::NoRoom { .. } => (
+            Exit::Error,
+            Kind::NoSpace,
+            "make room on the target, or give another --storage FOLDER",
+        ),
+        Refusal::Configuration { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "restore the disks to files, and domain.xml to define the machine by hand",
+        ),
+        _ => (Exit::Locked, Kind::Locked, "look what has changed, and try again"),
+    };
+    Advice {
+        exit,
+        kind,
+        hint: Some(hint.to_owned()),
+    }
+}

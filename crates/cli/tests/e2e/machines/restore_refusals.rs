@@ -1,0 +1,224 @@
+//! What is refused before the first byte, and what is left of restores that end in the middle: nothing.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+
+use holdfast_image::{Format, OpenOptions};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::lab::run;
+use super::{World, at};
+use crate::host::small_file_system;
+use crate::rig::noise;
+
+/// Bytes that nothing compresses, so that a restore takes its time.
+const LARGE_BYTES: usize = 96 << 20;
+
+/// Nothing of this changes anything.
+#[test]
+fn what_would_harm_another_machine_or_an_earlier_state_is_refused() {
+    let world = World::new();
+    world.back_up();
+    world.lab.virsh(&["destroy", "web1"]);
+    let (vda, vdb) = (world.image("web1", 0), world.image("web1", 1));
+    let before = (world.files(), std::fs::read(&vdb).unwrap());
+
+    let place = format!("vda={}", vda.display());
+    let (kind, text) = world.refused(1, &["--disk", &place]);
+    assert!(kind == "exists" && text.contains("web1-a"), "{kind}: {text}");
+    let (kind, text) = world.refused(2, &["--disk", "vdx=/tmp/x"]);
+    assert!(kind == "not-found" && text.contains("vda, vdb"), "{kind}: {text}");
+    let (kind, text) = world.refused(1, &["--storage", "/nonexistent/folder"]);
+    assert!(
+        kind == "not-found" && text.contains("/nonexistent/folder"),
+        "{kind}: {text}"
+    );
+    let (kind, _) = world.refused(1, &["--name", "web1"]);
+    assert_eq!(kind, "exists");
+    let (kind, _) = world.refused(1, &["--in-place", "--name", "nobody"]);
+    assert_eq!(kind, "not-found");
+
+    // A program has the image open; then a machine uses it, by itself or below an overlay.
+    for (image, format) in [(&vda, Format::Qcow2), (&vdb, Format::Raw)] {
+        let options = OpenOptions {
+            format: Some(format),
+            ..OpenOptions::default()
+        };
+        let open = holdfast_image::open_mut(image, &options).unwrap();
+        let (kind, text) = world.refused(4, &["--in-place"]);
+        assert!(
+            kind == "locked" && text.contains(image.to_str().unwrap()),
+            "{kind}: {text}"
+        );
+        drop(open);
+    }
+    world.lab.define("other", &["qcow2"]);
+    let overlay = world.image("other", 0);
+    std::fs::remove_file(&overlay).unwrap();
+    let words = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b"];
+    run(
+        "qemu-img",
+        &[&words[..], &[vdb.to_str().unwrap(), overlay.to_str().unwrap()]].concat(),
+    );
+    let (kind, text) = world.refused(1, &["--in-place"]);
+    assert!(
+        kind == "refused" && text.contains("web1-b") && text.contains("machine other"),
+        "{kind}: {text}"
+    );
+    world.lab.virsh(&["undefine", "other"]);
+    std::fs::remove_file(overlay).unwrap();
+
+    world.lab.virsh(&["start", "web1"]);
+    world.lab.virsh(&["managedsave", "web1"]);
+    let (kind, text) = world.refused(1, &["--in-place"]);
+    assert!(kind == "refused" && text.contains("saved memory"), "{kind}: {text}");
+    world.lab.virsh(&["managedsave-remove", "web1"]);
+    assert!(world.files() == before.0 && std::fs::read(&vdb).unwrap() == before.1);
+    world.lab.virsh(&[
+        "snapshot-create-as",
+        "web1",
+        "s1",
+        "--disk-only",
+        "--diskspec",
+        "vdb,snapshot=no",
+    ]);
+    let (kind, text) = world.refused(1, &["--in-place"]);
+    assert!(kind == "refused" && text.contains("1 snapshots"), "{kind}: {text}");
+}
+
+#[test]
+fn a_machine_that_is_called_the_same_is_not_written_over() {
+    let world = World::new();
+    world.back_up();
+    world.lab.virsh(&["destroy", "web1"]);
+    world.lab.virsh(&["undefine", "web1"]);
+    world
+        .lab
+        .virsh(&["define", world.lab.path("domain.xml").to_str().unwrap()]);
+    let (kind, text) = world.refused(1, &["--in-place"]);
+    assert!(kind == "refused" && text.contains("not the one"), "{kind}: {text}");
+    // Who names it means it; its configuration is its own all the same.
+    let uri = world.lab.uri();
+    let words = ["restore", "web1", "--to-machine", "--in-place", "--name", "web1"];
+    world.rig.json(3, &at(&uri, &words));
+    let (kind, _) = world.refused(1, &["--in-place", "--name", "web1", "--configuration"]);
+    assert_eq!(kind, "refused");
+    world.assert_holds("web1");
+}
+
+#[test]
+fn too_little_room_is_found_before_the_first_byte() {
+    let world = World::new();
+    world.back_up();
+    let Some(small) = small_file_system(&world.rig.path("small"), 12 << 20) else {
+        return;
+    };
+    let (kind, text) = world.refused(1, &["--storage", small.path.to_str().unwrap()]);
+    assert!(kind == "no-space" && text.contains("small"), "{kind}: {text}");
+    assert_eq!(world.rig.names("small"), ["lost+found"]);
+    assert_eq!(world.machines(), ["web1"]);
+}
+
+/// A repository that is damaged where only the second disk is: the first is written whole, and goes again.
+#[test]
+fn a_failure_in_the_middle_leaves_nothing() {
+    let world = large_world();
+    let pack = largest_pack(&world);
+    let file = File::options().write(true).open(&pack).unwrap();
+    let middle = pack.metadata().unwrap().len() / 2;
+    file.write_all_at(&[0x55; 64], middle).unwrap();
+    let files = world.files();
+    let (kind, text) = world.refused(5, &[]);
+    assert_eq!(kind, "damage", "{text}");
+    assert_eq!((world.files(), world.machines()), (files, vec!["web1".to_owned()]));
+}
+
+/// Killed at moments that the program does not choose: no machine without its disks, and the next run clears up.
+#[test]
+fn killed_in_the_middle_only_partial_files_are_left_and_the_next_run_clears_them() {
+    let world = large_world();
+    let (uri, files) = (world.lab.uri(), world.files());
+    let mut left_count = 0;
+    for _ in 0..3 {
+        let words = at(&uri, &["restore", "web1", "--to-machine"]);
+        let mut child = world.rig.command(&words).spawn().unwrap();
+        let is_partial = |name: &String| name.ends_with(".partial");
+        while world.files().iter().filter(|name| is_partial(name)).count() < 2 {
+            assert!(
+                child.try_wait().unwrap().is_none(),
+                "it ended before it could be killed"
+            );
+            std::thread::yield_now();
+        }
+        kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+        child.wait().unwrap();
+        let left: Vec<String> = world.files().into_iter().filter(|name| !files.contains(name)).collect();
+        assert!(left.iter().all(is_partial), "{left:?}");
+        left_count = left_count.max(left.len());
+        assert_eq!(world.machines(), ["web1"]);
+    }
+    // Each run has cleared what the one before had left.
+    assert_eq!(left_count, 2);
+    world.restore(&[]);
+    assert!(
+        world.files().iter().all(|name| !name.contains("partial")),
+        "{:?}",
+        world.files()
+    );
+    world.assert_holds("web1-restored");
+}
+
+#[test]
+fn killed_in_place_restoring_again_completes_it() {
+    let world = large_world();
+    let image = world.image("web1", 1);
+    let length = world.disks[1].len();
+    let uri = world.lab.uri();
+    for round in 0..3 {
+        File::options()
+            .write(true)
+            .open(&image)
+            .unwrap()
+            .write_all_at(&noise(length, 50 + round), 0)
+            .unwrap();
+        let words = at(&uri, &["restore", "web1", "--to-machine", "--in-place"]);
+        let mut child = world.rig.command(&words).spawn().unwrap();
+        // The beginning is written first; by the machine's disks in their order, this one last.
+        let mut start = vec![0; 4096];
+        while start != world.disks[1][..4096] && child.try_wait().unwrap().is_none() {
+            File::open(&image).unwrap().read_exact_at(&mut start, 0).unwrap();
+        }
+        kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+        child.wait().unwrap();
+    }
+    world.restore(&["--in-place"]);
+    world.assert_holds("web1");
+}
+
+/// A machine that is shut off, whose second disk takes a while.
+fn large_world() -> World {
+    let mut world = World::new();
+    world.lab.virsh(&["destroy", "web1"]);
+    world.disks[1] = noise(LARGE_BYTES, 3);
+    let image = world.image("web1", 1);
+    File::create(image).unwrap().write_all_at(&world.disks[1], 0).unwrap();
+    world.back_up();
+    world
+}
+
+fn largest_pack(world: &World) -> PathBuf {
+    let listed = run(
+        "find",
+        &[
+            world.rig.path("repo").to_str().unwrap(),
+            "-type",
+            "f",
+            "-printf",
+            "%s %p\n",
+        ],
+    );
+    let files = listed.lines().filter_map(|line| line.split_once(' '));
+    let files = files.map(|(size, path)| (size.parse::<u64>().unwrap(), path));
+    PathBuf::from(files.max().unwrap().1)
+}
