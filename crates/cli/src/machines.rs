@@ -125,6 +125,15 @@ pub struct Found {
     pub way: Vec<OsString>,
 }
 
+/// Where libvirt is: where a person says, or the environment, or on this host.
+pub fn libvirt_address(given: Option<&str>, context: &Context) -> String {
+    match (given, context.variable(environment::LIBVIRT_URI)) {
+        (Some(uri), _) => uri.to_owned(),
+        (None, Some(uri)) => uri.to_string_lossy().into_owned(),
+        (None, None) => LIBVIRT_DEFAULT.to_owned(),
+    }
+}
+
 /// The hypervisors of a command; a connection is made when it is needed first.
 pub struct Hypervisors<'a> {
     context: &'a Context,
@@ -135,11 +144,7 @@ pub struct Hypervisors<'a> {
 impl<'a> Hypervisors<'a> {
     /// Those that are reached from here; `connect` is where a person says that libvirt is.
     pub fn new(connect: Option<&str>, context: &'a Context) -> Self {
-        let uri = match (connect, context.variable(environment::LIBVIRT_URI)) {
-            (Some(uri), _) => uri.to_owned(),
-            (None, Some(uri)) => uri.to_string_lossy().into_owned(),
-            (None, None) => LIBVIRT_DEFAULT.to_owned(),
-        };
+        let uri = libvirt_address(connect, context);
         Self {
             context,
             uri,

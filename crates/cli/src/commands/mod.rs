@@ -41,7 +41,7 @@ pub enum Verb {
     List(list::ListArgs),
     /// Show everything that is known of a snapshot
     Show(show::ShowArgs),
-    /// Restore disks of a snapshot
+    /// Restore disks of a snapshot, or a whole machine
     Restore(restore::RestoreArgs),
     /// Work on disk image files, without a repository
     Image(image::ImageArgs),

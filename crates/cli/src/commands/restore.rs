@@ -39,9 +39,9 @@ pub struct RestoreArgs {
     #[arg(long, value_name = "FORMAT", value_parser = super::backup::parse_format)]
     format: Option<Format>,
     #[command(flatten)]
-    machine: MachineArgs,
-    #[command(flatten)]
     job: JobArgs,
+    #[command(flatten)]
+    machine: MachineArgs,
 }
 
 /// What a person may want of it.
@@ -63,7 +63,7 @@ pub(super) const EXAMPLES: &[Example] = &[
         line: "holdfast restore -r /backup/vms web1 - | dd of=/dev/vg/web1 bs=1M",
     },
     Example {
-        wish: "See what a new machine beside the old one would be, then make and start it",
+        wish: "See what a new machine beside the old one would be; without --dry-run it is made",
         line: "holdfast restore -r /backup/vms web1 --to-machine --name web1-test --dry-run",
     },
     Example {

@@ -50,6 +50,7 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
         ),
         Refusal::NoFolder { .. } => (Exit::Error, Kind::NotFound, "make it, or give --storage FOLDER"),
         Refusal::UnknownDisk { .. } => (Exit::Usage, Kind::NotFound, "name disks as the snapshot does: vda"),
+        Refusal::PathTaken { .. } => (Exit::Error, Kind::Exists, "give another path, or remove what is there"),
         Refusal::InUse { .. } => (
             Exit::Error,
             Kind::Refused,
@@ -60,7 +61,7 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
             Kind::NoSpace,
             "make room on the target, or give another --storage FOLDER",
         ),
-        Refusal::Configuration { .. } => (
+        Refusal::Configuration { .. } | Refusal::TooLarge { .. } => (
             Exit::Error,
             Kind::Refused,
             "restore the disks to files, and domain.xml to define the machine by hand",

@@ -105,6 +105,10 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
         .push(crate::machines::report_of_machines());
     reports.insert("machines", vec![crate::machines::report_of_listing()]);
     reports
+        .entry("restore")
+        .or_default()
+        .extend(crate::machines::reports_of_machine_restores());
+    reports
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWi
             place.nvram(&mut draft, place.present.nvram.as_ref().map(PathBuf::from))?;
             place.keep_configuration(&mut draft, text)?;
         }
-        ConfigurationChoice::Restore => place.restore_configuration(&mut draft, &uuid, places)?,
+        ConfigurationChoice::Restore => place.restore_configuration(&mut draft, (&uuid, text), places)?,
     }
     draft.tell_of_tpm(&place.present);
     Ok(draft)
@@ -239,7 +239,8 @@ impl InPlace<'_> {
             } else {
                 FileWay::NewFile
             },
-            to: path.clone(),
+            // What takes the place of a link would not be where the link leads.
+            to: path.canonicalize().unwrap_or_else(|_| path.clone()),
             format: Format::Raw,
             size_bytes: record.size_bytes,
             data_bytes: record.size_bytes,
@@ -274,7 +275,12 @@ impl InPlace<'_> {
     }
 
     /// The snapshot's configuration, with the images where they are.
-    fn restore_configuration(&self, draft: &mut Draft, uuid: &str, places: BTreeMap<String, DiskPlace>) -> Result<()> {
+    fn restore_configuration(
+        &self,
+        draft: &mut Draft,
+        (uuid, text): (&str, String),
+        places: BTreeMap<String, DiskPlace>,
+    ) -> Result<()> {
         let stored = StoredMachine::read(self.planner.repository, self.snapshot)?;
         let snapshot_uuid = stored.xml.uuid.clone().unwrap_or_default();
         // With it would come the addresses of another machine's network cards.
@@ -312,7 +318,7 @@ impl InPlace<'_> {
         draft.notes.extend(done.notes);
         draft.warnings.extend(done.warnings);
         draft.definition = Some(Definition {
-            before: stored.text,
+            before: text,
             text: done.text,
         });
         Ok(())

@@ -16,11 +16,11 @@ use super::plan::{
 };
 use super::refusal::Refusal;
 use super::stored::{self, StoredMachine};
-use crate::MachineName;
 use crate::backup::NOTE_FORMAT;
 use crate::block_target::is_block_device;
 use crate::error::{Error, Result};
 use crate::new_image::Overwrite;
+use crate::{DiskName, MachineName};
 
 /// What the name of a restored machine ends with.
 const SUFFIX: &str = "restored";
@@ -133,6 +133,10 @@ impl NewMachine<'_> {
                 return Ok(MachineName::new(name)?.to_string());
             }
         };
+        // Files are called after it.
+        if wanted.contains('/') {
+            return Err(unfit(old, format!("no machine can be called {wanted:?}")));
+        }
         match self.neighbours.named(wanted) {
             None => Ok(wanted.to_owned()),
             Some(there) => Err(exists(&there.name, &there.uuid)),
@@ -165,11 +169,11 @@ impl NewMachine<'_> {
                 continue;
             }
             let file = match self.wish.places.get(&record.name) {
-                Some(path) => self.named_place(record, path, paths)?,
-                None => self.found_place(record, &draft.machine.name, paths)?,
+                Some(path) => self.named_place(record, &absolute(path)?, paths)?,
+                None => self.found_place(record, draft, paths)?,
             };
             let place = DiskPlace {
-                path: absolute(&file.to)?,
+                path: file.to.clone(),
                 medium: match file.way {
                     FileWay::BlockDevice => Medium::BlockDevice,
                     _ => Medium::File,
@@ -237,7 +241,7 @@ impl NewMachine<'_> {
     }
 
     /// A new file in the storage folder, or beside the original.
-    fn found_place(&self, record: &DiskRecord, name: &str, paths: &mut Paths<'_>) -> Result<PlannedFile> {
+    fn found_place(&self, record: &DiskRecord, draft: &mut Draft, paths: &mut Paths<'_>) -> Result<PlannedFile> {
         let format = self.format(record);
         let before = stored::path_of(record).filter(|path| path.is_absolute() && !path.starts_with("/dev"));
         let folder = match (&self.wish.storage, &before) {
@@ -251,11 +255,16 @@ impl NewMachine<'_> {
                 .into());
             }
         };
-        let own_name = format!("{name}-{}.{format}", record.name);
-        let file_name = before.as_deref().and_then(|path| self.file_name(path, name));
-        let path = with_extension(&folder.join(file_name.unwrap_or(own_name)), format);
+        // Whoever wrote the snapshot chose the name: it must not lead out of the folder.
+        let disk = DiskName::new(record.name.as_str())?;
+        let name = draft.machine.name.clone();
+        let own_name = format!("{name}-{disk}.{format}");
+        let file_name = before.as_deref().and_then(|path| self.file_name(path, &name));
+        let path = absolute(&with_extension(&folder.join(file_name.unwrap_or(own_name)), format))?;
         folder_of(&path)?;
-        self.planned(record, paths.free(&path), format, FileWay::NewFile)
+        let free = paths.free(&path);
+        tell_of_other_path(draft, &path, &free);
+        self.planned(record, free, format, FileWay::NewFile)
     }
 
     /// The name of a file as it was, with the machine's new name in it; none where that does not tell the two apart.
@@ -285,7 +294,9 @@ impl NewMachine<'_> {
             path = storage.join(path.file_name().unwrap_or_default());
             folder_of(&path)?;
         }
-        let path = absolute(&paths.free(&path))?;
+        let wanted = absolute(&path)?;
+        let path = paths.free(&wanted);
+        tell_of_other_path(draft, &wanted, &path);
         match record {
             None => draft
                 .notes
@@ -322,6 +333,16 @@ fn exists(name: &str, uuid: &str) -> Error {
         uuid: uuid.to_owned(),
     }
     .into()
+}
+
+fn tell_of_other_path(draft: &mut Draft, wanted: &Path, free: &Path) {
+    if wanted != free {
+        draft.notes.push(format!(
+            "{} is there already, or belongs to a machine: it goes to {}",
+            wanted.display(),
+            free.display()
+        ));
+    }
 }
 
 /// Where a path leads from the root on: libvirt's folder is not ours.

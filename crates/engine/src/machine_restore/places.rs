@@ -53,7 +53,7 @@ impl<'a> Paths<'a> {
     /// Exactly this path, for a new file.
     pub(super) fn exactly(&mut self, path: &Path) -> Result<()> {
         if path.symlink_metadata().is_ok() || self.taken.iter().any(|taken| taken == path) {
-            return Err(Error::TargetExists { path: path.to_owned() });
+            return Err(Refusal::PathTaken { path: path.to_owned() }.into());
         }
         self.unused(path)?;
         self.taken.push(path.to_owned());

@@ -135,7 +135,7 @@ pub struct PlannedMachine {
 /// A configuration that will be defined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition {
-    /// What it was made from: the snapshot's configuration, or the machine's of today.
+    /// What it is compared with: the snapshot's configuration for a new machine, in place that of today.
     pub before: String,
     /// What will be defined.
     pub text: String,

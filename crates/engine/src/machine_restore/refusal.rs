@@ -88,6 +88,22 @@ pub enum Refusal {
         /// The disks that it has.
         present: Vec<String>,
     },
+    /// There is something where a person wants a new file.
+    #[error("{} exists", path.display())]
+    PathTaken {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A stream of a machine that is larger than any such thing.
+    #[error("{name} of the snapshot has {size_bytes} bytes, more than the {size_bytes_max} that such a thing may have")]
+    TooLarge {
+        /// The stream.
+        name: String,
+        /// Its size in bytes.
+        size_bytes: u64,
+        /// What is allowed.
+        size_bytes_max: u64,
+    },
     /// A file or block device belongs to a machine.
     #[error("{} is used by the machine {machine}", path.display())]
     InUse {

@@ -87,8 +87,16 @@ pub(super) fn path_of(record: &DiskRecord) -> Option<PathBuf> {
 
 /// A small stream, whole; every byte of it is checked.
 pub(super) fn bytes_of(repository: &Repository, record: &DiskRecord) -> Result<Vec<u8>> {
+    if record.size_bytes > STREAM_BYTES_MAX {
+        return Err(Refusal::TooLarge {
+            name: record.name.clone(),
+            size_bytes: record.size_bytes,
+            size_bytes_max: STREAM_BYTES_MAX,
+        }
+        .into());
+    }
     let device = repository.device_checking_prints(record);
-    let mut bytes = vec![0; to_usize(record.size_bytes.min(STREAM_BYTES_MAX))];
+    let mut bytes = vec![0; to_usize(record.size_bytes)];
     device.read_at(&mut bytes, 0)?;
     Ok(bytes)
 }

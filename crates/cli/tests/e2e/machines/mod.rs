@@ -97,6 +97,13 @@ pub(crate) fn report_of_listing() -> serde_json::Value {
     world.rig.report(&at(&world.lab.uri(), &["machines"]))
 }
 
+/// What `restore --to-machine` answers.
+pub(crate) fn reports_of_machine_restores() -> Vec<serde_json::Value> {
+    let world = World::new();
+    world.back_up();
+    vec![world.restore(&["--dry-run"]), world.restore(&[])]
+}
+
 /// Words of a command line about a machine at `uri`.
 fn at<'a>(uri: &'a str, words: &[&'a str]) -> Vec<&'a str> {
     [words, &["--connect", uri]].concat()
