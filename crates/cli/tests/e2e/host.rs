@@ -61,7 +61,7 @@ pub(crate) fn loop_device(file: &Path, size_bytes: u64) -> Option<LoopDevice> {
 /// A small ext4 file system of its own; unmounted when this is dropped.
 pub(crate) struct SmallFileSystem {
     pub(crate) path: PathBuf,
-    _device: LoopDevice,
+    device: LoopDevice,
 }
 
 impl Drop for SmallFileSystem {
@@ -71,6 +71,11 @@ impl Drop for SmallFileSystem {
 }
 
 impl SmallFileSystem {
+    /// The block device that it is on.
+    pub(crate) fn device(&self) -> &Path {
+        &self.device.path
+    }
+
     /// Mounts it once more in another way.
     pub(crate) fn remount(&self, options: &str) {
         system("mount", &["-o", &format!("remount,{options}"), text(&self.path)]).unwrap();
@@ -89,6 +94,6 @@ pub(crate) fn small_file_system(mount_point: &Path, size_bytes: u64) -> Option<S
     }
     Some(SmallFileSystem {
         path: mount_point.to_owned(),
-        _device: device,
+        device,
     })
 }

@@ -1,7 +1,8 @@
 //! A machine that is there goes back in time.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 
 use holdfast_host::domain_xml::{DiskChange, DiskPlace, DomainXml, Identity, Medium, Rewrite, rewrite};
 use holdfast_host::{DiskSource, KeptStates, Machine, MachineDisk, MachineState};
@@ -49,7 +50,8 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWi
     let places = place.disks(&mut draft)?;
     match wish.configuration {
         ConfigurationChoice::Keep => {
-            place.nvram(&mut draft, place.present.nvram.as_ref().map(PathBuf::from))?;
+            let path = place.present.nvram.as_ref().map(PathBuf::from);
+            place.nvram(&mut draft, path.or_else(|| place.own_nvram()))?;
             place.keep_configuration(&mut draft, text)?;
         }
         ConfigurationChoice::Restore => place.restore_configuration(&mut draft, (&uuid, text), places)?,
@@ -205,6 +207,13 @@ impl InPlace<'_> {
         })
     }
 
+    /// Where libvirt keeps the variables of a machine whose configuration leaves that to it: only the running one tells.
+    fn own_nvram(&self) -> Option<PathBuf> {
+        let stored = StoredMachine::read(self.planner.repository, self.snapshot).ok()?;
+        let path = stored.nvram_path?;
+        (is_called_by_libvirt(&path, self.name) && path.is_file()).then_some(path)
+    }
+
     /// The firmware's variables, to `path`; gives it back where they are in the snapshot.
     fn nvram(&self, draft: &mut Draft, path: Option<PathBuf>) -> Result<Option<PathBuf>> {
         let Some(record) = stored::nvram(self.snapshot) else {
@@ -322,5 +331,24 @@ impl InPlace<'_> {
             text: done.text,
         });
         Ok(())
+    }
+}
+
+/// Whether libvirt itself would keep the variables of the machine `name` there.
+fn is_called_by_libvirt(path: &Path, name: &str) -> bool {
+    path.file_name().and_then(OsStr::to_str) == Some(&format!("{name}_VARS.fd"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::is_called_by_libvirt;
+
+    #[test]
+    fn variables_of_a_machine_that_was_renamed_are_not_those_of_this_one() {
+        let path = Path::new("/var/lib/libvirt/qemu/nvram/web1_VARS.fd");
+        assert!(is_called_by_libvirt(path, "web1"));
+        assert!(!is_called_by_libvirt(path, "web") && !is_called_by_libvirt(path, "web2"));
     }
 }

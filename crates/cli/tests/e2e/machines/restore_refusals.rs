@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::lab::run;
 use super::{World, at};
-use crate::host::small_file_system;
+use crate::host::{loop_device, small_file_system};
 use crate::rig::noise;
 
 /// Bytes that nothing compresses, so that a restore takes its time.
@@ -120,6 +120,56 @@ fn too_little_room_is_found_before_the_first_byte() {
     assert_eq!(world.machines(), ["web1"]);
 }
 
+/// A block device is written over only where that is said, and never where a machine or a file system uses it.
+#[test]
+fn a_disk_goes_to_a_block_device_that_is_named() {
+    let world = World::new();
+    world.back_up();
+    let Some(device) = loop_device(&world.rig.path("loop"), 8 << 20) else {
+        return;
+    };
+    let place = format!("vdb={}", device.path.display());
+    let (kind, text) = world.refused(1, &["--disk", &place]);
+    assert!(kind == "exists" && text.contains("--force"), "{kind}: {text}");
+    let report = world.restore(&["--disk", &place, "--force", "--start"]);
+    assert_eq!(report["files"][1]["way"], "overwrite");
+    assert_eq!(report["target_machine"]["is_started"], true);
+    assert_eq!(world.image("web1-restored", 1), device.path);
+    world.assert_holds("web1-restored");
+    let (kind, text) = world.refused(1, &["--disk", &place, "--force"]);
+    assert!(kind == "refused" && text.contains("web1-restored"), "{kind}: {text}");
+
+    // In place it is a disk like any other.
+    world.lab.virsh(&["destroy", "web1-restored"]);
+    let bytes = [9; 4096];
+    let opened = File::options().write(true).open(&device.path).unwrap();
+    opened.write_all_at(&bytes, 1 << 20).unwrap();
+    drop(opened);
+    let uri = world.lab.uri();
+    let words = [
+        "restore",
+        "web1",
+        "--to-machine",
+        "--in-place",
+        "--name",
+        "web1-restored",
+    ];
+    let report = world.rig.json(3, &at(&uri, &words))["report"].clone();
+    assert_eq!(report["disks"][1]["written_bytes"], 4096);
+    world.assert_holds("web1-restored");
+    world.lab.virsh(&["undefine", "web1-restored"]);
+
+    // Too small, and in use.
+    let small = loop_device(&world.rig.path("small-loop"), 4 << 20).unwrap();
+    let place = format!("vdb={}", small.path.display());
+    let (kind, _) = world.refused(1, &["--disk", &place, "--force"]);
+    assert_eq!(kind, "no-space");
+    let mounted = small_file_system(&world.rig.path("mounted"), 16 << 20).unwrap();
+    let place = format!("vdb={}", mounted.device().display());
+    let (kind, text) = world.refused(1, &["--disk", &place, "--force"]);
+    assert!(kind == "io" && text.contains("in use"), "{kind}: {text}");
+}
+
 /// A repository that is damaged where only the second disk is: the first is written whole, and goes again.
 #[test]
 fn a_failure_in_the_middle_leaves_nothing() {
@@ -175,6 +225,7 @@ fn killed_in_place_restoring_again_completes_it() {
     let image = world.image("web1", 1);
     let length = world.disks[1].len();
     let uri = world.lab.uri();
+    let mut mixture_count = 0;
     for round in 0..3 {
         File::options()
             .write(true)
@@ -191,7 +242,9 @@ fn killed_in_place_restoring_again_completes_it() {
         }
         kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
         child.wait().unwrap();
+        mixture_count += usize::from(std::fs::read(&image).unwrap() != world.disks[1]);
     }
+    assert!(mixture_count > 0, "every restore ended before it was killed");
     world.restore(&["--in-place"]);
     world.assert_holds("web1");
 }
