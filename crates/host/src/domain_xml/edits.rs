@@ -23,10 +23,13 @@ impl<'t> Edits<'t> {
         self.edits.push((range, new));
     }
 
-    /// Takes an element out, with the white space before it.
+    /// Takes an element out, with its line where it begins one.
     pub(super) fn remove_element(&mut self, node: Node<'_, '_>) {
         let range = node.range();
-        self.replace(self.start_with_space(range.start)..range.end, String::new());
+        let before = self.text[..range.start].trim_end_matches([' ', '\t']);
+        let before = before.strip_suffix('\n').unwrap_or(before);
+        let before = before.strip_suffix('\r').unwrap_or(before);
+        self.replace(before.len()..range.end, String::new());
     }
 
     /// Puts XML in the place of an element.
@@ -38,14 +41,18 @@ impl<'t> Edits<'t> {
     pub(super) fn set_text(&mut self, node: Node<'_, '_>, value: &str) {
         let value = escaped(value);
         let tag = self.start_tag(node);
-        match (node.first_child(), node.last_child()) {
-            (Some(first), Some(last)) => self.replace(first.range().start..last.range().end, value),
-            _ if self.text[tag.clone()].ends_with("/>") => {
-                let name = node.tag_name().name();
-                self.replace(tag.end - 2..tag.end, format!(">{value}</{name}>"));
-            }
-            _ => self.replace(tag.end..tag.end, value),
+        if self.text[tag.clone()].ends_with("/>") {
+            let name = &self.text[tag.start + 1..];
+            let name = name
+                .split(|end: char| end.is_whitespace() || matches!(end, '/' | '>'))
+                .next();
+            let name = name.unwrap_or_default();
+            self.replace(tag.end - 2..tag.end, format!(">{value}</{name}>"));
+            return;
         }
+        let whole = node.range();
+        let length = self.text[whole.clone()].rfind("</").expect("a tag is closed");
+        self.replace(tag.end..whole.start + length, value);
     }
 
     /// Changes an attribute, or adds it.
@@ -109,7 +116,8 @@ impl<'t> Edits<'t> {
 }
 
 fn attribute_of<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Attribute<'a, 'input>> {
-    node.attributes().find(|attribute| attribute.name() == name)
+    node.attributes()
+        .find(|attribute| attribute.name() == name && attribute.namespace().is_none())
 }
 
 /// Text as it stands in XML, between tags as between quotes.
@@ -165,7 +173,9 @@ mod tests {
     #[test]
     fn text_is_set_where_there_is_some_and_where_there_is_none() {
         for (before, after) in [
-            ("<a>old<!-- c --></a>", "<a>n&amp;w</a>"),
+            ("<a>old<!-- </a> --></a >", "<a>n&amp;w</a >"),
+            ("<a><![CDATA[</a>]]></a>", "<a>n&amp;w</a>"),
+            ("<x:a xmlns:x='u'/>", "<x:a xmlns:x='u'>n&amp;w</x:a>"),
             ("<a/>", "<a>n&amp;w</a>"),
             ("<a x='/>' />", "<a x='/>' >n&amp;w</a>"),
             ("<a></a>", "<a>n&amp;w</a>"),
@@ -175,12 +185,14 @@ mod tests {
     }
 
     #[test]
-    fn elements_go_with_the_space_before_them_and_come_on_a_line_of_their_own() {
+    fn elements_go_with_their_line_and_come_on_a_line_of_their_own() {
         let text = "<a>\n  <b/> <!-- kept -->\n  <c/>\n</a>";
-        let removed = edited(text, |edits, node| {
+        let remove = |edits: &mut Edits<'_>, node: Node<'_, '_>| {
             edits.remove_element(node.children().find(|child| child.has_tag_name("c")).unwrap());
-        });
-        assert_eq!(removed, "<a>\n  <b/> <!-- kept -->\n</a>");
+        };
+        assert_eq!(edited(text, remove), "<a>\n  <b/> <!-- kept -->\n</a>");
+        assert_eq!(edited("<a><b/>  \r\n\t<c/>\r\n</a>", remove), "<a><b/>  \r\n</a>");
+        assert_eq!(edited("<a>x <c/> y</a>", remove), "<a>x y</a>");
         let added = edited(text, |edits, node| edits.append(node, "<d/>"));
         assert_eq!(added, "<a>\n  <b/> <!-- kept -->\n  <c/>\n  <d/>\n</a>");
     }

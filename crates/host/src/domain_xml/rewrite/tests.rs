@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use holdfast_block::SeededRandom;
+
 use super::neighbours::with_name;
 use super::{DiskChange, DiskPlace, Identity, Medium, NewIdentity, Rewrite, Rewritten, rewrite};
 use crate::domain_xml::DomainXml;
@@ -263,4 +265,70 @@ fn a_name_is_replaced_as_a_whole_word() {
         assert_eq!(with_name(path, "vm", "new"), expected);
     }
     assert_eq!(with_name("/a", "", "new"), "/a");
+}
+
+/// Lines of strangers are put anywhere between the lines of a configuration: what comes out is the same with and without them,
+/// but for them, and they come out as they went in.
+#[test]
+fn lines_of_strangers_stay_byte_for_byte() {
+    let expected = rewrite(HARD, &wish()).unwrap().text;
+    let strangers = [
+        "<!-- <uuid>1</uuid> & -->",
+        "  <x:y xmlns:x='urn:x' a='\"' >\t<x:name>web1</x:name><x:disk/></x:y>",
+        "<unknown value=\"&gt;\"/>  ",
+        "<?instruction web1?>",
+    ];
+    let mut random = SeededRandom::new(7);
+    for round in 0..300 {
+        let (mut text, mut count) = (String::new(), 0);
+        for line in HARD.lines() {
+            text.push_str(line);
+            text.push('\n');
+            // What stands in an element that goes, goes with it.
+            let goes_on =
+                line.contains("backingStore") || line.contains("<format") || line.contains("<channel type='unix'>");
+            if !goes_on && random.below(5) == 0 && line != "</domain>" {
+                text.push_str(strangers[usize::try_from(random.below(4)).unwrap()]);
+                text.push('\n');
+                count += 1;
+            }
+        }
+        let done = rewrite(&text, &wish()).unwrap().text;
+        let is_stranger = |line: &&str| strangers.contains(line);
+        assert_eq!(done.lines().filter(is_stranger).count(), count, "round {round}");
+        let without: String = done
+            .lines()
+            .filter(|line| !is_stranger(line))
+            .fold(String::new(), |text, line| text + line + "\n");
+        assert_eq!(without, expected, "round {round}");
+    }
+}
+
+/// What is broken is refused, and never makes a configuration that cannot be read.
+#[test]
+fn broken_configurations_end_in_words_or_in_xml() {
+    let mut random = SeededRandom::new(8);
+    let (mut done_count, mut refused_count) = (0, 0);
+    for _ in 0..4000 {
+        let mut lines: Vec<&str> = HARD.lines().collect();
+        for _ in 0..=random.below(3) {
+            let at = usize::try_from(random.below(lines.len() as u64)).unwrap();
+            match random.below(3) {
+                0 => drop(lines.remove(at)),
+                1 => lines.insert(at, lines[at]),
+                _ => {
+                    let to = usize::try_from(random.below(lines.len() as u64)).unwrap();
+                    lines.swap(at, to);
+                }
+            }
+        }
+        match rewrite(&lines.join("\n"), &wish()) {
+            Ok(done) => {
+                done_count += 1;
+                DomainXml::parse(&done.text).unwrap();
+            }
+            Err(_) => refused_count += 1,
+        }
+    }
+    assert!(done_count > 100 && refused_count > 100, "{done_count} {refused_count}");
 }
