@@ -281,6 +281,24 @@ pub enum Error {
         /// What the read of the frozen disk answered.
         source: Box<holdfast_block::Error>,
     },
+    /// The memory of a machine cannot be kept.
+    #[error("the memory of {machine} cannot be kept; it goes by way of {}; the machine itself is not affected", folder.display())]
+    MemoryNotKept {
+        /// The machine.
+        machine: String,
+        /// The folder with the scratch files.
+        folder: PathBuf,
+        /// Why.
+        source: Box<holdfast_host::qemu::memory::StreamError>,
+    },
+    /// The memory of a machine did not come.
+    #[error("the memory of {machine} was not sent to its end; the machine itself is not affected")]
+    MemoryNotSent {
+        /// The machine.
+        machine: String,
+        /// Why.
+        source: Box<holdfast_host::qemu::memory::StreamError>,
+    },
     /// Standard output could not be written.
     #[error("write to standard output")]
     Stdout(#[source] std::io::Error),

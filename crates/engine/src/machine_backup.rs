@@ -9,6 +9,7 @@
 
 mod changes;
 mod frozen;
+mod memory;
 mod quiesce;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_block::BlockDevice;
+use holdfast_host::qemu::memory::{Memory, MemoryMode};
 use holdfast_host::qemu::{Pause, QemuDisk};
 use holdfast_host::{Decision, Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState};
 use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
@@ -35,6 +37,8 @@ use crate::{BackupReport, MachineName, Unit};
 pub use changes::ReadAll;
 use changes::{Changes, NOTE_BITMAP};
 use frozen::Freezer;
+use memory::NOTE_KIND;
+pub(crate) use memory::{MEMORY, MEMORY_STATE, is_memory};
 pub use quiesce::{Quiesce, Quiesced};
 
 /// Note of a snapshot: how its disks were read.
@@ -78,6 +82,8 @@ pub struct MachineBackupRequest<'a> {
     pub write_deadline: Duration,
     /// Whether the guest's file systems are frozen for the instant.
     pub quiesce: Quiesce,
+    /// Whether its memory is wanted, and how it is taken.
+    pub memory: Option<MemoryMode>,
     /// The command that starts the watchdog of this run: see [`watch_over`](crate::watch_over).
     pub watchdog: Option<Vec<std::ffi::OsString>>,
     /// The administrator's own programs.
@@ -97,6 +103,8 @@ pub struct MachineBackupReport {
     pub pause: Option<Pause>,
     /// What became of freezing the guest's file systems.
     pub quiesced: Quiesced,
+    /// Bytes of its memory, where that was taken.
+    pub memory_bytes: Option<u64>,
     /// Disks that were left out, and why.
     pub left_out: Vec<(String, String)>,
     /// How each disk was compared with the snapshot before, in the order of the snapshot.
@@ -219,6 +227,12 @@ struct MachineBackup<'a> {
     job: Job<'a>,
 }
 
+/// What belongs to the instant besides the disks.
+struct Rest<'a> {
+    nvram: Option<Vec<u8>>,
+    memory: Option<&'a Memory>,
+}
+
 /// A disk, ready to be read.
 struct Ready<'a> {
     target: String,
@@ -242,6 +256,9 @@ impl MachineBackup<'_> {
                 DiskSource::Empty => unreachable!("an empty drive is never taken"),
             }
         };
+        if self.request.memory.is_some() {
+            self.job.progress.note("the machine is shut off, so it has no memory");
+        }
         let opened = self.taken.iter().map(open).collect::<Result<Vec<_>>>()?;
         let nvram = self.read_nvram()?;
         let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
@@ -251,7 +268,8 @@ impl MachineBackup<'_> {
             notes: notes_of(disk),
         });
         let time = (self.request.now)();
-        let (backup, compared) = self.store(&disks.collect::<Vec<_>>(), nvram, time, (Method::Images, "shut off"))?;
+        let rest = Rest { nvram, memory: None };
+        let (backup, compared) = self.store(&disks.collect::<Vec<_>>(), rest, time, (Method::Images, "shut off"))?;
         // What was started meanwhile has written to what was read.
         let now = self.request.machine.describe()?;
         if now.summary.state != MachineState::ShutOff {
@@ -274,7 +292,9 @@ impl MachineBackup<'_> {
         );
         let (mut time, mut nvram) = (None, Ok(None));
         let state = self.description.summary.state;
-        let can_quiesce = state == MachineState::Running && self.description.has_agent_channel;
+        // Memory holds what the file systems have not written yet.
+        let can_quiesce =
+            state == MachineState::Running && self.description.has_agent_channel && self.request.memory.is_none();
         let frozen = freezer.freeze(&self.taken, (state, can_quiesce), &mut || {
             time = Some((self.request.now)());
             nvram = self.read_nvram();
@@ -291,14 +311,25 @@ impl MachineBackup<'_> {
                 }
             });
             let time = time.unwrap_or_else(|| (self.request.now)());
-            let consistency = frozen.quiesced().consistency();
-            self.store(&disks.collect::<Vec<_>>(), nvram, time, (Method::Filter, consistency))
+            let consistency = match frozen.memory() {
+                Some(_) => "memory",
+                None => frozen.quiesced().consistency(),
+            };
+            let rest = Rest {
+                nvram,
+                memory: frozen.memory(),
+            };
+            self.store(&disks.collect::<Vec<_>>(), rest, time, (Method::Filter, consistency))
         });
         let stood_still = (Some(frozen.pause()), frozen.quiesced().clone());
+        let memory_bytes = frozen.memory().map(|(state, _)| state.size_bytes());
         let stored = stored.map_err(|error| freezer.explain(error));
         freezer.finish(frozen, &stored);
         let (backup, compared) = stored?;
-        Ok(self.report(backup, Method::Filter, stood_still, compared))
+        Ok(MachineBackupReport {
+            memory_bytes,
+            ..self.report(backup, Method::Filter, stood_still, compared)
+        })
     }
 
     fn report(
@@ -312,6 +343,7 @@ impl MachineBackup<'_> {
             backup,
             method,
             quiesced,
+            memory_bytes: None,
             pause: pause.filter(|_| self.description.summary.state == MachineState::Running),
             left_out: self.left_out,
             compared,
@@ -341,7 +373,7 @@ impl MachineBackup<'_> {
     fn store(
         &self,
         disks: &[Ready<'_>],
-        nvram: Option<Vec<u8>>,
+        rest: Rest<'_>,
         time: Timestamp,
         (method, consistency): (Method, &str),
     ) -> Result<(BackupReport, Vec<(String, Compared)>)> {
@@ -364,7 +396,11 @@ impl MachineBackup<'_> {
             })
             .collect();
         let mut streams = self.configuration.clone();
-        streams.extend(nvram.map(|bytes| (NVRAM.to_owned(), bytes)));
+        streams.extend(rest.nvram.map(|bytes| (NVRAM.to_owned(), bytes)));
+        let memory = rest.memory.map(|(state, pages)| {
+            streams.push((MEMORY_STATE.to_owned(), state.encode()));
+            &**pages
+        });
         let mut readers: Vec<(String, &[u8])> =
             streams.iter().map(|(name, bytes)| (name.clone(), &bytes[..])).collect();
         let mut sources: Vec<Source<'_>> = disks
@@ -379,6 +415,11 @@ impl MachineBackup<'_> {
                 notes: disk.notes.clone(),
             })
             .collect();
+        sources.extend(memory.as_ref().map(|pages| Source {
+            name: MEMORY.to_owned(),
+            data: SourceData::Disk(pages),
+            notes: [(NOTE_KIND.to_owned(), MEMORY.to_owned())].into(),
+        }));
         sources.extend(readers.iter_mut().map(|(name, bytes)| Source {
             name: name.clone(),
             data: SourceData::Stream(bytes),

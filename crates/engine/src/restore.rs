@@ -12,6 +12,7 @@ use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
 use crate::job::{Counting, Job};
+use crate::machine_backup::is_memory;
 use crate::new_file::{Existing, NewFile};
 use crate::repository::find_snapshot;
 use crate::restore_stream::write_to_stream;
@@ -131,10 +132,12 @@ fn chosen_disks<'m>(snapshot: &'m Manifest, disk: Option<&DiskName>) -> Result<V
     }
 }
 
-/// The only disk; an error that names them where there are several.
+/// The only disk, beside which there may be files of its machine; an error that names them where there are several.
 fn only<'m>(disks: &[&'m DiskRecord]) -> Result<&'m DiskRecord> {
-    match disks {
-        [disk] => Ok(disk),
+    let is_disk = |record: &&&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
+    let mut real = disks.iter().filter(is_disk);
+    match (disks, real.next(), real.next()) {
+        ([disk], ..) | (_, Some(disk), None) => Ok(disk),
         _ => Err(Error::SeveralDisks {
             disks: disks.iter().map(|disk| disk.name.clone()).collect(),
         }),

@@ -166,6 +166,9 @@ impl Machine for LibvirtMachine {
             .map_err(|error| self.refused("describe", &error))?
         {
             files.push(("domain-live.xml".to_owned(), self.xml(0)?.into_bytes()));
+            // As a host that takes the machine over would be told: its memory goes with this one only.
+            let migratable = self.xml(sys::VIR_DOMAIN_XML_MIGRATABLE)?;
+            files.push(("domain-migratable.xml".to_owned(), migratable.into_bytes()));
         }
         Ok(files)
     }

@@ -5,7 +5,6 @@ mod completions;
 mod diff;
 mod forget;
 mod gc;
-mod hypervisor;
 mod image;
 mod init;
 mod key;

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, ExtentList};
-use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Pause, QemuDisk, RunId, disks};
+use holdfast_host::qemu::memory::{Memory, StreamError};
+use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, Pause, QemuDisk, RunId, disks};
 use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{MachineDisk, MachineState};
 use holdfast_repo::{Manifest, Repository};
@@ -28,6 +29,9 @@ const CLUSTER_BYTES: u64 = 64 << 10;
 /// A pause takes milliseconds; after this the watchdog ends it.
 const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 
+/// The machine runs while its memory is sent, but for the end; who takes it in may be slow.
+const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
+
 /// Freezes disks, and clears up.
 pub(super) struct Freezer<'a> {
     repository: &'a Repository,
@@ -45,6 +49,7 @@ pub(super) struct Frozen {
     quiesced: Quiesced,
     guard: Guard,
     disks: Vec<FrozenDisk>,
+    memory: Option<Memory>,
     /// Bitmaps of ours that were there before, with their nodes.
     old_bitmaps: Vec<(String, String)>,
 }
@@ -61,6 +66,10 @@ pub(super) struct FrozenDisk {
 impl Frozen {
     pub(super) fn disks(&self) -> &[FrozenDisk] {
         &self.disks
+    }
+
+    pub(super) fn memory(&self) -> Option<&Memory> {
+        self.memory.as_ref()
     }
 
     pub(super) fn pause(&self) -> Pause {
@@ -124,17 +133,32 @@ impl<'a> Freezer<'a> {
                 changes: usable.as_ref().ok().cloned(),
             });
         }
+        let (memory, receiving) = match self.request.memory {
+            None => (None, None),
+            Some(mode) => {
+                let monitor = self.request.machine.monitor();
+                let (pipe, receiving) = super::memory::begin(monitor, &self.machine, &self.request.scratch)?;
+                (Some((pipe, mode)), Some(receiving))
+            }
+        };
         let request = CutRequest {
             run: RunId(self.request.run),
             disks: cut_disks,
             write_deadline: self.request.write_deadline,
             listener,
-            memory: None,
+            memory,
         };
         let mut guard = Guard::start(self.request.watchdog.as_deref())?;
-        let (cut, quiesced) = match self.cut(request, (state, can_quiesce), within, &mut guard) {
+        let made = self.cut(request, (state, can_quiesce), within, &mut guard);
+        let memory = receiving.map(|receiving| receiving.finish().map_err(|source| self.not_kept(source)));
+        let (cut, quiesced) = match made {
             Ok(made) => made,
             Err(error) => {
+                // What went wrong with the memory says more than what QEMU makes of it.
+                let error = match memory {
+                    Some(Err(of_memory @ Error::MemoryNotKept { .. })) => of_memory,
+                    _ => error,
+                };
                 // It may stand still, if even that failed: the watchdog sees to it. One that was paused before stays so.
                 if state == MachineState::Running && !self.runs() {
                     guard.about_to_pause(PAUSE_DEADLINE).ok();
@@ -145,14 +169,18 @@ impl<'a> Freezer<'a> {
                 return Err(error);
             }
         };
-        let opened = self.open(&cut, &folder.path().join("nbd"), &wanted, usable);
+        let opened = memory.transpose().and_then(|memory| {
+            let disks = self.open(&cut, &folder.path().join("nbd"), &wanted, usable)?;
+            Ok((disks, memory))
+        });
         let old_bitmaps = self.bitmaps_of_ours(&wanted);
         match opened {
-            Ok(disks) => Ok(Frozen {
+            Ok((disks, memory)) => Ok(Frozen {
                 cut,
                 quiesced,
                 guard,
                 disks,
+                memory,
                 old_bitmaps,
             }),
             Err(error) => {
@@ -199,16 +227,37 @@ impl<'a> Freezer<'a> {
     ) -> Result<(Cut, Quiesced)> {
         let is_running = state == MachineState::Running;
         let quiescence = Quiescence::begin(self.request, (is_running, can_quiesce), guard, self.job)?;
-        let announced = if is_running {
-            guard.about_to_pause(PAUSE_DEADLINE)
-        } else {
-            Ok(())
+        let announced = match &request.memory {
+            _ if !is_running => Ok(()),
+            None => guard.about_to_pause(PAUSE_DEADLINE),
+            Some(_) => guard.about_to_pause(MEMORY_DEADLINE),
         };
         let monitor = self.request.machine.monitor();
-        let cut = announced
-            .and_then(|()| Cut::make(monitor, self.job.clock, request, within).map_err(|error| self.failed(error)));
+        let cut = announced.and_then(|()| {
+            let tell = &mut |moment| match moment {
+                // A watchdog that is gone cannot be told; the instant is over before anybody would notice.
+                Moment::Stopped if is_running => drop(guard.about_to_pause(PAUSE_DEADLINE)),
+                Moment::Stopped => {}
+                Moment::Instant => within(),
+            };
+            Cut::make(monitor, self.job.clock, request, tell).map_err(|error| self.failed(error))
+        });
         let quiesced = quiescence.end(self.request, guard, self.job);
         Ok((cut?, quiesced))
+    }
+
+    fn not_kept(&self, source: StreamError) -> Error {
+        match source {
+            StreamError::Store(_) | StreamError::Senseless { .. } => Error::MemoryNotKept {
+                machine: self.machine.clone(),
+                folder: self.request.scratch.clone(),
+                source: Box::new(source),
+            },
+            other => Error::MemoryNotSent {
+                machine: self.machine.clone(),
+                source: Box::new(other),
+            },
+        }
     }
 
     /// Whether the machine is known to run.

@@ -9,7 +9,7 @@ use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 use super::refusal::Refusal;
 use crate::backup::NOTE_PATH;
 use crate::error::Result;
-use crate::machine_backup::{NOTE_UUID, NVRAM};
+use crate::machine_backup::{NOTE_UUID, NVRAM, is_memory};
 
 /// The configuration that the hypervisor keeps.
 const CONFIGURATION: &str = "domain.xml";
@@ -64,7 +64,7 @@ pub(super) fn disks(snapshot: &Manifest) -> impl Iterator<Item = &DiskRecord> {
     snapshot
         .disks
         .iter()
-        .filter(|record| record.content == DiskContent::Blocks)
+        .filter(|record| record.content == DiskContent::Blocks && !is_memory(record))
 }
 
 /// The firmware's variables.

@@ -17,9 +17,11 @@ mod state;
 pub use assemble::{PutError, put_together};
 pub use migrate::MemoryMode;
 pub(crate) use migrate::{Sending, Settings};
-pub use parse::{MakeStore, StreamError, take_apart};
+pub use parse::{MakeStore, Memory, StreamError, take_apart};
 pub use receive::{MemoryPipe, Receiving, receive};
 pub use state::{MemoryState, RamBlock, StateError};
+
+use crate::qmp::{Monitor, MonitorError, QmpCommand};
 
 /// The first bytes of a stream: "QEVM".
 const STREAM_MAGIC: u32 = 0x5145_564d;
@@ -48,6 +50,23 @@ mod record {
     pub(super) const END: u64 = 0x10;
     /// The block is that of the record before.
     pub(super) const SAME_BLOCK: u64 = 0x20;
+}
+
+/// Size of a page of this machine's memory in bytes.
+///
+/// # Errors
+/// A processor whose pages QEMU does not send by 4 KiB.
+pub fn page_bytes(monitor: &dyn Monitor) -> crate::qmp::Result<u64> {
+    const KNOWN: [&str; 6] = ["x86_64", "i386", "aarch64", "arm", "riscv64", "s390x"];
+    let target = monitor.execute(&QmpCommand::new("query-target", serde_json::Value::Null))?;
+    let processor = target["arch"].as_str().unwrap_or_default();
+    if KNOWN.contains(&processor) {
+        return Ok(4096);
+    }
+    Err(MonitorError::Senseless {
+        command: "query-target".to_owned(),
+        detail: format!("the memory of processors of type {processor:?} is not known here"),
+    })
 }
 
 /// The name of the section with the memory.

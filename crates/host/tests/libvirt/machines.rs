@@ -43,7 +43,7 @@ fn machines_are_listed_and_described() {
 
     let files = machine.configuration().unwrap();
     let names: Vec<_> = files.iter().map(|(name, _)| &name[..]).collect();
-    assert_eq!(names, ["domain.xml", "domain-live.xml"]);
+    assert_eq!(names, ["domain.xml", "domain-live.xml", "domain-migratable.xml"]);
     assert!(
         files
             .iter()

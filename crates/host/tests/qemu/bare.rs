@@ -188,7 +188,7 @@ fn who_stands_next_in_the_row_clears_up() {
     let stand_in = BareQemu::stand_in(&lab.path("own"), "web1", None, Arc::new(SystemClock::new())).unwrap();
     let (request, _socket) = lab.request(lab.directory.path());
     let run = request.run;
-    let cut = Cut::make(machine.monitor(), &lab.clock, request, &mut || ()).unwrap();
+    let cut = Cut::make(machine.monitor(), &lab.clock, request, &mut |_| ()).unwrap();
     machine
         .monitor()
         .execute(&QmpCommand::new("stop", Value::Null))

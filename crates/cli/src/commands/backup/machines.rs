@@ -9,6 +9,7 @@ use holdfast_engine::{
     Quiesce, Quiesced, back_up_machine,
 };
 use holdfast_host::DiskChoice;
+use holdfast_host::qemu::memory::MemoryMode;
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
 use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 use serde::Serialize;
@@ -51,11 +52,24 @@ pub(super) struct MachineArgs {
     /// Whether to freeze the machine's file systems for the instant, by its guest agent
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
     quiesce: QuiesceWhen,
+    /// Take the machine's memory too, of the same instant: restored, it goes on where it was (live: it stands still for the last of
+    /// it only; stopped: from the first page to the last)
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "live")]
+    with_memory: Option<MemoryHow>,
     /// Where to keep what the machine overwrites while it is read: a folder with room, on a local disk
     #[arg(long, value_name = "FOLDER")]
     scratch: Option<PathBuf>,
     #[command(flatten)]
     hooks: HookArgs,
+}
+
+/// How memory is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum MemoryHow {
+    /// While the machine runs
+    Live,
+    /// While the machine stands still
+    Stopped,
 }
 
 /// When file systems are frozen.
@@ -98,6 +112,7 @@ impl MachineArgs {
             (!self.include.is_empty(), "--include"),
             (!self.exclude.is_empty(), "--exclude"),
             (self.quiesce != QuiesceWhen::Try, "--quiesce"),
+            (self.with_memory.is_some(), "--with-memory"),
             (self.scratch.is_some(), "--scratch"),
         ];
         let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
@@ -121,8 +136,10 @@ struct MachineDone {
     method: &'static str,
     /// How long the machine stood still; null where it was not running.
     paused_us: Option<u64>,
-    /// "file system", "crash", or "shut off".
+    /// "memory", "file system", "crash", or "shut off".
     consistency: String,
+    /// Bytes of its memory in the snapshot; null where it is not in it.
+    memory_bytes: Option<u64>,
     /// How long its file systems were frozen; null where they were not.
     frozen_us: Option<u64>,
     read_bytes: u64,
@@ -196,6 +213,7 @@ impl From<MachineBackupReport> for MachineDone {
             .into_iter()
             .map(|(name, reason)| LeftOut { name, reason });
         Self {
+            memory_bytes: report.memory_bytes,
             frozen_us: frozen.map(micros),
             consistency: consistency.cloned().unwrap_or_default(),
             snapshot: SnapshotDocument::from(&report.backup.snapshot),
@@ -237,9 +255,13 @@ impl MachineDone {
             (_, Some(us)) => format!("  one instant, by a filter in QEMU; it stood still for {}", time(us)),
         });
         if self.method != "images" {
-            page.line(&match self.frozen_us {
-                Some(us) => format!("  consistent for its file systems, which were frozen for {}", time(us)),
-                None => "  consistent as after a power cut: its file systems were not frozen".to_owned(),
+            page.line(&match (self.memory_bytes, self.frozen_us) {
+                (Some(bytes), _) => format!(
+                    "  with its memory of {}: restored, it goes on where it was",
+                    units::bytes(bytes)
+                ),
+                (None, Some(us)) => format!("  consistent for its file systems, which were frozen for {}", time(us)),
+                (None, None) => "  consistent as after a power cut: its file systems were not frozen".to_owned(),
             });
         }
         for disk in &self.disks {
@@ -288,6 +310,12 @@ pub(super) fn run(
     parent: &ParentChoice,
     context: &Context,
 ) -> Result<Exit, Error> {
+    if args.machines.with_memory.is_some() && args.machines.quiesce == QuiesceWhen::Require {
+        return Err(Error::usage(
+            "--with-memory and --quiesce require do not go together: memory holds what the file systems have not written yet",
+            "leave one of them out",
+        ));
+    }
     let hypervisors = Hypervisors::new(args.machines.connect.as_deref(), context);
     let Choice { chosen, left_out } = hypervisors.choose(&args.machines.wish(words)?)?;
     if args.machine.is_some() && chosen.len() > 1 {
@@ -363,6 +391,10 @@ fn back_up(
             QuiesceWhen::Require => Quiesce::Require,
             QuiesceWhen::Off => Quiesce::Off,
         },
+        memory: args.machines.with_memory.map(|how| match how {
+            MemoryHow::Live => MemoryMode::Live,
+            MemoryHow::Stopped => MemoryMode::Stopped,
+        }),
         watchdog: Some(watchdog),
         hooks,
         run,

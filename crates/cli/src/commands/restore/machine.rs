@@ -7,14 +7,15 @@ use holdfast_engine::{
     MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, Overwrite, PlannedFile, RestoreAs,
     Room, Started, plan_machine_restore, restore_machine,
 };
+use holdfast_host::Libvirt;
 use serde::Serialize;
 use similar::TextDiff;
 
 use super::{DiskDone, RestoreArgs};
-use crate::commands::hypervisor;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
+use crate::machines::libvirt_address;
 use crate::output::{Page, Report, Style};
 use crate::units;
 
@@ -322,8 +323,8 @@ fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreReques
 /// Restores a machine.
 pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
     let request = request(args, context)?;
-    let uri = hypervisor::address(args.machine.connect.as_ref(), context);
-    let hypervisor = hypervisor::connect(&uri)?;
+    let uri = libvirt_address(args.machine.connect.as_deref(), context);
+    let hypervisor = Libvirt::connect(&uri).map_err(holdfast_engine::Error::from)?;
     let repository = context.open_repository()?;
     let surroundings = context.surroundings();
     let threads = args.job.thread_count();

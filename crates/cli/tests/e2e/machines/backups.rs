@@ -52,7 +52,13 @@ fn a_running_machine_is_backed_up_and_only_its_changes_the_next_time() {
     world.rig.ok(&["restore", "web1", "whole", "--format", "qcow2"]);
     assert_eq!(
         world.rig.names("whole"),
-        ["domain-live.xml", "domain.xml", "vda.qcow2", "vdb.qcow2"]
+        [
+            "domain-live.xml",
+            "domain-migratable.xml",
+            "domain.xml",
+            "vda.qcow2",
+            "vdb.qcow2"
+        ]
     );
     assert!(world.rig.read("whole/domain.xml") == world.rig.read("domain.xml"));
     world.rig.ok(&["verify"]);

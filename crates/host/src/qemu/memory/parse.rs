@@ -49,6 +49,9 @@ pub enum StreamError {
 
 type Result<T> = std::result::Result<T, StreamError>;
 
+/// The memory of a machine: its state, and the device with its pages.
+pub type Memory = (MemoryState, Box<dyn BlockDeviceMut>);
+
 /// Where pages go: made when their size is known.
 pub type MakeStore<'a> = dyn FnMut(u64) -> holdfast_block::Result<Box<dyn BlockDeviceMut>> + Send + 'a;
 
@@ -56,11 +59,7 @@ pub type MakeStore<'a> = dyn FnMut(u64) -> holdfast_block::Result<Box<dyn BlockD
 ///
 /// # Errors
 /// A stream that has live parts besides memory, or capabilities that change its form, is refused.
-pub fn take_apart(
-    input: &mut dyn Read,
-    page_bytes: u64,
-    make_store: &mut MakeStore<'_>,
-) -> Result<(MemoryState, Box<dyn BlockDeviceMut>)> {
+pub fn take_apart(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeStore<'_>) -> Result<Memory> {
     let mut parser = Parser {
         input,
         offset: 0,

@@ -6,10 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use holdfast_block::BlockDeviceMut;
-
-use super::parse::{MakeStore, StreamError, take_apart};
-use super::state::MemoryState;
+use super::parse::{MakeStore, Memory, StreamError, take_apart};
 
 /// Bytes that are taken from the pipe at once.
 const INPUT_BYTES: usize = 1 << 20;
@@ -43,7 +40,7 @@ impl Ended {
 /// Memory that is being taken in.
 #[derive(Debug)]
 pub struct Receiving {
-    thread: JoinHandle<Result<(MemoryState, Box<dyn BlockDeviceMut>), StreamError>>,
+    thread: JoinHandle<Result<Memory, StreamError>>,
 }
 
 /// Begins to take in a memory stream. When that fails, QEMU's migration does, and the machine runs on.
@@ -69,7 +66,7 @@ pub fn receive(page_bytes: u64, mut make_store: Box<MakeStore<'static>>) -> std:
 
 impl Receiving {
     /// Waits for the end; gives the state, and the device with the pages.
-    pub fn finish(self) -> Result<(MemoryState, Box<dyn BlockDeviceMut>), StreamError> {
+    pub fn finish(self) -> Result<Memory, StreamError> {
         self.thread
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))

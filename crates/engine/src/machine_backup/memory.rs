@@ -1,0 +1,50 @@
+//! The memory of a machine in its snapshot: the pages as a device, deduplicated like a disk, and a stream with the rest.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
+use holdfast_host::qemu::memory::{MemoryPipe, Receiving, page_bytes, receive};
+use holdfast_host::qmp::Monitor;
+use holdfast_repo::DiskRecord;
+
+use crate::error::{Error, Result};
+
+/// The pages.
+pub(crate) const MEMORY: &str = "memory";
+/// Everything else that the machine's QEMU needs to go on: `docs/format/memory-state.md`.
+pub(crate) const MEMORY_STATE: &str = "memory-state";
+/// Note of a device in a snapshot that is no disk: what it is.
+pub(super) const NOTE_KIND: &str = "kind";
+
+/// Whether this is no disk, but the memory of the machine.
+pub(crate) fn is_memory(record: &DiskRecord) -> bool {
+    record.notes.get(NOTE_KIND).is_some_and(|kind| kind == MEMORY)
+}
+
+/// Begins to take in the memory of a machine, into a file without a name in `folder`.
+pub(super) fn begin(monitor: &dyn Monitor, machine: &str, folder: &Path) -> Result<(MemoryPipe, Receiving)> {
+    let page_bytes = page_bytes(monitor).map_err(|source| holdfast_host::Error::Monitor {
+        machine: machine.to_owned(),
+        source,
+    })?;
+    let folder = folder.to_owned();
+    let started = receive(page_bytes, Box::new(move |size_bytes| store(&folder, size_bytes)));
+    started.map_err(|source| Error::File {
+        action: "take in memory through",
+        path: PathBuf::from("a pipe"),
+        source,
+    })
+}
+
+fn store(folder: &Path, size_bytes: u64) -> holdfast_block::Result<Box<dyn BlockDeviceMut>> {
+    let made = tempfile::Builder::new().prefix("holdfast-memory-").tempdir_in(folder);
+    let made = made.map_err(|source| holdfast_block::Error::Path {
+        action: "create a file for the memory in",
+        path: folder.to_owned(),
+        source,
+    })?;
+    let file = FileDeviceMut::create_new(&made.path().join(MEMORY), size_bytes, IoMode::Buffered)?;
+    // The open file stays, its name goes with the folder: nothing is left, however we end.
+    drop(made);
+    Ok(Box::new(file))
+}
