@@ -1,6 +1,7 @@
 //! What a verb gets: options, environment, and the ways to ask, to show and to answer.
 
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use holdfast_block::{Clock, SystemClock};
@@ -10,7 +11,7 @@ use holdfast_repo::{Repository, Surroundings, SystemProcesses};
 use jiff::tz::TimeZone;
 
 use crate::args::{GlobalArgs, NewPasswordArgs};
-use crate::environment::Environment;
+use crate::environment::{self, Environment};
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::interrupt::{Listener, listen};
@@ -71,6 +72,14 @@ impl Context {
     /// Standard error, for other threads.
     pub fn shared_console(&self) -> Arc<Console> {
         Arc::clone(&self.console)
+    }
+
+    /// A folder for sockets and pipes.
+    pub fn runtime_folder(&self) -> PathBuf {
+        let of_user = self.variable(environment::RUNTIME_FOLDER).map(PathBuf::from);
+        let folders = of_user.into_iter().chain(["/run".into()]);
+        let is_usable = |folder: &PathBuf| rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok();
+        folders.into_iter().find(is_usable).unwrap_or_else(|| "/tmp".into())
     }
 
     /// A variable of the environment.

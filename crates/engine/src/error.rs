@@ -291,6 +291,14 @@ pub enum Error {
         /// Why.
         source: Box<holdfast_host::qemu::memory::StreamError>,
     },
+    /// What a snapshot holds of a machine's memory makes no sense.
+    #[error("the state of the memory of {machine} in the snapshot")]
+    MemoryState {
+        /// The machine.
+        machine: String,
+        /// What is wrong.
+        source: holdfast_host::qemu::memory::StateError,
+    },
     /// The memory of a machine did not come.
     #[error("the memory of {machine} was not sent to its end; the machine itself is not affected")]
     MemoryNotSent {

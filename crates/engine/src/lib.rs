@@ -68,7 +68,7 @@ pub use machine_backup::{
 pub use machine_restore::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
     MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine,
-    Refusal, RestoreAs, Room, Started, plan_machine_restore, restore_machine,
+    PlannedResumption, Refusal, RestoreAs, Resumed, Room, Started, plan_machine_restore, restore_machine,
 };
 pub use name::{DiskName, MachineName, NameError};
 pub use new_image::Overwrite;

@@ -15,6 +15,7 @@ mod new_machine;
 mod places;
 mod plan;
 mod refusal;
+mod resumption;
 mod stored;
 
 pub use execute::{MachineRestoreReport, Started, restore_machine};
@@ -24,3 +25,4 @@ pub use plan::{
     plan_machine_restore,
 };
 pub use refusal::Refusal;
+pub use resumption::{PlannedResumption, Resumed};

@@ -25,6 +25,12 @@ pub fn thaw(machine: &dyn Machine, deadline: Duration) -> Result<u64> {
     count(machine, "guest-fsfreeze-thaw", deadline)
 }
 
+/// Sets the clock of the guest to `now_ms` milliseconds since 1970.
+pub fn set_clock(machine: &dyn Machine, now_ms: i64, deadline: Duration) -> Result<()> {
+    let command = json!({ "execute": "guest-set-time", "arguments": { "time": now_ms.saturating_mul(1_000_000) } });
+    machine.ask_agent(&command.to_string(), deadline).map(drop)
+}
+
 fn count(machine: &dyn Machine, command: &'static str, deadline: Duration) -> Result<u64> {
     let answer = machine.ask_agent(&json!({ "execute": command }).to_string(), deadline)?;
     let value: Value = serde_json::from_str(&answer).unwrap_or_default();

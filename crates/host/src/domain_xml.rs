@@ -7,7 +7,9 @@ mod rewrite;
 
 use roxmltree::{Document, Node, ParsingOptions};
 
-pub use rewrite::{DiskChange, DiskPlace, Identity, Medium, NewIdentity, Rewrite, Rewritten, rewrite, with_name};
+pub use rewrite::{
+    DiskChange, DiskPlace, Identity, Medium, NewIdentity, Rewrite, Rewritten, rewrite, with_links_down, with_name,
+};
 
 use crate::machine::{DiskKind, DiskSource, MachineDisk, Mark, Tpm};
 
@@ -89,7 +91,7 @@ fn children<'a, 'input: 'a>(
         .filter(move |child| child.has_tag_name(name) && child.tag_name().namespace().is_none())
 }
 
-fn child<'a, 'input: 'a>(node: Node<'a, 'input>, name: &'static str) -> Option<Node<'a, 'input>> {
+pub(crate) fn child<'a, 'input: 'a>(node: Node<'a, 'input>, name: &'static str) -> Option<Node<'a, 'input>> {
     children(node, name).next()
 }
 

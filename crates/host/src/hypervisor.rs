@@ -1,5 +1,10 @@
 //! What every hypervisor can be asked.
 
+use std::io::Write;
+use std::path::Path;
+
+use holdfast_block::Clock;
+
 use crate::error::Result;
 use crate::machine::{Description, MachineDisk, MachineSummary};
 use crate::qmp::Monitor;
@@ -41,6 +46,26 @@ pub trait HypervisorMut: Hypervisor {
 
     /// Starts a machine.
     fn start(&self, machine: &str) -> Result<()>;
+
+    /// Lets a machine go on from its memory.
+    ///
+    /// # Errors
+    /// The machine is shut off then, as before.
+    fn resume(&self, resumption: &Resumption<'_>) -> Result<()>;
+}
+
+/// What a machine goes on from.
+pub struct Resumption<'a> {
+    /// The machine's configuration as it was when its memory was taken, with places and names of today.
+    pub configuration: &'a str,
+    /// The whole configuration of the machine as it ran then, which knows its processor to the last feature.
+    pub then: &'a str,
+    /// For waiting until the hypervisor reads.
+    pub clock: &'a dyn Clock,
+    /// A folder for a pipe to the hypervisor.
+    pub folder: &'a Path,
+    /// Writes the memory as QEMU takes it in.
+    pub write: &'a (dyn Fn(&mut dyn Write) -> std::io::Result<()> + Sync),
 }
 
 /// Earlier states of a machine that its hypervisor can go back to, or counts from. They belong to its disks as they are: with

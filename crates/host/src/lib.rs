@@ -15,7 +15,7 @@ pub mod qmp;
 
 pub use bare::BareQemu;
 pub use error::{Error, Result};
-pub use hypervisor::{Hypervisor, HypervisorMut, KeptStates, Machine};
+pub use hypervisor::{Hypervisor, HypervisorMut, KeptStates, Machine, Resumption};
 pub use identity::{MacAddress, Uuid};
 #[cfg(feature = "libvirt")]
 pub use libvirt::Libvirt;

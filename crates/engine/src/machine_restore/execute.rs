@@ -12,6 +12,7 @@ use holdfast_repo::{DiskRecord, Repository, Surroundings, TargetState};
 
 use super::plan::{AfterRestore, Content, FileWay, MachineRestorePlan, PlannedFile, open_image};
 use super::refusal::Refusal;
+use super::resumption::{Resumed, resume};
 use super::stored;
 use crate::Unit;
 use crate::error::{Error, Result};
@@ -37,6 +38,8 @@ pub enum Started {
     NotAsked,
     /// It does.
     Yes,
+    /// It goes on where it was.
+    Resumed(Resumed),
     /// It was restored, and does not start; why, in words.
     Failed(String),
 }
@@ -307,8 +310,25 @@ impl<'a> Execution<'a> {
         if self.plan.after == AfterRestore::LeaveOff {
             return Started::NotAsked;
         }
-        match self.hypervisor.start(&self.plan.machine.uuid) {
-            Ok(()) => Started::Yes,
+        let uuid = &self.plan.machine.uuid;
+        let started = match &self.plan.resumption {
+            None => self.hypervisor.start(uuid).map(|()| Started::Yes).map_err(Error::from),
+            Some(planned) => {
+                let of = (self.repository, &self.plan.snapshot);
+                resume(of, self.hypervisor, (planned, uuid), self.surroundings, self.job).map(Started::Resumed)
+            }
+        };
+        match started {
+            Ok(started) => started,
+            Err(error) if self.plan.resumption.is_some() => {
+                let why = causes(&error);
+                self.job.progress.warning(&format!(
+                    "{} is restored, and does not go on from its memory: {why}; its disks are of the same instant, and it can be \
+                     started as after a power cut",
+                    self.plan.machine.name
+                ));
+                Started::Failed(why)
+            }
             Err(error) => {
                 self.job.progress.warning(&format!(
                     "{} is restored, and does not start: {error}",
@@ -318,6 +338,17 @@ impl<'a> Execution<'a> {
             }
         }
     }
+}
+
+/// An error with its causes.
+fn causes(error: &Error) -> String {
+    let mut words = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        words = format!("{words}: {cause}");
+        source = cause.source();
+    }
+    words
 }
 
 /// Opens what is there, with a lock.

@@ -64,6 +64,7 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &NewMachin
     draft.notes.extend(done.notes);
     draft.warnings.extend(done.warnings);
     draft.tell_of_tpm(&stored.xml);
+    draft.identity = wish.identity.clone();
     if wish.identity == Identity::Keep {
         new.tell_of_doubles(&mut draft);
     }
@@ -106,7 +107,7 @@ impl NewMachine<'_> {
         Ok(Identity::New(NewIdentity {
             name,
             uuid: self.free_uuid()?,
-            macs,
+            macs: Some(macs),
         }))
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDevice as _, FileDeviceMut, IoMode};
-use holdfast_host::domain_xml::{DiskChange, DomainXml};
+use holdfast_host::domain_xml::{DiskChange, DomainXml, Identity};
 use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, Uuid};
 use holdfast_image::{Format, ImageMut, OpenOptions};
 use holdfast_repo::{Manifest, Repository, Surroundings};
@@ -13,6 +13,7 @@ use jiff::tz::TimeZone;
 use super::neighbours::{Neighbours, chain_of};
 use super::places::{check_rooms, rooms};
 use super::refusal::Refusal;
+use super::resumption::{self, PlannedResumption};
 use super::stored::StoredMachine;
 use super::{in_place, new_machine};
 use crate::block_target::is_block_device;
@@ -31,6 +32,8 @@ pub struct MachineRestoreRequest {
     pub restore_as: RestoreAs,
     /// What comes after.
     pub after: AfterRestore,
+    /// A folder for the pipe through which a hypervisor gets memory.
+    pub runtime: PathBuf,
     /// In which times of the snapshot's name are meant.
     pub zone: TimeZone,
 }
@@ -98,6 +101,8 @@ pub enum AfterRestore {
     LeaveOff,
     /// It is started.
     Start,
+    /// It goes on from the memory in the snapshot.
+    Resume,
 }
 
 /// What will be done.
@@ -119,6 +124,8 @@ pub struct MachineRestorePlan {
     pub warnings: Vec<String>,
     /// What comes after.
     pub after: AfterRestore,
+    /// What it goes on from, where it does.
+    pub resumption: Option<PlannedResumption>,
 }
 
 /// A machine that will be there.
@@ -229,9 +236,13 @@ pub fn plan_machine_restore(
         hypervisor,
         surroundings,
     };
-    let drafted = match &request.restore_as {
+    let mut drafted = match &request.restore_as {
         RestoreAs::NewMachine(wish) => new_machine::draft(&planner, &snapshot, wish)?,
         RestoreAs::InPlace(wish) => in_place::draft(&planner, &snapshot, wish)?,
+    };
+    let resumption = match request.after {
+        AfterRestore::Resume => Some(resumption::plan(&planner, (&snapshot, &request.runtime), &mut drafted)?),
+        AfterRestore::LeaveOff | AfterRestore::Start => None,
     };
     let rooms = rooms(&drafted.files)?;
     check_rooms(&rooms)?;
@@ -249,6 +260,7 @@ pub fn plan_machine_restore(
         notes: drafted.notes,
         warnings,
         after: request.after,
+        resumption,
         snapshot,
     })
 }
@@ -263,6 +275,8 @@ pub(super) struct Planner<'a> {
 /// A plan on its way.
 pub(super) struct Draft {
     pub(super) machine: PlannedMachine,
+    /// Who it is, seen from the snapshot's configuration.
+    pub(super) identity: Identity,
     pub(super) definition: Option<Definition>,
     pub(super) files: Vec<PlannedFile>,
     pub(super) notes: Vec<String>,
@@ -273,6 +287,7 @@ impl Draft {
     pub(super) fn new(machine: PlannedMachine) -> Self {
         Self {
             machine,
+            identity: Identity::Keep,
             definition: None,
             files: Vec::new(),
             notes: Vec::new(),

@@ -20,6 +20,14 @@ pub enum Refusal {
         /// The snapshot.
         snapshot: String,
     },
+    /// The machine cannot go on from its memory.
+    #[error("{machine} cannot go on where it was: {reason}")]
+    CannotResume {
+        /// The machine.
+        machine: String,
+        /// Why not.
+        reason: &'static str,
+    },
     /// There is a machine of this name or UUID.
     #[error("there is a machine {name} already ({uuid})")]
     MachineExists {

@@ -101,7 +101,7 @@ pub(super) fn bytes_of(repository: &Repository, record: &DiskRecord) -> Result<V
     Ok(bytes)
 }
 
-fn text_of(repository: &Repository, snapshot: &Manifest, name: &str) -> Result<Option<String>> {
+pub(super) fn text_of(repository: &Repository, snapshot: &Manifest, name: &str) -> Result<Option<String>> {
     let Some(record) = snapshot.disks.iter().find(|record| record.name == name) else {
         return Ok(None);
     };

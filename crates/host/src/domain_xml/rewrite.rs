@@ -50,8 +50,8 @@ pub struct NewIdentity {
     pub name: String,
     /// Its UUID.
     pub uuid: Uuid,
-    /// Addresses of its network cards, at least as many as it has.
-    pub macs: Vec<MacAddress>,
+    /// Addresses of its network cards, at least as many as it has; none where they stay.
+    pub macs: Option<Vec<MacAddress>>,
 }
 
 /// What becomes of a disk.
@@ -94,6 +94,23 @@ pub struct Rewritten {
     pub notes: Vec<String>,
     /// What was left as it is although it may get into the way of another machine.
     pub warnings: Vec<String>,
+}
+
+/// Takes all network cards of a configuration off their networks.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn with_links_down(text: &str) -> Result<String, String> {
+    let document = document_of(text)?;
+    let mut edits = Edits::new(text);
+    let devices = child(document.root_element(), "devices");
+    for card in devices.into_iter().flat_map(|devices| children(devices, "interface")) {
+        match child(card, "link") {
+            Some(link) => edits.set_attribute(link, "state", "down"),
+            None => edits.append(card, "<link state='down'/>"),
+        }
+    }
+    Ok(edits.apply())
 }
 
 /// Changes a configuration.
@@ -160,7 +177,9 @@ impl Rewriter<'_> {
         }
         self.system_information(domain, &uuid);
         if let Some(devices) = child(domain, "devices") {
-            self.network_cards(devices, &new.macs)?;
+            if let Some(macs) = &new.macs {
+                self.network_cards(devices, macs)?;
+            }
             self.neighbours(domain, devices, (&old_name, &new.name));
         }
         Ok(())

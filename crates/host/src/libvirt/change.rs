@@ -6,7 +6,7 @@ use virt::sys;
 use super::{Libvirt, checkpoints, is_code};
 use crate::domain_xml::DomainXml;
 use crate::error::{Error, Result};
-use crate::hypervisor::{HypervisorMut, KeptStates};
+use crate::hypervisor::{HypervisorMut, KeptStates, Resumption};
 
 /// libvirt's name for the command line of QEMU.
 const COMMAND_LINE: &str = "qemu-argv";
@@ -75,9 +75,13 @@ impl HypervisorMut for Libvirt {
             .create()
             .map_err(|error| machine.refused("start", &error))
     }
+
+    fn resume(&self, resumption: &Resumption<'_>) -> Result<()> {
+        self.go_on(resumption)
+    }
 }
 
-fn name_in(configuration: &str) -> String {
+pub(super) fn name_in(configuration: &str) -> String {
     let parsed = DomainXml::parse(configuration);
     parsed.ok().and_then(|domain| domain.name).unwrap_or_default()
 }

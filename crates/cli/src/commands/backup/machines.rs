@@ -17,7 +17,6 @@ use serde::Serialize;
 use super::BackupArgs;
 use super::hooks::{self, HookArgs};
 use crate::context::Context;
-use crate::environment;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::machines::{Choice, Chosen, Everything, Found, Glob, Hypervisors, MachineWord, Wish};
@@ -384,7 +383,7 @@ fn back_up(
         program: super::PROGRAM.to_owned(),
         zone: context.zone().clone(),
         scratch: args.machines.scratch.clone().unwrap_or_else(|| SCRATCH_DEFAULT.into()),
-        runtime: runtime_folder(context),
+        runtime: context.runtime_folder(),
         write_deadline: WRITE_DEADLINE,
         quiesce: match args.machines.quiesce {
             QuiesceWhen::Try => Quiesce::Try,
@@ -418,12 +417,4 @@ fn watchdog(way: Vec<OsString>, run: u32) -> Result<Vec<OsString>, Error> {
 
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// A folder for sockets.
-fn runtime_folder(context: &Context) -> PathBuf {
-    let of_user = context.variable(environment::RUNTIME_FOLDER).map(PathBuf::from);
-    let folders = of_user.into_iter().chain(["/run".into()]);
-    let is_usable = |folder: &PathBuf| rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok();
-    folders.into_iter().find(is_usable).unwrap_or_else(|| "/tmp".into())
 }

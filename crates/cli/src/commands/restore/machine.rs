@@ -48,6 +48,9 @@ pub(super) struct MachineArgs {
     /// Start the machine when it is restored
     #[arg(long, requires = "to_machine")]
     start: bool,
+    /// Let the machine go on from the memory in the snapshot, where it was at that instant
+    #[arg(long, requires = "to_machine", conflicts_with = "start")]
+    resume: bool,
     /// Show what would be written and defined; change nothing
     #[arg(short = 'n', long, requires = "to_machine")]
     dry_run: bool,
@@ -84,6 +87,10 @@ struct TargetMachine {
     uuid: String,
     is_new: bool,
     is_started: bool,
+    /// Whether it goes on from its memory.
+    is_resumed: bool,
+    /// How far its clock is behind; null where it was set, or need not be.
+    clock_behind_ms: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -140,6 +147,10 @@ impl From<&Room> for RoomDocument {
 impl Done {
     fn new(plan: &MachineRestorePlan, report: Option<&MachineRestoreReport>) -> Self {
         let disks = report.iter().flat_map(|report| &report.disks);
+        let resumed = report.and_then(|report| match &report.started {
+            Started::Resumed(resumed) => Some(*resumed),
+            _ => None,
+        });
         Self {
             id: plan.snapshot.id.to_string(),
             machine: plan.snapshot.machine.clone(),
@@ -149,7 +160,9 @@ impl Done {
                 name: plan.machine.name.clone(),
                 uuid: plan.machine.uuid.clone(),
                 is_new: plan.machine.is_new,
-                is_started: report.is_some_and(|report| report.started == Started::Yes),
+                is_started: report.is_some_and(|report| matches!(report.started, Started::Yes | Started::Resumed(_))),
+                is_resumed: resumed.is_some(),
+                clock_behind_ms: resumed.and_then(|resumed| resumed.clock_behind).map(units::millis),
             },
             files: plan.files.iter().map(FileDocument::from).collect(),
             rooms: plan.rooms.iter().map(RoomDocument::from).collect(),
@@ -211,8 +224,18 @@ impl Report for Done {
         }
         if !self.dry_run {
             let duration = units::duration(std::time::Duration::from_millis(self.duration_ms));
-            let runs = if machine.is_started { "; it runs" } else { "" };
+            let runs = match (machine.is_resumed, machine.is_started) {
+                (true, _) => "; it goes on where it was",
+                (_, true) => "; it runs",
+                _ => "",
+            };
             page.line(&format!("restored in {duration}{runs}"));
+            if let Some(behind) = machine.clock_behind_ms {
+                let behind = units::duration(std::time::Duration::from_millis(behind));
+                page.line(&format!(
+                    "  its clock is {behind} behind: it has no agent that could set it"
+                ));
+            }
             return;
         }
         for room in &self.rooms {
@@ -311,11 +334,12 @@ fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreReques
     Ok(MachineRestoreRequest {
         name: args.snapshot.clone(),
         restore_as,
-        after: if machine.start {
-            AfterRestore::Start
-        } else {
-            AfterRestore::LeaveOff
+        after: match (machine.resume, machine.start) {
+            (true, _) => AfterRestore::Resume,
+            (_, true) => AfterRestore::Start,
+            _ => AfterRestore::LeaveOff,
         },
+        runtime: context.runtime_folder(),
         zone: context.zone().clone(),
     })
 }

@@ -82,11 +82,11 @@ fn new_identity() -> Identity {
     Identity::New(NewIdentity {
         name: "web1-restored".to_owned(),
         uuid: Uuid::from_random([9; 16]),
-        macs: vec![
+        macs: Some(vec![
             MacAddress::from_random([1; 3]),
             MacAddress::from_random([2; 3]),
             MacAddress::from_random([3; 3]),
-        ],
+        ]),
     })
 }
 
@@ -226,7 +226,7 @@ fn what_cannot_be_brought_elsewhere_is_refused_in_words() {
     let Identity::New(mut poor) = new_identity() else {
         unreachable!("it is new");
     };
-    poor.macs.truncate(1);
+    poor.macs.as_mut().unwrap().truncate(1);
     let poor = Rewrite {
         identity: Identity::New(poor),
         ..wish()

@@ -1,0 +1,178 @@
+//! A restored machine goes on from the memory in its snapshot.
+//!
+//! The memory belongs to the disks of the same snapshot, and to no others: both come from one manifest, so that the one cannot
+//! be had with others of the other. The guest goes on with what it knows: also with the addresses of its network cards, whatever its
+//! configuration says. A machine with a new identity goes on with its cables pulled, so that no address is on a network twice.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_host::domain_xml::{DiskChange, DiskPlace, Identity, Medium, Rewrite, rewrite, with_links_down};
+use holdfast_host::qemu::memory::{MemoryState, PutError, put_together};
+use holdfast_host::{HypervisorMut, Resumption, agent};
+use holdfast_repo::{DiskRecord, Manifest, Repository, Surroundings};
+
+use super::plan::{Content, Draft, Planner, unfit};
+use super::refusal::Refusal;
+use super::stored;
+use crate::block_target::is_block_device;
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::machine_backup::{MEMORY, MEMORY_STATE, is_memory};
+
+/// The configuration that goes with the memory.
+const CONFIGURATION: &str = "domain-migratable.xml";
+/// The configuration of the machine as it ran.
+const LIVE_CONFIGURATION: &str = "domain-live.xml";
+/// For the guest to set its clock.
+const CLOCK_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What a machine will go on from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedResumption {
+    /// The configuration of the running machine, as it will be.
+    pub configuration: String,
+    /// The configuration of the machine as it ran.
+    then: String,
+    runtime: PathBuf,
+    /// Bytes of its memory.
+    pub memory_bytes: u64,
+    /// Whether its network cards are taken off their networks.
+    pub has_links_down: bool,
+}
+
+/// A machine that has gone on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resumed {
+    /// How far its clock is behind; none where its agent has set it.
+    pub clock_behind: Option<Duration>,
+}
+
+fn record<'m>(snapshot: &'m Manifest, name: &str) -> Option<&'m DiskRecord> {
+    snapshot.disks.iter().find(|record| record.name == name)
+}
+
+/// Looks whether the machine of a plan can go on from its memory.
+pub(super) fn plan(
+    planner: &Planner<'_>,
+    (snapshot, runtime): (&Manifest, &Path),
+    draft: &mut Draft,
+) -> Result<PlannedResumption> {
+    let refused = |reason: &'static str| Refusal::CannotResume {
+        machine: snapshot.machine.clone(),
+        reason,
+    };
+    let memory = snapshot.disks.iter().find(|record| is_memory(record));
+    let memory = memory.ok_or_else(|| refused("the snapshot has no memory: it was not taken with --with-memory"))?;
+    let text = |name| -> Result<String> {
+        let text = stored::text_of(planner.repository, snapshot, name)?;
+        Ok(text.ok_or_else(|| refused("the snapshot has no configuration that goes with its memory"))?)
+    };
+    let (configuration, then) = (text(CONFIGURATION)?, text(LIVE_CONFIGURATION)?);
+    let is_same = stored::uuid(snapshot).is_some_and(|uuid| uuid.eq_ignore_ascii_case(&draft.machine.uuid));
+    if !draft.machine.is_new && !is_same {
+        return Err(refused("the machine that is there is another one than the memory is of").into());
+    }
+    let places = draft.files.iter().filter_map(|file| match &file.content {
+        Content::Disk(name) => Some((
+            name.clone(),
+            DiskChange::Place(DiskPlace {
+                path: file.to.clone(),
+                medium: if is_block_device(&file.to) {
+                    Medium::BlockDevice
+                } else {
+                    Medium::File
+                },
+                format: file.format.to_string(),
+            }),
+        )),
+        Content::FirmwareVariables => None,
+    });
+    let nvram = draft
+        .files
+        .iter()
+        .find(|file| file.content == Content::FirmwareVariables);
+    let identity = match &draft.identity {
+        // The guest knows its addresses.
+        Identity::New(new) => Identity::New(holdfast_host::domain_xml::NewIdentity {
+            macs: None,
+            ..new.clone()
+        }),
+        other => other.clone(),
+    };
+    let has_links_down = matches!(identity, Identity::New(_));
+    let wish = Rewrite {
+        identity,
+        generation: planner.uuid()?,
+        disks: places.collect(),
+        nvram: nvram.map(|file| file.to.clone()),
+    };
+    let unfit = |detail| unfit(&snapshot.machine, detail);
+    let mut configuration = rewrite(&configuration, &wish).map_err(unfit)?.text;
+    if has_links_down {
+        configuration = with_links_down(&configuration).map_err(unfit)?;
+        draft.warnings.push(
+            "the guest goes on with the network addresses that it had, so its cables are pulled; virsh domif-setlink plugs them in"
+                .to_owned(),
+        );
+    }
+    Ok(PlannedResumption {
+        configuration,
+        then,
+        memory_bytes: memory.size_bytes,
+        runtime: runtime.to_owned(),
+        has_links_down,
+    })
+}
+
+/// Lets a machine go on.
+pub(super) fn resume(
+    (repository, snapshot): (&Repository, &Manifest),
+    hypervisor: &dyn HypervisorMut,
+    (planned, uuid): (&PlannedResumption, &str),
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<Resumed> {
+    let memory = record(snapshot, MEMORY).expect("the plan has found it");
+    let Some(state) = record(snapshot, MEMORY_STATE) else {
+        return Err(Refusal::CannotResume {
+            machine: snapshot.machine.clone(),
+            reason: "the snapshot has its memory's pages only, and not its devices",
+        }
+        .into());
+    };
+    let state = MemoryState::decode(&stored::bytes_of(repository, state)?).map_err(|source| Error::MemoryState {
+        machine: snapshot.machine.clone(),
+        source,
+    })?;
+    let folder = tempfile::Builder::new()
+        .prefix("holdfast-")
+        .tempdir_in(&planned.runtime);
+    let folder = folder.map_err(|source| Error::File {
+        action: "create a folder in",
+        path: planned.runtime.clone(),
+        source,
+    })?;
+    let device = repository.device_checking_prints(memory);
+    let write = |output: &mut dyn Write| {
+        put_together(&state, &device, output).map_err(|error| match error {
+            PutError::Output(source) => source,
+            other => std::io::Error::other(other),
+        })
+    };
+    hypervisor.resume(&Resumption {
+        configuration: &planned.configuration,
+        then: &planned.then,
+        clock: job.clock,
+        folder: folder.path(),
+        write: &write,
+    })?;
+    let machine = hypervisor.machine(uuid)?;
+    let now_ms = (surroundings.now_ms)();
+    let is_set = agent::set_clock(&*machine, now_ms, CLOCK_DEADLINE).is_ok();
+    let behind_ms = u64::try_from(now_ms.saturating_sub(snapshot.time_ms)).unwrap_or_default();
+    Ok(Resumed {
+        clock_behind: (!is_set).then(|| Duration::from_millis(behind_ms)),
+    })
+}
