@@ -1,0 +1,450 @@
+//! What is left of a restore that fails at each of its steps, against a hypervisor that fails when it is told to.
+
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use holdfast_block::{ManualClock, MemoryDevice};
+use holdfast_engine::{
+    AfterRestore, Error, FileWay, Interrupt, Job, MachineRestorePlan, MachineRestoreReport, MachineRestoreRequest,
+    NewMachineIdentity, NewMachineWish, NoProgress, Overwrite, Refusal, RestoreAs, SnapshotName, Started,
+    plan_machine_restore, restore_machine,
+};
+use holdfast_host::domain_xml::DomainXml;
+use holdfast_host::qmp::Monitor;
+use holdfast_host::{
+    Description, Error as HostError, Hypervisor, HypervisorMut, KeptStates, Machine, MachineDisk, MachineState,
+    MachineSummary, Result as HostResult,
+};
+use holdfast_repo::key::{Cipher, Credential, KdfParameters, SystemRandomness};
+use holdfast_repo::store::MemoryStore;
+use holdfast_repo::{
+    BackupProgress, BackupRequest, InitRequest, Parent, Repository, Source, SourceData, Surroundings, SystemProcesses,
+};
+use jiff::tz::TimeZone;
+
+const DISK_LENGTH: usize = 1 << 20;
+
+/// What a hypervisor does wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Nothing,
+    /// It does not define.
+    Refuses,
+    /// It defines, and the answer is lost.
+    AnswerLost,
+    /// It defines, the answer is lost, and nothing is heard of it any more.
+    ConnectionLost,
+    /// It does not start.
+    NoStart,
+}
+
+/// A hypervisor that keeps configurations.
+struct Fake {
+    fault: Fault,
+    /// By UUID.
+    machines: Mutex<BTreeMap<String, String>>,
+    is_gone: Mutex<bool>,
+}
+
+struct FakeMachine {
+    summary: MachineSummary,
+    text: String,
+}
+
+impl Fake {
+    fn new(fault: Fault) -> Self {
+        Self {
+            fault,
+            machines: Mutex::default(),
+            is_gone: Mutex::new(false),
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        let machines = self.machines.lock().unwrap();
+        machines
+            .values()
+            .map(|text| DomainXml::parse(text).unwrap().name.unwrap())
+            .collect()
+    }
+
+    fn lost() -> HostError {
+        HostError::Unreachable {
+            address: "fake".to_owned(),
+            source: "the connection is gone".into(),
+        }
+    }
+
+    fn refused(action: &'static str) -> HostError {
+        HostError::Refused {
+            action,
+            machine: "fake".to_owned(),
+            reason: "it was told to".to_owned(),
+        }
+    }
+}
+
+fn summary(uuid: &str, text: &str) -> MachineSummary {
+    MachineSummary {
+        name: DomainXml::parse(text).unwrap().name.unwrap(),
+        uuid: uuid.to_owned(),
+        state: MachineState::ShutOff,
+    }
+}
+
+impl Hypervisor for Fake {
+    fn title(&self) -> &'static str {
+        "fake"
+    }
+
+    fn machines(&self) -> HostResult<Vec<MachineSummary>> {
+        let machines = self.machines.lock().unwrap();
+        Ok(machines.iter().map(|(uuid, text)| summary(uuid, text)).collect())
+    }
+
+    fn machine(&self, name: &str) -> HostResult<Box<dyn Machine>> {
+        if *self.is_gone.lock().unwrap() {
+            return Err(Self::lost());
+        }
+        let machines = self.machines.lock().unwrap();
+        let mut found = machines.iter().map(|(uuid, text)| FakeMachine {
+            summary: summary(uuid, text),
+            text: text.clone(),
+        });
+        match found.find(|machine| machine.summary.name == name || machine.summary.uuid == name) {
+            Some(machine) => Ok(Box::new(machine)),
+            None => Err(HostError::NoSuchMachine {
+                hypervisor: "fake".to_owned(),
+                name: name.to_owned(),
+            }),
+        }
+    }
+}
+
+impl HypervisorMut for Fake {
+    fn is_of_this_host(&self) -> bool {
+        true
+    }
+
+    fn check(&self, _configuration: &str) -> HostResult<Option<String>> {
+        Ok(None)
+    }
+
+    fn kept_states(&self, _machine: &str) -> HostResult<KeptStates> {
+        Ok(KeptStates::default())
+    }
+
+    fn define(&self, configuration: &str) -> HostResult<()> {
+        if self.fault == Fault::Refuses {
+            return Err(Self::refused("define"));
+        }
+        let uuid = DomainXml::parse(configuration).unwrap().uuid.unwrap();
+        self.machines.lock().unwrap().insert(uuid, configuration.to_owned());
+        match self.fault {
+            Fault::AnswerLost => Err(Self::lost()),
+            Fault::ConnectionLost => {
+                *self.is_gone.lock().unwrap() = true;
+                Err(Self::lost())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn undefine(&self, machine: &str) -> HostResult<()> {
+        self.machines.lock().unwrap().remove(machine).unwrap();
+        Ok(())
+    }
+
+    fn start(&self, _machine: &str) -> HostResult<()> {
+        match self.fault {
+            Fault::NoStart => Err(Self::refused("start")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Machine for FakeMachine {
+    fn name(&self) -> &str {
+        &self.summary.name
+    }
+
+    fn describe(&self) -> HostResult<Description> {
+        let xml = DomainXml::parse(&self.text).unwrap();
+        Ok(Description {
+            summary: self.summary.clone(),
+            disks: xml.disks,
+            nvram: None,
+            tpm: None,
+            has_agent_channel: false,
+            mark: xml.mark,
+        })
+    }
+
+    fn size_of(&self, _disk: &MachineDisk) -> Option<u64> {
+        None
+    }
+
+    fn configuration(&self) -> HostResult<Vec<(String, Vec<u8>)>> {
+        Ok(vec![("domain.xml".to_owned(), self.text.clone().into_bytes())])
+    }
+
+    fn monitor(&self) -> &dyn Monitor {
+        unreachable!("a machine that is shut off has none")
+    }
+
+    fn ask_agent(&self, _command: &str, _deadline: Duration) -> HostResult<String> {
+        Err(Fake::refused("ask"))
+    }
+}
+
+/// A repository with a machine of two disks and a firmware, and a folder to restore it to.
+struct World {
+    folder: tempfile::TempDir,
+    repository: Repository,
+    surroundings: Surroundings,
+}
+
+/// Nobody listens.
+#[derive(Default)]
+struct Silent(AtomicBool);
+
+impl BackupProgress for Silent {
+    fn advance(&self, _bytes: u64) {}
+
+    fn note(&self, _message: String) {}
+
+    fn warn(&self, message: String) {
+        panic!("{message}");
+    }
+
+    fn cancelled(&self) -> &AtomicBool {
+        &self.0
+    }
+}
+
+fn domain(folder: &Path) -> String {
+    let disk = |target: &str, format: &str| {
+        let path = folder.join(format!("web1-{target}"));
+        let path = path.display();
+        format!("<disk type='file'><driver type='{format}'/><source file='{path}'/><target dev='{target}'/></disk>")
+    };
+    format!(
+        "<domain><name>web1</name><uuid>aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee</uuid>\
+         <os><nvram>{}</nvram></os><devices>{}{}</devices></domain>",
+        folder.join("web1_VARS.fd").display(),
+        disk("vda", "qcow2"),
+        disk("vdb", "raw")
+    )
+}
+
+impl World {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let surroundings = Surroundings {
+            randomness: Arc::new(SystemRandomness),
+            processes: Arc::new(SystemProcesses),
+            now_ms: Arc::new(|| 1),
+        };
+        let request = InitRequest {
+            credential: Credential::Open,
+            label: "test",
+            parameters: KdfParameters::default(),
+            cipher: Cipher::Aes256Gcm,
+        };
+        let repository = Repository::init(Arc::new(MemoryStore::new()), &request, surroundings.clone()).unwrap();
+        let world = Self {
+            folder,
+            repository,
+            surroundings,
+        };
+        world.back_up(1, &domain(world.folder.path()));
+        world
+    }
+
+    fn back_up(&self, time_ms: i64, text: &str) {
+        let disks = [1, 2].map(|byte| MemoryDevice::from_bytes(&[byte; DISK_LENGTH]));
+        let (mut text, mut variables) = (text.as_bytes(), &b"variables"[..]);
+        let source = |name: &str, data, format: &str| Source {
+            name: name.to_owned(),
+            data,
+            notes: BTreeMap::from([
+                (
+                    "path".to_owned(),
+                    self.folder.path().join(format!("web1-{name}")).display().to_string(),
+                ),
+                ("format".to_owned(), format.to_owned()),
+            ]),
+        };
+        let request = BackupRequest {
+            machine: "web1".to_owned(),
+            time_ms,
+            tags: Vec::new(),
+            parent: Parent::None,
+            host: String::new(),
+            program: String::new(),
+            notes: BTreeMap::new(),
+            sources: vec![
+                source("vda", SourceData::Disk(&disks[0]), "qcow2"),
+                source("vdb", SourceData::Disk(&disks[1]), "raw"),
+                source("domain.xml", SourceData::Stream(&mut text), "raw"),
+                source("nvram", SourceData::Stream(&mut variables), "raw"),
+            ],
+            thread_count: 1,
+        };
+        self.repository.backup(request, &Silent::default()).unwrap();
+    }
+
+    fn with_job<T>(interrupt: &Interrupt, run: impl FnOnce(Job<'_>) -> T) -> T {
+        let clock = ManualClock::new();
+        run(Job {
+            progress: &NoProgress,
+            interrupt,
+            clock: &clock,
+            thread_count: 1,
+        })
+    }
+
+    fn plan(&self, hypervisor: &Fake, identity: NewMachineIdentity) -> Result<MachineRestorePlan, Error> {
+        let request = MachineRestoreRequest {
+            name: "web1".parse::<SnapshotName>().unwrap(),
+            restore_as: RestoreAs::NewMachine(NewMachineWish {
+                name: None,
+                identity,
+                storage: None,
+                format: None,
+                places: BTreeMap::new(),
+                overwrite: Overwrite::Refuse,
+            }),
+            after: AfterRestore::Start,
+            zone: TimeZone::UTC,
+        };
+        Self::with_job(&Interrupt::new(), |job| {
+            plan_machine_restore(&self.repository, hypervisor, &request, &self.surroundings, job)
+        })
+    }
+
+    fn execute(&self, hypervisor: &Fake, plan: &MachineRestorePlan) -> Result<MachineRestoreReport, Error> {
+        Self::with_job(&Interrupt::new(), |job| {
+            restore_machine(&self.repository, hypervisor, plan, &self.surroundings, job)
+        })
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.folder.path()).unwrap();
+        let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files
+    }
+}
+
+#[test]
+fn what_the_plan_says_is_done() {
+    let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
+    let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
+    assert!(
+        world.files().is_empty() && fake.names().is_empty(),
+        "a plan changes nothing"
+    );
+    assert!(plan.files.iter().all(|file| file.way == FileWay::NewFile));
+    let report = world.execute(&fake, &plan).unwrap();
+    assert_eq!((report.started, report.disks.len()), (Started::Yes, 2));
+    assert_eq!(fake.names(), ["web1-restored"]);
+    let mut planned: Vec<PathBuf> = plan.files.iter().map(|file| file.to.clone()).collect();
+    planned.sort();
+    assert_eq!(world.files(), planned);
+    assert_eq!(std::fs::read(&plan.files[2].to).unwrap(), b"variables");
+    // Once more, the same plan is about a machine that is there.
+    assert!(world.execute(&fake, &plan).is_err());
+    assert_eq!(world.files(), planned);
+}
+
+#[test]
+fn what_was_made_goes_again_when_the_machine_cannot_be_defined() {
+    for fault in [Fault::Refuses, Fault::AnswerLost] {
+        let (world, fake) = (World::new(), Fake::new(fault));
+        let plan = world.plan(&fake, NewMachineIdentity::Keep).unwrap();
+        let precious = world.folder.path().join("precious");
+        std::fs::File::create(&precious).unwrap();
+        assert!(matches!(world.execute(&fake, &plan), Err(Error::Host(_))), "{fault:?}");
+        assert_eq!(world.files(), [precious], "{fault:?}");
+        assert!(fake.names().is_empty(), "{fault:?}");
+    }
+}
+
+/// Nobody knows whether there is a machine that needs them.
+#[test]
+fn files_stay_when_the_connection_is_lost_with_the_answer() {
+    let (world, fake) = (World::new(), Fake::new(Fault::ConnectionLost));
+    let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
+    assert!(world.execute(&fake, &plan).is_err());
+    assert_eq!(world.files().len(), 3);
+    assert_eq!(fake.names(), ["web1-restored"]);
+}
+
+#[test]
+fn a_machine_that_does_not_start_stays() {
+    let (world, fake) = (World::new(), Fake::new(Fault::NoStart));
+    let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
+    let report = world.execute(&fake, &plan).unwrap();
+    assert!(matches!(report.started, Started::Failed(reason) if reason.contains("told to")));
+    assert_eq!((world.files().len(), fake.names().len()), (3, 1));
+}
+
+/// Somebody is faster: another machine of the same identity, and a file where one is to be.
+#[test]
+fn what_came_after_the_plan_is_not_touched() {
+    let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
+    let plan = world.plan(&fake, NewMachineIdentity::Keep).unwrap();
+    let text = domain(world.folder.path());
+    fake.define(&text).unwrap();
+    let refused = world.execute(&fake, &plan);
+    assert!(matches!(refused, Err(Error::MachineRestore(Refusal::Changed { .. }))));
+    assert!(world.files().is_empty());
+    assert_eq!(*fake.machines.lock().unwrap().values().next().unwrap(), text);
+
+    fake.undefine("aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee").unwrap();
+    let there = plan.files[1].to.clone();
+    std::fs::File::create(&there).unwrap();
+    assert!(matches!(world.execute(&fake, &plan), Err(Error::TargetExists { path }) if path == there));
+    assert_eq!((world.files(), there.metadata().unwrap().len()), (vec![there], 0));
+    assert!(fake.names().is_empty());
+}
+
+#[test]
+fn an_interrupted_restore_leaves_nothing() {
+    let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
+    let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
+    let interrupt = Interrupt::new();
+    interrupt.request();
+    let stopped = World::with_job(&interrupt, |job| {
+        restore_machine(&world.repository, &fake, &plan, &world.surroundings, job)
+    });
+    assert!(matches!(stopped, Err(Error::Interrupted(_))));
+    assert!(world.files().is_empty() && fake.names().is_empty());
+}
+
+/// A snapshot may be written by somebody who wants files elsewhere.
+#[test]
+fn names_in_a_snapshot_lead_out_of_no_folder() {
+    let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
+    let text = domain(world.folder.path());
+    world.back_up(2, &text.replace("<name>web1<", "<name>../../../etc/web1<"));
+    for identity in [NewMachineIdentity::New, NewMachineIdentity::Keep] {
+        let refused = world.plan(&fake, identity);
+        assert!(
+            matches!(
+                refused,
+                Err(Error::Name(_) | Error::MachineRestore(Refusal::Configuration { .. }))
+            ),
+            "{refused:?}"
+        );
+    }
+    world.back_up(3, "<domain>");
+    assert!(world.plan(&fake, NewMachineIdentity::New).is_err());
+    assert!(world.files().is_empty());
+}
