@@ -267,7 +267,7 @@ impl World {
     }
 
     fn back_up(&self, time_ms: i64, text: &str) {
-        let disks = [1, 2].map(|byte| MemoryDevice::from_bytes(&[byte; DISK_LENGTH]));
+        let disks = [1, 2].map(|byte| MemoryDevice::from_bytes(&vec![byte; DISK_LENGTH]));
         let (mut text, mut variables) = (text.as_bytes(), &b"variables"[..]);
         let source = |name: &str, data, format: &str| Source {
             name: name.to_owned(),
@@ -280,6 +280,11 @@ impl World {
                 ("format".to_owned(), format.to_owned()),
             ]),
         };
+        let memory = Source {
+            name: "memory".to_owned(),
+            data: SourceData::Disk(&disks[0]),
+            notes: BTreeMap::from([("kind".to_owned(), "memory".to_owned())]),
+        };
         let request = BackupRequest {
             machine: "web1".to_owned(),
             time_ms,
@@ -289,6 +294,7 @@ impl World {
             program: String::new(),
             notes: BTreeMap::new(),
             sources: vec![
+                memory,
                 source("vda", SourceData::Disk(&disks[0]), "qcow2"),
                 source("vdb", SourceData::Disk(&disks[1]), "raw"),
                 source("domain.xml", SourceData::Stream(&mut text), "raw"),
@@ -351,6 +357,11 @@ fn what_the_plan_says_is_done() {
         "a plan changes nothing"
     );
     assert!(plan.files.iter().all(|file| file.way == FileWay::NewFile));
+    // The memory is no disk.
+    assert!(
+        plan.warnings.is_empty() && plan.notes.iter().any(|note| note.contains("memory")),
+        "{plan:?}"
+    );
     let report = world.execute(&fake, &plan).unwrap();
     assert_eq!((report.started, report.disks.len()), (Started::Yes, 2));
     assert_eq!(fake.names(), ["web1-restored"]);

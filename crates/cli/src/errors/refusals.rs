@@ -21,7 +21,7 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
         Refusal::NoConfiguration { .. } => (
             Exit::Error,
             Kind::NotFound,
-            "restore its disks to files; snapshots of machines are made by holdfast backup MACHINE",
+            "restore its disks to files; what can be restored to libvirt was backed up as a machine of libvirt",
         ),
         Refusal::MachineExists { .. } => (
             Exit::Error,

@@ -246,7 +246,10 @@ pub fn plan_machine_restore(
     };
     let rooms = rooms(&drafted.files)?;
     check_rooms(&rooms)?;
-    let mut warnings = drafted.warnings;
+    let (mut notes, mut warnings) = (drafted.notes, drafted.warnings);
+    if super::stored::has_memory(&snapshot) {
+        notes.push("its memory is not restored: it starts as after a power cut".to_owned());
+    }
     if let Some(definition) = &drafted.definition
         && let Some(reason) = hypervisor.check(&definition.text)?
     {
@@ -257,7 +260,7 @@ pub fn plan_machine_restore(
         definition: drafted.definition,
         files: drafted.files,
         rooms,
-        notes: drafted.notes,
+        notes,
         warnings,
         after: request.after,
         resumption,

@@ -14,8 +14,8 @@ pub enum Refusal {
         /// The hypervisor.
         hypervisor: String,
     },
-    /// The snapshot is of images, not of a machine.
-    #[error("snapshot {snapshot} has no configuration of a machine, only disks")]
+    /// The snapshot is of images, or of a machine that libvirt did not know.
+    #[error("snapshot {snapshot} has no configuration of a machine of libvirt")]
     NoConfiguration {
         /// The snapshot.
         snapshot: String,

@@ -59,12 +59,17 @@ impl<'m> StoredMachine<'m> {
     }
 }
 
-/// The disks of a snapshot, without the files that were stored beside them.
+/// The disks of a snapshot, without its memory and the files that were stored beside them.
 pub(super) fn disks(snapshot: &Manifest) -> impl Iterator<Item = &DiskRecord> {
     snapshot
         .disks
         .iter()
         .filter(|record| record.content == DiskContent::Blocks && !is_memory(record))
+}
+
+/// Whether the snapshot has the memory of the machine.
+pub(super) fn has_memory(snapshot: &Manifest) -> bool {
+    snapshot.disks.iter().any(is_memory)
 }
 
 /// The firmware's variables.
