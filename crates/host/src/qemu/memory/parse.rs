@@ -65,6 +65,7 @@ pub fn take_apart(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeSt
         offset: 0,
         head: Some(Vec::new()),
         page_bytes,
+        block: None,
     };
     if !is_page_size(page_bytes) {
         return Err(parser.senseless(format!("pages of {page_bytes} bytes")));
@@ -103,6 +104,8 @@ struct Parser<'a> {
     /// What was read so far, until the first page may come.
     head: Option<Vec<u8>>,
     page_bytes: u64,
+    /// Start and size of the block of the last page: it is the same in the next section, where that does not name another one.
+    block: Option<(u64, u64)>,
 }
 
 impl Parser<'_> {
@@ -235,7 +238,6 @@ impl Parser<'_> {
 
     /// The records of a section, until its end.
     fn records(&mut self, blocks: &[RamBlock], pages: &mut Pages) -> Result<()> {
-        let mut current: Option<(u64, u64)> = None;
         let mut page = vec![0; to_usize(self.page_bytes)];
         loop {
             let word = self.u64()?;
@@ -249,9 +251,11 @@ impl Parser<'_> {
             }
             if flags & record::SAME_BLOCK == 0 {
                 let name = self.name()?;
-                current = Some(self.place(blocks, &name)?);
+                self.block = Some(self.place(blocks, &name)?);
             }
-            let (start, size_bytes) = current.ok_or_else(|| self.senseless("a page of no block".to_owned()))?;
+            let (start, size_bytes) = self
+                .block
+                .ok_or_else(|| self.senseless("a page of no block".to_owned()))?;
             if address >= size_bytes {
                 return Err(self.senseless(format!("a page at {address}, in a block of {size_bytes} bytes")));
             }
