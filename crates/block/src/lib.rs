@@ -47,7 +47,7 @@ pub use overlay::{BackingId, CommitReport, OVERLAY_VERSION, OverlayDevice, Overl
 pub use random::SeededRandom;
 pub use request::{Request, RequestKind};
 pub use slice::SliceDevice;
-pub use throttle::{ThrottleLimits, ThrottledDevice};
+pub use throttle::{Throttle, ThrottleLimits, ThrottledDevice};
 pub use trace::{TraceRing, TraceSink, TracedDevice};
 pub use track::TrackedDevice;
 

@@ -64,12 +64,35 @@ impl Schedule {
     }
 }
 
+/// Limits that several requesters share: whoever is about to do something asks how long to wait before.
+#[derive(Debug, Default)]
+pub struct Throttle {
+    schedule: Mutex<Schedule>,
+}
+
+impl Throttle {
+    /// Changes the limits from the next request on; what was booked under the old ones is forgotten.
+    pub fn set_limits(&self, limits: ThrottleLimits, now: Duration) {
+        *self.schedule.lock().unwrap_or_else(PoisonError::into_inner) = Schedule {
+            limits,
+            bytes_free_at: now,
+            operations_free_at: now,
+        };
+    }
+
+    /// Books one request of `bytes`, and tells how long to wait until it may begin.
+    pub fn book(&self, bytes: u64, now: Duration) -> Duration {
+        let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
+        schedule.wait(now, bytes)
+    }
+}
+
 /// A device held to [`ThrottleLimits`]. Flushes and questions for extents pass freely.
 #[derive(Debug)]
 pub struct ThrottledDevice<D, C> {
     device: D,
     clock: C,
-    schedule: Mutex<Schedule>,
+    throttle: Throttle,
 }
 
 impl<D: BlockDevice, C: Clock> ThrottledDevice<D, C> {
@@ -78,7 +101,7 @@ impl<D: BlockDevice, C: Clock> ThrottledDevice<D, C> {
         let throttled = Self {
             device,
             clock,
-            schedule: Mutex::default(),
+            throttle: Throttle::default(),
         };
         throttled.set_limits(limits);
         throttled
@@ -86,19 +109,11 @@ impl<D: BlockDevice, C: Clock> ThrottledDevice<D, C> {
 
     /// Changes the limits from the next request on; what was booked under the old ones is forgotten.
     pub fn set_limits(&self, limits: ThrottleLimits) {
-        let now = self.clock.now();
-        *self.schedule.lock().unwrap_or_else(PoisonError::into_inner) = Schedule {
-            limits,
-            bytes_free_at: now,
-            operations_free_at: now,
-        };
+        self.throttle.set_limits(limits, self.clock.now());
     }
 
     fn pass(&self, bytes: u64) {
-        let wait = {
-            let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
-            schedule.wait(self.clock.now(), bytes)
-        };
+        let wait = self.throttle.book(bytes, self.clock.now());
         if !wait.is_zero() {
             self.clock.sleep(wait);
         }

@@ -243,6 +243,16 @@ pub enum Error {
         /// How it ended.
         reason: String,
     },
+    /// What the guest has overwritten took too much room.
+    #[error("the copy of {machine} was given up, and the machine runs on: what it overwrote meanwhile is kept in {}; {why}", scratch.display())]
+    ScratchLimit {
+        /// The machine.
+        machine: String,
+        /// The folder.
+        scratch: PathBuf,
+        /// How much room.
+        why: crate::GivenUp,
+    },
     /// The guest cannot be frozen, and was to be.
     #[error("the file systems of {machine} cannot be frozen")]
     NotQuiesced {

@@ -62,8 +62,8 @@ pub use job::Job;
 pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
 pub use list::{ListReport, ListRequest, ShowReport, list, show};
 pub use machine_backup::{
-    Compared, MachineBackupReport, MachineBackupRequest, Method, NOTE_CONSISTENCY, NOTE_METHOD, Quiesce, Quiesced,
-    ReadAll, back_up_machine,
+    Compared, GivenUp, Limits, Load, MachineBackupReport, MachineBackupRequest, Method, NOTE_CONSISTENCY, NOTE_METHOD,
+    Quiesce, Quiesced, ReadAll, back_up_machine,
 };
 pub use machine_restore::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,

@@ -10,7 +10,9 @@
 mod changes;
 mod frozen;
 mod memory;
+mod pace;
 mod quiesce;
+mod warden;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -39,7 +41,9 @@ use changes::{Changes, NOTE_BITMAP};
 use frozen::Freezer;
 use memory::NOTE_KIND;
 pub(crate) use memory::{MEMORY, MEMORY_STATE, is_memory};
+use pace::{Pace, PacedDevice};
 pub use quiesce::{Quiesce, Quiesced};
+pub use warden::{GivenUp, Limits, Load};
 
 /// Note of a snapshot: how its disks were read.
 pub const NOTE_METHOD: &str = "method";
@@ -86,6 +90,8 @@ pub struct MachineBackupRequest<'a> {
     pub memory: Option<MemoryMode>,
     /// The command that starts the watchdog of this run: see [`watch_over`](crate::watch_over).
     pub watchdog: Option<Vec<std::ffi::OsString>>,
+    /// What reading may cost the machine and its host.
+    pub limits: Limits,
     /// The administrator's own programs.
     pub hooks: Hooks,
     /// A random number, which names what is made in QEMU.
@@ -105,6 +111,8 @@ pub struct MachineBackupReport {
     pub quiesced: Quiesced,
     /// Bytes of its memory, where that was taken.
     pub memory_bytes: Option<u64>,
+    /// What reading did to it.
+    pub load: Load,
     /// Disks that were left out, and why.
     pub left_out: Vec<(String, String)>,
     /// How each disk was compared with the snapshot before, in the order of the snapshot.
@@ -268,8 +276,14 @@ impl MachineBackup<'_> {
             notes: notes_of(disk),
         });
         let time = (self.request.now)();
+        let disks = disks.collect::<Vec<_>>();
+        let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
         let rest = Rest { nvram, memory: None };
-        let (backup, compared) = self.store(&disks.collect::<Vec<_>>(), rest, time, (Method::Images, "shut off"))?;
+        let (backup, compared) = self.store(&disks, rest, time, (Method::Images, "shut off"), &pace)?;
+        let load = Load {
+            waited: pace.waited(backup.duration),
+            ..Load::default()
+        };
         // What was started meanwhile has written to what was read.
         let now = self.request.machine.describe()?;
         if now.summary.state != MachineState::ShutOff {
@@ -278,7 +292,7 @@ impl MachineBackup<'_> {
                 self.request.name
             ));
         }
-        Ok(self.report(backup, Method::Images, (None, Quiesced::NotNeeded), compared))
+        Ok(self.report(backup, Method::Images, (None, Quiesced::NotNeeded, load), compared))
     }
 
     fn read_frozen_disks(self) -> Result<MachineBackupReport> {
@@ -295,11 +309,14 @@ impl MachineBackup<'_> {
         // Memory holds what the file systems have not written yet.
         let can_quiesce =
             state == MachineState::Running && self.description.has_agent_channel && self.request.memory.is_none();
-        let frozen = freezer.freeze(&self.taken, (state, can_quiesce), &mut || {
+        let mut frozen = freezer.freeze(&self.taken, (state, can_quiesce), &mut || {
             time = Some((self.request.now)());
             nvram = self.read_nvram();
         })?;
-        let stored = nvram.and_then(|nvram| {
+        let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
+        let warden = frozen.warden(&self.request, &pace, self.job);
+        let read = || {
+            let nvram = nvram?;
             let disks = self.taken.iter().zip(frozen.disks()).map(|(disk, frozen)| {
                 let mut notes = notes_of(disk);
                 notes.insert(NOTE_BITMAP.to_owned(), frozen.next_bitmap.clone());
@@ -319,16 +336,18 @@ impl MachineBackup<'_> {
                 nvram,
                 memory: frozen.memory(),
             };
-            self.store(&disks.collect::<Vec<_>>(), rest, time, (Method::Filter, consistency))
-        });
-        let stood_still = (Some(frozen.pause()), frozen.quiesced().clone());
+            let of = (Method::Filter, consistency);
+            self.store(&disks.collect::<Vec<_>>(), rest, time, of, &pace)
+        };
+        let (stored, watched) = warden.watch(read);
+        let held_up = (Some(frozen.pause()), frozen.quiesced().clone(), watched.load);
         let memory_bytes = frozen.memory().map(|(state, _)| state.size_bytes());
-        let stored = stored.map_err(|error| freezer.explain(error));
+        let stored = stored.map_err(|error| freezer.explain(error, watched.given_up));
         freezer.finish(frozen, &stored);
         let (backup, compared) = stored?;
         Ok(MachineBackupReport {
             memory_bytes,
-            ..self.report(backup, Method::Filter, stood_still, compared)
+            ..self.report(backup, Method::Filter, held_up, compared)
         })
     }
 
@@ -336,7 +355,7 @@ impl MachineBackup<'_> {
         self,
         backup: BackupReport,
         method: Method,
-        (pause, quiesced): (Option<Pause>, Quiesced),
+        (pause, quiesced, load): (Option<Pause>, Quiesced, Load),
         compared: Vec<(String, Compared)>,
     ) -> MachineBackupReport {
         MachineBackupReport {
@@ -344,6 +363,7 @@ impl MachineBackup<'_> {
             method,
             quiesced,
             memory_bytes: None,
+            load,
             pause: pause.filter(|_| self.description.summary.state == MachineState::Running),
             left_out: self.left_out,
             compared,
@@ -376,6 +396,7 @@ impl MachineBackup<'_> {
         rest: Rest<'_>,
         time: Timestamp,
         (method, consistency): (Method, &str),
+        pace: &Pace<'_>,
     ) -> Result<(BackupReport, Vec<(String, Compared)>)> {
         let start = self.job.clock.now();
         let compared = disks.iter().map(|disk| (disk.target.clone(), disk.changes.compared()));
@@ -385,14 +406,18 @@ impl MachineBackup<'_> {
             .total(disks.iter().map(|disk| disk.changes.bytes_to_read(disk.device)).sum());
         let stages = Stages::new(self.job.clock, self.job.progress);
         let meters: Vec<Meter> = disks.iter().map(|_| Meter::new()).collect();
-        let devices: Vec<MeteredDevice<'_>> = disks
+        let devices: Vec<PacedDevice<'_, MeteredDevice<'_>>> = disks
             .iter()
             .zip(&meters)
-            .map(|(disk, meter)| MeteredDevice {
-                inner: disk.device,
-                meter,
-                progress: self.job.progress,
-                stages: &stages,
+            .map(|(disk, meter)| PacedDevice {
+                // Outermost: time spent waiting is none that the source took.
+                inner: MeteredDevice {
+                    inner: disk.device,
+                    meter,
+                    progress: self.job.progress,
+                    stages: &stages,
+                },
+                pace,
             })
             .collect();
         let mut streams = self.configuration.clone();

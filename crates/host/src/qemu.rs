@@ -8,6 +8,7 @@
 mod cut;
 mod disks;
 mod graph;
+mod latency;
 pub mod memory;
 mod names;
 mod remove;
@@ -15,5 +16,6 @@ mod remove;
 pub use cut::{Cut, CutDisk, CutRequest, Moment, Pause};
 pub(crate) use disks::device_path;
 pub use disks::{Bitmap, QemuDisk, disks};
+pub use latency::{WriteCounters, write_counters};
 pub use names::RunId;
 pub use remove::{remove_run, runs_in};

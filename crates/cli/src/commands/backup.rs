@@ -3,6 +3,7 @@
 //! Here are images and streams; machines that a hypervisor knows are in `machines.rs`.
 
 mod hooks;
+mod limits;
 mod machines;
 
 use std::ffi::OsString;
@@ -87,6 +88,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Have programs of your own called on the way",
         line: "holdfast backup -r /backup/vms db1 --hook /etc/holdfast/quiesce-db --hook-timeout 60",
+    },
+    Example {
+        wish: "Go easy on a busy machine",
+        line: "holdfast backup -r /backup/vms db1 --bwlimit 50M --max-latency 20 --scratch-max 10G",
     },
     Example {
         wish: "Back up an image",

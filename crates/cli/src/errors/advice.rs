@@ -154,6 +154,11 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::NotQuiesced { .. } => refused(
             "the guest needs qemu-guest-agent and the machine its channel; without --quiesce=require the snapshot is as after a power cut",
         ),
+        JobError::ScratchLimit { .. } => advice(
+            Exit::Error,
+            Kind::NoSpace,
+            "give a --scratch folder with more room, or back up when the machine writes less; what was stored is not stored again",
+        ),
         JobError::Hook { .. } => refused("mend the program; --hook-failure=warn goes on without it"),
         JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),
         JobError::FrozenBroken { .. } => advice(

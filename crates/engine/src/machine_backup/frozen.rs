@@ -17,7 +17,9 @@ use holdfast_repo::{Manifest, Repository};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 
 use super::changes::{BitmapNames, Changes, ReadAll, check_spots, usable_bitmap};
+use super::pace::Pace;
 use super::quiesce::{Quiesced, Quiescence};
+use super::warden::{GivenUp, Warden, files};
 use super::{MachineBackupRequest, device_of};
 use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookCalls, HookEvent};
@@ -50,6 +52,10 @@ pub(super) struct Frozen {
     guard: Guard,
     disks: Vec<FrozenDisk>,
     memory: Option<Memory>,
+    /// The devices of QEMU that they are.
+    devices: Vec<String>,
+    /// Where what the guest overwrites goes; QEMU has these files too.
+    scratch: Vec<File>,
     /// Bitmaps of ours that were there before, with their nodes.
     old_bitmaps: Vec<(String, String)>,
 }
@@ -78,6 +84,24 @@ impl Frozen {
 
     pub(super) fn quiesced(&self) -> &Quiesced {
         &self.quiesced
+    }
+
+    /// Who looks after the machine while these are read. The scratch files are his from now on.
+    pub(super) fn warden<'w>(
+        &mut self,
+        request: &'w MachineBackupRequest<'_>,
+        pace: &'w Pace<'w>,
+        job: Job<'w>,
+    ) -> Warden<'w> {
+        Warden {
+            machine: request.machine,
+            run: RunId(request.run),
+            devices: self.devices.clone(),
+            scratch: std::mem::take(&mut self.scratch),
+            limits: request.limits,
+            pace,
+            job,
+        }
     }
 }
 
@@ -125,9 +149,14 @@ impl<'a> Freezer<'a> {
             .collect();
         let (folder, listener) = self.listen()?;
         let mut cut_disks = Vec::new();
-        for ((_, disk), usable) in wanted.iter().zip(&usable) {
+        let scratch: Vec<OwnedFd> = wanted
+            .iter()
+            .map(|(_, disk)| self.scratch(disk.size_bytes))
+            .collect::<Result<_>>()?;
+        let watched = files(&scratch).map_err(|source| self.no_scratch(source))?;
+        for (((_, disk), usable), scratch) in wanted.iter().zip(&usable).zip(scratch) {
             cut_disks.push(CutDisk {
-                scratch: self.scratch(disk.size_bytes)?,
+                scratch,
                 disk: disk.clone(),
                 next_bitmap: Some(self.names.next()),
                 changes: usable.as_ref().ok().cloned(),
@@ -181,6 +210,8 @@ impl<'a> Freezer<'a> {
                 guard,
                 disks,
                 memory,
+                devices: wanted.into_iter().map(|(_, disk)| disk.device).collect(),
+                scratch: watched,
                 old_bitmaps,
             }),
             Err(error) => {
@@ -308,13 +339,17 @@ impl<'a> Freezer<'a> {
         Ok((folder, listener.into()))
     }
 
-    /// A file without a name: it is gone when the last who has it open lets go, whatever happens.
-    fn scratch(&self, size_bytes: u64) -> Result<OwnedFd> {
-        let failed = |source| Error::File {
+    fn no_scratch(&self, source: std::io::Error) -> Error {
+        Error::File {
             action: "create a scratch file in",
             path: self.request.scratch.clone(),
             source,
-        };
+        }
+    }
+
+    /// A file without a name: it is gone when the last who has it open lets go, whatever happens.
+    fn scratch(&self, size_bytes: u64) -> Result<OwnedFd> {
+        let failed = |source| self.no_scratch(source);
         let unnamed = i32::try_from(rustix::fs::OFlags::TMPFILE.bits()).expect("flags are small");
         let opened = File::options()
             .read(true)
@@ -436,7 +471,14 @@ impl<'a> Freezer<'a> {
     }
 
     /// Says what a read error of a frozen disk means.
-    pub(super) fn explain(&self, error: Error) -> Error {
+    pub(super) fn explain(&self, error: Error, given_up: Option<GivenUp>) -> Error {
+        if let Some(why) = given_up {
+            return Error::ScratchLimit {
+                machine: self.machine.clone(),
+                scratch: self.request.scratch.clone(),
+                why,
+            };
+        }
         match error {
             Error::Repository(holdfast_repo::Error::Device {
                 role: "source",

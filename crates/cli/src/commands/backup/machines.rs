@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::BackupArgs;
 use super::hooks::{self, HookArgs};
+use super::limits::{LimitArgs, LoadDocument};
 use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
@@ -58,6 +59,8 @@ pub(super) struct MachineArgs {
     /// Where to keep what the machine overwrites while it is read: a folder with room, on a local disk
     #[arg(long, value_name = "FOLDER")]
     scratch: Option<PathBuf>,
+    #[command(flatten)]
+    limits: LimitArgs,
     #[command(flatten)]
     hooks: HookArgs,
 }
@@ -115,7 +118,7 @@ impl MachineArgs {
             (self.scratch.is_some(), "--scratch"),
         ];
         let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
-        first.or_else(|| self.hooks.given())
+        first.or_else(|| self.limits.given()).or_else(|| self.hooks.given())
     }
 }
 
@@ -149,6 +152,7 @@ struct MachineDone {
     bottleneck: Option<&'static str>,
     disks: Vec<DiskDone>,
     left_out: Vec<LeftOut>,
+    load: LoadDocument,
     #[serde(skip)]
     limit: Option<String>,
 }
@@ -206,6 +210,8 @@ impl From<MachineBackupReport> for MachineDone {
             Quiesced::Yes { frozen, .. } => Some(*frozen),
             _ => None,
         };
+        let load = LoadDocument::new(&report.load, report.backup.duration);
+        let bottleneck = report.backup.bottleneck.map(|bottleneck| bottleneck.to_string());
         let consistency = report.backup.snapshot.notes.get(NOTE_CONSISTENCY);
         let left_out = report
             .left_out
@@ -223,7 +229,8 @@ impl From<MachineBackupReport> for MachineDone {
             stored_bytes: report.backup.stored_bytes,
             duration_ms: units::millis(report.backup.duration),
             bottleneck: report.backup.bottleneck.map(Bottleneck::word),
-            limit: report.backup.bottleneck.map(|bottleneck| bottleneck.to_string()),
+            limit: load.limit().map(str::to_owned).or(bottleneck),
+            load,
             disks: report.compared.into_iter().map(disk).collect(),
             left_out: left_out.collect(),
         }
@@ -262,6 +269,9 @@ impl MachineDone {
                 (None, Some(us)) => format!("  consistent for its file systems, which were frozen for {}", time(us)),
                 (None, None) => "  consistent as after a power cut: its file systems were not frozen".to_owned(),
             });
+        }
+        for line in self.load.lines() {
+            page.line(&line);
         }
         for disk in &self.disks {
             let how = match (&disk.reason, disk.dirty_bytes) {
@@ -396,6 +406,7 @@ fn back_up(
         }),
         watchdog: Some(watchdog),
         hooks,
+        limits: args.machines.limits.limits(),
         run,
     };
     let report = context.work(args.job.thread_count(), |job| back_up_machine(repository, request, job))?;
@@ -415,6 +426,6 @@ fn watchdog(way: Vec<OsString>, run: u32) -> Result<Vec<OsString>, Error> {
     Ok(words)
 }
 
-fn micros(duration: Duration) -> u64 {
+pub(super) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

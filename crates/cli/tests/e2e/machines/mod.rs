@@ -12,6 +12,7 @@ mod kills;
     reason = "shared with the tests of the host crate"
 )]
 mod lab;
+mod limits;
 #[path = "../../../../host/tests/qemu/lab.rs"]
 #[expect(
     dead_code,

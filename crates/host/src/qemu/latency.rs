@@ -1,0 +1,81 @@
+//! How long the guest's writes take, as QEMU counts it.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::disks::device_path;
+use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
+
+/// What QEMU has counted of the writes of some devices, since it was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteCounters {
+    /// How many have ended.
+    pub operation_count: u64,
+    /// How long they took, all together.
+    pub time: Duration,
+}
+
+impl WriteCounters {
+    /// How long one write took on average; none where there was none.
+    pub fn average(&self) -> Option<Duration> {
+        let count = u32::try_from(self.operation_count.max(1)).unwrap_or(u32::MAX);
+        (self.operation_count > 0).then(|| self.time / count)
+    }
+
+    /// What came since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            operation_count: self.operation_count.saturating_sub(earlier.operation_count),
+            time: self.time.saturating_sub(earlier.time),
+        }
+    }
+}
+
+const COMMAND: &str = "query-blockstats";
+
+/// The counters of these devices together; `devices` are [`QemuDisk::device`](super::QemuDisk::device).
+pub fn write_counters(monitor: &dyn Monitor, devices: &[String]) -> Result<WriteCounters> {
+    let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;
+    counters(&answer, devices).ok_or_else(|| MonitorError::Senseless {
+        command: COMMAND.to_owned(),
+        detail: "a device has no counters".to_owned(),
+    })
+}
+
+fn counters(answer: &Value, devices: &[String]) -> Option<WriteCounters> {
+    let mut sum = WriteCounters::default();
+    for device in answer.as_array()? {
+        let path = device.get("qdev").and_then(Value::as_str).map(device_path);
+        if path.is_none_or(|path| !devices.contains(&path)) {
+            continue;
+        }
+        let number = |key: &str| device.get("stats")?.get(key)?.as_u64();
+        sum.operation_count += number("wr_operations")?;
+        sum.time += Duration::from_nanos(number("wr_total_time_ns")?);
+    }
+    Some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::{WriteCounters, counters};
+
+    #[test]
+    fn the_counters_of_the_wanted_devices_are_added_up() {
+        let device = |qdev: &str, count: u64| json!({ "qdev": qdev, "stats": { "wr_operations": count, "wr_total_time_ns": count * 1_000_000 } });
+        let answer = json!([device("a", 2), device("/machine/b", 3), device("c", 100), { "stats": {} }]);
+        let wanted = ["/machine/peripheral/a".to_owned(), "/machine/b".to_owned()];
+        let found = counters(&answer, &wanted).unwrap();
+        assert_eq!((found.operation_count, found.time), (5, Duration::from_millis(5)));
+        assert_eq!(found.average(), Some(Duration::from_millis(1)));
+        assert_eq!(found.since(&found), WriteCounters::default());
+        assert_eq!(WriteCounters::default().average(), None);
+        assert!(counters(&json!([{ "qdev": "a", "stats": {} }]), &wanted).is_none());
+    }
+}
