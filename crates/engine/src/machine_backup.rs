@@ -406,19 +406,9 @@ impl MachineBackup<'_> {
             .total(disks.iter().map(|disk| disk.changes.bytes_to_read(disk.device)).sum());
         let stages = Stages::new(self.job.clock, self.job.progress);
         let meters: Vec<Meter> = disks.iter().map(|_| Meter::new()).collect();
-        let devices: Vec<PacedDevice<'_, MeteredDevice<'_>>> = disks
-            .iter()
-            .zip(&meters)
-            .map(|(disk, meter)| PacedDevice {
-                // Outermost: time spent waiting is none that the source took.
-                inner: MeteredDevice {
-                    inner: disk.device,
-                    meter,
-                    progress: self.job.progress,
-                    stages: &stages,
-                },
-                pace,
-            })
+        let watched = disks.iter().zip(&meters);
+        let devices: Vec<_> = watched
+            .map(|(disk, meter)| self.watched(disk, meter, &stages, pace))
             .collect();
         let mut streams = self.configuration.clone();
         streams.extend(rest.nvram.map(|bytes| (NVRAM.to_owned(), bytes)));
@@ -471,6 +461,24 @@ impl MachineBackup<'_> {
             duration: self.job.clock.now().saturating_sub(start),
         };
         Ok((report, compared))
+    }
+
+    /// A disk as it is read: at the pace that it may be, and measured.
+    fn watched<'d>(
+        &'d self,
+        disk: &'d Ready<'_>,
+        meter: &'d Meter,
+        stages: &'d Stages<'d>,
+        pace: &'d Pace<'d>,
+    ) -> PacedDevice<'d, MeteredDevice<'d>> {
+        let inner = MeteredDevice {
+            inner: disk.device,
+            meter,
+            progress: self.job.progress,
+            stages,
+        };
+        // Outermost: time spent waiting is none that the source took.
+        PacedDevice { inner, pace }
     }
 
     /// What the snapshot says of itself.
