@@ -9,19 +9,21 @@
 
 mod changes;
 mod frozen;
+mod frozen_device;
 mod memory;
+mod nvram;
 mod pace;
 mod quiesce;
+mod scratch;
 mod warden;
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_block::BlockDevice;
+use holdfast_host::qemu::Pause;
 use holdfast_host::qemu::memory::{Memory, MemoryMode};
-use holdfast_host::qemu::{Pause, QemuDisk};
 use holdfast_host::{Decision, Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState};
 use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
 use jiff::Timestamp;
@@ -53,8 +55,6 @@ pub const NOTE_CONSISTENCY: &str = "consistency";
 pub(crate) const NOTE_UUID: &str = "uuid";
 /// The stream of a snapshot that holds the firmware's variables.
 pub(crate) const NVRAM: &str = "nvram";
-/// Bytes of a file with firmware variables, at most.
-const NVRAM_BYTES_MAX: u64 = 64 << 20;
 
 /// What to back up.
 pub struct MachineBackupRequest<'a> {
@@ -249,6 +249,20 @@ struct Ready<'a> {
     notes: BTreeMap<String, String>,
 }
 
+impl Ready<'_> {
+    /// The disk, as `device` reads it.
+    fn source<'s>(&'s self, device: &'s dyn BlockDevice) -> Source<'s> {
+        Source {
+            name: self.target.clone(),
+            data: match &self.changes {
+                Changes::Only(changed) => SourceData::Changes { device, changed },
+                Changes::Unknown(_) => SourceData::Disk(device),
+            },
+            notes: self.notes.clone(),
+        }
+    }
+}
+
 impl MachineBackup<'_> {
     fn read_images(self) -> Result<MachineBackupReport> {
         let open = |disk: &MachineDisk| {
@@ -268,7 +282,7 @@ impl MachineBackup<'_> {
             self.job.progress.note("the machine is shut off, so it has no memory");
         }
         let opened = self.taken.iter().map(open).collect::<Result<Vec<_>>>()?;
-        let nvram = self.read_nvram()?;
+        let nvram = nvram::read(&self.description)?;
         let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
             target: disk.target.clone(),
             device: &*source.device,
@@ -311,7 +325,7 @@ impl MachineBackup<'_> {
             state == MachineState::Running && self.description.has_agent_channel && self.request.memory.is_none();
         let mut frozen = freezer.freeze(&self.taken, (state, can_quiesce), &mut || {
             time = Some((self.request.now)());
-            nvram = self.read_nvram();
+            nvram = nvram::read(&self.description);
         })?;
         let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
         let warden = frozen.warden(&self.request, &pace, self.job);
@@ -370,25 +384,6 @@ impl MachineBackup<'_> {
         }
     }
 
-    fn read_nvram(&self) -> Result<Option<Vec<u8>>> {
-        let Some(path) = &self.description.nvram else {
-            return Ok(None);
-        };
-        let failed = |source| Error::File {
-            action: "read",
-            path: path.clone(),
-            source,
-        };
-        let file = match std::fs::File::open(path) {
-            // A machine that never ran has none yet.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            other => other.map_err(failed)?,
-        };
-        let mut bytes = Vec::new();
-        file.take(NVRAM_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
-        Ok(Some(bytes))
-    }
-
     /// Stores disks, firmware variables and configuration as one snapshot.
     fn store(
         &self,
@@ -421,14 +416,7 @@ impl MachineBackup<'_> {
         let mut sources: Vec<Source<'_>> = disks
             .iter()
             .zip(&devices)
-            .map(|(disk, device)| Source {
-                name: disk.target.clone(),
-                data: match &disk.changes {
-                    Changes::Only(changed) => SourceData::Changes { device, changed },
-                    Changes::Unknown(_) => SourceData::Disk(device),
-                },
-                notes: disk.notes.clone(),
-            })
+            .map(|(disk, device)| disk.source(device))
             .collect();
         sources.extend(memory.as_ref().map(|pages| Source {
             name: MEMORY.to_owned(),
@@ -505,10 +493,4 @@ fn notes_of(disk: &MachineDisk) -> BTreeMap<String, String> {
         notes.insert(NOTE_FORMAT.to_owned(), format.clone());
     }
     notes
-}
-
-/// The device of QEMU that is this disk of the machine.
-fn device_of<'q>(disk: &MachineDisk, devices: &'q [QemuDisk]) -> Option<&'q QemuDisk> {
-    let alias = disk.alias.as_deref()?;
-    devices.iter().find(|device| device.is_called(alias))
 }

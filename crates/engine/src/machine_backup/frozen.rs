@@ -1,14 +1,11 @@
 //! The disks of a running machine, frozen: what is made before, read meanwhile, and taken away after.
 
 use std::fs::File;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_block::{BlockDevice, BlockDeviceMut as _, ExtentList};
 use holdfast_host::qemu::memory::{Memory, StreamError};
 use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, Pause, QemuDisk, RunId, disks};
 use holdfast_host::qmp::QmpCommand;
@@ -16,18 +13,18 @@ use holdfast_host::{MachineDisk, MachineState};
 use holdfast_repo::{Manifest, Repository};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 
+use super::MachineBackupRequest;
 use super::changes::{BitmapNames, Changes, ReadAll, check_spots, usable_bitmap};
+use super::frozen_device::FrozenDevice;
 use super::pace::Pace;
 use super::quiesce::{Quiesced, Quiescence};
-use super::warden::{GivenUp, Warden, files};
-use super::{MachineBackupRequest, device_of};
+use super::scratch::Scratch;
+use super::warden::{GivenUp, Warden};
 use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookCalls, HookEvent};
 use crate::job::Job;
 use crate::watchdog::Guard;
 
-/// What QEMU's filter copies at once: a smaller piece that was read cannot be given back.
-const CLUSTER_BYTES: u64 = 64 << 10;
 /// A pause takes milliseconds; after this the watchdog ends it.
 const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -148,20 +145,7 @@ impl<'a> Freezer<'a> {
             .map(|(target, disk)| usable_bitmap(disk, target, self.parent))
             .collect();
         let (folder, listener) = self.listen()?;
-        let mut cut_disks = Vec::new();
-        let scratch: Vec<OwnedFd> = wanted
-            .iter()
-            .map(|(_, disk)| self.scratch(disk.size_bytes))
-            .collect::<Result<_>>()?;
-        let watched = files(&scratch).map_err(|source| self.no_scratch(source))?;
-        for (((_, disk), usable), scratch) in wanted.iter().zip(&usable).zip(scratch) {
-            cut_disks.push(CutDisk {
-                scratch,
-                disk: disk.clone(),
-                next_bitmap: Some(self.names.next()),
-                changes: usable.as_ref().ok().cloned(),
-            });
-        }
+        let (cut_disks, watched) = self.cut_disks(&wanted, &usable)?;
         let (memory, receiving) = match self.request.memory {
             None => (None, None),
             Some(mode) => {
@@ -188,13 +172,7 @@ impl<'a> Freezer<'a> {
                     Some(Err(of_memory @ Error::MemoryNotKept { .. })) => of_memory,
                     _ => error,
                 };
-                // It may stand still, if even that failed: the watchdog sees to it. One that was paused before stays so.
-                if state == MachineState::Running && !self.runs() {
-                    guard.about_to_pause(PAUSE_DEADLINE).ok();
-                    guard.hand_over();
-                } else {
-                    guard.done();
-                }
+                self.leave(guard, state);
                 return Err(error);
             }
         };
@@ -221,6 +199,37 @@ impl<'a> Freezer<'a> {
                 guard.done();
                 Err(error)
             }
+        }
+    }
+
+    /// What is frozen, with a new scratch file for each; and these files as who looks after the machine gets them.
+    fn cut_disks(
+        &self,
+        wanted: &[(String, QemuDisk)],
+        usable: &[std::result::Result<String, ReadAll>],
+    ) -> Result<(Vec<CutDisk>, Vec<File>)> {
+        let (mut cut_disks, mut watched) = (Vec::new(), Vec::new());
+        for ((_, disk), usable) in wanted.iter().zip(usable) {
+            let scratch = Scratch::create(&self.request.scratch, disk.size_bytes)?;
+            watched.push(scratch.watched);
+            cut_disks.push(CutDisk {
+                scratch: scratch.given,
+                disk: disk.clone(),
+                next_bitmap: Some(self.names.next()),
+                changes: usable.as_ref().ok().cloned(),
+            });
+        }
+        Ok((cut_disks, watched))
+    }
+
+    /// Ends what has failed. The machine may stand still, if even that failed: the watchdog sees to it. One that was paused
+    /// before stays so.
+    fn leave(&self, mut guard: Guard, state: MachineState) {
+        if state == MachineState::Running && !self.runs() {
+            guard.about_to_pause(PAUSE_DEADLINE).ok();
+            guard.hand_over();
+        } else {
+            guard.done();
         }
     }
 
@@ -337,35 +346,6 @@ impl<'a> Freezer<'a> {
         let path = folder.path().join("nbd");
         let listener = UnixListener::bind(&path).map_err(failed(path))?;
         Ok((folder, listener.into()))
-    }
-
-    fn no_scratch(&self, source: std::io::Error) -> Error {
-        Error::File {
-            action: "create a scratch file in",
-            path: self.request.scratch.clone(),
-            source,
-        }
-    }
-
-    /// A file without a name: it is gone when the last who has it open lets go, whatever happens.
-    fn scratch(&self, size_bytes: u64) -> Result<OwnedFd> {
-        let failed = |source| self.no_scratch(source);
-        let unnamed = i32::try_from(rustix::fs::OFlags::TMPFILE.bits()).expect("flags are small");
-        let opened = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(unnamed)
-            .mode(0o600)
-            .open(&self.request.scratch);
-        let file = match opened {
-            // Not every file system knows files without names.
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) => {
-                tempfile::tempfile_in(&self.request.scratch).map_err(failed)?
-            }
-            other => other.map_err(failed)?,
-        };
-        file.set_len(size_bytes).map_err(failed)?;
-        Ok(file.into())
     }
 
     fn open(
@@ -495,27 +475,8 @@ impl<'a> Freezer<'a> {
     }
 }
 
-/// A frozen disk at QEMU's server. What was read is given back, so that nobody saves it any more before it is overwritten.
-pub(super) struct FrozenDevice {
-    inner: NbdDeviceMut,
-}
-
-impl BlockDevice for FrozenDevice {
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
-    }
-
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
-        self.inner.read_at(buffer, offset)?;
-        let start = offset.next_multiple_of(CLUSTER_BYTES);
-        let end = (offset + buffer.len() as u64) / CLUSTER_BYTES * CLUSTER_BYTES;
-        if start < end {
-            self.inner.trim(start..end)?;
-        }
-        Ok(())
-    }
-
-    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> holdfast_block::Result<ExtentList> {
-        self.inner.extents(range, extent_count_max)
-    }
+/// The device of QEMU that is this disk of the machine.
+fn device_of<'q>(disk: &MachineDisk, devices: &'q [QemuDisk]) -> Option<&'q QemuDisk> {
+    let alias = disk.alias.as_deref()?;
+    devices.iter().find(|device| device.is_called(alias))
 }

@@ -5,7 +5,6 @@
 //! once, which gives the space back, though whoever reads may be busy with something else.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -249,11 +248,6 @@ impl Warden<'_> {
     fn counters(&self) -> Option<WriteCounters> {
         write_counters(self.machine.monitor(), &self.devices).ok()
     }
-}
-
-/// The files as a warden looks at them.
-pub(super) fn files(scratch: &[OwnedFd]) -> std::io::Result<Vec<File>> {
-    scratch.iter().map(|file| file.try_clone().map(File::from)).collect()
 }
 
 #[cfg(test)]
