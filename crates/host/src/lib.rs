@@ -4,6 +4,9 @@ pub mod agent;
 mod bare;
 pub mod domain_xml;
 mod error;
+#[cfg(feature = "hostile")]
+#[doc(hidden)]
+pub mod hostile;
 mod hypervisor;
 mod identity;
 #[cfg(feature = "libvirt")]

@@ -13,11 +13,7 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
             Kind::Unsupported,
             "run holdfast on that host, with the repository where it can reach it",
         ),
-        Refusal::CannotResume { .. } => (
-            Exit::Error,
-            Kind::Refused,
-            "leave --resume out; with --start it boots as after a power cut, from disks of the same instant",
-        ),
+        Refusal::CannotResume { .. } => (Exit::Error, Kind::Refused, "--start boots it, as after a power cut"),
         Refusal::NoConfiguration { .. } => (
             Exit::Error,
             Kind::NotFound,

@@ -247,8 +247,8 @@ pub fn plan_machine_restore(
     let rooms = rooms(&drafted.files)?;
     check_rooms(&rooms)?;
     let (mut notes, mut warnings) = (drafted.notes, drafted.warnings);
-    if super::stored::has_memory(&snapshot) {
-        notes.push("its memory is not restored: it starts as after a power cut".to_owned());
+    if resumption.is_none() && super::stored::has_memory(&snapshot) {
+        notes.push("its memory is not restored, and it starts as after a power cut: --resume lets it go on".to_owned());
     }
     if let Some(definition) = &drafted.definition
         && let Some(reason) = hypervisor.check(&definition.text)?

@@ -4,11 +4,14 @@
 //! be had with others of the other. The guest goes on with what it knows: also with the addresses of its network cards, whatever its
 //! configuration says. A machine with a new identity goes on with its cables pulled, so that no address is on a network twice.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_host::domain_xml::{DiskChange, DiskPlace, Identity, Medium, Rewrite, rewrite, with_links_down};
+use holdfast_host::domain_xml::{
+    DiskChange, DiskPlace, DomainXml, Identity, Medium, Rewrite, rewrite, with_links_down,
+};
 use holdfast_host::qemu::memory::{MemoryState, PutError, put_together};
 use holdfast_host::{HypervisorMut, Resumption, agent};
 use holdfast_repo::{DiskRecord, Manifest, Repository, Surroundings};
@@ -74,21 +77,6 @@ pub(super) fn plan(
     if !draft.machine.is_new && !is_same {
         return Err(refused("the machine that is there is another one than the memory is of").into());
     }
-    let places = draft.files.iter().filter_map(|file| match &file.content {
-        Content::Disk(name) => Some((
-            name.clone(),
-            DiskChange::Place(DiskPlace {
-                path: file.to.clone(),
-                medium: if is_block_device(&file.to) {
-                    Medium::BlockDevice
-                } else {
-                    Medium::File
-                },
-                format: file.format.to_string(),
-            }),
-        )),
-        Content::FirmwareVariables => None,
-    });
     let nvram = draft
         .files
         .iter()
@@ -101,11 +89,12 @@ pub(super) fn plan(
         }),
         other => other.clone(),
     };
-    let has_links_down = matches!(identity, Identity::New(_));
+    let xml = DomainXml::parse(&configuration).map_err(|detail| unfit(&snapshot.machine, detail))?;
+    let has_links_down = matches!(identity, Identity::New(_)) && !xml.macs.is_empty();
     let wish = Rewrite {
         identity,
         generation: planner.uuid()?,
-        disks: places.collect(),
+        disks: places(draft),
         nvram: nvram.map(|file| file.to.clone()),
     };
     let unfit = |detail| unfit(&snapshot.machine, detail);
@@ -124,6 +113,26 @@ pub(super) fn plan(
         runtime: runtime.to_owned(),
         has_links_down,
     })
+}
+
+/// Where the disks of a plan will be.
+fn places(draft: &Draft) -> BTreeMap<String, DiskChange> {
+    let places = draft.files.iter().filter_map(|file| match &file.content {
+        Content::Disk(name) => Some((
+            name.clone(),
+            DiskChange::Place(DiskPlace {
+                path: file.to.clone(),
+                medium: if is_block_device(&file.to) {
+                    Medium::BlockDevice
+                } else {
+                    Medium::File
+                },
+                format: file.format.to_string(),
+            }),
+        )),
+        Content::FirmwareVariables => None,
+    });
+    places.collect()
 }
 
 /// Lets a machine go on.

@@ -9,6 +9,8 @@
 //! are the same since 2.5, but for what is switched on by capabilities, which are switched off.
 
 mod assemble;
+#[cfg(feature = "hostile")]
+pub(crate) mod hostile;
 mod migrate;
 mod parse;
 mod receive;

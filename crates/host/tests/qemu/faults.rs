@@ -78,7 +78,10 @@ fn a_fault_at_any_command_harms_nobody_while_memory_is_taken() {
     });
 }
 
-fn harms_nobody(memory: &dyn Fn(&mut Option<Receiving>) -> Option<(MemoryPipe, MemoryMode)>) {
+/// What a cut is asked to take besides disks; whoever takes it in is kept until the end.
+type TakeMemory = dyn Fn(&mut Option<Receiving>) -> Option<(MemoryPipe, MemoryMode)>;
+
+fn harms_nobody(memory: &TakeMemory) {
     let lab = Lab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     for fault in [Fault::Refused, Fault::AnswerLost, Fault::Dead] {

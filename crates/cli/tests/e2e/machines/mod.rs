@@ -13,6 +13,7 @@ mod kills;
 )]
 mod lab;
 mod limits;
+mod memory;
 #[path = "../../../../host/tests/qemu/lab.rs"]
 #[expect(
     dead_code,

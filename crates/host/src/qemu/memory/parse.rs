@@ -74,8 +74,9 @@ pub fn take_apart(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeSt
     let blocks = parser.sizes()?;
     let size_bytes = blocks.iter().map(|block| block.size_bytes).sum();
     let mut pages = Pages {
-        written: DirtyBitmap::new(size_bytes, page_bytes).map_err(StreamError::Store)?,
+        // What cannot be kept needs no list of its pages.
         store: make_store(size_bytes).map_err(StreamError::Store)?,
+        written: DirtyBitmap::new(size_bytes, page_bytes).map_err(StreamError::Store)?,
         run_start: 0,
         run: Vec::new(),
     };

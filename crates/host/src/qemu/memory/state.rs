@@ -6,6 +6,8 @@ const MAGIC: &[u8; 8] = b"HFMEMORY";
 const VERSION: u32 = 1;
 /// Blocks of a machine: main memory, firmware, video memory, and some per device.
 const BLOCK_COUNT_MAX: u32 = 4096;
+/// Memory of the largest machines that QEMU makes, and some.
+const MEMORY_BYTES_MAX: u64 = 64 << 40;
 /// A page of QEMU's: 4 KiB nearly everywhere, 64 KiB on some.
 const PAGE_BYTES_RANGE: std::ops::RangeInclusive<u64> = 1024..=1 << 20;
 
@@ -165,7 +167,7 @@ pub(super) fn are_possible(blocks: &[RamBlock], page_bytes: u64) -> bool {
             .is_multiple_of(page_bytes)
             .then(|| sum.checked_add(block.size_bytes))?
     });
-    sum.is_some_and(|sum| i64::try_from(sum).is_ok()) && blocks.len() <= BLOCK_COUNT_MAX as usize
+    sum.is_some_and(|sum| sum <= MEMORY_BYTES_MAX) && blocks.len() <= BLOCK_COUNT_MAX as usize
 }
 
 /// Whether QEMU has pages of this size.

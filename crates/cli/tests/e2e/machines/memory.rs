@@ -1,0 +1,177 @@
+//! Machines with their memory: what is restored goes on where it was, with the disks of that instant.
+
+use holdfast_host::qmp::QmpCommand;
+use holdfast_host::{Hypervisor as _, MachineState};
+use serde_json::{Value, json};
+
+use super::{World, at};
+
+/// Where a byte of the machine's memory is that its firmware does not touch.
+const PLACE: u64 = 8 << 20;
+
+impl World {
+    /// A machine that finds `byte` in its memory when it starts.
+    fn with_memory(byte: u8) -> Self {
+        let world = Self::new();
+        world.lab.virsh(&["destroy", "web1"]);
+        world.put_memory(byte);
+        let loader = format!(
+            "<qemu:commandline><qemu:arg value='-device'/><qemu:arg value='loader,file={},addr={PLACE},force-raw=on'/>\
+             </qemu:commandline></domain>",
+            world.lab.path("pattern").display()
+        );
+        let xml = world.lab.virsh(&["dumpxml", "web1"]);
+        let xml = xml.replace(
+            "<domain type='qemu'",
+            "<domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0' type='qemu'",
+        );
+        let file = world.lab.path("with-loader.xml");
+        let text = xml.replace("</domain>", &loader);
+        std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), text.as_bytes()).unwrap();
+        world.lab.virsh(&["define", file.to_str().unwrap()]);
+        world.lab.virsh(&["start", "web1"]);
+        world
+    }
+
+    /// What a machine that starts from now on finds in its memory.
+    fn put_memory(&self, byte: u8) {
+        let file = std::fs::File::create(self.lab.path("pattern")).unwrap();
+        std::io::Write::write_all(&mut &file, &[byte; 65_536]).unwrap();
+    }
+
+    /// What a machine has in its memory.
+    fn memory_of(&self, name: &str) -> String {
+        let machine = self.lab.connect().machine(name).unwrap();
+        let line = json!({ "command-line": format!("xp /1xb {PLACE:#x}") });
+        let said = machine
+            .monitor()
+            .execute(&QmpCommand::new("human-monitor-command", line));
+        said.unwrap().as_str().unwrap().trim().to_owned()
+    }
+
+    fn state_of(&self, name: &str) -> MachineState {
+        self.lab
+            .connect()
+            .machine(name)
+            .unwrap()
+            .describe()
+            .unwrap()
+            .summary
+            .state
+    }
+
+    fn back_up_with_memory(&self, words: &[&str]) -> Value {
+        let uri = self.lab.uri();
+        let report = self.rig.report(&at(&uri, &[&["backup", "web1"], words].concat()));
+        report["machines"][0].clone()
+    }
+}
+
+#[test]
+fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
+    let mut world = World::with_memory(7);
+    world.write(0, 40, 65_536, 65_536);
+    let first = world.back_up_with_memory(&["--with-memory"]);
+    assert_eq!(
+        (&first["consistency"], &first["method"]),
+        (&json!("memory"), &json!("filter"))
+    );
+    let memory_bytes = first["memory_bytes"].as_u64().unwrap();
+    assert!(
+        memory_bytes >= 16 << 20 && first["paused_us"].as_u64().unwrap() > 0,
+        "{first}"
+    );
+    world.assert_snapshot_is_right("with memory");
+    world.assert_runs_and_is_clean();
+
+    // The second time is incremental, and memory that has not changed is not stored again.
+    world.write(1, 41, 0, 65_536);
+    let second = world.back_up_with_memory(&["--with-memory=stopped"]);
+    assert!(
+        second["disks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|disk| disk["is_incremental"] == true),
+        "{second}"
+    );
+    assert!(
+        second["stored_bytes"].as_u64() < first["stored_bytes"].as_u64(),
+        "{second}"
+    );
+    world.assert_snapshot_is_right("with memory, again");
+    let there = world.disks.clone();
+
+    // Whoever starts the machine now has another memory; who resumes it has that one.
+    world.put_memory(9);
+    world.write(0, 99, 0, 1 << 20);
+    world.lab.virsh(&["destroy", "web1"]);
+    world.lab.virsh(&["start", "web1"]);
+    assert!(world.memory_of("web1").ends_with("0x09"));
+    world.lab.virsh(&["destroy", "web1"]);
+    let report = world.restore(&["--in-place", "--resume"]);
+    let machine = &report["target_machine"];
+    assert_eq!(
+        (&machine["is_started"], &machine["is_resumed"]),
+        (&json!(true), &json!(true))
+    );
+    assert!(
+        machine["clock_behind_ms"].as_u64().is_some(),
+        "nobody has set its clock: {machine}"
+    );
+    assert_eq!(world.state_of("web1"), MachineState::Running);
+    assert!(world.memory_of("web1").ends_with("0x07"), "{}", world.memory_of("web1"));
+    world.disks = there;
+    world.back_up();
+    world.assert_snapshot_is_right("it goes on with its disks");
+    world.rig.ok(&["verify"]);
+}
+
+/// The new one runs beside the old one, which does not notice.
+#[test]
+fn a_new_machine_goes_on_beside_the_old_one() {
+    let world = World::with_memory(7);
+    world.lab.virsh(&["suspend", "web1"]);
+    world.back_up_with_memory(&["--with-memory"]);
+    assert_eq!(
+        world.state_of("web1"),
+        MachineState::Paused,
+        "it was paused, and stays so"
+    );
+    world.lab.virsh(&["resume", "web1"]);
+    world.put_memory(9);
+    // Warnings: it has arguments for QEMU of its own, and the other one may want the same.
+    let uri = world.lab.uri();
+    let restore = |words: &[&str]| {
+        let words = [&["restore", "web1", "--to-machine", "--resume"], words].concat();
+        world.rig.json(3, &at(&uri, &words))["report"].clone()
+    };
+    let plan = restore(&["--dry-run"]);
+    assert!(!plan["notes"].to_string().contains("not restored"), "{plan}");
+    assert_eq!(world.machines(), ["web1"]);
+    restore(&[]);
+    assert_eq!(world.machines(), ["web1", "web1-restored"]);
+    assert!(world.memory_of("web1-restored").ends_with("0x07"));
+    assert!(world.memory_of("web1").ends_with("0x07"));
+    assert_eq!(world.state_of("web1"), MachineState::Running);
+    world.lab.virsh(&["destroy", "web1-restored"]);
+    world.assert_holds("web1-restored");
+}
+
+#[test]
+fn memory_that_is_not_there_is_not_resumed() {
+    let world = World::new();
+    world.back_up();
+    let (kind, text) = world.refused(1, &["--resume"]);
+    assert!(kind == "refused" && text.contains("--with-memory"), "{kind}: {text}");
+    assert_eq!(world.machines(), ["web1"]);
+    let uri = world.lab.uri();
+    let words = at(&uri, &["backup", "web1", "--with-memory", "--quiesce", "require"]);
+    let (_, text) = world.rig.error(2, &words);
+    assert!(text.contains("do not go together"), "{text}");
+    // A folder without room for the memory: the backup fails, the machine does not.
+    let words = at(&uri, &["backup", "web1", "--with-memory", "--scratch", "/proc"]);
+    let (_, text) = world.rig.error(1, &words);
+    assert!(text.contains("/proc"), "{text}");
+    world.assert_runs_and_is_clean();
+}

@@ -1,0 +1,68 @@
+//! What hypervisors say, laid open to hostile bytes: see [`holdfast_block::hostile`].
+
+use std::collections::BTreeMap;
+
+use holdfast_block::hostile::{Outcome, Parser};
+
+use crate::Uuid;
+use crate::domain_xml::{Identity, NewIdentity, Rewrite, rewrite, with_links_down};
+use crate::qemu::memory::hostile as memory;
+
+/// The parsers of this crate.
+pub const PARSERS: &[Parser] = &[
+    Parser {
+        name: "domain_xml",
+        feed: domain_xml,
+    },
+    Parser {
+        name: "memory_state",
+        feed: memory::state,
+    },
+    Parser {
+        name: "memory_stream",
+        feed: memory::stream,
+    },
+];
+
+/// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
+pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let domain = "<domain type='kvm' id='3'><name>web1</name><uuid>0-0</uuid><genid>1-1</genid><os><nvram>/v/web1</nvram></os>\
+         <metadata><h:backup xmlns:h='urn:holdfast:domain:1' enabled='no' exclude='vdb' tags='a b'/></metadata><devices>\
+         <disk type='file'><driver type='raw'/><source file='/a'/><target dev='vda'/></disk>\
+         <interface type='network'><mac address='52:54:00:00:00:01'/></interface></devices></domain>";
+    let mut seeds = vec![("domain_xml", "machine", domain.as_bytes().to_vec())];
+    seeds.extend(memory::seeds());
+    seeds
+}
+
+/// A configuration, changed for another place.
+pub fn domain_xml(bytes: &[u8]) -> Outcome {
+    let text = String::from_utf8_lossy(bytes);
+    let wish = Rewrite {
+        identity: Identity::New(NewIdentity {
+            name: "a<b".to_owned(),
+            uuid: Uuid::from_random([7; 16]),
+            macs: None,
+        }),
+        generation: Uuid::from_random([8; 16]),
+        disks: BTreeMap::new(),
+        nvram: Some("/n&m".into()),
+    };
+    let Ok(rewritten) = rewrite(&text, &wish) else {
+        return Outcome::Refused;
+    };
+    let again = rewrite(&rewritten.text, &wish).expect("what was changed can be changed again");
+    assert_eq!(again.text, rewritten.text, "the second change changes nothing");
+    with_links_down(&again.text).expect("its cables can be pulled");
+    Outcome::Decoded
+}
+
+/// See [`memory::state`].
+pub fn memory_state(bytes: &[u8]) -> Outcome {
+    memory::state(bytes)
+}
+
+/// See [`memory::stream`].
+pub fn memory_stream(bytes: &[u8]) -> Outcome {
+    memory::stream(bytes)
+}
