@@ -36,7 +36,7 @@ impl World {
     /// What a machine that starts from now on finds in its memory.
     fn put_memory(&self, byte: u8) {
         let file = std::fs::File::create(self.lab.path("pattern")).unwrap();
-        std::io::Write::write_all(&mut &file, &[byte; 65_536]).unwrap();
+        std::io::Write::write_all(&mut &file, &vec![byte; 65_536]).unwrap();
     }
 
     /// What a machine has in its memory.

@@ -81,7 +81,7 @@ fn example(has_footers: bool) -> Vec<u8> {
     let mut stream = [&b"QEVM\0\0\0\x03\x07\0\0\0\x02pc"[..], &[1, 0, 0, 0, 2]].concat();
     stream.extend(text("ram"));
     stream.extend([0, 0, 0, 0, 0, 0, 0, 4]);
-    stream.extend((4 * PAGE_BYTES | 0x04).to_be_bytes());
+    stream.extend(((4 * PAGE_BYTES) | 0x04).to_be_bytes());
     for (name, pages) in [("pc.ram", 3), ("rom", 1)] {
         stream.extend(text(name));
         stream.extend((pages * PAGE_BYTES).to_be_bytes());
@@ -93,7 +93,7 @@ fn example(has_footers: bool) -> Vec<u8> {
     stream.extend(page(PAGE_BYTES | 0x22, "", 0));
     stream.extend(&end);
     stream.extend([3, 0, 0, 0, 2]);
-    stream.extend(page(2 * PAGE_BYTES | 0x28, "", 9));
+    stream.extend(page((2 * PAGE_BYTES) | 0x28, "", 9));
     stream.extend(page(0x08, "rom", 10));
     stream.extend(&end);
     stream.extend([4, 0, 0, 0, 9, 3, b'c', b'p', b'u', 0]);
