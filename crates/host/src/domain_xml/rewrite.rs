@@ -8,7 +8,7 @@ mod neighbours;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use roxmltree::Node;
@@ -137,6 +137,11 @@ pub fn rewrite(text: &str, wish: &Rewrite) -> Result<Rewritten, String> {
     }
     if let Some(devices) = child(domain, "devices") {
         rewriter.disks(devices, &wish.disks)?;
+    }
+    // A serial port and the console that libvirt makes of it say the same.
+    for said in [&mut rewriter.notes, &mut rewriter.warnings] {
+        let mut seen = BTreeSet::new();
+        said.retain(|line| seen.insert(line.clone()));
     }
     Ok(Rewritten {
         text: rewriter.edits.apply(),
