@@ -60,7 +60,7 @@ pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use interrupt::{Interrupt, Interrupted};
 pub use job::Job;
 pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
-pub use list::{ListReport, ListRequest, ShowReport, list, show};
+pub use list::{ListReport, ListRequest, ShowReport, disk_count, list, show};
 pub use machine_backup::{
     Compared, GivenUp, Limits, Load, MachineBackupReport, MachineBackupRequest, Method, NOTE_CONSISTENCY, NOTE_METHOD,
     Quiesce, Quiesced, ReadAll, back_up_machine,

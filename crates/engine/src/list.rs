@@ -1,9 +1,10 @@
 //! `list` and `show`: what there is.
 
-use holdfast_repo::{Manifest, Repository};
+use holdfast_repo::{DiskContent, Manifest, Repository};
 use jiff::tz::TimeZone;
 
 use crate::error::Result;
+use crate::machine_backup::is_memory;
 use crate::repository::find_snapshot;
 use crate::{DiskName, MachineName, Progress, SnapshotName};
 
@@ -63,4 +64,14 @@ pub fn show(
         snapshot,
         disk: name.disk.clone(),
     })
+}
+
+/// How many disks a snapshot has; where it has none, how many streams. What else belongs to a machine does not count.
+pub fn disk_count(snapshot: &Manifest) -> u64 {
+    let disks = snapshot.disks.iter();
+    let disks = disks.filter(|record| record.content == DiskContent::Blocks && !is_memory(record));
+    match disks.count() {
+        0 => snapshot.disks.len() as u64,
+        count => count as u64,
+    }
 }

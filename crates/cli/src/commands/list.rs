@@ -1,6 +1,6 @@
 //! `holdfast list`: which snapshots there are.
 
-use holdfast_engine::{ListReport, ListRequest, MachineName, list, time_of};
+use holdfast_engine::{ListReport, ListRequest, MachineName, disk_count, list, time_of};
 use serde::Serialize;
 
 use crate::args::Example;
@@ -102,7 +102,7 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
             snapshot.id.short(),
             snapshot.machine.clone(),
             time::local(time_of(snapshot), context.zone()),
-            units::count(snapshot.disks.len() as u64),
+            units::count(disk_count(snapshot)),
             units::bytes(snapshot.logical_bytes()),
             units::bytes(changed_bytes(&snapshot.statistics())),
             snapshot.tags.join(", "),
