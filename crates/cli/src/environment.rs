@@ -19,8 +19,13 @@ pub const LIBVIRT_URI: &str = "LIBVIRT_DEFAULT_URI";
 /// The user's folder for sockets.
 pub const RUNTIME_FOLDER: &str = "XDG_RUNTIME_DIR";
 
+/// The user's folder for what programs keep from run to run.
+pub const STATE_FOLDER: &str = "XDG_STATE_HOME";
+/// The user's own folder.
+pub const HOME: &str = "HOME";
+
 /// All of them, with what they are good for.
-pub const VARIABLES: [(&str, &str); 8] = [
+pub const VARIABLES: [(&str, &str); 10] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
@@ -31,6 +36,14 @@ pub const VARIABLES: [(&str, &str); 8] = [
     ),
     (LIBVIRT_URI, "like --connect, for machines"),
     (RUNTIME_FOLDER, "where sockets are put; /run where not set"),
+    (
+        STATE_FOLDER,
+        "where backups of machines are noted for holdfast doctor, in holdfast/runs",
+    ),
+    (
+        HOME,
+        "where not set: /var/lib/holdfast/runs for root, ~/.local/state/holdfast/runs for others",
+    ),
     ("NO_COLOR", "no colours unless --color always"),
 ];
 

@@ -19,6 +19,7 @@ pub mod machines;
 pub mod output;
 pub mod password;
 pub mod program;
+pub mod runs;
 pub mod snapshot;
 pub mod terminal;
 pub mod time;

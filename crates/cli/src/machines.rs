@@ -152,7 +152,8 @@ impl<'a> Hypervisors<'a> {
         }
     }
 
-    fn libvirt(&self) -> Result<&Libvirt, Error> {
+    /// The connection to libvirt.
+    pub fn libvirt(&self) -> Result<&Libvirt, Error> {
         if let Some(libvirt) = self.libvirt.get() {
             return Ok(libvirt);
         }

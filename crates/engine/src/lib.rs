@@ -2,7 +2,7 @@
 //!
 //! One file per verb that a user knows, each to be read from top to bottom: [`init()`], [keys](add_key), [`backup()`],
 //! [`restore()`], [`list()`], [`show`], [`diff()`], [`prune()`], [`forget()`],
-//! [`gc()`], [`stats`], [`verify()`], [`scrub`] and [`repair()`], and for images
+//! [`gc()`], [`stats`], [`verify()`], [`scrub`], [`repair()`] and [`doctor()`], and for images
 //! [`convert()`], [`compare()`] and [`create_image()`]. A job takes everything it needs (the repository, paths, times, randomness) as
 //! parameters and answers with a report.
 //!
@@ -15,6 +15,7 @@ mod compare;
 mod convert;
 mod create_image;
 mod diff;
+mod doctor;
 mod error;
 mod forget;
 mod gc;
@@ -40,6 +41,7 @@ mod repository;
 mod resolve;
 mod restore;
 mod restore_stream;
+mod run_journal;
 mod serve;
 mod snapshot_name;
 mod source;
@@ -52,6 +54,10 @@ pub use compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
 pub use convert::{ConvertReport, ConvertRequest, VerifyImage, convert};
 pub use create_image::{CreateImageReport, CreateImageRequest, create_image};
 pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
+pub use doctor::{
+    DoctorReport, DoctorRequest, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient, Remedy, Treatment,
+    doctor,
+};
 pub use error::{Error, Result};
 pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use gc::{GcOutcome, gc, stats};
@@ -78,6 +84,7 @@ pub use repair::{RepairOutcome, repair};
 pub use repository::{Location, Protection, Unlock, find_in, find_snapshot, open, protection, time_of};
 pub use resolve::{Candidate, ResolveError, resolve};
 pub use restore::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Target, restore};
+pub use run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_path, noted_runs};
 pub use serve::{ServeDoor, ServeRequest, Served, Writes, serve};
 pub use snapshot_name::{Moment, SnapshotName, SnapshotReference};
 pub use source::{Origin, SourceName};

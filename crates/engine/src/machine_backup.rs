@@ -11,6 +11,7 @@ mod changes;
 mod frozen;
 mod frozen_device;
 mod memory;
+mod noted;
 mod nvram;
 mod pace;
 mod quiesce;
@@ -35,14 +36,17 @@ use crate::hooks::{HookCalls, Hooks};
 use crate::job::{Counting, Job};
 use crate::meter::{Meter, MeteredDevice};
 use crate::repository::snapshots;
+use crate::run_journal::{JournalPlace, Phase};
 use crate::source::OpenSource;
 use crate::stages::Stages;
 use crate::{BackupReport, MachineName, Unit};
-pub use changes::ReadAll;
-use changes::{Changes, NOTE_BITMAP};
+use changes::Changes;
+pub use changes::{Compared, ReadAll};
+pub(crate) use changes::{NOTE_BITMAP, is_bitmap_of, is_bitmap_of_ours};
 use frozen::Freezer;
 use memory::NOTE_KIND;
 pub(crate) use memory::{MEMORY, MEMORY_STATE, is_memory};
+use noted::Noted;
 use pace::{Pace, PacedDevice};
 pub use quiesce::{Quiesce, Quiesced};
 pub use warden::{GivenUp, Limits, Load};
@@ -92,6 +96,8 @@ pub struct MachineBackupRequest<'a> {
     pub watchdog: Option<Vec<std::ffi::OsString>>,
     /// What reading may cost the machine and its host.
     pub limits: Limits,
+    /// Where the run is noted for whoever has to clear up after it; none where it is not.
+    pub journal: Option<JournalPlace>,
     /// The administrator's own programs.
     pub hooks: Hooks,
     /// A random number, which names what is made in QEMU.
@@ -136,18 +142,6 @@ impl Method {
             Self::Images => "images",
         }
     }
-}
-
-/// How a disk was compared with the snapshot before.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Compared {
-    /// By its bitmap: so many bytes may have changed, and only they were read.
-    ByBitmap {
-        /// Bytes that the bitmap names.
-        dirty_bytes: u64,
-    },
-    /// By its content: everything was read, for this reason.
-    ByContent(ReadAll),
 }
 
 /// Backs up a machine.
@@ -319,13 +313,16 @@ impl MachineBackup<'_> {
             self.job,
         );
         let (mut time, mut nvram) = (None, Ok(None));
+        let noted = Noted::begin(&self.request, &self.description, self.job);
         let state = self.description.summary.state;
         // Memory holds what the file systems have not written yet.
         let can_quiesce =
             state == MachineState::Running && self.description.has_agent_channel && self.request.memory.is_none();
-        let mut frozen = freezer.freeze(&self.taken, (state, can_quiesce), &mut || {
-            time = Some((self.request.now)());
-            nvram = nvram::read(&self.description);
+        let (mut frozen, mut noted) = noted.freezing(|| {
+            freezer.freeze(&self.taken, (state, can_quiesce), &mut || {
+                time = Some((self.request.now)());
+                nvram = nvram::read(&self.description);
+            })
         })?;
         let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
         let warden = frozen.warden(&self.request, &pace, self.job);
@@ -357,7 +354,9 @@ impl MachineBackup<'_> {
         let held_up = (Some(frozen.pause()), frozen.quiesced().clone(), watched.load);
         let memory_bytes = frozen.memory().map(|(state, _)| state.size_bytes());
         let stored = stored.map_err(|error| freezer.explain(error, watched.given_up));
+        noted.phase(Phase::ClearingUp);
         freezer.finish(frozen, &stored);
+        noted.end();
         let (backup, compared) = stored?;
         Ok(MachineBackupReport {
             memory_bytes,

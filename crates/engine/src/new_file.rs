@@ -168,6 +168,27 @@ pub(crate) fn clear_left(paths: &[&Path], progress: &dyn Progress) {
     }
 }
 
+/// What killed programs left of the file `path`; nothing where somebody may be at work in its folder.
+pub(crate) fn left_of(path: &Path) -> Vec<PathBuf> {
+    let (Some(name), Ok(lock)) = (path.file_name(), File::open(folder_of(path))) else {
+        return Vec::new();
+    };
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Vec::new();
+    }
+    let entries = std::fs::read_dir(folder_of(path)).into_iter().flatten().flatten();
+    let left = entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()) && is_partial_of(&entry.file_name(), name));
+    left.map(|entry| entry.path()).collect()
+}
+
+/// Deletes one of them, unless somebody is at work in its folder by now.
+pub(crate) fn delete_left(partial: &Path) -> std::io::Result<()> {
+    let lock = File::open(folder_of(partial))?;
+    flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    std::fs::remove_file(partial)
+}
+
 fn tell_of(cleared: &[PathBuf], progress: &dyn Progress) {
     for path in cleared {
         progress.note(&format!("deleted {}, which a killed program had left", path.display()));

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::hypervisor::Machine;
+use crate::qmp::{Monitor, QmpCommand};
 
 /// Freezes the file systems of the guest; gives how many there are.
 ///
@@ -29,6 +30,36 @@ pub fn thaw(machine: &dyn Machine, deadline: Duration) -> Result<u64> {
 pub fn set_clock(machine: &dyn Machine, now_ms: i64, deadline: Duration) -> Result<()> {
     let command = json!({ "execute": "guest-set-time", "arguments": { "time": now_ms.saturating_mul(1_000_000) } });
     machine.ask_agent(&command.to_string(), deadline).map(drop)
+}
+
+/// Whether the guest's file systems are frozen.
+///
+/// # Errors
+/// The agent does not answer in time, or cannot.
+pub fn is_frozen(machine: &dyn Machine, deadline: Duration) -> Result<bool> {
+    const COMMAND: &str = "guest-fsfreeze-status";
+    let answer = machine.ask_agent(&json!({ "execute": COMMAND }).to_string(), deadline)?;
+    let value: Value = serde_json::from_str(&answer).unwrap_or_default();
+    match value.get("return").and_then(Value::as_str) {
+        Some("frozen") => Ok(true),
+        Some("thawed") => Ok(false),
+        _ => Err(Error::Refused {
+            action: "ask the guest agent of",
+            machine: machine.name().to_owned(),
+            reason: format!("{COMMAND} was answered with {answer:?}"),
+        }),
+    }
+}
+
+/// Whether somebody in the guest has the agent's channel open: an agent that is there, and may hang all the same.
+pub fn is_connected(monitor: &dyn Monitor) -> crate::qmp::Result<bool> {
+    let Some(label) = crate::bare::agent_channel(monitor)? else {
+        return Ok(false);
+    };
+    let channels = monitor.execute(&QmpCommand::new("query-chardev", Value::Null))?;
+    let channels = channels.as_array().into_iter().flatten();
+    let mut its = channels.filter(|channel| channel.get("label").and_then(Value::as_str) == Some(&label));
+    Ok(its.any(|channel| channel.get("frontend-open").and_then(Value::as_bool) == Some(true)))
 }
 
 fn count(machine: &dyn Machine, command: &'static str, deadline: Duration) -> Result<u64> {

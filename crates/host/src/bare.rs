@@ -291,6 +291,19 @@ fn tpm(answer: &Value) -> Option<Tpm> {
 
 /// The socket at which QEMU waits for whoever wants to speak with the guest's agent.
 fn agent_socket(monitor: &dyn Monitor) -> std::result::Result<Option<PathBuf>, MonitorError> {
+    let Some(label) = agent_channel(monitor)? else {
+        return Ok(None);
+    };
+    let chardevs = monitor.execute(&QmpCommand::new("query-chardev", Value::Null))?;
+    let chardevs = chardevs.as_array().cloned().unwrap_or_default();
+    let its = chardevs
+        .iter()
+        .find(|chardev| text(chardev, "label") == Some(label.clone()));
+    Ok(its.and_then(|chardev| listening_path(&text(chardev, "filename")?)))
+}
+
+/// The character device of the guest agent's port.
+pub(crate) fn agent_channel(monitor: &dyn Monitor) -> std::result::Result<Option<String>, MonitorError> {
     let mut wanted = None;
     for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
         let children = monitor.execute(&QmpCommand::new("qom-list", json!({ "path": folder })))?;
@@ -305,13 +318,7 @@ fn agent_socket(monitor: &dyn Monitor) -> std::result::Result<Option<PathBuf>, M
             }
         }
     }
-    let Some(label) = wanted else { return Ok(None) };
-    let chardevs = monitor.execute(&QmpCommand::new("query-chardev", Value::Null))?;
-    let chardevs = chardevs.as_array().cloned().unwrap_or_default();
-    let its = chardevs
-        .iter()
-        .find(|chardev| text(chardev, "label") == Some(label.clone()));
-    Ok(its.and_then(|chardev| listening_path(&text(chardev, "filename")?)))
+    Ok(wanted)
 }
 
 fn property(monitor: &dyn Monitor, path: &str, name: &str) -> std::result::Result<Value, MonitorError> {

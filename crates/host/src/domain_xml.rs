@@ -5,6 +5,8 @@
 mod edits;
 mod rewrite;
 
+use std::path::PathBuf;
+
 use roxmltree::{Document, Node, ParsingOptions};
 
 pub use rewrite::{
@@ -71,6 +73,17 @@ impl DomainXml {
             mark: child(domain, "metadata").map(mark).unwrap_or_default(),
         })
     }
+}
+
+/// The files that a snapshot of libvirt names: those of its disks, and those of the machine as it was.
+///
+/// # Errors
+/// What is wrong with the text, in words.
+pub fn snapshot_sources(text: &str) -> Result<Vec<PathBuf>, String> {
+    let document = document_of(text)?;
+    let sources = document.descendants().filter(|node| node.has_tag_name("source"));
+    let files = sources.filter_map(|node| node.attribute("file").or_else(|| node.attribute("dev")));
+    Ok(files.map(PathBuf::from).collect())
 }
 
 /// The text as a tree, of a bounded size.

@@ -11,7 +11,9 @@ mod hypervisor;
 mod identity;
 #[cfg(feature = "libvirt")]
 mod libvirt;
+mod living;
 mod machine;
+mod overlays;
 mod process;
 pub mod qemu;
 pub mod qmp;
@@ -22,7 +24,9 @@ pub use hypervisor::{Hypervisor, HypervisorMut, KeptStates, Machine, Resumption}
 pub use identity::{MacAddress, Uuid};
 #[cfg(feature = "libvirt")]
 pub use libvirt::Libvirt;
+pub use living::{Living, living, open_below};
 pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark, Tpm,
 };
+pub use overlays::{CommitProgress, Overlays};
 pub use process::{Call, Called, Companion, Ending};

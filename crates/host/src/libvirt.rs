@@ -4,6 +4,7 @@ mod change;
 mod checkpoints;
 mod files;
 mod monitor;
+mod overlays;
 mod resume;
 
 use std::time::Duration;

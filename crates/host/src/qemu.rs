@@ -8,6 +8,7 @@
 mod cut;
 mod disks;
 mod graph;
+mod jobs;
 mod latency;
 pub mod memory;
 mod names;
@@ -16,6 +17,7 @@ mod remove;
 pub use cut::{Cut, CutDisk, CutRequest, Moment, Pause};
 pub(crate) use disks::device_path;
 pub use disks::{Bitmap, QemuDisk, disks};
+pub use jobs::{QemuJob, dismiss_job, jobs, remove_bitmap, resume};
 pub use latency::{WriteCounters, write_counters};
 pub use names::RunId;
 pub use remove::{remove_run, runs_in};

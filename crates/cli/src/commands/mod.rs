@@ -3,6 +3,7 @@
 mod backup;
 mod completions;
 mod diff;
+mod doctor;
 mod forget;
 mod gc;
 mod image;
@@ -36,6 +37,8 @@ pub enum Verb {
     Backup(backup::BackupArgs),
     /// List machines, and what a backup would take of them
     Machines(machines::MachinesArgs),
+    /// Find what dead backups and forgotten snapshots left at machines, and mend it
+    Doctor(doctor::DoctorArgs),
     /// List snapshots
     List(list::ListArgs),
     /// Show everything that is known of a snapshot
@@ -87,6 +90,7 @@ impl Verb {
             Self::Init(args) => init::run(args, context),
             Self::Backup(args) => backup::run(args, context),
             Self::Machines(args) => machines::run(args, context),
+            Self::Doctor(args) => doctor::run(args, context),
             Self::List(args) => list::run(args, context),
             Self::Show(args) => show::run(args, context),
             Self::Restore(args) => restore::run(args, context),
@@ -137,6 +141,7 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "init" => init::EXAMPLES,
         "backup" => backup::EXAMPLES,
         "machines" => machines::EXAMPLES,
+        "doctor" => doctor::EXAMPLES,
         "list" => list::EXAMPLES,
         "show" => show::EXAMPLES,
         "restore" => restore::EXAMPLES,

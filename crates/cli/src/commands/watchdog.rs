@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_engine::{HookEvent, HookFailure, Hooks, WatchdogMeans, watch_over};
+use holdfast_engine::{HookEvent, HookFailure, Hooks, WatchdogMeans, forget_run, watch_over};
+use holdfast_host::qemu::RunId;
 use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine, MachineState, MachineSummary};
 use rustix::process::{Pid, Signal, getppid, kill_process, setsid};
 
@@ -41,6 +42,9 @@ pub struct WatchdogArgs {
     /// How long each call may take
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     hook_timeout: u64,
+    /// The folder in which the run is noted
+    #[arg(long, value_name = "FOLDER")]
+    journal: Option<PathBuf>,
     /// The number of the run
     #[arg(long, value_name = "N")]
     run: u32,
@@ -80,12 +84,22 @@ pub(super) fn run(args: &WatchdogArgs, context: &Context) -> Result<Exit, Error>
         call: &call,
     };
     let mended = watch_over(&*machine, args.run, lines, &**context.clock(), &means, ready);
+    forget(args, &mended);
     for what in &mended {
         context
             .console()
             .warning(&format!("the watchdog of {} {what}", args.machine));
     }
     Ok(Exit::Ok.with_warning_count(mended.len()))
+}
+
+/// Takes the note of the run away, where everything that it tells of is mended.
+fn forget(args: &WatchdogArgs, mended: &[String]) {
+    let is_done = !mended.is_empty() && !mended.iter().any(|what| what.starts_with("NOT "));
+    if let Some(folder) = args.journal.as_ref().filter(|_| is_done) {
+        // One that stays is found by the doctor, who sees that nothing is left.
+        forget_run(folder, RunId(args.run)).ok();
+    }
 }
 
 fn find(args: &WatchdogArgs, context: &Context) -> holdfast_host::Result<Box<dyn Machine>> {

@@ -104,6 +104,7 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
         .or_default()
         .push(crate::machines::report_of_machines());
     reports.insert("machines", vec![crate::machines::report_of_listing()]);
+    reports.insert("doctor", vec![crate::machines::report_of_doctor()]);
     reports
         .entry("restore")
         .or_default()

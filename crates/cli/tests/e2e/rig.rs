@@ -61,6 +61,7 @@ impl Rig {
         command
             .current_dir(self.folder.path())
             .env("HOLDFAST_REPOSITORY", self.path("repo"))
+            .env("XDG_STATE_HOME", self.path("state"))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         command

@@ -11,16 +11,26 @@ use holdfast_block::{BlockDevice, DirtyBitmap, SeededRandom, to_usize};
 use holdfast_host::qemu::QemuDisk;
 use holdfast_repo::{Manifest, Repository};
 
-use super::Compared;
-
 /// Note of a disk: the bitmap that has begun at the instant of the snapshot.
-pub(super) const NOTE_BITMAP: &str = "bitmap";
+pub(crate) const NOTE_BITMAP: &str = "bitmap";
 /// What the names of our bitmaps begin with.
 const PREFIX: &str = "holdfast-";
 /// Clean places of a disk that are compared with the snapshot before.
 const SPOT_COUNT: u64 = 16;
 const SPOT_BYTES: u64 = 4096;
 const SPOT_LENGTH: usize = to_usize(SPOT_BYTES);
+
+/// How a disk was compared with the snapshot before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Compared {
+    /// By its bitmap: so many bytes may have changed, and only they were read.
+    ByBitmap {
+        /// Bytes that the bitmap names.
+        dirty_bytes: u64,
+    },
+    /// By its content: everything was read, for this reason.
+    ByContent(ReadAll),
+}
 
 /// Where a disk may have changed since the snapshot before.
 #[derive(Debug, Clone)]
@@ -140,6 +150,19 @@ impl BitmapNames {
     pub(super) fn is_ours(&self, name: &str) -> bool {
         name.starts_with(&self.prefix)
     }
+}
+
+/// Whether a bitmap was made by a backup, for whatever repository.
+pub(crate) fn is_bitmap_of_ours(name: &str) -> bool {
+    let is_number = |text: &str| text.len() == 8 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    name.strip_prefix(PREFIX)
+        .and_then(|rest| rest.split_once('-'))
+        .is_some_and(|(repository, run)| is_number(repository) && is_number(run))
+}
+
+/// Whether a bitmap was made for the repository of this id.
+pub(crate) fn is_bitmap_of(name: &str, repository: &str) -> bool {
+    BitmapNames::new(repository, 0).is_ours(name)
 }
 
 /// The bitmap that tells what changed since `parent`; or why there is none.

@@ -201,7 +201,7 @@ impl Removal<'_> {
     }
 }
 
-fn list(monitor: &dyn Monitor, command: &'static str, arguments: Value) -> Result<Vec<Value>> {
+pub(super) fn list(monitor: &dyn Monitor, command: &'static str, arguments: Value) -> Result<Vec<Value>> {
     match monitor.execute(&QmpCommand::new(command, arguments))? {
         Value::Array(items) => Ok(items),
         _ => Err(MonitorError::Senseless {

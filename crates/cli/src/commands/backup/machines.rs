@@ -23,12 +23,10 @@ use crate::exit::Exit;
 use crate::machines::{Choice, Chosen, Everything, Found, Glob, Hypervisors, MachineWord, Wish};
 use crate::output::{Page, Report, Style};
 use crate::snapshot::{SnapshotDocument, changed_bytes};
-use crate::{time, units};
+use crate::{runs, time, units};
 
 /// How long a write of a guest may wait for its copy.
 const WRITE_DEADLINE: Duration = Duration::from_secs(3);
-/// A folder on a disk: what a guest overwrites meanwhile can be much.
-const SCRATCH_DEFAULT: &str = "/var/tmp";
 
 /// Options of `backup` that are about machines.
 #[derive(Debug, clap::Args)]
@@ -376,7 +374,9 @@ fn back_up(
         Some(name) => name.clone(),
         None => MachineName::new(machine.name())?,
     };
+    let journal = runs::journal(context, &way);
     let mut watchdog = watchdog(way, run)?;
+    watchdog.extend(runs::words(journal.as_ref()));
     watchdog.extend(hooks::words(&hooks, &name, &*machine)?);
     let request = MachineBackupRequest {
         name,
@@ -392,7 +392,7 @@ fn back_up(
         host: SystemProcesses.this().host,
         program: super::PROGRAM.to_owned(),
         zone: context.zone().clone(),
-        scratch: args.machines.scratch.clone().unwrap_or_else(|| SCRATCH_DEFAULT.into()),
+        scratch: args.machines.scratch.clone().unwrap_or_else(runs::scratch_folder),
         runtime: context.runtime_folder(),
         write_deadline: WRITE_DEADLINE,
         quiesce: match args.machines.quiesce {
@@ -405,6 +405,7 @@ fn back_up(
             MemoryHow::Stopped => MemoryMode::Stopped,
         }),
         watchdog: Some(watchdog),
+        journal,
         hooks,
         limits: args.machines.limits.limits(),
         run,

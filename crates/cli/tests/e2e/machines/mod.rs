@@ -3,6 +3,7 @@
 mod backups;
 mod bare;
 mod choosing;
+mod doctors;
 mod hooks;
 mod kills;
 #[path = "../../../../host/tests/libvirt/lab.rs"]
@@ -97,6 +98,11 @@ pub(crate) fn report_of_machines() -> serde_json::Value {
 pub(crate) fn report_of_listing() -> serde_json::Value {
     let world = World::new();
     world.rig.report(&at(&world.lab.uri(), &["machines"]))
+}
+
+/// What `doctor` answers.
+pub(crate) fn report_of_doctor() -> serde_json::Value {
+    doctors::report_of_a_dead_backup()
 }
 
 /// What `restore --to-machine` answers.

@@ -1,0 +1,315 @@
+//! `holdfast doctor`: what dead backups and forgotten snapshots left at machines, and mending it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use holdfast_engine::{
+    DoctorReport, DoctorRequest, EmptiedOverlays, Execution, Outcome, Patient, Remedy, Treatment, doctor, noted_runs,
+};
+use holdfast_repo::key::{Randomness as _, SystemRandomness};
+use holdfast_repo::{Liveness, Processes as _, Repository, SystemProcesses};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::{Error, chain};
+use crate::exit::Exit;
+use crate::machines::{Found, Hypervisors, MachineWord, libvirt_address};
+use crate::output::{Page, Report, Style};
+use crate::{runs, time, units};
+
+/// Arguments of `doctor`.
+#[derive(Debug, clap::Args)]
+pub struct DoctorArgs {
+    /// Only these: a name, a pattern ('web*'), tag:TAG, or qmp:SOCKET; all machines of libvirt where none is named
+    #[arg(value_name = "MACHINE")]
+    machines: Vec<OsString>,
+    /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+    /// Mend what can be mended; without it nothing is changed
+    #[arg(long)]
+    fix: bool,
+    /// Delete forgotten overlays whose content is in their base, where no machine has them
+    #[arg(long, requires = "fix")]
+    delete_overlays: bool,
+    /// Where backups keep their scratch files
+    #[arg(long, value_name = "FOLDER")]
+    scratch: Option<PathBuf>,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what is wrong with machines, and what would be done about it",
+        line: "holdfast doctor",
+    },
+    Example {
+        wish: "Mend it",
+        line: "holdfast doctor --fix",
+    },
+    Example {
+        wish: "Look at one QEMU that libvirt does not know",
+        line: "holdfast doctor qmp:/run/web1.qmp",
+    },
+];
+
+/// What `doctor` answers.
+#[derive(Debug, Serialize)]
+struct Examined {
+    fix: bool,
+    is_healthy: bool,
+    machines: Vec<String>,
+    findings: Vec<FindingDocument>,
+    notes: Vec<String>,
+}
+
+/// A finding.
+#[derive(Debug, Serialize)]
+struct FindingDocument {
+    machine: Option<String>,
+    kind: &'static str,
+    what: String,
+    since: Option<String>,
+    is_danger: bool,
+    /// What --fix does; null where only a person can.
+    fix: Option<String>,
+    /// What a person can do; null where --fix does it.
+    advice: Option<String>,
+    /// What was done; null where nothing was.
+    mended: Option<String>,
+    /// Why mending failed; null where it did not.
+    error: Option<String>,
+}
+
+impl From<&Outcome> for FindingDocument {
+    fn from(outcome: &Outcome) -> Self {
+        let finding = &outcome.finding;
+        let (fix, advice) = match &finding.remedy {
+            Remedy::Mend(_, words) => (Some(words.clone()), None),
+            Remedy::Advice(words) => (None, Some(words.clone())),
+        };
+        let (mended, error) = match &outcome.result {
+            Treatment::Left => (None, None),
+            Treatment::Mended(words) => (Some(words.clone()), None),
+            Treatment::Failed(words) => (None, Some(words.clone())),
+        };
+        let since = finding.since_ms.and_then(|ms| Timestamp::from_millisecond(ms).ok());
+        Self {
+            machine: finding.machine.clone(),
+            kind: finding.kind.word(),
+            what: finding.what.clone(),
+            since: since.map(|since| since.to_string()),
+            is_danger: finding.is_danger,
+            fix,
+            advice,
+            mended,
+            error,
+        }
+    }
+}
+
+impl FindingDocument {
+    fn human(&self, page: &mut Page) {
+        let style = match (&self.mended, self.is_danger) {
+            (Some(_), _) => Style::Good,
+            (None, true) => Style::Bad,
+            (None, false) => Style::Warning,
+        };
+        let machine = self
+            .machine
+            .as_ref()
+            .map(|name| format!("{name}: "))
+            .unwrap_or_default();
+        let since = self
+            .since
+            .as_ref()
+            .map(|since| format!(" (since {since})"))
+            .unwrap_or_default();
+        page.styled(style, &format!("{machine}{}{since}", self.what));
+        if self.is_danger && self.mended.is_none() {
+            page.line("  the machine is in danger");
+        }
+        let lines = [
+            ("mended", &self.mended),
+            ("NOT mended", &self.error),
+            (
+                "--fix would",
+                self.fix
+                    .as_ref()
+                    .map_or(&None, |_| if self.mended.is_some() { &None } else { &self.fix }),
+            ),
+            ("to do", &self.advice),
+        ];
+        for (word, text) in lines {
+            if let Some(text) = text {
+                page.line(&format!("  {word}: {text}"));
+            }
+        }
+    }
+}
+
+impl Report for Examined {
+    fn command(&self) -> &'static str {
+        "doctor"
+    }
+
+    fn exit(&self) -> Exit {
+        if self.is_healthy { Exit::Ok } else { Exit::Warnings }
+    }
+
+    fn human(&self, page: &mut Page) {
+        for finding in &self.findings {
+            finding.human(page);
+        }
+        for note in &self.notes {
+            page.line(&format!("note: {note}"));
+        }
+        let machines = units::counted(self.machines.len() as u64, "machine", "machines");
+        let is_left = |finding: &&FindingDocument| finding.mended.is_none();
+        let left = self.findings.iter().filter(is_left).count() as u64;
+        if self.is_healthy {
+            page.styled(Style::Good, &format!("{machines} examined: all is well"));
+        } else {
+            let left = units::counted(left, "finding is left", "findings are left");
+            page.line(&format!("{machines} examined: {left}"));
+        }
+        if !self.fix && !self.is_healthy {
+            page.line("nothing was changed");
+        }
+    }
+}
+
+/// Examines machines.
+pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
+    let word = |word: &OsString| {
+        MachineWord::parse(word).ok_or_else(|| {
+            Error::usage(
+                format!("{} means an image", word.display()),
+                "name machines; libvirt:NAME is one in any case",
+            )
+        })
+    };
+    let words = args.machines.iter().map(word).collect::<Result<Vec<_>, _>>()?;
+    let everything = words.is_empty();
+    let is_about_libvirt = everything || words.iter().any(|word| !matches!(word, MachineWord::Qmp(_)));
+    let journal = runs::journal_folder(context);
+    let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
+    let (mut found, mut unreachable) = (Vec::new(), Vec::new());
+    for chosen in hypervisors.all_of(words)? {
+        match hypervisors.find(&chosen) {
+            Err(error) if everything && error.is_no_such_machine() => {}
+            other => found.push(other?),
+        }
+    }
+    if everything {
+        noted_elsewhere(journal.as_ref(), &hypervisors, &mut found, &mut unreachable)?;
+    }
+    let libvirt = if is_about_libvirt {
+        Some(hypervisors.libvirt()?)
+    } else {
+        None
+    };
+    let repository = repository(context);
+    let request = DoctorRequest {
+        patients: found.iter().map(patient).collect(),
+        unreachable,
+        address: libvirt_address(args.connect.as_deref(), context),
+        neighbours: libvirt.map(|libvirt| libvirt as _),
+        overlays: libvirt.map(|libvirt| libvirt as _),
+        everything,
+        journal,
+        processes: &SystemProcesses,
+        process: SystemProcesses.this(),
+        program: "holdfast",
+        runtime: context.runtime_folder(),
+        scratch: args.scratch.clone().unwrap_or_else(runs::scratch_folder),
+        repository: repository.as_ref(),
+        now_ms: &|| time::now().as_millisecond(),
+        new_run: &new_run,
+        emptied: if args.delete_overlays {
+            EmptiedOverlays::Delete
+        } else {
+            EmptiedOverlays::Keep
+        },
+    };
+    let execution = if args.fix {
+        Execution::Execute
+    } else {
+        Execution::DryRun
+    };
+    let report: DoctorReport = context.work(1, |job| doctor(&request, execution, job))?;
+    context.report(&Examined {
+        fix: args.fix,
+        is_healthy: report.left_count() == 0,
+        machines: found.iter().map(|found| found.machine.name().to_owned()).collect(),
+        findings: report.findings.iter().map(FindingDocument::from).collect(),
+        notes: report.notes,
+    })
+}
+
+/// A number for a run.
+fn new_run() -> u32 {
+    let mut run = [0; 4];
+    // A number that was there before is only less unique.
+    SystemRandomness.fill(&mut run).ok();
+    u32::from_le_bytes(run)
+}
+
+fn patient(found: &Found) -> Patient<'_> {
+    Patient {
+        machine: &*found.machine,
+        address: found.address.to_string_lossy().into_owned(),
+        way: runs::texts(&found.way),
+    }
+}
+
+/// The machines that libvirt does not know, and that the journal tells of.
+fn noted_elsewhere(
+    journal: Option<&PathBuf>,
+    hypervisors: &Hypervisors<'_>,
+    found: &mut Vec<Found>,
+    unreachable: &mut Vec<(String, String)>,
+) -> Result<(), Error> {
+    let noted = journal
+        .map(|folder| noted_runs(folder))
+        .transpose()?
+        .unwrap_or_default();
+    for record in noted {
+        let address = record.address().unwrap_or_default();
+        // As long as it lives, the monitor is its own.
+        if record.liveness(&SystemProcesses) == Liveness::Alive {
+            continue;
+        }
+        let is_known = found.iter().any(|found| found.address == *address);
+        let Some(path) = address.strip_prefix("qmp:").filter(|_| !is_known) else {
+            continue;
+        };
+        // Nobody listens there: that QEMU is gone.
+        if std::os::unix::net::UnixStream::connect(path).is_err() {
+            continue;
+        }
+        for chosen in hypervisors.all_of(vec![MachineWord::Qmp(path.into())])? {
+            match hypervisors.find(&chosen) {
+                Ok(machine) => found.push(machine),
+                Err(error) => unreachable.push((record.machine.clone(), chain(&error).join(": "))),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The repository, where one is given; a doctor does without one that does not open.
+fn repository(context: &Context) -> Option<Repository> {
+    context.repository().ok()?;
+    let opened = context.open_repository();
+    opened
+        .map_err(|error| {
+            let why = chain(&error).join(": ");
+            context
+                .console()
+                .warning(&format!("which bitmaps snapshots need is not known: {why}"));
+        })
+        .ok()
+}

@@ -1,0 +1,55 @@
+//! Where backups of machines note themselves, and where they put what is gone when they end.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use holdfast_engine::JournalPlace;
+use holdfast_repo::{Processes as _, SystemProcesses};
+
+use crate::context::Context;
+use crate::environment;
+
+/// A folder on a disk: what a guest overwrites meanwhile can be much.
+const SCRATCH_DEFAULT: &str = "/var/tmp";
+/// Where root keeps what programs keep from run to run.
+const STATE_OF_ROOT: &str = "/var/lib/holdfast/runs";
+
+/// The folder of the journal of runs; none where there is no place for it.
+pub fn journal_folder(context: &Context) -> Option<PathBuf> {
+    let folder = |name| context.variable(name).map(PathBuf::from);
+    if let Some(state) = folder(environment::STATE_FOLDER) {
+        return Some(state.join("holdfast/runs"));
+    }
+    if rustix::process::geteuid().is_root() {
+        return Some(STATE_OF_ROOT.into());
+    }
+    folder(environment::HOME).map(|home| home.join(".local/state/holdfast/runs"))
+}
+
+/// How a run on the machine at `way` is noted.
+pub fn journal(context: &Context, way: &[OsString]) -> Option<JournalPlace> {
+    Some(JournalPlace {
+        folder: journal_folder(context)?,
+        way: texts(way),
+        process: SystemProcesses.this(),
+    })
+}
+
+/// The words that tell a watchdog where its run is noted.
+pub fn words(journal: Option<&JournalPlace>) -> Vec<OsString> {
+    let folder = journal.map(|place| place.folder.clone().into_os_string());
+    folder
+        .into_iter()
+        .flat_map(|folder| ["--journal".into(), folder])
+        .collect()
+}
+
+/// Words as the journal keeps them.
+pub fn texts(way: &[OsString]) -> Vec<String> {
+    way.iter().map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+/// A folder for scratch files.
+pub fn scratch_folder() -> PathBuf {
+    SCRATCH_DEFAULT.into()
+}

@@ -1,0 +1,335 @@
+//! Damage of every kind, made for real: the doctor tells of it and changes nothing, `--fix` mends it, and then all is well.
+
+use std::process::Child;
+use std::time::Duration;
+
+use holdfast_block::Clock as _;
+use holdfast_host::MachineState;
+use holdfast_host::qemu::{disks, runs_in};
+use holdfast_host::qmp::QmpCommand;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use super::lab::run;
+use super::{World, at};
+
+impl World {
+    /// The doctor, in a world of its own: other tests leave sockets, too.
+    fn doctor(&self, code: i32, words: &[&str]) -> Value {
+        let uri = self.lab.uri();
+        let words = [&["doctor", "--scratch", "scratch", "--json"], words].concat();
+        std::fs::create_dir_all(self.rig.path("scratch")).unwrap();
+        std::fs::create_dir_all(self.rig.path("run")).unwrap();
+        let mut command = self.rig.command(&at(&uri, &words));
+        command.env("XDG_RUNTIME_DIR", self.rig.path("run"));
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["report"].clone()
+    }
+
+    /// Two doctors find the same, and change nothing; one mends it; the next one finds nothing.
+    fn is_mended(&self, kinds: &[&str], fix: &[&str]) -> Value {
+        let first = self.doctor(3, &[]);
+        assert_eq!(found(&first), kinds, "{first:#}");
+        assert_eq!(self.doctor(3, &[])["findings"], first["findings"]);
+        let fixed = self.doctor(0, &[&["--fix"], fix].concat());
+        assert!(
+            fixed["findings"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|one| one["mended"].is_string())
+        );
+        let after = self.doctor(0, &[]);
+        assert_eq!(found(&after), [""; 0], "{after:#}");
+        self.assert_runs_and_is_clean();
+        fixed
+    }
+
+    fn begin_backup(&self) -> Child {
+        let uri = self.lab.uri();
+        std::fs::create_dir_all(self.rig.path("run")).unwrap();
+        let mut command = self.rig.command(&at(&uri, &["backup", "web1"]));
+        command.env("XDG_RUNTIME_DIR", self.rig.path("run")).spawn().unwrap()
+    }
+
+    fn journal(&self) -> Vec<Value> {
+        let folder = self.rig.path("state/holdfast/runs");
+        let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let notes = names.filter(|entry| entry.path().extension().is_some_and(|ending| ending == "json"));
+        notes
+            .filter_map(|entry| serde_json::from_slice(&std::fs::read(entry.path()).ok()?).ok())
+            .collect()
+    }
+
+    /// Kills a backup and its watchdog while its filters are in QEMU.
+    fn leave_filters(&self) {
+        for _ in 0..40 {
+            let mut child = self.begin_backup();
+            let is_dead_with_filters = loop {
+                let is_reading = self.journal().iter().any(|note| note["phase"] == "reading");
+                if is_reading {
+                    kill_with_watchdog(&mut child);
+                    break true;
+                }
+                if child.try_wait().unwrap().is_some() {
+                    break false;
+                }
+            };
+            if is_dead_with_filters && !runs_in(self.machine().monitor()).unwrap().is_empty() {
+                return;
+            }
+            self.doctor(0, &["--fix"]);
+        }
+        panic!("no backup was killed in time");
+    }
+}
+
+fn found(report: &Value) -> Vec<&str> {
+    let findings = report["findings"].as_array().unwrap().iter();
+    findings.map(|finding| finding["kind"].as_str().unwrap()).collect()
+}
+
+/// The watchdog first, so that it does not see its backup die.
+fn kill_with_watchdog(child: &mut Child) {
+    let id = child.id();
+    let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+    for child in children.split_whitespace() {
+        kill_process(Pid::from_raw(child.parse().unwrap()).unwrap(), Signal::KILL).ok();
+    }
+    kill_process(Pid::from_child(child), Signal::KILL).ok();
+    child.wait().unwrap();
+}
+
+/// What `doctor` answers of a backup that died.
+pub(super) fn report_of_a_dead_backup() -> Value {
+    let world = World::new();
+    world.leave_filters();
+    world.doctor(3, &[])
+}
+
+#[test]
+fn filters_of_a_backup_that_was_killed_with_its_watchdog_are_taken_out() {
+    let mut world = World::new();
+    world.back_up();
+    assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
+    assert!(world.journal().is_empty());
+    world.leave_filters();
+    let report = world.doctor(3, &[]);
+    let remains = &report["findings"][0];
+    assert_eq!(
+        (&remains["kind"], &remains["is_danger"]),
+        (&"remains".into(), &false.into())
+    );
+    assert!(remains["since"].is_string() && remains["fix"].is_string());
+    world.write(0, 60, 0, 65_536);
+    let left = runs_in(world.machine().monitor()).unwrap();
+    assert!(!left.is_empty());
+    let first = world.doctor(3, &[]);
+    assert!(
+        found(&first).contains(&"remains") && found(&first).contains(&"dead-run"),
+        "{first:#}"
+    );
+    assert_eq!(runs_in(world.machine().monitor()).unwrap(), left);
+    world.doctor(0, &["--fix"]);
+    assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
+    world.assert_runs_and_is_clean();
+    assert!(world.journal().is_empty() && world.rig.names("run").is_empty());
+    world.back_up();
+    world.assert_snapshot_is_right("after the doctor");
+    world.rig.ok(&["verify"]);
+}
+
+/// The backup is stopped in its tracks, so that the moment is the right one.
+#[test]
+fn a_machine_that_a_dead_backup_stopped_runs_on_and_one_that_its_owner_paused_does_not() {
+    let world = World::new();
+    world.lab.virsh(&["suspend", "web1"]);
+    let report = world.doctor(0, &["--fix"]);
+    assert!(
+        report["notes"][0].as_str().unwrap().contains("stands still"),
+        "{report:#}"
+    );
+    assert_eq!(world.machine().describe().unwrap().summary.state, MachineState::Paused);
+    world.lab.virsh(&["resume", "web1"]);
+    // A note of a dead backup that had got so far, and the machine as it leaves it.
+    world.leave_filters();
+    let folder = world.rig.path("state/holdfast/runs");
+    let note = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+    let text = std::fs::read_to_string(&note).unwrap();
+    let name = note.file_name().unwrap().to_str().unwrap();
+    world.rig.write(
+        &format!("state/holdfast/runs/{name}"),
+        text.replace("\"reading\"", "\"freezing\"").as_bytes(),
+    );
+    world.lab.virsh(&["suspend", "web1"]);
+    let report = world.doctor(3, &[]);
+    let paused = &report["findings"][0];
+    assert_eq!(
+        (&paused["kind"], &paused["is_danger"]),
+        (&"paused".into(), &true.into()),
+        "{report:#}"
+    );
+    assert_eq!(world.machine().describe().unwrap().summary.state, MachineState::Paused);
+    world.doctor(0, &["--fix"]);
+    assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
+    world.assert_runs_and_is_clean();
+}
+
+#[test]
+fn a_forgotten_overlay_comes_down_into_its_base_while_the_machine_runs() {
+    for fix in [&[][..], &["--delete-overlays"]] {
+        let mut world = World::new();
+        let snapshot = ["snapshot-create-as", "web1", "old", "--disk-only", "--no-metadata"];
+        world
+            .lab
+            .virsh(&[&snapshot[..], &["--diskspec", "vdb,snapshot=no"]].concat());
+        world.write(0, 70, 1 << 20, 1 << 20);
+        let overlay = world.lab.path("web1-a.old");
+        assert!(overlay.exists());
+        let fixed = world.is_mended(&["overlay"], fix);
+        assert!(
+            fixed["findings"][0]["mended"]
+                .as_str()
+                .unwrap()
+                .contains("brought disk vda down")
+        );
+        assert_eq!(overlay.exists(), fix.is_empty());
+        let xml = world.lab.virsh(&["dumpxml", "web1"]);
+        assert!(!xml.contains("web1-a.old"), "{xml}");
+        world.write(0, 71, 4 << 20, 1 << 20);
+        world.back_up();
+        world.assert_snapshot_is_right("after the commit");
+        world.lab.virsh(&["destroy", "web1"]);
+        world.lab.virsh(&["start", "web1"]);
+        world.back_up();
+        world.assert_snapshot_is_right("started from its base");
+    }
+}
+
+#[test]
+fn snapshots_of_libvirt_and_templates_are_left_alone() {
+    let world = World::new();
+    world.lab.virsh(&[
+        "snapshot-create-as",
+        "web1",
+        "kept",
+        "--disk-only",
+        "--diskspec",
+        "vdb,snapshot=no",
+    ]);
+    assert_eq!(found(&world.doctor(0, &["--fix"])), [""; 0]);
+    assert!(world.lab.virsh(&["dumpxml", "web1"]).contains("web1-a.kept"));
+    // Two machines on one base, one of them switched off: a template, whatever the overlay is called.
+    world.lab.define("db1", &["qcow2"]);
+    let (base, image) = (world.lab.path("web1-a"), world.lab.path("db1-a"));
+    std::fs::remove_file(&image).unwrap();
+    let words = [
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-F",
+        "qcow2",
+        "-b",
+        base.to_str().unwrap(),
+    ];
+    run("qemu-img", &[&words[..], &[image.to_str().unwrap()]].concat());
+    world.lab.virsh(&["snapshot-delete", "web1", "kept", "--metadata"]);
+    let report = world.doctor(0, &["--fix"]);
+    assert!(report["notes"].to_string().contains("a template"), "{report:#}");
+    assert!(world.lab.virsh(&["dumpxml", "web1"]).contains("web1-a.kept"));
+}
+
+#[test]
+fn bitmaps_of_a_killed_qemu_and_jobs_that_wait_are_told() {
+    let world = World::new();
+    world.back_up();
+    // Saved once, then in use: a QEMU that is killed leaves it inconsistent.
+    world.lab.virsh(&["managedsave", "web1"]);
+    world.lab.virsh(&["start", "web1"]);
+    assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
+    kill_qemu(&world);
+    world.lab.virsh(&["start", "web1"]);
+    let is_bad = disks(world.machine().monitor())
+        .unwrap()
+        .iter()
+        .any(|disk| disk.bitmaps.iter().any(|bitmap| bitmap.is_inconsistent));
+    assert!(is_bad);
+    world.is_mended(&["bitmap"], &[]);
+    let copy = world.lab.path("copy");
+    let copy = copy.to_str().unwrap();
+    world
+        .lab
+        .virsh(&["blockcopy", "web1", "vda", copy, "--transient-job", "--wait"]);
+    let report = world.doctor(3, &["--fix"]);
+    assert_eq!(found(&report), ["job"], "{report:#}");
+    let advice = report["findings"][0]["advice"].as_str().unwrap();
+    assert!(advice.contains("blockjob web1 vda --pivot"), "{advice}");
+    world.lab.virsh(&["blockjob", "web1", "vda", "--abort"]);
+    assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
+}
+
+#[test]
+fn what_was_left_in_folders_is_deleted_and_what_is_in_use_is_not() {
+    let world = World::new();
+    assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
+    for folder in ["run/holdfast-dead", "run/holdfast-alive", "run/other"] {
+        std::fs::create_dir_all(world.rig.path(folder)).unwrap();
+    }
+    let bind = |folder: &str| std::os::unix::net::UnixListener::bind(world.rig.path(folder).join("nbd")).unwrap();
+    drop(bind("run/holdfast-dead"));
+    let _alive = bind("run/holdfast-alive");
+    world.rig.write("scratch/holdfast-memory-old/memory", b"pages");
+    world.rig.write("scratch/holdfast-memory-used/memory", b"pages");
+    world.rig.write("scratch/holdfast-memory-new/memory", b"pages");
+    let _used = std::fs::File::open(world.rig.path("scratch/holdfast-memory-used/memory")).unwrap();
+    let long_ago = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    for folder in ["old", "used"] {
+        let folder = std::fs::File::open(world.rig.path(&format!("scratch/holdfast-memory-{folder}"))).unwrap();
+        folder.set_modified(long_ago).unwrap();
+    }
+    let half = world.lab.path(".web1-a.0123abcd.partial");
+    std::io::Write::write_all(&mut std::fs::File::create(&half).unwrap(), b"half").unwrap();
+    world.is_mended(&["leftover"; 3], &[]);
+    assert_eq!(world.rig.names("run"), ["holdfast-alive", "other"]);
+    assert_eq!(
+        world.rig.names("scratch"),
+        ["holdfast-memory-new", "holdfast-memory-used"]
+    );
+    assert!(!half.exists());
+}
+
+#[test]
+fn a_bitmap_that_no_snapshot_needs_goes_and_one_of_another_program_stays() {
+    let world = World::new();
+    world.back_up();
+    let disk = disks(world.machine().monitor()).unwrap().remove(0);
+    let ours = disk.bitmaps[0].name.clone();
+    let (kept, _) = ours.rsplit_once('-').unwrap();
+    let obsolete = format!("{kept}-00000000");
+    for name in [&obsolete[..], "nightly"] {
+        let arguments = json!({ "node": disk.node, "name": name });
+        let command = QmpCommand::new("block-dirty-bitmap-add", arguments);
+        world.machine().monitor().execute(&command).unwrap();
+    }
+    world.is_mended(&["bitmap"], &[]);
+    let mut left: Vec<String> = disks(world.machine().monitor()).unwrap()[0]
+        .bitmaps
+        .iter()
+        .map(|bitmap| bitmap.name.clone())
+        .collect();
+    left.sort();
+    assert_eq!(left, [ours, "nightly".to_owned()]);
+}
+
+fn kill_qemu(world: &World) {
+    let folder = world.lab.path("libvirt");
+    let found = run("find", &[folder.to_str().unwrap(), "-name", "web1.pid"]);
+    let pid = std::fs::read_to_string(found.lines().next().unwrap()).unwrap();
+    kill_process(Pid::from_raw(pid.trim().parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+    while world.lab.virsh(&["domstate", "web1"]).trim() != "shut off" {
+        world.lab.clock.sleep(Duration::from_millis(50));
+    }
+}

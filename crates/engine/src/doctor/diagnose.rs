@@ -1,0 +1,376 @@
+//! From what was seen to findings: a pure function.
+
+use holdfast_host::MachineState;
+use holdfast_host::qemu::{QemuJob, RunId};
+use holdfast_repo::Liveness;
+
+use super::diagnose_disks;
+use super::seen::{Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRun};
+use super::{Finding, FindingKind, Mend, Remedy};
+use crate::run_journal::Phase;
+
+/// What is wrong, the most urgent first; and what is worth knowing.
+pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
+    let mut diagnosis = Diagnosis {
+        seen,
+        findings: Vec::new(),
+        notes: Vec::new(),
+    };
+    for (machine, why) in &seen.unreachable {
+        diagnosis.find(Finding {
+            machine: Some(machine.clone()),
+            kind: FindingKind::Unreachable,
+            what: format!("it cannot be examined: {why}"),
+            since_ms: None,
+            is_danger: false,
+            remedy: Remedy::Advice("see to it that it answers, and ask again".to_owned()),
+        });
+    }
+    for machine in &seen.machines {
+        diagnosis.machine(machine);
+    }
+    diagnosis.leftovers();
+    diagnosis.dead_runs();
+    if seen.repository.is_some() {
+        diagnosis
+            .notes
+            .push("what is in the repository is not looked at here: holdfast scrub does".to_owned());
+    }
+    (diagnosis.findings, diagnosis.notes)
+}
+
+/// What is known of a run's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// It is at work, or its watchdog is.
+    Alive,
+    /// It is dead, and so is its watchdog.
+    Dead,
+    /// Nobody can tell.
+    Unknown,
+}
+
+pub(super) struct Diagnosis<'a> {
+    pub(super) seen: &'a Seen,
+    pub(super) findings: Vec<Finding>,
+    pub(super) notes: Vec<String>,
+}
+
+impl Diagnosis<'_> {
+    pub(super) fn find(&mut self, finding: Finding) {
+        self.findings.push(finding);
+    }
+
+    fn note_of(&self, run: RunId) -> Option<&SeenRun> {
+        self.seen.runs.iter().find(|noted| noted.record.run == run)
+    }
+
+    /// Whose a run is: by the journal, and by the processes that are there.
+    pub(super) fn owner(&self, run: RunId) -> Owner {
+        let number = run.0.to_string();
+        let watches = |words: &Vec<String>| {
+            words.iter().any(|word| word == "watchdog")
+                && words.windows(2).any(|pair| pair[0] == "--run" && pair[1] == number)
+        };
+        let backs_up = |words: &Vec<String>| words.iter().any(|word| word == "backup" || word == "restore");
+        let living = self.seen.living.as_ref();
+        if living.is_some_and(|living| living.iter().any(watches)) {
+            return Owner::Alive;
+        }
+        match (self.note_of(run).map(|noted| noted.life), living) {
+            (Some(Liveness::Alive), _) => Owner::Alive,
+            (Some(Liveness::Dead), _) => Owner::Dead,
+            (Some(Liveness::Unknown), _) | (None, None) => Owner::Unknown,
+            // One that could not be noted is seen by its words only, and those do not tell its run.
+            (None, Some(living)) if living.iter().any(backs_up) => Owner::Unknown,
+            (None, Some(_)) => Owner::Dead,
+        }
+    }
+
+    /// The runs that are noted for a machine.
+    fn noted(&self, machine: &SeenMachine) -> Vec<&SeenRun> {
+        let is_its = |noted: &&SeenRun| noted.record.uuid == machine.uuid && noted.record.machine == machine.name;
+        self.seen.runs.iter().filter(is_its).collect()
+    }
+
+    /// Whether somebody of ours is at work on a machine, or may be.
+    pub(super) fn is_at_work(&self, machine: &SeenMachine) -> bool {
+        let noted = self.noted(machine);
+        let mut runs = machine
+            .runs
+            .iter()
+            .copied()
+            .chain(noted.iter().map(|noted| noted.record.run));
+        runs.any(|run| self.owner(run) != Owner::Dead)
+    }
+
+    fn machine(&mut self, machine: &SeenMachine) {
+        self.paused(machine);
+        self.frozen(machine);
+        self.remains(machine);
+        for job in &machine.jobs {
+            self.job(machine, job);
+        }
+        diagnose_disks::bitmaps(self, machine);
+        diagnose_disks::overlays(self, machine);
+    }
+
+    /// The dead run that was freezing a machine.
+    fn dead_freeze(&self, machine: &SeenMachine) -> Option<SeenRun> {
+        let noted = self.noted(machine).into_iter();
+        let mut freezing =
+            noted.filter(|noted| noted.record.phase == Phase::Freezing && self.owner(noted.record.run) == Owner::Dead);
+        freezing.next().cloned()
+    }
+
+    fn paused(&mut self, machine: &SeenMachine) {
+        if machine.state != MachineState::Paused || self.is_at_work(machine) {
+            return;
+        }
+        match self.dead_freeze(machine).filter(|noted| noted.record.was_running) {
+            Some(noted) => self.find(Finding {
+                machine: Some(machine.name.clone()),
+                kind: FindingKind::Paused,
+                what: format!(
+                    "it stands still: run {} had stopped it for its instant, and died",
+                    noted.record.run
+                ),
+                since_ms: Some(noted.record.start_ms),
+                is_danger: true,
+                remedy: Remedy::Mend(Mend::Resume, "let it run on".to_owned()),
+            }),
+            None => self.notes.push(format!(
+                "{} stands still; no backup of ours did that, as far as the journal tells, so it stays so",
+                machine.name
+            )),
+        }
+    }
+
+    fn frozen(&mut self, machine: &SeenMachine) {
+        match &machine.frozen {
+            SeenFreeze::NotAsked | SeenFreeze::Thawed => {}
+            SeenFreeze::Silent(why) => self.find(Finding {
+                machine: Some(machine.name.clone()),
+                kind: FindingKind::AgentSilent,
+                what: format!(
+                    "its guest agent is there and does not answer, so nobody knows whether it is frozen: {why}"
+                ),
+                since_ms: None,
+                is_danger: false,
+                remedy: Remedy::Advice(
+                    "restart qemu-guest-agent in the guest; backups are as after a power cut meanwhile".to_owned(),
+                ),
+            }),
+            SeenFreeze::Frozen if self.is_at_work(machine) => {
+                self.notes
+                    .push(format!("{} is frozen, and a backup is at work on it", machine.name));
+            }
+            SeenFreeze::Frozen => {
+                let ours = self.dead_freeze(machine);
+                let what = match &ours {
+                    Some(noted) => format!(
+                        "its file systems are frozen, all that writes in it waits: run {} froze them, and died",
+                        noted.record.run
+                    ),
+                    None => "its file systems are frozen, all that writes in it waits: it was none of our runs, as far as the \
+                             journal tells; somebody else may be at work"
+                        .to_owned(),
+                };
+                self.find(Finding {
+                    machine: Some(machine.name.clone()),
+                    kind: FindingKind::Frozen,
+                    what,
+                    since_ms: ours.map(|noted| noted.record.start_ms),
+                    is_danger: true,
+                    remedy: Remedy::Mend(Mend::Thaw, "thaw them by the guest agent".to_owned()),
+                });
+            }
+        }
+    }
+
+    fn remains(&mut self, machine: &SeenMachine) {
+        for run in &machine.runs {
+            let since_ms = self.note_of(*run).map(|noted| noted.record.start_ms);
+            let (what, remedy) = match self.owner(*run) {
+                Owner::Alive => {
+                    self.notes.push(format!("run {run} is at work on {}", machine.name));
+                    continue;
+                }
+                Owner::Dead => (
+                    "the process is dead",
+                    Remedy::Mend(
+                        Mend::RemoveRun(*run),
+                        "take it out; the guest does not notice".to_owned(),
+                    ),
+                ),
+                Owner::Unknown => (
+                    "whether its process lives cannot be told from here",
+                    Remedy::Advice("ask again as root on its host, when no backup is at work".to_owned()),
+                ),
+            };
+            self.find(Finding {
+                machine: Some(machine.name.clone()),
+                kind: FindingKind::Remains,
+                what: format!(
+                    "run {run} left its filters or files in QEMU, and {what}; the machine is not in danger, but libvirt's own \
+                     block jobs are refused, and the scratch file of the run fills its disk"
+                ),
+                since_ms,
+                is_danger: false,
+                remedy,
+            });
+        }
+    }
+
+    fn job(&mut self, machine: &SeenMachine, job: &QemuJob) {
+        if job.id.starts_with("hf-") {
+            return;
+        }
+        let disk = machine
+            .disks
+            .iter()
+            .find(|disk| job.id.contains(&format!("-{}-", disk.target)));
+        let target = disk.map_or("DISK", |disk| &disk.target[..]);
+        let why = job
+            .error
+            .as_ref()
+            .map(|error| format!(" ({error})"))
+            .unwrap_or_default();
+        let (what, remedy) = match &job.status[..] {
+            "concluded" => (
+                format!(
+                    "its {} job {} has ended{why}, and nobody has taken it away",
+                    job.kind, job.id
+                ),
+                Remedy::Mend(Mend::DismissJob(job.id.clone()), "take it away".to_owned()),
+            ),
+            "ready" | "paused" | "standby" | "pending" => {
+                // One of ours goes on with its overlay.
+                if disk.is_some_and(|disk| diagnose_disks::is_resumed(self, machine, disk)) {
+                    return;
+                }
+                (
+                    format!(
+                        "its {} job {} is {}{why} and waits for somebody",
+                        job.kind, job.id, job.status
+                    ),
+                    Remedy::Advice(job_advice(machine, job, target)),
+                )
+            }
+            _ if job.has_failed_io => (
+                format!(
+                    "its {} job {} stands still: reading or writing failed{why}",
+                    job.kind, job.id
+                ),
+                Remedy::Advice(job_advice(machine, job, target)),
+            ),
+            _ => {
+                self.notes.push(format!(
+                    "a {} job is at work on {} ({})",
+                    job.kind, machine.name, job.id
+                ));
+                return;
+            }
+        };
+        self.find(Finding {
+            machine: Some(machine.name.clone()),
+            kind: FindingKind::Job,
+            what,
+            since_ms: None,
+            is_danger: job.has_failed_io,
+            remedy,
+        });
+    }
+
+    fn leftovers(&mut self) {
+        for Leftover { path, kind, since_ms } in &self.seen.leftovers {
+            let (what, mend) = match kind {
+                LeftoverKind::Socket => (
+                    "a socket at which nobody listens any more",
+                    Mend::DeleteFolder(path.clone()),
+                ),
+                LeftoverKind::Scratch => (
+                    "a folder with scratch files that nobody has open",
+                    Mend::DeleteFolder(path.clone()),
+                ),
+                LeftoverKind::Partial => (
+                    "half of an image whose restore was killed",
+                    Mend::DeletePartial(path.clone()),
+                ),
+            };
+            self.findings.push(Finding {
+                machine: None,
+                kind: FindingKind::Leftover,
+                what: format!("{} is {what}", path.display()),
+                since_ms: *since_ms,
+                is_danger: false,
+                remedy: Remedy::Mend(mend, "delete it".to_owned()),
+            });
+        }
+    }
+
+    /// The notes themselves, last: what else they tell is mended by then.
+    fn dead_runs(&mut self) {
+        for SeenRun { record, life } in &self.seen.runs {
+            let examined = self
+                .seen
+                .machines
+                .iter()
+                .find(|machine| machine.uuid == record.uuid && machine.name == record.machine);
+            let is_concerned = self.seen.everything || examined.is_some();
+            if !is_concerned || self.owner(record.run) == Owner::Alive {
+                continue;
+            }
+            let address = record.address().unwrap_or_default();
+            let is_unreachable = self.seen.unreachable.iter().any(|(name, _)| *name == record.machine);
+            // Where it would be is looked at, and it is not there: its QEMU is gone, with all that was in it.
+            let is_gone = self.seen.everything && (address == self.seen.address || address.starts_with("qmp:"));
+            let is_seen = examined.is_some() || is_gone;
+            let is_on_its_way = |disk: &SeenDisk| disk.commit == SeenCommit::OnItsWay;
+            let goes_on = record.phase == Phase::Committing
+                && examined.is_some_and(|machine| machine.disks.iter().any(is_on_its_way));
+            let remedy = if *life == Liveness::Unknown {
+                Remedy::Advice("ask again on the host, or in the container, where it ran".to_owned())
+            } else if goes_on {
+                Remedy::Advice("libvirt goes on with what it began; ask again in a while".to_owned())
+            } else if is_unreachable {
+                Remedy::Advice("ask again when the machine can be examined".to_owned())
+            } else if is_seen {
+                Remedy::Mend(Mend::ForgetRun(record.run), "take its note away".to_owned())
+            } else {
+                Remedy::Advice(format!("holdfast doctor --connect {address} sees what it left"))
+            };
+            self.findings.push(Finding {
+                machine: Some(record.machine.clone()),
+                kind: FindingKind::DeadRun,
+                what: format!(
+                    "run {} (process {}) died while it was {}",
+                    record.run,
+                    record.process.process,
+                    record.phase.word()
+                ),
+                since_ms: Some(record.start_ms),
+                is_danger: false,
+                remedy,
+            });
+        }
+    }
+}
+
+fn job_advice(machine: &SeenMachine, job: &QemuJob, target: &str) -> String {
+    if !machine.is_libvirt {
+        return format!(
+            "by its monitor: block-job-complete or block-job-cancel, with {{\"device\":\"{}\"}}",
+            job.id
+        );
+    }
+    let virsh = format!("virsh -c '{}' blockjob {} {target}", machine.address, machine.name);
+    if job.status == "ready" {
+        format!("{virsh} --pivot ends it and uses what it made, {virsh} --abort throws that away")
+    } else {
+        format!("{virsh} --abort throws away what it made")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,405 @@
+//! Hard cases: who is alive, whose a pause is, and into which images nothing is ever written.
+
+use std::path::PathBuf;
+
+use holdfast_host::MachineState;
+use holdfast_host::qemu::{Bitmap, QemuJob, RunId};
+use holdfast_repo::{Liveness, ProcessIdentity};
+
+use super::diagnose;
+use crate::doctor::seen::{
+    FindingKind, Mend, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun,
+};
+use crate::doctor::{Finding, Remedy};
+use crate::run_journal::{Phase, RunRecord};
+
+const RUN: RunId = RunId(7);
+
+fn record(phase: Phase) -> RunRecord {
+    RunRecord {
+        run: RUN,
+        machine: "web1".to_owned(),
+        uuid: "u1".to_owned(),
+        way: ["--connect", "qemu:///system"].map(str::to_owned).to_vec(),
+        process: ProcessIdentity {
+            host: "h".to_owned(),
+            boot: "b".to_owned(),
+            namespace: "n".to_owned(),
+            process: 1,
+            started: 1,
+        },
+        start_ms: 5,
+        phase,
+        was_running: true,
+        scratch: "/var/tmp".into(),
+    }
+}
+
+fn noted(phase: Phase, life: Liveness) -> SeenRun {
+    SeenRun {
+        record: record(phase),
+        life,
+    }
+}
+
+fn machine(change: impl FnOnce(&mut SeenMachine)) -> SeenMachine {
+    let mut machine = SeenMachine {
+        name: "web1".to_owned(),
+        uuid: "u1".to_owned(),
+        address: "qemu:///system".to_owned(),
+        is_libvirt: true,
+        state: MachineState::Running,
+        runs: Vec::new(),
+        frozen: SeenFreeze::Thawed,
+        jobs: Vec::new(),
+        disks: Vec::new(),
+        snapshot_files: Some(Vec::new()),
+    };
+    change(&mut machine);
+    machine
+}
+
+fn seen(machine: SeenMachine, change: impl FnOnce(&mut Seen)) -> Seen {
+    let disks = machine.disks.iter();
+    let mut seen = Seen {
+        chains: disks.map(|disk| (machine.name.clone(), disk.chain.clone())).collect(),
+        machines: vec![machine],
+        living: Some(Vec::new()),
+        everything: true,
+        address: "qemu:///system".to_owned(),
+        ..Seen::default()
+    };
+    change(&mut seen);
+    seen
+}
+
+fn disk(chain: &[&str]) -> SeenDisk {
+    SeenDisk {
+        target: "vda".to_owned(),
+        node: Some("node".to_owned()),
+        bitmaps: Vec::new(),
+        chain: chain.iter().map(PathBuf::from).collect(),
+        write_protected: Vec::new(),
+        commit: SeenCommit::None,
+    }
+}
+
+fn findings(seen: &Seen) -> Vec<Finding> {
+    diagnose(seen).0
+}
+
+fn kinds(seen: &Seen) -> Vec<FindingKind> {
+    findings(seen).iter().map(|finding| finding.kind).collect()
+}
+
+fn mends(seen: &Seen) -> Vec<Mend> {
+    let remedies = findings(seen).into_iter().filter_map(|finding| match finding.remedy {
+        Remedy::Mend(mend, _) => Some(mend),
+        Remedy::Advice(_) => None,
+    });
+    remedies.collect()
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(str::to_owned).collect()
+}
+
+#[test]
+fn what_a_run_left_goes_only_when_it_is_surely_dead() {
+    let left = || machine(|machine| machine.runs.push(RUN));
+    let with = |run: Option<SeenRun>, living: Option<Vec<&str>>| {
+        let living = living.map(|lines| lines.into_iter().map(words).collect());
+        seen(left(), |seen| {
+            seen.runs.extend(run);
+            seen.living = living;
+        })
+    };
+    let dead = || Some(noted(Phase::Reading, Liveness::Dead));
+    let removed = [Mend::RemoveRun(RUN), Mend::ForgetRun(RUN)];
+    assert_eq!(mends(&with(dead(), Some(vec![]))), removed);
+    assert_eq!(mends(&with(dead(), Some(vec!["holdfast backup db1"]))), removed);
+    assert_eq!(mends(&with(dead(), None)), removed);
+    assert_eq!(mends(&with(None, Some(vec![]))), removed[..1]);
+    // Its watchdog is just about to do that.
+    let watchdog = "holdfast watchdog --connect x --machine web1 --run 7";
+    for run in [dead(), None] {
+        assert_eq!(kinds(&with(run, Some(vec![watchdog]))), []);
+    }
+    let other = "holdfast watchdog --connect x --machine web1 --run 77";
+    assert_eq!(mends(&with(dead(), Some(vec![other]))), removed);
+    assert_eq!(kinds(&with(Some(noted(Phase::Reading, Liveness::Alive)), None)), []);
+    // Nobody can tell: it is told, and nothing is mended.
+    let unknown = [
+        with(Some(noted(Phase::Reading, Liveness::Unknown)), Some(vec![])),
+        with(None, None),
+        with(None, Some(vec!["/usr/bin/holdfast backup --all"])),
+    ];
+    for seen in &unknown {
+        assert_eq!(mends(seen), []);
+        assert_eq!(kinds(seen)[0], FindingKind::Remains);
+    }
+}
+
+#[test]
+fn a_machine_runs_on_only_where_a_dead_run_stopped_it() {
+    let paused = |run: SeenRun| {
+        let machine = machine(|machine| machine.state = MachineState::Paused);
+        seen(machine, |seen| seen.runs.push(run))
+    };
+    let dead = noted(Phase::Freezing, Liveness::Dead);
+    assert_eq!(mends(&paused(dead.clone())), [Mend::Resume, Mend::ForgetRun(RUN)]);
+    assert!(findings(&paused(dead.clone()))[0].is_danger);
+    // Its owner had paused it before; it had run on; it is another machine of the name; somebody is at work.
+    let mut before = dead.clone();
+    before.record.was_running = false;
+    let mut other = dead;
+    other.record.uuid = "u2".to_owned();
+    let not_ours = [
+        before,
+        noted(Phase::Reading, Liveness::Dead),
+        other,
+        noted(Phase::Freezing, Liveness::Alive),
+        noted(Phase::Freezing, Liveness::Unknown),
+    ];
+    for run in not_ours {
+        assert!(!mends(&paused(run)).contains(&Mend::Resume));
+    }
+}
+
+#[test]
+fn a_freeze_says_whose_it_was_and_one_of_a_living_run_is_left() {
+    let frozen = |run: Option<SeenRun>| {
+        let machine = machine(|machine| machine.frozen = SeenFreeze::Frozen);
+        seen(machine, |seen| seen.runs.extend(run))
+    };
+    let ours = findings(&frozen(Some(noted(Phase::Freezing, Liveness::Dead))));
+    assert!(ours[0].what.contains("00000007") && ours[0].since_ms == Some(5));
+    let foreign = findings(&frozen(None));
+    assert!(foreign[0].what.contains("none of our runs") && foreign[0].is_danger);
+    assert!(matches!(foreign[0].remedy, Remedy::Mend(Mend::Thaw, _)));
+    assert_eq!(kinds(&frozen(Some(noted(Phase::Freezing, Liveness::Alive)))), []);
+    let silent = machine(|machine| machine.frozen = SeenFreeze::Silent("late".to_owned()));
+    assert_eq!(mends(&seen(silent, |_| ())), []);
+}
+
+#[test]
+fn only_jobs_that_have_ended_are_taken_away() {
+    let with = |status: &str, id: &str, has_failed_io| {
+        let job = QemuJob {
+            id: id.to_owned(),
+            kind: "mirror".to_owned(),
+            status: status.to_owned(),
+            error: None,
+            has_failed_io,
+        };
+        let machine = machine(|machine| {
+            machine.jobs.push(job);
+            machine.disks.push(disk(&["/i/a.qcow2"]));
+        });
+        seen(machine, |_| ())
+    };
+    let id = "copy-vda-libvirt-1-format";
+    assert_eq!(mends(&with("concluded", id, false)), [Mend::DismissJob(id.to_owned())]);
+    for status in ["ready", "paused", "standby", "pending"] {
+        let found = findings(&with(status, id, false));
+        assert!(
+            matches!(&found[0].remedy, Remedy::Advice(words) if words.contains("blockjob web1 vda --abort")),
+            "{found:?}"
+        );
+    }
+    assert_eq!(kinds(&with("running", id, false)), []);
+    assert!(findings(&with("running", id, true))[0].is_danger);
+    assert_eq!(kinds(&with("ready", "hf-00000007-memory", false)), []);
+}
+
+#[test]
+fn only_bitmaps_of_ours_go_and_none_that_is_needed_or_in_use() {
+    let bitmap = |name: &str, is_inconsistent, is_busy| Bitmap {
+        name: name.to_owned(),
+        granularity_bytes: 65_536,
+        dirty_bytes: 0,
+        is_recording: true,
+        is_persistent: true,
+        is_inconsistent,
+        is_busy,
+    };
+    let bitmaps = vec![
+        bitmap("holdfast-0123abcd-00000001", false, false),
+        bitmap("holdfast-0123abcd-00000002", false, false),
+        bitmap("holdfast-0123abcd-00000003", false, true),
+        bitmap("holdfast-99999999-00000004", false, false),
+        bitmap("holdfast-99999999-00000005", true, false),
+        bitmap("holdfast-mine", true, false),
+        bitmap("checkpoint", true, false),
+    ];
+    let with = |repository: Option<SeenRepository>, runs: Vec<SeenRun>| {
+        let mut disk = disk(&["/i/a.qcow2"]);
+        disk.bitmaps = bitmaps.clone();
+        let machine = machine(|machine| machine.disks.push(disk));
+        seen(machine, |seen| {
+            seen.repository = repository;
+            seen.runs = runs;
+        })
+    };
+    let names = |seen: &Seen| -> Vec<String> {
+        let removed = mends(seen).into_iter().filter_map(|mend| match mend {
+            Mend::RemoveBitmap { name, .. } => Some(name[9..].to_owned()),
+            _ => None,
+        });
+        removed.collect()
+    };
+    let repository = || {
+        Some(SeenRepository {
+            id: "0123abcd45".to_owned(),
+            needed: vec!["holdfast-0123abcd-00000002".to_owned()],
+        })
+    };
+    assert_eq!(names(&with(None, vec![])), ["99999999-00000005"]);
+    assert_eq!(
+        names(&with(repository(), vec![])),
+        ["0123abcd-00000001", "99999999-00000005"]
+    );
+    // The next bitmap of a run at work is in no snapshot yet.
+    let at_work = with(repository(), vec![noted(Phase::Reading, Liveness::Alive)]);
+    assert_eq!(names(&at_work), [""; 0]);
+    let told = findings(&with(None, vec![]));
+    assert!(
+        told.iter()
+            .any(|found| found.what.contains("bitmap checkpoint") && matches!(found.remedy, Remedy::Advice(_)))
+    );
+}
+
+fn commits(
+    chain: &[&str],
+    change: impl FnOnce(&mut SeenMachine, &mut Vec<(String, Vec<PathBuf>)>),
+) -> (Seen, Option<Mend>) {
+    let mut others = Vec::new();
+    let machine = machine(|machine| {
+        machine.disks.push(disk(chain));
+        change(machine, &mut others);
+    });
+    let seen = seen(machine, |seen| seen.chains.extend(others));
+    let commit = mends(&seen)
+        .into_iter()
+        .find(|mend| matches!(mend, Mend::Commit { .. }));
+    (seen, commit)
+}
+
+fn commit_of(overlays: &[&str], base: &str) -> Option<Mend> {
+    Some(Mend::Commit {
+        disk: "vda".to_owned(),
+        overlays: overlays.iter().map(PathBuf::from).collect(),
+        base: base.into(),
+    })
+}
+
+#[test]
+fn forgotten_overlays_come_down_as_far_as_nobody_else_has_or_knows_them() {
+    let (three, two) = (["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], ["/i/a.s1", "/i/a.qcow2"]);
+    assert_eq!(commits(&three, |_, _| ()).1, commit_of(&three[..2], three[2]));
+    assert_eq!(commits(&["/i/a.qcow2"], |_, _| ()).1, None);
+    // libvirt knows the one below, or the disk itself.
+    let known = |path: &'static str| {
+        commits(&three, move |machine, _| {
+            machine.snapshot_files = Some(vec![path.into()])
+        })
+        .1
+    };
+    assert_eq!(known("/i/a.s1"), commit_of(&three[..1], three[1]));
+    assert_eq!(known("/i/a.s2"), None);
+    // A machine that is switched off has the base too: nothing goes into it, nor into what is above it for others.
+    let shared = |chain: &'static [&'static str], others: &'static [&'static str]| {
+        commits(chain, move |_, all| {
+            all.push(("db1".to_owned(), others.iter().map(PathBuf::from).collect()))
+        })
+    };
+    let (seen, commit) = shared(&["/i/a.s1", "/i/a.qcow2"], &["/i/db1.qcow2", "/i/a.qcow2"]);
+    assert_eq!((commit, kinds(&seen)), (None, vec![]));
+    assert!(diagnose(&seen).1[0].contains("template"));
+    let (_, commit) = shared(&["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], &["/i/db1", "/i/a.qcow2"]);
+    assert_eq!(commit, commit_of(&three[..1], three[1]));
+    // What is below a template is never reached either.
+    let (_, commit) = shared(&["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], &["/i/a.s1", "/i/a.qcow2"]);
+    assert_eq!(commit, None);
+    let told = |seen: &Seen| kinds(seen) == [FindingKind::Overlay];
+    // A clone of a template of its own, a write-protected base, a machine that is off, a job: a person decides.
+    for chain in [
+        ["/i/web1.qcow2", "/i/debian.qcow2"],
+        ["/i/a.s1", "/templates/a.qcow2"],
+        ["/i/ab.qcow2", "/i/a.qcow2"],
+    ] {
+        let (seen, commit) = commits(&chain, |_, _| ());
+        assert!(commit.is_none() && told(&seen), "{chain:?}");
+    }
+    let (seen, commit) = commits(&two, |machine, _| machine.disks[0].write_protected.push(two[1].into()));
+    assert!(commit.is_none() && told(&seen));
+    for state in [MachineState::ShutOff, MachineState::Paused, MachineState::Between] {
+        let (seen, commit) = commits(&two, |machine, _| machine.state = state);
+        assert!(commit.is_none() && told(&seen));
+    }
+    let (_, commit) = commits(&two, |machine, _| machine.runs.push(RUN));
+    assert_eq!(commit, None);
+    let (_, commit) = commits(&two, |machine, _| machine.snapshot_files = None);
+    assert_eq!(commit, None);
+}
+
+#[test]
+fn a_complete_commit_is_ended_only_where_a_dead_doctor_began_it() {
+    let job = || QemuJob {
+        id: "commit-vda-libvirt-2-format".to_owned(),
+        kind: "commit".to_owned(),
+        status: "ready".to_owned(),
+        error: None,
+        has_failed_io: false,
+    };
+    let with = |run: Option<SeenRun>, commit| {
+        let mut disk = disk(&["/i/a.s1", "/i/a.qcow2"]);
+        disk.commit = commit;
+        let machine = machine(|machine| {
+            machine.disks.push(disk);
+            machine.jobs.push(job());
+        });
+        seen(machine, |seen| seen.runs.extend(run))
+    };
+    let dead = || Some(noted(Phase::Committing, Liveness::Dead));
+    let commit = commit_of(&["/i/a.s1"], "/i/a.qcow2").unwrap();
+    assert_eq!(
+        mends(&with(dead(), SeenCommit::Complete)),
+        [commit, Mend::ForgetRun(RUN)]
+    );
+    assert_eq!(mends(&with(None, SeenCommit::Complete)), []);
+    assert_eq!(
+        mends(&with(
+            Some(noted(Phase::Committing, Liveness::Alive)),
+            SeenCommit::Complete
+        )),
+        []
+    );
+    // It is not complete yet: the note that it is ours stays.
+    assert_eq!(mends(&with(dead(), SeenCommit::OnItsWay)), []);
+}
+
+#[test]
+fn notes_of_machines_that_are_gone_go_and_those_of_others_stay() {
+    let of = |machine: &str, uri: &str| {
+        let mut run = noted(Phase::Reading, Liveness::Dead);
+        run.record.machine = machine.to_owned();
+        run.record.way[1] = uri.to_owned();
+        run
+    };
+    let with = |run: SeenRun, everything| {
+        seen(machine(|_| ()), |seen| {
+            seen.runs.push(run);
+            seen.everything = everything;
+            seen.unreachable = vec![("mute".to_owned(), "it is busy".to_owned())];
+        })
+    };
+    let here = "qemu:///system";
+    assert_eq!(mends(&with(of("gone", here), true)), [Mend::ForgetRun(RUN)]);
+    assert_eq!(mends(&with(of("gone", here), false)), []);
+    assert_eq!(mends(&with(of("gone", "qmp:/run/gone"), true)), [Mend::ForgetRun(RUN)]);
+    assert_eq!(mends(&with(of("mute", here), true)), []);
+    let elsewhere = findings(&with(of("gone", "qemu:///session"), true));
+    let last = elsewhere.last().unwrap();
+    assert!(matches!(&last.remedy, Remedy::Advice(words) if words.contains("--connect qemu:///session")));
+}

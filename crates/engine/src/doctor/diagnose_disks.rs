@@ -1,0 +1,204 @@
+//! What is wrong with the disks of a machine: bitmaps of no use, overlays that nobody knows of.
+
+use std::path::PathBuf;
+
+use holdfast_host::MachineState;
+
+use super::chains::is_same;
+use super::diagnose::{Diagnosis, Owner};
+use super::seen::{SeenCommit, SeenDisk, SeenMachine};
+use super::{Finding, FindingKind, Mend, Remedy};
+use crate::machine_backup::{is_bitmap_of, is_bitmap_of_ours};
+use crate::run_journal::Phase;
+
+/// Bitmaps that are inconsistent, or that no snapshot needs any more.
+pub(super) fn bitmaps(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
+    let is_at_work = diagnosis.is_at_work(machine);
+    for disk in &machine.disks {
+        let Some(node) = &disk.node else { continue };
+        for bitmap in disk.bitmaps.iter().filter(|bitmap| !bitmap.is_busy) {
+            let is_ours = is_bitmap_of_ours(&bitmap.name);
+            let repository = diagnosis.seen.repository.as_ref();
+            let is_obsolete = repository.is_some_and(|repository| {
+                is_bitmap_of(&bitmap.name, &repository.id) && !repository.needed.contains(&bitmap.name)
+            });
+            let why = match (bitmap.is_inconsistent, is_obsolete) {
+                (true, _) => "is inconsistent: QEMU was killed before it could save it, and nobody can rely on it",
+                (false, true) => "is needed by no snapshot in the repository, and costs a little at each write",
+                (false, false) => continue,
+            };
+            if is_ours && is_at_work {
+                continue;
+            }
+            let mend = Mend::RemoveBitmap {
+                node: node.clone(),
+                name: bitmap.name.clone(),
+            };
+            let remedy = if is_ours {
+                Remedy::Mend(
+                    mend,
+                    "remove it; the next backup reads everything once, and stores what changed".to_owned(),
+                )
+            } else {
+                Remedy::Advice(format!(
+                    "it is another program's: where it is a checkpoint of libvirt, virsh checkpoint-delete {} {} --metadata, \
+                     and a full backup by that program",
+                    machine.name, bitmap.name
+                ))
+            };
+            diagnosis.find(Finding {
+                machine: Some(machine.name.clone()),
+                kind: FindingKind::Bitmap,
+                what: format!("the bitmap {} of disk {} {why}", bitmap.name, disk.target),
+                since_ms: None,
+                is_danger: false,
+                remedy,
+            });
+        }
+    }
+}
+
+/// The overlays of a disk that nobody knows of, and the image that they can be brought down into.
+struct Forgotten {
+    overlays: Vec<PathBuf>,
+    base: PathBuf,
+}
+
+/// What a disk's chain is.
+enum Chain {
+    /// As it should be.
+    Sound,
+    /// The image right below belongs to several machines.
+    Template(PathBuf),
+    Forgotten(Forgotten),
+}
+
+fn chain_of(diagnosis: &Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk) -> Chain {
+    let (Some(known), [active, below, ..]) = (&machine.snapshot_files, &disk.chain[..]) else {
+        return Chain::Sound;
+    };
+    let is_known = |path: &PathBuf| known.iter().any(|known| is_same(known, path));
+    let is_shared = |path: &PathBuf| {
+        let users = diagnosis.seen.chains.iter();
+        let with_it = users.filter(|(_, chain)| chain.iter().any(|image| is_same(image, path)));
+        with_it.count() > 1
+    };
+    if is_known(active) {
+        return Chain::Sound;
+    }
+    if is_shared(below) || is_shared(active) {
+        return Chain::Template(below.clone());
+    }
+    // Down to what libvirt knows of, and not into what others have.
+    let mut depth = 1;
+    while depth + 1 < disk.chain.len() && !is_known(&disk.chain[depth]) && !is_shared(&disk.chain[depth + 1]) {
+        depth += 1;
+    }
+    Chain::Forgotten(Forgotten {
+        overlays: disk.chain[..depth].to_vec(),
+        base: disk.chain[depth].clone(),
+    })
+}
+
+/// Whether an overlay is called as snapshots of its base are: in the same folder, with the beginning of its name.
+///
+/// A clone of a template that has only one clone looks the same otherwise, and its template must not be written.
+fn is_called_like_a_snapshot(overlay: &std::path::Path, base: &std::path::Path) -> bool {
+    let stem = |path: &std::path::Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let (Some(name), Some(stem)) = (overlay.file_name(), stem(base)) else {
+        return false;
+    };
+    let rest = name.to_string_lossy();
+    let rest = rest.strip_prefix(&stem);
+    overlay.parent() == base.parent() && rest.is_some_and(|rest| rest.starts_with(['.', '-', '_']))
+}
+
+/// Whether a commit of this disk that is complete was begun by a doctor who died, and may be ended by the next one.
+pub(super) fn is_resumed(diagnosis: &Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk) -> bool {
+    disk.commit == SeenCommit::Complete
+        && diagnosis.seen.runs.iter().any(|noted| {
+            let record = &noted.record;
+            record.phase == Phase::Committing
+                && record.uuid == machine.uuid
+                && diagnosis.owner(record.run) == Owner::Dead
+        })
+}
+
+/// Disks on overlays.
+pub(super) fn overlays(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
+    for disk in &machine.disks {
+        match chain_of(diagnosis, machine, disk) {
+            Chain::Sound => {}
+            Chain::Template(template) => diagnosis.notes.push(format!(
+                "disk {} of {} is based on {}, which other machines have too: a template, and nothing is written into it",
+                disk.target,
+                machine.name,
+                template.display()
+            )),
+            Chain::Forgotten(forgotten) => overlay(diagnosis, machine, disk, forgotten),
+        }
+    }
+}
+
+fn overlay(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk, forgotten: Forgotten) {
+    let Forgotten { overlays, base } = forgotten;
+    let is_resumed = is_resumed(diagnosis, machine, disk);
+    let virsh = format!(
+        "virsh -c '{}' blockcommit {} {} --base '{}' --active --pivot",
+        machine.address,
+        machine.name,
+        disk.target,
+        base.display()
+    );
+    let lowest = &overlays[overlays.len() - 1];
+    let by_hand = if disk.write_protected.contains(&base) {
+        Some(format!(
+            "its base {} is write-protected, as templates are: it is left alone",
+            base.display()
+        ))
+    } else if !is_called_like_a_snapshot(lowest, &base) {
+        Some(format!(
+            "where {} is a template, this is as it should be; where it is a forgotten snapshot: {virsh}",
+            base.display()
+        ))
+    } else if machine.state == MachineState::ShutOff {
+        Some("start the machine and ask again: libvirt brings overlays down only while it runs".to_owned())
+    } else if machine.state != MachineState::Running || diagnosis.is_at_work(machine) || !machine.runs.is_empty() {
+        Some("ask again when the machine runs, and no backup is at work or left on it".to_owned())
+    } else if !is_resumed && machine.jobs.iter().any(|job| job.status != "concluded") {
+        Some("a block job is on the machine: end that first".to_owned())
+    } else {
+        None
+    };
+    let files: Vec<String> = overlays.iter().map(|path| path.display().to_string()).collect();
+    let remedy = match by_hand {
+        Some(advice) => Remedy::Advice(advice),
+        None => Remedy::Mend(
+            Mend::Commit {
+                disk: disk.target.clone(),
+                base: base.clone(),
+                overlays: overlays.clone(),
+            },
+            if is_resumed {
+                format!("put the machine onto {}, which holds everything by now", base.display())
+            } else {
+                format!(
+                    "bring it down into {} while the machine runs, then use that",
+                    base.display()
+                )
+            },
+        ),
+    };
+    diagnosis.find(Finding {
+        machine: Some(machine.name.clone()),
+        kind: FindingKind::Overlay,
+        what: format!(
+            "disk {} is on a forgotten overlay, which no snapshot of libvirt knows: {}; whoever deletes that loses data",
+            disk.target,
+            files.join(", ")
+        ),
+        since_ms: None,
+        is_danger: false,
+        remedy,
+    });
+}

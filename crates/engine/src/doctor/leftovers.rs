@@ -1,0 +1,91 @@
+//! Files and folders that a run left which was killed.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use holdfast_host::open_below;
+
+use super::DoctorRequest;
+use super::seen::{Leftover, LeftoverKind};
+use crate::new_file::left_of;
+
+/// What is younger may be just being made.
+const AGE_MIN_MS: i64 = 60_000;
+/// The names of folders for sockets begin so.
+const SOCKETS: &str = "holdfast-";
+/// The names of folders for scratch files begin so.
+const SCRATCH: [&str; 2] = ["holdfast-memory-", "holdfast-overlay-"];
+
+pub(super) fn leftovers(request: &DoctorRequest<'_>, images: &[&PathBuf]) -> Vec<Leftover> {
+    let mut found = Vec::new();
+    if request.everything {
+        let now_ms = (request.now_ms)();
+        let is_old = |path: &Path| changed_ms(path).is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
+        for folder in folders(&request.runtime, &[SOCKETS]) {
+            let is_left = match names(&folder).as_deref() {
+                Some([]) => is_old(&folder),
+                Some([name]) if name == "nbd" => is_deserted(&folder.join("nbd")),
+                _ => false,
+            };
+            found.extend(is_left.then(|| leftover(folder, LeftoverKind::Socket)));
+        }
+        for folder in folders(&request.scratch, &SCRATCH) {
+            // A machine may have a disk in it, whoever made it.
+            let is_image = images.iter().any(|image| image.starts_with(&folder));
+            if is_old(&folder) && !is_image && open_below(&folder) == Some(false) {
+                found.push(leftover(folder, LeftoverKind::Scratch));
+            }
+        }
+    }
+    for image in images {
+        let partials = left_of(image).into_iter();
+        found.extend(partials.map(|path| leftover(path, LeftoverKind::Partial)));
+    }
+    found
+}
+
+fn leftover(path: PathBuf, kind: LeftoverKind) -> Leftover {
+    Leftover {
+        since_ms: changed_ms(&path),
+        path,
+        kind,
+    }
+}
+
+fn changed_ms(path: &Path) -> Option<i64> {
+    Some(path.symlink_metadata().ok()?.mtime() * 1000)
+}
+
+/// Folders in `place` whose names begin so, and that are ours; by the paths that the kernel has for them.
+fn folders(place: &Path, beginnings: &[&str]) -> Vec<PathBuf> {
+    let Ok(place) = place.canonicalize() else {
+        return Vec::new();
+    };
+    let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+    let us = rustix::process::geteuid().as_raw();
+    let ours = entries.filter(|entry| {
+        let name = entry.file_name();
+        let is_called_so = beginnings.iter().any(|start| name.to_string_lossy().starts_with(start));
+        is_called_so && entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == us)
+    });
+    let mut folders: Vec<_> = ours.map(|entry| entry.path()).collect();
+    folders.sort();
+    folders
+}
+
+fn names(folder: &Path) -> Option<Vec<String>> {
+    let entries = std::fs::read_dir(folder).ok()?;
+    Some(
+        entries
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect(),
+    )
+}
+
+/// Whether nobody listens at a socket: not the backup, and not QEMU, which has it from there.
+fn is_deserted(socket: &Path) -> bool {
+    let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
+    UnixStream::connect(socket).is_err_and(refused)
+}

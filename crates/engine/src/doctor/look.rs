@@ -1,0 +1,164 @@
+//! Seeing what there is. Nothing is changed.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use holdfast_host::qemu::{QemuDisk, disks, jobs, runs_in};
+use holdfast_host::{Description, MachineState, agent, living};
+use holdfast_repo::Repository;
+
+use super::chains::{chains_of, is_write_protected};
+use super::leftovers::leftovers;
+use super::seen::{Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun};
+use super::{DoctorRequest, Patient};
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::machine_backup::NOTE_BITMAP;
+use crate::repository::snapshots;
+use crate::run_journal::noted_runs;
+
+/// How long the guest's agent may take to say whether file systems are frozen.
+const AGENT_DEADLINE: Duration = Duration::from_secs(5);
+
+pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
+    // First who is at work: what such a one has made by then is his.
+    let found = living(request.program);
+    let living = found.map(|found| found.into_iter().map(|process| process.words).collect());
+    let noted = match &request.journal {
+        Some(folder) => noted_runs(folder)?,
+        None => Vec::new(),
+    };
+    let runs = noted.into_iter().map(|record| SeenRun {
+        life: record.liveness(request.processes),
+        record,
+    });
+    let mut seen = Seen {
+        runs: runs.collect(),
+        living,
+        everything: request.everything,
+        address: request.address.clone(),
+        unreachable: request.unreachable.clone(),
+        repository: request
+            .repository
+            .map(|repository| look_into(repository, job))
+            .transpose()?,
+        ..Seen::default()
+    };
+    let mut descriptions = Vec::new();
+    for patient in &request.patients {
+        job.interrupt.check()?;
+        match machine(patient, request) {
+            Ok((machine, description)) => {
+                seen.machines.push(machine);
+                descriptions.push(description);
+            }
+            Err(error) => seen
+                .unreachable
+                .push((patient.machine.name().to_owned(), error.to_string())),
+        }
+    }
+    if let Some(hypervisor) = request.neighbours {
+        for summary in hypervisor.machines()? {
+            if let Ok(description) = hypervisor.machine(&summary.uuid).and_then(|machine| machine.describe()) {
+                descriptions.push(description);
+            }
+        }
+    }
+    let mut chains = BTreeMap::new();
+    for description in &descriptions {
+        for (target, chain) in chains_of(description) {
+            chains.insert((description.summary.name.clone(), target), chain);
+        }
+    }
+    seen.chains = chains.into_iter().map(|((name, _), chain)| (name, chain)).collect();
+    let images: Vec<_> = seen.chains.iter().filter_map(|(_, chain)| chain.first()).collect();
+    seen.leftovers = leftovers(request, &images);
+    Ok(seen)
+}
+
+/// Which bitmaps the newest snapshot of each machine needs.
+fn look_into(repository: &Repository, job: Job<'_>) -> Result<SeenRepository> {
+    let mut newest = BTreeMap::new();
+    for manifest in snapshots(repository, job.progress)? {
+        let kept = newest
+            .entry(manifest.machine.clone())
+            .or_insert_with(|| manifest.clone());
+        if kept.time_ms < manifest.time_ms {
+            *kept = manifest;
+        }
+    }
+    let disks = newest.values().flat_map(|manifest| &manifest.disks);
+    Ok(SeenRepository {
+        id: repository.config().id.to_string(),
+        needed: disks.filter_map(|disk| disk.notes.get(NOTE_BITMAP).cloned()).collect(),
+    })
+}
+
+fn machine(patient: &Patient<'_>, request: &DoctorRequest<'_>) -> Result<(SeenMachine, Description)> {
+    let machine = patient.machine;
+    let description = machine.describe()?;
+    let summary = description.summary.clone();
+    let is_libvirt = !patient.address.starts_with("qmp:");
+    let has_qemu = matches!(summary.state, MachineState::Running | MachineState::Paused);
+    let failed = |source| {
+        Error::from(holdfast_host::Error::Monitor {
+            machine: summary.name.clone(),
+            source,
+        })
+    };
+    let overlays = request.overlays.filter(|_| is_libvirt);
+    let mut seen = SeenMachine {
+        name: summary.name.clone(),
+        uuid: summary.uuid.clone(),
+        address: patient.address.clone(),
+        is_libvirt,
+        state: summary.state,
+        runs: Vec::new(),
+        frozen: SeenFreeze::NotAsked,
+        jobs: Vec::new(),
+        disks: Vec::new(),
+        snapshot_files: overlays.and_then(|overlays| overlays.snapshot_files(&summary.uuid).ok()),
+    };
+    let mut devices = Vec::new();
+    if has_qemu {
+        seen.runs = runs_in(machine.monitor()).map_err(failed)?.into_iter().collect();
+        seen.jobs = jobs(machine.monitor()).map_err(failed)?;
+        devices = disks(machine.monitor()).map_err(failed)?;
+    }
+    if summary.state == MachineState::Running && description.has_agent_channel {
+        seen.frozen = freeze(patient);
+    }
+    for (target, chain) in chains_of(&description) {
+        let alias = description.disks.iter().find(|disk| disk.target == target);
+        let alias = alias.and_then(|disk| disk.alias.as_deref());
+        let device: Option<&QemuDisk> = alias.and_then(|alias| devices.iter().find(|device| device.is_called(alias)));
+        let commit = overlays
+            .filter(|_| has_qemu && chain.len() > 1)
+            .and_then(|overlays| overlays.commit_progress(&summary.uuid, &target).ok().flatten());
+        seen.disks.push(SeenDisk {
+            commit: match commit {
+                None => SeenCommit::None,
+                Some(progress) if progress.is_complete() => SeenCommit::Complete,
+                Some(_) => SeenCommit::OnItsWay,
+            },
+            node: device.map(|device| device.node.clone()),
+            bitmaps: device.map(|device| device.bitmaps.clone()).unwrap_or_default(),
+            write_protected: chain.iter().filter(|path| is_write_protected(path)).cloned().collect(),
+            target,
+            chain,
+        });
+    }
+    Ok((seen, description))
+}
+
+fn freeze(patient: &Patient<'_>) -> SeenFreeze {
+    match agent::is_frozen(patient.machine, AGENT_DEADLINE) {
+        Ok(true) => SeenFreeze::Frozen,
+        Ok(false) => SeenFreeze::Thawed,
+        // Most machines have a channel, and many no agent at its other end.
+        Err(error) => match agent::is_connected(patient.machine.monitor()) {
+            Ok(true) => SeenFreeze::Silent(error.to_string()),
+            _ => SeenFreeze::NotAsked,
+        },
+    }
+}

@@ -1,0 +1,79 @@
+//! Mending one finding.
+
+use std::path::Path;
+use std::time::Duration;
+
+use holdfast_host::agent;
+use holdfast_host::qemu::{dismiss_job, remove_bitmap, remove_run, resume};
+
+use super::commit::commit;
+use super::seen::Mend;
+use super::{DoctorRequest, Finding, Patient, Remedy, Treatment};
+use crate::job::Job;
+use crate::new_file::delete_left;
+use crate::run_journal::forget_run;
+
+/// For thawing: guests with much to write take a while.
+const THAW_DEADLINE: Duration = Duration::from_secs(20);
+
+pub(super) fn mend(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>) -> Treatment {
+    let Remedy::Mend(mend, _) = &finding.remedy else {
+        return Treatment::Left;
+    };
+    let done = match mend {
+        Mend::DeleteFolder(path) => delete_folder(path),
+        Mend::DeletePartial(path) => delete_left(path)
+            .map(|()| format!("deleted {}", path.display()))
+            .map_err(|error| error.to_string()),
+        Mend::ForgetRun(run) => {
+            let folder = request.journal.as_deref().unwrap_or(Path::new("."));
+            forget_run(folder, *run)
+                .map(|()| format!("took the note of run {run} away"))
+                .map_err(|error| error.to_string())
+        }
+        of_machine => {
+            let name = finding.machine.as_deref().unwrap_or_default();
+            match request.patients.iter().find(|patient| patient.machine.name() == name) {
+                Some(patient) => mend_machine(request, patient, of_machine, job),
+                None => Err("the machine is gone".to_owned()),
+            }
+        }
+    };
+    match done {
+        Ok(words) => Treatment::Mended(words),
+        Err(words) => Treatment::Failed(words),
+    }
+}
+
+fn mend_machine(
+    request: &DoctorRequest<'_>,
+    patient: &Patient<'_>,
+    mend: &Mend,
+    job: Job<'_>,
+) -> Result<String, String> {
+    let machine = patient.machine;
+    let monitor = machine.monitor();
+    let done = match mend {
+        Mend::Resume => resume(monitor).map(|()| "let it run on".to_owned()),
+        Mend::Thaw => {
+            let thawed = agent::thaw(machine, THAW_DEADLINE).map_err(|error| error.to_string())?;
+            return Ok(format!("thawed {thawed} file systems"));
+        }
+        Mend::RemoveRun(run) => {
+            remove_run(monitor, job.clock, *run).map(|()| format!("took what run {run} had put into QEMU out"))
+        }
+        Mend::DismissJob(id) => dismiss_job(monitor, id).map(|()| format!("took the job {id} away")),
+        Mend::RemoveBitmap { node, name } => {
+            remove_bitmap(monitor, node, name).map(|()| format!("removed the bitmap {name}"))
+        }
+        Mend::Commit { disk, overlays, base } => return commit(request, patient, (disk, overlays, base), job),
+        other => return Err(format!("{other:?} is about no machine")),
+    };
+    done.map_err(|error| error.to_string())
+}
+
+fn delete_folder(path: &Path) -> Result<String, String> {
+    std::fs::remove_dir_all(path)
+        .map(|()| format!("deleted {}", path.display()))
+        .map_err(|error| format!("{}: {error}", path.display()))
+}

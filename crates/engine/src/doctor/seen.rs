@@ -1,0 +1,190 @@
+//! What a doctor sees, before anything is made of it.
+
+use std::path::PathBuf;
+
+use holdfast_host::MachineState;
+use holdfast_host::qemu::{Bitmap, QemuJob, RunId};
+use holdfast_repo::Liveness;
+
+use crate::run_journal::RunRecord;
+
+/// Everything that was looked at.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Seen {
+    pub(super) machines: Vec<SeenMachine>,
+    /// Machines that could not be looked at, and why.
+    pub(super) unreachable: Vec<(String, String)>,
+    pub(super) runs: Vec<SeenRun>,
+    /// The command lines of other processes of the program; none where they cannot be seen.
+    pub(super) living: Option<Vec<Vec<String>>>,
+    /// The images of all machines: of each disk itself and all below it, with the name of the machine.
+    pub(super) chains: Vec<(String, Vec<PathBuf>)>,
+    pub(super) leftovers: Vec<Leftover>,
+    /// The repository, where one was given.
+    pub(super) repository: Option<SeenRepository>,
+    pub(super) everything: bool,
+    /// The address at which libvirt was examined.
+    pub(super) address: String,
+}
+
+/// What of a repository matters here.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SeenRepository {
+    pub(super) id: String,
+    /// The bitmaps that the newest snapshots of machines need.
+    pub(super) needed: Vec<String>,
+}
+
+/// A run that is noted.
+#[derive(Debug, Clone)]
+pub(super) struct SeenRun {
+    pub(super) record: RunRecord,
+    pub(super) life: Liveness,
+}
+
+/// A machine.
+#[derive(Debug, Clone)]
+pub(super) struct SeenMachine {
+    pub(super) name: String,
+    pub(super) uuid: String,
+    pub(super) address: String,
+    pub(super) is_libvirt: bool,
+    pub(super) state: MachineState,
+    pub(super) runs: Vec<RunId>,
+    pub(super) frozen: SeenFreeze,
+    pub(super) jobs: Vec<QemuJob>,
+    pub(super) disks: Vec<SeenDisk>,
+    /// Files that snapshots of libvirt's own name; none where libvirt could not be asked.
+    pub(super) snapshot_files: Option<Vec<PathBuf>>,
+}
+
+/// What the guest's agent says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum SeenFreeze {
+    /// There is nobody to ask, or nobody who could answer.
+    NotAsked,
+    Thawed,
+    Frozen,
+    /// It is there, and does not answer.
+    Silent(String),
+}
+
+/// A disk of a machine.
+#[derive(Debug, Clone)]
+pub(super) struct SeenDisk {
+    pub(super) target: String,
+    /// Its node in QEMU.
+    pub(super) node: Option<String>,
+    pub(super) bitmaps: Vec<Bitmap>,
+    /// Its image, and what that is based on.
+    pub(super) chain: Vec<PathBuf>,
+    /// Which of the chain cannot be written, by their own permissions.
+    pub(super) write_protected: Vec<PathBuf>,
+    /// Whether a commit of it is complete or on its way.
+    pub(super) commit: SeenCommit,
+}
+
+/// What libvirt says of commits of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SeenCommit {
+    None,
+    OnItsWay,
+    Complete,
+}
+
+/// A file or folder that somebody may have left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Leftover {
+    pub(super) path: PathBuf,
+    pub(super) kind: LeftoverKind,
+    pub(super) since_ms: Option<i64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LeftoverKind {
+    /// A folder with a socket at which nobody listens.
+    Socket,
+    /// A folder with scratch files that nobody has open.
+    Scratch,
+    /// Half of a file that was being restored.
+    Partial,
+}
+
+/// Of what kind a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FindingKind {
+    /// A run has died.
+    DeadRun,
+    /// Something of a run is in QEMU.
+    Remains,
+    /// A dead run left the machine standing still.
+    Paused,
+    /// The guest's file systems are frozen.
+    Frozen,
+    /// The guest's agent does not answer.
+    AgentSilent,
+    /// A job of QEMU is stuck.
+    Job,
+    /// A bitmap is of no use.
+    Bitmap,
+    /// A disk is on an overlay that nobody knows of.
+    Overlay,
+    /// A file or folder was left.
+    Leftover,
+    /// A machine cannot be examined.
+    Unreachable,
+}
+
+impl FindingKind {
+    /// The word for it in documents: it never changes.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::DeadRun => "dead-run",
+            Self::Remains => "remains",
+            Self::Paused => "paused",
+            Self::Frozen => "frozen",
+            Self::AgentSilent => "agent-silent",
+            Self::Job => "job",
+            Self::Bitmap => "bitmap",
+            Self::Overlay => "overlay",
+            Self::Leftover => "leftover",
+            Self::Unreachable => "unreachable",
+        }
+    }
+}
+
+/// What mends something. Machines are named as their hypervisor does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mend {
+    /// Let the machine run on.
+    Resume,
+    /// Thaw its file systems.
+    Thaw,
+    /// Take what a run has put into QEMU out.
+    RemoveRun(RunId),
+    /// Take away what is left of a job.
+    DismissJob(String),
+    /// Remove a bitmap from a node.
+    RemoveBitmap {
+        /// The node.
+        node: String,
+        /// The bitmap.
+        name: String,
+    },
+    /// Bring overlays down into their base.
+    Commit {
+        /// The disk.
+        disk: String,
+        /// The overlays, the uppermost first.
+        overlays: Vec<PathBuf>,
+        /// What they are based on.
+        base: PathBuf,
+    },
+    /// Take the note of a run away.
+    ForgetRun(RunId),
+    /// Delete a folder that was left.
+    DeleteFolder(PathBuf),
+    /// Delete what was left of an image that was being restored.
+    DeletePartial(PathBuf),
+}

@@ -1,0 +1,335 @@
+//! The journal of runs: whoever is about to change something in a machine's QEMU notes it first, in a small file that is gone
+//! when nothing of it is left.
+//!
+//! A note of a process that is dead tells what may be wrong with which machine. Each run has a file `RUN.json`: an object with the
+//! fields of [`RunRecord`]. It is written under another name, made durable, and renamed, so that there is never half a note.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use holdfast_host::qemu::RunId;
+use holdfast_repo::{Liveness, ProcessIdentity, Processes};
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result};
+
+/// Bytes of a note, at most.
+const BYTES_MAX: u64 = 64 << 10;
+/// The end of a note's name.
+const ENDING: &str = ".json";
+
+/// How far a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Nothing is changed yet.
+    Preparing,
+    /// From the first change to QEMU until the machine runs on: it may stand still, and its file systems may be frozen.
+    Freezing,
+    /// The machine runs, and what was frozen is read.
+    Reading,
+    /// What was read is being stored.
+    Storing,
+    /// What was put into QEMU is taken out.
+    ClearingUp,
+    /// An overlay is brought down into its base.
+    Committing,
+}
+
+impl Phase {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Preparing,
+        Self::Freezing,
+        Self::Reading,
+        Self::Storing,
+        Self::ClearingUp,
+        Self::Committing,
+    ];
+
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Preparing => "preparing",
+            Self::Freezing => "freezing",
+            Self::Reading => "reading",
+            Self::Storing => "storing",
+            Self::ClearingUp => "clearing up",
+            Self::Committing => "committing",
+        }
+    }
+}
+
+/// What is noted of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunRecord {
+    /// Its number.
+    pub run: RunId,
+    /// The machine's name at its hypervisor.
+    pub machine: String,
+    /// The machine's UUID.
+    pub uuid: String,
+    /// The words by which another process finds the machine: `--connect`, its address...
+    pub way: Vec<String>,
+    /// Who does it.
+    pub process: ProcessIdentity,
+    /// When it began, in milliseconds since 1970-01-01 UTC.
+    pub start_ms: i64,
+    /// How far it is.
+    pub phase: Phase,
+    /// Whether the machine was running: one that was paused before is to stay so.
+    pub was_running: bool,
+    /// The folder with its scratch files.
+    pub scratch: PathBuf,
+}
+
+impl RunRecord {
+    /// The address of the machine's hypervisor: `qemu:///system`, `qmp:/run/web1.qmp`.
+    pub fn address(&self) -> Option<&str> {
+        let place = self.way.iter().position(|word| word == "--connect")?;
+        self.way.get(place + 1).map(String::as_str)
+    }
+
+    /// Whether it runs. The journal is this host's: a process of an earlier start of the host is dead.
+    pub fn liveness(&self, processes: &dyn Processes) -> Liveness {
+        let this = processes.this();
+        let is_of_this_host = !this.host.is_empty() && this.host == self.process.host;
+        if is_of_this_host && !this.boot.is_empty() && this.boot != self.process.boot {
+            return Liveness::Dead;
+        }
+        processes.liveness(&self.process)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let process = &self.process;
+        let value = json!({
+            "schema": 1,
+            "run": self.run.to_string(),
+            "machine": self.machine,
+            "uuid": self.uuid,
+            "way": self.way,
+            "process": {
+                "host": process.host,
+                "boot": process.boot,
+                "namespace": process.namespace,
+                "process": process.process,
+                "started": process.started,
+            },
+            "start_ms": self.start_ms,
+            "phase": self.phase.word(),
+            "was_running": self.was_running,
+            "scratch": self.scratch.to_string_lossy(),
+        });
+        format!("{value:#}\n").into_bytes()
+    }
+
+    /// A note as it was written; none where it is not one.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let value: Value = serde_json::from_slice(bytes).ok()?;
+        let text = |value: &Value, key: &str| Some(value.get(key)?.as_str()?.to_owned());
+        let process = value.get("process")?;
+        let phase = text(&value, "phase")?;
+        let way = value.get("way")?.as_array()?.iter();
+        Some(Self {
+            run: RunId(u32::from_str_radix(value.get("run")?.as_str()?, 16).ok()?),
+            machine: text(&value, "machine")?,
+            uuid: text(&value, "uuid")?,
+            way: way
+                .map(|word| word.as_str().map(str::to_owned))
+                .collect::<Option<_>>()?,
+            process: ProcessIdentity {
+                host: text(process, "host")?,
+                boot: text(process, "boot")?,
+                namespace: text(process, "namespace")?,
+                process: u32::try_from(process.get("process")?.as_u64()?).ok()?,
+                started: process.get("started")?.as_u64()?,
+            },
+            start_ms: value.get("start_ms")?.as_i64()?,
+            phase: Phase::ALL.into_iter().find(|known| known.word() == phase)?,
+            was_running: value.get("was_running")?.as_bool()?,
+            scratch: text(&value, "scratch")?.into(),
+        })
+    }
+}
+
+/// Where a run is noted, and as whose.
+#[derive(Debug, Clone)]
+pub struct JournalPlace {
+    /// The folder.
+    pub folder: PathBuf,
+    /// The words by which another process finds the machine.
+    pub way: Vec<String>,
+    /// Who does it.
+    pub process: ProcessIdentity,
+}
+
+/// The file of a run.
+pub fn note_path(folder: &Path, run: RunId) -> PathBuf {
+    folder.join(format!("{run}{ENDING}"))
+}
+
+/// A run that is noted. Dropped, the note stays: what it says may be true.
+#[derive(Debug)]
+pub(crate) struct RunNote {
+    folder: PathBuf,
+    record: RunRecord,
+}
+
+impl RunNote {
+    /// Notes a run, durably.
+    pub(crate) fn begin(folder: &Path, record: RunRecord) -> Result<Self> {
+        let failed = |source| Error::File {
+            action: "create the folder of the journal,",
+            path: folder.to_owned(),
+            source,
+        };
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(folder).map_err(failed)?;
+        let note = Self {
+            folder: folder.to_owned(),
+            record,
+        };
+        note.write()?;
+        Ok(note)
+    }
+
+    /// The run is in this phase from now on.
+    pub(crate) fn phase(&mut self, phase: Phase) -> Result<()> {
+        self.record.phase = phase;
+        self.write()
+    }
+
+    /// Nothing of the run is left.
+    pub(crate) fn close(self) -> Result<()> {
+        forget_run(&self.folder, self.record.run)
+    }
+
+    fn write(&self) -> Result<()> {
+        let path = note_path(&self.folder, self.record.run);
+        let partial = path.with_extension("partial");
+        let written = File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&partial)
+            .and_then(|mut file| {
+                file.write_all(&self.record.encode())?;
+                file.sync_all()
+            })
+            .and_then(|()| std::fs::rename(&partial, &path))
+            // The name has to last as the content does: the machine is changed next.
+            .and_then(|()| File::open(&self.folder)?.sync_all());
+        written.map_err(|source| Error::File {
+            action: "write the journal,",
+            path,
+            source,
+        })
+    }
+}
+
+/// Takes the note of a run away; one that is gone is no error.
+pub fn forget_run(folder: &Path, run: RunId) -> Result<()> {
+    let path = note_path(folder, run);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::File {
+            action: "delete",
+            path,
+            source: error,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The runs that are noted; what is no note is left out.
+///
+/// # Errors
+/// The folder is there, and cannot be read.
+pub fn noted_runs(folder: &Path) -> Result<Vec<RunRecord>> {
+    let failed = |source| Error::File {
+        action: "read the journal,",
+        path: folder.to_owned(),
+        source,
+    };
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let mut records = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let mut bytes = Vec::new();
+        let read = File::open(&path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut bytes));
+        // It may end while we look.
+        if read.is_ok() {
+            records.extend(RunRecord::parse(&bytes));
+        }
+    }
+    records.sort_by_key(|record| (record.start_ms, record.run));
+    Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_host::qemu::RunId;
+    use holdfast_repo::{Liveness, Processes as _, SystemProcesses};
+
+    use super::{Phase, RunNote, RunRecord, noted_runs};
+
+    fn record() -> RunRecord {
+        RunRecord {
+            run: RunId(0xab),
+            machine: "web1".to_owned(),
+            uuid: "u".to_owned(),
+            way: ["--connect", "qmp:/a b", "--machine", "web1"]
+                .map(str::to_owned)
+                .to_vec(),
+            process: SystemProcesses.this(),
+            start_ms: 17,
+            phase: Phase::Preparing,
+            was_running: true,
+            scratch: "/var/tmp".into(),
+        }
+    }
+
+    #[test]
+    fn a_run_is_noted_until_it_is_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("state/runs");
+        assert!(noted_runs(&folder).unwrap().is_empty());
+        let mut note = RunNote::begin(&folder, record()).unwrap();
+        assert_eq!(noted_runs(&folder).unwrap(), [record()]);
+        assert_eq!(record().address(), Some("qmp:/a b"));
+        for phase in Phase::ALL {
+            note.phase(phase).unwrap();
+            assert_eq!(noted_runs(&folder).unwrap()[0].phase, phase);
+        }
+        // What is no note, or half of one, harms nobody.
+        for (name, bytes) in [
+            ("x.json", &b"{"[..]),
+            ("y.json", b"{\"run\":\"zz\"}"),
+            ("notes", b"hello"),
+        ] {
+            std::io::Write::write_all(&mut std::fs::File::create(folder.join(name)).unwrap(), bytes).unwrap();
+        }
+        assert_eq!(noted_runs(&folder).unwrap().len(), 1);
+        note.close().unwrap();
+        assert!(noted_runs(&folder).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_process_of_an_earlier_start_of_this_host_is_dead_and_one_of_another_host_is_not_known() {
+        let mut record = record();
+        assert_eq!(record.liveness(&SystemProcesses), Liveness::Alive);
+        record.process.started += 1;
+        assert_eq!(record.liveness(&SystemProcesses), Liveness::Dead);
+        record.process.boot.push('x');
+        assert_eq!(record.liveness(&SystemProcesses), Liveness::Dead);
+        record.process.host.push('x');
+        assert_eq!(record.liveness(&SystemProcesses), Liveness::Unknown);
+    }
+}

@@ -1,0 +1,58 @@
+//! The jobs of a running QEMU: copies, commits and backups that it does beside the guest's own work.
+
+use serde_json::{Value, json};
+
+use super::remove::list;
+use crate::qmp::{Monitor, QmpCommand, Result};
+
+/// A job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QemuJob {
+    /// Its name: "commit-vda-libvirt-2-format".
+    pub id: String,
+    /// What it does: "commit", "mirror", "backup".
+    pub kind: String,
+    /// QEMU's word for how far it is.
+    pub status: String,
+    /// Why it has failed, in QEMU's words.
+    pub error: Option<String>,
+    /// Whether it stands still because reading or writing failed.
+    pub has_failed_io: bool,
+}
+
+/// The jobs of a QEMU.
+pub fn jobs(monitor: &dyn Monitor) -> Result<Vec<QemuJob>> {
+    let of_blocks = list(monitor, "query-block-jobs", Value::Null)?;
+    let all = list(monitor, "query-jobs", Value::Null)?;
+    let text = |value: &Value, key: &str| Some(value.get(key)?.as_str()?.to_owned());
+    let job = |value: &Value| {
+        let id = text(value, "id")?;
+        let of_blocks = of_blocks.iter().find(|job| text(job, "device").as_ref() == Some(&id));
+        let io_status = of_blocks.and_then(|job| text(job, "io-status"));
+        Some(QemuJob {
+            kind: text(value, "type")?,
+            status: text(value, "status")?,
+            error: text(value, "error"),
+            has_failed_io: io_status.is_some_and(|status| status != "ok"),
+            id,
+        })
+    };
+    Ok(all.iter().filter_map(job).collect())
+}
+
+/// Takes away what is left of a job that has ended.
+pub fn dismiss_job(monitor: &dyn Monitor, id: &str) -> Result<()> {
+    let command = QmpCommand::new("job-dismiss", json!({ "id": id }));
+    monitor.execute(&command).map(drop)
+}
+
+/// Takes a bitmap off a disk, and out of its image.
+pub fn remove_bitmap(monitor: &dyn Monitor, node: &str, name: &str) -> Result<()> {
+    let command = QmpCommand::new("block-dirty-bitmap-remove", json!({ "node": node, "name": name }));
+    monitor.execute(&command).map(drop)
+}
+
+/// Lets the processors run on.
+pub fn resume(monitor: &dyn Monitor) -> Result<()> {
+    monitor.execute(&QmpCommand::new("cont", Value::Null)).map(drop)
+}
