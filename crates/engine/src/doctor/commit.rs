@@ -56,11 +56,13 @@ pub(super) fn commit(
         EmptiedOverlays::Delete => delete_unused(request, patient, images)?,
     };
     for path in images {
-        words.push_str(&if deleted.contains(path) {
-            format!("; deleted {}", path.display())
+        let shown = path.display();
+        let fate = if deleted.contains(path) {
+            format!("; deleted {shown}")
         } else {
-            format!("; {} stays, and is not used by this machine any more", path.display())
-        });
+            format!("; {shown} stays, and is not used by this machine any more")
+        };
+        words.push_str(&fate);
     }
     Ok(words)
 }
@@ -117,19 +119,19 @@ impl Going<'_> {
             if now.is_complete() {
                 match self.overlays.pivot(self.machine, self.disk) {
                     Ok(()) => return Ok(()),
-                    Err(error) if pivots == PIVOT_COUNT => return Err(self.give_up(error.to_string())),
+                    Err(error) if pivots == PIVOT_COUNT => return Err(self.give_up(&error.to_string())),
                     Err(_) => pivots += 1,
                 }
             }
             if self.job.interrupt.check().is_err() {
-                return Err(self.give_up("interrupted".to_owned()));
+                return Err(self.give_up("interrupted"));
             }
             self.job.clock.sleep(LOOK_INTERVAL);
         }
     }
 
     /// The machine stays on its overlay, and no job is left.
-    fn give_up(&self, why: String) -> String {
+    fn give_up(&self, why: &str) -> String {
         match self.overlays.abandon_commit(self.machine, self.disk) {
             Ok(()) => format!("{why}; the machine is on its overlay as before"),
             Err(error) => format!("{why}; and the commit does not end: {error}"),

@@ -79,11 +79,10 @@ impl Diagnosis<'_> {
         }
         match (self.note_of(run).map(|noted| noted.life), living) {
             (Some(Liveness::Alive), _) => Owner::Alive,
-            (Some(Liveness::Dead), _) => Owner::Dead,
             (Some(Liveness::Unknown), _) | (None, None) => Owner::Unknown,
             // One that could not be noted is seen by its words only, and those do not tell its run.
             (None, Some(living)) if living.iter().any(backs_up) => Owner::Unknown,
-            (None, Some(_)) => Owner::Dead,
+            (Some(Liveness::Dead), _) | (None, Some(_)) => Owner::Dead,
         }
     }
 
