@@ -285,39 +285,39 @@ fn commits(
     (seen, commit)
 }
 
-fn commit_of(overlays: &[&str], base: &str) -> Option<Mend> {
-    Some(Mend::Commit {
+fn commit_of(overlays: &[&str], base: &str) -> Mend {
+    Mend::Commit {
         disk: "vda".to_owned(),
         overlays: overlays.iter().map(PathBuf::from).collect(),
         base: base.into(),
-    })
+    }
 }
 
 #[test]
 fn forgotten_overlays_come_down_as_far_as_nobody_else_has_or_knows_them() {
     let (three, two) = (["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], ["/i/a.s1", "/i/a.qcow2"]);
-    assert_eq!(commits(&three, |_, _| ()).1, commit_of(&three[..2], three[2]));
+    assert_eq!(commits(&three, |_, _| ()).1, Some(commit_of(&three[..2], three[2])));
     assert_eq!(commits(&["/i/a.qcow2"], |_, _| ()).1, None);
     // libvirt knows the one below, or the disk itself.
     let known = |path: &'static str| {
         commits(&three, move |machine, _| {
-            machine.snapshot_files = Some(vec![path.into()])
+            machine.snapshot_files = Some(vec![path.into()]);
         })
         .1
     };
-    assert_eq!(known("/i/a.s1"), commit_of(&three[..1], three[1]));
+    assert_eq!(known("/i/a.s1"), Some(commit_of(&three[..1], three[1])));
     assert_eq!(known("/i/a.s2"), None);
     // A machine that is switched off has the base too: nothing goes into it, nor into what is above it for others.
     let shared = |chain: &'static [&'static str], others: &'static [&'static str]| {
         commits(chain, move |_, all| {
-            all.push(("db1".to_owned(), others.iter().map(PathBuf::from).collect()))
+            all.push(("db1".to_owned(), others.iter().map(PathBuf::from).collect()));
         })
     };
     let (seen, commit) = shared(&["/i/a.s1", "/i/a.qcow2"], &["/i/db1.qcow2", "/i/a.qcow2"]);
     assert_eq!((commit, kinds(&seen)), (None, vec![]));
     assert!(diagnose(&seen).1[0].contains("template"));
     let (_, commit) = shared(&["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], &["/i/db1", "/i/a.qcow2"]);
-    assert_eq!(commit, commit_of(&three[..1], three[1]));
+    assert_eq!(commit, Some(commit_of(&three[..1], three[1])));
     // What is below a template is never reached either.
     let (_, commit) = shared(&["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], &["/i/a.s1", "/i/a.qcow2"]);
     assert_eq!(commit, None);
@@ -362,7 +362,7 @@ fn a_complete_commit_is_ended_only_where_a_dead_doctor_began_it() {
         seen(machine, |seen| seen.runs.extend(run))
     };
     let dead = || Some(noted(Phase::Committing, Liveness::Dead));
-    let commit = commit_of(&["/i/a.s1"], "/i/a.qcow2").unwrap();
+    let commit = commit_of(&["/i/a.s1"], "/i/a.qcow2");
     assert_eq!(
         mends(&with(dead(), SeenCommit::Complete)),
         [commit, Mend::ForgetRun(RUN)]
