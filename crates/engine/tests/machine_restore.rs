@@ -18,7 +18,7 @@ use holdfast_host::domain_xml::DomainXml;
 use holdfast_host::qmp::Monitor;
 use holdfast_host::{
     Description, Error as HostError, Hypervisor, HypervisorMut, KeptStates, Machine, MachineDisk, MachineState,
-    MachineSummary, Result as HostResult,
+    MachineSummary, Result as HostResult, Resumption,
 };
 use holdfast_repo::key::{Cipher, Credential, KdfParameters, SystemRandomness};
 use holdfast_repo::store::MemoryStore;
@@ -165,6 +165,10 @@ impl HypervisorMut for Fake {
             Fault::NoStart => Err(Self::refused("start")),
             _ => Ok(()),
         }
+    }
+
+    fn resume(&self, _resumption: &Resumption<'_>) -> HostResult<()> {
+        unreachable!("its snapshots have no memory")
     }
 }
 
@@ -327,6 +331,7 @@ impl World {
                 overwrite: Overwrite::Refuse,
             }),
             after: AfterRestore::Start,
+            runtime: std::env::temp_dir(),
             zone: TimeZone::UTC,
         };
         Self::with_job(&Interrupt::new(), |job| {
