@@ -1,5 +1,7 @@
 //! `serve nbd`: disks of snapshots as block devices over NBD, until somebody says that it is enough.
 
+mod layered;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use holdfast_serve::nbd::{
 };
 use jiff::tz::TimeZone;
 
+use self::layered::Layered;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::repository::{find_snapshot, time_of};
@@ -165,7 +168,7 @@ fn device(repository: &Repository, manifest: &Manifest, disk: &DiskRecord, write
             let store = FileDeviceMut::create_new(&folder.path().join("overlay"), store_bytes, IoMode::Buffered)?;
             // The open file stays, its name goes with the folder: nothing is left, however we end.
             drop(folder);
-            Arc::new(OverlayDevice::create(frozen, store, options)?)
+            Arc::new(Layered(OverlayDevice::create(frozen, store, options)?))
         }
         Writes::Keep(folder) => {
             // Whoever wrote the snapshot chose the name: it must not lead out of the folder.
@@ -173,10 +176,10 @@ fn device(repository: &Repository, manifest: &Manifest, disk: &DiskRecord, write
             let path: &Path = &folder.join(format!("{}-{name}.overlay", manifest.id));
             if path.exists() {
                 let store = FileDeviceMut::open(path, IoMode::Buffered)?;
-                Arc::new(OverlayDevice::open(frozen, store, options.backing_id)?)
+                Arc::new(Layered(OverlayDevice::open(frozen, store, options.backing_id)?))
             } else {
                 let store = FileDeviceMut::create_new(path, store_bytes, IoMode::Buffered)?;
-                Arc::new(OverlayDevice::create(frozen, store, options)?)
+                Arc::new(Layered(OverlayDevice::create(frozen, store, options)?))
             }
         }
     };
