@@ -12,6 +12,7 @@ mod identity;
 #[cfg(feature = "libvirt")]
 mod libvirt;
 mod living;
+mod live_disks;
 mod machine;
 mod overlays;
 mod process;
@@ -25,6 +26,7 @@ pub use identity::{MacAddress, Uuid};
 #[cfg(feature = "libvirt")]
 pub use libvirt::Libvirt;
 pub use living::{Living, living, open_below};
+pub use live_disks::{CopyState, Life, LiveDisks};
 pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark, Tpm,
 };

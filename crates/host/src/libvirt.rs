@@ -2,6 +2,7 @@
 
 mod change;
 mod checkpoints;
+mod copies;
 mod files;
 mod monitor;
 mod overlays;

@@ -5,6 +5,7 @@
 
 mod disks;
 mod neighbours;
+mod served;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +17,7 @@ use roxmltree::Node;
 use super::edits::{Edits, escaped};
 use super::{DomainXml, child, children, document_of, nvram_path};
 pub use neighbours::with_name;
+pub use served::{ServedDisks, disk_element, served_folder, with_served_disks};
 
 use crate::identity::{MacAddress, Uuid};
 

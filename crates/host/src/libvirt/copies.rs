@@ -1,0 +1,135 @@
+//! Block jobs, which the bindings do not wrap: copies of disks of machines that run.
+#![expect(unsafe_code, reason = "foreign functions; the contract stands beside each use")]
+
+use std::ffi::CString;
+
+use roxmltree::Document;
+use virt::error::Error as VirtError;
+use virt::sys;
+
+use super::Libvirt;
+use crate::domain_xml::{DiskPlace, disk_element};
+use crate::error::{Error, Result};
+use crate::live_disks::{CopyState, Life, LiveDisks};
+
+impl LiveDisks for Libvirt {
+    fn life(&self, machine: &str) -> Result<Life> {
+        let machine = self.find(machine)?;
+        let (mut state, mut reason) = (0, 0);
+        // SAFETY: the domain lives as long as its reference; both places are ours and written on success only.
+        let code = unsafe { sys::virDomainGetState(machine.domain.as_ptr(), &raw mut state, &raw mut reason, 0) };
+        done(code).map_err(|error| machine.refused("describe", &error))?;
+        let (state, reason) = (u32::try_from(state), u32::try_from(reason));
+        Ok(match state.unwrap_or_default() {
+            sys::VIR_DOMAIN_PAUSED if reason == Ok(sys::VIR_DOMAIN_PAUSED_IOERROR) => Life::StoppedByDisk,
+            sys::VIR_DOMAIN_PAUSED => Life::Paused,
+            sys::VIR_DOMAIN_SHUTOFF => Life::ShutOff,
+            _ => Life::Running,
+        })
+    }
+
+    fn run_on(&self, machine: &str) -> Result<()> {
+        let machine = self.find(machine)?;
+        let resumed = machine.domain.resume();
+        resumed.map(drop).map_err(|error| machine.refused("resume", &error))
+    }
+
+    fn begin_copy(&self, machine: &str, disk: &str, to: &DiskPlace) -> Result<()> {
+        let machine = self.find(machine)?;
+        let xml = disk_element(disk, to).map_err(|detail| Error::Configuration {
+            machine: machine.name.clone(),
+            detail,
+        })?;
+        let (disk, xml) = (text(disk), text(&xml));
+        // A machine that is kept has a definition that names a disk, and would not know of the job after a restart: libvirt wants
+        // to hear that this is meant.
+        let flags = sys::VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | sys::VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB;
+        // SAFETY: the domain lives as long as its reference; both texts end in zero and outlive the call; there are no parameters.
+        let code = unsafe {
+            sys::virDomainBlockCopy(
+                machine.domain.as_ptr(),
+                disk.as_ptr(),
+                xml.as_ptr(),
+                std::ptr::null_mut(),
+                0,
+                flags,
+            )
+        };
+        done(code).map_err(|error| machine.refused("copy a disk of", &error))
+    }
+
+    fn copy(&self, machine: &str, disk: &str) -> Result<Option<CopyState>> {
+        let machine = self.find(machine)?;
+        let disk = text(disk);
+        let mut info = sys::virDomainBlockJobInfo {
+            type_: 0,
+            bandwidth: 0,
+            cur: 0,
+            end: 0,
+        };
+        // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call; `info` is ours.
+        let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain.as_ptr(), disk.as_ptr(), &raw mut info, 0) };
+        done(code).map_err(|error| machine.refused("look at a copy of a disk of", &error))?;
+        Ok((code > 0).then_some(CopyState {
+            done_bytes: info.cur,
+            total_bytes: info.end,
+            // libvirt keeps the two apart until QEMU says that the copy is complete.
+            is_complete: info.end > 0 && info.cur == info.end,
+        }))
+    }
+
+    fn finish_copy(&self, machine: &str, disk: &str) -> Result<()> {
+        let machine = self.find(machine)?;
+        let disk = text(disk);
+        let flags = sys::VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT;
+        // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call.
+        let code = unsafe { sys::virDomainBlockJobAbort(machine.domain.as_ptr(), disk.as_ptr(), flags) };
+        done(code).map_err(|error| machine.refused("finish a copy of a disk of", &error))
+    }
+
+    fn user_of_machines(&self) -> Result<Option<(u32, u32)>> {
+        let capabilities = self.connection.capabilities().map_err(|error| self.lost(error))?;
+        Ok(user_in(&capabilities))
+    }
+}
+
+/// `<secmodel><model>dac</model><baselabel type='kvm'>+64055:+994</baselabel></secmodel>`
+fn user_in(capabilities: &str) -> Option<(u32, u32)> {
+    let document = Document::parse(capabilities).ok()?;
+    let text = |node: roxmltree::Node<'_, '_>| node.text().unwrap_or_default().trim().to_owned();
+    let mut models = document.descendants().filter(|node| node.has_tag_name("secmodel"));
+    let dac = models.find(|model| {
+        let mut names = model.children().filter(|node| node.has_tag_name("model"));
+        names.any(|name| text(name) == "dac")
+    })?;
+    let label = dac.children().find(|node| node.has_tag_name("baselabel"))?;
+    let label = text(label);
+    let (user, group) = label.split_once(':')?;
+    let number = |word: &str| word.trim_start_matches('+').parse().ok();
+    Some((number(user)?, number(group)?))
+}
+
+fn text(text: &str) -> CString {
+    CString::new(text).expect("XML has no zero bytes")
+}
+
+fn done(code: i32) -> std::result::Result<(), VirtError> {
+    if code < 0 { Err(VirtError::last_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::user_in;
+
+    #[test]
+    fn the_user_of_machines_is_told_by_the_model_that_has_users() {
+        let model = |name: &str, label: &str| {
+            format!("<secmodel><model>{name}</model><baselabel type='kvm'>{label}</baselabel></secmodel>")
+        };
+        let text = |models: &str| format!("<capabilities><host>{models}</host></capabilities>");
+        let both = text(&(model("apparmor", "libvirt") + &model("dac", "+64055:+994")));
+        assert_eq!(user_in(&both), Some((64055, 994)));
+        assert_eq!(user_in(&text(&model("apparmor", "a:b"))), None);
+        assert_eq!(user_in("nonsense"), None);
+    }
+}
