@@ -34,7 +34,7 @@ impl Password {
     }
 
     /// Accepts what was read from somewhere, without its line end.
-    fn from_line(mut bytes: Zeroizing<Vec<u8>>, origin: &str) -> Result<Self, PasswordError> {
+    pub fn from_line(mut bytes: Zeroizing<Vec<u8>>, origin: &str) -> Result<Self, PasswordError> {
         if bytes.last() == Some(&b'\r') {
             bytes.pop();
         }

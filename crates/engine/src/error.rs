@@ -264,6 +264,42 @@ pub enum Error {
     /// A machine is not restored: nothing was written.
     #[error(transparent)]
     MachineRestore(#[from] Refusal),
+    /// A machine whose disks are not being filled.
+    #[error("the disks of the machine {machine} are not being filled")]
+    NoInstantRestore {
+        /// The machine.
+        machine: String,
+    },
+    /// What is known of an instant restore makes no sense.
+    #[error("{}: {reason}", path.display())]
+    InstantJob {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Two that fill the disks of one machine.
+    #[error("somebody else is filling the disks of {machine}")]
+    InstantBusy {
+        /// The machine.
+        machine: String,
+    },
+    /// The server of a machine whose disks are being filled does not start.
+    #[error("the server of the disks of {machine} does not start: {reason}")]
+    InstantServer {
+        /// The machine.
+        machine: String,
+        /// Why.
+        reason: String,
+    },
+    /// The disks of a machine are not filled yet, and nobody goes on.
+    #[error("the disks of {machine} are not filled yet: {reason}; nothing is lost")]
+    InstantStopped {
+        /// The machine.
+        machine: String,
+        /// Why.
+        reason: String,
+    },
     /// A server does not start.
     #[error(transparent)]
     Serve(holdfast_serve::Error),

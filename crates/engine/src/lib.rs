@@ -24,6 +24,7 @@ mod hooks;
 #[doc(hidden)]
 pub mod hostile;
 mod init;
+mod instant_restore;
 mod interrupt;
 mod job;
 mod keys;
@@ -63,6 +64,10 @@ pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, f
 pub use gc::{GcOutcome, gc, stats};
 pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
 pub use init::{InitReport, InitRequest, NewProtection, init};
+pub use instant_restore::{
+    InstantDisk, InstantJob, InstantReport, InstantRestore, Launch, instant_jobs, restore_instantly, resume_instantly,
+    serve_instantly,
+};
 pub use interrupt::{Interrupt, Interrupted};
 pub use job::Job;
 pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};

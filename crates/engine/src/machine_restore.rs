@@ -18,6 +18,7 @@ mod refusal;
 mod resumption;
 mod stored;
 
+pub(crate) use execute::write_companions;
 pub use execute::{MachineRestoreReport, Started, restore_machine};
 pub use plan::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,

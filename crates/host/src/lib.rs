@@ -11,8 +11,8 @@ mod hypervisor;
 mod identity;
 #[cfg(feature = "libvirt")]
 mod libvirt;
-mod living;
 mod live_disks;
+mod living;
 mod machine;
 mod overlays;
 mod process;
@@ -25,8 +25,8 @@ pub use hypervisor::{Hypervisor, HypervisorMut, KeptStates, Machine, Resumption}
 pub use identity::{MacAddress, Uuid};
 #[cfg(feature = "libvirt")]
 pub use libvirt::Libvirt;
-pub use living::{Living, living, open_below};
 pub use live_disks::{CopyState, Life, LiveDisks};
+pub use living::{Living, living, open_below};
 pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark, Tpm,
 };

@@ -10,11 +10,13 @@ mod image;
 mod init;
 mod key;
 mod list;
+mod live_server;
 mod machines;
 mod man;
 mod prune;
 mod repair;
 mod restore;
+mod resume;
 mod scrub;
 mod serve;
 mod show;
@@ -45,6 +47,8 @@ pub enum Verb {
     Show(show::ShowArgs),
     /// Restore disks of a snapshot, or a whole machine
     Restore(restore::RestoreArgs),
+    /// Go on with restores --live that were interrupted
+    Resume(resume::ResumeArgs),
     /// Work on disk image files, without a repository
     Image(image::ImageArgs),
     /// Tell what changed between two snapshots
@@ -78,6 +82,9 @@ pub enum Verb {
     /// Write the manual pages into a folder
     #[command(hide = true)]
     Man(man::ManArgs),
+    /// Serve the disks of a machine while they are filled
+    #[command(hide = true)]
+    LiveServer(live_server::LiveServerArgs),
     /// Watch over a machine while it is backed up
     #[command(hide = true)]
     Watchdog(watchdog::WatchdogArgs),
@@ -94,6 +101,7 @@ impl Verb {
             Self::List(args) => list::run(args, context),
             Self::Show(args) => show::run(args, context),
             Self::Restore(args) => restore::run(args, context),
+            Self::Resume(args) => resume::run(args, context),
             Self::Image(args) => image::run(args, context),
             Self::Diff(args) => diff::run(args, context),
             Self::Verify(args) => verify::run(args, context),
@@ -110,6 +118,7 @@ impl Verb {
             Self::Version(args) => version::run(args, context),
             Self::Completions(args) => completions::run(args, context),
             Self::Man(args) => man::run(args, context),
+            Self::LiveServer(args) => live_server::run(args, context),
             Self::Watchdog(args) => watchdog::run(args, context),
         }
     }
@@ -145,6 +154,7 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "list" => list::EXAMPLES,
         "show" => show::EXAMPLES,
         "restore" => restore::EXAMPLES,
+        "resume" => resume::EXAMPLES,
         "diff" => diff::EXAMPLES,
         "verify" => verify::EXAMPLES,
         "prune" => prune::EXAMPLES,
@@ -166,6 +176,7 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "version" => version::EXAMPLES,
         "completions" => completions::EXAMPLES,
         "man" => man::EXAMPLES,
+        "live-server" => live_server::EXAMPLES,
         "watchdog" => watchdog::EXAMPLES,
         _ => image::examples_of(path),
     }

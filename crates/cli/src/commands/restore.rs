@@ -1,5 +1,6 @@
 //! `holdfast restore`: a snapshot becomes files, block devices, a stream or a machine.
 
+mod live;
 mod machine;
 
 use std::ffi::OsString;
@@ -69,6 +70,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Bring back a machine that is gone, as the same one",
         line: "holdfast restore -r /backup/vms web1 --to-machine --keep-identity --start",
+    },
+    Example {
+        wish: "Run it at once, from the snapshot; its images are filled while it runs",
+        line: "holdfast restore -r /backup/vms web1 --to-machine --keep-identity --live",
     },
     Example {
         wish: "Set a machine that is shut off back to yesterday, writing only what differs",

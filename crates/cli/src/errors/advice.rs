@@ -148,6 +148,15 @@ fn machine_advice(error: &JobError) -> Advice {
     match error {
         JobError::Host(error) => host_advice(error),
         JobError::MachineRestore(refusal) => refusal_advice(refusal),
+        JobError::NoInstantRestore { .. } => advice(
+            Exit::Error,
+            Kind::NotFound,
+            "holdfast resume without a name goes on with all that are not done",
+        ),
+        JobError::InstantBusy { .. } => advice(Exit::Locked, Kind::Locked, "look how far that one is, or end it first"),
+        JobError::InstantServer { .. } | JobError::InstantStopped { .. } => {
+            refused("see to it that the repository can be read and that there is room; then holdfast resume goes on")
+        }
         JobError::NoSuchDisk { .. } => advice(Exit::Usage, Kind::NotFound, "name disks as the machine does: vda"),
         JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
         JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),

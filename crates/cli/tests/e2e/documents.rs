@@ -105,6 +105,7 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
         .push(crate::machines::report_of_machines());
     reports.insert("machines", vec![crate::machines::report_of_listing()]);
     reports.insert("doctor", vec![crate::machines::report_of_doctor()]);
+    reports.insert("resume", vec![crate::machines::report_of_resume()]);
     reports
         .entry("restore")
         .or_default()

@@ -81,12 +81,42 @@ pub fn restore_machine(
     })
 }
 
+/// Writes what a new machine has beside its disks, and makes its disks with nothing in them. What is made goes again with the answer,
+/// unless that is told to [`keep`](Made::keep) it.
+pub(crate) fn write_companions(
+    repository: &Repository,
+    hypervisor: &dyn HypervisorMut,
+    plan: &MachineRestorePlan,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<Made> {
+    let execution = Execution {
+        repository,
+        hypervisor,
+        plan,
+        surroundings,
+        job,
+    };
+    execution.clear_left();
+    let outputs = execution.open()?;
+    execution.check_machine()?;
+    let mut made = Made::default();
+    for output in outputs {
+        match &output.device {
+            None => execution.write_bytes(&output)?,
+            Some(device) => device.as_device().flush()?,
+        }
+        finish(output, &mut made)?;
+    }
+    Ok(made)
+}
+
 /// Files that have their names; they lose them again unless they are to be kept.
 #[derive(Default)]
-struct Made(Vec<PathBuf>);
+pub(crate) struct Made(Vec<PathBuf>);
 
 impl Made {
-    fn keep(&mut self) {
+    pub(crate) fn keep(&mut self) {
         self.0.clear();
     }
 }

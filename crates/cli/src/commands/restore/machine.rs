@@ -51,6 +51,9 @@ pub(super) struct MachineArgs {
     /// Let the machine go on from the memory in the snapshot, where it was at that instant
     #[arg(long, requires = "to_machine", conflicts_with = "start")]
     resume: bool,
+    /// Start the machine at once, from the snapshot, and fill its images while it runs
+    #[arg(long, requires = "to_machine", conflicts_with_all = ["in_place", "start", "resume"])]
+    live: bool,
     /// Show what would be written and defined; change nothing
     #[arg(short = 'n', long, requires = "to_machine")]
     dry_run: bool,
@@ -66,7 +69,7 @@ fn parse_place(text: &str) -> Result<(String, PathBuf), String> {
 
 /// What `restore --to-machine` answers.
 #[derive(Debug, Serialize)]
-struct Done {
+pub(super) struct Done {
     id: String,
     machine: String,
     time: String,
@@ -78,7 +81,16 @@ struct Done {
     configuration_diff: Option<String>,
     notes: Vec<String>,
     disks: Vec<DiskDone>,
+    /// How it went with --live.
+    live: Option<LiveDocument>,
     duration_ms: u64,
+}
+
+/// A machine that ran while its disks were filled.
+#[derive(Debug, Serialize)]
+pub(super) struct LiveDocument {
+    pub(super) runs_after_ms: u64,
+    pub(super) fill_ms: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -145,7 +157,15 @@ impl From<&Room> for RoomDocument {
 }
 
 impl Done {
-    fn new(plan: &MachineRestorePlan, report: Option<&MachineRestoreReport>) -> Self {
+    /// The same with what is to be said of a machine that ran at once.
+    pub(super) fn with_live(self, live: LiveDocument) -> Self {
+        Self {
+            live: Some(live),
+            ..self
+        }
+    }
+
+    pub(super) fn new(plan: &MachineRestorePlan, report: Option<&MachineRestoreReport>) -> Self {
         let disks = report.iter().flat_map(|report| &report.disks);
         let resumed = report.and_then(|report| match &report.started {
             Started::Resumed(resumed) => Some(*resumed),
@@ -169,8 +189,21 @@ impl Done {
             configuration_diff: plan.definition.as_ref().map(diff),
             notes: plan.notes.clone(),
             disks: disks.map(DiskDone::from).collect(),
+            live: None,
             duration_ms: report.map_or(0, |report| units::millis(report.duration)),
         }
+    }
+
+    fn human_live(&self, live: &LiveDocument, page: &mut Page) {
+        let size_bytes = self.files.iter().map(|file| file.size_bytes).sum();
+        let [after, fill] = [live.runs_after_ms, live.fill_ms].map(std::time::Duration::from_millis);
+        let rate = units::rate(size_bytes, fill).map(units::bytes_per_second);
+        let rate = rate.map(|rate| format!(", {rate}")).unwrap_or_default();
+        page.line(&format!(
+            "  it ran after {}; its disks were filled in {}{rate}",
+            units::duration(after),
+            units::duration(fill)
+        ));
     }
 
     fn human_file(&self, file: &FileDocument, page: &mut Page) {
@@ -230,6 +263,9 @@ impl Report for Done {
                 _ => "",
             };
             page.line(&format!("restored in {duration}{runs}"));
+            if let Some(live) = &self.live {
+                self.human_live(live, page);
+            }
             if let Some(behind) = machine.clock_behind_ms {
                 let behind = units::duration(std::time::Duration::from_millis(behind));
                 page.line(&format!(
@@ -346,6 +382,7 @@ fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreReques
 
 /// Restores a machine.
 pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
+    let since = context.clock().now();
     let request = request(args, context)?;
     let uri = libvirt_address(args.machine.connect.as_deref(), context);
     let hypervisor = Libvirt::connect(&uri).map_err(holdfast_engine::Error::from)?;
@@ -360,6 +397,16 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
     }
     if args.machine.dry_run {
         return context.report(&Done::new(&plan, None));
+    }
+    if args.machine.live {
+        let storage = args.machine.storage.as_deref();
+        let live = super::live::Live {
+            repository: &repository,
+            hypervisor: &hypervisor,
+            storage,
+            since,
+        };
+        return live.run(&plan, context);
     }
     let report = context.work(threads, |job| {
         restore_machine(&repository, &hypervisor, &plan, &surroundings, job)

@@ -5,6 +5,7 @@ mod bare;
 mod choosing;
 mod doctors;
 mod hooks;
+mod instant;
 mod kills;
 #[path = "../../../../host/tests/libvirt/lab.rs"]
 #[expect(
@@ -109,7 +110,17 @@ pub(crate) fn report_of_doctor() -> serde_json::Value {
 pub(crate) fn reports_of_machine_restores() -> Vec<serde_json::Value> {
     let world = World::new();
     world.back_up();
-    vec![world.restore(&["--dry-run"]), world.restore(&[])]
+    vec![
+        world.restore(&["--dry-run"]),
+        world.restore(&[]),
+        world.restore(&["--live"]),
+    ]
+}
+
+/// What `resume` answers.
+pub(crate) fn report_of_resume() -> serde_json::Value {
+    let world = World::new();
+    world.rig.report(&at(&world.lab.uri(), &["resume"]))
 }
 
 /// Words of a command line about a machine at `uri`.

@@ -1,0 +1,165 @@
+//! Machines that run from a snapshot at once: whoever dies while their images are filled, what their guests wrote is there.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use holdfast_block::Clock as _;
+use holdfast_host::domain_xml::served_folder;
+use holdfast_host::qmp::QmpCommand;
+use holdfast_host::{Hypervisor as _, Life, LiveDisks as _, Machine};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use super::lab::guest_writes;
+use super::{World, at};
+
+const NAME: &str = "web1-restored";
+
+impl World {
+    fn restored(&self) -> Box<dyn Machine> {
+        self.lab.connect().machine(NAME).unwrap()
+    }
+
+    /// Kills a restore as soon as its machine runs; its images are not filled then. The folder of the restore.
+    fn begun(&self) -> PathBuf {
+        let uri = self.lab.uri();
+        for _ in 0..5 {
+            let words = at(&uri, &["restore", "web1", "--to-machine", "--live"]);
+            let mut child = self.rig.command(&words).spawn().unwrap();
+            let libvirt = self.lab.connect();
+            while libvirt.life(NAME).ok() != Some(Life::Running) {
+                assert!(
+                    child.try_wait().unwrap().is_none(),
+                    "it has ended before its machine ran"
+                );
+                self.lab.clock.sleep(Duration::from_millis(2));
+            }
+            kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+            child.wait().unwrap();
+            if let Some(folder) = served_folder(&self.configuration(NAME)) {
+                return folder;
+            }
+            // It was quicker.
+            self.lab.virsh(&["destroy", NAME]);
+            self.lab.virsh(&["undefine", NAME]);
+        }
+        panic!("it fills disks in no time");
+    }
+
+    /// The guest of the restored machine writes, and is told that it is durable.
+    fn restored_writes(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
+        let machine = self.restored();
+        guest_writes(machine.monitor(), disk, byte, offset as u64, length as u64);
+        let said = self.restored_says(disk, "flush");
+        assert!(!said.contains("rror"), "{said}");
+        self.disks[disk][offset..offset + length].fill(byte);
+    }
+
+    fn restored_says(&self, disk: usize, command: &str) -> String {
+        let line = format!("qemu-io -d /machine/peripheral/virtio-disk{disk}/virtio-backend \"{command}\"");
+        let command = QmpCommand::new("human-monitor-command", json!({ "command-line": line }));
+        let said = self.restored().monitor().execute(&command).unwrap();
+        said.as_str().unwrap().to_owned()
+    }
+
+    fn resume(&self) -> Value {
+        self.rig.report(&at(&self.lab.uri(), &["resume", NAME]))
+    }
+
+    /// The machine runs on its own images, which hold what they should, and nothing else is left.
+    fn assert_is_whole(&self) {
+        assert_eq!(self.lab.virsh(&["domstate", NAME]).trim(), "running");
+        let before = self.configuration(NAME);
+        assert!(
+            served_folder(&before).is_none() && !before.contains("error_policy"),
+            "{before}"
+        );
+        self.lab.virsh(&["destroy", NAME]);
+        self.assert_holds(NAME);
+        assert_eq!(
+            self.files(),
+            ["domain.xml", "web1-a", "web1-b", "web1-restored-a", "web1-restored-b"]
+        );
+        let folder = self.lab.path(&format!(".{NAME}.holdfast"));
+        assert!(servers(&folder).is_empty());
+        assert!(
+            self.rig.report(&at(&self.lab.uri(), &["resume"]))["machines"]
+                .as_array()
+                .unwrap()
+                .is_empty()
+        );
+    }
+}
+
+/// Processes that serve for the restore in a folder.
+fn servers(folder: &std::path::Path) -> Vec<Pid> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let is_server = |entry: &std::fs::DirEntry| {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        words.contains(&folder.as_os_str().as_encoded_bytes()) && words.contains(&b"live-server".as_slice())
+    };
+    let numbers = processes
+        .filter(is_server)
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.filter_map(Pid::from_raw).collect()
+}
+
+fn kill_servers(folder: &std::path::Path) {
+    let servers = servers(folder);
+    assert_eq!(servers.len(), 1);
+    kill_process(servers[0], Signal::KILL).unwrap();
+}
+
+#[test]
+fn a_machine_runs_at_once_and_then_on_its_own_images() {
+    let mut world = World::new();
+    world.write(0, 7, 1 << 20, 65_536);
+    world.back_up();
+    let report = world.restore(&["--live"]);
+    assert!(report["live"]["runs_after_ms"].as_u64().unwrap() > 0);
+    assert_eq!(report["target_machine"]["is_started"], true);
+    world.assert_is_whole();
+}
+
+#[test]
+fn restore_and_server_are_killed_and_what_the_guest_wrote_is_there() {
+    let mut world = World::new();
+    world.back_up();
+    let folder = world.begun();
+    world.restored_writes(0, 77, 65_536, 4096);
+    world.restored_writes(1, 78, 3 << 20, 65_536);
+    kill_servers(&folder);
+    assert_eq!(world.resume()["machines"][0]["machine"], NAME);
+    world.assert_is_whole();
+}
+
+/// As when the host is switched off.
+#[test]
+fn machine_and_server_are_killed_and_the_machine_is_started_again() {
+    let mut world = World::new();
+    world.back_up();
+    let folder = world.begun();
+    world.restored_writes(0, 79, 0, 8192);
+    kill_servers(&folder);
+    world.lab.virsh(&["destroy", NAME]);
+    world.resume();
+    world.assert_is_whole();
+}
+
+#[test]
+fn without_the_repository_nothing_wrong_is_read_and_with_it_all_goes_on() {
+    let mut world = World::new();
+    world.back_up();
+    let folder = world.begun();
+    world.restored_writes(0, 80, 65_536, 4096);
+    world.lab.virsh(&["destroy", NAME]);
+    kill_servers(&folder);
+    let (packs, away) = (world.rig.path("repo/packs"), world.rig.path("packs-away"));
+    std::fs::rename(&packs, &away).unwrap();
+    let (_, text) = world.rig.error(1, &at(&world.lab.uri(), &["resume", NAME]));
+    assert!(text.contains("nothing is lost") || text.contains("server"), "{text}");
+    std::fs::rename(&away, &packs).unwrap();
+    world.resume();
+    world.assert_is_whole();
+}

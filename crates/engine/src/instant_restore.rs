@@ -1,0 +1,251 @@
+//! A machine that runs from a snapshot at once, and whose images are filled while it runs.
+//!
+//! A server of our own gives its disks: the snapshot, and over it, in files that last, what the guest writes. The hypervisor
+//! copies each disk to its image, has the machine go over to it, and then nothing of ours is left. What is to be known of it
+//! is in a folder beside the images, which the machine's own configuration names; whoever dies in between, [`resume_instantly`]
+//! goes on. See `docs/design/0006-instant-restore.md`.
+
+mod fill;
+mod job_file;
+mod server;
+
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use holdfast_host::LiveDisks;
+use holdfast_host::domain_xml::{Medium, ServedDisks, served_folder, with_served_disks};
+use holdfast_repo::{Repository, Surroundings};
+
+use self::fill::Fill;
+pub use self::job_file::{InstantDisk, InstantJob};
+pub use self::server::serve_instantly;
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::machine_restore::{Content, FileWay, MachineRestorePlan, Refusal, write_companions};
+
+/// How long requests of a machine wait for a server that is gone, before it stands still.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Starts a server for a job, as a process that outlives this one, and waits until clients can connect.
+pub type Launch<'a> = dyn Fn(&InstantJob) -> Result<()> + 'a;
+
+/// What is to be restored, and from where.
+pub struct InstantRestore<'a> {
+    /// The repository.
+    pub repository: &'a Repository,
+    /// Where it is, from the root on.
+    pub location: &'a Path,
+    /// What is to be done; of a new machine.
+    pub plan: &'a MachineRestorePlan,
+    /// Where what the guest writes is kept for the time being; beside its images otherwise.
+    pub storage: Option<&'a Path>,
+    /// How a server is started.
+    pub launch: &'a Launch<'a>,
+    /// When the person asked, on the job's clock.
+    pub since: Duration,
+}
+
+/// A machine whose disks were filled while it ran.
+#[derive(Debug, Clone)]
+pub struct InstantReport {
+    /// The machine.
+    pub machine: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// How long it took until it ran; none where it ran already, or was to run before.
+    pub runs_after: Option<Duration>,
+    /// Bytes of its disks.
+    pub size_bytes: u64,
+    /// How long it took to fill them, this time.
+    pub fill_duration: Duration,
+}
+
+/// Starts the machine of a plan from the snapshot, and fills its disks.
+///
+/// # Errors
+/// Before it runs, what was made is taken away again. After that, nothing is: [`resume_instantly`] goes on.
+pub fn restore_instantly(
+    request: &InstantRestore<'_>,
+    hypervisor: &dyn LiveDisks,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<InstantReport> {
+    let plan = request.plan;
+    let definition = plan.definition.as_ref().filter(|_| plan.machine.is_new);
+    let definition = &definition.expect("the plan is of a new machine").text;
+    let instant = InstantJob {
+        repository: request.location.to_owned(),
+        snapshot: plan.snapshot.id.to_string(),
+        listed: plan.snapshot.machine.clone(),
+        machine: plan.machine.name.clone(),
+        uuid: plan.machine.uuid.clone(),
+        definition: definition.clone(),
+        disks: disks(plan),
+        user_of_machines: hypervisor.user_of_machines()?,
+        folder: folder(request)?,
+    };
+    let served = served(&instant, definition)?;
+    let mut made = write_companions(request.repository, hypervisor, plan, surroundings, job)?;
+    let folder = NewFolder::make(&instant.folder)?;
+    instant.write()?;
+    let begin = || -> Result<()> {
+        (request.launch)(&instant)?;
+        hypervisor.define(&served)?;
+        let started = hypervisor.start(&instant.uuid);
+        started.inspect_err(|_| drop(hypervisor.undefine(&instant.uuid)))?;
+        Ok(())
+    };
+    if let Err(error) = begin() {
+        server::stop(&instant, job.clock);
+        return Err(error);
+    }
+    made.keep();
+    folder.keep();
+    let runs_after = job.clock.now().saturating_sub(request.since);
+    job.progress.note(&format!(
+        "{} runs after {:.1} s; its disks are being filled",
+        instant.machine,
+        runs_after.as_secs_f64()
+    ));
+    let report = Fill::new(hypervisor, &instant, request.launch, job).run()?;
+    Ok(InstantReport {
+        runs_after: Some(runs_after),
+        ..report
+    })
+}
+
+/// The machines whose disks are not filled yet: of this name, or all.
+///
+/// # Errors
+/// The machine that is named has no such job.
+pub fn instant_jobs(hypervisor: &dyn LiveDisks, machine: Option<&str>) -> Result<Vec<InstantJob>> {
+    let names = match machine {
+        Some(name) => vec![name.to_owned()],
+        None => hypervisor.machines()?.into_iter().map(|machine| machine.uuid).collect(),
+    };
+    let mut jobs = Vec::new();
+    for name in names {
+        let configuration = match hypervisor.machine(&name).and_then(|machine| machine.configuration()) {
+            // It has ended while we looked.
+            Err(holdfast_host::Error::NoSuchMachine { .. }) if machine.is_none() => continue,
+            other => other?,
+        };
+        let mut texts = configuration
+            .iter()
+            .filter_map(|(_, bytes)| std::str::from_utf8(bytes).ok());
+        match texts.find_map(served_folder) {
+            Some(folder) => jobs.push(InstantJob::read(&folder)?),
+            None if machine.is_some() => return Err(Error::NoInstantRestore { machine: name }),
+            None => {}
+        }
+    }
+    Ok(jobs)
+}
+
+/// Goes on where an instant restore was left: brings its server back, lets its machine run, and fills its disks.
+pub fn resume_instantly(
+    hypervisor: &dyn LiveDisks,
+    instant: &InstantJob,
+    launch: &Launch<'_>,
+    job: Job<'_>,
+) -> Result<InstantReport> {
+    Fill::new(hypervisor, instant, launch, job).run()
+}
+
+/// The disks of a plan, and where they go.
+fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
+    let disks = plan.files.iter().filter_map(|file| match &file.content {
+        Content::Disk(name) => Some(InstantDisk {
+            name: name.clone(),
+            target: file.to.clone(),
+            format: file.format.to_string(),
+            is_block_device: medium(file.way) == Medium::BlockDevice,
+            size_bytes: file.size_bytes,
+        }),
+        Content::FirmwareVariables => None,
+    });
+    disks.collect()
+}
+
+fn medium(way: FileWay) -> Medium {
+    match way {
+        FileWay::BlockDevice => Medium::BlockDevice,
+        FileWay::NewFile | FileWay::InPlace | FileWay::Replace => Medium::File,
+    }
+}
+
+/// A folder of the machine's own, in the one that was chosen or beside its first image.
+fn folder(request: &InstantRestore<'_>) -> Result<PathBuf> {
+    let mut files = request.plan.files.iter().filter(|file| file.way == FileWay::NewFile);
+    let beside = || files.find(|file| matches!(file.content, Content::Disk(_)))?.to.parent();
+    let storage = request.storage.or_else(beside).ok_or_else(|| Refusal::NoPlace {
+        disk: "for what the guest writes".to_owned(),
+        place: "no file".to_owned(),
+    })?;
+    let storage = std::path::absolute(storage).map_err(|source| Error::File {
+        action: "find",
+        path: storage.to_owned(),
+        source,
+    })?;
+    Ok(storage.join(format!(".{}.holdfast", request.plan.machine.name)))
+}
+
+/// The configuration of the machine as long as its disks come from the server.
+fn served(instant: &InstantJob, definition: &str) -> Result<String> {
+    let exports = instant
+        .disks
+        .iter()
+        .map(|disk| (disk.name.clone(), instant.export(disk)));
+    let served = ServedDisks {
+        socket: instant.socket(),
+        patience: PATIENCE,
+        exports: exports.collect(),
+        folder: instant.folder.clone(),
+    };
+    let text = with_served_disks(definition, &served).map_err(|detail| Refusal::Configuration {
+        machine: instant.machine.clone(),
+        detail,
+    })?;
+    Ok(text)
+}
+
+/// A folder that goes again with all that is in it, unless it is to be kept.
+struct NewFolder<'p>(Option<&'p Path>);
+
+impl<'p> NewFolder<'p> {
+    /// Others may pass through it, to the socket, and see nothing of it.
+    fn make(path: &'p Path) -> Result<Self> {
+        let made = std::fs::DirBuilder::new().mode(0o711).create(path);
+        made.map_err(|source| match source.kind() {
+            std::io::ErrorKind::AlreadyExists => Error::TargetExists { path: path.to_owned() },
+            _ => Error::File {
+                action: "make the folder",
+                path: path.to_owned(),
+                source,
+            },
+        })?;
+        Ok(Self(Some(path)))
+    }
+
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for NewFolder<'_> {
+    fn drop(&mut self) {
+        if let Some(path) = self.0 {
+            // Another error brought us here, and says more than one about this.
+            drop(std::fs::remove_dir_all(path));
+        }
+    }
+}
+
+/// How often is looked how far things are.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+fn pause(clock: &dyn Clock) {
+    clock.sleep(LOOK_INTERVAL);
+}

@@ -1,0 +1,252 @@
+//! Filling the disks of a machine that runs.
+//!
+//! Where each disk is at this moment, the hypervisor is asked again and again: nothing about it is written down, so nothing can be
+//! wrong about it after a crash.
+
+use std::collections::BTreeMap;
+
+use holdfast_host::{DiskSource, Life, LiveDisks, MachineDisk};
+
+use super::job_file::{InstantDisk, InstantJob};
+use super::{InstantReport, Launch, pause, server};
+use crate::Unit;
+use crate::error::{Error, Result};
+use crate::job::Job;
+
+/// Who has it fills the disks.
+const LOCK: &str = "filling";
+/// How often a copy is begun, and the machine let run, for each start of the server: QEMU learns by a request that fails that the
+/// server it was connected to is gone, and only the next one goes to the new one.
+const ATTEMPT_COUNT_MAX: u32 = 3;
+/// How often a server that dies is started again.
+const LAUNCH_COUNT_MAX: u32 = 5;
+
+pub(super) struct Fill<'a> {
+    hypervisor: &'a dyn LiveDisks,
+    instant: &'a InstantJob,
+    launch: &'a Launch<'a>,
+    job: Job<'a>,
+    /// How often the server was started.
+    launch_count: u32,
+    /// How often the machine was let run since the server was started last.
+    let_run_count: u32,
+    was_started: bool,
+    /// How often the copy of each disk was begun since the server was started last.
+    begun: BTreeMap<&'a str, u32>,
+}
+
+/// How far a disk is.
+enum Step {
+    Done,
+    Copying { done_bytes: u64 },
+}
+
+impl<'a> Fill<'a> {
+    pub(super) fn new(
+        hypervisor: &'a dyn LiveDisks,
+        instant: &'a InstantJob,
+        launch: &'a Launch<'a>,
+        job: Job<'a>,
+    ) -> Self {
+        Self {
+            hypervisor,
+            instant,
+            launch,
+            job,
+            launch_count: 0,
+            let_run_count: 0,
+            was_started: false,
+            begun: BTreeMap::new(),
+        }
+    }
+
+    /// Fills all disks, and leaves nothing of ours.
+    pub(super) fn run(mut self) -> Result<InstantReport> {
+        let instant = self.instant;
+        let lock = instant.lock(LOCK)?;
+        let _lock = lock.ok_or_else(|| Error::InstantBusy {
+            machine: instant.machine.clone(),
+        })?;
+        let start = self.job.clock.now();
+        let size_bytes = instant.disks.iter().map(|disk| disk.size_bytes).sum();
+        let phase = format!("filling the disks of {}", instant.machine);
+        self.job.progress.phase(&phase, Unit::Bytes);
+        self.job.progress.total(size_bytes);
+        let mut told_bytes: u64 = 0;
+        loop {
+            self.job.interrupt.check().inspect_err(|_| self.tell_of_resume())?;
+            let (done_bytes, is_done) = self.step()?;
+            self.job.progress.advance(done_bytes.saturating_sub(told_bytes));
+            told_bytes = told_bytes.max(done_bytes);
+            if is_done {
+                break;
+            }
+            pause(self.job.clock);
+        }
+        self.clear()?;
+        Ok(InstantReport {
+            machine: instant.machine.clone(),
+            uuid: instant.uuid.clone(),
+            runs_after: None,
+            size_bytes,
+            fill_duration: self.job.clock.now().saturating_sub(start),
+        })
+    }
+
+    fn tell_of_resume(&self) {
+        self.job.progress.warning(&format!(
+            "{} runs on from the snapshot; holdfast resume {} fills its disks",
+            self.instant.machine, self.instant.machine
+        ));
+    }
+
+    fn stopped(&self, reason: &str) -> Error {
+        Error::InstantStopped {
+            machine: self.instant.machine.clone(),
+            reason: reason.to_owned(),
+        }
+    }
+
+    /// Bytes that are where they are to be, and whether these are all.
+    fn step(&mut self) -> Result<(u64, bool)> {
+        let machine = self.hypervisor.machine(&self.instant.uuid)?;
+        let present = machine.describe()?.disks;
+        let instant = self.instant;
+        if instant.disks.iter().all(|disk| is_there(&present, disk)) {
+            return Ok((instant.disks.iter().map(|disk| disk.size_bytes).sum(), true));
+        }
+        self.tend()?;
+        let mut bytes = 0;
+        for disk in &instant.disks {
+            bytes += match self.step_of(&present, disk)? {
+                Step::Done => disk.size_bytes,
+                Step::Copying { done_bytes } => done_bytes.min(disk.size_bytes),
+            };
+        }
+        Ok((bytes, false))
+    }
+
+    /// Sees to it that the server serves and the machine runs.
+    fn tend(&mut self) -> Result<()> {
+        let uuid = &self.instant.uuid;
+        if !server::lives(self.instant)? {
+            if self.launch_count == LAUNCH_COUNT_MAX {
+                return Err(self.stopped("its server dies again and again"));
+            }
+            self.launch_count += 1;
+            self.let_run_count = 0;
+            self.begun.clear();
+            (self.launch)(self.instant)?;
+        }
+        match self.hypervisor.life(uuid)? {
+            Life::Running | Life::Paused => Ok(()),
+            Life::StoppedByDisk if self.let_run_count == ATTEMPT_COUNT_MAX => Err(self.stopped(
+                "it stands still, since its disks cannot be read from the repository, or there is no room for \
+                    what it writes",
+            )),
+            Life::StoppedByDisk => {
+                self.let_run_count += 1;
+                Ok(self.hypervisor.run_on(uuid)?)
+            }
+            Life::ShutOff if self.was_started || !self.begun.is_empty() => Err(self.stopped("it was shut off")),
+            Life::ShutOff => {
+                self.was_started = true;
+                Ok(self.hypervisor.start(uuid)?)
+            }
+        }
+    }
+
+    fn step_of(&mut self, present: &[MachineDisk], disk: &'a InstantDisk) -> Result<Step> {
+        let uuid = &self.instant.uuid;
+        if is_there(present, disk) {
+            return Ok(Step::Done);
+        }
+        match self.hypervisor.copy(uuid, &disk.name)? {
+            Some(copy) if copy.is_complete => {
+                self.hypervisor.finish_copy(uuid, &disk.name)?;
+                return Ok(Step::Done);
+            }
+            Some(copy) => {
+                // One that somebody else began may be about to fail, if its server died: that is no failure of ours.
+                return Ok(Step::Copying {
+                    done_bytes: copy.done_bytes,
+                });
+            }
+            None => {}
+        }
+        // A copy that has gone has failed, as it does when its server dies; then the next look brings that back.
+        let attempt_count = self.begun.get(&disk.name[..]).copied().unwrap_or_default();
+        if attempt_count < ATTEMPT_COUNT_MAX {
+            self.hypervisor.begin_copy(uuid, &disk.name, &disk.place())?;
+            self.begun.insert(&disk.name, attempt_count + 1);
+        } else if self.hypervisor.life(uuid)? != Life::ShutOff && server::lives(self.instant)? {
+            let name = &disk.name;
+            return Err(self.stopped(&format!("the hypervisor could not copy disk {name} to its end")));
+        }
+        Ok(Step::Copying { done_bytes: 0 })
+    }
+
+    /// Takes away all that was there for the time being.
+    ///
+    /// The job's file goes last: as long as the configuration names its folder, it is there.
+    fn clear(&self) -> Result<()> {
+        let instant = self.instant;
+        server::stop(instant, self.job.clock);
+        let removed = |path: &std::path::Path, removed: std::io::Result<()>| match removed {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(Error::File {
+                action: "remove",
+                path: path.to_owned(),
+                source,
+            }),
+            _ => Ok(()),
+        };
+        let overlays = instant.overlays();
+        removed(&overlays, std::fs::remove_dir_all(&overlays))?;
+        self.hypervisor.define(&instant.definition)?;
+        removed(&instant.folder, std::fs::remove_dir_all(&instant.folder))
+    }
+}
+
+/// Whether the machine uses the image of a disk already.
+fn is_there(present: &[MachineDisk], disk: &InstantDisk) -> bool {
+    let found = present.iter().find(|found| found.target == disk.name);
+    found.is_some_and(|found| match &found.source {
+        DiskSource::File(path) | DiskSource::Device(path) => *path == disk.target,
+        DiskSource::Other(_) | DiskSource::Empty => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_host::{DiskKind, DiskSource, MachineDisk};
+
+    use super::{InstantDisk, is_there};
+
+    #[test]
+    fn a_disk_is_there_when_the_machine_uses_its_image() {
+        let disk = InstantDisk {
+            name: "vda".to_owned(),
+            target: "/i".into(),
+            format: "raw".to_owned(),
+            is_block_device: false,
+            size_bytes: 1,
+        };
+        let present = |target: &str, source| MachineDisk {
+            target: target.to_owned(),
+            kind: DiskKind::Disk,
+            source,
+            format: None,
+            is_read_only: false,
+            is_shared: false,
+            alias: None,
+        };
+        assert!(is_there(&[present("vda", DiskSource::File("/i".into()))], &disk));
+        for other in [
+            present("vdb", DiskSource::File("/i".into())),
+            present("vda", DiskSource::File("/j".into())),
+            present("vda", DiskSource::Other("network nbd web1/vda".to_owned())),
+        ] {
+            assert!(!is_there(&[other], &disk));
+        }
+    }
+}

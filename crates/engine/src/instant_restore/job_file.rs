@@ -1,0 +1,229 @@
+//! What has to be known to go on with an instant restore: a file in the folder of its machine.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use holdfast_host::domain_xml::{DiskPlace, Medium};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+const VERSION: u32 = 1;
+const JOB: &str = "job.json";
+const SOCKET: &str = "nbd";
+const OVERLAYS: &str = "written";
+/// Bytes of a file, at most: most of it is the machine's configuration.
+const JOB_BYTES_MAX: u64 = 16 << 20;
+
+/// An instant restore. No password is in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstantJob {
+    /// Where the repository is, from the root on.
+    pub repository: PathBuf,
+    /// The snapshot's id.
+    pub snapshot: String,
+    /// What the snapshot is listed under.
+    pub listed: String,
+    /// The machine.
+    pub machine: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// Its configuration when all is done.
+    pub definition: String,
+    /// Its disks.
+    pub disks: Vec<InstantDisk>,
+    /// As whom its QEMU connects to the server.
+    pub user_of_machines: Option<(u32, u32)>,
+    /// The folder with everything of it.
+    #[serde(skip)]
+    pub folder: PathBuf,
+}
+
+/// A disk that is being filled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstantDisk {
+    /// Its name in the machine and in the snapshot.
+    pub name: String,
+    /// The image or block device that it will be on.
+    pub target: PathBuf,
+    /// How that holds it.
+    pub format: String,
+    /// Whether it is a block device.
+    pub is_block_device: bool,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+}
+
+impl InstantDisk {
+    /// Where it will be.
+    pub(super) fn place(&self) -> DiskPlace {
+        DiskPlace {
+            path: self.target.clone(),
+            medium: if self.is_block_device {
+                Medium::BlockDevice
+            } else {
+                Medium::File
+            },
+            format: self.format.clone(),
+        }
+    }
+}
+
+/// The file, of any version.
+#[derive(Serialize, Deserialize)]
+struct Versioned {
+    version: u32,
+    job: serde_json::Value,
+}
+
+impl InstantJob {
+    /// Reads the job in a folder.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let path = folder.join(JOB);
+        let wrong = |reason: String| Error::InstantJob {
+            path: path.clone(),
+            reason,
+        };
+        let length = path.metadata().map_err(|error| wrong(error.to_string()))?.len();
+        if length > JOB_BYTES_MAX {
+            return Err(wrong(format!("it has {length} bytes")));
+        }
+        let bytes = std::fs::read(&path).map_err(|error| wrong(error.to_string()))?;
+        let found: Versioned = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+        if found.version != VERSION {
+            return Err(wrong(format!("version {} is not known here", found.version)));
+        }
+        let job: Self = serde_json::from_value(found.job).map_err(|error| wrong(error.to_string()))?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            ..job
+        })
+    }
+
+    /// Writes it, durably; it is new.
+    pub(super) fn write(&self) -> Result<()> {
+        let path = self.folder.join(JOB);
+        let write = || -> std::io::Result<()> {
+            let job = serde_json::to_value(self)?;
+            let bytes = serde_json::to_vec_pretty(&Versioned { version: VERSION, job })?;
+            let partial = self.folder.join("job.json.partial");
+            // The configuration may hold passwords of screens.
+            let mut file = File::options()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&partial)?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&partial, &path)?;
+            File::open(&self.folder)?.sync_all()?;
+            File::open(self.folder.parent().unwrap_or(Path::new("/")))?.sync_all()
+        };
+        write().map_err(|source| Error::File {
+            action: "write",
+            path: path.clone(),
+            source,
+        })
+    }
+
+    /// The server's socket.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.folder.join(SOCKET)
+    }
+
+    /// The folder with what the guest has written; only ours.
+    pub(super) fn overlays(&self) -> PathBuf {
+        self.folder.join(OVERLAYS)
+    }
+
+    /// The server's name of a disk.
+    pub(super) fn export(&self, disk: &InstantDisk) -> String {
+        format!("{}/{}", self.listed, disk.name)
+    }
+
+    /// Locks a file of the folder; none where somebody else has it.
+    pub(super) fn lock(&self, name: &str) -> Result<Option<File>> {
+        let path = self.folder.join(name);
+        let failed = |source| Error::File {
+            action: "lock",
+            path: path.clone(),
+            source,
+        };
+        let opened = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .read(true)
+            .mode(0o600)
+            .open(&path);
+        let file = opened.map_err(failed)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(file)),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{InstantDisk, InstantJob, JOB};
+    use crate::Error;
+
+    #[test]
+    fn a_job_is_read_as_it_was_written_and_no_other_version_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let job = InstantJob {
+            repository: "/r".into(),
+            snapshot: "00".to_owned(),
+            listed: "web1".to_owned(),
+            machine: "web1-restored".to_owned(),
+            uuid: "u".to_owned(),
+            definition: "<domain/>".to_owned(),
+            disks: vec![InstantDisk {
+                name: "vda".to_owned(),
+                target: "/i".into(),
+                format: "raw".to_owned(),
+                is_block_device: true,
+                size_bytes: 5,
+            }],
+            user_of_machines: Some((1, 2)),
+            folder: folder.path().into(),
+        };
+        job.write().unwrap();
+        assert_eq!(InstantJob::read(folder.path()).unwrap(), job);
+        let path = folder.path().join(JOB);
+        let text = std::fs::read_to_string(&path).unwrap();
+        for wrong in [
+            text.replace("\"version\": 1", "\"version\": 2"),
+            text[..text.len() / 2].to_owned(),
+        ] {
+            std::io::Write::write_all(&mut std::fs::File::create(&path).unwrap(), wrong.as_bytes()).unwrap();
+            let error = InstantJob::read(folder.path()).unwrap_err();
+            assert!(matches!(error, Error::InstantJob { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn one_at_a_time_has_a_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let job = InstantJob {
+            repository: "/".into(),
+            snapshot: String::new(),
+            listed: String::new(),
+            machine: String::new(),
+            uuid: String::new(),
+            definition: String::new(),
+            disks: Vec::new(),
+            user_of_machines: None,
+            folder: folder.path().into(),
+        };
+        let first = job.lock("a").unwrap();
+        assert!(first.is_some() && job.lock("a").unwrap().is_none());
+        drop(first);
+        assert!(job.lock("a").unwrap().is_some());
+    }
+}

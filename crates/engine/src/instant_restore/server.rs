@@ -1,0 +1,100 @@
+//! The server of a machine whose disks are being filled: a process of its own, which nobody waits for.
+
+use std::fs::DirBuilder;
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, chown};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use holdfast_repo::Repository;
+use holdfast_serve::nbd::{EventSink, TlsPolicy};
+use jiff::tz::TimeZone;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::job_file::InstantJob;
+use super::pause;
+use crate::SnapshotName;
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::serve::{ServeDoor, ServeRequest, Writes, serve};
+
+/// Whoever has it is the server; its number is in it.
+const LOCK: &str = "server";
+/// How long a server may take to end; after that it is killed.
+const END_DEADLINE: Duration = Duration::from_secs(15);
+
+/// Serves the disks of the job in a folder until the job is interrupted. `ready` is called when clients can connect.
+pub fn serve_instantly(
+    repository: &Repository,
+    folder: &Path,
+    (events, clock): (Arc<dyn EventSink>, Arc<dyn Clock>),
+    job: Job<'_>,
+    ready: &mut dyn FnMut(),
+) -> Result<()> {
+    let instant = InstantJob::read(folder)?;
+    let lock = instant.lock(LOCK)?;
+    // Two that write one overlay would destroy it.
+    let mut lock = lock.ok_or_else(|| failed(&instant, "there is one already"))?;
+    let number = std::process::id().to_string();
+    lock.set_len(0)
+        .and_then(|()| lock.write_all(number.as_bytes()))
+        .map_err(|error| failed(&instant, &error.to_string()))?;
+    let overlays = instant.overlays();
+    let made = DirBuilder::new().mode(0o700).recursive(true).create(&overlays);
+    made.map_err(|source| Error::File {
+        action: "make the folder",
+        path: overlays.clone(),
+        source,
+    })?;
+    let name = |disk: &super::InstantDisk| format!("{}:{}", instant.snapshot, disk.name).parse::<SnapshotName>();
+    let names = instant.disks.iter().map(name).collect::<std::result::Result<_, _>>()?;
+    let request = ServeRequest {
+        names,
+        zone: TimeZone::UTC,
+        doors: vec![ServeDoor::Unix(instant.socket())],
+        writes: Writes::Keep(overlays),
+        tls: TlsPolicy::Off,
+        events,
+        clock,
+    };
+    serve(repository, request, job, &mut |_| {
+        if let Some((user, group)) = instant.user_of_machines
+            && let Err(error) = chown(instant.socket(), Some(user), Some(group))
+        {
+            // Where we are the user of machines, nothing has to be given away.
+            job.progress.warning(&format!(
+                "{} stays ours, which is right only where machines run as this user: {error}",
+                instant.socket().display()
+            ));
+        }
+        ready();
+    })
+}
+
+fn failed(instant: &InstantJob, reason: &str) -> Error {
+    Error::InstantServer {
+        machine: instant.machine.clone(),
+        reason: reason.to_owned(),
+    }
+}
+
+/// Whether the server of a job lives.
+pub(super) fn lives(instant: &InstantJob) -> Result<bool> {
+    Ok(instant.lock(LOCK)?.is_none())
+}
+
+/// Ends the server of a job, if there is one.
+pub(super) fn stop(instant: &InstantJob, clock: &dyn Clock) {
+    let start = clock.now();
+    while lives(instant).unwrap_or(false) {
+        let number = std::fs::read_to_string(instant.folder.join(LOCK)).unwrap_or_default();
+        let Some(process) = number.parse().ok().and_then(Pid::from_raw) else {
+            return;
+        };
+        let is_late = clock.now().saturating_sub(start) > END_DEADLINE;
+        kill_process(process, if is_late { Signal::KILL } else { Signal::TERM }).ok();
+        pause(clock);
+    }
+}
