@@ -127,8 +127,13 @@ pub(super) fn launch(instant: &InstantJob, password: Option<&Password>) -> holdf
         instant.repository.clone().into(),
     ];
     let mut companion = Companion::start(&program.into(), &words).map_err(|error| failed(error.to_string()))?;
-    let digits = password.map(|password| password.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect());
-    let digits: Zeroizing<String> = Zeroizing::new(digits.unwrap_or_default());
+    let bytes = password.map_or(&[][..], Password::as_bytes);
+    // Of its whole length at once: what grows leaves copies of itself in memory.
+    let mut digits = Zeroizing::new(String::with_capacity(2 * bytes.len()));
+    for byte in bytes {
+        let pair = [byte >> 4, byte & 15].map(|digit| char::from_digit(digit.into(), 16).unwrap_or_default());
+        digits.extend(pair);
+    }
     companion.tell(&digits).map_err(|error| failed(error.to_string()))?;
     match companion.hear(READY_DEADLINE) {
         Some(line) if line == READY => Ok(()),

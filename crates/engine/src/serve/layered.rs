@@ -22,7 +22,7 @@ impl<B: BlockDevice> BlockDevice for Layered<B> {
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList> {
         let own = self.0.extents(range.clone(), extent_count_max)?;
         let mut whole = ExtentList::new(range.start, extent_count_max);
-        for extent in own.iter() {
+        for extent in &own {
             if extent.kind != ExtentKind::Absent {
                 if !whole.push(extent.length, extent.kind) {
                     return Ok(whole);
