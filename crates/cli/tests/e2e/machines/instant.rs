@@ -134,6 +134,24 @@ fn restore_and_server_are_killed_and_what_the_guest_wrote_is_there() {
     world.assert_is_whole();
 }
 
+/// The server cannot ask for a password, and gets it from whoever starts it.
+#[test]
+fn the_server_of_an_encrypted_repository_hears_the_password() {
+    let world = World::new();
+    let uri = world.lab.uri();
+    world.rig.write("password", "fünf Kühe essen Suppe\n".as_bytes());
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(world.rig.path("password"), mode).unwrap();
+    let sealed = ["-r", "sealed", "--password-file", "password"];
+    world.rig.ok(&[&["init"], &sealed[..]].concat());
+    world.rig.ok(&at(&uri, &[&["backup", "web1"], &sealed[..]].concat()));
+    world.rig.report(&at(
+        &uri,
+        &[&["restore", "web1", "--to-machine", "--live"], &sealed[..]].concat(),
+    ));
+    world.assert_is_whole();
+}
+
 /// As when the host is switched off.
 #[test]
 fn machine_and_server_are_killed_and_the_machine_is_started_again() {
