@@ -86,7 +86,7 @@ mod tests {
         let below = MemoryDevice::new(SIZE_BYTES);
         below.write_at(&[5; 1 << 20], 1 << 20).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let options = OverlayOptions::new(BackingId([0; 32]));
+        let options = OverlayOptions::new(BackingId([0; 16]));
         let store_bytes = options.store_size_bytes(SIZE_BYTES).unwrap();
         let store = FileDeviceMut::create_new(&folder.path().join("o"), store_bytes, IoMode::Buffered).unwrap();
         let layered = Layered(OverlayDevice::create(below, store, options).unwrap());
