@@ -84,13 +84,13 @@ mod tests {
     #[test]
     fn what_is_below_is_told() {
         let below = MemoryDevice::new(SIZE_BYTES);
-        below.write_at(&[5; 1 << 20], 1 << 20).unwrap();
+        below.write_at(&vec![5; 1 << 20], 1 << 20).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let options = OverlayOptions::new(BackingId([0; 16]));
         let store_bytes = options.store_size_bytes(SIZE_BYTES).unwrap();
         let store = FileDeviceMut::create_new(&folder.path().join("o"), store_bytes, IoMode::Buffered).unwrap();
         let layered = Layered(OverlayDevice::create(below, store, options).unwrap());
-        layered.write_at(&[6; 1 << 20], 3 << 20).unwrap();
+        layered.write_at(&vec![6; 1 << 20], 3 << 20).unwrap();
         for (offset, is_data) in [(0_u64, false), (1 << 20, true), (2 << 20, false), (3 << 20, true)] {
             for extent_count_max in [1, 100] {
                 let list = layered.extents(offset..offset + (1 << 20), extent_count_max).unwrap();
