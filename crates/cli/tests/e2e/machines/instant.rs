@@ -166,7 +166,7 @@ fn machine_and_server_are_killed_and_the_machine_is_started_again() {
 }
 
 #[test]
-fn without_the_repository_nothing_wrong_is_read_and_with_it_all_goes_on() {
+fn without_the_repository_it_does_not_go_on_and_with_it_all_is_right() {
     let mut world = World::new();
     world.back_up();
     let folder = world.begun();
