@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use holdfast_block::Clock;
-use holdfast_host::qemu::{RunId, remove_run};
+use holdfast_host::qemu::{RunId, end_sending, remove_run};
 use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{Companion, Machine, agent};
 
@@ -219,7 +219,10 @@ impl Watch<'_> {
         self.until = None;
         let states = std::mem::take(&mut self.states);
         if states.contains(&State::Paused) {
+            let (clock, run) = (self.clock, self.run);
             let resume = || {
+                // What cannot be asked cannot be told to run on either.
+                end_sending(self.machine.monitor(), clock, run).map_err(|error| error.to_string())?;
                 let command = QmpCommand::new("cont", serde_json::Value::Null);
                 self.machine
                     .monitor()

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use holdfast_host::qemu::{Cut, remove_run, runs_in};
+use holdfast_host::qemu::{Cut, end_sending, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use serde_json::Value;
 
@@ -113,6 +113,7 @@ fn harms_nobody(memory: &TakeMemory) {
                     lab.is_running() || runs_in(&*lab.monitor).unwrap() == [run].into(),
                     "{case}"
                 );
+                end_sending(&*lab.monitor, &lab.clock, run).unwrap();
                 lab.execute("cont", Value::Null);
                 remove_run(&*lab.monitor, &lab.clock, run).unwrap();
             }
