@@ -20,6 +20,7 @@ mod stored;
 
 pub(crate) use execute::write_companions;
 pub use execute::{MachineRestoreReport, Started, restore_machine};
+pub(crate) use neighbours::chain_of;
 pub use plan::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
     MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine, RestoreAs, Room,

@@ -103,7 +103,7 @@ impl Neighbour {
 }
 
 /// An image and the files that it is based on, as far as they can be read. Nothing of them is changed.
-pub(super) fn chain_of(path: &Path, format: Option<&str>) -> Vec<PathBuf> {
+pub(crate) fn chain_of(path: &Path, format: Option<&str>) -> Vec<PathBuf> {
     let mut chain = vec![path.to_owned()];
     let mut format = format.and_then(Format::from_name);
     // The content of a raw disk is its guest's.
