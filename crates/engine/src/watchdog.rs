@@ -10,7 +10,8 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use holdfast_block::Clock;
-use holdfast_host::qemu::{RunId, end_sending, remove_run};
+use holdfast_host::qemu::memory::end_sending;
+use holdfast_host::qemu::{RunId, remove_run};
 use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{Companion, Machine, agent};
 

@@ -20,4 +20,4 @@ pub use disks::{Bitmap, QemuDisk, disks};
 pub use jobs::{QemuJob, dismiss_job, jobs, remove_bitmap, resume};
 pub use latency::{WriteCounters, write_counters};
 pub use names::RunId;
-pub use remove::{end_sending, remove_run, runs_in};
+pub use remove::{remove_run, runs_in};

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::cut::{changes_name, set_drive};
 use super::disks::disks;
 use super::graph::{Graph, about_node};
+use super::memory::end_sending;
 use super::names::{Role, RunId, role_of, run_of};
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
@@ -25,34 +26,6 @@ pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
         runs.extend(disk.bitmaps.iter().filter_map(|bitmap| run_of(&bitmap.name)));
     }
     Ok(runs)
-}
-
-/// Ends the sending of memory that `run` has begun, if it is still under way: it would stop the machine at its end. Who lets a
-/// machine run on after a run that died does this before.
-///
-/// A migration is the run's if it has handed over files and made no nodes yet: they come when all is sent. So one of somebody
-/// else, which may begin later, is left alone.
-pub fn end_sending(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Result<()> {
-    let is_ours = |name: &String| run_of(name) == Some(run);
-    let has_nodes = node_names(monitor)?.iter().any(is_ours);
-    let has_files = fd_sets(monitor)?.iter().any(|(_, label)| is_ours(label));
-    if has_nodes || !has_files {
-        return Ok(());
-    }
-    for attempt in 0..ATTEMPT_COUNT {
-        let status = monitor.execute(&QmpCommand::new("query-migrate", Value::Null))?;
-        let is_over = status["status"]
-            .as_str()
-            .is_none_or(|status| ["none", "completed", "failed", "cancelled"].contains(&status));
-        if is_over {
-            return Ok(());
-        }
-        if attempt == 0 {
-            monitor.execute(&QmpCommand::new("migrate_cancel", Value::Null))?;
-        }
-        clock.sleep(ATTEMPT_INTERVAL);
-    }
-    Ok(())
 }
 
 /// Takes out everything that `run` has put into this QEMU. The guest does not notice.

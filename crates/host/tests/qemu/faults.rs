@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use holdfast_host::qemu::{Cut, end_sending, remove_run, runs_in};
+use holdfast_host::qemu::memory::end_sending;
+use holdfast_host::qemu::{Cut, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use serde_json::Value;
 

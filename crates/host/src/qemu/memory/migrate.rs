@@ -11,6 +11,7 @@ use holdfast_block::Clock;
 use serde_json::{Map, Value, json};
 
 use super::MemoryPipe;
+use super::receive::Ended;
 use crate::qemu::names::RunId;
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
@@ -24,8 +25,12 @@ pub enum MemoryMode {
     Stopped,
 }
 
-/// No limit of ours: the pipe is as fast as who takes it in.
+/// No limit of ours, in bytes per second: the pipe is as fast as who takes it in. The run's number is added to it: by that, a
+/// migration that is under way is known as the run's.
 const BANDWIDTH: u64 = 64 << 30;
+/// What QEMU begins with, since version 5.2, and what is set where nobody knows any more what was.
+const BANDWIDTH_OF_QEMU: u64 = 128 << 20;
+const DOWNTIME_MS_OF_QEMU: u64 = 300;
 /// The last pass may take so long, to begin with.
 const DOWNTIME_MS: u64 = 30;
 const DOWNTIME_MS_MAX: u64 = 1000;
@@ -76,7 +81,9 @@ impl Sending<'_> {
         }
         let settings = self.set()?;
         let start = self.clock.now();
-        let sent = self.send_all(pipe, mode);
+        let sent = self
+            .begin(pipe, mode)
+            .and_then(|ended| self.follow(&ended, mode).inspect_err(|_| self.cancel()));
         match sent {
             Ok(downtime) => Ok(Sent {
                 stood_still: match mode {
@@ -86,7 +93,6 @@ impl Sending<'_> {
                 settings,
             }),
             Err(error) => {
-                self.cancel();
                 self.reset(&settings);
                 Err(error)
             }
@@ -122,7 +128,7 @@ impl Sending<'_> {
                 parameters.insert(name.to_owned(), value.clone());
             }
         }
-        let ours = json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": DOWNTIME_MS });
+        let ours = json!({ "max-bandwidth": bandwidth(self.run), "downtime-limit": DOWNTIME_MS });
         self.execute("migrate-set-parameters", ours)?;
         Ok(Settings {
             capabilities,
@@ -130,7 +136,7 @@ impl Sending<'_> {
         })
     }
 
-    fn send_all(&self, pipe: MemoryPipe, mode: MemoryMode) -> Result<Duration> {
+    fn begin(&self, pipe: MemoryPipe, mode: MemoryMode) -> Result<Ended> {
         let name = self.run.thing("memory");
         let (writer, ended) = pipe.split();
         self.monitor
@@ -138,7 +144,16 @@ impl Sending<'_> {
         if mode == MemoryMode::Stopped {
             self.execute("stop", Value::Null)?;
         }
-        self.execute("migrate", json!({ "uri": format!("fd:{name}") }))?;
+        let begun = self.execute("migrate", json!({ "uri": format!("fd:{name}") }));
+        if begun.as_ref().is_err_and(|error| !error.is_refusal()) {
+            // It may have begun. After a refusal, what is under way is somebody else's.
+            self.cancel();
+        }
+        begun.map(|_| ended)
+    }
+
+    /// Waits until all is sent; gives how long the machine stood still.
+    fn follow(&self, ended: &Ended, mode: MemoryMode) -> Result<Duration> {
         let mut downtime_ms = DOWNTIME_MS;
         let mut next_look = PASS_COUNT_PATIENT;
         let mut is_stopped = mode == MemoryMode::Stopped;
@@ -178,17 +193,47 @@ impl Sending<'_> {
         }
     }
 
-    /// Ends a migration of ours, if one is under way.
+    /// Ends a migration of ours.
     fn cancel(&self) {
-        let start = self.clock.now();
-        self.execute("migrate_cancel", Value::Null).ok();
-        while self.clock.now().saturating_sub(start) < END_DEADLINE {
-            match self.execute(STATUS, Value::Null) {
-                Ok(status) if !is_over(&status) => self.clock.sleep(LOOK_INTERVAL),
-                _ => return,
-            }
-        }
+        cancel(self.monitor, self.clock).ok();
     }
+}
+
+/// Ends the sending of memory that `run` has begun, if it is still under way: it would stop the machine at its end. Who lets a
+/// machine run on after a run that died does this before.
+///
+/// A migration of somebody else is left alone: the limit of bandwidth tells whose it is. libvirt sets its own.
+pub fn end_sending(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Result<()> {
+    let parameters = monitor.execute(&QmpCommand::new("query-migrate-parameters", Value::Null))?;
+    if parameters["max-bandwidth"] != bandwidth(run) {
+        return Ok(());
+    }
+    cancel(monitor, clock)?;
+    let begun_with = json!({ "max-bandwidth": BANDWIDTH_OF_QEMU, "downtime-limit": DOWNTIME_MS_OF_QEMU });
+    monitor.execute(&QmpCommand::new("migrate-set-parameters", begun_with))?;
+    Ok(())
+}
+
+/// Ends what is under way, if anything is, and waits until it has ended.
+fn cancel(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
+    let start = clock.now();
+    let mut is_told = false;
+    while clock.now().saturating_sub(start) < END_DEADLINE {
+        if is_over(&monitor.execute(&QmpCommand::new(STATUS, Value::Null))?) {
+            return Ok(());
+        }
+        if !is_told {
+            monitor.execute(&QmpCommand::new("migrate_cancel", Value::Null))?;
+            is_told = true;
+        }
+        clock.sleep(LOOK_INTERVAL);
+    }
+    Err(refused("the migration does not end"))
+}
+
+/// The limit of bandwidth by which a migration is known as the run's.
+fn bandwidth(run: RunId) -> u64 {
+    BANDWIDTH + u64::from(run.0)
 }
 
 /// Whether no migration is under way.
