@@ -16,7 +16,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use holdfast_host::LiveDisks;
 use holdfast_host::domain_xml::{Medium, ServedDisks, served_folder, with_served_disks};
-use holdfast_repo::{Repository, Surroundings};
+use holdfast_repo::{Repository, SnapshotId, Surroundings};
 
 use self::fill::Fill;
 pub use self::job_file::{InstantDisk, InstantJob};
@@ -85,8 +85,11 @@ pub fn restore_instantly(
         disks: disks(plan),
         user_of_machines: hypervisor.user_of_machines()?,
         folder: folder(request)?,
+        protects: !request.repository.protected()?.contains(&plan.snapshot.id),
     };
     let served = served(&instant, definition)?;
+    // The machine runs from the snapshot: nobody may remove it meanwhile.
+    let protection = Protection::begin(request.repository, &instant, plan.snapshot.id)?;
     let mut made = write_companions(request.repository, hypervisor, plan, surroundings, job)?;
     let folder = NewFolder::make(&instant.folder)?;
     instant.write()?;
@@ -103,6 +106,7 @@ pub fn restore_instantly(
     }
     made.keep();
     folder.keep();
+    protection.keep();
     let runs_after = job.clock.now().saturating_sub(request.since);
     job.progress.note(&format!(
         "{} runs after {:.1} s; its disks are being filled",
@@ -110,6 +114,7 @@ pub fn restore_instantly(
         runs_after.as_secs_f64()
     ));
     let report = Fill::new(hypervisor, &instant, request.launch, job).run()?;
+    end_protection(request.repository, hypervisor, &instant, job);
     Ok(InstantReport {
         runs_after: Some(runs_after),
         ..report
@@ -152,6 +157,56 @@ pub fn resume_instantly(
     job: Job<'_>,
 ) -> Result<InstantReport> {
     Fill::new(hypervisor, instant, launch, job).run()
+}
+
+/// Lets the snapshot of a machine that does not run from it any more be removed again, unless it was protected before.
+///
+/// Where it stays protected, that is told: what was asked for is done all the same.
+pub fn end_protection(repository: &Repository, hypervisor: &dyn LiveDisks, instant: &InstantJob, job: Job<'_>) {
+    let ended = || -> Result<Option<String>> {
+        let others = instant_jobs(hypervisor, None)?;
+        if let Some(other) = others.into_iter().find(|other| other.snapshot == instant.snapshot) {
+            return Ok(Some(format!("{} runs from it", other.machine)));
+        }
+        if let Ok(snapshot) = instant.snapshot.parse() {
+            repository.unprotect(snapshot)?;
+        }
+        Ok(None)
+    };
+    if !instant.protects {
+        return;
+    }
+    if let Some(reason) = ended().unwrap_or_else(|error| Some(error.to_string())) {
+        let snapshot = &instant.snapshot;
+        job.progress.warning(&format!(
+            "the snapshot stays protected: {reason}; holdfast unprotect {snapshot} ends it"
+        ));
+    }
+}
+
+/// A snapshot that is protected for a job, and not any more when this goes, unless it is kept.
+struct Protection<'r>(Option<(&'r Repository, SnapshotId)>);
+
+impl<'r> Protection<'r> {
+    fn begin(repository: &'r Repository, instant: &InstantJob, snapshot: SnapshotId) -> Result<Self> {
+        if instant.protects {
+            repository.protect(snapshot)?;
+        }
+        Ok(Self(instant.protects.then_some((repository, snapshot))))
+    }
+
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Protection<'_> {
+    fn drop(&mut self) {
+        if let Some((repository, snapshot)) = self.0 {
+            // Another error brought us here; a snapshot that stays protected is no loss.
+            drop(repository.unprotect(snapshot));
+        }
+    }
 }
 
 /// The disks of a plan, and where they go.

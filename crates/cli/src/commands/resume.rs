@@ -1,6 +1,6 @@
 //! `holdfast resume`: restores `--live` that were interrupted go on.
 
-use holdfast_engine::{InstantReport, instant_jobs, resume_instantly};
+use holdfast_engine::{InstantReport, end_protection, instant_jobs, resume_instantly};
 use holdfast_host::Libvirt;
 use serde::Serialize;
 
@@ -92,7 +92,14 @@ pub(super) fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
         let location = holdfast_engine::Location::parse(instant.repository.as_os_str())?;
         let password = context.unlocking_password(&location)?;
         let launch = |instant: &_| launch(instant, password.as_ref());
-        let report = context.work(1, |job| resume_instantly(&hypervisor, instant, &launch, job))?;
+        let report = context.work(1, |job| {
+            let report = resume_instantly(&hypervisor, instant, &launch, job)?;
+            match context.open_with(&location, password.as_ref()) {
+                Ok(repository) => end_protection(&repository, &hypervisor, instant, job),
+                Err(error) => job.progress.warning(&format!("the snapshot stays protected: {error}")),
+            }
+            Ok(report)
+        })?;
         machines.push(report.into());
     }
     context.report(&Done { machines })

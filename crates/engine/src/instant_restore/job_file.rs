@@ -37,6 +37,8 @@ pub struct InstantJob {
     pub disks: Vec<InstantDisk>,
     /// As whom its QEMU connects to the server.
     pub user_of_machines: Option<(u32, u32)>,
+    /// Whether the snapshot is protected for this job, and not to be any more when all is done.
+    pub protects: bool,
     /// The folder with everything of it.
     #[serde(skip)]
     pub folder: PathBuf,
@@ -191,6 +193,7 @@ mod tests {
                 size_bytes: 5,
             }],
             user_of_machines: Some((1, 2)),
+            protects: true,
             folder: folder.path().into(),
         };
         job.write().unwrap();
@@ -219,6 +222,7 @@ mod tests {
             definition: String::new(),
             disks: Vec::new(),
             user_of_machines: None,
+            protects: false,
             folder: folder.path().into(),
         };
         let first = job.lock("a").unwrap();
