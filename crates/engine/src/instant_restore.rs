@@ -85,6 +85,7 @@ pub fn restore_instantly(
         disks: disks(plan),
         user_of_machines: hypervisor.user_of_machines()?,
         folder: folder(request)?,
+        made: made(plan),
         protects: !request.repository.protected()?.contains(&plan.snapshot.id),
     };
     let served = served(&instant, definition)?;
@@ -92,9 +93,11 @@ pub fn restore_instantly(
     let protection = Protection::begin(request.repository, &instant, plan.snapshot.id)?;
     let mut made = write_companions(request.repository, hypervisor, plan, surroundings, job)?;
     let folder = NewFolder::make(&instant.folder)?;
+    let lock = fill::lock(&instant)?;
     instant.write()?;
     let begin = || -> Result<()> {
         (request.launch)(&instant)?;
+        instant.begin()?;
         hypervisor.define(&served)?;
         let started = hypervisor.start(&instant.uuid);
         started.inspect_err(|_| drop(hypervisor.undefine(&instant.uuid)))?;
@@ -113,7 +116,7 @@ pub fn restore_instantly(
         instant.machine,
         runs_after.as_secs_f64()
     ));
-    let report = Fill::new(hypervisor, &instant, request.launch, job).run()?;
+    let report = Fill::new(hypervisor, &instant, request.launch, job).run(lock)?;
     end_protection(request.repository, hypervisor, &instant, job);
     Ok(InstantReport {
         runs_after: Some(runs_after),
@@ -137,10 +140,18 @@ pub fn instant_jobs(hypervisor: &dyn LiveDisks, machine: Option<&str>) -> Result
             Err(holdfast_host::Error::NoSuchMachine { .. }) if machine.is_none() => continue,
             other => other?,
         };
-        let mut texts = configuration
-            .iter()
-            .filter_map(|(_, bytes)| std::str::from_utf8(bytes).ok());
-        match texts.find_map(served_folder) {
+        let folders = configuration.iter().map(|(_, bytes)| {
+            let text = std::str::from_utf8(bytes).ok()?;
+            served_folder(text)
+        });
+        let folders: Vec<Option<PathBuf>> = folders.collect();
+        // The first is how it will start the next time. That it runs with the folder's name means nothing once that is gone.
+        let is_needed = folders.first().is_some_and(Option::is_some);
+        match folders
+            .into_iter()
+            .flatten()
+            .find(|folder| is_needed || folder.exists())
+        {
             Some(folder) => jobs.push(InstantJob::read(&folder)?),
             None if machine.is_some() => return Err(Error::NoInstantRestore { machine: name }),
             None => {}
@@ -156,7 +167,8 @@ pub fn resume_instantly(
     launch: &Launch<'_>,
     job: Job<'_>,
 ) -> Result<InstantReport> {
-    Fill::new(hypervisor, instant, launch, job).run()
+    let lock = fill::lock(instant)?;
+    Fill::new(hypervisor, instant, launch, job).run(lock)
 }
 
 /// Lets the snapshot of a machine that does not run from it any more be removed again, unless it was protected before.
@@ -209,6 +221,48 @@ impl Drop for Protection<'_> {
     }
 }
 
+/// How an instant restore is, by what is in its folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct InstantState {
+    /// Somebody is at work: makes it, or fills its disks.
+    pub(crate) is_attended: bool,
+    /// Its server serves.
+    pub(crate) has_server: bool,
+    /// Its machine may have run.
+    pub(crate) has_begun: bool,
+}
+
+impl InstantJob {
+    /// How it is. Nothing is changed.
+    pub(crate) fn state(&self) -> Result<InstantState> {
+        Ok(InstantState {
+            is_attended: self.is_locked(fill::LOCK)?,
+            has_server: server::lives(self)?,
+            has_begun: self.has_begun(),
+        })
+    }
+
+    /// Takes away all that was made for a machine that never ran; but for files that `is_used` by another.
+    pub(crate) fn abandon(&self, is_used: &dyn Fn(&Path) -> bool, clock: &dyn Clock) -> Result<()> {
+        server::stop(self, clock);
+        let unused = self.made.iter().filter(|path| !is_used(path));
+        let files = unused.map(|path| (path, std::fs::remove_file(path)));
+        let folder = std::iter::once_with(|| (&self.folder, std::fs::remove_dir_all(&self.folder)));
+        for (path, removed) in files.chain(folder) {
+            if let Err(source) = removed
+                && source.kind() != std::io::ErrorKind::NotFound
+            {
+                return Err(Error::File {
+                    action: "remove",
+                    path: path.clone(),
+                    source,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The disks of a plan, and where they go.
 fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
     let disks = plan.files.iter().filter_map(|file| match &file.content {
@@ -222,6 +276,12 @@ fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
         Content::FirmwareVariables => None,
     });
     disks.collect()
+}
+
+/// The files that a plan makes.
+fn made(plan: &MachineRestorePlan) -> Vec<PathBuf> {
+    let files = plan.files.iter().filter(|file| file.way == FileWay::NewFile);
+    files.map(|file| file.to.clone()).collect()
 }
 
 fn medium(way: FileWay) -> Medium {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use holdfast_host::Overlays;
 use holdfast_host::qemu::RunId;
 
-use super::chains::{chain_of, chains_of, is_same};
+use super::chains::{chains_of, is_same, is_used, used_images};
 use super::{DoctorRequest, EmptiedOverlays, Patient};
 use crate::Unit;
 use crate::job::Job;
@@ -141,27 +141,10 @@ impl Going<'_> {
 
 /// Deletes what no machine has in any chain, as it is now.
 fn delete_unused(request: &DoctorRequest<'_>, patient: &Patient<'_>, images: &[PathBuf]) -> Words<Vec<PathBuf>> {
-    let words = |error: holdfast_host::Error| error.to_string();
-    let hypervisor = request.neighbours.ok_or("nobody can tell which machines have it")?;
-    let mut used = vec![];
-    for summary in hypervisor.machines().map_err(words)? {
-        let machine = hypervisor.machine(&summary.uuid).map_err(words)?;
-        let description = machine.describe().map_err(words)?;
-        used.extend(chains_of(&description).into_iter().flat_map(|(_, chain)| chain));
-        // As it will be when it starts the next time.
-        for (_, text) in machine.configuration().map_err(words)? {
-            let text = String::from_utf8_lossy(&text).into_owned();
-            used.extend(holdfast_host::domain_xml::snapshot_sources(&text).unwrap_or_default());
-        }
-        if let Some(overlays) = request.overlays {
-            used.extend(overlays.snapshot_files(&summary.uuid).map_err(words)?);
-        }
-    }
+    let used = used_images(request)?;
     let mut deleted = Vec::new();
     for path in images {
-        let is_base =
-            |other: &PathBuf| is_same(other, path) || chain_of(other, None).iter().any(|below| is_same(below, path));
-        if used.iter().any(is_base) {
+        if is_used(&used, path) {
             continue;
         }
         std::fs::remove_file(path).map_err(|error| {

@@ -4,9 +4,9 @@ use holdfast_host::MachineState;
 use holdfast_host::qemu::{QemuJob, RunId};
 use holdfast_repo::Liveness;
 
-use super::diagnose_disks;
 use super::seen::{Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRun};
 use super::{Finding, FindingKind, Mend, Remedy};
+use super::{diagnose_disks, instants};
 use crate::run_journal::Phase;
 
 /// What is wrong, the most urgent first; and what is worth knowing.
@@ -29,6 +29,9 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     for machine in &seen.machines {
         diagnosis.machine(machine);
     }
+    diagnosis
+        .findings
+        .extend(seen.instants.iter().filter_map(instants::diagnose));
     diagnosis.leftovers();
     diagnosis.dead_runs();
     if seen.repository.is_some() {

@@ -53,12 +53,12 @@ fn leftover(path: PathBuf, kind: LeftoverKind) -> Leftover {
     }
 }
 
-fn changed_ms(path: &Path) -> Option<i64> {
+pub(super) fn changed_ms(path: &Path) -> Option<i64> {
     Some(path.symlink_metadata().ok()?.mtime() * 1000)
 }
 
 /// Folders in `place` whose names begin so, and that are ours; by the paths that the kernel has for them.
-fn folders(place: &Path, beginnings: &[&str]) -> Vec<PathBuf> {
+pub(super) fn folders(place: &Path, beginnings: &[&str]) -> Vec<PathBuf> {
     let Ok(place) = place.canonicalize() else {
         return Vec::new();
     };

@@ -8,6 +8,7 @@ use holdfast_host::{Description, MachineState, agent, living};
 use holdfast_repo::Repository;
 
 use super::chains::{chains_of, is_write_protected};
+use super::instants;
 use super::leftovers::leftovers;
 use super::seen::{Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun};
 use super::{DoctorRequest, Patient};
@@ -72,7 +73,10 @@ pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     }
     seen.chains = chains.into_iter().map(|((name, _), chain)| (name, chain)).collect();
     let images: Vec<_> = seen.chains.iter().filter_map(|(_, chain)| chain.first()).collect();
-    seen.leftovers = leftovers(request, &images);
+    let instants = instants::look(request, &images, seen.living.as_deref());
+    let leftovers = leftovers(request, &images);
+    seen.instants = instants;
+    seen.leftovers = leftovers;
     Ok(seen)
 }
 

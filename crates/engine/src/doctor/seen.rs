@@ -6,6 +6,7 @@ use holdfast_host::MachineState;
 use holdfast_host::qemu::{Bitmap, QemuJob, RunId};
 use holdfast_repo::Liveness;
 
+use crate::instant_restore::InstantState;
 use crate::run_journal::RunRecord;
 
 /// Everything that was looked at.
@@ -20,6 +21,7 @@ pub(super) struct Seen {
     /// The images of all machines: of each disk itself and all below it, with the name of the machine.
     pub(super) chains: Vec<(String, Vec<PathBuf>)>,
     pub(super) leftovers: Vec<Leftover>,
+    pub(super) instants: Vec<SeenInstant>,
     /// The repository, where one was given.
     pub(super) repository: Option<SeenRepository>,
     pub(super) everything: bool,
@@ -92,6 +94,20 @@ pub(super) enum SeenCommit {
     Complete,
 }
 
+/// The folder of an instant restore.
+#[derive(Debug, Clone)]
+pub(super) struct SeenInstant {
+    pub(super) folder: PathBuf,
+    /// The machine that it is to be; none where that cannot be read.
+    pub(super) machine: Option<String>,
+    /// The snapshot that is protected for it.
+    pub(super) snapshot: Option<String>,
+    /// The machine that will start with it the next time.
+    pub(super) owner: Option<String>,
+    pub(super) since_ms: Option<i64>,
+    pub(super) state: Option<InstantState>,
+}
+
 /// A file or folder that somebody may have left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Leftover {
@@ -129,6 +145,8 @@ pub enum FindingKind {
     Bitmap,
     /// A disk is on an overlay that nobody knows of.
     Overlay,
+    /// Disks of a machine that runs from a snapshot are not filled.
+    InstantRestore,
     /// A file or folder was left.
     Leftover,
     /// A machine cannot be examined.
@@ -147,6 +165,7 @@ impl FindingKind {
             Self::Job => "job",
             Self::Bitmap => "bitmap",
             Self::Overlay => "overlay",
+            Self::InstantRestore => "instant-restore",
             Self::Leftover => "leftover",
             Self::Unreachable => "unreachable",
         }
@@ -185,6 +204,8 @@ pub enum Mend {
     ForgetRun(RunId),
     /// Delete a folder that was left.
     DeleteFolder(PathBuf),
+    /// Take away what was made for an instant restore whose machine never ran; its folder.
+    Abandon(PathBuf),
     /// Delete what was left of an image that was being restored.
     DeletePartial(PathBuf),
 }

@@ -4,6 +4,7 @@
 //! wrong about it after a crash.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 
 use holdfast_host::{DiskSource, Life, LiveDisks, MachineDisk};
 
@@ -13,11 +14,13 @@ use crate::Unit;
 use crate::error::{Error, Result};
 use crate::job::Job;
 
-/// Who has it fills the disks.
-const LOCK: &str = "filling";
-/// How often a copy is begun, and the machine let run, for each start of the server: QEMU learns by a request that fails that the
-/// server it was connected to is gone, and only the next one goes to the new one.
-const ATTEMPT_COUNT_MAX: u32 = 3;
+/// Who has it makes the machine, and fills its disks.
+pub(super) const LOCK: &str = "filling";
+/// How often a copy of a disk is begun, and how often the machine is let run, for each start of the server. The first request of each
+/// disk fails, by which QEMU learns that its server is gone; so do those until its new connection stands, which it makes beside
+/// them. A machine that stands still sends one request each time it is let run.
+const ATTEMPT_COUNT_MAX: u32 = 10;
+const LET_RUN_COUNT_MAX: u32 = 30;
 /// How often a server that dies is started again.
 const LAUNCH_COUNT_MAX: u32 = 5;
 
@@ -33,6 +36,20 @@ pub(super) struct Fill<'a> {
     was_started: bool,
     /// How often the copy of each disk was begun since the server was started last.
     begun: BTreeMap<&'a str, u32>,
+}
+
+/// Nobody else works at the job.
+pub(super) struct Attending(#[expect(dead_code, reason = "it is a lock as long as it is open")] File);
+
+/// Keeps everybody else from working at a job.
+///
+/// # Errors
+/// [`Error::InstantBusy`] where somebody does.
+pub(super) fn lock(instant: &InstantJob) -> Result<Attending> {
+    let lock = instant.lock(LOCK)?.ok_or_else(|| Error::InstantBusy {
+        machine: instant.machine.clone(),
+    })?;
+    Ok(Attending(lock))
 }
 
 /// How far a disk is.
@@ -61,12 +78,8 @@ impl<'a> Fill<'a> {
     }
 
     /// Fills all disks, and leaves nothing of ours.
-    pub(super) fn run(mut self) -> Result<InstantReport> {
+    pub(super) fn run(mut self, _lock: Attending) -> Result<InstantReport> {
         let instant = self.instant;
-        let lock = instant.lock(LOCK)?;
-        let _lock = lock.ok_or_else(|| Error::InstantBusy {
-            machine: instant.machine.clone(),
-        })?;
         let start = self.job.clock.now();
         let size_bytes = instant.disks.iter().map(|disk| disk.size_bytes).sum();
         let phase = format!("filling the disks of {}", instant.machine);
@@ -140,7 +153,7 @@ impl<'a> Fill<'a> {
         }
         match self.hypervisor.life(uuid)? {
             Life::Running | Life::Paused => Ok(()),
-            Life::StoppedByDisk if self.let_run_count == ATTEMPT_COUNT_MAX => Err(self.stopped(
+            Life::StoppedByDisk if self.let_run_count == LET_RUN_COUNT_MAX => Err(self.stopped(
                 "it stands still, since its disks cannot be read from the repository, or there is no room for \
                     what it writes",
             )),

@@ -15,6 +15,8 @@ const VERSION: u32 = 1;
 const JOB: &str = "job.json";
 const SOCKET: &str = "nbd";
 const OVERLAYS: &str = "written";
+/// An empty file: the machine may have run, and what it wrote is in the overlays.
+const BEGUN: &str = "begun";
 /// Bytes of a file, at most: most of it is the machine's configuration.
 const JOB_BYTES_MAX: u64 = 16 << 20;
 
@@ -37,6 +39,8 @@ pub struct InstantJob {
     pub disks: Vec<InstantDisk>,
     /// As whom its QEMU connects to the server.
     pub user_of_machines: Option<(u32, u32)>,
+    /// The files that were made for it, besides those in its folder.
+    pub made: Vec<PathBuf>,
     /// Whether the snapshot is protected for this job, and not to be any more when all is done.
     pub protects: bool,
     /// The folder with everything of it.
@@ -146,6 +150,42 @@ impl InstantJob {
         format!("{}/{}", self.listed, disk.name)
     }
 
+    /// Notes, durably, that the machine may run from now on.
+    pub(super) fn begin(&self) -> Result<()> {
+        let path = self.folder.join(BEGUN);
+        let noted = File::create_new(&path).and_then(|_| File::open(&self.folder)?.sync_all());
+        noted.map_err(|source| Error::File {
+            action: "write",
+            path,
+            source,
+        })
+    }
+
+    /// Whether the machine may have run.
+    pub(crate) fn has_begun(&self) -> bool {
+        // What cannot be seen may be there.
+        !matches!(self.folder.join(BEGUN).try_exists(), Ok(false))
+    }
+
+    /// Whether somebody has a lock of the folder. Nothing is changed.
+    pub(super) fn is_locked(&self, name: &str) -> Result<bool> {
+        let path = self.folder.join(name);
+        let failed = |source| Error::File {
+            action: "look at the lock",
+            path: path.clone(),
+            source,
+        };
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            other => other.map_err(failed)?,
+        };
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(false),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+
     /// Locks a file of the folder; none where somebody else has it.
     pub(super) fn lock(&self, name: &str) -> Result<Option<File>> {
         let path = self.folder.join(name);
@@ -193,6 +233,7 @@ mod tests {
                 size_bytes: 5,
             }],
             user_of_machines: Some((1, 2)),
+            made: vec!["/i".into()],
             protects: true,
             folder: folder.path().into(),
         };
@@ -222,12 +263,15 @@ mod tests {
             definition: String::new(),
             disks: Vec::new(),
             user_of_machines: None,
+            made: Vec::new(),
             protects: false,
             folder: folder.path().into(),
         };
         let first = job.lock("a").unwrap();
         assert!(first.is_some() && job.lock("a").unwrap().is_none());
+        assert!(job.is_locked("a").unwrap());
         drop(first);
+        assert!(!job.is_locked("a").unwrap() && !job.is_locked("b").unwrap());
         assert!(job.lock("a").unwrap().is_some());
     }
 }

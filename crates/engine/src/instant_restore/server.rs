@@ -82,7 +82,7 @@ fn failed(instant: &InstantJob, reason: &str) -> Error {
 
 /// Whether the server of a job lives.
 pub(super) fn lives(instant: &InstantJob) -> Result<bool> {
-    Ok(instant.lock(LOCK)?.is_none())
+    instant.is_locked(LOCK)
 }
 
 /// Ends the server of a job, if there is one.

@@ -15,7 +15,7 @@ use super::{World, at};
 
 impl World {
     /// The doctor, in a world of its own: other tests leave sockets, too.
-    fn doctor(&self, code: i32, words: &[&str]) -> Value {
+    pub(super) fn doctor(&self, code: i32, words: &[&str]) -> Value {
         let uri = self.lab.uri();
         let words = [&["doctor", "--scratch", "scratch", "--json"], words].concat();
         std::fs::create_dir_all(self.rig.path("scratch")).unwrap();

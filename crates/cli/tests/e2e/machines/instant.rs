@@ -74,6 +74,8 @@ impl World {
             served_folder(&before).is_none() && !before.contains("error_policy"),
             "{before}"
         );
+        let all_done = || self.rig.report(&at(&self.lab.uri(), &["resume"]))["machines"] == serde_json::json!([]);
+        assert!(all_done());
         self.lab.virsh(&["destroy", NAME]);
         self.assert_holds(NAME);
         assert_eq!(
@@ -82,12 +84,7 @@ impl World {
         );
         let folder = self.lab.path(&format!(".{NAME}.holdfast"));
         assert!(servers(&folder).is_empty());
-        assert!(
-            self.rig.report(&at(&self.lab.uri(), &["resume"]))["machines"]
-                .as_array()
-                .unwrap()
-                .is_empty()
-        );
+        assert!(all_done());
     }
 }
 
@@ -130,7 +127,59 @@ fn restore_and_server_are_killed_and_what_the_guest_wrote_is_there() {
     world.restored_writes(0, 77, 65_536, 4096);
     world.restored_writes(1, 78, 3 << 20, 65_536);
     kill_servers(&folder);
+    let findings = world.doctor(3, &[])["findings"].clone();
+    assert_eq!(findings[0]["kind"], "instant-restore", "{findings:#}");
+    assert!(
+        findings[0]["advice"]
+            .as_str()
+            .unwrap()
+            .contains("holdfast resume web1-restored")
+    );
+    assert_eq!(world.doctor(3, &["--fix"])["findings"], findings);
+    let id = world.rig.report(&["list"])["snapshots"][0]["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let (_, text) = world.rig.error(1, &["forget", &id]);
+    assert!(text.contains("is protected"), "{text}");
     assert_eq!(world.resume()["machines"][0]["machine"], NAME);
+    world.assert_is_whole();
+    world.rig.ok(&["forget", &id]);
+}
+
+/// The doctor takes away what was made for a machine that never ran, and nothing else.
+#[test]
+fn a_restore_that_is_killed_before_its_machine_is_there_is_cleared_up() {
+    let world = World::new();
+    world.back_up();
+    let folder = world.lab.path(&format!(".{NAME}.holdfast"));
+    let mut child = world
+        .rig
+        .command(&at(&world.lab.uri(), &["restore", "web1", "--to-machine", "--live"]))
+        .spawn()
+        .unwrap();
+    while servers(&folder).is_empty() {
+        assert!(child.try_wait().unwrap().is_none());
+        world.lab.clock.sleep(Duration::from_millis(1));
+    }
+    kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+    child.wait().unwrap();
+    assert!(!folder.join("begun").exists() && world.files().contains(&"web1-restored-a".to_owned()));
+    let findings = world.doctor(3, &[])["findings"].clone();
+    assert_eq!(findings[0]["kind"], "instant-restore", "{findings:#}");
+    assert_eq!(world.doctor(3, &[])["findings"], findings);
+    world.doctor(0, &["--fix"]);
+    assert_eq!(world.doctor(0, &[])["findings"], json!([]));
+    assert!(servers(&folder).is_empty() && !folder.exists());
+    assert_eq!(world.files(), ["domain.xml", "web1-a", "web1-b"]);
+    world.rig.ok(&[
+        "restore",
+        "web1",
+        "--to-machine",
+        "--live",
+        "--connect",
+        &world.lab.uri(),
+    ]);
     world.assert_is_whole();
 }
 

@@ -1,0 +1,212 @@
+//! Instant restores that nobody goes on with: machines that run from a snapshot, and folders of machines that never ran.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use holdfast_block::Clock;
+use holdfast_host::domain_xml::served_folder;
+use holdfast_host::{Hypervisor, Machine};
+
+use super::chains::{is_used, used_images};
+use super::leftovers::{changed_ms, folders};
+use super::seen::{FindingKind, Mend, SeenInstant};
+use super::{DoctorRequest, Finding, Remedy};
+use crate::instant_restore::InstantJob;
+
+/// The names of their folders begin with a dot, and end so.
+const ENDING: &str = ".holdfast";
+/// The command whose processes serve them, and the option that names the folder.
+const SERVER: [&str; 2] = ["live-server", "--folder"];
+
+/// The folder that a machine will start with the next time.
+fn folder_of(machine: &dyn Machine) -> Option<PathBuf> {
+    let configuration = machine.configuration().ok()?;
+    let (_, kept) = configuration.first()?;
+    served_folder(std::str::from_utf8(kept).ok()?)
+}
+
+/// The instant restores of the machines that are examined; where all are, those of no machine too, beside `images`.
+pub(super) fn look(
+    request: &DoctorRequest<'_>,
+    images: &[&PathBuf],
+    living: Option<&[Vec<String>]>,
+) -> Vec<SeenInstant> {
+    let mut owners = BTreeMap::new();
+    for patient in &request.patients {
+        let folder = folder_of(patient.machine);
+        owners.extend(folder.map(|folder| (folder, patient.machine.name().to_owned())));
+    }
+    let mut found: BTreeSet<PathBuf> = owners.keys().cloned().collect();
+    if request.everything && request.neighbours.is_some_and(|all| has_all(all, &mut owners)) {
+        let places: BTreeSet<&Path> = images.iter().filter_map(|image| image.parent()).collect();
+        let beside = places.into_iter().flat_map(|place| folders(place, &["."]));
+        found.extend(beside.filter(|folder| folder.to_string_lossy().ends_with(ENDING)));
+        found.extend(living.into_iter().flatten().filter_map(|words| served_by(words)));
+    }
+    let seen = found.into_iter().map(|folder| {
+        let job = InstantJob::read(&folder);
+        SeenInstant {
+            owner: owners.get(&folder).cloned(),
+            since_ms: changed_ms(&folder),
+            state: job.as_ref().ok().and_then(|job| job.state().ok()),
+            snapshot: job
+                .as_ref()
+                .ok()
+                .filter(|job| job.protects)
+                .map(|job| job.snapshot.clone()),
+            machine: job.ok().map(|job| job.machine),
+            folder,
+        }
+    });
+    seen.collect()
+}
+
+/// Adds the folders of all machines of a hypervisor; false where not all could be asked.
+fn has_all(hypervisor: &dyn Hypervisor, owners: &mut BTreeMap<PathBuf, String>) -> bool {
+    let Ok(machines) = hypervisor.machines() else {
+        return false;
+    };
+    machines.into_iter().all(|summary| {
+        let Ok(machine) = hypervisor.machine(&summary.uuid) else {
+            return false;
+        };
+        owners.extend(folder_of(&*machine).map(|folder| (folder, summary.name)));
+        true
+    })
+}
+
+/// The folder that a process of ours serves.
+fn served_by(words: &[String]) -> Option<PathBuf> {
+    let [_, command, option, folder, ..] = words else {
+        return None;
+    };
+    (SERVER == [command, option]).then(|| folder.into())
+}
+
+/// What is wrong with it.
+pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
+    let folder = seen.folder.display();
+    let finding = |what: String, is_danger, remedy| Finding {
+        machine: seen.owner.clone(),
+        kind: FindingKind::InstantRestore,
+        what,
+        since_ms: seen.since_ms,
+        is_danger,
+        remedy,
+    };
+    match (&seen.owner, &seen.machine, seen.state) {
+        (_, Some(_), Some(state)) if state.is_attended => None,
+        (Some(owner), Some(_), Some(state)) => {
+            let how = if state.has_server {
+                "it runs from the snapshot as long as the server of its disks lives"
+            } else {
+                "the server of its disks is dead, so it stands still as soon as it needs them"
+            };
+            Some(finding(
+                format!("its disks are not filled yet, and nobody fills them; {how}"),
+                !state.has_server,
+                Remedy::Advice(format!("holdfast resume {owner} goes on")),
+            ))
+        }
+        (Some(_), ..) => Some(finding(
+            format!("what is known of its instant restore cannot be read: {folder}"),
+            true,
+            Remedy::Advice("bring its file job.json back; until then nobody can go on".to_owned()),
+        )),
+        (None, Some(machine), Some(state)) if state.has_begun => Some(finding(
+            format!("{folder} holds what {machine} wrote, which is not defined any more"),
+            false,
+            Remedy::Advice("delete the folder if nobody needs that".to_owned()),
+        )),
+        (None, Some(machine), Some(_)) => {
+            let protection = seen
+                .snapshot
+                .as_ref()
+                .map(|snapshot| format!("; its snapshot stays protected, which holdfast unprotect {snapshot} ends"));
+            Some(finding(
+                format!("{folder} is of an instant restore of {machine} that was killed before the machine ran"),
+                false,
+                Remedy::Mend(
+                    Mend::Abandon(seen.folder.clone()),
+                    format!(
+                        "end its server, and delete what was made{}",
+                        protection.unwrap_or_default()
+                    ),
+                ),
+            ))
+        }
+        // What cannot be read belongs to somebody else, or is just being made.
+        (None, ..) => None,
+    }
+}
+
+/// Takes away what was made for a machine that never ran.
+pub(super) fn abandon(request: &DoctorRequest<'_>, folder: &Path, clock: &dyn Clock) -> Result<String, String> {
+    let words = |error: crate::Error| error.to_string();
+    let job = InstantJob::read(folder).map_err(words)?;
+    let state = job.state().map_err(words)?;
+    if state.is_attended || state.has_begun {
+        return Err("somebody goes on with it".to_owned());
+    }
+    let used = used_images(request)?;
+    job.abandon(&|path| is_used(&used, path), clock).map_err(words)?;
+    Ok(format!("deleted {} and what was made with it", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SeenInstant, diagnose, served_by};
+    use crate::doctor::{Mend, Remedy};
+    use crate::instant_restore::InstantState;
+
+    fn seen(owner: Option<&str>, state: Option<(bool, bool, bool)>) -> SeenInstant {
+        SeenInstant {
+            folder: "/i/.web1.holdfast".into(),
+            machine: state.map(|_| "web1".to_owned()),
+            snapshot: Some("ab".to_owned()),
+            owner: owner.map(str::to_owned),
+            since_ms: None,
+            state: state.map(|(is_attended, has_server, has_begun)| InstantState {
+                is_attended,
+                has_server,
+                has_begun,
+            }),
+        }
+    }
+
+    #[test]
+    fn only_what_never_ran_is_taken_away_and_nothing_that_somebody_works_at() {
+        for has_server in [true, false] {
+            for has_begun in [true, false] {
+                for owner in [None, Some("web1")] {
+                    assert!(diagnose(&seen(owner, Some((true, has_server, has_begun)))).is_none());
+                }
+                let finding = diagnose(&seen(Some("web1"), Some((false, has_server, has_begun)))).unwrap();
+                assert_eq!(finding.is_danger, !has_server);
+                assert!(matches!(&finding.remedy, Remedy::Advice(words) if words.contains("holdfast resume web1")));
+                let finding = diagnose(&seen(None, Some((false, has_server, has_begun)))).unwrap();
+                let is_mended =
+                    matches!(&finding.remedy, Remedy::Mend(Mend::Abandon(_), words) if words.contains("unprotect ab"));
+                assert_eq!(is_mended, !has_begun, "{finding:?}");
+            }
+        }
+        assert!(diagnose(&seen(None, None)).is_none());
+        assert!(diagnose(&seen(Some("web1"), None)).unwrap().is_danger);
+    }
+
+    #[test]
+    fn a_server_names_its_folder() {
+        let words = [
+            "/usr/bin/holdfast",
+            "live-server",
+            "--folder",
+            "/i",
+            "--repository",
+            "/r",
+        ]
+        .map(str::to_owned);
+        assert_eq!(served_by(&words), Some("/i".into()));
+        assert_eq!(served_by(&words[..3]), None);
+        assert_eq!(served_by(&words[1..]), None);
+    }
+}
