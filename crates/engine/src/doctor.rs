@@ -8,6 +8,7 @@ mod chains;
 mod commit;
 mod diagnose;
 mod diagnose_disks;
+mod emptied;
 mod instants;
 mod leftovers;
 mod look;

@@ -227,6 +227,22 @@ pub enum Error {
         /// The disk.
         disk: String,
     },
+    /// A machine that runs cannot be read as was asked for, or in any way that leaves it running.
+    #[error("the disks of {machine} cannot be read while it runs: {reason}")]
+    NoMethod {
+        /// The machine.
+        machine: String,
+        /// Why, for each way.
+        reason: String,
+    },
+    /// A disk that is on no image file.
+    #[error("disk {disk} is on no image file, but on {place}")]
+    NoImageFile {
+        /// The disk.
+        disk: String,
+        /// Where it is.
+        place: String,
+    },
     /// The process that watches over the machine does not start, or is gone: nothing is stopped without it.
     #[error("the watchdog, without which no machine is stopped, does not answer")]
     NoWatchdog {

@@ -35,6 +35,7 @@ mod meter;
 mod name;
 mod new_file;
 mod new_image;
+mod overlay_commit;
 mod progress;
 mod prune;
 mod repair;

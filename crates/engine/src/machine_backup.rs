@@ -8,9 +8,11 @@
 //! 4. The snapshot is committed; only then does the bitmap of the next run take the place of the old one.
 
 mod changes;
+mod from_images;
 mod frozen;
 mod frozen_device;
 mod memory;
+mod method;
 mod noted;
 mod nvram;
 mod pace;
@@ -25,7 +27,7 @@ use std::time::Duration;
 use holdfast_block::BlockDevice;
 use holdfast_host::qemu::Pause;
 use holdfast_host::qemu::memory::{Memory, MemoryMode};
-use holdfast_host::{Decision, Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState};
+use holdfast_host::{Decision, Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState, Overlays};
 use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -37,7 +39,6 @@ use crate::job::{Counting, Job};
 use crate::meter::{Meter, MeteredDevice};
 use crate::repository::snapshots;
 use crate::run_journal::{JournalPlace, Phase};
-use crate::source::OpenSource;
 use crate::stages::Stages;
 use crate::{BackupReport, MachineName, Unit};
 use changes::Changes;
@@ -46,6 +47,8 @@ pub(crate) use changes::{NOTE_BITMAP, is_bitmap_of, is_bitmap_of_ours};
 use frozen::Freezer;
 use memory::NOTE_KIND;
 pub(crate) use memory::{MEMORY, MEMORY_STATE, is_memory};
+pub use method::Method;
+pub(crate) use method::{overlay_of, run_of_overlay};
 use noted::Noted;
 use pace::{Pace, PacedDevice};
 pub use quiesce::{Quiesce, Quiesced};
@@ -66,6 +69,10 @@ pub struct MachineBackupRequest<'a> {
     pub machine: &'a dyn Machine,
     /// What its snapshots are listed under.
     pub name: MachineName,
+    /// The way to bring overlays down into their bases, where its hypervisor has one.
+    pub overlays: Option<&'a dyn Overlays>,
+    /// How its disks are read; the best way that it offers where nobody asks for one.
+    pub method: Option<Method>,
     /// Which of its disks.
     pub choice: DiskChoice,
     /// Images of a machine that is shut off may be based on these files although they lie elsewhere.
@@ -109,8 +116,10 @@ pub struct MachineBackupRequest<'a> {
 pub struct MachineBackupReport {
     /// The snapshot.
     pub backup: BackupReport,
-    /// How the disks were read, and why so.
+    /// How the disks were read.
     pub method: Method,
+    /// Why so, in words.
+    pub method_reason: String,
     /// How long the machine stood still; none where it was not running.
     pub pause: Option<Pause>,
     /// What became of freezing the guest's file systems.
@@ -123,25 +132,6 @@ pub struct MachineBackupReport {
     pub left_out: Vec<(String, String)>,
     /// How each disk was compared with the snapshot before, in the order of the snapshot.
     pub compared: Vec<(String, Compared)>,
-}
-
-/// How the disks of a machine were read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Method {
-    /// From a copy-before-write filter in the running QEMU.
-    Filter,
-    /// From its images: it was shut off.
-    Images,
-}
-
-impl Method {
-    /// A word for scripts.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Filter => "filter",
-            Self::Images => "images",
-        }
-    }
 }
 
 /// Backs up a machine.
@@ -198,7 +188,12 @@ fn back_up_described(
     };
     match backup.description.summary.state {
         MachineState::ShutOff => backup.read_images(),
-        MachineState::Running | MachineState::Paused => backup.read_frozen_disks(),
+        MachineState::Running | MachineState::Paused => {
+            match method::choose(backup.request.method, &backup.offer()?)? {
+                (Method::Filter, reason) => backup.read_frozen_disks(reason),
+                way => backup.read_from_images(way),
+            }
+        }
         MachineState::Between => Err(Error::MachineBetween {
             machine: backup.description.summary.name,
         }),
@@ -259,23 +254,10 @@ impl Ready<'_> {
 
 impl MachineBackup<'_> {
     fn read_images(self) -> Result<MachineBackupReport> {
-        let open = |disk: &MachineDisk| {
-            let format = disk.format.as_deref().and_then(holdfast_image::Format::from_name);
-            match &disk.source {
-                DiskSource::File(path) | DiskSource::Device(path) => {
-                    OpenSource::open(path, format, &self.request.allowed)
-                }
-                DiskSource::Other(place) => Err(Error::Unreachable {
-                    disk: disk.target.clone(),
-                    place: place.clone(),
-                }),
-                DiskSource::Empty => unreachable!("an empty drive is never taken"),
-            }
-        };
         if self.request.memory.is_some() {
             self.job.progress.note("the machine is shut off, so it has no memory");
         }
-        let opened = self.taken.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let opened = self.open_images(&[])?;
         let nvram = nvram::read(&self.description)?;
         let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
             target: disk.target.clone(),
@@ -300,10 +282,11 @@ impl MachineBackup<'_> {
                 self.request.name
             ));
         }
-        Ok(self.report(backup, Method::Images, (None, Quiesced::NotNeeded, load), compared))
+        let method = (Method::Images, "it is shut off".to_owned());
+        Ok(self.report(backup, method, (None, Quiesced::NotNeeded, load), compared))
     }
 
-    fn read_frozen_disks(self) -> Result<MachineBackupReport> {
+    fn read_frozen_disks(self, reason: String) -> Result<MachineBackupReport> {
         let freezer = Freezer::new(
             self.repository,
             &self.request,
@@ -360,20 +343,21 @@ impl MachineBackup<'_> {
         let (backup, compared) = stored?;
         Ok(MachineBackupReport {
             memory_bytes,
-            ..self.report(backup, Method::Filter, held_up, compared)
+            ..self.report(backup, (Method::Filter, reason), held_up, compared)
         })
     }
 
     fn report(
         self,
         backup: BackupReport,
-        method: Method,
+        (method, method_reason): (Method, String),
         (pause, quiesced, load): (Option<Pause>, Quiesced, Load),
         compared: Vec<(String, Compared)>,
     ) -> MachineBackupReport {
         MachineBackupReport {
             backup,
             method,
+            method_reason,
             quiesced,
             memory_bytes: None,
             load,

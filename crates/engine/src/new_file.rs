@@ -44,6 +44,13 @@ pub(crate) struct NewFile {
 impl NewFile {
     /// Chooses a name to write under; there is nothing at it yet.
     pub(crate) fn begin(path: &Path, existing: Existing, surroundings: &Surroundings) -> Result<Self> {
+        let mut random = [0; 4];
+        surroundings.randomness.fill(&mut random)?;
+        Self::begin_as(path, existing, u32::from_be_bytes(random))
+    }
+
+    /// The same with a random number of one's own.
+    pub(crate) fn begin_as(path: &Path, existing: Existing, random: u32) -> Result<Self> {
         if existing == Existing::Keep && path.symlink_metadata().is_ok() {
             return Err(Error::TargetExists { path: path.to_owned() });
         }
@@ -53,11 +60,9 @@ impl NewFile {
             source: ErrorKind::IsADirectory.into(),
         })?;
         let (lock, cleared) = lock_folder(path, name);
-        let mut random = [0; 4];
-        surroundings.randomness.fill(&mut random)?;
         let mut partial = OsString::from(".");
         partial.push(name);
-        partial.push(format!(".{:08x}.partial", u32::from_be_bytes(random)));
+        partial.push(format!(".{random:08x}.partial"));
         Ok(Self {
             path: path.to_owned(),
             partial: path.with_file_name(partial),

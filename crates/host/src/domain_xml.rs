@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use roxmltree::{Document, Node, ParsingOptions};
 
 pub use rewrite::{
-    DiskChange, DiskPlace, Identity, Medium, NewIdentity, Rewrite, Rewritten, ServedDisks, disk_element, rewrite,
-    served_folder, with_links_down, with_name, with_served_disks,
+    DiskChange, DiskPlace, Identity, Medium, NewIdentity, Rewrite, Rewritten, ServedDisks, disk_element,
+    overlays_document, rewrite, served_folder, with_links_down, with_name, with_served_disks,
 };
 
 use crate::machine::{DiskKind, DiskSource, MachineDisk, Mark, Tpm};

@@ -1,5 +1,6 @@
 //! Disks on overlays, and the way back: what is in an overlay goes into the image below, while the machine runs.
 
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use crate::error::Result;
@@ -11,8 +12,16 @@ pub trait Overlays: Send + Sync {
     /// The files that snapshots of the hypervisor's own name: overlays that somebody knows of.
     fn snapshot_files(&self, machine: &str) -> Result<Vec<PathBuf>>;
 
-    /// Begins to bring everything above `base` down into it; the machine runs on, and writes go to both.
-    fn begin_commit(&self, machine: &str, disk: &str, base: &Path) -> Result<()>;
+    /// Puts each disk that is named on a new overlay, all at one instant; what they were on is not written any more. Nobody but
+    /// the machine's configuration knows of it. `others` are the machine's disks that stay as they are.
+    fn begin_overlays(&self, machine: &str, overlays: &[(String, PathBuf)], others: &[String]) -> Result<()>;
+
+    /// Begins to bring everything above `base` down into it, at most so many bytes each second; the machine runs on, and writes
+    /// go to both.
+    fn begin_commit(&self, machine: &str, disk: &str, base: &Path, rate: Option<NonZeroU64>) -> Result<()>;
+
+    /// Lets a commit go on as fast as it can.
+    fn hurry_commit(&self, machine: &str, disk: &str) -> Result<()>;
 
     /// How far the commit of a disk is; none where there is none.
     fn commit_progress(&self, machine: &str, disk: &str) -> Result<Option<CommitProgress>>;

@@ -13,6 +13,7 @@ mod latency;
 pub mod memory;
 mod names;
 mod remove;
+mod version;
 
 pub use cut::{Cut, CutDisk, CutRequest, Moment, Pause};
 pub(crate) use disks::device_path;
@@ -21,3 +22,4 @@ pub use jobs::{QemuJob, dismiss_job, jobs, remove_bitmap, resume};
 pub use latency::{WriteCounters, write_counters};
 pub use names::RunId;
 pub use remove::{remove_run, runs_in};
+pub use version::QemuVersion;

@@ -94,6 +94,10 @@ pub(super) const EXAMPLES: &[Example] = &[
         line: "holdfast backup -r /backup/vms db1 --bwlimit 50M --max-latency 20 --scratch-max 10G",
     },
     Example {
+        wish: "Read a machine while it stands still, for a copy that nothing can disturb",
+        line: "holdfast backup -r /backup/vms web1 --method pause",
+    },
+    Example {
         wish: "Back up an image",
         line: "holdfast backup -r /backup/vms /var/lib/libvirt/images/web1.qcow2",
     },

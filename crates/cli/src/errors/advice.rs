@@ -169,6 +169,10 @@ fn machine_advice(error: &JobError) -> Advice {
             "give a --scratch folder with more room, or back up when the machine writes less; what was stored is not stored again",
         ),
         JobError::Hook { .. } => refused("mend the program; --hook-failure=warn goes on without it"),
+        JobError::NoMethod { .. } => {
+            refused("--method=pause reads it while it stands still; or shut it off and back up then")
+        }
+        JobError::NoImageFile { .. } => refused("leave the disk out with --exclude, or take another --method"),
         JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),
         JobError::FrozenBroken { .. } => advice(
             Exit::Error,

@@ -4,9 +4,9 @@ use holdfast_host::MachineState;
 use holdfast_host::qemu::{QemuJob, RunId};
 use holdfast_repo::Liveness;
 
-use super::seen::{Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRun};
+use super::seen::{Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenOverlay, SeenRun};
 use super::{Finding, FindingKind, Mend, Remedy};
-use super::{diagnose_disks, instants};
+use super::{diagnose_disks, emptied, instants};
 use crate::run_journal::Phase;
 
 /// What is wrong, the most urgent first; and what is worth knowing.
@@ -32,6 +32,9 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     diagnosis
         .findings
         .extend(seen.instants.iter().filter_map(instants::diagnose));
+    let dead = |overlay: &&SeenOverlay| diagnosis.owner(overlay.run) == Owner::Dead;
+    let left: Vec<Finding> = seen.emptied.iter().filter(dead).map(emptied::diagnose).collect();
+    diagnosis.findings.extend(left);
     diagnosis.leftovers();
     diagnosis.dead_runs();
     if seen.repository.is_some() {

@@ -8,6 +8,7 @@ use holdfast_host::{Description, MachineState, agent, living};
 use holdfast_repo::Repository;
 
 use super::chains::{chains_of, is_write_protected};
+use super::emptied::emptied;
 use super::instants;
 use super::leftovers::leftovers;
 use super::seen::{Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun};
@@ -75,7 +76,12 @@ pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     let images: Vec<_> = seen.chains.iter().filter_map(|(_, chain)| chain.first()).collect();
     let instants = instants::look(request, &images, seen.living.as_deref());
     let leftovers = leftovers(request, &images);
+    let emptied = match request.neighbours {
+        Some(_) if request.everything => emptied(&images, &seen.chains),
+        _ => Vec::new(),
+    };
     seen.instants = instants;
+    seen.emptied = emptied;
     seen.leftovers = leftovers;
     Ok(seen)
 }

@@ -7,6 +7,7 @@ use holdfast_host::agent;
 use holdfast_host::qemu::{dismiss_job, remove_bitmap, remove_run, resume};
 
 use super::commit::commit;
+use super::emptied;
 use super::instants::abandon;
 use super::seen::Mend;
 use super::{DoctorRequest, Finding, Patient, Remedy, Treatment};
@@ -26,6 +27,7 @@ pub(super) fn mend(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>)
         Mend::DeletePartial(path) => delete_left(path)
             .map(|()| format!("deleted {}", path.display()))
             .map_err(|error| error.to_string()),
+        Mend::DeleteEmptied { overlay, image } => emptied::delete(request, overlay, image),
         Mend::Abandon(folder) => abandon(request, folder, job.clock),
         Mend::ForgetRun(run) => {
             let folder = request.journal.as_deref().unwrap_or(Path::new("."));

@@ -22,6 +22,7 @@ pub(super) struct Seen {
     pub(super) chains: Vec<(String, Vec<PathBuf>)>,
     pub(super) leftovers: Vec<Leftover>,
     pub(super) instants: Vec<SeenInstant>,
+    pub(super) emptied: Vec<SeenOverlay>,
     /// The repository, where one was given.
     pub(super) repository: Option<SeenRepository>,
     pub(super) everything: bool,
@@ -92,6 +93,18 @@ pub(super) enum SeenCommit {
     None,
     OnItsWay,
     Complete,
+}
+
+/// An overlay of a backup that no machine has.
+#[derive(Debug, Clone)]
+pub(super) struct SeenOverlay {
+    pub(super) overlay: PathBuf,
+    pub(super) run: RunId,
+    /// The image that it was made for.
+    pub(super) image: PathBuf,
+    /// Whether that holds everything that is in it.
+    pub(super) is_in_image: bool,
+    pub(super) since_ms: Option<i64>,
 }
 
 /// The folder of an instant restore.
@@ -204,6 +217,13 @@ pub enum Mend {
     ForgetRun(RunId),
     /// Delete a folder that was left.
     DeleteFolder(PathBuf),
+    /// Delete an overlay of a backup that no machine has, if all of it is in the image that it was made for.
+    DeleteEmptied {
+        /// The overlay.
+        overlay: PathBuf,
+        /// The image.
+        image: PathBuf,
+    },
     /// Take away what was made for an instant restore whose machine never ran; its folder.
     Abandon(PathBuf),
     /// Delete what was left of an image that was being restored.

@@ -11,6 +11,8 @@ use holdfast_block::{BlockDevice, DirtyBitmap, SeededRandom, to_usize};
 use holdfast_host::qemu::QemuDisk;
 use holdfast_repo::{Manifest, Repository};
 
+use super::method::Method;
+
 /// Note of a disk: the bitmap that has begun at the instant of the snapshot.
 pub(crate) const NOTE_BITMAP: &str = "bitmap";
 /// What the names of our bitmaps begin with.
@@ -70,6 +72,8 @@ pub enum ReadAll {
     },
     /// The machine is shut off, and its images were read.
     ShutOff,
+    /// It was read in a way that has no bitmaps.
+    NoBitmapNow(Method),
 }
 
 impl fmt::Display for ReadAll {
@@ -98,6 +102,7 @@ impl fmt::Display for ReadAll {
                 "the bitmap is wrong: it calls offset {offset} unchanged, and it is not; somebody has written past QEMU"
             ),
             Self::ShutOff => formatter.write_str("the machine is shut off"),
+            Self::NoBitmapNow(method) => write!(formatter, "the method {} has no bitmaps", method.word()),
         }
     }
 }

@@ -19,14 +19,14 @@ use super::frozen_device::FrozenDevice;
 use super::pace::Pace;
 use super::quiesce::{Quiesced, Quiescence};
 use super::scratch::Scratch;
-use super::warden::{GivenUp, Warden};
+use super::warden::{GivenUp, Kept, Warden};
 use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookCalls, HookEvent};
 use crate::job::Job;
 use crate::watchdog::Guard;
 
 /// A pause takes milliseconds; after this the watchdog ends it.
-const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
+pub(super) const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The machine runs while its memory is sent, but for the end; who takes it in may be slow.
 const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
@@ -40,6 +40,8 @@ pub(super) struct Freezer<'a> {
     names: BitmapNames,
     hooks: &'a HookCalls<'a>,
     job: Job<'a>,
+    /// How long the machine may stand still.
+    pause_deadline: Duration,
 }
 
 /// Frozen disks.
@@ -95,6 +97,7 @@ impl Frozen {
             run: RunId(request.run),
             devices: self.devices.clone(),
             scratch: std::mem::take(&mut self.scratch),
+            kept: Kept::InScratch,
             limits: request.limits,
             pace,
             job,
@@ -120,7 +123,13 @@ impl<'a> Freezer<'a> {
             parent,
             hooks,
             job,
+            pause_deadline: PAUSE_DEADLINE,
         }
+    }
+
+    /// The machine may stand still for so long.
+    pub(super) fn for_at_most(self, pause_deadline: Duration) -> Self {
+        Self { pause_deadline, ..self }
     }
 
     fn failed(&self, source: holdfast_host::qmp::MonitorError) -> Error {
@@ -269,14 +278,14 @@ impl<'a> Freezer<'a> {
         let quiescence = Quiescence::begin(self.request, (is_running, can_quiesce), guard, self.job)?;
         let announced = match &request.memory {
             _ if !is_running => Ok(()),
-            None => guard.about_to_pause(PAUSE_DEADLINE),
+            None => guard.about_to_pause(self.pause_deadline),
             Some(_) => guard.about_to_pause(MEMORY_DEADLINE),
         };
         let monitor = self.request.machine.monitor();
         let cut = announced.and_then(|()| {
             let tell = &mut |moment| match moment {
                 // A watchdog that is gone cannot be told; the instant is over before anybody would notice.
-                Moment::Stopped if is_running => drop(guard.about_to_pause(PAUSE_DEADLINE)),
+                Moment::Stopped if is_running => drop(guard.about_to_pause(self.pause_deadline)),
                 Moment::Stopped => {}
                 Moment::Instant => within(),
             };
@@ -328,6 +337,12 @@ impl<'a> Freezer<'a> {
             }),
         };
         taken.iter().map(device).collect()
+    }
+
+    /// What QEMU calls the devices of these disks.
+    pub(super) fn devices_of(&self, taken: &[MachineDisk]) -> Result<Vec<String>> {
+        let devices = self.devices(taken)?;
+        Ok(devices.into_iter().map(|(_, disk)| disk.device).collect())
     }
 
     /// A socket that only we can reach.
@@ -424,6 +439,13 @@ impl<'a> Freezer<'a> {
             self.remove_bitmaps(nodes.iter().map(|node| (&node[..], self.names.next())));
         }
         guard.done();
+    }
+
+    /// Takes out of QEMU what was needed for the instant alone; the watchdog watches on.
+    pub(super) fn let_go(&self, frozen: Frozen) -> (Guard, Quiesced, Pause) {
+        let pause = frozen.pause();
+        self.release(frozen.cut);
+        (frozen.guard, frozen.quiesced, pause)
     }
 
     fn release(&self, cut: Cut) {

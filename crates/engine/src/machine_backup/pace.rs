@@ -97,6 +97,12 @@ impl<D: BlockDevice> BlockDevice for PacedDevice<'_, D> {
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
         self.pace.pass(buffer.len() as u64);
+        if self.pace.is_over.load(Ordering::Relaxed) {
+            return Err(holdfast_block::Error::Unsupported {
+                what: "disk",
+                detail: "its copy was given up".to_owned(),
+            });
+        }
         self.inner.read_at(buffer, offset)
     }
 

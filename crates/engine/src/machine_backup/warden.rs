@@ -96,14 +96,31 @@ impl std::fmt::Display for GivenUp {
     }
 }
 
+/// How what the guest overwrites takes room.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kept {
+    /// In scratch files.
+    InScratch,
+    /// In blocks that were shared before: of the file system so many bytes were free then, once that is known.
+    Shared(Option<u64>),
+}
+
+impl Kept {
+    pub(super) fn shared() -> Self {
+        Self::Shared(None)
+    }
+}
+
 /// Looks after one machine.
 pub(super) struct Warden<'a> {
     pub(super) machine: &'a dyn Machine,
     pub(super) run: RunId,
     /// The devices that are read, as QEMU calls them.
     pub(super) devices: Vec<String>,
-    /// The scratch files, which QEMU has too.
+    /// The files that grow as the guest writes.
     pub(super) scratch: Vec<File>,
+    /// How they do.
+    pub(super) kept: Kept,
     pub(super) limits: Limits,
     pub(super) pace: &'a Pace<'a>,
     pub(super) job: Job<'a>,
@@ -158,16 +175,26 @@ impl Warden<'_> {
         watched
     }
 
-    fn used_bytes(&self) -> u64 {
+    fn used_bytes(&mut self) -> u64 {
+        if let Kept::Shared(before) = self.kept {
+            let free_bytes = self.room().map(|(free_bytes, _)| free_bytes).unwrap_or_default();
+            self.kept = Kept::Shared(Some(before.unwrap_or(free_bytes)));
+            return before.unwrap_or(free_bytes).saturating_sub(free_bytes);
+        }
         let metadata = self.scratch.iter().filter_map(|file| file.metadata().ok());
         metadata.map(|metadata| metadata.blocks() * STAT_BLOCK_BYTES).sum()
     }
 
+    /// Bytes that are free where the files are, and all there are.
+    fn room(&self) -> Option<(u64, u64)> {
+        let file_system = rustix::fs::fstatvfs(self.scratch.first()?).ok()?;
+        let bytes = |blocks: u64| blocks.saturating_mul(file_system.f_frsize);
+        Some((bytes(file_system.f_bavail), bytes(file_system.f_blocks)))
+    }
+
     /// Why the copy has to be given up, if it has to.
     fn too_much(&self, used_bytes: u64) -> Option<GivenUp> {
-        let file_system = rustix::fs::fstatvfs(self.scratch.first()?).ok()?;
-        let free_bytes = file_system.f_bavail.saturating_mul(file_system.f_frsize);
-        let whole_bytes = file_system.f_blocks.saturating_mul(file_system.f_frsize);
+        let (free_bytes, whole_bytes) = self.room()?;
         too_much(used_bytes, self.limits.scratch_bytes_max, free_bytes, whole_bytes)
     }
 

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "foreign functions; the contract stands beside each use")]
 
 use std::ffi::{CString, c_int};
+use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -9,11 +10,12 @@ use virt::error::Error as VirtError;
 use virt::sys;
 
 use super::{Libvirt, LibvirtMachine};
-use crate::domain_xml::snapshot_sources;
+use crate::domain_xml::{overlays_document, snapshot_sources};
 use crate::error::{Error, Result};
 use crate::overlays::{CommitProgress, Overlays};
 
 const COMMIT: &str = "commit an overlay of";
+const SNAPSHOT: &str = "put overlays on the disks of";
 
 impl Overlays for Libvirt {
     fn snapshot_files(&self, machine: &str) -> Result<Vec<PathBuf>> {
@@ -30,7 +32,22 @@ impl Overlays for Libvirt {
         Ok(files)
     }
 
-    fn begin_commit(&self, machine: &str, disk: &str, base: &Path) -> Result<()> {
+    fn begin_overlays(&self, machine: &str, overlays: &[(String, PathBuf)], others: &[String]) -> Result<()> {
+        let machine = self.find(machine)?;
+        let refused = |reason: String| Error::Refused {
+            action: SNAPSHOT,
+            machine: machine.name.clone(),
+            reason,
+        };
+        let text = overlays_document(overlays, others).map_err(refused)?;
+        let flags = sys::VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY
+            | sys::VIR_DOMAIN_SNAPSHOT_CREATE_ATOMIC
+            | sys::VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA;
+        let created = machine.domain.create_snapshot_xml(&text, flags);
+        created.map(drop).map_err(|error| machine.refused(SNAPSHOT, &error))
+    }
+
+    fn begin_commit(&self, machine: &str, disk: &str, base: &Path, rate: Option<NonZeroU64>) -> Result<()> {
         let machine = self.find(machine)?;
         let (disk, base) = (
             machine.word(disk.as_bytes())?,
@@ -44,10 +61,19 @@ impl Overlays for Libvirt {
                 disk.as_ptr(),
                 base.as_ptr(),
                 std::ptr::null(),
-                0,
-                sys::VIR_DOMAIN_BLOCK_COMMIT_ACTIVE,
+                rate.map_or(0, NonZeroU64::get),
+                sys::VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | sys::VIR_DOMAIN_BLOCK_COMMIT_BANDWIDTH_BYTES,
             )
         };
+        machine.outcome(code).map(drop)
+    }
+
+    fn hurry_commit(&self, machine: &str, disk: &str) -> Result<()> {
+        let machine = self.find(machine)?;
+        let disk = machine.word(disk.as_bytes())?;
+        // SAFETY: the domain lives as long as its reference; `disk` ends in zero and lives until the call is over; no rate means
+        // no limit.
+        let code = unsafe { sys::virDomainBlockJobSetSpeed(machine.domain.as_ptr(), disk.as_ptr(), 0, 0) };
         machine.outcome(code).map(drop)
     }
 

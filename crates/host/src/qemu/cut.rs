@@ -138,7 +138,9 @@ impl Making<'_> {
             }
             disks.push(prepared);
         }
-        self.start_server(request.listener)?;
+        if !disks.is_empty() {
+            self.start_server(request.listener)?;
+        }
         let pause = self.cut(&disks, request.memory, tell)?;
         let mut exports = Vec::new();
         let mut change_contexts = Vec::new();

@@ -34,12 +34,19 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
 
 impl Lab {
     pub(crate) fn new() -> Self {
+        Self::prepared(|_| ())
+    }
+
+    /// One whose folder is something special: `prepare` sees to that before the daemon starts, which has mounts of its own from
+    /// then on.
+    pub(crate) fn prepared(prepare: impl FnOnce(&Path)) -> Self {
         let mut lab = Self {
             // Short: the path of a socket has room for 107 bytes.
             folder: tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap(),
             clock: SystemClock::new(),
             daemon: None,
         };
+        prepare(lab.folder.path());
         lab.start_daemon();
         lab
     }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_engine::{
-    Bottleneck, Compared, MachineBackupReport, MachineBackupRequest, MachineName, NOTE_CONSISTENCY, ParentChoice,
-    Quiesce, Quiesced, back_up_machine,
+    Bottleneck, Compared, MachineBackupReport, MachineBackupRequest, MachineName, Method, NOTE_CONSISTENCY,
+    ParentChoice, Quiesce, Quiesced, back_up_machine,
 };
 use holdfast_host::DiskChoice;
 use holdfast_host::qemu::memory::MemoryMode;
@@ -57,6 +57,9 @@ pub(super) struct MachineArgs {
     /// Where to keep what the machine overwrites while it is read: a folder with room, on a local disk
     #[arg(long, value_name = "FOLDER")]
     scratch: Option<PathBuf>,
+    /// How to read the disks of a machine that runs; without this, the best way that it offers
+    #[arg(long, value_enum, value_name = "HOW")]
+    method: Option<MethodHow>,
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
@@ -70,6 +73,30 @@ enum MemoryHow {
     Live,
     /// While the machine stands still
     Stopped,
+}
+
+/// How the disks of a machine that runs are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum MethodHow {
+    /// From a filter in its QEMU: nothing is left behind, and the next run reads only what changed
+    Filter,
+    /// From clones of its images, where their file system has such (XFS, btrfs)
+    Reflink,
+    /// From its images, while it writes to overlays, which are brought down into them afterwards
+    Overlay,
+    /// From its images, while it stands still
+    Pause,
+}
+
+impl From<MethodHow> for Method {
+    fn from(how: MethodHow) -> Self {
+        match how {
+            MethodHow::Filter => Self::Filter,
+            MethodHow::Reflink => Self::Reflink,
+            MethodHow::Overlay => Self::Overlay,
+            MethodHow::Pause => Self::Pause,
+        }
+    }
 }
 
 /// When file systems are frozen.
@@ -114,6 +141,7 @@ impl MachineArgs {
             (self.quiesce != QuiesceWhen::Try, "--quiesce"),
             (self.with_memory.is_some(), "--with-memory"),
             (self.scratch.is_some(), "--scratch"),
+            (self.method.is_some(), "--method"),
         ];
         let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
         first.or_else(|| self.limits.given()).or_else(|| self.hooks.given())
@@ -132,8 +160,10 @@ struct MachinesDone {
 #[derive(Debug, Serialize)]
 struct MachineDone {
     snapshot: SnapshotDocument,
-    /// "filter" or "images".
+    /// "filter", "reflink", "overlay", "pause" or "images".
     method: &'static str,
+    /// Why so, in words.
+    method_reason: String,
     /// How long the machine stood still; null where it was not running.
     paused_us: Option<u64>,
     /// "memory", "file system", "crash", or "shut off".
@@ -153,6 +183,8 @@ struct MachineDone {
     load: LoadDocument,
     #[serde(skip)]
     limit: Option<String>,
+    #[serde(skip)]
+    how: Method,
 }
 
 /// How a disk was compared with the snapshot before.
@@ -221,6 +253,8 @@ impl From<MachineBackupReport> for MachineDone {
             consistency: consistency.cloned().unwrap_or_default(),
             snapshot: SnapshotDocument::from(&report.backup.snapshot),
             method: report.method.word(),
+            method_reason: report.method_reason,
+            how: report.method,
             paused_us: report.pause.map(|pause| micros(pause.total)),
             read_bytes: statistics.read_bytes,
             changed_bytes: changed_bytes(&statistics),
@@ -253,12 +287,20 @@ impl MachineDone {
             parts.join(", ")
         ));
         let time = |us| units::duration(Duration::from_micros(us));
-        page.line(&match (self.method, self.paused_us) {
-            ("images", _) => "  read from its images: it is shut off".to_owned(),
-            (_, None) => "  one instant, by a filter in QEMU; it is paused".to_owned(),
-            (_, Some(us)) => format!("  one instant, by a filter in QEMU; it stood still for {}", time(us)),
-        });
-        if self.method != "images" {
+        let by = match self.how {
+            Method::Images => "read from its images",
+            Method::Filter => "one instant, by a filter in QEMU",
+            Method::Reflink => "one instant, by clones of its images",
+            Method::Overlay => "one instant, by overlays that are brought down again",
+            Method::Pause => "one instant, from its images while it stood still",
+        };
+        let stood_still = match (self.how, self.paused_us) {
+            (Method::Images, _) => String::new(),
+            (_, None) => "; it is paused".to_owned(),
+            (_, Some(us)) => format!("; it stood still for {}", time(us)),
+        };
+        page.line(&format!("  {by} ({}){stood_still}", self.method_reason));
+        if self.how != Method::Images {
             page.line(&match (self.memory_bytes, self.frozen_us) {
                 (Some(bytes), _) => format!(
                     "  with its memory of {}: restored, it goes on where it was",
@@ -323,6 +365,12 @@ pub(super) fn run(
             "leave one of them out",
         ));
     }
+    if args.machines.method == Some(MethodHow::Pause) && args.machines.quiesce == QuiesceWhen::Require {
+        return Err(Error::usage(
+            "--method pause and --quiesce require do not go together: file systems that are frozen thaw by themselves after seconds",
+            "leave one of them out",
+        ));
+    }
     let hypervisors = Hypervisors::new(args.machines.connect.as_deref(), context);
     let Choice { chosen, left_out } = hypervisors.choose(&args.machines.wish(words)?)?;
     if args.machine.is_some() && chosen.len() > 1 {
@@ -364,8 +412,15 @@ fn back_up(
     context: &Context,
 ) -> Result<MachineDone, Error> {
     let Found {
-        machine, way, address, ..
+        machine,
+        way,
+        address,
+        hypervisor,
     } = hypervisors.find(chosen)?;
+    let overlays = match hypervisor {
+        "libvirt" => Some(hypervisors.libvirt()? as _),
+        _ => None,
+    };
     let hooks = args.machines.hooks.hooks(&address.to_string_lossy())?;
     let mut run = [0; 4];
     SystemRandomness.fill(&mut run)?;
@@ -381,6 +436,8 @@ fn back_up(
     let request = MachineBackupRequest {
         name,
         machine: &*machine,
+        overlays,
+        method: args.machines.method.map(Method::from),
         choice: DiskChoice {
             include: args.machines.include.clone(),
             exclude: args.machines.exclude.clone(),

@@ -16,6 +16,8 @@ mod kills;
 mod lab;
 mod limits;
 mod memory;
+mod methods;
+mod mishaps;
 #[path = "../../../../host/tests/qemu/lab.rs"]
 #[expect(
     dead_code,
@@ -42,7 +44,10 @@ struct World {
 impl World {
     /// A machine that runs, and a repository.
     fn new() -> Self {
-        let lab = Lab::new();
+        Self::of(Lab::new())
+    }
+
+    fn of(lab: Lab) -> Self {
         lab.connect();
         lab.define("web1", &["qcow2", "raw"]);
         lab.virsh(&["start", "web1"]);
@@ -71,12 +76,26 @@ impl World {
         report["machines"][0].clone()
     }
 
+    fn back_up_by(&self, method: &str) -> serde_json::Value {
+        let report = self
+            .rig
+            .report(&at(&self.lab.uri(), &["backup", "web1", "--method", method]));
+        let report = report["machines"][0].clone();
+        assert_eq!(report["method"], method);
+        assert_eq!(report["method_reason"], "asked for");
+        report
+    }
+
     /// Asserts that the newest snapshot holds what the disks hold.
     fn assert_snapshot_is_right(&self, what: &str) {
+        self.assert_snapshot_in("repo", what);
+    }
+
+    fn assert_snapshot_in(&self, repository: &str, what: &str) {
         for (target, bytes) in ["vda", "vdb"].iter().zip(&self.disks) {
             let name = format!("web1@latest:{target}");
             let restored = format!("{target}.raw");
-            self.rig.ok(&["restore", "--force", &name, &restored]);
+            self.rig.ok(&["restore", "--force", &name, &restored, "-r", repository]);
             assert!(self.rig.read(&restored) == *bytes, "{what}: {target}");
         }
     }

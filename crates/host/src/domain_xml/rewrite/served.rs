@@ -97,6 +97,25 @@ pub fn disk_element(target: &str, place: &DiskPlace) -> Result<String, String> {
     ))
 }
 
+/// What libvirt is asked for to put disks on overlays, and to leave `others` as they are.
+///
+/// # Errors
+/// A path is no text.
+pub fn overlays_document(overlays: &[(String, PathBuf)], others: &[String]) -> Result<String, String> {
+    let mut disks = Vec::new();
+    for (target, overlay) in overlays {
+        disks.push(format!(
+            "<disk name='{}' snapshot='external' type='file'><driver type='qcow2'/><source file='{}'/></disk>",
+            escaped(target),
+            escaped(utf8(overlay)?)
+        ));
+    }
+    let others = others.iter().map(|target| escaped(target));
+    disks.extend(others.map(|target| format!("<disk name='{target}' snapshot='no'/>")));
+    let disks = disks.concat();
+    Ok(format!("<domainsnapshot><disks>{disks}</disks></domainsnapshot>"))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;

@@ -1,0 +1,250 @@
+//! The other ways to read a machine that runs: what they give is right, and the machine is as before.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SeededRandom};
+use holdfast_host::{DiskSource, MachineState};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::lab::{Lab, guest_writes};
+use super::{World, at};
+use crate::host::{loop_device, system, text};
+
+impl World {
+    /// The machine is on its own images, and nothing lies beside them.
+    fn assert_is_as_before(&self) {
+        self.assert_runs_and_is_clean();
+        let sources = self.machine().describe().unwrap().disks;
+        let sources = sources.into_iter().filter_map(|disk| match disk.source {
+            DiskSource::File(path) => Some(path),
+            _ => None,
+        });
+        let images = ["web1-a", "web1-b"].map(|name| self.lab.path(name));
+        assert_eq!(sources.collect::<Vec<_>>(), images);
+        assert_eq!(self.images(), images);
+    }
+
+    fn images(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.lab.folder.path()).unwrap().flatten();
+        let mut images: Vec<_> = entries.map(|entry| entry.path()).collect();
+        images.retain(|path| path.file_name().unwrap().to_string_lossy().contains("web1"));
+        images.sort();
+        images
+    }
+}
+
+#[test]
+fn by_overlays_that_are_brought_down_again() {
+    let mut world = World::new();
+    world.write(0, 7, 65_536, 65_536);
+    let report = world.back_up_by("overlay");
+    assert!(report["paused_us"].as_u64().unwrap() > 0);
+    world.assert_is_as_before();
+    world.assert_snapshot_is_right("overlay");
+    // What is written then comes with the next one, whatever its way.
+    world.write(1, 8, 1 << 20, 4096);
+    assert_eq!(world.back_up()["method"], "filter");
+    world.assert_snapshot_is_right("filter after overlay");
+    // With a disk left out.
+    let uri = world.lab.uri();
+    world
+        .rig
+        .ok(&at(&uri, &["backup", "web1", "--method=overlay", "--exclude", "vdb"]));
+    world.assert_is_as_before();
+}
+
+#[test]
+fn while_it_stands_still() {
+    let mut world = World::new();
+    world.write(0, 7, 65_536, 65_536);
+    let report = world.back_up_by("pause");
+    assert!(report["paused_us"].as_u64().unwrap() > 0);
+    world.assert_is_as_before();
+    world.assert_snapshot_is_right("pause");
+    // One that its owner has paused stays so.
+    world.lab.virsh(&["suspend", "web1"]);
+    assert!(world.back_up_by("pause")["paused_us"].is_null());
+    let state = world.machine().describe().unwrap().summary.state;
+    assert_eq!(state, MachineState::Paused);
+    let (_, said) = world
+        .rig
+        .error(1, &at(&world.lab.uri(), &["backup", "web1", "--method=overlay"]));
+    assert!(said.contains("only while the machine runs"), "{said}");
+}
+
+#[test]
+fn by_clones_of_its_images_where_the_file_system_can() {
+    let mut mounted = None;
+    let lab = Lab::prepared(|folder| mounted = Some(xfs_at(folder)));
+    let mut world = World::of(lab);
+    if let Some(Err(reason)) = &mounted {
+        println!("no XFS: {reason}");
+        let (_, said) = world
+            .rig
+            .error(1, &at(&world.lab.uri(), &["backup", "web1", "--method=reflink"]));
+        assert!(said.contains("no clones of files"), "{said}");
+        return;
+    }
+    world.write(0, 7, 65_536, 65_536);
+    world.back_up_by("reflink");
+    world.assert_is_as_before();
+    world.assert_snapshot_is_right("reflink");
+}
+
+/// A file system with clones of files, on a loop device; where that cannot be, the reason.
+fn xfs_at(folder: &std::path::Path) -> Result<impl Drop + use<>, String> {
+    struct Mount(
+        PathBuf,
+        #[expect(dead_code, reason = "what is mounted")] tempfile::TempDir,
+    );
+    impl Drop for Mount {
+        fn drop(&mut self) {
+            system("umount", &["-l", text(&self.0)]).ok();
+        }
+    }
+    let place = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let device = loop_device(&place.path().join("xfs"), 400 << 20).ok_or("no loop device")?;
+    system("mkfs.xfs", &["-q", "-m", "reflink=1", text(&device.path)])?;
+    system("mount", &[text(&device.path), text(folder)])?;
+    Ok(Mount(folder.to_owned(), place))
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_reason() {
+    let world = World::new();
+    let uri = world.lab.uri();
+    let refused = |words: &[&str]| world.rig.error(1, &at(&uri, &[&["backup", "web1"], words].concat())).1;
+    // The folder of temporary files may be on any file system.
+    let said = world.rig.run(&at(&uri, &["backup", "web1", "--method=reflink"]));
+    if said.status.code() == Some(1) {
+        let said = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(said.contains("no clones of files"), "{said}");
+    }
+    for method in ["reflink", "overlay", "pause"] {
+        let said = refused(&["--with-memory", "--method", method]);
+        assert!(said.contains("memory is taken together with the filter only"), "{said}");
+    }
+    world
+        .rig
+        .error(2, &at(&uri, &["backup", "web1", "--method=pause", "--quiesce=require"]));
+    world.assert_is_as_before();
+}
+
+/// The doctor knows what a backup that was killed has left, and brings it down.
+#[test]
+fn a_backup_that_is_killed_over_its_overlays_is_mended_by_the_doctor() {
+    let mut world = World::new();
+    let uri = world.lab.uri();
+    let words = ["backup", "web1", "--method=overlay", "--bwlimit", "1M"];
+    let mut child = world.rig.command(&at(&uri, &words)).spawn().unwrap();
+    while world.images().len() < 4 {
+        assert!(child.try_wait().unwrap().is_none());
+        world.lab.clock.sleep(Duration::from_millis(5));
+    }
+    world.lab.clock.sleep(Duration::from_millis(300));
+    kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+    child.wait().unwrap();
+    world.write(0, 9, 0, 65_536);
+    let (_, said) = world.rig.error(1, &at(&uri, &["backup", "web1", "--method=overlay"]));
+    assert!(said.contains("holdfast doctor --fix"), "{said}");
+    let findings = world.doctor(3, &[])["findings"].clone();
+    let overlays = findings
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|one| one["kind"] == "overlay");
+    assert_eq!(overlays.count(), 2, "{findings:#}");
+    world.doctor(0, &["--fix", "--delete-overlays"]);
+    world.assert_is_as_before();
+    world.back_up();
+    world.assert_snapshot_is_right("after the doctor");
+}
+
+/// At any moment: until the overlays are there, while they are read, while they are brought down.
+#[test]
+fn killed_at_any_moment_it_is_mended_by_the_doctor() {
+    let mut world = World::new();
+    let uri = world.lab.uri();
+    let mut random = SeededRandom::new(3);
+    let start = world.lab.clock.now();
+    world.back_up_by("overlay");
+    let whole_us = u64::try_from(world.lab.clock.now().saturating_sub(start).as_micros()).unwrap();
+    for round in 0..8 {
+        world.write(round % 2, 100 + u8::try_from(round).unwrap(), 65_536 * round, 65_536);
+        let words = ["backup", "web1", "--method=overlay"];
+        let mut child = world.rig.command(&at(&uri, &words)).spawn().unwrap();
+        world.lab.clock.sleep(Duration::from_micros(random.below(whole_us)));
+        kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+        child.wait().unwrap();
+        let dead_since = world.lab.clock.now();
+        // A watchdog that still works, or libvirt that goes on with what was begun, is not disturbed.
+        loop {
+            let fixed = world.rig.run(&at(&uri, &["doctor", "--fix", "--delete-overlays"]));
+            if fixed.status.code() == Some(0) && world.images().len() == 2 {
+                break;
+            }
+            let waited = world.lab.clock.now().saturating_sub(dead_since);
+            let said = String::from_utf8_lossy(&fixed.stdout).into_owned();
+            assert!(
+                waited < Duration::from_secs(30),
+                "round {round}: {:?} {said}",
+                world.images()
+            );
+            world.lab.clock.sleep(Duration::from_millis(100));
+        }
+        world.assert_is_as_before();
+    }
+    world.back_up();
+    world.assert_snapshot_is_right("after eight kills");
+}
+
+/// Ctrl-C ends the reading, and the machine is put back onto its images all the same.
+#[test]
+fn a_backup_that_is_interrupted_brings_its_overlays_down() {
+    let world = World::new();
+    let uri = world.lab.uri();
+    let words = ["backup", "web1", "--method=overlay", "--bwlimit", "1M"];
+    let mut child = world.rig.command(&at(&uri, &words)).spawn().unwrap();
+    while world.images().len() < 4 {
+        assert!(child.try_wait().unwrap().is_none());
+        world.lab.clock.sleep(Duration::from_millis(5));
+    }
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert!(!child.wait().unwrap().success());
+    world.assert_is_as_before();
+}
+
+/// A machine that writes faster than its overlay can be brought down stands still for the rest, and nothing is lost.
+#[test]
+fn an_overlay_that_never_converges_is_ended_by_standing_still() {
+    let mut world = World::new();
+    let uri = world.lab.uri();
+    let machine = world.machine();
+    let is_over = AtomicBool::new(false);
+    let report = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for byte in (100..200).cycle() {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                guest_writes(machine.monitor(), 0, byte, 0, 1 << 20);
+            }
+        });
+        let output = world.rig.run(&at(
+            &uri,
+            &["backup", "web1", "--method=overlay", "--bwlimit=4M", "--json"],
+        ));
+        is_over.store(true, Ordering::Relaxed);
+        output
+    });
+    let said = String::from_utf8_lossy(&report.stdout).into_owned();
+    assert_eq!(report.status.code(), Some(3), "{said}");
+    assert!(said.contains("stood still for"), "{said}");
+    world.assert_is_as_before();
+    // What it wrote last is there.
+    world.write(0, 250, 0, 1 << 20);
+    world.back_up();
+    world.assert_snapshot_is_right("after standing still");
+}

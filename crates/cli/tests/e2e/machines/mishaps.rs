@@ -1,0 +1,268 @@
+//! What goes wrong around a backup: the machine is never harmed, the message says what it was, and the next snapshot is right.
+
+use std::process::Child;
+use std::time::Duration;
+
+use holdfast_block::Clock as _;
+use holdfast_host::Hypervisor as _;
+use holdfast_host::qemu::runs_in;
+
+use super::lab::run;
+use super::{World, at};
+use crate::host::{SmallFileSystem, small_file_system, system, text};
+
+/// Longer than anything here takes that works.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+impl World {
+    /// Begins a backup that takes a while; it is reading when this ends.
+    fn begin_slowly(&self, words: &[&str]) -> Child {
+        let uri = self.lab.uri();
+        let words = [&["backup", "web1", "--bwlimit", "3M"], words].concat();
+        let mut child = self.rig.command(&at(&uri, &words)).spawn().unwrap();
+        let start = self.lab.clock.now();
+        while runs_in(self.machine().monitor()).unwrap().is_empty() {
+            assert!(child.try_wait().unwrap().is_none(), "it has ended before it read");
+            assert!(self.lab.clock.now().saturating_sub(start) < PATIENCE);
+            self.lab.clock.sleep(Duration::from_millis(5));
+        }
+        child
+    }
+}
+
+/// A folder on a file system that can be frozen and filled, with a repository; none where there is none.
+fn target(world: &World) -> Option<SmallFileSystem> {
+    let small = small_file_system(&world.rig.path("target"), 64 << 20)?;
+    world.rig.ok(&["init", "--no-encryption", "-r", "target/repo"]);
+    Some(small)
+}
+
+struct Frozen<'a>(&'a SmallFileSystem);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        system("fsfreeze", &["--unfreeze", text(&self.0.path)]).unwrap();
+    }
+}
+
+/// Whoever stores what is read hangs: the guest's writes do not.
+#[test]
+fn a_target_that_hangs_holds_no_guest_up() {
+    let mut world = World::new();
+    let Some(small) = target(&world) else { return };
+    let before = world.disks.clone();
+    let mut child = world.begin_slowly(&["-r", "target/repo"]);
+    {
+        system("fsfreeze", &["--freeze", text(&small.path)]).unwrap();
+        let _frozen = Frozen(&small);
+        for round in 0..40 {
+            world.write(round % 2, 90, 65_536 * round, 65_536);
+        }
+        world.lab.clock.sleep(Duration::from_secs(5));
+        for round in 40..60 {
+            world.write(round % 2, 91, 65_536 * round, 65_536);
+        }
+        assert!(child.try_wait().unwrap().is_none(), "it waits for its target");
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    world.assert_runs_and_is_clean();
+    let now = std::mem::replace(&mut world.disks, before);
+    world.assert_snapshot_in("target/repo", "the instant before");
+    world.disks = now;
+    world
+        .rig
+        .ok(&at(&world.lab.uri(), &["backup", "web1", "-r", "target/repo"]));
+    world.assert_snapshot_in("target/repo", "the next one");
+}
+
+#[test]
+fn a_target_that_is_full_harms_no_guest_and_the_next_run_reads_what_changed() {
+    let mut world = World::new();
+    let Some(small) = target(&world) else { return };
+    let uri = world.lab.uri();
+    let words = at(&uri, &["backup", "web1", "-r", "target/repo"]);
+    world.rig.ok(&words);
+    world.write(0, 90, 0, 65_536);
+    let filler = small.path.join("filler");
+    let file = std::fs::File::create(&filler).unwrap();
+    let fill = |length: usize| std::io::Write::write_all(&mut &file, &vec![0; length]);
+    while fill(1 << 20).is_ok() {}
+    while fill(512).is_ok() {}
+    let (kind, _) = world.rig.error(1, &words);
+    assert_eq!(kind, "no-space");
+    world.assert_runs_and_is_clean();
+    world.write(1, 91, 0, 65_536);
+    std::fs::remove_file(&filler).unwrap();
+    let report = world.rig.report(&words);
+    for disk in report["machines"][0]["disks"].as_array().unwrap() {
+        assert_eq!(disk["dirty_bytes"], 65_536, "{report:#}");
+    }
+    world.assert_snapshot_in("target/repo", "after it was full");
+}
+
+/// Two backups of one machine: the second one is told who is there, and neither the first nor the machine suffers.
+#[test]
+fn a_second_backup_of_the_machine_is_refused_in_words() {
+    let world = World::new();
+    let mut first = world.begin_slowly(&[]);
+    let (kind, said) = world.rig.error(4, &at(&world.lab.uri(), &["backup", "web1"]));
+    assert_eq!(kind, "locked", "{said}");
+    assert_eq!(first.wait().unwrap().code(), Some(0));
+    world.assert_runs_and_is_clean();
+    world.assert_snapshot_is_right("the first one");
+}
+
+/// A backup of libvirt's own goes on, and ours says what is in its way.
+#[test]
+fn a_backup_job_of_libvirt_is_left_alone() {
+    let world = World::new();
+    let scratch = world.lab.path("pull.xml");
+    let text = "<domainbackup mode='pull'><server transport='unix' socket='SOCKET'/></domainbackup>"
+        .replace("SOCKET", text(&world.lab.path("pull.sock")));
+    std::io::Write::write_all(&mut std::fs::File::create(&scratch).unwrap(), text.as_bytes()).unwrap();
+    world.lab.virsh(&["backup-begin", "web1", scratch.to_str().unwrap()]);
+    let (kind, said) = world.rig.error(4, &at(&world.lab.uri(), &["backup", "web1"]));
+    assert_eq!(kind, "locked", "{said}");
+    let info = world.lab.virsh(&["domjobinfo", "web1"]);
+    assert!(info.contains("Backup"), "{info}");
+    world.lab.virsh(&["domjobabort", "web1"]);
+    world.assert_runs_and_is_clean();
+    world.back_up();
+    world.assert_snapshot_is_right("after libvirt's own");
+}
+
+/// libvirtd is restarted while a machine is read, as an update of the host does.
+#[test]
+fn libvirtd_may_be_restarted_meanwhile() {
+    let mut world = World::new();
+    world.back_up();
+    world.write(0, 90, 0, 65_536);
+    world.lab.virsh(&["destroy", "web1"]);
+    world.lab.virsh(&["start", "web1"]);
+    let mut child = world.begin_slowly(&[]);
+    world.lab.stop_daemon();
+    world.lab.clock.sleep(Duration::from_millis(500));
+    world.lab.start_daemon();
+    world.lab.connect();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    world.assert_runs_and_is_clean();
+    world.assert_snapshot_is_right("over a restart");
+    world.write(1, 91, 0, 4096);
+    let report = world.back_up();
+    assert!(
+        report["disks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|disk| disk["is_incremental"] == true),
+        "{report:#}"
+    );
+    world.assert_snapshot_is_right("after a restart");
+}
+
+/// Disks grow, come, go, and change places between two backups.
+#[test]
+fn disks_that_are_resized_added_removed_and_exchanged_are_backed_up_as_they_are() {
+    let mut world = World::new();
+    world.back_up();
+    // Larger.
+    world.lab.virsh(&["blockresize", "web1", "vda", "12M"]);
+    world.disks[0].resize(12 << 20, 0);
+    world.write(0, 90, 9 << 20, 65_536);
+    let report = world.back_up();
+    let reason = report["disks"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("8388608") && reason.contains("12582912"), "{reason}");
+    assert_eq!(report["disks"][1]["is_incremental"], true);
+    world.assert_snapshot_is_right("resized");
+    // One more.
+    let third = world.lab.path("web1-c");
+    run("qemu-img", &["create", "-q", "-f", "raw", text(&third), "4M"]);
+    world.lab.virsh(&[
+        "attach-disk",
+        "web1",
+        text(&third),
+        "vdc",
+        "--live",
+        "--config",
+        "--subdriver",
+        "raw",
+    ]);
+    let report = world.back_up();
+    let disks = report["disks"].as_array().unwrap();
+    assert_eq!(disks.len(), 3);
+    assert!(
+        disks[2]["reason"].as_str().unwrap().contains("no such disk"),
+        "{report:#}"
+    );
+    assert!(
+        disks[..2].iter().all(|disk| disk["is_incremental"] == true),
+        "{report:#}"
+    );
+    world.lab.virsh(&["detach-disk", "web1", "vdc", "--live", "--config"]);
+    let start = world.lab.clock.now();
+    while world
+        .machine()
+        .describe()
+        .unwrap()
+        .disks
+        .iter()
+        .any(|disk| disk.target == "vdc")
+    {
+        assert!(
+            world.lab.clock.now().saturating_sub(start) < PATIENCE,
+            "the guest gives the disk back"
+        );
+        world.lab.virsh(&["destroy", "web1"]);
+        world.lab.virsh(&["start", "web1"]);
+    }
+    assert_eq!(world.back_up()["disks"].as_array().unwrap().len(), 2);
+    // The other image, under the name of the first.
+    let configuration = world.lab.virsh(&["dumpxml", "web1", "--inactive"]);
+    world.lab.virsh(&["destroy", "web1"]);
+    let exchanged = configuration
+        .replace("dev='vda'", "dev='vdX'")
+        .replace("dev='vdb'", "dev='vda'")
+        .replace("dev='vdX'", "dev='vdb'");
+    let file = world.lab.path("domain.xml");
+    std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), exchanged.as_bytes()).unwrap();
+    world.lab.virsh(&["define", text(&file)]);
+    world.lab.virsh(&["start", "web1"]);
+    world.disks.swap(0, 1);
+    let report = world.back_up();
+    assert!(
+        report["disks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|disk| disk["is_incremental"] == false),
+        "{report:#}"
+    );
+    world.assert_snapshot_is_right("exchanged");
+}
+
+/// What the guest gives back is zero then, and takes no room in the repository.
+#[test]
+fn what_is_discarded_is_a_hole_in_the_snapshot() {
+    let mut world = World::new();
+    world.back_up();
+    let monitor = world.machine();
+    for (disk, offset, length) in [(0, 1 << 20, 4 << 20), (1, 2 << 20, 65_536)] {
+        let line = format!(
+            "qemu-io -d /machine/peripheral/virtio-disk{disk}/virtio-backend \"write -z -u {offset} {length}\""
+        );
+        let command =
+            holdfast_host::qmp::QmpCommand::new("human-monitor-command", serde_json::json!({ "command-line": line }));
+        monitor.monitor().execute(&command).unwrap();
+        world.disks[disk][offset..offset + length].fill(0);
+    }
+    let report = world.back_up();
+    let dirty: Vec<_> = report["disks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|disk| disk["dirty_bytes"].as_u64())
+        .collect();
+    assert_eq!(dirty, [Some(4 << 20), Some(65_536)]);
+    assert!(report["stored_bytes"].as_u64().unwrap() < 20_000, "{report:#}");
+    world.assert_snapshot_is_right("discarded");
+}

@@ -1,0 +1,172 @@
+//! Overlays of backups that died after their machines had gone back to the images below: files that no machine has.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_block::{BlockDevice as _, ExtentKind, for_each_extent, to_usize};
+use holdfast_host::qemu::RunId;
+use holdfast_image::{Format, OpenOptions, open};
+
+use super::chains::{is_same, is_used, used_images};
+use super::leftovers::changed_ms;
+use super::seen::{FindingKind, Mend, SeenOverlay};
+use super::{DoctorRequest, Finding, Remedy};
+use crate::machine_backup::{overlay_of, run_of_overlay};
+
+/// Bytes that are compared at once.
+const WINDOW_BYTES: u64 = 1 << 20;
+
+/// Overlays of ours beside images that machines have, which none of them has in its chain.
+pub(super) fn emptied(images: &[&PathBuf], chains: &[(String, Vec<PathBuf>)]) -> Vec<SeenOverlay> {
+    let is_used = |path: &Path| {
+        chains
+            .iter()
+            .flat_map(|(_, chain)| chain)
+            .any(|used| is_same(used, path))
+    };
+    let mut found = Vec::new();
+    for image in images {
+        let entries = image.parent().and_then(|folder| std::fs::read_dir(folder).ok());
+        for entry in entries.into_iter().flatten().flatten() {
+            let overlay = entry.path();
+            let run = run_of_overlay(&overlay).filter(|run| overlay_of(image, *run) == overlay);
+            if let Some(run) = run
+                && !is_used(&overlay)
+            {
+                found.push(SeenOverlay {
+                    run: RunId(run),
+                    is_in_image: is_in_image(&overlay, image),
+                    image: (*image).clone(),
+                    since_ms: changed_ms(&overlay),
+                    overlay,
+                });
+            }
+        }
+    }
+    found.sort_by(|left, right| left.overlay.cmp(&right.overlay));
+    found.dedup_by(|left, right| left.overlay == right.overlay);
+    found
+}
+
+/// Whether everything that an overlay holds is in the image below it; what cannot be read is not.
+fn is_in_image(overlay: &Path, image: &Path) -> bool {
+    let compared = || compare(overlay, image);
+    compared().unwrap_or_default()
+}
+
+fn compare(overlay: &Path, image: &Path) -> Option<bool> {
+    let options = |format| OpenOptions {
+        format: Some(format),
+        allow: vec![image.to_owned()],
+        ..OpenOptions::default()
+    };
+    let above = open(overlay, &options(Format::Qcow2)).ok()?;
+    let base = above.layers().get(1)?;
+    if !is_same(&base.path, image) {
+        return None;
+    }
+    let below = open(image, &options(base.format)).ok()?.device();
+    let (alone, above) = (above.layer(0)?, above.device());
+    if above.size_bytes() != below.size_bytes() {
+        return Some(false);
+    }
+    let mut is_equal = true;
+    let mut buffers = [vec![0; to_usize(WINDOW_BYTES)], vec![0; to_usize(WINDOW_BYTES)]];
+    let looked = for_each_extent(&*alone, 0..alone.size_bytes(), |extent| {
+        let mut offset = extent.offset;
+        let end = extent.offset + extent.length;
+        while extent.kind != ExtentKind::Absent && is_equal && offset < end {
+            let length = to_usize(WINDOW_BYTES.min(end - offset));
+            for (buffer, device) in buffers.iter_mut().zip([&above, &below]) {
+                device.read_at(&mut buffer[..length], offset)?;
+            }
+            is_equal = buffers[0][..length] == buffers[1][..length];
+            offset += length as u64;
+        }
+        Ok(())
+    });
+    looked.ok().map(|()| is_equal)
+}
+
+/// What is to be done about one of a dead run.
+pub(super) fn diagnose(seen: &SeenOverlay) -> Finding {
+    let (overlay, image) = (seen.overlay.display(), seen.image.display());
+    let (what, remedy) = if seen.is_in_image {
+        let mend = Mend::DeleteEmptied {
+            overlay: seen.overlay.clone(),
+            image: seen.image.clone(),
+        };
+        (
+            format!("{overlay} is an overlay that no machine has, and {image} holds everything that is in it"),
+            Remedy::Mend(mend, "delete it".to_owned()),
+        )
+    } else {
+        (
+            format!("{overlay} is an overlay that no machine has, and what is in it differs from {image}"),
+            Remedy::Advice(format!(
+                "where its machine went back to {image} by itself, the overlay is of no use; where somebody put it back, what it wrote \
+                 meanwhile is in the overlay alone: holdfast image compare shows the difference"
+            )),
+        )
+    };
+    Finding {
+        machine: None,
+        kind: FindingKind::Leftover,
+        what,
+        since_ms: seen.since_ms,
+        is_danger: false,
+        remedy,
+    }
+}
+
+/// Deletes an overlay that no machine has, if all of it is in the image.
+pub(super) fn delete(request: &DoctorRequest<'_>, overlay: &Path, image: &Path) -> Result<String, String> {
+    if is_used(&used_images(request)?, overlay) || !is_in_image(overlay, image) {
+        return Err("it is another one than a moment ago".to_owned());
+    }
+    std::fs::remove_file(overlay)
+        .map(|()| format!("deleted {}", overlay.display()))
+        .map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_block::{BlockDeviceMut as _, FileDeviceMut, IoMode};
+    use holdfast_image::{BackingFile, CreateOptions, Format, OpenOptions, create, open_mut};
+
+    use super::{emptied, is_in_image};
+
+    #[test]
+    fn an_overlay_is_of_no_use_when_its_image_holds_all_of_it_and_no_machine_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let [image, overlay] = ["web1.raw", "web1.holdfast-0000000a"].map(|name| folder.path().join(name));
+        let base = FileDeviceMut::create_new(&image, 1 << 20, IoMode::Buffered).unwrap();
+        let mut options = CreateOptions::qcow2(1 << 20);
+        options.qcow2.backing = Some(BackingFile {
+            name: image.display().to_string(),
+            format: Format::Raw,
+        });
+        create(&overlay, &options).unwrap();
+        let above = open_mut(&overlay, &OpenOptions::default()).unwrap();
+        for (bytes, offset) in [([7; 4096], 65_536), ([0; 4096], 3 * 65_536)] {
+            above.write_at(&bytes, offset).unwrap();
+        }
+        above.flush().unwrap();
+        drop(above);
+        assert!(!is_in_image(&overlay, &image));
+        base.write_at(&[7; 4096], 65_536).unwrap();
+        base.flush().unwrap();
+        assert!(is_in_image(&overlay, &image));
+        // What the overlay does not hold may be anything.
+        base.write_at(&[9; 4096], 8 * 65_536).unwrap();
+        assert!(is_in_image(&overlay, &image));
+        base.write_at(&[9; 4096], 3 * 65_536).unwrap();
+        assert!(!is_in_image(&overlay, &image));
+
+        let chain = |files: Vec<_>| [("web1".to_owned(), files)];
+        let found = emptied(&[&image], &chain(vec![image.clone()]));
+        assert_eq!((found.len(), found[0].run.0, found[0].is_in_image), (1, 10, false));
+        assert!(emptied(&[&image], &chain(vec![overlay.clone(), image.clone()])).is_empty());
+        std::fs::rename(&overlay, folder.path().join("db.holdfast-0000000a")).unwrap();
+        assert!(emptied(&[&image], &chain(vec![image.clone()])).is_empty());
+    }
+}

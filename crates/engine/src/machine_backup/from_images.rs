@@ -1,0 +1,413 @@
+//! Reading a machine that has a QEMU from its images: from clones of them, from below overlays, or while it stands still.
+//!
+//! None of these has bitmaps: everything is read, and what did not change is found by its content.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_host::qemu::{QemuVersion, RunId};
+use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
+use holdfast_image::Format;
+use rustix::fs::ioctl_ficlone;
+use rustix::io::Errno;
+
+use super::changes::{Changes, ReadAll};
+use super::frozen::{Freezer, PAUSE_DEADLINE};
+use super::method::{Method, Offer, overlay_of, run_of_overlay};
+use super::noted::Noted;
+use super::pace::Pace;
+use super::warden::{Kept, Load, Warden, Watched};
+use super::{Compared, MachineBackup, MachineBackupReport, Ready, Rest, notes_of, nvram};
+use crate::BackupReport;
+use crate::error::{Error, Result};
+use crate::interrupt::Interrupt;
+use crate::job::Job;
+use crate::new_file::{Existing, NewFile};
+use crate::overlay_commit::{OverlayCommit, Persistence};
+use crate::run_journal::Phase;
+use crate::source::OpenSource;
+use crate::watchdog::Guard;
+
+/// A machine that stands still while it is read may do so for this long; the watchdog ends it earlier if we die.
+const READ_DEADLINE: Duration = Duration::from_secs(24 * 3600);
+/// What is cloned to see whether that works.
+const PROBE: &[u8; 4096] = &[b'h'; 4096];
+
+type Stored = Result<(BackupReport, Vec<(String, Compared)>)>;
+
+/// What is made of the images at the instant.
+enum Cut<'a> {
+    /// Clones that share their blocks; each has a name only until it is open.
+    Clones(Vec<NewFile>),
+    /// Overlays, to which the machine writes from then on.
+    Overlays(&'a dyn Overlays, Vec<PathBuf>),
+    /// Nothing: they are read while the machine stands still.
+    Nothing,
+}
+
+impl MachineBackup<'_> {
+    /// What this machine offers.
+    pub(super) fn offer(&self) -> Result<Offer> {
+        let failed = |source| {
+            Error::from(holdfast_host::Error::Monitor {
+                machine: self.description.summary.name.clone(),
+                source,
+            })
+        };
+        let qemu = QemuVersion::query(self.request.machine.monitor()).map_err(failed)?;
+        let images = self.images();
+        let is_asked = |method| self.request.method == Some(method) || !qemu.has_harmless_filter();
+        Ok(Offer {
+            machine: self.request.name.to_string(),
+            qemu,
+            no_reflink: match &images {
+                Err(error) => Some(error.to_string()),
+                Ok(images) if is_asked(Method::Reflink) => no_reflink(images, self.request.run),
+                Ok(_) => None,
+            },
+            no_overlay: match (&images, self.request.overlays) {
+                (_, None) => Some("overlays are libvirt's business, and it does not know this machine".to_owned()),
+                (Err(error), _) => Some(error.to_string()),
+                (Ok(images), _) => self.no_overlay(images),
+            },
+            with_memory: self.request.memory.is_some(),
+        })
+    }
+
+    fn no_overlay(&self, images: &[&Path]) -> Option<String> {
+        if self.description.summary.state != MachineState::Running {
+            return Some("an overlay is brought down only while the machine runs".to_owned());
+        }
+        let ours = images.iter().find(|image| run_of_overlay(image).is_some())?;
+        Some(format!(
+            "{} is an overlay that a dead backup has left: holdfast doctor --fix brings it down",
+            ours.display()
+        ))
+    }
+
+    /// The files that the disks are on.
+    fn images(&self) -> Result<Vec<&Path>> {
+        fn image(disk: &MachineDisk) -> std::result::Result<&Path, String> {
+            match &disk.source {
+                DiskSource::File(path) => Ok(path),
+                DiskSource::Device(path) => Err(path.display().to_string()),
+                DiskSource::Other(place) => Err(place.clone()),
+                DiskSource::Empty => Err("nothing".to_owned()),
+            }
+        }
+        let named = |disk| {
+            image(disk).map_err(|place| Error::NoImageFile {
+                disk: disk.target.clone(),
+                place,
+            })
+        };
+        self.taken.iter().map(named).collect()
+    }
+
+    /// The images, open. One that is read while the machine stands still may be a device.
+    pub(super) fn open_images(&self, clones: &[NewFile]) -> Result<Vec<OpenSource>> {
+        let open = |(index, disk): (usize, &MachineDisk)| match (&disk.source, clones.get(index)) {
+            (_, Some(clone)) => self.open_image(disk, clone.partial()),
+            (DiskSource::File(path) | DiskSource::Device(path), None) => self.open_image(disk, path),
+            (DiskSource::Other(place), None) => Err(Error::Unreachable {
+                disk: disk.target.clone(),
+                place: place.clone(),
+            }),
+            (DiskSource::Empty, None) => unreachable!("an empty drive is never taken"),
+        };
+        self.taken.iter().enumerate().map(open).collect()
+    }
+
+    fn open_image(&self, disk: &MachineDisk, path: &Path) -> Result<OpenSource> {
+        let format = disk.format.as_deref().and_then(Format::from_name);
+        OpenSource::open(path, format, &self.request.allowed)
+    }
+
+    pub(super) fn read_from_images(self, (method, reason): (Method, String)) -> Result<MachineBackupReport> {
+        let state = self.description.summary.state;
+        let is_still = method == Method::Pause;
+        let freezer = Freezer::new(
+            self.repository,
+            &self.request,
+            self.description.summary.name.clone(),
+            self.parent,
+            self.hooks,
+            self.job,
+        )
+        .for_at_most(if is_still { READ_DEADLINE } else { PAUSE_DEADLINE });
+        let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
+        let devices = freezer.devices_of(&self.taken)?;
+        let mut cut = self.prepare(method)?;
+        let noted = Noted::begin(&self.request, &self.description, self.job);
+        // File systems that are frozen thaw by themselves, and a machine that stands still cannot be told to thaw them.
+        let can_quiesce = !is_still && state == MachineState::Running && self.description.has_agent_channel;
+        let (mut instant, mut stored_within) = (None, None);
+        let frozen = noted.freezing(|| {
+            freezer.freeze(&[], (state, can_quiesce), &mut || {
+                let time = (self.request.now)();
+                let made = self.make(&mut cut);
+                let nvram = made.and_then(|()| nvram::read(&self.description));
+                if is_still {
+                    let stored = nvram.and_then(|nvram| {
+                        let opened = self.open_images(&[])?;
+                        self.store_images(&opened, nvram, time, (method, "crash"), &pace)
+                    });
+                    stored_within = Some(stored);
+                } else {
+                    instant = Some((time, nvram));
+                }
+            })
+        });
+        let (frozen, mut noted) = match frozen {
+            Ok(frozen) => frozen,
+            Err(error) => {
+                self.undo(cut, Guard::start(self.request.watchdog.as_deref()).ok());
+                return Err(error);
+            }
+        };
+        let (guard, quiesced, pause) = freezer.let_go(frozen);
+        let warden = self.warden(&cut, devices, &pace);
+        let read = || {
+            if let Some(stored) = stored_within {
+                return stored;
+            }
+            let (time, nvram) = instant.expect("the instant was told");
+            let nvram = nvram?;
+            let opened = match &mut cut {
+                // Their names go; they are there as long as they are open.
+                Cut::Clones(clones) => self.open_images(&std::mem::take(clones))?,
+                _ => self.open_images(&[])?,
+            };
+            self.store_images(&opened, nvram, time, (method, quiesced.consistency()), &pace)
+        };
+        let (stored, watched) = if is_still {
+            (read(), Watched::default())
+        } else {
+            warden.watch(read)
+        };
+        let stored = stored.map_err(|error| match watched.given_up {
+            Some(why) => Error::ScratchLimit {
+                machine: self.request.name.to_string(),
+                scratch: self.folder(),
+                why,
+            },
+            None => error,
+        });
+        noted.phase(Phase::Committing);
+        if self.undo(cut, Some(guard)) {
+            noted.end();
+        }
+        let (backup, compared) = stored?;
+        let load = Load {
+            waited: pace.waited(backup.duration),
+            ..watched.load
+        };
+        Ok(self.report(backup, (method, reason), (Some(pause), quiesced, load), compared))
+    }
+
+    fn folder(&self) -> PathBuf {
+        let images = self.images().unwrap_or_default();
+        let folder = images.first().and_then(|image| image.parent());
+        folder.map(Path::to_owned).unwrap_or_default()
+    }
+
+    /// Gets ready what is made at the instant.
+    fn prepare(&self, method: Method) -> Result<Cut<'_>> {
+        let run = self.request.run;
+        match (method, self.request.overlays) {
+            (Method::Reflink, _) => {
+                let clone = |image| NewFile::begin_as(image, Existing::Replace, run);
+                Ok(Cut::Clones(
+                    self.images()?.into_iter().map(clone).collect::<Result<_>>()?,
+                ))
+            }
+            (Method::Overlay, Some(overlays)) => {
+                let files = self.images()?.into_iter().map(|image| overlay_of(image, run));
+                Ok(Cut::Overlays(overlays, files.collect()))
+            }
+            _ => Ok(Cut::Nothing),
+        }
+    }
+
+    /// The instant.
+    fn make(&self, cut: &mut Cut<'_>) -> Result<()> {
+        match cut {
+            Cut::Nothing => Ok(()),
+            Cut::Clones(clones) => {
+                let images = self.images()?;
+                images.iter().zip(clones).try_for_each(|(image, clone)| {
+                    clone_file(image, clone.partial()).map_err(|source| Error::File {
+                        action: "clone",
+                        path: (*image).to_owned(),
+                        source,
+                    })
+                })
+            }
+            Cut::Overlays(overlays, files) => {
+                let disks = self.taken.iter().zip(&*files);
+                let disks: Vec<_> = disks.map(|(disk, file)| (disk.target.clone(), file.clone())).collect();
+                let taken: BTreeSet<&str> = self.taken.iter().map(|disk| &disk.target[..]).collect();
+                let others = self.description.disks.iter().map(|disk| disk.target.clone());
+                let others: Vec<String> = others.filter(|target| !taken.contains(&target[..])).collect();
+                Ok(overlays.begin_overlays(&self.description.summary.uuid, &disks, &others)?)
+            }
+        }
+    }
+
+    /// Stores what is open, all of it.
+    fn store_images(
+        &self,
+        opened: &[OpenSource],
+        nvram: Option<Vec<u8>>,
+        time: jiff::Timestamp,
+        of: (Method, &str),
+        pace: &Pace<'_>,
+    ) -> Stored {
+        let disks = self.taken.iter().zip(opened).map(|(disk, source)| Ready {
+            target: disk.target.clone(),
+            device: &*source.device,
+            changes: Changes::all(ReadAll::NoBitmapNow(of.0)),
+            notes: notes_of(disk),
+        });
+        let rest = Rest { nvram, memory: None };
+        self.store(&disks.collect::<Vec<_>>(), rest, time, of, pace)
+    }
+
+    fn warden<'w>(&'w self, cut: &Cut<'_>, devices: Vec<String>, pace: &'w Pace<'w>) -> Warden<'w> {
+        let open = |path: &PathBuf| File::open(path).ok();
+        let (scratch, kept) = match cut {
+            Cut::Overlays(_, files) => (files.iter().filter_map(open).collect(), Kept::InScratch),
+            Cut::Clones(clones) => {
+                let files = clones.iter().filter_map(|clone| File::open(clone.partial()).ok());
+                (files.collect(), Kept::shared())
+            }
+            Cut::Nothing => (Vec::new(), Kept::InScratch),
+        };
+        Warden {
+            machine: self.request.machine,
+            run: RunId(self.request.run),
+            devices,
+            scratch,
+            kept,
+            limits: self.request.limits,
+            pace,
+            job: self.job,
+        }
+    }
+
+    /// Takes away what was made at the instant; false where something is left, which is told.
+    fn undo(&self, cut: Cut<'_>, guard: Option<Guard>) -> bool {
+        let Cut::Overlays(overlays, files) = cut else {
+            guard.into_iter().for_each(Guard::done);
+            return true;
+        };
+        // Who interrupts the backup does not want a machine on a forgotten overlay.
+        let interrupt = Interrupt::new();
+        let job = Job {
+            interrupt: &interrupt,
+            ..self.job
+        };
+        let mut guard = guard;
+        let mut is_clean = true;
+        for (disk, overlay) in self.taken.iter().zip(&files) {
+            match self.bring_down(overlays, (disk, overlay), guard.as_mut(), job) {
+                Ok(stood_still) if stood_still > Duration::ZERO => job.progress.warning(&format!(
+                    "{} wrote faster than disk {} could be brought down from its overlay, and stood still for {} ms for the rest",
+                    self.request.name,
+                    disk.target,
+                    stood_still.as_millis()
+                )),
+                Ok(_) => {}
+                Err(reason) => {
+                    is_clean = false;
+                    job.progress.warning(&format!(
+                        "disk {} of {} stays on the overlay {}: {reason}; holdfast doctor --fix {} brings it down",
+                        disk.target,
+                        self.request.name,
+                        overlay.display(),
+                        self.description.summary.name
+                    ));
+                }
+            }
+        }
+        guard.into_iter().for_each(Guard::done);
+        is_clean
+    }
+
+    /// Brings an overlay of ours down, and deletes it. Gives how long the machine stood still for that.
+    fn bring_down(
+        &self,
+        overlays: &dyn Overlays,
+        (disk, overlay): (&MachineDisk, &Path),
+        guard: Option<&mut Guard>,
+        job: Job<'_>,
+    ) -> std::result::Result<Duration, String> {
+        let DiskSource::File(base) = &disk.source else {
+            return Ok(Duration::ZERO);
+        };
+        let now = self.request.machine.describe().map_err(|error| error.to_string())?;
+        let source = now.disks.into_iter().find(|now| now.target == disk.target);
+        match source.map(|disk| disk.source) {
+            Some(DiskSource::File(path)) if path == overlay => {}
+            // It never came so far.
+            Some(DiskSource::File(path)) if path == *base => return Ok(Duration::ZERO),
+            other => return Err(format!("it is on {other:?} now, which somebody else has made")),
+        }
+        let commit = OverlayCommit {
+            overlays,
+            machine: &self.description.summary.uuid,
+            disk: &disk.target,
+            rate: self.request.limits.bytes_per_second,
+            job,
+        };
+        let persistence = match guard {
+            Some(guard) => Persistence::StandStill(self.request.machine.monitor(), guard),
+            None => Persistence::GiveUp,
+        };
+        let stood_still = commit.to_the_end(base, persistence)?;
+        if let Err(error) = std::fs::remove_file(overlay) {
+            let shown = overlay.display();
+            job.progress
+                .warning(&format!("{shown} is empty by now, and cannot be deleted: {error}"));
+        }
+        Ok(stood_still)
+    }
+}
+
+/// Why images cannot be cloned; none where they can.
+fn no_reflink(images: &[&Path], run: u32) -> Option<String> {
+    let folders: BTreeSet<&Path> = images.iter().filter_map(|image| image.parent()).collect();
+    folders.into_iter().find_map(|folder| {
+        let path = |what: &str| folder.join(format!(".holdfast-{run:08x}.{what}.partial"));
+        let cloned = clone_probe(&path("from"), &path("to"));
+        let reason = match cloned {
+            Ok(()) => return None,
+            Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
+                "its file system has no clones of files (XFS and btrfs have)".to_owned()
+            }
+            Err(error) => error.to_string(),
+        };
+        Some(format!("images in {} cannot be cloned: {reason}", folder.display()))
+    })
+}
+
+fn clone_probe(from: &Path, to: &Path) -> std::io::Result<()> {
+    let written = File::create_new(from).and_then(|mut file| file.write_all(PROBE));
+    let made = written.and_then(|()| clone_file(from, to));
+    for path in [from, to] {
+        // What is not there need not go.
+        drop(std::fs::remove_file(path));
+    }
+    made
+}
+
+/// A new file that shares its blocks with another one.
+fn clone_file(from: &Path, to: &Path) -> std::io::Result<()> {
+    // Until its name goes, it is as secret as what it shares.
+    let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
+    Ok(ioctl_ficlone(clone, File::open(from)?)?)
+}
