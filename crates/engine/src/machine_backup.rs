@@ -15,6 +15,7 @@ mod memory;
 mod method;
 mod noted;
 mod nvram;
+mod others;
 mod pace;
 mod quiesce;
 mod scratch;
@@ -27,8 +28,9 @@ use std::time::Duration;
 use holdfast_block::BlockDevice;
 use holdfast_host::qemu::Pause;
 use holdfast_host::qemu::memory::{Memory, MemoryMode};
+use holdfast_host::qmp::wake_patiently;
 use holdfast_host::{Decision, Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState, Overlays};
-use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
+use holdfast_repo::{Manifest, Parent, Processes, Repository, Source, SourceData};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
@@ -105,6 +107,8 @@ pub struct MachineBackupRequest<'a> {
     pub limits: Limits,
     /// Where the run is noted for whoever has to clear up after it; none where it is not.
     pub journal: Option<JournalPlace>,
+    /// Who is alive: another backup of the machine may be.
+    pub processes: &'a dyn Processes,
     /// The administrator's own programs.
     pub hooks: Hooks,
     /// A random number, which names what is made in QEMU.
@@ -189,6 +193,7 @@ fn back_up_described(
     match backup.description.summary.state {
         MachineState::ShutOff => backup.read_images(),
         MachineState::Running | MachineState::Paused => {
+            others::make_way(&backup.request, job)?;
             match method::choose(backup.request.method, &backup.offer()?)? {
                 (Method::Filter, reason) => backup.read_frozen_disks(reason),
                 way => backup.read_from_images(way),
@@ -334,6 +339,7 @@ impl MachineBackup<'_> {
             self.store(&disks.collect::<Vec<_>>(), rest, time, of, &pace)
         };
         let (stored, watched) = warden.watch(read);
+        self.wake();
         let held_up = (Some(frozen.pause()), frozen.quiesced().clone(), watched.load);
         let memory_bytes = frozen.memory().map(|(state, _)| state.size_bytes());
         let stored = stored.map_err(|error| freezer.explain(error, watched.given_up));
@@ -345,6 +351,13 @@ impl MachineBackup<'_> {
             memory_bytes,
             ..self.report(backup, (Method::Filter, reason), held_up, compared)
         })
+    }
+
+    /// What stands between us and QEMU may have been restarted while its disks were read.
+    fn wake(&self) {
+        if let Err(error) = wake_patiently(self.request.machine.monitor(), self.job.clock) {
+            self.job.progress.note(&format!("{}: {error}", self.request.name));
+        }
     }
 
     fn report(

@@ -28,6 +28,9 @@ const STANDSTILL_MAX: Duration = Duration::from_secs(5);
 /// After so long without coming nearer it is given up where the machine must not stand still.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// How long nobody may answer.
+const UNREACHABLE_MAX: Duration = Duration::from_secs(60);
+
 type Words<T> = Result<T, String>;
 
 /// What to do about a machine that writes faster than its overlay can be brought down.
@@ -87,6 +90,7 @@ impl OverlayCommit<'_> {
         }
         let title = format!("bringing disk {} down into its base", self.disk);
         self.job.progress.phase(&title, Unit::Bytes);
+        let mut answered = self.job.clock.now();
         let mut pivots = 0;
         let mut shown = 0;
         let mut approach = Approach {
@@ -94,7 +98,16 @@ impl OverlayCommit<'_> {
             since: (self.job.clock.now(), 0),
         };
         loop {
-            let Some(now) = progress()? else {
+            let now = match progress() {
+                // libvirt may be restarted meanwhile; QEMU goes on.
+                Err(_) if self.job.clock.now().saturating_sub(answered) < UNREACHABLE_MAX => {
+                    self.job.clock.sleep(LOOK_INTERVAL);
+                    continue;
+                }
+                other => other?,
+            };
+            answered = self.job.clock.now();
+            let Some(now) = now else {
                 return Err(
                     "the commit has ended before it was complete; the machine is on its overlay as before".to_owned(),
                 );

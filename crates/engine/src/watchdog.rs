@@ -253,6 +253,8 @@ impl Watch<'_> {
     fn attempt(&mut self, what: &str, act: impl Fn() -> std::result::Result<(), String>) {
         let mut last = String::new();
         for _ in 0..ATTEMPT_COUNT {
+            // Its way may have been closed while nothing was to be done; then what is tried fails, and says more.
+            self.machine.monitor().wake().ok();
             match act() {
                 Ok(()) => {
                     self.mended.push(what.to_owned());

@@ -8,6 +8,7 @@ mod monitor;
 mod overlays;
 mod resume;
 
+use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use virt::connect::Connect;
@@ -24,28 +25,30 @@ use crate::qmp::Monitor;
 
 /// A connection to libvirt.
 pub struct Libvirt {
-    connection: Connect,
+    connection: RwLock<Connect>,
+    uri: String,
     title: String,
 }
 
 impl Libvirt {
     /// Connects to `uri`: "qemu:///system", "qemu:///session", "qemu+ssh://host/system"...
     pub fn connect(uri: &str) -> Result<Self> {
-        let unreachable = |source| Error::Unreachable {
-            address: uri.to_owned(),
-            source: Box::new(source),
-        };
         // Without this it prints every error by itself.
         virt::error::clear_error_callback();
         Ok(Self {
-            connection: Connect::open(Some(uri)).map_err(unreachable)?,
+            connection: RwLock::new(open(uri)?),
+            uri: uri.to_owned(),
             title: format!("libvirt at {uri}"),
         })
     }
 
+    fn connection(&self) -> Connect {
+        self.connection.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// The version of libvirt at the other end: major, minor, release.
     pub fn version(&self) -> Option<[u32; 3]> {
-        let number = self.connection.lib_version().ok()?;
+        let number = self.connection().lib_version().ok()?;
         Some([number / 1_000_000, number / 1000 % 1000, number % 1000])
     }
 
@@ -63,7 +66,10 @@ impl Hypervisor for Libvirt {
     }
 
     fn machines(&self) -> Result<Vec<MachineSummary>> {
-        let domains = self.connection.list_all_domains(0).map_err(|error| self.lost(error))?;
+        let domains = self
+            .connection()
+            .list_all_domains(0)
+            .map_err(|error| self.lost(error))?;
         let mut machines = Vec::new();
         for domain in &domains {
             match summary(domain) {
@@ -85,10 +91,15 @@ impl Hypervisor for Libvirt {
 impl Libvirt {
     /// The machine of this name, or of this UUID.
     fn find(&self, name: &str) -> Result<LibvirtMachine> {
-        let by_name = self.connection.lookup_domain_by_name(name);
-        let found = by_name.or_else(|error| {
-            let by_uuid = self.connection.lookup_domain_by_uuid_string(name);
-            by_uuid.map_err(|_| error)
+        let found = lookup(&self.connection(), name).or_else(|error| {
+            if is_code(&error, ErrorNumber::NoDomain) {
+                return Err(error);
+            }
+            // The daemon may have been restarted since it was asked last.
+            let connection = Connect::open(Some(&self.uri))?;
+            let found = lookup(&connection, name);
+            *self.connection.write().unwrap_or_else(PoisonError::into_inner) = connection;
+            found
         });
         let domain = found.map_err(|error| {
             if is_code(&error, ErrorNumber::NoDomain) {
@@ -101,17 +112,53 @@ impl Libvirt {
             }
         })?;
         let name = domain.name().map_err(|error| self.lost(error))?;
-        Ok(LibvirtMachine { domain, name })
+        Ok(LibvirtMachine {
+            domain: RwLock::new(domain),
+            name,
+            uri: self.uri.clone(),
+        })
     }
+}
+
+fn open(uri: &str) -> Result<Connect> {
+    Connect::open(Some(uri)).map_err(|source| Error::Unreachable {
+        address: uri.to_owned(),
+        source: Box::new(source),
+    })
+}
+
+fn lookup(connection: &Connect, name: &str) -> std::result::Result<Domain, VirtError> {
+    connection
+        .lookup_domain_by_name(name)
+        .or_else(|error| connection.lookup_domain_by_uuid_string(name).map_err(|_| error))
 }
 
 /// A machine of libvirt.
 pub(crate) struct LibvirtMachine {
-    domain: Domain,
+    domain: RwLock<Domain>,
     name: String,
+    uri: String,
 }
 
 impl LibvirtMachine {
+    fn domain(&self) -> Domain {
+        self.domain.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Finds the machine through a new connection, where the one that it was found by does not answer.
+    fn reconnect(&self) -> std::result::Result<(), VirtError> {
+        let domain = self.domain();
+        match domain.is_active() {
+            Err(error) if !is_code(&error, ErrorNumber::NoDomain) => {}
+            other => return other.map(drop),
+        }
+        // libvirt knows it without asking anybody.
+        let uuid = domain.uuid_string()?;
+        let found = Connect::open(Some(&self.uri))?.lookup_domain_by_uuid_string(&uuid)?;
+        *self.domain.write().unwrap_or_else(PoisonError::into_inner) = found;
+        Ok(())
+    }
+
     fn refused(&self, action: &'static str, error: &VirtError) -> Error {
         let machine = self.name.clone();
         if is_code(error, ErrorNumber::OperationTimeout) {
@@ -128,7 +175,7 @@ impl LibvirtMachine {
     }
 
     fn xml(&self, flags: sys::virDomainXMLFlags) -> Result<String> {
-        let text = self.domain.xml_desc(sys::VIR_DOMAIN_XML_SECURE | flags);
+        let text = self.domain().xml_desc(sys::VIR_DOMAIN_XML_SECURE | flags);
         text.map_err(|error| self.refused("describe", &error))
     }
 }
@@ -139,7 +186,7 @@ impl Machine for LibvirtMachine {
     }
 
     fn describe(&self) -> Result<Description> {
-        let summary = summary(&self.domain).map_err(|error| self.refused("describe", &error))?;
+        let summary = summary(&self.domain()).map_err(|error| self.refused("describe", &error))?;
         let text = self.xml(0)?;
         let domain = DomainXml::parse(&text).map_err(|detail| Error::Configuration {
             machine: self.name.clone(),
@@ -156,7 +203,7 @@ impl Machine for LibvirtMachine {
     }
 
     fn size_of(&self, disk: &MachineDisk) -> Option<u64> {
-        let size_bytes = self.domain.block_info(&disk.target, 0).ok()?.capacity;
+        let size_bytes = self.domain().block_info(&disk.target, 0).ok()?.capacity;
         (size_bytes > 0).then_some(size_bytes)
     }
 
@@ -164,7 +211,7 @@ impl Machine for LibvirtMachine {
         let kept = self.xml(sys::VIR_DOMAIN_XML_INACTIVE)?;
         let mut files = vec![("domain.xml".to_owned(), kept.into_bytes())];
         if self
-            .domain
+            .domain()
             .is_active()
             .map_err(|error| self.refused("describe", &error))?
         {
@@ -183,7 +230,7 @@ impl Machine for LibvirtMachine {
     fn ask_agent(&self, command: &str, deadline: Duration) -> Result<String> {
         // libvirt counts whole seconds; 0 would mean not to wait at all.
         let seconds = i32::try_from(deadline.as_secs().max(1)).unwrap_or(i32::MAX);
-        let answer = self.domain.qemu_agent_command(command, seconds, 0);
+        let answer = self.domain().qemu_agent_command(command, seconds, 0);
         answer.map_err(|error| self.refused("ask the guest agent of", &error))
     }
 }

@@ -10,6 +10,7 @@ mod socket;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use holdfast_block::Clock;
 use serde_json::Value;
 
 pub use message::Event;
@@ -23,6 +24,26 @@ pub type Result<T> = std::result::Result<T, MonitorError>;
 pub trait Monitor: Send + Sync {
     /// Does a command, and waits for the answer.
     fn execute(&self, command: &QmpCommand) -> Result<Value>;
+
+    /// Makes sure that there is a way, after a time in which whoever stands in between may have been restarted. Commands never do
+    /// that by themselves: one whose answer is lost may have been done.
+    fn wake(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Wakes a monitor, and is patient with whoever is being restarted.
+///
+/// # Errors
+/// Why there is no way, after half a minute.
+pub fn wake_patiently(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
+    let start = clock.now();
+    loop {
+        match monitor.wake() {
+            Err(_) if clock.now().saturating_sub(start) < DEADLINE => clock.sleep(WAKE_INTERVAL),
+            other => return other,
+        }
+    }
 }
 
 /// A command.
@@ -40,6 +61,7 @@ pub struct QmpCommand {
 
 /// QEMU answers most commands within milliseconds; it does nothing else while it waits for a slow disk.
 const DEADLINE: Duration = Duration::from_secs(30);
+const WAKE_INTERVAL: Duration = Duration::from_millis(200);
 
 impl QmpCommand {
     /// A command without files, and half a minute for it.
@@ -73,6 +95,12 @@ pub enum MonitorError {
         class: String,
         /// QEMU's words.
         description: String,
+    },
+    /// QEMU, or its machine, is busy with something of somebody else's, of which there can be one at a time.
+    #[error("QEMU is busy with {with}")]
+    Busy {
+        /// With what, as far as that can be told.
+        with: String,
     },
     /// There is no answer in time. Whether QEMU does it later is not known.
     #[error("QEMU did not answer {command} within {} ms", after.as_millis())]

@@ -197,6 +197,7 @@ impl MachineBackup<'_> {
             },
             None => error,
         });
+        self.wake();
         noted.phase(Phase::Committing);
         if self.undo(cut, Some(guard)) {
             noted.end();

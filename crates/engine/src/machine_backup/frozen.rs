@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use holdfast_host::qemu::memory::{Memory, StreamError};
 use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, Pause, QemuDisk, RunId, disks};
-use holdfast_host::qmp::QmpCommand;
-use holdfast_host::{MachineDisk, MachineState};
+use holdfast_host::qmp::{MonitorError, QmpCommand};
+use holdfast_host::{Error as HostError, MachineDisk, MachineState};
 use holdfast_repo::{Manifest, Repository};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 
@@ -132,10 +132,11 @@ impl<'a> Freezer<'a> {
         Self { pause_deadline, ..self }
     }
 
-    fn failed(&self, source: holdfast_host::qmp::MonitorError) -> Error {
-        Error::from(holdfast_host::Error::Monitor {
-            machine: self.machine.clone(),
-            source,
+    fn failed(&self, source: MonitorError) -> Error {
+        let machine = self.machine.clone();
+        Error::from(match source {
+            MonitorError::Busy { with } => HostError::Busy { machine, holder: with },
+            source => HostError::Monitor { machine, source },
         })
     }
 

@@ -200,6 +200,7 @@ impl Warden<'_> {
 
     /// Takes the copy away from whoever reads it. The guest does not notice.
     fn give_up(&mut self) {
+        self.machine.monitor().wake().ok();
         if let Err(error) = remove_run(self.machine.monitor(), self.job.clock, self.run) {
             self.job
                 .progress
@@ -247,7 +248,10 @@ impl Writes {
 
     fn look(&mut self, warden: &Warden<'_>, load: &mut Load) {
         // A question that is not answered is no reason to change anything.
-        let Some(counters) = warden.counters() else { return };
+        let Some(counters) = warden.counters() else {
+            warden.machine.monitor().wake().ok();
+            return;
+        };
         let latency = counters.since(&self.last).average();
         self.last = counters;
         load.latency_highest = load.latency_highest.max(latency);

@@ -20,13 +20,13 @@ const NEVER: [ErrorNumber; 4] = [
 
 impl HypervisorMut for Libvirt {
     fn is_of_this_host(&self) -> bool {
-        self.connection.uri().is_ok_and(|uri| is_local(&uri))
+        self.connection().uri().is_ok_and(|uri| is_local(&uri))
     }
 
     /// libvirt has no call for it, but one that tells QEMU's command line: it reads and checks the configuration as if the
     /// machine were to start, and looks at no image.
     fn check(&self, configuration: &str) -> Result<Option<String>> {
-        match self.connection.domain_xml_to_native(COMMAND_LINE, configuration, 0) {
+        match self.connection().domain_xml_to_native(COMMAND_LINE, configuration, 0) {
             Ok(_) => Ok(None),
             // Another hypervisor of libvirt than QEMU.
             Err(error) if is_code(&error, ErrorNumber::NoSupport) => Ok(None),
@@ -42,19 +42,19 @@ impl HypervisorMut for Libvirt {
     fn kept_states(&self, machine: &str) -> Result<KeptStates> {
         let machine = self.find(machine)?;
         let refused = |error| machine.refused("look for snapshots of", &error);
-        let counted = checkpoints::count(&machine.domain);
+        let counted = checkpoints::count(&machine.domain());
         Ok(KeptStates {
-            snapshot_count: machine.domain.num_snapshots(0).map_err(refused)?,
+            snapshot_count: machine.domain().num_snapshots(0).map_err(refused)?,
             checkpoint_count: match counted {
                 Err(error) if is_code(&error, ErrorNumber::NoSupport) => 0,
                 other => other.map_err(refused)?,
             },
-            has_saved_memory: machine.domain.has_managed_save(0).map_err(refused)?,
+            has_saved_memory: machine.domain().has_managed_save(0).map_err(refused)?,
         })
     }
 
     fn define(&self, configuration: &str) -> Result<()> {
-        let defined = self.connection.define_domain_xml(configuration);
+        let defined = self.connection().define_domain_xml(configuration);
         defined.map(drop).map_err(|error| Error::Refused {
             action: "define",
             machine: name_in(configuration),
@@ -64,14 +64,14 @@ impl HypervisorMut for Libvirt {
 
     fn undefine(&self, machine: &str) -> Result<()> {
         let machine = self.find(machine)?;
-        let undefined = machine.domain.undefine_flags(sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM);
+        let undefined = machine.domain().undefine_flags(sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM);
         undefined.map_err(|error| machine.refused("undefine", &error))
     }
 
     fn start(&self, machine: &str) -> Result<()> {
         let machine = self.find(machine)?;
         machine
-            .domain
+            .domain()
             .create()
             .map_err(|error| machine.refused("start", &error))
     }

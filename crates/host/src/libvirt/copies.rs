@@ -17,7 +17,7 @@ impl LiveDisks for Libvirt {
         let machine = self.find(machine)?;
         let (mut state, mut reason) = (0, 0);
         // SAFETY: the domain lives as long as its reference; both places are ours and written on success only.
-        let code = unsafe { sys::virDomainGetState(machine.domain.as_ptr(), &raw mut state, &raw mut reason, 0) };
+        let code = unsafe { sys::virDomainGetState(machine.domain().as_ptr(), &raw mut state, &raw mut reason, 0) };
         done(code).map_err(|error| machine.refused("describe", &error))?;
         let (state, reason) = (u32::try_from(state), u32::try_from(reason));
         Ok(match state.unwrap_or_default() {
@@ -30,7 +30,7 @@ impl LiveDisks for Libvirt {
 
     fn run_on(&self, machine: &str) -> Result<()> {
         let machine = self.find(machine)?;
-        let resumed = machine.domain.resume();
+        let resumed = machine.domain().resume();
         resumed.map(drop).map_err(|error| machine.refused("resume", &error))
     }
 
@@ -47,7 +47,7 @@ impl LiveDisks for Libvirt {
         // SAFETY: the domain lives as long as its reference; both texts end in zero and outlive the call; there are no parameters.
         let code = unsafe {
             sys::virDomainBlockCopy(
-                machine.domain.as_ptr(),
+                machine.domain().as_ptr(),
                 disk.as_ptr(),
                 xml.as_ptr(),
                 std::ptr::null_mut(),
@@ -68,7 +68,7 @@ impl LiveDisks for Libvirt {
             end: 0,
         };
         // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call; `info` is ours.
-        let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain.as_ptr(), disk.as_ptr(), &raw mut info, 0) };
+        let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
         done(code).map_err(|error| machine.refused("look at a copy of a disk of", &error))?;
         Ok((code > 0).then_some(CopyState {
             done_bytes: info.cur,
@@ -83,12 +83,12 @@ impl LiveDisks for Libvirt {
         let disk = text(disk);
         let flags = sys::VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT;
         // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call.
-        let code = unsafe { sys::virDomainBlockJobAbort(machine.domain.as_ptr(), disk.as_ptr(), flags) };
+        let code = unsafe { sys::virDomainBlockJobAbort(machine.domain().as_ptr(), disk.as_ptr(), flags) };
         done(code).map_err(|error| machine.refused("finish a copy of a disk of", &error))
     }
 
     fn user_of_machines(&self) -> Result<Option<(u32, u32)>> {
-        let capabilities = self.connection.capabilities().map_err(|error| self.lost(error))?;
+        let capabilities = self.connection().capabilities().map_err(|error| self.lost(error))?;
         Ok(user_in(&capabilities))
     }
 }

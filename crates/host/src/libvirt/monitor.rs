@@ -10,9 +10,9 @@ impl Monitor for LibvirtMachine {
     fn execute(&self, command: &QmpCommand) -> Result<Value> {
         let line = line_of(command);
         let text = if command.files.is_empty() {
-            self.domain.qemu_monitor_command(&line, 0)
+            self.domain().qemu_monitor_command(&line, 0)
         } else {
-            files::monitor_command(&self.domain, &line, &command.files)
+            files::monitor_command(&self.domain(), &line, &command.files)
         };
         let text = text.map_err(|error| match error.code() {
             // The machine has been switched off.
@@ -26,5 +26,12 @@ impl Monitor for LibvirtMachine {
             },
         })?;
         answer_of(command.name, text.as_bytes())
+    }
+
+    fn wake(&self) -> Result<()> {
+        self.reconnect().map_err(|error| MonitorError::Transport {
+            command: "connect".to_owned(),
+            source: Box::new(error),
+        })
     }
 }

@@ -22,7 +22,7 @@ impl Overlays for Libvirt {
         let machine = self.find(machine)?;
         let refused = |error| machine.refused("look for snapshots of", &error);
         let mut files = Vec::new();
-        for snapshot in machine.domain.list_all_snapshots(0).map_err(refused)? {
+        for snapshot in machine.domain().list_all_snapshots(0).map_err(refused)? {
             let text = snapshot.xml_desc(0).map_err(refused)?;
             files.extend(snapshot_sources(&text).map_err(|detail| Error::Configuration {
                 machine: machine.name.clone(),
@@ -43,7 +43,7 @@ impl Overlays for Libvirt {
         let flags = sys::VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY
             | sys::VIR_DOMAIN_SNAPSHOT_CREATE_ATOMIC
             | sys::VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA;
-        let created = machine.domain.create_snapshot_xml(&text, flags);
+        let created = machine.domain().create_snapshot_xml(&text, flags);
         created.map(drop).map_err(|error| machine.refused(SNAPSHOT, &error))
     }
 
@@ -57,7 +57,7 @@ impl Overlays for Libvirt {
         // means the active image.
         let code = unsafe {
             sys::virDomainBlockCommit(
-                machine.domain.as_ptr(),
+                machine.domain().as_ptr(),
                 disk.as_ptr(),
                 base.as_ptr(),
                 std::ptr::null(),
@@ -73,7 +73,7 @@ impl Overlays for Libvirt {
         let disk = machine.word(disk.as_bytes())?;
         // SAFETY: the domain lives as long as its reference; `disk` ends in zero and lives until the call is over; no rate means
         // no limit.
-        let code = unsafe { sys::virDomainBlockJobSetSpeed(machine.domain.as_ptr(), disk.as_ptr(), 0, 0) };
+        let code = unsafe { sys::virDomainBlockJobSetSpeed(machine.domain().as_ptr(), disk.as_ptr(), 0, 0) };
         machine.outcome(code).map(drop)
     }
 
@@ -87,7 +87,7 @@ impl Overlays for Libvirt {
             end: 0,
         };
         // SAFETY: the domain lives as long as its reference; `disk` ends in zero; `info` is a place for the answer.
-        let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain.as_ptr(), disk.as_ptr(), &raw mut info, 0) };
+        let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
         let is_commit = u32::try_from(info.type_) == Ok(sys::VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT);
         Ok((machine.outcome(code)? > 0 && is_commit).then_some(CommitProgress {
             done_bytes: info.cur,
@@ -108,7 +108,7 @@ impl LibvirtMachine {
     fn end_job(&self, disk: &str, flags: u32) -> Result<()> {
         let disk = self.word(disk.as_bytes())?;
         // SAFETY: the domain lives as long as its reference; `disk` ends in zero and lives until the call is over.
-        let code = unsafe { sys::virDomainBlockJobAbort(self.domain.as_ptr(), disk.as_ptr(), flags) };
+        let code = unsafe { sys::virDomainBlockJobAbort(self.domain().as_ptr(), disk.as_ptr(), flags) };
         self.outcome(code).map(drop)
     }
 

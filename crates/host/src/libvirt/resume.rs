@@ -43,7 +43,7 @@ impl Libvirt {
             let path = pipe.to_str().ok_or("its path is no text".to_owned());
             let restored = path.and_then(|path| {
                 let restored = self
-                    .connection
+                    .connection()
                     .restore_domain_flags(path, None, sys::VIR_DOMAIN_SAVE_RUNNING);
                 restored.map_err(|error| error.message().to_owned())
             });

@@ -11,6 +11,7 @@ use holdfast_block::Clock;
 use serde_json::{Value, json};
 
 use super::QemuDisk;
+use super::jobs::jobs;
 use super::memory::{MemoryMode, MemoryPipe, Sending, Settings};
 use super::names::{Role, RunId};
 use super::remove::remove_run;
@@ -109,6 +110,9 @@ pub(crate) fn changes_name(run: RunId) -> String {
     run.thing("changes")
 }
 
+/// What QEMU says where its server runs already.
+const SERVER_RUNS: &str = "already running";
+
 struct Making<'a> {
     monitor: &'a dyn Monitor,
     clock: &'a dyn Clock,
@@ -196,7 +200,22 @@ impl Making<'_> {
         let given = QmpCommand::new("getfd", json!({ "fdname": name })).with_file(listener);
         self.monitor.execute(&given)?;
         let address = json!({ "type": "fd", "data": { "str": name } });
-        self.execute("nbd-server-start", json!({ "addr": address })).map(drop)
+        let started = self.execute("nbd-server-start", json!({ "addr": address }));
+        started.map(drop).map_err(|error| match error {
+            MonitorError::Refused { description, .. } if description.contains(SERVER_RUNS) => MonitorError::Busy {
+                with: self.server_of_others(),
+            },
+            other => other,
+        })
+    }
+
+    /// Who has QEMU's only server.
+    fn server_of_others(&self) -> String {
+        let jobs = jobs(self.monitor).unwrap_or_default();
+        match jobs.into_iter().find(|job| job.kind == "backup") {
+            Some(job) => format!("the backup job {}, which uses its NBD server", job.id),
+            None => "another use of its NBD server, of which it has one".to_owned(),
+        }
     }
 
     /// The instant.

@@ -125,7 +125,7 @@ impl Lab {
         }
         let xml = format!(
             "<domain type='qemu'><name>{name}</name><memory unit='MiB'>16</memory><vcpu>1</vcpu>\
-             <os><type arch='x86_64' machine='pc'>hvm</type></os><devices>{devices}\
+             <os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/></features><devices>{devices}\
              <disk type='file' device='cdrom'><target dev='sda' bus='scsi'/><readonly/></disk>\
              <memballoon model='none'/></devices></domain>"
         );

@@ -463,6 +463,7 @@ fn back_up(
         }),
         watchdog: Some(watchdog),
         journal,
+        processes: &SystemProcesses,
         hooks,
         limits: args.machines.limits.limits(),
         run,

@@ -54,7 +54,7 @@ impl World {
         command.env("XDG_RUNTIME_DIR", self.rig.path("run")).spawn().unwrap()
     }
 
-    fn journal(&self) -> Vec<Value> {
+    pub(super) fn journal(&self) -> Vec<Value> {
         let folder = self.rig.path("state/holdfast/runs");
         let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let notes = names.filter(|entry| entry.path().extension().is_some_and(|ending| ending == "json"));

@@ -4,8 +4,6 @@ use std::process::Child;
 use std::time::Duration;
 
 use holdfast_block::Clock as _;
-use holdfast_host::Hypervisor as _;
-use holdfast_host::qemu::runs_in;
 
 use super::lab::run;
 use super::{World, at};
@@ -21,7 +19,7 @@ impl World {
         let words = [&["backup", "web1", "--bwlimit", "3M"], words].concat();
         let mut child = self.rig.command(&at(&uri, &words)).spawn().unwrap();
         let start = self.lab.clock.now();
-        while runs_in(self.machine().monitor()).unwrap().is_empty() {
+        while !self.journal().iter().any(|note| note["phase"] == "reading") {
             assert!(child.try_wait().unwrap().is_none(), "it has ended before it read");
             assert!(self.lab.clock.now().saturating_sub(start) < PATIENCE);
             self.lab.clock.sleep(Duration::from_millis(5));
@@ -92,6 +90,7 @@ fn a_target_that_is_full_harms_no_guest_and_the_next_run_reads_what_changed() {
     assert_eq!(kind, "no-space");
     world.assert_runs_and_is_clean();
     world.write(1, 91, 0, 65_536);
+    drop(file);
     std::fs::remove_file(&filler).unwrap();
     let report = world.rig.report(&words);
     for disk in report["machines"][0]["disks"].as_array().unwrap() {
@@ -139,12 +138,14 @@ fn libvirtd_may_be_restarted_meanwhile() {
     world.write(0, 90, 0, 65_536);
     world.lab.virsh(&["destroy", "web1"]);
     world.lab.virsh(&["start", "web1"]);
-    let mut child = world.begin_slowly(&[]);
+    let child = world.begin_slowly(&[]);
     world.lab.stop_daemon();
     world.lab.clock.sleep(Duration::from_millis(500));
     world.lab.start_daemon();
     world.lab.connect();
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
     world.assert_runs_and_is_clean();
     world.assert_snapshot_is_right("over a restart");
     world.write(1, 91, 0, 4096);

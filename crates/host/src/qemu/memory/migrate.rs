@@ -77,7 +77,9 @@ impl Sending<'_> {
     pub(crate) fn send(&self, pipe: MemoryPipe, mode: MemoryMode) -> Result<Sent> {
         let status = self.execute(STATUS, Value::Null)?;
         if !is_over(&status) {
-            return Err(refused("another migration of the machine is under way"));
+            return Err(MonitorError::Busy {
+                with: "another migration of the machine".to_owned(),
+            });
         }
         let settings = self.set()?;
         let start = self.clock.now();

@@ -1,0 +1,87 @@
+//! Other backups of the same machine: one that is alive is not disturbed, and what a dead one has left is taken out.
+
+use std::time::Duration;
+
+use holdfast_host::qemu::{RunId, remove_run, runs_in};
+use holdfast_host::qmp::{Monitor, MonitorError};
+use holdfast_repo::Liveness;
+
+use super::MachineBackupRequest;
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::run_journal::{RunRecord, forget_run, noted_runs};
+
+/// The watchdog of a run that has just died may be at it.
+const WATCHDOG_PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Sees to it that no other backup is at work on the machine, and that nothing of a dead one is left.
+///
+/// # Errors
+/// [`holdfast_host::Error::Busy`] where one is, or where nobody can tell whether it is.
+pub(super) fn make_way(request: &MachineBackupRequest<'_>, job: Job<'_>) -> Result<()> {
+    let machine = request.machine.name();
+    let monitor = request.machine.monitor();
+    let failed = |source| {
+        Error::from(holdfast_host::Error::Monitor {
+            machine: machine.to_owned(),
+            source,
+        })
+    };
+    for run in runs_in(monitor).map_err(failed)? {
+        match note_of(request, run)? {
+            Some(note) if note.liveness(request.processes) == Liveness::Dead => {
+                if is_still_there(monitor, run, job).map_err(failed)? {
+                    remove_run(monitor, job.clock, run).map_err(failed)?;
+                    job.progress.note(&format!(
+                        "{machine}: took out of QEMU what a backup that died had left, run {run} of process {}",
+                        note.process.process
+                    ));
+                }
+                if let Some(place) = &request.journal {
+                    forget_run(&place.folder, run)?;
+                }
+            }
+            note => {
+                return Err(Error::from(holdfast_host::Error::Busy {
+                    machine: machine.to_owned(),
+                    holder: holder(run, note.as_ref()),
+                }));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn note_of(request: &MachineBackupRequest<'_>, run: RunId) -> Result<Option<RunRecord>> {
+    let Some(place) = &request.journal else {
+        return Ok(None);
+    };
+    Ok(noted_runs(&place.folder)?.into_iter().find(|note| note.run == run))
+}
+
+fn holder(run: RunId, note: Option<&RunRecord>) -> String {
+    match note {
+        Some(note) => format!(
+            "another backup of it, process {} on {}, which is {}",
+            note.process.process,
+            note.process.host,
+            note.phase.word()
+        ),
+        None => format!(
+            "another backup of it, run {run}, which is not noted here; if it is dead, holdfast doctor --fix takes out what it left"
+        ),
+    }
+}
+
+/// Whether something of a dead run is there still, when its watchdog has had time.
+fn is_still_there(monitor: &dyn Monitor, run: RunId, job: Job<'_>) -> std::result::Result<bool, MonitorError> {
+    let start = job.clock.now();
+    while job.clock.now().saturating_sub(start) < WATCHDOG_PATIENCE {
+        if !runs_in(monitor)?.contains(&run) {
+            return Ok(false);
+        }
+        job.clock.sleep(LOOK_INTERVAL);
+    }
+    Ok(true)
+}
