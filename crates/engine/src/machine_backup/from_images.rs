@@ -16,11 +16,11 @@ use rustix::fs::ioctl_ficlone;
 use rustix::io::Errno;
 
 use super::changes::{Changes, ReadAll};
-use super::frozen::{Freezer, PAUSE_DEADLINE};
+use super::frozen::{Freezer, Frozen, PAUSE_DEADLINE};
 use super::method::{Method, Offer, overlay_of, run_of_overlay};
 use super::noted::Noted;
 use super::pace::Pace;
-use super::warden::{Kept, Load, Warden, Watched};
+use super::warden::{GivenUp, Kept, Load, Warden, Watched};
 use super::{Compared, MachineBackup, MachineBackupReport, Ready, Rest, notes_of, nvram};
 use crate::BackupReport;
 use crate::error::{Error, Result};
@@ -128,7 +128,6 @@ impl MachineBackup<'_> {
     }
 
     pub(super) fn read_from_images(self, (method, reason): (Method, String)) -> Result<MachineBackupReport> {
-        let state = self.description.summary.state;
         let is_still = method == Method::Pause;
         let freezer = Freezer::new(
             self.repository,
@@ -142,25 +141,20 @@ impl MachineBackup<'_> {
         let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
         let devices = freezer.devices_of(&self.taken)?;
         let mut cut = self.prepare(method)?;
-        let noted = Noted::begin(&self.request, &self.description, self.job);
-        // File systems that are frozen thaw by themselves, and a machine that stands still cannot be told to thaw them.
-        let can_quiesce = !is_still && state == MachineState::Running && self.description.has_agent_channel;
         let (mut instant, mut stored_within) = (None, None);
-        let frozen = noted.freezing(|| {
-            freezer.freeze(&[], (state, can_quiesce), &mut || {
-                let time = (self.request.now)();
-                let made = self.make(&mut cut);
-                let nvram = made.and_then(|()| nvram::read(&self.description));
-                if is_still {
-                    let stored = nvram.and_then(|nvram| {
-                        let opened = self.open_images(&[])?;
-                        self.store_images(&opened, nvram, time, (method, "crash"), &pace)
-                    });
-                    stored_within = Some(stored);
-                } else {
-                    instant = Some((time, nvram));
-                }
-            })
+        let frozen = self.freeze(&freezer, is_still, &mut || {
+            let time = (self.request.now)();
+            let made = self.make(&mut cut);
+            let nvram = made.and_then(|()| nvram::read(&self.description));
+            if is_still {
+                let stored = nvram.and_then(|nvram| {
+                    let opened = self.open_images(&[])?;
+                    self.store_images(&opened, nvram, time, (method, "crash"), &pace)
+                });
+                stored_within = Some(stored);
+            } else {
+                instant = Some((time, nvram));
+            }
         });
         let (frozen, mut noted) = match frozen {
             Ok(frozen) => frozen,
@@ -189,14 +183,7 @@ impl MachineBackup<'_> {
         } else {
             warden.watch(read)
         };
-        let stored = stored.map_err(|error| match watched.given_up {
-            Some(why) => Error::ScratchLimit {
-                machine: self.request.name.to_string(),
-                scratch: self.folder(),
-                why,
-            },
-            None => error,
-        });
+        let stored = stored.map_err(|error| self.explain(error, watched.given_up));
         self.wake();
         noted.phase(Phase::Committing);
         if self.undo(cut, Some(guard)) {
@@ -210,10 +197,25 @@ impl MachineBackup<'_> {
         Ok(self.report(backup, (method, reason), (Some(pause), quiesced, load), compared))
     }
 
-    fn folder(&self) -> PathBuf {
+    /// The instant; what belongs to it is done `within`.
+    fn freeze(&self, freezer: &Freezer<'_>, is_still: bool, within: &mut dyn FnMut()) -> Result<(Frozen, Noted<'_>)> {
+        let state = self.description.summary.state;
+        // File systems that are frozen thaw by themselves, and a machine that stands still cannot be told to thaw them.
+        let can_quiesce = !is_still && state == MachineState::Running && self.description.has_agent_channel;
+        let noted = Noted::begin(&self.request, &self.description, self.job);
+        noted.freezing(|| freezer.freeze(&[], (state, can_quiesce), within))
+    }
+
+    /// Says what a read error of something that was given up means.
+    fn explain(&self, error: Error, given_up: Option<GivenUp>) -> Error {
+        let Some(why) = given_up else { return error };
         let images = self.images().unwrap_or_default();
         let folder = images.first().and_then(|image| image.parent());
-        folder.map(Path::to_owned).unwrap_or_default()
+        Error::ScratchLimit {
+            machine: self.request.name.to_string(),
+            scratch: folder.map(Path::to_owned).unwrap_or_default(),
+            why,
+        }
     }
 
     /// Gets ready what is made at the instant.

@@ -1,9 +1,6 @@
 //! The disks of a running machine, frozen: what is made before, read meanwhile, and taken away after.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_host::qemu::memory::{Memory, StreamError};
@@ -18,7 +15,7 @@ use super::changes::{BitmapNames, Changes, ReadAll, check_spots, usable_bitmap};
 use super::frozen_device::FrozenDevice;
 use super::pace::Pace;
 use super::quiesce::{Quiesced, Quiescence};
-use super::scratch::Scratch;
+use super::scratch::{Scratch, listen};
 use super::warden::{GivenUp, Kept, Warden};
 use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookCalls, HookEvent};
@@ -154,7 +151,7 @@ impl<'a> Freezer<'a> {
             .iter()
             .map(|(target, disk)| usable_bitmap(disk, target, self.parent))
             .collect();
-        let (folder, listener) = self.listen()?;
+        let (folder, listener) = listen(&self.request.runtime)?;
         let (cut_disks, watched) = self.cut_disks(&wanted, &usable)?;
         let (memory, receiving) = match self.request.memory {
             None => (None, None),
@@ -344,24 +341,6 @@ impl<'a> Freezer<'a> {
     pub(super) fn devices_of(&self, taken: &[MachineDisk]) -> Result<Vec<String>> {
         let devices = self.devices(taken)?;
         Ok(devices.into_iter().map(|(_, disk)| disk.device).collect())
-    }
-
-    /// A socket that only we can reach.
-    fn listen(&self) -> Result<(tempfile::TempDir, OwnedFd)> {
-        let failed = |path: PathBuf| {
-            move |source| Error::File {
-                action: "create",
-                path,
-                source,
-            }
-        };
-        let folder = tempfile::Builder::new()
-            .prefix("holdfast-")
-            .tempdir_in(&self.request.runtime);
-        let folder = folder.map_err(failed(self.request.runtime.clone()))?;
-        let path = folder.path().join("nbd");
-        let listener = UnixListener::bind(&path).map_err(failed(path))?;
-        Ok((folder, listener.into()))
     }
 
     fn open(

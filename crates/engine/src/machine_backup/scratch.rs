@@ -1,9 +1,12 @@
-//! Files without names, for what a guest overwrites while it is read.
+//! What is lent to QEMU while it is read: files without names, for what a guest overwrites, and the socket at which it serves.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
 
 use crate::error::{Error, Result};
 
@@ -43,4 +46,20 @@ impl Scratch {
             watched: file,
         })
     }
+}
+
+/// A socket in a folder of its own in `runtime`, which only we can reach.
+pub(super) fn listen(runtime: &Path) -> Result<(TempDir, OwnedFd)> {
+    let failed = |path: PathBuf| {
+        move |source| Error::File {
+            action: "create",
+            path,
+            source,
+        }
+    };
+    let folder = tempfile::Builder::new().prefix("holdfast-").tempdir_in(runtime);
+    let folder = folder.map_err(failed(runtime.to_owned()))?;
+    let path = folder.path().join("nbd");
+    let listener = UnixListener::bind(&path).map_err(failed(path))?;
+    Ok((folder, listener.into()))
 }
