@@ -48,6 +48,7 @@ mod serve;
 mod snapshot_name;
 mod source;
 mod stages;
+mod stored_memory;
 mod verify;
 mod watchdog;
 

@@ -28,3 +28,4 @@ pub use plan::{
 };
 pub use refusal::Refusal;
 pub use resumption::{PlannedResumption, Resumed};
+pub(crate) use stored::bytes_of;

@@ -10,6 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{FileDeviceMut, IoMode};
@@ -81,6 +82,15 @@ impl NewFile {
     /// Where to write it.
     pub(crate) fn partial(&self) -> &Path {
         &self.partial
+    }
+
+    /// Makes it an empty file that nobody else may read.
+    pub(crate) fn create_private(&self) -> std::io::Result<File> {
+        File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&self.partial)
     }
 
     /// Makes it a sparse file of this size. It is written past the page cache: it may be larger than memory, and whoever

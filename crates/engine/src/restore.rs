@@ -16,6 +16,7 @@ use crate::machine_backup::is_memory;
 use crate::new_file::{Existing, NewFile};
 use crate::repository::find_snapshot;
 use crate::restore_stream::write_to_stream;
+use crate::stored_memory::{MEMORY_STREAM, StoredMemory, is_part};
 use crate::{DiskName, SnapshotName, Unit};
 
 /// What to restore, and where to.
@@ -99,6 +100,15 @@ pub fn restore(
     let restored = match request.target {
         Target::Stream(stream) => vec![to_stream(repository, only(&disks)?, stream, job)?],
         Target::Path(path) => {
+            let memory = match request.name.disk {
+                None if path.is_dir() => StoredMemory::open(repository, &snapshot)?,
+                _ => None,
+            };
+            let stream = path.join(MEMORY_STREAM);
+            let disks: Vec<_> = disks
+                .into_iter()
+                .filter(|disk| memory.is_none() || !is_part(disk))
+                .collect();
             let placed = placed(&disks, &path, request.format)?;
             let restorer = Restorer {
                 repository,
@@ -115,7 +125,18 @@ pub fn restore(
             let restore = |(disk, place, path): &(&DiskRecord, Place, PathBuf)| {
                 restorer.to_path(disk, *place, path).map_err(|error| error.on(path))
             };
-            places.iter().map(restore).collect::<Result<_>>()?
+            let existing = match request.mode {
+                RestoreMode::New if memory.is_some() && stream.symlink_metadata().is_ok() => {
+                    return Err(Error::TargetExists { path: stream });
+                }
+                RestoreMode::New => Existing::Keep,
+                RestoreMode::Replace | RestoreMode::InPlace => Existing::Replace,
+            };
+            let mut restored = places.iter().map(restore).collect::<Result<Vec<_>>>()?;
+            if let Some(memory) = memory {
+                restored.push(memory.to_file(&stream, existing, surroundings, job)?);
+            }
+            restored
         }
     };
     Ok(RestoreReport {

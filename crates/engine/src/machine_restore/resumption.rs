@@ -5,16 +5,14 @@
 //! configuration says. A machine with a new identity goes on with its cables pulled, so that no address is on a network twice.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_host::domain_xml::{
     DiskChange, DiskPlace, DomainXml, Identity, Medium, Rewrite, rewrite, with_links_down,
 };
-use holdfast_host::qemu::memory::{MemoryState, PutError, put_together};
 use holdfast_host::{HypervisorMut, Resumption, agent};
-use holdfast_repo::{DiskRecord, Manifest, Repository, Surroundings};
+use holdfast_repo::{Manifest, Repository, Surroundings};
 
 use super::plan::{Content, Draft, Planner, unfit};
 use super::refusal::Refusal;
@@ -22,7 +20,8 @@ use super::stored;
 use crate::block_target::is_block_device;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::machine_backup::{MEMORY, MEMORY_STATE, is_memory};
+use crate::machine_backup::is_memory;
+use crate::stored_memory::StoredMemory;
 
 /// The configuration that goes with the memory.
 const CONFIGURATION: &str = "domain-migratable.xml";
@@ -50,10 +49,6 @@ pub struct PlannedResumption {
 pub struct Resumed {
     /// How far its clock is behind; none where its agent has set it.
     pub clock_behind: Option<Duration>,
-}
-
-fn record<'m>(snapshot: &'m Manifest, name: &str) -> Option<&'m DiskRecord> {
-    snapshot.disks.iter().find(|record| record.name == name)
 }
 
 /// Looks whether the machine of a plan can go on from its memory.
@@ -143,17 +138,9 @@ pub(super) fn resume(
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<Resumed> {
-    let memory = record(snapshot, MEMORY).expect("the plan has found it");
-    let Some(state) = record(snapshot, MEMORY_STATE) else {
-        return Err(Refusal::CannotResume {
-            machine: snapshot.machine.clone(),
-            reason: "the snapshot has its memory's pages only, and not its devices",
-        }
-        .into());
-    };
-    let state = MemoryState::decode(&stored::bytes_of(repository, state)?).map_err(|source| Error::MemoryState {
+    let memory = StoredMemory::open(repository, snapshot)?.ok_or_else(|| Refusal::CannotResume {
         machine: snapshot.machine.clone(),
-        source,
+        reason: "the snapshot has its memory's pages only, and not its devices",
     })?;
     let folder = tempfile::Builder::new()
         .prefix("holdfast-")
@@ -163,19 +150,12 @@ pub(super) fn resume(
         path: planned.runtime.clone(),
         source,
     })?;
-    let device = repository.device_checking_prints(memory);
-    let write = |output: &mut dyn Write| {
-        put_together(&state, &device, output).map_err(|error| match error {
-            PutError::Output(source) => source,
-            other => std::io::Error::other(other),
-        })
-    };
     hypervisor.resume(&Resumption {
         configuration: &planned.configuration,
         then: &planned.then,
         clock: job.clock,
         folder: folder.path(),
-        write: &write,
+        write: &|output| memory.write(output),
     })?;
     let machine = hypervisor.machine(uuid)?;
     let now_ms = (surroundings.now_ms)();

@@ -91,7 +91,7 @@ pub(super) fn path_of(record: &DiskRecord) -> Option<PathBuf> {
 }
 
 /// A small stream, whole; every byte of it is checked.
-pub(super) fn bytes_of(repository: &Repository, record: &DiskRecord) -> Result<Vec<u8>> {
+pub(crate) fn bytes_of(repository: &Repository, record: &DiskRecord) -> Result<Vec<u8>> {
     if record.size_bytes > STREAM_BYTES_MAX {
         return Err(Refusal::TooLarge {
             name: record.name.clone(),

@@ -198,6 +198,66 @@ fn a_backup_that_hangs_while_the_machine_stands_still_loses_it() {
     assert!(!child.wait().unwrap().success());
 }
 
+/// Its memory comes back as what QEMU takes in, beside its disks; another QEMU goes on with both.
+#[test]
+fn a_machine_is_backed_up_with_its_memory_and_another_qemu_goes_on() {
+    let pattern = Rig::empty();
+    let bytes: Vec<u8> = (0..2 << 20)
+        .map(|at: u32| u8::try_from(at / 4096 % 251).unwrap())
+        .collect();
+    pattern.write("pattern", &bytes);
+    let loader = format!(
+        "loader,file={},addr=0x800000,force-raw=on",
+        pattern.path("pattern").display()
+    );
+    let mut bare = Bare::new(&["-device", &loader]);
+    bare.write(1, 77, 65_536, 4096);
+    for mode in ["--with-memory=stopped", "--with-memory"] {
+        let report = bare.back_up(&[mode]);
+        assert_eq!(report["consistency"], "memory");
+        assert!(report["memory_bytes"].as_u64().unwrap() >= 16 << 20, "{report:#}");
+        bare.wait_until_mended(mode);
+        bare.assert_snapshot_is_right(mode);
+    }
+    std::fs::create_dir(bare.rig.path("whole")).unwrap();
+    bare.rig.ok(&["restore", "web1", "whole"]);
+    assert_eq!(
+        bare.rig.names("whole"),
+        [
+            "disk0.raw",
+            "disk1.raw",
+            "machine.json",
+            "memory.qemu",
+            "qemu-command-line.json"
+        ]
+    );
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&bare.rig.path("whole/memory.qemu").metadata().unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    // What is there is not written over.
+    let (kind, said) = bare.rig.error(1, &["restore", "web1", "whole"]);
+    assert_eq!(kind, "exists", "{said}");
+
+    let other = Lab::with(&["raw", "raw"], &["-S", "-incoming", "defer"]);
+    for (number, disk) in ["disk0", "disk1"].iter().enumerate() {
+        let image = std::fs::File::options().write(true).open(other.path(disk)).unwrap();
+        let restored = bare.rig.read(&format!("whole/{disk}.raw"));
+        assert!(restored == bare.disks[number]);
+        std::os::unix::fs::FileExt::write_all_at(&image, &restored, 0).unwrap();
+    }
+    let stream = format!("exec:cat {}", bare.rig.path("whole/memory.qemu").display());
+    other.execute("migrate-incoming", serde_json::json!({ "uri": stream }));
+    while other.execute("query-status", Value::Null)["status"] == "inmigrate" {
+        other.clock.sleep(Duration::from_millis(20));
+    }
+    other.execute("cont", Value::Null);
+    assert!(other.is_running());
+    let file = other.path("memory");
+    let arguments = serde_json::json!({ "val": 8 << 20, "size": 2 << 20, "filename": file.to_str().unwrap() });
+    other.execute("pmemsave", arguments);
+    assert!(std::fs::read(file).unwrap() == bytes, "another memory");
+}
+
 #[test]
 fn a_monitor_that_is_not_there_or_that_somebody_has_is_told_in_words() {
     let bare = Bare::new(&[]);
