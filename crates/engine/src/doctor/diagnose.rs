@@ -4,7 +4,9 @@ use holdfast_host::MachineState;
 use holdfast_host::qemu::{QemuJob, RunId};
 use holdfast_repo::Liveness;
 
-use super::seen::{Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenOverlay, SeenRun};
+use super::seen::{
+    Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenOverlay, SeenRun,
+};
 use super::{Finding, FindingKind, Mend, Remedy};
 use super::{diagnose_disks, emptied, instants};
 use crate::run_journal::Phase;
@@ -44,6 +46,9 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     }
     (diagnosis.findings, diagnosis.notes)
 }
+
+/// QEMU's word for jobs that copy a disk.
+const COPY: &str = "mirror";
 
 /// What is known of a run's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -228,7 +233,10 @@ impl Diagnosis<'_> {
     }
 
     fn job(&mut self, machine: &SeenMachine, job: &QemuJob) {
-        if job.id.starts_with("hf-") {
+        // Whoever goes on with an instant restore goes on with its copies.
+        let is_filled = |instant: &SeenInstant| instant.owner.as_ref() == Some(&machine.name);
+        let is_of_restore = job.kind == COPY && self.seen.instants.iter().any(is_filled);
+        if job.id.starts_with("hf-") || is_of_restore {
             return;
         }
         let disk = machine

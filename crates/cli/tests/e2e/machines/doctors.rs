@@ -1,6 +1,6 @@
 //! Damage of every kind, made for real: the doctor tells of it and changes nothing, `--fix` mends it, and then all is well.
 
-use std::process::Child;
+use std::process::{Child, Output};
 use std::time::Duration;
 
 use holdfast_block::Clock as _;
@@ -14,18 +14,22 @@ use super::lab::run;
 use super::{World, at};
 
 impl World {
-    /// The doctor, in a world of its own: other tests leave sockets, too.
     pub(super) fn doctor(&self, code: i32, words: &[&str]) -> Value {
+        let output = self.doctor_answers(words);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["report"].clone()
+    }
+
+    /// The doctor, in a world of its own: other tests leave sockets, too.
+    pub(super) fn doctor_answers(&self, words: &[&str]) -> Output {
         let uri = self.lab.uri();
         let words = [&["doctor", "--scratch", "scratch", "--json"], words].concat();
         std::fs::create_dir_all(self.rig.path("scratch")).unwrap();
         std::fs::create_dir_all(self.rig.path("run")).unwrap();
         let mut command = self.rig.command(&at(&uri, &words));
         command.env("XDG_RUNTIME_DIR", self.rig.path("run"));
-        let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{said}");
-        serde_json::from_slice::<Value>(&output.stdout).unwrap()["report"].clone()
+        command.output().unwrap()
     }
 
     /// Two doctors find the same, and change nothing; one mends it; the next one finds nothing.

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_block::Clock as _;
+use holdfast_block::{Clock as _, SeededRandom};
 use holdfast_host::domain_xml::served_folder;
 use holdfast_host::qmp::QmpCommand;
-use holdfast_host::{Hypervisor as _, Life, LiveDisks as _, Machine};
+use holdfast_host::{Hypervisor as _, HypervisorMut as _, Life, LiveDisks as _, Machine};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -64,6 +64,16 @@ impl World {
 
     fn resume(&self) -> Value {
         self.rig.report(&at(&self.lab.uri(), &["resume", NAME]))
+    }
+
+    fn goes_on_and_is_removed(&self) {
+        // Where it was killed before the start, that is the owner's.
+        self.lab.connect().start(NAME).ok();
+        self.assert_is_whole();
+        self.lab.virsh(&["undefine", NAME]);
+        for image in ["web1-restored-a", "web1-restored-b"] {
+            std::fs::remove_file(self.lab.path(image)).unwrap();
+        }
     }
 
     /// The machine runs on its own images, which hold what they should, and nothing else is left.
@@ -180,6 +190,71 @@ fn a_restore_that_is_killed_before_its_machine_is_there_is_cleared_up() {
         "--connect",
         &world.lab.uri(),
     ]);
+    world.assert_is_whole();
+}
+
+/// Whatever is killed and when: the doctor clears up, or `resume` goes on, and then all is right.
+#[test]
+fn killed_at_any_moment_it_goes_on_or_nothing_is_left() {
+    let mut world = World::new();
+    let mut random = SeededRandom::new(11);
+    world.write(0, 7, 1 << 20, 65_536);
+    world.back_up();
+    let folder = world.lab.path(&format!(".{NAME}.holdfast"));
+    // The first one is slower.
+    let mut whole_ms = u64::MAX;
+    for _ in 0..2 {
+        whole_ms = whole_ms.min(world.restore(&["--live"])["duration_ms"].as_u64().unwrap());
+        world.goes_on_and_is_removed();
+    }
+    for round in 0..8 {
+        let words = ["restore", "web1", "--to-machine", "--live"];
+        let mut child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
+        let piece_ms = whole_ms / 8 + 1;
+        let after_ms = piece_ms * round + random.below(piece_ms);
+        world.lab.clock.sleep(Duration::from_millis(after_ms));
+        kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+        child.wait().unwrap();
+        if round % 2 == 0 {
+            for server in servers(&folder) {
+                kill_process(server, Signal::KILL).ok();
+            }
+        }
+        world.doctor_answers(&["--fix"]);
+        if world
+            .lab
+            .virsh(&["list", "--all", "--name"])
+            .lines()
+            .any(|name| name == NAME)
+        {
+            world.rig.report(&at(&world.lab.uri(), &["resume"]));
+            world.goes_on_and_is_removed();
+        } else {
+            assert!(servers(&folder).is_empty() && !folder.exists(), "after {after_ms} ms");
+            assert_eq!(world.files(), ["domain.xml", "web1-a", "web1-b"], "after {after_ms} ms");
+        }
+    }
+}
+
+/// Ctrl-C leaves a machine that runs, and says how its disks are filled.
+#[test]
+fn interrupted_the_machine_runs_on() {
+    let world = World::new();
+    world.back_up();
+    let words = ["restore", "web1", "--to-machine", "--live"];
+    let child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
+    let libvirt = world.lab.connect();
+    while libvirt.life(NAME).ok() != Some(Life::Running) {
+        world.lab.clock.sleep(Duration::from_millis(2));
+    }
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(world.lab.virsh(&["domstate", NAME]).trim(), "running");
+    if output.status.code() != Some(0) {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("holdfast resume web1-restored"), "{said}");
+        world.resume();
+    }
     world.assert_is_whole();
 }
 

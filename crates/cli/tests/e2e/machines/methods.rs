@@ -181,7 +181,7 @@ fn killed_at_any_moment_it_is_mended_by_the_doctor() {
         let dead_since = world.lab.clock.now();
         // A watchdog that still works, or libvirt that goes on with what was begun, is not disturbed.
         loop {
-            let fixed = world.rig.run(&at(&uri, &["doctor", "--fix", "--delete-overlays"]));
+            let fixed = world.doctor_answers(&["--fix", "--delete-overlays"]);
             if fixed.status.code() == Some(0) && world.images().len() == 2 {
                 break;
             }

@@ -8,9 +8,10 @@ use holdfast_repo::{Liveness, ProcessIdentity};
 
 use super::diagnose;
 use crate::doctor::seen::{
-    FindingKind, Mend, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun,
+    FindingKind, Mend, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenRepository, SeenRun,
 };
 use crate::doctor::{Finding, Remedy};
+use crate::instant_restore::InstantState;
 use crate::run_journal::{Phase, RunRecord};
 
 const RUN: RunId = RunId(7);
@@ -210,6 +211,21 @@ fn only_jobs_that_have_ended_are_taken_away() {
     assert_eq!(kinds(&with("running", id, false)), []);
     assert!(findings(&with("running", id, true))[0].is_danger);
     assert_eq!(kinds(&with("ready", "hf-00000007-memory", false)), []);
+    // Whoever resumes the restore goes on with it.
+    let mut restored = with("ready", id, false);
+    restored.instants.push(SeenInstant {
+        folder: "/i/.web1.holdfast".into(),
+        machine: Some("web1".to_owned()),
+        snapshot: None,
+        owner: Some("web1".to_owned()),
+        since_ms: None,
+        state: Some(InstantState {
+            is_attended: false,
+            has_server: true,
+            has_begun: true,
+        }),
+    });
+    assert_eq!(kinds(&restored), [FindingKind::InstantRestore]);
 }
 
 #[test]
