@@ -157,6 +157,48 @@ fn restore_and_server_are_killed_and_what_the_guest_wrote_is_there() {
     world.rig.ok(&["forget", &id]);
 }
 
+/// The firmware reads a disk whose server is dead: no error reaches it, the machine stands still, and goes on with the same request.
+#[test]
+fn a_machine_whose_server_is_dead_stands_still_and_goes_on() {
+    let world = World::new();
+    world.back_up();
+    let folder = world.begun();
+    kill_servers(&folder);
+    world.lab.virsh(&["reset", NAME]);
+    let libvirt = world.lab.connect();
+    let start = world.lab.clock.now();
+    while libvirt.life(NAME).unwrap() != Life::StoppedByDisk {
+        assert!(
+            world.lab.clock.now().saturating_sub(start) < Duration::from_secs(60),
+            "it does not read"
+        );
+        world.lab.clock.sleep(Duration::from_millis(20));
+    }
+    world.resume();
+    world.assert_is_whole();
+}
+
+/// A restore whose server dies starts another one.
+#[test]
+fn a_server_that_dies_is_started_again() {
+    let world = World::new();
+    world.back_up();
+    let folder = world.lab.path(&format!(".{NAME}.holdfast"));
+    let words = ["restore", "web1", "--to-machine", "--live"];
+    let child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
+    let libvirt = world.lab.connect();
+    while libvirt.life(NAME).ok() != Some(Life::Running) {
+        world.lab.clock.sleep(Duration::from_millis(2));
+    }
+    for server in servers(&folder) {
+        kill_process(server, Signal::KILL).unwrap();
+    }
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    world.assert_is_whole();
+}
+
 /// The doctor takes away what was made for a machine that never ran, and nothing else.
 #[test]
 fn a_restore_that_is_killed_before_its_machine_is_there_is_cleared_up() {
