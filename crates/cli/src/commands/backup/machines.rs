@@ -166,12 +166,16 @@ struct MachineDone {
     method_reason: String,
     /// How long the machine stood still; null where it was not running.
     paused_us: Option<u64>,
+    /// How much of that the cut of its disks took, with its memory's last pass.
+    cut_us: Option<u64>,
     /// "memory", "file system", "crash", or "shut off".
     consistency: String,
     /// Bytes of its memory in the snapshot; null where it is not in it.
     memory_bytes: Option<u64>,
     /// How long its file systems were frozen; null where they were not.
     frozen_us: Option<u64>,
+    /// How much of that the guest took to freeze them.
+    freeze_us: Option<u64>,
     read_bytes: u64,
     changed_bytes: u64,
     stored_bytes: u64,
@@ -236,9 +240,9 @@ impl From<MachineBackupReport> for MachineDone {
                 reason: Some(why.to_string()),
             },
         };
-        let frozen = match &report.quiesced {
-            Quiesced::Yes { frozen, .. } => Some(*frozen),
-            _ => None,
+        let (frozen, freeze) = match &report.quiesced {
+            Quiesced::Yes { frozen, freeze, .. } => (Some(*frozen), Some(*freeze)),
+            _ => (None, None),
         };
         let load = LoadDocument::new(&report.load, report.backup.duration);
         let bottleneck = report.backup.bottleneck.map(|bottleneck| bottleneck.to_string());
@@ -250,12 +254,14 @@ impl From<MachineBackupReport> for MachineDone {
         Self {
             memory_bytes: report.memory_bytes,
             frozen_us: frozen.map(micros),
+            freeze_us: freeze.map(micros),
             consistency: consistency.cloned().unwrap_or_default(),
             snapshot: SnapshotDocument::from(&report.backup.snapshot),
             method: report.method.word(),
             method_reason: report.method_reason,
             how: report.method,
             paused_us: report.pause.map(|pause| micros(pause.total)),
+            cut_us: report.pause.map(|pause| micros(pause.cut)),
             read_bytes: statistics.read_bytes,
             changed_bytes: changed_bytes(&statistics),
             stored_bytes: report.backup.stored_bytes,
@@ -297,7 +303,11 @@ impl MachineDone {
         let stood_still = match (self.how, self.paused_us) {
             (Method::Images, _) => String::new(),
             (_, None) => "; it is paused".to_owned(),
-            (_, Some(us)) => format!("; it stood still for {}", time(us)),
+            (_, Some(us)) => format!(
+                "; it stood still for {}, {} of it for the cut",
+                time(us),
+                time(self.cut_us.unwrap_or_default())
+            ),
         };
         page.line(&format!("  {by} ({}){stood_still}", self.method_reason));
         if self.how != Method::Images {
@@ -306,7 +316,11 @@ impl MachineDone {
                     "  with its memory of {}: restored, it goes on where it was",
                     units::bytes(bytes)
                 ),
-                (None, Some(us)) => format!("  consistent for its file systems, which were frozen for {}", time(us)),
+                (None, Some(us)) => format!(
+                    "  consistent for its file systems, which were frozen for {}, {} of it until they were",
+                    time(us),
+                    time(self.freeze_us.unwrap_or_default())
+                ),
                 (None, None) => "  consistent as after a power cut: its file systems were not frozen".to_owned(),
             });
         }
