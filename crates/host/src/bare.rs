@@ -4,7 +4,7 @@
 //! want it ([`QueuedSocket`]), and is a [stand-in](BareQemu::stand_in) that knows of the machine only what it was told.
 
 mod block;
-mod peer;
+mod tpm;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use holdfast_block::Clock;
 use serde_json::{Map, Value, json};
 
 use self::block::Blocks;
-use self::peer::Process;
 use crate::agent::socket::{AgentError, ask};
 use crate::error::{Error, Result};
 use crate::hypervisor::{Hypervisor, Machine};
-use crate::machine::{Description, MachineDisk, MachineState, MachineSummary, Mark, Tpm};
+use crate::machine::{Description, MachineDisk, MachineState, MachineSummary, Mark};
+use crate::other_process::Process;
 use crate::qemu::disks;
 use crate::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, QueuedSocket};
 
@@ -214,7 +214,7 @@ impl Machine for BareMachine {
             summary: self.0.summary()?,
             disks: blocks.disks,
             nvram: blocks.nvram,
-            tpm: tpm(&self.0.query("query-tpm")?),
+            tpm: tpm::find(&self.0.query("query-tpm")?, self.0.process.as_ref()),
             has_agent_channel: self.0.agent.is_some(),
             mark: Mark::default(),
         })
@@ -279,16 +279,6 @@ fn state(word: &str) -> MachineState {
     }
 }
 
-fn tpm(answer: &Value) -> Option<Tpm> {
-    let is_emulated = |tpm: &&Value| tpm.pointer("/options/type").and_then(Value::as_str) == Some("emulator");
-    // Which version it is stands nowhere in QEMU: it is the emulator's business.
-    answer
-        .as_array()?
-        .iter()
-        .find(is_emulated)
-        .map(|_| Tpm { version: None })
-}
-
 /// The socket at which QEMU waits for whoever wants to speak with the guest's agent.
 fn agent_socket(monitor: &dyn Monitor) -> std::result::Result<Option<PathBuf>, MonitorError> {
     let Some(label) = agent_channel(monitor)? else {
@@ -338,9 +328,7 @@ fn listening_path(description: &str) -> Option<PathBuf> {
 mod tests {
     use std::path::Path;
 
-    use serde_json::json;
-
-    use super::{listening_path, state, tpm};
+    use super::{listening_path, state};
     use crate::machine::MachineState;
 
     #[test]
@@ -371,12 +359,5 @@ mod tests {
         for word in ["inmigrate", "postmigrate", "finish-migrate", ""] {
             assert_eq!(state(word), MachineState::Between, "{word}");
         }
-    }
-
-    #[test]
-    fn only_an_emulated_tpm_is_one_that_can_be_kept() {
-        let of = |kind: &str| tpm(&json!([{ "id": "t", "model": "tpm-tis", "options": { "type": kind, "data": {} } }]));
-        assert!(of("emulator").is_some() && of("passthrough").is_none());
-        assert!(tpm(&json!([])).is_none());
     }
 }

@@ -14,7 +14,8 @@ pub use rewrite::{
     overlays_document, rewrite, served_folder, with_links_down, with_name, with_served_disks,
 };
 
-use crate::machine::{DiskKind, DiskSource, MachineDisk, Mark, Tpm};
+use crate::machine::{DiskKind, DiskSource, MachineDisk, Mark};
+use crate::tpm::{TpmStore, TpmVersion};
 
 /// The namespace of what we read in a machine's own `<metadata>`.
 pub const MARK_NAMESPACE: &str = "urn:holdfast:domain:1";
@@ -37,11 +38,24 @@ pub struct DomainXml {
     /// The file with the firmware's variables.
     pub nvram: Option<String>,
     /// Its emulated TPM.
-    pub tpm: Option<Tpm>,
+    pub tpm: Option<DomainTpm>,
     /// Whether it has a channel for the guest agent.
     pub has_agent_channel: bool,
     /// What its owner says about backups.
     pub mark: Mark,
+}
+
+/// What the text says about an emulated TPM.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DomainTpm {
+    /// Which one it is; libvirt always writes it down.
+    pub version: Option<TpmVersion>,
+    /// Where its state is, where its owner chose that (libvirt 10.10 and later): the folder, or the file.
+    pub source: Option<(TpmStore, PathBuf)>,
+    /// The socket of the swtpm, where libvirt does not start that itself.
+    pub socket: Option<PathBuf>,
+    /// The UUID of libvirt's secret with which the state is encrypted.
+    pub secret: Option<String>,
 }
 
 impl DomainXml {
@@ -161,11 +175,29 @@ fn nvram_path(nvram: Node<'_, '_>) -> Option<String> {
     text.map(str::to_owned).or_else(source)
 }
 
-fn tpm(devices: Node<'_, '_>) -> Option<Tpm> {
+/// <https://libvirt.org/formatdomain.html#tpm-device>
+fn tpm(devices: Node<'_, '_>) -> Option<DomainTpm> {
     let backend = children(devices, "tpm").find_map(|tpm| child(tpm, "backend"))?;
-    (backend.attribute("type") == Some("emulator")).then(|| Tpm {
-        version: attribute(Some(backend), "version"),
-    })
+    let source = child(backend, "source");
+    let path = attribute(source, "path").map(PathBuf::from);
+    let mut tpm = DomainTpm {
+        version: attribute(Some(backend), "version").and_then(|number| TpmVersion::from_number(&number)),
+        secret: attribute(child(backend, "encryption"), "secret"),
+        ..DomainTpm::default()
+    };
+    match backend.attribute("type") {
+        Some("emulator") => {
+            let store = match source.and_then(|source| source.attribute("type")) {
+                Some("dir") => Some(TpmStore::Folder),
+                Some("file") => Some(TpmStore::Single),
+                _ => None,
+            };
+            tpm.source = store.zip(path);
+        }
+        Some("external") => tpm.socket = path,
+        _ => return None,
+    }
+    Some(tpm)
 }
 
 fn has_agent_channel(devices: Node<'_, '_>) -> bool {
@@ -195,8 +227,9 @@ fn mark(metadata: Node<'_, '_>) -> Mark {
 
 #[cfg(test)]
 mod tests {
-    use super::DomainXml;
+    use super::{DomainTpm, DomainXml};
     use crate::machine::{DiskKind, DiskSource};
+    use crate::tpm::{TpmStore, TpmVersion};
 
     const DOMAIN: &str = "<domain type='kvm' id='3'>
   <name>web1</name>
@@ -245,7 +278,7 @@ mod tests {
             domain.nvram.as_deref(),
             Some("/var/lib/libvirt/qemu/nvram/web1_VARS.fd")
         );
-        assert_eq!(domain.tpm.unwrap().version.as_deref(), Some("2.0"));
+        assert_eq!(domain.tpm.unwrap().version, Some(TpmVersion::V2));
         assert!(domain.has_agent_channel && domain.mark.is_left_out);
         assert_eq!(domain.mark.left_out_disks, ["vdb", "sda"]);
         assert_eq!(domain.mark.tags, ["db", "prod"]);
@@ -255,6 +288,32 @@ mod tests {
     fn variables_in_a_source_of_their_own_are_found() {
         let text = "<domain><os><nvram type='file'>\n<source file='/vars'/></nvram></os></domain>";
         assert_eq!(DomainXml::parse(text).unwrap().nvram.as_deref(), Some("/vars"));
+    }
+
+    #[test]
+    fn a_tpm_tells_where_its_owner_wants_its_state() {
+        let tpm = |backend: &str| {
+            let text = format!("<domain><devices><tpm model='tpm-tis'>{backend}</tpm></devices></domain>");
+            DomainXml::parse(&text).unwrap().tpm
+        };
+        let of = |version, source: Option<(TpmStore, &str)>| DomainTpm {
+            version,
+            source: source.map(|(store, path)| (store, path.into())),
+            ..DomainTpm::default()
+        };
+        let found = tpm("<backend type='emulator' version='1.2'><encryption secret='a-b'/></backend>").unwrap();
+        assert_eq!(found.secret.as_deref(), Some("a-b"));
+        assert_eq!((found.version, found.source), (Some(TpmVersion::V1), None));
+        for (kind, store) in [("dir", TpmStore::Folder), ("file", TpmStore::Single)] {
+            let backend = format!("<backend type='emulator' version='2.0'><source type='{kind}' path='/t'/></backend>");
+            assert_eq!(tpm(&backend), Some(of(Some(TpmVersion::V2), Some((store, "/t")))));
+        }
+        let found = tpm("<backend type='external'><source type='unix' mode='connect' path='/s'/></backend>").unwrap();
+        assert_eq!((found.socket, found.source), (Some("/s".into()), None));
+        assert_eq!(
+            tpm("<backend type='passthrough'><device path='/dev/tpm0'/></backend>"),
+            None
+        );
     }
 
     #[test]

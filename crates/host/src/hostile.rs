@@ -29,7 +29,8 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let domain = "<domain type='kvm' id='3'><name>web1</name><uuid>0-0</uuid><genid>1-1</genid><os><nvram>/v/web1</nvram></os>\
          <metadata><h:backup xmlns:h='urn:holdfast:domain:1' enabled='no' exclude='vdb' tags='a b'/></metadata><devices>\
          <disk type='file'><driver type='raw'/><source file='/a'/><target dev='vda'/></disk>\
-         <interface type='network'><mac address='52:54:00:00:00:01'/></interface></devices></domain>";
+         <interface type='network'><mac address='52:54:00:00:00:01'/></interface>\
+         <tpm><backend type='emulator' version='2.0'><source type='dir' path='/t'/></backend></tpm></devices></domain>";
     let mut seeds = vec![("domain_xml", "machine", domain.as_bytes().to_vec())];
     seeds.extend(memory::seeds());
     seeds
@@ -47,6 +48,7 @@ pub fn domain_xml(bytes: &[u8]) -> Outcome {
         generation: Uuid::from_random([8; 16]),
         disks: BTreeMap::new(),
         nvram: Some("/n&m".into()),
+        tpm: Some("/t&m".into()),
     };
     let Ok(rewritten) = rewrite(&text, &wish) else {
         return Outcome::Refused;

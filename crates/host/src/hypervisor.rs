@@ -8,6 +8,7 @@ use holdfast_block::Clock;
 use crate::error::Result;
 use crate::machine::{Description, MachineDisk, MachineSummary};
 use crate::qmp::Monitor;
+use crate::tpm::TpmPlace;
 
 /// A hypervisor, and the way to it.
 pub trait Hypervisor: Send + Sync {
@@ -37,6 +38,9 @@ pub trait HypervisorMut: Hypervisor {
 
     /// What it keeps of earlier states of a machine.
     fn kept_states(&self, machine: &str) -> Result<KeptStates>;
+
+    /// Where a machine of this configuration has the state of its TPM while it is shut off; none where it has no emulated one.
+    fn tpm_place(&self, configuration: &str) -> Option<TpmPlace>;
 
     /// Makes a machine of a configuration; one with this UUID gets the configuration.
     fn define(&self, configuration: &str) -> Result<()>;

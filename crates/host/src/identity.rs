@@ -16,6 +16,24 @@ impl Uuid {
         bytes[8] = bytes[8] & 0x3f | 0x80;
         Self(bytes)
     }
+
+    /// A UUID as text, in any of the forms that libvirt takes: with hyphens, or without, in letters of either size.
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+        let mut bytes = [0; 16];
+        if digits.len() != 2 * bytes.len() {
+            return None;
+        }
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            let digit = |digit: u8| {
+                char::from(digit)
+                    .to_digit(16)
+                    .and_then(|digit| u8::try_from(digit).ok())
+            };
+            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+        }
+        Some(Self(bytes))
+    }
 }
 
 impl fmt::Display for Uuid {
@@ -68,6 +86,16 @@ mod tests {
             Uuid::from_random([0; 16]).to_string(),
             "00000000-0000-4000-8000-000000000000"
         );
+        assert_eq!(Uuid::parse(&uuid.to_uppercase()), Some(Uuid::from_random([0xff; 16])));
+        assert_eq!(Uuid::parse(&uuid.replace('-', "")), Uuid::parse(&uuid));
+        for text in [
+            "",
+            "../../../../../../etc/a/very/long/path",
+            "ffffffff-ffff-4fff-bfff-fffffffffffg",
+            &uuid[1..],
+        ] {
+            assert_eq!(Uuid::parse(text), None, "{text}");
+        }
         assert_eq!(MacAddress::from_random([1, 0xab, 0]).to_string(), "52:54:00:01:ab:00");
     }
 }

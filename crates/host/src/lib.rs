@@ -14,10 +14,13 @@ mod libvirt;
 mod live_disks;
 mod living;
 mod machine;
+mod other_process;
 mod overlays;
 mod process;
 pub mod qemu;
 pub mod qmp;
+mod swtpm;
+mod tpm;
 
 pub use bare::BareQemu;
 pub use error::{Error, Result};
@@ -28,7 +31,8 @@ pub use libvirt::Libvirt;
 pub use live_disks::{CopyState, Life, LiveDisks};
 pub use living::{Living, living, open_below};
 pub use machine::{
-    Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark, Tpm,
+    Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,
 };
 pub use overlays::{CommitProgress, Overlays};
 pub use process::{Call, Called, Companion, Ending};
+pub use tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};

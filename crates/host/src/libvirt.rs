@@ -7,7 +7,9 @@ mod files;
 mod monitor;
 mod overlays;
 mod resume;
+mod tpm;
 
+use std::path::Path;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
@@ -22,12 +24,14 @@ use crate::error::{Error, Result};
 use crate::hypervisor::{Hypervisor, Machine};
 use crate::machine::{Description, MachineDisk, MachineState, MachineSummary};
 use crate::qmp::Monitor;
+use tpm::{Activity, States};
 
 /// A connection to libvirt.
 pub struct Libvirt {
     connection: RwLock<Connect>,
     uri: String,
     title: String,
+    states: States,
 }
 
 impl Libvirt {
@@ -35,11 +39,26 @@ impl Libvirt {
     pub fn connect(uri: &str) -> Result<Self> {
         // Without this it prints every error by itself.
         virt::error::clear_error_callback();
+        let connection = open(uri)?;
+        // What was given may be an alias of it.
+        let whole_uri = connection.uri().unwrap_or_default();
         Ok(Self {
-            connection: RwLock::new(open(uri)?),
+            connection: RwLock::new(connection),
             uri: uri.to_owned(),
             title: format!("libvirt at {uri}"),
+            states: States::of(&whole_uri, None),
         })
+    }
+
+    /// The same, told where the user that we are has his configurations: a libvirt of his session has the states of its machines' TPMs
+    /// there, and does not say so itself.
+    #[must_use]
+    pub fn with_configurations(self, folder: &Path) -> Self {
+        let uri = self.connection().uri().unwrap_or_default();
+        Self {
+            states: States::of(&uri, Some(folder)),
+            ..self
+        }
     }
 
     fn connection(&self) -> Connect {
@@ -116,6 +135,7 @@ impl Libvirt {
             domain: RwLock::new(domain),
             name,
             uri: self.uri.clone(),
+            states: self.states.clone(),
         })
     }
 }
@@ -138,6 +158,7 @@ pub(crate) struct LibvirtMachine {
     domain: RwLock<Domain>,
     name: String,
     uri: String,
+    states: States,
 }
 
 impl LibvirtMachine {
@@ -192,11 +213,16 @@ impl Machine for LibvirtMachine {
             machine: self.name.clone(),
             detail,
         })?;
+        let activity = match summary.state {
+            MachineState::ShutOff => Activity::Off,
+            MachineState::Running | MachineState::Paused | MachineState::Between => Activity::On,
+        };
+        let tpm = domain.tpm.as_ref();
         Ok(Description {
+            tpm: tpm.map(|tpm| self.states.tpm(tpm, &summary.uuid, activity)),
             summary,
             disks: domain.disks,
             nvram: domain.nvram.map(Into::into),
-            tpm: domain.tpm,
             has_agent_channel: domain.has_agent_channel,
             mark: domain.mark,
         })

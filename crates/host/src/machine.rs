@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::tpm::Tpm;
+
 /// What a machine is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MachineState {
@@ -53,13 +55,6 @@ pub struct Description {
     pub has_agent_channel: bool,
     /// What its owner says about backups in its own configuration.
     pub mark: Mark,
-}
-
-/// An emulated TPM.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tpm {
-    /// "1.2", "2.0".
-    pub version: Option<String>,
 }
 
 /// What a machine's owner says about backups in the machine's own configuration.

@@ -32,6 +32,8 @@ pub struct Rewrite {
     pub disks: BTreeMap<String, DiskChange>,
     /// Where the firmware's variables are; none where that stays as it is.
     pub nvram: Option<PathBuf>,
+    /// Where the state of its TPM is, in a configuration that says where; none where that stays as it is.
+    pub tpm: Option<PathBuf>,
 }
 
 /// Who a machine is.
@@ -139,6 +141,9 @@ pub fn rewrite(text: &str, wish: &Rewrite) -> Result<Rewritten, String> {
     }
     if let Some(devices) = child(domain, "devices") {
         rewriter.disks(devices, &wish.disks)?;
+        if let Some(path) = &wish.tpm {
+            rewriter.tpm(devices, utf8(path)?);
+        }
     }
     // A serial port and the console that libvirt makes of it say the same.
     for said in [&mut rewriter.notes, &mut rewriter.warnings] {
@@ -236,5 +241,14 @@ impl Rewriter<'_> {
             None => self.edits.set_text(nvram, path),
         }
         Ok(())
+    }
+
+    /// Only where the configuration has a place; otherwise libvirt chooses it, by the machine's UUID.
+    fn tpm(&mut self, devices: Node<'_, '_>, path: &str) {
+        let backends = children(devices, "tpm").filter_map(|tpm| child(tpm, "backend"));
+        let emulated = backends.filter(|backend| backend.attribute("type") == Some("emulator"));
+        for source in emulated.filter_map(|backend| child(backend, "source")) {
+            self.edits.set_attribute(source, "path", path);
+        }
     }
 }

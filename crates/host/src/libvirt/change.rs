@@ -3,10 +3,13 @@
 use virt::error::ErrorNumber;
 use virt::sys;
 
+use super::tpm::Activity;
 use super::{Libvirt, checkpoints, is_code};
 use crate::domain_xml::DomainXml;
 use crate::error::{Error, Result};
 use crate::hypervisor::{HypervisorMut, KeptStates, Resumption};
+use crate::identity::Uuid;
+use crate::tpm::TpmPlace;
 
 /// libvirt's name for the command line of QEMU.
 const COMMAND_LINE: &str = "qemu-argv";
@@ -27,7 +30,7 @@ impl HypervisorMut for Libvirt {
     /// machine were to start, and looks at no image.
     fn check(&self, configuration: &str) -> Result<Option<String>> {
         match self.connection().domain_xml_to_native(COMMAND_LINE, configuration, 0) {
-            Ok(_) => Ok(None),
+            Ok(_) => Ok(self.missing_secret(configuration)),
             // Another hypervisor of libvirt than QEMU.
             Err(error) if is_code(&error, ErrorNumber::NoSupport) => Ok(None),
             Err(error) if NEVER.into_iter().any(|code| is_code(&error, code)) => Err(Error::Refused {
@@ -53,6 +56,16 @@ impl HypervisorMut for Libvirt {
         })
     }
 
+    fn tpm_place(&self, configuration: &str) -> Option<TpmPlace> {
+        let domain = DomainXml::parse(configuration).ok()?;
+        let tpm = domain.tpm?;
+        // It becomes a part of a path.
+        Some(match domain.uuid.as_deref().and_then(Uuid::parse) {
+            Some(uuid) => self.states.tpm(&tpm, &uuid.to_string(), Activity::Off).place,
+            None => TpmPlace::Unknown("the configuration has no UUID".to_owned()),
+        })
+    }
+
     fn define(&self, configuration: &str) -> Result<()> {
         let defined = self.connection().define_domain_xml(configuration);
         defined.map(drop).map_err(|error| Error::Refused {
@@ -64,7 +77,15 @@ impl HypervisorMut for Libvirt {
 
     fn undefine(&self, machine: &str) -> Result<()> {
         let machine = self.find(machine)?;
-        let undefined = machine.domain().undefine_flags(sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM);
+        let keep_all = sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM | sys::VIR_DOMAIN_UNDEFINE_KEEP_TPM;
+        let domain = machine.domain();
+        let undefined = match domain.undefine_flags(keep_all) {
+            // The states of TPMs can be kept since libvirt 8.9 only.
+            Err(error) if is_code(&error, ErrorNumber::InvalidArg) => {
+                domain.undefine_flags(sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+            }
+            other => other,
+        };
         undefined.map_err(|error| machine.refused("undefine", &error))
     }
 
@@ -81,13 +102,23 @@ impl HypervisorMut for Libvirt {
     }
 }
 
+impl Libvirt {
+    /// A TPM whose state is encrypted starts only where libvirt has the secret for it.
+    fn missing_secret(&self, configuration: &str) -> Option<String> {
+        let secret = DomainXml::parse(configuration).ok()?.tpm?.secret?;
+        let found = self.connection().lookup_secret_by_uuid_string(&secret);
+        let is_missing = found.is_err_and(|error| is_code(&error, ErrorNumber::NoSecret));
+        is_missing.then(|| format!("libvirt has no secret {secret}, with which the state of its TPM is encrypted"))
+    }
+}
+
 pub(super) fn name_in(configuration: &str) -> String {
     let parsed = DomainXml::parse(configuration);
     parsed.ok().and_then(|domain| domain.name).unwrap_or_default()
 }
 
 /// Whether an address names no other host: "qemu:///system", not "qemu+ssh://host/system".
-fn is_local(uri: &str) -> bool {
+pub(super) fn is_local(uri: &str) -> bool {
     let host = uri
         .split_once("://")
         .map(|(_, rest)| rest.split('/').next().unwrap_or_default());

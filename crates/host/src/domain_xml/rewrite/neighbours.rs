@@ -28,6 +28,9 @@ impl Rewriter<'_> {
                     self.warn("a network card of the host is passed through");
                 }
                 "interface" => self.card(device),
+                "tpm" if child(device, "backend").and_then(|backend| backend.attribute("type")) == Some("external") => {
+                    self.warn("another program serves its TPM");
+                }
                 _ => {}
             }
         }

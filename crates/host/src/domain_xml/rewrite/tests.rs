@@ -65,6 +65,8 @@ const HARD: &str = r#"<domain type='kvm' id='7' xmlns:qemu='http://libvirt.org/s
     <channel type='unix'><source mode='connect' path='/run/web1.peer'/><target type='virtio' name='b'/></channel>
     <graphics type='vnc' port='5901' autoport='no' passwd='s&lt;cret'><listen type='address' address='::'/></graphics>
     <graphics type='spice' port='-1' autoport='yes'/>
+    <tpm model='tpm-crb'><backend type='emulator' version='2.0'><encryption secret='x'/>
+      <source type='dir' path='/tpm/web1'/></backend></tpm>
   </devices>
   <qemu:commandline><qemu:arg value='-foo'/></qemu:commandline>
 </domain>
@@ -102,6 +104,7 @@ fn wish() -> Rewrite {
             ("vdd".to_owned(), DiskChange::Remove),
         ]),
         nvram: Some("/nvram/web1-restored_VARS.fd".into()),
+        tpm: Some("/tpm/web1-restored".into()),
     }
 }
 
@@ -137,6 +140,7 @@ fn a_new_machine_has_everything_of_its_own_and_nothing_else_changes() {
             "<virtualport type='openvswitch'><parameters profileid='p'/></virtualport>",
             "<interface type='network'><mac address=\"52:54:00:02:02:02\"/><target dev='web1-net'/></interface>",
             "<serial type='file'><source path='/log/web1-restored.log'/><log file='/log/web1-restored-x.log' append='on'/></serial>",
+            "<source type='dir' path='/tpm/web1-restored'/></backend></tpm>",
         ]
     );
     let gone = only_in(HARD, &text);
@@ -163,6 +167,7 @@ fn who_stays_itself_changes_only_its_generation() {
         generation: Uuid::from_random([8; 16]),
         disks: BTreeMap::new(),
         nvram: None,
+        tpm: None,
     };
     let done = rewrite(HARD, &wish).unwrap();
     let expected = HARD
@@ -214,6 +219,26 @@ fn variables_are_found_in_all_their_forms() {
     }
     let network = "<os><nvram type='network'><source protocol='iscsi' name='x'/></nvram></os>";
     assert!(changed(network).unwrap_err().contains("not in a file"));
+}
+
+/// libvirt chooses a folder by the machine's UUID where its owner has not; what another program serves is that program's.
+#[test]
+fn the_state_of_a_tpm_goes_elsewhere_only_where_the_configuration_has_a_place_for_it() {
+    for tpm in [
+        "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>",
+        "<tpm model='tpm-crb'><backend type='external'><source type='unix' mode='connect' path='/s'/></backend></tpm>",
+    ] {
+        let text = format!("<domain><name>a</name><devices>{tpm}</devices></domain>");
+        let wish = Rewrite { nvram: None, ..wish() };
+        let done = rewrite(&text, &wish).unwrap();
+        assert!(done.text.contains(tpm), "{}", done.text);
+        assert_eq!(
+            done.warnings.len(),
+            usize::from(tpm.contains("external")),
+            "{:?}",
+            done.warnings
+        );
+    }
 }
 
 #[test]

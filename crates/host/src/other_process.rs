@@ -1,4 +1,6 @@
-//! The process at the other end of a monitor: its command line is the machine's configuration.
+//! Processes of others, as far as the kernel tells of them: a QEMU at the other end of its monitor, an swtpm.
+//!
+//! Source: proc(5), namespaces(7).
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +9,30 @@ use rustix::process::Pid;
 /// Bytes of a command line, at most: the kernel's own bound for one is a quarter of the stack.
 const COMMAND_LINE_BYTES_MAX: usize = 4 << 20;
 
-/// A process that is a QEMU.
-pub(super) struct Process {
+/// A process.
+pub(crate) struct Process {
     folder: PathBuf,
 }
 
 impl Process {
+    /// All that there are at this moment.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let numbers = entries.filter(|entry| {
+            let name = entry.file_name();
+            name.as_encoded_bytes().iter().all(u8::is_ascii_digit)
+        });
+        numbers.map(|entry| Self { folder: entry.path() })
+    }
+
+    /// Whether its paths lead to other files than ours, as far as we may know: it is in a mount namespace of its own.
+    pub(crate) fn sees_other_files(&self) -> bool {
+        let namespace = |folder: &Path| std::fs::read_link(folder.join("ns/mnt")).ok();
+        namespace(&self.folder).is_some_and(|its| Some(its) != namespace("/proc/self".as_ref()))
+    }
+
     /// The process of this number, if it looks like a QEMU: a socket may have been made by whoever started it.
-    pub(super) fn of_qemu(pid: Pid) -> Option<Self> {
+    pub(crate) fn of_qemu(pid: Pid) -> Option<Self> {
         let process = Self {
             folder: format!("/proc/{}", pid.as_raw_nonzero()).into(),
         };
@@ -26,7 +44,7 @@ impl Process {
     }
 
     /// What it was started with, where we may see it.
-    pub(super) fn command_line(&self) -> Option<Vec<String>> {
+    pub(crate) fn command_line(&self) -> Option<Vec<String>> {
         let bytes = std::fs::read(self.folder.join("cmdline")).ok()?;
         if bytes.is_empty() || bytes.len() > COMMAND_LINE_BYTES_MAX {
             return None;
@@ -36,7 +54,7 @@ impl Process {
     }
 
     /// A path as the process means it: relative ones are so to its own folder.
-    pub(super) fn resolve(&self, path: &Path) -> PathBuf {
+    pub(crate) fn resolve(&self, path: &Path) -> PathBuf {
         if path.is_absolute() {
             return path.to_owned();
         }
@@ -51,6 +69,13 @@ mod tests {
     #[test]
     fn a_process_that_is_no_qemu_is_not_taken_for_one() {
         assert!(Process::of_qemu(rustix::process::getpid()).is_none());
+    }
+
+    #[test]
+    fn this_process_is_one_of_all_and_sees_its_own_files() {
+        let own = std::env::args().collect::<Vec<_>>();
+        let ours = Process::all().find(|process| process.command_line().as_ref() == Some(&own));
+        assert!(!ours.unwrap().sees_other_files());
     }
 
     #[test]
