@@ -97,6 +97,13 @@ impl Context {
         &self.zone
     }
 
+    /// The folder for configurations of the user that we are, where that is known.
+    pub fn configuration_folder(&self) -> Option<PathBuf> {
+        let folder = |name: &str| self.variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let own = || Some(folder(environment::HOME)?.join(".config"));
+        folder(environment::CONFIGURATION_FOLDER).or_else(own)
+    }
+
     /// Does a job that shows how far it is and that can be interrupted, on so many threads.
     pub fn work<T>(
         &self,

@@ -21,11 +21,13 @@ pub const RUNTIME_FOLDER: &str = "XDG_RUNTIME_DIR";
 
 /// The user's folder for what programs keep from run to run.
 pub const STATE_FOLDER: &str = "XDG_STATE_HOME";
+/// The user's folder for configurations.
+pub const CONFIGURATION_FOLDER: &str = "XDG_CONFIG_HOME";
 /// The user's own folder.
 pub const HOME: &str = "HOME";
 
 /// All of them, with what they are good for.
-pub const VARIABLES: [(&str, &str); 10] = [
+pub const VARIABLES: [(&str, &str); 11] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
@@ -36,6 +38,10 @@ pub const VARIABLES: [(&str, &str); 10] = [
     ),
     (LIBVIRT_URI, "like --connect, for machines"),
     (RUNTIME_FOLDER, "where sockets are put; /run where not set"),
+    (
+        CONFIGURATION_FOLDER,
+        "where qemu:///session has the states of TPMs; ~/.config where not set",
+    ),
     (
         STATE_FOLDER,
         "where backups of machines are noted for holdfast doctor, in holdfast/runs",

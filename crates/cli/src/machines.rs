@@ -134,6 +134,15 @@ pub fn libvirt_address(given: Option<&str>, context: &Context) -> String {
     }
 }
 
+/// A connection to the libvirt at `uri`, which is told where the user that we are has his configurations.
+pub fn connect_libvirt(uri: &str, context: &Context) -> Result<Libvirt, Error> {
+    let libvirt = Libvirt::connect(uri).map_err(holdfast_engine::Error::from)?;
+    Ok(match context.configuration_folder() {
+        Some(folder) => libvirt.with_configurations(&folder),
+        None => libvirt,
+    })
+}
+
 /// The hypervisors of a command; a connection is made when it is needed first.
 pub struct Hypervisors<'a> {
     context: &'a Context,
@@ -157,7 +166,7 @@ impl<'a> Hypervisors<'a> {
         if let Some(libvirt) = self.libvirt.get() {
             return Ok(libvirt);
         }
-        let libvirt = Libvirt::connect(&self.uri).map_err(holdfast_engine::Error::from)?;
+        let libvirt = connect_libvirt(&self.uri, self.context)?;
         Ok(self.libvirt.get_or_init(|| libvirt))
     }
 

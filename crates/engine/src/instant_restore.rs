@@ -273,7 +273,7 @@ fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
             is_block_device: medium(file.way) == Medium::BlockDevice,
             size_bytes: file.size_bytes,
         }),
-        Content::FirmwareVariables => None,
+        Content::FirmwareVariables | Content::TpmState(_) => None,
     });
     disks.collect()
 }

@@ -1,4 +1,5 @@
-//! `backup` of a machine: one instant of all its disks, with its configuration and its firmware's variables.
+//! `backup` of a machine: one instant of all its disks, with its configuration, its firmware's variables and
+//! the state of its TPM.
 //!
 //! 1. The hypervisor says what the machine is; what is left out is said, with the reason.
 //! 2. A machine that is shut off is read from its images. One that runs, or is paused, is frozen: see
@@ -18,7 +19,9 @@ mod nvram;
 mod others;
 mod pace;
 mod quiesce;
+mod rest;
 mod scratch;
+mod tpm;
 mod warden;
 
 use std::collections::BTreeMap;
@@ -27,7 +30,7 @@ use std::time::Duration;
 
 use holdfast_block::BlockDevice;
 use holdfast_host::qemu::Pause;
-use holdfast_host::qemu::memory::{Memory, MemoryMode};
+use holdfast_host::qemu::memory::MemoryMode;
 use holdfast_host::qmp::wake_patiently;
 use holdfast_host::{Decision, Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState, Overlays};
 use holdfast_repo::{Manifest, Parent, Processes, Repository, Source, SourceData};
@@ -54,6 +57,9 @@ pub(crate) use method::{overlay_of, run_of_overlay};
 use noted::Noted;
 use pace::{Pace, PacedDevice};
 pub use quiesce::{Quiesce, Quiesced};
+pub(crate) use rest::NVRAM;
+use rest::{Beside, Rest};
+pub(crate) use tpm::{NOTE_TPM_STORE, NOTE_TPM_VERSION, TPM};
 pub use warden::{GivenUp, Limits, Load};
 
 /// Note of a snapshot: how its disks were read.
@@ -62,8 +68,6 @@ pub const NOTE_METHOD: &str = "method";
 pub const NOTE_CONSISTENCY: &str = "consistency";
 /// Note of a snapshot: the machine's UUID at its hypervisor.
 pub(crate) const NOTE_UUID: &str = "uuid";
-/// The stream of a snapshot that holds the firmware's variables.
-pub(crate) const NVRAM: &str = "nvram";
 
 /// What to back up.
 pub struct MachineBackupRequest<'a> {
@@ -229,12 +233,6 @@ struct MachineBackup<'a> {
     job: Job<'a>,
 }
 
-/// What belongs to the instant besides the disks.
-struct Rest<'a> {
-    nvram: Option<Vec<u8>>,
-    memory: Option<&'a Memory>,
-}
-
 /// A disk, ready to be read.
 struct Ready<'a> {
     target: String,
@@ -263,7 +261,7 @@ impl MachineBackup<'_> {
             self.job.progress.note("the machine is shut off, so it has no memory");
         }
         let opened = self.open_images(&[])?;
-        let nvram = nvram::read(&self.description)?;
+        let beside = Beside::read(&self.description, self.job.clock)?;
         let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
             target: disk.target.clone(),
             device: &*source.device,
@@ -273,7 +271,7 @@ impl MachineBackup<'_> {
         let time = (self.request.now)();
         let disks = disks.collect::<Vec<_>>();
         let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
-        let rest = Rest { nvram, memory: None };
+        let rest = beside.rest(None, self.job.progress);
         let (backup, compared) = self.store(&disks, rest, time, (Method::Images, "shut off"), &pace)?;
         let load = Load {
             waited: pace.waited(backup.duration),
@@ -300,7 +298,7 @@ impl MachineBackup<'_> {
             self.hooks,
             self.job,
         );
-        let (mut time, mut nvram) = (None, Ok(None));
+        let (mut time, mut beside) = (None, Ok(Beside::default()));
         let noted = Noted::begin(&self.request, &self.description, self.job);
         let state = self.description.summary.state;
         // Memory holds what the file systems have not written yet.
@@ -309,13 +307,13 @@ impl MachineBackup<'_> {
         let (mut frozen, mut noted) = noted.freezing(|| {
             freezer.freeze(&self.taken, (state, can_quiesce), &mut || {
                 time = Some((self.request.now)());
-                nvram = nvram::read(&self.description);
+                beside = Beside::read(&self.description, self.job.clock);
             })
         })?;
         let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
         let warden = frozen.warden(&self.request, &pace, self.job);
         let read = || {
-            let nvram = nvram?;
+            let beside = beside?;
             let disks = self.taken.iter().zip(frozen.disks()).map(|(disk, frozen)| {
                 let mut notes = notes_of(disk);
                 notes.insert(NOTE_BITMAP.to_owned(), frozen.next_bitmap.clone());
@@ -331,10 +329,7 @@ impl MachineBackup<'_> {
                 Some(_) => "memory",
                 None => frozen.quiesced().consistency(),
             };
-            let rest = Rest {
-                nvram,
-                memory: frozen.memory(),
-            };
+            let rest = beside.rest(frozen.memory(), self.job.progress);
             let of = (Method::Filter, consistency);
             self.store(&disks.collect::<Vec<_>>(), rest, time, of, &pace)
         };
@@ -380,7 +375,7 @@ impl MachineBackup<'_> {
         }
     }
 
-    /// Stores disks, firmware variables and configuration as one snapshot.
+    /// Stores disks, and what belongs to the instant besides, as one snapshot.
     fn store(
         &self,
         disks: &[Ready<'_>],
@@ -401,14 +396,9 @@ impl MachineBackup<'_> {
         let devices: Vec<_> = watched
             .map(|(disk, meter)| self.watched(disk, meter, &stages, pace))
             .collect();
-        let mut streams = self.configuration.clone();
-        streams.extend(rest.nvram.map(|bytes| (NVRAM.to_owned(), bytes)));
-        let memory = rest.memory.map(|(state, pages)| {
-            streams.push((MEMORY_STATE.to_owned(), state.encode()));
-            &**pages
-        });
-        let mut readers: Vec<(String, &[u8])> =
-            streams.iter().map(|(name, bytes)| (name.clone(), &bytes[..])).collect();
+        let memory = rest.memory.map(|(_, pages)| &**pages);
+        let streams = rest.streams(&self.configuration);
+        let mut readers: Vec<&[u8]> = streams.iter().map(|stream| &stream.bytes[..]).collect();
         let mut sources: Vec<Source<'_>> = disks
             .iter()
             .zip(&devices)
@@ -419,10 +409,10 @@ impl MachineBackup<'_> {
             data: SourceData::Disk(pages),
             notes: [(NOTE_KIND.to_owned(), MEMORY.to_owned())].into(),
         }));
-        sources.extend(readers.iter_mut().map(|(name, bytes)| Source {
-            name: name.clone(),
+        sources.extend(streams.iter().zip(&mut readers).map(|(stream, bytes)| Source {
+            name: stream.name.clone(),
             data: SourceData::Stream(bytes),
-            notes: BTreeMap::new(),
+            notes: stream.notes.clone(),
         }));
         let report = self.repository.backup(
             holdfast_repo::BackupRequest {

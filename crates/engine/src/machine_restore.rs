@@ -1,4 +1,4 @@
-//! `restore` of a machine: its disks, its firmware's variables and its configuration, brought back to a hypervisor.
+//! `restore` of a machine: its disks, its firmware's variables, the state of its TPM and its configuration, brought back to a hypervisor.
 //!
 //! [`plan_machine_restore`] looks at everything and changes nothing: its [`MachineRestorePlan`] is a value that says what will be
 //! written where, and what will be defined. [`restore_machine`] does what the plan says. What could go wrong is found by the
@@ -17,6 +17,7 @@ mod plan;
 mod refusal;
 mod resumption;
 mod stored;
+mod tpm;
 
 pub(crate) use execute::write_companions;
 pub use execute::{MachineRestoreReport, Started, restore_machine};

@@ -17,8 +17,8 @@ use holdfast_engine::{
 use holdfast_host::domain_xml::DomainXml;
 use holdfast_host::qmp::Monitor;
 use holdfast_host::{
-    Description, Error as HostError, Hypervisor, HypervisorMut, KeptStates, Machine, MachineDisk, MachineState,
-    MachineSummary, Result as HostResult, Resumption,
+    Description, DiskSource, Error as HostError, Hypervisor, HypervisorMut, KeptStates, Machine, MachineDisk,
+    MachineState, MachineSummary, Result as HostResult, Resumption, TpmFile, TpmPlace, TpmStore,
 };
 use holdfast_repo::key::{Cipher, Credential, KdfParameters, SystemRandomness};
 use holdfast_repo::store::MemoryStore;
@@ -28,6 +28,7 @@ use holdfast_repo::{
 use jiff::tz::TimeZone;
 
 const DISK_LENGTH: usize = 1 << 20;
+const TPM: &str = "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>";
 
 /// What a hypervisor does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,6 +140,26 @@ impl HypervisorMut for Fake {
         Ok(KeptStates::default())
     }
 
+    /// By the UUID, as libvirt does; below the place of the first disk.
+    fn tpm_place(&self, configuration: &str) -> Option<TpmPlace> {
+        let xml = DomainXml::parse(configuration).unwrap();
+        let Some((store, path)) = xml.tpm?.source else {
+            let DiskSource::File(disk) = &xml.disks[0].source else {
+                unreachable!("its disks are files");
+            };
+            let folder = disk.parent().unwrap().join("swtpm").join(xml.uuid.unwrap());
+            return Some(TpmPlace::At(TpmFile {
+                path: folder.join("tpm2/tpm2-00.permall"),
+                store: TpmStore::Folder,
+            }));
+        };
+        let path = match store {
+            TpmStore::Folder => path.join("tpm2-00.permall"),
+            TpmStore::Single => path,
+        };
+        Some(TpmPlace::At(TpmFile { path, store }))
+    }
+
     fn define(&self, configuration: &str) -> HostResult<()> {
         if self.fault == Fault::Refuses {
             return Err(Self::refused("define"));
@@ -239,7 +260,7 @@ fn domain(folder: &Path) -> String {
     };
     format!(
         "<domain><name>web1</name><uuid>aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee</uuid>\
-         <os><nvram>{}</nvram></os><devices>{}{}</devices></domain>",
+         <os><nvram>{}</nvram></os><devices>{}{}{TPM}</devices></domain>",
         folder.join("web1_VARS.fd").display(),
         disk("vda", "qcow2"),
         disk("vdb", "raw")
@@ -272,7 +293,7 @@ impl World {
 
     fn back_up(&self, time_ms: i64, text: &str) {
         let disks = [1, 2].map(|byte| MemoryDevice::from_bytes(&vec![byte; DISK_LENGTH]));
-        let (mut text, mut variables) = (text.as_bytes(), &b"variables"[..]);
+        let (mut text, mut variables, mut state) = (text.as_bytes(), &b"variables"[..], &b"state"[..]);
         let source = |name: &str, data, format: &str| Source {
             name: name.to_owned(),
             data,
@@ -282,6 +303,7 @@ impl World {
                     self.folder.path().join(format!("web1-{name}")).display().to_string(),
                 ),
                 ("format".to_owned(), format.to_owned()),
+                ("tpm-version".to_owned(), "2.0".to_owned()),
             ]),
         };
         let memory = Source {
@@ -303,6 +325,7 @@ impl World {
                 source("vdb", SourceData::Disk(&disks[1]), "raw"),
                 source("domain.xml", SourceData::Stream(&mut text), "raw"),
                 source("nvram", SourceData::Stream(&mut variables), "raw"),
+                source("tpm", SourceData::Stream(&mut state), "raw"),
             ],
             thread_count: 1,
         };
@@ -345,9 +368,20 @@ impl World {
         })
     }
 
+    /// Files, and folders with nothing in them.
     fn files(&self) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(self.folder.path()).unwrap();
-        let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        let mut files = Vec::new();
+        let mut folders = vec![self.folder.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            let entries = std::fs::read_dir(&folder).unwrap();
+            let entries: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+            if entries.is_empty() && folder != self.folder.path() {
+                files.push(folder);
+            }
+            let (below, here): (Vec<_>, Vec<_>) = entries.into_iter().partition(|path| path.is_dir());
+            folders.extend(below);
+            files.extend(here);
+        }
         files.sort();
         files
     }
@@ -374,6 +408,7 @@ fn what_the_plan_says_is_done() {
     planned.sort();
     assert_eq!(world.files(), planned);
     assert_eq!(std::fs::read(&plan.files[2].to).unwrap(), b"variables");
+    assert_eq!(std::fs::read(&plan.files[3].to).unwrap(), b"state");
     // Once more, the same plan is about a machine that is there.
     assert!(world.execute(&fake, &plan).is_err());
     assert_eq!(world.files(), planned);
@@ -398,7 +433,7 @@ fn files_stay_when_the_connection_is_lost_with_the_answer() {
     let (world, fake) = (World::new(), Fake::new(Fault::ConnectionLost));
     let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
     assert!(world.execute(&fake, &plan).is_err());
-    assert_eq!(world.files().len(), 3);
+    assert_eq!(world.files().len(), 4);
     assert_eq!(fake.names(), ["web1-restored"]);
 }
 
@@ -408,7 +443,7 @@ fn a_machine_that_does_not_start_stays() {
     let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
     let report = world.execute(&fake, &plan).unwrap();
     assert!(matches!(report.started, Started::Failed(reason) if reason.contains("told to")));
-    assert_eq!((world.files().len(), fake.names().len()), (3, 1));
+    assert_eq!((world.files().len(), fake.names().len()), (4, 1));
 }
 
 /// Somebody is faster: another machine of the same identity, and a file where one is to be.
@@ -463,4 +498,71 @@ fn names_in_a_snapshot_lead_out_of_no_folder() {
     world.back_up(3, "<domain>");
     assert!(world.plan(&fake, NewMachineIdentity::New).is_err());
     assert!(world.files().is_empty());
+}
+
+/// A place that only the snapshot names may be that of anything.
+#[test]
+fn the_state_of_a_tpm_takes_the_place_of_nothing_that_is_not_the_machines() {
+    let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
+    let precious = world.folder.path().join("precious");
+    std::fs::File::create(&precious).unwrap();
+    let source = format!(
+        "<tpm><backend type='emulator' version='2.0'><source type='file' path='{}'/></backend></tpm>",
+        precious.display()
+    );
+    world.back_up(2, &domain(world.folder.path()).replace(TPM, &source));
+    // Kept in a folder then, and in a single file there.
+    let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
+    assert!(
+        plan.warnings.iter().any(|warning| warning.contains("single file")),
+        "{plan:?}"
+    );
+    assert!(
+        plan.definition.unwrap().text.contains("path='"),
+        "it has a place of its own"
+    );
+    let folder = world.folder.path().join("folder");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::rename(&precious, folder.join("tpm2-00.permall")).unwrap();
+    let source = source
+        .replace("type='file'", "type='dir'")
+        .replace("precious", "folder");
+    world.back_up(3, &domain(world.folder.path()).replace(TPM, &source));
+    let refused = world.plan(&fake, NewMachineIdentity::Keep);
+    assert!(
+        matches!(&refused, Err(Error::MachineRestore(Refusal::PathTaken { path })) if path.starts_with(&folder)),
+        "{refused:?}"
+    );
+    let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
+    let text = &plan.definition.as_ref().unwrap().text;
+    assert!(plan.warnings.is_empty() && !text.contains("/folder'"), "{plan:?}");
+    world.execute(&fake, &plan).unwrap();
+    assert_eq!(std::fs::read(&plan.files[3].to).unwrap(), b"state");
+    assert!(
+        plan.files[3].to.ends_with("web1-restored-tpm/tpm2-00.permall"),
+        "{plan:?}"
+    );
+}
+
+#[test]
+fn what_of_a_tpm_is_not_restored_is_told() {
+    let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
+    let text = domain(world.folder.path());
+    world.back_up(2, &text.replace("version='2.0'", "version='1.2'"));
+    let warnings = |identity| world.plan(&fake, identity).unwrap().warnings.join("\n");
+    assert!(warnings(NewMachineIdentity::New).contains("a TPM 2.0, and the machine has one of version 1.2"));
+    world.back_up(3, &text.replace(TPM, ""));
+    assert!(warnings(NewMachineIdentity::Keep).contains("has no emulated TPM"));
+    world.back_up(4, &text);
+    assert_eq!(warnings(NewMachineIdentity::New), "");
+    let notes = world.plan(&fake, NewMachineIdentity::New).unwrap().notes.join("\n");
+    assert!(notes.contains("has the keys of the one"), "{notes}");
+    // Left behind where its hypervisor has it by the machine's UUID.
+    let plan = world.plan(&fake, NewMachineIdentity::Keep).unwrap();
+    let there = &plan.files[3].to;
+    std::fs::create_dir_all(there.parent().unwrap()).unwrap();
+    std::fs::File::create(there).unwrap();
+    let plan = world.plan(&fake, NewMachineIdentity::Keep).unwrap();
+    assert_eq!(plan.files[3].way, FileWay::Replace);
+    assert!(plan.warnings[0].contains("left by a machine of this UUID"), "{plan:?}");
 }

@@ -2,7 +2,9 @@
 
 use std::ffi::OsString;
 
-use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, Machine, MachineDisk};
+use holdfast_host::{
+    Decision, Description, DiskChoice, DiskKind, DiskSource, Machine, MachineDisk, TpmPlace, TpmVersion,
+};
 use serde::Serialize;
 
 use crate::args::Example;
@@ -75,7 +77,25 @@ struct Disk {
 /// An emulated TPM.
 #[derive(Debug, Serialize)]
 struct Tpm {
-    version: Option<String>,
+    version: Option<&'static str>,
+    /// The file with its state.
+    state: Option<String>,
+    /// Why it is not known which one that is.
+    unknown: Option<String>,
+}
+
+impl From<holdfast_host::Tpm> for Tpm {
+    fn from(tpm: holdfast_host::Tpm) -> Self {
+        let (state, unknown) = match tpm.place {
+            TpmPlace::At(file) => (Some(file.path.display().to_string()), None),
+            TpmPlace::Unknown(why) => (None, Some(why)),
+        };
+        Self {
+            version: tpm.version.map(TpmVersion::number),
+            state,
+            unknown,
+        }
+    }
 }
 
 impl Listing {
@@ -91,7 +111,7 @@ impl Listing {
             uuid: description.summary.uuid,
             state: description.summary.state.to_string(),
             nvram: description.nvram.map(|path| path.display().to_string()),
-            tpm: description.tpm.map(|tpm| Tpm { version: tpm.version }),
+            tpm: description.tpm.map(Tpm::from),
             has_agent_channel: description.has_agent_channel,
             is_left_out: description.mark.is_left_out,
             tags: description.mark.tags,
@@ -108,11 +128,7 @@ impl Listing {
             parts.push("firmware variables".to_owned());
         }
         if let Some(tpm) = &self.tpm {
-            parts.push(
-                format!("TPM {}", tpm.version.as_deref().unwrap_or_default())
-                    .trim_end()
-                    .to_owned(),
-            );
+            parts.push(format!("TPM {}", tpm.version.unwrap_or_default()).trim_end().to_owned());
         }
         parts.join(", ")
     }

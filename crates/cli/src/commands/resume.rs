@@ -1,7 +1,6 @@
 //! `holdfast resume`: restores `--live` that were interrupted go on.
 
 use holdfast_engine::{InstantReport, end_protection, instant_jobs, resume_instantly};
-use holdfast_host::Libvirt;
 use serde::Serialize;
 
 use super::live_server::launch;
@@ -9,7 +8,7 @@ use crate::args::Example;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::machines::libvirt_address;
+use crate::machines::{connect_libvirt, libvirt_address};
 use crate::output::{Page, Report};
 use crate::units;
 
@@ -85,7 +84,7 @@ impl Report for Done {
 /// Goes on.
 pub(super) fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
     let uri = libvirt_address(args.connect.as_deref(), context);
-    let hypervisor = Libvirt::connect(&uri).map_err(holdfast_engine::Error::from)?;
+    let hypervisor = connect_libvirt(&uri, context)?;
     let jobs = instant_jobs(&hypervisor, args.machine.as_deref())?;
     let mut machines = Vec::new();
     for instant in &jobs {

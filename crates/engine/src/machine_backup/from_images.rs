@@ -21,7 +21,7 @@ use super::method::{Method, Offer, overlay_of, run_of_overlay};
 use super::noted::Noted;
 use super::pace::Pace;
 use super::warden::{GivenUp, Kept, Load, Warden, Watched};
-use super::{Compared, MachineBackup, MachineBackupReport, Ready, Rest, notes_of, nvram};
+use super::{Beside, Compared, MachineBackup, MachineBackupReport, Ready, notes_of};
 use crate::BackupReport;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
@@ -145,15 +145,15 @@ impl MachineBackup<'_> {
         let frozen = self.freeze(&freezer, is_still, &mut || {
             let time = (self.request.now)();
             let made = self.make(&mut cut);
-            let nvram = made.and_then(|()| nvram::read(&self.description));
+            let beside = made.and_then(|()| Beside::read(&self.description, self.job.clock));
             if is_still {
-                let stored = nvram.and_then(|nvram| {
+                let stored = beside.and_then(|beside| {
                     let opened = self.open_images(&[])?;
-                    self.store_images(&opened, nvram, time, (method, "crash"), &pace)
+                    self.store_images(&opened, beside, time, (method, "crash"), &pace)
                 });
                 stored_within = Some(stored);
             } else {
-                instant = Some((time, nvram));
+                instant = Some((time, beside));
             }
         });
         let (frozen, mut noted) = match frozen {
@@ -169,14 +169,14 @@ impl MachineBackup<'_> {
             if let Some(stored) = stored_within {
                 return stored;
             }
-            let (time, nvram) = instant.expect("the instant was told");
-            let nvram = nvram?;
+            let (time, beside) = instant.expect("the instant was told");
+            let beside = beside?;
             let opened = match &mut cut {
                 // Their names go; they are there as long as they are open.
                 Cut::Clones(clones) => self.open_images(&std::mem::take(clones))?,
                 _ => self.open_images(&[])?,
             };
-            self.store_images(&opened, nvram, time, (method, quiesced.consistency()), &pace)
+            self.store_images(&opened, beside, time, (method, quiesced.consistency()), &pace)
         };
         let (stored, watched) = if is_still {
             (read(), Watched::default())
@@ -265,7 +265,7 @@ impl MachineBackup<'_> {
     fn store_images(
         &self,
         opened: &[OpenSource],
-        nvram: Option<Vec<u8>>,
+        beside: Beside,
         time: jiff::Timestamp,
         of: (Method, &str),
         pace: &Pace<'_>,
@@ -276,7 +276,7 @@ impl MachineBackup<'_> {
             changes: Changes::all(ReadAll::NoBitmapNow(of.0)),
             notes: notes_of(disk),
         });
-        let rest = Rest { nvram, memory: None };
+        let rest = beside.rest(None, self.job.progress);
         self.store(&disks.collect::<Vec<_>>(), rest, time, of, pace)
     }
 

@@ -1,5 +1,6 @@
 //! Doing what the plan says.
 
+use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use super::plan::{AfterRestore, Content, FileWay, MachineRestorePlan, PlannedFil
 use super::refusal::Refusal;
 use super::resumption::{Resumed, resume};
 use super::stored;
+use super::tpm::{self, MadeFolders};
 use crate::Unit;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -113,17 +115,21 @@ pub(crate) fn write_companions(
 
 /// Files that have their names; they lose them again unless they are to be kept.
 #[derive(Default)]
-pub(crate) struct Made(Vec<PathBuf>);
+pub(crate) struct Made {
+    files: Vec<PathBuf>,
+    folders: Vec<MadeFolders>,
+}
 
 impl Made {
     pub(crate) fn keep(&mut self) {
-        self.0.clear();
+        self.files.clear();
+        self.folders.iter_mut().for_each(MadeFolders::keep);
     }
 }
 
 impl Drop for Made {
     fn drop(&mut self) {
-        for path in &self.0 {
+        for path in &self.files {
             // Another error brought us here, and says more than one about this.
             drop(std::fs::remove_file(path));
         }
@@ -136,7 +142,11 @@ struct Output<'p> {
     record: &'p DiskRecord,
     /// The file on its way to its name.
     new: Option<NewFile>,
+    /// Those that were made for it.
+    folders: MadeFolders,
     device: Option<OutputDevice>,
+    /// Keeps others from working with what it takes the place of.
+    _lock: Option<File>,
 }
 
 /// What a disk is written to.
@@ -188,6 +198,13 @@ impl<'a> Execution<'a> {
             Content::FirmwareVariables => {
                 stored::nvram(&self.plan.snapshot).expect("the plan is made of what the snapshot has")
             }
+            Content::TpmState(_) => {
+                stored::tpm(&self.plan.snapshot).expect("the plan is made of what the snapshot has")
+            }
+        };
+        let (folders, lock) = match file.content {
+            Content::TpmState(store) => (MadeFolders::make(&file.to)?, tpm::lock(&file.to, store)?),
+            Content::Disk(_) | Content::FirmwareVariables => (MadeFolders::default(), None),
         };
         let existing = match file.way {
             FileWay::Replace => Existing::Replace,
@@ -198,7 +215,7 @@ impl<'a> Execution<'a> {
             FileWay::BlockDevice | FileWay::InPlace => None,
         };
         let device = match (&file.content, &new) {
-            (Content::FirmwareVariables, _) => None,
+            (Content::FirmwareVariables | Content::TpmState(_), _) => None,
             (Content::Disk(_), Some(new)) if file.format == Format::Raw => {
                 Some(OutputDevice::Plain(new.create_sparse(record.size_bytes)?))
             }
@@ -212,7 +229,9 @@ impl<'a> Execution<'a> {
             file,
             record,
             new,
+            folders,
             device,
+            _lock: lock,
         })
     }
 
@@ -280,7 +299,10 @@ impl<'a> Execution<'a> {
     fn write_bytes(&self, output: &Output<'_>) -> Result<()> {
         let new = output.new.as_ref().expect("what is no disk is a new file");
         let bytes = stored::bytes_of(self.repository, output.record)?;
-        let written = write_whole(new.partial(), &bytes, &output.file.to);
+        let written = match output.file.content {
+            Content::TpmState(_) => tpm::write(new.partial(), &bytes, &output.file.to),
+            Content::Disk(_) | Content::FirmwareVariables => write_whole(new.partial(), &bytes, &output.file.to),
+        };
         written.map_err(|source| Error::File {
             action: "write",
             path: output.file.to.clone(),
@@ -402,11 +424,12 @@ fn open_present(file: &PlannedFile, record: &DiskRecord) -> Result<OutputDevice>
 
 /// Gives a file its name.
 fn finish(output: Output<'_>, made: &mut Made) -> Result<()> {
+    made.folders.push(output.folders);
     drop(output.device);
     if let Some(new) = output.new {
         new.finish()?;
         if output.file.way == FileWay::NewFile {
-            made.0.push(output.file.to.clone());
+            made.files.push(output.file.to.clone());
         }
     }
     Ok(())

@@ -17,6 +17,7 @@ use super::plan::{
 };
 use super::refusal::Refusal;
 use super::stored::{self, StoredMachine};
+use super::tpm;
 use crate::block_target::is_block_device;
 use crate::error::{Error, Result};
 
@@ -52,11 +53,12 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWi
         ConfigurationChoice::Keep => {
             let path = place.present.nvram.as_ref().map(PathBuf::from);
             place.nvram(&mut draft, path.or_else(|| place.own_nvram()))?;
+            let own = place.own_tpm().map(PathBuf::as_path);
+            tpm::plan(planner, (snapshot, &place.neighbours), (&text, own), &mut draft)?;
             place.keep_configuration(&mut draft, text)?;
         }
         ConfigurationChoice::Restore => place.restore_configuration(&mut draft, (&uuid, text), places)?,
     }
-    draft.tell_of_tpm(&place.present);
     Ok(draft)
 }
 
@@ -214,6 +216,12 @@ impl InPlace<'_> {
         (is_called_by_libvirt(&path, self.name) && path.is_file()).then_some(path)
     }
 
+    /// Where the machine's configuration of today wants the state of its TPM.
+    fn own_tpm(&self) -> Option<&PathBuf> {
+        let source = self.present.tpm.as_ref()?.source.as_ref();
+        source.map(|(_, path)| path)
+    }
+
     /// The firmware's variables, to `path`; gives it back where they are in the snapshot.
     fn nvram(&self, draft: &mut Draft, path: Option<PathBuf>) -> Result<Option<PathBuf>> {
         let Some(record) = stored::nvram(self.snapshot) else {
@@ -264,6 +272,7 @@ impl InPlace<'_> {
             generation: self.planner.uuid()?,
             disks: BTreeMap::new(),
             nvram: None,
+            tpm: None,
         };
         let done = rewrite(&text, &wish).map_err(|detail| unfit(self.name, detail))?;
         if done.text == text {
@@ -322,10 +331,19 @@ impl InPlace<'_> {
             generation: self.planner.uuid()?,
             disks,
             nvram,
+            // Where the machine has it today; where it has none today, as it was.
+            tpm: self.own_tpm().cloned(),
         };
         let done = rewrite(&stored.text, &wish).map_err(|detail| unfit(self.name, detail))?;
         draft.notes.extend(done.notes);
         draft.warnings.extend(done.warnings);
+        let own = self.own_tpm().map(PathBuf::as_path);
+        tpm::plan(
+            self.planner,
+            (self.snapshot, &self.neighbours),
+            (&done.text, own),
+            draft,
+        )?;
         draft.definition = Some(Definition {
             before: text,
             text: done.text,

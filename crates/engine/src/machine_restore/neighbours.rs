@@ -72,7 +72,7 @@ impl Neighbours {
             .collect()
     }
 
-    /// The machine that has a disk, something that a disk is based on, or its firmware's variables there.
+    /// The machine that has a disk, something that a disk is based on, its firmware's variables or the state of its TPM there.
     pub(super) fn user_of(&self, path: &Path) -> Option<&str> {
         let wanted = Identity::of(path);
         let uses = |neighbour: &&Neighbour| neighbour.files().any(|file| Identity::of(&file) == wanted);
@@ -97,7 +97,13 @@ impl Neighbour {
                 DiskSource::File(path) | DiskSource::Device(path) => chain_of(path, disk.format.as_deref()),
                 _ => Vec::new(),
             });
-            disks.chain(xml.nvram.iter().map(PathBuf::from))
+            let tpm = xml.tpm.iter().flat_map(|tpm| &tpm.source);
+            let beside = xml
+                .nvram
+                .iter()
+                .map(PathBuf::from)
+                .chain(tpm.map(|(_, path)| path.clone()));
+            disks.chain(beside)
         })
     }
 }

@@ -16,6 +16,7 @@ use super::plan::{
 };
 use super::refusal::Refusal;
 use super::stored::{self, StoredMachine};
+use super::tpm;
 use crate::backup::NOTE_FORMAT;
 use crate::block_target::is_block_device;
 use crate::error::{Error, Result};
@@ -54,17 +55,19 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &NewMachin
     let mut disks = draft.disks_left_out(&stored, &neighbours);
     disks.extend(new.disks(&mut draft, &mut paths)?);
     let nvram = new.nvram(&mut draft, &mut paths)?;
+    draft.tpm = new.tpm(&identity, &mut draft, &mut paths)?;
     let wish = Rewrite {
         identity,
         generation: planner.uuid()?,
         disks,
         nvram,
+        tpm: draft.tpm.clone(),
     };
     let done = rewrite(&stored.text, &wish).map_err(|detail| unfit(stored.name(), detail))?;
     draft.notes.extend(done.notes);
     draft.warnings.extend(done.warnings);
-    draft.tell_of_tpm(&stored.xml);
     draft.identity = wish.identity.clone();
+    tpm::plan(planner, (snapshot, &neighbours), (&done.text, None), &mut draft)?;
     if wish.identity == Identity::Keep {
         new.tell_of_doubles(&mut draft);
     }
@@ -312,6 +315,29 @@ impl NewMachine<'_> {
                 data_bytes: record.size_bytes,
             }),
         }
+        Ok(Some(path))
+    }
+
+    /// Where the state of its TPM goes, where its configuration says where; otherwise its hypervisor has a place for each UUID.
+    fn tpm(&self, identity: &Identity, draft: &mut Draft, paths: &mut Paths<'_>) -> Result<Option<PathBuf>> {
+        let source = self.stored.xml.tpm.as_ref().and_then(|tpm| tpm.source.as_ref());
+        let Some((_, before)) = source else {
+            return Ok(None);
+        };
+        let Identity::New(new) = identity else {
+            paths.unused(before)?;
+            return Ok(Some(before.clone()));
+        };
+        let file_name = self.file_name(before, &new.name);
+        let mut path = before.with_file_name(file_name.unwrap_or_else(|| format!("{}-tpm", new.name)));
+        if let Err(error) = folder_of(&path) {
+            let storage = self.wish.storage.as_ref().ok_or(error)?;
+            path = storage.join(path.file_name().unwrap_or_default());
+            folder_of(&path)?;
+        }
+        let wanted = absolute(&path)?;
+        let path = paths.free(&wanted);
+        tell_of_other_path(draft, &wanted, &path);
         Ok(Some(path))
     }
 

@@ -9,8 +9,9 @@ use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Repository};
 
 use super::neighbours::Neighbours;
-use super::plan::{FileWay, PlannedFile, Room};
+use super::plan::{Content, FileWay, PlannedFile, Room};
 use super::refusal::Refusal;
+use super::tpm::nearest_folder;
 use crate::error::{Error, Result};
 
 /// What images and file systems allocate at once, about: bytes of data are counted in such pieces.
@@ -135,7 +136,10 @@ pub(super) fn rooms(files: &[PlannedFile]) -> Result<Vec<Room>> {
         if needed_bytes == 0 {
             continue;
         }
-        let folder = folder_of(&file.to)?;
+        let folder = match file.content {
+            Content::TpmState(_) => nearest_folder(&file.to),
+            Content::Disk(_) | Content::FirmwareVariables => folder_of(&file.to)?,
+        };
         let failed = |source| Error::File {
             action: "look at",
             path: folder.to_owned(),

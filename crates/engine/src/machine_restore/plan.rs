@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDevice as _, FileDeviceMut, IoMode};
-use holdfast_host::domain_xml::{DiskChange, DomainXml, Identity};
-use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, Uuid};
+use holdfast_host::domain_xml::{DiskChange, Identity};
+use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, TpmStore, Uuid};
 use holdfast_image::{Format, ImageMut, OpenOptions};
 use holdfast_repo::{Manifest, Repository, Surroundings};
 use jiff::tz::TimeZone;
@@ -167,13 +167,15 @@ pub struct PlannedFile {
     pub data_bytes: u64,
 }
 
-/// What a file of a machine holds. More of a machine's state, such as that of its TPM, will be further kinds.
+/// What a file of a machine holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// A disk, by its name.
     Disk(String),
     /// The firmware's variables.
     FirmwareVariables,
+    /// The permanent state of its TPM.
+    TpmState(TpmStore),
 }
 
 /// How a file is written.
@@ -281,6 +283,8 @@ pub(super) struct Draft {
     /// Who it is, seen from the snapshot's configuration.
     pub(super) identity: Identity,
     pub(super) definition: Option<Definition>,
+    /// Where the state of its TPM goes, where its configuration says so.
+    pub(super) tpm: Option<PathBuf>,
     pub(super) files: Vec<PlannedFile>,
     pub(super) notes: Vec<String>,
     pub(super) warnings: Vec<String>,
@@ -292,19 +296,10 @@ impl Draft {
             machine,
             identity: Identity::Keep,
             definition: None,
+            tpm: None,
             files: Vec::new(),
             notes: Vec::new(),
             warnings: Vec::new(),
-        }
-    }
-
-    /// Says what the snapshot does not bring back.
-    pub(super) fn tell_of_tpm(&mut self, xml: &DomainXml) {
-        if xml.tpm.is_some() {
-            self.warnings.push(
-                "the snapshot has no state of its TPM: what is sealed in it (BitLocker's key) needs its recovery key"
-                    .to_owned(),
-            );
         }
     }
 

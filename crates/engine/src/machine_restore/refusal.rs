@@ -120,6 +120,12 @@ pub enum Refusal {
         /// The machine.
         machine: String,
     },
+    /// The state of a TPM that is to be replaced is at work.
+    #[error("an swtpm is at work with {}", path.display())]
+    TpmInUse {
+        /// The state.
+        path: PathBuf,
+    },
     /// There is too little room.
     #[error("{} has room for {free_bytes} bytes, and {needed_bytes} are needed", folder.display())]
     NoRoom {

@@ -91,6 +91,7 @@ pub(super) fn plan(
         generation: planner.uuid()?,
         disks: places(draft),
         nvram: nvram.map(|file| file.to.clone()),
+        tpm: draft.tpm.clone(),
     };
     let unfit = |detail| unfit(&snapshot.machine, detail);
     let mut configuration = rewrite(&configuration, &wish).map_err(unfit)?.text;
@@ -125,7 +126,7 @@ fn places(draft: &Draft) -> BTreeMap<String, DiskChange> {
                 format: file.format.to_string(),
             }),
         )),
-        Content::FirmwareVariables => None,
+        Content::FirmwareVariables | Content::TpmState(_) => None,
     });
     places.collect()
 }

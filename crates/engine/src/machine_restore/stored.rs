@@ -9,13 +9,13 @@ use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 use super::refusal::Refusal;
 use crate::backup::NOTE_PATH;
 use crate::error::Result;
-use crate::machine_backup::{NOTE_UUID, NVRAM, is_memory};
+use crate::machine_backup::{NOTE_UUID, NVRAM, TPM, is_memory};
 
 /// The configuration that the hypervisor keeps.
 const CONFIGURATION: &str = "domain.xml";
 /// The one of the running machine, which may say more.
 const LIVE_CONFIGURATION: &str = "domain-live.xml";
-/// Bytes of a stream that is read into memory, at most: configurations, firmware variables.
+/// Bytes of a stream that is read into memory, at most: configurations, firmware variables, the state of a TPM.
 const STREAM_BYTES_MAX: u64 = 64 << 20;
 
 /// A machine in a snapshot.
@@ -74,10 +74,19 @@ pub(super) fn has_memory(snapshot: &Manifest) -> bool {
 
 /// The firmware's variables.
 pub(super) fn nvram(snapshot: &Manifest) -> Option<&DiskRecord> {
+    stream(snapshot, NVRAM)
+}
+
+/// The state of its TPM.
+pub(super) fn tpm(snapshot: &Manifest) -> Option<&DiskRecord> {
+    stream(snapshot, TPM)
+}
+
+fn stream<'m>(snapshot: &'m Manifest, name: &str) -> Option<&'m DiskRecord> {
     snapshot
         .disks
         .iter()
-        .find(|record| record.name == NVRAM && record.content == DiskContent::Stream)
+        .find(|record| record.name == name && record.content == DiskContent::Stream)
 }
 
 /// The machine's UUID at its hypervisor.

@@ -7,7 +7,6 @@ use holdfast_engine::{
     MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, Overwrite, PlannedFile, RestoreAs,
     Room, Started, plan_machine_restore, restore_machine,
 };
-use holdfast_host::Libvirt;
 use serde::Serialize;
 use similar::TextDiff;
 
@@ -15,7 +14,7 @@ use super::{DiskDone, RestoreArgs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::machines::libvirt_address;
+use crate::machines::{connect_libvirt, libvirt_address};
 use crate::output::{Page, Report, Style};
 use crate::units;
 
@@ -107,7 +106,7 @@ struct TargetMachine {
 
 #[derive(Debug, Serialize)]
 struct FileDocument {
-    /// "disk" or "firmware-variables".
+    /// "disk", "firmware-variables" or "tpm-state".
     content: &'static str,
     /// The disk.
     name: Option<String>,
@@ -132,6 +131,7 @@ impl From<&PlannedFile> for FileDocument {
         let (content, name) = match &file.content {
             Content::Disk(name) => ("disk", Some(name.clone())),
             Content::FirmwareVariables => ("firmware-variables", None),
+            Content::TpmState(_) => ("tpm-state", None),
         };
         Self {
             content,
@@ -207,7 +207,11 @@ impl Done {
     }
 
     fn human_file(&self, file: &FileDocument, page: &mut Page) {
-        let what = file.name.as_deref().unwrap_or("firmware variables");
+        let what = match (&file.name, file.content) {
+            (Some(disk), _) => disk,
+            (None, "tpm-state") => "state of its TPM",
+            (None, _) => "firmware variables",
+        };
         let way = match file.way {
             "overwrite" => "written over",
             "in-place" => "only what differs",
@@ -385,7 +389,7 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
     let since = context.clock().now();
     let request = request(args, context)?;
     let uri = libvirt_address(args.machine.connect.as_deref(), context);
-    let hypervisor = Libvirt::connect(&uri).map_err(holdfast_engine::Error::from)?;
+    let hypervisor = connect_libvirt(&uri, context)?;
     let repository = context.open_repository()?;
     let surroundings = context.surroundings();
     let threads = args.job.thread_count();

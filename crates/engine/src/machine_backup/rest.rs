@@ -1,0 +1,82 @@
+//! What belongs to an instant besides the disks, and becomes streams of the snapshot.
+
+use std::collections::BTreeMap;
+
+use holdfast_block::Clock;
+use holdfast_host::Description;
+use holdfast_host::qemu::memory::Memory;
+
+use super::memory::MEMORY_STATE;
+use super::tpm::{TPM, TpmFound, TpmState};
+use super::{nvram, tpm};
+use crate::Progress;
+use crate::error::Result;
+
+/// The stream of a snapshot that holds the firmware's variables.
+pub(crate) const NVRAM: &str = "nvram";
+
+/// What belongs to the instant besides the disks.
+pub(super) struct Rest<'a> {
+    nvram: Option<Vec<u8>>,
+    tpm: Option<TpmState>,
+    pub(super) memory: Option<&'a Memory>,
+}
+
+/// What is read of files while the machine stands still.
+#[derive(Default)]
+pub(super) struct Beside {
+    nvram: Option<Vec<u8>>,
+    tpm: TpmFound,
+}
+
+impl Beside {
+    pub(super) fn read(description: &Description, clock: &dyn Clock) -> Result<Self> {
+        Ok(Self {
+            nvram: nvram::read(description)?,
+            tpm: tpm::read(description, clock),
+        })
+    }
+
+    /// With the memory of the same instant; what was not found is told.
+    pub(super) fn rest<'m>(self, memory: Option<&'m Memory>, progress: &dyn Progress) -> Rest<'m> {
+        Rest {
+            nvram: self.nvram,
+            tpm: self.tpm.told(progress),
+            memory,
+        }
+    }
+}
+
+/// A small thing that is stored whole.
+pub(super) struct Stream {
+    pub(super) name: String,
+    pub(super) bytes: Vec<u8>,
+    pub(super) notes: BTreeMap<String, String>,
+}
+
+impl Stream {
+    fn new(name: &str, bytes: Vec<u8>) -> Self {
+        Self {
+            name: name.to_owned(),
+            bytes,
+            notes: BTreeMap::new(),
+        }
+    }
+}
+
+impl Rest<'_> {
+    /// The streams, after those of the machine's configuration.
+    pub(super) fn streams(self, configuration: &[(String, Vec<u8>)]) -> Vec<Stream> {
+        let configuration = configuration.iter();
+        let mut streams: Vec<Stream> = configuration
+            .map(|(name, bytes)| Stream::new(name, bytes.clone()))
+            .collect();
+        streams.extend(self.nvram.map(|bytes| Stream::new(NVRAM, bytes)));
+        streams.extend(self.tpm.map(|state| Stream {
+            notes: state.notes,
+            ..Stream::new(TPM, state.bytes)
+        }));
+        streams.extend(self.memory.map(|(state, _)| Stream::new(MEMORY_STATE, state.encode())));
+        streams
+    }
+}
