@@ -1,5 +1,6 @@
 //! The built program, run without anything of this machine's environment.
 
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 /// The program with `words`, without environment and without input.
@@ -7,6 +8,20 @@ use std::process::{Command, Output, Stdio};
 pub(crate) fn program(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
     command.args(words).env_clear().stdin(Stdio::null());
+    command
+}
+
+/// The same in the mount namespace of a process, in the folder `folder`.
+#[expect(clippy::disallowed_methods, reason = "these tests run the program from outside")]
+pub(crate) fn program_inside(process: u32, folder: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new("/usr/bin/nsenter");
+    command
+        .arg(format!("--mount=/proc/{process}/ns/mnt"))
+        .arg(format!("--wdns={}", folder.display()))
+        .args(["--", env!("CARGO_BIN_EXE_holdfast")])
+        .args(words)
+        .env_clear()
+        .stdin(Stdio::null());
     command
 }
 

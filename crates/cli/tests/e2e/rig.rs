@@ -9,11 +9,15 @@ use holdfast_block::SeededRandom;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::program::{program, stderr, stdout};
+use crate::program::{program, program_inside, stderr, stdout};
 
 /// The folder; gone when this is dropped.
 pub(crate) struct Rig {
     folder: TempDir,
+    /// A process whose files the program sees, where these are others than ours.
+    sees_files_of: Option<u32>,
+    /// The user's folder for configurations.
+    configurations: Option<PathBuf>,
 }
 
 impl Rig {
@@ -21,6 +25,8 @@ impl Rig {
     pub(crate) fn empty() -> Self {
         Self {
             folder: tempfile::tempdir().unwrap(),
+            sees_files_of: None,
+            configurations: None,
         }
     }
 
@@ -55,10 +61,25 @@ impl Rig {
         names
     }
 
+    /// From now on the program sees what this process sees under `/var` and elsewhere.
+    pub(crate) fn see_files_of(&mut self, process: u32) {
+        self.sees_files_of = Some(process);
+    }
+
+    /// From now on the program's user has his configurations there.
+    pub(crate) fn have_configurations_in(&mut self, folder: PathBuf) {
+        self.configurations = Some(folder);
+    }
+
     /// The program, to be run in the folder.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
-        let mut command = program(words);
+        let mut command = match self.sees_files_of {
+            Some(process) => program_inside(process, self.folder.path(), words),
+            None => program(words),
+        };
+        let configurations = self.configurations.iter().map(|folder| ("XDG_CONFIG_HOME", folder));
         command
+            .envs(configurations)
             .current_dir(self.folder.path())
             .env("HOLDFAST_REPOSITORY", self.path("repo"))
             .env("XDG_STATE_HOME", self.path("state"))

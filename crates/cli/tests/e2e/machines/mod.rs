@@ -27,6 +27,7 @@ mod mishaps;
 mod qemu_lab;
 mod restore_refusals;
 mod restores;
+mod tpm;
 
 use holdfast_host::qemu::runs_in;
 use holdfast_host::{Hypervisor as _, Machine, MachineState};

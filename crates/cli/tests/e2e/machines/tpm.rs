@@ -1,0 +1,406 @@
+//! Machines with a TPM and with firmware in flash: what both hold belongs to the instant, and comes back with the disks.
+//!
+//! swtpm, libvirt, QEMU and the firmware are real. The firmware starts the TPM, which writes its state; so a machine that starts again has
+//! another state than before.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SystemClock};
+use holdfast_host::{Hypervisor as _, MachineState};
+use serde_json::Value;
+
+use super::at;
+use super::bare::Bare;
+use super::lab::Lab;
+use crate::rig::{Rig, noise};
+
+const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
+const VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
+const NAME: &str = "tpm2-00.permall";
+/// A firmware that rests has written nothing for so long; and how long it may take for that.
+const REST: Duration = Duration::from_secs(4);
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// A machine with all that belongs to an instant.
+struct Sealed {
+    lab: Lab,
+    rig: Rig,
+    clock: SystemClock,
+}
+
+impl Sealed {
+    /// A machine that is shut off and never ran; the backend of its TPM may have more in it.
+    fn new(backend: &str) -> Self {
+        let lab = Lab::new();
+        lab.connect();
+        let mut rig = Rig::new();
+        if rustix::process::geteuid().is_root() {
+            let process = std::fs::read_to_string(lab.path("libvirt/libvirtd.pid")).unwrap();
+            rig.see_files_of(process.trim().parse().unwrap());
+        } else {
+            rig.have_configurations_in(lab.path("libvirt/config"));
+        }
+        let (image, variables) = (lab.path("web3.raw"), lab.path("web3_VARS.fd"));
+        File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        std::fs::copy(VARIABLES, &variables).unwrap();
+        let xml = format!(
+            "<domain type='qemu'><name>web3</name><memory unit='MiB'>128</memory><vcpu>1</vcpu>\
+             <os><type arch='x86_64' machine='q35'>hvm</type><loader readonly='yes' type='pflash'>{FIRMWARE}</loader>\
+             <nvram>{}</nvram></os><features><acpi/></features><devices>\
+             <disk type='file'><driver name='qemu' type='raw'/><source file='{}'/><target dev='vda' bus='virtio'/></disk>\
+             <tpm model='tpm-crb'><backend type='emulator' version='2.0'>{backend}</backend></tpm>\
+             <memballoon model='none'/></devices></domain>",
+            variables.display(),
+            image.display()
+        );
+        rig.write("web3.xml", xml.as_bytes());
+        lab.virsh(&["define", rig.path("web3.xml").to_str().unwrap()]);
+        let clock = SystemClock::new();
+        Self { lab, rig, clock }
+    }
+
+    /// The same, which runs, and whose firmware is through.
+    fn running() -> Self {
+        let world = Self::new("");
+        world.start("web3");
+        world
+    }
+
+    fn start(&self, name: &str) {
+        self.lab.virsh(&["start", name]);
+        self.rest(name);
+    }
+
+    /// Where libvirt has the state of a machine's TPM, as this process sees it.
+    fn place(&self, name: &str) -> PathBuf {
+        let folder = if rustix::process::geteuid().is_root() {
+            "libvirt/lib/swtpm"
+        } else {
+            "libvirt/config/libvirt/qemu/swtpm"
+        };
+        let uuid = self.lab.virsh(&["domuuid", name]);
+        self.lab.path(folder).join(uuid.trim()).join("tpm2").join(NAME)
+    }
+
+    fn state(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.place(name)).unwrap()
+    }
+
+    fn variables(&self) -> PathBuf {
+        self.lab.path("web3_VARS.fd")
+    }
+
+    /// Waits until the firmware has started the TPM, and writes no more.
+    fn rest(&self, name: &str) {
+        let start = self.clock.now();
+        let (mut last, mut since) = (self.state(name), start);
+        loop {
+            self.clock.sleep(Duration::from_millis(200));
+            let (now, state) = (self.clock.now(), self.state(name));
+            if state != last {
+                (last, since) = (state, now);
+            } else if now.saturating_sub(since) > REST && since != start {
+                return;
+            }
+            assert!(
+                now.saturating_sub(start) < PATIENCE,
+                "{name}: its firmware never starts the TPM"
+            );
+        }
+    }
+
+    fn json(&self, code: i32, words: &[&str]) -> Value {
+        self.rig.json(code, &at(&self.lab.uri(), words))
+    }
+
+    /// Backs the machine up; the snapshot's id.
+    fn back_up(&self) -> String {
+        let document = self.json(0, &["backup", "web3"]);
+        let snapshot = &document["report"]["machines"][0]["snapshot"];
+        snapshot["id"].as_str().unwrap().to_owned()
+    }
+
+    fn restore(&self, words: &[&str]) -> Value {
+        self.json(0, &[&["restore", "web3", "--to-machine"], words].concat())["report"].clone()
+    }
+
+    fn machine_state(&self, name: &str) -> MachineState {
+        let machine = self.lab.connect().machine(name).unwrap();
+        machine.describe().unwrap().summary.state
+    }
+
+    /// What `swtpm_setup` says when libvirt has it make a TPM, which it must not where one was restored.
+    fn was_made_anew(&self, name: &str) -> bool {
+        let folder = if rustix::process::geteuid().is_root() {
+            "libvirt/log/swtpm/libvirt/qemu"
+        } else {
+            "libvirt/cache/libvirt/qemu/log"
+        };
+        let log = std::fs::read_to_string(self.lab.path(folder).join(format!("{name}-swtpm.log")));
+        log.is_ok_and(|log| log.contains("manufacturing"))
+    }
+}
+
+fn planned(report: &Value) -> Value {
+    let files = report["files"].as_array().unwrap();
+    let mut its = files.iter().filter(|file| file["content"] == "tpm-state");
+    its.next().unwrap_or_else(|| panic!("{report}")).clone()
+}
+
+fn overwrite(path: &Path, bytes: &[u8]) {
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_len(bytes.len() as u64).unwrap();
+    file.write_all_at(bytes, 0).unwrap();
+}
+
+/// Both are changed between the instant and the end of the backup: by a program that is called in between.
+#[test]
+fn firmware_variables_and_the_tpm_are_those_of_the_instant_and_come_back_to_a_new_machine() {
+    let world = Sealed::running();
+    let variables = std::fs::read(world.variables()).unwrap();
+    let state = world.state("web3");
+    let garbage = world.rig.path("garbage");
+    world.rig.write("garbage", &noise(600_000, 3));
+    let hook = format!(
+        "#!/bin/sh\nPATH=/usr/bin:/bin\n[ \"$1\" = post-thaw ] || exit 0\nfor file in {} {}; do cat {} > $file; done\n",
+        world.variables().display(),
+        world.place("web3").display(),
+        garbage.display()
+    );
+    world.rig.write("hook", hook.as_bytes());
+    let hook = world.rig.path("hook");
+    std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).unwrap();
+    world.json(0, &["backup", "web3", "--hook", hook.to_str().unwrap()]);
+    assert_eq!(world.state("web3"), noise(600_000, 3), "the program was called");
+    assert_eq!(world.machine_state("web3"), MachineState::Running);
+
+    let plan = world.restore(&["--dry-run"]);
+    let file = planned(&plan);
+    assert_eq!(
+        (&file["way"], &file["size_bytes"]),
+        (&"new".into(), &state.len().into())
+    );
+    let uuid = plan["target_machine"]["uuid"].as_str().unwrap();
+    let target = file["target"].as_str().unwrap();
+    assert!(target.ends_with(&format!("/swtpm/{uuid}/tpm2/{NAME}")), "{target}");
+    assert!(plan["notes"].to_string().contains("has the keys of the one"), "{plan}");
+    let folders = world.place("web3").ancestors().nth(3).unwrap().to_owned();
+    assert_eq!(
+        std::fs::read_dir(&folders).unwrap().count(),
+        1,
+        "a dry run makes nothing"
+    );
+
+    world.restore(&[]);
+    let place = world.place("web3-restored");
+    assert!(std::fs::read(&place).unwrap() == state && world.place("web3") != place);
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&place), mode(place.parent().unwrap())), (0o600, 0o700));
+    assert!(std::fs::read(world.lab.path("web3-restored_VARS.fd")).unwrap() == variables);
+    // The TPM starts with it, and is no new one. Both machines run.
+    world.start("web3-restored");
+    assert!(!world.was_made_anew("web3-restored") && world.was_made_anew("web3"));
+    assert_eq!(
+        place.metadata().unwrap().uid(),
+        world.place("web3").metadata().unwrap().uid()
+    );
+    assert_eq!(world.machine_state("web3-restored"), MachineState::Running);
+    world.rig.ok(&["verify"]);
+
+    // At once, and from the snapshot.
+    world.restore(&["--live", "--name", "web5"]);
+    assert_eq!(world.machine_state("web5"), MachineState::Running);
+    assert!(!world.was_made_anew("web5") && world.place("web5").exists());
+}
+
+/// Paused and shut off; in place, and where the machine is gone.
+#[test]
+fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
+    let world = Sealed::running();
+    world.lab.virsh(&["suspend", "web3"]);
+    let paused = world.state("web3");
+    let first = world.back_up();
+    world.lab.virsh(&["destroy", "web3"]);
+    world.start("web3");
+    world.lab.virsh(&["destroy", "web3"]);
+    let off = world.state("web3");
+    assert_ne!(paused, off, "its firmware has started the TPM once more");
+    let second = world.back_up();
+    for (id, state) in [(&first, &paused), (&second, &off)] {
+        world.rig.ok(&["restore", "--force", &format!("{id}:tpm"), "state"]);
+        assert!(world.rig.read("state") == *state);
+    }
+
+    let before = world.place("web3").metadata().unwrap();
+    let restore = |words: &[&str]| {
+        let words = [&["restore", &first, "--to-machine", "--in-place"], words].concat();
+        world.json(0, &words)["report"].clone()
+    };
+    assert_eq!(planned(&restore(&["--dry-run"]))["way"], "replace");
+    assert_eq!(world.state("web3"), off);
+    restore(&[]);
+    assert_eq!(world.state("web3"), paused);
+    let after = world.place("web3").metadata().unwrap();
+    assert_eq!(
+        (before.uid(), before.gid(), before.mode()),
+        (after.uid(), after.gid(), after.mode())
+    );
+    assert_ne!(
+        before.ino(),
+        after.ino(),
+        "a new file, that was complete before it was there"
+    );
+    world.start("web3");
+    world.lab.virsh(&["destroy", "web3"]);
+
+    // An swtpm that still works with it would write over what comes.
+    let held = hold(&world.place("web3").with_file_name(".lock"));
+    let refused = world.json(4, &["restore", "web3", "--to-machine", "--in-place"]);
+    assert!(
+        refused["error"].to_string().contains("an swtpm is at work"),
+        "{refused}"
+    );
+    drop(held);
+
+    world.lab.virsh(&["undefine", "web3"]);
+    std::fs::remove_file(world.lab.path("web3.raw")).unwrap();
+    std::fs::remove_file(world.variables()).unwrap();
+    let report = world.restore(&["--keep-identity"]);
+    assert_eq!(planned(&report)["way"], "new");
+    assert_eq!(world.state("web3"), off);
+    world.start("web3");
+    assert_eq!(world.machine_state("web3"), MachineState::Running);
+}
+
+/// A lock that another process has, as swtpm would.
+fn hold(path: &Path) -> Held {
+    let script = "import fcntl, sys\nfile = open(sys.argv[1], 'w')\nfcntl.lockf(file, fcntl.LOCK_EX)\nprint('locked', flush=True)\n\
+                  sys.stdin.read()";
+    Held::start("python3", &["-c", script, path.to_str().unwrap()])
+}
+
+/// A program that says one line, and ends with its input.
+struct Held(std::process::Child);
+
+impl Held {
+    #[expect(clippy::disallowed_methods, reason = "these tests run programs from outside")]
+    fn start(program: &str, words: &[&str]) -> Self {
+        let mut child = std::process::Command::new(program)
+            .args(words)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let said = child.stdout.as_mut().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(said), &mut line).unwrap();
+        assert_eq!(line, "locked\n");
+        Self(child)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().unwrap();
+    }
+}
+
+/// An swtpm that somebody has started for a QEMU that nobody manages.
+fn start_swtpm(folder: &Path, how: &dyn Fn(&mut std::process::Command)) -> Swtpm {
+    #[expect(clippy::disallowed_methods, reason = "these tests run programs from outside")]
+    let mut command = std::process::Command::new("swtpm");
+    let socket = folder.join("control");
+    command.args(["socket", "--tpm2", "--ctrl"]);
+    command.arg(format!("type=unixio,path={}", socket.display()));
+    how(&mut command);
+    let swtpm = Swtpm(command.spawn().unwrap());
+    while !socket.exists() {
+        SystemClock::new().sleep(Duration::from_millis(20));
+    }
+    swtpm
+}
+
+struct Swtpm(std::process::Child);
+
+impl Drop for Swtpm {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().unwrap();
+    }
+}
+
+/// QEMU knows a channel only; where that leads, and where the state is, stands in command lines.
+#[test]
+fn the_tpm_of_a_qemu_that_nobody_manages_is_found_by_the_command_line_of_its_swtpm() {
+    let folder = tempfile::tempdir().unwrap();
+    let channel = format!("socket,id=channel,path={}", folder.path().join("control").display());
+    let words = [
+        "-chardev",
+        &channel,
+        "-tpmdev",
+        "emulator,id=t,chardev=channel",
+        "-device",
+        "tpm-crb,tpmdev=t",
+    ];
+    {
+        let state = format!("dir={},mode=0600", folder.path().display());
+        let _swtpm = start_swtpm(folder.path(), &|command| drop(command.args(["--tpmstate", &state])));
+        let bare = Bare::new(&words);
+        bare.back_up(&[]);
+        let state = std::fs::read(folder.path().join(NAME)).unwrap();
+        bare.rig.ok(&["restore", "web1@latest:tpm", "state"]);
+        assert!(bare.rig.read("state") == state);
+    }
+    std::fs::remove_file(folder.path().join("control")).unwrap();
+    // It has been told by a variable, which only its own user can see.
+    let _swtpm = start_swtpm(folder.path(), &|command| drop(command.env("TPM_PATH", folder.path())));
+    let bare = Bare::new(&words);
+    let document = bare.rig.json(3, &["backup", &bare.source]);
+    let warnings = document["warnings"].to_string();
+    assert!(
+        warnings.contains("state of its TPM is not kept") && warnings.contains("no swtpm is found"),
+        "{document}"
+    );
+}
+
+/// QEMU's stream brings the state with it; what is in the folder is of the same instant.
+#[test]
+fn a_machine_with_a_tpm_goes_on_from_its_memory() {
+    let world = Sealed::running();
+    let state = world.state("web3");
+    world.json(0, &["backup", "web3", "--with-memory"]);
+    assert_eq!(world.machine_state("web3"), MachineState::Running);
+    world.lab.virsh(&["destroy", "web3"]);
+    world.start("web3");
+    assert_ne!(world.state("web3"), state);
+    world.lab.virsh(&["destroy", "web3"]);
+    let report = world.restore(&["--in-place", "--resume"]);
+    assert_eq!(report["target_machine"]["is_resumed"], true);
+    assert_eq!(world.machine_state("web3"), MachineState::Running);
+    let report = world.restore(&["--resume", "--name", "web4"]);
+    assert_eq!(report["target_machine"]["is_resumed"], true);
+    assert_eq!(world.machine_state("web4"), MachineState::Running);
+    assert!(!world.was_made_anew("web4"));
+}
+
+#[test]
+fn a_tpm_without_a_state_and_one_whose_secret_is_missing_are_told() {
+    let secret = "11111111-bbbb-4ccc-8ddd-eeeeeeeeeeee";
+    let world = Sealed::new(&format!("<encryption secret='{secret}'/>"));
+    let report = world.json(0, &["backup", "web3"]);
+    assert!(!report["report"].to_string().contains("tpm"), "it never ran: {report}");
+    let document = world.json(3, &["restore", "web3", "--to-machine", "--dry-run"]);
+    let warnings = document["warnings"].to_string();
+    assert!(
+        warnings.contains("no state of its TPM") && warnings.contains(secret),
+        "{warnings}"
+    );
+    let listing = world.json(0, &["machines"]);
+    let tpm = &listing["report"]["machines"][0]["tpm"];
+    assert_eq!(tpm["version"], "2.0");
+    assert!(tpm["state"].as_str().unwrap().ends_with(NAME), "{tpm}");
+}
