@@ -307,7 +307,7 @@ impl Diagnosis<'_> {
                     Mend::DeleteFolder(path.clone()),
                 ),
                 LeftoverKind::Partial => (
-                    "half of an image whose restore was killed",
+                    "half of a file whose restore was killed",
                     Mend::DeletePartial(path.clone()),
                 ),
             };

@@ -1,5 +1,6 @@
 //! Files and folders that a run left which was killed.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,8 @@ const SOCKETS: &str = "holdfast-";
 /// The names of folders for scratch files begin so.
 const SCRATCH: [&str; 2] = ["holdfast-memory-", "holdfast-overlay-"];
 
-pub(super) fn leftovers(request: &DoctorRequest<'_>, images: &[&PathBuf]) -> Vec<Leftover> {
+/// What is left; `files` are those that machines have.
+pub(super) fn leftovers(request: &DoctorRequest<'_>, files: &BTreeSet<&PathBuf>) -> Vec<Leftover> {
     let mut found = Vec::new();
     if request.everything {
         let now_ms = (request.now_ms)();
@@ -32,14 +34,14 @@ pub(super) fn leftovers(request: &DoctorRequest<'_>, images: &[&PathBuf]) -> Vec
         }
         for folder in folders(&request.scratch, &SCRATCH) {
             // A machine may have a disk in it, whoever made it.
-            let is_image = images.iter().any(|image| image.starts_with(&folder));
+            let is_image = files.iter().any(|file| file.starts_with(&folder));
             if is_old(&folder) && !is_image && open_below(&folder) == Some(false) {
                 found.push(leftover(folder, LeftoverKind::Scratch));
             }
         }
     }
-    for image in images {
-        let partials = left_of(image).into_iter();
+    for file in files {
+        let partials = left_of(file).into_iter();
         found.extend(partials.map(|path| leftover(path, LeftoverKind::Partial)));
     }
     found

@@ -1,6 +1,7 @@
 //! Seeing what there is. Nothing is changed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_host::qemu::{QemuDisk, disks, jobs, runs_in};
@@ -75,7 +76,13 @@ pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     seen.chains = chains.into_iter().map(|((name, _), chain)| (name, chain)).collect();
     let images: Vec<_> = seen.chains.iter().filter_map(|(_, chain)| chain.first()).collect();
     let instants = instants::look(request, &images, seen.living.as_deref());
-    let leftovers = leftovers(request, &images);
+    let beside = descriptions.iter().flat_map(|description| {
+        let tpm = description.tpm.as_ref().and_then(|tpm| tpm.place.file());
+        description.nvram.iter().chain(tpm.map(|file| &file.path))
+    });
+    // A machine that is examined is one of the neighbours, too.
+    let files: BTreeSet<&PathBuf> = images.iter().copied().chain(beside).collect();
+    let leftovers = leftovers(request, &files);
     let emptied = match request.neighbours {
         Some(_) if request.everything => emptied(&images, &seen.chains),
         _ => Vec::new(),

@@ -15,7 +15,7 @@ use holdfast_host::domain_xml::{DomainTpm, DomainXml, Identity};
 use holdfast_host::{TpmFile, TpmPlace, TpmStore};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Manifest};
-use rustix::fs::{FlockOperation, OFlags, fcntl_lock};
+use rustix::fs::{Access, FlockOperation, OFlags, access, fcntl_lock};
 use rustix::io::Errno;
 
 use super::neighbours::Neighbours;
@@ -109,6 +109,10 @@ fn place(
     let then = note(NOTE_TPM_STORE).unwrap_or(TpmStore::Folder.word());
     if then != file.store.word() {
         return Err("the one is kept in a folder, and the other in a single file".to_owned());
+    }
+    let folder = nearest_folder(&file.path);
+    if access(folder, Access::WRITE_OK | Access::EXEC_OK).is_err() {
+        return Err(format!("we may not write to {}", folder.display()));
     }
     Ok(file)
 }

@@ -4,7 +4,7 @@
 //! another state than before.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -150,12 +150,6 @@ fn planned(report: &Value) -> Value {
     its.next().unwrap_or_else(|| panic!("{report}")).clone()
 }
 
-fn overwrite(path: &Path, bytes: &[u8]) {
-    let file = File::options().write(true).open(path).unwrap();
-    file.set_len(bytes.len() as u64).unwrap();
-    file.write_all_at(bytes, 0).unwrap();
-}
-
 /// Both are changed between the instant and the end of the backup: by a program that is called in between.
 #[test]
 fn firmware_variables_and_the_tpm_are_those_of_the_instant_and_come_back_to_a_new_machine() {
@@ -230,8 +224,8 @@ fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
     assert_ne!(paused, off, "its firmware has started the TPM once more");
     let second = world.back_up();
     for (id, state) in [(&first, &paused), (&second, &off)] {
-        world.rig.ok(&["restore", "--force", &format!("{id}:tpm"), "state"]);
-        assert!(world.rig.read("state") == *state);
+        world.rig.ok(&["restore", "--force", &format!("{id}:tpm"), "kept"]);
+        assert!(world.rig.read("kept") == *state);
     }
 
     let before = world.place("web3").metadata().unwrap();
@@ -255,6 +249,15 @@ fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
     );
     world.start("web3");
     world.lab.virsh(&["destroy", "web3"]);
+
+    // What a killed restore leaves of it is found.
+    let half = world.place("web3").with_file_name(format!(".{NAME}.0123abcd.partial"));
+    File::create(&half).unwrap();
+    let found = world.json(0, &["doctor", "web3", "--fix"]);
+    assert!(
+        found["report"].to_string().contains("0123abcd") && !half.exists(),
+        "{found}"
+    );
 
     // An swtpm that still works with it would write over what comes.
     let held = hold(&world.place("web3").with_file_name(".lock"));
@@ -310,13 +313,14 @@ impl Drop for Held {
 }
 
 /// An swtpm that somebody has started for a QEMU that nobody manages.
-fn start_swtpm(folder: &Path, how: &dyn Fn(&mut std::process::Command)) -> Swtpm {
+fn start_swtpm(folder: &Path, options: &[(&str, &str)], by_variable: Option<&Path>) -> Swtpm {
     #[expect(clippy::disallowed_methods, reason = "these tests run programs from outside")]
     let mut command = std::process::Command::new("swtpm");
     let socket = folder.join("control");
     command.args(["socket", "--tpm2", "--ctrl"]);
     command.arg(format!("type=unixio,path={}", socket.display()));
-    how(&mut command);
+    command.args(options.iter().flat_map(|(name, value)| [name, value]));
+    command.envs(by_variable.map(|state| ("TPM_PATH", state)));
     let swtpm = Swtpm(command.spawn().unwrap());
     while !socket.exists() {
         SystemClock::new().sleep(Duration::from_millis(20));
@@ -348,16 +352,16 @@ fn the_tpm_of_a_qemu_that_nobody_manages_is_found_by_the_command_line_of_its_swt
     ];
     {
         let state = format!("dir={},mode=0600", folder.path().display());
-        let _swtpm = start_swtpm(folder.path(), &|command| drop(command.args(["--tpmstate", &state])));
+        let _swtpm = start_swtpm(folder.path(), &[("--tpmstate", &state)], None);
         let bare = Bare::new(&words);
         bare.back_up(&[]);
         let state = std::fs::read(folder.path().join(NAME)).unwrap();
-        bare.rig.ok(&["restore", "web1@latest:tpm", "state"]);
-        assert!(bare.rig.read("state") == state);
+        bare.rig.ok(&["restore", "web1@latest:tpm", "kept"]);
+        assert!(bare.rig.read("kept") == state);
     }
     std::fs::remove_file(folder.path().join("control")).unwrap();
     // It has been told by a variable, which only its own user can see.
-    let _swtpm = start_swtpm(folder.path(), &|command| drop(command.env("TPM_PATH", folder.path())));
+    let _swtpm = start_swtpm(folder.path(), &[], Some(folder.path()));
     let bare = Bare::new(&words);
     let document = bare.rig.json(3, &["backup", &bare.source]);
     let warnings = document["warnings"].to_string();
