@@ -18,10 +18,16 @@ const ATTEMPT_COUNT: u32 = 40;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The runs of which something is in this QEMU.
+///
+/// Files of a machine that stands still do not count, but for one that has just sent its memory: QEMU lets go of those that were
+/// taken away only when it runs again.
 pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
     let mut runs: BTreeSet<RunId> = node_names(monitor)?.iter().filter_map(|name| run_of(name)).collect();
     runs.extend(export_ids(monitor)?.iter().filter_map(|id| run_of(id)));
-    runs.extend(fd_sets(monitor)?.iter().filter_map(|(_, label)| run_of(label)));
+    let status = monitor.execute(&QmpCommand::new("query-status", Value::Null))?;
+    if status["running"] == true || status["status"] == "postmigrate" {
+        runs.extend(fd_sets(monitor)?.iter().filter_map(|(_, label)| run_of(label)));
+    }
     for disk in disks(monitor)? {
         runs.extend(disk.bitmaps.iter().filter_map(|bitmap| run_of(&bitmap.name)));
     }

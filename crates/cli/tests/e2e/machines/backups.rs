@@ -147,6 +147,12 @@ fn a_paused_machine_and_one_that_is_shut_off_are_backed_up_as_they_are() {
     assert!(report["paused_us"].is_null() && report["method"] == "filter");
     world.assert_snapshot_is_right("paused");
     assert_eq!(world.lab.virsh(&["domstate", "web1"]).trim(), "paused");
+    // Nothing is left of it, neither for the doctor nor for the next one.
+    assert!(world.journal().is_empty());
+    world.doctor(0, &[]);
+    world.write(1, 6, 8192, 4096);
+    assert_eq!(world.back_up()["disks"][1]["dirty_bytes"], 65_536);
+    world.assert_snapshot_is_right("paused twice");
     world.lab.virsh(&["resume", "web1"]);
     world.lab.virsh(&["destroy", "web1"]);
     let report = world.back_up();

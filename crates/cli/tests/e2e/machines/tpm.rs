@@ -356,6 +356,8 @@ fn the_tpm_of_a_qemu_that_nobody_manages_is_found_by_the_command_line_of_its_swt
         let state = format!("dir={},mode=0600", folder.path().display());
         let _swtpm = start_swtpm(folder.path(), &[("--tpmstate", &state)], None);
         let bare = Bare::new(&words);
+        // Its firmware may be about to talk to the TPM.
+        bare.lab.execute("stop", serde_json::Value::Null);
         bare.back_up(&[]);
         let state = std::fs::read(folder.path().join(NAME)).unwrap();
         bare.rig.ok(&["restore", "web1@latest:tpm", "kept"]);
