@@ -29,8 +29,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_block::BlockDevice;
-use holdfast_host::qemu::Pause;
 use holdfast_host::qemu::memory::MemoryMode;
+use holdfast_host::qemu::{Pause, Standstill};
 use holdfast_host::qmp::wake_patiently;
 use holdfast_host::{Decision, Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState, Overlays};
 use holdfast_repo::{Manifest, Parent, Processes, Repository, Source, SourceData};
@@ -289,15 +289,23 @@ impl MachineBackup<'_> {
         Ok(self.report(backup, method, (None, Quiesced::NotNeeded, load), compared))
     }
 
-    fn read_frozen_disks(self, reason: String) -> Result<MachineBackupReport> {
-        let freezer = Freezer::new(
+    fn freezer(&self) -> Freezer<'_> {
+        Freezer::new(
             self.repository,
             &self.request,
             self.description.summary.name.clone(),
             self.parent,
             self.hooks,
             self.job,
-        );
+        )
+    }
+
+    fn read_frozen_disks(self, reason: String) -> Result<MachineBackupReport> {
+        let has_others = self.description.nvram.is_some() || self.description.tpm.is_some();
+        let mut freezer = self.freezer();
+        if has_others {
+            freezer.standstill = Standstill::Always;
+        }
         let (mut time, mut beside) = (None, Ok(Beside::default()));
         let noted = Noted::begin(&self.request, &self.description, self.job);
         let state = self.description.summary.state;

@@ -15,7 +15,7 @@ mod names;
 mod remove;
 mod version;
 
-pub use cut::{Cut, CutDisk, CutRequest, Moment, Pause};
+pub use cut::{Cut, CutDisk, CutRequest, Moment, Pause, Standstill};
 pub(crate) use disks::device_path;
 pub use disks::{Bitmap, QemuDisk, disks};
 pub use jobs::{QemuJob, dismiss_job, jobs, remove_bitmap, resume};

@@ -5,6 +5,7 @@
 mod hooks;
 mod limits;
 mod machines;
+mod machines_done;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

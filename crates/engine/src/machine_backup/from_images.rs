@@ -16,7 +16,7 @@ use rustix::fs::ioctl_ficlone;
 use rustix::io::Errno;
 
 use super::changes::{Changes, ReadAll};
-use super::frozen::{Freezer, Frozen, PAUSE_DEADLINE};
+use super::frozen::{Freezer, Frozen};
 use super::method::{Method, Offer, overlay_of, run_of_overlay};
 use super::noted::Noted;
 use super::pace::Pace;
@@ -129,15 +129,10 @@ impl MachineBackup<'_> {
 
     pub(super) fn read_from_images(self, (method, reason): (Method, String)) -> Result<MachineBackupReport> {
         let is_still = method == Method::Pause;
-        let freezer = Freezer::new(
-            self.repository,
-            &self.request,
-            self.description.summary.name.clone(),
-            self.parent,
-            self.hooks,
-            self.job,
-        )
-        .for_at_most(if is_still { READ_DEADLINE } else { PAUSE_DEADLINE });
+        let mut freezer = self.freezer();
+        if is_still {
+            freezer.pause_deadline = READ_DEADLINE;
+        }
         let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
         let devices = freezer.devices_of(&self.taken)?;
         let mut cut = self.prepare(method)?;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use holdfast_host::qemu::memory::{Memory, StreamError};
-use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, Pause, QemuDisk, RunId, disks};
+use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, Pause, QemuDisk, RunId, Standstill, disks};
 use holdfast_host::qmp::{MonitorError, QmpCommand};
 use holdfast_host::{Error as HostError, MachineDisk, MachineState};
 use holdfast_repo::{Manifest, Repository};
@@ -23,7 +23,7 @@ use crate::job::Job;
 use crate::watchdog::Guard;
 
 /// A pause takes milliseconds; after this the watchdog ends it.
-pub(super) const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
+const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The machine runs while its memory is sent, but for the end; who takes it in may be slow.
 const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
@@ -38,7 +38,9 @@ pub(super) struct Freezer<'a> {
     hooks: &'a HookCalls<'a>,
     job: Job<'a>,
     /// How long the machine may stand still.
-    pause_deadline: Duration,
+    pub(super) pause_deadline: Duration,
+    /// Whether it has to.
+    pub(super) standstill: Standstill,
 }
 
 /// Frozen disks.
@@ -121,12 +123,8 @@ impl<'a> Freezer<'a> {
             hooks,
             job,
             pause_deadline: PAUSE_DEADLINE,
+            standstill: Standstill::default(),
         }
-    }
-
-    /// The machine may stand still for so long.
-    pub(super) fn for_at_most(self, pause_deadline: Duration) -> Self {
-        Self { pause_deadline, ..self }
     }
 
     fn failed(&self, source: MonitorError) -> Error {
@@ -167,6 +165,7 @@ impl<'a> Freezer<'a> {
             write_deadline: self.request.write_deadline,
             listener,
             memory,
+            standstill: self.standstill,
         };
         let mut guard = Guard::start(self.request.watchdog.as_deref())?;
         let made = self.cut(request, (state, can_quiesce), within, &mut guard);

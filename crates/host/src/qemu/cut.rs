@@ -29,6 +29,18 @@ pub struct CutRequest {
     pub listener: OwnedFd,
     /// Where the machine's memory goes, if it is wanted, and how it is taken.
     pub memory: Option<(MemoryPipe, MemoryMode)>,
+    /// Whether the machine stands still for the instant.
+    pub standstill: Standstill,
+}
+
+/// Whether a machine stands still for the instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Standstill {
+    /// As it must, for several disks, or its memory. One disk alone is cut between two of its requests.
+    #[default]
+    WhereNeeded,
+    /// Always: something else has to be of the same instant.
+    Always,
 }
 
 /// What whoever freezes is told of.
@@ -145,7 +157,10 @@ impl Making<'_> {
         if !disks.is_empty() {
             self.start_server(request.listener)?;
         }
-        let pause = self.cut(&disks, request.memory, tell)?;
+        let pause = match (&disks[..], &request.memory, request.standstill) {
+            ([disk], None, Standstill::WhereNeeded) => self.cut_one(disk, tell)?,
+            _ => self.cut(&disks, request.memory, tell)?,
+        };
         let mut exports = Vec::new();
         let mut change_contexts = Vec::new();
         for (number, disk) in disks.iter().enumerate() {
@@ -216,6 +231,18 @@ impl Making<'_> {
             Some(job) => format!("the backup job {}, which uses its NBD server", job.id),
             None => "another use of its NBD server, of which it has one".to_owned(),
         }
+    }
+
+    /// The instant of one disk, while the machine runs: QEMU puts the filter in between two requests.
+    ///
+    /// The next bitmap begins a moment before, and the old one is copied a moment after: both name what has changed, and a
+    /// little more.
+    fn cut_one(&self, disk: &Prepared, tell: &mut dyn FnMut(Moment)) -> Result<Pause> {
+        self.transact(next_actions(disk).as_slice())?;
+        set_drive(self.monitor, &disk.disk.device, &self.run.node(0, Role::Filter))?;
+        tell(Moment::Instant);
+        self.transact(&self.changes_actions(disk))?;
+        Ok(Pause::default())
     }
 
     /// The instant.
@@ -306,36 +333,37 @@ impl Making<'_> {
             let filter = self.run.node(number, Role::Filter);
             set_drive(self.monitor, &disk.disk.device, &filter)?;
         }
-        let actions: Vec<Value> = disks.iter().flat_map(|disk| self.bitmap_actions(disk)).collect();
+        let actions = disks.iter().flat_map(|disk| {
+            let mut actions = self.changes_actions(disk);
+            actions.extend(next_actions(disk));
+            actions
+        });
+        self.transact(&actions.collect::<Vec<_>>())
+    }
+
+    fn transact(&self, actions: &[Value]) -> Result<()> {
         if actions.is_empty() {
             return Ok(());
         }
         self.execute("transaction", json!({ "actions": actions })).map(drop)
     }
 
-    fn bitmap_actions(&self, disk: &Prepared) -> Vec<Value> {
-        let node = &disk.disk.node;
-        let mut actions = Vec::new();
-        if let Some(changes) = &disk.changes {
-            let copy = changes_name(self.run);
-            actions.push(json!({
+    /// Keeps the state of the old bitmap.
+    fn changes_actions(&self, disk: &Prepared) -> Vec<Value> {
+        let Some(changes) = &disk.changes else {
+            return Vec::new();
+        };
+        let (node, copy) = (&disk.disk.node, changes_name(self.run));
+        vec![
+            json!({
                 "type": "block-dirty-bitmap-add",
                 "data": { "node": node, "name": copy, "disabled": true },
-            }));
-            actions.push(json!({
+            }),
+            json!({
                 "type": "block-dirty-bitmap-merge",
                 "data": { "node": node, "target": copy, "bitmaps": [changes] },
-            }));
-        }
-        if let Some(next) = &disk.next_bitmap {
-            // Only qcow2 keeps bitmaps; those of other images live as long as QEMU does.
-            let is_kept = disk.disk.driver == "qcow2";
-            actions.push(json!({
-                "type": "block-dirty-bitmap-add",
-                "data": { "node": node, "name": next, "persistent": is_kept },
-            }));
-        }
-        actions
+            }),
+        ]
     }
 
     /// Serves a frozen disk; gives its name at the server.
@@ -363,6 +391,17 @@ impl Making<'_> {
         self.execute("block-export-add", arguments)?;
         Ok(name)
     }
+}
+
+/// Begins the next bitmap.
+fn next_actions(disk: &Prepared) -> Option<Value> {
+    let next = disk.next_bitmap.as_ref()?;
+    // Only qcow2 keeps bitmaps; those of other images live as long as QEMU does.
+    let is_kept = disk.disk.driver == "qcow2";
+    Some(json!({
+        "type": "block-dirty-bitmap-add",
+        "data": { "node": disk.disk.node, "name": next, "persistent": is_kept },
+    }))
 }
 
 struct Prepared {

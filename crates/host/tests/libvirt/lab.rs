@@ -7,7 +7,7 @@ use std::process::{Child, Command as Process, Stdio};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
-use holdfast_host::qemu::{CutDisk, CutRequest, RunId, disks};
+use holdfast_host::qemu::{CutDisk, CutRequest, RunId, Standstill, disks};
 use holdfast_host::qmp::{Monitor, QmpCommand};
 use holdfast_host::{Hypervisor as _, Libvirt, Machine};
 use serde_json::json;
@@ -154,6 +154,7 @@ impl Lab {
             write_deadline: Duration::from_secs(2),
             listener: OwnedFd::from(listener),
             memory: None,
+            standstill: Standstill::WhereNeeded,
         };
         (request, socket)
     }

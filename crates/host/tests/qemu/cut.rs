@@ -1,6 +1,11 @@
 //! Freezing disks, reading them while the guest writes, and taking everything out again.
 
-use holdfast_host::qemu::{Cut, RunId, runs_in};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use holdfast_block::Clock as _;
+use holdfast_host::qemu::{Cut, Moment, Pause, RunId, runs_in};
+use holdfast_host::qmp::{Monitor as _, QmpCommand, QmpSocket};
 use serde_json::{Value, json};
 
 use crate::lab::{DISK_BYTES, Lab, MIB, assert_served, run};
@@ -16,7 +21,7 @@ fn frozen_disks_stay_as_they_were_and_nothing_is_left() {
     })
     .unwrap();
     assert!(!was_running_within && lab.is_running(), "it stood still, and runs on");
-    assert!(cut.pause.total >= cut.pause.cut && cut.pause.cut > std::time::Duration::ZERO);
+    assert!(cut.pause.total >= cut.pause.cut && cut.pause.cut > Duration::ZERO);
     for disk in 0..3 {
         lab.guest_writes(disk, 99, 4 * MIB, 2 * MIB);
         lab.guest_writes(disk, 98, 0, 512);
@@ -171,6 +176,86 @@ fn bitmaps_tell_what_changed_between_two_instants() {
             names.contains(&"first") && names.contains(&"second") && names.len() == 2,
             "{names:?}"
         );
+    }
+}
+
+/// One disk alone is cut while the machine runs: everything that was written before is in it, and nothing that came later, and what
+/// the bitmaps leave out has surely not changed.
+#[test]
+fn one_disk_is_cut_between_two_writes_of_a_machine_that_runs_on() {
+    const PLACES: u64 = 64;
+    let lab = Lab::with(&["qcow2"], &["-qmp", "unix:{}/writer,server=on,wait=off"]);
+    let writer = QmpSocket::connect(&lab.path("writer")).unwrap();
+    let is_over = AtomicBool::new(false);
+    let (mut last_bitmap, mut last_held) = (None, vec![1; 64]);
+    std::thread::scope(|scope| {
+        // Place N holds the number of the last round, so that of each instant only one sequence is possible.
+        scope.spawn(|| {
+            for round in 0_u64.. {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let (byte, place) = (2 + round / PLACES % 200, round % PLACES * (64 << 10));
+                let line =
+                    format!("qemu-io -d /machine/peripheral/disk0/virtio-backend \"write -P {byte} {place} 64k\"");
+                let arguments = json!({ "command-line": line });
+                writer
+                    .execute(&QmpCommand::new("human-monitor-command", arguments))
+                    .unwrap();
+            }
+        });
+        // Also when something here fails: the writer would go on for ever.
+        let _over = AtTheEnd(&is_over);
+        for round in 0..6 {
+            let (mut request, socket) = lab.request(lab.directory.path());
+            let next = format!("bitmap{round}");
+            request.disks[0].next_bitmap = Some(next.clone());
+            request.disks[0].changes = last_bitmap.replace(next);
+            let mut moments = Vec::new();
+            let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |moment| moments.push(moment)).unwrap();
+            assert_eq!((moments, cut.pause), (vec![Moment::Instant], Pause::default()));
+            lab.clock.sleep(Duration::from_millis(20));
+            let uri = format!("nbd+unix:///{}?socket={}", cut.exports[0], socket.display());
+            let image = lab.path("held");
+            run(
+                "qemu-img",
+                &["convert", "-f", "raw", "-O", "raw", &uri, image.to_str().unwrap()],
+            );
+            let held = std::fs::read(&image).unwrap();
+            let held: Vec<u8> = held.chunks(64 << 10).take(64).map(|place| place[0]).collect();
+            // First those of this turn, then those of the one before.
+            let turn = held.iter().position(|byte| *byte != held[0]).unwrap_or(held.len());
+            assert!(held[turn..].iter().all(|byte| *byte == held[turn.min(63)]), "{held:?}");
+            assert!(turn == 64 || held[0] == held[63] + 1 || held[0] == 2, "{held:?}");
+            if let Some(context) = &cut.change_contexts[0] {
+                let map = run("nbdinfo", &[&format!("--map={context}"), "--json", &uri]);
+                let map: Value = serde_json::from_str(&map).unwrap();
+                let number = |extent: &Value, key: &str| extent[key].as_u64().unwrap();
+                let clean = map
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .filter(|extent| extent["type"] == json!(0));
+                for place in clean.flat_map(|extent| {
+                    let start = number(extent, "offset");
+                    (start >> 16)..((start + number(extent, "length")) >> 16).min(PLACES)
+                }) {
+                    let place = usize::try_from(place).unwrap();
+                    assert_eq!(held[place], last_held[place], "place {place} has changed");
+                }
+            }
+            last_held = held;
+            cut.release(&*lab.monitor, &lab.clock).unwrap();
+        }
+    });
+    assert!(lab.is_running());
+}
+
+struct AtTheEnd<'a>(&'a AtomicBool);
+
+impl Drop for AtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

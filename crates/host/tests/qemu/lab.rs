@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
-use holdfast_host::qemu::{CutDisk, CutRequest, QemuDisk, RunId, disks};
+use holdfast_host::qemu::{CutDisk, CutRequest, QemuDisk, RunId, Standstill, disks};
 use holdfast_host::qmp::{Monitor, QmpCommand, QmpSocket};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -140,6 +140,7 @@ impl Lab {
             write_deadline: Duration::from_secs(2),
             listener: OwnedFd::from(listener),
             memory: None,
+            standstill: Standstill::WhereNeeded,
         };
         (request, socket)
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_engine::{Limits, Load};
 use serde::Serialize;
 
-use super::machines::micros;
+use super::machines_done::micros;
 use crate::units;
 
 /// What reading may cost a machine and its host.

@@ -4,26 +4,21 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_engine::{
-    Bottleneck, Compared, MachineBackupReport, MachineBackupRequest, MachineName, Method, NOTE_CONSISTENCY,
-    ParentChoice, Quiesce, Quiesced, back_up_machine,
-};
+use holdfast_engine::{MachineBackupRequest, MachineName, Method, ParentChoice, Quiesce, back_up_machine};
 use holdfast_host::DiskChoice;
 use holdfast_host::qemu::memory::MemoryMode;
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
 use holdfast_repo::{Processes as _, Repository, SystemProcesses};
-use serde::Serialize;
 
 use super::BackupArgs;
 use super::hooks::{self, HookArgs};
-use super::limits::{LimitArgs, LoadDocument};
+use super::limits::LimitArgs;
+use super::machines_done::{Failed, LeftOut, MachineDone, MachinesDone};
 use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::machines::{Choice, Chosen, Everything, Found, Glob, Hypervisors, MachineWord, Wish};
-use crate::output::{Page, Report, Style};
-use crate::snapshot::{SnapshotDocument, changed_bytes};
-use crate::{runs, time, units};
+use crate::{runs, time};
 
 /// How long a write of a guest may wait for its copy.
 const WRITE_DEADLINE: Duration = Duration::from_secs(3);
@@ -145,224 +140,6 @@ impl MachineArgs {
         ];
         let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
         first.or_else(|| self.limits.given()).or_else(|| self.hooks.given())
-    }
-}
-
-/// What `backup` answers of machines.
-#[derive(Debug, Serialize)]
-struct MachinesDone {
-    machines: Vec<MachineDone>,
-    failed: Vec<Failed>,
-    left_out_machines: Vec<LeftOut>,
-}
-
-/// A machine that was backed up.
-#[derive(Debug, Serialize)]
-struct MachineDone {
-    snapshot: SnapshotDocument,
-    /// "filter", "reflink", "overlay", "pause" or "images".
-    method: &'static str,
-    /// Why so, in words.
-    method_reason: String,
-    /// How long the machine stood still; null where it was not running.
-    paused_us: Option<u64>,
-    /// How much of that the cut of its disks took, with its memory's last pass.
-    cut_us: Option<u64>,
-    /// "memory", "file system", "crash", or "shut off".
-    consistency: String,
-    /// Bytes of its memory in the snapshot; null where it is not in it.
-    memory_bytes: Option<u64>,
-    /// How long its file systems were frozen; null where they were not.
-    frozen_us: Option<u64>,
-    /// How much of that the guest took to freeze them.
-    freeze_us: Option<u64>,
-    read_bytes: u64,
-    changed_bytes: u64,
-    stored_bytes: u64,
-    duration_ms: u64,
-    /// "source", "cpu" or "target".
-    bottleneck: Option<&'static str>,
-    disks: Vec<DiskDone>,
-    left_out: Vec<LeftOut>,
-    load: LoadDocument,
-    #[serde(skip)]
-    limit: Option<String>,
-    #[serde(skip)]
-    how: Method,
-}
-
-/// How a disk was compared with the snapshot before.
-#[derive(Debug, Serialize)]
-struct DiskDone {
-    name: String,
-    /// Whether only what a bitmap names was read.
-    is_incremental: bool,
-    dirty_bytes: Option<u64>,
-    /// Why everything was read.
-    reason: Option<String>,
-}
-
-/// A disk, or a machine, that was left out.
-#[derive(Debug, Serialize)]
-struct LeftOut {
-    name: String,
-    reason: String,
-}
-
-impl From<(String, &'static str)> for LeftOut {
-    fn from((name, reason): (String, &'static str)) -> Self {
-        let reason = reason.to_owned();
-        Self { name, reason }
-    }
-}
-
-/// A machine that was not backed up.
-#[derive(Debug, Serialize)]
-struct Failed {
-    machine: String,
-    error: String,
-}
-
-impl From<MachineBackupReport> for MachineDone {
-    fn from(report: MachineBackupReport) -> Self {
-        let statistics = report.backup.snapshot.statistics();
-        let disk = |(name, compared): (String, Compared)| match compared {
-            Compared::ByBitmap { dirty_bytes } => DiskDone {
-                name,
-                is_incremental: true,
-                dirty_bytes: Some(dirty_bytes),
-                reason: None,
-            },
-            Compared::ByContent(why) => DiskDone {
-                name,
-                is_incremental: false,
-                dirty_bytes: None,
-                reason: Some(why.to_string()),
-            },
-        };
-        let (frozen, freeze) = match &report.quiesced {
-            Quiesced::Yes { frozen, freeze, .. } => (Some(*frozen), Some(*freeze)),
-            _ => (None, None),
-        };
-        let load = LoadDocument::new(&report.load, report.backup.duration);
-        let bottleneck = report.backup.bottleneck.map(|bottleneck| bottleneck.to_string());
-        let consistency = report.backup.snapshot.notes.get(NOTE_CONSISTENCY);
-        let left_out = report
-            .left_out
-            .into_iter()
-            .map(|(name, reason)| LeftOut { name, reason });
-        Self {
-            memory_bytes: report.memory_bytes,
-            frozen_us: frozen.map(micros),
-            freeze_us: freeze.map(micros),
-            consistency: consistency.cloned().unwrap_or_default(),
-            snapshot: SnapshotDocument::from(&report.backup.snapshot),
-            method: report.method.word(),
-            method_reason: report.method_reason,
-            how: report.method,
-            paused_us: report.pause.map(|pause| micros(pause.total)),
-            cut_us: report.pause.map(|pause| micros(pause.cut)),
-            read_bytes: statistics.read_bytes,
-            changed_bytes: changed_bytes(&statistics),
-            stored_bytes: report.backup.stored_bytes,
-            duration_ms: units::millis(report.backup.duration),
-            bottleneck: report.backup.bottleneck.map(Bottleneck::word),
-            limit: load.limit().map(str::to_owned).or(bottleneck),
-            load,
-            disks: report.compared.into_iter().map(disk).collect(),
-            left_out: left_out.collect(),
-        }
-    }
-}
-
-impl MachineDone {
-    fn human(&self, page: &mut Page) {
-        let duration = Duration::from_millis(self.duration_ms);
-        let mut parts = vec![
-            format!("{} read", units::bytes(self.read_bytes)),
-            format!("{} changed", units::bytes(self.changed_bytes)),
-            format!("{} stored", units::bytes(self.stored_bytes)),
-            units::duration(duration),
-        ];
-        parts.extend(units::rate(self.read_bytes, duration).map(units::bytes_per_second));
-        parts.extend(self.limit.as_ref().map(|what| format!("limited by {what}")));
-        page.line(&format!(
-            "{}  snapshot {}  {}",
-            self.snapshot.machine,
-            &self.snapshot.id[..8],
-            parts.join(", ")
-        ));
-        let time = |us| units::duration(Duration::from_micros(us));
-        let by = match self.how {
-            Method::Images => "read from its images",
-            Method::Filter => "one instant, by a filter in QEMU",
-            Method::Reflink => "one instant, by clones of its images",
-            Method::Overlay => "one instant, by overlays that are brought down again",
-            Method::Pause => "one instant, from its images while it stood still",
-        };
-        let stood_still = match (self.how, self.paused_us) {
-            (Method::Images, _) => String::new(),
-            (_, None) => "; it is paused".to_owned(),
-            (_, Some(us)) => format!(
-                "; it stood still for {}, {} of it for the cut",
-                time(us),
-                time(self.cut_us.unwrap_or_default())
-            ),
-        };
-        page.line(&format!("  {by} ({}){stood_still}", self.method_reason));
-        if self.how != Method::Images {
-            page.line(&match (self.memory_bytes, self.frozen_us) {
-                (Some(bytes), _) => format!(
-                    "  with its memory of {}: restored, it goes on where it was",
-                    units::bytes(bytes)
-                ),
-                (None, Some(us)) => format!(
-                    "  consistent for its file systems, which were frozen for {}, {} of it until they were",
-                    time(us),
-                    time(self.freeze_us.unwrap_or_default())
-                ),
-                (None, None) => "  consistent as after a power cut: its file systems were not frozen".to_owned(),
-            });
-        }
-        for line in self.load.lines() {
-            page.line(&line);
-        }
-        for disk in &self.disks {
-            let how = match (&disk.reason, disk.dirty_bytes) {
-                (Some(reason), _) => format!("read everything: {reason}"),
-                (None, dirty) => format!(
-                    "read what the bitmap names, {}",
-                    units::bytes(dirty.unwrap_or_default())
-                ),
-            };
-            page.line(&format!("  {}: {how}", disk.name));
-        }
-        for disk in &self.left_out {
-            page.line(&format!("  {}: left out: {}", disk.name, disk.reason));
-        }
-    }
-}
-
-impl Report for MachinesDone {
-    fn command(&self) -> &'static str {
-        "backup"
-    }
-
-    fn exit(&self) -> Exit {
-        if self.failed.is_empty() { Exit::Ok } else { Exit::Error }
-    }
-
-    fn human(&self, page: &mut Page) {
-        for machine in &self.machines {
-            machine.human(page);
-        }
-        for machine in &self.left_out_machines {
-            page.line(&format!("{}: left out: {}", machine.name, machine.reason));
-        }
-        if !self.failed.is_empty() {
-            let names: Vec<&str> = self.failed.iter().map(|failed| &failed.machine[..]).collect();
-            page.styled(Style::Bad, &format!("not backed up: {}", names.join(", ")));
-        }
     }
 }
 
@@ -497,8 +274,4 @@ fn watchdog(way: Vec<OsString>, run: u32) -> Result<Vec<OsString>, Error> {
     words.extend(way);
     words.extend(["--run".into(), run.to_string().into()]);
     Ok(words)
-}
-
-pub(super) fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
