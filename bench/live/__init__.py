@@ -1,0 +1,1 @@
+"""Measurements of machines that run; see bench/machines."""
