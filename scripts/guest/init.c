@@ -37,7 +37,8 @@ uint64_t now_us(void) {
 }
 
 int open_port(const char *wanted) {
-    for (;; wait_ms(20))
+    /* It comes soon, or never. */
+    for (long pause_ms = 5;; wait_ms(pause_ms), pause_ms = pause_ms < 500 ? pause_ms * 2 : pause_ms)
         for (int number = 1; number < PORT_COUNT_MAX; number++) {
             char path[64], name[64] = "";
             snprintf(path, sizeof path, "/sys/class/virtio-ports/vport0p%d/name", number);
