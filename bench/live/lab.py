@@ -105,9 +105,12 @@ class Lab:
 
     def run(self, command, check=True, timeout_s=600):
         command = [str(word) for word in command]
-        answer = subprocess.run(
-            command, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        try:
+            answer = subprocess.run(
+                command, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise Problem(f"took longer than {timeout_s} s: {' '.join(command)}") from None
         if check and answer.returncode != 0:
             raise Problem(f"exit code {answer.returncode}: {' '.join(command)}\n{(answer.stderr or answer.stdout)[-800:]}")
         return answer
