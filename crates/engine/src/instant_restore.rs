@@ -9,16 +9,17 @@ mod fill;
 mod job_file;
 mod server;
 
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_block::Clock;
-use holdfast_host::LiveDisks;
 use holdfast_host::domain_xml::{Medium, ServedDisks, served_folder, with_served_disks};
+use holdfast_host::{Life, LiveDisks};
 use holdfast_repo::{Repository, SnapshotId, Surroundings};
 
 use self::fill::Fill;
+use self::job_file::MadeFile;
 pub use self::job_file::{InstantDisk, InstantJob};
 pub use self::server::serve_instantly;
 use crate::error::{Error, Result};
@@ -75,7 +76,7 @@ pub fn restore_instantly(
     let plan = request.plan;
     let definition = plan.definition.as_ref().filter(|_| plan.machine.is_new);
     let definition = &definition.expect("the plan is of a new machine").text;
-    let instant = InstantJob {
+    let mut instant = InstantJob {
         repository: request.location.to_owned(),
         snapshot: plan.snapshot.id.to_string(),
         listed: plan.snapshot.machine.clone(),
@@ -85,13 +86,15 @@ pub fn restore_instantly(
         disks: disks(plan),
         user_of_machines: hypervisor.user_of_machines()?,
         folder: folder(request)?,
-        made: made(plan),
+        made: Vec::new(),
         protects: !request.repository.protected()?.contains(&plan.snapshot.id),
     };
     let served = served(&instant, definition)?;
     // The machine runs from the snapshot: nobody may remove it meanwhile.
     let protection = Protection::begin(request.repository, &instant, plan.snapshot.id)?;
     let mut made = write_companions(request.repository, hypervisor, plan, surroundings, job)?;
+    instant.made = made_files(plan);
+    let instant = instant;
     let folder = NewFolder::make(&instant.folder)?;
     let lock = fill::lock(&instant)?;
     instant.write()?;
@@ -100,10 +103,22 @@ pub fn restore_instantly(
         instant.begin()?;
         hypervisor.define(&served)?;
         let started = hypervisor.start(&instant.uuid);
-        started.inspect_err(|_| drop(hypervisor.undefine(&instant.uuid)))?;
+        started.inspect_err(|_| {
+            if !may_run(hypervisor, &instant) {
+                hypervisor.undefine(&instant.uuid).ok();
+            }
+        })?;
         Ok(())
     };
     if let Err(error) = begin() {
+        if may_run(hypervisor, &instant) {
+            // Only the answer was lost.
+            made.keep();
+            folder.keep();
+            protection.keep();
+            instant.tell_of_resume(job);
+            return Err(error);
+        }
         server::stop(&instant, job.clock);
         return Err(error);
     }
@@ -245,8 +260,9 @@ impl InstantJob {
     /// Takes away all that was made for a machine that never ran; but for files that `is_used` by another.
     pub(crate) fn abandon(&self, is_used: &dyn Fn(&Path) -> bool, clock: &dyn Clock) -> Result<()> {
         server::stop(self, clock);
-        let unused = self.made.iter().filter(|path| !is_used(path));
-        let files = unused.map(|path| (path, std::fs::remove_file(path)));
+        // Another file may have come there since.
+        let unused = self.made.iter().filter(|made| made.is_there() && !is_used(&made.path));
+        let files = unused.map(|made| (&made.path, std::fs::remove_file(&made.path)));
         let folder = std::iter::once_with(|| (&self.folder, std::fs::remove_dir_all(&self.folder)));
         for (path, removed) in files.chain(folder) {
             if let Err(source) = removed
@@ -278,10 +294,18 @@ fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
     disks.collect()
 }
 
-/// The files that a plan makes.
-fn made(plan: &MachineRestorePlan) -> Vec<PathBuf> {
+/// The files that were made for a plan.
+fn made_files(plan: &MachineRestorePlan) -> Vec<MadeFile> {
     let files = plan.files.iter().filter(|file| file.way == FileWay::NewFile);
-    files.map(|file| file.to.clone()).collect()
+    files.filter_map(|file| MadeFile::at(&file.to)).collect()
+}
+
+/// Whether the machine of a job runs, or nobody can tell.
+fn may_run(hypervisor: &dyn LiveDisks, instant: &InstantJob) -> bool {
+    !matches!(
+        hypervisor.life(&instant.uuid),
+        Ok(Life::ShutOff) | Err(holdfast_host::Error::NoSuchMachine { .. })
+    )
 }
 
 fn medium(way: FileWay) -> Medium {
@@ -341,7 +365,15 @@ impl<'p> NewFolder<'p> {
                 source,
             },
         })?;
-        Ok(Self(Some(path)))
+        let folder = Self(Some(path));
+        // Whatever new folders of this process are allowed.
+        let opened = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711));
+        opened.map_err(|source| Error::File {
+            action: "open the folder to the machine's user,",
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(folder)
     }
 
     fn keep(mut self) {

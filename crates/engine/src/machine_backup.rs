@@ -197,7 +197,7 @@ fn back_up_described(
     match backup.description.summary.state {
         MachineState::ShutOff => backup.read_images(),
         MachineState::Running | MachineState::Paused => {
-            others::make_way(&backup.request, job)?;
+            others::make_way(&backup.request, &backup.description.summary.uuid, job)?;
             match method::choose(backup.request.method, &backup.offer()?)? {
                 (Method::Filter, reason) => backup.read_frozen_disks(reason),
                 way => backup.read_from_images(way),
@@ -277,9 +277,13 @@ impl MachineBackup<'_> {
             waited: pace.waited(backup.duration),
             ..Load::default()
         };
-        // What was started meanwhile has written to what was read.
+        // What was started meanwhile has written to what was read, even if it was shut off again.
         let now = self.request.machine.describe()?;
-        if now.summary.state != MachineState::ShutOff {
+        let mut has_changed = now.summary.state != MachineState::ShutOff;
+        for source in &opened {
+            has_changed |= !source.changes()?.is_empty();
+        }
+        if has_changed {
             self.job.progress.warning(&format!(
                 "{} was started while it was read: the snapshot is not of one instant",
                 self.request.name

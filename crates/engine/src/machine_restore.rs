@@ -21,7 +21,7 @@ mod tpm;
 
 pub(crate) use execute::write_companions;
 pub use execute::{MachineRestoreReport, Started, restore_machine};
-pub(crate) use neighbours::chain_of;
+pub(crate) use neighbours::{chain_of, is_same};
 pub use plan::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
     MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine, RestoreAs, Room,

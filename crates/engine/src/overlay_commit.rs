@@ -25,6 +25,8 @@ const PIVOT_COUNT: u32 = 50;
 const STALL: Duration = Duration::from_secs(5);
 /// How long the machine may stand still for what is left.
 const STANDSTILL_MAX: Duration = Duration::from_secs(5);
+/// How often it stands still for that.
+const STANDSTILL_COUNT: u32 = 3;
 /// After so long without coming nearer it is given up where the machine must not stand still.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -91,6 +93,7 @@ impl OverlayCommit<'_> {
         let title = format!("bringing disk {} down into its base", self.disk);
         self.job.progress.phase(&title, Unit::Bytes);
         let mut answered = self.job.clock.now();
+        let (mut standstill_count, mut stood_still) = (0, Duration::ZERO);
         let mut pivots = 0;
         let mut shown = 0;
         let mut approach = Approach {
@@ -117,7 +120,7 @@ impl OverlayCommit<'_> {
             shown = shown.max(now.done_bytes);
             if now.is_complete() {
                 match self.overlays.pivot(self.machine, self.disk) {
-                    Ok(()) => return Ok(Duration::ZERO),
+                    Ok(()) => return Ok(stood_still),
                     Err(error) if pivots == PIVOT_COUNT => return Err(self.give_up(&error.to_string())),
                     Err(_) => pivots += 1,
                 }
@@ -129,9 +132,13 @@ impl OverlayCommit<'_> {
             let (stalled, rate) = approach.look(self.job.clock.now(), (now.done_bytes, left_bytes));
             let rest = Duration::from_millis(left_bytes.saturating_mul(1000) / rate.max(1));
             match &mut persistence {
-                Persistence::StandStill(monitor, guard) if stalled > STALL && rest < STANDSTILL_MAX => {
-                    let stood_still = self.stand_still(*monitor, guard, rest)?;
-                    if let Some(stood_still) = stood_still {
+                Persistence::StandStill(monitor, guard)
+                    if standstill_count < STANDSTILL_COUNT && stalled > STALL && rest < STANDSTILL_MAX =>
+                {
+                    let (is_on_base, elapsed) = self.stand_still(*monitor, guard, rest)?;
+                    standstill_count += 1;
+                    stood_still += elapsed;
+                    if is_on_base {
                         return Ok(stood_still);
                     }
                     approach.since = (self.job.clock.now(), now.done_bytes);
@@ -145,8 +152,9 @@ impl OverlayCommit<'_> {
         }
     }
 
-    /// Stops the machine for the rest. Gives how long that was; none where the rest took longer than was thought.
-    fn stand_still(&self, monitor: &dyn Monitor, guard: &mut Guard, rest: Duration) -> Words<Option<Duration>> {
+    /// Stops the machine for the rest. Gives whether it is on its base then, and how long it stood still: the rest may take longer
+    /// than was thought.
+    fn stand_still(&self, monitor: &dyn Monitor, guard: &mut Guard, rest: Duration) -> Words<(bool, Duration)> {
         let at_most = rest * 2 + Duration::from_secs(1);
         guard
             .about_to_pause(at_most + STANDSTILL_MAX)
@@ -170,7 +178,7 @@ impl OverlayCommit<'_> {
             // The watchdog lets it run on.
             Err(_) => None,
         };
-        Ok(is_on_base.then_some(stood_still))
+        Ok((is_on_base, stood_still))
     }
 
     /// The machine stays on its overlay, and no job is left.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_engine::{HookEvent, HookFailure, Hooks, WatchdogMeans, forget_run, watch_over};
+use holdfast_engine::{HookEvent, HookFailure, Hooks, Phase, WatchdogMeans, forget_run, noted_runs, watch_over};
 use holdfast_host::qemu::RunId;
 use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine, MachineState, MachineSummary};
 use rustix::process::{Pid, Signal, getppid, kill_process, setsid};
@@ -96,7 +96,14 @@ pub(super) fn run(args: &WatchdogArgs, context: &Context) -> Result<Exit, Error>
 /// Takes the note of the run away, where everything that it tells of is mended.
 fn forget(args: &WatchdogArgs, mended: &[String]) {
     let is_done = !mended.is_empty() && !mended.iter().any(|what| what.starts_with("NOT "));
-    if let Some(folder) = args.journal.as_ref().filter(|_| is_done) {
+    // A commit goes on in libvirt without us, and the doctor ends it by this note.
+    let commits = |folder: &PathBuf| {
+        let noted = noted_runs(folder).unwrap_or_default();
+        noted
+            .iter()
+            .any(|note| note.run == RunId(args.run) && note.phase == Phase::Committing)
+    };
+    if let Some(folder) = args.journal.as_ref().filter(|folder| is_done && !commits(folder)) {
         // One that stays is found by the doctor, who sees that nothing is left.
         forget_run(folder, RunId(args.run)).ok();
     }

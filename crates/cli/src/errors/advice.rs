@@ -170,7 +170,7 @@ fn machine_advice(error: &JobError) -> Advice {
         ),
         JobError::Hook { .. } => refused("mend the program; --hook-failure=warn goes on without it"),
         JobError::NoMethod { .. } => {
-            refused("--method=pause reads it while it stands still; or shut it off and back up then")
+            refused("without memory, --method=pause reads it while it stands still; or shut it off and back up then")
         }
         JobError::NoImageFile { .. } => refused("leave the disk out with --exclude, or take another --method"),
         JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),

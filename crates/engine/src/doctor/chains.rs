@@ -8,7 +8,7 @@ use holdfast_host::{Description, DiskSource};
 
 use super::DoctorRequest;
 
-pub(super) use crate::machine_restore::chain_of;
+pub(super) use crate::machine_restore::{chain_of, is_same};
 
 /// The chain of each disk of a machine that is a file or a device, with its target.
 pub(super) fn chains_of(description: &Description) -> Vec<(String, Vec<PathBuf>)> {
@@ -46,12 +46,6 @@ pub(super) fn is_used(used: &[PathBuf], path: &Path) -> bool {
     let is_or_has =
         |other: &PathBuf| is_same(other, path) || chain_of(other, None).iter().any(|below| is_same(below, path));
     used.iter().any(is_or_has)
-}
-
-/// Whether two paths mean one file.
-pub(super) fn is_same(left: &Path, right: &Path) -> bool {
-    let identity = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
-    left == right || identity(left).is_some_and(|left| identity(right) == Some(left))
 }
 
 /// Whether nobody may write a file, by its permissions.

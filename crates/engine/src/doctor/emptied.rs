@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn an_overlay_is_of_no_use_when_its_image_holds_all_of_it_and_no_machine_has_it() {
         let folder = tempfile::tempdir().unwrap();
-        let [image, overlay] = ["web1.raw", "web1.holdfast-0000000a"].map(|name| folder.path().join(name));
+        let [image, overlay] = ["web1.raw", "web1.raw.holdfast-0000000a"].map(|name| folder.path().join(name));
         let base = FileDeviceMut::create_new(&image, 1 << 20, IoMode::Buffered).unwrap();
         let mut options = CreateOptions::qcow2(1 << 20);
         options.qcow2.backing = Some(BackingFile {

@@ -22,7 +22,12 @@ const SERVER: [&str; 2] = ["live-server", "--folder"];
 fn folder_of(machine: &dyn Machine) -> Option<PathBuf> {
     let configuration = machine.configuration().ok()?;
     let (_, kept) = configuration.first()?;
-    served_folder(std::str::from_utf8(kept).ok()?)
+    served_folder(std::str::from_utf8(kept).ok()?).map(canonical)
+}
+
+/// A folder by the path that the kernel has for it, where it is there: people's paths lead over links.
+fn canonical(folder: PathBuf) -> PathBuf {
+    folder.canonicalize().unwrap_or(folder)
 }
 
 /// The instant restores of the machines that are examined; where all are, those of no machine too, beside `images`.
@@ -80,7 +85,7 @@ fn served_by(words: &[String]) -> Option<PathBuf> {
     let [_, command, option, folder, ..] = words else {
         return None;
     };
-    (SERVER == [command, option]).then(|| folder.into())
+    (SERVER == [command, option]).then(|| canonical(folder.into()))
 }
 
 /// What is wrong with it.
@@ -205,7 +210,11 @@ mod tests {
             "/r",
         ]
         .map(str::to_owned);
-        assert_eq!(served_by(&words), Some("/i".into()));
+        assert_eq!(
+            served_by(&words),
+            Some("/i".into()),
+            "one that is not there stays as it is"
+        );
         assert_eq!(served_by(&words[..3]), None);
         assert_eq!(served_by(&words[1..]), None);
     }

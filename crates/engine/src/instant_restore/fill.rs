@@ -78,7 +78,12 @@ impl<'a> Fill<'a> {
     }
 
     /// Fills all disks, and leaves nothing of ours.
-    pub(super) fn run(mut self, _lock: Attending) -> Result<InstantReport> {
+    pub(super) fn run(self, _lock: Attending) -> Result<InstantReport> {
+        let (instant, job) = (self.instant, self.job);
+        self.fill().inspect_err(|_| instant.tell_of_resume(job))
+    }
+
+    fn fill(mut self) -> Result<InstantReport> {
         let instant = self.instant;
         let start = self.job.clock.now();
         let size_bytes = instant.disks.iter().map(|disk| disk.size_bytes).sum();
@@ -87,7 +92,7 @@ impl<'a> Fill<'a> {
         self.job.progress.total(size_bytes);
         let mut told_bytes: u64 = 0;
         loop {
-            self.job.interrupt.check().inspect_err(|_| self.tell_of_resume())?;
+            self.job.interrupt.check()?;
             let (done_bytes, is_done) = self.step()?;
             self.job.progress.advance(done_bytes.saturating_sub(told_bytes));
             told_bytes = told_bytes.max(done_bytes);
@@ -104,13 +109,6 @@ impl<'a> Fill<'a> {
             size_bytes,
             fill_duration: self.job.clock.now().saturating_sub(start),
         })
-    }
-
-    fn tell_of_resume(&self) {
-        self.job.progress.warning(&format!(
-            "{} runs on from the snapshot; holdfast resume {} fills its disks",
-            self.instant.machine, self.instant.machine
-        ));
     }
 
     fn stopped(&self, reason: &str) -> Error {

@@ -1,15 +1,16 @@
 //! What has to be known to go on with an instant restore: a file in the folder of its machine.
 
 use std::fs::File;
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use holdfast_host::domain_xml::{DiskPlace, Medium};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::job::Job;
 
 const VERSION: u32 = 1;
 const JOB: &str = "job.json";
@@ -40,12 +41,39 @@ pub struct InstantJob {
     /// As whom its QEMU connects to the server.
     pub user_of_machines: Option<(u32, u32)>,
     /// The files that were made for it, besides those in its folder.
-    pub made: Vec<PathBuf>,
+    pub(crate) made: Vec<MadeFile>,
     /// Whether the snapshot is protected for this job, and not to be any more when all is done.
     pub protects: bool,
     /// The folder with everything of it.
     #[serde(skip)]
     pub folder: PathBuf,
+}
+
+/// A file that was made, known by more than its name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MadeFile {
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    /// The number of its device.
+    device: u64,
+    /// Its number there.
+    inode: u64,
+}
+
+impl MadeFile {
+    pub(super) fn at(path: &Path) -> Option<Self> {
+        let found = path.symlink_metadata().ok()?;
+        Some(Self {
+            path: path.to_owned(),
+            device: found.dev(),
+            inode: found.ino(),
+        })
+    }
+
+    /// Whether it is this one that has its name.
+    pub(super) fn is_there(&self) -> bool {
+        Self::at(&self.path).as_ref() == Some(self)
+    }
 }
 
 /// A disk that is being filled.
@@ -78,6 +106,20 @@ impl InstantDisk {
     }
 }
 
+/// Why a folder is not believed: what it says is done with our rights.
+fn strange(folder: &Path) -> Option<&'static str> {
+    match folder.symlink_metadata() {
+        Err(_) => Some("its folder is not there"),
+        Ok(found) if !found.is_dir() => Some("its folder is none"),
+        Ok(found) if !is_ours_alone(&found) => Some("others may write to its folder"),
+        Ok(_) => None,
+    }
+}
+
+fn is_ours_alone(found: &std::fs::Metadata) -> bool {
+    found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0
+}
+
 /// The file, of any version.
 #[derive(Serialize, Deserialize)]
 struct Versioned {
@@ -93,11 +135,23 @@ impl InstantJob {
             path: path.clone(),
             reason,
         };
-        let length = path.metadata().map_err(|error| wrong(error.to_string()))?.len();
+        if let Some(reason) = strange(folder) {
+            return Err(wrong(reason.to_owned()));
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = open(&path, flags, Mode::empty()).map_err(|errno| wrong(errno.to_string()))?;
+        let file = File::from(opened);
+        let metadata = file.metadata().map_err(|error| wrong(error.to_string()))?;
+        if !metadata.is_file() || !is_ours_alone(&metadata) {
+            return Err(wrong("others may have written it".to_owned()));
+        }
+        let length = metadata.len();
         if length > JOB_BYTES_MAX {
             return Err(wrong(format!("it has {length} bytes")));
         }
-        let bytes = std::fs::read(&path).map_err(|error| wrong(error.to_string()))?;
+        let mut bytes = Vec::new();
+        let read = file.take(JOB_BYTES_MAX).read_to_end(&mut bytes);
+        read.map_err(|error| wrong(error.to_string()))?;
         let found: Versioned = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
         if found.version != VERSION {
             return Err(wrong(format!("version {} is not known here", found.version)));
@@ -148,6 +202,14 @@ impl InstantJob {
     /// The server's name of a disk.
     pub(super) fn export(&self, disk: &InstantDisk) -> String {
         format!("{}/{}", self.listed, disk.name)
+    }
+
+    /// Says how its disks are filled, if not by us.
+    pub(super) fn tell_of_resume(&self, job: Job<'_>) {
+        let machine = &self.machine;
+        job.progress.warning(&format!(
+            "{machine} runs from the snapshot, or may; holdfast resume {machine} goes on and fills its disks"
+        ));
     }
 
     /// Notes, durably, that the machine may run from now on.
@@ -212,7 +274,7 @@ impl InstantJob {
 
 #[cfg(test)]
 mod tests {
-    use super::{InstantDisk, InstantJob, JOB};
+    use super::{InstantDisk, InstantJob, JOB, MadeFile};
     use crate::Error;
 
     #[test]
@@ -233,7 +295,11 @@ mod tests {
                 size_bytes: 5,
             }],
             user_of_machines: Some((1, 2)),
-            made: vec!["/i".into()],
+            made: vec![MadeFile {
+                path: "/i".into(),
+                device: 1,
+                inode: 2,
+            }],
             protects: true,
             folder: folder.path().into(),
         };
@@ -249,6 +315,25 @@ mod tests {
             let error = InstantJob::read(folder.path()).unwrap_err();
             assert!(matches!(error, Error::InstantJob { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn what_others_may_have_written_is_not_believed() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(JOB);
+        let refused = |what: &str| {
+            let error = InstantJob::read(folder.path()).unwrap_err().to_string();
+            assert!(error.contains(what), "{error}");
+        };
+        std::fs::File::create(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o622)).unwrap();
+        refused("others may have written it");
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/etc/hostname", &path).unwrap();
+        refused("symbolic links");
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        refused("others may write to its folder");
     }
 
     #[test]

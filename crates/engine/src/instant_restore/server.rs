@@ -93,7 +93,11 @@ pub(super) fn stop(instant: &InstantJob, clock: &dyn Clock) {
         let Some(process) = number.parse().ok().and_then(Pid::from_raw) else {
             return;
         };
-        let is_late = clock.now().saturating_sub(start) > END_DEADLINE;
+        let waited = clock.now().saturating_sub(start);
+        if waited > 2 * END_DEADLINE {
+            return;
+        }
+        let is_late = waited > END_DEADLINE;
         kill_process(process, if is_late { Signal::KILL } else { Signal::TERM }).ok();
         pause(clock);
     }

@@ -26,6 +26,7 @@ use crate::BackupReport;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
 use crate::job::Job;
+use crate::machine_restore::{chain_of, is_same};
 use crate::new_file::{Existing, NewFile};
 use crate::overlay_commit::{OverlayCommit, Persistence};
 use crate::run_journal::Phase;
@@ -154,6 +155,7 @@ impl MachineBackup<'_> {
         let (frozen, mut noted) = match frozen {
             Ok(frozen) => frozen,
             Err(error) => {
+                self.wake();
                 self.undo(cut, Guard::start(self.request.watchdog.as_deref()).ok());
                 return Err(error);
             }
@@ -180,7 +182,9 @@ impl MachineBackup<'_> {
         };
         let stored = stored.map_err(|error| self.explain(error, watched.given_up));
         self.wake();
-        noted.phase(Phase::Committing);
+        if matches!(cut, Cut::Overlays(..)) {
+            noted.phase(Phase::Committing);
+        }
         if self.undo(cut, Some(guard)) {
             noted.end();
         }
@@ -233,6 +237,18 @@ impl MachineBackup<'_> {
 
     /// The instant.
     fn make(&self, cut: &mut Cut<'_>) -> Result<()> {
+        // Somebody may have taken a snapshot since the machine was asked first: then other images are written.
+        let now = self.request.machine.describe()?;
+        let is_there = |disk: &&MachineDisk| {
+            let now = now.disks.iter().find(|now| now.target == disk.target);
+            now.is_some_and(|now| now.source == disk.source)
+        };
+        if let Some(moved) = self.taken.iter().find(|disk| !is_there(disk)) {
+            return Err(Error::from(holdfast_host::Error::Busy {
+                machine: self.request.name.to_string(),
+                holder: format!("somebody who has put disk {} onto another image just now", moved.target),
+            }));
+        }
         match cut {
             Cut::Nothing => Ok(()),
             Cut::Clones(clones) => {
@@ -291,6 +307,7 @@ impl MachineBackup<'_> {
             devices,
             scratch,
             kept,
+            readers: Vec::new(),
             limits: self.request.limits,
             pace,
             job: self.job,
@@ -323,7 +340,7 @@ impl MachineBackup<'_> {
                 Err(reason) => {
                     is_clean = false;
                     job.progress.warning(&format!(
-                        "disk {} of {} stays on the overlay {}: {reason}; holdfast doctor --fix {} brings it down",
+                        "disk {} of {} stays on the overlay {}: {reason}; holdfast doctor {} says what is to be done",
                         disk.target,
                         self.request.name,
                         overlay.display(),
@@ -353,7 +370,18 @@ impl MachineBackup<'_> {
             Some(DiskSource::File(path)) if path == overlay => {}
             // It never came so far.
             Some(DiskSource::File(path)) if path == *base => return Ok(Duration::ZERO),
-            other => return Err(format!("it is on {other:?} now, which somebody else has made")),
+            Some(DiskSource::File(path)) => {
+                return Err(format!(
+                    "somebody has put the machine onto {}, above it, and whoever did has to take that away first",
+                    path.display()
+                ));
+            }
+            _ => return Err("the machine has no such disk any more, or has it elsewhere".to_owned()),
+        }
+        // Nothing is brought down into an image of somebody else's chain.
+        let chain = chain_of(overlay, Some("qcow2"));
+        if !chain.get(1).is_some_and(|below| is_same(below, base)) {
+            return Err(format!("it is not based on {} any more", base.display()));
         }
         let commit = OverlayCommit {
             overlays,
@@ -366,7 +394,15 @@ impl MachineBackup<'_> {
             Some(guard) => Persistence::StandStill(self.request.machine.monitor(), guard),
             None => Persistence::GiveUp,
         };
-        let stood_still = commit.to_the_end(base, persistence)?;
+        let stood_still = commit.to_the_end(base, persistence).or_else(|error| {
+            // The answer to the last step may be lost.
+            let now = self.request.machine.describe().map_err(|_| error.clone())?;
+            let is_on_base = now
+                .disks
+                .iter()
+                .any(|now| now.target == disk.target && now.source == disk.source);
+            if is_on_base { Ok(Duration::ZERO) } else { Err(error) }
+        })?;
         if let Err(error) = std::fs::remove_file(overlay) {
             let shown = overlay.display();
             job.progress

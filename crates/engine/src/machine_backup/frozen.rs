@@ -97,6 +97,7 @@ impl Frozen {
             devices: self.devices.clone(),
             scratch: std::mem::take(&mut self.scratch),
             kept: Kept::InScratch,
+            readers: self.disks.iter().map(|disk| disk.device.stopper()).collect(),
             limits: request.limits,
             pace,
             job,
@@ -288,7 +289,8 @@ impl<'a> Freezer<'a> {
             };
             Cut::make(monitor, self.job.clock, request, tell).map_err(|error| self.failed(error))
         });
-        let quiesced = quiescence.end(self.request, guard, self.job);
+        let runs = cut.is_ok() || !is_running || self.runs();
+        let quiesced = quiescence.end(self.request, guard, (runs, self.job));
         Ok((cut?, quiesced))
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, ExtentList};
-use holdfast_serve::nbd::client::NbdDeviceMut;
+use holdfast_serve::nbd::client::{NbdDeviceMut, NbdStopper};
 
 /// What QEMU's filter copies at once: a smaller piece that was read cannot be given back.
 const CLUSTER_BYTES: u64 = 64 << 10;
@@ -11,6 +11,12 @@ const CLUSTER_BYTES: u64 = 64 << 10;
 /// A frozen disk at QEMU's server. What was read is given back, so that nobody saves it any more before it is overwritten.
 pub(super) struct FrozenDevice {
     pub(super) inner: NbdDeviceMut,
+}
+
+impl FrozenDevice {
+    pub(super) fn stopper(&self) -> NbdStopper {
+        self.inner.as_read().stopper()
+    }
 }
 
 impl BlockDevice for FrozenDevice {

@@ -99,8 +99,8 @@ const OVERLAY: &str = ".holdfast-";
 
 /// The overlay of an image for a run: beside it, and called like it.
 pub(crate) fn overlay_of(image: &Path, run: u32) -> std::path::PathBuf {
-    let stem = image.file_stem().unwrap_or_default().to_string_lossy();
-    image.with_file_name(format!("{stem}{OVERLAY}{run:08x}"))
+    let name = image.file_name().unwrap_or_default().to_string_lossy();
+    image.with_file_name(format!("{name}{OVERLAY}{run:08x}"))
 }
 
 /// The run whose overlay a file is, by its name.
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn overlays_of_ours_are_known_by_their_names() {
         let overlay = overlay_of("/i/web1.qcow2".as_ref(), 0xab);
-        assert_eq!(overlay, std::path::Path::new("/i/web1.holdfast-000000ab"));
+        assert_eq!(overlay, std::path::Path::new("/i/web1.qcow2.holdfast-000000ab"));
         assert_eq!(run_of_overlay(&overlay), Some(0xab));
         assert!(
             run_of_overlay("/i/web1.holdfast-1".as_ref()).is_none() && run_of_overlay("/i/web1".as_ref()).is_none()

@@ -19,7 +19,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// [`holdfast_host::Error::Busy`] where one is, or where nobody can tell whether it is.
-pub(super) fn make_way(request: &MachineBackupRequest<'_>, job: Job<'_>) -> Result<()> {
+pub(super) fn make_way(request: &MachineBackupRequest<'_>, uuid: &str, job: Job<'_>) -> Result<()> {
     let machine = request.machine.name();
     let monitor = request.machine.monitor();
     let failed = |source| {
@@ -28,6 +28,12 @@ pub(super) fn make_way(request: &MachineBackupRequest<'_>, job: Job<'_>) -> Resu
             source,
         })
     };
+    if let Some(note) = living_note(request, uuid)? {
+        return Err(Error::from(holdfast_host::Error::Busy {
+            machine: machine.to_owned(),
+            holder: holder(note.run, Some(&note)),
+        }));
+    }
     for run in runs_in(monitor).map_err(failed)? {
         match note_of(request, run)? {
             Some(note) if note.liveness(request.processes) == Liveness::Dead => {
@@ -51,6 +57,16 @@ pub(super) fn make_way(request: &MachineBackupRequest<'_>, job: Job<'_>) -> Resu
         }
     }
     Ok(())
+}
+
+/// The note of a run that is at work on the machine: it may have nothing in QEMU, and overlays on its disks.
+fn living_note(request: &MachineBackupRequest<'_>, uuid: &str) -> Result<Option<RunRecord>> {
+    let Some(place) = &request.journal else {
+        return Ok(None);
+    };
+    let noted = noted_runs(&place.folder)?.into_iter();
+    let is_at_work = |note: &RunRecord| note.uuid == uuid && note.liveness(request.processes) == Liveness::Alive;
+    Ok(noted.filter(is_at_work).find(|note| note.run.0 != request.run))
 }
 
 fn note_of(request: &MachineBackupRequest<'_>, run: RunId) -> Result<Option<RunRecord>> {

@@ -75,6 +75,8 @@ pub(super) enum Quiescence {
         start: Duration,
     },
     Not(Quiesced),
+    /// It may be frozen in part, though it was to be thawed again.
+    HalfFrozen(Quiesced),
 }
 
 impl Quiescence {
@@ -122,37 +124,54 @@ impl Quiescence {
                     "the file systems of {} could not be frozen: {error}; the snapshot is as after a power cut",
                     request.name
                 ));
-                Ok(Self::Not(Quiesced::Failed(error.to_string())))
+                let failed = Quiesced::Failed(error.to_string());
+                Ok(if thawed {
+                    Self::Not(failed)
+                } else {
+                    Self::HalfFrozen(failed)
+                })
             }
         }
     }
 
-    /// Thaws the guest.
-    pub(super) fn end(self, request: &MachineBackupRequest<'_>, guard: &mut Guard, job: Job<'_>) -> Quiesced {
-        let quiesced = match self {
-            Self::Not(quiesced) => quiesced,
+    /// Thaws the guest. `runs` tells whether its machine runs, or is to stand still: until it does, the watchdog watches on.
+    pub(super) fn end(
+        self,
+        request: &MachineBackupRequest<'_>,
+        guard: &mut Guard,
+        (runs, job): (bool, Job<'_>),
+    ) -> Quiesced {
+        if runs && matches!(self, Self::Frozen { .. } | Self::HalfFrozen(_)) {
+            // Its processors are no worry any more, only its file systems.
+            guard.runs().and_then(|()| guard.about_to_freeze(FROZEN_DEADLINE)).ok();
+        }
+        let (quiesced, is_thawed) = match self {
+            Self::Not(quiesced) => (quiesced, true),
+            Self::HalfFrozen(quiesced) => (quiesced, thaw(request, job)),
             Self::Frozen {
                 file_system_count,
                 freeze,
                 start,
-            } => {
-                if !thaw(request, job) {
-                    // The watchdog goes on trying.
-                    job.progress.warning(&format!(
-                        "{} does not say that it has thawed; the watchdog tries on",
-                        request.name
-                    ));
-                    return Quiesced::Failed("the guest did not thaw".to_owned());
-                }
-                Quiesced::Yes {
+            } if thaw(request, job) => {
+                let frozen = job.clock.now().saturating_sub(start);
+                let quiesced = Quiesced::Yes {
                     file_system_count,
                     freeze,
-                    frozen: job.clock.now().saturating_sub(start),
-                }
+                    frozen,
+                };
+                (quiesced, true)
             }
+            Self::Frozen { .. } => (Quiesced::Failed("the guest did not thaw".to_owned()), false),
         };
-        // Who does not hear it is dead, and cannot do harm.
-        guard.runs().ok();
+        if !is_thawed {
+            job.progress.warning(&format!(
+                "{} does not say that it has thawed; the watchdog tries on",
+                request.name
+            ));
+        } else if runs {
+            // Who does not hear it is dead, and cannot do harm.
+            guard.runs().ok();
+        }
         quiesced
     }
 }

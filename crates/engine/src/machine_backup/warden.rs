@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use holdfast_host::Machine;
 use holdfast_host::qemu::{RunId, WriteCounters, remove_run, write_counters};
+use holdfast_serve::nbd::client::NbdStopper;
 
 use super::pace::{Governor, Pace, Verdict};
 use crate::job::Job;
@@ -121,6 +122,8 @@ pub(super) struct Warden<'a> {
     pub(super) scratch: Vec<File>,
     /// How they do.
     pub(super) kept: Kept,
+    /// Those who read, and may be waiting for QEMU.
+    pub(super) readers: Vec<NbdStopper>,
     pub(super) limits: Limits,
     pub(super) pace: &'a Pace<'a>,
     pub(super) job: Job<'a>,
@@ -200,6 +203,9 @@ impl Warden<'_> {
 
     /// Takes the copy away from whoever reads it. The guest does not notice.
     fn give_up(&mut self) {
+        // First those who read: nobody may wait for an answer that never comes.
+        self.pace.end();
+        self.readers.iter().for_each(NbdStopper::stop);
         self.machine.monitor().wake().ok();
         if let Err(error) = remove_run(self.machine.monitor(), self.job.clock, self.run) {
             self.job
@@ -207,7 +213,6 @@ impl Warden<'_> {
                 .note(&format!("giving the copy up: {error}; it is tried again"));
         }
         self.scratch.clear();
-        self.pace.end();
     }
 }
 

@@ -136,6 +136,11 @@ pub(crate) fn chain_of(path: &Path, format: Option<&str>) -> Vec<PathBuf> {
     chain
 }
 
+/// Whether two paths mean one file.
+pub(crate) fn is_same(left: &Path, right: &Path) -> bool {
+    left == right || Identity::of(left) == Identity::of(right)
+}
+
 /// Which file it is, however it is named.
 #[derive(PartialEq, Eq)]
 enum Identity {

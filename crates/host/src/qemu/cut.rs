@@ -10,11 +10,11 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use serde_json::{Value, json};
 
-use super::QemuDisk;
 use super::jobs::jobs;
 use super::memory::{MemoryMode, MemoryPipe, Sending, Settings};
 use super::names::{Role, RunId};
 use super::remove::remove_run;
+use super::{QemuDisk, disks};
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// What is to be frozen, and with what.
@@ -122,6 +122,8 @@ pub(crate) fn changes_name(run: RunId) -> String {
     run.thing("changes")
 }
 
+/// An instant that takes longer is one that somebody may have ended: the watchdog does after ten seconds.
+const LONG: Duration = Duration::from_secs(3);
 /// What QEMU says where its server runs already.
 const SERVER_RUNS: &str = "already running";
 
@@ -137,6 +139,9 @@ impl Making<'_> {
     }
 
     fn make(&self, request: CutRequest, tell: &mut dyn FnMut(Moment)) -> Result<Cut> {
+        let named: Vec<QemuDisk> = request.disks.iter().map(|disk| disk.disk.clone()).collect();
+        self.check_jobs()?;
+        self.check_nodes(&named)?;
         let deadline_s = request.write_deadline.as_secs().max(1);
         let has_memory = request.memory.is_some();
         let mut disks = Vec::new();
@@ -173,6 +178,36 @@ impl Making<'_> {
             pause,
             exports,
             change_contexts,
+        })
+    }
+
+    /// A copy or a commit that is under way writes past the filter, or the filter past it.
+    fn check_jobs(&self) -> Result<()> {
+        let under_way = jobs(self.monitor)?.into_iter().find(|job| job.status != "concluded");
+        under_way.map_or(Ok(()), |job| {
+            Err(MonitorError::Busy {
+                with: format!("its {} job {}", job.kind, job.id),
+            })
+        })
+    }
+
+    /// Where somebody has taken a snapshot meanwhile, a disk is on another node: the filter would take the machine back off it.
+    fn check_nodes(&self, named: &[QemuDisk]) -> Result<()> {
+        if named.is_empty() {
+            return Ok(());
+        }
+        let present = disks(self.monitor)?;
+        let is_there = |disk: &QemuDisk| {
+            let now = present.iter().find(|now| now.device == disk.device);
+            now.is_some_and(|now| now.node == disk.node)
+        };
+        named.iter().find(|disk| !is_there(disk)).map_or(Ok(()), |disk| {
+            Err(MonitorError::Busy {
+                with: format!(
+                    "the disk {}, which somebody has put onto another image just now",
+                    disk.device
+                ),
+            })
         })
     }
 
@@ -239,6 +274,7 @@ impl Making<'_> {
     /// little more.
     fn cut_one(&self, disk: &Prepared, tell: &mut dyn FnMut(Moment)) -> Result<Pause> {
         self.transact(next_actions(disk).as_slice())?;
+        self.check_nodes(std::slice::from_ref(&disk.disk))?;
         set_drive(self.monitor, &disk.disk.device, &self.run.node(0, Role::Filter))?;
         tell(Moment::Instant);
         self.transact(&self.changes_actions(disk))?;
@@ -267,6 +303,7 @@ impl Making<'_> {
             tell(Moment::Instant);
         }
         let others = self.clock.now().saturating_sub(start).saturating_sub(cut);
+        let result = result.and_then(|()| self.check_stands_still(was_running && others > LONG));
         if was_running {
             self.execute("cont", Value::Null)
                 .inspect_err(|_| self.resume_anyway(was_running))?;
@@ -281,6 +318,18 @@ impl Making<'_> {
         } else {
             Pause::default()
         })
+    }
+
+    /// Where the instant took long, somebody may have let the machine run on in the middle of it.
+    fn check_stands_still(&self, is_doubtful: bool) -> Result<()> {
+        if is_doubtful && self.execute("query-status", Value::Null)?["running"] == true {
+            return Err(MonitorError::Refused {
+                command: "stop".to_owned(),
+                class: "GenericError".to_owned(),
+                description: "the machine was let run on before the instant was over".to_owned(),
+            });
+        }
+        Ok(())
     }
 
     fn sending(&self) -> Sending<'_> {
@@ -323,12 +372,15 @@ impl Making<'_> {
     /// Once more: the first attempt may have failed for a reason that has passed. The watchdog is the next in line.
     fn resume_anyway(&self, was_running: bool) {
         if was_running {
+            self.monitor.wake().ok();
             self.execute("cont", Value::Null).ok();
         }
     }
 
     /// Puts the filters under their devices, and begins new bitmaps.
     fn switch(&self, disks: &[Prepared]) -> Result<()> {
+        let named: Vec<QemuDisk> = disks.iter().map(|disk| disk.disk.clone()).collect();
+        self.check_nodes(&named)?;
         for (number, disk) in disks.iter().enumerate() {
             let filter = self.run.node(number, Role::Filter);
             set_drive(self.monitor, &disk.disk.device, &filter)?;

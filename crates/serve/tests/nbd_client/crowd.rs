@@ -136,3 +136,19 @@ fn a_new_server_takes_over_when_the_caller_says_so() {
     let error = device.reconnect().unwrap_err();
     assert!(matches!(&error, Error::Changed { what: "the size", .. }), "{error}");
 }
+
+/// A server that answers in an hour: whoever waits for it is let go.
+#[test]
+fn a_device_that_is_stopped_lets_go_of_those_who_wait() {
+    let server = Server::nbdkit(&["--filter=delay", "memory", "1M", "delay-read=3600"]);
+    let device = NbdDevice::connect(&server.endpoint(), "", options(2)).unwrap();
+    let stopper = device.stopper();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| device.read_at(&mut [0; 4096], 0));
+        // It may wait by then, or is about to ask: both end.
+        std::thread::yield_now();
+        stopper.stop();
+        assert!(reader.join().unwrap().is_err());
+    });
+    assert!(device.read_at(&mut [0; 4096], 0).is_err());
+}

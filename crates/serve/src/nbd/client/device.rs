@@ -11,6 +11,7 @@ use super::call::{Call, Sending};
 use super::command::Command;
 use super::connect::open;
 use super::connection::Connection;
+use super::error::Loss;
 use super::export::ExportInfo;
 use super::read_ahead::ReadAhead;
 use super::uri::{NbdUri, Security};
@@ -43,6 +44,20 @@ impl std::fmt::Debug for NbdDevice {
             .field("export", &self.export)
             .field("connection_count", &self.connection_count())
             .finish_non_exhaustive()
+    }
+}
+
+/// Ends the connections that a device had when it was asked for this.
+#[derive(Clone)]
+pub struct NbdStopper(Vec<Arc<Connection>>);
+
+impl NbdStopper {
+    /// Whoever waits for an answer gets an error at once, and so does everybody who asks later.
+    pub fn stop(&self) {
+        for connection in &self.0 {
+            // That it is gone is what is wanted.
+            let _gone = connection.lose(Loss::Abandoned);
+        }
     }
 }
 
@@ -79,6 +94,12 @@ impl NbdDevice {
             });
         }
         Self::connect(&uri.endpoint, &uri.export, options)
+    }
+
+    /// A way to end its connections from elsewhere, also while others wait for answers.
+    pub fn stopper(&self) -> NbdStopper {
+        let connections = self.connections.read().unwrap_or_else(PoisonError::into_inner);
+        NbdStopper(connections.clone())
     }
 
     /// What the server says of the export.
