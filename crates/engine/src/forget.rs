@@ -92,8 +92,10 @@ fn whole_id(reference: &SnapshotReference) -> Option<SnapshotId> {
 pub enum ProtectionChange {
     /// They may not, from now on.
     Protect,
-    /// They may, from now on.
+    /// They may, from now on, unless a machine runs from it.
     Unprotect,
+    /// They may, from now on, whoever needs it.
+    UnprotectHeld,
 }
 
 /// Protects snapshots from being removed, or lets them be removed again.
@@ -108,7 +110,19 @@ pub fn change_protection(
     for manifest in &chosen {
         match change {
             ProtectionChange::Protect => repository.protect(manifest.id)?,
-            ProtectionChange::Unprotect => repository.unprotect(manifest.id)?,
+            ProtectionChange::Unprotect => {
+                repository.unprotect(manifest.id)?;
+                if repository.holder_count(manifest.id)? > 0 {
+                    job.progress.warning(&format!(
+                        "{} stays protected: a machine runs from it, or did when its restore was killed; --held ends that, too",
+                        manifest.id
+                    ));
+                }
+            }
+            ProtectionChange::UnprotectHeld => {
+                repository.unprotect(manifest.id)?;
+                repository.release_all(manifest.id)?;
+            }
         }
     }
     Ok(chosen)

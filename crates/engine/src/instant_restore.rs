@@ -87,11 +87,11 @@ pub fn restore_instantly(
         user_of_machines: hypervisor.user_of_machines()?,
         folder: folder(request)?,
         made: Vec::new(),
-        protects: !request.repository.protected()?.contains(&plan.snapshot.id),
+        hold: hold_of(&plan.machine.uuid),
     };
     let served = served(&instant, definition)?;
     // The machine runs from the snapshot: nobody may remove it meanwhile.
-    let protection = Protection::begin(request.repository, &instant, plan.snapshot.id)?;
+    let hold = Hold::take(request.repository, plan.snapshot.id, instant.hold)?;
     let mut made = write_companions(request.repository, hypervisor, plan, surroundings, job)?;
     instant.made = made_files(plan);
     let instant = instant;
@@ -115,7 +115,7 @@ pub fn restore_instantly(
             // Only the answer was lost.
             made.keep();
             folder.keep();
-            protection.keep();
+            hold.keep();
             instant.tell_of_resume(job);
             return Err(error);
         }
@@ -124,7 +124,7 @@ pub fn restore_instantly(
     }
     made.keep();
     folder.keep();
-    protection.keep();
+    hold.keep();
     let runs_after = job.clock.now().saturating_sub(request.since);
     job.progress.note(&format!(
         "{} runs after {:.1} s; its disks are being filled",
@@ -132,7 +132,7 @@ pub fn restore_instantly(
         runs_after.as_secs_f64()
     ));
     let report = Fill::new(hypervisor, &instant, request.launch, job).run(lock)?;
-    end_protection(request.repository, hypervisor, &instant, job);
+    release_snapshot(request.repository, &instant, job);
     Ok(InstantReport {
         runs_after: Some(runs_after),
         ..report
@@ -186,40 +186,35 @@ pub fn resume_instantly(
     Fill::new(hypervisor, instant, launch, job).run(lock)
 }
 
-/// Lets the snapshot of a machine that does not run from it any more be removed again, unless it was protected before.
+/// Lets go of the snapshot of a machine that does not run from it any more.
 ///
-/// Where it stays protected, that is told: what was asked for is done all the same.
-pub fn end_protection(repository: &Repository, hypervisor: &dyn LiveDisks, instant: &InstantJob, job: Job<'_>) {
-    let ended = || -> Result<Option<String>> {
-        let others = instant_jobs(hypervisor, None)?;
-        if let Some(other) = others.into_iter().find(|other| other.snapshot == instant.snapshot) {
-            return Ok(Some(format!("{} runs from it", other.machine)));
-        }
-        if let Ok(snapshot) = instant.snapshot.parse() {
-            repository.unprotect(snapshot)?;
-        }
-        Ok(None)
+/// Where that fails it stays protected, which is told: what was asked for is done all the same.
+pub fn release_snapshot(repository: &Repository, instant: &InstantJob, job: Job<'_>) {
+    let released = match instant.snapshot.parse() {
+        Ok(snapshot) => repository.release(snapshot, instant.hold),
+        Err(_) => Ok(()),
     };
-    if !instant.protects {
-        return;
-    }
-    if let Some(reason) = ended().unwrap_or_else(|error| Some(error.to_string())) {
+    if let Err(error) = released {
         let snapshot = &instant.snapshot;
         job.progress.warning(&format!(
-            "the snapshot stays protected: {reason}; holdfast unprotect {snapshot} ends it"
+            "the snapshot stays protected: {error}; holdfast unprotect --held {snapshot} ends it"
         ));
     }
 }
 
-/// A snapshot that is protected for a job, and not any more when this goes, unless it is kept.
-struct Protection<'r>(Option<(&'r Repository, SnapshotId)>);
+/// The number by which a machine holds its snapshot: the beginning of its UUID.
+fn hold_of(uuid: &str) -> u32 {
+    let digits: String = uuid.chars().filter(char::is_ascii_hexdigit).take(8).collect();
+    u32::from_str_radix(&digits, 16).unwrap_or_default()
+}
 
-impl<'r> Protection<'r> {
-    fn begin(repository: &'r Repository, instant: &InstantJob, snapshot: SnapshotId) -> Result<Self> {
-        if instant.protects {
-            repository.protect(snapshot)?;
-        }
-        Ok(Self(instant.protects.then_some((repository, snapshot))))
+/// A snapshot that is held for a job, and not any more when this goes, unless it is kept.
+struct Hold<'r>(Option<(&'r Repository, SnapshotId, u32)>);
+
+impl<'r> Hold<'r> {
+    fn take(repository: &'r Repository, snapshot: SnapshotId, holder: u32) -> Result<Self> {
+        repository.hold(snapshot, holder)?;
+        Ok(Self(Some((repository, snapshot, holder))))
     }
 
     fn keep(mut self) {
@@ -227,11 +222,11 @@ impl<'r> Protection<'r> {
     }
 }
 
-impl Drop for Protection<'_> {
+impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        if let Some((repository, snapshot)) = self.0 {
+        if let Some((repository, snapshot, holder)) = self.0 {
             // Another error brought us here; a snapshot that stays protected is no loss.
-            drop(repository.unprotect(snapshot));
+            drop(repository.release(snapshot, holder));
         }
     }
 }

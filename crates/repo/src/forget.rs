@@ -3,7 +3,8 @@
 //! A snapshot is removed in two steps: a record that it was forgotten on purpose, then its object goes. So a snapshot that is
 //! gone without such a record was lost, and can be told, and brought back. Space is given back by gc.
 //!
-//! A protected snapshot has an object `protected/<snapshot>`. Whoever forgets a snapshot announces that beside it, as
+//! A protected snapshot has an object `protected/<snapshot>`, or one `protected/<snapshot>-<holder>` for each who needs it for a
+//! while. Whoever forgets a snapshot announces that beside it, as
 //! `protected/<snapshot>.<writer>`, before it looks for a protection; whoever protects looks for announcements after.
 
 use std::collections::HashSet;
@@ -38,6 +39,29 @@ pub(crate) fn forgotten_name(snapshot: SnapshotId) -> ObjectName {
 
 fn protected_name(snapshot: SnapshotId) -> ObjectName {
     ObjectName::new(ObjectKind::Protected, &snapshot.to_string()).expect("hex digits are a name")
+}
+
+/// The protection for somebody who needs the snapshot for a while.
+fn hold_name(snapshot: SnapshotId, holder: u32) -> ObjectName {
+    let name = format!("{snapshot}-{holder:08x}");
+    ObjectName::new(ObjectKind::Protected, &name).expect("hex digits are a name")
+}
+
+/// The snapshot that an object of this name protects; none where it protects nothing.
+pub(crate) fn protected_by(name: &ObjectName) -> Option<SnapshotId> {
+    let (snapshot, holder) = match name.name().split_once('-') {
+        Some((snapshot, holder)) => (snapshot, Some(holder)),
+        None => (name.name(), None),
+    };
+    let is_number = |text: &str| text.len() == 8 && u32::from_str_radix(text, 16).is_ok();
+    let is_ours = name.kind() == ObjectKind::Protected && holder.is_none_or(is_number);
+    is_ours.then(|| snapshot.parse().ok())?
+}
+
+/// Whether a name announces that a snapshot is about to be removed.
+pub(crate) fn is_announcement(name: &ObjectName) -> bool {
+    let parts = name.name().split_once('.');
+    parts.is_some_and(|(snapshot, writer)| snapshot.parse::<SnapshotId>().is_ok() && writer.parse::<WriterId>().is_ok())
 }
 
 /// All records of snapshots that were removed.
@@ -144,8 +168,39 @@ impl Repository {
 
     /// Keeps a snapshot from being removed. [`Error::Locked`] when somebody is about to remove it.
     pub fn protect(&self, snapshot: SnapshotId) -> Result<()> {
+        self.protect_by(&protected_name(snapshot), snapshot)
+    }
+
+    /// The same for somebody who needs it for a while; his number is his own. Several at once do not disturb each other.
+    pub fn hold(&self, snapshot: SnapshotId, holder: u32) -> Result<()> {
+        self.protect_by(&hold_name(snapshot, holder), snapshot)
+    }
+
+    /// He does not need it any more.
+    pub fn release(&self, snapshot: SnapshotId, holder: u32) -> Result<()> {
+        Ok(self.vault.store.delete(&hold_name(snapshot, holder))?)
+    }
+
+    /// Nobody needs it any more, whoever says so.
+    pub fn release_all(&self, snapshot: SnapshotId) -> Result<()> {
+        for name in self.vault.names(ObjectKind::Protected)? {
+            if protected_by(&name) == Some(snapshot) && name != protected_name(snapshot) {
+                self.vault.store.delete(&name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many need a snapshot for a while.
+    pub fn holder_count(&self, snapshot: SnapshotId) -> Result<usize> {
+        let names = self.vault.names(ObjectKind::Protected)?;
+        let holds = names.iter().filter(|name| protected_by(name) == Some(snapshot));
+        Ok(holds.filter(|name| **name != protected_name(snapshot)).count())
+    }
+
+    fn protect_by(&self, name: &ObjectName, snapshot: SnapshotId) -> Result<()> {
         self.snapshot(snapshot)?;
-        self.vault.put_sealed(&protected_name(snapshot), b"{}")?;
+        self.vault.put_sealed(name, b"{}")?;
         // The protection stays also where it came too late: another may rely on it, and gc deletes one of nothing.
         let rival = intents(&self.vault)?
             .into_iter()
@@ -163,13 +218,14 @@ impl Repository {
         self.snapshot(snapshot).map(|_| ())
     }
 
-    /// Lets a snapshot be removed again.
+    /// Lets a snapshot be removed again, unless somebody needs it for a while.
     pub fn unprotect(&self, snapshot: SnapshotId) -> Result<()> {
         Ok(self.vault.store.delete(&protected_name(snapshot))?)
     }
 
     /// The snapshots that are kept from being removed.
     pub fn protected(&self) -> Result<HashSet<SnapshotId>> {
-        Ok(self.vault.identities(ObjectKind::Protected)?.into_iter().collect())
+        let names = self.vault.names(ObjectKind::Protected)?;
+        Ok(names.iter().filter_map(protected_by).collect())
     }
 }

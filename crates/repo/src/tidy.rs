@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use crate::compact::{Compaction, compact_index};
 use crate::damage::damage_names;
 use crate::error::Result;
-use crate::forget::{ForgottenRecord, clear_intents, forgotten, forgotten_name};
+use crate::forget::{ForgottenRecord, clear_intents, forgotten, forgotten_name, protected_by};
 use crate::id::{PackId, SnapshotId};
 use crate::mark::Marks;
 use crate::relocated::{RelocationId, Twin, delete_relocation, read_twin, relocations};
@@ -91,10 +91,13 @@ impl Repository {
 
     fn drop_protections_of_nothing(&self) -> Result<()> {
         // Protections are listed first: only a snapshot that is there is protected, so what is missing then is gone for good.
-        let mut protected: Vec<SnapshotId> = self.protected()?.into_iter().collect();
-        protected.sort_unstable();
+        let mut protections = self.vault.names(ObjectKind::Protected)?;
+        protections.sort_unstable();
         let snapshots: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();
-        protected.retain(|id| !snapshots.contains(id));
-        protected.into_iter().try_for_each(|id| self.unprotect(id))
+        let is_of_nothing = |name: &&ObjectName| protected_by(name).is_some_and(|id| !snapshots.contains(&id));
+        let of_nothing = protections.iter().filter(is_of_nothing);
+        of_nothing
+            .into_iter()
+            .try_for_each(|name| Ok(self.vault.store.delete(name)?))
     }
 }

@@ -97,6 +97,36 @@ fn a_protected_snapshot_stays_even_when_it_cannot_be_read() {
     rig.repository.forget(first, "test").unwrap();
 }
 
+/// Several may need one snapshot for a while; each lets go by himself, and a person's protection is another thing.
+#[test]
+fn a_snapshot_stays_as_long_as_somebody_holds_it() {
+    let (rig, [first, second], _) = with_snapshots(54);
+    let refused = |what: &str| {
+        let refused = rig.repository.forget(first, "test");
+        assert!(matches!(refused, Err(Error::Protected { .. })), "{what}: {refused:?}");
+        assert_eq!(rig.repository.protected().unwrap(), [first].into());
+    };
+    rig.repository.hold(first, 7).unwrap();
+    rig.repository.hold(first, 8).unwrap();
+    refused("two");
+    rig.repository.protect(first).unwrap();
+    rig.repository.release(first, 7).unwrap();
+    rig.repository.unprotect(first).unwrap();
+    refused("one");
+    // Neither is a stranger, nor thrown away as long as the snapshot is there.
+    assert_eq!(findings(&rig), [""; 0]);
+    rig.repository.gc(GC).unwrap();
+    assert_eq!(rig.repository.holder_count(first).unwrap(), 1);
+    rig.repository.release_all(first).unwrap();
+    rig.repository.forget(first, "test").unwrap();
+    // What holds nothing goes with gc.
+    rig.repository.hold(second, 9).unwrap();
+    rig.store.delete(&object(second)).unwrap();
+    rig.repository.gc(GC).unwrap();
+    assert!(rig.repository.protected().unwrap().is_empty());
+    assert!(rig.repository.hold(second, 9).is_err());
+}
+
 /// The record that a damaged snapshot was removed went after a day, while its packs were still held up: then the copy of its
 /// manifest passed for a lost snapshot, and repair would have brought it back.
 #[test]

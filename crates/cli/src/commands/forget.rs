@@ -22,12 +22,23 @@ pub struct ForgetArgs {
     dry_run: bool,
 }
 
-/// Arguments of `protect` and `unprotect`.
+/// Arguments of `protect`.
 #[derive(Debug, clap::Args)]
 pub struct ProtectArgs {
     /// The snapshots
     #[arg(value_name = "SNAPSHOT", required = true)]
     snapshots: Vec<SnapshotName>,
+}
+
+/// Arguments of `unprotect`.
+#[derive(Debug, clap::Args)]
+pub struct UnprotectArgs {
+    /// The snapshots
+    #[arg(value_name = "SNAPSHOT", required = true)]
+    snapshots: Vec<SnapshotName>,
+    /// Also where a machine runs from a snapshot, or did when its restore --live was killed: make sure that none does
+    #[arg(long)]
+    held: bool,
 }
 
 /// What a person may want of `forget`.
@@ -128,16 +139,15 @@ pub(super) fn run_protect(args: &ProtectArgs, context: &Context) -> Result<Exit,
 }
 
 /// Lets snapshots be removed again.
-pub(super) fn run_unprotect(args: &ProtectArgs, context: &Context) -> Result<Exit, Error> {
+pub(super) fn run_unprotect(args: &UnprotectArgs, context: &Context) -> Result<Exit, Error> {
     let references = references(&args.snapshots)?;
+    let change = if args.held {
+        ProtectionChange::UnprotectHeld
+    } else {
+        ProtectionChange::Unprotect
+    };
     let done = with_repository(context, |repository, job| {
-        change_protection(
-            repository,
-            &references,
-            ProtectionChange::Unprotect,
-            context.zone(),
-            job,
-        )
+        change_protection(repository, &references, change, context.zone(), job)
     })?;
     context.report(&changed("unprotect", "no longer protected:", false, &done))
 }

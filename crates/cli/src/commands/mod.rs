@@ -62,7 +62,7 @@ pub enum Verb {
     /// Keep snapshots from being removed
     Protect(forget::ProtectArgs),
     /// Let protected snapshots be removed again
-    Unprotect(forget::ProtectArgs),
+    Unprotect(forget::UnprotectArgs),
     /// Give back the space of what no snapshot needs
     Gc(gc::GcArgs),
     /// Read the repository at rest, to find damage before it is needed

@@ -1,6 +1,6 @@
 //! `holdfast resume`: restores `--live` that were interrupted go on.
 
-use holdfast_engine::{InstantReport, end_protection, instant_jobs, resume_instantly};
+use holdfast_engine::{InstantReport, instant_jobs, release_snapshot, resume_instantly};
 use serde::Serialize;
 
 use super::live_server::launch;
@@ -94,7 +94,7 @@ pub(super) fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
         let report = context.work(1, |job| {
             let report = resume_instantly(&hypervisor, instant, &launch, job)?;
             match context.open_with(&location, password.as_ref()) {
-                Ok(repository) => end_protection(&repository, &hypervisor, instant, job),
+                Ok(repository) => release_snapshot(&repository, instant, job),
                 Err(error) => job.progress.warning(&format!("the snapshot stays protected: {error}")),
             }
             Ok(report)

@@ -54,11 +54,7 @@ pub(super) fn look(
             owner: owners.get(&folder).cloned(),
             since_ms: changed_ms(&folder),
             state: job.as_ref().ok().and_then(|job| job.state().ok()),
-            snapshot: job
-                .as_ref()
-                .ok()
-                .filter(|job| job.protects)
-                .map(|job| job.snapshot.clone()),
+            snapshot: job.as_ref().ok().map(|job| job.snapshot.clone()),
             machine: job.ok().map(|job| job.machine),
             folder,
         }
@@ -124,10 +120,9 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
             Remedy::Advice("delete the folder if nobody needs that".to_owned()),
         )),
         (None, Some(machine), Some(_)) => {
-            let protection = seen
-                .snapshot
-                .as_ref()
-                .map(|snapshot| format!("; its snapshot stays protected, which holdfast unprotect {snapshot} ends"));
+            let protection = seen.snapshot.as_ref().map(|snapshot| {
+                format!("; its snapshot stays protected, which holdfast unprotect --held {snapshot} ends")
+            });
             Some(finding(
                 format!("{folder} is of an instant restore of {machine} that was killed before the machine ran"),
                 false,
@@ -190,8 +185,7 @@ mod tests {
                 assert_eq!(finding.is_danger, !has_server);
                 assert!(matches!(&finding.remedy, Remedy::Advice(words) if words.contains("holdfast resume web1")));
                 let finding = diagnose(&seen(None, Some((false, has_server, has_begun)))).unwrap();
-                let is_mended =
-                    matches!(&finding.remedy, Remedy::Mend(Mend::Abandon(_), words) if words.contains("unprotect ab"));
+                let is_mended = matches!(&finding.remedy, Remedy::Mend(Mend::Abandon(_), words) if words.contains("unprotect --held ab"));
                 assert_eq!(is_mended, !has_begun, "{finding:?}");
             }
         }

@@ -113,7 +113,7 @@ pub(super) struct SeenInstant {
     pub(super) folder: PathBuf,
     /// The machine that it is to be; none where that cannot be read.
     pub(super) machine: Option<String>,
-    /// The snapshot that is protected for it.
+    /// The snapshot that is held for it.
     pub(super) snapshot: Option<String>,
     /// The machine that will start with it the next time.
     pub(super) owner: Option<String>,

@@ -42,8 +42,8 @@ pub struct InstantJob {
     pub user_of_machines: Option<(u32, u32)>,
     /// The files that were made for it, besides those in its folder.
     pub(crate) made: Vec<MadeFile>,
-    /// Whether the snapshot is protected for this job, and not to be any more when all is done.
-    pub protects: bool,
+    /// By which number the snapshot is held for it.
+    pub hold: u32,
     /// The folder with everything of it.
     #[serde(skip)]
     pub folder: PathBuf,
@@ -300,7 +300,7 @@ mod tests {
                 device: 1,
                 inode: 2,
             }],
-            protects: true,
+            hold: 7,
             folder: folder.path().into(),
         };
         job.write().unwrap();
@@ -349,7 +349,7 @@ mod tests {
             disks: Vec::new(),
             user_of_machines: None,
             made: Vec::new(),
-            protects: false,
+            hold: 7,
             folder: folder.path().into(),
         };
         let first = job.lock("a").unwrap();

@@ -7,7 +7,7 @@ use crate::config::{CONFIG_OBJECT_BYTES_MAX, RepositoryConfig};
 use crate::damage::{DAMAGE_BYTES_MAX, DamageRecord, damaged_pack};
 use crate::error::{Error, Result};
 use crate::finding::{FindingKind, Findings};
-use crate::forget::ForgottenRecord;
+use crate::forget::{ForgottenRecord, is_announcement, protected_by};
 use crate::id::{PackId, SegmentId, SnapshotId, WriterId};
 use crate::key;
 use crate::lease::WriterRecord;
@@ -91,7 +91,8 @@ fn is_ours(name: &ObjectName) -> bool {
         ObjectKind::Config | ObjectKind::Key => true,
         ObjectKind::Pack => text.parse::<PackId>().is_ok(),
         ObjectKind::Index => text.parse::<SegmentId>().is_ok(),
-        ObjectKind::Snapshot | ObjectKind::Forgotten | ObjectKind::Protected => text.parse::<SnapshotId>().is_ok(),
+        ObjectKind::Snapshot | ObjectKind::Forgotten => text.parse::<SnapshotId>().is_ok(),
+        ObjectKind::Protected => protected_by(name).is_some() || is_announcement(name),
         ObjectKind::Writer => text.parse::<WriterId>().is_ok(),
         ObjectKind::Condemned => text.strip_suffix(".waits").unwrap_or(text).parse::<WriterId>().is_ok(),
         ObjectKind::Relocation => RelocationId::of(name).is_some(),
