@@ -76,19 +76,7 @@ pub fn restore_instantly(
     let plan = request.plan;
     let definition = plan.definition.as_ref().filter(|_| plan.machine.is_new);
     let definition = &definition.expect("the plan is of a new machine").text;
-    let mut instant = InstantJob {
-        repository: request.location.to_owned(),
-        snapshot: plan.snapshot.id.to_string(),
-        listed: plan.snapshot.machine.clone(),
-        machine: plan.machine.name.clone(),
-        uuid: plan.machine.uuid.clone(),
-        definition: definition.clone(),
-        disks: disks(plan),
-        user_of_machines: hypervisor.user_of_machines()?,
-        folder: folder(request)?,
-        made: Vec::new(),
-        hold: hold_of(&plan.machine.uuid),
-    };
+    let mut instant = job_of(request, hypervisor, definition)?;
     let served = served(&instant, definition)?;
     // The machine runs from the snapshot: nobody may remove it meanwhile.
     let hold = Hold::take(request.repository, plan.snapshot.id, instant.hold)?;
@@ -139,18 +127,41 @@ pub fn restore_instantly(
     })
 }
 
-/// The machines whose disks are not filled yet: of this name, or all.
+/// The job, before anything is made for it.
+fn job_of(request: &InstantRestore<'_>, hypervisor: &dyn LiveDisks, definition: &str) -> Result<InstantJob> {
+    let plan = request.plan;
+    Ok(InstantJob {
+        repository: request.location.to_owned(),
+        snapshot: plan.snapshot.id.to_string(),
+        listed: plan.snapshot.machine.clone(),
+        machine: plan.machine.name.clone(),
+        uuid: plan.machine.uuid.clone(),
+        definition: definition.to_owned(),
+        disks: disks(plan),
+        user_of_machines: hypervisor.user_of_machines()?,
+        folder: folder(request)?,
+        made: Vec::new(),
+        hold: hold_of(&plan.machine.uuid),
+    })
+}
+
+/// Machines whose job cannot be read, and why.
+pub type UnreadableJobs = Vec<(String, Error)>;
+
+/// The machines whose disks are not filled yet, of this name, or all.
 ///
 /// # Errors
-/// The machine that is named has no such job.
-pub fn instant_jobs(hypervisor: &dyn LiveDisks, machine: Option<&str>) -> Result<Vec<InstantJob>> {
-    let names = match machine {
-        Some(name) => vec![name.to_owned()],
-        None => hypervisor.machines()?.into_iter().map(|machine| machine.uuid).collect(),
+/// The machine that is named has no such job, or one that cannot be read.
+pub fn instant_jobs(hypervisor: &dyn LiveDisks, machine: Option<&str>) -> Result<(Vec<InstantJob>, UnreadableJobs)> {
+    let names = if let Some(name) = machine {
+        vec![(name.to_owned(), name.to_owned())]
+    } else {
+        let machines = hypervisor.machines()?.into_iter();
+        machines.map(|machine| (machine.uuid, machine.name)).collect()
     };
-    let mut jobs = Vec::new();
-    for name in names {
-        let configuration = match hypervisor.machine(&name).and_then(|machine| machine.configuration()) {
+    let (mut jobs, mut unreadable) = (Vec::new(), Vec::new());
+    for (id, name) in names {
+        let configuration = match hypervisor.machine(&id).and_then(|machine| machine.configuration()) {
             // It has ended while we looked.
             Err(holdfast_host::Error::NoSuchMachine { .. }) if machine.is_none() => continue,
             other => other?,
@@ -167,12 +178,27 @@ pub fn instant_jobs(hypervisor: &dyn LiveDisks, machine: Option<&str>) -> Result
             .flatten()
             .find(|folder| is_needed || folder.exists())
         {
-            Some(folder) => jobs.push(InstantJob::read(&folder)?),
+            Some(folder) => match InstantJob::read(&folder) {
+                Ok(job) => jobs.push(job),
+                Err(error) if machine.is_some() => return Err(error),
+                Err(error) => unreadable.push((name, error)),
+            },
             None if machine.is_some() => return Err(Error::NoInstantRestore { machine: name }),
             None => {}
         }
     }
-    Ok(jobs)
+    Ok((jobs, unreadable))
+}
+
+/// Brings the server of an instant restore back, and lets its machine run; its disks are to be filled later.
+pub fn revive_instantly(
+    hypervisor: &dyn LiveDisks,
+    instant: &InstantJob,
+    launch: &Launch<'_>,
+    job: Job<'_>,
+) -> Result<()> {
+    let _lock = fill::lock(instant)?;
+    Fill::new(hypervisor, instant, launch, job).revive()
 }
 
 /// Goes on where an instant restore was left: brings its server back, lets its machine run, and fills its disks.

@@ -67,8 +67,8 @@ pub use gc::{GcOutcome, gc, stats};
 pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
 pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use instant_restore::{
-    InstantDisk, InstantJob, InstantReport, InstantRestore, Launch, instant_jobs, release_snapshot, restore_instantly,
-    resume_instantly, serve_instantly,
+    InstantDisk, InstantJob, InstantReport, InstantRestore, Launch, UnreadableJobs, instant_jobs, release_snapshot,
+    restore_instantly, resume_instantly, revive_instantly, serve_instantly,
 };
 pub use interrupt::{Interrupt, Interrupted};
 pub use job::Job;

@@ -1,15 +1,18 @@
 //! `holdfast resume`: restores `--live` that were interrupted go on.
 
-use holdfast_engine::{InstantReport, instant_jobs, release_snapshot, resume_instantly};
+use holdfast_engine::{
+    InstantJob, InstantReport, Location, instant_jobs, release_snapshot, resume_instantly, revive_instantly,
+};
+use holdfast_host::Libvirt;
 use serde::Serialize;
 
 use super::live_server::launch;
 use crate::args::Example;
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::machines::{connect_libvirt, libvirt_address};
-use crate::output::{Page, Report};
+use crate::output::{Page, Report, Style};
 use crate::units;
 
 /// Arguments of `resume`.
@@ -39,6 +42,25 @@ pub(super) const EXAMPLES: &[Example] = &[
 #[derive(Debug, Serialize)]
 struct Done {
     machines: Vec<MachineDone>,
+    failed: Vec<Failed>,
+}
+
+/// A machine that does not go on.
+#[derive(Debug, Serialize)]
+struct Failed {
+    machine: String,
+    error: String,
+}
+
+impl Done {
+    fn fail(&mut self, machine: String, error: &Error, context: &Context) {
+        let causes = chain(error);
+        context.console().error(&causes, error.advice().hint.as_deref());
+        self.failed.push(Failed {
+            machine,
+            error: causes.join(": "),
+        });
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -65,6 +87,10 @@ impl Report for Done {
         "resume"
     }
 
+    fn exit(&self) -> Exit {
+        if self.failed.is_empty() { Exit::Ok } else { Exit::Error }
+    }
+
     fn human(&self, page: &mut Page) {
         for machine in &self.machines {
             let fill = std::time::Duration::from_millis(machine.fill_ms);
@@ -75,31 +101,63 @@ impl Report for Done {
                 units::duration(fill)
             ));
         }
-        if self.machines.is_empty() {
+        if !self.failed.is_empty() {
+            let names: Vec<&str> = self.failed.iter().map(|failed| &failed.machine[..]).collect();
+            page.styled(Style::Bad, &format!("not resumed: {}", names.join(", ")));
+        } else if self.machines.is_empty() {
             page.line("all machines run on their own images");
         }
     }
 }
 
-/// Goes on.
+/// Goes on: first every machine runs, then their disks are filled, one machine after another.
 pub(super) fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
     let uri = libvirt_address(args.connect.as_deref(), context);
     let hypervisor = connect_libvirt(&uri, context)?;
-    let jobs = instant_jobs(&hypervisor, args.machine.as_deref())?;
-    let mut machines = Vec::new();
-    for instant in &jobs {
-        let location = holdfast_engine::Location::parse(instant.repository.as_os_str())?;
-        let password = context.unlocking_password(&location)?;
-        let launch = |instant: &_| launch(instant, password.as_ref());
-        let report = context.work(1, |job| {
-            let report = resume_instantly(&hypervisor, instant, &launch, job)?;
-            match context.open_with(&location, password.as_ref()) {
-                Ok(repository) => release_snapshot(&repository, instant, job),
-                Err(error) => job.progress.warning(&format!("the snapshot stays protected: {error}")),
-            }
-            Ok(report)
-        })?;
-        machines.push(report.into());
+    let (jobs, unreadable) = instant_jobs(&hypervisor, args.machine.as_deref())?;
+    let mut done = Done {
+        machines: Vec::new(),
+        failed: Vec::new(),
+    };
+    for (machine, error) in unreadable {
+        done.fail(machine, &error.into(), context);
     }
-    context.report(&Done { machines })
+    let is_alone = jobs.len() == 1 && done.failed.is_empty();
+    let mut revived = Vec::new();
+    for instant in &jobs {
+        match revive(instant, &hypervisor, context) {
+            Ok(()) => revived.push(instant),
+            Err(error) if is_alone || matches!(error, Error::Interrupted(_)) => return Err(error),
+            Err(error) => done.fail(instant.machine.clone(), &error, context),
+        }
+    }
+    for instant in revived {
+        match fill(instant, &hypervisor, context) {
+            Ok(report) => done.machines.push(report.into()),
+            Err(error) if is_alone || matches!(error, Error::Interrupted(_)) => return Err(error),
+            Err(error) => done.fail(instant.machine.clone(), &error, context),
+        }
+    }
+    context.report(&done)
+}
+
+fn revive(instant: &InstantJob, hypervisor: &Libvirt, context: &Context) -> Result<(), Error> {
+    let location = Location::parse(instant.repository.as_os_str())?;
+    let password = context.unlocking_password(&location)?;
+    let launch = |instant: &_| launch(instant, password.as_ref());
+    context.work(1, |job| revive_instantly(hypervisor, instant, &launch, job))
+}
+
+fn fill(instant: &InstantJob, hypervisor: &Libvirt, context: &Context) -> Result<InstantReport, Error> {
+    let location = Location::parse(instant.repository.as_os_str())?;
+    let password = context.unlocking_password(&location)?;
+    let launch = |instant: &_| launch(instant, password.as_ref());
+    context.work(1, |job| {
+        let report = resume_instantly(hypervisor, instant, &launch, job)?;
+        match context.open_with(&location, password.as_ref()) {
+            Ok(repository) => release_snapshot(&repository, instant, job),
+            Err(error) => job.progress.warning(&format!("the snapshot stays protected: {error}")),
+        }
+        Ok(report)
+    })
 }

@@ -83,6 +83,17 @@ impl<'a> Fill<'a> {
         self.fill().inspect_err(|_| instant.tell_of_resume(job))
     }
 
+    /// Sees to it that the machine runs, if its disks are not filled yet.
+    pub(super) fn revive(mut self) -> Result<()> {
+        let machine = self.hypervisor.machine(&self.instant.uuid)?;
+        let present = machine.describe()?.disks;
+        let disks = &self.instant.disks;
+        if disks.iter().all(|disk| is_there(&present, disk)) {
+            return Ok(());
+        }
+        self.tend()
+    }
+
     fn fill(mut self) -> Result<InstantReport> {
         let instant = self.instant;
         let start = self.job.clock.now();

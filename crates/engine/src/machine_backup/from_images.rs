@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_host::qemu::{QemuVersion, RunId};
+use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
 use holdfast_image::Format;
 use rustix::fs::ioctl_ficlone;
@@ -145,7 +146,9 @@ impl MachineBackup<'_> {
             if is_still {
                 let stored = beside.and_then(|beside| {
                     let opened = self.open_images(&[])?;
-                    self.store_images(&opened, beside, time, (method, "crash"), &pace)
+                    let stored = self.store_images(&opened, beside, time, (method, "crash"), &pace)?;
+                    self.check_stood_still(&stored.0)?;
+                    Ok(stored)
                 });
                 stored_within = Some(stored);
             } else {
@@ -157,7 +160,8 @@ impl MachineBackup<'_> {
             Err(error) => {
                 self.wake();
                 self.undo(cut, Guard::start(self.request.watchdog.as_deref()).ok());
-                return Err(error);
+                // What went wrong in the middle says more.
+                return Err(stored_within.and_then(Result::err).unwrap_or(error));
             }
         };
         let (guard, quiesced, pause) = freezer.let_go(frozen);
@@ -194,6 +198,23 @@ impl MachineBackup<'_> {
             ..watched.load
         };
         Ok(self.report(backup, (method, reason), (Some(pause), quiesced, load), compared))
+    }
+
+    /// A machine that somebody has let run on while it was read: the snapshot is of no instant, and goes again.
+    fn check_stood_still(&self, stored: &BackupReport) -> Result<()> {
+        let monitor = self.request.machine.monitor();
+        self.wake();
+        let status = monitor.execute(&QmpCommand::new("query-status", serde_json::Value::Null));
+        if status.is_ok_and(|status| status["running"] != true) {
+            return Ok(());
+        }
+        let reason = "somebody let it run on while it was read".to_owned();
+        self.repository.forget(stored.snapshot.id, &reason)?;
+        Err(Error::from(holdfast_host::Error::Refused {
+            action: "read",
+            machine: self.request.name.to_string(),
+            reason,
+        }))
     }
 
     /// The instant; what belongs to it is done `within`.

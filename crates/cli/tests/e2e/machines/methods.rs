@@ -74,6 +74,24 @@ fn while_it_stands_still() {
     assert!(said.contains("only while the machine runs"), "{said}");
 }
 
+/// Somebody lets the machine run on in the middle: what was read is of no instant, and there is no snapshot.
+#[test]
+fn one_that_somebody_lets_run_on_while_it_stands_still_is_no_snapshot() {
+    let world = World::new();
+    let words = ["backup", "web1", "--method=pause", "--bwlimit=3M"];
+    let child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
+    while world.lab.virsh(&["domstate", "web1"]).trim() != "paused" {
+        world.lab.clock.sleep(Duration::from_millis(5));
+    }
+    world.lab.virsh(&["resume", "web1"]);
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("let it run on"), "{said}");
+    assert_eq!(world.rig.snapshot_count(), 0);
+    world.assert_is_as_before();
+}
+
 #[test]
 fn by_clones_of_its_images_where_the_file_system_can() {
     let mut mounted = None;
