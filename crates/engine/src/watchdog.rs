@@ -207,10 +207,15 @@ impl Watch<'_> {
                 self.until = None;
             }
             Some(state) => {
-                self.states.push(state);
                 let at_most = Duration::from_millis(time.parse().unwrap_or_default());
                 let until = self.clock.now() + at_most;
-                self.until = Some(self.until.map_or(until, |earlier| earlier.min(until)));
+                // Said again, it begins anew; what is said of something else ends no earlier for that.
+                let is_only_one = self.states.iter().all(|known| *known == state);
+                let others = self.until.filter(|_| !is_only_one);
+                self.until = Some(others.map_or(until, |earlier| earlier.min(until)));
+                if !self.states.contains(&state) {
+                    self.states.push(state);
+                }
             }
         }
     }

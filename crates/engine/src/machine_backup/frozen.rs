@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::time::Duration;
 
-use holdfast_host::qemu::memory::{Memory, StreamError};
+use holdfast_host::qemu::memory::{Memory, MemoryMode, StreamError};
 use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, Pause, QemuDisk, RunId, Standstill, disks};
 use holdfast_host::qmp::{MonitorError, QmpCommand};
 use holdfast_host::{Error as HostError, MachineDisk, MachineState};
@@ -25,8 +25,10 @@ use crate::watchdog::Guard;
 /// A pause takes milliseconds; after this the watchdog ends it.
 const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The machine runs while its memory is sent, but for the end; who takes it in may be slow.
+/// The same for a machine whose memory is sent while it stands still, as was asked for.
 const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
+/// The same where it is sent while it runs: for the last of it, from when the machine was seen to run last.
+const LIVE_MEMORY_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Freezes disks, and clears up.
 pub(super) struct Freezer<'a> {
@@ -277,14 +279,16 @@ impl<'a> Freezer<'a> {
         let announced = match &request.memory {
             _ if !is_running => Ok(()),
             None => guard.about_to_pause(self.pause_deadline),
-            Some(_) => guard.about_to_pause(MEMORY_DEADLINE),
+            Some((_, MemoryMode::Live)) => guard.about_to_pause(LIVE_MEMORY_DEADLINE),
+            Some((_, MemoryMode::Stopped)) => guard.about_to_pause(MEMORY_DEADLINE),
         };
         let monitor = self.request.machine.monitor();
         let cut = announced.and_then(|()| {
             let tell = &mut |moment| match moment {
                 // A watchdog that is gone cannot be told; the instant is over before anybody would notice.
                 Moment::Stopped if is_running => drop(guard.about_to_pause(self.pause_deadline)),
-                Moment::Stopped => {}
+                Moment::Runs if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
+                Moment::Stopped | Moment::Runs => {}
                 Moment::Instant => within(),
             };
             Cut::make(monitor, self.job.clock, request, tell).map_err(|error| self.failed(error))

@@ -46,6 +46,8 @@ pub enum Standstill {
 /// What whoever freezes is told of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
+    /// The machine runs, while its memory is sent; told every few seconds.
+    Runs,
     /// The machine stands still from now on, or does since a moment ago.
     Stopped,
     /// The instant: what else has to be of it, and is quick, is to be done now.
@@ -290,7 +292,7 @@ impl Making<'_> {
     ) -> Result<Pause> {
         let status = self.execute("query-status", Value::Null)?;
         let was_running = status.get("running").and_then(Value::as_bool).unwrap_or_default();
-        let stopped = self.stop(was_running, memory);
+        let stopped = self.stop(was_running, memory, tell);
         // An answer that comes late may stop the machine all the same.
         let (start, settings) = stopped.inspect_err(|_| self.resume_anyway(was_running))?;
         tell(Moment::Stopped);
@@ -345,9 +347,10 @@ impl Making<'_> {
         &self,
         was_running: bool,
         memory: Option<(MemoryPipe, MemoryMode)>,
+        tell: &mut dyn FnMut(Moment),
     ) -> Result<(Duration, Option<Settings>)> {
         if let Some((pipe, mode)) = memory {
-            let sent = self.sending().send(pipe, mode)?;
+            let sent = self.sending().send(pipe, mode, &mut || tell(Moment::Runs))?;
             return Ok((self.clock.now().saturating_sub(sent.stood_still), Some(sent.settings)));
         }
         let start = self.clock.now();

@@ -19,13 +19,16 @@ const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The runs of which something is in this QEMU.
 ///
-/// Files of a machine that stands still do not count, but for one that has just sent its memory: QEMU lets go of those that were
+/// Files of a machine that stands still do not count, but for one that sends its memory, or has just done so: QEMU lets go of those that were
 /// taken away only when it runs again.
 pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
     let mut runs: BTreeSet<RunId> = node_names(monitor)?.iter().filter_map(|name| run_of(name)).collect();
     runs.extend(export_ids(monitor)?.iter().filter_map(|id| run_of(id)));
     let status = monitor.execute(&QmpCommand::new("query-status", Value::Null))?;
-    if status["running"] == true || status["status"] == "postmigrate" {
+    let sends_memory = ["finish-migrate", "postmigrate"]
+        .iter()
+        .any(|word| status["status"] == **word);
+    if status["running"] == true || sends_memory {
         runs.extend(fd_sets(monitor)?.iter().filter_map(|(_, label)| run_of(label)));
     }
     for disk in disks(monitor)? {

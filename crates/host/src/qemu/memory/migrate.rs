@@ -38,6 +38,8 @@ const DOWNTIME_MS_MAX: u64 = 1000;
 const PASS_COUNT_PATIENT: u64 = 4;
 const PASS_COUNT_MAX: u64 = 12;
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// How often is told that the machine runs.
+const TELL_INTERVAL: Duration = Duration::from_secs(5);
 /// From the last byte until QEMU says that it is done.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 const END_INTERVAL: Duration = Duration::from_millis(2);
@@ -65,16 +67,19 @@ pub(crate) struct Sending<'a> {
     pub(crate) run: RunId,
 }
 
+/// Told from time to time, while the machine is seen to run.
+pub(crate) type Runs<'t> = dyn FnMut() + 't;
+
 impl Sending<'_> {
     fn execute(&self, name: &'static str, arguments: Value) -> Result<Value> {
         self.monitor.execute(&QmpCommand::new(name, arguments))
     }
 
-    /// Sends all, and gives a machine that stands still.
+    /// Sends all, and gives a machine that stands still. `runs` is told as long as it does not.
     ///
     /// # Errors
     /// Whatever goes wrong, no migration of ours is under way; whether the machine runs, the caller has to see to.
-    pub(crate) fn send(&self, pipe: MemoryPipe, mode: MemoryMode) -> Result<Sent> {
+    pub(crate) fn send(&self, pipe: MemoryPipe, mode: MemoryMode, runs: &mut Runs<'_>) -> Result<Sent> {
         let status = self.execute(STATUS, Value::Null)?;
         if !is_over(&status) {
             return Err(MonitorError::Busy {
@@ -85,7 +90,7 @@ impl Sending<'_> {
         let start = self.clock.now();
         let sent = self
             .begin(pipe, mode)
-            .and_then(|ended| self.follow(&ended, mode).inspect_err(|_| self.cancel()));
+            .and_then(|ended| self.follow(&ended, mode, runs).inspect_err(|_| self.cancel()));
         match sent {
             Ok(downtime) => Ok(Sent {
                 stood_still: match mode {
@@ -155,14 +160,22 @@ impl Sending<'_> {
     }
 
     /// Waits until all is sent; gives how long the machine stood still.
-    fn follow(&self, ended: &Ended, mode: MemoryMode) -> Result<Duration> {
+    fn follow(&self, ended: &Ended, mode: MemoryMode, runs: &mut Runs<'_>) -> Result<Duration> {
         let mut downtime_ms = DOWNTIME_MS;
         let mut next_look = PASS_COUNT_PATIENT;
         let mut is_stopped = mode == MemoryMode::Stopped;
+        let mut told = self.clock.now();
         while !ended.wait(LOOK_INTERVAL) {
             let status = self.execute(STATUS, Value::Null)?;
             if let Some(error) = failure(&status) {
                 return Err(error);
+            }
+            // When QEMU has stopped it for the last pass, nobody says that it runs.
+            if !is_stopped && self.clock.now().saturating_sub(told) > TELL_INTERVAL {
+                told = self.clock.now();
+                if self.execute("query-status", Value::Null)?["running"] == true {
+                    runs();
+                }
             }
             let passes = status["ram"]["dirty-sync-count"].as_u64().unwrap_or_default();
             if is_stopped || passes < next_look {
