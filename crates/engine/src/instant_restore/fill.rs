@@ -112,6 +112,10 @@ impl<'a> Fill<'a> {
             }
             pause(self.job.clock);
         }
+        // It may stand still for a request that failed before its disks were there, and goes on with that.
+        if self.hypervisor.life(&instant.uuid)? == Life::StoppedByDisk {
+            self.hypervisor.run_on(&instant.uuid)?;
+        }
         self.clear()?;
         Ok(InstantReport {
             machine: instant.machine.clone(),
