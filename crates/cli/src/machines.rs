@@ -36,6 +36,22 @@ pub enum MachineWord {
 }
 
 impl MachineWord {
+    /// Reads words that can only mean machines.
+    ///
+    /// # Errors
+    /// One means an image.
+    pub fn parse_all(words: &[OsString]) -> Result<Vec<Self>, Error> {
+        let word = |word: &OsString| {
+            Self::parse(word).ok_or_else(|| {
+                Error::usage(
+                    format!("{} means an image", word.display()),
+                    "name machines; libvirt:NAME is one in any case",
+                )
+            })
+        };
+        words.iter().map(word).collect()
+    }
+
     /// What a word on the command line means; none where it means an image.
     ///
     /// Without a scheme before it, a word with a `/`, `-`, NAME=IMAGE, one that a file is called by, and one that ends like the

@@ -183,15 +183,7 @@ impl Report for Examined {
 
 /// Examines machines.
 pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
-    let word = |word: &OsString| {
-        MachineWord::parse(word).ok_or_else(|| {
-            Error::usage(
-                format!("{} means an image", word.display()),
-                "name machines; libvirt:NAME is one in any case",
-            )
-        })
-    };
-    let words = args.machines.iter().map(word).collect::<Result<Vec<_>, _>>()?;
+    let words = MachineWord::parse_all(&args.machines)?;
     let everything = words.is_empty();
     let is_about_libvirt = everything || words.iter().any(|word| !matches!(word, MachineWord::Qmp(_)));
     let journal = runs::journal_folder(context);

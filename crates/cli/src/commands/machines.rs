@@ -233,15 +233,7 @@ impl Report for Listed {
 
 /// Lists machines.
 pub(super) fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
-    let word = |word: &OsString| {
-        MachineWord::parse(word).ok_or_else(|| {
-            Error::usage(
-                format!("{} means an image", word.display()),
-                "name machines; libvirt:NAME is one in any case",
-            )
-        })
-    };
-    let words = args.machines.iter().map(word).collect::<Result<Vec<_>, _>>()?;
+    let words = MachineWord::parse_all(&args.machines)?;
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
     let mut machines = Vec::new();
     for chosen in hypervisors.all_of(words)? {
