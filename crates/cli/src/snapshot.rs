@@ -27,6 +27,16 @@ pub struct SnapshotDocument {
     pub disks: Vec<DiskDocument>,
 }
 
+/// A snapshot of a repository that was looked through.
+#[derive(Debug, Serialize)]
+pub struct ListedSnapshot {
+    /// What it is.
+    #[serde(flatten)]
+    pub snapshot: SnapshotDocument,
+    /// Whether it is kept from being removed.
+    pub is_protected: bool,
+}
+
 /// A disk in a document.
 #[derive(Debug, Clone, Serialize)]
 pub struct DiskDocument {

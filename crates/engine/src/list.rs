@@ -1,6 +1,8 @@
 //! `list` and `show`: what there is.
 
-use holdfast_repo::{DiskContent, Manifest, Repository};
+use std::collections::HashSet;
+
+use holdfast_repo::{DiskContent, Manifest, Repository, SnapshotId};
 use jiff::tz::TimeZone;
 
 use crate::error::Result;
@@ -22,6 +24,8 @@ pub struct ListRequest {
 pub struct ListReport {
     /// Those that are wanted, oldest first.
     pub snapshots: Vec<Manifest>,
+    /// Those of all that are kept from being removed.
+    pub protected: HashSet<SnapshotId>,
     /// Why others could not be read: they may be of any machine.
     pub damaged: Vec<holdfast_repo::Error>,
 }
@@ -37,7 +41,11 @@ pub fn list(repository: &Repository, request: &ListRequest) -> Result<ListReport
                 .any(|machine| machine.as_str() == snapshot.machine);
         of_machine && request.tags.iter().all(|tag| snapshot.tags.contains(tag))
     });
-    Ok(ListReport { snapshots, damaged })
+    Ok(ListReport {
+        snapshots,
+        protected: repository.protected()?,
+        damaged,
+    })
 }
 
 /// One snapshot, and the disk of it that was named.
@@ -45,6 +53,8 @@ pub fn list(repository: &Repository, request: &ListRequest) -> Result<ListReport
 pub struct ShowReport {
     /// The snapshot.
     pub snapshot: Manifest,
+    /// Whether it is kept from being removed.
+    pub is_protected: bool,
     /// The disk, where one was named: it is there.
     pub disk: Option<DiskName>,
 }
@@ -61,6 +71,7 @@ pub fn show(
         snapshot.disk(Some(disk.as_str()))?;
     }
     Ok(ShowReport {
+        is_protected: repository.protected()?.contains(&snapshot.id),
         snapshot,
         disk: name.disk.clone(),
     })

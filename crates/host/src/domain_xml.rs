@@ -11,7 +11,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 
 pub use rewrite::{
     DiskChange, DiskPlace, Identity, Medium, NewIdentity, Rewrite, Rewritten, ServedDisks, disk_element,
-    overlays_document, rewrite, served_folder, with_links_down, with_name, with_served_disks,
+    overlays_document, rewrite, served_folder, with_links_down, with_name, with_own_disks, with_served_disks,
 };
 
 use crate::machine::{DiskKind, DiskSource, MachineDisk, Mark};

@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
-use crate::snapshot::{SnapshotDocument, changed_bytes};
+use crate::snapshot::{ListedSnapshot, SnapshotDocument, changed_bytes};
 use crate::{time, units};
 
 /// Arguments of `list`.
@@ -37,12 +37,12 @@ pub(super) const EXAMPLES: &[Example] = &[
 /// What `list` answers.
 #[derive(Debug, Serialize)]
 struct Listed {
-    snapshots: Vec<SnapshotDocument>,
+    snapshots: Vec<ListedSnapshot>,
     /// Why other snapshots could not be read.
     damaged: Vec<String>,
     /// Each snapshot's row.
     #[serde(skip)]
-    rows: Vec<[String; 7]>,
+    rows: Vec<[String; 8]>,
     /// Whether only some were asked for.
     #[serde(skip)]
     is_filtered: bool,
@@ -76,6 +76,7 @@ impl Report for Listed {
                 Column::number("DISKS"),
                 Column::number("SIZE"),
                 Column::number("CHANGED"),
+                Column::text("PROTECTED"),
                 Column::long_text("TAGS"),
             ]);
             for row in &self.rows {
@@ -96,7 +97,11 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
         machines: args.machines.clone(),
         tags: args.tags.clone(),
     };
-    let ListReport { snapshots, damaged } = list(&repository, &request)?;
+    let ListReport {
+        snapshots,
+        protected,
+        damaged,
+    } = list(&repository, &request)?;
     let rows = snapshots.iter().map(|snapshot| {
         [
             snapshot.id.short(),
@@ -105,13 +110,18 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
             units::count(disk_count(snapshot)),
             units::bytes(snapshot.logical_bytes()),
             units::bytes(changed_bytes(&snapshot.statistics())),
+            if protected.contains(&snapshot.id) { "yes" } else { "" }.to_owned(),
             snapshot.tags.join(", "),
         ]
+    });
+    let documents = snapshots.iter().map(|snapshot| ListedSnapshot {
+        snapshot: SnapshotDocument::from(snapshot),
+        is_protected: protected.contains(&snapshot.id),
     });
     context.report(&Listed {
         rows: rows.collect(),
         is_filtered: !(args.machines.is_empty() && args.tags.is_empty()),
-        snapshots: snapshots.iter().map(SnapshotDocument::from).collect(),
+        snapshots: documents.collect(),
         damaged: damaged.iter().map(ToString::to_string).collect(),
     })
 }

@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
-use crate::snapshot::{DiskDocument, SnapshotDocument, changed_bytes};
+use crate::snapshot::{DiskDocument, ListedSnapshot, SnapshotDocument, changed_bytes};
 use crate::{time, units};
 
 /// Arguments of `show`.
@@ -34,7 +34,7 @@ pub(super) const EXAMPLES: &[Example] = &[
 /// What `show` answers.
 #[derive(Debug, Serialize)]
 struct Shown {
-    snapshot: SnapshotDocument,
+    snapshot: ListedSnapshot,
     #[serde(skip)]
     time_local: String,
 }
@@ -45,13 +45,17 @@ impl Report for Shown {
     }
 
     fn human(&self, page: &mut Page) {
-        let snapshot = &self.snapshot;
+        let snapshot = &self.snapshot.snapshot;
         page.line(&format!("snapshot {}", snapshot.id));
         let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
         page.fields(&[
             ("machine", snapshot.machine.clone()),
             ("time", self.time_local.clone()),
             ("tags", or_none(snapshot.tags.join(", "))),
+            (
+                "protected",
+                if self.snapshot.is_protected { "yes" } else { "no" }.to_owned(),
+            ),
             ("compared with", or_none(snapshot.parent.clone().unwrap_or_default())),
             ("written by", format!("{} on {}", snapshot.program, snapshot.host)),
         ]);
@@ -106,7 +110,10 @@ pub(super) fn run(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
         snapshot.disks.retain(|other| other.name == disk.as_str());
     }
     context.report(&Shown {
-        snapshot,
+        snapshot: ListedSnapshot {
+            snapshot,
+            is_protected: report.is_protected,
+        },
         time_local: time::local(time_of(&report.snapshot), context.zone()),
     })
 }

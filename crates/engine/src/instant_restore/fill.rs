@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 
+use holdfast_host::domain_xml::with_own_disks;
 use holdfast_host::{DiskSource, Life, LiveDisks, MachineDisk};
 
 use super::job_file::{InstantDisk, InstantJob};
@@ -13,6 +14,7 @@ use super::{InstantReport, Launch, pause, server};
 use crate::Unit;
 use crate::error::{Error, Result};
 use crate::job::Job;
+use crate::machine_restore::Refusal;
 
 /// Who has it makes the machine, and fills its disks.
 pub(super) const LOCK: &str = "filling";
@@ -228,8 +230,25 @@ impl<'a> Fill<'a> {
         };
         let overlays = instant.overlays();
         removed(&overlays, std::fs::remove_dir_all(&overlays))?;
-        self.hypervisor.define(&instant.definition)?;
+        self.hypervisor.define(&self.definition()?)?;
         removed(&instant.folder, std::fs::remove_dir_all(&instant.folder))
+    }
+
+    /// The machine's configuration as it is, but for what was there for the time being; somebody may have changed it meanwhile.
+    fn definition(&self) -> Result<String> {
+        let instant = self.instant;
+        let files = self.hypervisor.machine(&instant.uuid)?.configuration()?;
+        // The first is how it will start the next time.
+        let present = files
+            .into_iter()
+            .next()
+            .and_then(|(_, bytes)| String::from_utf8(bytes).ok());
+        let present = present.as_ref().unwrap_or(&instant.definition);
+        let own = with_own_disks(present, &instant.definition, &instant.socket());
+        Ok(own.map_err(|detail| Refusal::Configuration {
+            machine: instant.machine.clone(),
+            detail,
+        })?)
     }
 }
 

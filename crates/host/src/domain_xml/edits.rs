@@ -69,6 +69,14 @@ impl<'t> Edits<'t> {
         self.replace(before..before, format!(" {name}='{}'", escaped(value)));
     }
 
+    /// Has an attribute be this value, or not there.
+    pub(super) fn put_attribute(&mut self, node: Node<'_, '_>, name: &str, value: Option<&str>) {
+        match value {
+            Some(value) => self.set_attribute(node, name, value),
+            None => self.remove_attribute(node, name),
+        }
+    }
+
     /// Takes an attribute out, with the white space before it.
     pub(super) fn remove_attribute(&mut self, node: Node<'_, '_>, name: &str) {
         if let Some(attribute) = attribute_of(node, name) {

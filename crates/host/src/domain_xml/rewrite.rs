@@ -17,7 +17,7 @@ use roxmltree::Node;
 use super::edits::{Edits, escaped};
 use super::{DomainXml, child, children, document_of, nvram_path};
 pub use neighbours::with_name;
-pub use served::{ServedDisks, disk_element, overlays_document, served_folder, with_served_disks};
+pub use served::{ServedDisks, disk_element, overlays_document, served_folder, with_own_disks, with_served_disks};
 
 use crate::identity::{MacAddress, Uuid};
 

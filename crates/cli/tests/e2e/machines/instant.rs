@@ -159,6 +159,23 @@ fn restore_and_server_are_killed_and_what_the_guest_wrote_is_there() {
 
 /// The firmware reads a disk whose server is dead: no error reaches it, the machine stands still, and goes on with the same request.
 #[test]
+fn what_is_changed_of_its_configuration_meanwhile_stays() {
+    let world = World::new();
+    world.back_up();
+    let folder = world.begun();
+    let edited = world.configuration(NAME);
+    let title = "<title>changed meanwhile</title><metadata>";
+    let edited = edited.replacen("<metadata>", title, 1);
+    assert!(edited.contains(title), "{edited}");
+    world.lab.connect().define(&edited).unwrap();
+    let report = world.resume();
+    assert_eq!(report["machines"].as_array().unwrap().len(), 1, "{report}");
+    assert!(!folder.exists());
+    assert!(world.configuration(NAME).contains("<title>changed meanwhile</title>"));
+    world.assert_is_whole();
+}
+
+#[test]
 fn a_machine_whose_server_is_dead_stands_still_and_goes_on() {
     let world = World::new();
     world.back_up();

@@ -31,6 +31,14 @@ fn prune_keeps_what_the_rules_say_and_a_dry_run_keeps_everything() {
     assert!(plan.contains("would remove 2 snapshots and keep 2"), "{plan}");
     assert_eq!(tags(&rig).len(), 4);
     rig.ok(&["protect", "web1@2026-01-01"]);
+    let listed = rig.report(&["list"])["snapshots"].clone();
+    let is_protected = listed.as_array().unwrap().iter().map(|one| &one["is_protected"]);
+    assert_eq!(is_protected.collect::<Vec<_>>(), [true, false, false, false]);
+    assert_eq!(
+        rig.report(&["show", "web1@2026-01-01"])["snapshot"]["is_protected"],
+        true
+    );
+    assert_eq!(rig.report(&["show", "web1"])["snapshot"]["is_protected"], false);
     let report = rig.report(&["prune", "--keep-daily", "2"]);
     assert_eq!(
         (report["removed_count"].as_u64(), report["kept_count"].as_u64()),
