@@ -12,11 +12,15 @@
 //! - the order in which the snapshots are given does not matter.
 //!
 //! The user's view is `docs/retention.md`.
+//!
+//! [`sanoid`] reads the configuration of that program, and decides as it does.
 
+mod nearest;
 mod period;
 mod plan;
 mod policy;
 mod reason;
+pub mod sanoid;
 mod span;
 
 pub use jiff::Timestamp;

@@ -1,0 +1,121 @@
+//! sanoid's configuration, as it is, and sanoid's decisions.
+//!
+//! [`SanoidConfig::parse`] reads a `sanoid.conf`; [`SanoidConfig::resolve`] says what holds for each dataset. Which snapshots are due,
+//! [`DatasetPolicy::due`], and which have served their time, [`DatasetPolicy::expired`], is decided as sanoid decides it, to the
+//! second; [`freshness`] says what its monitor says. Where this is meant to differ, `docs/sanoid.md` says so.
+//!
+//! Source: the behaviour of sanoid 2.1.0 and 2.3.0, <https://github.com/jimsalterjrs/sanoid>; a test compares every decision with the
+//! real program's.
+
+mod config;
+mod due;
+mod expired;
+mod freshness;
+mod ini;
+mod keys;
+mod resolve;
+
+pub use config::{SanoidConfig, SanoidError, SanoidWarning};
+pub use expired::{Expired, ExpiryReason, TypedSnapshot};
+pub use freshness::{Freshness, Level, freshness};
+pub use resolve::{DatasetPolicy, Hooks, Origin, Resolved, Setting};
+
+use std::fmt;
+
+use jiff::Zoned;
+
+/// A type of snapshot: for how long it is kept, and how often it is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SnapshotType {
+    /// Once a year.
+    Yearly,
+    /// Once a month.
+    Monthly,
+    /// Once a week.
+    Weekly,
+    /// Once a day.
+    Daily,
+    /// Once an hour.
+    Hourly,
+    /// Every quarter of an hour, or as the dataset's `frequent_period` says.
+    Frequently,
+}
+
+impl SnapshotType {
+    /// All types, in the order in which they are taken.
+    pub const ALL: [Self; 6] = [
+        Self::Yearly,
+        Self::Monthly,
+        Self::Weekly,
+        Self::Daily,
+        Self::Hourly,
+        Self::Frequently,
+    ];
+
+    /// Its name, in the configuration and in those of snapshots.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Yearly => "yearly",
+            Self::Monthly => "monthly",
+            Self::Weekly => "weekly",
+            Self::Daily => "daily",
+            Self::Hourly => "hourly",
+            Self::Frequently => "frequently",
+        }
+    }
+
+    /// The type of a snapshot by its name, where sanoid, or this program in its place, has taken it.
+    pub fn of(snapshot: &str) -> Option<Self> {
+        if !snapshot.starts_with("autosnap") || !snapshot.ends_with("ly") {
+            return None;
+        }
+        let (_, last) = snapshot.rsplit_once('_')?;
+        Self::ALL.into_iter().find(|kind| kind.name() == last)
+    }
+}
+
+impl fmt::Display for SnapshotType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The name of a snapshot that is taken now, by the clock of `now`'s zone.
+pub fn snapshot_name(now: &Zoned, kind: SnapshotType) -> String {
+    format!("autosnap_{}_{kind}", now.strftime("%Y-%m-%d_%H:%M:%S"))
+}
+
+/// The name where [`snapshot_name`] is there already, in the hour that the end of summer time repeats.
+pub fn repeated_hour_name(now: &Zoned, kind: SnapshotType) -> String {
+    format!("autosnap_{}dst_{kind}", now.strftime("%Y-%m-%d_%H:%M:%S"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SnapshotType, repeated_hour_name, snapshot_name};
+
+    #[test]
+    fn names_tell_types() {
+        let now = "2026-10-25T02:00:01+01:00[Europe/Berlin]".parse().unwrap();
+        for kind in SnapshotType::ALL {
+            for name in [snapshot_name(&now, kind), repeated_hour_name(&now, kind)] {
+                assert_eq!(SnapshotType::of(&name), Some(kind), "{name}");
+            }
+        }
+        assert_eq!(
+            snapshot_name(&now, SnapshotType::Daily),
+            "autosnap_2026-10-25_02:00:01_daily"
+        );
+        let repeated = repeated_hour_name(&now, SnapshotType::Hourly);
+        assert_eq!(repeated, "autosnap_2026-10-25_02:00:01dst_hourly");
+        for other in [
+            "syncoid_host_2026-10-25_hourly",
+            "autosnap_hourly_x",
+            "autosnaphourly",
+            "autosnap_x_fully",
+            "hourly",
+        ] {
+            assert_eq!(SnapshotType::of(other), None, "{other}");
+        }
+    }
+}

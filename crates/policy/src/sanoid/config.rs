@@ -1,0 +1,320 @@
+//! The file, read and checked.
+
+use super::ini::{Section, sections};
+use super::keys::{KEYS, find};
+use crate::nearest::nearest;
+
+/// How sections are called that are not about a dataset.
+const TEMPLATE: &str = "template_";
+/// The template that is part of every section.
+const DEFAULT_TEMPLATE: &str = "template_default";
+
+/// What is wrong with a `sanoid.conf`. Lines count from 1.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SanoidError {
+    /// A line that is neither a section, nor a key with its value, nor a comment.
+    #[error("line {line}: {text:?} is neither [SECTION], nor KEY = VALUE, nor a comment")]
+    Malformed {
+        /// The line.
+        line: u32,
+        /// Its beginning.
+        text: String,
+    },
+    /// A key before the first section.
+    #[error("line {line}: {key} stands before the first [SECTION]")]
+    OutsideSection {
+        /// The line.
+        line: u32,
+        /// The key.
+        key: String,
+    },
+    /// A key that sanoid does not know either.
+    #[error("line {line}: there is no setting {key:?} (in [{section}]){}", did_you_mean(*nearest))]
+    UnknownKey {
+        /// The line.
+        line: u32,
+        /// The section.
+        section: String,
+        /// The key.
+        key: String,
+        /// What may have been meant.
+        nearest: Option<&'static str>,
+    },
+    /// A value that makes no sense for its key.
+    #[error("line {line}: {key} = {value:?} (in [{section}]): it should be {wanted}")]
+    Value {
+        /// The line.
+        line: u32,
+        /// The section.
+        section: String,
+        /// The key.
+        key: &'static str,
+        /// The value.
+        value: String,
+        /// What it should be, in words.
+        wanted: String,
+    },
+}
+
+fn did_you_mean(nearest: Option<&str>) -> String {
+    nearest.map_or_else(String::new, |nearest| format!(": did you mean {nearest}?"))
+}
+
+/// What sanoid would do something about that is hardly meant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SanoidWarning {
+    /// A key twice in a section: the first one counts.
+    #[error("line {line}: {key} stands in [{section}] already, on line {first_line}: that one counts")]
+    Duplicate {
+        /// The line.
+        line: u32,
+        /// Where the one is that counts.
+        first_line: u32,
+        /// The section.
+        section: String,
+        /// The key.
+        key: &'static str,
+    },
+    /// A key that only datasets have.
+    #[error("line {line}: {key} has no effect in a template ([{section}])")]
+    NotInTemplates {
+        /// The line.
+        line: u32,
+        /// The section.
+        section: String,
+        /// The key.
+        key: &'static str,
+    },
+    /// A template that is not there.
+    #[error("line {line}: there is no [template_{name}], which [{section}] uses{}", did_you_mean(nearest.as_deref()))]
+    NoTemplate {
+        /// The line.
+        line: u32,
+        /// The section.
+        section: String,
+        /// The template's name.
+        name: String,
+        /// What may have been meant.
+        nearest: Option<String>,
+    },
+    /// A dataset in a tree of which all snapshots are taken at once has its own wish.
+    #[error("[{section}] has no snapshots of its own: it is part of a tree with recursive = zfs")]
+    PartOfTree {
+        /// The section.
+        section: String,
+    },
+    /// There is no such dataset.
+    #[error("there is no dataset {dataset}, which [{section}] is about")]
+    NoDataset {
+        /// The section.
+        section: String,
+        /// The dataset.
+        dataset: String,
+    },
+}
+
+/// A `sanoid.conf` whose keys and values are those that sanoid knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SanoidConfig {
+    pub(super) sections: Vec<CheckedSection>,
+    warnings: Vec<SanoidWarning>,
+}
+
+/// A section whose keys are known and there once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct CheckedSection {
+    pub(super) name: String,
+    pub(super) entries: Vec<CheckedEntry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct CheckedEntry {
+    pub(super) key: &'static str,
+    pub(super) value: String,
+    pub(super) line: u32,
+}
+
+impl CheckedSection {
+    pub(super) fn is_template(&self) -> bool {
+        self.name.starts_with(TEMPLATE)
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<&CheckedEntry> {
+        self.entries.iter().find(|entry| entry.key == key)
+    }
+}
+
+/// Whether a key in a template has an effect on those that use it.
+pub(super) fn is_for_templates(key: &str) -> bool {
+    !key.contains("template") && !key.contains("recursive")
+}
+
+impl SanoidConfig {
+    /// Reads the text of a `sanoid.conf`.
+    ///
+    /// # Errors
+    /// All that is wrong with it, in the order of its lines.
+    pub fn parse(text: &str) -> Result<Self, Vec<SanoidError>> {
+        let (mut errors, mut warnings) = (Vec::new(), Vec::new());
+        let sections = sections(text, &mut errors);
+        let sections: Vec<CheckedSection> = sections
+            .into_iter()
+            .map(|section| checked(section, &mut errors, &mut warnings))
+            .collect();
+        if !errors.is_empty() {
+            errors.sort_by_key(line_of);
+            return Err(errors);
+        }
+        for section in &sections {
+            warn_of_templates(section, &sections, &mut warnings);
+        }
+        Ok(Self { sections, warnings })
+    }
+
+    /// What is hardly meant as it stands there.
+    pub fn warnings(&self) -> &[SanoidWarning] {
+        &self.warnings
+    }
+
+    /// The template of this name, without "template_".
+    pub(super) fn template(&self, name: &str) -> Option<&CheckedSection> {
+        let of_name = |section: &&CheckedSection| section.name.strip_prefix(TEMPLATE) == Some(name);
+        self.sections.iter().find(of_name)
+    }
+
+    /// The template that is part of every section.
+    pub(super) fn default_template(&self) -> Option<&CheckedSection> {
+        self.sections.iter().find(|section| section.name == DEFAULT_TEMPLATE)
+    }
+}
+
+fn line_of(error: &SanoidError) -> u32 {
+    match error {
+        SanoidError::Malformed { line, .. }
+        | SanoidError::OutsideSection { line, .. }
+        | SanoidError::UnknownKey { line, .. }
+        | SanoidError::Value { line, .. } => *line,
+    }
+}
+
+fn checked(section: Section, errors: &mut Vec<SanoidError>, warnings: &mut Vec<SanoidWarning>) -> CheckedSection {
+    let mut result = CheckedSection {
+        name: section.name,
+        entries: Vec::new(),
+    };
+    for entry in section.entries {
+        let Some(key) = find(&entry.key) else {
+            errors.push(SanoidError::UnknownKey {
+                line: entry.line,
+                section: result.name.clone(),
+                nearest: nearest(&entry.key, KEYS.iter().map(|key| key.name)),
+                key: entry.key,
+            });
+            continue;
+        };
+        if let Some(first) = result.get(key.name) {
+            warnings.push(SanoidWarning::Duplicate {
+                line: entry.line,
+                first_line: first.line,
+                section: result.name.clone(),
+                key: key.name,
+            });
+            continue;
+        }
+        if key.form.has(&entry.value) {
+            result.entries.push(CheckedEntry {
+                key: key.name,
+                value: entry.value,
+                line: entry.line,
+            });
+        } else {
+            errors.push(SanoidError::Value {
+                line: entry.line,
+                section: result.name.clone(),
+                key: key.name,
+                value: entry.value,
+                wanted: key.form.wanted(),
+            });
+        }
+    }
+    result
+}
+
+/// The templates that a section uses, by their names.
+pub(super) fn used_templates(value: &str) -> impl Iterator<Item = &str> {
+    value.split(',').map(str::trim).filter(|name| !name.is_empty())
+}
+
+fn warn_of_templates(section: &CheckedSection, all: &[CheckedSection], warnings: &mut Vec<SanoidWarning>) {
+    if section.is_template() {
+        let without_effect = section.entries.iter().filter(|entry| !is_for_templates(entry.key));
+        warnings.extend(without_effect.map(|entry| SanoidWarning::NotInTemplates {
+            line: entry.line,
+            section: section.name.clone(),
+            key: entry.key,
+        }));
+        return;
+    }
+    let Some(entry) = section.get("use_template") else {
+        return;
+    };
+    let known: Vec<&str> = all
+        .iter()
+        .filter_map(|other| other.name.strip_prefix(TEMPLATE))
+        .collect();
+    // Everybody has the default one, whether it is written down or not.
+    let missing = used_templates(&entry.value).filter(|name| *name != "default" && !known.contains(name));
+    warnings.extend(missing.map(|name| SanoidWarning::NoTemplate {
+        line: entry.line,
+        section: section.name.clone(),
+        name: name.to_owned(),
+        nearest: nearest(name, known.iter().copied()).map(str::to_owned),
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SanoidConfig, SanoidWarning};
+
+    fn errors(text: &str) -> Vec<String> {
+        let errors = SanoidConfig::parse(text).unwrap_err();
+        errors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn everything_that_is_wrong_is_told_with_its_line() {
+        let text = "daily = 1\n[tank]\nhorly = 3\nnonsense_of_mine = 4\nhourly = some\nautosnap = perhaps\nweekly_wday = 8\nno sign\nrecursive = all\nhourly_warn = soon";
+        assert_eq!(
+            errors(text),
+            [
+                "line 1: daily stands before the first [SECTION]",
+                "line 3: there is no setting \"horly\" (in [tank]): did you mean hourly?",
+                "line 4: there is no setting \"nonsense_of_mine\" (in [tank])",
+                "line 5: hourly = \"some\" (in [tank]): it should be a number from 0 to 1000000",
+                "line 6: autosnap = \"perhaps\" (in [tank]): it should be yes or no",
+                "line 7: weekly_wday = \"8\" (in [tank]): it should be a number from 0 to 7",
+                "line 8: \"no sign\" is neither [SECTION], nor KEY = VALUE, nor a comment",
+                "line 9: recursive = \"all\" (in [tank]): it should be yes, no or zfs",
+                "line 10: hourly_warn = \"soon\" (in [tank]): it should be a number, or one with a unit: 90m, 28h, 32d, 2w",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_has_no_effect_is_told() {
+        let text = "[template_a]\nrecursive = yes\ndaily = 1\ndaily = 2\n[tank]\nuse_template = a, production,default\n[template_produktion]";
+        let config = SanoidConfig::parse(text).unwrap();
+        let said: Vec<String> = config.warnings().iter().map(SanoidWarning::to_string).collect();
+        assert_eq!(
+            said,
+            [
+                "line 4: daily stands in [template_a] already, on line 3: that one counts",
+                "line 2: recursive has no effect in a template ([template_a])",
+                "line 6: there is no [template_production], which [tank] uses: did you mean produktion?",
+            ]
+        );
+        assert_eq!(SanoidConfig::parse("").unwrap().warnings(), []);
+    }
+}

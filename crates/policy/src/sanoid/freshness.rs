@@ -1,0 +1,136 @@
+//! Whether datasets have fresh snapshots, in the words and with the exit codes of a Nagios check, as `sanoid --monitor-snapshots`.
+
+use jiff::Timestamp;
+
+use super::{DatasetPolicy, SnapshotType};
+
+/// What a check has found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Freshness {
+    /// How bad it is, as the exit code of the check.
+    pub level: Level,
+    /// The check's one line.
+    pub line: String,
+}
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// All is well: exit code 0.
+    Ok,
+    /// Somebody should look: exit code 1.
+    Warning,
+    /// Somebody must look: exit code 2.
+    Critical,
+}
+
+/// Looks at all datasets; `newest` tells when the newest snapshot of a dataset and a type was taken.
+pub fn freshness(
+    datasets: &[DatasetPolicy],
+    newest: impl Fn(&str, SnapshotType) -> Option<Timestamp>,
+    now: Timestamp,
+) -> Freshness {
+    let mut level = Level::Ok;
+    let (mut findings, mut names) = (Vec::new(), Vec::new());
+    for dataset in datasets.iter().filter(|dataset| dataset.is_monitored()) {
+        names.push(&dataset.dataset[..]);
+        for kind in SnapshotType::ALL {
+            let newest = newest(&dataset.dataset, kind);
+            let age_seconds = newest.map(|newest| now.as_second() - newest.as_second());
+            let Some((finding_level, finding)) = dataset.finding(kind, age_seconds) else {
+                continue;
+            };
+            findings.push(finding);
+            level = level.max(finding_level);
+        }
+    }
+    let line = if findings.is_empty() {
+        format!(
+            "OK: all monitored datasets ({}) have fresh snapshots",
+            sorted(names).join(", ")
+        )
+    } else {
+        sorted(findings).join(", ")
+    };
+    Freshness { level, line }
+}
+
+fn sorted<T: AsRef<str>>(mut words: Vec<T>) -> Vec<T> {
+    words.sort_by_key(|word| word.as_ref().to_lowercase());
+    words
+}
+
+impl DatasetPolicy {
+    /// What is wrong with the age of the newest snapshot of a type, and how much of that counts.
+    fn finding(&self, kind: SnapshotType, age_seconds: Option<i64>) -> Option<(Level, String)> {
+        if self.count(kind) == 0 {
+            return None;
+        }
+        let limit = |which: &str| self.lapse_seconds(&format!("{kind}_{which}"), unit_seconds(kind));
+        let (warning, critical) = (limit("warn"), limit("crit"));
+        let counts = |key, level| if self.is_on(key) { Level::Ok } else { level };
+        let is_above = |limit: u64| age_seconds.is_none_or(|age| u64::try_from(age).unwrap_or(0) > limit);
+        let dataset = &self.dataset;
+        let too_old = |limit| {
+            let age = spoken(age_seconds.and_then(|age| u64::try_from(age).ok()).unwrap_or(0));
+            let limit = spoken(limit);
+            format!("{dataset} newest {kind} snapshot is {age} old (should be < {limit})")
+        };
+        if is_above(critical) {
+            // A limit of 0 is none, and neither is then the lower one.
+            return (critical > 0).then(|| {
+                let words = match age_seconds {
+                    None => format!("{dataset} has no {kind} snapshots at all!"),
+                    Some(_) => too_old(critical),
+                };
+                (counts("monitor_dont_crit", Level::Critical), format!("CRIT: {words}"))
+            });
+        }
+        let is_late = warning > 0 && is_above(warning);
+        is_late.then(|| {
+            let words = too_old(warning);
+            (counts("monitor_dont_warn", Level::Warning), format!("WARN: {words}"))
+        })
+    }
+}
+
+/// Seconds of a limit's number without a unit: the next smaller unit, as people speak of such a thing.
+fn unit_seconds(kind: SnapshotType) -> u64 {
+    match kind {
+        SnapshotType::Frequently => 1,
+        SnapshotType::Hourly => 60,
+        SnapshotType::Daily => 3600,
+        SnapshotType::Weekly => 86_400,
+        SnapshotType::Monthly => 7 * 86_400,
+        SnapshotType::Yearly => 31 * 86_400,
+    }
+}
+
+/// "1d 2h 3m 4s".
+fn spoken(seconds: u64) -> String {
+    let parts = [
+        (seconds / 86_400, 'd'),
+        (seconds / 3600 % 24, 'h'),
+        (seconds / 60 % 60, 'm'),
+        (seconds % 60, 's'),
+    ];
+    let first = parts
+        .iter()
+        .position(|(number, _)| *number > 0)
+        .unwrap_or(parts.len() - 1);
+    let words = parts[first..].iter().map(|(number, unit)| format!("{number}{unit}"));
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::spoken;
+
+    #[test]
+    fn times_begin_with_their_largest_unit() {
+        assert_eq!(spoken(0), "0s");
+        assert_eq!(spoken(61), "1m 1s");
+        assert_eq!(spoken(3600), "1h 0m 0s");
+        assert_eq!(spoken(86_400 * 2 + 5), "2d 0h 0m 5s");
+    }
+}

@@ -1,0 +1,372 @@
+//! What holds for each dataset.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::SnapshotType;
+use super::config::{CheckedEntry, CheckedSection, SanoidConfig, SanoidWarning, is_for_templates, used_templates};
+use super::keys::{KEYS, lapse, number, toggle};
+
+/// Where a setting comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody has set it.
+    Default,
+    /// A line of the file.
+    Line {
+        /// The section that it is in.
+        section: String,
+        /// From 1.
+        line: u32,
+    },
+}
+
+/// A setting of a dataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// As it was written.
+    pub value: String,
+    /// Where.
+    pub origin: Origin,
+}
+
+/// What is called around snapshots, by the shell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hooks {
+    /// Before snapshots are taken.
+    pub pre_snapshot: Option<String>,
+    /// After that.
+    pub post_snapshot: Option<String>,
+    /// Before a snapshot is removed; where it fails, the snapshot stays.
+    pub pre_pruning: Option<String>,
+    /// After a snapshot was removed.
+    pub pruning: Option<String>,
+    /// How long each may take.
+    pub deadline: Option<Duration>,
+    /// Whether no snapshot is taken where `pre_snapshot` fails.
+    pub needs_pre_snapshot: bool,
+    /// Whether `post_snapshot` is called also where `pre_snapshot` has failed.
+    pub always_post_snapshot: bool,
+}
+
+/// What holds for a dataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatasetPolicy {
+    /// The dataset.
+    pub dataset: String,
+    settings: Settings,
+    /// Whether it is the root of a tree whose snapshots are taken at once, or in one.
+    is_in_tree: bool,
+}
+
+type Settings = BTreeMap<&'static str, Setting>;
+
+/// What a file means for the datasets that there are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolved {
+    /// Those that it is about, by their names.
+    pub datasets: Vec<DatasetPolicy>,
+    /// What is hardly meant.
+    pub warnings: Vec<SanoidWarning>,
+}
+
+impl SanoidConfig {
+    /// What the file means where there are these file systems and volumes.
+    ///
+    /// Sections are taken in the order of the file: one with `recursive` sets everything again for the datasets below it, and one of
+    /// these that comes later changes only what it names.
+    pub fn resolve(&self, datasets: &[String]) -> Resolved {
+        let mut resolution = Resolution {
+            config: self,
+            datasets,
+            found: BTreeMap::new(),
+            warnings: Vec::new(),
+        };
+        for section in self.sections.iter().filter(|section| !section.is_template()) {
+            resolution.section(section);
+        }
+        Resolved {
+            datasets: resolution.found.into_values().collect(),
+            warnings: resolution.warnings,
+        }
+    }
+}
+
+struct Resolution<'c> {
+    config: &'c SanoidConfig,
+    datasets: &'c [String],
+    found: BTreeMap<String, DatasetPolicy>,
+    warnings: Vec<SanoidWarning>,
+}
+
+impl Resolution<'_> {
+    fn section(&mut self, section: &CheckedSection) {
+        let dataset = section.get("path").map_or(&section.name, |entry| &entry.value);
+        if !self.datasets.contains(dataset) {
+            self.warnings.push(SanoidWarning::NoDataset {
+                section: section.name.clone(),
+                dataset: dataset.clone(),
+            });
+        }
+        let inherited = self.found.remove(dataset);
+        let mut policy = inherited.unwrap_or_else(|| self.beginning(dataset));
+        let templates = section.get("use_template").map_or("", |entry| &entry.value);
+        for template in used_templates(templates).filter_map(|name| self.config.template(name)) {
+            policy.take_over(template, is_for_templates);
+        }
+        policy.take_over(section, |key| is_for_templates(key) && key != "skip_children");
+        if policy.is_in_tree && policy.is_on("autosnap") {
+            self.warnings.push(SanoidWarning::PartOfTree {
+                section: section.name.clone(),
+            });
+            policy.set_off("autosnap", Origin::Default);
+        }
+        let recursion = section.get("recursive");
+        let tree = recursion.filter(|entry| entry.value.eq_ignore_ascii_case("zfs"));
+        policy.is_in_tree |= tree.is_some();
+        let is_on = |entry: &CheckedEntry| toggle(&entry.value) == Some(true);
+        let skips = section.get("skip_children").is_some_and(is_on);
+        if let Some(entry) = tree {
+            let origin = origin(section, entry);
+            self.children(&policy, |child| child.set_off("autosnap", origin.clone()));
+        } else if skips {
+            let prefix = prefix_of(dataset);
+            self.found.retain(|other, _| !other.starts_with(&prefix));
+        } else if recursion.is_some_and(is_on) {
+            self.children(&policy, |_| {});
+        }
+        self.found.insert(dataset.clone(), policy);
+    }
+
+    /// What holds for a dataset before any section is about it.
+    fn beginning(&self, dataset: &str) -> DatasetPolicy {
+        let default = |key: &super::keys::Key| {
+            let setting = Setting {
+                value: key.default.to_owned(),
+                origin: Origin::Default,
+            };
+            (key.name, setting)
+        };
+        let mut policy = DatasetPolicy {
+            dataset: dataset.to_owned(),
+            settings: KEYS.iter().map(default).collect(),
+            is_in_tree: false,
+        };
+        if let Some(template) = self.config.default_template() {
+            policy.take_over(template, is_for_templates);
+        }
+        policy
+    }
+
+    /// Has the datasets below one be like it.
+    fn children(&mut self, parent: &DatasetPolicy, but: impl Fn(&mut DatasetPolicy)) {
+        let prefix = prefix_of(&parent.dataset);
+        for dataset in self.datasets.iter().filter(|dataset| dataset.starts_with(&prefix)) {
+            let before = self.found.remove(dataset);
+            let mut child = DatasetPolicy {
+                dataset: dataset.clone(),
+                is_in_tree: parent.is_in_tree || before.as_ref().is_some_and(|before| before.is_in_tree),
+                settings: parent.settings.clone(),
+            };
+            // This one is never handed down.
+            let own = before.and_then(|mut before| before.settings.remove("process_children_only"));
+            match own {
+                Some(setting) => drop(child.settings.insert("process_children_only", setting)),
+                None => child.set_off("process_children_only", Origin::Default),
+            }
+            but(&mut child);
+            self.found.insert(dataset.clone(), child);
+        }
+    }
+}
+
+/// How the names of datasets below one begin.
+fn prefix_of(dataset: &str) -> String {
+    format!("{dataset}/")
+}
+
+fn origin(section: &CheckedSection, entry: &CheckedEntry) -> Origin {
+    Origin::Line {
+        section: section.name.clone(),
+        line: entry.line,
+    }
+}
+
+impl DatasetPolicy {
+    fn take_over(&mut self, section: &CheckedSection, is_meant: impl Fn(&str) -> bool) {
+        let entries = section.entries.iter().filter(|entry| is_meant(entry.key));
+        self.settings.extend(entries.map(|entry| {
+            let setting = Setting {
+                value: entry.value.clone(),
+                origin: origin(section, entry),
+            };
+            (entry.key, setting)
+        }));
+    }
+
+    fn set_off(&mut self, key: &'static str, origin: Origin) {
+        let value = "no".to_owned();
+        self.settings.insert(key, Setting { value, origin });
+    }
+
+    /// All that counts for the dataset, by key, and where it comes from.
+    pub fn settings(&self) -> impl Iterator<Item = (&'static str, &Setting)> {
+        let is_about_others = |key: &str| !is_for_templates(key) || key == "path" || key == "skip_children";
+        let settings = self.settings.iter().filter(move |(key, _)| !is_about_others(key));
+        settings.map(|(key, setting)| (*key, setting))
+    }
+
+    fn text(&self, key: &str) -> &str {
+        &self.settings[key].value
+    }
+
+    pub(super) fn is_on(&self, key: &str) -> bool {
+        toggle(self.text(key)) == Some(true)
+    }
+
+    pub(super) fn number(&self, key: &str) -> u32 {
+        number(self.text(key)).expect("numbers were checked when they were read")
+    }
+
+    /// Seconds of a setting that is a time.
+    pub(super) fn lapse_seconds(&self, key: &str, unit_seconds: u64) -> u64 {
+        lapse(self.text(key), unit_seconds).unwrap_or(u64::MAX)
+    }
+
+    /// How many snapshots of a type are kept; where 0, none is taken, and those that are there are removed.
+    pub fn count(&self, kind: SnapshotType) -> u32 {
+        self.number(kind.name())
+    }
+
+    /// Whether snapshots are taken of it.
+    pub fn takes(&self) -> bool {
+        self.is_on("autosnap") && !self.is_for_children_only()
+    }
+
+    /// Whether its snapshots are removed.
+    pub fn prunes(&self) -> bool {
+        self.is_on("autoprune") && !self.is_for_children_only()
+    }
+
+    /// Whether somebody is told when it has no fresh snapshots.
+    pub fn is_monitored(&self) -> bool {
+        self.is_on("monitor") && !self.is_for_children_only()
+    }
+
+    /// Whether its snapshots, where it has its own, are taken with those of all datasets below it, of one instant.
+    pub fn is_tree(&self) -> bool {
+        self.is_in_tree && self.takes()
+    }
+
+    fn is_for_children_only(&self) -> bool {
+        self.is_on("process_children_only")
+    }
+
+    /// What is called around its snapshots.
+    pub fn hooks(&self) -> Hooks {
+        let script = |key| Some(self.text(key)).filter(|text| !text.is_empty()).map(str::to_owned);
+        let seconds = self.number("script_timeout");
+        Hooks {
+            pre_snapshot: script("pre_snapshot_script"),
+            post_snapshot: script("post_snapshot_script"),
+            pre_pruning: script("pre_pruning_script"),
+            pruning: script("pruning_script"),
+            deadline: (seconds > 0).then(|| Duration::from_secs(u64::from(seconds))),
+            needs_pre_snapshot: self.is_on("no_inconsistent_snapshot"),
+            always_post_snapshot: self.is_on("force_post_snapshot_script"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Origin, Resolved};
+    use crate::sanoid::{SanoidConfig, SnapshotType};
+
+    fn resolved(text: &str) -> Resolved {
+        let datasets = ["tank", "tank/a", "tank/a/b", "tank/ab", "tank/c"].map(str::to_owned);
+        SanoidConfig::parse(text).unwrap().resolve(&datasets)
+    }
+
+    fn daily(resolved: &Resolved) -> Vec<(&str, u32)> {
+        let datasets = resolved.datasets.iter();
+        datasets
+            .map(|policy| (&policy.dataset[..], policy.count(SnapshotType::Daily)))
+            .collect()
+    }
+
+    #[test]
+    fn templates_go_before_sections_and_the_default_one_before_all() {
+        let text = "[tank/a]\nuse_template = one,two\nhourly = 7\n[template_one]\ndaily=1\nweekly=1\nhourly=1\n[template_two]\ndaily=2\n[template_default]\nyearly=9\ndaily=3\n[tank/c]\n";
+        let resolved = resolved(text);
+        assert_eq!(daily(&resolved), [("tank/a", 2), ("tank/c", 3)]);
+        let policy = &resolved.datasets[0];
+        let counts = SnapshotType::ALL.map(|kind| policy.count(kind));
+        assert_eq!(counts, [9, 6, 1, 2, 7, 0]);
+        let origin = |wanted| {
+            policy
+                .settings()
+                .find(|(key, _)| *key == wanted)
+                .unwrap()
+                .1
+                .origin
+                .clone()
+        };
+        let line = |section: &str, line| Origin::Line {
+            section: section.to_owned(),
+            line,
+        };
+        assert_eq!(origin("daily"), line("template_two", 9));
+        assert_eq!(origin("hourly"), line("tank/a", 3));
+        assert_eq!(origin("monthly"), Origin::Default);
+        assert!(resolved.warnings.is_empty());
+    }
+
+    #[test]
+    fn children_are_like_their_parent_but_for_what_a_later_section_names() {
+        let text = "[tank/a]\ndaily=5\nrecursive=yes\nprocess_children_only=yes\nautoprune=no\n[tank/a/b]\nhourly=1";
+        let resolved = resolved(text);
+        assert_eq!(daily(&resolved), [("tank/a", 5), ("tank/a/b", 5)]);
+        let [parent, child] = &resolved.datasets[..] else {
+            panic!()
+        };
+        assert!(!parent.takes() && child.takes());
+        assert!(!child.prunes());
+        assert_eq!(child.count(SnapshotType::Hourly), 1);
+    }
+
+    #[test]
+    fn a_tree_is_taken_at_its_root_and_pruned_everywhere() {
+        let text = "[tank]\nrecursive = ZFS\ndaily=4\n[tank/a]\nautosnap = yes\ndaily=3\n[tank/c]\nskip_children=yes";
+        let resolved = resolved(text);
+        let wanted = [
+            ("tank", 4),
+            ("tank/a", 3),
+            ("tank/a/b", 4),
+            ("tank/ab", 4),
+            ("tank/c", 4),
+        ];
+        assert_eq!(daily(&resolved), wanted);
+        for policy in &resolved.datasets {
+            assert_eq!(policy.takes(), policy.dataset == "tank");
+            assert_eq!(policy.is_tree(), policy.dataset == "tank");
+            assert!(policy.prunes());
+        }
+        assert_eq!(resolved.warnings.len(), 1);
+    }
+
+    #[test]
+    fn who_skips_children_leaves_them_out() {
+        let text = "[tank]\nrecursive=yes\n[tank/a]\nskip_children=yes\n[other]\npath = tank/none\n";
+        let resolved = resolved(text);
+        let names = resolved.datasets.iter().map(|policy| &policy.dataset[..]);
+        assert_eq!(
+            names.collect::<Vec<_>>(),
+            ["tank", "tank/a", "tank/ab", "tank/c", "tank/none"]
+        );
+        assert_eq!(
+            resolved.warnings[0].to_string(),
+            "there is no dataset tank/none, which [other] is about"
+        );
+    }
+}
