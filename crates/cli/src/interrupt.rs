@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use holdfast_engine::Interrupt;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
 /// Signals that have become requests to stop.
@@ -14,15 +14,18 @@ pub struct Listener {
     signal: Arc<AtomicUsize>,
 }
 
-/// Connects SIGINT and SIGTERM with a request to stop, which long jobs look at.
+/// Connects SIGINT, SIGTERM and SIGHUP with a request to stop, which long jobs look at.
 ///
 /// To be called when the job begins, after the password has been asked for: until then a signal ends the program as
 /// usual. A signal that comes when the request is already there does what it does by default, which is to kill.
-/// SIGHUP is left alone: `nohup` has it ignored, and a handler would undo that.
+/// Where SIGHUP is ignored it stays so: `nohup` wants that.
 pub fn listen() -> std::io::Result<Listener> {
     let interrupt = Interrupt::new();
     let last = Arc::new(AtomicUsize::new(0));
-    for signal in [SIGINT, SIGTERM] {
+    let signals = [SIGINT, SIGTERM]
+        .into_iter()
+        .chain((!is_ignored(SIGHUP)).then_some(SIGHUP));
+    for signal in signals {
         // Order matters: the first action must see the flag as it was before this signal.
         flag::register_conditional_default(signal, interrupt.flag())?;
         let number = usize::try_from(signal).expect("numbers of signals are positive");
@@ -33,6 +36,14 @@ pub fn listen() -> std::io::Result<Listener> {
         interrupt,
         signal: last,
     })
+}
+
+/// Whether whoever started us has a signal ignored, as proc(5) tells; nothing is where it cannot be read.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 impl Listener {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_engine::time_of;
+use holdfast_engine::{NOTE_CONSISTENCY, NOTE_METHOD, time_of};
 use holdfast_repo::{DiskContent, DiskRecord, DiskStatistics, Manifest};
 use serde::Serialize;
 
@@ -23,6 +23,10 @@ pub struct SnapshotDocument {
     pub host: String,
     /// The program that wrote it.
     pub program: String,
+    /// Of what kind its instant is; null where it is of images.
+    pub consistency: Option<String>,
+    /// How its machine was read; null where it is of images.
+    pub method: Option<String>,
     /// Its disks.
     pub disks: Vec<DiskDocument>,
 }
@@ -63,6 +67,8 @@ impl From<&Manifest> for SnapshotDocument {
             parent: manifest.parent.map(|parent| parent.to_string()),
             host: manifest.host.clone(),
             program: manifest.program.clone(),
+            consistency: manifest.notes.get(NOTE_CONSISTENCY).cloned(),
+            method: manifest.notes.get(NOTE_METHOD).cloned(),
             disks: manifest.disks.iter().map(DiskDocument::from).collect(),
         }
     }

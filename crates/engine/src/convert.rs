@@ -148,16 +148,17 @@ fn to_block_device(request: &ConvertRequest, device: &dyn BlockDevice, job: Job<
     let fill = || -> Result<FillReport> {
         let filled = fill_device(
             device,
-            &target,
+            &*target,
             TargetContent::Unknown,
             threads(job),
             &mut steps(device, job),
         );
         let filled = unless_interrupted(filled, job)?;
+        target.check_alone()?;
         if request.verify == VerifyImage::Yes {
             verify(
                 device,
-                &SliceDevice::new(&target, 0..device.size_bytes())?,
+                &SliceDevice::new(&*target, 0..device.size_bytes())?,
                 request,
                 job,
             )?;

@@ -123,6 +123,22 @@ pub enum Error {
         /// Size of the disk in bytes.
         disk_bytes: u64,
     },
+    /// Another process serves what is written to a disk of a snapshot.
+    #[error("{} is in use: it is served already", path.display())]
+    OverlayInUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Another process writes to a device that a disk is restored to.
+    #[error("{} is in use: process {process} ({program}) has it open for writing", path.display())]
+    DeviceInUse {
+        /// The device.
+        path: PathBuf,
+        /// The number of the process.
+        process: u32,
+        /// Its program.
+        program: String,
+    },
     /// There is nothing at a target that was to be changed in place.
     #[error("{} does not exist, so nothing can be restored in place", path.display())]
     NoTarget {
@@ -326,6 +342,18 @@ pub enum Error {
         machine: String,
         /// Why.
         source: Box<holdfast_serve::nbd::client::Error>,
+    },
+    /// All disks of a machine are left out.
+    #[error("all disks of {machine} are left out, and a snapshot without disks is none")]
+    NoDisks {
+        /// The machine.
+        machine: String,
+    },
+    /// A machine was switched off while it was backed up.
+    #[error("{machine} was switched off while it was backed up")]
+    MachineEnded {
+        /// The machine.
+        machine: String,
     },
     /// The frozen copy of a disk broke while it was read.
     #[error(

@@ -76,7 +76,7 @@ pub fn restore_instantly(
     let plan = request.plan;
     let definition = plan.definition.as_ref().filter(|_| plan.machine.is_new);
     let definition = &definition.expect("the plan is of a new machine").text;
-    let mut instant = job_of(request, hypervisor, definition)?;
+    let mut instant = job_of(request, hypervisor, surroundings, definition)?;
     let served = served(&instant, definition)?;
     // The machine runs from the snapshot: nobody may remove it meanwhile.
     let hold = Hold::take(request.repository, plan.snapshot.id, instant.hold)?;
@@ -92,8 +92,13 @@ pub fn restore_instantly(
         hypervisor.define(&served)?;
         let started = hypervisor.start(&instant.uuid);
         started.inspect_err(|_| {
-            if !may_run(hypervisor, &instant) {
-                hypervisor.undefine(&instant.uuid).ok();
+            if !may_run(hypervisor, &instant)
+                && let Err(error) = hypervisor.undefine(&instant.uuid)
+            {
+                let machine = &instant.machine;
+                job.progress.warning(&format!(
+                    "{machine} stays defined, without its disks: {error}; virsh undefine {machine} takes it away"
+                ));
             }
         })?;
         Ok(())
@@ -128,8 +133,16 @@ pub fn restore_instantly(
 }
 
 /// The job, before anything is made for it.
-fn job_of(request: &InstantRestore<'_>, hypervisor: &dyn LiveDisks, definition: &str) -> Result<InstantJob> {
+fn job_of(
+    request: &InstantRestore<'_>,
+    hypervisor: &dyn LiveDisks,
+    surroundings: &Surroundings,
+    definition: &str,
+) -> Result<InstantJob> {
     let plan = request.plan;
+    // Another machine of the same UUID may run from the same snapshot, on another host.
+    let mut hold = [0; 4];
+    surroundings.randomness.fill(&mut hold)?;
     Ok(InstantJob {
         repository: request.location.to_owned(),
         snapshot: plan.snapshot.id.to_string(),
@@ -141,7 +154,7 @@ fn job_of(request: &InstantRestore<'_>, hypervisor: &dyn LiveDisks, definition: 
         user_of_machines: hypervisor.user_of_machines()?,
         folder: folder(request)?,
         made: Vec::new(),
-        hold: hold_of(&plan.machine.uuid),
+        hold: u32::from_be_bytes(hold),
     })
 }
 
@@ -226,12 +239,6 @@ pub fn release_snapshot(repository: &Repository, instant: &InstantJob, job: Job<
             "the snapshot stays protected: {error}; holdfast unprotect --held {snapshot} ends it"
         ));
     }
-}
-
-/// The number by which a machine holds its snapshot: the beginning of its UUID.
-fn hold_of(uuid: &str) -> u32 {
-    let digits: String = uuid.chars().filter(char::is_ascii_hexdigit).take(8).collect();
-    u32::from_str_radix(&digits, 16).unwrap_or_default()
 }
 
 /// A snapshot that is held for a job, and not any more when this goes, unless it is kept.

@@ -32,7 +32,9 @@ use holdfast_block::BlockDevice;
 use holdfast_host::qemu::memory::MemoryMode;
 use holdfast_host::qemu::{Pause, Standstill};
 use holdfast_host::qmp::wake_patiently;
-use holdfast_host::{Decision, Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState, Overlays};
+use holdfast_host::{
+    Decision, Description, DiskChoice, DiskKind, DiskSource, Machine, MachineDisk, MachineState, Overlays,
+};
 use holdfast_repo::{Manifest, Parent, Processes, Repository, Source, SourceData};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -177,6 +179,12 @@ fn back_up_described(
     for (target, why) in &left_out {
         job.progress.note(&format!("disk {target} is left out: {why}"));
     }
+    if taken.is_empty() && !left_out.is_empty() && !is_without_disks(&description) {
+        return Err(Error::NoDisks {
+            machine: description.summary.name,
+        });
+    }
+    warn_of_missing_disks(&description, (&taken, request.memory.is_some()), job);
     // Before anything is put into QEMU: it is not to be in what describes the machine.
     let configuration = request.machine.configuration()?;
     let manifests = snapshots(repository, job.progress)?;
@@ -206,6 +214,28 @@ fn back_up_described(
         MachineState::Between => Err(Error::MachineBetween {
             machine: backup.description.summary.name,
         }),
+    }
+}
+
+/// Whether a machine has nothing but drives: it may boot from the network.
+fn is_without_disks(description: &Description) -> bool {
+    let is_drive = |disk: &MachineDisk| matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);
+    description.disks.iter().all(is_drive)
+}
+
+/// Memory is of use only with every disk that the guest writes to.
+fn warn_of_missing_disks(description: &Description, (taken, has_memory): (&[MachineDisk], bool), job: Job<'_>) {
+    let is_missing = |disk: &&MachineDisk| {
+        let is_written = !disk.is_read_only && matches!(disk.kind, DiskKind::Disk | DiskKind::Lun);
+        is_written && disk.source != DiskSource::Empty && !taken.contains(disk)
+    };
+    let missing = description.disks.iter().filter(is_missing);
+    let missing: Vec<&str> = missing.map(|disk| &disk.target[..]).collect();
+    if has_memory && !missing.is_empty() {
+        job.progress.warning(&format!(
+            "nobody can go on from the memory in this snapshot, since {} is not in it",
+            missing.join(", ")
+        ));
     }
 }
 

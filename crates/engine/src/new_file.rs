@@ -14,10 +14,12 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{FileDeviceMut, IoMode};
+use holdfast_image::ImageMut;
 use holdfast_repo::Surroundings;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 
 use crate::Progress;
+use crate::block_target;
 use crate::error::{Error, Result};
 
 /// What to do about a file that is there already.
@@ -30,7 +32,6 @@ pub(crate) enum Existing {
 }
 
 /// A file on its way; dropped before [`finish`](Self::finish), it was never there.
-#[derive(Debug)]
 pub(crate) struct NewFile {
     path: PathBuf,
     partial: PathBuf,
@@ -40,18 +41,35 @@ pub(crate) struct NewFile {
     cleared: Vec<PathBuf>,
     /// Keeps others from taking the partial file for one that was left.
     _lock: Option<File>,
+    /// Keeps machines from using the file that it takes the place of: they would write to one that nobody finds any more.
+    _replaced: Option<ImageMut>,
 }
 
 impl NewFile {
     /// Chooses a name to write under; there is nothing at it yet.
+    ///
+    /// # Errors
+    /// A machine uses the file that is to be replaced.
     pub(crate) fn begin(path: &Path, existing: Existing, surroundings: &Surroundings) -> Result<Self> {
         let mut random = [0; 4];
         surroundings.randomness.fill(&mut random)?;
-        Self::begin_as(path, existing, u32::from_be_bytes(random))
+        let replaced = match existing {
+            Existing::Keep => None,
+            Existing::Replace => match block_target::lock(path) {
+                Err(error @ Error::Image(holdfast_image::Error::Locked { .. })) => return Err(error),
+                // It is not there, or nothing that a machine could use.
+                other => other.ok(),
+            },
+        };
+        Self::begin_with(path, existing, u32::from_be_bytes(random), replaced)
     }
 
-    /// The same with a random number of one's own.
+    /// The same with a random number of one's own, whoever uses what is there.
     pub(crate) fn begin_as(path: &Path, existing: Existing, random: u32) -> Result<Self> {
+        Self::begin_with(path, existing, random, None)
+    }
+
+    fn begin_with(path: &Path, existing: Existing, random: u32, replaced: Option<ImageMut>) -> Result<Self> {
         if existing == Existing::Keep && path.symlink_metadata().is_ok() {
             return Err(Error::TargetExists { path: path.to_owned() });
         }
@@ -71,6 +89,7 @@ impl NewFile {
             is_finished: false,
             cleared,
             _lock: lock,
+            _replaced: replaced,
         })
     }
 
@@ -272,7 +291,7 @@ mod tests {
 
     /// Also where it came between the beginning and the end.
     #[test]
-    fn a_file_that_exists_is_replaced_only_where_that_is_wanted() {
+    fn a_file_that_exists_isreplaced_only_where_that_is_wanted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk.raw");
         let late = NewFile::begin(&path, Existing::Keep, &surroundings()).unwrap();

@@ -5,11 +5,12 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
+use holdfast_block::{BlockDeviceMut, IoMode};
 use holdfast_image::{CreateOptions, Format, OpenOptions};
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings, TargetState};
 use jiff::tz::TimeZone;
 
+use crate::block_target::LockedDevice;
 use crate::error::{Error, Result};
 use crate::job::{Counting, Job};
 use crate::machine_backup::is_memory;
@@ -284,12 +285,14 @@ impl Restorer<'_> {
     fn to_path(&self, disk: &DiskRecord, place: Place, path: &Path) -> Result<RestoredDisk> {
         match place {
             Place::BlockDevice(state) => {
-                let target = FileDeviceMut::open(path, IoMode::LargeDirect)?;
-                self.to_device(disk, path, &target, state)
+                let target = LockedDevice::open(path, IoMode::LargeDirect)?;
+                let restored = self.to_device(disk, path, &*target, state)?;
+                target.check_alone()?;
+                Ok(restored)
             }
             Place::File(Format::Raw) => {
-                let target = FileDeviceMut::open(path, IoMode::Buffered)?;
-                self.to_device(disk, path, &target, TargetState::Similar)
+                let target = LockedDevice::open(path, IoMode::Buffered)?;
+                self.to_device(disk, path, &*target, TargetState::Similar)
             }
             Place::File(format) => {
                 let target = holdfast_image::open_mut(path, &image_of(format))?;

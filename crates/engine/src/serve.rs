@@ -2,6 +2,7 @@
 
 mod layered;
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,15 +11,18 @@ use std::time::Duration;
 use holdfast_block::{
     BackingId, BlockDevice, BlockDeviceMut, Clock, FileDeviceMut, IoMode, OverlayDevice, OverlayOptions,
 };
-use holdfast_repo::{DiskRecord, Manifest, Repository};
+use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 use holdfast_serve::nbd::{
     Absent, EventSink, Export, ExportDevice, FixedExports, Limits, Listener, Server, ServerOptions, TlsPolicy,
 };
 use jiff::tz::TimeZone;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use self::layered::Layered;
 use crate::error::{Error, Result};
 use crate::job::Job;
+use crate::machine_backup::is_memory;
 use crate::repository::{find_snapshot, time_of};
 use crate::{DiskName, SnapshotName};
 
@@ -90,10 +94,16 @@ pub fn serve(
     }
     let mut served = Vec::new();
     let mut exports = Vec::new();
+    let mut locks = Vec::new();
     for (manifest, disk) in &manifests {
         let disks: Vec<&DiskRecord> = match disk {
             Some(name) => vec![manifest.disk(Some(name.as_str()))?],
-            None => manifest.disks.iter().collect(),
+            // Memory, configuration and keys of a machine are given to those who name them.
+            None => manifest
+                .disks
+                .iter()
+                .filter(|record| is_disk(record, manifest))
+                .collect(),
         };
         for disk in disks {
             let entry = Served {
@@ -104,7 +114,7 @@ pub fn serve(
             if served.contains(&entry) {
                 continue;
             }
-            let device = device(repository, manifest, disk, &request.writes)?;
+            let device = device(repository, (manifest, disk), &request.writes, &mut locks)?;
             exports.push(
                 Export::new(entry.export.clone(), device)
                     .with_description(entry.description.clone())
@@ -141,6 +151,12 @@ pub fn serve(
     Ok(())
 }
 
+/// Whether a record is a disk; of a snapshot that has none, everything is.
+fn is_disk(record: &DiskRecord, manifest: &Manifest) -> bool {
+    let is_one = |record: &DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
+    is_one(record) || !manifest.disks.iter().any(is_one)
+}
+
 /// `MACHINE/DISK`, and `MACHINE@ID/DISK` where several snapshots of a machine are served.
 fn export_name(manifest: &Manifest, disk: &DiskRecord, all: &[(Manifest, Option<DiskName>)]) -> String {
     let same_machine = |other: &Manifest| other.machine == manifest.machine && other.id != manifest.id;
@@ -151,7 +167,34 @@ fn export_name(manifest: &Manifest, disk: &DiskRecord, all: &[(Manifest, Option<
     }
 }
 
-fn device(repository: &Repository, manifest: &Manifest, disk: &DiskRecord, writes: &Writes) -> Result<ExportDevice> {
+/// Where what is written to a disk of a snapshot is kept.
+pub(crate) fn overlay_path(folder: &Path, snapshot: &str, disk: &DiskName) -> PathBuf {
+    folder.join(format!("{snapshot}-{disk}.overlay"))
+}
+
+/// Keeps others from serving an overlay: two that write one would destroy it.
+fn lock_overlay(path: &Path) -> Result<File> {
+    let failed = |source: std::io::Error| Error::File {
+        action: "lock",
+        path: path.to_owned(),
+        source,
+    };
+    let file = File::open(path).map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(Error::OverlayInUse { path: path.to_owned() }),
+        // File systems without locks protect nobody.
+        Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(file),
+        Err(errno) => Err(failed(errno.into())),
+    }
+}
+
+/// `locks` gets what has to stay open as long as the device is used.
+fn device(
+    repository: &Repository,
+    (manifest, disk): (&Manifest, &DiskRecord),
+    writes: &Writes,
+    locks: &mut Vec<File>,
+) -> Result<ExportDevice> {
     let frozen = repository.device(disk);
     let size_bytes = disk.size_bytes;
     let options = OverlayOptions::new(BackingId(*manifest.id.as_bytes()));
@@ -173,14 +216,19 @@ fn device(repository: &Repository, manifest: &Manifest, disk: &DiskRecord, write
         Writes::Keep(folder) => {
             // Whoever wrote the snapshot chose the name: it must not lead out of the folder.
             let name = DiskName::new(disk.name.as_str())?;
-            let path: &Path = &folder.join(format!("{}-{name}.overlay", manifest.id));
-            if path.exists() {
-                let store = FileDeviceMut::open(path, IoMode::Buffered)?;
-                Arc::new(Layered(OverlayDevice::open(frozen, store, options.backing_id)?))
+            let path: &Path = &overlay_path(folder, &manifest.id.to_string(), &name);
+            let is_new = !path.exists();
+            let store = if is_new {
+                FileDeviceMut::create_new(path, store_bytes, IoMode::Buffered)?
             } else {
-                let store = FileDeviceMut::create_new(path, store_bytes, IoMode::Buffered)?;
-                Arc::new(Layered(OverlayDevice::create(frozen, store, options)?))
-            }
+                FileDeviceMut::open(path, IoMode::Buffered)?
+            };
+            locks.push(lock_overlay(path)?);
+            Arc::new(Layered(if is_new {
+                OverlayDevice::create(frozen, store, options)?
+            } else {
+                OverlayDevice::open(frozen, store, options.backing_id)?
+            }))
         }
     };
     Ok(ExportDevice::Writable(overlay))

@@ -60,7 +60,7 @@ impl Guard {
             return Ok(Self { companion: None });
         };
         let companion =
-            Companion::start(program, arguments).map_err(|source| Error::NoWatchdog { source: Some(source) })?;
+            Companion::start(program, arguments, &[]).map_err(|source| Error::NoWatchdog { source: Some(source) })?;
         match companion.hear(READY_DEADLINE) {
             Some(line) if line == READY => Ok(Self {
                 companion: Some(companion),

@@ -19,7 +19,10 @@ pub trait LiveDisks: HypervisorMut {
     fn begin_copy(&self, machine: &str, disk: &str, to: &DiskPlace) -> Result<()>;
 
     /// How far the copy of a disk is; none where none is under way: it was not begun, has failed, or is finished.
-    fn copy(&self, machine: &str, disk: &str) -> Result<Option<CopyState>>;
+    ///
+    /// # Errors
+    /// Somebody else copies it elsewhere, or works on it in another way: [`Error::Busy`](crate::Error::Busy).
+    fn copy(&self, machine: &str, disk: &str, to: &DiskPlace) -> Result<Option<CopyState>>;
 
     /// Has the machine use the copy of a disk instead of the disk, now and when it starts again.
     ///

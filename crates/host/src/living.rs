@@ -1,5 +1,6 @@
 //! Who is at work on this host, as far as the kernel tells (proc(5)).
 
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 /// A process.
@@ -18,14 +19,19 @@ pub fn living(name: &str) -> Option<Vec<Living>> {
         let Ok(bytes) = std::fs::read(folder.join("cmdline")) else {
             continue;
         };
-        let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
-        let words: Vec<String> = words.map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+        let words = words_of(&bytes);
         let program = words.first().and_then(|word| Path::new(word).file_name());
         if program.is_some_and(|program| program == name) && process != std::process::id() {
             found.push(Living { process, words });
         }
     }
     Some(found)
+}
+
+/// The words that a process was started with; none where there is none, or nobody may see them.
+pub fn words_of_process(process: u32) -> Vec<String> {
+    let bytes = std::fs::read(format!("/proc/{process}/cmdline"));
+    words_of(&bytes.unwrap_or_default())
 }
 
 /// Whether a process has a file at `folder` or below it open; none where not all can be asked.
@@ -47,6 +53,42 @@ pub fn open_below(folder: &Path) -> Option<bool> {
         }
     }
     is_complete.then_some(false)
+}
+
+/// The processes, but for this one, that have a block device open for writing, as far as they can be asked. They may know it by another
+/// name: libvirt's machines have devices of their own, on which locks of the one that we know say nothing.
+///
+/// `device` is its number, as stat(2) tells it.
+pub fn writers_of_device(device: u64) -> Vec<Living> {
+    let mut found = Vec::new();
+    for (process, folder) in processes().into_iter().flatten() {
+        let files = std::fs::read_dir(folder.join("fd")).into_iter().flatten().flatten();
+        let writes = |name: &std::ffi::OsStr| {
+            let metadata = std::fs::metadata(folder.join("fd").join(name));
+            let is_it = metadata.is_ok_and(|found| found.file_type().is_block_device() && found.rdev() == device);
+            is_it && std::fs::read_to_string(folder.join("fdinfo").join(name)).is_ok_and(|info| is_for_writing(&info))
+        };
+        if process != std::process::id() && files.into_iter().any(|file| writes(&file.file_name())) {
+            found.push(Living {
+                process,
+                words: words_of_process(process),
+            });
+        }
+    }
+    found
+}
+
+/// Whether the flags of an open file, in octal digits, are those of one that is written.
+fn is_for_writing(info: &str) -> bool {
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|digits| u32::from_str_radix(digits.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & 0o3 != 0)
+}
+
+/// The words of a command line as the kernel tells them.
+fn words_of(bytes: &[u8]) -> Vec<String> {
+    let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
 /// All processes, and their folders.

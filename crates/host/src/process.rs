@@ -21,10 +21,15 @@ pub struct Companion {
 }
 
 impl Companion {
-    /// Starts a program; what it says on standard error goes where ours goes.
-    pub fn start(program: &OsString, arguments: &[OsString]) -> std::io::Result<Self> {
+    /// Starts a program; what it says on standard error goes where ours goes. Of the variables of our environment, it does not get
+    /// those that are `withheld`.
+    pub fn start(program: &OsString, arguments: &[OsString], withheld: &[&str]) -> std::io::Result<Self> {
         #[expect(clippy::disallowed_methods, reason = "this is the place")]
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        for name in withheld {
+            command.env_remove(name);
+        }
+        let mut child = command
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -21,5 +21,5 @@ pub use disks::{Bitmap, QemuDisk, disks};
 pub use jobs::{QemuJob, dismiss_job, jobs, remove_bitmap, resume};
 pub use latency::{WriteCounters, write_counters};
 pub use names::RunId;
-pub use remove::{remove_run, runs_in};
+pub use remove::{drop_idle_files, remove_run, runs_in};
 pub use version::QemuVersion;

@@ -1,6 +1,6 @@
 //! `holdfast list`: which snapshots there are.
 
-use holdfast_engine::{ListReport, ListRequest, MachineName, disk_count, list, time_of};
+use holdfast_engine::{ListReport, ListRequest, MachineName, NOTE_CONSISTENCY, disk_count, list, time_of};
 use serde::Serialize;
 
 use crate::args::Example;
@@ -42,7 +42,7 @@ struct Listed {
     damaged: Vec<String>,
     /// Each snapshot's row.
     #[serde(skip)]
-    rows: Vec<[String; 8]>,
+    rows: Vec<[String; 9]>,
     /// Whether only some were asked for.
     #[serde(skip)]
     is_filtered: bool,
@@ -76,6 +76,7 @@ impl Report for Listed {
                 Column::number("DISKS"),
                 Column::number("SIZE"),
                 Column::number("CHANGED"),
+                Column::text("CONSISTENCY"),
                 Column::text("PROTECTED"),
                 Column::long_text("TAGS"),
             ]);
@@ -110,6 +111,7 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
             units::count(disk_count(snapshot)),
             units::bytes(snapshot.logical_bytes()),
             units::bytes(changed_bytes(&snapshot.statistics())),
+            snapshot.notes.get(NOTE_CONSISTENCY).cloned().unwrap_or_default(),
             if protected.contains(&snapshot.id) { "yes" } else { "" }.to_owned(),
             snapshot.tags.join(", "),
         ]

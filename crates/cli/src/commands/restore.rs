@@ -162,6 +162,16 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
     let Some(target) = &args.target else {
         return machine::run(args, context);
     };
+    if let Some(option) = args.machine.out_of_place() {
+        let wrong = format!(
+            "{option} is for restoring to a machine, and this is restored to {}",
+            target.display()
+        );
+        return Err(Error::usage(
+            wrong,
+            "leave it out, or give --to-machine instead of a target",
+        ));
+    }
     let is_stream = target == "-";
     if is_stream {
         context.output().refuse_json("restore to standard output")?;

@@ -82,13 +82,9 @@ pub(super) fn run(args: &ServeArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("serve nbd")?;
     let tls = tls(args)?;
     if let Some(address) = args.listen
-        && !address.ip().is_loopback()
-        && matches!(tls, TlsPolicy::Off)
+        && args.tls_clients.is_none()
     {
-        context.console().warning(&format!(
-            "whoever reaches {address} can read these disks: nothing is encrypted and nobody is asked who he is; see --tls-cert \
-             and --tls-clients"
-        ));
+        context.console().warning(&open_door(address, args.tls_cert.is_some()));
     }
     let repository = context.open_repository()?;
     let doors = args.socket.clone().map(ServeDoor::Unix);
@@ -120,7 +116,7 @@ pub(super) fn run(args: &ServeArgs, context: &Context) -> Result<Exit, Error> {
                 for door in &doors {
                     let line = format!(
                         "{}  {}, {}\n",
-                        uri(door, &disk.export),
+                        uri(door, &disk.export, args.tls_cert.is_some()),
                         disk.description,
                         units::bytes(disk.size_bytes)
                     );
@@ -135,11 +131,30 @@ pub(super) fn run(args: &ServeArgs, context: &Context) -> Result<Exit, Error> {
     Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
 }
 
+/// What a person should know who lets in everybody.
+fn open_door(address: SocketAddr, is_encrypted: bool) -> String {
+    let who = if address.ip().is_loopback() {
+        "every user of this host".to_owned()
+    } else {
+        format!("whoever reaches {address}")
+    };
+    let (what, advice) = if is_encrypted {
+        ("", "--tls-clients lets in those only who have a certificate")
+    } else {
+        (
+            "nothing is encrypted and ",
+            "see --tls-cert and --tls-clients, or --socket",
+        )
+    };
+    format!("{who} can read these disks: {what}nobody is asked who he is; {advice}")
+}
+
 /// Where a client finds an export.
-fn uri(door: &ServeDoor, export: &str) -> String {
+fn uri(door: &ServeDoor, export: &str, is_encrypted: bool) -> String {
+    let scheme = if is_encrypted { "nbds" } else { "nbd" };
     match door {
-        ServeDoor::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
-        ServeDoor::Tcp(address) => format!("nbd://{address}/{export}"),
+        ServeDoor::Unix(path) => format!("{scheme}+unix:///{export}?socket={}", path.display()),
+        ServeDoor::Tcp(address) => format!("{scheme}://{address}/{export}"),
     }
 }
 

@@ -52,6 +52,8 @@ impl Report for Shown {
             ("machine", snapshot.machine.clone()),
             ("time", self.time_local.clone()),
             ("tags", or_none(snapshot.tags.join(", "))),
+            ("consistency", or_none(snapshot.consistency.clone().unwrap_or_default())),
+            ("read by", or_none(snapshot.method.clone().unwrap_or_default())),
             (
                 "protected",
                 if self.snapshot.is_protected { "yes" } else { "no" }.to_owned(),

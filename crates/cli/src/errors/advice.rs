@@ -174,6 +174,16 @@ fn machine_advice(error: &JobError) -> Advice {
         }
         JobError::NoImageFile { .. } => refused("leave the disk out with --exclude, or take another --method"),
         JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),
+        JobError::NoDisks { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "name a disk with --include, or leave the machine out with --exclude-machine",
+        ),
+        JobError::MachineEnded { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "back it up again: it is read from its images while it is shut off",
+        ),
         JobError::FrozenBroken { .. } => advice(
             Exit::Error,
             Kind::NoSpace,
@@ -218,6 +228,16 @@ fn engine_advice(error: &JobError) -> Advice {
             Exit::Error,
             Kind::Exists,
             "--force replaces it; restore --in-place writes only what differs into it",
+        ),
+        JobError::OverlayInUse { .. } => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "end that server first, or keep what is written in another folder",
+        ),
+        JobError::DeviceInUse { .. } => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "end that first; if it began while the disk was written, restore again",
         ),
         JobError::DeviceExists { .. } => advice(
             Exit::Error,

@@ -7,6 +7,9 @@ use super::table::cut;
 use super::{Paint, Style, printable};
 use crate::terminal::StreamKind;
 
+/// Warnings that are kept for the answer, at most.
+const KEPT_WARNING_COUNT_MAX: usize = 10_000;
+
 /// Which messages are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verbosity {
@@ -64,7 +67,10 @@ impl Console {
         let label = self.paint.paint(Style::Warning, "warning:");
         let mut state = self.lock();
         state.message(&format!("holdfast: {label} {}", printable(message)));
-        state.warnings.push(message.to_owned());
+        // A server that runs for months must not keep them all.
+        if state.warnings.len() < KEPT_WARNING_COUNT_MAX {
+            state.warnings.push(message.to_owned());
+        }
     }
 
     /// Prints why something failed, from the outermost to the innermost cause, and what to do next.

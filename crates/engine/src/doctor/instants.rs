@@ -115,9 +115,13 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
             Remedy::Advice("bring its file job.json back; until then nobody can go on".to_owned()),
         )),
         (None, Some(machine), Some(state)) if state.has_begun => Some(finding(
-            format!("{folder} holds what {machine} wrote, which is not defined any more"),
+            format!("{folder} holds what {machine} wrote, which this hypervisor does not know"),
             false,
-            Remedy::Advice("delete the folder if nobody needs that".to_owned()),
+            Remedy::Advice(if state.has_server {
+                "the server of its disks lives: look where the machine runs before anything is deleted".to_owned()
+            } else {
+                "delete the folder if nobody needs that; where other hosts have it too, look there first".to_owned()
+            }),
         )),
         (None, Some(machine), Some(_)) => {
             let protection = seen.snapshot.as_ref().map(|snapshot| {

@@ -189,7 +189,7 @@ impl<'a> Fill<'a> {
         if is_there(present, disk) {
             return Ok(Step::Done);
         }
-        match self.hypervisor.copy(uuid, &disk.name)? {
+        match self.hypervisor.copy(uuid, &disk.name, &disk.place())? {
             Some(copy) if copy.is_complete => {
                 self.hypervisor.finish_copy(uuid, &disk.name)?;
                 return Ok(Step::Done);
@@ -228,9 +228,11 @@ impl<'a> Fill<'a> {
             }),
             _ => Ok(()),
         };
+        self.hypervisor.define(&self.definition()?)?;
+        // What the guest wrote must not go before it is durable, wherever the hypervisor keeps that, that nobody needs it.
+        rustix::fs::sync();
         let overlays = instant.overlays();
         removed(&overlays, std::fs::remove_dir_all(&overlays))?;
-        self.hypervisor.define(&self.definition()?)?;
         removed(&instant.folder, std::fs::remove_dir_all(&instant.folder))
     }
 

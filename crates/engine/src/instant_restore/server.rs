@@ -15,10 +15,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::job_file::InstantJob;
 use super::pause;
-use crate::SnapshotName;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::serve::{ServeDoor, ServeRequest, Writes, serve};
+use crate::serve::{ServeDoor, ServeRequest, Writes, overlay_path, serve};
+use crate::{DiskName, SnapshotName};
 
 /// Whoever has it is the server; its number is in it.
 const LOCK: &str = "server";
@@ -48,6 +48,9 @@ pub fn serve_instantly(
         path: overlays.clone(),
         source,
     })?;
+    if instant.has_begun() {
+        refuse_lost_writes(&instant)?;
+    }
     let name = |disk: &super::InstantDisk| format!("{}:{}", instant.snapshot, disk.name).parse::<SnapshotName>();
     let names = instant.disks.iter().map(name).collect::<std::result::Result<_, _>>()?;
     let request = ServeRequest {
@@ -73,6 +76,24 @@ pub fn serve_instantly(
     })
 }
 
+/// A machine that has run must not start from the snapshot as if it had written nothing.
+fn refuse_lost_writes(instant: &InstantJob) -> Result<()> {
+    for disk in &instant.disks {
+        let overlay = overlay_path(&instant.overlays(), &instant.snapshot, &DiskName::new(&*disk.name)?);
+        if !overlay.exists() {
+            let overlay = overlay.display();
+            return Err(failed(
+                instant,
+                &format!(
+                    "what its guest has written to {} is not there: {overlay}; is its image complete?",
+                    disk.name
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn failed(instant: &InstantJob, reason: &str) -> Error {
     Error::InstantServer {
         machine: instant.machine.clone(),
@@ -89,8 +110,10 @@ pub(super) fn lives(instant: &InstantJob) -> Result<bool> {
 pub(super) fn stop(instant: &InstantJob, clock: &dyn Clock) {
     let start = clock.now();
     while lives(instant).unwrap_or(false) {
+        // Where it is another host's, or a container's, its number means another process here.
         let number = std::fs::read_to_string(instant.folder.join(LOCK)).unwrap_or_default();
-        let Some(process) = number.parse().ok().and_then(Pid::from_raw) else {
+        let number = number.parse().ok().filter(|number| serves(*number, instant));
+        let Some(process) = number.and_then(|number| Pid::from_raw(number.cast_signed())) else {
             return;
         };
         let waited = clock.now().saturating_sub(start);
@@ -101,4 +124,11 @@ pub(super) fn stop(instant: &InstantJob, clock: &dyn Clock) {
         kill_process(process, if is_late { Signal::KILL } else { Signal::TERM }).ok();
         pause(clock);
     }
+}
+
+/// Whether a process is the server of a job, by its words.
+fn serves(process: u32, instant: &InstantJob) -> bool {
+    let folder = instant.folder.canonicalize().ok();
+    let words = holdfast_host::words_of_process(process);
+    folder.is_some() && words.iter().any(|word| Path::new(word).canonicalize().ok() == folder)
 }

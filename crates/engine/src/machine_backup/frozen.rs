@@ -13,6 +13,7 @@ use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions}
 use super::MachineBackupRequest;
 use super::changes::{BitmapNames, Changes, ReadAll, check_spots, usable_bitmap};
 use super::frozen_device::FrozenDevice;
+use super::noted::is_off;
 use super::pace::Pace;
 use super::quiesce::{Quiesced, Quiescence};
 use super::scratch::{Scratch, listen};
@@ -467,6 +468,11 @@ impl<'a> Freezer<'a> {
             };
         }
         match error {
+            Error::Repository(holdfast_repo::Error::Device { role: "source", .. }) if is_off(self.request.machine) => {
+                Error::MachineEnded {
+                    machine: self.machine.clone(),
+                }
+            }
             Error::Repository(holdfast_repo::Error::Device {
                 role: "source",
                 name,

@@ -2,7 +2,7 @@
 
 use holdfast_host::qemu::{RunId, runs_in};
 use holdfast_host::qmp::QmpCommand;
-use holdfast_host::{Description, MachineState};
+use holdfast_host::{Description, Machine, MachineState};
 
 use super::MachineBackupRequest;
 use crate::job::Job;
@@ -72,6 +72,10 @@ impl<'a> Noted<'a> {
     }
 
     fn is_clean(&self) -> bool {
+        // What was in a QEMU has ended with it.
+        if is_off(self.request.machine) {
+            return true;
+        }
         let monitor = self.request.machine.monitor();
         let status = monitor.execute(&QmpCommand::new("query-status", serde_json::Value::Null));
         let runs = status.is_ok_and(|status| status["running"] == true);
@@ -86,5 +90,13 @@ impl<'a> Noted<'a> {
                 self.job.progress.note(&message);
             })
             .ok()
+    }
+}
+
+/// Whether a machine was switched off meanwhile, or is not there any more.
+pub(super) fn is_off(machine: &dyn Machine) -> bool {
+    match machine.describe() {
+        Ok(description) => description.summary.state == MachineState::ShutOff,
+        Err(error) => matches!(error, holdfast_host::Error::NoSuchMachine { .. }),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_host::qemu::{RunId, remove_run, runs_in};
+use holdfast_host::qemu::{RunId, drop_idle_files, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError};
 use holdfast_repo::Liveness;
 
@@ -34,6 +34,7 @@ pub(super) fn make_way(request: &MachineBackupRequest<'_>, uuid: &str, job: Job<
             holder: holder(note.run, Some(&note)),
         }));
     }
+    drop_idle_files(monitor).map_err(failed)?;
     for run in runs_in(monitor).map_err(failed)? {
         match note_of(request, run)? {
             Some(note) if note.liveness(request.processes) == Liveness::Dead => {

@@ -100,9 +100,23 @@ impl Quiescence {
             }
             (Quiesce::Try | Quiesce::Require, true, true) => {}
         }
-        guard.about_to_freeze(FROZEN_DEADLINE)?;
+        // What somebody else has frozen is not ours to thaw.
+        let before = agent::is_frozen(request.machine, FREEZE_DEADLINE);
+        let is_frozen_before = !matches!(before, Ok(false));
         let start = job.clock.now();
-        match agent::freeze(request.machine, FREEZE_DEADLINE) {
+        let frozen = match before {
+            Ok(true) => Err(holdfast_host::Error::Refused {
+                action: "freeze the file systems of",
+                machine: machine(),
+                reason: "somebody else has frozen them".to_owned(),
+            }),
+            Ok(false) => {
+                guard.about_to_freeze(FROZEN_DEADLINE)?;
+                agent::freeze(request.machine, FREEZE_DEADLINE)
+            }
+            Err(error) => Err(error),
+        };
+        match frozen {
             Ok(file_system_count) => Ok(Self::Frozen {
                 file_system_count,
                 freeze: job.clock.now().saturating_sub(start),
@@ -110,8 +124,8 @@ impl Quiescence {
             }),
             Err(error) => {
                 // It may have come half the way.
-                let thawed = thaw(request, job);
-                if thawed {
+                let thawed = is_frozen_before || thaw(request, job);
+                if thawed && !is_frozen_before {
                     guard.runs()?;
                 }
                 if request.quiesce == Quiesce::Require {

@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_block::{BlockDevice as _, BlockDeviceMut, FileDeviceMut, IoMode};
+use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
 use holdfast_host::{Error as HostError, HypervisorMut, MachineState};
 use holdfast_image::{CreateOptions, Format, ImageMut};
 use holdfast_repo::{DiskRecord, Repository, Surroundings, TargetState};
@@ -17,6 +17,7 @@ use super::resumption::{Resumed, resume};
 use super::stored;
 use super::tpm::{self, MadeFolders};
 use crate::Unit;
+use crate::block_target::{LockedDevice, is_block_device};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::new_file::{Existing, NewFile, clear_left};
@@ -70,11 +71,15 @@ pub fn restore_machine(
     // What is open here is locked: from now on no QEMU can start with it.
     execution.check_machine()?;
     let disks = execution.write(&outputs)?;
+    execution.check_alone(&outputs)?;
     let mut made = Made::default();
+    // Until everything is of one instant, the machine must not start with some of it.
+    let mut locked = Vec::new();
     for output in outputs {
-        finish(output, &mut made)?;
+        locked.extend(finish(output, &mut made)?);
     }
     execution.define(&mut made)?;
+    drop(locked);
     made.keep();
     Ok(MachineRestoreReport {
         disks,
@@ -153,18 +158,15 @@ struct Output<'p> {
 enum OutputDevice {
     Plain(FileDeviceMut),
     Image(ImageMut),
-    /// Refused where a file system uses it, and locked so that no QEMU does.
-    BlockDevice {
-        device: FileDeviceMut,
-        _lock: ImageMut,
-    },
+    BlockDevice(LockedDevice),
 }
 
 impl OutputDevice {
     fn as_device(&self) -> &dyn BlockDeviceMut {
         match self {
-            Self::Plain(device) | Self::BlockDevice { device, .. } => device,
+            Self::Plain(device) => device,
             Self::Image(image) => image,
+            Self::BlockDevice(device) => &**device,
         }
     }
 }
@@ -255,6 +257,20 @@ impl<'a> Execution<'a> {
             Some(present) if present.describe()?.summary.state != MachineState::ShutOff => changed(),
             Some(_) => Ok(()),
         }
+    }
+
+    /// Nobody has begun to use what was written. Locks keep machines from files, and from devices only those that have the same
+    /// device file.
+    fn check_alone(&self, outputs: &[Output<'_>]) -> Result<()> {
+        let devices = outputs.iter().filter_map(|output| match &output.device {
+            Some(OutputDevice::BlockDevice(device)) => Some(device),
+            _ => None,
+        });
+        for device in devices {
+            device.check_alone()?;
+            self.check_machine()?;
+        }
+        Ok(())
     }
 
     fn write(&self, outputs: &[Output<'a>]) -> Result<Vec<RestoredDisk>> {
@@ -405,34 +421,34 @@ fn causes(error: &Error) -> String {
 
 /// Opens what is there, with a lock.
 fn open_present(file: &PlannedFile, record: &DiskRecord) -> Result<OutputDevice> {
-    let image = open_image(&file.to, file.format)?;
-    if image.size_bytes() < record.size_bytes {
+    let opened = if is_block_device(&file.to) {
+        OutputDevice::BlockDevice(LockedDevice::open(&file.to, IoMode::LargeDirect)?)
+    } else {
+        OutputDevice::Image(open_image(&file.to, file.format)?)
+    };
+    let target_bytes = opened.as_device().size_bytes();
+    if target_bytes < record.size_bytes {
         return Err(Error::TargetTooSmall {
             path: file.to.clone(),
-            target_bytes: image.size_bytes(),
+            target_bytes,
             disk_bytes: record.size_bytes,
         });
     }
-    if !crate::block_target::is_block_device(&file.to) {
-        return Ok(OutputDevice::Image(image));
-    }
-    Ok(OutputDevice::BlockDevice {
-        device: FileDeviceMut::open(&file.to, IoMode::LargeDirect)?,
-        _lock: image,
-    })
+    Ok(opened)
 }
 
-/// Gives a file its name.
-fn finish(output: Output<'_>, made: &mut Made) -> Result<()> {
+/// Gives a file its name. What was there before stays locked as long as the answer is there.
+fn finish(output: Output<'_>, made: &mut Made) -> Result<Option<OutputDevice>> {
     made.folders.push(output.folders);
+    let Some(new) = output.new else {
+        return Ok(output.device);
+    };
     drop(output.device);
-    if let Some(new) = output.new {
-        new.finish()?;
-        if output.file.way == FileWay::NewFile {
-            made.files.push(output.file.to.clone());
-        }
+    new.finish()?;
+    if output.file.way == FileWay::NewFile {
+        made.files.push(output.file.to.clone());
     }
-    Ok(())
+    Ok(None)
 }
 
 fn write_whole(partial: &Path, bytes: &[u8], path: &Path) -> std::io::Result<()> {

@@ -311,7 +311,14 @@ impl InPlace<'_> {
             .into());
         }
         let path = self.present.nvram.as_ref().map(PathBuf::from);
-        let nvram = self.nvram(draft, path.or_else(|| stored.nvram_path.clone()))?;
+        let path = match (path, stored.nvram_path.clone()) {
+            // What is there may be anything: the snapshot only says that it was the machine's.
+            (None, Some(path)) if path.symlink_metadata().is_ok() && !is_called_by_libvirt(&path, self.name) => {
+                return Err(Refusal::PathTaken { path }.into());
+            }
+            (own, stored) => own.or(stored),
+        };
+        let nvram = self.nvram(draft, path)?;
         let mut disks = draft.disks_left_out(&stored, &self.neighbours);
         for (target, place) in places {
             if stored.xml.disks.iter().all(|disk| disk.target != target) {

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::domain_xml::DomainXml;
+use holdfast_host::domain_xml::{DomainXml, served_folder};
 use holdfast_host::{DiskSource, Error as HostError, Hypervisor};
 use holdfast_image::{Backing, Format, OpenOptions};
 
 use crate::error::Result;
+use crate::instant_restore::InstantJob;
 
 /// Images below an image that are looked at; QEMU takes 200.
 const CHAIN_LENGTH_MAX: usize = 200;
@@ -19,6 +20,8 @@ pub(super) struct Neighbour {
     pub(super) uuid: String,
     /// Its configurations: the one that is kept, and where it runs that of today.
     configurations: Vec<DomainXml>,
+    /// Images that it will use when they are filled: it runs from a snapshot until then.
+    awaited: Vec<PathBuf>,
 }
 
 /// All machines of the hypervisor.
@@ -36,10 +39,16 @@ impl Neighbours {
                 Err(HostError::NoSuchMachine { .. }) => continue,
                 other => other?,
             };
-            let texts = files.iter().filter_map(|(_, bytes)| std::str::from_utf8(bytes).ok());
+            let texts: Vec<&str> = files
+                .iter()
+                .filter_map(|(_, bytes)| std::str::from_utf8(bytes).ok())
+                .collect();
+            let folders = texts.iter().filter_map(|text| served_folder(text));
+            let jobs = folders.filter_map(|folder| InstantJob::read(&folder).ok());
             found.push(Neighbour {
                 // One that cannot be read uses nothing that could be told.
-                configurations: texts.filter_map(|text| DomainXml::parse(text).ok()).collect(),
+                configurations: texts.iter().filter_map(|text| DomainXml::parse(text).ok()).collect(),
+                awaited: jobs.flat_map(|job| job.disks).map(|disk| disk.target).collect(),
                 name: summary.name,
                 uuid: summary.uuid,
             });
@@ -92,7 +101,7 @@ impl Neighbours {
 
 impl Neighbour {
     fn files(&self) -> impl Iterator<Item = PathBuf> {
-        self.configurations.iter().flat_map(|xml| {
+        let present = self.configurations.iter().flat_map(|xml| {
             let disks = xml.disks.iter().flat_map(|disk| match &disk.source {
                 DiskSource::File(path) | DiskSource::Device(path) => chain_of(path, disk.format.as_deref()),
                 _ => Vec::new(),
@@ -104,7 +113,8 @@ impl Neighbour {
                 .map(PathBuf::from)
                 .chain(tpm.map(|(_, path)| path.clone()));
             disks.chain(beside)
-        })
+        });
+        present.chain(self.awaited.iter().cloned())
     }
 }
 

@@ -26,7 +26,7 @@ pub enum Refusal {
         /// The machine.
         machine: String,
         /// Why not.
-        reason: &'static str,
+        reason: String,
     },
     /// There is a machine of this name or UUID.
     #[error("there is a machine {name} already ({uuid})")]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use holdfast_host::domain_xml::{
     DiskChange, DiskPlace, DomainXml, Identity, Medium, Rewrite, rewrite, with_links_down,
 };
-use holdfast_host::{HypervisorMut, Resumption, agent};
+use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, Resumption, agent};
 use holdfast_repo::{Manifest, Repository, Surroundings};
 
 use super::plan::{Content, Draft, Planner, unfit};
@@ -57,9 +57,9 @@ pub(super) fn plan(
     (snapshot, runtime): (&Manifest, &Path),
     draft: &mut Draft,
 ) -> Result<PlannedResumption> {
-    let refused = |reason: &'static str| Refusal::CannotResume {
+    let refused = |reason: &str| Refusal::CannotResume {
         machine: snapshot.machine.clone(),
-        reason,
+        reason: reason.to_owned(),
     };
     let memory = snapshot.disks.iter().find(|record| is_memory(record));
     let memory = memory.ok_or_else(|| refused("the snapshot has no memory: it was not taken with --with-memory"))?;
@@ -68,6 +68,8 @@ pub(super) fn plan(
         Ok(text.ok_or_else(|| refused("the snapshot has no configuration that goes with its memory"))?)
     };
     let (configuration, then) = (text(CONFIGURATION)?, text(LIVE_CONFIGURATION)?);
+    // What it cannot go on from has to be known before anything is changed.
+    stored_memory(planner.repository, snapshot)?;
     let is_same = stored::uuid(snapshot).is_some_and(|uuid| uuid.eq_ignore_ascii_case(&draft.machine.uuid));
     if !draft.machine.is_new && !is_same {
         return Err(refused("the machine that is there is another one than the memory is of").into());
@@ -82,14 +84,24 @@ pub(super) fn plan(
             macs: None,
             ..new.clone()
         }),
+        // Renamed since, it keeps its name.
+        _ if !draft.machine.is_new => Identity::Named(draft.machine.name.clone()),
         other => other.clone(),
     };
     let xml = DomainXml::parse(&configuration).map_err(|detail| unfit(&snapshot.machine, detail))?;
+    let mut disks = places(draft);
+    for disk in xml.disks.iter().filter(|disk| !is_in(snapshot, disk)) {
+        match without_record(disk) {
+            Ok(None) => {}
+            Ok(Some(change)) => drop(disks.insert(disk.target.clone(), change)),
+            Err(why) => return Err(refused(&format!("disk {} {why}", disk.target)).into()),
+        }
+    }
     let has_links_down = matches!(identity, Identity::New(_)) && !xml.macs.is_empty();
     let wish = Rewrite {
         identity,
         generation: planner.uuid()?,
-        disks: places(draft),
+        disks,
         nvram: nvram.map(|file| file.to.clone()),
         tpm: draft.tpm.clone(),
     };
@@ -109,6 +121,37 @@ pub(super) fn plan(
         runtime: runtime.to_owned(),
         has_links_down,
     })
+}
+
+/// The memory of a snapshot, with its devices.
+fn stored_memory<'r>(repository: &'r Repository, snapshot: &Manifest) -> Result<StoredMemory<'r>> {
+    let memory = StoredMemory::open(repository, snapshot)?;
+    Ok(memory.ok_or_else(|| Refusal::CannotResume {
+        machine: snapshot.machine.clone(),
+        reason: "the snapshot has its memory's pages only, and not its devices".to_owned(),
+    })?)
+}
+
+/// Whether the snapshot has a disk.
+fn is_in(snapshot: &Manifest, disk: &MachineDisk) -> bool {
+    stored::disks(snapshot).any(|record| record.name == disk.target)
+}
+
+/// What becomes of a disk that the snapshot does not have, or why the memory cannot do with it: what the guest remembers of a disk
+/// that was written since would be written over it.
+fn without_record(disk: &MachineDisk) -> std::result::Result<Option<DiskChange>, &'static str> {
+    let is_removable = matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);
+    match &disk.source {
+        DiskSource::Empty => Ok(None),
+        _ if !disk.is_read_only && !is_removable => Err("is not in the snapshot, and the guest goes on writing to it"),
+        DiskSource::File(path) | DiskSource::Device(path) if !path.exists() && is_removable => {
+            Ok(Some(DiskChange::Empty))
+        }
+        DiskSource::File(path) | DiskSource::Device(path) if !path.exists() => {
+            Err("is not in the snapshot, and not there")
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Where the disks of a plan will be.
@@ -139,10 +182,7 @@ pub(super) fn resume(
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<Resumed> {
-    let memory = StoredMemory::open(repository, snapshot)?.ok_or_else(|| Refusal::CannotResume {
-        machine: snapshot.machine.clone(),
-        reason: "the snapshot has its memory's pages only, and not its devices",
-    })?;
+    let memory = stored_memory(repository, snapshot)?;
     let folder = tempfile::Builder::new()
         .prefix("holdfast-")
         .tempdir_in(&planned.runtime);

@@ -9,7 +9,7 @@ use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 use super::refusal::Refusal;
 use crate::backup::NOTE_PATH;
 use crate::error::Result;
-use crate::machine_backup::{NOTE_UUID, NVRAM, TPM, is_memory};
+use crate::machine_backup::{MEMORY_STATE, NOTE_UUID, NVRAM, TPM, is_memory};
 
 /// The configuration that the hypervisor keeps.
 const CONFIGURATION: &str = "domain.xml";
@@ -17,6 +17,8 @@ const CONFIGURATION: &str = "domain.xml";
 const LIVE_CONFIGURATION: &str = "domain-live.xml";
 /// Bytes of a stream that is read into memory, at most: configurations, firmware variables, the state of a TPM.
 const STREAM_BYTES_MAX: u64 = 64 << 20;
+/// The same of the devices beside a memory's pages: what a backup takes of their state, with what belongs to it.
+const MEMORY_STATE_BYTES_MAX: u64 = 576 << 20;
 
 /// A machine in a snapshot.
 pub(super) struct StoredMachine<'m> {
@@ -101,11 +103,16 @@ pub(super) fn path_of(record: &DiskRecord) -> Option<PathBuf> {
 
 /// A small stream, whole; every byte of it is checked.
 pub(crate) fn bytes_of(repository: &Repository, record: &DiskRecord) -> Result<Vec<u8>> {
-    if record.size_bytes > STREAM_BYTES_MAX {
+    let size_bytes_max = if record.name == MEMORY_STATE {
+        MEMORY_STATE_BYTES_MAX
+    } else {
+        STREAM_BYTES_MAX
+    };
+    if record.size_bytes > size_bytes_max {
         return Err(Refusal::TooLarge {
             name: record.name.clone(),
             size_bytes: record.size_bytes,
-            size_bytes_max: STREAM_BYTES_MAX,
+            size_bytes_max,
         }
         .into());
     }

@@ -2,13 +2,14 @@
 #![expect(unsafe_code, reason = "foreign functions; the contract stands beside each use")]
 
 use std::ffi::CString;
+use std::path::Path;
 
 use roxmltree::Document;
 use virt::error::Error as VirtError;
 use virt::sys;
 
 use super::Libvirt;
-use crate::domain_xml::{DiskPlace, disk_element};
+use crate::domain_xml::{DiskPlace, child, disk_element};
 use crate::error::{Error, Result};
 use crate::live_disks::{CopyState, Life, LiveDisks};
 
@@ -58,9 +59,9 @@ impl LiveDisks for Libvirt {
         done(code).map_err(|error| machine.refused("copy a disk of", &error))
     }
 
-    fn copy(&self, machine: &str, disk: &str) -> Result<Option<CopyState>> {
+    fn copy(&self, machine: &str, disk: &str, to: &DiskPlace) -> Result<Option<CopyState>> {
         let machine = self.find(machine)?;
-        let disk = text(disk);
+        let (name, disk) = (disk, text(disk));
         let mut info = sys::virDomainBlockJobInfo {
             type_: 0,
             bandwidth: 0,
@@ -70,7 +71,18 @@ impl LiveDisks for Libvirt {
         // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call; `info` is ours.
         let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
         done(code).map_err(|error| machine.refused("look at a copy of a disk of", &error))?;
-        Ok((code > 0).then_some(CopyState {
+        if code == 0 {
+            return Ok(None);
+        }
+        let is_copy = u32::try_from(info.type_) == Ok(sys::VIR_DOMAIN_BLOCK_JOB_TYPE_COPY);
+        if !is_copy || !is_copied_to(&machine.xml(0)?, name, &to.path) {
+            // It may have ended while its target was asked for: then there is none at the next look.
+            return Err(Error::Busy {
+                machine: machine.name.clone(),
+                holder: format!("a job of somebody else on disk {name}"),
+            });
+        }
+        Ok(Some(CopyState {
             done_bytes: info.cur,
             total_bytes: info.end,
             // libvirt keeps the two apart until QEMU says that the copy is complete.
@@ -109,6 +121,22 @@ fn user_in(capabilities: &str) -> Option<(u32, u32)> {
     Some((number(user)?, number(group)?))
 }
 
+/// Whether the configuration of a machine that runs says that a disk is copied to `path`.
+///
+/// `<disk><mirror type='file' job='copy'><source file='/i'/></mirror><target dev='vda'/></disk>`
+fn is_copied_to(configuration: &str, disk: &str, path: &Path) -> bool {
+    let Ok(document) = Document::parse(configuration) else {
+        return false;
+    };
+    let mut disks = document.descendants().filter(|node| node.has_tag_name("disk"));
+    let found = disks.find(|found| child(*found, "target").and_then(|target| target.attribute("dev")) == Some(disk));
+    let source = found
+        .and_then(|found| child(found, "mirror"))
+        .and_then(|mirror| child(mirror, "source"));
+    let place = source.and_then(|source| source.attribute("file").or_else(|| source.attribute("dev")));
+    place.map(Path::new) == Some(path)
+}
+
 fn text(text: &str) -> CString {
     CString::new(text).expect("XML has no zero bytes")
 }
@@ -119,7 +147,25 @@ fn done(code: i32) -> std::result::Result<(), VirtError> {
 
 #[cfg(test)]
 mod tests {
-    use super::user_in;
+    use super::{is_copied_to, user_in};
+
+    #[test]
+    fn a_copy_goes_where_the_running_configuration_says() {
+        let disk = |name: &str, mirror: &str| format!("<disk><source file='/s'/>{mirror}<target dev='{name}'/></disk>");
+        let mirror = "<mirror type='file' job='copy'><source file='/i'/></mirror>";
+        let text = format!(
+            "<domain><devices>{}{}</devices></domain>",
+            disk("vda", mirror),
+            disk("vdb", "")
+        );
+        assert!(is_copied_to(&text, "vda", "/i".as_ref()));
+        assert!(!is_copied_to(&text, "vda", "/s".as_ref()));
+        assert!(!is_copied_to(&text, "vdb", "/i".as_ref()));
+        assert!(!is_copied_to(&text, "vdz", "/i".as_ref()));
+        assert!(!is_copied_to("nonsense", "vda", "/i".as_ref()));
+        let device = text.replace("file='/i'", "dev='/i'");
+        assert!(is_copied_to(&device, "vda", "/i".as_ref()));
+    }
 
     #[test]
     fn the_user_of_machines_is_told_by_the_model_that_has_users() {

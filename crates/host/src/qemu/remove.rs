@@ -37,6 +37,22 @@ pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
     Ok(runs)
 }
 
+/// Has QEMU let go of files of runs of which nothing else is in it: of one that read the machine while it stood still.
+pub fn drop_idle_files(monitor: &dyn Monitor) -> Result<()> {
+    let names = node_names(monitor)?.into_iter().chain(export_ids(monitor)?);
+    let at_work: BTreeSet<RunId> = names.filter_map(|name| run_of(&name)).collect();
+    for (set, label) in fd_sets(monitor)? {
+        if run_of(&label).is_some_and(|run| !at_work.contains(&run)) {
+            match monitor.execute(&QmpCommand::new("remove-fd", json!({ "fdset-id": set }))) {
+                // It has gone by itself.
+                Err(error) if !error.is_refusal() => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Takes out everything that `run` has put into this QEMU. The guest does not notice.
 ///
 /// # Errors

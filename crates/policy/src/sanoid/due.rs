@@ -122,7 +122,7 @@ impl<'z> Calendar<'z> {
     fn second_of(&self, day: Date, hour: i64, minute: i64) -> i64 {
         let part = |value: i64| i8::try_from(value).expect("hours and minutes were checked when they were read");
         let time = self.zone.to_ambiguous_timestamp(day.at(part(hour), part(minute), 0, 0));
-        let first = time.clone().compatible();
+        let first = time.compatible();
         let chosen = match (first, time.later()) {
             (Ok(first), Ok(second)) if self.is_dst_at(second.as_second()) && !self.is_dst_at(first.as_second()) => {
                 Ok(second)

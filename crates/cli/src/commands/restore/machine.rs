@@ -58,6 +58,27 @@ pub(super) struct MachineArgs {
     dry_run: bool,
 }
 
+impl MachineArgs {
+    /// An option that was given, though it says nothing without `--to-machine`. The parser does not refuse them beside a target, which
+    /// `--to-machine` cannot have.
+    pub(super) fn out_of_place(&self) -> Option<&'static str> {
+        let given = [
+            ("--connect", self.connect.is_some()),
+            ("--name", self.name.is_some()),
+            ("--keep-identity", self.keep_identity),
+            ("--storage", self.storage.is_some()),
+            ("--disk", !self.places.is_empty()),
+            ("--configuration", self.configuration),
+            ("--start", self.start),
+            ("--resume", self.resume),
+            ("--live", self.live),
+            ("--dry-run", self.dry_run),
+        ];
+        let found = given.into_iter().find(|(_, is_given)| *is_given && !self.to_machine);
+        found.map(|(option, _)| option)
+    }
+}
+
 /// `vda=/dev/vg/web1`
 fn parse_place(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
@@ -273,7 +294,7 @@ impl Report for Done {
             if let Some(behind) = machine.clock_behind_ms {
                 let behind = units::duration(std::time::Duration::from_millis(behind));
                 page.line(&format!(
-                    "  its clock is {behind} behind: it has no agent that could set it"
+                    "  its clock is {behind} behind: no agent of its guest has set it"
                 ));
             }
             return;

@@ -75,6 +75,11 @@ impl Bare {
 
 /// Takes the place of the guest's agent at its socket. Gives what it is asked to do.
 pub(super) fn play_agent(path: &std::path::Path) -> Receiver<String> {
+    play_agent_that_is("thawed", path)
+}
+
+/// The same in a guest whose file systems are frozen, or not, from the start.
+fn play_agent_that_is(mut status: &'static str, path: &std::path::Path) -> Receiver<String> {
     std::fs::remove_file(path).unwrap();
     let listener = UnixListener::bind(path).unwrap();
     let (send, asked) = channel();
@@ -85,16 +90,20 @@ pub(super) fn play_agent(path: &std::path::Path) -> Receiver<String> {
                 let line = line.strip_prefix(&[0xff]).unwrap_or(&line);
                 let question: Value = serde_json::from_slice(line).unwrap();
                 let command = question["execute"].as_str().unwrap().to_owned();
-                let answer = match question.pointer("/arguments/id") {
-                    Some(number) => {
+                let answer = match (question.pointer("/arguments/id"), &command[..]) {
+                    (Some(number), _) => {
                         answers.write_all(&[0xff]).unwrap();
                         number.clone()
                     }
-                    None => 1.into(),
+                    (None, "guest-fsfreeze-status") => status.into(),
+                    (None, other) => {
+                        status = if other.ends_with("freeze") { "frozen" } else { "thawed" };
+                        1.into()
+                    }
                 };
                 // The other end may have gone.
                 writeln!(answers, "{}", serde_json::json!({ "return": answer })).ok();
-                if command != "guest-sync-delimited" {
+                if command != "guest-sync-delimited" && command != "guest-fsfreeze-status" {
                     send.send(command).ok();
                 }
             }
@@ -146,6 +155,20 @@ fn a_machine_is_backed_up_by_its_monitor_and_only_its_changes_the_next_time() {
     let machine = String::from_utf8(bare.rig.read("machine.json")).unwrap();
     assert!(machine.contains("disk0") && !machine.contains("hf-"), "{machine}");
     bare.rig.ok(&["verify"]);
+}
+
+/// Another program has frozen the guest, for a snapshot of its own: to thaw it would be to tear that.
+#[test]
+fn what_somebody_else_has_frozen_stays_so() {
+    let bare = Bare::new(&AGENT);
+    let asked = play_agent_that_is("frozen", &bare.lab.path("agent"));
+    let words = ["backup", &bare.source, "--quiesce", "require"];
+    let (_, text) = bare.rig.error(1, &words);
+    assert!(text.contains("somebody else has frozen them"), "{text}");
+    let report = bare.rig.json(3, &["backup", &bare.source]);
+    assert_eq!(report["report"]["machines"][0]["consistency"], "crash", "{report}");
+    assert_eq!(asked.try_iter().collect::<Vec<_>>(), Vec::<String>::new());
+    bare.wait_until_mended("it was only looked at");
 }
 
 #[test]

@@ -22,9 +22,14 @@ impl World {
 
     /// Kills a restore as soon as its machine runs; its images are not filled then. The folder of the restore.
     fn begun(&self) -> PathBuf {
+        self.begun_with(&[])
+    }
+
+    fn begun_with(&self, words: &[&str]) -> PathBuf {
         let uri = self.lab.uri();
         for _ in 0..5 {
-            let words = at(&uri, &["restore", "web1", "--to-machine", "--live"]);
+            let words = [&["restore", "web1", "--to-machine", "--live"], words].concat();
+            let words = at(&uri, &words);
             let mut child = self.rig.command(&words).spawn().unwrap();
             let libvirt = self.lab.connect();
             while libvirt.life(NAME).ok() != Some(Life::Running) {
@@ -172,6 +177,51 @@ fn what_is_changed_of_its_configuration_meanwhile_stays() {
     assert_eq!(report["machines"].as_array().unwrap().len(), 1, "{report}");
     assert!(!folder.exists());
     assert!(world.configuration(NAME).contains("<title>changed meanwhile</title>"));
+    world.assert_is_whole();
+}
+
+/// A machine that has run must not begin again from the snapshot, and that be copied over its images.
+#[test]
+fn without_what_the_guest_has_written_nothing_starts() {
+    let mut world = World::new();
+    world.back_up();
+    let folder = world.begun();
+    world.restored_writes(0, 80, 65_536, 4096);
+    world.lab.virsh(&["destroy", NAME]);
+    kill_servers(&folder);
+    let (written, away) = (folder.join("written"), world.rig.path("written-away"));
+    std::fs::rename(&written, &away).unwrap();
+    let (_, text) = world.rig.error(1, &at(&world.lab.uri(), &["resume", NAME]));
+    assert!(text.contains("server"), "{text}");
+    assert!(servers(&folder).is_empty());
+    std::fs::remove_dir_all(&written).ok();
+    std::fs::rename(&away, &written).unwrap();
+    world.resume();
+    world.assert_is_whole();
+}
+
+/// Its images are nobody else's, though its configuration names none of them yet.
+#[test]
+fn images_that_are_being_filled_belong_to_their_machine() {
+    let world = World::new();
+    world.back_up();
+    let folder = world.begun();
+    let image = world.lab.path("web1-restored-b");
+    let place = format!("vdb={}", image.display());
+    let words = [
+        "restore",
+        "web1",
+        "--to-machine",
+        "--name",
+        "web2",
+        "--disk",
+        &place,
+        "--force",
+    ];
+    let (kind, text) = world.rig.error(1, &at(&world.lab.uri(), &words));
+    assert!(kind == "refused" && text.contains(NAME), "{kind}: {text}");
+    assert!(folder.exists());
+    world.resume();
     world.assert_is_whole();
 }
 

@@ -158,6 +158,31 @@ fn a_new_machine_goes_on_beside_the_old_one() {
     world.assert_holds("web1-restored");
 }
 
+/// What the guest remembers of a disk that is not in the snapshot would be written over what is on it by now.
+#[test]
+fn memory_is_not_resumed_without_all_disks_that_its_guest_writes() {
+    let world = World::with_memory(7);
+    let uri = world.lab.uri();
+    let words = at(&uri, &["backup", "web1", "--with-memory", "--exclude", "vdb"]);
+    let report = world.rig.json(3, &words);
+    let warnings = report["warnings"].to_string();
+    assert!(
+        warnings.contains("nobody can go on") && warnings.contains("vdb"),
+        "{report}"
+    );
+    let before = world.files();
+    world.lab.virsh(&["destroy", "web1"]);
+    for words in [&["--resume"][..], &["--resume", "--in-place"]] {
+        let (kind, text) = world.refused(1, words);
+        assert!(
+            kind == "refused" && text.contains("vdb is not in the snapshot"),
+            "{kind}: {text}"
+        );
+    }
+    assert_eq!(world.files(), before);
+    world.assert_holds("web1");
+}
+
 #[test]
 fn memory_that_is_not_there_is_not_resumed() {
     let world = World::new();

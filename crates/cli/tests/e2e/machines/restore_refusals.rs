@@ -170,6 +170,63 @@ fn a_disk_goes_to_a_block_device_that_is_named() {
     assert!(kind == "io" && text.contains("in use"), "{kind}: {text}");
 }
 
+/// A single disk goes nowhere where a machine that runs has it.
+#[test]
+fn the_image_of_a_machine_that_runs_is_not_written_over() {
+    let world = World::new();
+    world.back_up();
+    let refused = |words: &[&str]| {
+        let (kind, text) = world.rig.error(4, words);
+        assert!(kind == "locked" && text.contains("web1-"), "{kind}: {text}");
+    };
+    for (disk, image) in [("web1:vda", "web1-a"), ("web1:vdb", "web1-b")] {
+        let path = world.lab.path(image).display().to_string();
+        for way in ["--in-place", "--force"] {
+            refused(&["restore", disk, &path, way]);
+        }
+    }
+    world.assert_runs_and_is_clean();
+    world.lab.virsh(&["destroy", "web1"]);
+    world.assert_holds("web1");
+    let path = world.lab.path("web1-b").display().to_string();
+    world.rig.ok(&["restore", "web1:vdb", &path, "--in-place"]);
+    world.rig.ok(&["restore", "web1:vdb", &path, "--force"]);
+    world.assert_holds("web1");
+}
+
+/// libvirt gives machines device files of their own, on which nobody's locks are seen: who writes to the device is looked for.
+#[test]
+fn a_block_device_that_another_process_writes_is_not_written_over() {
+    let world = World::new();
+    world.back_up();
+    let Some(device) = loop_device(&world.rig.path("loop"), 8 << 20) else {
+        return;
+    };
+    let path = device.path.display().to_string();
+    let place = format!("vdb={path}");
+    let writer = File::options().write(true).open(&device.path).unwrap();
+    // A process is found by its files, and this one is another than the program.
+    for words in [
+        &["restore", "web1:vdb", &path, "--force"][..],
+        &at(
+            &world.lab.uri(),
+            &["restore", "web1", "--to-machine", "--disk", &place, "--force"],
+        ),
+    ] {
+        let (kind, text) = world.rig.error(4, words);
+        assert!(
+            kind == "locked" && text.contains(&format!("process {}", std::process::id())),
+            "{kind}: {text}"
+        );
+    }
+    assert_eq!(world.machines(), ["web1"]);
+    drop(writer);
+    // Who only reads it, as udev does, is in nobody's way.
+    let reader = File::open(&device.path).unwrap();
+    world.rig.ok(&["restore", "web1:vdb", &path, "--force"]);
+    drop(reader);
+}
+
 /// A repository that is damaged where only the second disk is: the first is written whole, and goes again.
 #[test]
 fn a_failure_in_the_middle_leaves_nothing() {

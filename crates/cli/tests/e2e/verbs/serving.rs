@@ -82,6 +82,10 @@ fn what_clients_write_is_thrown_away_or_kept_and_the_snapshot_stays() {
     );
     qemu_io("write -P 8 2M 4k", &serving.uris[0]);
     qemu_io("flush", &serving.uris[0]);
+    // Two that write one overlay would destroy it.
+    let second = [&["serve", "nbd", "--socket", "second"][..], &words].concat();
+    let output = rig.code(4, &second);
+    assert!(crate::program::stderr(&output).contains("served already"));
     serving.stop();
     let serving = Serving::start(&rig, &words, 1);
     qemu_io("read -P 8 2M 4k", &serving.uris[0]);

@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -47,6 +47,8 @@ pub(super) struct Connection {
     /// In nanoseconds of the clock: when the last bytes came, and when the deadlines were last looked at.
     received_at: AtomicU64,
     checked_at: AtomicU64,
+    /// Whether it is lost.
+    is_over: AtomicBool,
     /// Held by the thread that sends; memory for headers.
     sender: Mutex<Vec<u8>>,
     state: Mutex<State>,
@@ -128,6 +130,7 @@ impl Connection {
             call_count: AtomicUsize::new(0),
             received_at: AtomicU64::new(now),
             checked_at: AtomicU64::new(now),
+            is_over: AtomicBool::new(false),
             sender: Mutex::default(),
             state: Mutex::new(State {
                 dialogue: Dialogue::new(outcome.style, outcome.contexts, export.size_bytes()),
@@ -187,6 +190,7 @@ impl Connection {
         let mut state = self.lock();
         if state.loss.is_none() {
             state.loss = Some(Arc::new(loss));
+            self.is_over.store(true, Ordering::Release);
             // It may be closed already, and then has nothing to end.
             self.stream.shutdown().ok();
         }
@@ -287,6 +291,8 @@ impl Connection {
         loop {
             match self.stream.read_vectored(buffers) {
                 Ok(0) => return Err(self.lose(Loss::Closed)),
+                // What came before may have been thrown away by whoever ended it.
+                Ok(_) if self.is_over.load(Ordering::Acquire) => return Err(Gone),
                 Ok(count) => {
                     let now = self.clock.now();
                     self.received_at.store(nanos(now), Ordering::Relaxed);

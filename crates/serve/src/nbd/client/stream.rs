@@ -3,12 +3,14 @@
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, recv, sockopt};
 
 /// The port that IANA assigns to NBD.
 pub const PORT: u16 = 10_809;
@@ -28,7 +30,8 @@ pub trait Stream: Send + Sync {
     /// Sets how long one read, or one write, waits.
     fn set_patience(&self, patience: Duration) -> io::Result<()>;
 
-    /// Ends both directions; a read or write that waits returns.
+    /// Ends both directions; a read or write that waits returns. What has come and was not read is thrown away: a peer that waits for
+    /// room to send is told of the end by that, and QEMU by nothing else.
     fn shutdown(&self) -> io::Result<()>;
 }
 
@@ -48,13 +51,25 @@ macro_rules! socket_stream {
                 self.set_write_timeout(Some(patience))
             }
             fn shutdown(&self) -> io::Result<()> {
-                <$socket>::shutdown(self, Shutdown::Both)
+                <$socket>::shutdown(self, Shutdown::Both)?;
+                throw_away(self);
+                Ok(())
             }
         }
     )*};
 }
 
 socket_stream!(UnixStream, TcpStream);
+
+/// Reads until there is nothing more to read.
+///
+/// QEMU takes a socket that hung up for one that can be read, not for one that can be written (`aio_dispatch_handler`): as long as the
+/// queue is full, its server waits for room, and with it everything that waits for the end of the server's requests, in the loop
+/// that the guest needs as well.
+fn throw_away(socket: impl AsFd) {
+    let mut bytes = vec![0; 1 << 16];
+    while let Ok((_, 1..)) | Err(Errno::INTR) = recv(&socket, &mut bytes[..], RecvFlags::DONTWAIT) {}
+}
 
 /// Makes one more connection; gets the time that it may take.
 pub type Connector = dyn Fn(Duration) -> io::Result<Box<dyn Stream>> + Send + Sync;
@@ -132,4 +147,24 @@ fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<Box<dyn S
     }
     let nowhere = || io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     Err(failure.unwrap_or_else(nowhere))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::Stream;
+
+    #[test]
+    fn a_peer_that_waits_for_room_is_told_of_the_end() {
+        let (mut ours, mut peer) = UnixStream::pair().unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let full = std::iter::repeat_with(|| peer.write(&[0; 4096])).find_map(Result::err);
+        assert_eq!(full.unwrap().kind(), ErrorKind::WouldBlock);
+        Stream::shutdown(&ours).unwrap();
+        // Its queue has room again, and it may not use it.
+        assert_eq!(ours.read(&mut [0; 1]).unwrap(), 0);
+        assert_eq!(peer.write(&[0]).unwrap_err().kind(), ErrorKind::BrokenPipe);
+    }
 }
