@@ -9,6 +9,7 @@
 //! 4. The snapshot is committed; only then does the bitmap of the next run take the place of the old one.
 
 mod changes;
+mod choice;
 mod from_images;
 mod frozen;
 mod frozen_device;
@@ -32,9 +33,7 @@ use holdfast_block::BlockDevice;
 use holdfast_host::qemu::memory::MemoryMode;
 use holdfast_host::qemu::{Pause, Standstill};
 use holdfast_host::qmp::wake_patiently;
-use holdfast_host::{
-    Decision, Description, DiskChoice, DiskKind, DiskSource, Machine, MachineDisk, MachineState, Overlays,
-};
+use holdfast_host::{Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState, Overlays};
 use holdfast_repo::{Manifest, Parent, Processes, Repository, Source, SourceData};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -51,6 +50,7 @@ use crate::{BackupReport, MachineName, Unit};
 use changes::Changes;
 pub use changes::{Compared, ReadAll};
 pub(crate) use changes::{NOTE_BITMAP, is_bitmap_of, is_bitmap_of_ours};
+use choice::{check_choice, decide};
 use frozen::Freezer;
 use memory::NOTE_KIND;
 pub(crate) use memory::{MEMORY, MEMORY_STATE, is_memory};
@@ -179,12 +179,7 @@ fn back_up_described(
     for (target, why) in &left_out {
         job.progress.note(&format!("disk {target} is left out: {why}"));
     }
-    if taken.is_empty() && !left_out.is_empty() && !is_without_disks(&description) {
-        return Err(Error::NoDisks {
-            machine: description.summary.name,
-        });
-    }
-    warn_of_missing_disks(&description, (&taken, request.memory.is_some()), job);
+    check_choice(&description, (&taken, request.memory.is_some()), job)?;
     // Before anything is put into QEMU: it is not to be in what describes the machine.
     let configuration = request.machine.configuration()?;
     let manifests = snapshots(repository, job.progress)?;
@@ -215,40 +210,6 @@ fn back_up_described(
             machine: backup.description.summary.name,
         }),
     }
-}
-
-/// Whether a machine has nothing but drives: it may boot from the network.
-fn is_without_disks(description: &Description) -> bool {
-    let is_drive = |disk: &MachineDisk| matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);
-    description.disks.iter().all(is_drive)
-}
-
-/// Memory is of use only with every disk that the guest writes to.
-fn warn_of_missing_disks(description: &Description, (taken, has_memory): (&[MachineDisk], bool), job: Job<'_>) {
-    let is_missing = |disk: &&MachineDisk| {
-        let is_written = !disk.is_read_only && matches!(disk.kind, DiskKind::Disk | DiskKind::Lun);
-        is_written && disk.source != DiskSource::Empty && !taken.contains(disk)
-    };
-    let missing = description.disks.iter().filter(is_missing);
-    let missing: Vec<&str> = missing.map(|disk| &disk.target[..]).collect();
-    if has_memory && !missing.is_empty() {
-        job.progress.warning(&format!(
-            "nobody can go on from the memory in this snapshot, since {} is not in it",
-            missing.join(", ")
-        ));
-    }
-}
-
-/// The disks that are backed up, and those that are not, with the reason.
-fn decide(description: &Description, choice: &DiskChoice) -> (Vec<MachineDisk>, Vec<(String, String)>) {
-    let (mut taken, mut left_out) = (Vec::new(), Vec::new());
-    for (disk, decision) in description.disks.iter().zip(description.decide(choice)) {
-        match decision {
-            Decision::Take => taken.push(disk.clone()),
-            Decision::Leave(why) => left_out.push((disk.target.clone(), why)),
-        }
-    }
-    (taken, left_out)
 }
 
 struct MachineBackup<'a> {

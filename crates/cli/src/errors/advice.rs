@@ -170,20 +170,14 @@ fn machine_advice(error: &JobError) -> Advice {
         ),
         JobError::Hook { .. } => refused("mend the program; --hook-failure=warn goes on without it"),
         JobError::NoMethod { .. } => {
-            refused("without memory, --method=pause reads it while it stands still; or shut it off and back up then")
+            refused("leave --method out; without memory, --method=pause reads it while it stands still; or shut it off")
         }
         JobError::NoImageFile { .. } => refused("leave the disk out with --exclude, or take another --method"),
         JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),
-        JobError::NoDisks { .. } => advice(
-            Exit::Error,
-            Kind::Refused,
-            "name a disk with --include, or leave the machine out with --exclude-machine",
-        ),
-        JobError::MachineEnded { .. } => advice(
-            Exit::Error,
-            Kind::Refused,
-            "back it up again: it is read from its images while it is shut off",
-        ),
+        JobError::NoDisks { .. } => {
+            refused("name a disk with --include, or leave the machine out with --exclude-machine")
+        }
+        JobError::MachineEnded { .. } => refused("back it up again: it is read from its images while it is shut off"),
         JobError::FrozenBroken { .. } => advice(
             Exit::Error,
             Kind::NoSpace,
@@ -224,6 +218,22 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::FormatChanged { .. } => {
             refused("if you know that the image is not raw any more, give its format with --format")
         }
+        JobError::NoSize => advice(Exit::Usage, Kind::Usage, "give a size such as 20G"),
+        JobError::NotExact { .. } => refused("name it by its id, or as MACHINE@TIME"),
+        JobError::CompareOne => advice(Exit::Usage, Kind::Usage, "name one snapshot with --against"),
+        JobError::SeveralDisks { .. } => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "name one as SNAPSHOT:DISK, or give a folder that exists",
+        ),
+        _ => target_advice(error),
+    }
+}
+
+/// Errors about what is written to.
+fn target_advice(error: &JobError) -> Advice {
+    let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
+    match error {
         JobError::TargetExists { .. } => advice(
             Exit::Error,
             Kind::Exists,
@@ -251,7 +261,6 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::NotAFile { .. } => refused("give the name of a new file"),
         JobError::DataFileExists { .. } => advice(Exit::Error, Kind::Exists, "give another --data-file, or remove it"),
         JobError::TargetIsSource { .. } => refused("give the new image another name, and rename it later"),
-        JobError::NoSize => advice(Exit::Usage, Kind::Usage, "give a size such as 20G"),
         JobError::WrittenWrong { .. } => advice(
             Exit::Damage,
             Kind::Damage,
@@ -260,13 +269,6 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::TargetFormat { .. } => {
             refused("restore to a new file; or give --format raw, if this is a raw disk that only looks so")
         }
-        JobError::NotExact { .. } => refused("name it by its id, or as MACHINE@TIME"),
-        JobError::CompareOne => advice(Exit::Usage, Kind::Usage, "name one snapshot with --against"),
-        JobError::SeveralDisks { .. } => advice(
-            Exit::Usage,
-            Kind::Usage,
-            "name one as SNAPSHOT:DISK, or give a folder that exists",
-        ),
         _ => machine_advice(error),
     }
 }

@@ -1,5 +1,11 @@
 //! What a backup of a machine reads, tells and keeps.
 
+use std::time::Duration;
+
+use holdfast_block::Clock as _;
+use holdfast_host::qmp::QmpCommand;
+use serde_json::Value;
+
 use super::lab::run;
 use super::{World, at};
 
@@ -154,6 +160,10 @@ fn a_paused_machine_and_one_that_is_shut_off_are_backed_up_as_they_are() {
     assert_eq!(world.back_up()["disks"][1]["dirty_bytes"], 65_536);
     world.assert_snapshot_is_right("paused twice");
     world.lab.virsh(&["resume", "web1"]);
+    // QEMU lets go of files of a machine that stood still only when it runs: they are nobody's.
+    world.back_up();
+    world.assert_snapshot_is_right("it runs again");
+    world.assert_runs_and_is_clean();
     world.lab.virsh(&["destroy", "web1"]);
     let report = world.back_up();
     assert_eq!(
@@ -161,6 +171,37 @@ fn a_paused_machine_and_one_that_is_shut_off_are_backed_up_as_they_are() {
         (&"images".into(), &"shut off".into())
     );
     world.assert_snapshot_is_right("shut off");
+    let listed = world.rig.report(&["list"])["snapshots"].clone();
+    let words = |one: &Value| (one["consistency"].clone(), one["method"].clone());
+    let listed: Vec<_> = listed.as_array().unwrap().iter().map(words).collect();
+    assert_eq!(listed[0], ("crash".into(), "filter".into()));
+    assert_eq!(listed[3], ("shut off".into(), "images".into()));
+}
+
+/// Who switches a machine off while it is backed up is told so, and nothing is left of it.
+#[test]
+fn a_machine_that_is_switched_off_ends_its_backup() {
+    let world = World::new();
+    let uri = world.lab.uri();
+    let words = at(&uri, &["backup", "web1", "--bwlimit", "2M", "--json"]);
+    let child = world.rig.command(&words).spawn().unwrap();
+    let is_read = || {
+        let exports = world
+            .machine()
+            .monitor()
+            .execute(&QmpCommand::new("query-block-exports", Value::Null));
+        exports.is_ok_and(|exports| exports.as_array().is_some_and(|exports| exports.len() == 2))
+    };
+    while !is_read() {
+        world.lab.clock.sleep(Duration::from_millis(20));
+    }
+    world.lab.virsh(&["destroy", "web1"]);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(document["error"].to_string().contains("was switched off"), "{document}");
+    assert!(world.journal().is_empty());
+    world.doctor(0, &[]);
 }
 
 #[test]
@@ -174,6 +215,8 @@ fn what_cannot_be_done_is_refused_in_words() {
     assert!(text.contains("vda, vdb"), "{text}");
     let (kind, text) = refused(1, &["backup", "web1", "--quiesce", "require"]);
     assert!(kind == "refused" && text.contains("qemu-guest-agent"), "{text}");
+    let (kind, text) = refused(1, &["backup", "web1", "--exclude", "vda", "--exclude", "vdb"]);
+    assert!(kind == "refused" && text.contains("all disks"), "{kind}: {text}");
     let (_, text) = refused(2, &["backup", "web1", "--format", "raw"]);
     assert!(text.contains("machines"), "{text}");
     let (kind, text) = refused(1, &["backup", "web1", "--scratch", "/nonexistent"]);

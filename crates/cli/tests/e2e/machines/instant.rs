@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::lab::guest_writes;
 use super::{World, at};
+use crate::host::loop_device;
 
 const NAME: &str = "web1-restored";
 
@@ -205,24 +206,19 @@ fn without_what_the_guest_has_written_nothing_starts() {
 fn images_that_are_being_filled_belong_to_their_machine() {
     let world = World::new();
     world.back_up();
-    let folder = world.begun();
-    let image = world.lab.path("web1-restored-b");
-    let place = format!("vdb={}", image.display());
-    let words = [
-        "restore",
-        "web1",
-        "--to-machine",
-        "--name",
-        "web2",
-        "--disk",
-        &place,
-        "--force",
-    ];
+    let Some(device) = loop_device(&world.rig.path("loop"), 8 << 20) else {
+        return;
+    };
+    let place = format!("vdb={}", device.path.display());
+    let folder = world.begun_with(&["--disk", &place, "--force"]);
+    let mut words = vec!["restore", "web1", "--to-machine", "--name", "web2"];
+    words.extend(["--disk", &place, "--force"]);
     let (kind, text) = world.rig.error(1, &at(&world.lab.uri(), &words));
     assert!(kind == "refused" && text.contains(NAME), "{kind}: {text}");
     assert!(folder.exists());
     world.resume();
-    world.assert_is_whole();
+    world.lab.virsh(&["destroy", NAME]);
+    world.assert_holds(NAME);
 }
 
 #[test]

@@ -25,6 +25,31 @@ fn a_place_that_holds_no_repository_is_told_from_one_that_holds_something_else()
     assert_eq!(rig.json(0, &["list", "-r", &location])["status"], "ok");
 }
 
+/// An option that is not heeded is a danger where it says that nothing is to be changed.
+#[test]
+fn options_about_machines_are_refused_where_a_file_is_restored() {
+    let rig = Rig::new();
+    rig.write("a.raw", &noise(5000, 1));
+    rig.ok(&["backup", "a.raw"]);
+    rig.write("b.raw", &noise(5000, 2));
+    for option in [
+        "--dry-run",
+        "--start",
+        "--live",
+        "--resume",
+        "--keep-identity",
+        "--name=x",
+        "--connect=test:///default",
+    ] {
+        let output = rig.code(2, &["restore", "a", "b.raw", "--in-place", option]);
+        let name = option.split('=').next().unwrap();
+        assert!(stderr(&output).contains(name), "{}", stderr(&output));
+    }
+    assert!(rig.read("b.raw") == noise(5000, 2));
+    assert_eq!(rig.error(2, &["restore", "a", "new.raw", "-n"]).0, "usage");
+    assert!(!rig.path("new.raw").exists());
+}
+
 #[test]
 fn names_that_mean_nothing_are_told_with_what_is_near() {
     let rig = Rig::new();
