@@ -179,6 +179,7 @@ fn back_up_described(
     for (target, why) in &left_out {
         job.progress.note(&format!("disk {target} is left out: {why}"));
     }
+    let start = job.clock.now();
     check_choice(&description, (&taken, request.memory.is_some()), job)?;
     // Before anything is put into QEMU: it is not to be in what describes the machine.
     let configuration = request.machine.configuration()?;
@@ -196,6 +197,7 @@ fn back_up_described(
         left_out,
         hooks,
         job,
+        start,
     };
     match backup.description.summary.state {
         MachineState::ShutOff => backup.read_images(),
@@ -222,6 +224,8 @@ struct MachineBackup<'a> {
     left_out: Vec<(String, String)>,
     hooks: &'a HookCalls<'a>,
     job: Job<'a>,
+    /// When it began, on the job's clock.
+    start: Duration,
 }
 
 /// A disk, ready to be read.
@@ -387,7 +391,6 @@ impl MachineBackup<'_> {
         (method, consistency): (Method, &str),
         pace: &Pace<'_>,
     ) -> Result<(BackupReport, Vec<(String, Compared)>)> {
-        let start = self.job.clock.now();
         let compared = disks.iter().map(|disk| (disk.target.clone(), disk.changes.compared()));
         let compared: Vec<(String, Compared)> = compared.collect();
         self.job
@@ -435,7 +438,7 @@ impl MachineBackup<'_> {
             snapshot: report.snapshot,
             stored_bytes: report.stored_bytes,
             bottleneck: stages.bottleneck(),
-            duration: self.job.clock.now().saturating_sub(start),
+            duration: self.job.clock.now().saturating_sub(self.start),
         };
         Ok((report, compared))
     }

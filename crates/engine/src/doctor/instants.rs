@@ -120,7 +120,13 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
             Remedy::Advice(if state.has_server {
                 "the server of its disks lives: look where the machine runs before anything is deleted".to_owned()
             } else {
-                "delete the folder if nobody needs that; where other hosts have it too, look there first".to_owned()
+                let held = seen.snapshot.as_ref().map_or_else(String::new, |snapshot| {
+                    format!("; holdfast unprotect --held {snapshot} lets go of its snapshot then")
+                });
+                format!(
+                    "delete the folder, and the images beside it that were not filled, if nobody needs that; where other hosts have \
+                     it too, look there first{held}"
+                )
             }),
         )),
         (None, Some(machine), Some(_)) => {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use holdfast_host::qemu::{RunId, drop_idle_files, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError};
+use holdfast_host::{Living, living};
 use holdfast_repo::Liveness;
 
 use super::MachineBackupRequest;
@@ -94,11 +95,20 @@ fn holder(run: RunId, note: Option<&RunRecord>) -> String {
 /// Whether something of a dead run is there still, when its watchdog has had time.
 fn is_still_there(monitor: &dyn Monitor, run: RunId, job: Job<'_>) -> std::result::Result<bool, MonitorError> {
     let start = job.clock.now();
-    while job.clock.now().saturating_sub(start) < WATCHDOG_PATIENCE {
+    while has_watchdog(run) && job.clock.now().saturating_sub(start) < WATCHDOG_PATIENCE {
         if !runs_in(monitor)?.contains(&run) {
             return Ok(false);
         }
         job.clock.sleep(LOOK_INTERVAL);
     }
-    Ok(true)
+    Ok(runs_in(monitor)?.contains(&run))
+}
+
+/// Whether the watchdog of a run may be alive.
+fn has_watchdog(run: RunId) -> bool {
+    let number = run.0.to_string();
+    let is_one =
+        |process: &Living| process.words.iter().any(|word| word == "watchdog") && process.words.contains(&number);
+    // Where processes of others cannot be seen, nobody can tell.
+    living("holdfast").is_none_or(|living| living.iter().any(is_one))
 }
