@@ -17,14 +17,15 @@ use holdfast_block::Clock;
 use holdfast_host::domain_xml::{Medium, ServedDisks, served_folder, with_served_disks};
 use holdfast_host::{Life, LiveDisks};
 use holdfast_repo::{Repository, SnapshotId, Surroundings};
+use rustix::fs::{FlockOperation, flock};
 
-use self::fill::Fill;
+use self::fill::{Attending, Fill};
 use self::job_file::MadeFile;
 pub use self::job_file::{InstantDisk, InstantJob};
 pub use self::server::serve_instantly;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::machine_restore::{Content, FileWay, MachineRestorePlan, Refusal, write_companions};
+use crate::machine_restore::{Content, FileWay, MachineRestorePlan, Made, Refusal, write_companions};
 
 /// How long requests of a machine wait for a server that is gone, before it stands still.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -80,12 +81,8 @@ pub fn restore_instantly(
     let served = served(&instant, definition)?;
     // The machine runs from the snapshot: nobody may remove it meanwhile.
     let hold = Hold::take(request.repository, plan.snapshot.id, instant.hold)?;
-    let mut made = write_companions(request.repository, hypervisor, plan, surroundings, job)?;
-    instant.made = made_files(plan);
+    let (mut made, folder, lock) = make(request, hypervisor, &mut instant, surroundings, job)?;
     let instant = instant;
-    let folder = NewFolder::make(&instant.folder)?;
-    let lock = fill::lock(&instant)?;
-    instant.write()?;
     let begin = || -> Result<()> {
         (request.launch)(&instant)?;
         instant.begin()?;
@@ -130,6 +127,39 @@ pub fn restore_instantly(
         runs_after: Some(runs_after),
         ..report
     })
+}
+
+/// Makes the images, with nothing in them, and what is noted of the job.
+fn make(
+    request: &InstantRestore<'_>,
+    hypervisor: &dyn LiveDisks,
+    instant: &mut InstantJob,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<(Made, NewFolder, Attending)> {
+    let mut noted = None;
+    // Whoever finds the images of a restore that was killed has to know whose they are.
+    let mut note = |files: &[(&Path, &Path)]| {
+        let made = files
+            .iter()
+            .filter_map(|(name, partial)| Some(MadeFile::at(partial)?.called(name)));
+        instant.made = made.collect();
+        let folder = NewFolder::make(&instant.folder)?;
+        let lock = fill::lock(instant)?;
+        instant.write()?;
+        noted = Some((folder, lock));
+        Ok(())
+    };
+    let made = write_companions(
+        request.repository,
+        hypervisor,
+        request.plan,
+        surroundings,
+        job,
+        &mut note,
+    )?;
+    let (folder, lock) = noted.expect("files have their names only when they were noted");
+    Ok((made, folder, lock))
 }
 
 /// The job, before anything is made for it.
@@ -322,12 +352,6 @@ fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
     disks.collect()
 }
 
-/// The files that were made for a plan.
-fn made_files(plan: &MachineRestorePlan) -> Vec<MadeFile> {
-    let files = plan.files.iter().filter(|file| file.way == FileWay::NewFile);
-    files.filter_map(|file| MadeFile::at(&file.to)).collect()
-}
-
 /// Whether the machine of a job runs, or nobody can tell.
 fn may_run(hypervisor: &dyn LiveDisks, instant: &InstantJob) -> bool {
     !matches!(
@@ -379,11 +403,12 @@ fn served(instant: &InstantJob, definition: &str) -> Result<String> {
 }
 
 /// A folder that goes again with all that is in it, unless it is to be kept.
-struct NewFolder<'p>(Option<&'p Path>);
+struct NewFolder(Option<PathBuf>);
 
-impl<'p> NewFolder<'p> {
+impl NewFolder {
     /// Others may pass through it, to the socket, and see nothing of it.
-    fn make(path: &'p Path) -> Result<Self> {
+    fn make(path: &Path) -> Result<Self> {
+        remove_unused(path);
         let made = std::fs::DirBuilder::new().mode(0o711).create(path);
         made.map_err(|source| match source.kind() {
             std::io::ErrorKind::AlreadyExists => Error::TargetExists { path: path.to_owned() },
@@ -393,7 +418,7 @@ impl<'p> NewFolder<'p> {
                 source,
             },
         })?;
-        let folder = Self(Some(path));
+        let folder = Self(Some(path.to_owned()));
         // Whatever new folders of this process are allowed.
         let opened = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711));
         opened.map_err(|source| Error::File {
@@ -409,9 +434,25 @@ impl<'p> NewFolder<'p> {
     }
 }
 
-impl Drop for NewFolder<'_> {
+/// Removes a folder in which somebody who was killed had just begun: nothing is in it but a lock that nobody has.
+fn remove_unused(folder: &Path) {
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_unused = names.into_iter().all(|entry| entry.file_name() == fill::LOCK);
+    let lock = folder.join(fill::LOCK);
+    let is_free = match std::fs::File::open(&lock) {
+        Ok(file) => flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    };
+    if is_unused && is_free {
+        // What cannot be removed is told of when the folder is made.
+        std::fs::remove_file(&lock).ok();
+        std::fs::remove_dir(folder).ok();
+    }
+}
+
+impl Drop for NewFolder {
     fn drop(&mut self) {
-        if let Some(path) = self.0 {
+        if let Some(path) = &self.0 {
             // Another error brought us here, and says more than one about this.
             drop(std::fs::remove_dir_all(path));
         }

@@ -19,8 +19,8 @@ mod resumption;
 mod stored;
 mod tpm;
 
-pub(crate) use execute::write_companions;
 pub use execute::{MachineRestoreReport, Started, restore_machine};
+pub(crate) use execute::{Made, write_companions};
 pub(crate) use neighbours::{chain_of, is_same};
 pub use plan::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,

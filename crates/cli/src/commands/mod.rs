@@ -2,6 +2,7 @@
 
 mod backup;
 mod completions;
+mod config;
 mod diff;
 mod doctor;
 mod forget;
@@ -73,6 +74,8 @@ pub enum Verb {
     Repair(repair::RepairArgs),
     /// Show the repository in figures
     Stats(stats::StatsArgs),
+    /// Check a configuration, and show what it means
+    Config(config::ConfigArgs),
     /// Manage the keys of a repository
     Key(key::KeyArgs),
     /// Show the version of the program and what it was built for
@@ -114,6 +117,7 @@ impl Verb {
             Self::Serve(args) => serve::run(args, context),
             Self::Repair(args) => repair::run(args, context),
             Self::Stats(args) => stats::run(args, context),
+            Self::Config(args) => config::run(args, context),
             Self::Key(args) => key::run(args, context),
             Self::Version(args) => version::run(args, context),
             Self::Completions(args) => completions::run(args, context),
@@ -167,6 +171,9 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "serve nbd" => serve::EXAMPLES_NBD,
         "repair" => repair::EXAMPLES,
         "stats" => stats::EXAMPLES,
+        "config" => config::EXAMPLES,
+        "config check" => config::EXAMPLES_CHECK,
+        "config show" => config::EXAMPLES_SHOW,
         "key" => key::EXAMPLES,
         "key list" => key::EXAMPLES_LIST,
         "key add" => key::EXAMPLES_ADD,

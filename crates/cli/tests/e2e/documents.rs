@@ -97,6 +97,9 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     add("image map", 0, &["a.qcow2"]);
     add("image check", 0, &["a.qcow2"]);
     add("image compare", 1, &["a.raw", "b.qcow2"]);
+    rig.write("sanoid.conf", b"[tank]\nhourly = 3\nuse_template = gone\n");
+    add("config check", 3, &["sanoid.conf"]);
+    add("config show", 3, &["sanoid.conf", "--effective"]);
     std::fs::create_dir(rig.path("pages")).unwrap();
     add("man", 0, &["pages"]);
     reports

@@ -70,6 +70,12 @@ impl MadeFile {
         })
     }
 
+    /// The same file under the name that it will have.
+    pub(super) fn called(self, name: &Path) -> Self {
+        let path = name.to_owned();
+        Self { path, ..self }
+    }
+
     /// Whether it is this one that has its name.
     pub(super) fn is_there(&self) -> bool {
         Self::at(&self.path).as_ref() == Some(self)

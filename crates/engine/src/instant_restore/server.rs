@@ -112,16 +112,22 @@ pub(super) fn stop(instant: &InstantJob, clock: &dyn Clock) {
     while lives(instant).unwrap_or(false) {
         // Where it is another host's, or a container's, its number means another process here.
         let number = std::fs::read_to_string(instant.folder.join(LOCK)).unwrap_or_default();
-        let number = number.parse().ok().filter(|number| serves(*number, instant));
-        let Some(process) = number.and_then(|number| Pid::from_raw(number.cast_signed())) else {
-            return;
-        };
         let waited = clock.now().saturating_sub(start);
         if waited > 2 * END_DEADLINE {
             return;
         }
         let is_late = waited > END_DEADLINE;
-        kill_process(process, if is_late { Signal::KILL } else { Signal::TERM }).ok();
+        match number
+            .parse::<u32>()
+            .map(|number| (Pid::from_raw(number.cast_signed()), serves(number, instant)))
+        {
+            Ok((Some(process), true)) => {
+                kill_process(process, if is_late { Signal::KILL } else { Signal::TERM }).ok();
+            }
+            Ok(_) => return,
+            // It has just begun, and its number comes.
+            Err(_) => {}
+        }
         pause(clock);
     }
 }

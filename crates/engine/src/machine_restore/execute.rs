@@ -88,14 +88,19 @@ pub fn restore_machine(
     })
 }
 
+/// Hears of new files: the name that each will have, and where it is as long as it has none.
+pub(crate) type BeforeNames<'a> = dyn FnMut(&[(&Path, &Path)]) -> Result<()> + 'a;
+
 /// Writes what a new machine has beside its disks, and makes its disks with nothing in them. What is made goes again with the answer,
-/// unless that is told to [`keep`](Made::keep) it.
+/// unless that is told to [`keep`](Made::keep) it. `before_names` hears of all new files
+/// before the first has its name.
 pub(crate) fn write_companions(
     repository: &Repository,
     hypervisor: &dyn HypervisorMut,
     plan: &MachineRestorePlan,
     surroundings: &Surroundings,
     job: Job<'_>,
+    before_names: &mut BeforeNames<'_>,
 ) -> Result<Made> {
     let execution = Execution {
         repository,
@@ -107,12 +112,20 @@ pub(crate) fn write_companions(
     execution.clear_left();
     let outputs = execution.open()?;
     execution.check_machine()?;
-    let mut made = Made::default();
-    for output in outputs {
+    for output in &outputs {
         match &output.device {
-            None => execution.write_bytes(&output)?,
+            None => execution.write_bytes(output)?,
             Some(device) => device.as_device().flush()?,
         }
+    }
+    let new = outputs
+        .iter()
+        .filter_map(|output| Some((output.file, output.new.as_ref()?)));
+    let new = new.filter(|(file, _)| file.way == FileWay::NewFile);
+    let new: Vec<(&Path, &Path)> = new.map(|(file, new)| (file.to.as_path(), new.partial())).collect();
+    before_names(&new)?;
+    let mut made = Made::default();
+    for output in outputs {
         finish(output, &mut made)?;
     }
     Ok(made)

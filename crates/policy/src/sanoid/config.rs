@@ -141,6 +141,11 @@ impl CheckedSection {
         self.name.starts_with(TEMPLATE)
     }
 
+    /// The dataset that it is about.
+    pub(super) fn dataset(&self) -> &str {
+        self.get("path").map_or(&self.name, |entry| &entry.value)
+    }
+
     pub(super) fn get(&self, key: &str) -> Option<&CheckedEntry> {
         self.entries.iter().find(|entry| entry.key == key)
     }
@@ -176,6 +181,12 @@ impl SanoidConfig {
     /// What is hardly meant as it stands there.
     pub fn warnings(&self) -> &[SanoidWarning] {
         &self.warnings
+    }
+
+    /// The datasets that have a section, in their order in the file.
+    pub fn datasets(&self) -> impl Iterator<Item = &str> {
+        let sections = self.sections.iter().filter(|section| !section.is_template());
+        sections.map(CheckedSection::dataset)
     }
 
     /// The template of this name, without "template_".

@@ -101,11 +101,11 @@ struct Resolution<'c> {
 
 impl Resolution<'_> {
     fn section(&mut self, section: &CheckedSection) {
-        let dataset = section.get("path").map_or(&section.name, |entry| &entry.value);
-        if !self.datasets.contains(dataset) {
+        let dataset = section.dataset();
+        if self.datasets.iter().all(|other| other != dataset) {
             self.warnings.push(SanoidWarning::NoDataset {
                 section: section.name.clone(),
-                dataset: dataset.clone(),
+                dataset: dataset.to_owned(),
             });
         }
         let inherited = self.found.remove(dataset);
@@ -135,7 +135,7 @@ impl Resolution<'_> {
         } else if recursion.is_some_and(is_on) {
             self.children(&policy, |_| {});
         }
-        self.found.insert(dataset.clone(), policy);
+        self.found.insert(dataset.to_owned(), policy);
     }
 
     /// What holds for a dataset before any section is about it.

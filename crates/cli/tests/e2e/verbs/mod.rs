@@ -1,6 +1,7 @@
 //! The verbs from end to end, on small images.
 
 mod backups;
+mod configurations;
 mod conversions;
 mod crashes;
 mod full_disks;

@@ -1,0 +1,275 @@
+//! `holdfast config`: what a configuration says, before anything acts by it.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_policy::sanoid::{DatasetPolicy, Origin, SanoidConfig, SanoidError, SanoidWarning};
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Column, Page, Report, Style, Table};
+
+/// Where sanoid has its configuration.
+const SANOID_CONF: &str = "/etc/sanoid/sanoid.conf";
+
+/// Arguments of `config`.
+#[derive(Debug, clap::Args)]
+pub struct ConfigArgs {
+    #[command(subcommand)]
+    verb: ConfigVerb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum ConfigVerb {
+    /// Tell all that is wrong with a sanoid.conf
+    Check(CheckArgs),
+    /// Show what a sanoid.conf means for each dataset, and which line says so
+    Show(ShowArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct CheckArgs {
+    /// The file
+    #[arg(value_name = "FILE", default_value = SANOID_CONF)]
+    file: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+struct ShowArgs {
+    /// The file
+    #[arg(value_name = "FILE", default_value = SANOID_CONF)]
+    file: PathBuf,
+    /// A dataset that is there, beside those that have a section; may be given several times
+    #[arg(short, long = "dataset", value_name = "DATASET")]
+    datasets: Vec<String>,
+    /// Show settings that nobody has set as well
+    #[arg(long)]
+    effective: bool,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See whether a sanoid.conf can be used as it is",
+        line: "holdfast config check /etc/sanoid/sanoid.conf",
+    },
+    Example {
+        wish: "See what it means for a dataset that its parent hands settings down to",
+        line: "holdfast config show /etc/sanoid/sanoid.conf --dataset tank/vm/web1",
+    },
+];
+
+/// What a person may want of `config check`.
+pub(super) const EXAMPLES_CHECK: &[Example] = &[Example {
+    wish: "See whether a sanoid.conf can be used as it is",
+    line: "holdfast config check /etc/sanoid/sanoid.conf",
+}];
+
+/// What a person may want of `config show`.
+pub(super) const EXAMPLES_SHOW: &[Example] = &[Example {
+    wish: "See everything that holds for a dataset, and where it comes from",
+    line: "holdfast config show /etc/sanoid/sanoid.conf --dataset tank/vm/web1 --effective",
+}];
+
+/// What `config check` answers.
+#[derive(Debug, Serialize)]
+struct Checked {
+    file: String,
+    /// What is wrong, in words, in the order of the lines.
+    errors: Vec<String>,
+    /// What is hardly meant.
+    doubts: Vec<String>,
+}
+
+/// What `config show` answers.
+#[derive(Debug, Serialize)]
+struct Shown {
+    file: String,
+    datasets: Vec<DatasetDocument>,
+    /// What is hardly meant.
+    doubts: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct DatasetDocument {
+    name: String,
+    /// Whether snapshots are taken of it.
+    takes: bool,
+    /// Whether they are taken with those of all datasets below it, of one instant.
+    is_tree: bool,
+    /// Whether its snapshots are removed when they have served their time.
+    prunes: bool,
+    settings: Vec<SettingDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct SettingDocument {
+    key: &'static str,
+    value: String,
+    /// The section that it is set in; null where nobody has set it.
+    section: Option<String>,
+    /// The line, from 1; null where nobody has set it.
+    line: Option<u32>,
+}
+
+impl Report for Checked {
+    fn command(&self) -> &'static str {
+        "config check"
+    }
+
+    fn exit(&self) -> Exit {
+        match (self.errors.is_empty(), self.doubts.is_empty()) {
+            (false, _) => Exit::Error,
+            (true, false) => Exit::Warnings,
+            (true, true) => Exit::Ok,
+        }
+    }
+
+    fn human(&self, page: &mut Page) {
+        for error in &self.errors {
+            page.styled(Style::Bad, &format!("{}: {error}", self.file));
+        }
+        tell_doubts(&self.file, &self.doubts, page);
+        if self.errors.is_empty() {
+            page.line(&format!("{} can be used as it is", self.file));
+        }
+    }
+}
+
+impl Report for Shown {
+    fn command(&self) -> &'static str {
+        "config show"
+    }
+
+    fn exit(&self) -> Exit {
+        if self.doubts.is_empty() {
+            Exit::Ok
+        } else {
+            Exit::Warnings
+        }
+    }
+
+    fn human(&self, page: &mut Page) {
+        if self.datasets.is_empty() {
+            page.line("it is about no dataset");
+        }
+        for dataset in &self.datasets {
+            let taken = match (dataset.takes, dataset.is_tree) {
+                (true, true) => "snapshots are taken, with those of all datasets below",
+                (true, false) => "snapshots are taken",
+                (false, _) => "no snapshots are taken",
+            };
+            let removed = if dataset.prunes {
+                "removed in time"
+            } else {
+                "never removed"
+            };
+            page.line(&format!("{}: {taken}, and {removed}", dataset.name));
+            let mut table = Table::new([Column::text("KEY"), Column::text("VALUE"), Column::long_text("FROM")]);
+            for setting in &dataset.settings {
+                let from = match (&setting.section, setting.line) {
+                    (Some(section), Some(line)) => format!("line {line}, [{section}]"),
+                    _ => String::new(),
+                };
+                table.row([setting.key.to_owned(), setting.value.clone(), from]);
+            }
+            page.table(&table);
+            page.gap();
+        }
+        tell_doubts(&self.file, &self.doubts, page);
+    }
+}
+
+fn tell_doubts(file: &str, doubts: &[String], page: &mut Page) {
+    for doubt in doubts {
+        page.styled(Style::Warning, &format!("{file}: {doubt}"));
+    }
+}
+
+/// Checks or shows.
+pub(super) fn run(args: &ConfigArgs, context: &Context) -> Result<Exit, Error> {
+    match &args.verb {
+        ConfigVerb::Check(args) => check(args, context),
+        ConfigVerb::Show(args) => show(args, context),
+    }
+}
+
+fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
+    let file = args.file.display().to_string();
+    let text = read(&args.file)?;
+    context.report(&match SanoidConfig::parse(&text) {
+        Ok(config) => Checked {
+            file,
+            errors: Vec::new(),
+            doubts: words(config.warnings()),
+        },
+        Err(errors) => Checked {
+            file,
+            errors: errors.iter().map(SanoidError::to_string).collect(),
+            doubts: Vec::new(),
+        },
+    })
+}
+
+fn show(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
+    let file = args.file.display().to_string();
+    let text = read(&args.file)?;
+    let config = match SanoidConfig::parse(&text) {
+        Ok(config) => config,
+        Err(errors) => {
+            let first = errors.first().map(SanoidError::to_string).unwrap_or_default();
+            return Err(Error::usage(
+                format!("{file}: {first}"),
+                "holdfast config check tells all that is wrong with it",
+            ));
+        }
+    };
+    let mut datasets: Vec<String> = config.datasets().map(str::to_owned).collect();
+    datasets.extend(args.datasets.iter().cloned());
+    let resolved = config.resolve(&datasets);
+    let mut doubts = words(config.warnings());
+    doubts.extend(words(&resolved.warnings));
+    let document = |policy: &DatasetPolicy| document(policy, args.effective);
+    context.report(&Shown {
+        file,
+        datasets: resolved.datasets.iter().map(document).collect(),
+        doubts,
+    })
+}
+
+fn words(warnings: &[SanoidWarning]) -> Vec<String> {
+    warnings.iter().map(SanoidWarning::to_string).collect()
+}
+
+fn document(policy: &DatasetPolicy, with_defaults: bool) -> DatasetDocument {
+    let settings = policy.settings().filter_map(|(key, setting)| {
+        let (section, line) = match &setting.origin {
+            Origin::Default if !with_defaults => return None,
+            Origin::Default => (None, None),
+            Origin::Line { section, line } => (Some(section.clone()), Some(*line)),
+        };
+        Some(SettingDocument {
+            key,
+            value: setting.value.clone(),
+            section,
+            line,
+        })
+    });
+    DatasetDocument {
+        name: policy.dataset.clone(),
+        takes: policy.takes(),
+        is_tree: policy.is_tree(),
+        prunes: policy.prunes(),
+        settings: settings.collect(),
+    }
+}
+
+fn read(path: &Path) -> Result<String, Error> {
+    std::fs::read_to_string(path).map_err(|source| Error::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+    })
+}
