@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use holdfast_host::is_locked_by_others;
 use holdfast_image::Format;
 use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
 use jiff::Timestamp;
@@ -82,7 +83,7 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
     let names = disk_names(&request.sources, job.progress)?;
     let manifests = snapshots(repository, job.progress)?;
     let parent = choose_parent(&request.parent, &request.zone, &manifests, &machine)?;
-    let opened = open_sources(&request, &names, parent)?;
+    let opened = open_sources(&request, &names, parent, job.progress)?;
     if let Some(parent) = parent {
         warn_of_other_origins(&opened, &names, parent, &request.host, job.progress);
     }
@@ -176,6 +177,7 @@ fn open_sources(
     request: &BackupRequest<'_>,
     names: &[String],
     parent: Option<&Manifest>,
+    progress: &dyn Progress,
 ) -> Result<Vec<Option<OpenSource>>> {
     let mut opened = Vec::new();
     for (source, name) in request.sources.iter().zip(names) {
@@ -184,6 +186,12 @@ fn open_sources(
             continue;
         };
         let image = OpenSource::open(path, request.format, &request.allowed)?;
+        if is_locked_by_others(path) {
+            progress.warning(&format!(
+                "{} is in use, as by a machine that runs: what is read may be of several moments; a backup of the machine is of one",
+                path.display()
+            ));
+        }
         let before = parent
             .and_then(|parent| parent.disk(Some(name)).ok())
             .and_then(|disk| disk.notes.get(NOTE_FORMAT));

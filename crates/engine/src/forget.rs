@@ -106,13 +106,15 @@ pub fn change_protection(
     zone: &TimeZone,
     job: Job<'_>,
 ) -> Result<Vec<Manifest>> {
-    let chosen = choose(repository, references, zone, job)?;
+    let mut chosen = choose(repository, references, zone, job)?;
+    let mut held = Vec::new();
     for manifest in &chosen {
         match change {
             ProtectionChange::Protect => repository.protect(manifest.id)?,
             ProtectionChange::Unprotect => {
                 repository.unprotect(manifest.id)?;
                 if repository.holder_count(manifest.id)? > 0 {
+                    held.push(manifest.id);
                     job.progress.warning(&format!(
                         "{} stays protected: a machine runs from it, or did when its restore was killed; --held ends that, too",
                         manifest.id
@@ -125,6 +127,7 @@ pub fn change_protection(
             }
         }
     }
+    chosen.retain(|manifest| !held.contains(&manifest.id));
     Ok(chosen)
 }
 

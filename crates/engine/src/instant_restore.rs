@@ -6,10 +6,10 @@
 //! goes on. See `docs/design/0006-instant-restore.md`.
 
 mod fill;
+mod folder;
 mod job_file;
 mod server;
 
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ use holdfast_block::Clock;
 use holdfast_host::domain_xml::{Medium, ServedDisks, served_folder, with_served_disks};
 use holdfast_host::{Life, LiveDisks};
 use holdfast_repo::{Repository, SnapshotId, Surroundings};
-use rustix::fs::{FlockOperation, flock};
 
 use self::fill::{Attending, Fill};
+use self::folder::{NewFolder, name_until_complete, remove_left};
 use self::job_file::MadeFile;
 pub use self::job_file::{InstantDisk, InstantJob};
 pub use self::server::serve_instantly;
@@ -144,9 +144,15 @@ fn make(
             .iter()
             .filter_map(|(name, partial)| Some(MadeFile::at(partial)?.called(name)));
         instant.made = made.collect();
-        let folder = NewFolder::make(&instant.folder)?;
+        // Nobody sees the folder before all of this is in it.
+        let place = instant.folder.clone();
+        remove_left(&place);
+        instant.folder = name_until_complete(&place, instant.hold);
+        let mut folder = NewFolder::make(&instant.folder)?;
         let lock = fill::lock(instant)?;
         instant.write()?;
+        folder.rename(&place)?;
+        instant.folder = place;
         noted = Some((folder, lock));
         Ok(())
     };
@@ -400,63 +406,6 @@ fn served(instant: &InstantJob, definition: &str) -> Result<String> {
         detail,
     })?;
     Ok(text)
-}
-
-/// A folder that goes again with all that is in it, unless it is to be kept.
-struct NewFolder(Option<PathBuf>);
-
-impl NewFolder {
-    /// Others may pass through it, to the socket, and see nothing of it.
-    fn make(path: &Path) -> Result<Self> {
-        remove_unused(path);
-        let made = std::fs::DirBuilder::new().mode(0o711).create(path);
-        made.map_err(|source| match source.kind() {
-            std::io::ErrorKind::AlreadyExists => Error::TargetExists { path: path.to_owned() },
-            _ => Error::File {
-                action: "make the folder",
-                path: path.to_owned(),
-                source,
-            },
-        })?;
-        let folder = Self(Some(path.to_owned()));
-        // Whatever new folders of this process are allowed.
-        let opened = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711));
-        opened.map_err(|source| Error::File {
-            action: "open the folder to the machine's user,",
-            path: path.to_owned(),
-            source,
-        })?;
-        Ok(folder)
-    }
-
-    fn keep(mut self) {
-        self.0 = None;
-    }
-}
-
-/// Removes a folder in which somebody who was killed had just begun: nothing is in it but a lock that nobody has.
-fn remove_unused(folder: &Path) {
-    let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let is_unused = names.into_iter().all(|entry| entry.file_name() == fill::LOCK);
-    let lock = folder.join(fill::LOCK);
-    let is_free = match std::fs::File::open(&lock) {
-        Ok(file) => flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(),
-        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
-    };
-    if is_unused && is_free {
-        // What cannot be removed is told of when the folder is made.
-        std::fs::remove_file(&lock).ok();
-        std::fs::remove_dir(folder).ok();
-    }
-}
-
-impl Drop for NewFolder {
-    fn drop(&mut self) {
-        if let Some(path) = &self.0 {
-            // Another error brought us here, and says more than one about this.
-            drop(std::fs::remove_dir_all(path));
-        }
-    }
 }
 
 /// How often is looked how far things are.

@@ -177,7 +177,8 @@ fn back_up_described(
 ) -> Result<MachineBackupReport> {
     let (taken, left_out) = decide(&description, &request.choice);
     for (target, why) in &left_out {
-        job.progress.note(&format!("disk {target} is left out: {why}"));
+        job.progress
+            .note(&format!("disk {target} of {} is left out: {why}", request.name));
     }
     let start = job.clock.now();
     check_choice(&description, (&taken, request.memory.is_some()), job)?;

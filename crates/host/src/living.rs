@@ -78,6 +78,29 @@ pub fn writers_of_device(device: u64) -> Vec<Living> {
     found
 }
 
+/// Whether somebody has a lock on a file, as QEMU has on every image that it uses; false where nobody can tell.
+///
+/// Nothing is locked to find out: a machine that starts at this moment would be refused its image.
+pub fn is_locked_by_others(path: &Path) -> bool {
+    let (Ok(found), Ok(locks)) = (path.metadata(), std::fs::read_to_string("/proc/locks")) else {
+        return false;
+    };
+    let device = found.dev();
+    let file = format!(
+        "{:02x}:{:02x}:{}",
+        rustix::fs::major(device),
+        rustix::fs::minor(device),
+        found.ino()
+    );
+    locks.lines().any(|line| is_of_image(line, &file))
+}
+
+/// `1: OFDLCK ADVISORY  READ -1 fd:00:1234 100 101`: not the locks that are called flock, which programs use for other ends.
+fn is_of_image(line: &str, file: &str) -> bool {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    matches!(words[..], [_, "OFDLCK" | "POSIX", _, _, _, locked, ..] if locked == file)
+}
+
 /// Whether the flags of an open file, in octal digits, are those of one that is written.
 fn is_for_writing(info: &str) -> bool {
     let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
@@ -107,7 +130,7 @@ fn processes() -> Option<Vec<(u32, PathBuf)>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{living, open_below};
+    use super::{is_for_writing, is_locked_by_others, is_of_image, living, open_below};
 
     #[test]
     fn an_open_file_is_seen_and_we_do_not_count_ourselves() {
@@ -119,5 +142,20 @@ mod tests {
         assert_ne!(open_below(&folder), Some(true));
         let found = living("holdfast-of-nobody").unwrap_or_default();
         assert!(found.is_empty());
+    }
+
+    #[test]
+    fn who_writes_and_who_locks_is_told_as_the_kernel_tells_it() {
+        assert!(is_for_writing("pos:\t0\nflags:\t0100002\nmnt_id:\t1"));
+        assert!(!is_for_writing("pos:\t0\nflags:\t0100000\n") && !is_for_writing("nonsense"));
+        let lock = |kind: &str, file: &str| format!("1: {kind}  ADVISORY  READ -1 {file} 100 101");
+        assert!(is_of_image(&lock("OFDLCK", "fd:00:1234"), "fd:00:1234"));
+        assert!(is_of_image(&lock("POSIX", "fd:00:1234"), "fd:00:1234"));
+        assert!(!is_of_image(&lock("FLOCK", "fd:00:1234"), "fd:00:1234"));
+        assert!(!is_of_image(&lock("OFDLCK", "fd:00:12345"), "fd:00:1234"));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(!is_locked_by_others(file.path()));
+        rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        assert!(is_locked_by_others(file.path()));
     }
 }

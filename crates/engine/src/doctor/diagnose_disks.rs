@@ -142,6 +142,16 @@ pub(super) fn overlays(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
 
 fn overlay(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk, forgotten: Forgotten) {
     let Forgotten { overlays, base } = forgotten;
+    if disk.write_protected.contains(&base) {
+        // Somebody has said so, in the way of templates.
+        diagnosis.notes.push(format!(
+            "disk {} of {} is based on {}, which is write-protected, as templates are: nothing is written into it",
+            disk.target,
+            machine.name,
+            base.display()
+        ));
+        return;
+    }
     let is_resumed = is_resumed(diagnosis, machine, disk);
     let virsh = format!(
         "virsh -c '{}' blockcommit {} {} --base '{}' --active --pivot",
@@ -151,15 +161,11 @@ fn overlay(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk
         base.display()
     );
     let lowest = &overlays[overlays.len() - 1];
-    let by_hand = if disk.write_protected.contains(&base) {
+    let by_hand = if !is_called_like_a_snapshot(lowest, &base) {
         Some(format!(
-            "its base {} is write-protected, as templates are: it is left alone",
-            base.display()
-        ))
-    } else if !is_called_like_a_snapshot(lowest, &base) {
-        Some(format!(
-            "where {} is a template, this is as it should be; where it is a forgotten snapshot: {virsh}",
-            base.display()
+            "where {base} is a template, this is as it should be, and chmod a-w {base} says so; where it is a forgotten snapshot: \
+             {virsh}",
+            base = base.display()
         ))
     } else if machine.state == MachineState::ShutOff {
         Some("start the machine and ask again: libvirt brings overlays down only while it runs".to_owned())

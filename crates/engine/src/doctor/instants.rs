@@ -42,23 +42,29 @@ pub(super) fn look(
         owners.extend(folder.map(|folder| (folder, patient.machine.name().to_owned())));
     }
     let mut found: BTreeSet<PathBuf> = owners.keys().cloned().collect();
-    if request.everything && request.neighbours.is_some_and(|all| has_all(all, &mut owners)) {
+    let is_whole = request.everything && request.neighbours.is_some_and(|all| has_all(all, &mut owners));
+    if is_whole {
         let places: BTreeSet<&Path> = images.iter().filter_map(|image| image.parent()).collect();
         let beside = places.into_iter().flat_map(|place| folders(place, &["."]));
         found.extend(beside.filter(|folder| folder.to_string_lossy().ends_with(ENDING)));
-        found.extend(living.into_iter().flatten().filter_map(|words| served_by(words)));
     }
-    let seen = found.into_iter().map(|folder| {
-        let job = InstantJob::read(&folder);
-        SeenInstant {
-            owner: owners.get(&folder).cloned(),
-            since_ms: changed_ms(&folder),
-            state: job.as_ref().ok().and_then(|job| job.state().ok()),
-            snapshot: job.as_ref().ok().map(|job| job.snapshot.clone()),
-            machine: job.ok().map(|job| job.machine),
-            folder,
-        }
-    });
+    let served = living.into_iter().flatten().filter_map(|words| served_by(words));
+    let served: BTreeSet<PathBuf> = served.filter(|folder| is_whole && !found.contains(folder)).collect();
+    let near = found.into_iter().map(|folder| (folder, true));
+    let seen = near
+        .chain(served.into_iter().map(|folder| (folder, false)))
+        .map(|(folder, is_near)| {
+            let job = InstantJob::read(&folder);
+            SeenInstant {
+                is_near,
+                owner: owners.get(&folder).cloned(),
+                since_ms: changed_ms(&folder),
+                state: job.as_ref().ok().and_then(|job| job.state().ok()),
+                snapshot: job.as_ref().ok().map(|job| job.snapshot.clone()),
+                machine: job.ok().map(|job| job.machine),
+                folder,
+            }
+        });
     seen.collect()
 }
 
@@ -114,6 +120,8 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
             true,
             Remedy::Advice("bring its file job.json back; until then nobody can go on".to_owned()),
         )),
+        // Known by a server that ran a moment ago: of another libvirt of this host, which tells of it.
+        (None, Some(_), Some(state)) if state.has_begun && !seen.is_near => None,
         (None, Some(machine), Some(state)) if state.has_begun => Some(finding(
             format!("{folder} holds what {machine} wrote, which this hypervisor does not know"),
             false,
@@ -171,6 +179,7 @@ mod tests {
 
     fn seen(owner: Option<&str>, state: Option<(bool, bool, bool)>) -> SeenInstant {
         SeenInstant {
+            is_near: true,
             folder: "/i/.web1.holdfast".into(),
             machine: state.map(|_| "web1".to_owned()),
             snapshot: Some("ab".to_owned()),
@@ -200,6 +209,13 @@ mod tests {
             }
         }
         assert!(diagnose(&seen(None, None)).is_none());
+        let elsewhere = |state| SeenInstant {
+            is_near: false,
+            ..seen(None, Some(state))
+        };
+        assert!(diagnose(&elsewhere((false, true, true))).is_none());
+        assert!(diagnose(&elsewhere((false, true, false))).is_some());
+        assert!(diagnose(&elsewhere((false, false, true))).is_none());
         assert!(diagnose(&seen(Some("web1"), None)).unwrap().is_danger);
     }
 

@@ -110,6 +110,8 @@ pub(super) struct SeenOverlay {
 /// The folder of an instant restore.
 #[derive(Debug, Clone)]
 pub(super) struct SeenInstant {
+    /// It is beside images of the machines that are examined, or one of them names it; else it is known by its server alone.
+    pub(super) is_near: bool,
     pub(super) folder: PathBuf,
     /// The machine that it is to be; none where that cannot be read.
     pub(super) machine: Option<String>,

@@ -178,6 +178,18 @@ fn a_paused_machine_and_one_that_is_shut_off_are_backed_up_as_they_are() {
     assert_eq!(listed[3], ("shut off".into(), "images".into()));
 }
 
+/// Read past its machine, an image is of several moments; who does it hears so.
+#[test]
+fn an_image_that_a_machine_has_open_is_read_with_a_warning() {
+    let world = World::new();
+    let image = world.lab.path("web1-b").display().to_string();
+    let document = world.rig.json(3, &["backup", &image, "--machine", "past"]);
+    let warnings = document["warnings"].to_string();
+    assert!(warnings.contains("is in use"), "{document}");
+    world.lab.virsh(&["destroy", "web1"]);
+    world.rig.ok(&["backup", &image, "--machine", "past"]);
+}
+
 /// Who switches a machine off while it is backed up is told so, and nothing is left of it.
 #[test]
 fn a_machine_that_is_switched_off_ends_its_backup() {
