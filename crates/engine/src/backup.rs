@@ -108,6 +108,7 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
                 meter,
                 progress: job.progress,
                 stages: &stages,
+                interrupt: job.interrupt,
             }),
         })
         .collect();
@@ -121,7 +122,7 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
         let (name, notes) = (name.clone(), source.as_ref().map(notes_of).unwrap_or_default());
         sources.push(Source { name, data, notes });
     }
-    let report = repository.backup(
+    let stored = repository.backup(
         holdfast_repo::BackupRequest {
             machine: machine.to_string(),
             time_ms: request.time.as_millisecond(),
@@ -134,18 +135,22 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
             thread_count: job.thread_count,
         },
         &job.watch_stages(Counting::Elsewhere, &stages),
-    )?;
-
+    );
+    let report = stored.map_err(|error| interrupted_or(error, job))?;
     for ((name, source), meter) in names.iter().zip(&opened).zip(&meters) {
         warn_of_changes(name, source.as_ref(), meter, job.progress)?;
     }
-    let duration = job.clock.now().saturating_sub(start);
     Ok(BackupReport {
         snapshot: report.snapshot,
         stored_bytes: report.stored_bytes,
         bottleneck: stages.bottleneck(),
-        duration,
+        duration: job.clock.now().saturating_sub(start),
     })
+}
+
+/// Why a backup ended: a stream tells of an interruption by an error of its own.
+fn interrupted_or(error: holdfast_repo::Error, job: Job<'_>) -> Error {
+    job.interrupt.check().err().map_or_else(|| error.into(), Error::from)
 }
 
 fn machine_name(request: &BackupRequest<'_>) -> Result<MachineName> {

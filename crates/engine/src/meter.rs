@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, to_usize};
 
 use crate::Progress;
+use crate::interrupt::{Interrupt, Interrupted};
 use crate::stages::Stages;
 
 /// What was seen of the reading of one disk.
@@ -103,12 +104,17 @@ pub(crate) struct MeteredStream<'a> {
     pub(crate) meter: &'a Meter,
     pub(crate) progress: &'a dyn Progress,
     pub(crate) stages: &'a Stages<'a>,
+    pub(crate) interrupt: &'a Interrupt,
 }
 
 impl Read for MeteredStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let inner = &mut self.inner;
         let count = self.stages.read_stream(|| inner.read(buffer))?;
+        // Ctrl-C ends whoever writes to a pipe as well: its end is no end of what was to be backed up.
+        if count == 0 && self.interrupt.is_requested() {
+            return Err(std::io::Error::other(Interrupted));
+        }
         self.meter.count(count as u64, self.progress);
         Ok(count)
     }

@@ -40,6 +40,28 @@ fn ctrl_c_commits_nothing_and_the_next_run_succeeds() {
     rig.ok(&["verify", "web1", "--against", "web1.raw"]);
 }
 
+/// Ctrl-C reaches both ends of a pipe: where it ends is not where it should.
+#[test]
+fn a_stream_that_ends_after_ctrl_c_is_no_snapshot() {
+    let rig = Rig::new();
+    let mut child = rig
+        .command(&["backup", "-m", "web1", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // The announcement of a writer is there when it reads, and asks for signals.
+    stdin.write_all(&noise(MIB, 1)).unwrap();
+    while rig.names("repo/writers") == [""; 0] {
+        std::thread::yield_now();
+    }
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.signal(), Some(2), "{}", stderr(&output));
+    assert_eq!(rig.snapshot_count(), 0);
+}
+
 #[test]
 fn killed_at_any_moment_the_next_backup_works() {
     let seed = std::env::var("HOLDFAST_SEED")
