@@ -76,7 +76,13 @@ impl LiveDisks for Libvirt {
         }
         let is_copy = u32::try_from(info.type_) == Ok(sys::VIR_DOMAIN_BLOCK_JOB_TYPE_COPY);
         if !is_copy || !is_copied_to(&machine.xml(0)?, name, &to.path) {
-            // It may have ended while its target was asked for: then there is none at the next look.
+            // It may have ended while its target was asked for.
+            // SAFETY: as above.
+            let code =
+                unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
+            if code == 0 {
+                return Ok(None);
+            }
             return Err(Error::Busy {
                 machine: machine.name.clone(),
                 holder: format!("a job of somebody else on disk {name}"),
