@@ -17,6 +17,7 @@ mod machine;
 mod other_process;
 mod overlays;
 mod process;
+pub mod provider;
 pub mod qemu;
 pub mod qmp;
 mod swtpm;
@@ -34,5 +35,5 @@ pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,
 };
 pub use overlays::{CommitProgress, Overlays};
-pub use process::{Call, Called, Companion, Ending};
+pub use process::{Answer, Call, Called, Companion, Ending, LocalTools, ToolError, Tools};
 pub use tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};

@@ -1,5 +1,7 @@
 //! The one place that starts a subprocess.
 
+mod tool;
+
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -10,6 +12,8 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 use rustix::process::{Pid, Signal, kill_process_group};
+
+pub use tool::{Answer, LocalTools, ToolError, Tools};
 
 /// A process that runs beside this one, and is told and tells things by the line.
 ///

@@ -4,17 +4,14 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use holdfast_host::provider::{clone_file, why_no_reflink};
 use holdfast_host::qemu::{QemuVersion, RunId};
 use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
 use holdfast_image::Format;
-use rustix::fs::ioctl_ficlone;
-use rustix::io::Errno;
 
 use super::changes::{Changes, ReadAll};
 use super::frozen::{Freezer, Frozen};
@@ -36,8 +33,6 @@ use crate::watchdog::Guard;
 
 /// A machine that stands still while it is read may do so for this long; the watchdog ends it earlier if we die.
 const READ_DEADLINE: Duration = Duration::from_secs(24 * 3600);
-/// What is cloned to see whether that works.
-const PROBE: &[u8; 4096] = &[b'h'; 4096];
 
 type Stored = Result<(BackupReport, Vec<(String, Compared)>)>;
 
@@ -436,33 +431,7 @@ impl MachineBackup<'_> {
 /// Why images cannot be cloned; none where they can.
 fn no_reflink(images: &[&Path], run: u32) -> Option<String> {
     let folders: BTreeSet<&Path> = images.iter().filter_map(|image| image.parent()).collect();
-    folders.into_iter().find_map(|folder| {
-        let path = |what: &str| folder.join(format!(".holdfast-{run:08x}.{what}.partial"));
-        let cloned = clone_probe(&path("from"), &path("to"));
-        let reason = match cloned {
-            Ok(()) => return None,
-            Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
-                "its file system has no clones of files (XFS and btrfs have)".to_owned()
-            }
-            Err(error) => error.to_string(),
-        };
-        Some(format!("images in {} cannot be cloned: {reason}", folder.display()))
-    })
-}
-
-fn clone_probe(from: &Path, to: &Path) -> std::io::Result<()> {
-    let written = File::create_new(from).and_then(|mut file| file.write_all(PROBE));
-    let made = written.and_then(|()| clone_file(from, to));
-    for path in [from, to] {
-        // What is not there need not go.
-        drop(std::fs::remove_file(path));
-    }
-    made
-}
-
-/// A new file that shares its blocks with another one.
-fn clone_file(from: &Path, to: &Path) -> std::io::Result<()> {
-    // Until its name goes, it is as secret as what it shares.
-    let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
-    Ok(ioctl_ficlone(clone, File::open(from)?)?)
+    folders
+        .into_iter()
+        .find_map(|folder| why_no_reflink(folder, &format!("{run:08x}")))
 }

@@ -1,0 +1,222 @@
+//! Programs of the system that are asked something and answer: `zfs`, `btrfs`.
+
+use std::io::Read;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use holdfast_block::{Clock, to_usize};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::LOOK_INTERVAL;
+
+/// Bytes of an answer, at most: a hundred thousand snapshots with a dozen properties each.
+const ANSWER_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of complaints that are kept.
+const COMPLAINT_BYTES_MAX: u64 = 64 << 10;
+/// How long the last words of a program that has ended, or was killed, are waited for.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How often it is looked whether a program that has closed its output has ended.
+const END_INTERVAL: Duration = Duration::from_micros(200);
+/// Where such programs are; a user's own path often lacks the latter half.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Asks programs of the system.
+pub trait Tools: Send + Sync {
+    /// Starts `program`, and waits until it has answered.
+    fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError>;
+}
+
+/// What a program answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Whether it says that it went well.
+    pub is_well: bool,
+    /// What it wrote on standard output.
+    pub output: String,
+    /// What it wrote on standard error.
+    pub complaint: String,
+}
+
+/// Why a program gave no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ToolError {
+    /// There is no such program.
+    #[error("there is no program {program} on this host")]
+    NotThere {
+        /// Its name.
+        program: String,
+    },
+    /// It cannot be started, or listened to.
+    #[error("cannot run {program}")]
+    Io {
+        /// Its name.
+        program: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// It did not end in time.
+    #[error("{words:?} has not answered in {} s, and was given up", .waited.as_secs())]
+    TimedOut {
+        /// What was asked.
+        words: String,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// It says more than anybody could mean.
+    #[error("{words:?} answers with more than {ANSWER_BYTES_MAX} bytes")]
+    Flood {
+        /// What was asked.
+        words: String,
+    },
+}
+
+/// Programs of this host.
+pub struct LocalTools {
+    clock: Arc<dyn Clock>,
+    time_out: Duration,
+}
+
+impl LocalTools {
+    /// Each may take `time_out`: a pool that is suspended lets them hang, beyond being killed.
+    pub fn new(clock: Arc<dyn Clock>, time_out: Duration) -> Self {
+        Self { clock, time_out }
+    }
+}
+
+impl Tools for LocalTools {
+    fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
+        let io = |source: std::io::Error| match source.kind() {
+            std::io::ErrorKind::NotFound => ToolError::NotThere {
+                program: program.to_owned(),
+            },
+            _ => ToolError::Io {
+                program: program.to_owned(),
+                source,
+            },
+        };
+        let words = || format!("{program} {}", arguments.join(" "));
+        #[expect(clippy::disallowed_methods, reason = "this is the place")]
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("PATH", PATH)
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        let mut child = command.spawn().map_err(io)?;
+        let output = listen(child.stdout.take(), ANSWER_BYTES_MAX).map_err(io)?;
+        let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX).map_err(io)?;
+        let Some((is_well, output)) = self.wait(&mut child, &output).map_err(io)? else {
+            return Err(ToolError::TimedOut {
+                words: words(),
+                waited: self.time_out,
+            });
+        };
+        if output.len() >= to_usize(ANSWER_BYTES_MAX) {
+            return Err(ToolError::Flood { words: words() });
+        }
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ok(Answer {
+            is_well,
+            output: text(output),
+            complaint: text(last_words(&complaint)),
+        })
+    }
+}
+
+impl LocalTools {
+    /// Whether it went well, and its output; none where it did not end in time, and was killed.
+    ///
+    /// The end of its output is waited for, not looked for: file systems may stand still meanwhile.
+    fn wait(&self, child: &mut Child, output: &Receiver<Vec<u8>>) -> std::io::Result<Option<(bool, Vec<u8>)>> {
+        let until = self.clock.now() + self.time_out;
+        let (mut said, mut is_killed) = (None, false);
+        loop {
+            if let Some(status) = child.try_wait()? {
+                let said = said.unwrap_or_else(|| last_words(output));
+                return Ok((!is_killed).then(|| (status.success(), said)));
+            }
+            let now = self.clock.now();
+            if is_killed && now >= until + LAST_WORDS {
+                // It waits in the kernel for something that does not come. Nobody waits with it.
+                return Ok(None);
+            }
+            if !is_killed && now >= until {
+                // It has not been waited for, so its number is still its own.
+                kill_process_group(Pid::from_child(child), Signal::KILL)?;
+                is_killed = true;
+            }
+            if said.is_some() {
+                self.clock.sleep(END_INTERVAL);
+            } else {
+                said = output.recv_timeout(LOOK_INTERVAL).ok();
+            }
+        }
+    }
+}
+
+fn last_words(said: &Receiver<Vec<u8>>) -> Vec<u8> {
+    said.recv_timeout(LAST_WORDS).unwrap_or_default()
+}
+
+/// Reads what comes, to the end; what is more than `bytes_max` is thrown away.
+fn listen(from: Option<impl Read + Send + 'static>, bytes_max: u64) -> std::io::Result<Receiver<Vec<u8>>> {
+    let (send, said) = channel();
+    std::thread::Builder::new().name("tool".to_owned()).spawn(move || {
+        let Some(mut from) = from else { return };
+        let mut bytes = Vec::new();
+        (&mut from).take(bytes_max).read_to_end(&mut bytes).ok();
+        send.send(bytes).ok();
+        std::io::copy(&mut from, &mut std::io::sink()).ok();
+    })?;
+    Ok(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use holdfast_block::SystemClock;
+
+    use super::{LocalTools, ToolError, Tools as _};
+
+    fn tools(time_out: Duration) -> LocalTools {
+        LocalTools::new(Arc::new(SystemClock::new()), time_out)
+    }
+
+    #[test]
+    fn a_tool_answers_and_complains_in_plain_english() {
+        let tools = tools(Duration::from_secs(30));
+        let answer = tools
+            .ask("sh", &["-c", "echo yes $LC_ALL; echo no >&2; exit 3"])
+            .unwrap();
+        assert_eq!(
+            (answer.is_well, &answer.output[..], &answer.complaint[..]),
+            (false, "yes C\n", "no\n")
+        );
+        assert!(tools.ask("true", &[]).unwrap().is_well);
+        let missing = tools.ask("holdfast-has-no-such-tool", &[]);
+        assert!(matches!(missing, Err(ToolError::NotThere { .. })));
+    }
+
+    #[test]
+    fn a_tool_that_hangs_is_given_up() {
+        let asked = tools(Duration::from_millis(50)).ask("sleep", &["60"]);
+        assert!(matches!(asked, Err(ToolError::TimedOut { words, .. }) if words == "sleep 60"));
+    }
+
+    #[test]
+    fn much_is_heard_whole() {
+        let answer = tools(Duration::from_secs(30))
+            .ask("head", &["-c", "3000000", "/dev/zero"])
+            .unwrap();
+        assert_eq!(answer.output.len(), 3_000_000);
+    }
+}

@@ -1,0 +1,235 @@
+//! Who can make host snapshots: views of a file system, or of a volume, at one instant.
+//!
+//! | provider | what a dataset is | one instant for several datasets | where a snapshot is |
+//! |---|---|---|---|
+//! | [`Zfs`] | a file system or volume of a pool, by its name | of one pool, since ZFS 0.8; a dataset with all below it before | in the pool |
+//! | [`Btrfs`] | a subvolume, by its folder | no | a read-only subvolume in `.holdfast/snapshots` of the dataset |
+//! | [`Reflink`] | a folder on XFS or btrfs | no: file after file | a folder of clones in `.holdfast/snapshots` of the dataset |
+//!
+//! A snapshot carries a *record*: a small text of ours. ZFS keeps it as a property of the snapshot, from the moment on at which it is
+//! made; for the others it is a file beside the snapshot. Others' snapshots have none, and are listed all the same.
+
+mod btrfs;
+mod error;
+mod folder;
+mod locate;
+mod mounts;
+mod reflink;
+mod zfs;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+pub use btrfs::Btrfs;
+pub use error::ProviderError;
+pub use locate::{Located, Place, locate};
+pub use mounts::Mounts;
+pub use reflink::{Reflink, clone_file, why_not as why_no_reflink};
+pub use zfs::Zfs;
+
+/// Result of asking a provider.
+pub type ProviderResult<T> = std::result::Result<T, ProviderError>;
+
+/// Which provider.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ProviderKind {
+    /// ZFS.
+    Zfs,
+    /// btrfs.
+    Btrfs,
+    /// Clones of files.
+    Reflink,
+}
+
+impl ProviderKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Zfs, Self::Btrfs, Self::Reflink];
+
+    /// The word for it, before the colon of a dataset's name.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Zfs => "zfs",
+            Self::Btrfs => "btrfs",
+            Self::Reflink => "reflink",
+        }
+    }
+}
+
+/// Something of which host snapshots are made as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Dataset {
+    /// Whose it is.
+    pub provider: ProviderKind,
+    /// Its name there: `tank/vm`, or the path of its folder.
+    pub name: String,
+}
+
+/// `zfs:tank/vm`, `btrfs:/srv/vms`.
+impl fmt::Display for Dataset {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}:{}", self.provider.word(), self.name)
+    }
+}
+
+/// A host snapshot, by its name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostSnapshotName {
+    /// What it is of.
+    pub dataset: Dataset,
+    /// Its own name.
+    pub name: String,
+}
+
+/// `zfs:tank/vm@daily`.
+impl fmt::Display for HostSnapshotName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}@{}", self.dataset, self.name)
+    }
+}
+
+/// A host snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostSnapshot {
+    /// Its name.
+    pub name: HostSnapshotName,
+    /// When it was made, in seconds since 1970-01-01 UTC.
+    pub time_s: i64,
+    /// What tells it from another of the same name, made later: ZFS's GUID, a UUID. Empty where nothing does.
+    pub identity: String,
+    /// Bytes that would be free without it; none where that is not known cheaply.
+    pub used_bytes: Option<u64>,
+    /// Bytes that it refers to.
+    pub referenced_bytes: Option<u64>,
+    /// How many hold it: it cannot be removed before all have let go.
+    pub hold_count: u64,
+    /// Our record of it.
+    pub record: Option<String>,
+}
+
+/// A dataset, and the room that it takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatasetState {
+    /// Which.
+    pub dataset: Dataset,
+    /// Where its files are; none for a volume, and for what is not mounted.
+    pub folder: Option<PathBuf>,
+    /// Whether it is a volume: a disk of its own.
+    pub is_volume: bool,
+    /// Bytes that it takes, with all its snapshots and what is below it.
+    pub used_bytes: Option<u64>,
+    /// Bytes that it refers to.
+    pub referenced_bytes: Option<u64>,
+    /// Bytes that only its snapshots take.
+    pub snapshots_bytes: Option<u64>,
+    /// How much smaller its data is by compression, in hundredths: 150 for 1.5 to 1.
+    pub compression_percent: Option<u64>,
+    /// Bytes that are free for it.
+    pub available_bytes: Option<u64>,
+    /// What it was cloned from.
+    pub origin: Option<String>,
+}
+
+/// What is to be in a host snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// Of which dataset.
+    pub dataset: Dataset,
+    /// With all datasets below it, of the same instant.
+    pub is_tree: bool,
+    /// These files alone, below the dataset's folder, where the provider takes files; all where none is named.
+    pub files: Vec<PathBuf>,
+}
+
+impl Wanted {
+    /// All of a dataset.
+    pub fn all_of(dataset: Dataset) -> Self {
+        Self {
+            dataset,
+            is_tree: false,
+            files: Vec::new(),
+        }
+    }
+}
+
+/// How host snapshots are made: what they are called, and what is noted of them.
+#[derive(Debug, Clone, Copy)]
+pub struct Cutting<'a> {
+    /// The name of all of them.
+    pub name: &'a str,
+    /// Their instant, in seconds since 1970-01-01 UTC.
+    pub time_s: i64,
+    /// The record.
+    pub record: &'a str,
+}
+
+/// What a host snapshot holds, laid open for reading. What was made for that goes with it.
+pub struct View {
+    folder: PathBuf,
+    cleanup: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl View {
+    fn lasting(folder: PathBuf) -> Self {
+        Self { folder, cleanup: None }
+    }
+
+    /// The folder with its files; for a volume its device.
+    pub fn path(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        if let Some(cleanup) = self.cleanup.take() {
+            cleanup();
+        }
+    }
+}
+
+/// Makes host snapshots, and takes care of them.
+pub trait Provider: Send + Sync {
+    /// Which one it is.
+    fn kind(&self) -> ProviderKind;
+
+    /// All its datasets that it can tell of, by name; those of which only folders are known it cannot.
+    fn datasets(&self) -> ProviderResult<Vec<DatasetState>>;
+
+    /// One of them.
+    fn dataset(&self, name: &str) -> ProviderResult<DatasetState>;
+
+    /// The host snapshots of a dataset, the oldest first.
+    fn snapshots(&self, dataset: &str) -> ProviderResult<Vec<HostSnapshot>>;
+
+    /// Adds what they take, where that is known but takes time to find out.
+    fn measure(&self, _snapshots: &mut [HostSnapshot]) -> ProviderResult<()> {
+        Ok(())
+    }
+
+    /// What of `wanted` it can make at one instant, in as few groups as it can.
+    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>>;
+
+    /// Gets ready what can be done before the instant, and looks whether it can be done at all.
+    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()>;
+
+    /// Makes the host snapshots of a group, of one instant; all of them, or none.
+    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()>;
+
+    /// Makes what was cut durable, with this record of it.
+    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()>;
+
+    /// Removes a host snapshot.
+    fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()>;
+
+    /// Holds a host snapshot: nobody can remove it until `tag` lets go.
+    fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()>;
+
+    /// Lets go.
+    fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()>;
+
+    /// Lays open what is in a host snapshot. What has to be made for that is called after `label`.
+    fn view(&self, snapshot: &HostSnapshotName, label: &str) -> ProviderResult<View>;
+
+    /// A writable dataset that shares all with a host snapshot.
+    fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState>;
+}

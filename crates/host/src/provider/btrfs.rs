@@ -1,0 +1,314 @@
+//! btrfs: subvolumes, by its own program.
+//!
+//! A subvolume is known by its folder: the root of each has inode 256. Read-only snapshots of it lie in its own `.holdfast/snapshots`;
+//! btrfs leaves a subvolume within another out of the snapshots of that one, so they are not in each other.
+//!
+//! Source: btrfs-subvolume(8), btrfs-filesystem(8); btrfs-progs 6.2.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::folder::{OURS, SnapshotFolder, file_error, sync_folder};
+use super::mounts::Mounts;
+use super::{
+    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, Provider, ProviderError, ProviderKind,
+    ProviderResult, View, Wanted,
+};
+use crate::process::Tools;
+
+const BTRFS: &str = "btrfs";
+/// The inode of the root of each subvolume.
+const ROOT_INODE: u64 = 256;
+/// What `statfs` says of a btrfs.
+const MAGIC: u64 = 0x9123_683e;
+
+/// btrfs on this host.
+pub struct Btrfs {
+    tools: Arc<dyn Tools>,
+}
+
+/// Whether a folder is the root of a subvolume.
+pub(super) fn is_subvolume(folder: &Path) -> bool {
+    let is_root = folder
+        .symlink_metadata()
+        .is_ok_and(|metadata| metadata.is_dir() && metadata.ino() == ROOT_INODE);
+    is_root && is_on_btrfs(folder)
+}
+
+pub(super) fn is_on_btrfs(path: &Path) -> bool {
+    rustix::fs::statfs(path)
+        .is_ok_and(|found| u64::try_from(found.f_type).is_ok_and(|magic| magic & 0xffff_ffff == MAGIC))
+}
+
+fn dataset(name: &str) -> Dataset {
+    Dataset {
+        provider: ProviderKind::Btrfs,
+        name: name.to_owned(),
+    }
+}
+
+impl Btrfs {
+    /// What `tools` reach.
+    pub fn new(tools: Arc<dyn Tools>) -> Self {
+        Self { tools }
+    }
+
+    fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
+        let answer = self.tools.ask(BTRFS, arguments)?;
+        if answer.is_well {
+            return Ok(answer.output);
+        }
+        let what = what.to_owned();
+        let says = |words: &str| answer.complaint.contains(words);
+        let reason = answer
+            .complaint
+            .trim()
+            .trim_start_matches("ERROR: ")
+            .replace('\n', "; ");
+        Err(match () {
+            () if says("No space left") => ProviderError::Full { action, what },
+            () if says("No such file") => ProviderError::NotThere { what },
+            () if says("already exists") => ProviderError::Exists { what },
+            () => ProviderError::Refused { action, what, reason },
+        })
+    }
+
+    fn folder(name: &str) -> ProviderResult<SnapshotFolder> {
+        let folder = Path::new(name);
+        if folder.is_absolute() && is_subvolume(folder) {
+            return Ok(SnapshotFolder::of(folder));
+        }
+        Err(ProviderError::NotThere {
+            what: format!("btrfs subvolume {name}"),
+        })
+    }
+
+    /// Bytes that each folder refers to, and those that only it does: by what was asked.
+    fn room(&self, folders: &[&str]) -> ProviderResult<BTreeMap<String, (u64, u64)>> {
+        if folders.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let mut words = vec!["filesystem", "du", "-s", "--raw", "--"];
+        words.extend(folders);
+        let answer = self.ask(("measure", &folders.join(", ")), &words)?;
+        // Total, exclusive, shared by them all, name; above them their headings.
+        let rows = answer.lines().filter_map(|line| {
+            let mut fields = line.split_whitespace();
+            let (total, own) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+            let name = line.trim_start().splitn(4, char::is_whitespace).last()?;
+            let name = folders
+                .iter()
+                .find(|folder| line.ends_with(*folder))
+                .copied()
+                .unwrap_or(name);
+            Some((name.to_owned(), (total, own)))
+        });
+        Ok(rows.collect())
+    }
+
+    /// When a snapshot of somebody else's was made, and its UUID.
+    fn origin(&self, place: &str) -> ProviderResult<(Option<i64>, Option<String>)> {
+        let shown = self.ask(("look at", place), &["subvolume", "show", "--", place])?;
+        let field = |key: &str| {
+            let line = shown.lines().find_map(|line| line.trim().strip_prefix(key))?;
+            Some(line.trim().to_owned())
+        };
+        Ok((
+            field("Creation time:").and_then(|text| parse_time(&text)),
+            field("UUID:"),
+        ))
+    }
+}
+
+/// `2026-11-22 16:07:46 +0000`, in seconds since 1970-01-01 UTC.
+fn parse_time(text: &str) -> Option<i64> {
+    let mut fields = text.split(' ');
+    let (date, time, zone) = (fields.next()?, fields.next()?, fields.next()?);
+    let numbers = |text: &str, separator: char| {
+        let numbers: Option<Vec<i64>> = text.split(separator).map(|number| number.parse().ok()).collect();
+        numbers.filter(|numbers| numbers.len() == 3)
+    };
+    let (date, time) = (numbers(date, '-')?, numbers(time, ':')?);
+    let offset: i64 = zone.parse().ok()?;
+    let offset_s = (offset / 100 * 60 + offset % 100) * 60;
+    // Days since 1970 by the proleptic Gregorian calendar, with years that begin in March.
+    let (year, month, day) = (date[0] - i64::from(date[1] <= 2), (date[1] + 9) % 12, date[2] - 1);
+    let days =
+        year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + (month * 153 + 2) / 5 + day;
+    Some((days - 719_468) * 86_400 + time[0] * 3600 + time[1] * 60 + time[2] - offset_s)
+}
+
+impl Provider for Btrfs {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Btrfs
+    }
+
+    fn datasets(&self) -> ProviderResult<Vec<DatasetState>> {
+        let mounts = Mounts::read()?;
+        let points = mounts
+            .of_kind(BTRFS)
+            .map(|mount| &mount.point)
+            .filter(|point| is_subvolume(point));
+        let mut names: Vec<String> = points.map(|point| point.display().to_string()).collect();
+        names.sort();
+        names.dedup();
+        names.iter().map(|name| self.dataset(name)).collect()
+    }
+
+    fn dataset(&self, name: &str) -> ProviderResult<DatasetState> {
+        Self::folder(name)?;
+        let folder = Path::new(name);
+        let room = rustix::fs::statvfs(folder).map_err(|error| file_error("look at", folder, error.into()))?;
+        let used = self.room(&[name])?.get(name).copied();
+        Ok(DatasetState {
+            dataset: dataset(name),
+            folder: Some(folder.to_owned()),
+            is_volume: false,
+            used_bytes: used.map(|(_, own)| own),
+            referenced_bytes: used.map(|(total, _)| total),
+            snapshots_bytes: None,
+            compression_percent: None,
+            available_bytes: Some(room.f_bavail.saturating_mul(room.f_frsize)),
+            origin: None,
+        })
+    }
+
+    fn snapshots(&self, name: &str) -> ProviderResult<Vec<HostSnapshot>> {
+        let kept = Self::folder(name)?;
+        let mut snapshots = Vec::new();
+        for snapshot in kept.names()? {
+            let place = kept.place(&snapshot);
+            if !is_subvolume(&place) {
+                continue;
+            }
+            let noted = kept.noted(&snapshot);
+            let (made_s, uuid) = self.origin(&place.to_string_lossy())?;
+            let time_s = noted.as_ref().map(|noted| noted.time_s).or(made_s);
+            snapshots.push(HostSnapshot {
+                name: HostSnapshotName {
+                    dataset: dataset(name),
+                    name: snapshot.clone(),
+                },
+                time_s: time_s.ok_or_else(|| ProviderError::Senseless {
+                    program: BTRFS,
+                    detail: format!("{} was made at no time", place.display()),
+                })?,
+                identity: uuid.unwrap_or_default(),
+                used_bytes: None,
+                referenced_bytes: None,
+                hold_count: kept.hold_count(&snapshot)?,
+                record: noted.map(|noted| noted.record),
+            });
+        }
+        snapshots.sort_by(|a, b| (a.time_s, &a.name).cmp(&(b.time_s, &b.name)));
+        Ok(snapshots)
+    }
+
+    fn measure(&self, snapshots: &mut [HostSnapshot]) -> ProviderResult<()> {
+        let place = |snapshot: &HostSnapshot| {
+            let kept = SnapshotFolder::of(Path::new(&snapshot.name.dataset.name));
+            kept.place(&snapshot.name.name).display().to_string()
+        };
+        let places: Vec<String> = snapshots.iter().map(place).collect();
+        let names: Vec<&str> = places.iter().map(|place| &place[..]).collect();
+        let room = self.room(&names)?;
+        for (snapshot, place) in snapshots.iter_mut().zip(&places) {
+            let found = room.get(place).copied();
+            snapshot.referenced_bytes = found.map(|(total, _)| total);
+            snapshot.used_bytes = found.map(|(_, own)| own);
+        }
+        Ok(())
+    }
+
+    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>> {
+        Ok(wanted.iter().map(|one| vec![one.clone()]).collect())
+    }
+
+    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        for one in wanted {
+            let kept = Self::folder(&one.dataset.name)?;
+            kept.must_be_new(cut.name, &format!("{}@{}", one.dataset, cut.name))?;
+            if one.is_tree {
+                return Err(ProviderError::Refused {
+                    action: "make a snapshot of",
+                    what: format!("{} and all below it", one.dataset),
+                    reason: "btrfs has no snapshots of several subvolumes at one instant".to_owned(),
+                });
+            }
+            kept.make()?;
+        }
+        Ok(())
+    }
+
+    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        group.iter().try_for_each(|one| {
+            let place = Self::folder(&one.dataset.name)?.place(cut.name);
+            let place = place.to_string_lossy();
+            let words = ["subvolume", "snapshot", "-r", "--", &one.dataset.name, &place];
+            self.ask(("make", &place), &words).map(drop)
+        })
+    }
+
+    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        group.iter().try_for_each(|one| {
+            let kept = Self::folder(&one.dataset.name)?;
+            kept.note(cut)?;
+            // A snapshot is in the next commit of the file system; this waits for that.
+            sync_folder(&kept.place(cut.name))?;
+            sync_folder(&Path::new(&one.dataset.name).join(OURS).join("snapshots"))
+        })
+    }
+
+    fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
+        let kept = Self::folder(&snapshot.dataset.name)?;
+        kept.remove(snapshot, || {
+            let place = kept.place(&snapshot.name);
+            let place = place.to_string_lossy();
+            self.ask(("remove", &place), &["subvolume", "delete", "--", &place])
+                .map(drop)
+        })
+    }
+
+    fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        Self::folder(&snapshot.dataset.name)?.hold(snapshot, tag)
+    }
+
+    fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        Self::folder(&snapshot.dataset.name)?.release(snapshot, tag)
+    }
+
+    fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
+        let kept = Self::folder(&snapshot.dataset.name)?;
+        kept.must_be_there(snapshot)?;
+        Ok(View::lasting(kept.place(&snapshot.name)))
+    }
+
+    fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
+        let kept = Self::folder(&snapshot.dataset.name)?;
+        kept.must_be_there(snapshot)?;
+        let place = kept.place(&snapshot.name);
+        if Path::new(name).symlink_metadata().is_ok() {
+            // btrfs would put the clone into a folder that is there.
+            return Err(ProviderError::Exists { what: name.to_owned() });
+        }
+        let words = ["subvolume", "snapshot", "--", &place.to_string_lossy(), name];
+        self.ask(("clone", &snapshot.to_string()), &words)?;
+        self.dataset(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_time;
+
+    #[test]
+    fn times_of_btrfs_are_understood() {
+        assert_eq!(parse_time("1970-01-01 00:00:00 +0000"), Some(0));
+        assert_eq!(parse_time("2026-11-22 16:07:46 +0000"), Some(1_795_363_666));
+        assert_eq!(parse_time("2026-11-22 17:07:46 +0100"), Some(1_795_363_666));
+        assert_eq!(parse_time("2024-02-29 23:59:59 -0330"), Some(1_709_263_799));
+        assert_eq!(parse_time("-"), None);
+    }
+}

@@ -1,0 +1,267 @@
+//! Where providers without a place of their own keep host snapshots: in a folder of the dataset itself.
+//!
+//! ```text
+//! DATASET/.holdfast/snapshots/NAME      the snapshot; a name that begins with a dot is one that is being made, or removed
+//! DATASET/.holdfast/records/NAME.json   {"schema": 1, "time_s": 1795363666, "record": "..."}
+//! DATASET/.holdfast/holds/NAME/TAG      an empty file for each who holds it
+//! DATASET/.holdfast/lock                locked (flock) by who holds or removes
+//! ```
+//!
+//! Only its owner can look into `.holdfast`: what is in it is as secret as the disks of machines are.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use serde_json::{Value, json};
+
+use super::{Cutting, HostSnapshotName, ProviderError, ProviderResult};
+
+/// The folder of a dataset that is ours.
+pub(super) const OURS: &str = ".holdfast";
+/// Bytes of a record's file, at most.
+const RECORD_BYTES_MAX: u64 = 1 << 20;
+const NAME_BYTES_MAX: usize = 200;
+
+/// Whether this can be the name of a host snapshot, with every provider.
+pub(super) fn check_name(name: &str) -> ProviderResult<()> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte);
+    let reason = if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        "it has 1 to 200 letters"
+    } else if !name.bytes().all(is_allowed) {
+        "it may have ASCII letters, digits and _ . : -"
+    } else if name.starts_with(['.', '-']) {
+        "it begins with a dot, or a hyphen"
+    } else {
+        return Ok(());
+    };
+    Err(ProviderError::Name {
+        name: name.to_owned(),
+        reason,
+    })
+}
+
+/// The host snapshots of a dataset that is a folder.
+pub(super) struct SnapshotFolder {
+    ours: PathBuf,
+}
+
+/// What is noted of a host snapshot.
+pub(super) struct Noted {
+    pub(super) time_s: i64,
+    pub(super) record: String,
+}
+
+impl SnapshotFolder {
+    pub(super) fn of(dataset: &Path) -> Self {
+        Self {
+            ours: dataset.join(OURS),
+        }
+    }
+
+    /// Where a host snapshot is.
+    pub(super) fn place(&self, name: &str) -> PathBuf {
+        self.ours.join("snapshots").join(name)
+    }
+
+    /// Where one is while it is made, or removed.
+    pub(super) fn hidden_place(&self, name: &str) -> PathBuf {
+        self.place(&format!(".{name}"))
+    }
+
+    fn record_place(&self, name: &str) -> PathBuf {
+        self.ours.join("records").join(format!("{name}.json"))
+    }
+
+    fn holds_place(&self, name: &str) -> PathBuf {
+        self.ours.join("holds").join(name)
+    }
+
+    /// Makes the folders.
+    pub(super) fn make(&self) -> ProviderResult<()> {
+        ["snapshots", "records", "holds"].iter().try_for_each(|part| {
+            let folder = self.ours.join(part);
+            make_folder(&folder)
+        })
+    }
+
+    /// The names of all host snapshots.
+    pub(super) fn names(&self) -> ProviderResult<Vec<String>> {
+        let names = names_in(&self.ours.join("snapshots"))?;
+        Ok(names.into_iter().filter(|name| check_name(name).is_ok()).collect())
+    }
+
+    /// What is noted of a host snapshot; none where nothing is, or nothing that can be read.
+    pub(super) fn noted(&self, name: &str) -> Option<Noted> {
+        let mut bytes = Vec::new();
+        let file = File::open(self.record_place(name)).ok()?;
+        file.take(RECORD_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+        let value: Value = serde_json::from_slice(&bytes).ok()?;
+        Some(Noted {
+            time_s: value.get("time_s")?.as_i64()?,
+            record: value.get("record")?.as_str()?.to_owned(),
+        })
+    }
+
+    /// Notes it, durably: there is never half a note.
+    pub(super) fn note(&self, cut: &Cutting<'_>) -> ProviderResult<()> {
+        let path = self.record_place(cut.name);
+        let failed = |source| file_error("write", &path, source);
+        let new = self.ours.join("records").join(format!(".{}.new", cut.name));
+        let value = json!({ "schema": 1, "time_s": cut.time_s, "record": cut.record });
+        let mut options = File::options();
+        let mut file = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)
+            .map_err(failed)?;
+        file.write_all(format!("{value}\n").as_bytes()).map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        std::fs::rename(&new, &path).map_err(failed)?;
+        sync_folder(&self.ours.join("records"))
+    }
+
+    /// How many hold it.
+    pub(super) fn hold_count(&self, name: &str) -> ProviderResult<u64> {
+        Ok(names_in(&self.holds_place(name))?.len() as u64)
+    }
+
+    pub(super) fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        check_name(tag)?;
+        let _lock = self.lock()?;
+        self.must_be_there(snapshot)?;
+        let folder = self.holds_place(&snapshot.name);
+        make_folder(&folder)?;
+        let path = folder.join(tag);
+        match File::options().write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(_) => sync_folder(&folder),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(ProviderError::Held {
+                what: snapshot.to_string(),
+                reason: format!("by {tag} already"),
+            }),
+            Err(error) => Err(file_error("create", &path, error)),
+        }
+    }
+
+    pub(super) fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        check_name(tag)?;
+        let _lock = self.lock()?;
+        let path = self.holds_place(&snapshot.name).join(tag);
+        std::fs::remove_file(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => ProviderError::NotThere {
+                what: format!("hold {tag} of {snapshot}"),
+            },
+            _ => file_error("remove", &path, error),
+        })
+    }
+
+    /// Removes a host snapshot that nobody holds: `destroy` does it, then nothing of it is noted any more.
+    pub(super) fn remove(
+        &self,
+        snapshot: &HostSnapshotName,
+        destroy: impl FnOnce() -> ProviderResult<()>,
+    ) -> ProviderResult<()> {
+        check_name(&snapshot.name)?;
+        let _lock = self.lock()?;
+        self.must_be_there(snapshot)?;
+        let holders = names_in(&self.holds_place(&snapshot.name))?;
+        if !holders.is_empty() {
+            return Err(ProviderError::Held {
+                what: snapshot.to_string(),
+                reason: format!("by {}", holders.join(", ")),
+            });
+        }
+        destroy()?;
+        let record = self.record_place(&snapshot.name);
+        match std::fs::remove_file(&record) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(file_error("remove", &record, error)),
+            _ => {}
+        }
+        drop(std::fs::remove_dir(self.holds_place(&snapshot.name)));
+        Ok(())
+    }
+
+    /// The name must be free.
+    pub(super) fn must_be_new(&self, name: &str, shown: &str) -> ProviderResult<()> {
+        check_name(name)?;
+        match self.place(name).symlink_metadata() {
+            Ok(_) => Err(ProviderError::Exists { what: shown.to_owned() }),
+            Err(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn must_be_there(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
+        check_name(&snapshot.name)?;
+        let place = self.place(&snapshot.name);
+        let is_folder = place.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
+        is_folder.then_some(()).ok_or_else(|| ProviderError::NotThere {
+            what: snapshot.to_string(),
+        })
+    }
+
+    fn lock(&self) -> ProviderResult<File> {
+        let path = self.ours.join("lock");
+        let open = File::options()
+            .create(true)
+            .write(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path);
+        let file = open.map_err(|source| file_error("open", &path, source))?;
+        flock(&file, FlockOperation::LockExclusive).map_err(|error| file_error("lock", &path, error.into()))?;
+        Ok(file)
+    }
+}
+
+pub(super) fn file_error(action: &'static str, path: &Path, source: std::io::Error) -> ProviderError {
+    match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ProviderError::Full {
+            action,
+            what: path.display().to_string(),
+        },
+        _ => ProviderError::File {
+            action,
+            path: path.to_owned(),
+            source,
+        },
+    }
+}
+
+/// Makes a folder that only its owner can look into, with those above it.
+pub(super) fn make_folder(folder: &Path) -> ProviderResult<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    let made = builder.recursive(true).mode(0o700).create(folder);
+    made.map_err(|source| file_error("create the folder", folder, source))
+}
+
+/// What was made in a folder, or renamed, is there after a power cut.
+pub(super) fn sync_folder(folder: &Path) -> ProviderResult<()> {
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|source| file_error("sync", folder, source))
+}
+
+/// The names in a folder that do not begin with a dot, in their order; none where there is no folder.
+fn names_in(folder: &Path) -> ProviderResult<Vec<String>> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(file_error("read the folder", folder, error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|source| file_error("read the folder", folder, source))?;
+        names.extend(
+            entry
+                .file_name()
+                .into_string()
+                .ok()
+                .filter(|name| !name.starts_with('.')),
+        );
+    }
+    names.sort();
+    Ok(names)
+}

@@ -1,0 +1,155 @@
+//! What is mounted where.
+//!
+//! Source: proc(5), `/proc/pid/mountinfo`.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
+
+use super::{ProviderError, ProviderResult};
+
+const MOUNTS: &str = "/proc/self/mountinfo";
+
+/// The mounts that this process sees, in their order: a later one lies over an earlier one.
+#[derive(Debug, Default)]
+pub struct Mounts {
+    mounts: Vec<Mount>,
+}
+
+/// A mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mount {
+    /// What of the file system is seen there: `/`, or less where it is a bind mount, or a subvolume.
+    pub(super) root: PathBuf,
+    /// Where it is seen.
+    pub(super) point: PathBuf,
+    /// `zfs`, `btrfs`, `ext4`.
+    pub(super) kind: String,
+    /// A device, or the name of a dataset.
+    pub(super) source: String,
+}
+
+impl Mount {
+    /// Whether it is a ZFS file system.
+    pub(super) fn is_zfs(&self) -> bool {
+        matches!(&self.kind[..], "zfs" | "fuse.zfs")
+    }
+}
+
+impl Mounts {
+    /// As they are now.
+    pub fn read() -> ProviderResult<Self> {
+        let text = std::fs::read(MOUNTS).map_err(|source| ProviderError::File {
+            action: "read",
+            path: MOUNTS.into(),
+            source,
+        })?;
+        Ok(Self::parse(&text))
+    }
+
+    /// Lines that are no mounts are passed over: the kernel writes none.
+    fn parse(text: &[u8]) -> Self {
+        let mounts = text.split(|byte| *byte == b'\n').filter_map(parse_line);
+        Self {
+            mounts: mounts.collect(),
+        }
+    }
+
+    /// The mount that a file is on. The path is whole, without symbolic links.
+    pub(super) fn of_path(&self, path: &Path) -> Option<&Mount> {
+        let above = self.mounts.iter().filter(|mount| path.starts_with(&mount.point));
+        above.max_by_key(|mount| mount.point.as_os_str().len())
+    }
+
+    /// Where a ZFS file system is mounted.
+    pub(super) fn of_zfs(&self, dataset: &str) -> Option<&Path> {
+        let is_it = |mount: &&Mount| mount.is_zfs() && mount.source == dataset && mount.root == Path::new("/");
+        let mount = self.mounts.iter().find(is_it)?;
+        // Something may lie over it.
+        (self.of_path(&mount.point) == Some(mount)).then_some(&mount.point)
+    }
+
+    /// Where the file systems of a kind are mounted, with what of them.
+    pub(super) fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Mount> {
+        self.mounts.iter().filter(move |mount| mount.kind == kind)
+    }
+}
+
+/// `36 35 98:0 /root /mnt rw,noatime shared:1 - ext3 /dev/root rw`
+fn parse_line(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let mut before = fields.by_ref().take_while(|field| *field != b"-");
+    let (root, point) = (before.nth(3)?, before.next()?);
+    // What comes up to the hyphen is of no use here.
+    before.for_each(drop);
+    let (kind, source) = (fields.next()?, fields.next()?);
+    let text = |field| unescape(field).to_string_lossy().into_owned();
+    Some(Mount {
+        root: unescape(root).into(),
+        point: unescape(point).into(),
+        kind: text(kind),
+        source: text(source),
+    })
+}
+
+/// Spaces, tabs, ends of lines and backslashes are written as `\040`.
+fn unescape(field: &[u8]) -> OsString {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, after)) = rest.split_first() {
+        let number = (*first == b'\\').then(|| after.get(..3)).flatten();
+        let number = number.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        if let Some(byte) = number {
+            bytes.push(byte);
+            rest = &after[3..];
+        } else {
+            bytes.push(*first);
+            rest = after;
+        }
+    }
+    OsString::from_vec(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::Mounts;
+
+    const TEXT: &[u8] = b"21 1 0:20 / / rw,relatime shared:1 - ext4 /dev/vda1 rw\n\
+        65 43 0:41 / /tank rw,relatime - zfs tank rw\n\
+        66 65 0:42 / /tank/a\\040b rw,relatime shared:2 master:1 - fuse.zfs tank/a\\040b rw\n\
+        67 21 0:50 /@vms /srv/vms rw - btrfs /dev/vdb rw,subvol=/@vms\n\
+        68 21 0:42 /inside /bound rw - zfs tank/x rw\n\
+        69 65 0:60 / /tank/a\\040b/c rw - tmpfs none rw\n\
+        nonsense\n";
+
+    #[test]
+    fn a_file_is_on_the_mount_that_lies_nearest() {
+        let mounts = Mounts::parse(TEXT);
+        let of = |path: &str| {
+            mounts
+                .of_path(Path::new(path))
+                .map(|mount| mount.source.clone())
+                .unwrap()
+        };
+        assert_eq!(of("/tank/a b/disk"), "tank/a b");
+        assert_eq!(of("/tank/a bc"), "tank");
+        assert_eq!(of("/tankard"), "/dev/vda1");
+        assert_eq!(of("/tank/a b/c/d"), "none");
+        assert_eq!(
+            mounts.of_path(Path::new("/bound/x")).unwrap().root,
+            Path::new("/inside")
+        );
+    }
+
+    #[test]
+    fn a_dataset_is_found_where_it_is_mounted_as_a_whole() {
+        let mounts = Mounts::parse(TEXT);
+        assert_eq!(mounts.of_zfs("tank/a b"), Some(Path::new("/tank/a b")));
+        assert_eq!(mounts.of_zfs("tank/x"), None);
+        assert_eq!(mounts.of_kind("btrfs").count(), 1);
+        let hidden = [TEXT, b"70 21 0:70 / /tank rw - tmpfs none rw\n"].concat();
+        assert_eq!(Mounts::parse(&hidden).of_zfs("tank"), None);
+    }
+}

@@ -1,0 +1,344 @@
+//! ZFS, by its own program: OpenZFS, and what came before it.
+//!
+//! `zfs get -Hp` tells numbers exactly in every version; `zfs list` did not before 0.8. What `zfs version` does not answer to, which is
+//! ZFS before 0.8 and zfs-fuse, makes host snapshots of one dataset at a time, or of one with all below it.
+//!
+//! Source: zfs(8), zfsprops(7); OpenZFS 2.1, zfs-fuse 0.7.0.
+
+mod table;
+mod words;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use holdfast_block::Clock;
+
+use super::folder::check_name;
+use super::mounts::Mounts;
+use super::{
+    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, Provider, ProviderError, ProviderKind,
+    ProviderResult, View, Wanted,
+};
+use crate::process::Tools;
+use table::{Properties, parse};
+use words::refusal;
+
+const ZFS: &str = "zfs";
+/// The property of a snapshot that is our record of it.
+const RECORD: &str = "holdfast:record";
+/// The property of a clone that was made to look into a snapshot: of whom.
+const VIEW: &str = "holdfast:view";
+/// What such clones are called, in the root of their pool.
+const VIEW_PREFIX: &str = "holdfast-view-";
+/// Bytes of a property of a user's, at most: ZFS has allowed 8 KiB since 0.6, and 1 KiB before.
+const RECORD_BYTES_MAX: usize = 1000;
+/// How often it is tried to take such a clone away.
+const ATTEMPT_COUNT: u32 = 40;
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
+/// Bytes of a name with its dataset, at most.
+const NAME_BYTES_MAX: usize = 255;
+
+const DATASET_PROPERTIES: &str =
+    "type,used,referenced,usedbysnapshots,compressratio,available,origin,mountpoint,mounted";
+const SNAPSHOT_PROPERTIES: &str = "type,creation,used,referenced,userrefs,holdfast:record";
+/// What only newer versions have: the order in which they were made, and their identity.
+const NEWER_PROPERTIES: &str = "type,creation,used,referenced,userrefs,holdfast:record,createtxg,guid";
+
+/// ZFS on this host.
+pub struct Zfs {
+    tools: Arc<dyn Tools>,
+    /// Where clones that were made to look into snapshots are mounted.
+    views: PathBuf,
+    clock: Arc<dyn Clock>,
+    is_newer: OnceLock<bool>,
+}
+
+impl Zfs {
+    /// What `tools` reach; views are mounted below `views`.
+    pub fn new(tools: Arc<dyn Tools>, views: PathBuf, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            tools,
+            views,
+            clock,
+            is_newer: OnceLock::new(),
+        }
+    }
+
+    /// Whether it is 0.8 or later.
+    fn is_newer(&self) -> ProviderResult<bool> {
+        if let Some(known) = self.is_newer.get() {
+            return Ok(*known);
+        }
+        let is_newer = self.tools.ask(ZFS, &["version"])?.is_well;
+        Ok(*self.is_newer.get_or_init(|| is_newer))
+    }
+
+    /// Asks; what is refused is told by what was tried, and with what.
+    fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
+        let answer = self.tools.ask(ZFS, arguments)?;
+        if answer.is_well {
+            return Ok(answer.output);
+        }
+        Err(refusal(action, what, &answer.complaint))
+    }
+
+    fn get(&self, arguments: &[&str], properties: &str, what: &str) -> ProviderResult<BTreeMap<String, Properties>> {
+        let mut words = vec!["get", "-Hp", "-o", "name,property,value,source"];
+        words.extend(arguments);
+        words.push(properties);
+        if !what.is_empty() {
+            words.push(what);
+        }
+        parse(&self.ask(("look at", what), &words)?)
+    }
+
+    fn state(name: &str, properties: &Properties, mounts: &Mounts) -> DatasetState {
+        let value = |key: &str| properties.value(key).filter(|value| *value != "-");
+        DatasetState {
+            folder: mounts.of_zfs(name).map(Path::to_owned),
+            is_volume: value("type") == Some("volume"),
+            used_bytes: properties.number("used"),
+            referenced_bytes: properties.number("referenced"),
+            snapshots_bytes: properties.number("usedbysnapshots"),
+            compression_percent: value("compressratio").and_then(table::percent),
+            available_bytes: properties.number("available"),
+            origin: value("origin").map(str::to_owned),
+            dataset: dataset(name),
+        }
+    }
+
+    /// The clone that lays open a snapshot, and what takes it away again.
+    fn clone_for_view(&self, snapshot: &str, label: &str) -> ProviderResult<View> {
+        let pool = snapshot.split(['/', '@']).next().unwrap_or_default();
+        let clone = format!("{pool}/{VIEW_PREFIX}{label}");
+        let is_volume = {
+            let of = snapshot.split('@').next().unwrap_or_default();
+            self.dataset(of)?.is_volume
+        };
+        let folder = self.views.join(label);
+        let mark = format!("{VIEW}={label}");
+        let mountpoint = format!("mountpoint={}", folder.display());
+        let mut words = vec!["clone", "-o", "readonly=on", "-o", &mark];
+        if !is_volume {
+            words.extend(["-o", &mountpoint]);
+        }
+        words.extend([snapshot, &clone]);
+        self.ask(("look into", snapshot), &words)?;
+        let (tools, clock, gone) = (Arc::clone(&self.tools), Arc::clone(&self.clock), folder.clone());
+        let path = if is_volume { volume_device(&clone) } else { folder };
+        Ok(View {
+            folder: path,
+            cleanup: Some(Box::new(move || {
+                remove_view(&*tools, &*clock, &clone);
+                drop(std::fs::remove_dir(gone));
+            })),
+        })
+    }
+}
+
+/// Takes a clone away again. Who has just closed its files may keep it busy for a moment; what is left is found by its property.
+fn remove_view(tools: &dyn Tools, clock: &dyn Clock, clone: &str) {
+    for _ in 0..ATTEMPT_COUNT {
+        match tools.ask(ZFS, &["destroy", clone]) {
+            Ok(answer) if !answer.is_well && answer.complaint.contains("busy") => clock.sleep(ATTEMPT_INTERVAL),
+            _ => return,
+        }
+    }
+}
+
+/// The device of a volume.
+pub(super) fn volume_device(name: &str) -> PathBuf {
+    Path::new("/dev/zvol").join(name)
+}
+
+fn dataset(name: &str) -> Dataset {
+    Dataset {
+        provider: ProviderKind::Zfs,
+        name: name.to_owned(),
+    }
+}
+
+/// A snapshot as ZFS names it. It never is the name of a dataset: that would be destroyed with all that is in it.
+fn full_name(dataset: &str, name: &str) -> ProviderResult<String> {
+    check_name(name)?;
+    let full = format!("{dataset}@{name}");
+    let is_dataset =
+        !dataset.is_empty() && !dataset.starts_with(['-', '/']) && !dataset.contains(['@', '#', '%', ',', '\n', '\t']);
+    if !is_dataset || full.len() > NAME_BYTES_MAX {
+        return Err(ProviderError::Name {
+            name: full,
+            reason: "ZFS has no dataset of such a name, or it is longer than 255 bytes",
+        });
+    }
+    Ok(full)
+}
+
+fn full(snapshot: &HostSnapshotName) -> ProviderResult<String> {
+    full_name(&snapshot.dataset.name, &snapshot.name)
+}
+
+fn record_property(record: &str) -> ProviderResult<String> {
+    if record.len() > RECORD_BYTES_MAX {
+        return Err(ProviderError::Refused {
+            action: "note",
+            what: "the record of a snapshot".to_owned(),
+            reason: format!("it has {} bytes, and ZFS keeps {RECORD_BYTES_MAX}", record.len()),
+        });
+    }
+    Ok(format!("{RECORD}={record}"))
+}
+
+impl Provider for Zfs {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Zfs
+    }
+
+    fn datasets(&self) -> ProviderResult<Vec<DatasetState>> {
+        let filter: &[&str] = if self.is_newer()? {
+            &["-r", "-t", "filesystem,volume"]
+        } else {
+            // Snapshots come with them, and are passed over.
+            &["-r"]
+        };
+        let mounts = Mounts::read()?;
+        let found = self.get(filter, DATASET_PROPERTIES, "")?;
+        let datasets = found.iter().filter(|(name, _)| !name.contains('@'));
+        Ok(datasets
+            .map(|(name, found)| Self::state(name, found, &mounts))
+            .collect())
+    }
+
+    fn dataset(&self, name: &str) -> ProviderResult<DatasetState> {
+        // It is an argument of a program.
+        full_name(name, "check")?;
+        let found = self.get(&[], DATASET_PROPERTIES, name)?;
+        let properties = found
+            .get(name)
+            .ok_or_else(|| ProviderError::NotThere { what: name.to_owned() })?;
+        Ok(Self::state(name, properties, &Mounts::read()?))
+    }
+
+    fn snapshots(&self, name: &str) -> ProviderResult<Vec<HostSnapshot>> {
+        full_name(name, "check")?;
+        let found = if self.is_newer()? {
+            self.get(&["-r", "-d", "1", "-t", "snapshot"], NEWER_PROPERTIES, name)?
+        } else {
+            self.get(&["-r", "-d", "1"], SNAPSHOT_PROPERTIES, name)?
+        };
+        let mut snapshots = Vec::new();
+        for (full, properties) in &found {
+            let Some((of, snapshot)) = full.split_once('@') else {
+                continue;
+            };
+            if of != name {
+                continue;
+            }
+            let senseless = || ProviderError::Senseless {
+                program: ZFS,
+                detail: format!("{full} was made at no time"),
+            };
+            let time_s = properties.number("creation").ok_or_else(senseless)?;
+            let transaction = properties.number("createtxg").unwrap_or_default();
+            let order = (time_s, transaction, properties.number_in_answer);
+            snapshots.push((
+                order,
+                HostSnapshot {
+                    name: HostSnapshotName {
+                        dataset: dataset(name),
+                        name: snapshot.to_owned(),
+                    },
+                    time_s: i64::try_from(time_s).map_err(|_| senseless())?,
+                    identity: properties.value("guid").unwrap_or_default().to_owned(),
+                    used_bytes: properties.number("used"),
+                    referenced_bytes: properties.number("referenced"),
+                    hold_count: properties.number("userrefs").unwrap_or_default(),
+                    record: properties.own(RECORD).map(str::to_owned),
+                },
+            ));
+        }
+        snapshots.sort_by_key(|(order, _)| *order);
+        Ok(snapshots.into_iter().map(|(_, snapshot)| snapshot).collect())
+    }
+
+    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>> {
+        if !self.is_newer()? {
+            return Ok(wanted.iter().map(|one| vec![one.clone()]).collect());
+        }
+        let mut groups: BTreeMap<(&str, bool), Vec<Wanted>> = BTreeMap::new();
+        for one in wanted {
+            let pool = one.dataset.name.split('/').next().unwrap_or_default();
+            groups.entry((pool, one.is_tree)).or_default().push(one.clone());
+        }
+        Ok(groups.into_values().collect())
+    }
+
+    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        self.is_newer()?;
+        wanted
+            .iter()
+            .try_for_each(|one| full_name(&one.dataset.name, cut.name).map(drop))
+    }
+
+    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        let record = record_property(cut.record)?;
+        let mut words = vec!["snapshot", "-o", &record];
+        if group.iter().any(|one| one.is_tree) {
+            words.push("-r");
+        }
+        let names = group.iter().map(|one| full_name(&one.dataset.name, cut.name));
+        let names = names.collect::<ProviderResult<Vec<_>>>()?;
+        words.extend(names.iter().map(|name| &name[..]));
+        self.ask(("make", &names.join(", ")), &words).map(drop)
+    }
+
+    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        let record = record_property(cut.record)?;
+        group.iter().try_for_each(|one| {
+            let full = full_name(&one.dataset.name, cut.name)?;
+            self.ask(("note the record of", &full), &["set", &record, &full])
+                .map(drop)
+        })
+    }
+
+    fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
+        let full = full(snapshot)?;
+        self.ask(("remove", &full), &["destroy", &full]).map(drop)
+    }
+
+    fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        check_name(tag)?;
+        let full = full(snapshot)?;
+        self.ask(("hold", &full), &["hold", tag, &full]).map(drop)
+    }
+
+    fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        check_name(tag)?;
+        let full = full(snapshot)?;
+        self.ask(("let go of", &full), &["release", tag, &full]).map(drop)
+    }
+
+    fn view(&self, snapshot: &HostSnapshotName, label: &str) -> ProviderResult<View> {
+        let full = full(snapshot)?;
+        let mounted = Mounts::read()?.of_zfs(&snapshot.dataset.name).map(Path::to_owned);
+        let inside = mounted.map(|folder| folder.join(".zfs/snapshot").join(&snapshot.name));
+        // Where the kernel does not mount it by itself, the folder is there and has nothing in it.
+        if let Some(folder) =
+            inside.filter(|folder| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()))
+        {
+            return Ok(View::lasting(folder));
+        }
+        self.clone_for_view(&full, label)
+    }
+
+    fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
+        let full = full(snapshot)?;
+        full_name(name, "check")?;
+        self.ask(("clone", &full), &["clone", &full, name])?;
+        self.dataset(name)
+    }
+}
+
+#[cfg(test)]
+mod tests;

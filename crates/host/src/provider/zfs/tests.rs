@@ -1,0 +1,169 @@
+//! What is asked of ZFS, and how its answers are understood, with a stand-in for its program.
+
+use std::sync::{Arc, Mutex};
+
+use holdfast_block::SystemClock;
+
+use super::super::{Cutting, Dataset, HostSnapshotName, Provider, ProviderError, ProviderKind, Wanted};
+use super::Zfs;
+use crate::process::{Answer, ToolError, Tools};
+
+/// Answers what it is told to, in turn, and keeps what it was asked.
+#[derive(Default)]
+struct Scripted {
+    answers: Mutex<Vec<Result<String, String>>>,
+    asked: Mutex<Vec<String>>,
+}
+
+impl Tools for Scripted {
+    fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
+        assert_eq!(program, "zfs");
+        self.asked.lock().unwrap().push(arguments.join(" "));
+        let answer = self.answers.lock().unwrap().remove(0);
+        let (is_well, output, complaint) = match answer {
+            Ok(output) => (true, output, String::new()),
+            Err(complaint) => (false, String::new(), complaint),
+        };
+        Ok(Answer {
+            is_well,
+            output,
+            complaint,
+        })
+    }
+}
+
+fn zfs(answers: &[Result<&str, &str>]) -> (Zfs, Arc<Scripted>) {
+    let own = |answer: &Result<&str, &str>| answer.map(str::to_owned).map_err(str::to_owned);
+    let scripted = Arc::new(Scripted {
+        answers: Mutex::new(answers.iter().map(own).collect()),
+        asked: Mutex::default(),
+    });
+    (
+        Zfs::new(
+            Arc::clone(&scripted) as _,
+            "/run/views".into(),
+            Arc::new(SystemClock::new()),
+        ),
+        scripted,
+    )
+}
+
+fn wanted(name: &str) -> Wanted {
+    Wanted::all_of(dataset(name))
+}
+
+fn dataset(name: &str) -> Dataset {
+    Dataset {
+        provider: ProviderKind::Zfs,
+        name: name.to_owned(),
+    }
+}
+
+fn snapshot(dataset_name: &str, name: &str) -> HostSnapshotName {
+    HostSnapshotName {
+        dataset: dataset(dataset_name),
+        name: name.to_owned(),
+    }
+}
+
+const CUT: Cutting<'static> = Cutting {
+    name: "now",
+    time_s: 0,
+    record: "{}",
+};
+
+#[test]
+fn datasets_of_one_pool_are_cut_at_once_where_that_is_possible() {
+    let all = [wanted("a/x"), wanted("b/y"), wanted("a/z")];
+    let (newer, scripted) = zfs(&[Ok("zfs-2.1.11-1\n"), Ok("")]);
+    let groups = newer.groups(&all).unwrap();
+    assert_eq!(groups, [vec![wanted("a/x"), wanted("a/z")], vec![wanted("b/y")]]);
+    newer.cut(&groups[0], &CUT).unwrap();
+    assert_eq!(
+        scripted.asked.lock().unwrap()[1],
+        "snapshot -o holdfast:record={} a/x@now a/z@now"
+    );
+    let (older, _) = zfs(&[Err("unrecognized command 'version'")]);
+    assert_eq!(older.groups(&all).unwrap().len(), 3);
+}
+
+#[test]
+fn snapshots_come_in_their_order_with_the_record_that_is_their_own() {
+    let answer = "t/v@b\tcreation\t20\t-\nt/v@b\tused\t5\t-\nt/v@b\tcreatetxg\t9\t-\nt/v@b\tguid\t77\t-\n\
+                  t/v@b\tholdfast:record\t{\"x\":\t1}\tlocal\n\
+                  t/v@a\tcreation\t20\t-\nt/v@a\tcreatetxg\t10\t-\nt/v@a\tuserrefs\t2\t-\n\
+                  t/v@a\tholdfast:record\t{}\tinherited from t\n\
+                  t/v/child@z\tcreation\t1\t-\nt/v\tcreation\t1\t-\n";
+    let (zfs, _) = zfs(&[Ok(""), Ok(answer)]);
+    let snapshots = zfs.snapshots("t/v").unwrap();
+    let names: Vec<_> = snapshots.iter().map(|snapshot| &snapshot.name.name[..]).collect();
+    assert_eq!(names, ["b", "a"]);
+    assert_eq!(
+        (snapshots[0].record.as_deref(), &snapshots[0].identity[..]),
+        (Some("{\"x\":\t1}"), "77")
+    );
+    assert_eq!((snapshots[1].record.as_deref(), snapshots[1].hold_count), (None, 2));
+}
+
+#[test]
+fn nothing_but_a_snapshot_is_ever_destroyed() {
+    let (zfs, scripted) = zfs(&[]);
+    for (dataset, name) in [
+        ("t/v", ""),
+        ("t/v", "a,b"),
+        ("t/v", "a%b"),
+        ("", "a"),
+        ("t@x", "a"),
+        ("-r", "a"),
+        ("t/v", "-r"),
+        ("t/v", "a b"),
+        ("t/v", "a/b"),
+        ("t,u", "a"),
+        ("/t", "a"),
+    ] {
+        let destroyed = zfs.destroy(&snapshot(dataset, name));
+        assert!(matches!(destroyed, Err(ProviderError::Name { .. })), "{dataset}@{name}");
+    }
+    assert!(scripted.asked.lock().unwrap().is_empty());
+}
+
+#[test]
+fn complaints_are_understood() {
+    let refused = |complaint: &str| zfs(&[Err(complaint)]).0.destroy(&snapshot("t/v", "a")).unwrap_err();
+    assert!(matches!(
+        refused("cannot open 't/v@a': dataset does not exist"),
+        ProviderError::NotThere { .. }
+    ));
+    assert!(matches!(
+        refused("could not find any snapshots to destroy; check snapshot names."),
+        ProviderError::NotThere { .. }
+    ));
+    assert!(matches!(
+        refused("cannot destroy snapshot t/v@a: dataset is busy"),
+        ProviderError::Held { .. }
+    ));
+    let clones = "cannot destroy 't/v@a': snapshot has dependent clones\nuse '-R' to destroy the following datasets:\nt/c\nt/d\n";
+    assert!(matches!(refused(clones), ProviderError::HasClones { clones, .. } if clones == "t/c, t/d"));
+    let suspended = "cannot destroy 't/v@a': pool I/O is currently suspended";
+    assert!(matches!(refused(suspended), ProviderError::Suspended { .. }));
+    assert!(matches!(
+        refused("cannot create snapshot 't/v@a': out of space"),
+        ProviderError::Full { .. }
+    ));
+    let other = refused("cannot destroy 't/v@a': permission denied\n").to_string();
+    assert_eq!(other, "remove t/v@a: cannot destroy 't/v@a': permission denied");
+}
+
+#[test]
+fn a_record_that_some_zfs_could_not_keep_is_refused() {
+    let (zfs, _) = zfs(&[]);
+    let record = "x".repeat(1001);
+    let cut = Cutting { record: &record, ..CUT };
+    assert!(zfs.cut(&[wanted("t/v")], &cut).is_err());
+}
+
+#[test]
+fn answers_that_make_no_sense_are_no_answers() {
+    let (zfs, _) = zfs(&[Ok(""), Ok("t/v@a creation 20 -\n")]);
+    assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Senseless { .. })));
+}

@@ -1,0 +1,28 @@
+//! What ZFS's complaints mean. They have been the same since 2008; an error number would be better, and there is none.
+
+use super::super::ProviderError;
+
+/// The error that a complaint is.
+pub(super) fn refusal(action: &'static str, what: &str, complaint: &str) -> ProviderError {
+    let says = |words: &str| complaint.contains(words);
+    let what = what.to_owned();
+    let reason = complaint.trim().lines().map(str::trim).collect::<Vec<_>>().join("; ");
+    match () {
+        () if says("does not exist") || says("no such pool") || says("could not find any snapshots") => {
+            ProviderError::NotThere { what }
+        }
+        () if says("has dependent clones") => {
+            // The clones stand below a line that says how to destroy them all.
+            let clones: Vec<&str> = complaint.lines().skip(2).map(str::trim).collect();
+            let clones = clones.join(", ");
+            ProviderError::HasClones { what, clones }
+        }
+        () if says("dataset is busy") || says("snapshot has holds") || says("tag already exists") => {
+            ProviderError::Held { what, reason }
+        }
+        () if says("already exists") => ProviderError::Exists { what },
+        () if says("out of space") || says("No space left") => ProviderError::Full { action, what },
+        () if says("suspended") => ProviderError::Suspended { action, what },
+        () => ProviderError::Refused { action, what, reason },
+    }
+}

@@ -1,0 +1,256 @@
+//! Real file systems with snapshots, on loop devices and in files; they need root, and tests say so where they cannot have them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SystemClock};
+use holdfast_host::LocalTools;
+use holdfast_host::provider::{Btrfs, Provider, Reflink, Zfs};
+
+const PATH: &str = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin";
+const MIB: u64 = 1 << 20;
+
+/// Runs a program of the system; what it printed, or why not.
+pub(crate) fn system(program: &str, words: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(program);
+    let output = command.args(words).env("PATH", PATH).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("{program} does not start: {error}"))?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// What providers ask.
+pub(crate) fn tools() -> Arc<LocalTools> {
+    Arc::new(LocalTools::new(Arc::new(SystemClock::new()), Duration::from_secs(60)))
+}
+
+/// A file system that is there while this is.
+pub(crate) trait FileSystem {
+    fn name(&self) -> &'static str;
+    fn provider(&self) -> Box<dyn Provider>;
+    /// The name of a dataset of it, and its folder.
+    fn dataset(&self) -> (String, PathBuf);
+    /// What a clone could be called.
+    fn clone_name(&self) -> String;
+}
+
+/// A new file system of `kind` on a loop device, mounted at `point`.
+pub(crate) struct Mounted {
+    kind: &'static str,
+    point: PathBuf,
+    device: String,
+    place: tempfile::TempDir,
+}
+
+impl Mounted {
+    /// # Errors
+    /// Why this machine has none, in words.
+    pub(crate) fn at(kind: &'static str, point: &Path) -> Result<Self, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("a file system of one's own needs root".to_owned());
+        }
+        let place = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let file = place.path().join("device");
+        let made = std::fs::File::create(&file).and_then(|file| file.set_len(400 * MIB));
+        made.map_err(|error| error.to_string())?;
+        let device = system("losetup", &["--find", "--show", text(&file)])?;
+        let mounted = Self {
+            kind,
+            point: point.to_owned(),
+            device,
+            place,
+        };
+        system(&format!("mkfs.{kind}"), &["-q", &mounted.device])?;
+        std::fs::create_dir_all(point).map_err(|error| error.to_string())?;
+        system("mount", &[&mounted.device, text(point)])?;
+        Ok(mounted)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        system("umount", &["--lazy", text(&self.point)]).ok();
+        system("losetup", &["--detach", &self.device]).ok();
+        drop(std::fs::remove_file(self.place.path().join("device")));
+    }
+}
+
+impl FileSystem for Mounted {
+    fn name(&self) -> &'static str {
+        self.kind
+    }
+
+    fn provider(&self) -> Box<dyn Provider> {
+        match self.kind {
+            "btrfs" => Box::new(Btrfs::new(tools())),
+            _ => Box::new(Reflink),
+        }
+    }
+
+    fn dataset(&self) -> (String, PathBuf) {
+        let folder = self.point.join("vms");
+        if self.kind == "btrfs" && !folder.exists() {
+            system("btrfs", &["subvolume", "create", text(&folder)]).unwrap();
+        }
+        std::fs::create_dir_all(&folder).unwrap();
+        (text(&folder).to_owned(), folder)
+    }
+
+    fn clone_name(&self) -> String {
+        text(&self.point.join("clone")).to_owned()
+    }
+}
+
+/// There is one pool at a time: zfs-fuse hangs where two file systems are mounted at once.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A pool of ZFS in a file: of the system's ZFS where there is one, else of zfs-fuse.
+pub(crate) struct Pool {
+    name: String,
+    place: tempfile::TempDir,
+    /// Of zfs-fuse, where there is no other ZFS.
+    daemon: Option<Child>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Pool {
+    /// A pool whose root is mounted at `point`.
+    ///
+    /// # Errors
+    /// Why this machine has none, in words.
+    pub(crate) fn at(point: &Path) -> Result<Self, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("a pool needs root".to_owned());
+        }
+        let place = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let file = place.path().join("device");
+        let made = std::fs::File::create(&file).and_then(|file| file.set_len(300 * MIB));
+        made.map_err(|error| error.to_string())?;
+        // A test that has failed has cleared up all the same.
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let daemon = start_daemon()?;
+        let letters = place.path().file_name().unwrap_or_default().to_string_lossy();
+        let letters: String = letters.chars().filter(char::is_ascii_alphanumeric).collect();
+        let pool = Self {
+            name: format!("holdfast-test-{letters}"),
+            place,
+            daemon,
+            _turn: turn,
+        };
+        let mount_point = text(point);
+        system(
+            "zpool",
+            &[
+                "create",
+                "-o",
+                "cachefile=none",
+                "-m",
+                mount_point,
+                &pool.name,
+                text(&file),
+            ],
+        )?;
+        Ok(pool)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let clock = SystemClock::new();
+        // Somebody may be looking into it at this moment.
+        for _ in 0..50 {
+            if system("zpool", &["destroy", "-f", &self.name]).is_ok() {
+                break;
+            }
+            clock.sleep(Duration::from_millis(100));
+        }
+        drop(std::fs::remove_file(self.place.path().join("device")));
+        if let Some(mut daemon) = self.daemon.take() {
+            // It ends in good order.
+            system("kill", &[&daemon.id().to_string()]).ok();
+            daemon.wait().ok();
+        }
+    }
+}
+
+/// Starts the daemon where there is no other ZFS.
+fn start_daemon() -> Result<Option<Child>, String> {
+    if system("zpool", &["list"]).is_ok() {
+        return Ok(None);
+    }
+    std::fs::create_dir_all("/run/zfs").map_err(|error| error.to_string())?;
+    let mut command = Command::new("zfs-fuse");
+    command.args(["--no-daemon", "--no-kstat-mount"]).env("PATH", PATH);
+    let started = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut daemon = started.map_err(|error| format!("zfs-fuse does not start: {error}"))?;
+    let clock = SystemClock::new();
+    for _ in 0..100 {
+        if system("zpool", &["list"]).is_ok() {
+            return Ok(Some(daemon));
+        }
+        clock.sleep(Duration::from_millis(50));
+    }
+    daemon.kill().ok();
+    daemon.wait().ok();
+    Err("zfs-fuse does not answer".to_owned())
+}
+
+impl FileSystem for Pool {
+    fn name(&self) -> &'static str {
+        "zfs"
+    }
+
+    fn provider(&self) -> Box<dyn Provider> {
+        Box::new(Zfs::new(
+            tools(),
+            self.place.path().join("views"),
+            Arc::new(SystemClock::new()),
+        ))
+    }
+
+    fn dataset(&self) -> (String, PathBuf) {
+        let name = format!("{}/vms", self.name);
+        if system("zfs", &["list", &name]).is_err() {
+            system("zfs", &["create", &name]).unwrap();
+        }
+        let folder = system("zfs", &["get", "-H", "-o", "value", "mountpoint", &name]).unwrap();
+        (name, folder.into())
+    }
+
+    fn clone_name(&self) -> String {
+        format!("{}/clone", self.name)
+    }
+}
+
+/// Calls `test` with each file system that this machine can have, each with a place of its own; says which it cannot.
+#[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
+pub(crate) fn with_each(test: impl Fn(&dyn FileSystem)) {
+    let mut count = 0;
+    for kind in ["zfs", "btrfs", "xfs"] {
+        let place = tempfile::tempdir().unwrap();
+        let point = place.path().join("mounted");
+        let made: Result<Box<dyn FileSystem>, String> = match kind {
+            "zfs" => Pool::at(&point).map(|pool| Box::new(pool) as _),
+            _ => Mounted::at(kind, &point).map(|mounted| Box::new(mounted) as _),
+        };
+        match made {
+            Ok(file_system) => test(&*file_system),
+            Err(reason) => println!("skipped: no {kind}: {reason}"),
+        }
+        count += 1;
+    }
+    assert_eq!(count, 3);
+}

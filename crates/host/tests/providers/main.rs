@@ -1,0 +1,320 @@
+//! Providers of host snapshots on real file systems: one suite, which all of them pass.
+#![expect(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "tests run the system's programs"
+)]
+
+mod lab;
+
+use std::fs::{read, write};
+use std::path::Path;
+
+use holdfast_host::provider::{Cutting, Dataset, HostSnapshotName, Located, Provider, ProviderError, Wanted, locate};
+
+use lab::{FileSystem, with_each};
+
+/// A dataset of a file system, with two files.
+struct World {
+    provider: Box<dyn Provider>,
+    dataset: Dataset,
+    folder: std::path::PathBuf,
+}
+
+impl World {
+    fn new(file_system: &dyn FileSystem) -> Self {
+        let provider = file_system.provider();
+        let (name, folder) = file_system.dataset();
+        write(folder.join("disk.raw"), vec![1; 300_000]).unwrap();
+        std::fs::create_dir_all(folder.join("more")).unwrap();
+        write(folder.join("more/b c.raw"), vec![2; 5000]).unwrap();
+        let provider_kind = provider.kind();
+        Self {
+            provider,
+            dataset: Dataset {
+                provider: provider_kind,
+                name,
+            },
+            folder,
+        }
+    }
+
+    fn wanted(&self) -> Wanted {
+        Wanted::all_of(self.dataset.clone())
+    }
+
+    fn name(&self, name: &str) -> HostSnapshotName {
+        HostSnapshotName {
+            dataset: self.dataset.clone(),
+            name: name.to_owned(),
+        }
+    }
+
+    fn take(&self, name: &str, time_s: i64) -> Result<(), ProviderError> {
+        let cut = Cutting {
+            name,
+            time_s,
+            record: "{\"first\": 1}",
+        };
+        let groups = self.provider.groups(&[self.wanted()])?;
+        assert_eq!(groups.len(), 1);
+        self.provider.prepare(&groups[0], &cut)?;
+        self.provider.cut(&groups[0], &cut)?;
+        self.provider.settle(&groups[0], &cut)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let snapshots = self.provider.snapshots(&self.dataset.name).unwrap();
+        snapshots.into_iter().map(|snapshot| snapshot.name.name).collect()
+    }
+}
+
+fn is_missing(error: &ProviderError) -> bool {
+    matches!(error, ProviderError::NotThere { .. })
+}
+
+#[test]
+fn what_was_cut_stays_as_it_was() {
+    with_each(|file_system| {
+        let world = World::new(file_system);
+        assert_eq!(world.names(), [""; 0], "{}", file_system.name());
+        world.take("one", 100).unwrap();
+        write(world.folder.join("disk.raw"), vec![9; 100]).unwrap();
+        std::fs::remove_file(world.folder.join("more/b c.raw")).unwrap();
+        world.take("two", 200).unwrap();
+        assert_eq!(world.names(), ["one", "two"], "{}", file_system.name());
+
+        let view = world.provider.view(&world.name("one"), "look").unwrap();
+        assert!(read(view.path().join("disk.raw")).unwrap() == vec![1; 300_000]);
+        assert!(read(view.path().join("more/b c.raw")).unwrap() == vec![2; 5000]);
+        assert!(!view.path().join(".holdfast/snapshots/one").exists());
+        drop(view);
+        let view = world.provider.view(&world.name("two"), "look").unwrap();
+        assert!(read(view.path().join("disk.raw")).unwrap() == vec![9; 100]);
+        assert!(!view.path().join("more/b c.raw").exists());
+    });
+}
+
+#[test]
+fn snapshots_tell_of_themselves() {
+    with_each(|file_system| {
+        let world = World::new(file_system);
+        world.take("one", 1_000_000_000).unwrap();
+        let settled = Cutting {
+            name: "one",
+            time_s: 1_000_000_000,
+            record: "{\"second\": \"a b\"}",
+        };
+        world.provider.settle(&[world.wanted()], &settled).unwrap();
+        let mut snapshots = world.provider.snapshots(&world.dataset.name).unwrap();
+        world.provider.measure(&mut snapshots).unwrap();
+        let snapshot = &snapshots[0];
+        assert_eq!(snapshot.record.as_deref(), Some("{\"second\": \"a b\"}"));
+        assert_eq!(snapshot.hold_count, 0);
+        match file_system.name() {
+            // The pool's own clock.
+            "zfs" => assert!(snapshot.time_s > 1_700_000_000),
+            _ => assert_eq!(snapshot.time_s, 1_000_000_000),
+        }
+        if file_system.name() != "xfs" {
+            assert!(snapshot.referenced_bytes.unwrap() >= 305_000, "{snapshot:?}");
+            assert!(snapshot.used_bytes.unwrap() < 305_000, "{snapshot:?}");
+        }
+        let state = world.provider.dataset(&world.dataset.name).unwrap();
+        assert_eq!(state.folder.as_deref(), Some(&*world.folder));
+        assert!(!state.is_volume && state.available_bytes.unwrap() > 1 << 20);
+    });
+}
+
+#[test]
+fn a_name_is_given_once_and_only_to_what_can_have_it() {
+    with_each(|file_system| {
+        let world = World::new(file_system);
+        world.take("one", 1).unwrap();
+        let again = world.take("one", 2).unwrap_err();
+        assert!(
+            matches!(again, ProviderError::Exists { .. }),
+            "{}: {again}",
+            file_system.name()
+        );
+        for name in ["", "a/b", "a@b", "../x", ".x", "-x", "a b", "ä", &"x".repeat(300)] {
+            assert!(
+                matches!(world.take(name, 1), Err(ProviderError::Name { .. })),
+                "{name:?}"
+            );
+        }
+        assert_eq!(world.names(), ["one"]);
+    });
+}
+
+#[test]
+fn what_is_removed_is_gone_and_what_is_held_stays() {
+    with_each(|file_system| {
+        let world = World::new(file_system);
+        let provider = &world.provider;
+        for (name, time_s) in [("one", 1), ("two", 2), ("three", 3)] {
+            world.take(name, time_s).unwrap();
+        }
+        provider.hold(&world.name("two"), "keep").unwrap();
+        let twice = provider.hold(&world.name("two"), "keep");
+        assert!(matches!(twice, Err(ProviderError::Held { .. })), "{twice:?}");
+        provider.hold(&world.name("two"), "other").unwrap();
+        assert_eq!(provider.snapshots(&world.dataset.name).unwrap()[1].hold_count, 2);
+        let held = provider.destroy(&world.name("two")).unwrap_err();
+        assert!(
+            matches!(held, ProviderError::Held { .. }),
+            "{}: {held}",
+            file_system.name()
+        );
+        provider.destroy(&world.name("one")).unwrap();
+        assert_eq!(world.names(), ["two", "three"]);
+        provider.release(&world.name("two"), "keep").unwrap();
+        assert!(provider.destroy(&world.name("two")).is_err());
+        provider.release(&world.name("two"), "other").unwrap();
+        assert!(provider.release(&world.name("two"), "other").is_err());
+        provider.destroy(&world.name("two")).unwrap();
+        assert_eq!(world.names(), ["three"]);
+
+        assert!(is_missing(&provider.destroy(&world.name("two")).unwrap_err()));
+        assert!(is_missing(&provider.hold(&world.name("two"), "keep").unwrap_err()));
+        assert!(provider.view(&world.name("two"), "look").is_err());
+        // The name is free again, and nothing is left of what had it.
+        world.take("two", 9).unwrap();
+        assert_eq!(
+            provider
+                .snapshots(&world.dataset.name)
+                .unwrap()
+                .last()
+                .unwrap()
+                .hold_count,
+            0
+        );
+        assert_eq!(read(world.folder.join("disk.raw")).unwrap().len(), 300_000);
+    });
+}
+
+#[test]
+fn a_clone_can_be_written_and_changes_nothing_else() {
+    with_each(|file_system| {
+        let world = World::new(file_system);
+        world.take("one", 1).unwrap();
+        let clone = world
+            .provider
+            .clone_to(&world.name("one"), &file_system.clone_name())
+            .unwrap();
+        let file = clone.folder.unwrap().join("disk.raw");
+        assert_eq!(read(&file).unwrap().len(), 300_000);
+        write(&file, [7; 10]).unwrap();
+        let view = world.provider.view(&world.name("one"), "look").unwrap();
+        assert!(read(view.path().join("disk.raw")).unwrap() == vec![1; 300_000]);
+        assert!(read(world.folder.join("disk.raw")).unwrap() == vec![1; 300_000]);
+        let again = world.provider.clone_to(&world.name("one"), &file_system.clone_name());
+        assert!(matches!(again, Err(ProviderError::Exists { .. })));
+        if file_system.name() == "zfs" {
+            drop(view);
+            let needed = world.provider.destroy(&world.name("one")).unwrap_err();
+            assert!(
+                matches!(&needed, ProviderError::HasClones { clones, .. } if clones.ends_with("/clone")),
+                "{needed}"
+            );
+        }
+    });
+}
+
+#[test]
+fn files_are_found_in_their_datasets_by_any_way() {
+    with_each(|file_system| {
+        let world = World::new(file_system);
+        let expected = |path: &str| match file_system.name() {
+            // A folder of its own for each.
+            "xfs" => {
+                let path = world.folder.join(path);
+                let folder = path.parent().unwrap().to_str().unwrap().to_owned();
+                (folder, Path::new(path.file_name().unwrap()).to_owned())
+            }
+            _ => (world.dataset.name.clone(), Path::new(path).to_owned()),
+        };
+        let place_of = |path: &Path| match locate(path, "test").unwrap() {
+            Located::In(place) => {
+                assert_eq!(place.dataset.provider, world.dataset.provider);
+                (place.dataset.name, place.path)
+            }
+            Located::Nowhere(reason) => panic!("{}: {reason}", file_system.name()),
+        };
+        assert_eq!(place_of(&world.folder.join("more/b c.raw")), expected("more/b c.raw"));
+        let elsewhere = tempfile::tempdir().unwrap();
+        let link = elsewhere.path().join("link");
+        std::os::unix::fs::symlink(world.folder.join("disk.raw"), &link).unwrap();
+        assert_eq!(place_of(&link), expected("disk.raw"));
+        assert!(locate(&world.folder.join("nobody"), "test").is_err());
+
+        let bound = elsewhere.path().join("bound");
+        std::fs::create_dir(&bound).unwrap();
+        lab::system(
+            "mount",
+            &[
+                "--bind",
+                world.folder.join("more").to_str().unwrap(),
+                bound.to_str().unwrap(),
+            ],
+        )
+        .unwrap();
+        let found = locate(&bound.join("b c.raw"), "test");
+        lab::system("umount", &[bound.to_str().unwrap()]).unwrap();
+        match (file_system.name(), found.unwrap()) {
+            ("zfs", Located::In(place)) => {
+                assert_eq!(
+                    (place.dataset, &*place.path),
+                    (world.dataset.clone(), Path::new("more/b c.raw"))
+                );
+            }
+            // The root of the subvolume cannot be reached that way, but the file can be cloned where it is.
+            (_, Located::In(place)) => assert_eq!(place.dataset.name, bound.to_str().unwrap()),
+            (name, Located::Nowhere(reason)) => panic!("{name}: {reason}"),
+        }
+    });
+}
+
+#[test]
+fn a_file_on_ext4_is_nowhere() {
+    let place = tempfile::tempdir().unwrap();
+    let point = place.path().join("mounted");
+    let Ok(_mounted) = lab::Mounted::at("ext4", &point) else {
+        return;
+    };
+    write(point.join("disk"), [1; 10]).unwrap();
+    match locate(&point.join("disk"), "test").unwrap() {
+        Located::Nowhere(reason) => assert!(
+            reason.contains("no clones of files") && reason.contains("ext4"),
+            "{reason}"
+        ),
+        Located::In(place) => panic!("{place:?}"),
+    }
+    assert_eq!(
+        std::fs::read_dir(&point).unwrap().count(),
+        2,
+        "nothing is left of the trial"
+    );
+}
+
+/// A reflink snapshot that was never settled is none, and the next of its name takes its place.
+#[test]
+fn what_was_cut_and_not_settled_is_no_snapshot_of_clones() {
+    let place = tempfile::tempdir().unwrap();
+    let Ok(mounted) = lab::Mounted::at("xfs", &place.path().join("mounted")) else {
+        return;
+    };
+    let world = World::new(&mounted);
+    let cut = Cutting {
+        name: "one",
+        time_s: 1,
+        record: "",
+    };
+    world.provider.prepare(&[world.wanted()], &cut).unwrap();
+    world.provider.cut(&[world.wanted()], &cut).unwrap();
+    assert_eq!(world.names(), [""; 0]);
+    write(world.folder.join("disk.raw"), [3; 3]).unwrap();
+    world.take("one", 5).unwrap();
+    let view = world.provider.view(&world.name("one"), "look").unwrap();
+    assert_eq!(read(view.path().join("disk.raw")).unwrap(), [3; 3]);
+}
