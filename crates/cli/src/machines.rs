@@ -72,6 +72,11 @@ impl MachineWord {
         (!is_image).then(|| Self::Libvirt(text.to_owned()))
     }
 
+    /// Whether a word says by itself that it means machines.
+    pub fn says_so(word: &str) -> bool {
+        [QMP, LIBVIRT, TAG].iter().any(|scheme| word.starts_with(scheme))
+    }
+
     /// Whether it may mean several machines, which libvirt has to be asked for.
     pub fn means_several(&self) -> bool {
         match self {

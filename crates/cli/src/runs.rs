@@ -1,13 +1,15 @@
-//! Where backups of machines note themselves, and where they put what is gone when they end.
+//! Runs on machines: their numbers, their watchdogs, where they note themselves, and where they put what is gone when they end.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use holdfast_engine::JournalPlace;
+use holdfast_repo::key::{Randomness as _, SystemRandomness};
 use holdfast_repo::{Processes as _, SystemProcesses};
 
 use crate::context::Context;
 use crate::environment;
+use crate::errors::Error;
 
 /// A folder on a disk: what a guest overwrites meanwhile can be much.
 const SCRATCH_DEFAULT: &str = "/var/tmp";
@@ -35,8 +37,29 @@ pub fn journal(context: &Context, way: &[OsString]) -> Option<JournalPlace> {
     })
 }
 
+/// A random number, which names a run.
+pub fn new_run() -> Result<u32, Error> {
+    let mut run = [0; 4];
+    SystemRandomness.fill(&mut run)?;
+    Ok(u32::from_le_bytes(run))
+}
+
+/// The command that starts this program as the watchdog of a run on the machine at `way`.
+pub fn watchdog(way: Vec<OsString>, run: u32, journal: Option<&JournalPlace>) -> Result<Vec<OsString>, Error> {
+    let program = std::env::current_exe().map_err(|source| Error::File {
+        action: "find the program itself,",
+        path: "/proc/self/exe".into(),
+        source,
+    })?;
+    let mut command = vec![program.into(), "watchdog".into()];
+    command.extend(way);
+    command.extend(["--run".into(), run.to_string().into()]);
+    command.extend(words(journal));
+    Ok(command)
+}
+
 /// The words that tell a watchdog where its run is noted.
-pub fn words(journal: Option<&JournalPlace>) -> Vec<OsString> {
+fn words(journal: Option<&JournalPlace>) -> Vec<OsString> {
     let folder = journal.map(|place| place.folder.clone().into_os_string());
     folder
         .into_iter()

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use holdfast_host::provider::ProviderError;
 use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
@@ -211,6 +212,9 @@ pub enum Error {
     /// A hypervisor, or a machine of it.
     #[error(transparent)]
     Host(Box<holdfast_host::Error>),
+    /// Who makes host snapshots.
+    #[error(transparent)]
+    Provider(Box<ProviderError>),
     /// A machine has no such disks.
     #[error("the machine {machine} has no disk {}; it has {}", disks.join(", "), present.join(", "))]
     NoSuchDisk {
@@ -440,5 +444,11 @@ impl From<StoreError> for Error {
 impl From<KeyError> for Error {
     fn from(error: KeyError) -> Self {
         Self::Repository(error.into())
+    }
+}
+
+impl From<ProviderError> for Error {
+    fn from(error: ProviderError) -> Self {
+        Self::Provider(Box::new(error))
     }
 }

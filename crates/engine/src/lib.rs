@@ -20,6 +20,7 @@ mod error;
 mod forget;
 mod gc;
 mod hooks;
+mod host_snapshot;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
@@ -38,6 +39,7 @@ mod new_image;
 mod overlay_commit;
 mod progress;
 mod prune;
+mod quiesce;
 mod repair;
 mod repository;
 mod resolve;
@@ -65,6 +67,11 @@ pub use error::{Error, Result};
 pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use gc::{GcOutcome, gc, stats};
 pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
+pub use host_snapshot::{
+    GuestReport, GuestRequest, HostRemovalReport, HostRemovalRequest, HostSnapshotList, HostSnapshotRecord,
+    HostSnapshotReport, HostSnapshotRequest, HostSnapshotState, MachinePlaces, PlannedRemoval, Providers,
+    list_host_snapshots, machines_in, places_of, remove_host_snapshots, take_host_snapshots,
+};
 pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use instant_restore::{
     InstantDisk, InstantJob, InstantReport, InstantRestore, Launch, UnreadableJobs, instant_jobs, release_snapshot,
@@ -76,7 +83,7 @@ pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, re
 pub use list::{ListReport, ListRequest, ShowReport, disk_count, list, show};
 pub use machine_backup::{
     Compared, GivenUp, Limits, Load, MachineBackupReport, MachineBackupRequest, Method, NOTE_CONSISTENCY, NOTE_METHOD,
-    Quiesce, Quiesced, ReadAll, back_up_machine,
+    ReadAll, back_up_machine,
 };
 pub use machine_restore::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
@@ -87,6 +94,7 @@ pub use name::{DiskName, MachineName, NameError};
 pub use new_image::Overwrite;
 pub use progress::{Bottleneck, NoProgress, Progress, Unit};
 pub use prune::{MachinePlan, PruneReport, PruneRequest, prune};
+pub use quiesce::{Quiesce, Quiesced};
 pub use repair::{RepairOutcome, repair};
 pub use repository::{Location, Protection, Unlock, find_in, find_snapshot, open, protection, time_of};
 pub use resolve::{Candidate, ResolveError, resolve};

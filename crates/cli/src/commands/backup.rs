@@ -64,9 +64,6 @@ pub struct BackupArgs {
     job: JobArgs,
 }
 
-/// What snapshots say made them.
-const PROGRAM: &str = concat!("holdfast ", env!("CARGO_PKG_VERSION"));
-
 /// The format of that name.
 pub(super) fn parse_format(text: &str) -> Result<Format, String> {
     Format::from_name(text).ok_or_else(|| "the formats are raw and qcow2".to_owned())
@@ -249,7 +246,7 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         tags: args.tags.clone(),
         time: args.time.unwrap_or_else(time::now),
         host: SystemProcesses.this().host,
-        program: PROGRAM.to_owned(),
+        program: super::PROGRAM.to_owned(),
         zone: context.zone().clone(),
         stdin: &mut std::io::stdin().lock(),
     };

@@ -7,6 +7,7 @@ mod diff;
 mod doctor;
 mod forget;
 mod gc;
+mod host;
 mod image;
 mod init;
 mod key;
@@ -21,6 +22,7 @@ mod resume;
 mod scrub;
 mod serve;
 mod show;
+mod snapshot;
 mod stats;
 mod verify;
 mod version;
@@ -31,6 +33,9 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 
+/// What snapshots say made them.
+const PROGRAM: &str = concat!("holdfast ", env!("CARGO_PKG_VERSION"));
+
 /// All verbs.
 #[derive(Debug, clap::Subcommand)]
 pub enum Verb {
@@ -40,6 +45,10 @@ pub enum Verb {
     Backup(backup::BackupArgs),
     /// List machines, and what a backup would take of them
     Machines(machines::MachinesArgs),
+    /// Make host snapshots: of machines, or of datasets of ZFS and btrfs
+    Snapshot(snapshot::SnapshotArgs),
+    /// Work on the host snapshots that are there
+    Host(host::HostArgs),
     /// Find what dead backups and forgotten snapshots left at machines, and mend it
     Doctor(doctor::DoctorArgs),
     /// List snapshots
@@ -100,6 +109,8 @@ impl Verb {
             Self::Init(args) => init::run(args, context),
             Self::Backup(args) => backup::run(args, context),
             Self::Machines(args) => machines::run(args, context),
+            Self::Snapshot(args) => snapshot::run(args, context),
+            Self::Host(args) => host::run(args, context),
             Self::Doctor(args) => doctor::run(args, context),
             Self::List(args) => list::run(args, context),
             Self::Show(args) => show::run(args, context),
@@ -154,6 +165,7 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "init" => init::EXAMPLES,
         "backup" => backup::EXAMPLES,
         "machines" => machines::EXAMPLES,
+        "snapshot" => snapshot::EXAMPLES,
         "doctor" => doctor::EXAMPLES,
         "list" => list::EXAMPLES,
         "show" => show::EXAMPLES,
@@ -185,6 +197,7 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "man" => man::EXAMPLES,
         "live-server" => live_server::EXAMPLES,
         "watchdog" => watchdog::EXAMPLES,
+        _ if path.starts_with("host") => host::examples_of(path),
         _ => image::examples_of(path),
     }
 }

@@ -12,6 +12,7 @@ use holdfast_repo::Error as RepositoryError;
 use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
+use super::providers::provider_advice;
 use super::refusals::refusal_advice;
 use super::{Error, Kind};
 use crate::environment;
@@ -147,6 +148,7 @@ fn machine_advice(error: &JobError) -> Advice {
     let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
     match error {
         JobError::Host(error) => host_advice(error),
+        JobError::Provider(error) => provider_advice(error),
         JobError::MachineRestore(refusal) => refusal_advice(refusal),
         JobError::NoInstantRestore { .. } => advice(
             Exit::Error,
@@ -329,7 +331,7 @@ fn image_advice(error: &ImageError) -> Advice {
     }
 }
 
-fn io_advice(error: &std::io::Error) -> Advice {
+pub(super) fn io_advice(error: &std::io::Error) -> Advice {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => advice(Exit::Error, Kind::NoSpace, HINT_NO_SPACE),
         ErrorKind::PermissionDenied => advice(Exit::Error, Kind::Permission, HINT_PERMISSION),
@@ -407,7 +409,7 @@ fn key_advice(error: &KeyError) -> Advice {
     }
 }
 
-fn advice(exit: Exit, kind: Kind, hint: impl Into<String>) -> Advice {
+pub(super) fn advice(exit: Exit, kind: Kind, hint: impl Into<String>) -> Advice {
     Advice {
         exit,
         kind,

@@ -5,6 +5,7 @@
 
 mod advice;
 mod kind;
+mod providers;
 mod refusals;
 
 use std::borrow::Cow;

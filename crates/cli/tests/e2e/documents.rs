@@ -108,6 +108,9 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
         .push(crate::machines::report_of_machines());
     reports.insert("machines", vec![crate::machines::report_of_listing()]);
     reports.insert("doctor", vec![crate::machines::report_of_doctor()]);
+    for (verb, report) in crate::machines::reports_of_host_snapshots() {
+        reports.entry(verb).or_default().push(report);
+    }
     reports.insert("resume", vec![crate::machines::report_of_resume()]);
     reports
         .entry("restore")

@@ -15,12 +15,12 @@ use super::changes::{BitmapNames, Changes, ReadAll, check_spots, usable_bitmap};
 use super::frozen_device::FrozenDevice;
 use super::noted::is_off;
 use super::pace::Pace;
-use super::quiesce::{Quiesced, Quiescence};
 use super::scratch::{Scratch, listen};
 use super::warden::{GivenUp, Kept, Warden};
 use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookCalls, HookEvent};
 use crate::job::Job;
+use crate::quiesce::{Guest, Quiesced, Quiescence};
 use crate::watchdog::Guard;
 
 /// A pause takes milliseconds; after this the watchdog ends it.
@@ -276,7 +276,12 @@ impl<'a> Freezer<'a> {
         guard: &mut Guard,
     ) -> Result<(Cut, Quiesced)> {
         let is_running = state == MachineState::Running;
-        let quiescence = Quiescence::begin(self.request, (is_running, can_quiesce), guard, self.job)?;
+        let guest = Guest {
+            machine: self.request.machine,
+            shown: &self.request.name,
+            quiesce: self.request.quiesce,
+        };
+        let quiescence = Quiescence::begin(guest, (is_running, can_quiesce), guard, self.job)?;
         let announced = match &request.memory {
             _ if !is_running => Ok(()),
             None => guard.about_to_pause(self.pause_deadline),
@@ -295,7 +300,7 @@ impl<'a> Freezer<'a> {
             Cut::make(monitor, self.job.clock, request, tell).map_err(|error| self.failed(error))
         });
         let runs = cut.is_ok() || !is_running || self.runs();
-        let quiesced = quiescence.end(self.request, guard, (runs, self.job));
+        let quiesced = quiescence.end(guest, guard, (runs, self.job));
         Ok((cut?, quiesced))
     }
 

@@ -8,6 +8,14 @@ use crate::process::ToolError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProviderError {
+    /// Its program is there, and what does its work is not.
+    #[error("{provider} does not answer on this host: {reason}")]
+    NoService {
+        /// Who.
+        provider: &'static str,
+        /// Its words.
+        reason: String,
+    },
     /// There is no such dataset, or host snapshot.
     #[error("there is no {what}")]
     NotThere {

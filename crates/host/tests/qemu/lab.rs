@@ -45,7 +45,13 @@ impl Lab {
 
     /// The same with more words on QEMU's command line, in which `{}` is the folder.
     pub(crate) fn with(formats: &[&str], words: &[&str]) -> Self {
+        Self::prepared(formats, words, |_| ())
+    }
+
+    /// The same in a folder that is something special: `prepare` sees to that.
+    pub(crate) fn prepared(formats: &[&str], words: &[&str], prepare: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
+        prepare(directory.path());
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         let mut arguments: Vec<String> = ["-accel", "tcg", "-nodefaults", "-display", "none", "-m", "16"]
             .map(str::to_owned)

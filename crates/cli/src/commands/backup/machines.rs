@@ -1,13 +1,11 @@
 //! `holdfast backup` of machines, by the names that their hypervisors know.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_engine::{MachineBackupRequest, MachineName, Method, ParentChoice, Quiesce, back_up_machine};
+use holdfast_engine::{MachineBackupRequest, MachineName, Method, ParentChoice, back_up_machine};
 use holdfast_host::DiskChoice;
 use holdfast_host::qemu::memory::MemoryMode;
-use holdfast_repo::key::{Randomness as _, SystemRandomness};
 use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 
 use super::BackupArgs;
@@ -17,6 +15,7 @@ use super::machines_done::{Failed, LeftOut, MachineDone, MachinesDone};
 use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
+use crate::guests::QuiesceWhen;
 use crate::machines::{Choice, Chosen, Everything, Found, Glob, Hypervisors, MachineWord, Wish};
 use crate::{runs, time};
 
@@ -92,17 +91,6 @@ impl From<MethodHow> for Method {
             MethodHow::Pause => Self::Pause,
         }
     }
-}
-
-/// When file systems are frozen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum QuiesceWhen {
-    /// If it works
-    Try,
-    /// Or not at all
-    Require,
-    /// Never
-    Off,
 }
 
 impl MachineArgs {
@@ -213,16 +201,13 @@ fn back_up(
         _ => None,
     };
     let hooks = args.machines.hooks.hooks(&address.to_string_lossy())?;
-    let mut run = [0; 4];
-    SystemRandomness.fill(&mut run)?;
-    let run = u32::from_le_bytes(run);
+    let run = runs::new_run()?;
     let name = match &args.machine {
         Some(name) => name.clone(),
         None => MachineName::new(machine.name())?,
     };
     let journal = runs::journal(context, &way);
-    let mut watchdog = watchdog(way, run)?;
-    watchdog.extend(runs::words(journal.as_ref()));
+    let mut watchdog = runs::watchdog(way, run, journal.as_ref())?;
     watchdog.extend(hooks::words(&hooks, &name, &*machine)?);
     let request = MachineBackupRequest {
         name,
@@ -238,16 +223,12 @@ fn back_up(
         tags: args.tags.clone(),
         now: &time::now,
         host: SystemProcesses.this().host,
-        program: super::PROGRAM.to_owned(),
+        program: crate::commands::PROGRAM.to_owned(),
         zone: context.zone().clone(),
         scratch: args.machines.scratch.clone().unwrap_or_else(runs::scratch_folder),
         runtime: context.runtime_folder(),
         write_deadline: WRITE_DEADLINE,
-        quiesce: match args.machines.quiesce {
-            QuiesceWhen::Try => Quiesce::Try,
-            QuiesceWhen::Require => Quiesce::Require,
-            QuiesceWhen::Off => Quiesce::Off,
-        },
+        quiesce: args.machines.quiesce.into(),
         memory: args.machines.with_memory.map(|how| match how {
             MemoryHow::Live => MemoryMode::Live,
             MemoryHow::Stopped => MemoryMode::Stopped,
@@ -261,17 +242,4 @@ fn back_up(
     };
     let report = context.work(args.job.thread_count(), |job| back_up_machine(repository, request, job))?;
     Ok(MachineDone::from(report))
-}
-
-/// The command that starts this program as the watchdog of a run.
-fn watchdog(way: Vec<OsString>, run: u32) -> Result<Vec<OsString>, Error> {
-    let program = std::env::current_exe().map_err(|source| Error::File {
-        action: "find the program itself,",
-        path: "/proc/self/exe".into(),
-        source,
-    })?;
-    let mut words = vec![program.into(), "watchdog".into()];
-    words.extend(way);
-    words.extend(["--run".into(), run.to_string().into()]);
-    Ok(words)
 }

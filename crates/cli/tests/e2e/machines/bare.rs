@@ -28,8 +28,13 @@ pub(super) struct Bare {
 
 impl Bare {
     pub(super) fn new(words: &[&str]) -> Self {
+        Self::prepared(words, |_| ())
+    }
+
+    /// One whose folder is something special: `prepare` sees to that.
+    pub(super) fn prepared(words: &[&str], prepare: impl FnOnce(&std::path::Path)) -> Self {
         let monitor = ["-name", "web1", "-qmp", "unix:{}/web1.qmp,server=on,wait=off"];
-        let lab = Lab::with(&["qcow2", "raw"], &[&monitor, words].concat());
+        let lab = Lab::prepared(&["qcow2", "raw"], &[&monitor, words].concat(), prepare);
         let length = usize::try_from(DISK_BYTES).unwrap();
         Self {
             source: format!("qmp:{}", lab.path("web1.qmp").display()),

@@ -4,7 +4,15 @@ mod backups;
 mod bare;
 mod choosing;
 mod doctors;
+#[path = "../../../../host/tests/providers/lab.rs"]
+#[expect(
+    dead_code,
+    clippy::disallowed_methods,
+    reason = "shared with the tests of the host crate"
+)]
+mod file_systems;
 mod hooks;
+mod host_snapshots;
 mod instant;
 mod kills;
 #[path = "../../../../host/tests/libvirt/lab.rs"]
@@ -135,6 +143,11 @@ pub(crate) fn reports_of_machine_restores() -> Vec<serde_json::Value> {
         world.restore(&[]),
         world.restore(&["--live"]),
     ]
+}
+
+/// What `snapshot` and the verbs of `host` answer; nothing where this machine can have no btrfs.
+pub(crate) fn reports_of_host_snapshots() -> Vec<(&'static str, serde_json::Value)> {
+    host_snapshots::reports()
 }
 
 /// What `resume` answers.

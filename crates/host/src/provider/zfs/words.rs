@@ -2,12 +2,24 @@
 
 use super::super::ProviderError;
 
+/// What is said where no module of the kernel is loaded, and no zfs-fuse runs.
+const NO_SERVICE: [&str; 4] = [
+    "modules are not loaded",
+    "module is not loaded",
+    "zfs-fuse daemon is running",
+    "Unable to open /dev/zfs",
+];
+
 /// The error that a complaint is.
 pub(super) fn refusal(action: &'static str, what: &str, complaint: &str) -> ProviderError {
     let says = |words: &str| complaint.contains(words);
     let what = what.to_owned();
     let reason = complaint.trim().lines().map(str::trim).collect::<Vec<_>>().join("; ");
     match () {
+        () if NO_SERVICE.iter().any(|words| says(words)) => ProviderError::NoService {
+            provider: "ZFS",
+            reason,
+        },
         () if says("does not exist") || says("no such pool") || says("could not find any snapshots") => {
             ProviderError::NotThere { what }
         }

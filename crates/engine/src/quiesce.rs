@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_host::agent;
+use holdfast_host::{Machine, agent};
 
-use super::MachineBackupRequest;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::watchdog::Guard;
@@ -51,7 +50,7 @@ pub enum Quiesced {
 
 impl Quiesced {
     /// How long the file systems were frozen.
-    pub(super) fn frozen(&self) -> Duration {
+    pub(crate) fn frozen(&self) -> Duration {
         match self {
             Self::Yes { frozen, .. } => *frozen,
             _ => Duration::ZERO,
@@ -59,7 +58,7 @@ impl Quiesced {
     }
 
     /// What the snapshot says of its instant.
-    pub(super) fn consistency(&self) -> &'static str {
+    pub(crate) fn consistency(&self) -> &'static str {
         match self {
             Self::Yes { .. } => "file system",
             _ => "crash",
@@ -67,8 +66,17 @@ impl Quiesced {
     }
 }
 
+/// The guest that is to be quiet.
+#[derive(Clone, Copy)]
+pub(crate) struct Guest<'a> {
+    pub(crate) machine: &'a dyn Machine,
+    /// What it is called where it is spoken of.
+    pub(crate) shown: &'a dyn std::fmt::Display,
+    pub(crate) quiesce: Quiesce,
+}
+
 /// A guest that may be frozen.
-pub(super) enum Quiescence {
+pub(crate) enum Quiescence {
     Frozen {
         file_system_count: u64,
         freeze: Duration,
@@ -81,14 +89,14 @@ pub(super) enum Quiescence {
 
 impl Quiescence {
     /// Freezes the guest, if it is to be and can be.
-    pub(super) fn begin(
-        request: &MachineBackupRequest<'_>,
+    pub(crate) fn begin(
+        guest: Guest<'_>,
         (is_running, can_quiesce): (bool, bool),
         guard: &mut Guard,
         job: Job<'_>,
     ) -> Result<Self> {
-        let machine = || request.machine.name().to_owned();
-        match (request.quiesce, is_running, can_quiesce) {
+        let machine = || guest.machine.name().to_owned();
+        match (guest.quiesce, is_running, can_quiesce) {
             (Quiesce::Off, ..) => return Ok(Self::Not(Quiesced::Off)),
             (_, false, _) => return Ok(Self::Not(Quiesced::NotNeeded)),
             (Quiesce::Try, true, false) => return Ok(Self::Not(Quiesced::NoAgent)),
@@ -101,7 +109,7 @@ impl Quiescence {
             (Quiesce::Try | Quiesce::Require, true, true) => {}
         }
         // What somebody else has frozen is not ours to thaw.
-        let before = agent::is_frozen(request.machine, FREEZE_DEADLINE);
+        let before = agent::is_frozen(guest.machine, FREEZE_DEADLINE);
         let is_frozen_before = !matches!(before, Ok(false));
         let start = job.clock.now();
         let frozen = match before {
@@ -112,7 +120,7 @@ impl Quiescence {
             }),
             Ok(false) => {
                 guard.about_to_freeze(FROZEN_DEADLINE)?;
-                agent::freeze(request.machine, FREEZE_DEADLINE)
+                agent::freeze(guest.machine, FREEZE_DEADLINE)
             }
             Err(error) => Err(error),
         };
@@ -124,11 +132,11 @@ impl Quiescence {
             }),
             Err(error) => {
                 // It may have come half the way.
-                let thawed = is_frozen_before || thaw(request, job);
+                let thawed = is_frozen_before || thaw(guest, job);
                 if thawed && !is_frozen_before {
                     guard.runs()?;
                 }
-                if request.quiesce == Quiesce::Require {
+                if guest.quiesce == Quiesce::Require {
                     return Err(Error::NotQuiesced {
                         machine: machine(),
                         source: Some(Box::new(error)),
@@ -136,7 +144,7 @@ impl Quiescence {
                 }
                 job.progress.warning(&format!(
                     "the file systems of {} could not be frozen: {error}; the snapshot is as after a power cut",
-                    request.name
+                    guest.shown
                 ));
                 let failed = Quiesced::Failed(error.to_string());
                 Ok(if thawed {
@@ -149,24 +157,19 @@ impl Quiescence {
     }
 
     /// Thaws the guest. `runs` tells whether its machine runs, or is to stand still: until it does, the watchdog watches on.
-    pub(super) fn end(
-        self,
-        request: &MachineBackupRequest<'_>,
-        guard: &mut Guard,
-        (runs, job): (bool, Job<'_>),
-    ) -> Quiesced {
+    pub(crate) fn end(self, guest: Guest<'_>, guard: &mut Guard, (runs, job): (bool, Job<'_>)) -> Quiesced {
         if runs && matches!(self, Self::Frozen { .. } | Self::HalfFrozen(_)) {
             // Its processors are no worry any more, only its file systems.
             guard.runs().and_then(|()| guard.about_to_freeze(FROZEN_DEADLINE)).ok();
         }
         let (quiesced, is_thawed) = match self {
             Self::Not(quiesced) => (quiesced, true),
-            Self::HalfFrozen(quiesced) => (quiesced, thaw(request, job)),
+            Self::HalfFrozen(quiesced) => (quiesced, thaw(guest, job)),
             Self::Frozen {
                 file_system_count,
                 freeze,
                 start,
-            } if thaw(request, job) => {
+            } if thaw(guest, job) => {
                 let frozen = job.clock.now().saturating_sub(start);
                 let quiesced = Quiesced::Yes {
                     file_system_count,
@@ -180,7 +183,7 @@ impl Quiescence {
         if !is_thawed {
             job.progress.warning(&format!(
                 "{} does not say that it has thawed; the watchdog tries on",
-                request.name
+                guest.shown
             ));
         } else if runs {
             // Who does not hear it is dead, and cannot do harm.
@@ -190,12 +193,12 @@ impl Quiescence {
     }
 }
 
-fn thaw(request: &MachineBackupRequest<'_>, job: Job<'_>) -> bool {
-    match agent::thaw(request.machine, THAW_DEADLINE) {
+fn thaw(guest: Guest<'_>, job: Job<'_>) -> bool {
+    match agent::thaw(guest.machine, THAW_DEADLINE) {
         Ok(_) => true,
         Err(error) => {
-            job.progress.note(&format!("thawing {}: {error}", request.name));
-            agent::thaw(request.machine, THAW_DEADLINE).is_ok()
+            job.progress.note(&format!("thawing {}: {error}", guest.shown));
+            agent::thaw(guest.machine, THAW_DEADLINE).is_ok()
         }
     }
 }

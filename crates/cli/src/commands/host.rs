@@ -1,0 +1,68 @@
+//! `holdfast host`: the host snapshots that are there.
+
+mod datasets;
+mod hold;
+mod list;
+mod remove;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+
+/// Arguments of `host`.
+#[derive(Debug, clap::Args)]
+pub struct HostArgs {
+    #[command(subcommand)]
+    verb: HostVerb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum HostVerb {
+    /// List the datasets of this host, and what they take
+    Datasets(datasets::DatasetsArgs),
+    /// List host snapshots, whoever made them
+    List(list::ListArgs),
+    /// Remove host snapshots
+    Remove(remove::RemoveArgs),
+    /// Hold host snapshots: nobody can remove them until they are released
+    Hold(hold::HoldArgs),
+    /// Release host snapshots that were held
+    Release(hold::HoldArgs),
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See which datasets there are, and what they take",
+        line: "holdfast host datasets",
+    },
+    Example {
+        wish: "See the host snapshots of a dataset",
+        line: "holdfast host list tank/vm",
+    },
+];
+
+/// What a person may want of its verbs.
+pub(super) fn examples_of(path: &str) -> &'static [Example] {
+    match path {
+        "host" => EXAMPLES,
+        "host datasets" => datasets::EXAMPLES,
+        "host list" => list::EXAMPLES,
+        "host remove" => remove::EXAMPLES,
+        "host hold" => hold::EXAMPLES_HOLD,
+        "host release" => hold::EXAMPLES_RELEASE,
+        _ => &[],
+    }
+}
+
+/// Does it.
+pub(super) fn run(args: &HostArgs, context: &Context) -> Result<Exit, Error> {
+    match &args.verb {
+        HostVerb::Datasets(args) => datasets::run(args, context),
+        HostVerb::List(args) => list::run(args, context),
+        HostVerb::Remove(args) => remove::run(args, context),
+        HostVerb::Hold(args) => hold::run(args, hold::Change::Hold, context),
+        HostVerb::Release(args) => hold::run(args, hold::Change::Release, context),
+    }
+}

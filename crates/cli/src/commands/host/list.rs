@@ -1,0 +1,206 @@
+//! `holdfast host list`: host snapshots, whoever made them.
+
+use std::ffi::OsString;
+
+use holdfast_engine::{HostSnapshotState, MachinePlaces, list_host_snapshots};
+use holdfast_host::provider::{Dataset, ProviderKind};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::datasets::is_without;
+use crate::args::Example;
+use crate::context::Context;
+use crate::datasets;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::guests::KnownGuest;
+use crate::machines::{Hypervisors, MachineWord};
+use crate::output::{Column, Page, Report, Table};
+use crate::{time, units};
+
+/// Arguments of `host list`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ListArgs {
+    /// Of these only: datasets, or machines, for the datasets with their disks
+    #[arg(value_name = "DATASET|MACHINE")]
+    targets: Vec<OsString>,
+    /// Find out what they take, also where that needs a look at every block (btrfs)
+    #[arg(long)]
+    space: bool,
+    /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See the host snapshots of a dataset",
+        line: "holdfast host list tank/vm",
+    },
+    Example {
+        wish: "See those of the datasets with the disks of a machine, and what they take",
+        line: "holdfast host list web1 --space",
+    },
+];
+
+/// What `host list` answers.
+#[derive(Debug, Serialize)]
+struct Listed {
+    datasets: Vec<DatasetDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct DatasetDocument {
+    dataset: String,
+    snapshots: Vec<SnapshotDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct SnapshotDocument {
+    name: String,
+    time: String,
+    #[serde(skip)]
+    time_local: String,
+    /// ZFS's GUID, or btrfs's UUID.
+    identity: String,
+    used_bytes: Option<u64>,
+    referenced_bytes: Option<u64>,
+    hold_count: u64,
+    /// The program that made it; null where nothing is noted of it.
+    program: Option<String>,
+    /// "file system", "crash" or "shut off".
+    consistency: Option<String>,
+    machine_count: Option<u64>,
+    machines: Vec<String>,
+    frozen_ms: Option<u64>,
+    paused_ms: Option<u64>,
+}
+
+impl SnapshotDocument {
+    fn new(state: HostSnapshotState, context: &Context) -> Self {
+        let HostSnapshotState { snapshot, record } = state;
+        let time = Timestamp::from_second(snapshot.time_s).unwrap_or_default();
+        let record = record.as_ref();
+        Self {
+            time: time.to_string(),
+            time_local: time::local(time, context.zone()),
+            identity: snapshot.identity,
+            used_bytes: snapshot.used_bytes,
+            referenced_bytes: snapshot.referenced_bytes,
+            hold_count: snapshot.hold_count,
+            program: record.map(|record| record.program.clone()),
+            consistency: record
+                .map(|record| record.consistency.clone())
+                .filter(|word| !word.is_empty()),
+            machine_count: record.map(|record| record.machine_count),
+            machines: record.map(|record| record.machines.clone()).unwrap_or_default(),
+            frozen_ms: record.map(|record| record.frozen_ms),
+            paused_ms: record.map(|record| record.paused_ms),
+            name: snapshot.name.name,
+        }
+    }
+
+    fn row(&self) -> [String; 7] {
+        let bytes = |bytes: Option<u64>| bytes.map(units::bytes).unwrap_or_default();
+        let unnamed = self.machine_count.unwrap_or_default() - self.machines.len() as u64;
+        let mut machines = self.machines.clone();
+        if unnamed > 0 {
+            machines.push(format!("{} more", units::count(unnamed)));
+        }
+        [
+            self.name.clone(),
+            self.time_local.clone(),
+            bytes(self.used_bytes),
+            bytes(self.referenced_bytes),
+            if self.hold_count > 0 {
+                "held".to_owned()
+            } else {
+                String::new()
+            },
+            self.consistency.clone().unwrap_or_default(),
+            machines.join(", "),
+        ]
+    }
+}
+
+impl Report for Listed {
+    fn command(&self) -> &'static str {
+        "host list"
+    }
+
+    fn human(&self, page: &mut Page) {
+        if self.datasets.is_empty() {
+            page.line("there is no host snapshot");
+        }
+        for dataset in &self.datasets {
+            page.line(&dataset.dataset);
+            if dataset.snapshots.is_empty() {
+                page.line("  no host snapshot");
+                continue;
+            }
+            let mut table = Table::new([
+                Column::long_text("SNAPSHOT"),
+                Column::text("TIME"),
+                Column::number("USED"),
+                Column::number("REFERS"),
+                Column::text("HELD"),
+                Column::text("CONSISTENT"),
+                Column::long_text("MACHINES"),
+            ]);
+            for snapshot in &dataset.snapshots {
+                table.row(snapshot.row());
+            }
+            page.table(&table);
+            page.gap();
+        }
+    }
+}
+
+/// Lists.
+pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
+    let providers = datasets::providers(context);
+    let mut wanted: Vec<Dataset> = Vec::new();
+    if args.targets.is_empty() {
+        for kind in ProviderKind::ALL {
+            match providers.of(kind).datasets() {
+                Ok(found) => wanted.extend(found.into_iter().map(|state| state.dataset)),
+                Err(error) if is_without(&error) => {}
+                Err(error) => return Err(holdfast_engine::Error::from(error).into()),
+            }
+        }
+    }
+    let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
+    for target in &args.targets {
+        if let Some(dataset) = datasets::parse(target)? {
+            wanted.push(dataset);
+            continue;
+        }
+        let words = MachineWord::parse_all(std::slice::from_ref(target))?;
+        for chosen in hypervisors.all_of(words)? {
+            wanted.extend(datasets_of(&KnownGuest::find(&chosen, &hypervisors)?.places));
+        }
+    }
+    wanted.sort();
+    wanted.dedup();
+    let lists = list_host_snapshots(&providers, &wanted, args.space)?;
+    let is_asked_for = !args.targets.is_empty();
+    let lists = lists
+        .into_iter()
+        .filter(|list| is_asked_for || !list.snapshots.is_empty());
+    let documents = lists.map(|list| DatasetDocument {
+        dataset: list.dataset.to_string(),
+        snapshots: list
+            .snapshots
+            .into_iter()
+            .map(|state| SnapshotDocument::new(state, context))
+            .collect(),
+    });
+    context.report(&Listed {
+        datasets: documents.collect(),
+    })
+}
+
+fn datasets_of(places: &MachinePlaces) -> impl Iterator<Item = Dataset> {
+    places.wanted().into_iter().map(|one| one.dataset)
+}

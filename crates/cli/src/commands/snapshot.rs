@@ -1,0 +1,344 @@
+//! `holdfast snapshot`: host snapshots of machines and datasets.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use holdfast_engine::{HostSnapshotReport, HostSnapshotRequest, take_host_snapshots};
+use holdfast_host::provider::Wanted;
+use jiff::tz::TimeZone;
+use serde::Serialize;
+
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::datasets;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::guests::{GuestDocument, KnownGuest, QuiesceWhen};
+use crate::machines::{Hypervisors, MachineWord, Wish};
+use crate::output::{Page, Report, Style};
+use crate::{time, units};
+
+/// Arguments of `snapshot`.
+#[derive(Debug, clap::Args)]
+pub struct SnapshotArgs {
+    /// A machine (web1, 'web*', tag:TAG, qmp:SOCKET), or a dataset: tank/vm of ZFS, the folder of a btrfs subvolume, reflink:FOLDER
+    #[arg(value_name = "MACHINE|DATASET", required = true)]
+    targets: Vec<OsString>,
+    /// What the snapshots are called; without this, holdfast_TIME, and holdfast_MACHINE_TIME for machines
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Take all datasets below those of ZFS with them, of the same instant
+    #[arg(long)]
+    recursive: bool,
+    /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+    /// Whether to freeze the file systems of the machines for the instant, by their guest agents
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
+    quiesce: QuiesceWhen,
+    /// Show what would be made, and which machines would hold still; make nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Snapshot all disks of a running machine at one instant, wherever they are",
+        line: "holdfast snapshot web1",
+    },
+    Example {
+        wish: "Snapshot a dataset of ZFS, with all machines in it holding still",
+        line: "holdfast snapshot tank/vm --name before-update",
+    },
+    Example {
+        wish: "See what would happen",
+        line: "holdfast snapshot 'web*' --dry-run",
+    },
+];
+
+/// What `snapshot` answers.
+#[derive(Debug, Serialize)]
+struct Taken {
+    dry_run: bool,
+    cuts: Vec<CutDocument>,
+    failed: Vec<FailedDocument>,
+}
+
+/// What was made at one instant.
+#[derive(Debug, Serialize)]
+struct CutDocument {
+    /// What was asked for.
+    targets: Vec<String>,
+    /// The instant; null with --dry-run.
+    time: Option<String>,
+    /// The snapshots, by their full names.
+    snapshots: Vec<String>,
+    /// Whether they are of one instant whatever wrote to them.
+    is_one_instant: Option<bool>,
+    /// How long the providers took.
+    cut_us: Option<u64>,
+    machines: Vec<GuestDocument>,
+    /// Disks that are not in it: `machine`, `disk`, `reason`.
+    left_out: Vec<LeftOutDocument>,
+    /// Machines in a dry run.
+    would_hold_still: Vec<String>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct LeftOutDocument {
+    machine: String,
+    disk: String,
+    reason: String,
+}
+
+/// What could not be made.
+#[derive(Debug, Serialize)]
+struct FailedDocument {
+    target: String,
+    error: String,
+}
+
+impl Report for Taken {
+    fn command(&self) -> &'static str {
+        "snapshot"
+    }
+
+    fn exit(&self) -> Exit {
+        if self.failed.is_empty() { Exit::Ok } else { Exit::Error }
+    }
+
+    fn human(&self, page: &mut Page) {
+        for cut in &self.cuts {
+            let verb = if self.dry_run { "would make " } else { "" };
+            for snapshot in &cut.snapshots {
+                page.line(&format!("{verb}{snapshot}"));
+            }
+            for machine in &cut.machines {
+                page.line(&format!("  {}", machine.line()));
+            }
+            if !cut.would_hold_still.is_empty() {
+                page.line(&format!("  would hold still: {}", cut.would_hold_still.join(", ")));
+            }
+            if let Some(us) = cut.cut_us {
+                page.line(&format!("  made in {}", units::duration(Duration::from_micros(us))));
+            }
+            for disk in &cut.left_out {
+                page.line(&format!(
+                    "  {} of {} is not in it: {}",
+                    disk.disk, disk.machine, disk.reason
+                ));
+            }
+        }
+        if !self.failed.is_empty() {
+            let names: Vec<&str> = self.failed.iter().map(|failed| &failed.target[..]).collect();
+            page.styled(Style::Bad, &format!("no snapshot of {}", names.join(", ")));
+        }
+    }
+}
+
+/// What is made at one instant.
+struct Plan {
+    targets: Vec<String>,
+    wanted: Vec<Wanted>,
+    name: String,
+    /// Machines that hold still, by their place among those that are known.
+    guests: Vec<KnownGuest>,
+}
+
+/// Takes snapshots: one cut of all datasets that are named, and one of each machine.
+pub(super) fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error> {
+    let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
+    let (mut wanted, mut words, mut named) = (Vec::new(), Vec::new(), Vec::new());
+    for target in &args.targets {
+        if let Some(dataset) = datasets::parse(target)? {
+            named.push(target.display().to_string());
+            wanted.push(Wanted {
+                is_tree: args.recursive,
+                ..Wanted::all_of(dataset)
+            });
+        } else {
+            words.push(target.clone());
+        }
+    }
+    if args.recursive && wanted.is_empty() {
+        return Err(Error::usage(
+            "--recursive is about datasets, and only machines are named",
+            "leave it out",
+        ));
+    }
+    let mut done = Taken {
+        dry_run: args.dry_run,
+        cuts: Vec::new(),
+        failed: Vec::new(),
+    };
+    if !wanted.is_empty() {
+        let plan = Plan {
+            targets: named,
+            guests: guests_in(&wanted, args, &hypervisors, context)?,
+            wanted,
+            name: args.name.clone().unwrap_or_else(|| default_name(None)),
+        };
+        done.cuts.push(carry_out(&plan, args, context)?);
+    }
+    let wish = Wish {
+        words: MachineWord::parse_all(&words)?,
+        ..Wish::default()
+    };
+    let chosen = if words.is_empty() {
+        Vec::new()
+    } else {
+        hypervisors.choose(&wish)?.chosen
+    };
+    for one in &chosen {
+        let cut = KnownGuest::find(one, &hypervisors)
+            .and_then(|guest| plan_of(guest, args))
+            .and_then(|plan| carry_out(&plan, args, context));
+        match cut {
+            Ok(cut) => done.cuts.push(cut),
+            Err(error) if args.targets.len() == 1 && chosen.len() == 1 || matches!(error, Error::Interrupted(_)) => {
+                return Err(error);
+            }
+            Err(error) => {
+                let causes = crate::errors::chain(&error);
+                context.console().error(&causes, error.advice().hint.as_deref());
+                done.failed.push(FailedDocument {
+                    target: one.said.clone(),
+                    error: causes.join(": "),
+                });
+            }
+        }
+    }
+    context.report(&done)
+}
+
+/// The machines that have disks in what is wanted. Where libvirt cannot be asked, that is said: there may be none.
+fn guests_in(
+    wanted: &[Wanted],
+    args: &SnapshotArgs,
+    hypervisors: &Hypervisors<'_>,
+    context: &Context,
+) -> Result<Vec<KnownGuest>, Error> {
+    let all = match KnownGuest::all(hypervisors) {
+        Ok(all) => all,
+        Err(error) if args.quiesce == QuiesceWhen::Require || args.connect.is_some() => return Err(error),
+        Err(error) => {
+            let reason = crate::errors::chain(&error).join(": ");
+            context
+                .console()
+                .note(&format!("no machine is asked to hold still: {reason}"));
+            return Ok(Vec::new());
+        }
+    };
+    let are_there = holdfast_engine::machines_in(all.iter().map(|guest| &guest.places), wanted);
+    let both = all.into_iter().zip(are_there);
+    Ok(both.filter(|(_, is_there)| *is_there).map(|(guest, _)| guest).collect())
+}
+
+/// What is made for a machine.
+fn plan_of(guest: KnownGuest, args: &SnapshotArgs) -> Result<Plan, Error> {
+    let name = &guest.description.summary.name;
+    if let Some((disk, why)) = guest.places.nowhere.first() {
+        return Err(Error::usage(
+            format!("there can be no host snapshot of {name} with all its disks: disk {disk}: {why}"),
+            "holdfast backup needs no such file system",
+        ));
+    }
+    let wanted = guest.places.wanted();
+    if wanted.is_empty() {
+        return Err(Error::usage(
+            format!("{name} has no disk that it could write"),
+            "holdfast machines lists its disks",
+        ));
+    }
+    Ok(Plan {
+        targets: vec![name.clone()],
+        wanted,
+        name: args.name.clone().unwrap_or_else(|| default_name(Some(name))),
+        guests: vec![guest],
+    })
+}
+
+/// `holdfast_web1_2026-11-22_16:45:10Z`: in UTC, since names are to sort and to be read elsewhere.
+fn default_name(machine: Option<&str>) -> String {
+    let now = time::now().to_zoned(TimeZone::UTC);
+    let time = now.strftime("%Y-%m-%d_%H:%M:%SZ");
+    let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "_.:-".contains(letter);
+    let safe = |name: &str| -> String {
+        name.chars()
+            .map(|letter| if is_allowed(letter) { letter } else { '-' })
+            .collect()
+    };
+    match machine {
+        Some(machine) => format!("holdfast_{}_{time}", safe(machine)),
+        None => format!("holdfast_{time}"),
+    }
+}
+
+fn carry_out(plan: &Plan, args: &SnapshotArgs, context: &Context) -> Result<CutDocument, Error> {
+    let left_out = plan.guests.iter().flat_map(|guest| left_out(guest, &plan.wanted));
+    let mut cut = CutDocument {
+        targets: plan.targets.clone(),
+        time: None,
+        snapshots: plan
+            .wanted
+            .iter()
+            .map(|one| format!("{}@{}", one.dataset, plan.name))
+            .collect(),
+        is_one_instant: None,
+        cut_us: None,
+        machines: Vec::new(),
+        left_out: left_out.collect(),
+        would_hold_still: Vec::new(),
+    };
+    if args.dry_run {
+        let runs = |guest: &&KnownGuest| guest.description.summary.state == holdfast_host::MachineState::Running;
+        let running = plan.guests.iter().filter(runs);
+        cut.would_hold_still = running.map(|guest| guest.description.summary.name.clone()).collect();
+        return Ok(cut);
+    }
+    let providers = datasets::providers(context);
+    let guests = plan
+        .guests
+        .iter()
+        .map(|guest| guest.request(args.quiesce.into(), context));
+    let request = HostSnapshotRequest {
+        providers: &providers,
+        wanted: plan.wanted.clone(),
+        names: vec![plan.name.clone()],
+        guests: guests.collect::<Result<_, Error>>()?,
+        now: &time::now,
+        program: super::PROGRAM.to_owned(),
+    };
+    let report: HostSnapshotReport = context.work(args.job.thread_count(), |job| take_host_snapshots(&request, job))?;
+    cut.time = Some(report.time.to_string());
+    cut.is_one_instant = Some(report.is_one_instant);
+    cut.cut_us = Some(u64::try_from(report.cut.as_micros()).unwrap_or(u64::MAX));
+    cut.machines = report.guests.iter().map(GuestDocument::from).collect();
+    Ok(cut)
+}
+
+/// Disks of a machine that are not in what is wanted.
+fn left_out(guest: &KnownGuest, wanted: &[Wanted]) -> Vec<LeftOutDocument> {
+    let machine = &guest.description.summary.name;
+    let document = |disk: &str, reason: String| LeftOutDocument {
+        machine: machine.clone(),
+        disk: disk.to_owned(),
+        reason,
+    };
+    let mut left_out = Vec::new();
+    for (disk, place) in &guest.places.disks {
+        let alone = holdfast_engine::MachinePlaces {
+            disks: vec![(disk.clone(), place.clone())],
+            ..holdfast_engine::MachinePlaces::default()
+        };
+        if holdfast_engine::machines_in([&alone], wanted) != [true] {
+            left_out.push(document(disk, format!("it is in {}", place.dataset)));
+        }
+    }
+    let others = guest.places.nowhere.iter().chain(&guest.places.left_out);
+    left_out.extend(others.map(|(disk, why)| document(disk, why.clone())));
+    left_out
+}

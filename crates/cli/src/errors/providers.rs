@@ -1,0 +1,56 @@
+//! What to do about errors of those who make host snapshots.
+
+use holdfast_host::ToolError;
+use holdfast_host::provider::ProviderError;
+
+use super::advice::{advice, io_advice};
+use super::{Advice, Kind};
+use crate::exit::Exit;
+
+pub(super) fn provider_advice(error: &ProviderError) -> Advice {
+    match error {
+        ProviderError::NotThere { .. } => advice(
+            Exit::Error,
+            Kind::NotFound,
+            "holdfast host datasets and holdfast host list show what there is",
+        ),
+        ProviderError::Exists { .. } => {
+            advice(Exit::Error, Kind::Exists, "take another name, or remove that one first")
+        }
+        ProviderError::Held { .. } => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "holdfast host release lets it go, or the program in whose name it is held",
+        ),
+        ProviderError::HasClones { .. } => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "remove the clones first, if nobody needs them",
+        ),
+        ProviderError::Full { .. } => advice(
+            Exit::Error,
+            Kind::NoSpace,
+            "remove snapshots that nobody needs, or make room",
+        ),
+        ProviderError::Suspended { .. } => advice(
+            Exit::Error,
+            Kind::Io,
+            "zpool status tells which devices; zpool clear goes on",
+        ),
+        ProviderError::Name { .. } => advice(Exit::Usage, Kind::BadName, "take another name"),
+        ProviderError::NoService { .. } => advice(Exit::Error, Kind::Unsupported, "start it, or load its module"),
+        ProviderError::Refused { .. } => advice(Exit::Error, Kind::Refused, "see what it says"),
+        ProviderError::Tool(ToolError::NotThere { .. }) => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            "install it: zfsutils-linux, or btrfs-progs",
+        ),
+        ProviderError::Tool(ToolError::Io { source, .. }) | ProviderError::File { source, .. } => io_advice(source),
+        ProviderError::Tool(_) => advice(Exit::Error, Kind::Io, "see whether it answers when you ask it yourself"),
+        _ => advice(
+            Exit::Error,
+            Kind::Io,
+            "see whether the versions of its program and its module are the same",
+        ),
+    }
+}

@@ -1,0 +1,144 @@
+//! The machines that hold still while host snapshots are made.
+
+use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, machines_in, places_of};
+use holdfast_host::provider::Wanted;
+use holdfast_host::{Description, DiskChoice};
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::errors::Error;
+use crate::machines::{Chosen, Found, Hypervisors};
+use crate::runs;
+use crate::units;
+
+/// When file systems of guests are frozen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum QuiesceWhen {
+    /// If it works
+    Try,
+    /// Or not at all
+    Require,
+    /// Never
+    Off,
+}
+
+impl From<QuiesceWhen> for Quiesce {
+    fn from(when: QuiesceWhen) -> Self {
+        match when {
+            QuiesceWhen::Try => Self::Try,
+            QuiesceWhen::Require => Self::Require,
+            QuiesceWhen::Off => Self::Off,
+        }
+    }
+}
+
+/// A machine, what it is, and where its disks are.
+pub struct KnownGuest {
+    /// It.
+    pub found: Found,
+    /// What it is.
+    pub description: Description,
+    /// Where its disks are.
+    pub places: MachinePlaces,
+}
+
+impl KnownGuest {
+    /// Asks for a machine that was chosen.
+    pub fn find(chosen: &Chosen, hypervisors: &Hypervisors<'_>) -> Result<Self, Error> {
+        let found = hypervisors.find(chosen)?;
+        let description = found.machine.describe().map_err(holdfast_engine::Error::from)?;
+        let places = places_of(&description, &DiskChoice::default(), runs::new_run()?)?;
+        Ok(Self {
+            found,
+            description,
+            places,
+        })
+    }
+
+    /// All machines of libvirt that can be found; one that goes while we look is none of them.
+    pub fn all(hypervisors: &Hypervisors<'_>) -> Result<Vec<Self>, Error> {
+        let mut guests = Vec::new();
+        for chosen in hypervisors.all_of(Vec::new())? {
+            match Self::find(&chosen, hypervisors) {
+                Ok(guest) => guests.push(guest),
+                Err(error) if error.is_no_such_machine() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(guests)
+    }
+
+    /// Those that have disks in what is wanted.
+    pub fn in_wanted<'g>(guests: &'g [Self], wanted: &[Wanted]) -> Vec<&'g Self> {
+        let are_there = machines_in(guests.iter().map(|guest| &guest.places), wanted);
+        let both = guests.iter().zip(are_there);
+        both.filter(|(_, is_there)| *is_there).map(|(guest, _)| guest).collect()
+    }
+
+    /// What is asked of it.
+    pub fn request(&self, quiesce: Quiesce, context: &Context) -> Result<GuestRequest<'_>, Error> {
+        let run = runs::new_run()?;
+        let journal = runs::journal(context, &self.found.way);
+        Ok(GuestRequest {
+            machine: &*self.found.machine,
+            description: self.description.clone(),
+            quiesce,
+            watchdog: Some(runs::watchdog(self.found.way.clone(), run, journal.as_ref())?),
+            journal,
+            run,
+        })
+    }
+}
+
+/// What became of a machine.
+#[derive(Debug, Serialize)]
+pub struct GuestDocument {
+    name: String,
+    uuid: String,
+    /// "running", "paused" or "shut off".
+    state: String,
+    /// "file system", "crash" or "shut off".
+    consistency: &'static str,
+    /// How long its file systems were frozen; null where they were not.
+    frozen_us: Option<u64>,
+    /// How long it stood still; null where it did not have to.
+    paused_us: Option<u64>,
+    /// Why its file systems were not frozen; null where they were, or need not be.
+    not_frozen: Option<String>,
+}
+
+impl From<&GuestReport> for GuestDocument {
+    fn from(report: &GuestReport) -> Self {
+        let micros = |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        let (frozen, why) = match &report.quiesced {
+            Quiesced::Yes { frozen, .. } => (Some(*frozen), None),
+            Quiesced::NoAgent => (None, Some("it has no guest agent".to_owned())),
+            Quiesced::Failed(reason) => (None, Some(reason.clone())),
+            Quiesced::Off => (None, Some("nobody wanted it".to_owned())),
+            Quiesced::NotNeeded => (None, None),
+        };
+        Self {
+            name: report.name.clone(),
+            uuid: report.uuid.clone(),
+            state: report.state.to_string(),
+            consistency: report.consistency(),
+            frozen_us: frozen.map(micros),
+            paused_us: report.paused.map(micros),
+            not_frozen: why,
+        }
+    }
+}
+
+impl GuestDocument {
+    /// A line for people.
+    pub fn line(&self) -> String {
+        let time = |us| units::duration(std::time::Duration::from_micros(us));
+        let mut parts = vec![match (&self.not_frozen, self.frozen_us) {
+            (_, Some(us)) => format!("its file systems were frozen for {}", time(us)),
+            (Some(why), None) => format!("as after a power cut: {why}"),
+            (None, None) => self.state.clone(),
+        }];
+        parts.extend(self.paused_us.map(|us| format!("it stood still for {}", time(us))));
+        format!("{}: {}", self.name, parts.join(", "))
+    }
+}

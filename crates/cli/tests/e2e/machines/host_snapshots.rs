@@ -1,0 +1,250 @@
+//! Host snapshots of machines that run, on real file systems.
+
+use std::path::Path;
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SeededRandom};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::bare::{AGENT, Bare, play_agent};
+use super::file_systems::{FileSystem, Mounted, Pool};
+use super::lab::{DISK_BYTES, Lab};
+use super::{World, at};
+
+/// A machine whose disks are in the root of a file system of its own.
+pub(super) struct OnOwn {
+    // It goes before what its files are on.
+    pub(super) world: World,
+    pub(super) file_system: Box<dyn FileSystem>,
+}
+
+/// A machine on a file system of `kind`; none, with the reason printed, where there can be none here.
+#[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
+pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
+    let mut made = None;
+    let lab = Lab::prepared(|folder| {
+        let file_system: Result<Box<dyn FileSystem>, String> = match kind {
+            "zfs" => Pool::at(folder).map(|pool| Box::new(pool) as _),
+            _ => Mounted::at(kind, folder).map(|mounted| Box::new(mounted) as _),
+        };
+        made = Some(file_system);
+    });
+    match made? {
+        Ok(file_system) => Some(OnOwn {
+            world: World::of(lab),
+            file_system,
+        }),
+        Err(reason) => {
+            println!("skipped: no {kind}: {reason}");
+            None
+        }
+    }
+}
+
+impl OnOwn {
+    /// Takes a snapshot; what is told of the cut.
+    fn take(&self, code: i32, words: &[&str]) -> serde_json::Value {
+        let words = [&["snapshot"], words].concat();
+        self.world.rig.json(code, &at(&self.world.lab.uri(), &words))["report"]["cuts"][0].clone()
+    }
+
+    /// What the raw disk of the machine held, in the snapshot of this full name.
+    fn disk_in(&self, full_name: &str) -> Vec<u8> {
+        let snapshot = full_name.split_once(':').unwrap().1;
+        let (dataset, name) = snapshot.rsplit_once('@').unwrap();
+        let provider = self.file_system.provider();
+        let name = holdfast_host::provider::HostSnapshotName {
+            dataset: holdfast_host::provider::Dataset {
+                provider: provider.kind(),
+                name: dataset.to_owned(),
+            },
+            name: name.to_owned(),
+        };
+        let view = provider.view(&name, "test").unwrap();
+        std::fs::read(view.path().join("web1-b")).unwrap()
+    }
+
+    fn listed(&self, words: &[&str]) -> Vec<serde_json::Value> {
+        let words = [&["host", "list"], words].concat();
+        let report = self.world.rig.report(&at(&self.world.lab.uri(), &words));
+        report["datasets"][0]["snapshots"].as_array().unwrap().clone()
+    }
+}
+
+/// What the verbs about host snapshots answer.
+pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
+    let Some(on) = on("btrfs") else { return Vec::new() };
+    let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
+    let uri = on.world.lab.uri();
+    let name = format!("btrfs:{folder}@one");
+    let report = |code, words: &[&str]| on.world.rig.json(code, words)["report"].clone();
+    let connected = |code, words: &[&str]| report(code, &at(&uri, words));
+    let snapshot = connected(1, &["snapshot", &folder, "nobody", "--name", "one"]);
+    let left_out = connected(0, &["snapshot", "web1", "--dry-run"]);
+    vec![
+        ("snapshot", snapshot),
+        ("snapshot", left_out),
+        ("host list", connected(0, &["host", "list", &folder])),
+        ("host datasets", report(0, &["host", "datasets", &folder])),
+        ("host hold", report(0, &["host", "hold", &name])),
+        ("host release", report(0, &["host", "release", &name])),
+        ("host remove", report(0, &["host", "remove", &name])),
+    ]
+}
+
+fn a_machine_is_snapshotted(kind: &'static str) {
+    let Some(mut on) = on(kind) else { return };
+    let cut = on.take(0, &["web1"]);
+    let name = cut["snapshots"][0].as_str().unwrap().to_owned();
+    assert!(name.contains("@holdfast_web1_20") && name.ends_with('Z'), "{name}");
+    assert_eq!(cut["snapshots"].as_array().unwrap().len(), 1);
+    // Two files are cloned one after the other: the machine stands still meanwhile.
+    let is_clones = kind == "xfs";
+    assert_eq!(cut["is_one_instant"], !is_clones);
+    let machine = &cut["machines"][0];
+    assert_eq!(machine["paused_us"].is_u64(), is_clones, "{machine}");
+    assert_eq!(
+        (&machine["consistency"], &machine["name"]),
+        (&"crash".into(), &"web1".into())
+    );
+    assert_eq!(machine["not_frozen"], "it has no guest agent");
+
+    on.world.write(1, 77, 0, 65_536);
+    let now = std::fs::read(on.world.lab.path("web1-b")).unwrap();
+    assert_eq!(now[0], 77);
+    let then = on.disk_in(&name);
+    assert!(then.len() as u64 == DISK_BYTES && then.iter().all(|byte| *byte == 2));
+
+    let listed = &on.listed(&["web1"])[0];
+    assert!(name.ends_with(listed["name"].as_str().unwrap()));
+    assert_eq!(
+        (&listed["consistency"], &listed["machines"]),
+        (&"crash".into(), &serde_json::json!(["web1"]))
+    );
+    assert!(listed["program"].as_str().unwrap().starts_with("holdfast "));
+    on.world.rig.ok(&["host", "hold", &name]);
+    let held = on.world.rig.json(1, &["host", "remove", &name])["report"]["snapshots"][0].clone();
+    assert_eq!(held["obstacle"], "somebody holds it");
+    on.world.rig.ok(&["host", "release", &name]);
+    let planned = on.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
+    assert!(planned.starts_with("would remove "), "{planned}");
+    assert_eq!(on.listed(&["web1"]).len(), 1);
+    on.world.rig.ok(&["host", "remove", &name]);
+    assert_eq!(on.listed(&["web1"]).len(), 0);
+    on.world.rig.error(1, &["host", "remove", &name]);
+    on.world.assert_runs_and_is_clean();
+    assert_eq!(on.world.rig.names("state/holdfast/runs"), [""; 0]);
+}
+
+#[test]
+fn a_machine_on_zfs_is_snapshotted() {
+    a_machine_is_snapshotted("zfs");
+}
+
+#[test]
+fn a_machine_on_btrfs_is_snapshotted() {
+    a_machine_is_snapshotted("btrfs");
+}
+
+#[test]
+fn a_machine_on_xfs_is_snapshotted() {
+    a_machine_is_snapshotted("xfs");
+}
+
+#[test]
+fn the_machines_in_a_dataset_are_found_and_hold_still() {
+    let Some(on) = on("btrfs") else { return };
+    let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
+    let planned = on.take(0, &[&folder, "--dry-run", "--name", "one"]);
+    assert_eq!(planned["would_hold_still"], serde_json::json!(["web1"]));
+    assert_eq!(planned["snapshots"][0], format!("btrfs:{folder}@one"));
+    assert_eq!(on.listed(&[&folder]).len(), 0);
+    let cut = on.take(0, &[&folder, "--name", "one"]);
+    assert_eq!(cut["machines"][0]["name"], "web1");
+    // Nobody is asked where nobody is to be frozen by force, and nothing is made.
+    let uri = on.world.lab.uri();
+    let words = ["snapshot", &folder, "--name", "two", "--quiesce", "require"];
+    let (kind, said) = on.world.rig.error(1, &at(&uri, &words));
+    assert!(kind == "refused" && said.contains("web1"), "{said}");
+    let (kind, _) = on
+        .world
+        .rig
+        .error(1, &at(&uri, &["snapshot", &folder, "--name", "one"]));
+    assert_eq!(kind, "exists");
+    let names: Vec<_> = on.listed(&[&folder]).iter().map(|one| one["name"].clone()).collect();
+    assert_eq!(names, ["one"]);
+    on.world.virsh_off();
+    let cut = on.take(0, &["web1", "--name", "off"]);
+    assert_eq!(cut["machines"][0]["consistency"], "shut off");
+}
+
+impl World {
+    fn virsh_off(&self) {
+        self.lab.virsh(&["destroy", "web1"]);
+    }
+}
+
+#[test]
+fn a_machine_whose_disks_are_on_ext4_is_refused_with_the_reason() {
+    let Some(on) = on("ext4") else { return };
+    let (kind, said) = on.world.rig.error(2, &at(&on.world.lab.uri(), &["snapshot", "web1"]));
+    assert_eq!(kind, "usage");
+    assert!(
+        said.contains("disk vda") && said.contains("ext4") && said.contains("holdfast backup"),
+        "{said}"
+    );
+    on.world.assert_runs_and_is_clean();
+}
+
+/// A machine of a QEMU by itself, in a folder whose files can be cloned.
+fn bare_on_xfs() -> Option<(Bare, Mounted)> {
+    let mut mounted = None;
+    let bare = Bare::prepared(&AGENT, |folder| mounted = Mounted::at("xfs", folder).ok());
+    Some((bare, mounted?))
+}
+
+#[test]
+fn a_guest_with_an_agent_is_frozen_for_the_instant_and_need_not_stand_still() {
+    let Some((bare, _mounted)) = bare_on_xfs() else { return };
+    let asked = play_agent(&bare.lab.path("agent"));
+    let report = bare
+        .rig
+        .report(&["snapshot", &bare.source, "--quiesce", "require", "--name", "one"]);
+    let machine = &report["cuts"][0]["machines"][0];
+    assert_eq!(machine["consistency"], "file system");
+    assert!(
+        machine["frozen_us"].as_u64().unwrap() > 0 && machine["paused_us"].is_null(),
+        "{machine}"
+    );
+    let asked: Vec<String> = asked.try_iter().collect();
+    assert_eq!(asked, ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
+    bare.wait_until_mended("a snapshot");
+}
+
+#[test]
+fn killed_at_any_moment_the_machine_runs_on_and_is_thawed() {
+    let Some((bare, _mounted)) = bare_on_xfs() else { return };
+    let _asked = play_agent(&bare.lab.path("agent"));
+    let clock = holdfast_block::SystemClock::new();
+    let mut random = SeededRandom::new(11);
+    for round in 0..12 {
+        // Every other time it stands still instead.
+        let quiesce = if round % 2 == 0 { "off" } else { "try" };
+        let words = ["snapshot", &bare.source, "--quiesce", quiesce];
+        let mut child = bare.rig.command(&words).spawn().unwrap();
+        clock.sleep(Duration::from_millis(random.below(150)));
+        kill_process(Pid::from_child(&child), Signal::KILL).ok();
+        child.wait().unwrap();
+        bare.wait_until_mended(&format!("round {round}"));
+    }
+    let listed = bare.rig.report(&["host", "list", &bare.source]);
+    for dataset in listed["datasets"].as_array().unwrap() {
+        let folder =
+            Path::new(dataset["dataset"].as_str().unwrap().split_once(':').unwrap().1).join(".holdfast/snapshots");
+        for snapshot in dataset["snapshots"].as_array().unwrap() {
+            // What is listed is whole.
+            let files = std::fs::read_dir(folder.join(snapshot["name"].as_str().unwrap())).unwrap();
+            assert!(files.count() >= 1);
+        }
+    }
+}

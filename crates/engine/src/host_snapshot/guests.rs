@@ -1,0 +1,311 @@
+//! The machines that hold still while host snapshots are cut, each with a watchdog of its own.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use holdfast_host::provider::ProviderResult;
+use holdfast_host::qemu::RunId;
+use holdfast_host::qmp::{QmpCommand, wake_patiently};
+use holdfast_host::{Description, Machine, MachineState};
+use jiff::Timestamp;
+use serde_json::Value;
+
+use crate::error::Result;
+use crate::job::Job;
+use crate::quiesce::{Guest, Quiesce, Quiesced, Quiescence};
+use crate::run_journal::{JournalPlace, Phase, RunNote, RunRecord};
+use crate::watchdog::Guard;
+
+/// A pause takes milliseconds; after this the watchdog ends it.
+const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
+/// Machines that are told something at the same time.
+const AT_ONCE: usize = 16;
+
+/// A machine that is to hold still.
+pub struct GuestRequest<'a> {
+    /// It, at its hypervisor.
+    pub machine: &'a dyn Machine,
+    /// What it is.
+    pub description: Description,
+    /// Whether its file systems are frozen.
+    pub quiesce: Quiesce,
+    /// The command that starts the watchdog of its run.
+    pub watchdog: Option<Vec<OsString>>,
+    /// Where its run is noted for whoever has to clear up after it; none where it is not.
+    pub journal: Option<JournalPlace>,
+    /// A random number, which names the run.
+    pub run: u32,
+}
+
+/// What became of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestReport {
+    /// Its name.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// What it was doing.
+    pub state: MachineState,
+    /// What became of freezing its file systems.
+    pub quiesced: Quiesced,
+    /// How long it stood still; none where it did not have to.
+    pub paused: Option<Duration>,
+}
+
+impl GuestReport {
+    /// What is in the snapshot of it: "file system", "crash", or "shut off".
+    pub fn consistency(&self) -> &'static str {
+        match self.state {
+            MachineState::ShutOff => "shut off",
+            _ => self.quiesced.consistency(),
+        }
+    }
+}
+
+/// When the providers cut, and how long that took.
+#[derive(Default)]
+pub(super) struct Instant {
+    pub(super) time: Timestamp,
+    pub(super) cut: Duration,
+}
+
+/// The machines of a request, watched over.
+pub(super) struct Sessions<'a> {
+    all: Vec<Session<'a>>,
+    is_one_instant: bool,
+    job: Job<'a>,
+}
+
+struct Session<'a> {
+    guest: &'a GuestRequest<'a>,
+    guard: Guard,
+    note: Option<RunNote>,
+    quiescence: Option<Quiescence>,
+    stopped: Option<Duration>,
+    report: GuestReport,
+    failure: Option<crate::Error>,
+}
+
+impl<'a> Sessions<'a> {
+    /// Starts watchdogs, and notes the runs; nothing is changed yet.
+    pub(super) fn begin(
+        guests: &'a [GuestRequest<'a>],
+        (time, is_one_instant): (Timestamp, bool),
+        job: Job<'a>,
+    ) -> Result<Self> {
+        let mut all = Vec::new();
+        for chunk in guests.chunks(AT_ONCE) {
+            // A watchdog has to connect before it is ready.
+            let begun: Vec<Result<Session<'a>>> = std::thread::scope(|scope| {
+                let begun: Vec<_> = chunk
+                    .iter()
+                    .map(|guest| scope.spawn(move || Session::begin(guest, time, job)))
+                    .collect();
+                begun
+                    .into_iter()
+                    .map(|one| one.join().expect("it does not panic"))
+                    .collect()
+            });
+            for one in begun {
+                all.push(one?);
+            }
+        }
+        Ok(Self {
+            all,
+            is_one_instant,
+            job,
+        })
+    }
+
+    /// Has the machines hold still, and calls `cut` with what is known of them; then lets them go on.
+    pub(super) fn hold_still(
+        mut self,
+        cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>,
+    ) -> Result<(ProviderResult<()>, Vec<GuestReport>)> {
+        let (job, is_one_instant) = (self.job, self.is_one_instant);
+        self.at_once(|session| session.freeze(job));
+        if !is_one_instant && !self.has_failed() {
+            self.at_once(|session| session.stop(job));
+        }
+        let made = if self.has_failed() {
+            None
+        } else {
+            let reports: Vec<GuestReport> = self.all.iter().map(Session::expected_report).collect();
+            Some(cut(&reports))
+        };
+        self.at_once(|session| session.go_on(job));
+        let mut failure = None;
+        let mut reports = Vec::new();
+        for session in self.all {
+            let (report, failed) = session.end();
+            reports.push(report);
+            failure = failure.or(failed);
+        }
+        match (failure, made) {
+            (None, Some(made)) => Ok((made, reports)),
+            (Some(error), _) => Err(error),
+            (None, None) => unreachable!("what was not cut has failed"),
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.all.iter().any(|session| session.failure.is_some())
+    }
+
+    fn at_once(&mut self, work: impl Fn(&mut Session<'a>) + Sync) {
+        let work = &work;
+        for chunk in self.all.chunks_mut(AT_ONCE) {
+            std::thread::scope(|scope| {
+                for session in chunk {
+                    scope.spawn(move || work(session));
+                }
+            });
+        }
+    }
+}
+
+impl<'a> Session<'a> {
+    fn begin(guest: &'a GuestRequest<'a>, time: Timestamp, job: Job<'a>) -> Result<Self> {
+        let summary = &guest.description.summary;
+        let runs = summary.state == MachineState::Running;
+        let guard = Guard::start(guest.watchdog.as_deref().filter(|_| runs))?;
+        let begin = |place: &JournalPlace| {
+            let record = RunRecord {
+                run: RunId(guest.run),
+                machine: summary.name.clone(),
+                uuid: summary.uuid.clone(),
+                way: place.way.clone(),
+                process: place.process.clone(),
+                start_ms: time.as_millisecond(),
+                phase: Phase::Freezing,
+                was_running: runs,
+                scratch: std::path::PathBuf::new(),
+            };
+            let noted = RunNote::begin(&place.folder, record);
+            noted
+                .map_err(|error| {
+                    let message = format!("{}: not noted for holdfast doctor: {error}", summary.name);
+                    job.progress.note(&message);
+                })
+                .ok()
+        };
+        let place = guest.journal.as_ref().filter(|_| runs);
+        Ok(Self {
+            guard,
+            note: place.and_then(begin),
+            quiescence: None,
+            stopped: None,
+            failure: None,
+            report: GuestReport {
+                name: summary.name.clone(),
+                uuid: summary.uuid.clone(),
+                state: summary.state,
+                quiesced: Quiesced::NotNeeded,
+                paused: None,
+            },
+            guest,
+        })
+    }
+
+    fn shown(&self) -> Guest<'a> {
+        Guest {
+            machine: self.guest.machine,
+            shown: &self.guest.description.summary.name,
+            quiesce: self.guest.quiesce,
+        }
+    }
+
+    fn runs(&self) -> bool {
+        self.report.state == MachineState::Running
+    }
+
+    fn freeze(&mut self, job: Job<'a>) {
+        let can_quiesce = self.guest.description.has_agent_channel;
+        match Quiescence::begin(self.shown(), (self.runs(), can_quiesce), &mut self.guard, job) {
+            Ok(quiescence) => self.quiescence = Some(quiescence),
+            Err(error) => self.failure = Some(error),
+        }
+    }
+
+    /// Stops it, unless its file systems are frozen: then nothing changes on its disks.
+    fn stop(&mut self, job: Job<'a>) {
+        let is_frozen = matches!(self.quiescence, Some(Quiescence::Frozen { .. }));
+        if !self.runs() || is_frozen {
+            return;
+        }
+        let stopped = self
+            .guard
+            .about_to_pause(PAUSE_DEADLINE)
+            .and_then(|()| self.tell("stop"));
+        self.stopped = Some(job.clock.now());
+        self.failure = stopped.err();
+    }
+
+    fn tell(&self, command: &'static str) -> Result<Value> {
+        let monitor = self.guest.machine.monitor();
+        let told = monitor.execute(&QmpCommand::new(command, Value::Null));
+        Ok(told.map_err(|source| holdfast_host::Error::Monitor {
+            machine: self.report.name.clone(),
+            source,
+        })?)
+    }
+
+    /// What is known of it while it holds still.
+    fn expected_report(&self) -> GuestReport {
+        let quiesced = match &self.quiescence {
+            Some(Quiescence::Frozen {
+                file_system_count,
+                freeze,
+                ..
+            }) => Quiesced::Yes {
+                file_system_count: *file_system_count,
+                freeze: *freeze,
+                frozen: Duration::ZERO,
+            },
+            Some(Quiescence::Not(quiesced) | Quiescence::HalfFrozen(quiesced)) => quiesced.clone(),
+            None => Quiesced::NotNeeded,
+        };
+        GuestReport {
+            quiesced,
+            ..self.report.clone()
+        }
+    }
+
+    /// Lets it run on, and thaws it.
+    fn go_on(&mut self, job: Job<'a>) {
+        if let Some(stopped) = self.stopped {
+            let told = self.tell("cont").or_else(|_| {
+                wake_patiently(self.guest.machine.monitor(), job.clock).ok();
+                self.tell("cont")
+            });
+            self.report.paused = Some(job.clock.now().saturating_sub(stopped));
+            if let Err(error) = told {
+                job.progress.warning(&format!(
+                    "{} does not run on: {error}; the watchdog tries on",
+                    self.report.name
+                ));
+                self.failure.get_or_insert(error);
+            }
+        }
+        let runs = !self.runs() || self.is_running();
+        if let Some(quiescence) = self.quiescence.take() {
+            self.report.quiesced = quiescence.end(self.shown(), &mut self.guard, (runs, job));
+        }
+    }
+
+    fn is_running(&self) -> bool {
+        self.tell("query-status").is_ok_and(|status| status["running"] == true)
+    }
+
+    /// Nothing of it is left; where it stands still, the rest is the watchdog's.
+    fn end(mut self) -> (GuestReport, Option<crate::Error>) {
+        if self.runs() && !self.is_running() {
+            self.guard.about_to_pause(PAUSE_DEADLINE).ok();
+            self.guard.hand_over();
+        } else {
+            self.guard.done();
+            self.note.take().map(RunNote::close);
+        }
+        (self.report, self.failure)
+    }
+}

@@ -1,0 +1,49 @@
+//! Host snapshots that are there.
+
+use holdfast_host::provider::{Dataset, HostSnapshot};
+
+use super::{HostSnapshotRecord, Providers};
+use crate::error::Result;
+
+/// A host snapshot, and what is noted of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostSnapshotState {
+    /// It.
+    pub snapshot: HostSnapshot,
+    /// Our record of it, where it is one that we know.
+    pub record: Option<HostSnapshotRecord>,
+}
+
+/// The host snapshots of a dataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostSnapshotList {
+    /// The dataset.
+    pub dataset: Dataset,
+    /// Its snapshots, the oldest first.
+    pub snapshots: Vec<HostSnapshotState>,
+}
+
+/// Lists the host snapshots of datasets. `is_measured` tells whether what takes long is found out too: what they take.
+pub fn list_host_snapshots(
+    providers: &Providers,
+    datasets: &[Dataset],
+    is_measured: bool,
+) -> Result<Vec<HostSnapshotList>> {
+    let mut lists = Vec::new();
+    for dataset in datasets {
+        let provider = providers.of_dataset(dataset);
+        let mut snapshots = provider.snapshots(&dataset.name)?;
+        if is_measured {
+            provider.measure(&mut snapshots)?;
+        }
+        let state = |snapshot: HostSnapshot| HostSnapshotState {
+            record: snapshot.record.as_deref().and_then(HostSnapshotRecord::parse),
+            snapshot,
+        };
+        lists.push(HostSnapshotList {
+            dataset: dataset.clone(),
+            snapshots: snapshots.into_iter().map(state).collect(),
+        });
+    }
+    Ok(lists)
+}

@@ -1,0 +1,69 @@
+//! Removing host snapshots: plan, then execute.
+
+use holdfast_host::provider::{HostSnapshot, HostSnapshotName, ProviderError};
+
+use super::Providers;
+use crate::error::Result;
+use crate::forget::Execution;
+use crate::job::Job;
+
+/// Which host snapshots are to go.
+pub struct HostRemovalRequest<'a> {
+    /// The providers of this host.
+    pub providers: &'a Providers,
+    /// They, each by its full name.
+    pub snapshots: Vec<HostSnapshotName>,
+    /// Whether they really go.
+    pub execution: Execution,
+}
+
+/// A host snapshot that goes, or would.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedRemoval {
+    /// It.
+    pub snapshot: HostSnapshot,
+    /// Why it stays; none where it goes.
+    pub obstacle: Option<String>,
+}
+
+/// What was removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostRemovalReport {
+    /// Each, in the order in which they were named.
+    pub removals: Vec<PlannedRemoval>,
+}
+
+/// Removes host snapshots. One that cannot go does not keep the others.
+///
+/// # Errors
+/// One is not there: then all stay, since whoever named it was mistaken.
+pub fn remove_host_snapshots(request: &HostRemovalRequest<'_>, job: Job<'_>) -> Result<HostRemovalReport> {
+    let mut planned = Vec::new();
+    for name in &request.snapshots {
+        let found = request
+            .providers
+            .of_dataset(&name.dataset)
+            .snapshots(&name.dataset.name)?;
+        let snapshot = found.into_iter().find(|snapshot| snapshot.name == *name);
+        planned.push(snapshot.ok_or_else(|| ProviderError::NotThere { what: name.to_string() })?);
+    }
+    let mut removals = Vec::new();
+    for snapshot in planned {
+        job.interrupt.check()?;
+        let held = || match snapshot.hold_count {
+            0 => None,
+            1 => Some("somebody holds it".to_owned()),
+            count => Some(format!("{count} hold it")),
+        };
+        let destroy = || {
+            let provider = request.providers.of_dataset(&snapshot.name.dataset);
+            provider.destroy(&snapshot.name).err().map(|error| error.to_string())
+        };
+        let obstacle = match request.execution {
+            Execution::DryRun => held(),
+            Execution::Execute => held().or_else(destroy),
+        };
+        removals.push(PlannedRemoval { snapshot, obstacle });
+    }
+    Ok(HostRemovalReport { removals })
+}
