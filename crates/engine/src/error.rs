@@ -212,6 +212,12 @@ pub enum Error {
     /// A hypervisor, or a machine of it.
     #[error(transparent)]
     Host(Box<holdfast_host::Error>),
+    /// Another run of a policy is under way on this host.
+    #[error("another run of a policy is under way: it has locked {}", .lock.display())]
+    PolicyBusy {
+        /// What it has locked.
+        lock: PathBuf,
+    },
     /// Who makes host snapshots.
     #[error(transparent)]
     Provider(Box<ProviderError>),

@@ -233,7 +233,7 @@ impl Hooks {
     ) -> std::result::Result<(), String> {
         let call = Call {
             program,
-            argument: event.word(),
+            arguments: &[event.word()],
             variables,
             withheld: &self.withheld,
             time_out: self.time_out,

@@ -23,7 +23,8 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use holdfast_host::Tools;
 use holdfast_host::provider::{
-    Btrfs, Cutting, Dataset, HostSnapshotName, Provider, ProviderKind, ProviderResult, Reflink, Wanted, Zfs,
+    Btrfs, Cutting, Dataset, HostSnapshotName, Provider, ProviderError, ProviderKind, ProviderResult, Reflink, Wanted,
+    Zfs,
 };
 use jiff::Timestamp;
 
@@ -62,6 +63,11 @@ impl Providers {
         }
     }
 
+    /// ZFS.
+    pub fn zfs(&self) -> &Zfs {
+        &self.zfs
+    }
+
     /// The provider of a dataset.
     pub fn of_dataset(&self, dataset: &Dataset) -> &dyn Provider {
         self.of(dataset.provider)
@@ -72,16 +78,23 @@ impl Providers {
 pub struct HostSnapshotRequest<'a> {
     /// The providers of this host.
     pub providers: &'a Providers,
-    /// Of what.
-    pub wanted: Vec<Wanted>,
-    /// What they are called: each name means one more snapshot of the same instant.
-    pub names: Vec<String>,
+    /// What is made, all while the machines hold still.
+    pub cuts: Vec<NamedCut>,
     /// The machines that hold still meanwhile.
     pub guests: Vec<GuestRequest<'a>>,
     /// Tells the time of day; asked at the instant.
     pub now: &'a dyn Fn() -> Timestamp,
     /// The program that does it.
     pub program: String,
+}
+
+/// Host snapshots of one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedCut {
+    /// The name.
+    pub name: String,
+    /// Of what.
+    pub wanted: Vec<Wanted>,
 }
 
 /// Host snapshots that were made.
@@ -104,6 +117,7 @@ pub struct HostSnapshotReport {
 /// What one provider cuts at one instant.
 struct Group<'a> {
     provider: &'a dyn Provider,
+    name: &'a str,
     wanted: Vec<Wanted>,
 }
 
@@ -112,15 +126,17 @@ struct Group<'a> {
 /// # Errors
 /// None is there then, and every machine runs that ran before.
 pub fn take_host_snapshots(request: &HostSnapshotRequest<'_>, job: Job<'_>) -> Result<HostSnapshotReport> {
-    let groups = groups(request)?;
-    let is_one_instant = is_one_instant(&groups);
+    let mut groups = Vec::new();
+    let mut is_one_instant = true;
+    for cut in &request.cuts {
+        let of_name = groups_of(cut, request.providers)?;
+        is_one_instant &= is_cut_at_once(&of_name);
+        groups.extend(of_name);
+    }
     let time = (request.now)();
-    let none = HostSnapshotRecord::new(request, time, &[]);
-    for name in &request.names {
-        let text = none.encode();
-        groups
-            .iter()
-            .try_for_each(|group| group.provider.prepare(&group.wanted, &cutting(name, time, &text)))?;
+    let unknown = HostSnapshotRecord::new(request, time, &[]).encode();
+    for group in &groups {
+        group.provider.prepare(&group.wanted, &group.cutting(time, &unknown))?;
     }
     job.interrupt.check()?;
     let sessions = Sessions::begin(&request.guests, (time, is_one_instant), job)?;
@@ -129,35 +145,25 @@ pub fn take_host_snapshots(request: &HostSnapshotRequest<'_>, job: Job<'_>) -> R
         instant.time = (request.now)();
         let record = HostSnapshotRecord::new(request, instant.time, states).encode();
         let start = job.clock.now();
-        let made = cut_all(&groups, &request.names, (instant.time, &record));
+        let made = cut_all(&groups, (instant.time, &record));
         instant.cut = job.clock.now().saturating_sub(start);
         made
     })?;
     let record = HostSnapshotRecord::new(request, instant.time, &guests);
-    let settled = made.and_then(|()| {
-        let text = record.encode();
-        let all = request
-            .names
-            .iter()
-            .flat_map(|name| groups.iter().map(move |group| (name, group)));
-        let mut all = all.map(|(name, group)| {
-            group
-                .provider
-                .settle(&group.wanted, &cutting(name, instant.time, &text))
-        });
-        all.try_for_each(|settled| settled)
-    });
-    if let Err(error) = settled {
-        undo(&groups, &request.names, job);
+    let text = record.encode();
+    let settle = |group: &Group<'_>| {
+        group
+            .provider
+            .settle(&group.wanted, &group.cutting(instant.time, &text))
+    };
+    if let Err(error) = made.and_then(|()| groups.iter().try_for_each(settle)) {
+        for reason in groups.iter().flat_map(Group::destroy) {
+            job.progress.note(&format!("taking back what was made: {reason}"));
+        }
         return Err(error.into());
     }
-    let snapshot = |name: &String, one: &Wanted| HostSnapshotName {
-        dataset: one.dataset.clone(),
-        name: name.clone(),
-    };
-    let of_name = |name| request.wanted.iter().map(move |one| snapshot(name, one));
     Ok(HostSnapshotReport {
-        snapshots: request.names.iter().flat_map(of_name).collect(),
+        snapshots: request.cuts.iter().flat_map(NamedCut::snapshots).collect(),
         time: instant.time,
         is_one_instant,
         cut: instant.cut,
@@ -166,31 +172,36 @@ pub fn take_host_snapshots(request: &HostSnapshotRequest<'_>, job: Job<'_>) -> R
     })
 }
 
-fn cutting<'a>(name: &'a str, time: Timestamp, record: &'a str) -> Cutting<'a> {
-    Cutting {
-        name,
-        time_s: time.as_second(),
-        record,
+impl NamedCut {
+    /// The snapshots, by their full names.
+    pub fn snapshots(&self) -> impl Iterator<Item = HostSnapshotName> {
+        self.wanted.iter().map(|one| HostSnapshotName {
+            dataset: one.dataset.clone(),
+            name: self.name.clone(),
+        })
     }
 }
 
-/// What is wanted, by who makes it at one instant.
-fn groups<'a>(request: &HostSnapshotRequest<'a>) -> Result<Vec<Group<'a>>> {
+/// What is wanted of one name, by who makes it at one instant.
+fn groups_of<'a>(cut: &'a NamedCut, providers: &'a Providers) -> Result<Vec<Group<'a>>> {
     let mut by_provider: BTreeMap<ProviderKind, Vec<Wanted>> = BTreeMap::new();
-    for one in &request.wanted {
+    for one in &cut.wanted {
         by_provider.entry(one.dataset.provider).or_default().push(one.clone());
     }
     let mut groups = Vec::new();
     for (kind, wanted) in by_provider {
-        let provider = request.providers.of(kind);
-        let made = provider.groups(&wanted)?.into_iter();
-        groups.extend(made.map(|wanted| Group { provider, wanted }));
+        let provider = providers.of(kind);
+        groups.extend(provider.groups(&wanted)?.into_iter().map(|wanted| Group {
+            provider,
+            name: &cut.name,
+            wanted,
+        }));
     }
     Ok(groups)
 }
 
 /// Clones of files are made one after another, all other groups at once.
-fn is_one_instant(groups: &[Group<'_>]) -> bool {
+fn is_cut_at_once(groups: &[Group<'_>]) -> bool {
     let is_one_file = |one: &Wanted| one.files.len() == 1;
     match groups {
         [group] if group.provider.kind() == ProviderKind::Reflink => group.wanted.iter().all(is_one_file),
@@ -199,39 +210,56 @@ fn is_one_instant(groups: &[Group<'_>]) -> bool {
 }
 
 /// The instant: the frozen time passes here.
-fn cut_all(groups: &[Group<'_>], names: &[String], (time, record): (Timestamp, &str)) -> ProviderResult<()> {
-    let mut done: Vec<(&Group<'_>, &str)> = Vec::new();
-    for name in names {
-        for group in groups {
-            if let Err(error) = group.provider.cut(&group.wanted, &cutting(name, time, record)) {
-                for (group, name) in done {
-                    destroy(group, name);
-                }
-                return Err(error);
-            }
-            done.push((group, name));
+fn cut_all(groups: &[Group<'_>], (time, record): (Timestamp, &str)) -> ProviderResult<()> {
+    for (number, group) in groups.iter().enumerate() {
+        if let Err(error) = group.provider.cut(&group.wanted, &group.cutting(time, record)) {
+            groups[..number].iter().for_each(|group| drop(group.destroy()));
+            return Err(error);
         }
     }
     Ok(())
 }
 
-fn destroy(group: &Group<'_>, name: &str) -> Vec<String> {
-    let failed = group.wanted.iter().filter_map(|one| {
-        let snapshot = HostSnapshotName {
-            dataset: one.dataset.clone(),
-            name: name.to_owned(),
-        };
-        let gone = group.provider.destroy(&snapshot);
-        gone.err().map(|error| format!("{snapshot}: {error}"))
-    });
-    failed.collect()
-}
-
-/// Takes back what was cut and could not be settled.
-fn undo(groups: &[Group<'_>], names: &[String], job: Job<'_>) {
-    for name in names {
-        for reason in groups.iter().flat_map(|group| destroy(group, name)) {
-            job.progress.note(&format!("taking back what was made: {reason}"));
+impl Group<'_> {
+    fn cutting<'c>(&'c self, time: Timestamp, record: &'c str) -> Cutting<'c> {
+        Cutting {
+            name: self.name,
+            time_s: time.as_second(),
+            record,
         }
+    }
+
+    /// Takes back what was cut; what stays, in words.
+    fn destroy(&self) -> Vec<String> {
+        let failed = self
+            .wanted
+            .iter()
+            .flat_map(|one| self.with_below(one))
+            .filter_map(|dataset| {
+                let snapshot = HostSnapshotName {
+                    dataset,
+                    name: self.name.to_owned(),
+                };
+                match self.provider.destroy(&snapshot) {
+                    Ok(()) | Err(ProviderError::NotThere { .. }) => None,
+                    Err(error) => Some(error.to_string()),
+                }
+            });
+        failed.collect()
+    }
+
+    /// A dataset, and where it was cut with them those below it.
+    fn with_below(&self, one: &Wanted) -> Vec<Dataset> {
+        let all = if one.is_tree {
+            self.provider.datasets().unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        let prefix = format!("{}/", one.dataset.name);
+        let below = all
+            .into_iter()
+            .map(|state| state.dataset)
+            .filter(|dataset| dataset.name.starts_with(&prefix));
+        std::iter::once(one.dataset.clone()).chain(below).collect()
     }
 }

@@ -37,6 +37,7 @@ mod name;
 mod new_file;
 mod new_image;
 mod overlay_commit;
+mod policy_run;
 mod progress;
 mod prune;
 mod quiesce;
@@ -69,7 +70,7 @@ pub use gc::{GcOutcome, gc, stats};
 pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
 pub use host_snapshot::{
     GuestReport, GuestRequest, HostRemovalReport, HostRemovalRequest, HostSnapshotList, HostSnapshotRecord,
-    HostSnapshotReport, HostSnapshotRequest, HostSnapshotState, MachinePlaces, PlannedRemoval, Providers,
+    HostSnapshotReport, HostSnapshotRequest, HostSnapshotState, MachinePlaces, NamedCut, PlannedRemoval, Providers,
     list_host_snapshots, machines_in, places_of, remove_host_snapshots, take_host_snapshots,
 };
 pub use init::{InitReport, InitRequest, NewProtection, init};
@@ -92,6 +93,7 @@ pub use machine_restore::{
 };
 pub use name::{DiskName, MachineName, NameError};
 pub use new_image::Overwrite;
+pub use policy_run::{Guests, PolicyRunReport, PolicyRunRequest, RemovedByPolicy, TakenCut, run_policy};
 pub use progress::{Bottleneck, NoProgress, Progress, Unit};
 pub use prune::{MachinePlan, PruneReport, PruneRequest, prune};
 pub use quiesce::{Quiesce, Quiesced};

@@ -79,8 +79,8 @@ impl Companion {
 pub struct Call<'a> {
     /// The program.
     pub program: &'a Path,
-    /// Its one argument.
-    pub argument: &'a str,
+    /// Its arguments.
+    pub arguments: &'a [&'a str],
     /// Variables of its environment, beside those of ours.
     pub variables: &'a [(&'static str, String)],
     /// Variables of our environment that it does not get.
@@ -133,7 +133,7 @@ impl Call<'_> {
             command.env_remove(name);
         }
         command
-            .arg(self.argument)
+            .args(self.arguments)
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(writer.try_clone()?)
@@ -223,7 +223,7 @@ mod tests {
         std::fs::set_permissions(&program, PermissionsExt::from_mode(0o700)).unwrap();
         Call {
             program: &program,
-            argument: "word",
+            arguments: &["word"],
             variables: &[("SAID", "a b".to_owned())],
             withheld: &["PATH".to_owned()],
             time_out,

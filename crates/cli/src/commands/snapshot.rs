@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use holdfast_engine::{HostSnapshotReport, HostSnapshotRequest, take_host_snapshots};
+use holdfast_engine::{HostSnapshotReport, HostSnapshotRequest, NamedCut, take_host_snapshots};
 use holdfast_host::provider::Wanted;
 use jiff::tz::TimeZone;
 use serde::Serialize;
@@ -306,8 +306,10 @@ fn carry_out(plan: &Plan, args: &SnapshotArgs, context: &Context) -> Result<CutD
         .map(|guest| guest.request(args.quiesce.into(), context));
     let request = HostSnapshotRequest {
         providers: &providers,
-        wanted: plan.wanted.clone(),
-        names: vec![plan.name.clone()],
+        cuts: vec![NamedCut {
+            name: plan.name.clone(),
+            wanted: plan.wanted.clone(),
+        }],
         guests: guests.collect::<Result<_, Error>>()?,
         now: &time::now,
         program: super::PROGRAM.to_owned(),

@@ -26,6 +26,7 @@ use table::{Properties, parse};
 use words::refusal;
 
 const ZFS: &str = "zfs";
+const ZPOOL: &str = "zpool";
 /// The property of a snapshot that is our record of it.
 const RECORD: &str = "holdfast:record";
 /// The property of a clone that was made to look into a snapshot: of whom.
@@ -92,6 +93,21 @@ impl Zfs {
             words.push(what);
         }
         parse(&self.ask(("look at", what), &words)?)
+    }
+
+    /// How full a pool is, in percent.
+    pub fn used_percent(&self, pool: &str) -> ProviderResult<u8> {
+        full_name(pool, "check")?;
+        let words = ["list", "-H", "-o", "capacity", pool];
+        let answer = self.tools.ask(ZPOOL, &words)?;
+        if !answer.is_well {
+            return Err(refusal("look at", pool, &answer.complaint));
+        }
+        let senseless = |_| ProviderError::Senseless {
+            program: ZPOOL,
+            detail: format!("{pool} is full to {:?}", answer.output),
+        };
+        answer.output.trim().trim_end_matches('%').parse().map_err(senseless)
     }
 
     fn state(name: &str, properties: &Properties, mounts: &Mounts) -> DatasetState {

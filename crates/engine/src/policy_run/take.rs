@@ -1,0 +1,182 @@
+//! Taking what is due.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use holdfast_host::provider::Wanted;
+use holdfast_policy::sanoid::{DatasetPolicy, SnapshotType, repeated_hour_name, snapshot_name};
+
+use super::hooks::{Event, Occasion};
+use super::{Run, Snapshots, TakenCut, dataset, typed};
+use crate::error::Result;
+use crate::forget::Execution;
+use crate::host_snapshot::{HostSnapshotRequest, NamedCut, machines_in, take_host_snapshots};
+
+/// A dataset of which snapshots are due.
+struct Due<'p> {
+    policy: &'p DatasetPolicy,
+    wanted: Wanted,
+    /// Each with the name of its snapshot.
+    types: Vec<(SnapshotType, String)>,
+    /// The machines with disks in it, by their places.
+    machines: BTreeSet<usize>,
+    has_pre_failed: bool,
+}
+
+/// Takes snapshots of all datasets where some are due.
+pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snapshots) -> Result<Vec<TakenCut>> {
+    let places = run.request.guests.places();
+    let mut due = Vec::new();
+    for policy in policies {
+        let Some(present) = snapshots.get(&policy.dataset) else {
+            continue;
+        };
+        let newest = |kind: SnapshotType| {
+            let of_kind = present
+                .iter()
+                .filter_map(typed)
+                .filter(|snapshot| snapshot.kind == kind);
+            of_kind.map(|snapshot| snapshot.time).max()
+        };
+        let name = |kind: SnapshotType| {
+            let name = snapshot_name(&run.now, kind);
+            // The hour that the end of summer time repeats has the names of the one before.
+            let is_there = present.iter().any(|snapshot| snapshot.name.name == name);
+            if is_there {
+                repeated_hour_name(&run.now, kind)
+            } else {
+                name
+            }
+        };
+        let types: Vec<_> = policy
+            .due(newest, &run.now)
+            .into_iter()
+            .map(|kind| (kind, name(kind)))
+            .collect();
+        if types.is_empty() {
+            continue;
+        }
+        let wanted = Wanted {
+            is_tree: policy.is_tree(),
+            ..Wanted::all_of(dataset(&policy.dataset))
+        };
+        let are_there = machines_in(places.iter().copied(), std::slice::from_ref(&wanted));
+        let machines = are_there.into_iter().enumerate().filter(|(_, is_there)| *is_there);
+        due.push(Due {
+            policy,
+            wanted,
+            types,
+            machines: machines.map(|(index, _)| index).collect(),
+            has_pre_failed: false,
+        });
+    }
+    let mut taken = Vec::new();
+    for together in cut_together(due) {
+        run.job.interrupt.check()?;
+        taken.push(take_together(run, together));
+    }
+    Ok(taken)
+}
+
+/// Datasets that share a machine are cut together, and so are those that share one with one of these.
+fn cut_together(due: Vec<Due<'_>>) -> Vec<Vec<Due<'_>>> {
+    let mut sets: Vec<Vec<Due<'_>>> = Vec::new();
+    for one in due {
+        let shares = |set: &Vec<Due<'_>>| set.iter().any(|other| !other.machines.is_disjoint(&one.machines));
+        let (mut sharing, others): (Vec<_>, Vec<_>) = sets.into_iter().partition(shares);
+        sets = others;
+        let mut merged: Vec<Due<'_>> = sharing.drain(..).flatten().collect();
+        merged.push(one);
+        sets.push(merged);
+    }
+    sets
+}
+
+fn take_together(run: &Run<'_>, mut due: Vec<Due<'_>>) -> TakenCut {
+    let mut taken = TakenCut {
+        snapshots: Vec::new(),
+        would_hold_still: Vec::new(),
+        guests: Vec::new(),
+        failure: None,
+    };
+    let is_real = run.request.execution == Execution::Execute;
+    if is_real {
+        // What nobody has prepared is left out, where its owner wants that.
+        due.retain_mut(|one| {
+            let called = run.call(one.policy, Event::PreSnapshot, &one.occasion());
+            one.has_pre_failed = called.is_err();
+            let goes_on = !one.has_pre_failed || !one.policy.hooks().needs_pre_snapshot;
+            if let (Err(reason), false) = (called, goes_on) {
+                taken.failure = Some(reason);
+            }
+            goes_on
+        });
+    }
+    let cuts = cuts_of(&due);
+    let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();
+    taken.snapshots = cuts.iter().flat_map(NamedCut::snapshots).collect();
+    if !is_real {
+        taken.would_hold_still = machines.into_iter().collect();
+        return taken;
+    }
+    if !cuts.is_empty() {
+        match cut(run, cuts, &machines) {
+            Ok(guests) => taken.guests = guests,
+            Err(error) => {
+                let reason = error.to_string();
+                run.job.progress.warning(&reason);
+                taken.failure = Some(reason);
+            }
+        }
+    }
+    for one in &due {
+        let hooks = one.policy.hooks();
+        if !one.has_pre_failed || hooks.always_post_snapshot {
+            let occasion = Occasion {
+                has_pre_failed: Some(one.has_pre_failed),
+                error: taken.failure.clone(),
+                ..one.occasion()
+            };
+            // It has been told; what was taken is there.
+            run.call(one.policy, Event::PostSnapshot, &occasion).ok();
+        }
+    }
+    taken
+}
+
+fn cut(run: &Run<'_>, cuts: Vec<NamedCut>, machines: &BTreeSet<usize>) -> Result<Vec<crate::GuestReport>> {
+    let guests = machines.iter().map(|index| run.request.guests.request(*index));
+    let now = || (run.request.now)().timestamp();
+    let request = HostSnapshotRequest {
+        providers: run.request.providers,
+        cuts,
+        guests: guests.collect::<Result<_>>()?,
+        now: &now,
+        program: run.request.program.clone(),
+    };
+    Ok(take_host_snapshots(&request, run.job)?.guests)
+}
+
+/// What is made of each name.
+fn cuts_of(due: &[Due<'_>]) -> Vec<NamedCut> {
+    let mut by_name: BTreeMap<&str, Vec<Wanted>> = BTreeMap::new();
+    for one in due {
+        for (_, name) in &one.types {
+            by_name.entry(name).or_default().push(one.wanted.clone());
+        }
+    }
+    let cut = |(name, wanted): (&str, Vec<Wanted>)| NamedCut {
+        name: name.to_owned(),
+        wanted,
+    };
+    by_name.into_iter().map(cut).collect()
+}
+
+impl Due<'_> {
+    fn occasion(&self) -> Occasion {
+        Occasion {
+            snapshots: self.types.iter().map(|(_, name)| name.clone()).collect(),
+            types: self.types.iter().map(|(kind, _)| kind.to_string()).collect(),
+            ..Occasion::default()
+        }
+    }
+}
