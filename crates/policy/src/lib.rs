@@ -13,7 +13,7 @@
 //!
 //! The user's view is `docs/retention.md`.
 //!
-//! [`Calendar`] says when something happens again and again.
+//! [`Calendar`] says when something happens again and again; [`simulate`] plays taking and pruning for some days.
 //! [`sanoid`] reads the configuration of that program, and decides as it does.
 
 mod calendar;
@@ -23,6 +23,7 @@ mod plan;
 mod policy;
 mod reason;
 pub mod sanoid;
+mod simulate;
 mod span;
 
 pub use calendar::{Calendar, ParseCalendarError};
@@ -32,4 +33,7 @@ pub use period::Period;
 pub use plan::{Candidate, Decision, Protection, RetentionPlan, Verdict, plan};
 pub use policy::Policy;
 pub use reason::Reason;
+pub use simulate::{
+    Band, DAY_COUNT_MAX, KeptPoint, Pruning, Scenario, SimulatedDay, Simulation, SimulationError, simulate,
+};
 pub use span::{ParseSpanError, Span};
