@@ -16,10 +16,10 @@ use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::{time, units};
 
-/// As many days as a quarter of a year has at most, nearly.
+/// A quarter of a year: days, weeks and months all show.
 const DAY_COUNT_DEFAULT: u32 = 90;
-/// Of more snapshots each prune takes so long that once a day is enough.
-const AFTER_EACH_COUNT_MAX: usize = 10_000;
+/// More than a quarter of a year of hours. To prune after each of many more would take longer than anybody waits, for the same answer.
+const AFTER_EACH_COUNT_MAX: usize = 3_000;
 /// Points that are listed for people; a screen or two.
 const LISTED_COUNT_MAX: usize = 60;
 
