@@ -9,8 +9,9 @@
 //!   with systemd.
 //! - A time that happens twice counts once, the first time, where hours are named (`02:30`); it counts both times where every hour
 //!   is meant (`hourly`, `*:0/15`), since whoever wants something every quarter of an hour does not want a pause of an hour. Whether
-//!   an instant counts depends on it alone. systemd passes over the second time when it comes from before the first, and not
-//!   when it begins in between: `hourly` leaves a gap of two hours, and a computer started at the wrong moment does `02:30` twice.
+//!   an instant counts depends on it alone. systemd mostly passes over the second time when it comes from before the first, and
+//!   does not when it begins in between: `hourly` leaves a gap of two hours, and a computer started at the wrong moment does `02:30`
+//!   twice.
 //!
 //! Otherwise this differs from systemd only in what is refused: fractions of seconds, instants like `@1700000000`, and abbreviations
 //! of time zones like `CEST`, whose meaning depends on the computer.
