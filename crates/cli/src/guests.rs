@@ -1,7 +1,6 @@
 //! The machines that hold still while host snapshots are made.
 
-use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, machines_in, places_of};
-use holdfast_host::provider::Wanted;
+use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, places_of};
 use holdfast_host::{Description, DiskChoice};
 use serde::Serialize;
 
@@ -68,15 +67,8 @@ impl KnownGuest {
         Ok(guests)
     }
 
-    /// Those that have disks in what is wanted.
-    pub fn in_wanted<'g>(guests: &'g [Self], wanted: &[Wanted]) -> Vec<&'g Self> {
-        let are_there = machines_in(guests.iter().map(|guest| &guest.places), wanted);
-        let both = guests.iter().zip(are_there);
-        both.filter(|(_, is_there)| *is_there).map(|(guest, _)| guest).collect()
-    }
-
     /// What is asked of it.
-    pub fn request(&self, quiesce: Quiesce, context: &Context) -> Result<GuestRequest<'_>, Error> {
+    pub fn request(&self, quiesce: Quiesce, context: &Context) -> holdfast_engine::Result<GuestRequest<'_>> {
         let run = runs::new_run()?;
         let journal = runs::journal(context, &self.found.way);
         Ok(GuestRequest {

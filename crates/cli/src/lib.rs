@@ -22,6 +22,7 @@ pub mod output;
 pub mod password;
 pub mod program;
 pub mod runs;
+pub mod sanoid_file;
 pub mod snapshot;
 pub mod terminal;
 pub mod time;

@@ -9,7 +9,6 @@ use holdfast_repo::{Processes as _, SystemProcesses};
 
 use crate::context::Context;
 use crate::environment;
-use crate::errors::Error;
 
 /// A folder on a disk: what a guest overwrites meanwhile can be much.
 const SCRATCH_DEFAULT: &str = "/var/tmp";
@@ -38,15 +37,19 @@ pub fn journal(context: &Context, way: &[OsString]) -> Option<JournalPlace> {
 }
 
 /// A random number, which names a run.
-pub fn new_run() -> Result<u32, Error> {
+pub fn new_run() -> holdfast_engine::Result<u32> {
     let mut run = [0; 4];
     SystemRandomness.fill(&mut run)?;
     Ok(u32::from_le_bytes(run))
 }
 
 /// The command that starts this program as the watchdog of a run on the machine at `way`.
-pub fn watchdog(way: Vec<OsString>, run: u32, journal: Option<&JournalPlace>) -> Result<Vec<OsString>, Error> {
-    let program = std::env::current_exe().map_err(|source| Error::File {
+pub fn watchdog(
+    way: Vec<OsString>,
+    run: u32,
+    journal: Option<&JournalPlace>,
+) -> holdfast_engine::Result<Vec<OsString>> {
+    let program = std::env::current_exe().map_err(|source| holdfast_engine::Error::File {
         action: "find the program itself,",
         path: "/proc/self/exe".into(),
         source,

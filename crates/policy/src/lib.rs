@@ -1,4 +1,4 @@
-//! Retention: which snapshots are kept, and why.
+//! Retention: which snapshots are kept, and why; and calendars: when they are taken.
 //!
 //! One pure function, [`plan`], goes from a [`Policy`] and the snapshots of one machine to a [`RetentionPlan`]: a
 //! [`Decision`] per snapshot, each with its reasons. It reads no clock and removes nothing; whoever prunes shows the plan
@@ -13,20 +13,27 @@
 //!
 //! The user's view is `docs/retention.md`.
 //!
+//! [`Calendar`] says when something happens again and again; [`simulate`] plays taking and pruning for some days.
 //! [`sanoid`] reads the configuration of that program, and decides as it does.
 
+mod calendar;
 mod nearest;
 mod period;
 mod plan;
 mod policy;
 mod reason;
 pub mod sanoid;
+mod simulate;
 mod span;
 
+pub use calendar::{Calendar, ParseCalendarError};
 pub use jiff::Timestamp;
 pub use jiff::tz::TimeZone;
 pub use period::Period;
 pub use plan::{Candidate, Decision, Protection, RetentionPlan, Verdict, plan};
 pub use policy::Policy;
 pub use reason::Reason;
+pub use simulate::{
+    Band, DAY_COUNT_MAX, KeptPoint, Pruning, Scenario, SimulatedDay, Simulation, SimulationError, simulate,
+};
 pub use span::{ParseSpanError, Span};

@@ -48,6 +48,32 @@ pub enum Reason {
     NoRule,
 }
 
+impl Reason {
+    /// The rule, in one word: "daily", "within".
+    pub fn rule(&self) -> &'static str {
+        match self {
+            Self::EmptyPolicy => "all",
+            Self::Protected => "protected",
+            Self::Future => "future",
+            Self::Newest => "newest",
+            Self::Last { .. } => "last",
+            Self::LastOfPeriod { period, .. } => period.adverb(),
+            Self::Within { .. } => "within",
+            Self::Tag { .. } => "tag",
+            Self::NoRule => "none",
+        }
+    }
+
+    /// The rule, and which place in it: "daily 2".
+    pub fn brief(&self) -> String {
+        let rule = self.rule();
+        match self {
+            Self::Last { place, .. } | Self::LastOfPeriod { place, .. } => format!("{rule} {place}"),
+            _ => rule.to_owned(),
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -7,6 +7,8 @@
     reason = "a test makes its own world, and runs the other program in it"
 )]
 
+mod random;
+
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
@@ -16,6 +18,7 @@ use std::process::Command;
 
 use holdfast_policy::sanoid::{SanoidConfig, SnapshotType, TypedSnapshot, freshness, snapshot_name};
 use holdfast_policy::{TimeZone, Timestamp};
+use random::Random;
 
 const SANOID: &str = "/usr/sbin/sanoid";
 const CASE_COUNT: u64 = 240;
@@ -40,31 +43,6 @@ const ZONES: [&str; 7] = [
     "America/St_Johns",
 ];
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-
-    fn of<'t>(&mut self, choices: &[&'t str]) -> &'t str {
-        choices[usize::try_from(self.below(choices.len() as u64)).unwrap()]
-    }
-}
-
 /// What is decided about.
 struct Case {
     configuration: String,
@@ -80,7 +58,7 @@ impl Case {
         let mut random = Random(seed);
         let zone_name = random.of(&ZONES);
         let zone = TimeZone::get(zone_name).unwrap();
-        let now = some_time(&mut random, &zone);
+        let now = random.time(&zone);
         Self {
             configuration: some_configuration(&mut random),
             snapshots: some_snapshots(&mut random, now),
@@ -89,21 +67,6 @@ impl Case {
             zone_name,
             now,
         }
-    }
-}
-
-/// From 2024 to 2026; often within a day of a change of the clock.
-fn some_time(random: &mut Random, zone: &TimeZone) -> Timestamp {
-    let beginning: Timestamp = "2024-01-01T00:00:00Z".parse().unwrap();
-    let time = |second| Timestamp::from_second(second).unwrap();
-    let random_time = time(beginning.as_second() + i64::try_from(random.below(3 * 365 * 86_400)).unwrap());
-    let change = zone.following(random_time).next();
-    match change {
-        Some(change) if random.chance(60) => {
-            let offset = i64::try_from(random.below(2 * 86_400)).unwrap() - 86_400;
-            time(change.timestamp().as_second() + offset)
-        }
-        _ => random_time,
     }
 }
 

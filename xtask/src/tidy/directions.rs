@@ -51,6 +51,11 @@ pub(crate) const MODULE_RULES: &[ModuleRule] = &[
         must_not_use: &["plan", "policy", "reason", "span"],
         reason: "a period is calendar arithmetic and knows no rules",
     },
+    ModuleRule {
+        within: "crates/policy/src/calendar",
+        must_not_use: &["plan", "policy", "reason", "span", "period"],
+        reason: "a calendar is calendar arithmetic and knows no rules",
+    },
 ];
 
 /// Checks the dependencies that each crate's Cargo.toml names, those for tests included.

@@ -1,7 +1,5 @@
 //! `holdfast config`: what a configuration says, before anything acts by it.
 
-use std::path::{Path, PathBuf};
-
 use holdfast_policy::sanoid::{DatasetPolicy, Origin, SanoidConfig, SanoidError, SanoidWarning};
 use serde::Serialize;
 
@@ -10,9 +8,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
-
-/// Where sanoid has its configuration.
-const SANOID_CONF: &str = "/etc/sanoid/sanoid.conf";
+use crate::sanoid_file::{self, SanoidFileArgs};
 
 /// Arguments of `config`.
 #[derive(Debug, clap::Args)]
@@ -31,16 +27,14 @@ enum ConfigVerb {
 
 #[derive(Debug, clap::Args)]
 struct CheckArgs {
-    /// The file
-    #[arg(value_name = "FILE", default_value = SANOID_CONF)]
-    file: PathBuf,
+    #[command(flatten)]
+    file: SanoidFileArgs,
 }
 
 #[derive(Debug, clap::Args)]
 struct ShowArgs {
-    /// The file
-    #[arg(value_name = "FILE", default_value = SANOID_CONF)]
-    file: PathBuf,
+    #[command(flatten)]
+    file: SanoidFileArgs,
     /// A dataset that is there, beside those that have a section; may be given several times
     #[arg(short, long = "dataset", value_name = "DATASET")]
     datasets: Vec<String>,
@@ -197,8 +191,8 @@ pub(super) fn run(args: &ConfigArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
-    let file = args.file.display().to_string();
-    let text = read(&args.file)?;
+    let file = args.file.file.display().to_string();
+    let text = sanoid_file::read(&args.file.file)?;
     context.report(&match SanoidConfig::parse(&text) {
         Ok(config) => Checked {
             file,
@@ -214,18 +208,8 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 fn show(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
-    let file = args.file.display().to_string();
-    let text = read(&args.file)?;
-    let config = match SanoidConfig::parse(&text) {
-        Ok(config) => config,
-        Err(errors) => {
-            let first = errors.first().map(SanoidError::to_string).unwrap_or_default();
-            return Err(Error::usage(
-                format!("{file}: {first}"),
-                "holdfast config check tells all that is wrong with it",
-            ));
-        }
-    };
+    let file = args.file.file.display().to_string();
+    let config = sanoid_file::parse(&args.file)?;
     let mut datasets: Vec<String> = config.datasets().map(str::to_owned).collect();
     datasets.extend(args.datasets.iter().cloned());
     let resolved = config.resolve(&datasets);
@@ -264,12 +248,4 @@ fn document(policy: &DatasetPolicy, with_defaults: bool) -> DatasetDocument {
         prunes: policy.prunes(),
         settings: settings.collect(),
     }
-}
-
-fn read(path: &Path) -> Result<String, Error> {
-    std::fs::read_to_string(path).map_err(|source| Error::File {
-        action: "read",
-        path: path.to_owned(),
-        source,
-    })
 }

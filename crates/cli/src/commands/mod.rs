@@ -3,6 +3,7 @@
 mod backup;
 mod completions;
 mod config;
+mod cron;
 mod diff;
 mod doctor;
 mod forget;
@@ -47,6 +48,8 @@ pub enum Verb {
     Machines(machines::MachinesArgs),
     /// Make host snapshots: of machines, or of datasets of ZFS and btrfs
     Snapshot(snapshot::SnapshotArgs),
+    /// Carry out a policy of host snapshots once: take what is due, remove what has served its time
+    Cron(cron::CronArgs),
     /// Work on the host snapshots that are there
     Host(host::HostArgs),
     /// Find what dead backups and forgotten snapshots left at machines, and mend it
@@ -110,6 +113,7 @@ impl Verb {
             Self::Backup(args) => backup::run(args, context),
             Self::Machines(args) => machines::run(args, context),
             Self::Snapshot(args) => snapshot::run(args, context),
+            Self::Cron(args) => cron::run(args, context),
             Self::Host(args) => host::run(args, context),
             Self::Doctor(args) => doctor::run(args, context),
             Self::List(args) => list::run(args, context),
@@ -166,6 +170,7 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "backup" => backup::EXAMPLES,
         "machines" => machines::EXAMPLES,
         "snapshot" => snapshot::EXAMPLES,
+        "cron" => cron::EXAMPLES,
         "doctor" => doctor::EXAMPLES,
         "list" => list::EXAMPLES,
         "show" => show::EXAMPLES,

@@ -1,8 +1,12 @@
-//! `holdfast prune`: remove the snapshots that no rule keeps.
+//! `holdfast prune`: remove the snapshots that no rule keeps, or play what it would keep.
+
+mod simulation;
+mod timeline;
 
 use holdfast_engine::{MachineName, MachinePlan, PruneRequest, prune};
 use holdfast_policy::Verdict;
 use serde::Serialize;
+use simulation::SimulateArgs;
 
 use crate::args::{Example, JobArgs, RetentionArgs};
 use crate::context::Context;
@@ -21,6 +25,8 @@ pub struct PruneArgs {
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
+    simulate: SimulateArgs,
+    #[command(flatten)]
     retention: RetentionArgs,
     #[command(flatten)]
     job: JobArgs,
@@ -28,6 +34,10 @@ pub struct PruneArgs {
 
 /// What a person may want of it.
 pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Try rules before there is anything to lose",
+        line: "holdfast prune --simulate --days 90 --every hourly --keep-hourly 24 --keep-daily 14 --keep-weekly 8",
+    },
     Example {
         wish: "See what would go, and why the rest stays",
         line: "holdfast prune -r /backup/vms --keep-daily 7 --keep-weekly 4 --keep-monthly 12 --dry-run",
@@ -106,6 +116,9 @@ impl Report for Pruned {
 
 /// Prunes.
 pub(super) fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
+    if args.simulate.simulate {
+        return simulation::run(&args.simulate, &args.retention.policy(), context);
+    }
     let repository = context.open_repository()?;
     let request = PruneRequest {
         policy: args.retention.policy(),

@@ -310,7 +310,7 @@ fn carry_out(plan: &Plan, args: &SnapshotArgs, context: &Context) -> Result<CutD
             name: plan.name.clone(),
             wanted: plan.wanted.clone(),
         }],
-        guests: guests.collect::<Result<_, Error>>()?,
+        guests: guests.collect::<holdfast_engine::Result<_>>()?,
         now: &time::now,
         program: super::PROGRAM.to_owned(),
     };

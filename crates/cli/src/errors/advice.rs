@@ -64,6 +64,11 @@ impl Error {
             Self::Key(error) => key_advice(error),
             Self::Engine(error) => engine_advice(error),
             Self::Usage { hint, .. } => advice(Exit::Usage, Kind::Usage, hint.clone()),
+            Self::Simulation(_) => advice(
+                Exit::Usage,
+                Kind::Usage,
+                "give fewer days with --days, or a calendar with fewer snapshots with --every",
+            ),
             Self::NoMachines { .. } => advice(
                 Exit::Error,
                 Kind::NotFound,

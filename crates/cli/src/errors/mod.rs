@@ -65,6 +65,9 @@ pub enum Error {
         /// What to do instead.
         hint: Cow<'static, str>,
     },
+    /// Retention cannot be simulated so.
+    #[error(transparent)]
+    Simulation(#[from] holdfast_policy::SimulationError),
     /// A pattern, a tag or "all" means no machine.
     #[error("no machine at {uri} matches {said}")]
     NoMachines {

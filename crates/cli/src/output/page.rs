@@ -22,6 +22,11 @@ impl Page {
         }
     }
 
+    /// The width of the terminal; none where lines have no end.
+    pub fn width(&self) -> Option<usize> {
+        self.width
+    }
+
     /// A line of ordinary text.
     pub fn line(&mut self, text: &str) {
         self.styled(Style::Plain, text);

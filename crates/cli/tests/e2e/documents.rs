@@ -86,6 +86,7 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     add("protect", 0, &["a"]);
     add("unprotect", 0, &["a"]);
     add("prune", 0, &["--keep-last", "1", "--dry-run"]);
+    add("prune", 0, &["--keep-last", "1", "--simulate", "--days", "3"]);
     std::fs::remove_file(rig.path(&format!("repo/snapshots/{old}"))).unwrap();
     let a = rig.report(&["list"])["snapshots"][0]["id"].as_str().unwrap().to_owned();
     add("forget", 0, &[&old, &a, "--dry-run"]);

@@ -102,3 +102,30 @@ fn a_lost_snapshot_is_forgotten_by_its_whole_id() {
     rig.ok(&["scrub"]);
     assert_eq!(tags(&rig), ["day1", "day4"]);
 }
+
+/// Rules are tried before there is a repository; one that is named, as on the line that is to become the real one, is not looked at.
+#[test]
+fn prune_simulates_without_a_repository() {
+    let rules = ["prune", "--simulate", "--days", "10", "--keep-daily", "3"];
+    let rig = Rig::new();
+    let shown = rig.ok(&rules);
+    assert!(
+        shown.contains("keeps 3 of 10 snapshots, and has at most 4 at once"),
+        "{shown}"
+    );
+    assert!(shown.contains("(daily; --every sets it)"), "{shown}");
+    assert!(shown.lines().any(|line| line.starts_with("daily 3/3  ")), "{shown}");
+    let named = ["-r", "/nonexistent/repository", "--every", "00/12:00 UTC"];
+    let report = rig.report(&[&rules[..], &named].concat());
+    assert_eq!(report["every"], "*-*-* 00/12:00:00 UTC");
+    assert_eq!(report["points"].as_array().unwrap().len(), 3);
+    assert_eq!(report["history"].as_array().unwrap().len(), 10);
+    let too_many = [&rules[..], &["--every", "*:*:*"]].concat();
+    let (kind, said) = rig.error(2, &too_many);
+    assert_eq!(kind, "usage");
+    assert!(said.contains("in 10 days is more than 200000 snapshots"), "{said}");
+    for word in ["web1", "--dry-run"] {
+        let refused = rig.run(&[&rules[..], &[word]].concat());
+        assert_eq!(refused.status.code(), Some(2), "{word}");
+    }
+}

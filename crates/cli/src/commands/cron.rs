@@ -1,0 +1,249 @@
+//! `holdfast cron`: carries out a policy once, as cron or a timer has it done.
+
+use std::cell::OnceCell;
+use std::path::PathBuf;
+
+use holdfast_engine::{GuestRequest, Guests, MachinePlaces, PolicyRunReport, PolicyRunRequest, run_policy};
+use serde::Serialize;
+
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::guests::{GuestDocument, KnownGuest, QuiesceWhen};
+use crate::machines::Hypervisors;
+use crate::output::{Page, Report, Style};
+use crate::sanoid_file::{self, SanoidFileArgs};
+use crate::{datasets, environment, runs, time, units};
+
+/// Arguments of `cron`.
+#[derive(Debug, clap::Args)]
+pub struct CronArgs {
+    #[command(flatten)]
+    file: SanoidFileArgs,
+    /// Take what is due, and remove nothing
+    #[arg(long, conflicts_with = "prune_only")]
+    take_only: bool,
+    /// Remove what has served its time, and take nothing
+    #[arg(long)]
+    prune_only: bool,
+    /// Show what would be taken and removed, and why; change nothing, and call no script
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Whether to freeze the file systems of the machines for the instant, by their guest agents
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
+    quiesce: QuiesceWhen,
+    /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what a sanoid.conf would have done now, and why",
+        line: "holdfast cron /etc/sanoid/sanoid.conf --dry-run",
+    },
+    Example {
+        wish: "Do it: every 15 minutes, in the place of sanoid --cron",
+        line: "holdfast cron /etc/sanoid/sanoid.conf",
+    },
+];
+
+/// What `cron` answers.
+#[derive(Debug, Serialize)]
+struct Done {
+    dry_run: bool,
+    taken: Vec<TakenDocument>,
+    removed: Vec<RemovedDocument>,
+    /// What is hardly meant in the policy.
+    doubts: Vec<String>,
+    /// Datasets that could not be looked at.
+    unreadable: Vec<UnreadableDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct TakenDocument {
+    snapshots: Vec<String>,
+    machines: Vec<GuestDocument>,
+    /// Machines that run, in a dry run.
+    would_hold_still: Vec<String>,
+    /// Why there is none; null where there are.
+    failure: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct RemovedDocument {
+    snapshot: String,
+    reason: String,
+    used_bytes: Option<u64>,
+    /// Why it stays all the same; null where it goes.
+    obstacle: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct UnreadableDocument {
+    dataset: String,
+    error: String,
+}
+
+impl Report for Done {
+    fn command(&self) -> &'static str {
+        "cron"
+    }
+
+    fn exit(&self) -> Exit {
+        let is_failed = self.taken.iter().any(|taken| taken.failure.is_some()) || !self.unreadable.is_empty();
+        let stays = self.removed.iter().any(|removed| removed.obstacle.is_some());
+        match (is_failed, stays || !self.doubts.is_empty()) {
+            (true, _) => Exit::Error,
+            (false, true) => Exit::Warnings,
+            (false, false) => Exit::Ok,
+        }
+    }
+
+    fn human(&self, page: &mut Page) {
+        let would = if self.dry_run { "would take" } else { "took" };
+        for taken in &self.taken {
+            for snapshot in &taken.snapshots {
+                match &taken.failure {
+                    Some(why) => page.styled(Style::Bad, &format!("no {snapshot}: {why}")),
+                    None => page.line(&format!("{would} {snapshot}")),
+                }
+            }
+            for machine in &taken.machines {
+                page.line(&format!("  {}", machine.line()));
+            }
+            if !taken.would_hold_still.is_empty() {
+                page.line(&format!("  would hold still: {}", taken.would_hold_still.join(", ")));
+            }
+        }
+        let would = if self.dry_run { "would remove" } else { "removed" };
+        for removed in &self.removed {
+            match &removed.obstacle {
+                Some(why) => page.styled(Style::Warning, &format!("{} stays: {why}", removed.snapshot)),
+                None => page.line(&format!("{would} {}: {}", removed.snapshot, removed.reason)),
+            }
+        }
+        let freed: u64 = self.removed.iter().filter_map(|removed| removed.used_bytes).sum();
+        if freed > 0 {
+            page.line(&format!("{} were theirs alone", units::bytes(freed)));
+        }
+        if self.taken.is_empty() && self.removed.is_empty() {
+            page.line("nothing is due, and nothing has served its time");
+        }
+        for doubt in &self.doubts {
+            page.styled(Style::Warning, doubt);
+        }
+        for one in &self.unreadable {
+            page.styled(Style::Bad, &format!("{}: {}", one.dataset, one.error));
+        }
+    }
+}
+
+/// The machines of libvirt, found when something is due.
+struct FoundGuests<'a> {
+    args: &'a CronArgs,
+    context: &'a Context,
+    hypervisors: Hypervisors<'a>,
+    known: OnceCell<Vec<KnownGuest>>,
+}
+
+impl FoundGuests<'_> {
+    fn known(&self) -> &[KnownGuest] {
+        self.known.get_or_init(|| {
+            if self.args.quiesce == QuiesceWhen::Off {
+                return Vec::new();
+            }
+            match KnownGuest::all(&self.hypervisors) {
+                Ok(known) => known,
+                Err(error) => {
+                    let reason = crate::errors::chain(&error).join(": ");
+                    let message = format!("no machine is asked to hold still: {reason}");
+                    // Where somebody says where libvirt is, machines are expected there.
+                    if self.args.connect.is_some() {
+                        self.context.console().warning(&message);
+                    } else {
+                        self.context.console().note(&message);
+                    }
+                    Vec::new()
+                }
+            }
+        })
+    }
+}
+
+impl Guests for FoundGuests<'_> {
+    fn places(&self) -> Vec<&MachinePlaces> {
+        self.known().iter().map(|guest| &guest.places).collect()
+    }
+
+    fn request(&self, index: usize) -> holdfast_engine::Result<GuestRequest<'_>> {
+        let guest = &self.known()[index];
+        guest.request(self.args.quiesce.into(), self.context)
+    }
+}
+
+/// Carries the policy out.
+pub(super) fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
+    let config = sanoid_file::parse(&args.file)?;
+    let providers = datasets::providers(context);
+    let guests = FoundGuests {
+        args,
+        context,
+        hypervisors: Hypervisors::new(args.connect.as_deref(), context),
+        known: OnceCell::new(),
+    };
+    let zone = context.zone().clone();
+    let request = PolicyRunRequest {
+        providers: &providers,
+        config: &config,
+        takes: !args.prune_only,
+        prunes: !args.take_only,
+        execution: super::execution(args.dry_run),
+        guests: &guests,
+        now: &move || time::now().to_zoned(zone.clone()),
+        program: super::PROGRAM.to_owned(),
+        lock: lock_file(context),
+        withheld: vec![environment::PASSWORD.to_owned()],
+    };
+    let report = context.work(args.job.thread_count(), |job| run_policy(&request, job))?;
+    context.report(&document(report, args.dry_run, &guests))
+}
+
+/// Where runs of a policy on this host keep each other away.
+fn lock_file(context: &Context) -> PathBuf {
+    match runs::journal_folder(context) {
+        Some(folder) => folder.with_file_name("policy.lock"),
+        None => context.runtime_folder().join("policy.lock"),
+    }
+}
+
+fn document(report: PolicyRunReport, dry_run: bool, guests: &FoundGuests<'_>) -> Done {
+    let runs = |index: &usize| guests.known()[*index].description.summary.state == holdfast_host::MachineState::Running;
+    let name = |index: usize| guests.known()[index].description.summary.name.clone();
+    let taken = report.taken.into_iter().map(|taken| TakenDocument {
+        snapshots: taken.snapshots.iter().map(ToString::to_string).collect(),
+        machines: taken.guests.iter().map(GuestDocument::from).collect(),
+        would_hold_still: taken.would_hold_still.into_iter().filter(runs).map(name).collect(),
+        failure: taken.failure,
+    });
+    let removed = report.removed.into_iter().map(|removed| RemovedDocument {
+        snapshot: removed.snapshot.to_string(),
+        reason: removed.reason,
+        used_bytes: removed.used_bytes,
+        obstacle: removed.obstacle,
+    });
+    let unreadable = report.unreadable.into_iter();
+    Done {
+        dry_run,
+        taken: taken.collect(),
+        removed: removed.collect(),
+        doubts: report.doubts,
+        unreadable: unreadable
+            .map(|(dataset, error)| UnreadableDocument { dataset, error })
+            .collect(),
+    }
+}

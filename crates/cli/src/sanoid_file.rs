@@ -1,0 +1,42 @@
+//! A sanoid.conf, read for those who act by it.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_policy::sanoid::{SanoidConfig, SanoidError};
+
+use crate::errors::Error;
+
+/// Where sanoid has its configuration.
+pub const SANOID_CONF: &str = "/etc/sanoid/sanoid.conf";
+
+/// Which file.
+#[derive(Debug, clap::Args)]
+pub struct SanoidFileArgs {
+    /// The file: a sanoid.conf
+    #[arg(value_name = "FILE", default_value = SANOID_CONF)]
+    pub file: PathBuf,
+}
+
+/// The text of a file.
+pub fn read(path: &Path) -> Result<String, Error> {
+    std::fs::read_to_string(path).map_err(|source| Error::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// The policy in a file.
+///
+/// # Errors
+/// Anything in it is wrong: nobody acts by half of a policy.
+pub fn parse(args: &SanoidFileArgs) -> Result<SanoidConfig, Error> {
+    let text = read(&args.file)?;
+    SanoidConfig::parse(&text).map_err(|errors| {
+        let first = errors.first().map(SanoidError::to_string).unwrap_or_default();
+        Error::usage(
+            format!("{}: {first}", args.file.display()),
+            "holdfast config check tells all that is wrong with it",
+        )
+    })
+}
