@@ -1,10 +1,6 @@
 //! What changed on a disk follows from what changed in its files: random work of QEMU, compared byte by byte.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test may panic and print, also outside its test functions"
-)]
+#![expect(clippy::unwrap_used, reason = "a test may panic, also outside its test functions")]
 
 mod peer;
 
