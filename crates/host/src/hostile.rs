@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use holdfast_block::hostile::{Outcome, Parser};
 
 use crate::Uuid;
+use crate::changed_blocks::hostile as changed_blocks;
 use crate::domain_xml::{Identity, NewIdentity, Rewrite, rewrite, with_links_down};
 use crate::qemu::memory::hostile as memory;
 
@@ -22,6 +23,10 @@ pub const PARSERS: &[Parser] = &[
         name: "memory_stream",
         feed: memory::stream,
     },
+    Parser {
+        name: "send_stream",
+        feed: changed_blocks::send_stream,
+    },
 ];
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
@@ -33,6 +38,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
          <tpm><backend type='emulator' version='2.0'><source type='dir' path='/t'/></backend></tpm></devices></domain>";
     let mut seeds = vec![("domain_xml", "machine", domain.as_bytes().to_vec())];
     seeds.extend(memory::seeds());
+    seeds.extend(changed_blocks::seeds());
     seeds
 }
 
@@ -67,4 +73,9 @@ pub fn memory_state(bytes: &[u8]) -> Outcome {
 /// See [`memory::stream`].
 pub fn memory_stream(bytes: &[u8]) -> Outcome {
     memory::stream(bytes)
+}
+
+/// See [`changed_blocks::send_stream`].
+pub fn send_stream(bytes: &[u8]) -> Outcome {
+    changed_blocks::send_stream(bytes)
 }

@@ -2,6 +2,7 @@
 
 pub mod agent;
 mod bare;
+pub mod changed_blocks;
 pub mod domain_xml;
 mod error;
 #[cfg(feature = "hostile")]

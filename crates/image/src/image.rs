@@ -98,6 +98,10 @@ impl Image {
         self.layers.get(depth).map(|layer| Arc::clone(&layer.alone))
     }
 
+    pub(crate) fn chain(&self) -> &[ChainLayer] {
+        &self.layers
+    }
+
     /// What `offset` of the disk is made of: which layer, and where in its file.
     ///
     /// The entry begins at `offset` and covers at most `length_bytes_max`.

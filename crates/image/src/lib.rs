@@ -28,6 +28,7 @@
 
 mod bytes;
 mod chain;
+mod changes;
 mod create;
 mod crew;
 mod error;
@@ -47,6 +48,7 @@ mod qcow2;
 mod raw;
 mod report;
 
+pub use changes::changed_on_disk;
 pub use create::{
     BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options, create, create_bulk,
 };

@@ -1,0 +1,26 @@
+//! Which bytes of a file changed between two host snapshots, told by the file system itself: nothing of the file is read.
+//!
+//! A file system that never overwrites what a host snapshot holds knows what two of them share. There are two ways to ask it:
+//!
+//! - [`by_extents`]: where the same file lies in both (XFS and btrfs);
+//! - [`by_send_stream`]: what a stream of differences holds (ZFS).
+//!
+//! Both answer with [`ChangedRanges`]. What is outside of them is the same in both states; what is inside *may* differ. Whatever is
+//! not known for certain is inside, so an error here costs a read, never a lost change. What cannot be known at all is an
+//! error, and the caller reads everything.
+//!
+//! Terms: *before* and *after* are the two states, the older one first. Sizes and offsets are bytes of the file, which is the disk
+//! itself when the image is raw; other formats need `holdfast_image::changed_on_disk` in between.
+
+mod error;
+mod extents;
+mod fiemap;
+#[cfg(feature = "hostile")]
+pub(crate) mod hostile;
+mod ranges;
+mod send_stream;
+
+pub use error::{ExtentError, Result, StreamError};
+pub use extents::{ExtentChanges, by_extents};
+pub use ranges::ChangedRanges;
+pub use send_stream::{StreamChanges, StreamObject, StreamQuestion, Whole, by_send_stream};

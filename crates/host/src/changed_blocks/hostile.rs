@@ -1,0 +1,61 @@
+//! Streams that nobody sane sent.
+
+use holdfast_block::hostile::Outcome;
+
+use super::send_stream::specimen::{Age, Field, QUESTION, Writer};
+use super::send_stream::{by_send_stream, read_unchecked};
+
+/// A stream of differences. It is read without its checksums first: a fuzzer that has to hit them would find nothing else.
+pub(crate) fn send_stream(bytes: &[u8]) -> Outcome {
+    if let Ok(found) = read_unchecked(&mut &bytes[..], &QUESTION) {
+        assert!(found.stream_bytes == bytes.len() as u64, "it was read to its end");
+        let mut end = None;
+        for range in found.ranges.as_slice() {
+            assert!(range.start < range.end && range.end <= found.ranges.size_bytes());
+            assert!(end < Some(range.start), "they are in order and do not touch");
+            end = Some(range.end);
+        }
+        let all = found.ranges.size_bytes();
+        assert!(found.whole.is_none() || found.ranges.bytes() == all, "all is all");
+    }
+    match by_send_stream(&mut &bytes[..], &QUESTION) {
+        Ok(_) => Outcome::Decoded,
+        Err(_) => Outcome::Refused,
+    }
+}
+
+/// Streams of both generations of senders, in both orders of bytes.
+pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let variants = [
+        ("old", true, Age::Old),
+        ("old_big_endian", false, Age::Old),
+        ("new", true, Age::New),
+        ("new_big_endian", false, Age::New),
+    ];
+    let seed = |(name, is_little, age)| {
+        let mut writer = Writer::new(is_little, age, 0);
+        writer
+            .object(8, 8192, 100_000, 50)
+            .free(8, 106_496, u64::MAX)
+            .write(8, 8192, 64)
+            .free(8, 32_768, 8192);
+        let embedded = [
+            Field::Long(8, 8),
+            Field::Long(16, 65_536),
+            Field::Long(24, 8192),
+            Field::Word(52, 13),
+        ];
+        writer.record(8, &embedded, &[1; 16]);
+        let compressed = [
+            Field::Long(8, 8),
+            Field::Long(24, 81_920),
+            Field::Long(32, 8192),
+            Field::Byte(50, 15),
+            Field::Long(96, 32),
+        ];
+        writer.record(3, &compressed, &[2; 32]);
+        writer.record(2, &[Field::Long(8, 9), Field::Long(16, 23)], &[]);
+        ("send_stream", name, writer.end())
+    };
+    variants.into_iter().map(seed).collect()
+}

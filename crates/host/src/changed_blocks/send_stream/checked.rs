@@ -1,0 +1,162 @@
+//! Reading a stream in order, with its checksum.
+
+use std::io::{ErrorKind, Read};
+
+use holdfast_block::to_usize;
+
+use super::super::error::StreamError;
+use super::Result;
+use super::record::{Begin, Order, RECORD_BYTES, RECORD_LENGTH, Record, SUM_AT};
+
+/// Data is passed over in pieces of this size.
+const PIECE_BYTES: u64 = 64 << 10;
+/// What is kept of a record's data: more than the attributes of a file that are looked at.
+const KEPT_BYTES: u64 = 512;
+
+/// Whether checksums count. A fuzzer that has to hit them would find nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sums {
+    Held,
+    #[cfg(feature = "hostile")]
+    Ignored,
+}
+
+/// Fletcher's checksum over words of 32 bits, with four sums of 64 bits, as ZFS has it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Fletcher4([u64; 4]);
+
+impl Fletcher4 {
+    /// Takes in words in the order of the sender's machine; a rest that is no word is left out.
+    pub(super) fn take(&mut self, bytes: &[u8], order: Order) {
+        // A loop for each order: the question is not asked for every word.
+        match order {
+            Order::Little => self.words(bytes, u32::from_le_bytes),
+            Order::Big => self.words(bytes, u32::from_be_bytes),
+        }
+    }
+
+    fn words(&mut self, bytes: &[u8], word: impl Fn([u8; 4]) -> u32) {
+        let [mut a, mut b, mut c, mut d] = self.0;
+        for bytes in bytes.chunks_exact(4) {
+            a = a.wrapping_add(word(bytes.try_into().expect("four bytes")).into());
+            b = b.wrapping_add(a);
+            c = c.wrapping_add(b);
+            d = d.wrapping_add(c);
+        }
+        self.0 = [a, b, c, d];
+    }
+
+    pub(super) fn sums(self) -> [u64; 4] {
+        self.0
+    }
+}
+
+/// A stream after its first record.
+pub(super) struct Checked<'a> {
+    input: &'a mut dyn Read,
+    order: Order,
+    offset: u64,
+    sum: Fletcher4,
+    /// The sum before the record that was read last.
+    sum_before: [u64; 4],
+    sums: Sums,
+}
+
+impl<'a> Checked<'a> {
+    /// Reads the first record, which tells the order of bytes.
+    pub(super) fn begin(input: &'a mut dyn Read, sums: Sums) -> Result<(Self, Begin)> {
+        let mut stream = Self {
+            input,
+            order: Order::Little,
+            offset: 0,
+            sum: Fletcher4::default(),
+            sum_before: [0; 4],
+            sums,
+        };
+        let mut bytes = [0; RECORD_LENGTH];
+        stream.fill(&mut bytes)?;
+        let (order, begin) = Begin::parse(&bytes).ok_or_else(|| StreamError::Senseless {
+            offset: 0,
+            detail: "it is no stream of zfs send".to_owned(),
+        })?;
+        stream.order = order;
+        stream.sum.take(&bytes, order);
+        Ok((stream, begin))
+    }
+
+    /// Bytes read.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The next record. Later senders give each one a checksum of all before it; earlier ones leave its place zero.
+    pub(super) fn record(&mut self) -> Result<Record> {
+        let mut record = Record {
+            order: self.order,
+            offset: self.offset,
+            bytes: [0; RECORD_LENGTH],
+        };
+        self.fill(&mut record.bytes)?;
+        self.sum_before = self.sum.sums();
+        self.sum.take(&record.bytes[..SUM_AT], self.order);
+        let sum = record.sum(SUM_AT);
+        if sum != [0; 4] {
+            self.check(sum, self.sum.sums())?;
+        }
+        self.sum.take(&record.bytes[SUM_AT..], self.order);
+        Ok(record)
+    }
+
+    /// Passes over `length` bytes of data, and gives the first of them.
+    pub(super) fn payload(&mut self, length: u64) -> Result<Vec<u8>> {
+        let mut kept = vec![0; to_usize(length.min(KEPT_BYTES))];
+        self.fill(&mut kept)?;
+        self.sum.take(&kept, self.order);
+        self.skip(length - kept.len() as u64)?;
+        Ok(kept)
+    }
+
+    /// Passes over `length` bytes of data.
+    pub(super) fn skip(&mut self, length: u64) -> Result<()> {
+        let mut piece = vec![0; to_usize(length.min(PIECE_BYTES))];
+        let mut left = length;
+        while left > 0 {
+            let piece = &mut piece[..to_usize(left.min(PIECE_BYTES))];
+            self.fill(piece)?;
+            self.sum.take(piece, self.order);
+            left -= piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Checks the last record, and that nothing follows it.
+    pub(super) fn finish(&mut self, record: &Record) -> Result<()> {
+        self.check(record.sum(8), self.sum_before)?;
+        let mut byte = [0];
+        match self.fill(&mut byte) {
+            Err(StreamError::Short { .. }) => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => Err(StreamError::Senseless {
+                offset: self.offset - 1,
+                detail: "there is something after its end".to_owned(),
+            }),
+        }
+    }
+
+    fn check(&self, said: [u64; 4], found: [u64; 4]) -> Result<()> {
+        let is_right = said == found || self.sums != Sums::Held;
+        is_right.then_some(()).ok_or(StreamError::Damaged {
+            offset: self.offset - RECORD_BYTES,
+        })
+    }
+
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<()> {
+        let offset = self.offset;
+        self.input.read_exact(buffer).map_err(|source| match source.kind() {
+            ErrorKind::UnexpectedEof => StreamError::Short { offset },
+            _ => StreamError::Input { offset, source },
+        })?;
+        self.offset += buffer.len() as u64;
+        Ok(())
+    }
+}
