@@ -26,6 +26,7 @@ mod limits;
 mod memory;
 mod methods;
 mod mishaps;
+mod policies;
 #[path = "../../../../host/tests/qemu/lab.rs"]
 #[expect(
     dead_code,
@@ -148,6 +149,11 @@ pub(crate) fn reports_of_machine_restores() -> Vec<serde_json::Value> {
 /// What `snapshot` and the verbs of `host` answer; nothing where this machine can have no btrfs.
 pub(crate) fn reports_of_host_snapshots() -> Vec<(&'static str, serde_json::Value)> {
     host_snapshots::reports()
+}
+
+/// What `cron` answers; nothing where this machine can have no ZFS.
+pub(crate) fn reports_of_policies() -> Vec<serde_json::Value> {
+    policies::reports()
 }
 
 /// What `resume` answers.

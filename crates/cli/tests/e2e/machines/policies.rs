@@ -1,0 +1,268 @@
+//! Policies of a sanoid.conf, carried out on a real ZFS with a machine on it.
+
+use std::path::PathBuf;
+
+use holdfast_block::Clock as _;
+use serde_json::Value;
+
+use super::at;
+use super::file_systems::system;
+use super::host_snapshots::{OnOwn, on};
+
+/// A machine on a pool of its own, and a policy.
+struct Policed {
+    on: OnOwn,
+    pool: String,
+}
+
+/// What a policy begins with: one snapshot of each run that has not one yet, nothing else.
+const FREQUENTLY: &str = "frequently = 1\nhourly = 0\ndaily = 0\nmonthly = 0\nautosnap = yes\nautoprune = yes\n";
+
+impl Policed {
+    fn new() -> Option<Self> {
+        let on = on("zfs")?;
+        let pool = on.file_system.dataset().0.split('/').next().unwrap().to_owned();
+        Some(Self { on, pool })
+    }
+
+    /// The policy of the pool, from now on.
+    fn write(&self, lines: &str) {
+        let text = format!("[{}]\nuse_template = mine\n\n[template_mine]\n{lines}", self.pool);
+        self.on.world.rig.write("sanoid.conf", text.as_bytes());
+    }
+
+    fn run(&self, code: i32, words: &[&str]) -> Value {
+        let uri = self.on.world.lab.uri();
+        let words = [&["cron", "sanoid.conf"], words].concat();
+        self.on.world.rig.json(code, &at(&uri, &words))["report"].clone()
+    }
+
+    /// The snapshots of the pool's own dataset.
+    fn names(&self) -> Vec<String> {
+        let provider = self.on.file_system.provider();
+        let snapshots = provider.snapshots(&self.pool).unwrap();
+        snapshots.into_iter().map(|snapshot| snapshot.name.name).collect()
+    }
+
+    fn zfs(&self, words: &[&str]) {
+        system("zfs", words).unwrap();
+    }
+
+    /// A snapshot of somebody else's making.
+    fn make(&self, name: &str) {
+        self.zfs(&["snapshot", &format!("{}@{name}", self.pool)]);
+    }
+
+    /// A script that writes down what it is told, and then does `then`.
+    fn script(&self, then: &str) -> (String, PathBuf) {
+        let log = self.on.world.rig.path("log");
+        let line =
+            "echo $SANOID_SCRIPT $SANOID_TARGET $SANOID_SNAPNAME $SANOID_TYPES $SANOID_PRE_FAILURE $HOLDFAST_EVENT";
+        self.on
+            .world
+            .rig
+            .write("script", format!("{line} >> {}\n{then}\n", log.display()).as_bytes());
+        (format!("/bin/sh {}", self.on.world.rig.path("script").display()), log)
+    }
+
+    /// The clock of ZFS has seconds, and what is not older than that is not old.
+    fn wait_until_older(&self) {
+        self.on.world.lab.clock.sleep(std::time::Duration::from_millis(2100));
+    }
+}
+
+pub(super) fn reports() -> Vec<Value> {
+    let Some(policed) = Policed::new() else {
+        return Vec::new();
+    };
+    policed.write(&format!("{FREQUENTLY}weekly = 0\nyearly = 0\n"));
+    let planned = policed.run(0, &["--dry-run"]);
+    policed.make("autosnap_2020-01-01_00:00:00_hourly");
+    policed.wait_until_older();
+    let done = policed.run(0, &[]);
+    let text = format!("[{}]\nuse_template = nobody\n[gone]\nhourly = 1\n", policed.pool);
+    policed.on.world.rig.write("sanoid.conf", text.as_bytes());
+    vec![planned, done, policed.run(3, &["--dry-run"])]
+}
+
+#[test]
+fn what_is_due_is_taken_once_and_its_machines_hold_still() {
+    let Some(policed) = Policed::new() else { return };
+    policed.write("hourly = 3\ndaily = 2\nmonthly = 0\nautosnap = yes\nautoprune = yes\n");
+    let planned = policed.run(0, &["--dry-run"]);
+    assert_eq!(planned["taken"][0]["would_hold_still"], serde_json::json!(["web1"]));
+    assert_eq!(policed.names(), [""; 0]);
+
+    let done = policed.run(0, &[]);
+    let taken = &done["taken"];
+    assert_eq!(taken.as_array().unwrap().len(), 1, "{done}");
+    assert_eq!(taken[0]["machines"][0]["name"], "web1");
+    let names = policed.names();
+    assert_eq!(names.len(), 2, "{names:?}");
+    for (name, kind) in names.iter().zip(["daily", "hourly"]) {
+        assert!(name.starts_with("autosnap_20") && name.ends_with(kind), "{name}");
+    }
+    let listed = policed
+        .on
+        .world
+        .rig
+        .report(&["host", "list", &format!("zfs:{}", policed.pool)]);
+    assert_eq!(
+        listed["datasets"][0]["snapshots"][0]["machines"],
+        serde_json::json!(["web1"])
+    );
+
+    let again = policed.run(0, &[]);
+    assert_eq!(
+        (&again["taken"], &again["removed"]),
+        (&serde_json::json!([]), &serde_json::json!([]))
+    );
+    assert_eq!(policed.names(), names);
+    policed.on.world.assert_runs_and_is_clean();
+}
+
+#[test]
+fn what_has_expired_goes_and_what_is_somebody_elses_or_held_stays() {
+    let Some(policed) = Policed::new() else { return };
+    policed.write(FREQUENTLY);
+    let others = [
+        "mine",
+        "syncoid_host_2020-01-01:00:00:00",
+        "autosnap_mine",
+        "holdfast_web1_2020-01-01_00:00:00Z",
+    ];
+    let old = [
+        "autosnap_2020-01-01_00:00:00_hourly",
+        "autosnap_2020-01-01_01:00:00_hourly",
+        "autosnap_2020-01-01_00:00:00_daily",
+    ];
+    for name in others.iter().chain(&old) {
+        policed.make(name);
+    }
+    policed.zfs(&["hold", "keep", &format!("{}@{}", policed.pool, old[1])]);
+    policed.wait_until_older();
+    let planned = policed.run(3, &["--prune-only", "--dry-run"]);
+    assert_eq!(planned["removed"].as_array().unwrap().len(), 3, "{planned}");
+    assert_eq!(policed.names().len(), 7);
+
+    let done = policed.run(3, &["--prune-only"]);
+    let removed = done["removed"].as_array().unwrap();
+    let stays: Vec<&str> = removed.iter().filter_map(|one| one["obstacle"].as_str()).collect();
+    assert_eq!(stays.len(), 1, "{done}");
+    assert!(
+        removed
+            .iter()
+            .all(|one| one["reason"].as_str().unwrap().contains("0 to keep")),
+        "{done}"
+    );
+    let mut expected: Vec<&str> = others.iter().copied().chain([old[1]]).collect();
+    let mut names = policed.names();
+    expected.sort_unstable();
+    names.sort_unstable();
+    assert_eq!(names, expected);
+    policed.zfs(&["release", "keep", &format!("{}@{}", policed.pool, old[1])]);
+    policed.run(0, &["--prune-only"]);
+    assert_eq!(policed.names().len(), 4);
+}
+
+#[test]
+fn scripts_are_told_what_sanoids_are_told_and_what_they_answer_counts() {
+    let Some(policed) = Policed::new() else { return };
+    let (script, log) = policed.script("exit 0");
+    let hooks = |extra: &str| {
+        format!(
+            "{FREQUENTLY}pre_snapshot_script = {script}\npost_snapshot_script = {script}\npre_pruning_script = {script}\n\
+             pruning_script = {script}\n{extra}"
+        )
+    };
+    policed.write(&hooks(""));
+    policed.make("autosnap_2020-01-01_00:00:00_hourly");
+    policed.wait_until_older();
+    policed.run(0, &[]);
+    let taken = policed.names()[0].clone();
+    let pool = &policed.pool;
+    let old = "autosnap_2020-01-01_00:00:00_hourly";
+    let said = std::fs::read_to_string(&log).unwrap();
+    let expected = format!(
+        "pre {pool} {taken} frequently pre-snapshot\npost {pool} {taken} frequently 0 post-snapshot\n\
+         pre-prune {pool} {old} pre-pruning\nprune {pool} {old} pruning\n"
+    );
+    assert_eq!(said, expected);
+
+    // One that fails: the snapshot is taken all the same, what is to be removed stays, and the script after it is not called.
+    policed.zfs(&["destroy", &format!("{pool}@{taken}")]);
+    policed.make(old);
+    policed.wait_until_older();
+    std::fs::remove_file(&log).unwrap();
+    policed.script("exit 3");
+    let done = policed.run(3, &[]);
+    assert!(
+        done["removed"][0]["obstacle"]
+            .as_str()
+            .unwrap()
+            .contains("ended with code 3"),
+        "{done}"
+    );
+    assert_eq!(policed.names().len(), 2);
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(
+        said.lines()
+            .map(|line| line.split(' ').next().unwrap())
+            .collect::<Vec<_>>(),
+        ["pre", "pre-prune"]
+    );
+
+    // Who wants no snapshot then gets none; one that hangs is killed, with what it has started.
+    let frequent = policed
+        .names()
+        .into_iter()
+        .find(|name| name.ends_with("frequently"))
+        .unwrap();
+    policed.zfs(&["destroy", &format!("{pool}@{frequent}")]);
+    policed.script(&format!("(sleep 6; echo late >> {}) & sleep 100", log.display()));
+    policed.write(&hooks("no_inconsistent_snapshot = yes\nscript_timeout = 1\n"));
+    let done = policed.run(1, &["--take-only"]);
+    assert!(
+        done["taken"][0]["failure"].as_str().unwrap().contains("took too long"),
+        "{done}"
+    );
+    assert_eq!(policed.names(), [old]);
+    policed.on.world.assert_runs_and_is_clean();
+    policed.on.world.lab.clock.sleep(std::time::Duration::from_secs(6));
+    assert!(!std::fs::read_to_string(&log).unwrap().contains("late"));
+}
+
+#[test]
+fn two_runs_keep_each_other_away_and_half_a_policy_is_none() {
+    let Some(policed) = Policed::new() else { return };
+    let (script, log) = policed.script("sleep 3");
+    policed.write(&format!("{FREQUENTLY}pre_snapshot_script = {script}\n"));
+    let uri = policed.on.world.lab.uri();
+    let words = at(&uri, &["cron", "sanoid.conf"]);
+    let first = policed.on.world.rig.command(&words).spawn().unwrap();
+    while !log.exists() {
+        policed.on.world.lab.clock.sleep(std::time::Duration::from_millis(10));
+    }
+    let (kind, said) = policed.on.world.rig.error(4, &words);
+    assert!(kind == "locked" && said.contains("another run"), "{said}");
+    assert!(first.wait_with_output().unwrap().status.success());
+    assert_eq!(policed.names().len(), 1);
+
+    policed.write("hourly = 3\nhuorly = 3\n");
+    let (kind, said) = policed.on.world.rig.error(2, &words);
+    assert!(
+        kind == "usage" && said.contains("line 6") && said.contains("hourly"),
+        "{said}"
+    );
+}
+
+/// A policy about datasets that are renamed, or gone, says so, and does what it can.
+#[test]
+fn datasets_that_are_gone_are_doubted() {
+    let Some(policed) = Policed::new() else { return };
+    let text = format!("[{}/renamed]\nhourly = 1\nautosnap = yes\n", policed.pool);
+    policed.on.world.rig.write("sanoid.conf", text.as_bytes());
+    let done = policed.run(3, &[]);
+    assert!(done["doubts"][0].as_str().unwrap().contains("renamed"), "{done}");
+    assert_eq!(policed.names(), [""; 0]);
+}
