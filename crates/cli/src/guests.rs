@@ -75,6 +75,7 @@ impl KnownGuest {
             machine: &*self.found.machine,
             description: self.description.clone(),
             quiesce,
+            has_to_stop: false,
             watchdog: Some(runs::watchdog(self.found.way.clone(), run, journal.as_ref())?),
             journal,
             run,

@@ -121,11 +121,15 @@ struct Group<'a> {
     wanted: Vec<Wanted>,
 }
 
-/// Makes host snapshots.
+/// Makes host snapshots; `within` is called while the machines hold still.
 ///
 /// # Errors
 /// None is there then, and every machine runs that ran before.
-pub fn take_host_snapshots(request: &HostSnapshotRequest<'_>, job: Job<'_>) -> Result<HostSnapshotReport> {
+pub fn take_host_snapshots(
+    request: &HostSnapshotRequest<'_>,
+    within: &mut dyn FnMut(),
+    job: Job<'_>,
+) -> Result<HostSnapshotReport> {
     let mut groups = Vec::new();
     let mut is_one_instant = true;
     for cut in &request.cuts {
@@ -147,6 +151,7 @@ pub fn take_host_snapshots(request: &HostSnapshotRequest<'_>, job: Job<'_>) -> R
         let start = job.clock.now();
         let made = cut_all(&groups, (instant.time, &record));
         instant.cut = job.clock.now().saturating_sub(start);
+        within();
         made
     })?;
     let record = HostSnapshotRecord::new(request, instant.time, &guests);

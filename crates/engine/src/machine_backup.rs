@@ -13,6 +13,7 @@ mod choice;
 mod from_images;
 mod frozen;
 mod frozen_device;
+mod host_snapshots;
 mod memory;
 mod method;
 mod noted;
@@ -40,6 +41,7 @@ use jiff::tz::TimeZone;
 use crate::backup::{NOTE_FORMAT, NOTE_PATH, ParentChoice, choose_parent};
 use crate::error::{Error, Result};
 use crate::hooks::{HookCalls, Hooks};
+use crate::host_snapshot::Providers;
 use crate::job::{Counting, Job};
 use crate::meter::{Meter, MeteredDevice};
 use crate::quiesce::{Quiesce, Quiesced};
@@ -80,6 +82,8 @@ pub struct MachineBackupRequest<'a> {
     pub overlays: Option<&'a dyn Overlays>,
     /// How its disks are read; the best way that it offers where nobody asks for one.
     pub method: Option<Method>,
+    /// Who makes host snapshots of its disks.
+    pub providers: &'a Providers,
     /// Which of its disks.
     pub choice: DiskChoice,
     /// Images of a machine that is shut off may be based on these files although they lie elsewhere.
@@ -200,11 +204,19 @@ fn back_up_described(
         start,
     };
     match backup.description.summary.state {
-        MachineState::ShutOff => backup.read_images(),
+        MachineState::ShutOff => match (backup.request.method, backup.no_snapshot()) {
+            (Some(Method::Snapshot), None) => backup.read_host_snapshots("asked for".to_owned()),
+            (Some(Method::Snapshot), Some(reason)) => Err(Error::NoMethod {
+                machine: backup.request.name.to_string(),
+                reason: format!("snapshot: {reason}"),
+            }),
+            _ => backup.read_images(),
+        },
         MachineState::Running | MachineState::Paused => {
             others::make_way(&backup.request, &backup.description.summary.uuid, job)?;
             match method::choose(backup.request.method, &backup.offer()?)? {
                 (Method::Filter, reason) => backup.read_frozen_disks(reason),
+                (Method::Snapshot, reason) => backup.read_host_snapshots(reason),
                 way => backup.read_from_images(way),
             }
         }
@@ -242,7 +254,7 @@ impl Ready<'_> {
         Source {
             name: self.target.clone(),
             data: match &self.changes {
-                Changes::Only(changed) => SourceData::Changes { device, changed },
+                Changes::Only(changed) | Changes::Between(changed) => SourceData::Changes { device, changed },
                 Changes::Unknown(_) => SourceData::Disk(device),
             },
             notes: self.notes.clone(),

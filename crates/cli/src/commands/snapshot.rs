@@ -314,7 +314,9 @@ fn carry_out(plan: &Plan, args: &SnapshotArgs, context: &Context) -> Result<CutD
         now: &time::now,
         program: super::PROGRAM.to_owned(),
     };
-    let report: HostSnapshotReport = context.work(args.job.thread_count(), |job| take_host_snapshots(&request, job))?;
+    let report: HostSnapshotReport = context.work(args.job.thread_count(), |job| {
+        take_host_snapshots(&request, &mut || (), job)
+    })?;
     cut.time = Some(report.time.to_string());
     cut.is_one_instant = Some(report.is_one_instant);
     cut.cut_us = Some(u64::try_from(report.cut.as_micros()).unwrap_or(u64::MAX));

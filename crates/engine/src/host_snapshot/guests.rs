@@ -29,6 +29,8 @@ pub struct GuestRequest<'a> {
     pub description: Description,
     /// Whether its file systems are frozen.
     pub quiesce: Quiesce,
+    /// Whether it stands still in any case: more belongs to its instant than disks.
+    pub has_to_stop: bool,
     /// The command that starts the watchdog of its run.
     pub watchdog: Option<Vec<OsString>>,
     /// Where its run is noted for whoever has to clear up after it; none where it is not.
@@ -124,8 +126,8 @@ impl<'a> Sessions<'a> {
     ) -> Result<(ProviderResult<()>, Vec<GuestReport>)> {
         let (job, is_one_instant) = (self.job, self.is_one_instant);
         self.at_once(|session| session.freeze(job));
-        if !is_one_instant && !self.has_failed() {
-            self.at_once(|session| session.stop(job));
+        if !self.has_failed() {
+            self.at_once(|session| session.stop(is_one_instant, job));
         }
         let made = if self.has_failed() {
             None
@@ -227,10 +229,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Stops it, unless its file systems are frozen: then nothing changes on its disks.
-    fn stop(&mut self, job: Job<'a>) {
+    /// Stops it where it has to. One whose file systems are frozen need not stop for its disks: nothing changes on them.
+    fn stop(&mut self, is_one_instant: bool, job: Job<'a>) {
         let is_frozen = matches!(self.quiescence, Some(Quiescence::Frozen { .. }));
-        if !self.runs() || is_frozen {
+        let has_to_stop = self.guest.has_to_stop || !(is_one_instant || is_frozen);
+        if !self.runs() || !has_to_stop {
             return;
         }
         let stopped = self

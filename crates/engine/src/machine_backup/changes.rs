@@ -30,6 +30,11 @@ pub enum Compared {
         /// Bytes that the bitmap names.
         dirty_bytes: u64,
     },
+    /// By where its image lies in two host snapshots: so many bytes may have changed, and only they were read.
+    ByHostSnapshots {
+        /// Bytes that lie elsewhere.
+        dirty_bytes: u64,
+    },
     /// By its content: everything was read, for this reason.
     ByContent(ReadAll),
 }
@@ -39,6 +44,8 @@ pub enum Compared {
 pub(super) enum Changes {
     /// Only there.
     Only(DirtyBitmap),
+    /// Only there, as the file system says of two host snapshots.
+    Between(DirtyBitmap),
     /// Nobody knows.
     Unknown(ReadAll),
 }
@@ -72,6 +79,15 @@ pub enum ReadAll {
     },
     /// The machine is shut off, and its images were read.
     ShutOff,
+    /// The snapshot before was not read from a host snapshot.
+    NoHostSnapshotThen,
+    /// The host snapshot that the snapshot before was read from is gone, or another one has its name.
+    HostSnapshotGone {
+        /// Its full name.
+        name: String,
+    },
+    /// The file system does not tell; why not.
+    NotComparable(String),
     /// It was read in a way that has no bitmaps.
     NoBitmapNow(Method),
 }
@@ -102,6 +118,14 @@ impl fmt::Display for ReadAll {
                 "the bitmap is wrong: it calls offset {offset} unchanged, and it is not; somebody has written past QEMU"
             ),
             Self::ShutOff => formatter.write_str("the machine is shut off"),
+            Self::NoHostSnapshotThen => {
+                formatter.write_str("the snapshot before was not read from a host snapshot that is kept")
+            }
+            Self::HostSnapshotGone { name } => write!(
+                formatter,
+                "the host snapshot {name}, from which the snapshot before was read, is gone"
+            ),
+            Self::NotComparable(why) => write!(formatter, "the two host snapshots cannot be compared: {why}"),
             Self::NoBitmapNow(method) => write!(formatter, "the method {} has no bitmaps", method.word()),
         }
     }
@@ -117,6 +141,9 @@ impl Changes {
             Self::Only(changed) => Compared::ByBitmap {
                 dirty_bytes: changed.dirty_bytes(),
             },
+            Self::Between(changed) => Compared::ByHostSnapshots {
+                dirty_bytes: changed.dirty_bytes(),
+            },
             Self::Unknown(why) => Compared::ByContent(why.clone()),
         }
     }
@@ -124,7 +151,7 @@ impl Changes {
     /// About how much of `device` will be read.
     pub(super) fn bytes_to_read(&self, device: &dyn BlockDevice) -> u64 {
         match self {
-            Self::Only(changed) => changed.dirty_bytes(),
+            Self::Only(changed) | Self::Between(changed) => changed.dirty_bytes(),
             Self::Unknown(_) => device.size_bytes(),
         }
     }

@@ -15,6 +15,7 @@ use holdfast_image::Format;
 
 use super::changes::{Changes, ReadAll};
 use super::frozen::{Freezer, Frozen};
+use super::host_snapshots::no_host_snapshot;
 use super::method::{Method, Offer, overlay_of, run_of_overlay};
 use super::noted::Noted;
 use super::pace::Pace;
@@ -71,8 +72,15 @@ impl MachineBackup<'_> {
                 (Err(error), _) => Some(error.to_string()),
                 (Ok(images), _) => self.no_overlay(images),
             },
+            no_snapshot: self.no_snapshot(),
             with_memory: self.request.memory.is_some(),
         })
+    }
+
+    /// Why there can be no host snapshots, where somebody asks for them.
+    pub(super) fn no_snapshot(&self) -> Option<String> {
+        let is_asked = self.request.method == Some(Method::Snapshot);
+        is_asked.then(|| no_host_snapshot(&self.description, &self.taken, self.request.run))?
     }
 
     fn no_overlay(&self, images: &[&Path]) -> Option<String> {

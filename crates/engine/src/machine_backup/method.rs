@@ -17,13 +17,15 @@ pub enum Method {
     Overlay,
     /// From its images, while it stood still.
     Pause,
+    /// From host snapshots of its disks.
+    Snapshot,
     /// From its images: it was shut off.
     Images,
 }
 
 impl Method {
     /// Those that a person can ask for.
-    pub const WAYS: [Self; 4] = [Self::Filter, Self::Reflink, Self::Overlay, Self::Pause];
+    pub const WAYS: [Self; 5] = [Self::Filter, Self::Reflink, Self::Overlay, Self::Pause, Self::Snapshot];
 
     /// A word for scripts.
     pub fn word(self) -> &'static str {
@@ -32,6 +34,7 @@ impl Method {
             Self::Reflink => "reflink",
             Self::Overlay => "overlay",
             Self::Pause => "pause",
+            Self::Snapshot => "snapshot",
             Self::Images => "images",
         }
     }
@@ -46,6 +49,8 @@ pub(super) struct Offer {
     pub(super) no_reflink: Option<String>,
     /// Why it cannot be put on overlays; none where it can.
     pub(super) no_overlay: Option<String>,
+    /// Why there can be no host snapshots of its disks; none where there can, or nobody wants any.
+    pub(super) no_snapshot: Option<String>,
     pub(super) with_memory: bool,
 }
 
@@ -66,6 +71,7 @@ pub(super) fn choose(wish: Option<Method>, offer: &Offer) -> Result<(Method, Str
             Method::Filter => no_filter(offer.qemu),
             Method::Reflink => offer.no_reflink.clone(),
             Method::Overlay => offer.no_overlay.clone(),
+            Method::Snapshot => offer.no_snapshot.clone(),
             Method::Pause | Method::Images => None,
         };
         return match obstacle {
@@ -123,6 +129,7 @@ mod tests {
             qemu: QemuVersion { major: 7, minor },
             no_reflink: no_reflink.map(str::to_owned),
             no_overlay: no_overlay.map(str::to_owned),
+            no_snapshot: no_reflink.map(str::to_owned),
             with_memory: false,
         }
     }

@@ -153,7 +153,7 @@ fn cut(run: &Run<'_>, cuts: Vec<NamedCut>, machines: &BTreeSet<usize>) -> Result
         now: &now,
         program: run.request.program.clone(),
     };
-    Ok(take_host_snapshots(&request, run.job)?.guests)
+    Ok(take_host_snapshots(&request, &mut || (), run.job)?.guests)
 }
 
 /// What is made of each name.

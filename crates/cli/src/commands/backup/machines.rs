@@ -13,6 +13,7 @@ use super::hooks::{self, HookArgs};
 use super::limits::LimitArgs;
 use super::machines_done::{Failed, LeftOut, MachineDone, MachinesDone};
 use crate::context::Context;
+use crate::datasets;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::guests::QuiesceWhen;
@@ -80,6 +81,8 @@ enum MethodHow {
     Overlay,
     /// From its images, while it stands still
     Pause,
+    /// From host snapshots (ZFS, btrfs, XFS), one of which stays until the next backup: on btrfs and XFS that reads only what changed
+    Snapshot,
 }
 
 impl From<MethodHow> for Method {
@@ -89,6 +92,7 @@ impl From<MethodHow> for Method {
             MethodHow::Reflink => Self::Reflink,
             MethodHow::Overlay => Self::Overlay,
             MethodHow::Pause => Self::Pause,
+            MethodHow::Snapshot => Self::Snapshot,
         }
     }
 }
@@ -209,11 +213,13 @@ fn back_up(
     let journal = runs::journal(context, &way);
     let mut watchdog = runs::watchdog(way, run, journal.as_ref())?;
     watchdog.extend(hooks::words(&hooks, &name, &*machine)?);
+    let providers = datasets::providers(context);
     let request = MachineBackupRequest {
         name,
         machine: &*machine,
         overlays,
         method: args.machines.method.map(Method::from),
+        providers: &providers,
         choice: DiskChoice {
             include: args.machines.include.clone(),
             exclude: args.machines.exclude.clone(),

@@ -96,6 +96,12 @@ impl From<MachineBackupReport> for MachineDone {
                 dirty_bytes: Some(dirty_bytes),
                 reason: None,
             },
+            Compared::ByHostSnapshots { dirty_bytes } => DiskDone {
+                name,
+                is_incremental: true,
+                dirty_bytes: Some(dirty_bytes),
+                reason: None,
+            },
             Compared::ByContent(why) => DiskDone {
                 name,
                 is_incremental: false,
@@ -161,6 +167,7 @@ impl MachineDone {
             Method::Filter => "one instant, by a filter in QEMU",
             Method::Reflink => "one instant, by clones of its images",
             Method::Overlay => "one instant, by overlays that are brought down again",
+            Method::Snapshot => "one instant, from host snapshots",
             Method::Pause => "one instant, from its images while it stood still",
         };
         let stood_still = match (self.how, self.paused_us) {
@@ -195,7 +202,11 @@ impl MachineDone {
             let how = match (&disk.reason, disk.dirty_bytes) {
                 (Some(reason), _) => format!("read everything: {reason}"),
                 (None, dirty) => format!(
-                    "read what the bitmap names, {}",
+                    "read what {}, {}",
+                    match self.how {
+                        Method::Snapshot => "lies elsewhere than in the host snapshot before",
+                        _ => "the bitmap names",
+                    },
                     units::bytes(dirty.unwrap_or_default())
                 ),
             };

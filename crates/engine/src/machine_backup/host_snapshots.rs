@@ -1,0 +1,397 @@
+//! A machine read from host snapshots of its disks: it holds still for the cut, and nothing is put into its QEMU.
+//!
+//! The host snapshots stay, held, until the next backup has been committed that compares itself with them. Which bytes of an image
+//! changed is then told by the file system, without a bitmap of the hypervisor's: the same place in two living host snapshots holds the
+//! same bytes (`holdfast_host::changed_blocks`). A host snapshot is bound to its snapshot in the repository by its name and identity,
+//! which that one notes with each disk.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use holdfast_block::DirtyBitmap;
+use holdfast_host::changed_blocks::by_extents;
+use holdfast_host::provider::{HostSnapshot, HostSnapshotName, Place, Provider, ProviderKind, View};
+use holdfast_host::qemu::Pause;
+use holdfast_host::{Description, MachineDisk};
+use holdfast_image::{Format, OpenOptions, changed_on_disk};
+
+use super::changes::{Changes, ReadAll, check_spots};
+use super::pace::Pace;
+use super::warden::Load;
+use super::{Beside, MachineBackup, MachineBackupReport, Method, Ready, notes_of};
+use crate::error::{Error, Result};
+use crate::hooks::{HeldUp, HookEvent};
+use crate::host_snapshot::{GuestRequest, HostSnapshotRequest, NamedCut, places_of, take_host_snapshots};
+use crate::machine_restore::chain_of;
+use crate::source::OpenSource;
+use crate::watchdog::Guard;
+
+/// Note of a disk: the host snapshot that it was read from, and which is held for the next backup.
+const NOTE_HOST_SNAPSHOT: &str = "host-snapshot";
+/// Note of a disk: what tells that host snapshot from another one of its name.
+const NOTE_HOST_IDENTITY: &str = "host-snapshot-identity";
+/// In whose name host snapshots are held.
+const TAG: &str = "holdfast";
+/// What is called changed comes in pieces of so many bytes, at least.
+const GRANULARITY_BYTES_MIN: u64 = 4096;
+/// Pieces of a disk, at most: 8 MiB of bits.
+const PIECE_COUNT_MAX: u64 = 1 << 26;
+
+/// Host snapshots that are read, and the places of the disks in them.
+struct Cut {
+    name: String,
+    /// By the name of the disk in the machine.
+    places: BTreeMap<String, Place>,
+    /// One for each dataset.
+    snapshots: Vec<HostSnapshot>,
+    views: Vec<View>,
+}
+
+/// Why there can be no host snapshots of all disks of a machine; none where there can.
+pub(super) fn no_host_snapshot(description: &Description, taken: &[MachineDisk], run: u32) -> Option<String> {
+    let places = match places_of(description, &chosen(taken), run) {
+        Ok(places) => places,
+        Err(error) => return Some(error.to_string()),
+    };
+    if let Some((disk, why)) = places.nowhere.first() {
+        return Some(format!("disk {disk}: {why}"));
+    }
+    // Clones are made of the image alone, and what it is based on is looked for beside it.
+    let is_cloned = |disk: &&MachineDisk| {
+        let place = places.disks.iter().find(|(target, _)| *target == disk.target);
+        place.is_some_and(|(_, place)| place.dataset.provider == ProviderKind::Reflink)
+    };
+    let mut cloned = taken.iter().filter(is_cloned);
+    let based = cloned.find(|disk| chain_of(path_of(disk), disk.format.as_deref()).len() > 1)?;
+    Some(format!(
+        "disk {}: its image is based on another one, which a clone of it does not find",
+        based.target
+    ))
+}
+
+fn chosen(taken: &[MachineDisk]) -> holdfast_host::DiskChoice {
+    holdfast_host::DiskChoice {
+        include: taken.iter().map(|disk| disk.target.clone()).collect(),
+        exclude: Vec::new(),
+    }
+}
+
+fn path_of(disk: &MachineDisk) -> &Path {
+    match &disk.source {
+        holdfast_host::DiskSource::File(path) | holdfast_host::DiskSource::Device(path) => path,
+        _ => Path::new(""),
+    }
+}
+
+impl MachineBackup<'_> {
+    pub(super) fn read_host_snapshots(self, reason: String) -> Result<MachineBackupReport> {
+        let state = self.description.summary.state;
+        let mut guard = self.hooks_guard()?;
+        guard.owes(&[HookEvent::PostThaw, HookEvent::JobAbort])?;
+        let (mut time, mut beside) = (None, Ok(Beside::default()));
+        let prepared = self.hooks.pre_freeze(state);
+        let made = prepared.and_then(|()| {
+            self.cut(&mut || {
+                time = Some((self.request.now)());
+                beside = Beside::read(&self.description, self.job.clock);
+            })
+        });
+        let guest = made.as_ref().ok().and_then(|(_, report)| report.guests.first());
+        let held_up = guest.map_or_else(HeldUp::default, |guest| HeldUp {
+            frozen: guest.quiesced.frozen(),
+            paused: guest.paused.unwrap_or_default(),
+        });
+        self.hooks.post_thaw(state, held_up);
+        guard.owes(&[HookEvent::JobAbort])?;
+        let (cut, report) = made?;
+        let (consistency, quiesced, paused) = match report.guests.first() {
+            Some(guest) => (guest.consistency(), guest.quiesced.clone(), guest.paused),
+            None => ("crash", super::Quiesced::NotNeeded, None),
+        };
+        let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
+        let stored = beside.and_then(|beside| {
+            let opened = self.open_views(&cut)?;
+            let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
+                target: disk.target.clone(),
+                device: &*source.device,
+                changes: self.changes_since_parent(disk, source, &cut),
+                notes: cut.notes_of(disk),
+            });
+            let disks = disks.collect::<Vec<_>>();
+            let rest = beside.rest(None, self.job.progress);
+            let time = time.unwrap_or(report.time);
+            self.store(&disks, rest, time, (Method::Snapshot, consistency), &pace)
+        });
+        self.clear_up(cut, stored.is_ok());
+        guard.done();
+        let (backup, compared) = stored?;
+        let pause = Pause {
+            total: paused.unwrap_or_default(),
+            cut: report.cut,
+            ..Pause::default()
+        };
+        let load = Load {
+            waited: pace.waited(backup.duration),
+            ..Load::default()
+        };
+        Ok(self.report(
+            backup,
+            (Method::Snapshot, reason),
+            (Some(pause), quiesced, load),
+            compared,
+        ))
+    }
+
+    /// A watchdog that calls the administrator's programs, where there are any.
+    fn hooks_guard(&self) -> Result<Guard> {
+        let command = self.request.watchdog.as_deref();
+        Guard::start(command.filter(|_| !self.request.hooks.programs.is_empty()))
+    }
+
+    /// What host snapshots of this machine for this repository are called, up to the number of the run.
+    fn prefix(&self) -> String {
+        let repository = self.repository.config().id.to_string();
+        let uuid = &self.description.summary.uuid;
+        let digits = |text: &str| -> String { text.chars().filter(char::is_ascii_hexdigit).take(8).collect() };
+        format!("holdfast-backup-{}-{}-", digits(&repository), digits(uuid))
+    }
+
+    /// Makes the host snapshots; `within` is called at the instant.
+    fn cut(&self, within: &mut dyn FnMut()) -> Result<(Cut, crate::HostSnapshotReport)> {
+        let providers = self.request.providers;
+        let places = places_of(&self.description, &chosen(&self.taken), self.request.run)?;
+        let name = format!("{}{:08x}", self.prefix(), self.request.run);
+        let wanted = places.wanted();
+        let request = HostSnapshotRequest {
+            providers,
+            cuts: vec![NamedCut {
+                name: name.clone(),
+                wanted: wanted.clone(),
+            }],
+            guests: vec![GuestRequest {
+                machine: self.request.machine,
+                description: self.description.clone(),
+                quiesce: self.request.quiesce,
+                has_to_stop: self.description.nvram.is_some() || self.description.tpm.is_some(),
+                watchdog: self.request.watchdog.clone(),
+                journal: self.request.journal.clone(),
+                run: self.request.run,
+            }],
+            now: self.request.now,
+            program: self.request.program.clone(),
+        };
+        let report = take_host_snapshots(&request, within, self.job)?;
+        let mut cut = Cut {
+            name,
+            places: places.disks.into_iter().collect(),
+            snapshots: Vec::new(),
+            views: Vec::new(),
+        };
+        let opened = report.snapshots.iter().try_for_each(|name| {
+            let provider = providers.of_dataset(&name.dataset);
+            provider.hold(name, TAG)?;
+            cut.snapshots.extend(found(provider, name)?);
+            let label = format!("{:08x}-{}", self.request.run, cut.views.len());
+            cut.views.push(provider.view(name, &label)?);
+            Ok::<(), Error>(())
+        });
+        match opened {
+            Ok(()) => Ok((cut, report)),
+            Err(error) => {
+                self.clear_up(cut, false);
+                Err(error)
+            }
+        }
+    }
+
+    fn open_views(&self, cut: &Cut) -> Result<Vec<OpenSource>> {
+        let open = |disk: &MachineDisk| {
+            let path = cut.path_of(disk).ok_or_else(|| Error::NoImageFile {
+                disk: disk.target.clone(),
+                place: "nowhere".to_owned(),
+            })?;
+            let format = disk.format.as_deref().and_then(Format::from_name);
+            OpenSource::open(&path, format, &self.request.allowed)
+        };
+        self.taken.iter().map(open).collect()
+    }
+
+    /// What changed since the snapshot before, if the file system can tell, and it stands a test.
+    fn changes_since_parent(&self, disk: &MachineDisk, now: &OpenSource, cut: &Cut) -> Changes {
+        let changed = self.changed_between(disk, now, cut).and_then(|changed| {
+            let parent = self.parent.ok_or(ReadAll::NoParent)?;
+            let seed = u64::from(self.request.run);
+            let checked = check_spots(&*now.device, &changed, (self.repository, parent, &disk.target), seed);
+            checked.map_err(|found| match found {
+                ReadAll::SpotCheck { offset } => {
+                    ReadAll::NotComparable(format!("offset {offset} is said to be unchanged, and is not"))
+                }
+                other => other,
+            })?;
+            Ok(changed)
+        });
+        changed.map_or_else(Changes::Unknown, Changes::Between)
+    }
+
+    fn changed_between(
+        &self,
+        disk: &MachineDisk,
+        now: &OpenSource,
+        cut: &Cut,
+    ) -> std::result::Result<DirtyBitmap, ReadAll> {
+        let parent = self.parent.ok_or(ReadAll::NoParent)?;
+        let before = parent.disk(Some(&disk.target)).map_err(|_| ReadAll::NewDisk)?;
+        let note = |key: &str| before.notes.get(key).ok_or(ReadAll::NoHostSnapshotThen);
+        let (name, identity) = (note(NOTE_HOST_SNAPSHOT)?, note(NOTE_HOST_IDENTITY)?);
+        let size_bytes = now.device.size_bytes();
+        if before.size_bytes != size_bytes {
+            return Err(ReadAll::Resized {
+                before_bytes: before.size_bytes,
+                now_bytes: size_bytes,
+            });
+        }
+        let place = cut.places.get(&disk.target).ok_or(ReadAll::NoHostSnapshotThen)?;
+        let gone = || ReadAll::HostSnapshotGone { name: name.clone() };
+        let then = HostSnapshotName {
+            name: name.rsplit_once('@').ok_or_else(gone)?.1.to_owned(),
+            dataset: place.dataset.clone(),
+        };
+        if then.to_string() != *name {
+            return Err(ReadAll::NotComparable("the disk is in another dataset now".to_owned()));
+        }
+        let provider = self.request.providers.of_dataset(&then.dataset);
+        let known = found(provider, &then).ok().flatten();
+        known
+            .filter(|snapshot| snapshot.identity == *identity)
+            .ok_or_else(gone)?;
+        let label = format!("{:08x}-then", self.request.run);
+        let view = provider
+            .view(&then, &label)
+            .map_err(|error| ReadAll::NotComparable(error.to_string()))?;
+        let (old, new) = (view.path().join(&place.path), cut.path_of(disk).ok_or_else(gone)?);
+        let roots = (view.path(), cut.root_of(disk).ok_or_else(gone)?);
+        compare(disk, (&old, &new), roots, size_bytes).map_err(ReadAll::NotComparable)
+    }
+
+    /// What a backup leaves: the host snapshots of the newest snapshot. What cannot be removed now is removed by the next one.
+    fn clear_up(&self, mut cut: Cut, is_stored: bool) {
+        // What is looked into cannot be removed.
+        cut.views.clear();
+        let prefix = self.prefix();
+        for place in cut.places.values() {
+            let provider = self.request.providers.of_dataset(&place.dataset);
+            let present = provider.snapshots(&place.dataset.name).unwrap_or_default();
+            let ours = present
+                .into_iter()
+                .filter(|snapshot| snapshot.name.name.starts_with(&prefix));
+            for snapshot in ours {
+                let is_new = snapshot.name.name == cut.name;
+                // What nobody can compare with is not kept, and what a failed backup was to be compared with is.
+                let stays = if is_new {
+                    is_stored && can_compare(place)
+                } else {
+                    !is_stored
+                };
+                if !stays {
+                    self.remove(provider, &snapshot);
+                }
+            }
+        }
+    }
+
+    fn remove(&self, provider: &dyn Provider, snapshot: &HostSnapshot) {
+        if snapshot.hold_count > 0 {
+            // Somebody else's hold makes the next step fail, and says so.
+            provider.release(&snapshot.name, TAG).ok();
+        }
+        if let Err(error) = provider.destroy(&snapshot.name) {
+            self.job.progress.note(&format!("{error}; the next backup tries again"));
+        }
+    }
+}
+
+/// Whether two host snapshots of a place can be compared without reading them.
+fn can_compare(place: &Place) -> bool {
+    matches!(place.dataset.provider, ProviderKind::Btrfs | ProviderKind::Reflink)
+}
+
+fn found(provider: &dyn Provider, name: &HostSnapshotName) -> Result<Option<HostSnapshot>> {
+    let present = provider.snapshots(&name.dataset.name)?;
+    Ok(present.into_iter().find(|snapshot| snapshot.name == *name))
+}
+
+impl Cut {
+    fn root_of(&self, disk: &MachineDisk) -> Option<&Path> {
+        let dataset = &self.places.get(&disk.target)?.dataset;
+        let index = self
+            .snapshots
+            .iter()
+            .position(|snapshot| snapshot.name.dataset == *dataset)?;
+        Some(self.views.get(index)?.path())
+    }
+
+    fn path_of(&self, disk: &MachineDisk) -> Option<PathBuf> {
+        let inside = &self.places.get(&disk.target)?.path;
+        let root = self.root_of(disk)?;
+        Some(if inside.as_os_str().is_empty() {
+            root.to_owned()
+        } else {
+            root.join(inside)
+        })
+    }
+
+    fn notes_of(&self, disk: &MachineDisk) -> BTreeMap<String, String> {
+        let mut notes = notes_of(disk);
+        let place = self.places.get(&disk.target).filter(|place| can_compare(place));
+        let snapshot = place.and_then(|place| {
+            self.snapshots
+                .iter()
+                .find(|snapshot| snapshot.name.dataset == place.dataset)
+        });
+        if let Some(snapshot) = snapshot {
+            notes.insert(NOTE_HOST_SNAPSHOT.to_owned(), snapshot.name.to_string());
+            notes.insert(NOTE_HOST_IDENTITY.to_owned(), snapshot.identity.clone());
+        }
+        notes
+    }
+}
+
+/// Where a disk may differ between two states of its image; or why nobody can tell. `roots` are the folders of the two host snapshots.
+fn compare(
+    disk: &MachineDisk,
+    (old, new): (&Path, &Path),
+    roots: (&Path, &Path),
+    size_bytes: u64,
+) -> std::result::Result<DirtyBitmap, String> {
+    let pieces = (size_bytes / PIECE_COUNT_MAX).next_power_of_two();
+    let granularity_bytes = pieces.max(GRANULARITY_BYTES_MIN);
+    let ranges = |old: &Path, new: &Path| {
+        let open = |path: &Path| File::open(path).map_err(|error| error.to_string());
+        let changes = by_extents(&open(old)?, &open(new)?).map_err(|error| error.to_string())?;
+        let bitmap = changes.ranges.to_bitmap(granularity_bytes);
+        bitmap.map_err(|error| error.to_string())
+    };
+    let format = disk.format.as_deref().and_then(Format::from_name);
+    let Some(format) = format.filter(|format| *format != Format::Raw) else {
+        return ranges(old, new);
+    };
+    let options = OpenOptions {
+        format: Some(format),
+        ..OpenOptions::default()
+    };
+    let open = |path: &Path| holdfast_image::open(path, &options).map_err(|error| error.to_string());
+    let (before, after) = (open(old)?, open(new)?);
+    let mut files = Vec::new();
+    for layer in after.layers() {
+        // What lies outside of the host snapshots may have been written in between.
+        let inside = layer.path.strip_prefix(roots.1);
+        let inside = inside.map_err(|_| format!("{} is outside of the host snapshot", layer.path.display()))?;
+        files.push(ranges(&roots.0.join(inside), &layer.path)?);
+    }
+    let is_inside = before.layers().iter().all(|layer| layer.path.starts_with(roots.0));
+    if !is_inside {
+        return Err("it was based on an image outside of the host snapshot".to_owned());
+    }
+    changed_on_disk(&before, &after, &files, granularity_bytes).map_err(|error| error.to_string())
+}
