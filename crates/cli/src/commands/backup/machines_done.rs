@@ -65,6 +65,18 @@ struct DiskDone {
     reason: Option<String>,
 }
 
+impl DiskDone {
+    /// How it was compared, in words.
+    fn how(&self, method: Method) -> String {
+        let dirty = units::bytes(self.dirty_bytes.unwrap_or_default());
+        match (&self.reason, method) {
+            (Some(reason), _) => format!("read everything: {reason}"),
+            (None, Method::Snapshot) => format!("read what lies elsewhere than in the host snapshot before, {dirty}"),
+            (None, _) => format!("read what the bitmap names, {dirty}"),
+        }
+    }
+}
+
 /// A disk, or a machine, that was left out.
 #[derive(Debug, Serialize)]
 pub(super) struct LeftOut {
@@ -90,13 +102,7 @@ impl From<MachineBackupReport> for MachineDone {
     fn from(report: MachineBackupReport) -> Self {
         let statistics = report.backup.snapshot.statistics();
         let disk = |(name, compared): (String, Compared)| match compared {
-            Compared::ByBitmap { dirty_bytes } => DiskDone {
-                name,
-                is_incremental: true,
-                dirty_bytes: Some(dirty_bytes),
-                reason: None,
-            },
-            Compared::ByHostSnapshots { dirty_bytes } => DiskDone {
+            Compared::ByBitmap { dirty_bytes } | Compared::ByHostSnapshots { dirty_bytes } => DiskDone {
                 name,
                 is_incremental: true,
                 dirty_bytes: Some(dirty_bytes),
@@ -199,18 +205,7 @@ impl MachineDone {
             page.line(&line);
         }
         for disk in &self.disks {
-            let how = match (&disk.reason, disk.dirty_bytes) {
-                (Some(reason), _) => format!("read everything: {reason}"),
-                (None, dirty) => format!(
-                    "read what {}, {}",
-                    match self.how {
-                        Method::Snapshot => "lies elsewhere than in the host snapshot before",
-                        _ => "the bitmap names",
-                    },
-                    units::bytes(dirty.unwrap_or_default())
-                ),
-            };
-            page.line(&format!("  {}: {how}", disk.name));
+            page.line(&format!("  {}: {}", disk.name, disk.how(self.how)));
         }
         for disk in &self.left_out {
             page.line(&format!("  {}: left out: {}", disk.name, disk.reason));
