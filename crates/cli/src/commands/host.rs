@@ -1,5 +1,6 @@
 //! `holdfast host`: the host snapshots that are there.
 
+mod clone;
 mod datasets;
 mod hold;
 mod list;
@@ -23,6 +24,8 @@ enum HostVerb {
     Datasets(datasets::DatasetsArgs),
     /// List host snapshots, whoever made them
     List(list::ListArgs),
+    /// Make a writable dataset of a host snapshot, which shares all with it
+    Clone(clone::CloneArgs),
     /// Remove host snapshots
     Remove(remove::RemoveArgs),
     /// Hold host snapshots: nobody can remove them until they are released
@@ -48,6 +51,7 @@ pub(super) fn examples_of(path: &str) -> &'static [Example] {
     match path {
         "host" => EXAMPLES,
         "host datasets" => datasets::EXAMPLES,
+        "host clone" => clone::EXAMPLES,
         "host list" => list::EXAMPLES,
         "host remove" => remove::EXAMPLES,
         "host hold" => hold::EXAMPLES_HOLD,
@@ -60,6 +64,7 @@ pub(super) fn examples_of(path: &str) -> &'static [Example] {
 pub(super) fn run(args: &HostArgs, context: &Context) -> Result<Exit, Error> {
     match &args.verb {
         HostVerb::Datasets(args) => datasets::run(args, context),
+        HostVerb::Clone(args) => clone::run(args, context),
         HostVerb::List(args) => list::run(args, context),
         HostVerb::Remove(args) => remove::run(args, context),
         HostVerb::Hold(args) => hold::run(args, hold::Change::Hold, context),

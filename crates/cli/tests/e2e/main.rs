@@ -8,6 +8,7 @@ mod help;
 mod host;
 mod interrupts;
 mod machines;
+mod packaging;
 mod program;
 mod rig;
 mod terminals;

@@ -33,11 +33,12 @@ struct Listed {
     datasets: Vec<DatasetDocument>,
 }
 
+/// A dataset, and what it takes.
 #[derive(Debug, Serialize)]
-struct DatasetDocument {
-    dataset: String,
+pub(super) struct DatasetDocument {
+    pub(super) dataset: String,
     /// Where it is mounted.
-    folder: Option<String>,
+    pub(super) folder: Option<String>,
     is_volume: bool,
     used_bytes: Option<u64>,
     snapshots_bytes: Option<u64>,

@@ -86,6 +86,10 @@ pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
         ("snapshot", left_out),
         ("host list", connected(0, &["host", "list", &folder])),
         ("host datasets", report(0, &["host", "datasets", &folder])),
+        (
+            "host clone",
+            report(0, &["host", "clone", &name, &format!("{folder}/clone")]),
+        ),
         ("host hold", report(0, &["host", "hold", &name])),
         ("host release", report(0, &["host", "release", &name])),
         ("host remove", report(0, &["host", "remove", &name])),

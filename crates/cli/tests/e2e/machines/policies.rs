@@ -44,13 +44,9 @@ impl Policed {
         snapshots.into_iter().map(|snapshot| snapshot.name.name).collect()
     }
 
-    fn zfs(&self, words: &[&str]) {
-        system("zfs", words).unwrap();
-    }
-
     /// A snapshot of somebody else's making.
     fn make(&self, name: &str) {
-        self.zfs(&["snapshot", &format!("{}@{name}", self.pool)]);
+        zfs(&["snapshot", &format!("{}@{name}", self.pool)]);
     }
 
     /// A script that writes down what it is told, and then does `then`.
@@ -69,6 +65,10 @@ impl Policed {
     fn wait_until_older(&self) {
         self.on.world.lab.clock.sleep(std::time::Duration::from_millis(2100));
     }
+}
+
+fn zfs(words: &[&str]) {
+    system("zfs", words).unwrap();
 }
 
 pub(super) fn reports() -> Vec<Value> {
@@ -139,7 +139,7 @@ fn what_has_expired_goes_and_what_is_somebody_elses_or_held_stays() {
     for name in others.iter().chain(&old) {
         policed.make(name);
     }
-    policed.zfs(&["hold", "keep", &format!("{}@{}", policed.pool, old[1])]);
+    zfs(&["hold", "keep", &format!("{}@{}", policed.pool, old[1])]);
     policed.wait_until_older();
     let planned = policed.run(3, &["--prune-only", "--dry-run"]);
     assert_eq!(planned["removed"].as_array().unwrap().len(), 3, "{planned}");
@@ -160,7 +160,7 @@ fn what_has_expired_goes_and_what_is_somebody_elses_or_held_stays() {
     expected.sort_unstable();
     names.sort_unstable();
     assert_eq!(names, expected);
-    policed.zfs(&["release", "keep", &format!("{}@{}", policed.pool, old[1])]);
+    zfs(&["release", "keep", &format!("{}@{}", policed.pool, old[1])]);
     policed.run(0, &["--prune-only"]);
     assert_eq!(policed.names().len(), 4);
 }
@@ -190,7 +190,7 @@ fn scripts_are_told_what_sanoids_are_told_and_what_they_answer_counts() {
     assert_eq!(said, expected);
 
     // One that fails: the snapshot is taken all the same, what is to be removed stays, and the script after it is not called.
-    policed.zfs(&["destroy", &format!("{pool}@{taken}")]);
+    zfs(&["destroy", &format!("{pool}@{taken}")]);
     policed.make(old);
     policed.wait_until_older();
     std::fs::remove_file(&log).unwrap();
@@ -218,7 +218,7 @@ fn scripts_are_told_what_sanoids_are_told_and_what_they_answer_counts() {
         .into_iter()
         .find(|name| name.ends_with("frequently"))
         .unwrap();
-    policed.zfs(&["destroy", &format!("{pool}@{frequent}")]);
+    zfs(&["destroy", &format!("{pool}@{frequent}")]);
     policed.script(&format!("(sleep 6; echo late >> {}) & sleep 100", log.display()));
     policed.write(&hooks("no_inconsistent_snapshot = yes\nscript_timeout = 1\n"));
     let done = policed.run(1, &["--take-only"]);

@@ -1,0 +1,28 @@
+//! What is shipped beside the program.
+
+use std::path::Path;
+
+use crate::host::system;
+
+/// systemd reads the units without a complaint, and the timer means what it says.
+#[test]
+fn units_are_units() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
+    let place = tempfile::tempdir().unwrap();
+    let mut words = vec!["verify".to_owned(), "--man=no".to_owned()];
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let text = std::fs::read_to_string(entry.path()).unwrap();
+        // It is not installed here.
+        let text = text.replace("/usr/bin/holdfast", env!("CARGO_BIN_EXE_holdfast"));
+        let path = place.path().join(entry.file_name());
+        std::io::Write::write_all(&mut std::fs::File::create(&path).unwrap(), text.as_bytes()).unwrap();
+        words.push(path.to_str().unwrap().to_owned());
+        if let Some(calendar) = text.lines().find_map(|line| line.strip_prefix("OnCalendar=")) {
+            assert!(calendar.parse::<holdfast_policy::Calendar>().is_ok());
+        }
+    }
+    assert_eq!(words.len(), 4);
+    let words: Vec<&str> = words.iter().map(|word| &word[..]).collect();
+    assert_eq!(system("systemd-analyze", &words), Ok(String::new()));
+}
