@@ -29,8 +29,8 @@ pub fn providers(context: &Context) -> Providers {
 
 /// The dataset that a word means; none where it may be a machine.
 ///
-/// `zfs:tank/vm`, `btrfs:/srv/vms` and `reflink:/srv/vms` say whose it is. A path means the dataset whose folder it is; another word
-/// with a `/`, a dataset of ZFS.
+/// `zfs:tank/vm`, `btrfs:/srv/vms` and `reflink:/srv/vms` say whose it is. A path, and any word that a folder here is called by, means the
+/// dataset whose folder it is; another word with a `/`, a dataset of ZFS.
 pub fn parse(word: &OsStr) -> Result<Option<Dataset>, Error> {
     let Some(text) = word.to_str() else {
         return Err(Error::usage(
@@ -53,7 +53,7 @@ pub fn parse(word: &OsStr) -> Result<Option<Dataset>, Error> {
     if MachineWord::says_so(text) {
         return Ok(None);
     }
-    if text.starts_with(['/', '.']) {
+    if text.starts_with(['/', '.']) || Path::new(text).is_dir() {
         return in_folder(text).map(Some);
     }
     Ok(text.contains('/').then(|| Dataset {

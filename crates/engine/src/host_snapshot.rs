@@ -161,7 +161,9 @@ pub fn take_host_snapshots(
             .provider
             .settle(&group.wanted, &group.cutting(instant.time, &text))
     };
-    if let Err(error) = made.and_then(|()| groups.iter().try_for_each(settle)) {
+    // What could not be cut has been taken back.
+    made?;
+    if let Err(error) = groups.iter().try_for_each(settle) {
         for reason in groups.iter().flat_map(Group::destroy) {
             job.progress.note(&format!("taking back what was made: {reason}"));
         }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::folder::{OURS, SnapshotFolder, file_error, sync_folder};
-use super::mounts::Mounts;
+use super::mounts::{Mount, Mounts};
 use super::{
     Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, Provider, ProviderError, ProviderKind,
     ProviderResult, View, Wanted,
@@ -108,6 +108,22 @@ impl Btrfs {
         Ok(rows.collect())
     }
 
+    /// The subvolumes that can be seen below a mount, by their folders; not those that are snapshots of ours.
+    fn subvolumes_below(&self, mount: &Mount) -> ProviderResult<Vec<String>> {
+        let point = mount.point.to_string_lossy();
+        let answer = self.ask(("look at", &point), &["subvolume", "list", "--", &point])?;
+        // "ID 257 gen 9 top level 5 path @vms/web": from the root of the file system, of which only a part may be mounted.
+        let paths = answer.lines().filter_map(|line| line.split_once(" path "));
+        let seen = paths.filter_map(|(_, path)| {
+            let path = Path::new("/").join(path);
+            let inside = path.strip_prefix(&mount.root).ok()?;
+            let is_ours = inside.components().any(|part| part.as_os_str() == OURS);
+            (!is_ours).then(|| mount.point.join(inside))
+        });
+        let folders = seen.filter(|folder| is_subvolume(folder));
+        Ok(folders.map(|folder| folder.display().to_string()).collect())
+    }
+
     /// When a snapshot of somebody else's was made, and its UUID.
     fn origin(&self, place: &str) -> ProviderResult<(Option<i64>, Option<String>)> {
         let shown = self.ask(("look at", place), &["subvolume", "show", "--", place])?;
@@ -147,11 +163,13 @@ impl Provider for Btrfs {
 
     fn datasets(&self) -> ProviderResult<Vec<DatasetState>> {
         let mounts = Mounts::read()?;
-        let points = mounts
-            .of_kind(BTRFS)
-            .map(|mount| &mount.point)
-            .filter(|point| is_subvolume(point));
-        let mut names: Vec<String> = points.map(|point| point.display().to_string()).collect();
+        let mut names = Vec::new();
+        for mount in mounts.of_kind(BTRFS) {
+            if is_subvolume(&mount.point) {
+                names.push(mount.point.display().to_string());
+            }
+            names.extend(self.subvolumes_below(mount)?);
+        }
         names.sort();
         names.dedup();
         names.iter().map(|name| self.dataset(name)).collect()

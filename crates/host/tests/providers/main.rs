@@ -122,6 +122,10 @@ fn snapshots_tell_of_themselves() {
         }
         let state = world.provider.dataset(&world.dataset.name).unwrap();
         assert_eq!(state.folder.as_deref(), Some(&*world.folder));
+        let all = world.provider.datasets().unwrap();
+        let is_told = all.iter().any(|one| one.dataset == world.dataset);
+        assert!(is_told != (file_system.name() == "xfs"), "{all:?}");
+        assert!(all.iter().all(|one| !one.dataset.name.contains(".holdfast")));
         assert!(!state.is_volume && state.available_bytes.unwrap() > 1 << 20);
     });
 }
