@@ -145,7 +145,7 @@ pub fn take_host_snapshots(
     job.interrupt.check()?;
     let sessions = Sessions::begin(&request.guests, (time, is_one_instant), job)?;
     let mut instant = Instant::default();
-    let (made, guests) = sessions.hold_still(&mut |states| {
+    let held = sessions.hold_still(&mut |states| {
         instant.time = (request.now)();
         let record = HostSnapshotRecord::new(request, instant.time, states).encode();
         let start = job.clock.now();
@@ -153,7 +153,8 @@ pub fn take_host_snapshots(
         instant.cut = job.clock.now().saturating_sub(start);
         within();
         made
-    })?;
+    });
+    let (made, guests) = held.inspect_err(|_| take_back(&groups, job))?;
     let record = HostSnapshotRecord::new(request, instant.time, &guests);
     let text = record.encode();
     let settle = |group: &Group<'_>| {
@@ -163,12 +164,10 @@ pub fn take_host_snapshots(
     };
     // What could not be cut has been taken back.
     made?;
-    if let Err(error) = groups.iter().try_for_each(settle) {
-        for reason in groups.iter().flat_map(Group::destroy) {
-            job.progress.note(&format!("taking back what was made: {reason}"));
-        }
-        return Err(error.into());
-    }
+    groups
+        .iter()
+        .try_for_each(settle)
+        .inspect_err(|_| take_back(&groups, job))?;
     Ok(HostSnapshotReport {
         snapshots: request.cuts.iter().flat_map(NamedCut::snapshots).collect(),
         time: instant.time,
@@ -177,6 +176,13 @@ pub fn take_host_snapshots(
         guests,
         record,
     })
+}
+
+/// What was cut, and is not worth anything, goes.
+fn take_back(groups: &[Group<'_>], job: Job<'_>) {
+    for reason in groups.iter().flat_map(Group::destroy) {
+        job.progress.note(&format!("taking back what was made: {reason}"));
+    }
 }
 
 impl NamedCut {

@@ -132,7 +132,7 @@ impl Quiescence {
             }),
             Err(error) => {
                 // It may have come half the way.
-                let thawed = is_frozen_before || thaw(guest, job);
+                let thawed = is_frozen_before || thaw(guest, job).is_some();
                 if thawed && !is_frozen_before {
                     guard.runs()?;
                 }
@@ -164,21 +164,18 @@ impl Quiescence {
         }
         let (quiesced, is_thawed) = match self {
             Self::Not(quiesced) => (quiesced, true),
-            Self::HalfFrozen(quiesced) => (quiesced, thaw(guest, job)),
+            Self::HalfFrozen(quiesced) => (quiesced, thaw(guest, job).is_some()),
             Self::Frozen {
                 file_system_count,
                 freeze,
                 start,
-            } if thaw(guest, job) => {
-                let frozen = job.clock.now().saturating_sub(start);
-                let quiesced = Quiesced::Yes {
-                    file_system_count,
-                    freeze,
-                    frozen,
-                };
-                (quiesced, true)
-            }
-            Self::Frozen { .. } => (Quiesced::Failed("the guest did not thaw".to_owned()), false),
+            } => match thaw(guest, job) {
+                Some(count) => {
+                    let frozen = job.clock.now().saturating_sub(start);
+                    (end_of_frozen((file_system_count, count), freeze, frozen), true)
+                }
+                None => (Quiesced::Failed("the guest did not thaw".to_owned()), false),
+            },
         };
         if !is_thawed {
             job.progress.warning(&format!(
@@ -193,12 +190,46 @@ impl Quiescence {
     }
 }
 
-fn thaw(guest: Guest<'_>, job: Job<'_>) -> bool {
+/// What became of file systems that were frozen: as many as were thawed have been so all the time. A guest may thaw by itself, as
+/// Windows does after ten seconds, and the watchdog thaws one that is frozen for too long.
+fn end_of_frozen((frozen_count, thawed_count): (u64, u64), freeze: Duration, frozen: Duration) -> Quiesced {
+    if frozen >= FROZEN_DEADLINE || (thawed_count == 0 && frozen_count > 0) {
+        let reason = format!(
+            "it was frozen too long ({} ms), and thawed before the end",
+            frozen.as_millis()
+        );
+        return Quiesced::Failed(reason);
+    }
+    Quiesced::Yes {
+        file_system_count: frozen_count,
+        freeze,
+        frozen,
+    }
+}
+
+/// How many file systems were frozen until now; none where the guest does not answer.
+fn thaw(guest: Guest<'_>, job: Job<'_>) -> Option<u64> {
     match agent::thaw(guest.machine, THAW_DEADLINE) {
-        Ok(_) => true,
+        Ok(count) => Some(count),
         Err(error) => {
             job.progress.note(&format!("thawing {}: {error}", guest.shown));
-            agent::thaw(guest.machine, THAW_DEADLINE).is_ok()
+            agent::thaw(guest.machine, THAW_DEADLINE).ok()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{FROZEN_DEADLINE, Quiesced, end_of_frozen};
+
+    #[test]
+    fn a_guest_that_has_thawed_before_was_not_frozen() {
+        let end = |counts, frozen| matches!(end_of_frozen(counts, Duration::ZERO, frozen), Quiesced::Yes { .. });
+        let moment = Duration::from_millis(100);
+        assert!(end((2, 2), moment) && end((2, 1), moment) && end((0, 0), moment));
+        assert!(!end((2, 0), moment));
+        assert!(!end((2, 2), FROZEN_DEADLINE));
     }
 }

@@ -19,7 +19,7 @@ use crate::watchdog::Guard;
 /// A pause takes milliseconds; after this the watchdog ends it.
 const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 /// Machines that are told something at the same time.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 64;
 
 /// A machine that is to hold still.
 pub struct GuestRequest<'a> {
@@ -135,7 +135,7 @@ impl<'a> Sessions<'a> {
             let reports: Vec<GuestReport> = self.all.iter().map(Session::expected_report).collect();
             Some(cut(&reports))
         };
-        self.at_once(|session| session.go_on(job));
+        self.at_once(|session| session.go_on(is_one_instant, job));
         let mut failure = None;
         let mut reports = Vec::new();
         for session in self.all {
@@ -275,8 +275,11 @@ impl<'a> Session<'a> {
     }
 
     /// Lets it run on, and thaws it.
-    fn go_on(&mut self, job: Job<'a>) {
+    fn go_on(&mut self, is_one_instant: bool, job: Job<'a>) {
         if let Some(stopped) = self.stopped {
+            if self.failure.is_none() && self.is_running() {
+                self.failure = Some(self.was_torn("it was let run on before its disks were cut"));
+            }
             let told = self.tell("cont").or_else(|_| {
                 wake_patiently(self.guest.machine.monitor(), job.clock).ok();
                 self.tell("cont")
@@ -292,8 +295,23 @@ impl<'a> Session<'a> {
         }
         let runs = !self.runs() || self.is_running();
         if let Some(quiescence) = self.quiescence.take() {
+            let was_frozen = matches!(quiescence, Quiescence::Frozen { .. });
             self.report.quiesced = quiescence.end(self.shown(), &mut self.guard, (runs, job));
+            let is_kept = matches!(self.report.quiesced, Quiesced::Yes { .. });
+            if was_frozen && !is_kept && !is_one_instant && self.stopped.is_none() {
+                let torn = self.was_torn("it thawed before all of its disks were cut");
+                self.failure.get_or_insert(torn);
+            }
         }
+    }
+
+    /// Its disks are of several instants.
+    fn was_torn(&self, why: &str) -> crate::Error {
+        crate::Error::from(holdfast_host::Error::Refused {
+            action: "make one instant of",
+            machine: self.report.name.clone(),
+            reason: why.to_owned(),
+        })
     }
 
     fn is_running(&self) -> bool {

@@ -237,6 +237,8 @@ impl Provider for Reflink {
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
         let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name));
+        // What was cut and never settled goes too.
+        drop(std::fs::remove_dir_all(kept.hidden_place(&snapshot.name)));
         kept.remove(snapshot, || {
             // From one moment to the next it is no snapshot any more, and not half of one.
             let (place, hidden) = (kept.place(&snapshot.name), kept.hidden_place(&snapshot.name));
