@@ -46,7 +46,7 @@ impl KnownGuest {
     pub fn find(chosen: &Chosen, hypervisors: &Hypervisors<'_>) -> Result<Self, Error> {
         let found = hypervisors.find(chosen)?;
         let description = found.machine.describe().map_err(holdfast_engine::Error::from)?;
-        let places = places_of(&description, &DiskChoice::default(), runs::new_run()?)?;
+        let places = places_of(&description, &DiskChoice::default(), runs::new_run()?);
         Ok(Self {
             found,
             description,
@@ -54,14 +54,18 @@ impl KnownGuest {
         })
     }
 
-    /// All machines of libvirt that can be found; one that goes while we look is none of them.
-    pub fn all(hypervisors: &Hypervisors<'_>) -> Result<Vec<Self>, Error> {
+    /// All machines of libvirt that can be found; one that goes while we look is none of them, and one that cannot be asked is told of.
+    pub fn all(hypervisors: &Hypervisors<'_>, context: &Context) -> Result<Vec<Self>, Error> {
         let mut guests = Vec::new();
         for chosen in hypervisors.all_of(Vec::new())? {
             match Self::find(&chosen, hypervisors) {
                 Ok(guest) => guests.push(guest),
                 Err(error) if error.is_no_such_machine() => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    let reason = crate::errors::chain(&error).join(": ");
+                    let message = format!("{} is not asked to hold still: {reason}", chosen.said);
+                    context.console().warning(&message);
+                }
             }
         }
         Ok(guests)

@@ -144,17 +144,29 @@ pub fn take_host_snapshots(
     }
     job.interrupt.check()?;
     let sessions = Sessions::begin(&request.guests, (time, is_one_instant), job)?;
-    let mut instant = Instant::default();
+    let (mut instant, mut cut_count) = (Instant::default(), 0);
     let held = sessions.hold_still(&mut |states| {
         instant.time = (request.now)();
         let record = HostSnapshotRecord::new(request, instant.time, states).encode();
         let start = job.clock.now();
-        let made = cut_all(&groups, (instant.time, &record));
+        let made = cut_all(&groups, (instant.time, &record), &mut cut_count);
         instant.cut = job.clock.now().saturating_sub(start);
         within();
         made
     });
-    let (made, guests) = held.inspect_err(|_| take_back(&groups, job))?;
+    // What of this name was there before is not ours: only what was cut is taken back, and when all machines run.
+    let made = &groups[..cut_count];
+    let guests = match held {
+        Ok((Ok(()), guests)) => guests,
+        Ok((Err(error), _)) => {
+            take_back(made, job);
+            return Err(error.into());
+        }
+        Err(error) => {
+            take_back(made, job);
+            return Err(error);
+        }
+    };
     let record = HostSnapshotRecord::new(request, instant.time, &guests);
     let text = record.encode();
     let settle = |group: &Group<'_>| {
@@ -162,8 +174,6 @@ pub fn take_host_snapshots(
             .provider
             .settle(&group.wanted, &group.cutting(instant.time, &text))
     };
-    // What could not be cut has been taken back.
-    made?;
     groups
         .iter()
         .try_for_each(settle)
@@ -222,13 +232,11 @@ fn is_cut_at_once(groups: &[Group<'_>]) -> bool {
     }
 }
 
-/// The instant: the frozen time passes here.
-fn cut_all(groups: &[Group<'_>], (time, record): (Timestamp, &str)) -> ProviderResult<()> {
-    for (number, group) in groups.iter().enumerate() {
-        if let Err(error) = group.provider.cut(&group.wanted, &group.cutting(time, record)) {
-            groups[..number].iter().for_each(|group| drop(group.destroy()));
-            return Err(error);
-        }
+/// The instant: the frozen time passes here. Counts what is cut.
+fn cut_all(groups: &[Group<'_>], (time, record): (Timestamp, &str), cut_count: &mut usize) -> ProviderResult<()> {
+    for group in groups {
+        group.provider.cut(&group.wanted, &group.cutting(time, record))?;
+        *cut_count += 1;
     }
     Ok(())
 }

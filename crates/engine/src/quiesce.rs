@@ -193,7 +193,10 @@ impl Quiescence {
 /// What became of file systems that were frozen: as many as were thawed have been so all the time. A guest may thaw by itself, as
 /// Windows does after ten seconds, and the watchdog thaws one that is frozen for too long.
 fn end_of_frozen((frozen_count, thawed_count): (u64, u64), freeze: Duration, frozen: Duration) -> Quiesced {
-    if frozen >= FROZEN_DEADLINE || (thawed_count == 0 && frozen_count > 0) {
+    if frozen_count == 0 {
+        return Quiesced::Failed("it has no file system that can be frozen".to_owned());
+    }
+    if frozen >= FROZEN_DEADLINE || thawed_count == 0 {
         let reason = format!(
             "it was frozen too long ({} ms), and thawed before the end",
             frozen.as_millis()
@@ -228,8 +231,8 @@ mod tests {
     fn a_guest_that_has_thawed_before_was_not_frozen() {
         let end = |counts, frozen| matches!(end_of_frozen(counts, Duration::ZERO, frozen), Quiesced::Yes { .. });
         let moment = Duration::from_millis(100);
-        assert!(end((2, 2), moment) && end((2, 1), moment) && end((0, 0), moment));
-        assert!(!end((2, 0), moment));
+        assert!(end((2, 2), moment) && end((2, 1), moment));
+        assert!(!end((2, 0), moment) && !end((0, 0), moment));
         assert!(!end((2, 2), FROZEN_DEADLINE));
     }
 }

@@ -69,6 +69,11 @@ impl Guard {
         }
     }
 
+    /// Nobody: for what is not touched.
+    pub(crate) fn nobody() -> Self {
+        Self { companion: None }
+    }
+
     fn tell(&mut self, line: &str) -> Result<()> {
         match &mut self.companion {
             None => Ok(()),

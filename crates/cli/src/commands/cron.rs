@@ -154,10 +154,7 @@ struct FoundGuests<'a> {
 impl FoundGuests<'_> {
     fn known(&self) -> &[KnownGuest] {
         self.known.get_or_init(|| {
-            if self.args.quiesce == QuiesceWhen::Off {
-                return Vec::new();
-            }
-            match KnownGuest::all(&self.hypervisors) {
+            match KnownGuest::all(&self.hypervisors, self.context) {
                 Ok(known) => known,
                 Err(error) => {
                     let reason = crate::errors::chain(&error).join(": ");

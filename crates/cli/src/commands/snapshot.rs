@@ -221,7 +221,7 @@ fn guests_in(
     hypervisors: &Hypervisors<'_>,
     context: &Context,
 ) -> Result<Vec<KnownGuest>, Error> {
-    let all = match KnownGuest::all(hypervisors) {
+    let all = match KnownGuest::all(hypervisors, context) {
         Ok(all) => all,
         Err(error) if args.quiesce == QuiesceWhen::Require || args.connect.is_some() => return Err(error),
         Err(error) => {

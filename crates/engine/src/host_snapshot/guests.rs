@@ -86,6 +86,8 @@ struct Session<'a> {
     stopped: Option<Duration>,
     report: GuestReport,
     failure: Option<crate::Error>,
+    /// It runs, and has a watchdog: nothing else is frozen or stopped.
+    is_watched: bool,
 }
 
 impl<'a> Sessions<'a> {
@@ -108,8 +110,14 @@ impl<'a> Sessions<'a> {
                     .map(|one| one.join().expect("it does not panic"))
                     .collect()
             });
-            for one in begun {
-                all.push(one?);
+            for (one, guest) in begun.into_iter().zip(chunk) {
+                let can_do_without = guest.quiesce != Quiesce::Require && !guest.has_to_stop && is_one_instant;
+                all.push(match one {
+                    Ok(session) => session,
+                    // One that cannot be asked must not cost all others their point in time.
+                    Err(error) if can_do_without => Session::left_alone(guest, &error, job),
+                    Err(error) => return Err(error),
+                });
             }
         }
         Ok(Self {
@@ -135,7 +143,7 @@ impl<'a> Sessions<'a> {
             let reports: Vec<GuestReport> = self.all.iter().map(Session::expected_report).collect();
             Some(cut(&reports))
         };
-        self.at_once(|session| session.go_on(is_one_instant, job));
+        self.at_once(|session| session.go_on(job));
         let mut failure = None;
         let mut reports = Vec::new();
         for session in self.all {
@@ -198,6 +206,7 @@ impl<'a> Session<'a> {
             quiescence: None,
             stopped: None,
             failure: None,
+            is_watched: runs,
             report: GuestReport {
                 name: summary.name.clone(),
                 uuid: summary.uuid.clone(),
@@ -207,6 +216,31 @@ impl<'a> Session<'a> {
             },
             guest,
         })
+    }
+
+    /// One that is neither frozen nor stopped, since nobody could watch over it.
+    fn left_alone(guest: &'a GuestRequest<'a>, error: &crate::Error, job: Job<'a>) -> Self {
+        let summary = &guest.description.summary;
+        job.progress.warning(&format!(
+            "{} is not asked to hold still: {error}; the snapshot is as after a power cut",
+            summary.name
+        ));
+        Self {
+            guest,
+            guard: Guard::nobody(),
+            note: None,
+            quiescence: None,
+            stopped: None,
+            failure: None,
+            is_watched: false,
+            report: GuestReport {
+                name: summary.name.clone(),
+                uuid: summary.uuid.clone(),
+                state: summary.state,
+                quiesced: Quiesced::Failed(error.to_string()),
+                paused: None,
+            },
+        }
     }
 
     fn shown(&self) -> Guest<'a> {
@@ -222,6 +256,9 @@ impl<'a> Session<'a> {
     }
 
     fn freeze(&mut self, job: Job<'a>) {
+        if !self.is_watched {
+            return;
+        }
         let can_quiesce = self.guest.description.has_agent_channel;
         match Quiescence::begin(self.shown(), (self.runs(), can_quiesce), &mut self.guard, job) {
             Ok(quiescence) => self.quiescence = Some(quiescence),
@@ -229,11 +266,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Stops it where it has to. One whose file systems are frozen need not stop for its disks: nothing changes on them.
+    /// Stops it where it has to. Frozen file systems are not all that a guest writes to: there are swap, databases on disks of their
+    /// own, the partition that it boots from. One that somebody else has stopped is left to him.
     fn stop(&mut self, is_one_instant: bool, job: Job<'a>) {
-        let is_frozen = matches!(self.quiescence, Some(Quiescence::Frozen { .. }));
-        let has_to_stop = self.guest.has_to_stop || !(is_one_instant || is_frozen);
-        if !self.runs() || !has_to_stop {
+        let has_to_stop = self.guest.has_to_stop || !is_one_instant;
+        if !self.is_watched || !has_to_stop || !self.is_running() {
             return;
         }
         let stopped = self
@@ -266,7 +303,7 @@ impl<'a> Session<'a> {
                 frozen: Duration::ZERO,
             },
             Some(Quiescence::Not(quiesced) | Quiescence::HalfFrozen(quiesced)) => quiesced.clone(),
-            None => Quiesced::NotNeeded,
+            None => self.report.quiesced.clone(),
         };
         GuestReport {
             quiesced,
@@ -275,7 +312,7 @@ impl<'a> Session<'a> {
     }
 
     /// Lets it run on, and thaws it.
-    fn go_on(&mut self, is_one_instant: bool, job: Job<'a>) {
+    fn go_on(&mut self, job: Job<'a>) {
         if let Some(stopped) = self.stopped {
             if self.failure.is_none() && self.is_running() {
                 self.failure = Some(self.was_torn("it was let run on before its disks were cut"));
@@ -295,13 +332,7 @@ impl<'a> Session<'a> {
         }
         let runs = !self.runs() || self.is_running();
         if let Some(quiescence) = self.quiescence.take() {
-            let was_frozen = matches!(quiescence, Quiescence::Frozen { .. });
             self.report.quiesced = quiescence.end(self.shown(), &mut self.guard, (runs, job));
-            let is_kept = matches!(self.report.quiesced, Quiesced::Yes { .. });
-            if was_frozen && !is_kept && !is_one_instant && self.stopped.is_none() {
-                let torn = self.was_torn("it thawed before all of its disks were cut");
-                self.failure.get_or_insert(torn);
-            }
         }
     }
 
@@ -320,7 +351,7 @@ impl<'a> Session<'a> {
 
     /// Nothing of it is left; where it stands still, the rest is the watchdog's.
     fn end(mut self) -> (GuestReport, Option<crate::Error>) {
-        if self.runs() && !self.is_running() {
+        if self.stopped.is_some() && !self.is_running() {
             self.guard.about_to_pause(PAUSE_DEADLINE).ok();
             self.guard.hand_over();
         } else {

@@ -6,8 +6,6 @@ use std::path::Path;
 use holdfast_host::provider::{Dataset, Located, Place, ProviderKind, Wanted, locate};
 use holdfast_host::{Decision, Description, DiskChoice, DiskSource, MachineDisk};
 
-use crate::error::Result;
-
 /// Where the disks of a machine are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MachinePlaces {
@@ -55,20 +53,22 @@ fn is_in(place: &Place, wanted: &Wanted) -> bool {
 }
 
 /// Where the disks of a machine are that it can write.
-pub fn places_of(description: &Description, choice: &DiskChoice, run: u32) -> Result<MachinePlaces> {
+pub fn places_of(description: &Description, choice: &DiskChoice, run: u32) -> MachinePlaces {
     let label = format!("{run:08x}");
     let mut places = MachinePlaces::default();
     for (disk, decision) in description.disks.iter().zip(description.decide(choice)) {
         match (decision, path_of(disk)) {
             (Decision::Leave(why), _) => places.left_out.push((disk.target.clone(), why)),
             (Decision::Take, Err(why)) => places.nowhere.push((disk.target.clone(), why)),
-            (Decision::Take, Ok(path)) => match locate(path, &label)? {
-                Located::In(place) => places.disks.push((disk.target.clone(), place)),
-                Located::Nowhere(why) => places.nowhere.push((disk.target.clone(), why)),
+            (Decision::Take, Ok(path)) => match locate(path, &label) {
+                Ok(Located::In(place)) => places.disks.push((disk.target.clone(), place)),
+                Ok(Located::Nowhere(why)) => places.nowhere.push((disk.target.clone(), why)),
+                // One whose file is gone is no reason to know nothing of the others.
+                Err(error) => places.nowhere.push((disk.target.clone(), error.to_string())),
             },
         }
     }
-    Ok(places)
+    places
 }
 
 fn path_of(disk: &MachineDisk) -> std::result::Result<&Path, String> {

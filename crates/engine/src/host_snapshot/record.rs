@@ -83,6 +83,9 @@ impl HostSnapshotRecord {
         let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
         let number = |key: &str| value.get(key).and_then(Value::as_u64).unwrap_or_default();
         let machines = value.get("machines")?.as_array()?.iter();
+        if number("machine_count") < machines.len() as u64 {
+            return None;
+        }
         Some(Self {
             program: text("program")?,
             time: text("time")?.parse().ok()?,

@@ -50,10 +50,7 @@ struct Cut {
 
 /// Why there can be no host snapshots of all disks of a machine; none where there can.
 pub(super) fn no_host_snapshot(description: &Description, taken: &[MachineDisk], run: u32) -> Option<String> {
-    let places = match places_of(description, &chosen(taken), run) {
-        Ok(places) => places,
-        Err(error) => return Some(error.to_string()),
-    };
+    let places = places_of(description, &chosen(taken), run);
     if let Some((disk, why)) = places.nowhere.first() {
         return Some(format!("disk {disk}: {why}"));
     }
@@ -160,7 +157,7 @@ impl MachineBackup<'_> {
     /// Makes the host snapshots; `within` is called at the instant.
     fn cut(&self, within: &mut dyn FnMut()) -> Result<(Cut, crate::HostSnapshotReport)> {
         let providers = self.request.providers;
-        let places = places_of(&self.description, &chosen(&self.taken), self.request.run)?;
+        let places = places_of(&self.description, &chosen(&self.taken), self.request.run);
         let name = format!("{}{:08x}", self.prefix(), self.request.run);
         let wanted = places.wanted();
         let request = HostSnapshotRequest {

@@ -125,7 +125,7 @@ impl Tools for LocalTools {
         Ok(Answer {
             is_well,
             output: text(output),
-            complaint: text(last_words(&complaint)),
+            complaint: text(complaint.recv_timeout(LAST_WORDS).unwrap_or_default()),
         })
     }
 }
@@ -139,8 +139,9 @@ impl LocalTools {
         let (mut said, mut is_killed) = (None, false);
         loop {
             if let Some(status) = child.try_wait()? {
-                let said = said.unwrap_or_else(|| last_words(output));
-                return Ok((!is_killed).then(|| (status.success(), said)));
+                // What was not heard to its end is no answer.
+                let said = said.or_else(|| output.recv_timeout(LAST_WORDS).ok());
+                return Ok(said.filter(|_| !is_killed).map(|said| (status.success(), said)));
             }
             let now = self.clock.now();
             if is_killed && now >= until + LAST_WORDS {
@@ -159,10 +160,6 @@ impl LocalTools {
             }
         }
     }
-}
-
-fn last_words(said: &Receiver<Vec<u8>>) -> Vec<u8> {
-    said.recv_timeout(LAST_WORDS).unwrap_or_default()
 }
 
 /// Reads what comes, to the end; what is more than `bytes_max` is thrown away.

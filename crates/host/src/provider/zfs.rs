@@ -41,11 +41,11 @@ const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 /// Bytes of a name with its dataset, at most.
 const NAME_BYTES_MAX: usize = 255;
 
-const DATASET_PROPERTIES: &str =
-    "type,used,referenced,usedbysnapshots,compressratio,available,origin,mountpoint,mounted";
-const SNAPSHOT_PROPERTIES: &str = "type,creation,used,referenced,userrefs,holdfast:record";
+// None that a user can give any value: a line feed in it would be a line of the answer.
+const DATASET_PROPERTIES: &str = "type,used,referenced,usedbysnapshots,compressratio,available,origin";
+const SNAPSHOT_PROPERTIES: &str = "type,creation,used,referenced,userrefs";
 /// What only newer versions have: the order in which they were made, and their identity.
-const NEWER_PROPERTIES: &str = "type,creation,used,referenced,userrefs,holdfast:record,createtxg,guid";
+const NEWER_PROPERTIES: &str = "type,creation,used,referenced,userrefs,createtxg,guid";
 
 /// ZFS on this host.
 pub struct Zfs {
@@ -83,6 +83,15 @@ impl Zfs {
             return Ok(answer.output);
         }
         Err(refusal(action, what, &answer.complaint))
+    }
+
+    /// Our records, by the full names of snapshots. They hold what anybody has written there, and are asked for by themselves: whatever
+    /// they say is about nothing else.
+    fn records(&self, filter: &[&str], what: &str) -> ProviderResult<BTreeMap<String, String>> {
+        let mut words = vec!["get", "-Hp", "-o", "name,value,source"];
+        words.extend(filter);
+        words.extend([RECORD, what]);
+        Ok(table::records(&self.ask(("look at", what), &words)?))
     }
 
     fn get(&self, arguments: &[&str], properties: &str, what: &str) -> ProviderResult<BTreeMap<String, Properties>> {
@@ -238,11 +247,13 @@ impl Provider for Zfs {
 
     fn snapshots(&self, name: &str) -> ProviderResult<Vec<HostSnapshot>> {
         full_name(name, "check")?;
-        let found = if self.is_newer()? {
-            self.get(&["-r", "-d", "1", "-t", "snapshot"], NEWER_PROPERTIES, name)?
+        let (filter, properties): (&[&str], &str) = if self.is_newer()? {
+            (&["-r", "-d", "1", "-t", "snapshot"], NEWER_PROPERTIES)
         } else {
-            self.get(&["-r", "-d", "1"], SNAPSHOT_PROPERTIES, name)?
+            (&["-r", "-d", "1"], SNAPSHOT_PROPERTIES)
         };
+        let found = self.get(filter, properties, name)?;
+        let records = self.records(filter, name)?;
         let mut snapshots = Vec::new();
         for (full, properties) in &found {
             let Some((of, snapshot)) = full.split_once('@') else {
@@ -270,7 +281,7 @@ impl Provider for Zfs {
                     used_bytes: properties.number("used"),
                     referenced_bytes: properties.number("referenced"),
                     hold_count: properties.number("userrefs").unwrap_or_default(),
-                    record: properties.own(RECORD).map(str::to_owned),
+                    record: records.get(full).cloned(),
                 },
             ));
         }
@@ -292,9 +303,14 @@ impl Provider for Zfs {
 
     fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
         self.is_newer()?;
-        wanted
-            .iter()
-            .try_for_each(|one| full_name(&one.dataset.name, cut.name).map(drop))
+        wanted.iter().try_for_each(|one| {
+            let full = full_name(&one.dataset.name, cut.name)?;
+            match self.get(&[], "type", &full) {
+                Ok(_) => Err(ProviderError::Exists { what: full }),
+                Err(ProviderError::NotThere { .. }) => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
     }
 
     fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {

@@ -103,7 +103,10 @@ impl SnapshotDocument {
 
     fn row(&self) -> [String; 7] {
         let bytes = |bytes: Option<u64>| bytes.map(units::bytes).unwrap_or_default();
-        let unnamed = self.machine_count.unwrap_or_default() - self.machines.len() as u64;
+        let unnamed = self
+            .machine_count
+            .unwrap_or_default()
+            .saturating_sub(self.machines.len() as u64);
         let mut machines = self.machines.clone();
         if unnamed > 0 {
             machines.push(format!("{} more", units::count(unnamed)));

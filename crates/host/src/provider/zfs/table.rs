@@ -1,26 +1,24 @@
-//! What `zfs get -Hp -o name,property,value,source` answers.
+//! What `zfs get -Hp` answers.
+//!
+//! Fields are separated by tabs, answers by line feeds, and a property that a user has made may hold both. So only properties that no
+//! user can give any value are read as a table ([`parse`]); our records, which anybody may have written, are asked for by themselves
+//! ([`records`]), and whatever they say is about nothing else.
 
 use std::collections::BTreeMap;
 
 use super::super::{ProviderError, ProviderResult};
 
-/// The properties of a dataset, or of a snapshot: each with its value, and where that comes from.
+/// The properties of a dataset, or of a snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Properties {
     /// Its number in the answer: snapshots of a dataset come in the order in which they were made.
     pub(super) number_in_answer: usize,
-    values: BTreeMap<String, (String, String)>,
+    values: BTreeMap<String, String>,
 }
 
 impl Properties {
     pub(super) fn value(&self, key: &str) -> Option<&str> {
-        self.values.get(key).map(|(value, _)| &value[..])
-    }
-
-    /// A value that is its own, and not one of a dataset above.
-    pub(super) fn own(&self, key: &str) -> Option<&str> {
-        let (value, source) = self.values.get(key)?;
-        matches!(&source[..], "local" | "received").then_some(&value[..])
+        self.values.get(key).map(|value| &value[..])
     }
 
     pub(super) fn number(&self, key: &str) -> Option<u64> {
@@ -36,30 +34,44 @@ pub(super) fn percent(text: &str) -> Option<u64> {
     whole.parse::<u64>().ok()?.checked_mul(100)?.checked_add(part)
 }
 
-/// All datasets and snapshots of an answer.
+/// All datasets and snapshots of an answer with names, properties, values and sources.
 pub(super) fn parse(answer: &str) -> ProviderResult<BTreeMap<String, Properties>> {
+    let senseless = |detail| ProviderError::Senseless {
+        program: super::ZFS,
+        detail,
+    };
     let mut found: BTreeMap<String, Properties> = BTreeMap::new();
     for line in answer.lines() {
-        // The value of a user's property may hold anything, also what separates the others.
-        let fields = line.split_once('\t').and_then(|(name, rest)| {
-            let (property, rest) = rest.split_once('\t')?;
-            let (value, source) = rest.rsplit_once('\t')?;
-            Some((name, property, value, source))
-        });
-        let Some((name, property, value, source)) = fields else {
-            return Err(ProviderError::Senseless {
-                program: super::ZFS,
-                detail: format!("the line {line:?} is not a name, a property, a value and a source"),
-            });
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [name, property, value, _source] = fields[..] else {
+            let detail = format!("the line {line:?} is not a name, a property, a value and a source");
+            return Err(senseless(detail));
         };
         let number_in_answer = found.len();
         let properties = found.entry(name.to_owned()).or_insert_with(|| Properties {
             number_in_answer,
             ..Properties::default()
         });
-        properties
-            .values
-            .insert(property.to_owned(), (value.to_owned(), source.to_owned()));
+        let known = properties.values.insert(property.to_owned(), value.to_owned());
+        if known.is_some() {
+            return Err(senseless(format!("{name} has {property} twice")));
+        }
     }
     Ok(found)
+}
+
+/// Records, of an answer with names, values and sources, by name. Of each name the first line counts, and what is no line is passed over.
+pub(super) fn records(answer: &str) -> BTreeMap<String, String> {
+    let mut records: BTreeMap<String, String> = BTreeMap::new();
+    for line in answer.lines() {
+        let fields = line.split_once('\t').and_then(|(name, rest)| {
+            let (value, source) = rest.rsplit_once('\t')?;
+            Some((name, value, source))
+        });
+        // One that is inherited is that of a dataset above.
+        if let Some((name, value, "local" | "received")) = fields {
+            records.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+        }
+    }
+    records
 }

@@ -90,11 +90,12 @@ fn datasets_of_one_pool_are_cut_at_once_where_that_is_possible() {
 #[test]
 fn snapshots_come_in_their_order_with_the_record_that_is_their_own() {
     let answer = "t/v@b\tcreation\t20\t-\nt/v@b\tused\t5\t-\nt/v@b\tcreatetxg\t9\t-\nt/v@b\tguid\t77\t-\n\
-                  t/v@b\tholdfast:record\t{\"x\":\t1}\tlocal\n\
                   t/v@a\tcreation\t20\t-\nt/v@a\tcreatetxg\t10\t-\nt/v@a\tuserrefs\t2\t-\n\
-                  t/v@a\tholdfast:record\t{}\tinherited from t\n\
                   t/v/child@z\tcreation\t1\t-\nt/v\tcreation\t1\t-\n";
-    let (zfs, _) = zfs(&[Ok(""), Ok(answer)]);
+    // What somebody has written into a record is about nothing else.
+    let records =
+        "t/v@b\t{\"x\":\t1}\tlocal\nt/v@b\tcreation\t99\tlocal\nt/v@c\tx\tlocal\nt/v@a\t{}\tinherited from t\nmore\n";
+    let (zfs, _) = zfs(&[Ok(""), Ok(answer), Ok(records)]);
     let snapshots = zfs.snapshots("t/v").unwrap();
     let names: Vec<_> = snapshots.iter().map(|snapshot| &snapshot.name.name[..]).collect();
     assert_eq!(names, ["b", "a"]);
@@ -165,5 +166,7 @@ fn a_record_that_some_zfs_could_not_keep_is_refused() {
 #[test]
 fn answers_that_make_no_sense_are_no_answers() {
     let (zfs, _) = zfs(&[Ok(""), Ok("t/v@a creation 20 -\n")]);
+    assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Senseless { .. })));
+    let (zfs, _) = self::zfs(&[Ok(""), Ok("t/v@a\tcreation\t20\t-\nt/v@a\tcreation\t1\t-\n")]);
     assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Senseless { .. })));
 }
