@@ -50,7 +50,7 @@ impl Providers {
         Self {
             zfs: Zfs::new(Arc::clone(tools), views, clock),
             btrfs: Btrfs::new(Arc::clone(tools)),
-            reflink: Reflink,
+            reflink: Reflink::default(),
         }
     }
 

@@ -71,7 +71,7 @@ pub struct PolicyRunReport {
 }
 
 /// Datasets that were cut together.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TakenCut {
     /// The snapshots, by their full names.
     pub snapshots: Vec<HostSnapshotName>,

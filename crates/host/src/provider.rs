@@ -15,6 +15,7 @@ mod folder;
 mod locate;
 mod mounts;
 mod reflink;
+mod transfer;
 mod zfs;
 
 use std::fmt;
@@ -25,6 +26,7 @@ pub use error::ProviderError;
 pub use locate::{Located, Place, locate};
 pub use mounts::Mounts;
 pub use reflink::{Reflink, clone_file, why_not as why_no_reflink};
+pub use transfer::is_in_transfer;
 pub use zfs::Zfs;
 
 /// Result of asking a provider.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_host::provider::{HostSnapshot, HostSnapshotName, Provider as _};
+use holdfast_host::provider::{HostSnapshot, HostSnapshotName, Provider as _, is_in_transfer};
 use holdfast_policy::sanoid::{DatasetPolicy, TypedSnapshot};
 
 use super::hooks::{Event, Occasion};
@@ -30,6 +30,8 @@ pub(super) fn prune(
         });
         // How full it is decides whether anything goes where pruning waits for that.
         let Some(used_percent) = used_percent else { continue };
+        // As sanoid has it: what is being sent may be the last that both sides have.
+        let in_transfer = is_in_transfer(&policy.dataset);
         let ours: Vec<TypedSnapshot> = present.iter().filter_map(typed).collect();
         for expired in policy.expired(&ours, used_percent, run.now.timestamp()) {
             run.job.interrupt.check()?;
@@ -39,8 +41,15 @@ pub(super) fn prune(
             };
             let known = present.iter().find(|snapshot| snapshot.name == name);
             let obstacle = match run.request.execution {
+                _ if in_transfer => {
+                    Some("zfs send or zfs receive works on the dataset; the next run looks again".to_owned())
+                }
                 Execution::DryRun => None,
-                Execution::Execute => remove(run, policy, &name).err(),
+                Execution::Execute => match held(known) {
+                    // Nobody's scripts are called in vain.
+                    Some(reason) => Some(reason),
+                    None => remove(run, policy, &name).err(),
+                },
             };
             removed.push(RemovedByPolicy {
                 obstacle: obstacle.or_else(|| held(known)),

@@ -72,7 +72,7 @@ pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snaps
     let mut taken = Vec::new();
     for together in cut_together(due) {
         run.job.interrupt.check()?;
-        taken.push(take_together(run, together));
+        taken.extend(take_together(run, together));
     }
     Ok(taken)
 }
@@ -91,13 +91,9 @@ fn cut_together(due: Vec<Due<'_>>) -> Vec<Vec<Due<'_>>> {
     sets
 }
 
-fn take_together(run: &Run<'_>, mut due: Vec<Due<'_>>) -> TakenCut {
-    let mut taken = TakenCut {
-        snapshots: Vec::new(),
-        would_hold_still: Vec::new(),
-        guests: Vec::new(),
-        failure: None,
-    };
+/// What became of datasets that are cut together; one that is left out is told of by itself.
+fn take_together(run: &Run<'_>, mut due: Vec<Due<'_>>) -> Vec<TakenCut> {
+    let (mut taken, mut left_out) = (TakenCut::default(), Vec::new());
     let is_real = run.request.execution == Execution::Execute;
     if is_real {
         // What nobody has prepared is left out, where its owner wants that.
@@ -106,7 +102,14 @@ fn take_together(run: &Run<'_>, mut due: Vec<Due<'_>>) -> TakenCut {
             one.has_pre_failed = called.is_err();
             let goes_on = !one.has_pre_failed || !one.policy.hooks().needs_pre_snapshot;
             if let (Err(reason), false) = (called, goes_on) {
-                taken.failure = Some(reason);
+                left_out.push(TakenCut {
+                    snapshots: cuts_of(std::slice::from_ref(one))
+                        .iter()
+                        .flat_map(NamedCut::snapshots)
+                        .collect(),
+                    failure: Some(reason),
+                    ..TakenCut::default()
+                });
             }
             goes_on
         });
@@ -116,16 +119,17 @@ fn take_together(run: &Run<'_>, mut due: Vec<Due<'_>>) -> TakenCut {
     taken.snapshots = cuts.iter().flat_map(NamedCut::snapshots).collect();
     if !is_real {
         taken.would_hold_still = machines.into_iter().collect();
-        return taken;
+        return vec![taken];
     }
-    if !cuts.is_empty() {
-        match cut(run, cuts, &machines) {
-            Ok(guests) => taken.guests = guests,
-            Err(error) => {
-                let reason = error.to_string();
-                run.job.progress.warning(&reason);
-                taken.failure = Some(reason);
-            }
+    if cuts.is_empty() {
+        return left_out;
+    }
+    match cut(run, cuts, &machines) {
+        Ok(guests) => taken.guests = guests,
+        Err(error) => {
+            let reason = error.to_string();
+            run.job.progress.warning(&reason);
+            taken.failure = Some(reason);
         }
     }
     for one in &due {
@@ -140,7 +144,8 @@ fn take_together(run: &Run<'_>, mut due: Vec<Due<'_>>) -> TakenCut {
             run.call(one.policy, Event::PostSnapshot, &occasion).ok();
         }
     }
-    taken
+    left_out.push(taken);
+    left_out
 }
 
 fn cut(run: &Run<'_>, cuts: Vec<NamedCut>, machines: &BTreeSet<usize>) -> Result<Vec<crate::GuestReport>> {

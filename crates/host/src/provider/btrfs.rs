@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::folder::{OURS, SnapshotFolder, file_error, sync_folder};
+use super::folder::{OURS, SnapshotFolder, check_name, file_error, sync_folder};
 use super::mounts::{Mount, Mounts};
 use super::{
     Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, Provider, ProviderError, ProviderKind,
@@ -78,7 +78,7 @@ impl Btrfs {
     fn folder(name: &str) -> ProviderResult<SnapshotFolder> {
         let folder = Path::new(name);
         if folder.is_absolute() && is_subvolume(folder) {
-            return Ok(SnapshotFolder::of(folder));
+            return SnapshotFolder::of(folder);
         }
         Err(ProviderError::NotThere {
             what: format!("btrfs subvolume {name}"),
@@ -226,8 +226,13 @@ impl Provider for Btrfs {
 
     fn measure(&self, snapshots: &mut [HostSnapshot]) -> ProviderResult<()> {
         let place = |snapshot: &HostSnapshot| {
-            let kept = SnapshotFolder::of(Path::new(&snapshot.name.dataset.name));
-            kept.place(&snapshot.name.name).display().to_string()
+            let dataset = Path::new(&snapshot.name.dataset.name);
+            dataset
+                .join(OURS)
+                .join("snapshots")
+                .join(&snapshot.name.name)
+                .display()
+                .to_string()
         };
         let places: Vec<String> = snapshots.iter().map(place).collect();
         let names: Vec<&str> = places.iter().map(|place| &place[..]).collect();
@@ -246,6 +251,7 @@ impl Provider for Btrfs {
 
     fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
         for one in wanted {
+            check_name(cut.name)?;
             let kept = Self::folder(&one.dataset.name)?;
             kept.must_be_new(cut.name, &format!("{}@{}", one.dataset, cut.name))?;
             if one.is_tree {
@@ -255,17 +261,25 @@ impl Provider for Btrfs {
                     reason: "btrfs has no snapshots of several subvolumes at one instant".to_owned(),
                 });
             }
-            kept.make()?;
+            SnapshotFolder::make(Path::new(&one.dataset.name))?;
         }
         Ok(())
     }
 
     fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
         group.iter().try_for_each(|one| {
-            let place = Self::folder(&one.dataset.name)?.place(cut.name);
-            let place = place.to_string_lossy();
-            let words = ["subvolume", "snapshot", "-r", "--", &one.dataset.name, &place];
-            self.ask(("make", &place), &words).map(drop)
+            let kept = Self::folder(&one.dataset.name)?;
+            let place = kept.place(cut.name);
+            let words = [
+                "subvolume",
+                "snapshot",
+                "-r",
+                "--",
+                &one.dataset.name,
+                &place.to_string_lossy(),
+            ];
+            let shown = kept.shown_place(cut.name);
+            self.ask(("make", &shown.to_string_lossy()), &words).map(drop)
         })
     }
 
@@ -275,7 +289,7 @@ impl Provider for Btrfs {
             kept.note(cut)?;
             // A snapshot is in the next commit of the file system; this waits for that.
             sync_folder(&kept.place(cut.name))?;
-            sync_folder(&Path::new(&one.dataset.name).join(OURS).join("snapshots"))
+            sync_folder(&kept.place(""))
         })
     }
 
@@ -283,9 +297,8 @@ impl Provider for Btrfs {
         let kept = Self::folder(&snapshot.dataset.name)?;
         kept.remove(snapshot, || {
             let place = kept.place(&snapshot.name);
-            let place = place.to_string_lossy();
-            self.ask(("remove", &place), &["subvolume", "delete", "--", &place])
-                .map(drop)
+            let words = ["subvolume", "delete", "--", &place.to_string_lossy()];
+            self.ask(("remove", &snapshot.to_string()), &words).map(drop)
         })
     }
 
@@ -300,7 +313,7 @@ impl Provider for Btrfs {
     fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
         let kept = Self::folder(&snapshot.dataset.name)?;
         kept.must_be_there(snapshot)?;
-        Ok(View::lasting(kept.place(&snapshot.name)))
+        Ok(View::lasting(kept.shown_place(&snapshot.name)))
     }
 
     fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {

@@ -11,10 +11,14 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
+use std::ops::Deref;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
+use rustix::io::Errno;
+use rustix::process::geteuid;
 use serde_json::{Value, json};
 
 use super::{Cutting, HostSnapshotName, ProviderError, ProviderResult};
@@ -44,8 +48,32 @@ pub(super) fn check_name(name: &str) -> ProviderResult<()> {
 }
 
 /// The host snapshots of a dataset that is a folder.
+///
+/// Who owns the dataset may put anything in the place of `.holdfast`, a link among others, and we may be root. So it is opened once,
+/// without following a link, believed only if it is ours alone, and what is changed is reached through what was opened.
 pub(super) struct SnapshotFolder {
-    ours: PathBuf,
+    path: PathBuf,
+    open: Option<OwnedFd>,
+}
+
+/// A path through what a [`SnapshotFolder`] has open. It means something else once that is closed, so it cannot outlive it.
+pub(super) struct HeldPath<'a> {
+    path: PathBuf,
+    _holder: &'a SnapshotFolder,
+}
+
+impl Deref for HeldPath<'_> {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsRef<Path> for HeldPath<'_> {
+    fn as_ref(&self) -> &Path {
+        self
+    }
 }
 
 /// What is noted of a host snapshot.
@@ -55,41 +83,85 @@ pub(super) struct Noted {
 }
 
 impl SnapshotFolder {
-    pub(super) fn of(dataset: &Path) -> Self {
-        Self {
-            ours: dataset.join(OURS),
+    /// Those of a dataset, which need not have any yet.
+    ///
+    /// # Errors
+    /// What is there is not ours alone.
+    pub(super) fn of(dataset: &Path) -> ProviderResult<Self> {
+        let path = dataset.join(OURS);
+        let refused = |reason: &str| ProviderError::Refused {
+            action: "keep host snapshots in",
+            what: path.display().to_string(),
+            reason: format!("{reason}; move it away, if nobody needs it"),
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = match open(&path, flags, Mode::empty()) {
+            Ok(open) => open,
+            Err(Errno::NOENT) => return Ok(Self { path, open: None }),
+            Err(Errno::LOOP | Errno::NOTDIR) => return Err(refused("it is no folder")),
+            Err(error) => return Err(file_error("open", &path, error.into())),
+        };
+        let found = fstat(&open).map_err(|error| file_error("look at", &path, error.into()))?;
+        if found.st_uid != geteuid().as_raw() || found.st_mode & 0o077 != 0 {
+            return Err(refused("others own it, or may look into it"));
+        }
+        Ok(Self { path, open: Some(open) })
+    }
+
+    /// The same, made where it is not there.
+    pub(super) fn make(dataset: &Path) -> ProviderResult<Self> {
+        let mut builder = std::fs::DirBuilder::new();
+        let path = dataset.join(OURS);
+        match builder.mode(0o700).create(&path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(file_error("create the folder", &path, error));
+            }
+            _ => {}
+        }
+        let made = Self::of(dataset)?;
+        for part in ["snapshots", "records", "holds"] {
+            make_folder(&made.ours().join(part))?;
+        }
+        Ok(made)
+    }
+
+    /// The way to it, for us and for programs that we start.
+    fn ours(&self) -> PathBuf {
+        match &self.open {
+            Some(open) => format!("/proc/{}/fd/{}", std::process::id(), open.as_raw_fd()).into(),
+            None => self.path.clone(),
         }
     }
 
+    /// Where a host snapshot is, for people, and for who reads it.
+    pub(super) fn shown_place(&self, name: &str) -> PathBuf {
+        self.path.join("snapshots").join(name)
+    }
+
     /// Where a host snapshot is.
-    pub(super) fn place(&self, name: &str) -> PathBuf {
-        self.ours.join("snapshots").join(name)
+    pub(super) fn place(&self, name: &str) -> HeldPath<'_> {
+        HeldPath {
+            path: self.ours().join("snapshots").join(name),
+            _holder: self,
+        }
     }
 
     /// Where one is while it is made, or removed.
-    pub(super) fn hidden_place(&self, name: &str) -> PathBuf {
+    pub(super) fn hidden_place(&self, name: &str) -> HeldPath<'_> {
         self.place(&format!(".{name}"))
     }
 
     fn record_place(&self, name: &str) -> PathBuf {
-        self.ours.join("records").join(format!("{name}.json"))
+        self.ours().join("records").join(format!("{name}.json"))
     }
 
     fn holds_place(&self, name: &str) -> PathBuf {
-        self.ours.join("holds").join(name)
-    }
-
-    /// Makes the folders.
-    pub(super) fn make(&self) -> ProviderResult<()> {
-        ["snapshots", "records", "holds"].iter().try_for_each(|part| {
-            let folder = self.ours.join(part);
-            make_folder(&folder)
-        })
+        self.ours().join("holds").join(name)
     }
 
     /// The names of all host snapshots.
     pub(super) fn names(&self) -> ProviderResult<Vec<String>> {
-        let names = names_in(&self.ours.join("snapshots"))?;
+        let names = names_in(&self.ours().join("snapshots"))?;
         Ok(names.into_iter().filter(|name| check_name(name).is_ok()).collect())
     }
 
@@ -109,7 +181,7 @@ impl SnapshotFolder {
     pub(super) fn note(&self, cut: &Cutting<'_>) -> ProviderResult<()> {
         let path = self.record_place(cut.name);
         let failed = |source| file_error("write", &path, source);
-        let new = self.ours.join("records").join(format!(".{}.new", cut.name));
+        let new = self.ours().join("records").join(format!(".{}.new", cut.name));
         let value = json!({ "schema": 1, "time_s": cut.time_s, "record": cut.record });
         let mut options = File::options();
         let mut file = options
@@ -122,7 +194,7 @@ impl SnapshotFolder {
         file.write_all(format!("{value}\n").as_bytes()).map_err(failed)?;
         file.sync_all().map_err(failed)?;
         std::fs::rename(&new, &path).map_err(failed)?;
-        sync_folder(&self.ours.join("records"))
+        sync_folder(&self.ours().join("records"))
     }
 
     /// How many hold it.
@@ -204,7 +276,7 @@ impl SnapshotFolder {
     }
 
     fn lock(&self) -> ProviderResult<File> {
-        let path = self.ours.join("lock");
+        let path = self.ours().join("lock");
         let open = File::options()
             .create(true)
             .write(true)

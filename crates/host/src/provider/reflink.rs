@@ -2,15 +2,17 @@
 //!
 //! Each clone is of one instant of its file; several files are of one instant only if nobody writes them meanwhile.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::ioctl_ficlone;
+use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags, flock, ioctl_ficlone, openat2};
 use rustix::io::Errno;
 
-use super::folder::{OURS, SnapshotFolder, file_error, make_folder, sync_folder};
+use super::folder::{OURS, SnapshotFolder, check_name, file_error, make_folder, sync_folder};
 use super::{
     Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, Provider, ProviderError, ProviderKind,
     ProviderResult, View, Wanted,
@@ -23,13 +25,32 @@ const DEPTH_MAX: u32 = 64;
 
 /// Folders whose files can be cloned.
 #[derive(Debug, Default)]
-pub struct Reflink;
+pub struct Reflink {
+    /// Folders of clones that are being made, each locked (flock) until it has its name.
+    making: Mutex<BTreeMap<PathBuf, File>>,
+}
 
 /// A new file that shares its blocks with another one. It must not be there.
 pub fn clone_file(from: &Path, to: &Path) -> std::io::Result<()> {
     // Until its name goes, it is as secret as what it shares.
     let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
     Ok(ioctl_ficlone(clone, File::open(from)?)?)
+}
+
+/// A clone of a file below a folder. Who owns the folder may put links anywhere, and none is followed.
+fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let from = File::from(openat2(folder, file, flags, Mode::empty(), resolve)?);
+    if !from.metadata()?.is_file() {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no file"));
+    }
+    let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
+    ioctl_ficlone(&clone, &from)?;
+    // It belongs to whom the file belongs to; nobody gets to it but through us.
+    let metadata = from.metadata()?;
+    fchown(&clone, Some(metadata.uid()), Some(metadata.gid()))?;
+    clone.set_permissions(std::fs::Permissions::from_mode(metadata.mode() & 0o777))
 }
 
 /// Why files in a folder cannot be cloned; none where they can. It is tried, with two small files named after `label`.
@@ -79,21 +100,17 @@ fn files_below(folder: &Path) -> ProviderResult<Vec<PathBuf>> {
             }
             if metadata.is_file() {
                 files.push(inside);
-            } else if metadata.is_dir() && depth < DEPTH_MAX {
+            } else if metadata.is_dir() {
+                if depth == DEPTH_MAX {
+                    let deep = std::io::Error::new(std::io::ErrorKind::InvalidInput, "its folders are nested too deep");
+                    return Err(file_error("look into", &folder.join(inside), deep));
+                }
                 folders.push((inside, depth + 1));
             }
         }
     }
     files.sort();
     Ok(files)
-}
-
-/// The clone belongs to whom the file belongs to.
-fn finish(from: &Path, to: &Path) -> std::io::Result<()> {
-    let (file, metadata) = (File::open(to)?, from.metadata()?);
-    fchown(&file, Some(metadata.uid()), Some(metadata.gid()))?;
-    file.set_permissions(metadata.permissions())?;
-    file.sync_all()
 }
 
 impl Reflink {
@@ -105,14 +122,51 @@ impl Reflink {
     }
 
     fn clone_files(from: &Path, to: &Path, files: &[PathBuf]) -> ProviderResult<()> {
+        let folder = File::open(from).map_err(|source| file_error("open", from, source))?;
         for file in files {
-            let (from, to) = (from.join(file), to.join(file));
+            let to = to.join(file);
             if let Some(folder) = to.parent() {
                 make_folder(folder)?;
             }
-            clone_file(&from, &to).map_err(|source| file_error("clone", &from, source))?;
+            clone_below(&folder, file, &to).map_err(|source| file_error("clone", &from.join(file), source))?;
         }
         Ok(())
+    }
+
+    fn making(&self) -> MutexGuard<'_, BTreeMap<PathBuf, File>> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A folder for clones that is nobody else's. What somebody who was killed has left is taken away.
+    fn begin(&self, kept: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
+        let place = kept.hidden_place(name);
+        let failed = |action| {
+            let place = kept.shown_place(name);
+            move |source| file_error(action, &place, source)
+        };
+        if let Ok(left) = File::open(&place) {
+            if flock(&left, FlockOperation::NonBlockingLockExclusive).is_err() {
+                return Err(ProviderError::Exists {
+                    what: format!("{shown}, which somebody is making just now,"),
+                });
+            }
+            std::fs::remove_dir_all(&place).map_err(failed("remove what was left of"))?;
+        }
+        std::fs::create_dir(&place).map_err(failed("make"))?;
+        let open = File::open(&place).map_err(failed("open"))?;
+        let locked = flock(&open, FlockOperation::NonBlockingLockExclusive);
+        locked.map_err(|error| failed("lock")(error.into()))?;
+        self.making().insert(kept.shown_place(name), open);
+        Ok(())
+    }
+
+    /// Takes back what was cut, and has no name yet.
+    fn abandon(&self, kept: &SnapshotFolder, name: &str) -> bool {
+        let lock = self.making().remove(&kept.shown_place(name));
+        if lock.is_some() {
+            drop(std::fs::remove_dir_all(kept.hidden_place(name)));
+        }
+        lock.is_some()
     }
 }
 
@@ -148,7 +202,7 @@ impl Provider for Reflink {
     }
 
     fn snapshots(&self, name: &str) -> ProviderResult<Vec<HostSnapshot>> {
-        let kept = SnapshotFolder::of(Path::new(name));
+        let kept = SnapshotFolder::of(Path::new(name))?;
         let mut snapshots = Vec::new();
         for snapshot in kept.names()? {
             let noted = kept.noted(&snapshot);
@@ -180,12 +234,10 @@ impl Provider for Reflink {
     fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
         for one in wanted {
             let folder = Path::new(&one.dataset.name);
-            let kept = SnapshotFolder::of(folder);
-            kept.must_be_new(cut.name, &format!("{}@{}", one.dataset, cut.name))?;
-            kept.make()?;
-            let place = kept.hidden_place(cut.name);
-            // Somebody who was killed may have left it.
-            drop(std::fs::remove_dir_all(&place));
+            let shown = format!("{}@{}", one.dataset, cut.name);
+            check_name(cut.name)?;
+            let kept = SnapshotFolder::make(folder)?;
+            kept.must_be_new(cut.name, &shown)?;
             if let Some(reason) = why_not(&folder.join(OURS), cut.name) {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
@@ -193,22 +245,22 @@ impl Provider for Reflink {
                     reason,
                 });
             }
-            make_folder(&place)?;
+            self.begin(&kept, cut.name, &shown)?;
         }
         Ok(())
     }
 
     fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
-        let mut made = Vec::new();
         let done = group.iter().try_for_each(|one| {
             let folder = Path::new(&one.dataset.name);
-            let place = SnapshotFolder::of(folder).hidden_place(cut.name);
-            made.push(place.clone());
-            Self::clone_files(folder, &place, &Self::files_of(one)?)
+            // Its places are reached through what it has open.
+            let kept = SnapshotFolder::of(folder)?;
+            Self::clone_files(folder, &kept.hidden_place(cut.name), &Self::files_of(one)?)
         });
         if done.is_err() {
-            for place in made {
-                drop(std::fs::remove_dir_all(place));
+            for one in group {
+                let kept = SnapshotFolder::of(Path::new(&one.dataset.name));
+                drop(kept.map(|kept| self.abandon(&kept, cut.name)));
             }
         }
         done
@@ -216,19 +268,23 @@ impl Provider for Reflink {
 
     fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
         for one in group {
-            let folder = Path::new(&one.dataset.name);
-            let kept = SnapshotFolder::of(folder);
-            let (hidden, place) = (kept.hidden_place(cut.name), kept.place(cut.name));
-            // Settled before, it gets another record.
-            if hidden.is_dir() {
+            let kept = SnapshotFolder::of(Path::new(&one.dataset.name))?;
+            let lock = self.making().remove(&kept.shown_place(cut.name));
+            if lock.is_some() {
+                let (hidden, place) = (kept.hidden_place(cut.name), kept.place(cut.name));
                 for file in files_below(&hidden)? {
-                    let finished = finish(&folder.join(&file), &hidden.join(&file));
-                    finished.map_err(|source| file_error("finish", &hidden.join(&file), source))?;
+                    let synced = File::open(hidden.join(&file)).and_then(|file| file.sync_all());
+                    synced.map_err(|source| file_error("sync", &kept.shown_place(cut.name).join(&file), source))?;
                 }
                 kept.note(cut)?;
                 std::fs::rename(&hidden, &place).map_err(|source| file_error("rename", &hidden, source))?;
                 sync_folder(&place.with_file_name(""))?;
             } else {
+                // Settled before, it gets another record.
+                kept.must_be_there(&HostSnapshotName {
+                    dataset: one.dataset.clone(),
+                    name: cut.name.to_owned(),
+                })?;
                 kept.note(cut)?;
             }
         }
@@ -236,9 +292,11 @@ impl Provider for Reflink {
     }
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
-        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name));
-        // What was cut and never settled goes too.
-        drop(std::fs::remove_dir_all(kept.hidden_place(&snapshot.name)));
+        check_name(&snapshot.name)?;
+        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
+        if self.abandon(&kept, &snapshot.name) {
+            return Ok(());
+        }
         kept.remove(snapshot, || {
             // From one moment to the next it is no snapshot any more, and not half of one.
             let (place, hidden) = (kept.place(&snapshot.name), kept.hidden_place(&snapshot.name));
@@ -249,21 +307,21 @@ impl Provider for Reflink {
     }
 
     fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
-        SnapshotFolder::of(Path::new(&snapshot.dataset.name)).hold(snapshot, tag)
+        SnapshotFolder::of(Path::new(&snapshot.dataset.name))?.hold(snapshot, tag)
     }
 
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
-        SnapshotFolder::of(Path::new(&snapshot.dataset.name)).release(snapshot, tag)
+        SnapshotFolder::of(Path::new(&snapshot.dataset.name))?.release(snapshot, tag)
     }
 
     fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
-        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name));
+        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
         kept.must_be_there(snapshot)?;
-        Ok(View::lasting(kept.place(&snapshot.name)))
+        Ok(View::lasting(kept.shown_place(&snapshot.name)))
     }
 
     fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
-        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name));
+        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
         kept.must_be_there(snapshot)?;
         let (from, to) = (kept.place(&snapshot.name), Path::new(name));
         std::fs::create_dir(to).map_err(|source| match source.kind() {

@@ -92,7 +92,7 @@ impl FileSystem for Mounted {
     fn provider(&self) -> Box<dyn Provider> {
         match self.kind {
             "btrfs" => Box::new(Btrfs::new(tools())),
-            _ => Box::new(Reflink),
+            _ => Box::new(Reflink::default()),
         }
     }
 

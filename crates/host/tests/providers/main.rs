@@ -317,8 +317,88 @@ fn what_was_cut_and_not_settled_is_no_snapshot_of_clones() {
     world.provider.prepare(&[world.wanted()], &cut).unwrap();
     world.provider.cut(&[world.wanted()], &cut).unwrap();
     assert_eq!(world.names(), [""; 0]);
+    drop(world);
+    // Whoever made it is dead.
+    let world = World::new(&mounted);
     write(world.folder.join("disk.raw"), [3; 3]).unwrap();
     world.take("one", 5).unwrap();
     let view = world.provider.view(&world.name("one"), "look").unwrap();
     assert_eq!(read(view.path().join("disk.raw")).unwrap(), [3; 3]);
+}
+
+/// Who owns a dataset may put links into it, and whoever makes snapshots of it may be root.
+#[test]
+fn links_lead_nowhere() {
+    let place = tempfile::tempdir().unwrap();
+    let Ok(mounted) = lab::Mounted::at("xfs", &place.path().join("mounted")) else {
+        return;
+    };
+    let world = World::new(&mounted);
+    let elsewhere = place.path().join("elsewhere");
+    std::fs::create_dir_all(elsewhere.join("snapshots/one")).unwrap();
+    write(elsewhere.join("secret"), [5; 10_000]).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, world.folder.join(".holdfast")).unwrap();
+    for refused in [
+        world.take("two", 1),
+        world.provider.destroy(&world.name("one")),
+        world.provider.hold(&world.name("one"), "keep"),
+        world.provider.snapshots(&world.dataset.name).map(drop),
+    ] {
+        assert!(matches!(refused, Err(ProviderError::Refused { .. })), "{refused:?}");
+    }
+    assert!(elsewhere.join("snapshots/one").exists());
+    // A folder that others may look into, or own, is none of ours either.
+    std::fs::remove_file(world.folder.join(".holdfast")).unwrap();
+    std::fs::create_dir(world.folder.join(".holdfast")).unwrap();
+    std::os::unix::fs::chown(world.folder.join(".holdfast"), Some(12345), None).unwrap();
+    assert!(world.take("two", 1).is_err());
+    std::fs::remove_dir(world.folder.join(".holdfast")).unwrap();
+
+    // Links to files, and folders that are links by now, are not followed.
+    std::os::unix::fs::symlink(elsewhere.join("secret"), world.folder.join("link")).unwrap();
+    world.take("two", 1).unwrap();
+    let view = world.provider.view(&world.name("two"), "look").unwrap();
+    assert!(!view.path().join("link").exists() && view.path().join("disk.raw").exists());
+    let wanted = Wanted {
+        files: vec!["link".into()],
+        ..world.wanted()
+    };
+    let cut = Cutting {
+        name: "three",
+        time_s: 1,
+        record: "",
+    };
+    world.provider.prepare(std::slice::from_ref(&wanted), &cut).unwrap();
+    assert!(world.provider.cut(&[wanted], &cut).is_err());
+    assert_eq!(world.names(), ["two"]);
+}
+
+/// Two that make one snapshot at the same time: the second hears of the first, and harms nothing.
+#[test]
+fn what_somebody_is_making_is_left_to_him() {
+    let place = tempfile::tempdir().unwrap();
+    let Ok(mounted) = lab::Mounted::at("xfs", &place.path().join("mounted")) else {
+        return;
+    };
+    let (first, second) = (World::new(&mounted), World::new(&mounted));
+    let cut = Cutting {
+        name: "one",
+        time_s: 1,
+        record: "",
+    };
+    first.provider.prepare(&[first.wanted()], &cut).unwrap();
+    first.provider.cut(&[first.wanted()], &cut).unwrap();
+    let refused = second.take("one", 1).unwrap_err();
+    assert!(refused.to_string().contains("somebody is making"), "{refused}");
+    assert!(is_missing(&second.provider.destroy(&second.name("one")).unwrap_err()));
+    first.provider.settle(&[first.wanted()], &cut).unwrap();
+    assert_eq!(first.names(), ["one"]);
+    // One that was cut in vain goes without a trace.
+    let cut = Cutting { name: "two", ..cut };
+    first.provider.prepare(&[first.wanted()], &cut).unwrap();
+    first.provider.cut(&[first.wanted()], &cut).unwrap();
+    first.provider.destroy(&first.name("two")).unwrap();
+    assert!(first.provider.settle(&[first.wanted()], &cut).is_err());
+    let left = std::fs::read_dir(first.folder.join(".holdfast/snapshots")).unwrap();
+    assert_eq!(left.count(), 1);
 }
