@@ -25,7 +25,7 @@ pub use error::ProviderError;
 pub use locate::{Located, Place, locate};
 pub use mounts::Mounts;
 pub use reflink::{Reflink, clone_file, why_not as why_no_reflink};
-pub use zfs::Zfs;
+pub use zfs::{DeviceErrors, PoolDevice, PoolRoom, PoolState, Zfs};
 
 /// Result of asking a provider.
 pub type ProviderResult<T> = std::result::Result<T, ProviderError>;

@@ -38,6 +38,12 @@ pub(super) fn percent(text: &str) -> Option<u64> {
 
 /// All datasets and snapshots of an answer.
 pub(super) fn parse(answer: &str) -> ProviderResult<BTreeMap<String, Properties>> {
+    if !answer.is_empty() && !answer.ends_with('\n') {
+        return Err(ProviderError::Senseless {
+            program: super::ZFS,
+            detail: "its answer is cut short".to_owned(),
+        });
+    }
     let mut found: BTreeMap<String, Properties> = BTreeMap::new();
     for line in answer.lines() {
         // The value of a user's property may hold anything, also what separates the others.
