@@ -26,6 +26,7 @@ mod limits;
 mod memory;
 mod methods;
 mod mishaps;
+mod monitoring;
 #[path = "../../../../host/tests/qemu/lab.rs"]
 #[expect(
     dead_code,
