@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_block::Clock;
 use holdfast_engine::Providers;
 use holdfast_host::provider::{Dataset, HostSnapshotName, Located, ProviderKind, locate};
-use holdfast_host::{LocalTools, Tools};
+use holdfast_host::{Answer, LocalTools, ToolError, Tools};
 
 use crate::context::Context;
 use crate::errors::Error;
@@ -20,11 +21,43 @@ const TOOL_TIME_OUT: Duration = Duration::from_secs(120);
 /// The providers of this host.
 pub fn providers(context: &Context) -> Providers {
     let tools: Arc<dyn Tools> = Arc::new(LocalTools::new(Arc::clone(context.clock()), TOOL_TIME_OUT));
+    providers_of(&tools, context)
+}
+
+/// The providers that `tools` reach.
+pub fn providers_of(tools: &Arc<dyn Tools>, context: &Context) -> Providers {
     Providers::new(
-        &tools,
+        tools,
         context.runtime_folder().join("views"),
         Arc::clone(context.clock()),
     )
+}
+
+/// Programs of this host, which have so long for all their answers together.
+pub fn tools_until(context: &Context, time_out: Duration) -> Arc<dyn Tools> {
+    let clock = Arc::clone(context.clock());
+    let until = clock.now() + time_out;
+    Arc::new(ToolsUntil { clock, time_out, until })
+}
+
+struct ToolsUntil {
+    clock: Arc<dyn Clock>,
+    time_out: Duration,
+    until: Duration,
+}
+
+impl Tools for ToolsUntil {
+    fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
+        let left = self.until.saturating_sub(self.clock.now());
+        if left.is_zero() {
+            // One that hangs in the kernel takes its time even to be given up.
+            return Err(ToolError::TimedOut {
+                words: format!("{program} {}", arguments.join(" ")),
+                waited: self.time_out,
+            });
+        }
+        LocalTools::new(Arc::clone(&self.clock), left).ask(program, arguments)
+    }
 }
 
 /// The dataset that a word means; none where it may be a machine.
@@ -128,7 +161,13 @@ pub fn parse_snapshot(word: &OsStr) -> Result<HostSnapshotName, Error> {
 mod tests {
     use std::ffi::OsStr;
 
-    use super::{parse, parse_snapshot};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use holdfast_block::SystemClock;
+    use holdfast_host::{ToolError, Tools as _};
+
+    use super::{ToolsUntil, parse, parse_snapshot};
 
     fn said(word: &str) -> String {
         match parse(OsStr::new(word)) {
@@ -154,6 +193,18 @@ mod tests {
         );
         assert!(said("/etc/passwd").contains("is a file"));
         assert!(said("reflink:/nobody/is/here").contains("/nobody/is/here"));
+    }
+
+    #[test]
+    fn who_has_waited_long_enough_asks_nobody_else() {
+        let tools = |until| ToolsUntil {
+            clock: Arc::new(SystemClock::new()),
+            time_out: Duration::from_secs(5),
+            until,
+        };
+        assert!(tools(Duration::from_secs(30)).ask("true", &[]).unwrap().is_well);
+        let asked = tools(Duration::ZERO).ask("true", &[]);
+        assert!(matches!(asked, Err(ToolError::TimedOut { waited, .. }) if waited.as_secs() == 5));
     }
 
     #[test]

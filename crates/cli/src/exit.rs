@@ -4,6 +4,8 @@
 
 use std::process::ExitCode;
 
+use holdfast_policy::sanoid::Level;
+
 /// How the program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Exit {
@@ -19,10 +21,12 @@ pub enum Exit {
     Locked,
     /// Stored data is damaged.
     Damage,
+    /// What a check of `holdfast monitor` says. Its numbers are those of Nagios, and mean something else than all others.
+    Check(Level),
 }
 
 impl Exit {
-    /// All of them, in the order of their codes.
+    /// All but those of checks, in the order of their codes.
     pub const ALL: [Self; 6] = [
         Self::Ok,
         Self::Error,
@@ -41,18 +45,22 @@ impl Exit {
             Self::Warnings => 3,
             Self::Locked => 4,
             Self::Damage => 5,
+            Self::Check(level) => level.code(),
         }
     }
 
     /// The word for it in JSON documents.
     pub const fn status(self) -> &'static str {
         match self {
-            Self::Ok => "ok",
+            Self::Ok | Self::Check(Level::Ok) => "ok",
             Self::Error => "error",
             Self::Usage => "usage",
             Self::Warnings => "warnings",
             Self::Locked => "locked",
             Self::Damage => "damage",
+            Self::Check(Level::Warning) => "warning",
+            Self::Check(Level::Critical) => "critical",
+            Self::Check(Level::Unknown) => "unknown",
         }
     }
 
@@ -65,15 +73,22 @@ impl Exit {
             Self::Warnings => "done, with warnings that want a look",
             Self::Locked => "locked by somebody else: try again later",
             Self::Damage => "damaged data found",
+            Self::Check(level) => level.word(),
         }
     }
 
     /// The section of `holdfast --help` that documents the codes.
     pub fn help() -> String {
-        let lines: Vec<String> = Self::ALL
+        let mut lines: Vec<String> = Self::ALL
             .iter()
             .map(|exit| format!("  {}  {}", exit.code(), exit.meaning()))
             .collect();
+        let checks = [Level::Ok, Level::Warning, Level::Critical, Level::Unknown].map(Self::Check);
+        let checks = checks.map(|exit| format!("{} {}", exit.code(), exit.meaning()));
+        lines.push(format!(
+            "Of monitor snapshots, health and capacity, as of Nagios:\n  {}",
+            checks.join(", ")
+        ));
         lines.join("\n")
     }
 
@@ -95,6 +110,8 @@ impl From<Exit> for ExitCode {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_policy::sanoid::Level;
+
     use super::Exit;
 
     /// Scripts out there test for these numbers and words.
@@ -112,6 +129,16 @@ mod tests {
                 (5, "damage")
             ]
         );
+    }
+
+    #[test]
+    fn checks_end_as_nagios_has_it_whatever_else_there_is() {
+        let levels = [Level::Ok, Level::Warning, Level::Critical, Level::Unknown];
+        let stable = levels.map(|level| {
+            let exit = Exit::Check(level).with_warning_count(1);
+            (exit.code(), exit.status())
+        });
+        assert_eq!(stable, [(0, "ok"), (1, "warning"), (2, "critical"), (3, "unknown")]);
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub mod machines;
 pub mod output;
 pub mod password;
 pub mod program;
+pub mod prometheus;
 pub mod runs;
 pub mod sanoid_file;
 pub mod snapshot;

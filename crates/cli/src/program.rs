@@ -1,11 +1,15 @@
 //! From the command line to the exit code.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{ColorChoice, FromArgMatches as _};
+use holdfast_policy::sanoid::Level;
 
 use crate::args::{Arguments, ColorWhen, command_tree};
+use crate::commands::tell_check;
 use crate::context::Context;
 use crate::environment::Environment;
 use crate::errors::{Error, chain};
@@ -15,12 +19,12 @@ use crate::output::{Format, error_document};
 
 /// Runs the program as this process.
 pub fn main() -> ExitCode {
-    run(std::env::args_os().collect(), Environment::of_process()).into()
+    run(&std::env::args_os().collect::<Vec<_>>(), Environment::of_process()).into()
 }
 
 /// Runs the program with the words of a command line.
-fn run(words: Vec<OsString>, environment: Environment) -> Exit {
-    let color = color_of(&words);
+fn run(words: &[OsString], environment: Environment) -> Exit {
+    let color = color_of(words);
     let parsed = command_tree()
         .color(clap_color(color, &environment))
         .try_get_matches_from(words)
@@ -37,9 +41,32 @@ fn run(words: Vec<OsString>, environment: Environment) -> Exit {
             // Help and version that were asked for are an answer; everything else is wrong usage.
             // Nobody is left to tell when the stream is gone.
             error.print().ok();
-            if error.use_stderr() { Exit::Usage } else { Exit::Ok }
+            match error.use_stderr() {
+                false => Exit::Ok,
+                true if is_check(words) => check_unknown(&error),
+                true => Exit::Usage,
+            }
         }
     }
+}
+
+/// Whether a command line that cannot be read is one of a check, whose caller reads nothing but standard output.
+fn is_check(words: &[OsString]) -> bool {
+    let matches = command_tree().ignore_errors(true).try_get_matches_from(words);
+    let path = matches.map(|matches| verb_path(&matches)).unwrap_or_default();
+    path.starts_with("monitor") && path != "monitor metrics"
+}
+
+/// Tells the caller of a check that its command line makes no sense.
+fn check_unknown(error: &clap::Error) -> Exit {
+    let text = error.to_string();
+    let reason = match error.kind() {
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "name a check: snapshots, health or capacity",
+        _ => text.lines().next().unwrap_or_default().trim_start_matches("error: "),
+    };
+    // Nobody is left to tell when the stream is gone.
+    std::io::stdout().write_all(tell_check(reason).as_bytes()).ok();
+    Exit::Check(Level::Unknown)
 }
 
 /// Tells why a verb failed; a job that a signal has stopped ends the program by that signal.
@@ -106,8 +133,29 @@ fn clap_color(when: ColorWhen, environment: &Environment) -> ColorChoice {
 
 #[cfg(test)]
 mod tests {
-    use super::color_of;
+    use super::{color_of, is_check};
     use crate::args::ColorWhen;
+
+    #[test]
+    fn a_check_is_known_by_its_words_whatever_is_wrong_with_them() {
+        let is_check = |line: &str| is_check(&line.split(' ').map(Into::into).collect::<Vec<_>>());
+        for line in [
+            "holdfast monitor",
+            "holdfast monitor helth",
+            "holdfast monitor health --tiemout 3",
+            "holdfast --json monitor health a b",
+            "holdfast -r x monitor snapshots --timeout never",
+        ] {
+            assert!(is_check(line), "{line}");
+        }
+        for line in [
+            "holdfast",
+            "holdfast monitor metrics --outptu x",
+            "holdfast list monitor health",
+        ] {
+            assert!(!is_check(line), "{line}");
+        }
+    }
 
     #[test]
     fn colour_is_known_before_the_line_is_parsed() {

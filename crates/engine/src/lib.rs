@@ -33,6 +33,7 @@ mod list;
 mod machine_backup;
 mod machine_restore;
 mod meter;
+mod monitor;
 mod name;
 mod new_file;
 mod new_image;
@@ -90,6 +91,10 @@ pub use machine_restore::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
     MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine,
     PlannedResumption, Refusal, RestoreAs, Resumed, Room, Started, plan_machine_restore, restore_machine,
+};
+pub use monitor::{
+    DatasetFigures, MonitorReport, MonitorRequest, PoolFigures, TypeFigures, check_capacity, check_health,
+    check_snapshots, monitor,
 };
 pub use name::{DiskName, MachineName, NameError};
 pub use new_image::Overwrite;

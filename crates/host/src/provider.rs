@@ -27,7 +27,7 @@ pub use locate::{Located, Place, locate};
 pub use mounts::Mounts;
 pub use reflink::{Reflink, clone_file, why_not as why_no_reflink};
 pub use transfer::is_in_transfer;
-pub use zfs::Zfs;
+pub use zfs::{DeviceErrors, PoolDevice, PoolRoom, PoolState, Zfs};
 
 /// Result of asking a provider.
 pub type ProviderResult<T> = std::result::Result<T, ProviderError>;

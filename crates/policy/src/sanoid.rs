@@ -2,22 +2,26 @@
 //!
 //! [`SanoidConfig::parse`] reads a `sanoid.conf`; [`SanoidConfig::resolve`] says what holds for each dataset. Which snapshots are due,
 //! [`DatasetPolicy::due`], and which have served their time, [`DatasetPolicy::expired`], is decided as sanoid decides it, to the
-//! second; [`freshness`] says what its monitor says. Where this is meant to differ, `docs/sanoid.md` says so.
+//! second; [`freshness`], [`health`] and [`capacity`] say what its monitor says. Where this is meant to differ, `docs/sanoid.md` says so.
 //!
 //! Source: the behaviour of sanoid 2.1.0 and 2.3.0, <https://github.com/jimsalterjrs/sanoid>; a test compares every decision with the
 //! real program's.
 
+mod check;
 mod config;
 mod due;
 mod expired;
 mod freshness;
 mod ini;
 mod keys;
+mod pools;
 mod resolve;
 
+pub use check::{Check, Level};
 pub use config::{SanoidConfig, SanoidError, SanoidWarning};
 pub use expired::{Expired, ExpiryReason, TypedSnapshot};
-pub use freshness::{Freshness, Level, freshness};
+pub use freshness::freshness;
+pub use pools::{CapacityLimits, PoolAnswer, PoolDevice, PoolFacts, capacity, health, percent};
 pub use resolve::{DatasetPolicy, Hooks, Origin, Resolved, Setting};
 
 use std::fmt;

@@ -335,7 +335,7 @@ fn compare(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
             let config = SanoidConfig::parse(&case.configuration).unwrap();
             let datasets = config.resolve(&DATASETS.map(str::to_owned)).datasets;
             let ours = freshness(&datasets, |dataset, kind| newest(&case, dataset, kind), case.now);
-            let ours = (ours.line.as_str(), ours.level as i32);
+            let ours = (ours.line.as_str(), i32::from(ours.level.code()));
             assert_eq!(ours, (said.trim_end(), code), "seed {seed}, at {at}");
         }
     }

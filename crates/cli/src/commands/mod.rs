@@ -16,6 +16,7 @@ mod list;
 mod live_server;
 mod machines;
 mod man;
+mod monitor;
 mod prune;
 mod repair;
 mod restore;
@@ -28,6 +29,8 @@ mod stats;
 mod verify;
 mod version;
 mod watchdog;
+
+pub use monitor::tell_check;
 
 use crate::args::Example;
 use crate::context::Context;
@@ -50,6 +53,8 @@ pub enum Verb {
     Snapshot(snapshot::SnapshotArgs),
     /// Carry out a policy of host snapshots once: take what is due, remove what has served its time
     Cron(cron::CronArgs),
+    /// Check whether a policy is met, and how its pools are, for Nagios and Prometheus
+    Monitor(monitor::MonitorArgs),
     /// Work on the host snapshots that are there
     Host(host::HostArgs),
     /// Find what dead backups and forgotten snapshots left at machines, and mend it
@@ -114,6 +119,7 @@ impl Verb {
             Self::Machines(args) => machines::run(args, context),
             Self::Snapshot(args) => snapshot::run(args, context),
             Self::Cron(args) => cron::run(args, context),
+            Self::Monitor(args) => monitor::run(args, context),
             Self::Host(args) => host::run(args, context),
             Self::Doctor(args) => doctor::run(args, context),
             Self::List(args) => list::run(args, context),
@@ -202,6 +208,7 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "man" => man::EXAMPLES,
         "live-server" => live_server::EXAMPLES,
         "watchdog" => watchdog::EXAMPLES,
+        _ if path.starts_with("monitor") => monitor::examples_of(path),
         _ if path.starts_with("host") => host::examples_of(path),
         _ => image::examples_of(path),
     }

@@ -101,6 +101,9 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     rig.write("sanoid.conf", b"[tank]\nhourly = 3\nuse_template = gone\n");
     add("config check", 3, &["sanoid.conf"]);
     add("config show", 3, &["sanoid.conf", "--effective"]);
+    for check in ["monitor snapshots", "monitor health", "monitor capacity"] {
+        add(check, 3, &["nowhere.conf"]);
+    }
     std::fs::create_dir(rig.path("pages")).unwrap();
     add("man", 0, &["pages"]);
     reports

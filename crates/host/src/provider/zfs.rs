@@ -5,6 +5,7 @@
 //!
 //! Source: zfs(8), zfsprops(7); OpenZFS 2.1, zfs-fuse 0.7.0.
 
+mod pool;
 mod table;
 mod words;
 
@@ -22,6 +23,7 @@ use super::{
     ProviderResult, View, Wanted,
 };
 use crate::process::Tools;
+pub use pool::{DeviceErrors, PoolDevice, PoolRoom, PoolState};
 use table::{Properties, parse};
 use words::refusal;
 
@@ -102,21 +104,6 @@ impl Zfs {
             words.push(what);
         }
         parse(&self.ask(("look at", what), &words)?)
-    }
-
-    /// How full a pool is, in percent.
-    pub fn used_percent(&self, pool: &str) -> ProviderResult<u8> {
-        full_name(pool, "check")?;
-        let words = ["list", "-H", "-o", "capacity", pool];
-        let answer = self.tools.ask(ZPOOL, &words)?;
-        if !answer.is_well {
-            return Err(refusal("look at", pool, &answer.complaint));
-        }
-        let senseless = |_| ProviderError::Senseless {
-            program: ZPOOL,
-            detail: format!("{pool} is full to {:?}", answer.output),
-        };
-        answer.output.trim().trim_end_matches('%').parse().map_err(senseless)
     }
 
     fn state(name: &str, properties: &Properties, mounts: &Mounts) -> DatasetState {

@@ -2,34 +2,15 @@
 
 use jiff::Timestamp;
 
+use super::check::{Check, Level};
 use super::{DatasetPolicy, SnapshotType};
-
-/// What a check has found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Freshness {
-    /// How bad it is, as the exit code of the check.
-    pub level: Level,
-    /// The check's one line.
-    pub line: String,
-}
-
-/// How bad it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Level {
-    /// All is well: exit code 0.
-    Ok,
-    /// Somebody should look: exit code 1.
-    Warning,
-    /// Somebody must look: exit code 2.
-    Critical,
-}
 
 /// Looks at all datasets; `newest` tells when the newest snapshot of a dataset and a type was taken.
 pub fn freshness(
     datasets: &[DatasetPolicy],
     newest: impl Fn(&str, SnapshotType) -> Option<Timestamp>,
     now: Timestamp,
-) -> Freshness {
+) -> Check {
     let mut level = Level::Ok;
     let (mut findings, mut names) = (Vec::new(), Vec::new());
     for dataset in datasets.iter().filter(|dataset| dataset.is_monitored()) {
@@ -52,7 +33,7 @@ pub fn freshness(
     } else {
         sorted(findings).join(", ")
     };
-    Freshness { level, line }
+    Check { level, line }
 }
 
 fn sorted<T: AsRef<str>>(mut words: Vec<T>) -> Vec<T> {
@@ -61,6 +42,12 @@ fn sorted<T: AsRef<str>>(mut words: Vec<T>) -> Vec<T> {
 }
 
 impl DatasetPolicy {
+    /// Whether the newest snapshot of a type is as fresh as it should be, or need not be fresh.
+    pub fn is_fresh(&self, kind: SnapshotType, newest: Option<Timestamp>, now: Timestamp) -> bool {
+        let age_seconds = newest.map(|newest| now.as_second() - newest.as_second());
+        self.finding(kind, age_seconds).is_none()
+    }
+
     /// What is wrong with the age of the newest snapshot of a type, and how much of that counts.
     fn finding(&self, kind: SnapshotType, age_seconds: Option<i64>) -> Option<(Level, String)> {
         if self.count(kind) == 0 {

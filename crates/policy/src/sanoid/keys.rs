@@ -89,7 +89,7 @@ pub(super) const KEYS: [Key; 52] = [
     key("monthly_crit", Form::Lapse, "40d"),
     key("yearly_warn", Form::Lapse, "0"),
     key("yearly_crit", Form::Lapse, "0"),
-    // These count in the section of a pool's root only.
+    // Of a pool: those of its root count, where it has a section.
     key("capacity_warn", PERCENT, "80"),
     key("capacity_crit", PERCENT, "95"),
 ];

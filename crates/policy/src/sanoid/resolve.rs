@@ -253,6 +253,11 @@ impl DatasetPolicy {
         self.is_on("monitor") && !self.is_for_children_only()
     }
 
+    /// Whether somebody is told when what is below it has no fresh snapshots, and it has none itself.
+    pub fn is_monitored_below(&self) -> bool {
+        self.is_on("monitor") && self.is_for_children_only()
+    }
+
     /// Whether its snapshots, where it has its own, are taken with those of all datasets below it, of one instant.
     pub fn is_tree(&self) -> bool {
         self.is_in_tree && self.takes()

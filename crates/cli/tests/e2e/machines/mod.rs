@@ -26,6 +26,7 @@ mod limits;
 mod memory;
 mod methods;
 mod mishaps;
+mod monitoring;
 mod policies;
 #[path = "../../../../host/tests/qemu/lab.rs"]
 #[expect(

@@ -7,6 +7,7 @@ mod crashes;
 mod full_disks;
 mod interruptions;
 mod keys;
+mod monitoring;
 mod refusals;
 mod restores;
 mod retention;

@@ -40,6 +40,9 @@ pub(super) fn parse(answer: &str) -> ProviderResult<BTreeMap<String, Properties>
         program: super::ZFS,
         detail,
     };
+    if !answer.is_empty() && !answer.ends_with('\n') {
+        return Err(senseless("its answer is cut short".to_owned()));
+    }
     let mut found: BTreeMap<String, Properties> = BTreeMap::new();
     for line in answer.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
