@@ -174,10 +174,22 @@ pub fn take_host_snapshots(
             .provider
             .settle(&group.wanted, &group.cutting(instant.time, &text))
     };
-    groups
-        .iter()
-        .try_for_each(settle)
-        .inspect_err(|_| take_back(&groups, job))?;
+    for group in &groups {
+        match settle(group) {
+            Ok(()) => {}
+            // It is there since it was cut, with a record that knows less.
+            Err(error) if group.provider.kind() == ProviderKind::Zfs => {
+                job.progress.warning(&format!(
+                    "what is noted of {} is what was known at its instant: {error}",
+                    group.name
+                ));
+            }
+            Err(error) => {
+                take_back(&groups, job);
+                return Err(error.into());
+            }
+        }
+    }
     Ok(HostSnapshotReport {
         snapshots: request.cuts.iter().flat_map(NamedCut::snapshots).collect(),
         time: instant.time,

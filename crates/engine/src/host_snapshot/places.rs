@@ -49,7 +49,10 @@ fn is_in(place: &Place, wanted: &Wanted) -> bool {
         }
         _ => false,
     };
-    dataset.provider == of.provider && (dataset.name == of.name || is_below)
+    let is_of_it = dataset.provider == of.provider && (dataset.name == of.name || is_below);
+    // The same folder may be looked at as a subvolume, and as one of clones.
+    let are_folders = dataset.provider != ProviderKind::Zfs && of.provider != ProviderKind::Zfs;
+    is_of_it || are_folders && Path::new(&of.name).join(&place.path).starts_with(&dataset.name)
 }
 
 /// Where the disks of a machine are that it can write.
@@ -135,6 +138,7 @@ mod tests {
         assert_eq!(found(wanted(ProviderKind::Zfs, "t/vm", true)), [true, false]);
         assert_eq!(found(wanted(ProviderKind::Zfs, "t/v", true)), [false, false]);
         assert_eq!(found(wanted(ProviderKind::Reflink, "/srv/vms", false)), [false, true]);
+        assert_eq!(found(wanted(ProviderKind::Btrfs, "/srv", false)), [false, true]);
         assert_eq!(found(wanted(ProviderKind::Reflink, "/srv/vm", false)), [false, false]);
     }
 }

@@ -121,6 +121,16 @@ impl Zfs {
         }
     }
 
+    /// A dataset, and where it is cut with them those below it.
+    fn with_below(&self, one: &Wanted) -> ProviderResult<Vec<String>> {
+        let name = &one.dataset.name;
+        if !one.is_tree {
+            return Ok(vec![name.clone()]);
+        }
+        let found = self.get(&["-r"], "type", name)?;
+        Ok(found.into_keys().filter(|name| !name.contains('@')).collect())
+    }
+
     /// The clone that lays open a snapshot, and what takes it away again.
     fn clone_for_view(&self, snapshot: &str, label: &str) -> ProviderResult<View> {
         let pool = snapshot.split(['/', '@']).next().unwrap_or_default();
@@ -314,11 +324,17 @@ impl Provider for Zfs {
 
     fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
         let record = record_property(cut.record)?;
-        group.iter().try_for_each(|one| {
-            let full = full_name(&one.dataset.name, cut.name)?;
-            self.ask(("note the record of", &full), &["set", &record, &full])
-                .map(drop)
-        })
+        for one in group {
+            for name in self.with_below(one)? {
+                let full = full_name(&name, cut.name)?;
+                match self.ask(("note the record of", &full), &["set", &record, &full]) {
+                    // It has been made since.
+                    Err(ProviderError::NotThere { .. }) if name != one.dataset.name => {}
+                    other => drop(other?),
+                }
+            }
+        }
+        Ok(())
     }
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {

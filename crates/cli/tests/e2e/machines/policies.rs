@@ -266,3 +266,38 @@ fn datasets_that_are_gone_are_doubted() {
     assert!(done["doubts"][0].as_str().unwrap().contains("renamed"), "{done}");
     assert_eq!(policed.names(), [""; 0]);
 }
+
+/// A dataset with all below it, at one instant: all of them know how it came about, and none is made where one cannot be.
+#[test]
+fn a_tree_is_cut_as_a_whole() {
+    let Some(policed) = Policed::new() else { return };
+    let child = format!("{}/child", policed.pool);
+    zfs(&["create", &child]);
+    let text = format!("[{}]\nrecursive = zfs\n{FREQUENTLY}", policed.pool);
+    policed.on.world.rig.write("sanoid.conf", text.as_bytes());
+    let done = policed.run(0, &[]);
+    assert_eq!(done["taken"][0]["machines"][0]["name"], "web1", "{done}");
+    let names = policed.names();
+    assert_eq!(names.len(), 1);
+    let record = |dataset: &str| {
+        let name = format!("{dataset}@{}", names[0]);
+        system("zfs", &["get", "-H", "-o", "value", "holdfast:record", &name]).unwrap()
+    };
+    assert_eq!(record(&policed.pool), record(&child));
+    assert!(record(&child).contains("web1"));
+
+    zfs(&["snapshot", &format!("{child}@keep")]);
+    let uri = policed.on.world.lab.uri();
+    let words = [
+        "snapshot",
+        &format!("zfs:{}", policed.pool),
+        "--recursive",
+        "--name",
+        "keep",
+    ];
+    let (kind, said) = policed.on.world.rig.error(1, &at(&uri, &words));
+    assert_eq!(kind, "exists", "{said}");
+    system("zfs", &["get", "-H", "type", &format!("{child}@keep")]).unwrap();
+    assert_eq!(policed.names(), names);
+    policed.on.world.assert_runs_and_is_clean();
+}

@@ -93,13 +93,19 @@ impl Sealed {
         self.lab.path("web3_VARS.fd")
     }
 
-    /// Waits until the firmware has started the TPM, and writes no more.
+    /// Waits until the firmware has started the TPM, and writes no more: neither there nor to its variables.
     fn rest(&self, name: &str) {
         let start = self.clock.now();
-        let (mut last, mut since) = (self.state(name), start);
+        let written = || {
+            (
+                self.state(name),
+                std::fs::read(self.lab.path(&format!("{name}_VARS.fd"))).ok(),
+            )
+        };
+        let (mut last, mut since) = (written(), start);
         loop {
             self.clock.sleep(Duration::from_millis(200));
-            let (now, state) = (self.clock.now(), self.state(name));
+            let (now, state) = (self.clock.now(), written());
             if state != last {
                 (last, since) = (state, now);
             } else if now.saturating_sub(since) > REST && since != start {
