@@ -168,28 +168,7 @@ pub fn take_host_snapshots(
         }
     };
     let record = HostSnapshotRecord::new(request, instant.time, &guests);
-    let text = record.encode();
-    let settle = |group: &Group<'_>| {
-        group
-            .provider
-            .settle(&group.wanted, &group.cutting(instant.time, &text))
-    };
-    for group in &groups {
-        match settle(group) {
-            Ok(()) => {}
-            // It is there since it was cut, with a record that knows less.
-            Err(error) if group.provider.kind() == ProviderKind::Zfs => {
-                job.progress.warning(&format!(
-                    "what is noted of {} is what was known at its instant: {error}",
-                    group.name
-                ));
-            }
-            Err(error) => {
-                take_back(&groups, job);
-                return Err(error.into());
-            }
-        }
-    }
+    settle(&groups, (instant.time, &record), job).inspect_err(|_| take_back(&groups, job))?;
     Ok(HostSnapshotReport {
         snapshots: request.cuts.iter().flat_map(NamedCut::snapshots).collect(),
         time: instant.time,
@@ -198,6 +177,24 @@ pub fn take_host_snapshots(
         guests,
         record,
     })
+}
+
+/// Makes what was cut durable, with the whole record.
+fn settle(groups: &[Group<'_>], (time, record): (Timestamp, &HostSnapshotRecord), job: Job<'_>) -> Result<()> {
+    let text = record.encode();
+    for group in groups {
+        let settled = group.provider.settle(&group.wanted, &group.cutting(time, &text));
+        match settled {
+            // It is there since it was cut, with a record that knows less.
+            Err(error) if group.provider.kind() == ProviderKind::Zfs => {
+                let name = group.name;
+                let message = format!("what is noted of {name} is what was known at its instant: {error}");
+                job.progress.warning(&message);
+            }
+            other => other?,
+        }
+    }
+    Ok(())
 }
 
 /// What was cut, and is not worth anything, goes.
