@@ -270,8 +270,17 @@ impl<'a> Session<'a> {
     /// own, the partition that it boots from. One that somebody else has stopped is left to him.
     fn stop(&mut self, is_one_instant: bool, job: Job<'a>) {
         let has_to_stop = self.guest.has_to_stop || !is_one_instant;
-        if !self.is_watched || !has_to_stop || !self.is_running() {
+        if !self.is_watched || !has_to_stop {
             return;
+        }
+        match self.tell("query-status") {
+            Ok(status) if status["running"] == true => {}
+            Ok(_) => return,
+            // Whether it runs is not known, so its disks could be of several instants.
+            Err(error) => {
+                self.failure = Some(error);
+                return;
+            }
         }
         let stopped = self
             .guard
