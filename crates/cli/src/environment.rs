@@ -19,6 +19,9 @@ pub const LIBVIRT_URI: &str = "LIBVIRT_DEFAULT_URI";
 /// The user's folder for sockets.
 pub const RUNTIME_FOLDER: &str = "XDG_RUNTIME_DIR";
 
+/// Where the states of machines in host snapshots are kept.
+pub const STATES: &str = "HOLDFAST_STATES";
+
 /// The user's folder for what programs keep from run to run.
 pub const STATE_FOLDER: &str = "XDG_STATE_HOME";
 /// The user's folder for configurations.
@@ -27,7 +30,7 @@ pub const CONFIGURATION_FOLDER: &str = "XDG_CONFIG_HOME";
 pub const HOME: &str = "HOME";
 
 /// All of them, with what they are good for.
-pub const VARIABLES: [(&str, &str); 11] = [
+pub const VARIABLES: [(&str, &str); 12] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
@@ -36,6 +39,7 @@ pub const VARIABLES: [(&str, &str); 11] = [
         CREDENTIALS_DIRECTORY,
         "set by systemd; may hold the credential holdfast.password",
     ),
+    (STATES, "like --states, for host snapshots of machines"),
     (LIBVIRT_URI, "like --connect, for machines"),
     (RUNTIME_FOLDER, "where sockets are put; /run where not set"),
     (

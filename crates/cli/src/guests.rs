@@ -1,6 +1,7 @@
 //! The machines that hold still while host snapshots are made.
 
 use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, places_of};
+use holdfast_host::qemu::memory::MemoryMode;
 use holdfast_host::{Description, DiskChoice};
 use serde::Serialize;
 
@@ -27,6 +28,24 @@ impl From<QuiesceWhen> for Quiesce {
             QuiesceWhen::Try => Self::Try,
             QuiesceWhen::Require => Self::Require,
             QuiesceWhen::Off => Self::Off,
+        }
+    }
+}
+
+/// How memory is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum MemoryHow {
+    /// While the machine runs
+    Live,
+    /// While the machine stands still
+    Stopped,
+}
+
+impl From<MemoryHow> for MemoryMode {
+    fn from(how: MemoryHow) -> Self {
+        match how {
+            MemoryHow::Live => Self::Live,
+            MemoryHow::Stopped => Self::Stopped,
         }
     }
 }
@@ -72,14 +91,23 @@ impl KnownGuest {
     }
 
     /// What is asked of it.
-    pub fn request(&self, quiesce: Quiesce, context: &Context) -> holdfast_engine::Result<GuestRequest<'_>> {
+    ///
+    /// Where its state is kept, it stands still for what of it is in files.
+    pub fn request(
+        &self,
+        quiesce: Quiesce,
+        keeps_state: bool,
+        context: &Context,
+    ) -> holdfast_engine::Result<GuestRequest<'_>> {
         let run = runs::new_run()?;
         let journal = runs::journal(context, &self.found.way);
         Ok(GuestRequest {
             machine: &*self.found.machine,
             description: self.description.clone(),
             quiesce,
-            has_to_stop: false,
+            places: self.places.clone(),
+            has_to_stop: keeps_state && (self.description.nvram.is_some() || self.description.tpm.is_some()),
+            memory: None,
             watchdog: Some(runs::watchdog(self.found.way.clone(), run, journal.as_ref())?),
             journal,
             run,
@@ -94,7 +122,7 @@ pub struct GuestDocument {
     uuid: String,
     /// "running", "paused" or "shut off".
     state: String,
-    /// "file system", "crash" or "shut off".
+    /// "memory", "file system", "crash" or "shut off".
     consistency: &'static str,
     /// How long its file systems were frozen; null where they were not.
     frozen_us: Option<u64>,
@@ -102,6 +130,8 @@ pub struct GuestDocument {
     paused_us: Option<u64>,
     /// Why its file systems were not frozen; null where they were, or need not be.
     not_frozen: Option<String>,
+    /// Bytes of its memory; null where that was not taken.
+    memory_bytes: Option<u64>,
 }
 
 impl From<&GuestReport> for GuestDocument {
@@ -121,7 +151,8 @@ impl From<&GuestReport> for GuestDocument {
             consistency: report.consistency(),
             frozen_us: frozen.map(micros),
             paused_us: report.paused.map(micros),
-            not_frozen: why,
+            not_frozen: why.filter(|_| report.memory_bytes.is_none()),
+            memory_bytes: report.memory_bytes,
         }
     }
 }
@@ -131,6 +162,9 @@ impl GuestDocument {
     pub fn line(&self) -> String {
         let time = |us| units::duration(std::time::Duration::from_micros(us));
         let mut parts = vec![match (&self.not_frozen, self.frozen_us) {
+            _ if self.memory_bytes.is_some() => {
+                format!("with {} of memory", units::bytes(self.memory_bytes.unwrap_or_default()))
+            }
             (_, Some(us)) => format!("its file systems were frozen for {}", time(us)),
             (Some(why), None) => format!("as after a power cut: {why}"),
             (None, None) => self.state.clone(),

@@ -25,6 +25,7 @@ pub mod prometheus;
 pub mod runs;
 pub mod sanoid_file;
 pub mod snapshot;
+pub mod states;
 pub mod terminal;
 pub mod time;
 pub mod units;

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use holdfast_engine::JournalPlace;
+use holdfast_engine::{JournalPlace, SetId};
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
 use holdfast_repo::{Processes as _, SystemProcesses};
 
@@ -41,6 +41,13 @@ pub fn new_run() -> holdfast_engine::Result<u32> {
     let mut run = [0; 4];
     SystemRandomness.fill(&mut run)?;
     Ok(u32::from_le_bytes(run))
+}
+
+/// A random number, which host snapshots of one instant have in common.
+pub fn new_set() -> holdfast_engine::Result<SetId> {
+    let mut set = [0; 8];
+    SystemRandomness.fill(&mut set)?;
+    Ok(SetId(u64::from_le_bytes(set)))
 }
 
 /// The command that starts this program as the watchdog of a run on the machine at `way`.

@@ -14,6 +14,7 @@ mod list;
 mod places;
 mod record;
 mod remove;
+mod with_memory;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,12 +31,15 @@ use jiff::Timestamp;
 
 use crate::error::Result;
 use crate::job::Job;
+use crate::machine_backup::Beside;
+use crate::machine_state::{SetId, StateStore, StateToKeep};
 pub use guests::{GuestReport, GuestRequest};
-use guests::{Instant, Sessions};
+use guests::{Held, Instant, Sessions};
 pub use list::{HostSnapshotList, HostSnapshotState, list_host_snapshots};
 pub use places::{MachinePlaces, machines_in, places_of};
 pub use record::HostSnapshotRecord;
 pub use remove::{HostRemovalReport, HostRemovalRequest, PlannedRemoval, remove_host_snapshots};
+pub use with_memory::MemoryWish;
 
 /// The providers of a host.
 pub struct Providers {
@@ -86,6 +90,10 @@ pub struct HostSnapshotRequest<'a> {
     pub now: &'a dyn Fn() -> Timestamp,
     /// The program that does it.
     pub program: String,
+    /// What all of them have in common: a random number.
+    pub set: SetId,
+    /// Where the states of the machines are kept; none where they are not.
+    pub states: Option<&'a StateStore>,
 }
 
 /// Host snapshots of one name.
@@ -142,41 +150,105 @@ pub fn take_host_snapshots(
     for group in &groups {
         group.provider.prepare(&group.wanted, &group.cutting(time, &unknown))?;
     }
+    let configurations = configurations(request)?;
     job.interrupt.check()?;
     let sessions = Sessions::begin(&request.guests, (time, is_one_instant), job)?;
     let (mut instant, mut cut_count) = (Instant::default(), 0);
+    let mut besides = Vec::new();
     let held = sessions.hold_still(&mut |states| {
         instant.time = (request.now)();
         let record = HostSnapshotRecord::new(request, instant.time, states).encode();
         let start = job.clock.now();
         let made = cut_all(&groups, (instant.time, &record), &mut cut_count);
         instant.cut = job.clock.now().saturating_sub(start);
+        if request.states.is_some() {
+            let guests = request.guests.iter();
+            besides.extend(guests.map(|guest| Beside::read(&guest.description, job.clock)));
+        }
         within();
         made
     });
     // What of this name was there before is not ours: only what was cut is taken back, and when all machines run.
     let made = &groups[..cut_count];
-    let guests = match held {
-        Ok((Ok(()), guests)) => guests,
-        Ok((Err(error), _)) => {
-            take_back(made, job);
-            return Err(error.into());
-        }
-        Err(error) => {
-            take_back(made, job);
-            return Err(error);
-        }
-    };
-    let record = HostSnapshotRecord::new(request, instant.time, &guests);
-    settle(&groups, (instant.time, &record), job).inspect_err(|_| take_back(&groups, job))?;
+    let held = held.and_then(|held| match held.made {
+        Ok(()) => Ok(held),
+        Err(error) => Err(error.into()),
+    });
+    let held = held.inspect_err(|_| take_back(made, job))?;
+    let record = HostSnapshotRecord::new(request, instant.time, &held.guests);
+    settle(&groups, (instant.time, &record), job)
+        .and_then(|()| keep_states(request, (&held, instant.time), (configurations, besides), job))
+        .inspect_err(|_| take_back(&groups, job))?;
     Ok(HostSnapshotReport {
         snapshots: request.cuts.iter().flat_map(NamedCut::snapshots).collect(),
         time: instant.time,
         is_one_instant,
         cut: instant.cut,
-        guests,
+        guests: held.guests,
         record,
     })
+}
+
+/// The configuration of a machine: names of files, and what is in them.
+type Configuration = Vec<(String, Vec<u8>)>;
+
+/// Those of the machines, as far as their states are kept. Asked before the instant: they take time.
+fn configurations(request: &HostSnapshotRequest<'_>) -> Result<Vec<Configuration>> {
+    let asked = request.guests.iter().filter(|_| request.states.is_some());
+    Ok(asked
+        .map(|guest| guest.machine.configuration())
+        .collect::<std::result::Result<_, _>>()?)
+}
+
+/// Keeps the states of the machines. Without its memory, where that was wanted, the whole is of no use; without the rest it is.
+fn keep_states(
+    request: &HostSnapshotRequest<'_>,
+    (held, time): (&Held, Timestamp),
+    (configurations, besides): (Vec<Configuration>, Vec<Result<Beside>>),
+    job: Job<'_>,
+) -> Result<()> {
+    let Some(store) = request.states else { return Ok(()) };
+    let guests = request.guests.iter().zip(&held.guests);
+    for ((guest, report), (configuration, beside)) in guests.zip(configurations.iter().zip(besides)) {
+        let datasets = guest.places.wanted();
+        let snapshots = request.cuts.iter().flat_map(NamedCut::snapshots);
+        let is_of_it = |name: &HostSnapshotName| {
+            let is_below = |one: &Wanted| one.dataset == name.dataset || holds(&name.dataset, &one.dataset);
+            datasets.iter().any(is_below)
+        };
+        let snapshots: Vec<HostSnapshotName> = snapshots.filter(is_of_it).collect();
+        let kept = beside.and_then(|beside| {
+            let state = StateToKeep {
+                set: request.set,
+                snapshots: &snapshots,
+                description: &guest.description,
+                places: &guest.places,
+                configuration,
+                beside,
+                memory: held.memory.as_ref().filter(|_| report.memory_bytes.is_some()),
+                time,
+                consistency: report.consistency(),
+                program: &request.program,
+            };
+            store.keep(state, job)
+        });
+        match kept {
+            Ok(_) => {}
+            Err(error) if report.memory_bytes.is_some() => return Err(error),
+            Err(error) => {
+                let machine = &report.name;
+                let message = format!("the configuration of {machine} is not kept with the snapshot: {error}");
+                job.progress.warning(&message);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a dataset that was named has another one in it: cut as a tree, or as a folder of clones.
+fn holds(named: &Dataset, inner: &Dataset) -> bool {
+    let prefix = format!("{}/", named.name.trim_end_matches('/'));
+    named.provider == inner.provider && inner.name.starts_with(&prefix)
 }
 
 /// Makes what was cut durable, with the whole record.

@@ -32,6 +32,7 @@ mod keys;
 mod list;
 mod machine_backup;
 mod machine_restore;
+mod machine_state;
 mod meter;
 mod monitor;
 mod name;
@@ -71,8 +72,8 @@ pub use gc::{GcOutcome, gc, stats};
 pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
 pub use host_snapshot::{
     GuestReport, GuestRequest, HostRemovalReport, HostRemovalRequest, HostSnapshotList, HostSnapshotRecord,
-    HostSnapshotReport, HostSnapshotRequest, HostSnapshotState, MachinePlaces, NamedCut, PlannedRemoval, Providers,
-    list_host_snapshots, machines_in, places_of, remove_host_snapshots, take_host_snapshots,
+    HostSnapshotReport, HostSnapshotRequest, HostSnapshotState, MachinePlaces, MemoryWish, NamedCut, PlannedRemoval,
+    Providers, list_host_snapshots, machines_in, places_of, remove_host_snapshots, take_host_snapshots,
 };
 pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use instant_restore::{
@@ -92,6 +93,7 @@ pub use machine_restore::{
     MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine,
     PlannedResumption, Refusal, RestoreAs, Resumed, Room, Started, plan_machine_restore, restore_machine,
 };
+pub use machine_state::{KeptDisk, KeptState, SetId, StateStore, SweepReport, sweep_states};
 pub use monitor::{
     DatasetFigures, MonitorReport, MonitorRequest, PoolFigures, TypeFigures, check_capacity, check_health,
     check_snapshots, monitor,

@@ -54,14 +54,17 @@ pub use changes::{Compared, ReadAll};
 pub(crate) use changes::{NOTE_BITMAP, is_bitmap_of, is_bitmap_of_ours};
 use choice::{check_choice, decide};
 use frozen::Freezer;
-use memory::NOTE_KIND;
+pub(crate) use frozen::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE};
+pub(crate) use host_snapshots::path_of;
 pub(crate) use memory::{MEMORY, MEMORY_STATE, is_memory};
+pub(crate) use memory::{begin as begin_memory, not_kept};
 pub use method::Method;
 pub(crate) use method::{overlay_of, run_of_overlay};
 use noted::Noted;
 use pace::{Pace, PacedDevice};
-pub(crate) use rest::NVRAM;
-use rest::{Beside, Rest};
+use rest::Rest;
+pub(crate) use rest::{Beside, NVRAM, sources_of};
+pub(crate) use scratch::listen;
 pub(crate) use tpm::{NOTE_TPM_STORE, NOTE_TPM_VERSION, TPM};
 pub use warden::{GivenUp, Limits, Load};
 
@@ -422,16 +425,7 @@ impl MachineBackup<'_> {
             .zip(&devices)
             .map(|(disk, device)| disk.source(device))
             .collect();
-        sources.extend(memory.as_ref().map(|pages| Source {
-            name: MEMORY.to_owned(),
-            data: SourceData::Disk(pages),
-            notes: [(NOTE_KIND.to_owned(), MEMORY.to_owned())].into(),
-        }));
-        sources.extend(streams.iter().zip(&mut readers).map(|(stream, bytes)| Source {
-            name: stream.name.clone(),
-            data: SourceData::Stream(bytes),
-            notes: stream.notes.clone(),
-        }));
+        sources.extend(sources_of(memory.as_ref(), &streams, &mut readers));
         let report = self.repository.backup(
             holdfast_repo::BackupRequest {
                 machine: self.request.name.to_string(),

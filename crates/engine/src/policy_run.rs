@@ -23,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::forget::Execution;
 use crate::host_snapshot::{GuestReport, GuestRequest, MachinePlaces, Providers};
 use crate::job::Job;
+use crate::machine_state::{SetId, StateStore, sweep_states};
 
 /// The machines of a host, found when they are needed.
 pub trait Guests {
@@ -31,6 +32,9 @@ pub trait Guests {
 
     /// What is asked of one of them, by its place in that list.
     fn request(&self, index: usize) -> Result<GuestRequest<'_>>;
+
+    /// A number that no set of host snapshots has.
+    fn new_set(&self) -> Result<SetId>;
 }
 
 /// A policy, and how it is carried out.
@@ -49,6 +53,8 @@ pub struct PolicyRunRequest<'a> {
     pub guests: &'a dyn Guests,
     /// Tells the time of day, in the zone whose hours and days are meant.
     pub now: &'a dyn Fn() -> Zoned,
+    /// Where the states of the machines are kept; none where they are not.
+    pub states: Option<&'a StateStore>,
     /// The program that does it.
     pub program: String,
     /// A file that is locked meanwhile: two runs at once would take everything twice.
@@ -64,6 +70,8 @@ pub struct PolicyRunReport {
     pub taken: Vec<TakenCut>,
     /// Snapshots that were removed, or would be.
     pub removed: Vec<RemovedByPolicy>,
+    /// States of machines that were forgotten, since no host snapshot needs them.
+    pub forgotten_states: usize,
     /// What is hardly meant in the policy.
     pub doubts: Vec<String>,
     /// Datasets that could not be looked at: each with why.
@@ -128,6 +136,7 @@ pub fn run_policy(request: &PolicyRunRequest<'_>, job: Job<'_>) -> Result<Policy
         // Those that were just taken count.
         let snapshots = run.snapshots(policies.iter().filter(|policy| policy.prunes()), &mut report);
         report.removed = prune::prune(&run, &policies, &snapshots, &mut report.unreadable)?;
+        report.forgotten_states = run.sweep();
     }
     Ok(report)
 }
@@ -142,6 +151,25 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// Forgets the states of which no host snapshot is left, whoever removed them.
+    fn sweep(&self) -> usize {
+        let Some(store) = self
+            .request
+            .states
+            .filter(|_| self.request.execution == Execution::Execute)
+        else {
+            return 0;
+        };
+        match sweep_states(store, self.request.providers, Execution::Execute, self.job) {
+            Ok(report) => report.forgotten.len(),
+            Err(error) => {
+                let message = format!("states of machines that nobody needs are not forgotten: {error}");
+                self.job.progress.warning(&message);
+                0
+            }
+        }
+    }
+
     fn snapshots<'p>(
         &self,
         policies: impl Iterator<Item = &'p &'p DatasetPolicy>,

@@ -55,6 +55,11 @@ impl ProviderKind {
             Self::Reflink => "reflink",
         }
     }
+
+    /// The one of a word.
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.word() == word)
+    }
 }
 
 /// Something of which host snapshots are made as a whole.

@@ -1,9 +1,9 @@
 //! `holdfast cron`: carries out a policy once, as cron or a timer has it done.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::path::PathBuf;
 
-use holdfast_engine::{GuestRequest, Guests, MachinePlaces, PolicyRunReport, PolicyRunRequest, run_policy};
+use holdfast_engine::{GuestRequest, Guests, MachinePlaces, PolicyRunReport, PolicyRunRequest, SetId, run_policy};
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
@@ -14,6 +14,7 @@ use crate::guests::{GuestDocument, KnownGuest, QuiesceWhen};
 use crate::machines::Hypervisors;
 use crate::output::{Page, Report, Style};
 use crate::sanoid_file::{self, SanoidFileArgs};
+use crate::states::StateArgs;
 use crate::{datasets, environment, runs, time, units};
 
 /// Arguments of `cron`.
@@ -37,6 +38,8 @@ pub struct CronArgs {
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
     #[command(flatten)]
+    states: StateArgs,
+    #[command(flatten)]
     job: JobArgs,
 }
 
@@ -58,6 +61,8 @@ struct Done {
     dry_run: bool,
     taken: Vec<TakenDocument>,
     removed: Vec<RemovedDocument>,
+    /// States of machines that were forgotten with their snapshots.
+    forgotten_state_count: usize,
     /// What is hardly meant in the policy.
     doubts: Vec<String>,
     /// Datasets that could not be looked at.
@@ -149,6 +154,8 @@ struct FoundGuests<'a> {
     context: &'a Context,
     hypervisors: Hypervisors<'a>,
     known: OnceCell<Vec<KnownGuest>>,
+    /// Whether there is a place for the states of machines.
+    keeps_states: Cell<bool>,
 }
 
 impl FoundGuests<'_> {
@@ -179,7 +186,11 @@ impl Guests for FoundGuests<'_> {
 
     fn request(&self, index: usize) -> holdfast_engine::Result<GuestRequest<'_>> {
         let guest = &self.known()[index];
-        guest.request(self.args.quiesce.into(), self.context)
+        guest.request(self.args.quiesce.into(), self.keeps_states.get(), self.context)
+    }
+
+    fn new_set(&self) -> holdfast_engine::Result<SetId> {
+        runs::new_set()
     }
 }
 
@@ -192,21 +203,33 @@ pub(super) fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
         context,
         hypervisors: Hypervisors::new(args.connect.as_deref(), context),
         known: OnceCell::new(),
+        keeps_states: Cell::new(false),
     };
     let zone = context.zone().clone();
-    let request = PolicyRunRequest {
-        providers: &providers,
-        config: &config,
-        takes: !args.prune_only,
-        prunes: !args.take_only,
-        execution: super::execution(args.dry_run),
-        guests: &guests,
-        now: &move || time::now().to_zoned(zone.clone()),
-        program: super::PROGRAM.to_owned(),
-        lock: lock_file(context),
-        withheld: vec![environment::PASSWORD.to_owned()],
-    };
-    let report = context.work(args.job.thread_count(), |job| run_policy(&request, job))?;
+    let now = move || time::now().to_zoned(zone.clone());
+    let report = context.work(args.job.thread_count(), |job| {
+        // A dry run makes nothing.
+        let store = if args.dry_run {
+            None
+        } else {
+            args.states.open_if_possible(context, job)
+        };
+        guests.keeps_states.set(store.is_some());
+        let request = PolicyRunRequest {
+            providers: &providers,
+            config: &config,
+            takes: !args.prune_only,
+            prunes: !args.take_only,
+            execution: super::execution(args.dry_run),
+            guests: &guests,
+            now: &now,
+            states: store.as_ref(),
+            program: super::PROGRAM.to_owned(),
+            lock: lock_file(context),
+            withheld: vec![environment::PASSWORD.to_owned()],
+        };
+        run_policy(&request, job)
+    })?;
     context.report(&document(report, args.dry_run, &guests))
 }
 
@@ -238,6 +261,7 @@ fn document(report: PolicyRunReport, dry_run: bool, guests: &FoundGuests<'_>) ->
         dry_run,
         taken: taken.collect(),
         removed: removed.collect(),
+        forgotten_state_count: report.forgotten_states,
         doubts: report.doubts,
         unreadable: unreadable
             .map(|(dataset, error)| UnreadableDocument { dataset, error })

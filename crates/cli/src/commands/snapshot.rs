@@ -3,7 +3,9 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use holdfast_engine::{HostSnapshotReport, HostSnapshotRequest, NamedCut, take_host_snapshots};
+use holdfast_engine::{
+    GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, MemoryWish, NamedCut, take_host_snapshots,
+};
 use holdfast_host::provider::Wanted;
 use jiff::tz::TimeZone;
 use serde::Serialize;
@@ -13,10 +15,11 @@ use crate::context::Context;
 use crate::datasets;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::guests::{GuestDocument, KnownGuest, QuiesceWhen};
+use crate::guests::{GuestDocument, KnownGuest, MemoryHow, QuiesceWhen};
 use crate::machines::{Hypervisors, MachineWord, Wish};
 use crate::output::{Page, Report, Style};
-use crate::{time, units};
+use crate::states::StateArgs;
+use crate::{runs, time, units};
 
 /// Arguments of `snapshot`.
 #[derive(Debug, clap::Args)]
@@ -36,6 +39,12 @@ pub struct SnapshotArgs {
     /// Whether to freeze the file systems of the machines for the instant, by their guest agents
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
     quiesce: QuiesceWhen,
+    /// Keep the machine's memory too, of the same instant: rolled back, it goes on where it was (live: it stands still for the last
+    /// of it only; stopped: from the first page to the last)
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "live")]
+    with_memory: Option<MemoryHow>,
+    #[command(flatten)]
+    states: StateArgs,
     /// Show what would be made, and which machines would hold still; make nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -48,6 +57,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Snapshot all disks of a running machine at one instant, wherever they are",
         line: "holdfast snapshot web1",
+    },
+    Example {
+        wish: "With its memory, to go on from there after a rollback",
+        line: "holdfast snapshot web1 --with-memory --name before-update",
     },
     Example {
         wish: "Snapshot a dataset of ZFS, with all machines in it holding still",
@@ -163,12 +176,7 @@ pub(super) fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error>
             words.push(target.clone());
         }
     }
-    if args.recursive && wanted.is_empty() {
-        return Err(Error::usage(
-            "--recursive is about datasets, and only machines are named",
-            "leave it out",
-        ));
-    }
+    check(args, !wanted.is_empty())?;
     let mut done = Taken {
         dry_run: args.dry_run,
         cuts: Vec::new(),
@@ -212,6 +220,29 @@ pub(super) fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error>
         }
     }
     context.report(&done)
+}
+
+/// Refuses what does not go together.
+fn check(args: &SnapshotArgs, has_dataset: bool) -> Result<(), Error> {
+    if args.recursive && !has_dataset {
+        return Err(Error::usage(
+            "--recursive is about datasets, and only machines are named",
+            "leave it out",
+        ));
+    }
+    if args.with_memory.is_some() && has_dataset {
+        return Err(Error::usage(
+            "--with-memory is about machines, one after the other, and a dataset is named",
+            "name the machines in it: holdfast snapshot web1 --with-memory",
+        ));
+    }
+    if args.with_memory.is_some() && args.quiesce == QuiesceWhen::Require {
+        return Err(Error::usage(
+            "--with-memory and --quiesce require do not go together: memory holds what the file systems have not written yet",
+            "leave one of them out",
+        ));
+    }
+    Ok(())
 }
 
 /// The machines that have disks in what is wanted. Where libvirt cannot be asked, that is said: there may be none.
@@ -299,11 +330,37 @@ fn carry_out(plan: &Plan, args: &SnapshotArgs, context: &Context) -> Result<CutD
         cut.would_hold_still = running.map(|guest| guest.description.summary.name.clone()).collect();
         return Ok(cut);
     }
+    let report = context.work(args.job.thread_count(), |job| take(plan, args, context, job))?;
+    cut.time = Some(report.time.to_string());
+    cut.is_one_instant = Some(report.is_one_instant);
+    cut.cut_us = Some(u64::try_from(report.cut.as_micros()).unwrap_or(u64::MAX));
+    cut.machines = report.guests.iter().map(GuestDocument::from).collect();
+    Ok(cut)
+}
+
+fn take(
+    plan: &Plan,
+    args: &SnapshotArgs,
+    context: &Context,
+    job: Job<'_>,
+) -> holdfast_engine::Result<HostSnapshotReport> {
     let providers = datasets::providers(context);
-    let guests = plan
-        .guests
-        .iter()
-        .map(|guest| guest.request(args.quiesce.into(), context));
+    let store = match args.with_memory {
+        Some(_) => Some(args.states.open_for_memory(context, job)?),
+        None => args.states.open_if_possible(context, job),
+    };
+    let memory = args.with_memory.zip(store.as_ref()).map(|(how, store)| MemoryWish {
+        mode: how.into(),
+        runtime: context.runtime_folder(),
+        scratch: store.scratch(),
+    });
+    let guests = plan.guests.iter().map(|guest| {
+        let request = guest.request(args.quiesce.into(), store.is_some(), context)?;
+        Ok(GuestRequest {
+            memory: memory.clone(),
+            ..request
+        })
+    });
     let request = HostSnapshotRequest {
         providers: &providers,
         cuts: vec![NamedCut {
@@ -313,15 +370,10 @@ fn carry_out(plan: &Plan, args: &SnapshotArgs, context: &Context) -> Result<CutD
         guests: guests.collect::<holdfast_engine::Result<_>>()?,
         now: &time::now,
         program: super::PROGRAM.to_owned(),
+        set: runs::new_set()?,
+        states: store.as_ref(),
     };
-    let report: HostSnapshotReport = context.work(args.job.thread_count(), |job| {
-        take_host_snapshots(&request, &mut || (), job)
-    })?;
-    cut.time = Some(report.time.to_string());
-    cut.is_one_instant = Some(report.is_one_instant);
-    cut.cut_us = Some(u64::try_from(report.cut.as_micros()).unwrap_or(u64::MAX));
-    cut.machines = report.guests.iter().map(GuestDocument::from).collect();
-    Ok(cut)
+    take_host_snapshots(&request, &mut || (), job)
 }
 
 /// Disks of a machine that are not in what is wanted.

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use holdfast_host::provider::ProviderResult;
 use holdfast_host::qemu::RunId;
+use holdfast_host::qemu::memory::Memory;
 use holdfast_host::qmp::{QmpCommand, wake_patiently};
 use holdfast_host::{Description, Machine, MachineState};
 use jiff::Timestamp;
 use serde_json::Value;
 
+use super::{MachinePlaces, MemoryWish};
 use crate::error::Result;
 use crate::job::Job;
 use crate::quiesce::{Guest, Quiesce, Quiesced, Quiescence};
@@ -17,7 +19,7 @@ use crate::run_journal::{JournalPlace, Phase, RunNote, RunRecord};
 use crate::watchdog::Guard;
 
 /// A pause takes milliseconds; after this the watchdog ends it.
-const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
+pub(super) const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 /// Machines that are told something at the same time.
 const AT_ONCE: usize = 64;
 
@@ -29,8 +31,12 @@ pub struct GuestRequest<'a> {
     pub description: Description,
     /// Whether its file systems are frozen.
     pub quiesce: Quiesce,
+    /// Where its disks are.
+    pub places: MachinePlaces,
     /// Whether it stands still in any case: more belongs to its instant than disks.
     pub has_to_stop: bool,
+    /// Whether its memory belongs to the instant, and how it is taken. Only one machine's can.
+    pub memory: Option<MemoryWish>,
     /// The command that starts the watchdog of its run.
     pub watchdog: Option<Vec<OsString>>,
     /// Where its run is noted for whoever has to clear up after it; none where it is not.
@@ -52,11 +58,21 @@ pub struct GuestReport {
     pub quiesced: Quiesced,
     /// How long it stood still; none where it did not have to.
     pub paused: Option<Duration>,
+    /// Bytes of its memory, where that was taken.
+    pub memory_bytes: Option<u64>,
 }
 
 impl GuestReport {
-    /// What is in the snapshot of it: "file system", "crash", or "shut off".
+    /// What is in the snapshot of it, with what is kept beside it: "memory", "file system", "crash", or "shut off".
     pub fn consistency(&self) -> &'static str {
+        match self.memory_bytes {
+            Some(_) => "memory",
+            None => self.consistency_of_disks(),
+        }
+    }
+
+    /// What the disks alone are worth.
+    pub(super) fn consistency_of_disks(&self) -> &'static str {
         match self.state {
             MachineState::ShutOff => "shut off",
             _ => self.quiesced.consistency(),
@@ -78,13 +94,24 @@ pub(super) struct Sessions<'a> {
     job: Job<'a>,
 }
 
-struct Session<'a> {
-    guest: &'a GuestRequest<'a>,
-    guard: Guard,
+/// What came of an instant.
+pub(super) struct Held {
+    /// What the providers made of it.
+    pub(super) made: ProviderResult<()>,
+    /// What became of the machines, in their order.
+    pub(super) guests: Vec<GuestReport>,
+    /// The memory of one, where it was wanted.
+    pub(super) memory: Option<Memory>,
+}
+
+/// A machine, watched over.
+pub(super) struct Session<'a> {
+    pub(super) guest: &'a GuestRequest<'a>,
+    pub(super) guard: Guard,
     note: Option<RunNote>,
     quiescence: Option<Quiescence>,
-    stopped: Option<Duration>,
-    report: GuestReport,
+    pub(super) stopped: Option<Duration>,
+    pub(super) report: GuestReport,
     failure: Option<crate::Error>,
     /// It runs, and has a watchdog: nothing else is frozen or stopped.
     is_watched: bool,
@@ -111,7 +138,8 @@ impl<'a> Sessions<'a> {
                     .collect()
             });
             for (one, guest) in begun.into_iter().zip(chunk) {
-                let can_do_without = guest.quiesce != Quiesce::Require && !guest.has_to_stop && is_one_instant;
+                let can_do_without =
+                    guest.quiesce != Quiesce::Require && !guest.has_to_stop && is_one_instant && guest.memory.is_none();
                 all.push(match one {
                     Ok(session) => session,
                     // One that cannot be asked must not cost all others their point in time.
@@ -128,10 +156,47 @@ impl<'a> Sessions<'a> {
     }
 
     /// Has the machines hold still, and calls `cut` with what is known of them; then lets them go on.
-    pub(super) fn hold_still(
-        mut self,
-        cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>,
-    ) -> Result<(ProviderResult<()>, Vec<GuestReport>)> {
+    ///
+    /// A machine whose memory is wanted stands still at the end of it; the others hold still only then.
+    pub(super) fn hold_still(mut self, cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>) -> Result<Held> {
+        let job = self.job;
+        let with_memory = self.all.iter().position(|session| session.wishes_memory().is_some());
+        let (mut made, mut memory) = (None, None);
+        if let Some(index) = with_memory {
+            let mut session = self.all.remove(index);
+            let wish = session.wishes_memory().expect("it was chosen by that").clone();
+            let before = session.report.clone();
+            let sent = session.send_memory(&wish, job, &mut || {
+                made = self.cut_still(&mut |reports| {
+                    let mut all = reports.to_vec();
+                    all.insert(index, before.clone());
+                    cut(&all)
+                });
+            });
+            match sent {
+                Ok(sent) => memory = Some(sent),
+                Err(error) => session.failure = Some(error),
+            }
+            self.all.insert(index, session);
+        } else {
+            made = self.cut_still(cut);
+        }
+        let mut failure = None;
+        let mut guests = Vec::new();
+        for session in self.all {
+            let (report, failed) = session.end();
+            guests.push(report);
+            failure = failure.or(failed);
+        }
+        match (failure, made) {
+            (None, Some(made)) => Ok(Held { made, guests, memory }),
+            (Some(error), _) => Err(error),
+            (None, None) => unreachable!("what was not cut has failed"),
+        }
+    }
+
+    /// Freezes and stops, cuts if that has worked, and lets go on.
+    fn cut_still(&mut self, cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>) -> Option<ProviderResult<()>> {
         let (job, is_one_instant) = (self.job, self.is_one_instant);
         self.at_once(|session| session.freeze(job));
         if !self.has_failed() {
@@ -144,18 +209,7 @@ impl<'a> Sessions<'a> {
             Some(cut(&reports))
         };
         self.at_once(|session| session.go_on(job));
-        let mut failure = None;
-        let mut reports = Vec::new();
-        for session in self.all {
-            let (report, failed) = session.end();
-            reports.push(report);
-            failure = failure.or(failed);
-        }
-        match (failure, made) {
-            (None, Some(made)) => Ok((made, reports)),
-            (Some(error), _) => Err(error),
-            (None, None) => unreachable!("what was not cut has failed"),
-        }
+        made
     }
 
     fn has_failed(&self) -> bool {
@@ -213,6 +267,7 @@ impl<'a> Session<'a> {
                 state: summary.state,
                 quiesced: Quiesced::NotNeeded,
                 paused: None,
+                memory_bytes: None,
             },
             guest,
         })
@@ -239,6 +294,7 @@ impl<'a> Session<'a> {
                 state: summary.state,
                 quiesced: Quiesced::Failed(error.to_string()),
                 paused: None,
+                memory_bytes: None,
             },
         }
     }
@@ -251,7 +307,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn runs(&self) -> bool {
+    /// How its memory is to be taken; one that is shut off has none.
+    fn wishes_memory(&self) -> Option<&MemoryWish> {
+        let has_memory = matches!(self.report.state, MachineState::Running | MachineState::Paused);
+        self.guest.memory.as_ref().filter(|_| has_memory)
+    }
+
+    pub(super) fn runs(&self) -> bool {
         self.report.state == MachineState::Running
     }
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::HostSnapshotRequest;
 use super::guests::GuestReport;
+use crate::machine_state::SetId;
 
 /// What every ZFS can keep.
 pub(super) const BYTES_MAX: usize = 1000;
@@ -26,6 +27,8 @@ pub struct HostSnapshotRecord {
     pub machine_count: u64,
     /// Their names; not all where there is no room for them.
     pub machines: Vec<String>,
+    /// What it has in common with others of its instant, and with the states of its machines; none before version 0.1.
+    pub set: Option<SetId>,
     /// The longest that file systems of one were frozen, in milliseconds.
     pub frozen_ms: u64,
     /// The longest that one stood still, in milliseconds.
@@ -41,11 +44,12 @@ impl HostSnapshotRecord {
         let words = ["crash", "file system", "shut off"].into_iter();
         let consistency = words
             .into_iter()
-            .find(|word| guests.iter().any(|guest| guest.consistency() == *word));
+            .find(|word| guests.iter().any(|guest| guest.consistency_of_disks() == *word));
         Self {
             program: request.program.clone(),
             time,
             consistency: consistency.unwrap_or_default().to_owned(),
+            set: Some(request.set),
             machine_count: guests.len() as u64,
             machines: guests.iter().map(|guest| guest.name.clone()).collect(),
             frozen_ms: frozen.map(millis).unwrap_or_default(),
@@ -62,6 +66,7 @@ impl HostSnapshotRecord {
                 "program": self.program,
                 "time": self.time.to_string(),
                 "consistency": self.consistency,
+                "set": self.set.map(|set| set.to_string()),
                 "machine_count": self.machine_count,
                 "machines": machines,
                 "frozen_ms": self.frozen_ms,
@@ -90,6 +95,7 @@ impl HostSnapshotRecord {
             program: text("program")?,
             time: text("time")?.parse().ok()?,
             consistency: text("consistency")?,
+            set: text("set").as_deref().and_then(SetId::parse),
             machine_count: number("machine_count"),
             machines: machines
                 .map(|name| name.as_str().map(str::to_owned))
@@ -103,6 +109,7 @@ impl HostSnapshotRecord {
 #[cfg(test)]
 mod tests {
     use super::{BYTES_MAX, HostSnapshotRecord};
+    use crate::machine_state::SetId;
 
     #[test]
     fn a_record_comes_back_as_it_was() {
@@ -110,6 +117,7 @@ mod tests {
             program: "holdfast 0.1.0".to_owned(),
             time: "2026-11-22T16:45:00.25Z".parse().unwrap(),
             consistency: "file system".to_owned(),
+            set: Some(SetId(0x00ab_cdef_0123_4567)),
             machine_count: 2,
             machines: vec!["web1".to_owned(), "a \"b\"\tc".to_owned()],
             frozen_ms: 12,

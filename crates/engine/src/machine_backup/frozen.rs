@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::time::Duration;
 
-use holdfast_host::qemu::memory::{Memory, MemoryMode, StreamError};
+use holdfast_host::qemu::memory::{Memory, MemoryMode};
 use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, Pause, QemuDisk, RunId, Standstill, disks};
 use holdfast_host::qmp::{MonitorError, QmpCommand};
 use holdfast_host::{Error as HostError, MachineDisk, MachineState};
@@ -13,6 +13,7 @@ use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions}
 use super::MachineBackupRequest;
 use super::changes::{BitmapNames, Changes, ReadAll, check_spots, usable_bitmap};
 use super::frozen_device::FrozenDevice;
+use super::memory::not_kept;
 use super::noted::is_off;
 use super::pace::Pace;
 use super::scratch::{Scratch, listen};
@@ -27,9 +28,9 @@ use crate::watchdog::Guard;
 const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The same for a machine whose memory is sent while it stands still, as was asked for.
-const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
+pub(crate) const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
 /// The same where it is sent while it runs: for the last of it, from when the machine was seen to run last.
-const LIVE_MEMORY_DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const LIVE_MEMORY_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Freezes disks, and clears up.
 pub(super) struct Freezer<'a> {
@@ -173,7 +174,8 @@ impl<'a> Freezer<'a> {
         };
         let mut guard = Guard::start(self.request.watchdog.as_deref())?;
         let made = self.cut(request, (state, can_quiesce), within, &mut guard);
-        let memory = receiving.map(|receiving| receiving.finish().map_err(|source| self.not_kept(source)));
+        let failed = |source| not_kept(&self.machine, &self.request.scratch, source);
+        let memory = receiving.map(|receiving| receiving.finish().map_err(failed));
         let (cut, quiesced) = match made {
             Ok(made) => made,
             Err(error) => {
@@ -302,20 +304,6 @@ impl<'a> Freezer<'a> {
         let runs = cut.is_ok() || !is_running || self.runs();
         let quiesced = quiescence.end(guest, guard, (runs, self.job));
         Ok((cut?, quiesced))
-    }
-
-    fn not_kept(&self, source: StreamError) -> Error {
-        match source {
-            StreamError::Store(_) | StreamError::Senseless { .. } => Error::MemoryNotKept {
-                machine: self.machine.clone(),
-                folder: self.request.scratch.clone(),
-                source: Box::new(source),
-            },
-            other => Error::MemoryNotSent {
-                machine: self.machine.clone(),
-                source: Box::new(other),
-            },
-        }
     }
 
     /// Whether the machine is known to run.

@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookEvent};
 use crate::host_snapshot::{GuestRequest, HostSnapshotRequest, NamedCut, places_of, take_host_snapshots};
 use crate::machine_restore::chain_of;
+use crate::machine_state::SetId;
 use crate::source::OpenSource;
 use crate::watchdog::Guard;
 
@@ -74,7 +75,8 @@ fn chosen(taken: &[MachineDisk]) -> holdfast_host::DiskChoice {
     }
 }
 
-fn path_of(disk: &MachineDisk) -> &Path {
+/// Where the image of a disk is; empty where it has no path.
+pub(crate) fn path_of(disk: &MachineDisk) -> &Path {
     match &disk.source {
         holdfast_host::DiskSource::File(path) | holdfast_host::DiskSource::Device(path) => path,
         _ => Path::new(""),
@@ -170,13 +172,17 @@ impl MachineBackup<'_> {
                 machine: self.request.machine,
                 description: self.description.clone(),
                 quiesce: self.request.quiesce,
+                places: crate::MachinePlaces::default(),
                 has_to_stop: self.description.nvram.is_some() || self.description.tpm.is_some(),
+                memory: None,
                 watchdog: self.request.watchdog.clone(),
                 journal: self.request.journal.clone(),
                 run: self.request.run,
             }],
             now: self.request.now,
             program: self.request.program.clone(),
+            set: SetId(u64::from(self.request.run)),
+            states: None,
         };
         let report = take_host_snapshots(&request, within, self.job)?;
         let mut cut = Cut {

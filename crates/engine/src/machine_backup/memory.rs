@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
-use holdfast_host::qemu::memory::{MemoryPipe, Receiving, page_bytes, receive};
+use holdfast_host::qemu::memory::{MemoryPipe, Receiving, StreamError, page_bytes, receive};
 use holdfast_host::qmp::Monitor;
 use holdfast_repo::DiskRecord;
 
@@ -14,7 +14,7 @@ pub(crate) const MEMORY: &str = "memory";
 /// Everything else that the machine's QEMU needs to go on: `docs/format/memory-state.md`.
 pub(crate) const MEMORY_STATE: &str = "memory-state";
 /// Note of a device in a snapshot that is no disk: what it is.
-pub(super) const NOTE_KIND: &str = "kind";
+pub(crate) const NOTE_KIND: &str = "kind";
 
 /// Whether this is no disk, but the memory of the machine.
 pub(crate) fn is_memory(record: &DiskRecord) -> bool {
@@ -22,7 +22,7 @@ pub(crate) fn is_memory(record: &DiskRecord) -> bool {
 }
 
 /// Begins to take in the memory of a machine, into a file without a name in `folder`.
-pub(super) fn begin(monitor: &dyn Monitor, machine: &str, folder: &Path) -> Result<(MemoryPipe, Receiving)> {
+pub(crate) fn begin(monitor: &dyn Monitor, machine: &str, folder: &Path) -> Result<(MemoryPipe, Receiving)> {
     let page_bytes = page_bytes(monitor).map_err(|source| holdfast_host::Error::Monitor {
         machine: machine.to_owned(),
         source,
@@ -34,6 +34,22 @@ pub(super) fn begin(monitor: &dyn Monitor, machine: &str, folder: &Path) -> Resu
         path: PathBuf::from("a pipe"),
         source,
     })
+}
+
+/// Why the memory of a machine was not kept in `folder`.
+pub(crate) fn not_kept(machine: &str, folder: &Path, source: StreamError) -> Error {
+    let machine = machine.to_owned();
+    match source {
+        StreamError::Store(_) | StreamError::Senseless { .. } => Error::MemoryNotKept {
+            machine,
+            folder: folder.to_owned(),
+            source: Box::new(source),
+        },
+        other => Error::MemoryNotSent {
+            machine,
+            source: Box::new(other),
+        },
+    }
 }
 
 fn store(folder: &Path, size_bytes: u64) -> holdfast_block::Result<Box<dyn BlockDeviceMut>> {

@@ -2,21 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_block::Clock;
+use holdfast_block::{BlockDevice, Clock};
 use holdfast_host::Description;
 use holdfast_host::qemu::memory::Memory;
 
-use super::memory::MEMORY_STATE;
+use super::memory::{MEMORY, MEMORY_STATE, NOTE_KIND};
 use super::tpm::{TPM, TpmFound, TpmState};
 use super::{nvram, tpm};
 use crate::Progress;
 use crate::error::Result;
+use holdfast_repo::{Source, SourceData};
 
 /// The stream of a snapshot that holds the firmware's variables.
 pub(crate) const NVRAM: &str = "nvram";
 
 /// What belongs to the instant besides the disks.
-pub(super) struct Rest<'a> {
+pub(crate) struct Rest<'a> {
     nvram: Option<Vec<u8>>,
     tpm: Option<TpmState>,
     pub(super) memory: Option<&'a Memory>,
@@ -24,13 +25,13 @@ pub(super) struct Rest<'a> {
 
 /// What is read of files while the machine stands still.
 #[derive(Default)]
-pub(super) struct Beside {
+pub(crate) struct Beside {
     nvram: Option<Vec<u8>>,
     tpm: TpmFound,
 }
 
 impl Beside {
-    pub(super) fn read(description: &Description, clock: &dyn Clock) -> Result<Self> {
+    pub(crate) fn read(description: &Description, clock: &dyn Clock) -> Result<Self> {
         Ok(Self {
             nvram: nvram::read(description)?,
             tpm: tpm::read(description, clock),
@@ -38,7 +39,7 @@ impl Beside {
     }
 
     /// With the memory of the same instant; what was not found is told.
-    pub(super) fn rest<'m>(self, memory: Option<&'m Memory>, progress: &dyn Progress) -> Rest<'m> {
+    pub(crate) fn rest<'m>(self, memory: Option<&'m Memory>, progress: &dyn Progress) -> Rest<'m> {
         Rest {
             nvram: self.nvram,
             tpm: self.tpm.told(progress),
@@ -48,10 +49,10 @@ impl Beside {
 }
 
 /// A small thing that is stored whole.
-pub(super) struct Stream {
-    pub(super) name: String,
-    pub(super) bytes: Vec<u8>,
-    pub(super) notes: BTreeMap<String, String>,
+pub(crate) struct Stream {
+    pub(crate) name: String,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) notes: BTreeMap<String, String>,
 }
 
 impl Stream {
@@ -66,7 +67,7 @@ impl Stream {
 
 impl Rest<'_> {
     /// The streams, after those of the machine's configuration.
-    pub(super) fn streams(self, configuration: &[(String, Vec<u8>)]) -> Vec<Stream> {
+    pub(crate) fn streams(self, configuration: &[(String, Vec<u8>)]) -> Vec<Stream> {
         let configuration = configuration.iter();
         let mut streams: Vec<Stream> = configuration
             .map(|(name, bytes)| Stream::new(name, bytes.clone()))
@@ -79,4 +80,23 @@ impl Rest<'_> {
         streams.extend(self.memory.map(|(state, _)| Stream::new(MEMORY_STATE, state.encode())));
         streams
     }
+}
+
+/// Memory and streams as the repository takes them.
+pub(crate) fn sources_of<'s, D: BlockDevice>(
+    memory: Option<&'s D>,
+    streams: &'s [Stream],
+    readers: &'s mut [&[u8]],
+) -> impl Iterator<Item = Source<'s>> {
+    let memory = memory.map(|pages| Source {
+        name: MEMORY.to_owned(),
+        data: SourceData::Disk(pages),
+        notes: [(NOTE_KIND.to_owned(), MEMORY.to_owned())].into(),
+    });
+    let streams = streams.iter().zip(readers).map(|(stream, bytes)| Source {
+        name: stream.name.clone(),
+        data: SourceData::Stream(bytes),
+        notes: stream.notes.clone(),
+    });
+    memory.into_iter().chain(streams)
 }

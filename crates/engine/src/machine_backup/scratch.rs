@@ -49,7 +49,7 @@ impl Scratch {
 }
 
 /// A socket in a folder of its own in `runtime`, which only we can reach.
-pub(super) fn listen(runtime: &Path) -> Result<(TempDir, OwnedFd)> {
+pub(crate) fn listen(runtime: &Path) -> Result<(TempDir, OwnedFd)> {
     let failed = |path: PathBuf| {
         move |source| Error::File {
             action: "create",

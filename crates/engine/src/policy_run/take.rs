@@ -157,6 +157,8 @@ fn cut(run: &Run<'_>, cuts: Vec<NamedCut>, machines: &BTreeSet<usize>) -> Result
         guests: guests.collect::<Result<_>>()?,
         now: &now,
         program: run.request.program.clone(),
+        set: run.request.guests.new_set()?,
+        states: run.request.states,
     };
     Ok(take_host_snapshots(&request, &mut || (), run.job)?.guests)
 }

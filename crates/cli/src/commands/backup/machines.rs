@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::datasets;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
-use crate::guests::QuiesceWhen;
+use crate::guests::{MemoryHow, QuiesceWhen};
 use crate::machines::{Choice, Chosen, Everything, Found, Glob, Hypervisors, MachineWord, Wish};
 use crate::{runs, time};
 
@@ -59,15 +59,6 @@ pub(super) struct MachineArgs {
     limits: LimitArgs,
     #[command(flatten)]
     hooks: HookArgs,
-}
-
-/// How memory is taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum MemoryHow {
-    /// While the machine runs
-    Live,
-    /// While the machine stands still
-    Stopped,
 }
 
 /// How the disks of a machine that runs are read.
@@ -235,10 +226,7 @@ fn back_up(
         runtime: context.runtime_folder(),
         write_deadline: WRITE_DEADLINE,
         quiesce: args.machines.quiesce.into(),
-        memory: args.machines.with_memory.map(|how| match how {
-            MemoryHow::Live => MemoryMode::Live,
-            MemoryHow::Stopped => MemoryMode::Stopped,
-        }),
+        memory: args.machines.with_memory.map(MemoryMode::from),
         watchdog: Some(watchdog),
         journal,
         processes: &SystemProcesses,

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use holdfast_engine::{HostSnapshotState, MachinePlaces, list_host_snapshots};
+use holdfast_engine::{HostSnapshotState, KeptState, MachinePlaces, list_host_snapshots};
 use holdfast_host::provider::{Dataset, ProviderKind};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -16,6 +16,7 @@ use crate::exit::Exit;
 use crate::guests::KnownGuest;
 use crate::machines::{Hypervisors, MachineWord};
 use crate::output::{Column, Page, Report, Table};
+use crate::states::StateArgs;
 use crate::{time, units};
 
 /// Arguments of `host list`.
@@ -27,6 +28,8 @@ pub(super) struct ListArgs {
     /// Find out what they take, also where that needs a look at every block (btrfs)
     #[arg(long)]
     space: bool,
+    #[command(flatten)]
+    states: StateArgs,
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
@@ -69,8 +72,14 @@ struct SnapshotDocument {
     hold_count: u64,
     /// The program that made it; null where nothing is noted of it.
     program: Option<String>,
-    /// "file system", "crash" or "shut off".
+    /// "file system", "crash" or "shut off"; of the disks alone.
     consistency: Option<String>,
+    /// What it has in common with others of its instant; null where nothing is noted.
+    set: Option<String>,
+    /// Machines whose configuration, firmware variables and TPM are kept with it.
+    configurations: Vec<String>,
+    /// Those of them that can go on from their memory.
+    memories: Vec<String>,
     machine_count: Option<u64>,
     machines: Vec<String>,
     frozen_ms: Option<u64>,
@@ -78,10 +87,13 @@ struct SnapshotDocument {
 }
 
 impl SnapshotDocument {
-    fn new(state: HostSnapshotState, context: &Context) -> Self {
+    fn new(state: HostSnapshotState, states: &[KeptState], context: &Context) -> Self {
         let HostSnapshotState { snapshot, record } = state;
         let time = Timestamp::from_second(snapshot.time_s).unwrap_or_default();
         let record = record.as_ref();
+        let set = record.and_then(|record| record.set);
+        let kept: Vec<&KeptState> = states.iter().filter(|kept| Some(kept.set) == set).collect();
+        let name = |kept: &&KeptState| kept.manifest.machine.clone();
         Self {
             time: time.to_string(),
             time_local: time::local(time, context.zone()),
@@ -93,6 +105,9 @@ impl SnapshotDocument {
             consistency: record
                 .map(|record| record.consistency.clone())
                 .filter(|word| !word.is_empty()),
+            set: set.map(|set| set.to_string()),
+            configurations: kept.iter().map(name).collect(),
+            memories: kept.iter().filter(|kept| kept.has_memory()).map(name).collect(),
             machine_count: record.map(|record| record.machine_count),
             machines: record.map(|record| record.machines.clone()).unwrap_or_default(),
             frozen_ms: record.map(|record| record.frozen_ms),
@@ -121,7 +136,11 @@ impl SnapshotDocument {
             } else {
                 String::new()
             },
-            self.consistency.clone().unwrap_or_default(),
+            if self.memories.is_empty() {
+                self.consistency.clone().unwrap_or_default()
+            } else {
+                "memory".to_owned()
+            },
             machines.join(", "),
         ]
     }
@@ -191,12 +210,16 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
     let lists = lists
         .into_iter()
         .filter(|list| is_asked_for || !list.snapshots.is_empty());
+    let states = context.work(1, |job| match args.states.open(context, job)? {
+        Some(store) => store.states(job),
+        None => Ok(Vec::new()),
+    })?;
     let documents = lists.map(|list| DatasetDocument {
         dataset: list.dataset.to_string(),
         snapshots: list
             .snapshots
             .into_iter()
-            .map(|state| SnapshotDocument::new(state, context))
+            .map(|state| SnapshotDocument::new(state, &states, context))
             .collect(),
     });
     context.report(&Listed {

@@ -11,6 +11,7 @@ use crate::datasets;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report, Style};
+use crate::states::StateArgs;
 use crate::units;
 
 /// Arguments of `host remove`.
@@ -19,6 +20,8 @@ pub(super) struct RemoveArgs {
     /// They, each by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME
     #[arg(value_name = "DATASET@NAME", required = true)]
     snapshots: Vec<OsString>,
+    #[command(flatten)]
+    states: StateArgs,
     /// Show what would go; remove nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -89,7 +92,13 @@ pub(super) fn run(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
             Execution::Execute
         },
     };
-    let report = context.work(1, |job| remove_host_snapshots(&request, job))?;
+    let report = context.work(1, |job| {
+        let report = remove_host_snapshots(&request, job)?;
+        if !args.dry_run {
+            args.states.sweep(&providers, context, job);
+        }
+        Ok(report)
+    })?;
     let document = |removal: holdfast_engine::PlannedRemoval| RemovedDocument {
         snapshot: removal.snapshot.name.to_string(),
         used_bytes: removal.snapshot.used_bytes,

@@ -1,0 +1,84 @@
+//! The memory of a machine, taken while it runs, with the host snapshots of its disks at the end of it.
+//!
+//! QEMU sends the memory as for a migration, and has stopped the machine when all is sent; at that moment the disks are cut. No
+//! overlay is needed, which would have to be brought down again.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use holdfast_host::qemu::memory::{Memory, MemoryMode};
+use holdfast_host::qemu::{Cut, CutRequest, Moment, RunId, Standstill};
+use holdfast_host::qmp::MonitorError;
+
+use super::guests::{PAUSE_DEADLINE, Session};
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::machine_backup::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE, begin_memory, listen, not_kept};
+
+/// QEMU has no disks to serve here, and takes whole seconds.
+const NO_WRITES: Duration = Duration::from_secs(1);
+
+/// How the memory of a machine is taken.
+#[derive(Debug, Clone)]
+pub struct MemoryWish {
+    /// While the machine runs, or not.
+    pub mode: MemoryMode,
+    /// A folder for sockets, which QEMU's user can reach.
+    pub runtime: PathBuf,
+    /// Where the memory is until it is kept.
+    pub scratch: PathBuf,
+}
+
+impl Session<'_> {
+    /// Takes the memory; `within` is called when it is complete and the machine stands still.
+    pub(super) fn send_memory(&mut self, wish: &MemoryWish, job: Job<'_>, within: &mut dyn FnMut()) -> Result<Memory> {
+        let machine = self.report.name.clone();
+        let monitor = self.guest.machine.monitor();
+        let (pipe, receiving) = begin_memory(monitor, &machine, &wish.scratch)?;
+        // Nobody connects to it: there are no disks to serve.
+        let (_folder, listener) = listen(&wish.runtime)?;
+        let is_running = self.runs();
+        if is_running {
+            self.guard.about_to_pause(match wish.mode {
+                MemoryMode::Live => LIVE_MEMORY_DEADLINE,
+                MemoryMode::Stopped => MEMORY_DEADLINE,
+            })?;
+            // From here on it may stand still.
+            self.stopped = Some(job.clock.now());
+        }
+        let request = CutRequest {
+            run: RunId(self.guest.run),
+            disks: Vec::new(),
+            write_deadline: NO_WRITES,
+            listener,
+            memory: Some((pipe, wish.mode)),
+            standstill: Standstill::Always,
+        };
+        let guard = &mut self.guard;
+        let tell = &mut |moment| match moment {
+            // A watchdog that is gone cannot be told; the instant is over before anybody would notice.
+            Moment::Stopped if is_running => drop(guard.about_to_pause(PAUSE_DEADLINE)),
+            Moment::Runs if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
+            Moment::Stopped | Moment::Runs => {}
+            Moment::Instant => within(),
+        };
+        let made = Cut::make(monitor, job.clock, request, tell);
+        let memory = receiving.finish();
+        let memory = memory.map_err(|source| not_kept(&machine, &wish.scratch, source));
+        match (made, memory) {
+            (Ok(cut), memory) => {
+                self.report.paused = is_running.then_some(cut.pause.total);
+                if let Err(error) = cut.release(monitor, job.clock) {
+                    job.progress.note(&format!("{machine}: {error}"));
+                }
+                let memory = memory?;
+                self.report.memory_bytes = Some(memory.0.size_bytes());
+                Ok(memory)
+            }
+            // What went wrong with the memory says more than what QEMU makes of it.
+            (Err(_), Err(of_memory @ Error::MemoryNotKept { .. })) => Err(of_memory),
+            (Err(MonitorError::Busy { with: holder }), _) => Err(holdfast_host::Error::Busy { machine, holder }.into()),
+            (Err(source), _) => Err(holdfast_host::Error::Monitor { machine, source }.into()),
+        }
+    }
+}
