@@ -15,11 +15,11 @@ use crate::job::Job;
 use crate::{Interrupted, Unit};
 
 /// Bytes that a worker compares at once.
-const WINDOW_BYTES: u64 = 1 << 20;
+pub(crate) const WINDOW_BYTES: u64 = 1 << 20;
 /// Windows between two looks at who may stop the job.
-const WINDOWS_PER_BATCH: usize = 64;
+pub(crate) const WINDOWS_PER_BATCH: usize = 64;
 /// Differences are told in blocks of this size.
-const BLOCK_BYTES: u64 = 4096;
+pub(crate) const BLOCK_BYTES: u64 = 4096;
 const EXTENT_COUNT_MAX: usize = 256;
 /// Ranges that are kept; the others are only counted.
 pub const DIFFERENT_RANGE_COUNT_MAX: usize = 1000;
@@ -102,14 +102,14 @@ pub fn compare(first: &dyn BlockDevice, second: &dyn BlockDevice, job: Job<'_>) 
 }
 
 /// Hands out the windows in which one of the disks has data.
-struct Windows<'a> {
+pub(crate) struct Windows<'a> {
     either: EitherData<'a>,
     at: u64,
     data_end: u64,
 }
 
 impl<'a> Windows<'a> {
-    fn new(either: EitherData<'a>) -> Self {
+    pub(crate) fn new(either: EitherData<'a>) -> Self {
         Self {
             either,
             at: 0,
@@ -117,7 +117,7 @@ impl<'a> Windows<'a> {
         }
     }
 
-    fn next_batch(&mut self) -> Result<Vec<Range<u64>>> {
+    pub(crate) fn next_batch(&mut self) -> Result<Vec<Range<u64>>> {
         let size_bytes = self.either.size_bytes();
         let mut batch = Vec::new();
         while batch.len() < WINDOWS_PER_BATCH && self.at < size_bytes {

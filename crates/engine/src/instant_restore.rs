@@ -369,7 +369,7 @@ fn may_run(hypervisor: &dyn LiveDisks, instant: &InstantJob) -> bool {
 fn medium(way: FileWay) -> Medium {
     match way {
         FileWay::BlockDevice => Medium::BlockDevice,
-        FileWay::NewFile | FileWay::InPlace | FileWay::Replace => Medium::File,
+        FileWay::NewFile | FileWay::InPlace | FileWay::Replace | FileWay::Shared | FileWay::Cloned => Medium::File,
     }
 }
 

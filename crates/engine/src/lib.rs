@@ -12,14 +12,17 @@
 mod backup;
 mod block_target;
 mod compare;
+mod contents;
 mod convert;
 mod create_image;
 mod diff;
+mod differences;
 mod doctor;
 mod error;
 mod forget;
 mod gc;
 mod hooks;
+mod host_restore;
 mod host_snapshot;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
@@ -70,6 +73,10 @@ pub use error::{Error, Result};
 pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use gc::{GcOutcome, gc, stats};
 pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
+pub use host_restore::{
+    ClonePlan, CloneWish, HostPoint, HostPointRequest, HostRestore, PlannedClone, PointName, RollbackReport,
+    RollbackWish, open_host_point,
+};
 pub use host_snapshot::{
     GuestReport, GuestRequest, HostRemovalReport, HostRemovalRequest, HostSnapshotList, HostSnapshotRecord,
     HostSnapshotReport, HostSnapshotRequest, HostSnapshotState, MachinePlaces, MemoryWish, NamedCut, PlannedRemoval,

@@ -55,7 +55,7 @@ pub(crate) use changes::{NOTE_BITMAP, is_bitmap_of, is_bitmap_of_ours};
 use choice::{check_choice, decide};
 use frozen::Freezer;
 pub(crate) use frozen::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE};
-pub(crate) use host_snapshots::path_of;
+pub(crate) use host_snapshots::{compare as compare_on_disk, path_of};
 pub(crate) use memory::{MEMORY, MEMORY_STATE, is_memory};
 pub(crate) use memory::{begin as begin_memory, not_kept};
 pub use method::Method;

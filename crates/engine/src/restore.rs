@@ -326,7 +326,12 @@ impl Restorer<'_> {
         device: &dyn BlockDeviceMut,
         state: TargetState,
     ) -> Result<RestoredDisk> {
-        let target = DiskTarget { path, device, state };
+        let target = DiskTarget {
+            path,
+            device,
+            state,
+            format: None,
+        };
         target.write(self.repository, disk, self.job)
     }
 }
@@ -339,19 +344,14 @@ pub(crate) struct DiskTarget<'a> {
     pub(crate) device: &'a dyn BlockDeviceMut,
     /// What it holds before.
     pub(crate) state: TargetState,
+    /// How it holds it, where it is an image.
+    pub(crate) format: Option<Format>,
 }
 
 impl DiskTarget<'_> {
     /// Writes a disk; all of it is durable when this returns.
     pub(crate) fn write(&self, repository: &Repository, disk: &DiskRecord, job: Job<'_>) -> Result<RestoredDisk> {
-        let target_bytes = self.device.size_bytes();
-        let Some(spare_bytes) = target_bytes.checked_sub(disk.size_bytes) else {
-            return Err(Error::TargetTooSmall {
-                path: self.path.to_owned(),
-                target_bytes,
-                disk_bytes: disk.size_bytes,
-            });
-        };
+        self.check_size(disk)?;
         let request = holdfast_repo::RestoreRequest {
             target: self.device,
             target_name: self.path.display().to_string(),
@@ -362,13 +362,7 @@ impl DiskTarget<'_> {
         let report = repository
             .restore(&device, &request, &job.watch(Counting::Bytes))
             .inspect_err(|_| self.tell_of_mixture(job))?;
-        if spare_bytes > 0 {
-            job.progress.warning(&format!(
-                "{} is larger than disk {}: its last {spare_bytes} bytes were left as they were",
-                self.path.display(),
-                disk.name
-            ));
-        }
+        self.tell_of_spare(disk, job);
         Ok(RestoredDisk {
             name: disk.name.clone(),
             target: Some(self.path.to_owned()),
@@ -379,8 +373,33 @@ impl DiskTarget<'_> {
         })
     }
 
+    /// A target that is too small gets nothing.
+    pub(crate) fn check_size(&self, disk: &DiskRecord) -> Result<()> {
+        let target_bytes = self.device.size_bytes();
+        if target_bytes >= disk.size_bytes {
+            return Ok(());
+        }
+        Err(Error::TargetTooSmall {
+            path: self.path.to_owned(),
+            target_bytes,
+            disk_bytes: disk.size_bytes,
+        })
+    }
+
+    /// What is behind the end of the disk is not what it was on any.
+    pub(crate) fn tell_of_spare(&self, disk: &DiskRecord, job: Job<'_>) {
+        let spare_bytes = self.device.size_bytes().saturating_sub(disk.size_bytes);
+        if spare_bytes > 0 {
+            job.progress.warning(&format!(
+                "{} is larger than disk {}: its last {spare_bytes} bytes were left as they were",
+                self.path.display(),
+                disk.name
+            ));
+        }
+    }
+
     /// A new file that is not complete is gone; what was there before is neither what it was nor what it should be.
-    fn tell_of_mixture(&self, job: Job<'_>) {
+    pub(crate) fn tell_of_mixture(&self, job: Job<'_>) {
         if self.state != TargetState::Zeroed {
             job.progress.warning(&format!(
                 "{} holds a part of the snapshot over what it held before: restore again before it is used",

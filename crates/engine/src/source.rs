@@ -129,6 +129,16 @@ impl OpenSource {
     /// Without `format` a file is what its content says, and a block device is raw: the bytes of a raw disk are its guest's,
     /// and could claim to be an image that reads other files.
     pub(crate) fn open(path: &Path, format: Option<Format>, allowed: &[PathBuf]) -> Result<Self> {
+        let options = OpenOptions {
+            format,
+            allow: allowed.to_vec(),
+            ..OpenOptions::default()
+        };
+        Self::open_with(path, &options)
+    }
+
+    /// The same, with more to say about what it is based on.
+    pub(crate) fn open_with(path: &Path, options: &OpenOptions) -> Result<Self> {
         let failed = |source| Error::File {
             action: "open",
             path: path.to_owned(),
@@ -136,7 +146,7 @@ impl OpenSource {
         };
         let canonical = path.canonicalize().map_err(failed)?;
         let is_block_device = std::fs::metadata(path).map_err(failed)?.file_type().is_block_device();
-        let format = match format {
+        let format = match options.format {
             Some(format) => format,
             None if is_block_device => Format::Raw,
             None => holdfast_image::detect(path)?,
@@ -152,8 +162,7 @@ impl OpenSource {
         }
         let options = OpenOptions {
             format: Some(format),
-            allow: allowed.to_vec(),
-            ..OpenOptions::default()
+            ..options.clone()
         };
         let image = holdfast_image::open(path, &options)?;
         let watched = image.layers().iter().map(|layer| {
@@ -166,6 +175,11 @@ impl OpenSource {
             format,
             canonical,
         })
+    }
+
+    /// The files that are read, the image itself first.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|(path, _)| path.as_path())
     }
 
     /// Bytes that hold data, as far as the image tells: what a backup has to read.

@@ -176,6 +176,10 @@ impl HypervisorMut for Fake {
         }
     }
 
+    fn power_off(&self, _machine: &str) -> HostResult<()> {
+        Err(Self::refused("switch off"))
+    }
+
     fn undefine(&self, machine: &str) -> HostResult<()> {
         self.machines.lock().unwrap().remove(machine).unwrap();
         Ok(())

@@ -48,6 +48,9 @@ pub trait HypervisorMut: Hypervisor {
     /// Forgets a machine that is shut off. Its files stay.
     fn undefine(&self, machine: &str) -> Result<()>;
 
+    /// Switches a machine off, as by pulling the plug.
+    fn power_off(&self, machine: &str) -> Result<()>;
+
     /// Starts a machine.
     fn start(&self, machine: &str) -> Result<()>;
 

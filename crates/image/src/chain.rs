@@ -53,7 +53,7 @@ pub(crate) struct OpenedChain {
 pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> Result<OpenedChain> {
     let file = HostFile::open(path, access)?;
     let mut opener = Opener {
-        keeper: Gatekeeper::new(&options.gate, &options.allow, path)?,
+        keeper: Gatekeeper::new(&options.gate, &options.allow, path)?.relocating(&options.relocate),
         seen: HashSet::new(),
         notes: Vec::new(),
     };

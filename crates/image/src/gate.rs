@@ -32,6 +32,7 @@ pub(crate) struct Gatekeeper {
     gate: Gate,
     directories: Vec<PathBuf>,
     named: Vec<PathBuf>,
+    relocate: Vec<(PathBuf, PathBuf)>,
 }
 
 impl Gatekeeper {
@@ -48,7 +49,31 @@ impl Gatekeeper {
             gate: gate.clone(),
             directories,
             named,
+            relocate: Vec::new(),
         })
+    }
+
+    /// The same, for files that are looked for elsewhere.
+    pub(crate) fn relocating(self, relocate: &[(PathBuf, PathBuf)]) -> Self {
+        Self {
+            relocate: relocate.to_vec(),
+            ..self
+        }
+    }
+
+    /// Where the file of this path is.
+    fn relocated(&self, path: PathBuf) -> PathBuf {
+        for (from, to) in &self.relocate {
+            if path.starts_with(to) && path.exists() {
+                return path;
+            }
+            let inside = path.strip_prefix(from).ok().filter(|_| !path.starts_with(to));
+            let moved = inside.map(|inside| to.join(inside)).filter(|moved| moved.exists());
+            if let Some(moved) = moved {
+                return moved;
+            }
+        }
+        path
     }
 
     /// The canonical path of the file that `image` calls `name`, if it may be opened.
@@ -61,7 +86,7 @@ impl Gatekeeper {
             detail,
         };
         let path = local_path(name).map_err(refuse)?;
-        let path = directory_of(image).join(path);
+        let path = self.relocated(directory_of(image).join(path));
         // The rule comes before existence, or the answers would tell which files there are.
         let canonical = match path.canonicalize() {
             Ok(canonical) => canonical,

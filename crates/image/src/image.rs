@@ -24,6 +24,9 @@ pub struct OpenOptions {
     pub gate: Gate,
     /// Files, and directories with all that is below them, that may be opened although the gate would not let them.
     pub allow: Vec<PathBuf>,
+    /// Files below the first folder of a pair are those below the second one, where they are there: an image names what it is based on by
+    /// its path, also where it is looked at in a snapshot of the file system. The first pair that fits counts.
+    pub relocate: Vec<(PathBuf, PathBuf)>,
     /// The external data file, in place of the one that the image names.
     pub data_file: Option<PathBuf>,
     /// What to do about a backing file.

@@ -137,7 +137,31 @@ pub(crate) fn encode_revoked() -> &'static [u8] {
     REVOKED
 }
 
+impl DiskRecord {
+    /// The record of a disk that is in no repository: whoever makes it knows where its bytes are.
+    pub fn elsewhere(name: String, size_bytes: u64, notes: BTreeMap<String, String>) -> Self {
+        Self {
+            name,
+            size_bytes,
+            content: DiskContent::Blocks,
+            root: None,
+            statistics: DiskStatistics::default(),
+            notes,
+        }
+    }
+}
+
 impl Manifest {
+    /// What is known of a point in time that is in no repository. All of it that has bytes is [elsewhere](DiskRecord::elsewhere).
+    pub fn elsewhere(machine: String, time_ms: i64) -> Self {
+        Self::new(
+            SnapshotId::from_bytes([0; 16]),
+            machine,
+            time_ms,
+            PackId::from_bytes([0; 16]),
+        )
+    }
+
     pub(crate) fn new(id: SnapshotId, machine: String, time_ms: i64, copy: PackId) -> Self {
         Self {
             format: FORMAT_VERSION,

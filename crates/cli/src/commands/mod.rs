@@ -1,6 +1,7 @@
 //! The verbs, one file each: arguments, examples, and the way from there to a report.
 
 mod backup;
+mod clone;
 mod completions;
 mod config;
 mod cron;
@@ -17,10 +18,12 @@ mod live_server;
 mod machines;
 mod man;
 mod monitor;
+mod point;
 mod prune;
 mod repair;
 mod restore;
 mod resume;
+mod rollback;
 mod scrub;
 mod serve;
 mod show;
@@ -51,6 +54,10 @@ pub enum Verb {
     Machines(machines::MachinesArgs),
     /// Make host snapshots: of machines, or of datasets of ZFS and btrfs
     Snapshot(snapshot::SnapshotArgs),
+    /// Take a machine back to a host snapshot
+    Rollback(rollback::RollbackArgs),
+    /// Make a new machine of a host snapshot of another one, which shares all with it
+    Clone(clone::CloneArgs),
     /// Carry out a policy of host snapshots once: take what is due, remove what has served its time
     Cron(cron::CronArgs),
     /// Check whether a policy is met, and how its pools are, for Nagios and Prometheus
@@ -118,6 +125,8 @@ impl Verb {
             Self::Backup(args) => backup::run(args, context),
             Self::Machines(args) => machines::run(args, context),
             Self::Snapshot(args) => snapshot::run(args, context),
+            Self::Rollback(args) => rollback::run(args, context),
+            Self::Clone(args) => clone::run(args, context),
             Self::Cron(args) => cron::run(args, context),
             Self::Monitor(args) => monitor::run(args, context),
             Self::Host(args) => host::run(args, context),
@@ -176,6 +185,8 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "backup" => backup::EXAMPLES,
         "machines" => machines::EXAMPLES,
         "snapshot" => snapshot::EXAMPLES,
+        "rollback" => rollback::EXAMPLES,
+        "clone" => clone::EXAMPLES,
         "cron" => cron::EXAMPLES,
         "doctor" => doctor::EXAMPLES,
         "list" => list::EXAMPLES,

@@ -1,7 +1,7 @@
 //! `holdfast restore`: a snapshot becomes files, block devices, a stream or a machine.
 
 mod live;
-mod machine;
+pub(super) mod machine;
 
 use std::ffi::OsString;
 

@@ -293,7 +293,7 @@ fn plan_of(guest: KnownGuest, args: &SnapshotArgs) -> Result<Plan, Error> {
 }
 
 /// `holdfast_web1_2026-11-22_16:45:10Z`: in UTC, since names are to sort and to be read elsewhere.
-fn default_name(machine: Option<&str>) -> String {
+pub(super) fn default_name(machine: Option<&str>) -> String {
     let now = time::now().to_zoned(TimeZone::UTC);
     let time = now.strftime("%Y-%m-%d_%H:%M:%SZ");
     let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "_.:-".contains(letter);

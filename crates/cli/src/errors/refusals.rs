@@ -8,6 +8,7 @@ use crate::exit::Exit;
 /// What a person may do next.
 pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
     let (exit, kind, hint) = match refusal {
+        Refusal::NoPoint { present, .. } => return no_point(present),
         Refusal::OtherHost { .. } => (
             Exit::Error,
             Kind::Unsupported,
@@ -73,5 +74,18 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
         exit,
         kind,
         hint: Some(hint.to_owned()),
+    }
+}
+
+/// Which host snapshots there are.
+fn no_point(present: &[String]) -> Advice {
+    let hint = match present {
+        [] => "holdfast host list MACHINE shows which host snapshots there are".to_owned(),
+        names => format!("the newest that are there: {}", names.join(", ")),
+    };
+    Advice {
+        exit: Exit::Error,
+        kind: Kind::NotFound,
+        hint: Some(hint),
     }
 }

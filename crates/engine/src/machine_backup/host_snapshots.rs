@@ -274,7 +274,7 @@ impl MachineBackup<'_> {
             .map_err(|error| ReadAll::NotComparable(error.to_string()))?;
         let (old, new) = (view.path().join(&place.path), cut.path_of(disk).ok_or_else(gone)?);
         let roots = (view.path(), cut.root_of(disk).ok_or_else(gone)?);
-        compare(disk, (&old, &new), roots, size_bytes).map_err(ReadAll::NotComparable)
+        compare(disk.format.as_deref(), (&old, &new), roots, size_bytes).map_err(ReadAll::NotComparable)
     }
 
     /// What a backup leaves: the host snapshots of the newest snapshot. What cannot be removed now is removed by the next one.
@@ -361,8 +361,8 @@ impl Cut {
 }
 
 /// Where a disk may differ between two states of its image; or why nobody can tell. `roots` are the folders of the two host snapshots.
-fn compare(
-    disk: &MachineDisk,
+pub(crate) fn compare(
+    format: Option<&str>,
     (old, new): (&Path, &Path),
     roots: (&Path, &Path),
     size_bytes: u64,
@@ -375,7 +375,7 @@ fn compare(
         let bitmap = changes.ranges.to_bitmap(granularity_bytes);
         bitmap.map_err(|error| error.to_string())
     };
-    let format = disk.format.as_deref().and_then(Format::from_name);
+    let format = format.and_then(Format::from_name);
     let Some(format) = format.filter(|format| *format != Format::Raw) else {
         return ranges(old, new);
     };

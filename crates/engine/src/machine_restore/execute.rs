@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
@@ -11,13 +11,15 @@ use holdfast_host::{Error as HostError, HypervisorMut, MachineState};
 use holdfast_image::{CreateOptions, Format, ImageMut};
 use holdfast_repo::{DiskRecord, Repository, Surroundings, TargetState};
 
-use super::plan::{AfterRestore, Content, FileWay, MachineRestorePlan, PlannedFile, open_image};
+use super::made::Made;
+use super::plan::{AfterRestore, Content, FileWay, MachineRestorePlan, PlannedFile, Planner, open_image};
 use super::refusal::Refusal;
 use super::resumption::{Resumed, resume};
 use super::stored;
 use super::tpm::{self, MadeFolders};
 use crate::Unit;
 use crate::block_target::{LockedDevice, is_block_device};
+use crate::contents::Contents;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::new_file::{Existing, NewFile, clear_left};
@@ -58,12 +60,28 @@ pub fn restore_machine(
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<MachineRestoreReport> {
+    let planner = Planner {
+        repository,
+        contents: repository,
+        hypervisor,
+        surroundings,
+    };
+    restore_point(&planner, plan, job)
+}
+
+/// The same for any point in time.
+pub(crate) fn restore_point(
+    planner: &Planner<'_>,
+    plan: &MachineRestorePlan,
+    job: Job<'_>,
+) -> Result<MachineRestoreReport> {
     let start = job.clock.now();
     let execution = Execution {
-        repository,
-        hypervisor,
+        repository: planner.repository,
+        contents: planner.contents,
+        hypervisor: planner.hypervisor,
         plan,
-        surroundings,
+        surroundings: planner.surroundings,
         job,
     };
     execution.clear_left();
@@ -104,6 +122,7 @@ pub(crate) fn write_companions(
 ) -> Result<Made> {
     let execution = Execution {
         repository,
+        contents: repository,
         hypervisor,
         plan,
         surroundings,
@@ -129,29 +148,6 @@ pub(crate) fn write_companions(
         finish(output, &mut made)?;
     }
     Ok(made)
-}
-
-/// Files that have their names; they lose them again unless they are to be kept.
-#[derive(Default)]
-pub(crate) struct Made {
-    files: Vec<PathBuf>,
-    folders: Vec<MadeFolders>,
-}
-
-impl Made {
-    pub(crate) fn keep(&mut self) {
-        self.files.clear();
-        self.folders.iter_mut().for_each(MadeFolders::keep);
-    }
-}
-
-impl Drop for Made {
-    fn drop(&mut self) {
-        for path in &self.files {
-            // Another error brought us here, and says more than one about this.
-            drop(std::fs::remove_file(path));
-        }
-    }
 }
 
 /// A file that is being written.
@@ -186,6 +182,7 @@ impl OutputDevice {
 
 struct Execution<'a> {
     repository: &'a Repository,
+    contents: &'a dyn Contents,
     hypervisor: &'a dyn HypervisorMut,
     plan: &'a MachineRestorePlan,
     surroundings: &'a Surroundings,
@@ -196,7 +193,7 @@ impl<'a> Execution<'a> {
     /// What a killed restore has left under these names is in the way of nothing but the room.
     fn clear_left(&self) {
         let new = self.plan.files.iter();
-        let new = new.filter(|file| matches!(file.way, FileWay::NewFile | FileWay::Replace));
+        let new = new.filter(|file| matches!(file.way, FileWay::NewFile | FileWay::Replace | FileWay::Shared));
         let paths: Vec<&Path> = new.map(|file| file.to.as_path()).collect();
         clear_left(&paths, self.job.progress);
     }
@@ -226,11 +223,17 @@ impl<'a> Execution<'a> {
             _ => Existing::Keep,
         };
         let new = match file.way {
-            FileWay::NewFile | FileWay::Replace => Some(NewFile::begin(&file.to, existing, self.surroundings)?),
-            FileWay::BlockDevice | FileWay::InPlace => None,
+            FileWay::NewFile | FileWay::Replace | FileWay::Shared => {
+                Some(NewFile::begin(&file.to, existing, self.surroundings)?)
+            }
+            FileWay::BlockDevice | FileWay::InPlace | FileWay::Cloned => None,
         };
         let device = match (&file.content, &new) {
             (Content::FirmwareVariables | Content::TpmState(_), _) => None,
+            (Content::Disk(_), Some(new)) if file.way == FileWay::Shared => {
+                self.contents.share(record, new.partial())?;
+                None
+            }
             (Content::Disk(_), Some(new)) if file.format == Format::Raw => {
                 Some(OutputDevice::Plain(new.create_sparse(record.size_bytes)?))
             }
@@ -238,6 +241,7 @@ impl<'a> Execution<'a> {
                 holdfast_image::create(new.partial(), &CreateOptions::qcow2(record.size_bytes))?;
                 Some(OutputDevice::Image(open_image(new.partial(), file.format)?))
             }
+            (Content::Disk(_), None) if file.way == FileWay::Cloned => None,
             (Content::Disk(_), None) => Some(open_present(file, record)?),
         };
         Ok(Output {
@@ -300,6 +304,8 @@ impl<'a> Execution<'a> {
                 .and_then(|()| {
                     if let Some(device) = &output.device {
                         restored.push(self.write_disk(output, device)?);
+                    } else if matches!(output.file.way, FileWay::Shared | FileWay::Cloned) {
+                        restored.push(shared(output));
                     } else {
                         self.write_bytes(output)?;
                     }
@@ -314,13 +320,14 @@ impl<'a> Execution<'a> {
         let target = DiskTarget {
             path: &output.file.to,
             device: device.as_device(),
+            format: Some(output.file.format),
             state: match output.file.way {
-                FileWay::NewFile | FileWay::Replace => TargetState::Zeroed,
+                FileWay::NewFile | FileWay::Replace | FileWay::Shared | FileWay::Cloned => TargetState::Zeroed,
                 FileWay::BlockDevice => TargetState::Unknown,
                 FileWay::InPlace => TargetState::Similar,
             },
         };
-        let written = target.write(self.repository, output.record, self.job);
+        let written = self.contents.write(output.record, &target, self.job);
         written.map_err(|error| error.on(&output.file.to))
     }
 
@@ -421,6 +428,18 @@ impl<'a> Execution<'a> {
     }
 }
 
+/// A disk of which nothing had to be written.
+fn shared(output: &Output<'_>) -> RestoredDisk {
+    RestoredDisk {
+        name: output.record.name.clone(),
+        target: Some(output.file.to.clone()),
+        size_bytes: output.record.size_bytes,
+        written_bytes: 0,
+        equal_bytes: output.record.size_bytes,
+        zero_bytes: 0,
+    }
+}
+
 /// An error with its causes.
 fn causes(error: &Error) -> String {
     let mut words = error.to_string();
@@ -458,7 +477,7 @@ fn finish(output: Output<'_>, made: &mut Made) -> Result<Option<OutputDevice>> {
     };
     drop(output.device);
     new.finish()?;
-    if output.file.way == FileWay::NewFile {
+    if matches!(output.file.way, FileWay::NewFile | FileWay::Shared) {
         made.files.push(output.file.to.clone());
     }
     Ok(None)

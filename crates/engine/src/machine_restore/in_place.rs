@@ -205,7 +205,7 @@ impl InPlace<'_> {
             format,
             way: FileWay::InPlace,
             size_bytes: record.size_bytes,
-            data_bytes: data_bytes(self.planner.repository, record)?,
+            data_bytes: data_bytes(self.planner.contents, record)?,
         })
     }
 

@@ -172,14 +172,17 @@ impl NewMachine<'_> {
                 ));
                 continue;
             }
-            let file = match self.wish.places.get(&record.name) {
-                Some(path) => self.named_place(record, &absolute(path)?, paths)?,
-                None => self.found_place(record, draft, paths)?,
+            let named = self.wish.places.get(&record.name);
+            let file = match (named, self.planner.contents.cloned(record)) {
+                (Some(path), _) => self.named_place(record, &absolute(path)?, paths)?,
+                (None, Some(path)) => self.planned(record, path.to_owned(), self.format(record), FileWay::Cloned)?,
+                (None, None) => self.found_place(record, draft, paths)?,
             };
             let place = DiskPlace {
                 path: file.to.clone(),
                 medium: match file.way {
                     FileWay::BlockDevice => Medium::BlockDevice,
+                    FileWay::Cloned if file.to.starts_with("/dev") => Medium::BlockDevice,
                     _ => Medium::File,
                 },
                 format: file.format.to_string(),
@@ -203,7 +206,7 @@ impl NewMachine<'_> {
             format,
             way,
             size_bytes: record.size_bytes,
-            data_bytes: data_bytes(self.planner.repository, record)?,
+            data_bytes: data_bytes(self.planner.contents, record)?,
         })
     }
 
@@ -268,7 +271,13 @@ impl NewMachine<'_> {
         folder_of(&path)?;
         let free = paths.free(&path);
         tell_of_other_path(draft, &path, &free);
-        self.planned(record, free, format, FileWay::NewFile)
+        let folder = free.parent().unwrap_or(Path::new("/"));
+        let way = if self.wish.format.is_none() && self.planner.contents.can_share(record, folder) {
+            FileWay::Shared
+        } else {
+            FileWay::NewFile
+        };
+        self.planned(record, free, format, way)
     }
 
     /// The name of a file as it was, with the machine's new name in it; none where that does not tell the two apart.

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDevice, ExtentKind, for_each_extent};
 use holdfast_image::Format;
-use holdfast_repo::{DiskRecord, Repository};
+use holdfast_repo::DiskRecord;
 
 use super::neighbours::Neighbours;
 use super::plan::{Content, FileWay, PlannedFile, Room};
 use super::refusal::Refusal;
 use super::tpm::nearest_folder;
+use crate::contents::Contents;
 use crate::error::{Error, Result};
 
 /// What images and file systems allocate at once, about: bytes of data are counted in such pieces.
@@ -104,8 +105,8 @@ pub(super) fn with_extension(path: &Path, format: Format) -> PathBuf {
 }
 
 /// Bytes of a disk that are not known to be zero.
-pub(super) fn data_bytes(repository: &Repository, record: &DiskRecord) -> Result<u64> {
-    let device = repository.device(record);
+pub(super) fn data_bytes(contents: &dyn Contents, record: &DiskRecord) -> Result<u64> {
+    let device = contents.device(record)?;
     let (mut pieces, mut next) = (0, 0);
     for_each_extent(&device, 0..device.size_bytes(), |extent| {
         if extent.kind == ExtentKind::Data {
@@ -131,7 +132,8 @@ pub(super) fn rooms(files: &[PlannedFile]) -> Result<Vec<Room>> {
                 Ok(found) if found.is_file() => file.data_bytes.saturating_sub(found.blocks() * 512),
                 _ => 0,
             },
-            FileWay::BlockDevice => 0,
+            // What is shared takes no room.
+            FileWay::BlockDevice | FileWay::Shared | FileWay::Cloned => 0,
         };
         if needed_bytes == 0 {
             continue;

@@ -17,6 +17,7 @@ use super::resumption::{self, PlannedResumption};
 use super::stored::StoredMachine;
 use super::{in_place, new_machine};
 use crate::block_target::is_block_device;
+use crate::contents::Contents;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::new_image::Overwrite;
@@ -189,6 +190,10 @@ pub enum FileWay {
     InPlace,
     /// It takes the place of the one that is there, which stays until then.
     Replace,
+    /// It is new, and shares its blocks with a host snapshot: nothing is written.
+    Shared,
+    /// It is in a clone of its dataset, which is made before: nothing is written.
+    Cloned,
 }
 
 impl FileWay {
@@ -199,6 +204,8 @@ impl FileWay {
             Self::BlockDevice => "overwrite",
             Self::InPlace => "in-place",
             Self::Replace => "replace",
+            Self::Shared => "shared",
+            Self::Cloned => "cloned",
         }
     }
 }
@@ -225,25 +232,43 @@ pub fn plan_machine_restore(
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<MachineRestorePlan> {
-    if !hypervisor.is_of_this_host() {
-        return Err(Refusal::OtherHost {
-            hypervisor: hypervisor.title().to_owned(),
-        }
-        .into());
-    }
+    refuse_other_host(hypervisor)?;
     let snapshot = find_snapshot(repository, &request.name.snapshot, &request.zone, job.progress)?;
-    job.progress.phase("planning", Unit::Items);
     let planner = Planner {
         repository,
+        contents: repository,
         hypervisor,
         surroundings,
     };
-    let mut drafted = match &request.restore_as {
-        RestoreAs::NewMachine(wish) => new_machine::draft(&planner, &snapshot, wish)?,
-        RestoreAs::InPlace(wish) => in_place::draft(&planner, &snapshot, wish)?,
+    let wish = (&request.restore_as, request.after, &*request.runtime);
+    plan_point(&planner, snapshot, wish, job)
+}
+
+fn refuse_other_host(hypervisor: &dyn HypervisorMut) -> Result<()> {
+    if hypervisor.is_of_this_host() {
+        return Ok(());
+    }
+    Err(Refusal::OtherHost {
+        hypervisor: hypervisor.title().to_owned(),
+    }
+    .into())
+}
+
+/// The same for any point in time. Its disks are the planner's contents, all else of it is in the repository.
+pub(crate) fn plan_point(
+    planner: &Planner<'_>,
+    snapshot: Manifest,
+    (restore_as, after, runtime): (&RestoreAs, AfterRestore, &Path),
+    job: Job<'_>,
+) -> Result<MachineRestorePlan> {
+    refuse_other_host(planner.hypervisor)?;
+    job.progress.phase("planning", Unit::Items);
+    let mut drafted = match restore_as {
+        RestoreAs::NewMachine(wish) => new_machine::draft(planner, &snapshot, wish)?,
+        RestoreAs::InPlace(wish) => in_place::draft(planner, &snapshot, wish)?,
     };
-    let resumption = match request.after {
-        AfterRestore::Resume => Some(resumption::plan(&planner, (&snapshot, &request.runtime), &mut drafted)?),
+    let resumption = match after {
+        AfterRestore::Resume => Some(resumption::plan(planner, (&snapshot, runtime), &mut drafted)?),
         AfterRestore::LeaveOff | AfterRestore::Start => None,
     };
     let rooms = rooms(&drafted.files)?;
@@ -253,7 +278,7 @@ pub fn plan_machine_restore(
         notes.push("its memory is not restored, and it starts as after a power cut: --resume lets it go on".to_owned());
     }
     if let Some(definition) = &drafted.definition
-        && let Some(reason) = hypervisor.check(&definition.text)?
+        && let Some(reason) = planner.hypervisor.check(&definition.text)?
     {
         warnings.push(format!("it would not start as things are now: {reason}"));
     }
@@ -264,17 +289,20 @@ pub fn plan_machine_restore(
         rooms,
         notes,
         warnings,
-        after: request.after,
+        after,
         resumption,
         snapshot,
     })
 }
 
 /// What both kinds of plans need.
-pub(super) struct Planner<'a> {
-    pub(super) repository: &'a Repository,
-    pub(super) hypervisor: &'a dyn HypervisorMut,
-    surroundings: &'a Surroundings,
+pub(crate) struct Planner<'a> {
+    /// Where all is that is no disk.
+    pub(crate) repository: &'a Repository,
+    /// The disks.
+    pub(crate) contents: &'a dyn Contents,
+    pub(crate) hypervisor: &'a dyn HypervisorMut,
+    pub(crate) surroundings: &'a Surroundings,
 }
 
 /// A plan on its way.

@@ -20,6 +20,18 @@ pub enum Refusal {
         /// The snapshot.
         snapshot: String,
     },
+    /// A machine cannot go to a point in time.
+    #[error("{machine} has no point in time {name}: {reason}")]
+    NoPoint {
+        /// The machine.
+        machine: String,
+        /// What was asked for.
+        name: String,
+        /// Why there is none.
+        reason: String,
+        /// Some that are there, the newest first.
+        present: Vec<String>,
+    },
     /// The machine cannot go on from its memory.
     #[error("{machine} cannot go on where it was: {reason}")]
     CannotResume {

@@ -89,6 +89,14 @@ impl HypervisorMut for Libvirt {
         undefined.map_err(|error| machine.refused("undefine", &error))
     }
 
+    fn power_off(&self, machine: &str) -> Result<()> {
+        let machine = self.find(machine)?;
+        machine
+            .domain()
+            .destroy()
+            .map_err(|error| machine.refused("switch off", &error))
+    }
+
     fn start(&self, machine: &str) -> Result<()> {
         let machine = self.find(machine)?;
         machine

@@ -59,6 +59,20 @@ pub struct Zfs {
 }
 
 impl Zfs {
+    /// Destroys a dataset that was made by [cloning](Provider::clone_to) a host snapshot, and that has no snapshots of its own.
+    pub fn destroy_clone(&self, name: &str, of: &HostSnapshotName) -> ProviderResult<()> {
+        let origin = full(of)?;
+        let state = self.dataset(name)?;
+        if state.origin.as_deref() != Some(&origin) {
+            return Err(ProviderError::Refused {
+                action: "destroy",
+                what: name.to_owned(),
+                reason: format!("it is no clone of {origin}"),
+            });
+        }
+        self.ask(("destroy", name), &["destroy", name]).map(drop)
+    }
+
     /// What `tools` reach; views are mounted below `views`.
     pub fn new(tools: Arc<dyn Tools>, views: PathBuf, clock: Arc<dyn Clock>) -> Self {
         Self {

@@ -89,8 +89,9 @@ fn parse_place(text: &str) -> Result<(String, PathBuf), String> {
 
 /// What `restore --to-machine` answers.
 #[derive(Debug, Serialize)]
-pub(super) struct Done {
-    id: String,
+pub(in crate::commands) struct Done {
+    /// The snapshot; null where all of it comes from host snapshots.
+    id: Option<String>,
     machine: String,
     time: String,
     dry_run: bool,
@@ -186,14 +187,14 @@ impl Done {
         }
     }
 
-    pub(super) fn new(plan: &MachineRestorePlan, report: Option<&MachineRestoreReport>) -> Self {
+    pub(in crate::commands) fn new(plan: &MachineRestorePlan, report: Option<&MachineRestoreReport>) -> Self {
         let disks = report.iter().flat_map(|report| &report.disks);
         let resumed = report.and_then(|report| match &report.started {
             Started::Resumed(resumed) => Some(*resumed),
             _ => None,
         });
         Self {
-            id: plan.snapshot.id.to_string(),
+            id: Some(plan.snapshot.id.to_string()),
             machine: plan.snapshot.machine.clone(),
             time: holdfast_engine::time_of(&plan.snapshot).to_string(),
             dry_run: report.is_none(),
@@ -213,6 +214,21 @@ impl Done {
             live: None,
             duration_ms: report.map_or(0, |report| units::millis(report.duration)),
         }
+    }
+
+    /// The machine that it is about.
+    pub(in crate::commands) fn machine(&self) -> &str {
+        &self.machine
+    }
+
+    /// The machine that it becomes: name and UUID.
+    pub(in crate::commands) fn target(&self) -> (&str, &str) {
+        (&self.target_machine.name, &self.target_machine.uuid)
+    }
+
+    /// The same of host snapshots.
+    pub(in crate::commands) fn without_id(self) -> Self {
+        Self { id: None, ..self }
     }
 
     fn human_live(&self, live: &LiveDocument, page: &mut Page) {
@@ -237,6 +253,8 @@ impl Done {
             "overwrite" => "written over",
             "in-place" => "only what differs",
             "replace" => "replaced",
+            "shared" => "shares its blocks with the snapshot",
+            "cloned" => "in a clone of its dataset",
             _ => "new",
         };
         let written = self.disks.iter().find(|disk| Some(&disk.name) == file.name.as_ref());
@@ -267,13 +285,22 @@ impl Report for Done {
             (false, true) => "is the new machine",
             (false, false) => "is restored in place to the machine",
         };
+        let id = self.id.as_deref().unwrap_or_default();
         page.line(&format!(
             "{}  snapshot {}  {becomes} {} ({})",
             self.machine,
-            &self.id[..8],
+            id.get(..8).unwrap_or(id),
             machine.name,
             machine.uuid
         ));
+        self.body(page);
+    }
+}
+
+impl Done {
+    /// What was written, or would be.
+    pub(in crate::commands) fn body(&self, page: &mut Page) {
+        let machine = &self.target_machine;
         for file in &self.files {
             self.human_file(file, page);
         }

@@ -43,7 +43,7 @@ pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
 
 impl OnOwn {
     /// Takes a snapshot; what is told of the cut.
-    fn take(&self, code: i32, words: &[&str]) -> serde_json::Value {
+    pub(super) fn take(&self, code: i32, words: &[&str]) -> serde_json::Value {
         let words = [&["snapshot"], words].concat();
         self.world.rig.json(code, &at(&self.world.lab.uri(), &words))["report"]["cuts"][0].clone()
     }
@@ -64,7 +64,7 @@ impl OnOwn {
         std::fs::read(view.path().join("web1-b")).unwrap()
     }
 
-    fn listed(&self, words: &[&str]) -> Vec<serde_json::Value> {
+    pub(super) fn listed(&self, words: &[&str]) -> Vec<serde_json::Value> {
         let words = [&["host", "list"], words].concat();
         let report = self.world.rig.report(&at(&self.world.lab.uri(), &words));
         report["datasets"][0]["snapshots"].as_array().unwrap().clone()

@@ -13,6 +13,13 @@ impl World {
     /// A machine that finds `byte` in its memory when it starts.
     fn with_memory(byte: u8) -> Self {
         let world = Self::new();
+        world.restart_with_memory(byte);
+        world
+    }
+
+    /// The machine starts again, and finds `byte` in its memory.
+    pub(super) fn restart_with_memory(&self, byte: u8) {
+        let world = self;
         world.lab.virsh(&["destroy", "web1"]);
         world.put_memory(byte);
         let loader = format!(
@@ -30,17 +37,16 @@ impl World {
         std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), text.as_bytes()).unwrap();
         world.lab.virsh(&["define", file.to_str().unwrap()]);
         world.lab.virsh(&["start", "web1"]);
-        world
     }
 
     /// What a machine that starts from now on finds in its memory.
-    fn put_memory(&self, byte: u8) {
+    pub(super) fn put_memory(&self, byte: u8) {
         let file = std::fs::File::create(self.lab.path("pattern")).unwrap();
         std::io::Write::write_all(&mut &file, &vec![byte; 65_536]).unwrap();
     }
 
     /// What a machine has in its memory.
-    fn memory_of(&self, name: &str) -> String {
+    pub(super) fn memory_of(&self, name: &str) -> String {
         let machine = self.lab.connect().machine(name).unwrap();
         let line = json!({ "command-line": format!("xp /1xb {PLACE:#x}") });
         let said = machine
@@ -49,7 +55,7 @@ impl World {
         said.unwrap().as_str().unwrap().trim().to_owned()
     }
 
-    fn state_of(&self, name: &str) -> MachineState {
+    pub(super) fn state_of(&self, name: &str) -> MachineState {
         self.lab
             .connect()
             .machine(name)

@@ -37,6 +37,7 @@ mod policies;
 mod qemu_lab;
 mod restore_refusals;
 mod restores;
+mod rollbacks;
 mod tpm;
 
 use holdfast_host::qemu::runs_in;

@@ -1,0 +1,181 @@
+//! `holdfast rollback`: a machine goes back to a host snapshot.
+
+use holdfast_engine::{
+    AfterRestore, ConfigurationChoice, GuestRequest, HostSnapshotRequest, Job, NamedCut, RollbackWish,
+};
+use serde::Serialize;
+
+use super::point::{OpenPoint, PointArgs};
+use super::restore::machine::Done;
+use super::snapshot::default_name;
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report};
+use crate::{runs, time};
+
+/// Arguments of `rollback`.
+#[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
+pub struct RollbackArgs {
+    #[command(flatten)]
+    point: PointArgs,
+    /// Restore the machine's configuration too, as it was; it is kept otherwise
+    #[arg(long)]
+    configuration: bool,
+    /// Start the machine afterwards
+    #[arg(long)]
+    start: bool,
+    /// Let the machine go on from the memory of that instant (of a snapshot --with-memory)
+    #[arg(long, conflicts_with = "start")]
+    resume: bool,
+    /// Switch the machine off first, as by pulling the plug
+    #[arg(long)]
+    power_off: bool,
+    /// Take no host snapshot of what is there now; it is lost then
+    #[arg(long)]
+    without_safety_snapshot: bool,
+    /// Show what would be written; change nothing
+    #[arg(short = 'n', long, conflicts_with = "power_off")]
+    dry_run: bool,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what going back to before an update would change",
+        line: "holdfast rollback web1@before-update --dry-run",
+    },
+    Example {
+        wish: "Go back there, whatever the machine is doing, and go on from its memory of then",
+        line: "holdfast rollback web1@before-update --power-off --resume",
+    },
+    Example {
+        wish: "Go back to the newest host snapshot, and start",
+        line: "holdfast rollback web1@latest --start",
+    },
+];
+
+/// What `rollback` answers.
+#[derive(Debug, Serialize)]
+struct RolledBack {
+    dry_run: bool,
+    /// The name of the point.
+    point: String,
+    /// The host snapshots that the disks come from.
+    snapshots: Vec<String>,
+    /// Whether configuration, firmware variables and TPM of then are kept.
+    has_state: bool,
+    /// Host snapshots of what was there before; in a dry run, none.
+    safety: Vec<String>,
+    restore: Done,
+}
+
+impl Report for RolledBack {
+    fn command(&self) -> &'static str {
+        "rollback"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let verb = if self.dry_run { "would go back" } else { "went back" };
+        let machine = self.restore.machine();
+        page.line(&format!("{machine} {verb} to {}", self.point));
+        for snapshot in &self.snapshots {
+            page.line(&format!("  from {snapshot}"));
+        }
+        if !self.has_state {
+            page.line("  its disks only: no configuration of it is kept with this host snapshot");
+        }
+        for snapshot in &self.safety {
+            page.line(&format!("  what was there before: {snapshot}"));
+        }
+        self.restore.body(page);
+    }
+}
+
+/// Goes back.
+pub(super) fn run(args: &RollbackArgs, context: &Context) -> Result<Exit, Error> {
+    let done = args.point.open(context, args.job.thread_count(), |point, job| {
+        roll_back(args, &point, context, job)
+    })?;
+    context.report(&done)
+}
+
+fn roll_back(
+    args: &RollbackArgs,
+    point: &OpenPoint<'_>,
+    context: &Context,
+    job: Job<'_>,
+) -> holdfast_engine::Result<RolledBack> {
+    let Some(guest) = point.guest else {
+        return Err(holdfast_engine::Refusal::NoPoint {
+            machine: point.machine.to_owned(),
+            name: point.point.name.clone(),
+            reason: "the machine is not there any more; holdfast clone makes a new one of it".to_owned(),
+            present: Vec::new(),
+        }
+        .into());
+    };
+    let mut wish = RollbackWish {
+        configuration: if args.configuration {
+            ConfigurationChoice::Restore
+        } else {
+            ConfigurationChoice::Keep
+        },
+        after: match (args.resume, args.start) {
+            (true, _) => AfterRestore::Resume,
+            (_, true) => AfterRestore::Start,
+            _ => AfterRestore::LeaveOff,
+        },
+        powers_off: args.power_off,
+        safety: None,
+    };
+    let document = |restore, safety| RolledBack {
+        dry_run: args.dry_run,
+        point: point.point.name.clone(),
+        snapshots: point.point.snapshots.iter().map(ToString::to_string).collect(),
+        has_state: point.point.has_state,
+        safety,
+        restore,
+    };
+    if args.dry_run {
+        let plan = point.restore.plan_rollback(&point.point, &wish, job)?;
+        tell(&plan.warnings, job);
+        return Ok(document(Done::new(&plan, None).without_id(), Vec::new()));
+    }
+    // It is shut off by then, whatever it is now.
+    let mut now = guest.request(holdfast_engine::Quiesce::Off, true, context)?;
+    now.description.summary.state = holdfast_host::MachineState::ShutOff;
+    let request = HostSnapshotRequest {
+        providers: point.restore.providers,
+        cuts: vec![NamedCut {
+            name: format!("{}_before-rollback", default_name(Some(point.machine))),
+            wanted: guest.places.wanted(),
+        }],
+        guests: vec![GuestRequest { memory: None, ..now }],
+        now: &time::now,
+        program: super::PROGRAM.to_owned(),
+        set: runs::new_set()?,
+        states: Some(point.restore.states),
+    };
+    if !args.without_safety_snapshot {
+        wish.safety = Some(&request);
+    }
+    let report = point.restore.roll_back(&point.point, &wish, job)?;
+    tell(&report.plan.warnings, job);
+    let restore = Done::new(&report.plan, Some(&report.restore)).without_id();
+    Ok(document(
+        restore,
+        report.safety.iter().map(ToString::to_string).collect(),
+    ))
+}
+
+/// What a person should know of a plan.
+pub(super) fn tell(warnings: &[String], job: Job<'_>) {
+    for warning in warnings {
+        job.progress.warning(warning);
+    }
+}

@@ -1,0 +1,191 @@
+//! Machines that go back to host snapshots, and new ones that are made of them, on real file systems.
+
+use holdfast_host::MachineState;
+use serde_json::{Value, json};
+
+use super::at;
+use super::host_snapshots::{OnOwn, on};
+
+impl OnOwn {
+    /// What a verb about a point in time answers.
+    fn point(&self, code: i32, words: &[&str]) -> Value {
+        self.world.rig.json(code, &at(&self.world.lab.uri(), words))["report"].clone()
+    }
+
+    /// Why it is refused.
+    fn point_refused(&self, words: &[&str]) -> (String, String) {
+        self.world.rig.error(1, &at(&self.world.lab.uri(), words))
+    }
+
+    /// The full name of the only host snapshot of this name.
+    fn full_name(&self, name: &str) -> String {
+        let report = self.point(0, &["host", "list", "web1"]);
+        let dataset = report["datasets"][0]["dataset"].as_str().unwrap();
+        format!("{dataset}@{name}")
+    }
+
+    /// The names of host snapshots that go with a memory.
+    fn with_memories(&self) -> Vec<String> {
+        let listed = self.listed(&["web1"]);
+        let kept = listed.iter().filter(|one| one["memories"] == json!(["web1"]));
+        kept.map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Asserts what the disks of a machine that is shut off hold.
+    fn assert_disks(&self, disks: &[Vec<u8>; 2], what: &str) {
+        self.world.rig.ok(&at(&self.world.lab.uri(), &["backup", "web1"]));
+        for (target, bytes) in ["vda", "vdb"].iter().zip(disks) {
+            let restored = format!("{target}.raw");
+            let name = format!("web1@latest:{target}");
+            self.world.rig.ok(&["restore", "--force", &name, &restored]);
+            assert!(self.world.rig.read(&restored) == *bytes, "{what}: {target}");
+        }
+    }
+}
+
+/// The whole of what hooks and scripts do today: a point with memory, more points, pruning, going back with memory.
+fn the_recipe(kind: &'static str) {
+    let Some(mut on) = on(kind) else { return };
+    on.world.restart_with_memory(7);
+    on.world.write(0, 40, 65_536, 65_536);
+    let cut = on.take(0, &["web1", "--with-memory", "--name", "hourly"]);
+    let machine = &cut["machines"][0];
+    assert_eq!(machine["consistency"], "memory", "{cut}");
+    assert!(
+        machine["memory_bytes"].as_u64().unwrap() >= 16 << 20 && machine["paused_us"].is_u64(),
+        "{cut}"
+    );
+    on.world.assert_runs_and_is_clean();
+    let then = on.world.disks.clone();
+
+    for number in 0..10_u8 {
+        let place = usize::from(number) * 131_072;
+        on.world.write(usize::from(number % 2), 100 + number, place, 65_536);
+        let name = format!("point-{number}");
+        let memory = (number % 5 == 0).then_some("--with-memory=stopped");
+        let words = ["web1", "--name", &name].into_iter().chain(memory);
+        on.take(0, &words.collect::<Vec<_>>());
+    }
+    assert_eq!(on.with_memories(), ["hourly", "point-0", "point-5"]);
+    // What is removed takes its memory with it.
+    let removed: Vec<String> = (0..5).map(|number| on.full_name(&format!("point-{number}"))).collect();
+    let words: Vec<&str> = removed.iter().map(String::as_str).collect();
+    on.world.rig.ok(&[&["host", "remove"], &words[..]].concat());
+    assert_eq!(on.with_memories(), ["hourly", "point-5"]);
+    let states = on.world.rig.path("state/holdfast/states/repository");
+    let states = states.to_str().unwrap();
+    let kept = on.world.rig.report(&["list", "-r", states])["snapshots"]
+        .as_array()
+        .unwrap()
+        .len();
+    assert_eq!(kept, 6, "states of hourly, and of five points");
+    on.world.rig.ok(&["verify", "-r", states]);
+
+    // Its disks and its memory are others by now.
+    on.world.put_memory(9);
+    on.world.write(0, 99, 0, 1 << 20);
+    on.world.lab.virsh(&["destroy", "web1"]);
+    on.world.lab.virsh(&["start", "web1"]);
+    assert!(on.world.memory_of("web1").ends_with("0x09"));
+    let newest = on.world.disks.clone();
+    let (error, said) = on.point_refused(&["rollback", "web1@hourly", "--resume"]);
+    assert_eq!(error, "refused", "{said}");
+    let report = on.point(0, &["rollback", "web1@hourly", "--resume", "--power-off"]);
+    assert_eq!(report["restore"]["target_machine"]["is_resumed"], true, "{report}");
+    assert_eq!(on.world.state_of("web1"), MachineState::Running);
+    assert!(
+        on.world.memory_of("web1").ends_with("0x07"),
+        "{}",
+        on.world.memory_of("web1")
+    );
+    on.world.assert_runs_and_is_clean();
+    // It writes where it was, and what it wrote since is not there.
+    on.world.disks = then;
+    on.world.write(1, 77, 512, 512);
+    let resumed = on.world.disks.clone();
+    on.assert_disks(&resumed, "as of the hour");
+    // Only what differs was written.
+    let disks = report["restore"]["disks"].as_array().unwrap();
+    assert!(
+        disks
+            .iter()
+            .all(|disk| disk["written_bytes"].as_u64().unwrap() < 4 << 20),
+        "{report}"
+    );
+
+    // What was there before is there still, and all that is newer.
+    let safety = report["safety"][0].as_str().unwrap();
+    let safety = safety.rsplit_once('@').unwrap().1;
+    assert!(safety.ends_with("_before-rollback"), "{safety}");
+    on.world.lab.virsh(&["destroy", "web1"]);
+    let words = ["rollback", &format!("web1@{safety}"), "--without-safety-snapshot"];
+    let report = on.point(0, &words);
+    assert_eq!(report["safety"], json!([]));
+    on.assert_disks(&newest, "as before the rollback");
+    on.point(0, &["rollback", "web1@point-9", "--dry-run"]);
+    on.assert_disks(&newest, "a dry run changes nothing");
+}
+
+#[test]
+fn the_recipe_on_btrfs() {
+    the_recipe("btrfs");
+}
+
+#[test]
+fn the_recipe_on_xfs() {
+    the_recipe("xfs");
+}
+
+#[test]
+fn the_recipe_on_zfs() {
+    the_recipe("zfs");
+}
+
+/// A clone runs beside its original, shares all with it, and neither sees what the other writes.
+fn a_clone_runs_beside(kind: &'static str) {
+    let Some(mut on) = on(kind) else { return };
+    on.world.restart_with_memory(7);
+    on.take(0, &["web1", "--with-memory", "--name", "one"]);
+    on.world.write(0, 55, 0, 65_536);
+    on.world.put_memory(9);
+    let plan = on.point(3, &["clone", "web1@one", "trial", "--dry-run"]);
+    assert_eq!(on.world.machines(), ["web1"]);
+    let report = on.point(3, &["clone", "web1@one", "trial", "--resume"]);
+    assert_eq!(plan["restore"]["files"], report["restore"]["files"]);
+    let is_zfs = kind == "zfs";
+    for file in report["restore"]["files"].as_array().unwrap() {
+        assert_eq!(file["way"], if is_zfs { "cloned" } else { "shared" }, "{report}");
+    }
+    for disk in report["restore"]["disks"].as_array().unwrap() {
+        assert_eq!(disk["written_bytes"], 0);
+    }
+    assert_eq!(on.world.machines(), ["trial", "web1"]);
+    assert!(on.world.memory_of("trial").ends_with("0x07"));
+    assert_eq!(on.world.state_of("web1"), MachineState::Running);
+    on.world.lab.virsh(&["destroy", "trial"]);
+    on.world.rig.ok(&at(&on.world.lab.uri(), &["backup", "trial"]));
+    on.world.rig.ok(&["restore", "trial@latest:vda", "clone.raw"]);
+    assert!(on.world.rig.read("clone.raw").iter().all(|byte| *byte == 1));
+    // One of its name is not made twice, and nothing of the attempt is left.
+    let before = on.world.files();
+    let (error, said) = on.point_refused(&["clone", "web1@one", "trial"]);
+    assert_eq!(error, "exists", "{said}");
+    assert_eq!(on.world.files(), before);
+    let (error, said) = on.point_refused(&["clone", "web1@never", "other"]);
+    assert!(error == "not-found" && said.contains("never"), "{error}: {said}");
+}
+
+#[test]
+fn a_clone_runs_beside_on_btrfs() {
+    a_clone_runs_beside("btrfs");
+}
+
+#[test]
+fn a_clone_runs_beside_on_xfs() {
+    a_clone_runs_beside("xfs");
+}
+
+#[test]
+fn a_clone_runs_beside_on_zfs() {
+    a_clone_runs_beside("zfs");
+}

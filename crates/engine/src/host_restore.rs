@@ -1,0 +1,257 @@
+//! `rollback` and `clone`: a machine goes back to host snapshots of its disks, or another one is made of them.
+//!
+//! What is not in the host snapshots comes from the [state store](crate::StateStore). Both together are a point in time like a snapshot in
+//! a repository, and are restored by the same means: [`crate::machine_restore`]. A rollback writes what differs into the images that the
+//! machine has today; nothing that is newer has to be destroyed for that, and it works for whatever the machine's disks have become.
+
+mod contents;
+mod point;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use holdfast_host::provider::{Dataset, HostSnapshotName, Provider as _, ProviderError, ProviderKind};
+use holdfast_host::{HypervisorMut, MachineState};
+use holdfast_repo::Surroundings;
+
+use crate::MachineName;
+use crate::error::{Error, Result};
+use crate::host_snapshot::{GuestReport, HostSnapshotRequest, Providers, take_host_snapshots};
+use crate::job::Job;
+use crate::machine_restore::{
+    AfterRestore, ConfigurationChoice, InPlaceWish, MachineRestorePlan, MachineRestoreReport, NewMachineIdentity,
+    NewMachineWish, Planner, RestoreAs, plan_point, restore_point,
+};
+use crate::machine_state::StateStore;
+use crate::new_image::Overwrite;
+pub use point::{HostPoint, HostPointRequest, PointName, open_host_point};
+
+/// Who and what a job on a point in time needs.
+pub struct HostRestore<'a> {
+    /// The providers of this host.
+    pub providers: &'a Providers,
+    /// Where the states of machines are kept.
+    pub states: &'a StateStore,
+    /// Whose the machine is.
+    pub hypervisor: &'a dyn HypervisorMut,
+    /// What the store needs from the world.
+    pub surroundings: &'a Surroundings,
+    /// A folder for the pipe through which a hypervisor gets memory.
+    pub runtime: PathBuf,
+}
+
+/// How a machine goes back.
+pub struct RollbackWish<'a> {
+    /// What becomes of its configuration.
+    pub configuration: ConfigurationChoice,
+    /// What comes after.
+    pub after: AfterRestore,
+    /// Whether it is switched off, if it is not.
+    pub powers_off: bool,
+    /// The host snapshot of what is there now, which is taken first; none where nobody wants it. Its machine is the one that goes back.
+    pub safety: Option<&'a HostSnapshotRequest<'a>>,
+}
+
+/// A machine that has gone back.
+pub struct RollbackReport {
+    /// What was done.
+    pub plan: MachineRestorePlan,
+    /// How it went.
+    pub restore: MachineRestoreReport,
+    /// What was there before.
+    pub safety: Vec<HostSnapshotName>,
+    /// What became of it then.
+    pub safety_guests: Vec<GuestReport>,
+}
+
+impl HostRestore<'_> {
+    fn planner<'p>(&'p self, point: &'p HostPoint) -> Planner<'p> {
+        Planner {
+            repository: self.states.repository(),
+            contents: &point.contents,
+            hypervisor: self.hypervisor,
+            surroundings: self.surroundings,
+        }
+    }
+
+    /// What a rollback would do. The machine is shut off, or nothing can be said.
+    pub fn plan_rollback(
+        &self,
+        point: &HostPoint,
+        wish: &RollbackWish<'_>,
+        job: Job<'_>,
+    ) -> Result<MachineRestorePlan> {
+        let in_place = RestoreAs::InPlace(InPlaceWish {
+            machine: Some(point.uuid.clone()),
+            configuration: wish.configuration,
+        });
+        let plan = plan_point(
+            &self.planner(point),
+            point.manifest.clone(),
+            (&in_place, wish.after, &self.runtime),
+            job,
+        )?;
+        Ok(point.told(plan))
+    }
+
+    /// Takes a machine back.
+    ///
+    /// # Errors
+    /// Before anything is written, or with a warning that says what is. The safety snapshot stays.
+    pub fn roll_back(&self, point: &HostPoint, wish: &RollbackWish<'_>, job: Job<'_>) -> Result<RollbackReport> {
+        if wish.powers_off {
+            self.power_off(&point.uuid)?;
+        }
+        let plan = self.plan_rollback(point, wish, job)?;
+        let (mut safety, mut safety_guests) = (Vec::new(), Vec::new());
+        if let Some(request) = wish.safety {
+            let report = take_host_snapshots(request, &mut || (), job)?;
+            (safety, safety_guests) = (report.snapshots, report.guests);
+        }
+        let restored = restore_point(&self.planner(point), &plan, job).inspect_err(|_| {
+            if let Some(first) = safety.first() {
+                let message = format!("what was there before is in the host snapshot {}", first.name);
+                job.progress.warning(&message);
+            }
+        });
+        Ok(RollbackReport {
+            restore: restored?,
+            plan,
+            safety,
+            safety_guests,
+        })
+    }
+
+    fn power_off(&self, uuid: &str) -> Result<()> {
+        let machine = self.hypervisor.machine(uuid)?;
+        if machine.describe()?.summary.state != MachineState::ShutOff {
+            self.hypervisor.power_off(uuid)?;
+        }
+        Ok(())
+    }
+}
+
+/// How a clone is to be.
+#[derive(Debug, Clone)]
+pub struct CloneWish {
+    /// What it is called.
+    pub name: MachineName,
+    /// The folder for its images, where they are not to be beside the originals; on ZFS its files are in clones of the datasets.
+    pub storage: Option<PathBuf>,
+    /// What comes after.
+    pub after: AfterRestore,
+}
+
+/// A dataset that is cloned for a new machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedClone {
+    /// Of what.
+    pub snapshot: HostSnapshotName,
+    /// As what.
+    pub to: Dataset,
+    /// Where its files will be, or its device.
+    pub folder: PathBuf,
+}
+
+/// What will be done for a clone.
+pub struct ClonePlan {
+    /// Datasets that are cloned first.
+    pub clones: Vec<PlannedClone>,
+    /// The machine.
+    pub restore: MachineRestorePlan,
+}
+
+impl HostRestore<'_> {
+    /// What a clone of a machine would be.
+    pub fn plan_clone(&self, point: &mut HostPoint, wish: &CloneWish, job: Job<'_>) -> Result<ClonePlan> {
+        let clones = self.clones(point, wish)?;
+        point.contents.clone_datasets(&clones);
+        let new = RestoreAs::NewMachine(NewMachineWish {
+            name: Some(wish.name.clone()),
+            identity: NewMachineIdentity::New,
+            storage: wish.storage.clone(),
+            format: None,
+            places: BTreeMap::new(),
+            overwrite: Overwrite::Refuse,
+        });
+        let planned = (&new, wish.after, &*self.runtime);
+        let plan = plan_point(&self.planner(point), point.manifest.clone(), planned, job)?;
+        Ok(ClonePlan {
+            clones,
+            restore: point.told(plan),
+        })
+    }
+
+    /// Makes it. What was cloned goes again where it fails.
+    pub fn make_clone(&self, point: &HostPoint, plan: &ClonePlan, job: Job<'_>) -> Result<MachineRestoreReport> {
+        let mut made = Vec::new();
+        let restored = self
+            .clone_datasets(plan, &mut made)
+            .and_then(|()| restore_point(&self.planner(point), &plan.restore, job));
+        if restored.is_err() {
+            for clone in made {
+                if let Err(error) = self.providers.zfs().destroy_clone(&clone.to.name, &clone.snapshot) {
+                    job.progress.warning(&format!("{} stays: {error}", clone.to));
+                }
+            }
+        }
+        restored
+    }
+
+    fn clone_datasets<'p>(&self, plan: &'p ClonePlan, made: &mut Vec<&'p PlannedClone>) -> Result<()> {
+        for clone in &plan.clones {
+            let state = self
+                .providers
+                .of_dataset(&clone.to)
+                .clone_to(&clone.snapshot, &clone.to.name)?;
+            made.push(clone);
+            if state.folder.as_deref().is_some_and(|folder| folder != clone.folder) {
+                return Err(Error::from(ProviderError::Refused {
+                    action: "mount",
+                    what: clone.to.to_string(),
+                    reason: format!("it was to be at {}, and is elsewhere", clone.folder.display()),
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// The datasets of ZFS that have to be cloned: their files cannot share blocks with others elsewhere.
+    fn clones(&self, point: &HostPoint, wish: &CloneWish) -> Result<Vec<PlannedClone>> {
+        let mut clones: Vec<PlannedClone> = Vec::new();
+        let of_zfs = point
+            .snapshots
+            .iter()
+            .filter(|name| name.dataset.provider == ProviderKind::Zfs && wish.storage.is_none());
+        for snapshot in of_zfs {
+            let state = self.providers.zfs().dataset(&snapshot.dataset.name)?;
+            let (parent, own) = snapshot
+                .dataset
+                .name
+                .rsplit_once('/')
+                .unwrap_or((&snapshot.dataset.name, "disks"));
+            let is_only = point.snapshots.len() == 1;
+            let name = if is_only {
+                format!("{parent}/{}", wish.name)
+            } else {
+                format!("{parent}/{}-{own}", wish.name)
+            };
+            let last = name.rsplit('/').next().unwrap_or_default();
+            let folder = match &state.folder {
+                Some(_) if state.is_volume => Path::new("/dev/zvol").join(&name),
+                None => Path::new("/dev/zvol").join(&name),
+                Some(folder) if parent == snapshot.dataset.name => folder.join(last),
+                Some(folder) => folder.with_file_name(last),
+            };
+            clones.push(PlannedClone {
+                snapshot: snapshot.clone(),
+                to: Dataset {
+                    provider: ProviderKind::Zfs,
+                    name,
+                },
+                folder,
+            });
+        }
+        Ok(clones)
+    }
+}

@@ -1,0 +1,156 @@
+//! The disks of a machine in host snapshots.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use holdfast_block::BlockDevice;
+use holdfast_host::provider::{HostSnapshotName, clone_file};
+use holdfast_image::Format;
+use holdfast_repo::{DiskRecord, TargetState};
+
+use super::PlannedClone;
+use crate::contents::Contents;
+use crate::differences::Differences;
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::machine_backup::compare_on_disk;
+use crate::machine_state::KeptDisk;
+use crate::restore::{DiskTarget, RestoredDisk};
+use crate::source::OpenSource;
+
+/// A disk in a host snapshot, open.
+pub(super) struct HostDisk {
+    pub(super) kept: KeptDisk,
+    /// Which snapshot.
+    pub(super) snapshot: HostSnapshotName,
+    pub(super) source: OpenSource,
+    /// The image in the view of the snapshot, and the folder of the view.
+    pub(super) path: PathBuf,
+    pub(super) root: PathBuf,
+    /// The folder of the dataset as it is now; none for a volume.
+    pub(super) present_root: Option<PathBuf>,
+    /// Whether the image is based on another one.
+    pub(super) is_based: bool,
+    /// Where it will be in a clone of its dataset.
+    pub(super) cloned: Option<PathBuf>,
+}
+
+/// All disks of a point in time, by their names in the machine.
+#[derive(Default)]
+pub(crate) struct HostContents {
+    pub(super) disks: BTreeMap<String, HostDisk>,
+}
+
+impl HostContents {
+    fn disk(&self, record: &DiskRecord) -> Result<&HostDisk> {
+        let found = self.disks.get(&record.name);
+        found.ok_or_else(|| Error::Unreachable {
+            disk: record.name.clone(),
+            place: "nowhere".to_owned(),
+        })
+    }
+
+    /// The disks in these datasets will be in the clones.
+    pub(super) fn clone_datasets(&mut self, clones: &[PlannedClone]) {
+        for disk in self.disks.values_mut() {
+            let clone = clones.iter().find(|clone| clone.snapshot == disk.snapshot);
+            disk.cloned = clone.map(|clone| {
+                if disk.kept.place.path.as_os_str().is_empty() {
+                    clone.folder.clone()
+                } else {
+                    clone.folder.join(&disk.kept.place.path)
+                }
+            });
+        }
+    }
+}
+
+impl HostDisk {
+    fn format(&self) -> Option<Format> {
+        // What says nothing is raw for libvirt.
+        Format::from_name(self.kept.format.as_deref().unwrap_or("raw"))
+    }
+
+    /// Where the image that is there may differ from the one in the snapshot, as far as the file system can tell.
+    fn places(&self, target: &DiskTarget<'_>) -> std::result::Result<holdfast_block::DirtyBitmap, String> {
+        if target.state != TargetState::Similar {
+            return Err("the target is another image".to_owned());
+        }
+        let root = self.present_root.as_deref().ok_or("its disk is a volume")?;
+        if target.path != root.join(&self.kept.place.path) {
+            return Err("its image is another file now".to_owned());
+        }
+        if target.format != self.format() {
+            return Err("its image has another format now".to_owned());
+        }
+        let format = self.kept.format.as_deref();
+        compare_on_disk(
+            format,
+            (&self.path, target.path),
+            (&self.root, root),
+            self.source.device.size_bytes(),
+        )
+    }
+}
+
+impl Contents for HostContents {
+    fn device(&self, record: &DiskRecord) -> Result<Box<dyn BlockDevice + '_>> {
+        Ok(Box::new(&*self.disk(record)?.source.device))
+    }
+
+    fn write(&self, record: &DiskRecord, target: &DiskTarget<'_>, job: Job<'_>) -> Result<RestoredDisk> {
+        let disk = self.disk(record)?;
+        let places = disk.places(target);
+        let can_tell = disk.kept.place.dataset.provider != holdfast_host::provider::ProviderKind::Zfs;
+        if let (Err(why), TargetState::Similar, true) = (&places, target.state, can_tell) {
+            let name = &record.name;
+            job.progress.note(&format!("disk {name}: all of it is compared: {why}"));
+        }
+        target.check_size(record)?;
+        let differences = Differences {
+            from: &*disk.source.device,
+            onto: target.device,
+            state: target.state,
+            places: places.as_ref().ok(),
+        };
+        let written = differences.write(job).inspect_err(|_| target.tell_of_mixture(job))?;
+        target.tell_of_spare(record, job);
+        Ok(RestoredDisk {
+            name: record.name.clone(),
+            target: Some(target.path.to_owned()),
+            size_bytes: record.size_bytes,
+            written_bytes: written.written_bytes,
+            equal_bytes: record.size_bytes.saturating_sub(written.written_bytes),
+            zero_bytes: written.zero_bytes,
+        })
+    }
+
+    fn cloned(&self, record: &DiskRecord) -> Option<&Path> {
+        self.disks.get(&record.name)?.cloned.as_deref()
+    }
+
+    /// It is tried: nothing else tells whether one file system clones to another place.
+    fn can_share(&self, record: &DiskRecord, folder: &Path) -> bool {
+        let Ok(disk) = self.disk(record) else { return false };
+        if disk.is_based || !disk.path.is_file() {
+            return false;
+        }
+        let probe = folder.join(format!(".holdfast-{}.probe.partial", std::process::id()));
+        let cloned = clone_file(&disk.path, &probe).is_ok();
+        // What is not there need not go.
+        drop(std::fs::remove_file(&probe));
+        cloned
+    }
+
+    fn share(&self, record: &DiskRecord, path: &Path) -> Result<()> {
+        let failed = |source| Error::File {
+            action: "clone",
+            path: path.to_owned(),
+            source,
+        };
+        clone_file(&self.disk(record)?.path, path).map_err(failed)?;
+        std::fs::File::open(path)
+            .and_then(|file| file.sync_all())
+            .map_err(failed)
+    }
+}

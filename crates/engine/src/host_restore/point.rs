@@ -1,0 +1,362 @@
+//! Finding a point in time of a machine: host snapshots of all its disks, and its state.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use holdfast_block::BlockDevice as _;
+use holdfast_host::Description;
+use holdfast_host::provider::{Dataset, HostSnapshot, HostSnapshotName, ProviderKind, View};
+use holdfast_image::{Format, OpenOptions};
+use holdfast_repo::{DiskRecord, Manifest};
+
+use super::contents::{HostContents, HostDisk};
+use crate::backup::{NOTE_FORMAT, NOTE_PATH};
+use crate::error::{Error, Result};
+use crate::host_snapshot::{HostSnapshotRecord, MachinePlaces, Providers};
+use crate::job::Job;
+use crate::machine_backup::NOTE_UUID;
+use crate::machine_restore::{MachineRestorePlan, Refusal, chain_of};
+use crate::machine_state::{KeptDisk, KeptState, StateStore};
+use crate::source::OpenSource;
+
+/// Which host snapshots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PointName {
+    /// Those of this name.
+    Named(String),
+    /// The newest that all disks have.
+    Latest,
+}
+
+/// A point in time that somebody wants to go to.
+pub struct HostPointRequest<'a> {
+    /// The providers of this host.
+    pub providers: &'a Providers,
+    /// Where the states of machines are kept.
+    pub states: &'a StateStore,
+    /// What the machine is called.
+    pub machine: &'a str,
+    /// The machine as it is today; none where it is not there any more.
+    pub present: Option<(&'a Description, &'a MachinePlaces)>,
+    /// Which point.
+    pub name: PointName,
+    /// A random number, which names what has to be made to look into the snapshots.
+    pub run: u32,
+}
+
+/// A point in time of a machine, open.
+pub struct HostPoint {
+    /// The name of its host snapshots.
+    pub name: String,
+    /// The host snapshots with its disks.
+    pub snapshots: Vec<HostSnapshotName>,
+    /// Whether its configuration, and all else that is no disk, is kept.
+    pub has_state: bool,
+    /// Its UUID at its hypervisor.
+    pub uuid: String,
+    pub(super) manifest: Manifest,
+    // Closed before the views go.
+    pub(super) contents: HostContents,
+    warnings: Vec<String>,
+    _views: Vec<View>,
+}
+
+impl HostPoint {
+    /// What is known of it, as of a snapshot in a repository.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// A plan with what a person should know of the point.
+    pub(super) fn told(&self, mut plan: MachineRestorePlan) -> MachineRestorePlan {
+        plan.warnings.extend(self.warnings.iter().cloned());
+        plan
+    }
+}
+
+/// Finds and opens a point in time.
+///
+/// # Errors
+/// A disk has no host snapshot of that name, or is not in it.
+pub fn open_host_point(request: &HostPointRequest<'_>, job: Job<'_>) -> Result<HostPoint> {
+    let states = states_of(request, job)?;
+    let today = request
+        .present
+        .map(|(description, places)| KeptDisk::all_of(description, places))
+        .unwrap_or_default();
+    let mut seen = Seen::default();
+    let (name, state) = seen.find(request, &states, &today)?;
+    let disks = state.map_or(&today, |state| &state.disks);
+    let snapshots = seen.of_disks(request, disks, &name)?;
+    let mut warnings = Vec::new();
+    let sets: BTreeSet<_> = snapshots.values().map(set_of).collect();
+    if sets.len() > 1 {
+        warnings.push(format!(
+            "the host snapshots called {name} were not made at one instant: the disks of {} may not go together",
+            request.machine
+        ));
+    }
+    let mut views = Vec::new();
+    let mut contents = HostContents::default();
+    let mut roots: BTreeMap<&Dataset, PathBuf> = BTreeMap::new();
+    for (number, (dataset, snapshot)) in snapshots.iter().enumerate() {
+        let label = format!("{:08x}-{number}", request.run);
+        let view = request.providers.of_dataset(dataset).view(&snapshot.name, &label)?;
+        roots.insert(dataset, view.path().to_owned());
+        views.push(view);
+    }
+    for kept in disks {
+        let dataset = &kept.place.dataset;
+        let (snapshot, root) = (&snapshots[dataset], roots[dataset].clone());
+        let disk = open_disk(request, kept, (snapshot, root))?;
+        contents.disks.insert(kept.target.clone(), disk);
+    }
+    let newest = snapshots.values().max_by_key(|snapshot| snapshot.time_s);
+    let time_ms = newest.map_or(0, |snapshot| snapshot.time_s.saturating_mul(1000));
+    let uuid = match (state, request.present) {
+        (_, Some((description, _))) => description.summary.uuid.clone(),
+        (Some(state), None) => state.uuid().to_owned(),
+        (None, None) => String::new(),
+    };
+    let mut manifest = match state {
+        Some(state) => state.manifest.clone(),
+        None => Manifest::elsewhere(request.machine.to_owned(), time_ms),
+    };
+    manifest.notes.entry(NOTE_UUID.to_owned()).or_insert(uuid.clone());
+    manifest.disks.extend(contents.disks.values().map(record_of));
+    Ok(HostPoint {
+        name,
+        snapshots: snapshots.into_values().map(|snapshot| snapshot.name).collect(),
+        has_state: state.is_some(),
+        uuid,
+        manifest,
+        contents,
+        warnings,
+        _views: views,
+    })
+}
+
+/// The states of the machine.
+fn states_of(request: &HostPointRequest<'_>, job: Job<'_>) -> Result<Vec<KeptState>> {
+    let mut states = request.states.states(job)?;
+    let uuid = request.present.map(|(description, _)| &description.summary.uuid);
+    states.retain(|state| match uuid {
+        Some(uuid) => state.uuid() == uuid,
+        None => state.manifest.machine == request.machine,
+    });
+    Ok(states)
+}
+
+fn record_of(disk: &HostDisk) -> DiskRecord {
+    let mut notes = BTreeMap::from([(NOTE_PATH.to_owned(), disk.kept.file.display().to_string())]);
+    if let Some(format) = &disk.kept.format {
+        notes.insert(NOTE_FORMAT.to_owned(), format.clone());
+    }
+    DiskRecord::elsewhere(disk.kept.target.clone(), disk.source.device.size_bytes(), notes)
+}
+
+fn set_of(snapshot: &HostSnapshot) -> Option<crate::SetId> {
+    HostSnapshotRecord::parse(snapshot.record.as_deref()?)?.set
+}
+
+/// The host snapshots of datasets, each asked for once.
+#[derive(Default)]
+struct Seen {
+    of: BTreeMap<Dataset, Vec<HostSnapshot>>,
+}
+
+impl Seen {
+    fn of(&mut self, request: &HostPointRequest<'_>, dataset: &Dataset) -> Result<&[HostSnapshot]> {
+        if !self.of.contains_key(dataset) {
+            let found = request.providers.of_dataset(dataset).snapshots(&dataset.name)?;
+            self.of.insert(dataset.clone(), found);
+        }
+        Ok(&self.of[dataset])
+    }
+
+    /// The name of the point, and the state that belongs to it: the one of its set.
+    fn find<'s>(
+        &mut self,
+        request: &HostPointRequest<'_>,
+        states: &'s [KeptState],
+        today: &[KeptDisk],
+    ) -> Result<(String, Option<&'s KeptState>)> {
+        let name = match &request.name {
+            PointName::Named(name) => name.clone(),
+            PointName::Latest => self.latest(request, today)?,
+        };
+        for state in states.iter().rev() {
+            let mut of_it = state.snapshots.iter().filter(|snapshot| snapshot.name == name);
+            let Some(first) = of_it.next() else { continue };
+            // Another one may have got the name since.
+            let there = self.of(request, &first.dataset).unwrap_or_default();
+            let is_of_set = |snapshot: &HostSnapshot| snapshot.name == *first && set_of(snapshot) == Some(state.set);
+            if there.iter().any(is_of_set) {
+                return Ok((name, Some(state)));
+            }
+        }
+        if request.present.is_none() {
+            return Err(Refusal::NoPoint {
+                machine: request.machine.to_owned(),
+                name,
+                reason: "the machine is not there, and no configuration of it is kept with such a host snapshot"
+                    .to_owned(),
+                present: names(states.iter().flat_map(|state| &state.snapshots)),
+            }
+            .into());
+        }
+        Ok((name, None))
+    }
+
+    /// The newest name that the datasets of all disks have.
+    fn latest(&mut self, request: &HostPointRequest<'_>, disks: &[KeptDisk]) -> Result<String> {
+        let mut common: Option<BTreeMap<String, i64>> = None;
+        for disk in disks {
+            let found = self.of(request, &disk.place.dataset)?.iter();
+            let found: BTreeMap<String, i64> = found
+                .map(|snapshot| (snapshot.name.name.clone(), snapshot.time_s))
+                .collect();
+            common = Some(match common {
+                None => found,
+                Some(common) => common
+                    .into_iter()
+                    .filter(|(name, _)| found.contains_key(name))
+                    .collect(),
+            });
+        }
+        let newest = common.unwrap_or_default().into_iter().max_by_key(|(_, time)| *time);
+        let newest = newest.ok_or_else(|| Refusal::NoPoint {
+            machine: request.machine.to_owned(),
+            name: "latest".to_owned(),
+            reason: "there is no host snapshot that all its disks have".to_owned(),
+            present: Vec::new(),
+        })?;
+        Ok(newest.0)
+    }
+
+    /// The snapshots of this name of the datasets of all disks.
+    fn of_disks(
+        &mut self,
+        request: &HostPointRequest<'_>,
+        disks: &[KeptDisk],
+        name: &str,
+    ) -> Result<BTreeMap<Dataset, HostSnapshot>> {
+        let refuse = |reason: String, present: Vec<String>| Refusal::NoPoint {
+            machine: request.machine.to_owned(),
+            name: name.to_owned(),
+            reason,
+            present,
+        };
+        if disks.is_empty() {
+            return Err(refuse(
+                "none of its disks is where host snapshots are made".to_owned(),
+                Vec::new(),
+            )
+            .into());
+        }
+        let mut snapshots = BTreeMap::new();
+        for disk in disks {
+            let dataset = &disk.place.dataset;
+            let there = self.of(request, dataset)?;
+            let found = there.iter().find(|snapshot| snapshot.name.name == name);
+            let found = found.ok_or_else(|| {
+                let reason = format!("{dataset}, where its disk {} is, has none of that name", disk.target);
+                refuse(reason, names(there.iter().map(|snapshot| &snapshot.name)))
+            })?;
+            snapshots.insert(dataset.clone(), found.clone());
+        }
+        Ok(snapshots)
+    }
+}
+
+/// The newest names, without doubles.
+fn names<'n>(snapshots: impl Iterator<Item = &'n HostSnapshotName>) -> Vec<String> {
+    const COUNT: usize = 5;
+    let mut names: Vec<String> = Vec::new();
+    for snapshot in snapshots {
+        names.retain(|name| *name != snapshot.name);
+        names.push(snapshot.name.clone());
+    }
+    names.into_iter().rev().take(COUNT).collect()
+}
+
+/// Opens a disk in the view of its snapshot.
+fn open_disk(
+    request: &HostPointRequest<'_>,
+    kept: &KeptDisk,
+    (snapshot, root): (&HostSnapshot, PathBuf),
+) -> Result<HostDisk> {
+    let dataset = &kept.place.dataset;
+    let state = request.providers.of_dataset(dataset).dataset(&dataset.name)?;
+    let is_volume = kept.place.path.as_os_str().is_empty();
+    let path = if is_volume {
+        root.clone()
+    } else {
+        root.join(&kept.place.path)
+    };
+    let refuse = |reason: String| Refusal::NoPoint {
+        machine: request.machine.to_owned(),
+        name: snapshot.name.name.clone(),
+        reason,
+        present: Vec::new(),
+    };
+    if !path.exists() {
+        let reason = format!("the image of disk {} is not in {}", kept.target, snapshot.name);
+        return Err(refuse(reason).into());
+    }
+    let format = Format::from_name(kept.format.as_deref().unwrap_or("raw")).ok_or_else(|| Error::TargetFormat {
+        path: path.clone(),
+        format: kept.format.clone().unwrap_or_default(),
+    })?;
+    let present_root = state.folder.filter(|_| !is_volume);
+    let options = OpenOptions {
+        format: Some(format),
+        allow: allowed(kept, &root, present_root.as_deref()),
+        relocate: present_root
+            .iter()
+            .flat_map(|present| [(present.clone(), root.clone()), (root.clone(), present.clone())])
+            .collect(),
+        ..OpenOptions::default()
+    };
+    let source = OpenSource::open_with(&path, &options).map_err(|error| error.on(&path))?;
+    for layer in source.paths().skip(1).filter(|layer| !layer.starts_with(&root)) {
+        if is_newer(layer, snapshot.time_s) {
+            let reason = format!(
+                "the image of disk {} is based on {}, which is not in the host snapshot, and was written to since",
+                kept.target,
+                layer.display()
+            );
+            return Err(refuse(reason).into());
+        }
+    }
+    Ok(HostDisk {
+        is_based: source.paths().count() > 1,
+        kept: kept.clone(),
+        snapshot: snapshot.name.clone(),
+        source,
+        path,
+        root,
+        present_root,
+        cloned: None,
+    })
+}
+
+/// Files that the image may be based on: as today, and in the view.
+fn allowed(kept: &KeptDisk, root: &Path, present_root: Option<&Path>) -> Vec<PathBuf> {
+    let mut allowed: Vec<PathBuf> = chain_of(&kept.file, kept.format.as_deref())
+        .into_iter()
+        .filter(|path| path.exists())
+        .collect();
+    if kept.place.dataset.provider != ProviderKind::Zfs || present_root.is_some() {
+        allowed.push(root.to_owned());
+    }
+    allowed
+}
+
+/// Whether a file was written to after an instant; also where nobody can tell.
+fn is_newer(path: &Path, time_s: i64) -> bool {
+    let then = UNIX_EPOCH + Duration::from_secs(u64::try_from(time_s).unwrap_or_default() + 1);
+    let written = path.metadata().and_then(|metadata| metadata.modified());
+    written.map_or(true, |written| written > then)
+}

@@ -1,0 +1,28 @@
+//! What a restore has made, until it is to be kept.
+
+use std::path::PathBuf;
+
+use super::tpm::MadeFolders;
+
+/// Files that have their names; they lose them again unless they are to be kept.
+#[derive(Default)]
+pub(crate) struct Made {
+    pub(super) files: Vec<PathBuf>,
+    pub(super) folders: Vec<MadeFolders>,
+}
+
+impl Made {
+    pub(crate) fn keep(&mut self) {
+        self.files.clear();
+        self.folders.iter_mut().for_each(MadeFolders::keep);
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for path in &self.files {
+            // Another error brought us here, and says more than one about this.
+            drop(std::fs::remove_file(path));
+        }
+    }
+}
