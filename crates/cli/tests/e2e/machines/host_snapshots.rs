@@ -84,6 +84,8 @@ pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
     vec![
         ("snapshot", snapshot),
         ("snapshot", left_out),
+        ("rollback", connected(0, &["rollback", "web1@one", "--power-off"])),
+        ("clone", connected(0, &["clone", "web1@one", "web2", "--dry-run"])),
         ("host list", connected(0, &["host", "list", &folder])),
         ("host datasets", report(0, &["host", "datasets", &folder])),
         (
