@@ -149,16 +149,22 @@ fn roll_back(
     // It is shut off by then, whatever it is now.
     let mut now = guest.request(holdfast_engine::Quiesce::Off, true, context)?;
     now.description.summary.state = holdfast_host::MachineState::ShutOff;
+    let set = runs::new_set()?;
     let request = HostSnapshotRequest {
         providers: point.restore.providers,
         cuts: vec![NamedCut {
-            name: format!("{}_before-rollback", default_name(Some(point.machine))),
+            // Two rollbacks in a second are no reason to refuse the second one.
+            name: format!(
+                "{}_before-rollback-{:04x}",
+                default_name(Some(point.machine)),
+                set.0 & 0xffff
+            ),
             wanted: guest.places.wanted(),
         }],
         guests: vec![GuestRequest { memory: None, ..now }],
         now: &time::now,
         program: super::PROGRAM.to_owned(),
-        set: runs::new_set()?,
+        set,
         states: Some(point.restore.states),
     };
     if !args.without_safety_snapshot {

@@ -37,6 +37,7 @@ mod policies;
 mod qemu_lab;
 mod restore_refusals;
 mod restores;
+mod rollback_mishaps;
 mod rollbacks;
 mod tpm;
 

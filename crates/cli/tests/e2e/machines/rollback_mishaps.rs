@@ -1,0 +1,185 @@
+//! What goes wrong on the way to a point in time and back.
+
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SeededRandom, SystemClock};
+use holdfast_host::MachineState;
+use holdfast_host::qemu::runs_in;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::at;
+use super::host_snapshots::{OnOwn, on};
+use super::lab::run;
+
+impl OnOwn {
+    /// Starts the program, and kills it before `within_ms` have passed.
+    fn kill(&self, words: &[&str], random: &mut SeededRandom, within_ms: u64) {
+        let uri = self.world.lab.uri();
+        let words = at(&uri, words);
+        let mut child = self.world.rig.command(&words).spawn().unwrap();
+        SystemClock::new().sleep(Duration::from_millis(random.below(within_ms)));
+        kill_process(Pid::from_child(&child), Signal::KILL).ok();
+        child.wait().unwrap();
+    }
+
+    fn wait_until_it_runs(&self, what: &str) {
+        for _ in 0..400 {
+            let machine = self.world.machine();
+            let runs = self.world.state_of("web1") == MachineState::Running;
+            if runs && runs_in(machine.monitor()).is_ok_and(|runs| runs.is_empty()) {
+                return;
+            }
+            SystemClock::new().sleep(Duration::from_millis(50));
+        }
+        panic!("{what}: web1 does not run, or something is left in its QEMU");
+    }
+
+    fn state_count(&self) -> usize {
+        let states = self.world.rig.path("state/holdfast/states/repository");
+        let report = self.world.rig.report(&["list", "-r", states.to_str().unwrap()]);
+        report["snapshots"].as_array().unwrap().len()
+    }
+}
+
+#[test]
+fn killed_with_half_a_memory_the_machine_runs_on_and_nothing_stays() {
+    let Some(on) = on("btrfs") else { return };
+    let mut random = SeededRandom::new(5);
+    for round in 0..8 {
+        on.kill(&["snapshot", "web1", "--with-memory"], &mut random, 700);
+        on.wait_until_it_runs(&format!("round {round}"));
+    }
+    // What was made of it is whole, or is not there: this one goes through, and sweeps what has no host snapshot.
+    on.take(0, &["web1", "--with-memory", "--name", "last"]);
+    let listed = on.listed(&["web1"]);
+    let names: Vec<String> = listed
+        .iter()
+        .map(|one| {
+            format!(
+                "btrfs:{}@{}",
+                on.world.lab.folder.path().display(),
+                one["name"].as_str().unwrap()
+            )
+        })
+        .collect();
+    let memories = listed.iter().filter(|one| one["memories"][0] == "web1").count();
+    assert!(memories >= 1 && memories <= names.len());
+    for name in &names {
+        on.world.rig.ok(&["host", "remove", name]);
+    }
+    assert_eq!(on.state_count(), 0);
+    let scratch = on.world.rig.path("state/holdfast/states/scratch");
+    assert_eq!(std::fs::read_dir(scratch).unwrap().count(), 0);
+}
+
+#[test]
+fn a_rollback_that_is_killed_is_done_again() {
+    let Some(mut on) = on("btrfs") else { return };
+    on.world.write(0, 40, 0, 1 << 20);
+    on.take(0, &["web1", "--name", "one"]);
+    let then = on.world.disks.clone();
+    let mut random = SeededRandom::new(6);
+    for round in 0..6_u8 {
+        on.world.write(0, 90 + round, 0, 6 << 20);
+        on.world.write(1, 90 + round, 0, 6 << 20);
+        let newest = on.world.disks.clone();
+        on.world.lab.virsh(&["destroy", "web1"]);
+        on.kill(&["rollback", "web1@one"], &mut random, 350);
+        let uri = on.world.lab.uri();
+        // Somebody has looked what is there, and it is undone; or it is done.
+        if round % 2 == 0 {
+            on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
+            on.world.disks.clone_from(&then);
+        } else {
+            on.world.lab.virsh(&["start", "web1"]);
+            on.world.disks = newest;
+            on.world.write(0, 91 + round, 0, 6 << 20);
+            on.world.write(1, 91 + round, 0, 6 << 20);
+        }
+        on.world.back_up();
+        on.world.assert_snapshot_is_right(&format!("round {round}"));
+    }
+}
+
+/// Makes the first disk one that is based on another image, and starts the machine.
+fn base(on: &OnOwn) {
+    on.world.lab.virsh(&["destroy", "web1"]);
+    let (image, base) = (on.world.lab.path("web1-a"), on.world.lab.path("base.qcow2"));
+    std::fs::rename(&image, &base).unwrap();
+    let (image, base) = (image.to_str().unwrap(), base.to_str().unwrap());
+    run(
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", image],
+    );
+    on.world.lab.virsh(&["start", "web1"]);
+}
+
+#[test]
+fn what_an_image_is_based_on_is_read_as_it_was() {
+    let Some(mut on) = on("btrfs") else { return };
+    base(&on);
+    on.world.write(0, 40, 0, 65_536);
+    // Its guest has asked for no flush, so it could be lost as by a power cut: QEMU knows where it is, and has not written that yet.
+    on.world.lab.virsh(&["suspend", "web1"]);
+    on.world.lab.virsh(&["resume", "web1"]);
+    on.take(0, &["web1", "--name", "one"]);
+    let then = on.world.disks.clone();
+    on.world.write(0, 99, 0, 1 << 20);
+    on.world.lab.virsh(&["destroy", "web1"]);
+    run(
+        "qemu-img",
+        &["commit", "-q", on.world.lab.path("web1-a").to_str().unwrap()],
+    );
+    let uri = on.world.lab.uri();
+    on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
+    on.world.disks = then;
+    on.world.back_up();
+    on.world.assert_snapshot_is_right("with its base");
+}
+
+#[test]
+fn a_base_that_is_not_in_the_snapshot_and_was_written_to_is_refused() {
+    let Some(mut on) = on("xfs") else { return };
+    base(&on);
+    on.world.write(0, 40, 0, 65_536);
+    on.take(0, &["web1", "--name", "one"]);
+    let then = on.world.disks.clone();
+    on.world.write(0, 99, 0, 1 << 20);
+    on.world.lab.virsh(&["destroy", "web1"]);
+    let uri = on.world.lab.uri();
+    on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
+    on.world.disks = then;
+    on.world.back_up();
+    on.world.assert_snapshot_is_right("its base was not written to");
+    on.world.lab.virsh(&["destroy", "web1"]);
+    SystemClock::new().sleep(Duration::from_millis(2100));
+    run(
+        "qemu-img",
+        &["commit", "-q", on.world.lab.path("web1-a").to_str().unwrap()],
+    );
+    let (error, said) = on.world.rig.error(1, &at(&uri, &["rollback", "web1@one"]));
+    assert!(error == "not-found" && said.contains("base.qcow2"), "{error}: {said}");
+}
+
+#[test]
+fn what_others_remove_is_found_out() {
+    let Some(on) = on("btrfs") else { return };
+    for name in ["one", "two"] {
+        on.take(0, &["web1", "--name", name]);
+    }
+    assert_eq!(on.state_count(), 2);
+    let folder = on.world.lab.folder.path().display().to_string();
+    run(
+        "btrfs",
+        &["subvolume", "delete", &format!("{folder}/.holdfast/snapshots/one")],
+    );
+    // The same name again is another point.
+    on.take(0, &["web1", "--name", "one"]);
+    assert_eq!(on.state_count(), 3);
+    on.world.rig.ok(&["host", "remove", &format!("btrfs:{folder}@two")]);
+    assert_eq!(on.state_count(), 1);
+    let uri = on.world.lab.uri();
+    on.world.lab.virsh(&["destroy", "web1"]);
+    let report = on.world.rig.json(0, &at(&uri, &["rollback", "web1@one", "--dry-run"]));
+    assert_eq!(report["report"]["has_state"], true, "{report}");
+}
