@@ -20,8 +20,12 @@ const TOOL_TIME_OUT: Duration = Duration::from_secs(120);
 
 /// The providers of this host.
 pub fn providers(context: &Context) -> Providers {
-    let tools: Arc<dyn Tools> = Arc::new(LocalTools::new(Arc::clone(context.clock()), TOOL_TIME_OUT));
-    providers_of(&tools, context)
+    providers_of(&tools(context), context)
+}
+
+/// Programs of this host, each with its time.
+pub fn tools(context: &Context) -> Arc<dyn Tools> {
+    Arc::new(LocalTools::new(Arc::clone(context.clock()), TOOL_TIME_OUT))
 }
 
 /// The providers that `tools` reach.

@@ -18,6 +18,7 @@ mod live_server;
 mod machines;
 mod man;
 mod monitor;
+mod mount;
 mod point;
 mod prune;
 mod repair;
@@ -58,6 +59,10 @@ pub enum Verb {
     Rollback(rollback::RollbackArgs),
     /// Make a new machine of a host snapshot of another one, which shares all with it
     Clone(clone::CloneArgs),
+    /// Mount a host snapshot, to look into it
+    Mount(mount::MountArgs),
+    /// Unmount a host snapshot
+    Unmount(mount::UnmountArgs),
     /// Carry out a policy of host snapshots once: take what is due, remove what has served its time
     Cron(cron::CronArgs),
     /// Check whether a policy is met, and how its pools are, for Nagios and Prometheus
@@ -127,6 +132,8 @@ impl Verb {
             Self::Snapshot(args) => snapshot::run(args, context),
             Self::Rollback(args) => rollback::run(args, context),
             Self::Clone(args) => clone::run(args, context),
+            Self::Mount(args) => mount::mount(args, context),
+            Self::Unmount(args) => mount::unmount(args, context),
             Self::Cron(args) => cron::run(args, context),
             Self::Monitor(args) => monitor::run(args, context),
             Self::Host(args) => host::run(args, context),
@@ -187,6 +194,8 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "snapshot" => snapshot::EXAMPLES,
         "rollback" => rollback::EXAMPLES,
         "clone" => clone::EXAMPLES,
+        "mount" => mount::EXAMPLES,
+        "unmount" => mount::EXAMPLES_UNMOUNT,
         "cron" => cron::EXAMPLES,
         "doctor" => doctor::EXAMPLES,
         "list" => list::EXAMPLES,

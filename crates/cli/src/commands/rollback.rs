@@ -119,20 +119,7 @@ fn roll_back(
         }
         .into());
     };
-    let mut wish = RollbackWish {
-        configuration: if args.configuration {
-            ConfigurationChoice::Restore
-        } else {
-            ConfigurationChoice::Keep
-        },
-        after: match (args.resume, args.start) {
-            (true, _) => AfterRestore::Resume,
-            (_, true) => AfterRestore::Start,
-            _ => AfterRestore::LeaveOff,
-        },
-        powers_off: args.power_off,
-        safety: None,
-    };
+    let mut wish = wish(args);
     let document = |restore, safety| RolledBack {
         dry_run: args.dry_run,
         point: point.point.name.clone(),
@@ -177,6 +164,24 @@ fn roll_back(
         restore,
         report.safety.iter().map(ToString::to_string).collect(),
     ))
+}
+
+/// What the options say.
+fn wish<'w>(args: &RollbackArgs) -> RollbackWish<'w> {
+    RollbackWish {
+        configuration: if args.configuration {
+            ConfigurationChoice::Restore
+        } else {
+            ConfigurationChoice::Keep
+        },
+        after: match (args.resume, args.start) {
+            (true, _) => AfterRestore::Resume,
+            (_, true) => AfterRestore::Start,
+            _ => AfterRestore::LeaveOff,
+        },
+        powers_off: args.power_off,
+        safety: None,
+    }
 }
 
 /// What a person should know of a plan.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use holdfast_block::BlockDevice;
-use holdfast_host::provider::{HostSnapshotName, clone_file};
+use holdfast_block::{BlockDevice, DirtyBitmap, to_usize};
+use holdfast_host::provider::{HostSnapshotName, ProviderKind, clone_file};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, TargetState};
 
@@ -17,6 +17,10 @@ use crate::machine_backup::compare_on_disk;
 use crate::machine_state::KeptDisk;
 use crate::restore::{DiskTarget, RestoredDisk};
 use crate::source::OpenSource;
+
+/// Places of a disk that are compared although they are said to be equal, and their size.
+const SPOT_COUNT: u64 = 64;
+const SPOT_BYTES: u64 = 64 << 10;
 
 /// A disk in a host snapshot, open.
 pub(super) struct HostDisk {
@@ -72,7 +76,7 @@ impl HostDisk {
     }
 
     /// Where the image that is there may differ from the one in the snapshot, as far as the file system can tell.
-    fn places(&self, target: &DiskTarget<'_>) -> std::result::Result<holdfast_block::DirtyBitmap, String> {
+    fn places(&self, target: &DiskTarget<'_>) -> std::result::Result<DirtyBitmap, String> {
         if target.state != TargetState::Similar {
             return Err("the target is another image".to_owned());
         }
@@ -84,12 +88,25 @@ impl HostDisk {
             return Err("its image has another format now".to_owned());
         }
         let format = self.kept.format.as_deref();
-        compare_on_disk(
-            format,
-            (&self.path, target.path),
-            (&self.root, root),
-            self.source.device.size_bytes(),
-        )
+        let images = (&*self.path, target.path);
+        let places = compare_on_disk(format, images, (&self.root, root), self.source.device.size_bytes())?;
+        match self.spot_that_differs(target, &places) {
+            None => Ok(places),
+            Some(offset) => Err(format!("offset {offset} is said to be equal, and is not")),
+        }
+    }
+
+    /// Some of what is said to be equal is compared all the same.
+    fn spot_that_differs(&self, target: &DiskTarget<'_>, places: &DirtyBitmap) -> Option<u64> {
+        let (size_bytes, length) = (self.source.device.size_bytes(), to_usize(SPOT_BYTES));
+        let (mut then, mut now) = (vec![0; length], vec![0; length]);
+        let spots = (0..SPOT_COUNT).map(|number| size_bytes / SPOT_COUNT * number / SPOT_BYTES * SPOT_BYTES);
+        let spots = spots.filter(|at| at + SPOT_BYTES <= size_bytes && !places.is_dirty(*at..at + SPOT_BYTES));
+        spots.into_iter().find(|at| {
+            let then_read = self.source.device.read_at(&mut then, *at);
+            let now_read = target.device.read_at(&mut now, *at);
+            then_read.is_err() || now_read.is_err() || then != now
+        })
     }
 }
 
@@ -101,7 +118,7 @@ impl Contents for HostContents {
     fn write(&self, record: &DiskRecord, target: &DiskTarget<'_>, job: Job<'_>) -> Result<RestoredDisk> {
         let disk = self.disk(record)?;
         let places = disk.places(target);
-        let can_tell = disk.kept.place.dataset.provider != holdfast_host::provider::ProviderKind::Zfs;
+        let can_tell = disk.kept.place.dataset.provider != ProviderKind::Zfs;
         if let (Err(why), TargetState::Similar, true) = (&places, target.state, can_tell) {
             let name = &record.name;
             job.progress.note(&format!("disk {name}: all of it is compared: {why}"));

@@ -145,6 +145,49 @@ impl Zfs {
         Ok(found.into_keys().filter(|name| !name.contains('@')).collect())
     }
 
+    /// Lays open a snapshot at `folder`, as a clone that stays.
+    pub(super) fn mount_clone(&self, snapshot: &str, folder: &Path) -> ProviderResult<()> {
+        let pool = snapshot.split(['/', '@']).next().unwrap_or_default();
+        // One for each folder.
+        let label: String = folder
+            .display()
+            .to_string()
+            .chars()
+            .map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' })
+            .collect();
+        let clone = format!("{pool}/{VIEW_PREFIX}at{label}");
+        let mark = format!("{VIEW}=mount");
+        let mountpoint = format!("mountpoint={}", folder.display());
+        let words = [
+            "clone",
+            "-o",
+            "readonly=on",
+            "-o",
+            &mark,
+            "-o",
+            &mountpoint,
+            snapshot,
+            &clone,
+        ];
+        self.ask(("mount", snapshot), &words).map(drop)
+    }
+
+    /// Takes such a clone away again.
+    pub(super) fn unmount_clone(&self, clone: &str) -> ProviderResult<()> {
+        let is_view = clone
+            .rsplit('/')
+            .next()
+            .is_some_and(|name| name.starts_with(VIEW_PREFIX));
+        if !is_view || self.dataset(clone)?.origin.is_none() {
+            return Err(ProviderError::Refused {
+                action: "unmount",
+                what: clone.to_owned(),
+                reason: "no host snapshot is mounted there".to_owned(),
+            });
+        }
+        self.ask(("unmount", clone), &["destroy", clone]).map(drop)
+    }
+
     /// The clone that lays open a snapshot, and what takes it away again.
     fn clone_for_view(&self, snapshot: &str, label: &str) -> ProviderResult<View> {
         let pool = snapshot.split(['/', '@']).next().unwrap_or_default();
@@ -211,7 +254,7 @@ fn full_name(dataset: &str, name: &str) -> ProviderResult<String> {
     Ok(full)
 }
 
-fn full(snapshot: &HostSnapshotName) -> ProviderResult<String> {
+pub(super) fn full(snapshot: &HostSnapshotName) -> ProviderResult<String> {
     full_name(&snapshot.dataset.name, &snapshot.name)
 }
 

@@ -79,6 +79,8 @@ pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
     let name = format!("btrfs:{folder}@one");
     let report = |code, words: &[&str]| on.world.rig.json(code, words)["report"].clone();
     let connected = |code, words: &[&str]| report(code, &at(&uri, words));
+    let mounted = format!("{folder}/mounted");
+    std::fs::create_dir(&mounted).unwrap();
     let snapshot = connected(1, &["snapshot", &folder, "nobody", "--name", "one"]);
     let left_out = connected(0, &["snapshot", "web1", "--dry-run"]);
     vec![
@@ -86,6 +88,8 @@ pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
         ("snapshot", left_out),
         ("rollback", connected(0, &["rollback", "web1@one", "--power-off"])),
         ("clone", connected(0, &["clone", "web1@one", "web2", "--dry-run"])),
+        ("mount", report(0, &["mount", &name, &mounted])),
+        ("unmount", report(0, &["unmount", &mounted])),
         ("host list", connected(0, &["host", "list", &folder])),
         ("host datasets", report(0, &["host", "datasets", &folder])),
         (

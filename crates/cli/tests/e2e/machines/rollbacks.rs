@@ -189,3 +189,49 @@ fn a_clone_runs_beside_on_xfs() {
 fn a_clone_runs_beside_on_zfs() {
     a_clone_runs_beside("zfs");
 }
+
+/// The files of a host snapshot, where a person wants them.
+fn a_host_snapshot_is_mounted(kind: &'static str) {
+    let Some(mut on) = on(kind) else { return };
+    on.take(0, &["web1", "--name", "one"]);
+    let name = on.full_name("one");
+    on.world.write(1, 77, 0, 65_536);
+    on.world.rig.write("mounted/full/file", b"something");
+    std::fs::create_dir(on.world.rig.path("mounted/empty")).unwrap();
+    let folder = on.world.rig.path("mounted/empty").to_str().unwrap().to_owned();
+    let (error, _) = on.world.rig.error(
+        2,
+        &["mount", &name, on.world.rig.path("mounted/full").to_str().unwrap()],
+    );
+    assert_eq!(error, "usage");
+    on.world.rig.ok(&["mount", &name, &folder]);
+    let image = std::path::Path::new(&folder).join("web1-b");
+    assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 2));
+    let opened = std::fs::File::options().write(true).open(&image);
+    let written = opened.and_then(|mut file| std::io::Write::write_all(&mut file, b"x"));
+    assert!(written.is_err(), "it can be written to");
+    on.world.rig.ok(&["unmount", &folder]);
+    assert!(!image.exists());
+    // Nothing else is unmounted.
+    let root = on.world.lab.folder.path().to_str().unwrap().to_owned();
+    for other in [&folder, &root] {
+        let (_, said) = on.world.rig.error(1, &["unmount", other]);
+        assert!(said.contains("no host snapshot is mounted there"), "{said}");
+    }
+    on.world.rig.ok(&["host", "remove", &name]);
+}
+
+#[test]
+fn a_host_snapshot_on_btrfs_is_mounted() {
+    a_host_snapshot_is_mounted("btrfs");
+}
+
+#[test]
+fn a_host_snapshot_on_xfs_is_mounted() {
+    a_host_snapshot_is_mounted("xfs");
+}
+
+#[test]
+fn a_host_snapshot_on_zfs_is_mounted() {
+    a_host_snapshot_is_mounted("zfs");
+}
