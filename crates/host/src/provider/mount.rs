@@ -31,7 +31,9 @@ pub fn mount(
         let full = full(snapshot)?;
         let has_module = Path::new("/sys/module/zfs").exists();
         if !has_module {
-            return zfs.mount_clone(&full, folder);
+            zfs.mount_clone(&full, folder)?;
+            // zfs-fuse takes writes whatever the property says.
+            return ask(tools, ("mount", &shown), MOUNT, &["-o", "remount,bind,ro", &point]);
         }
         return ask(
             tools,
