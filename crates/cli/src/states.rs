@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use holdfast_engine::{Execution, Job, Providers, StateStore, sweep_states};
+use holdfast_engine::{Execution, Job, MemoryWish, Providers, StateStore, sweep_states};
 
 use crate::context::Context;
 use crate::environment;
+use crate::guests::MemoryHow;
 use crate::runs;
 
 /// Option for the place of states.
@@ -68,4 +69,13 @@ impl StateArgs {
             job.progress.warning(&message);
         }
     }
+}
+
+/// How memory is taken, where it is wanted and has a place.
+pub fn memory_wish(how: Option<MemoryHow>, store: Option<&StateStore>, context: &Context) -> Option<MemoryWish> {
+    how.zip(store).map(|(how, store)| MemoryWish {
+        mode: how.into(),
+        runtime: context.runtime_folder(),
+        scratch: store.scratch(),
+    })
 }

@@ -1,20 +1,22 @@
 //! `holdfast cron`: carries out a policy once, as cron or a timer has it done.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::path::PathBuf;
 
-use holdfast_engine::{GuestRequest, Guests, MachinePlaces, PolicyRunReport, PolicyRunRequest, SetId, run_policy};
+use holdfast_engine::{
+    GuestRequest, Guests, MachinePlaces, MemoryWish, PolicyRunReport, PolicyRunRequest, SetId, run_policy,
+};
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::guests::{GuestDocument, KnownGuest, QuiesceWhen};
+use crate::guests::{GuestDocument, KnownGuest, MemoryHow, QuiesceWhen};
 use crate::machines::Hypervisors;
 use crate::output::{Page, Report, Style};
 use crate::sanoid_file::{self, SanoidFileArgs};
-use crate::states::StateArgs;
+use crate::states::{self, StateArgs};
 use crate::{datasets, environment, runs, time, units};
 
 /// Arguments of `cron`.
@@ -37,6 +39,10 @@ pub struct CronArgs {
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
+    /// Keep the memory of machines too, where one alone has disks in what is due (live: it stands still for the last of it only;
+    /// stopped: from the first page to the last)
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "live")]
+    with_memory: Option<MemoryHow>,
     #[command(flatten)]
     states: StateArgs,
     #[command(flatten)]
@@ -156,6 +162,8 @@ struct FoundGuests<'a> {
     known: OnceCell<Vec<KnownGuest>>,
     /// Whether there is a place for the states of machines.
     keeps_states: Cell<bool>,
+    /// How their memory is taken, where it is wanted.
+    memory: RefCell<Option<MemoryWish>>,
 }
 
 impl FoundGuests<'_> {
@@ -186,7 +194,11 @@ impl Guests for FoundGuests<'_> {
 
     fn request(&self, index: usize) -> holdfast_engine::Result<GuestRequest<'_>> {
         let guest = &self.known()[index];
-        guest.request(self.args.quiesce.into(), self.keeps_states.get(), self.context)
+        let request = guest.request(self.args.quiesce.into(), self.keeps_states.get(), self.context)?;
+        Ok(GuestRequest {
+            memory: self.memory.borrow().clone(),
+            ..request
+        })
     }
 
     fn new_set(&self) -> holdfast_engine::Result<SetId> {
@@ -204,16 +216,18 @@ pub(super) fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
         hypervisors: Hypervisors::new(args.connect.as_deref(), context),
         known: OnceCell::new(),
         keeps_states: Cell::new(false),
+        memory: RefCell::new(None),
     };
     let zone = context.zone().clone();
     let now = move || time::now().to_zoned(zone.clone());
     let report = context.work(args.job.thread_count(), |job| {
         // A dry run makes nothing.
-        let store = if args.dry_run {
-            None
-        } else {
-            args.states.open_if_possible(context, job)
+        let store = match args.with_memory {
+            _ if args.dry_run => None,
+            Some(_) => Some(args.states.open_for_memory(context, job)?),
+            None => args.states.open_if_possible(context, job),
         };
+        *guests.memory.borrow_mut() = states::memory_wish(args.with_memory, store.as_ref(), context);
         guests.keeps_states.set(store.is_some());
         let request = PolicyRunRequest {
             providers: &providers,

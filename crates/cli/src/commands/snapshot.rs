@@ -3,9 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use holdfast_engine::{
-    GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, MemoryWish, NamedCut, take_host_snapshots,
-};
+use holdfast_engine::{GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, NamedCut, take_host_snapshots};
 use holdfast_host::provider::Wanted;
 use jiff::tz::TimeZone;
 use serde::Serialize;
@@ -18,7 +16,7 @@ use crate::exit::Exit;
 use crate::guests::{GuestDocument, KnownGuest, MemoryHow, QuiesceWhen};
 use crate::machines::{Hypervisors, MachineWord, Wish};
 use crate::output::{Page, Report, Style};
-use crate::states::StateArgs;
+use crate::states::{self, StateArgs};
 use crate::{runs, time, units};
 
 /// Arguments of `snapshot`.
@@ -349,11 +347,7 @@ fn take(
         Some(_) => Some(args.states.open_for_memory(context, job)?),
         None => args.states.open_if_possible(context, job),
     };
-    let memory = args.with_memory.zip(store.as_ref()).map(|(how, store)| MemoryWish {
-        mode: how.into(),
-        runtime: context.runtime_folder(),
-        scratch: store.scratch(),
-    });
+    let memory = states::memory_wish(args.with_memory, store.as_ref(), context);
     let guests = plan.guests.iter().map(|guest| {
         let request = guest.request(args.quiesce.into(), store.is_some(), context)?;
         Ok(GuestRequest {

@@ -16,7 +16,7 @@ use super::StateStore;
 use crate::error::Result;
 use crate::host_snapshot::MachinePlaces;
 use crate::job::{Counting, Job};
-use crate::machine_backup::{Beside, NOTE_CONSISTENCY, NOTE_UUID, is_memory, path_of, sources_of};
+use crate::machine_backup::{Beside, MEMORY, NOTE_CONSISTENCY, NOTE_UUID, is_memory, path_of, sources_of};
 
 /// Note of a state: the set that it belongs to.
 const NOTE_SET: &str = "host-snapshot-set";
@@ -208,7 +208,8 @@ impl StateStore {
         let request = BackupRequest {
             machine: state.description.summary.name.clone(),
             time_ms: state.time.as_millisecond(),
-            tags: Vec::new(),
+            // Memory is large, and may be kept for fewer points than all the rest: whoever prunes has a word for it.
+            tags: pages.iter().map(|_| MEMORY.to_owned()).collect(),
             parent: Parent::None,
             host: String::new(),
             program: state.program.to_owned(),

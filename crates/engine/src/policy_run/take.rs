@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use holdfast_host::MachineState;
 use holdfast_host::provider::Wanted;
 use holdfast_policy::sanoid::{DatasetPolicy, SnapshotType, repeated_hour_name, snapshot_name};
 
@@ -150,17 +151,40 @@ fn take_together(run: &Run<'_>, mut due: Vec<Due<'_>>) -> Vec<TakenCut> {
 
 fn cut(run: &Run<'_>, cuts: Vec<NamedCut>, machines: &BTreeSet<usize>) -> Result<Vec<crate::GuestReport>> {
     let guests = machines.iter().map(|index| run.request.guests.request(*index));
+    let mut guests = guests.collect::<Result<Vec<_>>>()?;
+    leave_out_memories(&mut guests, run.job);
     let now = || (run.request.now)().timestamp();
     let request = HostSnapshotRequest {
         providers: run.request.providers,
         cuts,
-        guests: guests.collect::<Result<_>>()?,
+        guests,
         now: &now,
         program: run.request.program.clone(),
         set: run.request.guests.new_set()?,
         states: run.request.states,
     };
     Ok(take_host_snapshots(&request, &mut || (), run.job)?.guests)
+}
+
+/// The memory of one machine ends at the instant; that of several does not end at one.
+fn leave_out_memories(guests: &mut [crate::GuestRequest<'_>], job: crate::Job<'_>) {
+    let runs = |guest: &&crate::GuestRequest<'_>| {
+        guest.memory.is_some() && guest.description.summary.state == MachineState::Running
+    };
+    let names: Vec<String> = guests
+        .iter()
+        .filter(runs)
+        .map(|guest| guest.description.summary.name.clone())
+        .collect();
+    if names.len() > 1 {
+        job.progress.warning(&format!(
+            "{} are snapshotted together, and their memories are not kept: that works for one machine at a time",
+            names.join(", ")
+        ));
+        for guest in guests.iter_mut() {
+            guest.memory = None;
+        }
+    }
 }
 
 /// What is made of each name.

@@ -28,6 +28,7 @@ mod methods;
 mod mishaps;
 mod monitoring;
 mod policies;
+mod policy_recipes;
 #[path = "../../../../host/tests/qemu/lab.rs"]
 #[expect(
     dead_code,

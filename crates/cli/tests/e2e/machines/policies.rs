@@ -10,42 +10,43 @@ use super::file_systems::system;
 use super::host_snapshots::{OnOwn, on};
 
 /// A machine on a pool of its own, and a policy.
-struct Policed {
-    on: OnOwn,
-    pool: String,
+pub(super) struct Policed {
+    pub(super) on: OnOwn,
+    pub(super) pool: String,
 }
 
 /// What a policy begins with: one snapshot of each run that has not one yet, nothing else.
-const FREQUENTLY: &str = "frequently = 1\nhourly = 0\ndaily = 0\nmonthly = 0\nautosnap = yes\nautoprune = yes\n";
+pub(super) const FREQUENTLY: &str =
+    "frequently = 1\nhourly = 0\ndaily = 0\nmonthly = 0\nautosnap = yes\nautoprune = yes\n";
 
 impl Policed {
-    fn new() -> Option<Self> {
+    pub(super) fn new() -> Option<Self> {
         let on = on("zfs")?;
         let pool = on.file_system.dataset().0.split('/').next().unwrap().to_owned();
         Some(Self { on, pool })
     }
 
     /// The policy of the pool, from now on.
-    fn write(&self, lines: &str) {
+    pub(super) fn write(&self, lines: &str) {
         let text = format!("[{}]\nuse_template = mine\n\n[template_mine]\n{lines}", self.pool);
         self.on.world.rig.write("sanoid.conf", text.as_bytes());
     }
 
-    fn run(&self, code: i32, words: &[&str]) -> Value {
+    pub(super) fn run(&self, code: i32, words: &[&str]) -> Value {
         let uri = self.on.world.lab.uri();
         let words = [&["cron", "sanoid.conf"], words].concat();
         self.on.world.rig.json(code, &at(&uri, &words))["report"].clone()
     }
 
     /// The snapshots of the pool's own dataset.
-    fn names(&self) -> Vec<String> {
+    pub(super) fn names(&self) -> Vec<String> {
         let provider = self.on.file_system.provider();
         let snapshots = provider.snapshots(&self.pool).unwrap();
         snapshots.into_iter().map(|snapshot| snapshot.name.name).collect()
     }
 
     /// A snapshot of somebody else's making.
-    fn make(&self, name: &str) {
+    pub(super) fn make(&self, name: &str) {
         zfs(&["snapshot", &format!("{}@{name}", self.pool)]);
     }
 
@@ -62,7 +63,7 @@ impl Policed {
     }
 
     /// The clock of ZFS has seconds, and what is not older than that is not old.
-    fn wait_until_older(&self) {
+    pub(super) fn wait_until_older(&self) {
         self.on.world.lab.clock.sleep(std::time::Duration::from_millis(2100));
     }
 }
