@@ -105,8 +105,8 @@ pub use prune::{MachinePlan, PruneReport, PruneRequest, prune};
 pub use quiesce::{Quiesce, Quiesced};
 pub use repair::{RepairOutcome, repair};
 pub use replicate::{
-    PackChoice, PeerServer, PeerSide, Place, RawChoice, ReplicaOutcome, ReplicateReport, ReplicateRequest,
-    ReplicatedDataset, ReplicatedStream, replicate, serve_peer,
+    PEER_PROTOCOL, PackChoice, PeerServer, PeerSide, Place, RawChoice, ReplicaOutcome, ReplicateReport,
+    ReplicateRequest, ReplicatedDataset, ReplicatedStream, replicate, serve_peer,
 };
 pub use repository::{Location, Protection, Unlock, find_in, find_snapshot, open, protection, time_of};
 pub use resolve::{Candidate, ResolveError, resolve};

@@ -13,7 +13,7 @@
 mod carry;
 mod dataset;
 mod packing;
-pub(crate) mod peer;
+mod peer;
 mod peer_server;
 
 use std::num::NonZeroU64;
@@ -27,7 +27,7 @@ use holdfast_policy::Choice;
 use crate::error::Result;
 use crate::forget::Execution;
 use crate::job::Job;
-pub use peer::PeerSide;
+pub use peer::{PEER_PROTOCOL, PeerSide};
 pub use peer_server::{PeerServer, serve_peer};
 
 /// What is replicated, and how.

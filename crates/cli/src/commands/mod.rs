@@ -17,8 +17,10 @@ mod live_server;
 mod machines;
 mod man;
 mod monitor;
+mod peer;
 mod prune;
 mod repair;
+mod replicate;
 mod restore;
 mod resume;
 mod scrub;
@@ -55,6 +57,10 @@ pub enum Verb {
     Cron(cron::CronArgs),
     /// Check whether a policy is met, and how its pools are, for Nagios and Prometheus
     Monitor(monitor::MonitorArgs),
+    /// Send host snapshots to another place, and to another host
+    Replicate(replicate::ReplicateArgs),
+    /// Let another host add its snapshots here, and nothing else: for ssh
+    Receive(peer::ReceiveArgs),
     /// Work on the host snapshots that are there
     Host(host::HostArgs),
     /// Find what dead backups and forgotten snapshots left at machines, and mend it
@@ -105,6 +111,9 @@ pub enum Verb {
     /// Serve the disks of a machine while they are filled
     #[command(hide = true)]
     LiveServer(live_server::LiveServerArgs),
+    /// Answer the holdfast of another host
+    #[command(hide = true)]
+    Peer(peer::PeerArgs),
     /// Watch over a machine while it is backed up
     #[command(hide = true)]
     Watchdog(watchdog::WatchdogArgs),
@@ -120,6 +129,8 @@ impl Verb {
             Self::Snapshot(args) => snapshot::run(args, context),
             Self::Cron(args) => cron::run(args, context),
             Self::Monitor(args) => monitor::run(args, context),
+            Self::Replicate(args) => replicate::run(args, context),
+            Self::Receive(args) => peer::run_receive(args, context),
             Self::Host(args) => host::run(args, context),
             Self::Doctor(args) => doctor::run(args, context),
             Self::List(args) => list::run(args, context),
@@ -144,6 +155,7 @@ impl Verb {
             Self::Completions(args) => completions::run(args, context),
             Self::Man(args) => man::run(args, context),
             Self::LiveServer(args) => live_server::run(args, context),
+            Self::Peer(args) => peer::run(args, context),
             Self::Watchdog(args) => watchdog::run(args, context),
         }
     }
@@ -177,6 +189,9 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "machines" => machines::EXAMPLES,
         "snapshot" => snapshot::EXAMPLES,
         "cron" => cron::EXAMPLES,
+        "replicate" => replicate::EXAMPLES,
+        "receive" => peer::EXAMPLES_RECEIVE,
+        "peer" => peer::EXAMPLES,
         "doctor" => doctor::EXAMPLES,
         "list" => list::EXAMPLES,
         "show" => show::EXAMPLES,

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// The version of all this.
-pub(crate) const PEER_PROTOCOL: &str = "1";
+pub const PEER_PROTOCOL: &str = "1";
 /// The program that answers.
 const PROGRAM: &str = "holdfast";
 
@@ -231,7 +231,10 @@ impl ReplicaSide for PeerSide {
 
     fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {
         let what = format!("{what} at {}", self.host);
-        let reason = complaint.to_owned();
+        // It says who it is, and what to do, to people.
+        let parts = complaint.split("; ").filter(|part| !part.starts_with("hint: "));
+        let parts: Vec<&str> = parts.map(|part| part.trim_start_matches("holdfast: ")).collect();
+        let reason = parts.join("; ");
         if complaint.contains("no space is left") {
             return ProviderError::Full { action, what };
         }
