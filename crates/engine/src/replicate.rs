@@ -15,6 +15,7 @@ mod dataset;
 mod packing;
 mod peer;
 mod peer_server;
+mod plan;
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;

@@ -15,7 +15,7 @@ use holdfast_block::{Clock, Throttle, ThrottleLimits};
 use holdfast_host::{Piped, PipedEnd};
 use zstd::stream::read::Decoder;
 
-use super::packing::{CHUNK_BYTES, Packer};
+use super::packing::{CHUNK_BYTES, Effort, Packer};
 use crate::Interrupted;
 
 /// Chunks that wait between two threads, at most.
@@ -210,8 +210,12 @@ fn pack(chunks: &Receiver<Vec<u8>>, send: &SyncSender<Vec<u8>>, packing: Packing
             let Ok(more) = chunks.try_recv() else { break };
             chunk.extend(more);
         }
-        let has_time = packing == Packing::Always || counts.waiting.load(Ordering::Relaxed) >= QUEUE_LENGTH / 2;
-        let frame = match packer.frame(&chunk, has_time) {
+        let effort = match packing {
+            Packing::Always => Effort::Full,
+            _ if counts.waiting.load(Ordering::Relaxed) >= QUEUE_LENGTH / 2 => Effort::Try,
+            _ => Effort::None,
+        };
+        let frame = match packer.frame(&chunk, effort) {
             Ok(frame) => frame,
             Err(error) => return counts.fail("pack", &error),
         };

@@ -2,21 +2,24 @@
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::Arc;
 
+use holdfast_host::PipedEnd;
 use holdfast_host::provider::{
-    Keeping, KeepingMeans, Partial, Receiving, ReplicaBase, ReplicaDataset, ReplicaSide, Sending, StreamForm,
+    Keeping, KeepingMeans, Partial, ProviderError, Receiving, ReplicaDataset, ReplicaSide, ReplicaSnapshot, Sending,
+    StreamForm,
 };
-use holdfast_policy::{
-    Divergence, Idle, PointKind, ReplicaPlan, ReplicaPoint, ReplicaRules, ReplicaStep, Replication, Streams,
-    TargetOrder, plan_replication,
-};
+use holdfast_policy::{ReplicaPlan, ReplicaStep, Replication};
 use rustix::fs::{FlockOperation, flock};
 
 use super::carry::{Carriage, Packing, WatchError, watch};
-use super::{RawChoice, ReplicaOutcome, ReplicatedDataset, ReplicatedStream, Sides, fingerprint, tag};
+use super::{ReplicaOutcome, ReplicatedDataset, ReplicatedStream, Sides, fingerprint, tag};
 use crate::error::{Error, Result};
 use crate::forget::Execution;
 use crate::progress::Unit;
+
+/// What ssh returns where it is ssh that has failed, and not the program.
+const CODE_OF_SSH: i32 = 255;
 
 /// Replicates a dataset.
 ///
@@ -78,8 +81,8 @@ impl From<WatchError> for Stopped {
     }
 }
 
-impl From<holdfast_host::provider::ProviderError> for Stopped {
-    fn from(error: holdfast_host::provider::ProviderError) -> Self {
+impl From<ProviderError> for Stopped {
+    fn from(error: ProviderError) -> Self {
         Self::Failed(error.to_string())
     }
 }
@@ -108,172 +111,12 @@ fn lock(sides: &Sides<'_>, target: &str) -> Result<Option<File>> {
     }
 }
 
-impl Sides<'_> {
-    fn points(&self, dataset: &ReplicaDataset) -> Vec<ReplicaPoint> {
-        let point = |snapshot: &holdfast_host::provider::ReplicaSnapshot| ReplicaPoint {
-            name: snapshot.name.clone(),
-            identity: snapshot.identity.clone(),
-            time_s: snapshot.time_s,
-            kind: if snapshot.is_bookmark {
-                PointKind::Bookmark
-            } else {
-                PointKind::Snapshot
-            },
-            is_wanted: !snapshot.is_bookmark && (self.request.is_wanted)(&snapshot.name),
-        };
-        dataset.snapshots.iter().map(point).collect()
-    }
-
-    fn plan(&self, source: &ReplicaDataset, there: Option<&ReplicaDataset>) -> Replication {
-        let rules = ReplicaRules {
-            order: if self.target.is_linear {
-                TargetOrder::Linear
-            } else {
-                TargetOrder::Free
-            },
-            choice: self.request.choice,
-            streams: if self.source.joins && self.target.joins {
-                Streams::Many
-            } else {
-                Streams::One
-            },
-        };
-        let received = there.map(|there| {
-            let mut points = self.points(there);
-            points.retain(|point| point.kind == PointKind::Snapshot);
-            points
-        });
-        plan_replication(&self.points(source), received.as_deref(), rules)
-    }
-
-    fn described(
-        &self,
-        source: &ReplicaDataset,
-        target: &str,
-        there: Option<&ReplicaDataset>,
-        plan: &Replication,
-    ) -> ReplicatedDataset {
-        let newest = |dataset: &ReplicaDataset, is_ours: bool| {
-            let mut snapshots = dataset.snapshots.iter().rev().filter(|one| !one.is_bookmark);
-            let found = snapshots.find(|one| !is_ours || (self.request.is_wanted)(&one.name));
-            found.map(|one| (one.name.clone(), one.time_s))
-        };
-        let notes = plan.clashes.iter().map(|name| {
-            format!(
-                "{target} has another snapshot {name}: that of {} is left out; rename one of them",
-                source.name
-            )
-        });
-        ReplicatedDataset {
-            source: source.name.clone(),
-            target: target.to_owned(),
-            newest_here: newest(source, true),
-            newest_there: there.and_then(|there| newest(there, false)),
-            common: plan.common.clone(),
-            behind_count: plan.behind_count,
-            behind_s: plan.behind_s,
-            is_resumable: there.is_some_and(|there| matches!(there.partial, Some(Partial::Token(_)))),
-            streams: Vec::new(),
-            outcome: self.outcome(target, plan),
-            notes: notes.collect(),
-        }
-    }
-
-    /// How it stands before anything is done.
-    fn outcome(&self, target: &str, plan: &Replication) -> ReplicaOutcome {
-        let at = self
-            .request
-            .target
-            .side
-            .host()
-            .map(|host| format!("at {host}: "))
-            .unwrap_or_default();
-        let diverged = |reason: String, advice: String| ReplicaOutcome::Diverged {
-            reason,
-            advice: format!("{at}{advice}"),
-        };
-        match &plan.plan {
-            ReplicaPlan::Idle(Idle::UpToDate) => ReplicaOutcome::UpToDate,
-            ReplicaPlan::Idle(_) => ReplicaOutcome::Nothing,
-            ReplicaPlan::Send(_) => ReplicaOutcome::Planned,
-            ReplicaPlan::Diverged(Divergence::NothingCommon) => diverged(
-                format!("{target} has snapshots, none of which the source has any more"),
-                format!("zfs rename {target} {target}-old keeps what is there, and all is sent again"),
-            ),
-            ReplicaPlan::Diverged(Divergence::TargetIsNoCopy) => diverged(
-                format!("{target} is there, and has no snapshot: it is no copy"),
-                format!("name another target, or zfs rename {target} {target}-old"),
-            ),
-            ReplicaPlan::Diverged(Divergence::TargetWentOn { common, own }) => diverged(
-                format!("{target} has snapshots of its own since {common}: {}", own.join(", ")),
-                format!("zfs rollback -r {target}@{common} gives them up; zfs rename {target} {target}-old keeps them"),
-            ),
-        }
-    }
-
-    /// A copy that has another name at the target.
-    pub(super) fn left_for_its_name(&self, source: &ReplicaDataset, target: &str, was: &str) -> ReplicatedDataset {
-        let plan = self.plan(source, None);
-        let mut done = self.described(source, target, None, &plan);
-        let at = self
-            .request
-            .target
-            .side
-            .host()
-            .map(|host| format!("at {host}: "))
-            .unwrap_or_default();
-        done.outcome = ReplicaOutcome::Diverged {
-            reason: format!("{was} has the snapshots of {}: it was renamed", source.name),
-            advice: format!("{at}zfs rename {was} {target}"),
-        };
-        done
-    }
-
-    /// What would be sent.
-    fn tell_plan(
-        &self,
-        source: &ReplicaDataset,
-        there: Option<&ReplicaDataset>,
-        plan: &Replication,
-        done: &mut ReplicatedDataset,
-    ) {
-        let ReplicaPlan::Send(steps) = &plan.plan else { return };
-        for step in steps {
-            let sending = self.sending(source, there, step);
-            done.streams.push(ReplicatedStream {
-                base: step.base.as_ref().map(|(name, _)| name.clone()),
-                to: Some(step.to.clone()),
-                count: step.count,
-                is_resumed: false,
-                stream_bytes: self.request.source.side.estimate(&sending).ok().flatten(),
-                link_bytes: None,
-            });
-        }
-    }
-
-    fn sending(&self, source: &ReplicaDataset, there: Option<&ReplicaDataset>, step: &ReplicaStep) -> Sending {
-        let is_raw = match self.request.raw {
-            RawChoice::Raw => true,
-            RawChoice::Plain => false,
-            // What was begun in plain text goes on so.
-            RawChoice::Auto => source.is_encrypted && there.is_none_or(|there| there.is_encrypted),
-        };
-        Sending {
-            dataset: source.name.clone(),
-            base: step.base.as_ref().map(|(name, kind)| ReplicaBase {
-                name: name.clone(),
-                is_bookmark: *kind == PointKind::Bookmark,
-            }),
-            to: step.to.clone(),
-            is_joined: step.count > 1,
-            form: match () {
-                () if is_raw => StreamForm::Raw,
-                () if self.source.sends_as_stored && self.target.sends_as_stored => StreamForm::AsStored,
-                () => StreamForm::Plain,
-            },
-            token: None,
-            packing: self.sender_packs,
-        }
+/// Why a program did not come to its end.
+fn why_not(side: &dyn ReplicaSide, (action, what): (&'static str, &str), ended: &PipedEnd) -> String {
+    let said = ended.reason();
+    match (ended.code, side.host()) {
+        (Some(CODE_OF_SSH), Some(host)) => format!("the connection to {host} broke: {said}"),
+        _ => side.refusal(action, what, &said).to_string(),
     }
 }
 
@@ -458,7 +301,7 @@ impl Run<'_> {
         let carriage = Carriage {
             packing: self.sides.packing,
             limit: request.limit,
-            clock: std::sync::Arc::clone(&request.clock),
+            clock: Arc::clone(&request.clock),
         };
         let mut receiver = self.target_side().receive(receiving)?;
         let mut sender = self.source_side().send(sending)?;
@@ -476,14 +319,12 @@ impl Run<'_> {
             // It has seen the end of the stream; whether it has what it should is looked at next.
             return Ok((carrying.stream_bytes(), carrying.link_bytes()));
         }
-        let target = self
-            .target_side()
-            .refusal("receive", self.target, &ends.receiver.reason());
+        let target = why_not(self.target_side(), ("receive", self.target), &ends.receiver);
         // A sender that lost its receiver complains of that.
         let why = if ends.sender.is_well() || ends.receiver_was_first {
-            target.to_string()
+            target
         } else {
-            let source = self.source_side().refusal("send", what, &ends.sender.reason());
+            let source = why_not(self.source_side(), ("send", what), &ends.sender);
             format!("{source}; {target}")
         };
         Err(Stopped::Failed(match carrying.failure() {
@@ -500,7 +341,7 @@ impl Run<'_> {
         let Some(copy) = there.snapshots.iter().find(|one| one.name == *common) else {
             return;
         };
-        let is_same = |one: &&holdfast_host::provider::ReplicaSnapshot| {
+        let is_same = |one: &&ReplicaSnapshot| {
             !one.is_bookmark && (one.identity == copy.identity) && (!one.identity.is_empty() || one.name == copy.name)
         };
         let here = self.source.snapshots.iter().find(is_same);
@@ -517,7 +358,7 @@ impl Run<'_> {
                     .map(|error| format!("{common} is not held at the target: {error}")),
             );
         }
-        let is_kept = |here: &holdfast_host::provider::ReplicaSnapshot| match &bookmark {
+        let is_kept = |here: &ReplicaSnapshot| match &bookmark {
             Some(name) if bookmarks => self
                 .source
                 .snapshots

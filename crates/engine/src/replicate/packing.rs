@@ -12,12 +12,23 @@ use zstd::bulk::Compressor;
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 const LEVEL: i32 = 3;
 /// Frames that are not tried after one that did not get smaller: data that is encrypted, or packed already.
-const SKIP_COUNT: u32 = 15;
+const SKIP_COUNT: u32 = 7;
 /// RFC 8878, 3.1.1.2: a block has 128 KiB at most.
 const BLOCK_BYTES_MAX: usize = 128 << 10;
 const MAGIC: u32 = 0xFD2F_B528;
 /// One segment, whose size has four bytes.
 const DESCRIPTOR: u8 = 0b1010_0000;
+
+/// Whether a chunk is packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effort {
+    /// It is stored as it is.
+    None,
+    /// It is, unless those before did not get smaller.
+    Try,
+    /// It is, if it gets smaller.
+    Full,
+}
 
 /// Makes frames of chunks.
 pub(super) struct Packer {
@@ -33,14 +44,15 @@ impl Packer {
         })
     }
 
-    /// The frame of a chunk; packed where there is time for it, and it helps.
-    pub(super) fn frame(&mut self, chunk: &[u8], has_time: bool) -> io::Result<Vec<u8>> {
-        if !has_time {
-            return Ok(stored(chunk));
-        }
-        if self.skip > 0 {
-            self.skip -= 1;
-            return Ok(stored(chunk));
+    /// The frame of a chunk.
+    pub(super) fn frame(&mut self, chunk: &[u8], effort: Effort) -> io::Result<Vec<u8>> {
+        match effort {
+            Effort::None => return Ok(stored(chunk)),
+            Effort::Try if self.skip > 0 => {
+                self.skip -= 1;
+                return Ok(stored(chunk));
+            }
+            Effort::Try | Effort::Full => {}
         }
         let packed = self.compressor.compress(chunk)?;
         if packed.len() > chunk.len() - chunk.len() / 16 {
@@ -77,7 +89,7 @@ mod tests {
 
     use holdfast_block::SeededRandom;
 
-    use super::{CHUNK_BYTES, Packer, SKIP_COUNT};
+    use super::{CHUNK_BYTES, Effort, Packer, SKIP_COUNT};
 
     fn noise(length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
@@ -95,7 +107,11 @@ mod tests {
             .enumerate()
         {
             for chunk in [noise(length), vec![7; length]] {
-                packed.extend(packer.frame(&chunk, round % 2 == 0).unwrap());
+                packed.extend(
+                    packer
+                        .frame(&chunk, if round % 2 == 0 { Effort::Full } else { Effort::None })
+                        .unwrap(),
+                );
                 expected.extend(chunk);
             }
         }
@@ -111,10 +127,10 @@ mod tests {
     fn what_does_not_get_smaller_is_not_tried_for_a_while() {
         let mut packer = Packer::new().unwrap();
         let zeros = vec![0; CHUNK_BYTES];
-        assert!(packer.frame(&zeros, true).unwrap().len() < 1000);
-        assert!(packer.frame(&zeros, false).unwrap().len() > CHUNK_BYTES);
-        assert!(packer.frame(&noise(CHUNK_BYTES), true).unwrap().len() > CHUNK_BYTES);
-        let tries = (0..=SKIP_COUNT).map(|_| packer.frame(&zeros, true).unwrap().len());
+        assert!(packer.frame(&zeros, Effort::Try).unwrap().len() < 1000);
+        assert!(packer.frame(&zeros, Effort::None).unwrap().len() > CHUNK_BYTES);
+        assert!(packer.frame(&noise(CHUNK_BYTES), Effort::Try).unwrap().len() > CHUNK_BYTES);
+        let tries = (0..=SKIP_COUNT).map(|_| packer.frame(&zeros, Effort::Try).unwrap().len());
         let packed: Vec<bool> = tries.map(|length| length < 1000).collect();
         assert_eq!(packed.iter().filter(|is_packed| **is_packed).count(), 1);
         assert!(packed[SKIP_COUNT as usize]);

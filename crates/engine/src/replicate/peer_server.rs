@@ -122,7 +122,7 @@ impl PeerServer<'_> {
                 return Err(refused(dataset, "nothing is sent from here"));
             }
         };
-        if request.kind != root.provider || !is_below(dataset, &root.name) || !is_plain(dataset) {
+        if request.kind != root.provider || !is_below(dataset, &root.name) || !is_plain(&dataset[root.name.len()..]) {
             return Err(refused(dataset, "it is elsewhere"));
         }
         if root.provider == ProviderKind::Btrfs && !is_reached_without_links(&root.name, dataset) {
@@ -240,11 +240,11 @@ impl<W: Write> Write for Looked<W> {
     }
 }
 
-/// A name without anything that has a meaning of its own.
+/// What stands below the root, without anything that has a meaning of its own.
 fn is_plain(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.: -".contains(&byte);
     let part = |part: &str| !part.is_empty() && part.bytes().all(is_allowed) && !part.starts_with(['.', '-', ' ']);
-    name.strip_prefix('/').unwrap_or(name).split('/').all(part)
+    name.is_empty() || name.strip_prefix('/').is_some_and(|below| below.split('/').all(part))
 }
 
 /// What was received may hold links, and a name may lead through them.
