@@ -146,6 +146,7 @@ impl Run<'_> {
         if let Some(partial) = there.as_ref().and_then(|there| there.partial.clone()) {
             self.go_on(&partial, done)?;
             there = self.target_side().datasets(self.target, false)?.pop();
+            self.note_what_came(there.as_ref(), done)?;
         }
         let mut plan = self.sides.plan(self.source, there.as_ref());
         let is_sent = match &plan.plan {
@@ -214,6 +215,26 @@ impl Run<'_> {
             link_bytes: None,
         };
         self.carry(&sending, receiving, size, stream, done)
+    }
+
+    /// A stream that went on does not say what it brings; now it is seen.
+    fn note_what_came(
+        &self,
+        there: Option<&ReplicaDataset>,
+        done: &mut ReplicatedDataset,
+    ) -> std::result::Result<(), Stopped> {
+        let Some(stream) = done.streams.last_mut() else {
+            return Ok(());
+        };
+        let newest = there.and_then(|there| there.snapshots.iter().rfind(|one| !one.is_bookmark));
+        let sent = newest.and_then(|newest| self.source.snapshots.iter().find(|one| one.identity == newest.identity));
+        let Some(sent) = sent else { return Ok(()) };
+        stream.to = Some(sent.name.clone());
+        Ok(self.target_side().settle(&Receiving {
+            dataset: self.target.to_owned(),
+            snapshots: vec![sent.clone()],
+            is_packed: false,
+        })?)
     }
 
     fn step(

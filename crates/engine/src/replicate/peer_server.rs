@@ -173,12 +173,16 @@ impl PeerServer<'_> {
             is_good: self.root.is_none() || side.kind() != ProviderKind::Zfs,
         };
         let carrying = self.carriage(packing).start(input, to).map_err(Error::Stream)?;
-        loop {
+        let ended = loop {
             if let Some(ended) = receiver.try_end().map_err(Error::Stream)? {
-                return received(&carrying, side, &receiving.dataset, &ended);
+                break ended;
             }
             self.clock.sleep(LOOK_INTERVAL);
-        }
+        };
+        received(&carrying, side, &receiving.dataset, &ended)?;
+        // Whoever has sent need not ask for it: nobody mounts what he has sent.
+        receiving.snapshots.clear();
+        Ok(side.settle(&receiving)?)
     }
 
     fn carriage(&self, packing: Packing) -> Carriage {

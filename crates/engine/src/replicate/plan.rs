@@ -38,7 +38,9 @@ impl Sides<'_> {
                 Streams::One
             },
         };
-        let received = there.map(|there| {
+        // One that has been received in part for the first time is none yet.
+        let is_begun = |there: &&ReplicaDataset| !there.snapshots.is_empty() || there.partial.is_none();
+        let received = there.filter(is_begun).map(|there| {
             let mut points = self.points(there);
             points.retain(|point| point.kind == PointKind::Snapshot);
             points

@@ -80,6 +80,7 @@ impl From<ReplicatedStream> for StreamDocument {
 impl StreamDocument {
     fn line(&self) -> String {
         let what = match (&self.base, &self.to) {
+            (_, Some(to)) if self.resumed => format!("the rest of {to}"),
             (Some(base), Some(to)) => format!("{base} to {to}"),
             (None, Some(to)) => format!("all of {to}"),
             (_, None) => "the rest of what was cut".to_owned(),

@@ -398,7 +398,17 @@ impl ReplicaSide for ZfsSide {
     }
 
     fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {
-        refusal(action, what, complaint)
+        // What was received stays, and how somebody else goes on with it is of no use to anybody here.
+        match complaint.split_once("Partially received snapshot is saved") {
+            Some((why, _)) => {
+                let why = format!(
+                    "{}; what has come is kept, and the next run goes on",
+                    why.trim_end_matches([' ', ';', '\n'])
+                );
+                refusal(action, what, &why)
+            }
+            None => refusal(action, what, complaint),
+        }
     }
 
     fn can_pack(&self, when: PackWhen) -> bool {
@@ -415,3 +425,6 @@ impl ReplicaSide for ZfsSide {
         asked.is_ok_and(|answer| answer.is_well)
     }
 }
+
+#[cfg(test)]
+mod tests;
