@@ -29,6 +29,8 @@ use crate::error::Result;
 use crate::forget::Execution;
 use crate::job::Job;
 pub use peer::{PEER_PROTOCOL, PeerSide};
+#[cfg(feature = "hostile")]
+pub(crate) use peer_server::hostile_request;
 pub use peer_server::{PeerServer, serve_peer};
 
 /// What is replicated, and how.

@@ -191,7 +191,7 @@ mod tests {
             let tools = LocalTools::new(Arc::new(SystemClock::new()), Duration::from_secs(30));
             let line = shell_line(["printf", "<%s>"].into_iter().chain(words.iter().map(String::as_str)));
             let answer = tools.ask("sh", &["-c", &line]).unwrap();
-            let expected: String = words.iter().map(|word| format!("<{word}>")).collect();
+            let expected = format!("<{}>", words.join("><"));
             prop_assert_eq!(answer.output, expected);
         }
     }

@@ -242,20 +242,17 @@ fn steps(
             continue;
         }
         let to = point.name.clone();
-        match steps.last_mut().filter(|_| may_grow && is_next) {
-            Some(last) => {
-                last.to.clone_from(&to);
-                last.count += 1;
-            }
-            None => {
-                let begins = matches!(base, Some((_, PointKind::Snapshot)));
-                may_grow = rules.streams == Streams::Many && is_next && begins;
-                steps.push(ReplicaStep {
-                    base: base.take(),
-                    to: to.clone(),
-                    count: 1,
-                });
-            }
+        if let Some(last) = steps.last_mut().filter(|_| may_grow && is_next) {
+            last.to.clone_from(&to);
+            last.count += 1;
+        } else {
+            let begins = matches!(base, Some((_, PointKind::Snapshot)));
+            may_grow = rules.streams == Streams::Many && is_next && begins;
+            steps.push(ReplicaStep {
+                base: base.take(),
+                to: to.clone(),
+                count: 1,
+            });
         }
         base = Some((to, PointKind::Snapshot));
         is_next = true;

@@ -136,7 +136,9 @@ fn names_that_clash_are_left_out_and_told() {
 fn where_there_are_no_identities_name_and_time_count() {
     let without = |names: &str| {
         let mut points = points(names);
-        points.iter_mut().for_each(|point| point.identity.clear());
+        for point in &mut points {
+            point.identity.clear();
+        }
         points
     };
     let plan = |target: &[ReplicaPoint]| told(&plan_replication(&points("a b c"), Some(target), LINEAR).plan);
@@ -260,11 +262,14 @@ proptest! {
                 Happening::Remove(at) if at < source.len() => drop(source.remove(at)),
                 Happening::LeaveBookmark(at) if at < source.len() => source[at].kind = PointKind::Bookmark,
                 Happening::TargetTakes => {
-                    target.iter_mut().for_each(|model| model.received.push(point(&format!("t{identity}"), identity)));
+                    if let Some(model) = &mut target {
+ model.received.push(point(&format!("t{identity}"), identity));
+}
                 }
                 Happening::TargetLoses(at) => {
-                    let model = target.iter_mut().find(|model| at < model.received.len());
-                    model.into_iter().for_each(|model| drop(model.received.remove(at)));
+                    if let Some(model) = target.as_mut().filter(|model| at < model.received.len()) {
+ model.received.remove(at);
+}
                 }
                 Happening::Remove(_) | Happening::LeaveBookmark(_) => {}
                 Happening::Replicate(count) => {

@@ -28,6 +28,23 @@ pub struct ReplicateArgs {
     /// Where it goes; made where it is not there
     #[arg(value_name = "[[USER@]HOST:]TARGET")]
     target: String,
+    #[command(flatten)]
+    chosen: ChosenArgs,
+    /// Show what is where, and how far behind; send nothing
+    #[arg(long, conflicts_with = "dry_run")]
+    status: bool,
+    /// Show what would be sent; send nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    #[command(flatten)]
+    link: LinkArgs,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What of it is sent.
+#[derive(Debug, clap::Args)]
+struct ChosenArgs {
     /// With all datasets below it
     #[arg(short = 'R', long)]
     recursive: bool,
@@ -37,12 +54,11 @@ pub struct ReplicateArgs {
     /// Of what is new only the newest snapshot, not those in between
     #[arg(long)]
     newest: bool,
-    /// Show what is where, and how far behind; send nothing
-    #[arg(long, conflicts_with = "dry_run")]
-    status: bool,
-    /// Show what would be sent; send nothing
-    #[arg(short = 'n', long)]
-    dry_run: bool,
+}
+
+/// How it goes over the link.
+#[derive(Debug, clap::Args)]
+struct LinkArgs {
     /// Bytes each second that go over the link, at most: 50M
     #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
     bwlimit: Option<NonZeroU64>,
@@ -58,8 +74,6 @@ pub struct ReplicateArgs {
     /// An option for ssh, as in its -o: Port=2222; several times for several
     #[arg(long, value_name = "OPTION")]
     ssh_option: Vec<String>,
-    #[command(flatten)]
-    job: JobArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -96,7 +110,7 @@ fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
 
 /// Replicates.
 pub(super) fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
-    let globs = args.snapshots.iter().map(|glob| {
+    let globs = args.chosen.snapshots.iter().map(|glob| {
         Glob::parse(glob)
             .map_err(|reason| Error::usage(format!("{glob:?}: {reason}"), "* stands for any letters, ? for one"))
     });
@@ -108,7 +122,7 @@ pub(super) fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error
             "run it on one of the two",
         ));
     }
-    let far = Far::new(&args.ssh_option, context);
+    let far = Far::new(&args.link.ssh_option, context);
     let (source, target) = far.both(&source, &target)?;
     if source.side.host() == target.side.host() && source.dataset == target.dataset {
         return Err(Error::usage("the source is the target", "name two datasets"));
@@ -122,20 +136,24 @@ pub(super) fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error
             side: &*target.side,
             dataset: &target.dataset,
         },
-        is_tree: args.recursive,
+        is_tree: args.chosen.recursive,
         is_wanted: &|name| globs.is_empty() || globs.iter().any(|glob| glob.matches(name)),
-        choice: if args.newest { Choice::Newest } else { Choice::Each },
-        raw: match (args.raw, args.no_raw) {
+        choice: if args.chosen.newest {
+            Choice::Newest
+        } else {
+            Choice::Each
+        },
+        raw: match (args.link.raw, args.link.no_raw) {
             (true, _) => RawChoice::Raw,
             (_, true) => RawChoice::Plain,
             _ => RawChoice::Auto,
         },
-        packing: match args.compress {
+        packing: match args.link.compress {
             Compress::Auto => PackChoice::Auto,
             Compress::On => PackChoice::On,
             Compress::Off => PackChoice::Off,
         },
-        limit: args.bwlimit,
+        limit: args.link.bwlimit,
         execution: super::execution(args.dry_run || args.status),
         here: host_name(),
         locks: runs::locks_folder(context),

@@ -37,12 +37,9 @@ pub(super) fn replicate(
         sides.tell_plan(source, there.as_ref(), &plan, &mut done);
         return Ok(done);
     }
-    let _lock = match lock(sides, target)? {
-        Some(lock) => lock,
-        None => {
-            done.outcome = ReplicaOutcome::Busy;
-            return Ok(done);
-        }
+    let Some(_lock) = lock(sides, target)? else {
+        done.outcome = ReplicaOutcome::Busy;
+        return Ok(done);
     };
     let run = Run {
         sides,

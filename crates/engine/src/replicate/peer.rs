@@ -46,6 +46,20 @@ pub(super) enum Ask {
     Keep(Keeping),
 }
 
+impl Ask {
+    /// The dataset that it is about.
+    pub(super) fn dataset(&self) -> Option<&str> {
+        Some(match self {
+            Self::Abilities => return None,
+            Self::Datasets { name, .. } => name,
+            Self::Estimate(sending) | Self::Send(sending) => &sending.dataset,
+            Self::Receive(receiving) | Self::Settle(receiving) => &receiving.dataset,
+            Self::Discard { dataset } => dataset,
+            Self::Keep(keeping) => &keeping.dataset,
+        })
+    }
+}
+
 /// An answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use holdfast_block::Clock;
 use holdfast_host::changed_blocks::{FIRST_RECORD_BYTES, brings_one_snapshot};
 use holdfast_host::provider::{
-    Dataset, Keeping, KeepingMeans, PackWhen, ProviderError, ProviderKind, ProviderResult, Receiving, ReplicaAbilities,
+    Dataset, KeepingMeans, PackWhen, ProviderError, ProviderKind, ProviderResult, Receiving, ReplicaAbilities,
     ReplicaSide, Sending,
 };
 use serde::Serialize;
@@ -71,6 +71,31 @@ pub fn serve_peer(
     }
 }
 
+/// A request as a hostile sender writes it: what may be asked is at the root, or below it.
+#[cfg(feature = "hostile")]
+pub(crate) fn hostile_request(bytes: &[u8]) -> holdfast_block::hostile::Outcome {
+    use holdfast_block::hostile::Outcome;
+    let Ok(request) = serde_json::from_slice::<Request>(bytes) else {
+        return Outcome::Refused;
+    };
+    let server = PeerServer {
+        sides: &|_| unreachable!("nobody is asked"),
+        root: Some(Dataset {
+            provider: ProviderKind::Zfs,
+            name: "tank/b".to_owned(),
+        }),
+        clock: Arc::new(holdfast_block::SystemClock::new()),
+    };
+    if server.check(&request).is_ok() {
+        assert_eq!(request.kind, ProviderKind::Zfs);
+        assert!(!matches!(request.ask, Ask::Send(_) | Ask::Estimate(_)));
+        let named = request.ask.dataset().unwrap_or("tank/b");
+        let parts = named.split('/').skip(2);
+        assert!(named.starts_with("tank/b") && parts.clone().all(|part| !part.is_empty() && !part.starts_with('.')));
+    }
+    Outcome::Decoded
+}
+
 fn tell<T: Serialize>(output: &mut impl Write, answer: ProviderResult<T>) -> Result<()> {
     let answer = match answer.map(|value| serde_json::to_value(value)) {
         Ok(Ok(value)) => Answer::Done(value),
@@ -106,22 +131,14 @@ impl PeerServer<'_> {
             what: what.to_owned(),
             reason: format!("{reason}: the key may add to {root}, and nothing else"),
         };
-        let dataset = match &request.ask {
-            Ask::Abilities => root.name.as_str(),
-            Ask::Datasets { name, .. } => name,
-            Ask::Receive(Receiving { dataset, .. })
-            | Ask::Settle(Receiving { dataset, .. })
-            | Ask::Discard { dataset } => dataset,
-            Ask::Keep(Keeping {
-                dataset,
-                means: KeepingMeans::Hold | KeepingMeans::HoldToo,
-                ..
-            }) => dataset,
-            Ask::Keep(Keeping { dataset, .. }) => return Err(refused(dataset, "no bookmark is made here")),
-            Ask::Estimate(Sending { dataset, .. }) | Ask::Send(Sending { dataset, .. }) => {
-                return Err(refused(dataset, "nothing is sent from here"));
+        let dataset = request.ask.dataset().unwrap_or(&root.name);
+        match &request.ask {
+            Ask::Estimate(_) | Ask::Send(_) => return Err(refused(dataset, "nothing is sent from here")),
+            Ask::Keep(keeping) if keeping.means == KeepingMeans::Bookmark => {
+                return Err(refused(dataset, "no bookmark is made here"));
             }
-        };
+            _ => {}
+        }
         if request.kind != root.provider || !is_below(dataset, &root.name) || !is_plain(&dataset[root.name.len()..]) {
             return Err(refused(dataset, "it is elsewhere"));
         }
@@ -138,7 +155,7 @@ impl PeerServer<'_> {
             PackWhen::Always => Packing::Always,
         };
         let mut sender = side.send(&sending)?;
-        let from = sender.take_output().ok_or_else(|| no_ends())?;
+        let from = sender.take_output().ok_or_else(no_ends)?;
         let carrying = self.carriage(packing).start(from, output).map_err(Error::Stream)?;
         while !carrying.is_over() {
             self.clock.sleep(LOOK_INTERVAL);
@@ -166,7 +183,7 @@ impl PeerServer<'_> {
         let is_packed = std::mem::replace(&mut receiving.is_packed, false);
         let packing = if is_packed { Packing::Unpack } else { Packing::Leave };
         let mut receiver = side.receive(&receiving)?;
-        let to = receiver.take_input().ok_or_else(|| no_ends())?;
+        let to = receiver.take_input().ok_or_else(no_ends)?;
         let to = Looked {
             to,
             first: Vec::new(),

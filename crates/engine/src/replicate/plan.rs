@@ -1,6 +1,8 @@
 //! What is to be sent, and how it stands before anything is.
 
-use holdfast_host::provider::{Partial, ReplicaBase, ReplicaDataset, ReplicaSnapshot, Sending, StreamForm};
+use holdfast_host::provider::{
+    Partial, ProviderKind, ReplicaBase, ReplicaDataset, ReplicaSnapshot, Sending, StreamForm,
+};
 use holdfast_policy::{
     Divergence, Idle, PointKind, ReplicaPlan, ReplicaPoint, ReplicaRules, ReplicaStep, Replication, Streams,
     TargetOrder, plan_replication,
@@ -26,7 +28,7 @@ impl Sides<'_> {
 
     pub(super) fn plan(&self, source: &ReplicaDataset, there: Option<&ReplicaDataset>) -> Replication {
         let rules = ReplicaRules {
-            order: if self.target.is_linear {
+            order: if self.request.target.side.kind() == ProviderKind::Zfs {
                 TargetOrder::Linear
             } else {
                 TargetOrder::Free

@@ -15,16 +15,12 @@ pub const REPLICA_TAG: &str = "holdfast-replicate-";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaAbilities {
-    /// It goes on where a stream was cut.
-    pub resumes: bool,
     /// It keeps the identity of a snapshot that is gone.
     pub bookmarks: bool,
     /// It sends blocks as they lie on its disks: compressed, large, and encrypted where they are.
     pub sends_as_stored: bool,
     /// One stream brings several snapshots.
     pub joins: bool,
-    /// What is received follows the newest.
-    pub is_linear: bool,
 }
 
 /// A host snapshot as replication sees it, or a bookmark.

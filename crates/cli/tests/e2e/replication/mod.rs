@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::machines::file_systems::{FileSystem as _, Mounted, Pool, system};
+use crate::machines::file_systems::{FileSystem, Mounted, Pool, system};
 use crate::rig::{Rig, noise};
 
 /// What `replicate` answers.
@@ -34,13 +34,8 @@ pub(crate) struct World {
     target: String,
     /// Where the files of the source are.
     folder: PathBuf,
-    kind: Kind,
+    file_system: Box<dyn FileSystem>,
     _place: tempfile::TempDir,
-}
-
-enum Kind {
-    Zfs(Pool),
-    Btrfs(Mounted),
 }
 
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
@@ -60,7 +55,7 @@ impl World {
             target,
             source,
             folder,
-            kind: Kind::Zfs(pool),
+            file_system: Box::new(pool),
             _place: place,
         })
     }
@@ -76,7 +71,7 @@ impl World {
             target: point.join("backup/vms").display().to_string(),
             source,
             folder,
-            kind: Kind::Btrfs(mounted),
+            file_system: Box::new(mounted),
             _place: place,
         })
     }
@@ -95,9 +90,9 @@ impl World {
     }
 
     fn take(&self, name: &str) {
-        match &self.kind {
-            Kind::Zfs(_) => drop(system("zfs", &["snapshot", &format!("{}@{name}", self.source)]).unwrap()),
-            Kind::Btrfs(_) => drop(
+        match self.file_system.name() {
+            "zfs" => drop(system("zfs", &["snapshot", &format!("{}@{name}", self.source)]).unwrap()),
+            _ => drop(
                 self.rig
                     .ok(&["snapshot", &self.source, "--name", name, "--quiesce", "off"]),
             ),
@@ -105,17 +100,17 @@ impl World {
     }
 
     fn full(&self, dataset: &str, name: &str) -> String {
-        match &self.kind {
-            Kind::Zfs(_) => format!("{dataset}@{name}"),
-            Kind::Btrfs(_) => format!("btrfs:{dataset}@{name}"),
+        match self.file_system.name() {
+            "zfs" => format!("{dataset}@{name}"),
+            _ => format!("btrfs:{dataset}@{name}"),
         }
     }
 
     /// The snapshots of a dataset, with how many hold them.
     fn held(&self, dataset: &str) -> Vec<(String, u64)> {
-        let word = match &self.kind {
-            Kind::Zfs(_) => format!("zfs:{dataset}"),
-            Kind::Btrfs(_) => format!("btrfs:{dataset}"),
+        let word = match self.file_system.name() {
+            "zfs" => format!("zfs:{dataset}"),
+            _ => format!("btrfs:{dataset}"),
         };
         let report = self.rig.report(&["host", "list", &word]);
         let snapshots = report["datasets"][0]["snapshots"]
@@ -151,15 +146,9 @@ impl World {
 
     /// What a file is in a snapshot of the copy.
     fn received(&self, snapshot: &str, file: &str) -> Vec<u8> {
-        match &self.kind {
-            Kind::Btrfs(_) => {
-                let folder = std::path::Path::new(&self.target)
-                    .join(".holdfast/snapshots")
-                    .join(snapshot);
-                std::fs::read(folder.join(file)).unwrap()
-            }
-            Kind::Zfs(pool) => {
-                let provider = pool.provider();
+        match self.file_system.name() {
+            "zfs" => {
+                let provider = self.file_system.provider();
                 let name = holdfast_host::provider::HostSnapshotName {
                     dataset: holdfast_host::provider::Dataset {
                         provider: provider.kind(),
@@ -169,6 +158,12 @@ impl World {
                 };
                 let view = provider.view(&name, "copy").unwrap();
                 std::fs::read(view.path().join(file)).unwrap()
+            }
+            _ => {
+                let folder = std::path::Path::new(&self.target)
+                    .join(".holdfast/snapshots")
+                    .join(snapshot);
+                std::fs::read(folder.join(file)).unwrap()
             }
         }
     }

@@ -226,12 +226,17 @@ fn check_token(token: &str) -> ProviderResult<()> {
     })
 }
 
+/// The transaction in which a snapshot was made, and its number in the answer.
+type MadeIn = (u64, usize);
+/// A dataset, and its snapshots before they are in their order.
+type Unordered = (ReplicaDataset, Vec<(MadeIn, ReplicaSnapshot)>);
+
 /// What `zfs get` has told of datasets and their snapshots.
 pub(super) fn datasets_of(
     found: &BTreeMap<String, Properties>,
     records: &BTreeMap<String, String>,
 ) -> ProviderResult<Vec<ReplicaDataset>> {
-    let mut datasets: BTreeMap<&str, (ReplicaDataset, Vec<((u64, usize), ReplicaSnapshot)>)> = BTreeMap::new();
+    let mut datasets: BTreeMap<&str, Unordered> = BTreeMap::new();
     for (full, properties) in found {
         if full.contains(['@', '#']) {
             continue;
@@ -298,11 +303,9 @@ impl ReplicaSide for ZfsSide {
     fn abilities(&self) -> ProviderResult<ReplicaAbilities> {
         let is_newer = self.zfs.is_newer()?;
         Ok(ReplicaAbilities {
-            resumes: is_newer,
             bookmarks: is_newer,
             sends_as_stored: is_newer,
             joins: true,
-            is_linear: true,
         })
     }
 
