@@ -16,7 +16,7 @@ use crate::machines::MachineWord;
 use crate::runs;
 
 /// How long a program like `zfs` may take: a pool with tens of thousands of snapshots needs its time, one that is suspended hangs.
-const TOOL_TIME_OUT: Duration = Duration::from_secs(120);
+pub const TOOL_TIME_OUT: Duration = Duration::from_secs(120);
 
 /// The providers of this host.
 pub fn providers(context: &Context) -> Providers {

@@ -26,11 +26,13 @@ pub const STATES: &str = "HOLDFAST_STATES";
 pub const STATE_FOLDER: &str = "XDG_STATE_HOME";
 /// The user's folder for configurations.
 pub const CONFIGURATION_FOLDER: &str = "XDG_CONFIG_HOME";
+/// What somebody who has come by ssh wanted to run.
+pub const SSH_COMMAND: &str = "SSH_ORIGINAL_COMMAND";
 /// The user's own folder.
 pub const HOME: &str = "HOME";
 
 /// All of them, with what they are good for.
-pub const VARIABLES: [(&str, &str); 12] = [
+pub const VARIABLES: [(&str, &str); 13] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
@@ -53,6 +55,10 @@ pub const VARIABLES: [(&str, &str); 12] = [
     (
         HOME,
         "where not set: /var/lib/holdfast/runs for root, ~/.local/state/holdfast/runs for others",
+    ),
+    (
+        SSH_COMMAND,
+        "what the other host asks holdfast receive for; set by sshd",
     ),
     ("NO_COLOR", "no colours unless --color always"),
 ];

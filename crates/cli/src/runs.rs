@@ -27,6 +27,12 @@ pub fn journal_folder(context: &Context) -> Option<PathBuf> {
     folder(environment::HOME).map(|home| home.join(".local/state/holdfast/runs"))
 }
 
+/// Where runs of one kind on this host keep each other away.
+pub fn locks_folder(context: &Context) -> PathBuf {
+    let state = journal_folder(context).and_then(|runs| Some(runs.parent()?.to_owned()));
+    state.unwrap_or_else(|| context.runtime_folder())
+}
+
 /// How a run on the machine at `way` is noted.
 pub fn journal(context: &Context, way: &[OsString]) -> Option<JournalPlace> {
     Some(JournalPlace {

@@ -407,6 +407,15 @@ pub enum Error {
         /// Why.
         source: Box<holdfast_host::qemu::memory::StreamError>,
     },
+    /// A stream from one host to another, or what goes with it.
+    #[error("the stream breaks")]
+    Stream(#[source] std::io::Error),
+    /// What a program on another host asks for cannot be done.
+    #[error("{reason}")]
+    Peer {
+        /// Why.
+        reason: String,
+    },
     /// Standard output could not be written.
     #[error("write to standard output")]
     Stdout(#[source] std::io::Error),

@@ -47,6 +47,7 @@ mod progress;
 mod prune;
 mod quiesce;
 mod repair;
+mod replicate;
 mod repository;
 mod resolve;
 mod restore;
@@ -112,6 +113,10 @@ pub use progress::{Bottleneck, NoProgress, Progress, Unit};
 pub use prune::{MachinePlan, PruneReport, PruneRequest, prune};
 pub use quiesce::{Quiesce, Quiesced};
 pub use repair::{RepairOutcome, repair};
+pub use replicate::{
+    PEER_PROTOCOL, PackChoice, PeerServer, PeerSide, Place, RawChoice, ReplicaOutcome, ReplicateReport,
+    ReplicateRequest, ReplicatedDataset, ReplicatedStream, replicate, serve_peer,
+};
 pub use repository::{Location, Protection, Unlock, find_in, find_snapshot, open, protection, time_of};
 pub use resolve::{Candidate, ResolveError, resolve};
 pub use restore::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Target, restore};

@@ -23,4 +23,6 @@ mod send_stream;
 pub use error::{ExtentError, Result, StreamError};
 pub use extents::{ExtentChanges, by_extents};
 pub use ranges::ChangedRanges;
-pub use send_stream::{StreamChanges, StreamObject, StreamQuestion, Whole, by_send_stream};
+pub use send_stream::{
+    FIRST_RECORD_BYTES, StreamChanges, StreamObject, StreamQuestion, Whole, brings_one_snapshot, by_send_stream,
+};

@@ -21,6 +21,7 @@ mod process;
 pub mod provider;
 pub mod qemu;
 pub mod qmp;
+mod ssh;
 mod swtpm;
 mod tpm;
 
@@ -36,5 +37,6 @@ pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,
 };
 pub use overlays::{CommitProgress, Overlays};
-pub use process::{Answer, Call, Called, Companion, Ending, LocalTools, ToolError, Tools};
+pub use process::{Answer, Call, Called, Companion, Ending, LocalTools, Piped, PipedEnd, Programs, ToolError, Tools};
+pub use ssh::{Ssh, SshAddress, shell_line};
 pub use tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};

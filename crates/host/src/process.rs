@@ -1,5 +1,6 @@
 //! The one place that starts a subprocess.
 
+mod piped;
 mod tool;
 
 use std::ffi::OsString;
@@ -13,6 +14,8 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use rustix::process::{Pid, Signal, kill_process_group};
 
+pub use piped::{Piped, PipedEnd, Programs};
+pub(crate) use tool::PATH as PROGRAM_PATH;
 pub use tool::{Answer, LocalTools, ToolError, Tools};
 
 /// A process that runs beside this one, and is told and tells things by the line.

@@ -16,26 +16,32 @@ mod locate;
 mod mount;
 mod mounts;
 mod reflink;
+mod replica;
 mod transfer;
 mod zfs;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-pub use btrfs::Btrfs;
+pub use btrfs::{Btrfs, BtrfsSide};
 pub use error::ProviderError;
 pub use locate::{Located, Place, locate};
 pub use mount::{mount, unmount};
 pub use mounts::Mounts;
 pub use reflink::{Reflink, clone_file, why_not as why_no_reflink};
+pub use replica::{
+    Keeping, KeepingMeans, PackWhen, Partial, REPLICA_TAG, Receiving, ReplicaAbilities, ReplicaBase, ReplicaDataset,
+    ReplicaSide, ReplicaSnapshot, Sending, StreamForm,
+};
 pub use transfer::is_in_transfer;
-pub use zfs::{DeviceErrors, PoolDevice, PoolRoom, PoolState, Zfs};
+pub use zfs::{DeviceErrors, PoolDevice, PoolRoom, PoolState, Zfs, ZfsSide};
 
 /// Result of asking a provider.
 pub type ProviderResult<T> = std::result::Result<T, ProviderError>;
 
 /// Which provider.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ProviderKind {
     /// ZFS.
     Zfs,

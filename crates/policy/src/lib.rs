@@ -14,6 +14,7 @@
 //! The user's view is `docs/retention.md`.
 //!
 //! [`Calendar`] says when something happens again and again; [`simulate`] plays taking and pruning for some days.
+//! [`plan_replication`] decides what is sent so that a copy elsewhere has the same snapshots.
 //! [`sanoid`] reads the configuration of that program, and decides as it does.
 
 mod calendar;
@@ -22,6 +23,7 @@ mod period;
 mod plan;
 mod policy;
 mod reason;
+mod replication;
 pub mod sanoid;
 mod simulate;
 mod span;
@@ -33,6 +35,10 @@ pub use period::Period;
 pub use plan::{Candidate, Decision, Protection, RetentionPlan, Verdict, plan};
 pub use policy::Policy;
 pub use reason::Reason;
+pub use replication::{
+    Choice, Divergence, Idle, PointKind, ReplicaPlan, ReplicaPoint, ReplicaRules, ReplicaStep, Replication, Streams,
+    TargetOrder, plan_replication,
+};
 pub use simulate::{
     Band, DAY_COUNT_MAX, KeptPoint, Pruning, Scenario, SimulatedDay, Simulation, SimulationError, simulate,
 };

@@ -19,9 +19,11 @@ mod machines;
 mod man;
 mod monitor;
 mod mount;
+mod peer;
 mod point;
 mod prune;
 mod repair;
+mod replicate;
 mod restore;
 mod resume;
 mod rollback;
@@ -67,6 +69,10 @@ pub enum Verb {
     Cron(cron::CronArgs),
     /// Check whether a policy is met, and how its pools are, for Nagios and Prometheus
     Monitor(monitor::MonitorArgs),
+    /// Send host snapshots to another place, and to another host
+    Replicate(replicate::ReplicateArgs),
+    /// Let another host add its snapshots here, and nothing else: for ssh
+    Receive(peer::ReceiveArgs),
     /// Work on the host snapshots that are there
     Host(host::HostArgs),
     /// Find what dead backups and forgotten snapshots left at machines, and mend it
@@ -117,6 +123,9 @@ pub enum Verb {
     /// Serve the disks of a machine while they are filled
     #[command(hide = true)]
     LiveServer(live_server::LiveServerArgs),
+    /// Answer the holdfast of another host
+    #[command(hide = true)]
+    Peer(peer::PeerArgs),
     /// Watch over a machine while it is backed up
     #[command(hide = true)]
     Watchdog(watchdog::WatchdogArgs),
@@ -136,6 +145,8 @@ impl Verb {
             Self::Unmount(args) => mount::unmount(args, context),
             Self::Cron(args) => cron::run(args, context),
             Self::Monitor(args) => monitor::run(args, context),
+            Self::Replicate(args) => replicate::run(args, context),
+            Self::Receive(args) => peer::run_receive(args, context),
             Self::Host(args) => host::run(args, context),
             Self::Doctor(args) => doctor::run(args, context),
             Self::List(args) => list::run(args, context),
@@ -160,6 +171,7 @@ impl Verb {
             Self::Completions(args) => completions::run(args, context),
             Self::Man(args) => man::run(args, context),
             Self::LiveServer(args) => live_server::run(args, context),
+            Self::Peer(args) => peer::run(args, context),
             Self::Watchdog(args) => watchdog::run(args, context),
         }
     }
@@ -197,6 +209,9 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "mount" => mount::EXAMPLES,
         "unmount" => mount::EXAMPLES_UNMOUNT,
         "cron" => cron::EXAMPLES,
+        "replicate" => replicate::EXAMPLES,
+        "receive" => peer::EXAMPLES_RECEIVE,
+        "peer" => peer::EXAMPLES,
         "doctor" => doctor::EXAMPLES,
         "list" => list::EXAMPLES,
         "show" => show::EXAMPLES,

@@ -46,6 +46,11 @@ pub(super) fn provider_advice(error: &ProviderError) -> Advice {
             "install it: zfsutils-linux, or btrfs-progs",
         ),
         ProviderError::Tool(ToolError::Io { source, .. }) | ProviderError::File { source, .. } => io_advice(source),
+        ProviderError::Tool(ToolError::NoConnection { .. }) => advice(
+            Exit::Error,
+            Kind::Io,
+            "see whether ssh HOST works by itself, without a password; keys, users and ports belong into ~/.ssh/config",
+        ),
         ProviderError::Tool(_) => advice(Exit::Error, Kind::Io, "see whether it answers when you ask it yourself"),
         _ => advice(
             Exit::Error,

@@ -10,6 +10,7 @@ mod interrupts;
 mod machines;
 mod packaging;
 mod program;
+mod replication;
 mod rig;
 mod terminals;
 mod verbs;

@@ -11,17 +11,18 @@ use holdfast_block::{Clock, to_usize};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::LOOK_INTERVAL;
+use super::piped::{Piped, Programs};
 
 /// Bytes of an answer, at most: a hundred thousand snapshots with a dozen properties each.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 /// Bytes of complaints that are kept.
-const COMPLAINT_BYTES_MAX: u64 = 64 << 10;
+pub(super) const COMPLAINT_BYTES_MAX: u64 = 64 << 10;
 /// How long the last words of a program that has ended, or was killed, are waited for.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How often it is looked whether a program that has closed its output has ended.
 const END_INTERVAL: Duration = Duration::from_micros(200);
 /// Where such programs are; a user's own path often lacks the latter half.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Asks programs of the system.
 pub trait Tools: Send + Sync {
@@ -66,12 +67,30 @@ pub enum ToolError {
         /// How long it was waited for.
         waited: Duration,
     },
+    /// There is no way to the host on which it is to run.
+    #[error("no connection to {host}: {reason}")]
+    NoConnection {
+        /// The host.
+        host: String,
+        /// What ssh says.
+        reason: String,
+    },
     /// It says more than anybody could mean.
     #[error("{words:?} answers with more than {ANSWER_BYTES_MAX} bytes")]
     Flood {
         /// What was asked.
         words: String,
     },
+}
+
+impl ToolError {
+    pub(super) fn starting(program: &str, source: std::io::Error) -> Self {
+        let program = program.to_owned();
+        match source.kind() {
+            std::io::ErrorKind::NotFound => Self::NotThere { program },
+            _ => Self::Io { program, source },
+        }
+    }
 }
 
 /// Programs of this host.
@@ -89,15 +108,7 @@ impl LocalTools {
 
 impl Tools for LocalTools {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
-        let io = |source: std::io::Error| match source.kind() {
-            std::io::ErrorKind::NotFound => ToolError::NotThere {
-                program: program.to_owned(),
-            },
-            _ => ToolError::Io {
-                program: program.to_owned(),
-                source,
-            },
-        };
+        let io = |source| ToolError::starting(program, source);
         let words = || format!("{program} {}", arguments.join(" "));
         #[expect(clippy::disallowed_methods, reason = "this is the place")]
         let mut command = Command::new(program);
@@ -127,6 +138,16 @@ impl Tools for LocalTools {
             output: text(output),
             complaint: text(complaint.recv_timeout(LAST_WORDS).unwrap_or_default()),
         })
+    }
+}
+
+impl Programs for LocalTools {
+    fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
+        Piped::start(program, arguments)
+    }
+
+    fn host(&self) -> Option<&str> {
+        None
     }
 }
 
@@ -163,7 +184,7 @@ impl LocalTools {
 }
 
 /// Reads what comes, to the end; what is more than `bytes_max` is thrown away.
-fn listen(from: Option<impl Read + Send + 'static>, bytes_max: u64) -> std::io::Result<Receiver<Vec<u8>>> {
+pub(super) fn listen(from: Option<impl Read + Send + 'static>, bytes_max: u64) -> std::io::Result<Receiver<Vec<u8>>> {
     let (send, said) = channel();
     std::thread::Builder::new().name("tool".to_owned()).spawn(move || {
         let Some(mut from) = from else { return };

@@ -5,6 +5,8 @@
 //!
 //! Source: btrfs-subvolume(8), btrfs-filesystem(8); btrfs-progs 6.2.
 
+mod replica;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -17,6 +19,7 @@ use super::{
     ProviderResult, View, Wanted,
 };
 use crate::process::Tools;
+pub use replica::BtrfsSide;
 
 const BTRFS: &str = "btrfs";
 /// The inode of the root of each subvolume.
@@ -60,19 +63,20 @@ impl Btrfs {
         if answer.is_well {
             return Ok(answer.output);
         }
+        Err(Self::refusal((action, what), &answer.complaint))
+    }
+
+    /// The error that a complaint is.
+    fn refusal((action, what): (&'static str, &str), complaint: &str) -> ProviderError {
         let what = what.to_owned();
-        let says = |words: &str| answer.complaint.contains(words);
-        let reason = answer
-            .complaint
-            .trim()
-            .trim_start_matches("ERROR: ")
-            .replace('\n', "; ");
-        Err(match () {
+        let says = |words: &str| complaint.contains(words);
+        let reason = complaint.trim().trim_start_matches("ERROR: ").replace('\n', "; ");
+        match () {
             () if says("No space left") => ProviderError::Full { action, what },
             () if says("No such file") => ProviderError::NotThere { what },
             () if says("already exists") => ProviderError::Exists { what },
             () => ProviderError::Refused { action, what, reason },
-        })
+        }
     }
 
     fn folder(name: &str) -> ProviderResult<SnapshotFolder> {
@@ -124,18 +128,29 @@ impl Btrfs {
         Ok(folders.map(|folder| folder.display().to_string()).collect())
     }
 
-    /// When a snapshot of somebody else's was made, and its UUID.
-    fn origin(&self, place: &str) -> ProviderResult<(Option<i64>, Option<String>)> {
+    /// What btrfs tells of a subvolume.
+    fn shown(&self, place: &str) -> ProviderResult<Shown> {
         let shown = self.ask(("look at", place), &["subvolume", "show", "--", place])?;
         let field = |key: &str| {
             let line = shown.lines().find_map(|line| line.trim().strip_prefix(key))?;
-            Some(line.trim().to_owned())
+            Some(line.trim().to_owned()).filter(|text| text != "-")
         };
-        Ok((
-            field("Creation time:").and_then(|text| parse_time(&text)),
-            field("UUID:"),
-        ))
+        Ok(Shown {
+            made_s: field("Creation time:").and_then(|text| parse_time(&text)),
+            uuid: field("UUID:"),
+            received_uuid: field("Received UUID:"),
+            is_read_only: field("Flags:").is_some_and(|flags| flags.contains("readonly")),
+        })
     }
+}
+
+/// What btrfs tells of a subvolume.
+struct Shown {
+    made_s: Option<i64>,
+    uuid: Option<String>,
+    /// That of the snapshot that was sent, once all of it has been received.
+    received_uuid: Option<String>,
+    is_read_only: bool,
 }
 
 /// `2026-11-22 16:07:46 +0000`, in seconds since 1970-01-01 UTC.
@@ -202,8 +217,12 @@ impl Provider for Btrfs {
                 continue;
             }
             let noted = kept.noted(&snapshot);
-            let (made_s, uuid) = self.origin(&place.to_string_lossy())?;
-            let time_s = noted.as_ref().map(|noted| noted.time_s).or(made_s);
+            let shown = self.shown(&place.to_string_lossy())?;
+            if !shown.is_read_only {
+                // It is being received, or was received in part.
+                continue;
+            }
+            let time_s = noted.as_ref().map(|noted| noted.time_s).or(shown.made_s);
             snapshots.push(HostSnapshot {
                 name: HostSnapshotName {
                     dataset: dataset(name),
@@ -213,7 +232,7 @@ impl Provider for Btrfs {
                     program: BTRFS,
                     detail: format!("{} was made at no time", place.display()),
                 })?,
-                identity: uuid.unwrap_or_default(),
+                identity: shown.uuid.unwrap_or_default(),
                 used_bytes: None,
                 referenced_bytes: None,
                 hold_count: kept.hold_count(&snapshot)?,

@@ -5,6 +5,7 @@
 //! DATASET/.holdfast/records/NAME.json   {"schema": 1, "time_s": 1795363666, "record": "..."}
 //! DATASET/.holdfast/holds/NAME/TAG      an empty file for each who holds it
 //! DATASET/.holdfast/lock                locked (flock) by who holds or removes
+//! DATASET/.holdfast/receiving           locked (flock) by who receives snapshots of another host
 //! ```
 //!
 //! Only its owner can look into `.holdfast`: what is in it is as secret as the disks of machines are.
@@ -273,6 +274,11 @@ impl SnapshotFolder {
         is_folder.then_some(()).ok_or_else(|| ProviderError::NotThere {
             what: snapshot.to_string(),
         })
+    }
+
+    /// What who receives host snapshots has locked.
+    pub(super) fn receiving_place(&self) -> PathBuf {
+        self.ours().join("receiving")
     }
 
     fn lock(&self) -> ProviderResult<File> {

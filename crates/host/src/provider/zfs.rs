@@ -6,6 +6,7 @@
 //! Source: zfs(8), zfsprops(7); OpenZFS 2.1, zfs-fuse 0.7.0.
 
 mod pool;
+mod replica;
 mod table;
 mod words;
 
@@ -24,6 +25,7 @@ use super::{
 };
 use crate::process::Tools;
 pub use pool::{DeviceErrors, PoolDevice, PoolRoom, PoolState};
+pub use replica::ZfsSide;
 use table::{Properties, parse};
 use words::refusal;
 

@@ -10,7 +10,7 @@ mod doctors;
     clippy::disallowed_methods,
     reason = "shared with the tests of the host crate"
 )]
-mod file_systems;
+pub(crate) mod file_systems;
 mod hooks;
 mod host_snapshots;
 mod instant;

@@ -14,11 +14,17 @@ pub(super) struct Properties {
     /// Its number in the answer: snapshots of a dataset come in the order in which they were made.
     pub(super) number_in_answer: usize,
     values: BTreeMap<String, String>,
+    sources: BTreeMap<String, String>,
 }
 
 impl Properties {
     pub(super) fn value(&self, key: &str) -> Option<&str> {
         self.values.get(key).map(|value| &value[..])
+    }
+
+    /// Whence it has its value: `default`, `local`, `inherited from tank`.
+    pub(super) fn source(&self, key: &str) -> Option<&str> {
+        self.sources.get(key).map(|source| &source[..])
     }
 
     pub(super) fn number(&self, key: &str) -> Option<u64> {
@@ -46,7 +52,7 @@ pub(super) fn parse(answer: &str) -> ProviderResult<BTreeMap<String, Properties>
     let mut found: BTreeMap<String, Properties> = BTreeMap::new();
     for line in answer.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
-        let [name, property, value, _source] = fields[..] else {
+        let [name, property, value, source] = fields[..] else {
             let detail = format!("the line {line:?} is not a name, a property, a value and a source");
             return Err(senseless(detail));
         };
@@ -55,6 +61,7 @@ pub(super) fn parse(answer: &str) -> ProviderResult<BTreeMap<String, Properties>
             number_in_answer,
             ..Properties::default()
         });
+        properties.sources.insert(property.to_owned(), source.to_owned());
         let known = properties.values.insert(property.to_owned(), value.to_owned());
         if known.is_some() {
             return Err(senseless(format!("{name} has {property} twice")));

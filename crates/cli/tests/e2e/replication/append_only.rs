@@ -1,0 +1,213 @@
+//! A host that may add to what is there, and nothing else, whatever it asks for.
+
+use serde_json::{Value, json};
+
+use super::sshd::{Program, Sshd, texts};
+use super::{World, zfs};
+use crate::machines::file_systems::system;
+use crate::rig::noise;
+
+const OURS: &str = env!("CARGO_BIN_EXE_holdfast");
+
+/// A sshd that admits one thing.
+fn admitting(world: &World) -> Option<Sshd> {
+    Sshd::start(
+        Program::NotFound,
+        Some(&format!("{OURS} receive --append-only {}", world.above())),
+    )
+}
+
+fn replicate(world: &World, sshd: &Sshd, code: i32) -> Value {
+    let far = format!("127.0.0.1:{}", world.target);
+    let options = sshd.options();
+    let words = [&["replicate", &world.source, &far][..], &texts(&options)].concat();
+    world.rig.json(code, &words)["report"]["datasets"][0].clone()
+}
+
+/// Asks as no `holdfast` would; what it hears.
+fn ask(sshd: &Sshd, kind: &str, ask: &Value, stream: &[u8]) -> String {
+    let line = format!("{}\n", json!({ "kind": kind, "ask": ask }));
+    let (code, said) = sshd.run("holdfast peer 1", &[line.as_bytes(), stream].concat());
+    let is_refused = code != Some(0) || said.contains("\"refused\"");
+    assert!(is_refused, "{ask}: {said}");
+    said
+}
+
+fn receiving(dataset: &str) -> Value {
+    json!({ "receive": { "dataset": dataset, "snapshots": [], "is_packed": false } })
+}
+
+fn keeping(dataset: &str, tag: &str, means: &str) -> Value {
+    json!({ "keep": { "dataset": dataset, "snapshot": "a", "tag": tag, "means": means } })
+}
+
+fn nothing_else_is_admitted(world: &World, sshd: &Sshd, kind: &str, outside: &str) {
+    for command in [
+        "",
+        "true",
+        "zfs destroy -r tank",
+        "holdfast peer 2",
+        "holdfast peer 1; true",
+        "holdfast host remove x",
+        " holdfast peer 1",
+    ] {
+        let (code, said) = sshd.run(command, b"rm -rf /\n");
+        assert!(matches!(code, Some(1 | 2)), "{command:?}: {said}");
+        assert!(
+            said.contains("refused") || said.contains("nobody asks"),
+            "{command:?}: {said}"
+        );
+    }
+    let above = world.above();
+    let elsewhere = [
+        outside.to_owned(),
+        format!("{above}x"),
+        format!("{above}/../x"),
+        format!("{above}/.holdfast"),
+        format!("{above}//x"),
+        format!("{above}/a@b"),
+        format!("{above}/-F"),
+        String::new(),
+    ];
+    for dataset in &elsewhere {
+        for wish in [
+            json!({ "datasets": { "name": dataset, "is_tree": true } }),
+            json!({ "discard": { "dataset": dataset } }),
+            receiving(dataset),
+            keeping(dataset, "holdfast-replicate-1", "Hold"),
+        ] {
+            let said = ask(sshd, kind, &wish, b"");
+            assert!(said.contains("nothing else"), "{wish}: {said}");
+        }
+    }
+    let sending = json!({ "dataset": world.target, "base": null, "to": "a", "is_joined": false, "form": "Plain",
+        "token": null, "packing": "Never" });
+    for wish in [
+        json!({ "send": sending }),
+        json!({ "estimate": sending }),
+        keeping(&world.target, "holdfast-replicate-1", "Bookmark"),
+        keeping(&world.target, "somebody", "Hold"),
+        keeping(&world.target, "holdfast-replicate-/../x", "Hold"),
+        json!({ "destroy": { "dataset": world.target } }),
+        json!({ "receive": { "dataset": world.target, "snapshots": [], "is_packed": false, "force": true } }),
+        json!(7),
+    ] {
+        ask(sshd, kind, &wish, b"");
+    }
+    let other_kind = if kind == "zfs" { "btrfs" } else { "zfs" };
+    ask(sshd, other_kind, &receiving(&world.target), b"");
+    ask(sshd, kind, &receiving(&format!("{above}/new")), b"no stream at all");
+    let (code, _) = sshd.run("holdfast peer 1", &vec![b'x'; 100_000]);
+    assert_eq!(code, Some(1));
+}
+
+#[test]
+fn a_sender_to_zfs_adds_and_does_nothing_else() {
+    let Some(world) = World::on_zfs() else { return };
+    zfs(&["create", "-p", "-o", "canmount=off", &world.above()]);
+    let Some(sshd) = admitting(&world) else { return };
+    world.write("disk", 1, 1_000_000);
+    for name in ["a", "b", "c"] {
+        world.take(name);
+    }
+    let done = replicate(&world, &sshd, 0);
+    // One by one: a stream of several could bring more than snapshots.
+    assert_eq!(
+        (&done["outcome"], done["streams"].as_array().unwrap().len()),
+        (&json!("sent"), 3),
+        "{done}"
+    );
+    let before = (
+        world.held(&world.target),
+        system("zfs", &["list", "-H", "-o", "name"]).unwrap(),
+    );
+    let pool = world.source.split_once('/').unwrap().0;
+    nothing_else_is_admitted(&world, &sshd, "zfs", &world.source);
+    ask(&sshd, "zfs", &receiving(pool), b"");
+
+    // Streams of several, and one over what is there.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("stream");
+    for words in [
+        format!("-R {}@c", world.source),
+        format!("-I @a {}@c", world.source),
+        format!("{}@a", world.source),
+    ] {
+        system("sh", &["-c", &format!("zfs send {words} > {}", file.display())]).unwrap();
+        let stream = std::fs::read(&file).unwrap();
+        let to = if words.ends_with("@a") {
+            &world.target
+        } else {
+            &format!("{}/new", world.above())
+        };
+        let said = ask(&sshd, "zfs", &receiving(to), &stream);
+        let expected = if words.ends_with("@a") {
+            "exists"
+        } else {
+            "one snapshot alone"
+        };
+        assert!(said.contains(expected), "{words}: {said}");
+    }
+    assert_eq!(
+        (
+            world.held(&world.target),
+            system("zfs", &["list", "-H", "-o", "name"]).unwrap()
+        ),
+        before
+    );
+    // It goes on as if nothing had been.
+    world.take("d");
+    assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
+    assert_eq!(world.names(&world.target), ["a", "b", "c", "d"]);
+    assert!(world.received("d", "disk") == noise(1_000_000, 1));
+}
+
+#[test]
+fn a_sender_to_btrfs_adds_and_does_nothing_else() {
+    let Some(world) = World::on_btrfs() else { return };
+    let Some(sshd) = admitting(&world) else { return };
+    world.write("disk", 1, 1_000_000);
+    world.take("a");
+    world.take("b");
+    assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
+    let before = world.held(&world.target);
+    nothing_else_is_admitted(&world, &sshd, "btrfs", &world.source);
+    // What was received may hold a link, and a name may lead through it.
+    let link = format!("{}/link", world.above());
+    std::os::unix::fs::symlink(&world.source, &link).unwrap();
+    let said = ask(&sshd, "btrfs", &receiving(&link), b"");
+    assert!(said.contains("a link is on the way"), "{said}");
+    // What is noted of a snapshot stays noted: retention goes by its time.
+    let report = world.rig.report(&["host", "list", &format!("btrfs:{}", world.target)]);
+    let shown = system(
+        "btrfs",
+        &["subvolume", "show", &format!("{}/.holdfast/snapshots/a", world.target)],
+    )
+    .unwrap();
+    let uuid = shown
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Received UUID:"))
+        .unwrap()
+        .trim();
+    let forged =
+        json!({ "name": "a", "identity": uuid, "time_s": 1, "is_bookmark": false, "hold_count": 0, "record": "{}" });
+    let wish = json!({ "settle": { "dataset": world.target, "snapshots": [forged], "is_packed": false } });
+    let line = format!("{}\n", json!({ "kind": "btrfs", "ask": wish }));
+    let (code, said) = sshd.run("holdfast peer 1", line.as_bytes());
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(
+        world.rig.report(&["host", "list", &format!("btrfs:{}", world.target)]),
+        report
+    );
+    assert_eq!(world.held(&world.target), before);
+    world.take("c");
+    assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
+    assert_eq!(world.names(&world.target), ["a", "b", "c"]);
+}
+
+#[test]
+fn who_is_not_asked_by_ssh_says_how() {
+    let rig = crate::rig::Rig::empty();
+    let (kind, said) = rig.error(2, &["receive", "--append-only", "tank/backup/web"]);
+    assert!(kind == "usage" && said.contains("authorized_keys"), "{said}");
+}

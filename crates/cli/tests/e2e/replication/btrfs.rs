@@ -1,0 +1,98 @@
+//! btrfs, on one file system.
+
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SystemClock};
+use serde_json::json;
+
+use super::{World, names_and_holds};
+use crate::machines::file_systems::system;
+use crate::rig::noise;
+
+#[test]
+fn subvolumes_follow_with_what_is_noted_of_them() {
+    let Some(world) = World::on_btrfs() else { return };
+    world.write("disk", 1, 3_000_000);
+    world.take("a");
+    world.write("more", 2, 1_000_000);
+    world.take("b");
+    let done = world.replicate(0, &[]);
+    assert_eq!(
+        (&done["outcome"], &done["common"]),
+        (&json!("sent"), &json!("b")),
+        "{done}"
+    );
+    assert!(
+        done["streams"][1]["stream_bytes"].as_u64().unwrap() < 1_100_000,
+        "{done}"
+    );
+    assert_eq!(world.held(&world.target), names_and_holds(&[("a", 0), ("b", 1)]));
+    assert_eq!(world.held(&world.source), names_and_holds(&[("a", 0), ("b", 1)]));
+    let listed = |dataset: &str| {
+        let report = world.rig.report(&["host", "list", &format!("btrfs:{dataset}")]);
+        report["datasets"][0]["snapshots"][0]["time"].clone()
+    };
+    assert_eq!(listed(&world.source), listed(&world.target));
+    assert!(world.received("a", "disk") == noise(3_000_000, 1));
+    world.take("c");
+    assert_eq!(world.replicate(0, &[])["streams"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        world.held(&world.target),
+        names_and_holds(&[("a", 0), ("b", 0), ("c", 1)])
+    );
+    assert_eq!(world.replicate(0, &[])["outcome"], "up to date");
+
+    // A copy of the copy is based on what it has itself.
+    let onward = format!("{}-2", world.target);
+    let report = world.rig.report(&["replicate", &world.target, &onward]);
+    assert_eq!(report["datasets"][0]["outcome"], "sent", "{report}");
+    assert_eq!(world.names(&onward), ["a", "b", "c"]);
+
+    // What the target has lost in the middle is no harm; a name that it has given to another is.
+    world.rig.ok(&["host", "remove", &world.full(&world.target, "a")]);
+    world.take("d");
+    assert_eq!(world.replicate(0, &[])["outcome"], "sent");
+    world
+        .rig
+        .ok(&["snapshot", &world.target, "--name", "e", "--quiesce", "off"]);
+    world.take("e");
+    let done = world.replicate(3, &[]);
+    assert!(
+        done["notes"][0].as_str().unwrap().contains("another snapshot e"),
+        "{done}"
+    );
+}
+
+#[test]
+fn what_a_killed_run_has_received_in_part_is_no_snapshot_and_is_sent_again() {
+    let Some(world) = World::on_btrfs() else { return };
+    world.write("disk", 1, 9_000_000);
+    world.take("a");
+    let clock = SystemClock::new();
+    let words = ["replicate", &world.source, &world.target, "--bwlimit", "1M"];
+    let mut first = world.rig.command(&words).spawn().unwrap();
+    let part = std::path::Path::new(&world.target).join(".holdfast/snapshots/a/disk");
+    while !part.metadata().is_ok_and(|part| part.len() > 100_000) {
+        assert!(clock.now() < Duration::from_secs(60) && first.try_wait().unwrap().is_none());
+        clock.sleep(Duration::from_millis(20));
+    }
+    assert_eq!(world.replicate(4, &[])["outcome"], "busy");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let receives = || system("pgrep", &["-f", "btrfs receive -q -e -C"]).is_ok();
+    while receives() {
+        assert!(clock.now() < Duration::from_secs(60), "it is received without a sender");
+        clock.sleep(Duration::from_millis(20));
+    }
+    assert!(part.exists());
+    assert_eq!(world.names(&world.target), [""; 0]);
+    let done = world.replicate(3, &[]);
+    assert_eq!(done["outcome"], "sent");
+    assert!(
+        done["notes"][0].as_str().unwrap().contains("received in part"),
+        "{done}"
+    );
+    assert!(world.received("a", "disk") == noise(9_000_000, 1));
+    let (kind, said) = world.rig.error(1, &["replicate", "-R", &world.source, &world.target]);
+    assert_eq!(kind, "refused", "{said}");
+}

@@ -1,0 +1,178 @@
+//! Between two hosts, by a real ssh, and with connections that break.
+
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SeededRandom, SystemClock};
+use serde_json::{Value, json};
+
+use super::sshd::{Program, Sshd, texts};
+use super::{World, names_and_holds, zfs};
+use crate::machines::file_systems::system;
+use crate::rig::noise;
+
+/// How often a connection is cut, for each file system.
+const CUT_COUNT: u64 = 8;
+const DISK_BYTES: usize = 2_000_000;
+
+fn replicate(world: &World, words: &[&str], options: &[String]) -> Value {
+    let words = [&["replicate"], words, &texts(options)].concat();
+    let report = world.rig.report(&words);
+    report["datasets"][0].clone()
+}
+
+#[test]
+fn zfs_goes_to_a_host_that_has_nothing_but_zfs_and_comes_back() {
+    let Some(world) = World::on_zfs() else { return };
+    let Some(sshd) = Sshd::start(Program::NotFound, None) else {
+        return;
+    };
+    world.write("disk", 1, DISK_BYTES);
+    world.take("a");
+    let far = format!("root@127.0.0.1:{}", world.target);
+    let sent = replicate(&world, &[&world.source, &far], &sshd.options());
+    assert_eq!(sent["outcome"], "sent", "{sent}");
+    // What is packed by a shell is unpacked by one.
+    world.write("zeros", 1, 0);
+    std::fs::File::create(world.folder.join("zeros"))
+        .unwrap()
+        .set_len(0)
+        .unwrap();
+    world.take("b");
+    let sent = replicate(&world, &[&world.source, &far, "--compress", "on"], &sshd.options());
+    assert_eq!(sent["outcome"], "sent", "{sent}");
+    assert_eq!(world.held(&world.target), names_and_holds(&[("a", 0), ("b", 1)]));
+    let onward = format!("{}/onward 2", world.above());
+    for compress in ["off", "on"] {
+        let words = [
+            far.as_str(),
+            onward.as_str(),
+            "--compress",
+            compress,
+            "--snapshots",
+            if compress == "off" { "a" } else { "*" },
+        ];
+        let fetched = replicate(&world, &words, &sshd.options());
+        assert_eq!(fetched["outcome"], "sent", "{fetched}");
+    }
+    assert_eq!(world.names(&onward), ["a", "b"]);
+    let status = world.rig.ok(&[
+        &["replicate", "--status", &world.source, &far],
+        &texts(&sshd.options())[..],
+    ]
+    .concat());
+    assert!(status.contains("up to date"), "{status}");
+    // No connection is left, and nothing of it.
+    let left = std::fs::read_dir("/run").unwrap().flatten();
+    let ours = left.filter(|entry| entry.file_name().to_string_lossy().starts_with("holdfast-ssh-"));
+    assert!(ours.count() <= 1, "another test may have one");
+    let (kind, said) = world.rig.error(
+        1,
+        &["replicate", &world.source, "127.0.0.1:tank/x", "--ssh-option", "Port=1"],
+    );
+    assert!(
+        kind == "io" && said.contains("no connection to 127.0.0.1"),
+        "{kind}: {said}"
+    );
+}
+
+#[test]
+fn two_programs_of_ours_talk_to_each_other() {
+    for world in [World::on_btrfs(), World::on_zfs()] {
+        let Some(world) = world else { continue };
+        let Some(sshd) = Sshd::start(Program::Found, None) else {
+            return;
+        };
+        world.write("disk", 1, DISK_BYTES);
+        let file = std::fs::File::create(world.folder.join("text")).unwrap();
+        std::io::Write::write_all(&mut &file, &b"much the same ".repeat(100_000)).unwrap();
+        file.sync_all().unwrap();
+        world.take("a");
+        world.take("b");
+        let far = format!("127.0.0.1:{}", world.target);
+        let sent = replicate(&world, &[&world.source, &far, "--compress", "on"], &sshd.options());
+        assert_eq!(
+            (&sent["outcome"], &sent["common"]),
+            (&json!("sent"), &json!("b")),
+            "{sent}"
+        );
+        let (stream, link) = (&sent["streams"][0]["stream_bytes"], &sent["streams"][0]["link_bytes"]);
+        assert!(link.as_u64().unwrap() + 1_000_000 < stream.as_u64().unwrap(), "{sent}");
+        assert_eq!(world.held(&world.target), names_and_holds(&[("a", 0), ("b", 1)]));
+        assert!(world.received("b", "disk") == noise(DISK_BYTES, 1));
+        let onward = format!("{}-2", world.target);
+        let fetched = replicate(&world, &[&far, &onward], &sshd.options());
+        assert_eq!(fetched["outcome"], "sent", "{fetched}");
+        assert_eq!(world.names(&onward), ["a", "b"]);
+        assert_eq!(
+            replicate(&world, &[&world.source, &far], &sshd.options())["outcome"],
+            "up to date"
+        );
+    }
+}
+
+/// Nothing receives any more.
+fn wait_for_the_end_of(pattern: &str) {
+    let clock = SystemClock::new();
+    while system("pgrep", &["-f", pattern]).is_ok() {
+        assert!(clock.now() < Duration::from_secs(60), "{pattern} does not end");
+        clock.sleep(Duration::from_millis(10));
+    }
+}
+
+/// Cuts the connection again and again: what arrives is whole or not there, and in the end all of it is.
+fn survives_cuts(world: &World, program: Program, receiver: &str, seed: u64) {
+    let Some(sshd) = Sshd::start(program, None) else { return };
+    let way = sshd.way_that_breaks();
+    let options = sshd.options_by(way.port);
+    let far = format!("127.0.0.1:{}", world.target);
+    let words = [&["replicate", &world.source, &far][..], &texts(&options)].concat();
+    let mut random = SeededRandom::new(seed);
+    let mut bytes = [0; 8];
+    let taken = ["a", "b"];
+    for (round, name) in taken.iter().enumerate() {
+        world.write("disk", round as u64 + 1, DISK_BYTES);
+        world.take(name);
+        for _ in 0..CUT_COUNT / 2 {
+            random.fill(&mut bytes);
+            let cut = u64::from_le_bytes(bytes) % (DISK_BYTES as u64 - 100_000);
+            way.break_after(cut);
+            let output = world.rig.run(&words);
+            assert_eq!(
+                output.status.code(),
+                Some(1),
+                "seed {seed}, cut after {cut}: {output:?}"
+            );
+            let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+            assert!(said.contains("127.0.0.1"), "cut after {cut}: {said}");
+            wait_for_the_end_of(receiver);
+            if round > 0 || system("ls", &[&world.target]).is_ok() {
+                assert_eq!(
+                    world.names(&world.target),
+                    taken[..round],
+                    "seed {seed}, cut after {cut}"
+                );
+            }
+        }
+        way.break_after(u64::MAX);
+        let output = world.rig.run(&words);
+        assert!(matches!(output.status.code(), Some(0 | 3)), "{output:?}");
+        assert_eq!(world.names(&world.target), taken[..=round]);
+        assert!(world.received(name, "disk") == noise(DISK_BYTES, round as u64 + 1));
+    }
+    assert_eq!(world.held(&world.target), names_and_holds(&[("a", 0), ("b", 1)]));
+}
+
+#[test]
+fn a_connection_to_zfs_that_is_cut_anywhere_costs_nothing_but_time() {
+    let Some(world) = World::on_zfs() else { return };
+    let receiver = format!("zfs receive -u {}", world.target);
+    survives_cuts(&world, Program::NotFound, &receiver, 11);
+    let tag = zfs(&["get", "-H", "-o", "value", "userrefs", &world.full(&world.source, "b")]);
+    assert_eq!(tag, "1");
+}
+
+#[test]
+fn a_connection_to_btrfs_that_is_cut_anywhere_costs_nothing_but_time() {
+    let Some(world) = World::on_btrfs() else { return };
+    survives_cuts(&world, Program::Found, "btrfs receive -q -e -C", 12);
+}

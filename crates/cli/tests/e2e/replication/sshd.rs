@@ -1,0 +1,203 @@
+//! A sshd of one's own on the loopback, with keys of its own, and a way to it that can be cut at any byte.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SystemClock};
+use holdfast_host::provider::REPLICA_TAG;
+
+use super::told;
+use crate::machines::file_systems::system;
+
+/// Whether its users find `holdfast`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Program {
+    Found,
+    NotFound,
+}
+
+/// A sshd; it ends with this.
+pub(super) struct Sshd {
+    folder: tempfile::TempDir,
+    port: u16,
+    process: Child,
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+impl Sshd {
+    /// One that lets the key in, to run anything, or `forced` alone.
+    pub(super) fn start(program: Program, forced: Option<&str>) -> Option<Self> {
+        told(Self::try_start(program, forced))
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "only sshd is a sshd")]
+    fn try_start(program: Program, forced: Option<&str>) -> Result<Self, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("a sshd that lets in its own user is started by root here".to_owned());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        for key in ["host", "user"] {
+            system("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", &at(key)])?;
+        }
+        let public = std::fs::read_to_string(at("user.pub")).unwrap();
+        let before = forced
+            .map(|command| format!("restrict,command=\"{command}\" "))
+            .unwrap_or_default();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let ours = Path::new(env!("CARGO_BIN_EXE_holdfast")).parent().unwrap().display();
+        let path = match program {
+            Program::Found => format!("{ours}:/usr/sbin:/usr/bin:/sbin:/bin"),
+            Program::NotFound => "/usr/sbin:/usr/bin:/sbin:/bin".to_owned(),
+        };
+        let config = format!(
+            "ListenAddress 127.0.0.1:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\n\
+             PermitRootLogin yes\nPasswordAuthentication no\nSetEnv PATH={path}\nLogLevel ERROR\nMaxSessions 20\n",
+            at("host"),
+            at("keys")
+        );
+        for (name, text) in [("keys", format!("{before}{public}")), ("config", config)] {
+            std::fs::File::create(at(name))
+                .and_then(|mut file| file.write_all(text.as_bytes()))
+                .unwrap();
+        }
+        std::fs::create_dir_all("/run/sshd").map_err(|error| error.to_string())?;
+        let mut command = Command::new("/usr/sbin/sshd");
+        command
+            .args(["-D", "-e", "-f", &at("config")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let process = command
+            .spawn()
+            .map_err(|error| format!("sshd does not start: {error}"))?;
+        let sshd = Self { folder, port, process };
+        let clock = SystemClock::new();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(clock.now() < Duration::from_secs(30), "sshd does not answer");
+            clock.sleep(Duration::from_millis(10));
+        }
+        Ok(sshd)
+    }
+
+    /// Options for `holdfast replicate` that lead to it.
+    pub(super) fn options(&self) -> Vec<String> {
+        self.options_by(self.port)
+    }
+
+    /// The same by another port.
+    pub(super) fn options_by(&self, port: u16) -> Vec<String> {
+        let user = self.folder.path().join("user").display().to_string();
+        let options = [
+            format!("Port={port}"),
+            format!("IdentityFile={user}"),
+            "IdentitiesOnly=yes".to_owned(),
+            "UserKnownHostsFile=/dev/null".to_owned(),
+            "StrictHostKeyChecking=no".to_owned(),
+        ];
+        options
+            .into_iter()
+            .flat_map(|option| ["--ssh-option".to_owned(), option])
+            .collect()
+    }
+
+    /// Runs a command there, as ssh does it, with this input; its exit code and all that it said.
+    #[expect(clippy::disallowed_methods, reason = "a hostile sender has his own ssh")]
+    pub(super) fn run(&self, command: &str, input: &[u8]) -> (Option<i32>, String) {
+        let options = self.options();
+        let options = options
+            .iter()
+            .map(|word| if word == "--ssh-option" { "-o" } else { word });
+        let mut ssh = Command::new("ssh");
+        ssh.args(options)
+            .args(["-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "127.0.0.1"]);
+        ssh.args(Some(command).filter(|command| !command.is_empty()));
+        let mut child = ssh
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input).ok();
+        let output = child.wait_with_output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// A way to it that breaks after so many bytes that go there.
+    pub(super) fn way_that_breaks(&self) -> BreakingWay {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let left = Arc::new(AtomicU64::new(u64::MAX));
+        let (of_way, to) = (Arc::clone(&left), self.port);
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let left = Arc::clone(&of_way);
+                std::thread::spawn(move || {
+                    let Ok(server) = TcpStream::connect(("127.0.0.1", to)) else {
+                        return;
+                    };
+                    let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                    std::thread::spawn(move || forward(back.0, back.1, &AtomicU64::new(u64::MAX)));
+                    forward(client, server, &left);
+                });
+            }
+        });
+        BreakingWay { port, left }
+    }
+}
+
+/// A way that breaks.
+pub(super) struct BreakingWay {
+    pub(super) port: u16,
+    left: Arc<AtomicU64>,
+}
+
+impl BreakingWay {
+    /// It breaks after so many bytes from now on, once.
+    pub(super) fn break_after(&self, bytes: u64) {
+        self.left.store(bytes, Ordering::SeqCst);
+    }
+}
+
+fn forward(mut from: TcpStream, mut to: TcpStream, left: &AtomicU64) {
+    let mut buffer = vec![0; 16 << 10];
+    while let Ok(length) = from.read(&mut buffer) {
+        let allowed = left.load(Ordering::SeqCst);
+        let passed = length.min(usize::try_from(allowed).unwrap_or(usize::MAX));
+        if allowed != u64::MAX {
+            left.store(allowed - passed as u64, Ordering::SeqCst);
+        }
+        if length == 0 || to.write_all(&buffer[..passed]).is_err() || passed < length {
+            break;
+        }
+    }
+    from.shutdown(Shutdown::Both).ok();
+    to.shutdown(Shutdown::Both).ok();
+}
+
+/// The tag that a target on this host is known by.
+pub(super) fn tag_of(target: &str) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let sum = format!("{}:{target}", host.trim())
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+            (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+    format!("{REPLICA_TAG}{sum:016x}")
+}
+
+/// Words as the rig takes them.
+pub(super) fn texts(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}

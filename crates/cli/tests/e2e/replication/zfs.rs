@@ -1,0 +1,219 @@
+//! ZFS, in one pool.
+
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SystemClock};
+use serde_json::json;
+
+use super::{World, names_and_holds, zfs};
+use crate::machines::file_systems::system;
+use crate::rig::noise;
+
+#[test]
+fn what_is_new_follows_and_the_newest_that_both_have_is_kept() {
+    let Some(world) = World::on_zfs() else { return };
+    world.write("disk", 1, 3_000_000);
+    world.take("a");
+    world.write("disk", 2, 3_000_000);
+    world.take("b");
+    let status = world.status();
+    assert_eq!(
+        (&status["outcome"], &status["behind_count"]),
+        (&json!("behind"), &json!(2))
+    );
+    assert_eq!(
+        (&status["newest_there"], &status["newest_here"]["name"]),
+        (&json!(null), &json!("b"))
+    );
+    let planned = world.replicate(0, &["--dry-run"]);
+    assert_eq!(planned["streams"].as_array().unwrap().len(), 2, "{planned}");
+    assert!(
+        system("zfs", &["list", &world.target]).is_err(),
+        "a dry run makes nothing"
+    );
+
+    let done = world.replicate(0, &[]);
+    assert_eq!(
+        (&done["outcome"], &done["common"]),
+        (&json!("sent"), &json!("b")),
+        "{done}"
+    );
+    assert!(
+        done["streams"][0]["stream_bytes"].as_u64().unwrap() > 3_000_000,
+        "{done}"
+    );
+    assert_eq!(world.held(&world.target), names_and_holds(&[("a", 0), ("b", 1)]));
+    assert_eq!(world.held(&world.source), names_and_holds(&[("a", 0), ("b", 1)]));
+    // Nobody mounts it, or writes to it.
+    let properties = zfs(&["get", "-H", "-o", "value", "mounted,canmount,readonly", &world.target]);
+    assert_eq!(properties, "no\nnoauto\non");
+
+    world.write("disk", 3, 3_000_000);
+    for name in ["c", "d", "e"] {
+        world.take(name);
+    }
+    let done = world.replicate(0, &[]);
+    assert_eq!(done["streams"].as_array().unwrap().len(), 1, "{done}");
+    assert_eq!(done["streams"][0]["snapshot_count"], 3);
+    let held = names_and_holds(&[("a", 0), ("b", 0), ("c", 0), ("d", 0), ("e", 1)]);
+    assert_eq!(
+        (world.held(&world.target), world.held(&world.source)),
+        (held.clone(), held)
+    );
+    assert_eq!(world.replicate(0, &[])["outcome"], "up to date");
+    let status = world.status();
+    assert_eq!((&status["behind_count"], &status["behind_ms"]), (&json!(0), &json!(0)));
+    // What both have last is removed by nobody.
+    assert!(system("zfs", &["destroy", &world.full(&world.source, "e")]).is_err());
+    assert!(world.received("a", "disk") == noise(3_000_000, 1));
+    assert!(world.received("e", "disk") == noise(3_000_000, 3));
+}
+
+#[test]
+fn a_tree_goes_with_all_that_is_wanted_of_it_and_not_into_itself() {
+    let Some(world) = World::on_zfs() else { return };
+    let pool = world.source.split_once('/').unwrap().0.to_owned();
+    for name in ["vms/web 1", "vms/db", "vms/empty"] {
+        zfs(&["create", "-o", "canmount=off", &format!("{pool}/{name}")]);
+    }
+    for name in ["daily_1", "hourly_1", "daily_2"] {
+        zfs(&["snapshot", "-r", &format!("{pool}/vms@{name}")]);
+    }
+    zfs(&["destroy", "-r", &format!("{pool}/vms/empty@daily_1")]);
+    let target = format!("{pool}/vms/copy");
+    let words = ["replicate", "-R", &world.source, &target, "--snapshots", "daily_*"];
+    let report = world.rig.report(&words);
+    assert_eq!(report["datasets"].as_array().unwrap().len(), 4, "{report}");
+    let names = |dataset: &str| world.names(&format!("{target}{dataset}"));
+    assert_eq!(
+        (names(""), names("/web 1")),
+        (vec!["daily_1".to_owned(), "daily_2".to_owned()], names("/db"))
+    );
+    assert_eq!(names("/empty"), ["daily_2"]);
+    // The copies are part of the tree now, and are not copied.
+    zfs(&["snapshot", "-r", &format!("{pool}/vms@daily_3")]);
+    zfs(&["destroy", "-r", &format!("{target}@daily_3")]);
+    let report = world.rig.report(&[&words[..], &["--newest"]].concat());
+    assert_eq!(report["datasets"].as_array().unwrap().len(), 4, "{report}");
+    assert_eq!(names("/db"), ["daily_1", "daily_2", "daily_3"]);
+
+    // A dataset that has another name now would be sent again; where ZFS tells identities, that is noticed.
+    zfs(&["snapshot", "-r", &format!("{pool}/vms@hourly_4")]);
+    let report = world.rig.report(&words);
+    assert!(
+        report["datasets"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|one| one["outcome"] == "up to date"),
+        "{report}"
+    );
+}
+
+#[test]
+fn what_has_diverged_is_left_alone_and_nothing_is_lost() {
+    let Some(world) = World::on_zfs() else { return };
+    world.take("a");
+    world.replicate(0, &[]);
+    zfs(&["snapshot", &world.full(&world.target, "own")]);
+    world.take("b");
+    let done = world.replicate(1, &[]);
+    assert_eq!(done["outcome"], "diverged");
+    assert!(done["reason"].as_str().unwrap().contains("own"), "{done}");
+    assert!(
+        done["advice"]
+            .as_str()
+            .unwrap()
+            .contains(&format!("zfs rollback -r {}@a", world.target)),
+        "{done}"
+    );
+    assert_eq!(world.names(&world.target), ["a", "own"]);
+    // The advice helps.
+    zfs(&["rollback", "-r", &world.full(&world.target, "a")]);
+    assert_eq!(world.replicate(0, &[])["outcome"], "sent");
+
+    // A name that the target has given to another.
+    world.take("c");
+    zfs(&[
+        "rename",
+        &world.full(&world.target, "a"),
+        &world.full(&world.target, "c"),
+    ]);
+    let done = world.replicate(3, &[]);
+    assert!(
+        done["notes"][0].as_str().unwrap().contains("another snapshot c"),
+        "{done}"
+    );
+    assert_eq!(world.names(&world.target), ["c", "b"]);
+    world.take("d");
+    world.replicate(3, &[]);
+    assert_eq!(world.names(&world.target), ["c", "b", "d"]);
+
+    // The last that both had is gone, by force.
+    for name in ["a", "b", "c", "d"] {
+        let full = world.full(&world.source, name);
+        let status = world.held(&world.source);
+        if status.iter().any(|(held, count)| held == name && *count > 0) {
+            let tag = super::sshd::tag_of(&world.target);
+            zfs(&["release", &tag, &full]);
+        }
+        zfs(&["destroy", &full]);
+    }
+    world.take("e");
+    let done = world.replicate(1, &[]);
+    assert!(done["reason"].as_str().unwrap().contains("none of which"), "{done}");
+    assert_eq!(world.names(&world.target), ["c", "b", "d"]);
+
+    // What is no copy is not written over either.
+    let other = format!("{}-other", world.target);
+    zfs(&["create", "-o", "canmount=off", &other]);
+    let done = world.replicate_to(1, &other, &[]);
+    assert!(done["reason"].as_str().unwrap().contains("no copy"), "{done}");
+    let (kind, said) = world
+        .rig
+        .error(1, &["replicate", &format!("{}/nobody", world.source), &world.target]);
+    assert_eq!(kind, "not-found", "{said}");
+}
+
+#[test]
+fn a_full_target_says_so_and_takes_the_rest_later() {
+    let Some(world) = World::on_zfs() else { return };
+    world.write("disk", 1, 9_000_000);
+    world.take("a");
+    let above = world.above();
+    zfs(&["create", "-p", "-o", "canmount=off", &above]);
+    zfs(&["set", "quota=4M", &above]);
+    let done = world.replicate(1, &[]);
+    assert_eq!(done["outcome"], "failed");
+    assert!(done["reason"].as_str().unwrap().contains("no space is left"), "{done}");
+    zfs(&["set", "quota=none", &above]);
+    assert_eq!(world.replicate(0, &[])["outcome"], "sent");
+    assert!(world.received("a", "disk") == noise(9_000_000, 1));
+}
+
+#[test]
+fn two_at_once_keep_each_other_away_and_one_that_is_killed_leaves_no_harm() {
+    let Some(world) = World::on_zfs() else { return };
+    world.write("disk", 1, 9_000_000);
+    world.take("a");
+    let clock = SystemClock::new();
+    let words = ["replicate", &world.source, &world.target, "--bwlimit", "1M"];
+    let mut first = world.rig.command(&words).spawn().unwrap();
+    let receives = || {
+        let lines = system("pgrep", &["-f", &format!("zfs receive -u {}", world.target)]);
+        lines.is_ok()
+    };
+    while !receives() {
+        assert!(clock.now() < Duration::from_secs(60) && first.try_wait().unwrap().is_none());
+        clock.sleep(Duration::from_millis(20));
+    }
+    assert_eq!(world.replicate(4, &[])["outcome"], "busy");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    while receives() {
+        assert!(clock.now() < Duration::from_secs(60), "it is received without a sender");
+        clock.sleep(Duration::from_millis(20));
+    }
+    assert_eq!(world.replicate(0, &[])["outcome"], "sent");
+    assert!(world.received("a", "disk") == noise(9_000_000, 1));
+}

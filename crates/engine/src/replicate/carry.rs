@@ -1,0 +1,414 @@
+//! A stream on its way from the program that sends it to the one that takes it in.
+//!
+//! One thread reads, one packs where it is to be packed, one writes, with a few chunks between them. Whoever has started that watches
+//! both programs, and kills the one whose other end is gone: so no thread waits for ever.
+
+use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use holdfast_block::{Clock, Throttle, ThrottleLimits};
+use holdfast_host::{Piped, PipedEnd};
+use zstd::stream::read::Decoder;
+
+use super::packing::{CHUNK_BYTES, Effort, Packer};
+use crate::Interrupted;
+
+/// Chunks that wait between two threads, at most.
+const QUEUE_LENGTH: usize = 4;
+/// Time that was not used may be made up for.
+const BURST_MS: u32 = 50;
+/// A pause is slept in pieces, so that nobody waits long for one who has been stopped.
+const PIECE: Duration = Duration::from_millis(100);
+/// How often it is looked whether a program has ended.
+const LOOK_INTERVAL: Duration = Duration::from_millis(3);
+/// How long a sender may take to end after all has been received.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// What is done to a stream on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Packing {
+    /// It is carried as it is.
+    Leave,
+    /// It is packed where the link is slower than that.
+    WhereSlow,
+    /// It is packed.
+    Always,
+    /// It comes packed.
+    Unpack,
+}
+
+/// How a stream is carried.
+#[derive(Clone)]
+pub(super) struct Carriage {
+    pub(super) packing: Packing,
+    /// Bytes each second that go over the link, at most.
+    pub(super) limit: Option<NonZeroU64>,
+    pub(super) clock: Arc<dyn Clock>,
+}
+
+/// A stream that is being carried.
+pub(super) struct Carrying {
+    counts: Arc<Counts>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Counts {
+    /// Of the stream itself.
+    stream: AtomicU64,
+    /// Of what goes over the link.
+    link: AtomicU64,
+    /// Frames that wait for the link.
+    waiting: AtomicUsize,
+    is_over: AtomicBool,
+    /// Why it ended before its end.
+    failure: Mutex<Option<String>>,
+}
+
+impl Counts {
+    fn fail(&self, what: &str, error: &io::Error) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert_with(|| format!("{what}: {error}"));
+    }
+}
+
+struct Pace {
+    throttle: Throttle,
+    carriage: Carriage,
+    counts: Arc<Counts>,
+}
+
+impl Pace {
+    fn new(carriage: &Carriage, counts: &Arc<Counts>) -> Self {
+        let throttle = Throttle::default();
+        let limits = ThrottleLimits {
+            bytes_per_second: carriage.limit,
+            operations_per_second: None,
+            burst_ms: BURST_MS,
+        };
+        throttle.set_limits(limits, carriage.clock.now());
+        Self {
+            throttle,
+            carriage: carriage.clone(),
+            counts: Arc::clone(counts),
+        }
+    }
+
+    fn pass(&self, bytes: usize) {
+        let clock = &self.carriage.clock;
+        self.counts.link.fetch_add(bytes as u64, Ordering::Relaxed);
+        let mut left = self.throttle.book(bytes as u64, clock.now());
+        while !left.is_zero() && !self.counts.is_over.load(Ordering::Relaxed) {
+            let piece = left.min(PIECE);
+            clock.sleep(piece);
+            left -= piece;
+        }
+    }
+}
+
+/// What comes over the link, at its pace.
+struct Paced<R> {
+    from: R,
+    pace: Pace,
+}
+
+impl<R: Read> Read for Paced<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.from.read(buffer)?;
+        self.pace.pass(length);
+        Ok(length)
+    }
+}
+
+impl Carriage {
+    /// Carries all that comes out of `from` into `to`, in threads.
+    pub(super) fn start(
+        &self,
+        from: impl Read + Send + 'static,
+        mut to: impl Write + Send + 'static,
+    ) -> io::Result<Carrying> {
+        let counts = Arc::new(Counts::default());
+        let mut threads = Vec::new();
+        let mut spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work)?;
+            threads.push(thread);
+            io::Result::Ok(())
+        };
+        let (send, chunks) = sync_channel(QUEUE_LENGTH);
+        let pace = Pace::new(self, &counts);
+        let (from, pace): (Box<dyn Read + Send>, _) = if self.packing == Packing::Unpack {
+            (Box::new(Decoder::new(Paced { from, pace })?), None)
+        } else {
+            (Box::new(from), Some(pace))
+        };
+        let of_reader = Arc::clone(&counts);
+        spawn("reading", Box::new(move || read(from, &send, &of_reader)))?;
+        let chunks = match self.packing {
+            Packing::Leave | Packing::Unpack => chunks,
+            packing => {
+                let (send, packed) = sync_channel(QUEUE_LENGTH);
+                let of_packer = Arc::clone(&counts);
+                spawn("packing", Box::new(move || pack(&chunks, &send, packing, &of_packer)))?;
+                packed
+            }
+        };
+        let of_writer = Arc::clone(&counts);
+        let is_packed = matches!(self.packing, Packing::WhereSlow | Packing::Always);
+        let write = move || {
+            for chunk in chunks {
+                if is_packed {
+                    of_writer.waiting.fetch_sub(1, Ordering::Relaxed);
+                }
+                if let Some(pace) = &pace {
+                    pace.pass(chunk.len());
+                }
+                if let Err(error) = to.write_all(&chunk) {
+                    return of_writer.fail("write", &error);
+                }
+            }
+            if let Err(error) = to.flush() {
+                of_writer.fail("write", &error);
+            }
+        };
+        spawn("writing", Box::new(write))?;
+        Ok(Carrying { counts, threads })
+    }
+}
+
+/// Reads to the end. Where it breaks, what was read goes on all the same: the other end keeps it.
+fn read(mut from: Box<dyn Read + Send>, send: &SyncSender<Vec<u8>>, counts: &Counts) {
+    loop {
+        let mut chunk = vec![0; CHUNK_BYTES / 4];
+        match from.read(&mut chunk) {
+            Ok(0) => return,
+            Ok(length) => {
+                chunk.truncate(length);
+                counts.stream.fetch_add(length as u64, Ordering::Relaxed);
+                if send.send(chunk).is_err() {
+                    return;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return counts.fail("read", &error),
+        }
+    }
+}
+
+/// Makes frames, of as much as is there.
+fn pack(chunks: &Receiver<Vec<u8>>, send: &SyncSender<Vec<u8>>, packing: Packing, counts: &Counts) {
+    let mut packer = match Packer::new() {
+        Ok(packer) => packer,
+        Err(error) => return counts.fail("pack", &error),
+    };
+    while let Ok(mut chunk) = chunks.recv() {
+        while chunk.len() < CHUNK_BYTES * 3 / 4 {
+            let Ok(more) = chunks.try_recv() else { break };
+            chunk.extend(more);
+        }
+        let effort = match packing {
+            Packing::Always => Effort::Full,
+            _ if counts.waiting.load(Ordering::Relaxed) >= QUEUE_LENGTH / 2 => Effort::Try,
+            _ => Effort::None,
+        };
+        let frame = match packer.frame(&chunk, effort) {
+            Ok(frame) => frame,
+            Err(error) => return counts.fail("pack", &error),
+        };
+        counts.waiting.fetch_add(1, Ordering::Relaxed);
+        if send.send(frame).is_err() {
+            return;
+        }
+    }
+}
+
+impl Carrying {
+    /// Bytes of the stream until now.
+    pub(super) fn stream_bytes(&self) -> u64 {
+        self.counts.stream.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that went over the link until now.
+    pub(super) fn link_bytes(&self) -> u64 {
+        self.counts.link.load(Ordering::Relaxed)
+    }
+
+    /// Why it ended before its end.
+    pub(super) fn failure(&self) -> Option<String> {
+        let failure = self.counts.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.clone()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.threads.iter().all(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for Carrying {
+    fn drop(&mut self) {
+        self.counts.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// How both ends ended.
+pub(super) struct Ends {
+    pub(super) sender: PipedEnd,
+    pub(super) receiver: PipedEnd,
+    /// Whether the receiver ended while the sender had more to say.
+    pub(super) receiver_was_first: bool,
+}
+
+/// Why nobody watches any more.
+#[derive(Debug)]
+pub(super) enum WatchError {
+    /// Somebody has stopped it.
+    Interrupted(Interrupted),
+    /// The operating system tells nothing of a program.
+    Io(io::Error),
+}
+
+impl From<Interrupted> for WatchError {
+    fn from(interrupted: Interrupted) -> Self {
+        Self::Interrupted(interrupted)
+    }
+}
+
+impl From<io::Error> for WatchError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// Watches over both until they have ended. `step` is called again and again, with what has been carried.
+pub(super) fn watch(
+    carrying: &Carrying,
+    (sender, receiver): (&mut Piped, &mut Piped),
+    clock: &dyn Clock,
+    mut step: impl FnMut(&Carrying) -> Result<(), Interrupted>,
+) -> Result<Ends, WatchError> {
+    let mut receiver_was_first = false;
+    let mut grace_until = None;
+    loop {
+        step(carrying)?;
+        let (sent, received) = (sender.try_end()?, receiver.try_end()?);
+        match (sent, received) {
+            (Some(sender), Some(receiver)) => {
+                return Ok(Ends {
+                    sender,
+                    receiver,
+                    receiver_was_first,
+                });
+            }
+            (None, Some(received)) => {
+                let until = *grace_until.get_or_insert_with(|| clock.now() + GRACE);
+                if !received.is_well() || clock.now() >= until {
+                    receiver_was_first = true;
+                    sender.kill();
+                }
+            }
+            _ => {}
+        }
+        clock.sleep(LOOK_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use holdfast_block::{Clock as _, SystemClock};
+    use holdfast_host::{LocalTools, Piped, Programs as _};
+
+    use super::{Carriage, Ends, Packing, watch};
+
+    fn start(script: &str) -> Piped {
+        let tools = LocalTools::new(Arc::new(SystemClock::new()), Duration::from_secs(60));
+        tools.start("sh", &["-c", script]).unwrap()
+    }
+
+    fn carry(from: &str, to: &str, packing: Packing, limit: Option<u64>) -> (Ends, u64, u64) {
+        let clock = Arc::new(SystemClock::new());
+        let carriage = Carriage {
+            packing,
+            limit: limit.and_then(NonZeroU64::new),
+            clock: clock.clone(),
+        };
+        let (mut sender, mut receiver) = (start(from), start(to));
+        let carrying = carriage
+            .start(sender.take_output().unwrap(), receiver.take_input().unwrap())
+            .unwrap();
+        let ends = watch(&carrying, (&mut sender, &mut receiver), &*clock, |_| Ok(()));
+        (ends.unwrap(), carrying.stream_bytes(), carrying.link_bytes())
+    }
+
+    const MANY: &str = "head -c 20000000 /dev/zero";
+    const COUNTED: &str = "test $(wc -c) = 20000000";
+
+    #[test]
+    fn all_of_it_arrives_packed_or_not() {
+        for (from, to, packing) in [
+            (MANY.to_owned(), COUNTED.to_owned(), Packing::Leave),
+            (MANY.to_owned(), format!("zstd -dc | {COUNTED}"), Packing::Always),
+            (MANY.to_owned(), format!("zstd -dc | {COUNTED}"), Packing::WhereSlow),
+            (format!("{MANY} | zstd -c"), COUNTED.to_owned(), Packing::Unpack),
+        ] {
+            let (ends, stream, link) = carry(&from, &to, packing, None);
+            assert!(
+                ends.sender.is_well() && ends.receiver.is_well(),
+                "{packing:?}: {}",
+                ends.receiver.reason()
+            );
+            assert_eq!(stream, 20_000_000, "{packing:?}");
+            match packing {
+                Packing::Leave => assert_eq!(link, stream),
+                Packing::WhereSlow => assert!(link < stream + 10_000, "{link}"),
+                _ => assert!(link < 100_000, "{packing:?}: {link}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_slow_link_gets_packed_chunks_and_a_limit_is_kept() {
+        let clock = SystemClock::new();
+        let (ends, stream, link) = carry(MANY, "zstd -dc >/dev/null", Packing::WhereSlow, Some(4_000_000));
+        assert!(ends.receiver.is_well() && stream == 20_000_000);
+        assert!(link < 10_000_000, "{link}");
+        let (_, _, link) = carry(
+            "head -c 1000000 /dev/zero",
+            "cat >/dev/null",
+            Packing::Leave,
+            Some(1_000_000),
+        );
+        assert!(link == 1_000_000 && clock.now() > Duration::from_millis(900));
+    }
+
+    #[test]
+    fn who_has_lost_the_other_is_ended() {
+        let clock = SystemClock::new();
+        let (ends, ..) = carry(
+            "cat /dev/zero",
+            "head -c 100000 >/dev/null; echo full >&2; exit 7",
+            Packing::Leave,
+            None,
+        );
+        assert_eq!((ends.receiver.code, &ends.receiver.reason()[..]), (Some(7), "full"));
+        let (ends, ..) = carry("sleep 600", "exit 1", Packing::Leave, None);
+        assert!(ends.receiver_was_first && ends.sender.code.is_none());
+        let (ends, stream, _) = carry(
+            "head -c 1000 /dev/zero; exit 3",
+            "cat >/dev/null; exit 1",
+            Packing::Leave,
+            None,
+        );
+        assert_eq!((ends.sender.code, ends.receiver.code, stream), (Some(3), Some(1), 1000));
+        let (ends, ..) = carry("printf rubbish", "cat >/dev/null; exit 1", Packing::Unpack, None);
+        assert!(ends.receiver.code == Some(1));
+        assert!(clock.now() < Duration::from_secs(60));
+    }
+}

@@ -1,0 +1,404 @@
+//! One dataset: from what both sides have to what they both have.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::Arc;
+
+use holdfast_host::PipedEnd;
+use holdfast_host::provider::{
+    Keeping, KeepingMeans, Partial, ProviderError, Receiving, ReplicaDataset, ReplicaSide, ReplicaSnapshot, Sending,
+    StreamForm,
+};
+use holdfast_policy::{ReplicaPlan, ReplicaStep, Replication};
+use rustix::fs::{FlockOperation, flock};
+
+use super::carry::{Carriage, Packing, WatchError, watch};
+use super::{ReplicaOutcome, ReplicatedDataset, ReplicatedStream, Sides, fingerprint, tag};
+use crate::error::{Error, Result};
+use crate::forget::Execution;
+use crate::progress::Unit;
+
+/// What ssh returns where it is ssh that has failed, and not the program.
+const CODE_OF_SSH: i32 = 255;
+
+/// Replicates a dataset.
+///
+/// # Errors
+/// A person stopped it. All else is in the report.
+pub(super) fn replicate(
+    sides: &Sides<'_>,
+    source: &ReplicaDataset,
+    target: &str,
+    there: Option<ReplicaDataset>,
+) -> Result<ReplicatedDataset> {
+    let plan = sides.plan(source, there.as_ref());
+    let mut done = sides.described(source, target, there.as_ref(), &plan);
+    if sides.request.execution == Execution::DryRun {
+        sides.tell_plan(source, there.as_ref(), &plan, &mut done);
+        return Ok(done);
+    }
+    let Some(_lock) = lock(sides, target)? else {
+        done.outcome = ReplicaOutcome::Busy;
+        return Ok(done);
+    };
+    let run = Run {
+        sides,
+        source,
+        target,
+        tag: tag(sides.request, target),
+    };
+    match run.all(there, &mut done) {
+        Ok(outcome) => done.outcome = outcome,
+        Err(Stopped::Failed(reason)) => done.outcome = ReplicaOutcome::Failed(reason),
+        Err(Stopped::Error(error)) => return Err(error),
+    }
+    Ok(done)
+}
+
+/// Why a dataset was not replicated to the end.
+enum Stopped {
+    /// Others may be.
+    Failed(String),
+    /// Nobody is.
+    Error(Error),
+}
+
+impl From<String> for Stopped {
+    fn from(reason: String) -> Self {
+        Self::Failed(reason)
+    }
+}
+
+impl From<WatchError> for Stopped {
+    fn from(error: WatchError) -> Self {
+        match error {
+            WatchError::Interrupted(interrupted) => Self::Error(interrupted.into()),
+            WatchError::Io(error) => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+impl From<ProviderError> for Stopped {
+    fn from(error: ProviderError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// Locked until it is dropped; none where somebody else has it.
+fn lock(sides: &Sides<'_>, target: &str) -> Result<Option<File>> {
+    let host = sides.request.target.side.host().unwrap_or_default();
+    let folder = &sides.request.locks;
+    let path = folder.join(format!(
+        "replicate-{:016x}.lock",
+        fingerprint(&format!("{host}:{target}"))
+    ));
+    let failed = |source| Error::File {
+        action: "open",
+        path: path.clone(),
+        source,
+    };
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    let mut options = File::options();
+    let open = options.write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = open.map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+/// Why a program did not come to its end.
+fn why_not(side: &dyn ReplicaSide, (action, what): (&'static str, &str), ended: &PipedEnd) -> String {
+    let said = ended.reason();
+    match (ended.code, side.host()) {
+        (Some(CODE_OF_SSH), Some(host)) => format!("the connection to {host} broke: {said}"),
+        _ => side.refusal(action, what, &said).to_string(),
+    }
+}
+
+/// The replication of one dataset.
+struct Run<'a> {
+    sides: &'a Sides<'a>,
+    source: &'a ReplicaDataset,
+    target: &'a str,
+    tag: String,
+}
+
+impl Run<'_> {
+    fn source_side(&self) -> &dyn ReplicaSide {
+        self.sides.request.source.side
+    }
+
+    fn target_side(&self) -> &dyn ReplicaSide {
+        self.sides.request.target.side
+    }
+
+    fn all(
+        &self,
+        there: Option<ReplicaDataset>,
+        done: &mut ReplicatedDataset,
+    ) -> std::result::Result<ReplicaOutcome, Stopped> {
+        let mut there = there;
+        if let Some(partial) = there.as_ref().and_then(|there| there.partial.clone()) {
+            self.go_on(&partial, done)?;
+            there = self.target_side().datasets(self.target, false)?.pop();
+            self.note_what_came(there.as_ref(), done)?;
+        }
+        let mut plan = self.sides.plan(self.source, there.as_ref());
+        let is_sent = match &plan.plan {
+            ReplicaPlan::Send(steps) => {
+                let sent = steps.iter().try_for_each(|step| self.step(there.as_ref(), step, done));
+                if done.streams.iter().any(|stream| !stream.is_resumed) {
+                    there = self.target_side().datasets(self.target, false)?.pop();
+                    plan = self.sides.plan(self.source, there.as_ref());
+                }
+                sent.map(|()| true)
+            }
+            _ => Ok(!done.streams.is_empty()),
+        };
+        self.keep(there.as_ref(), &plan, done);
+        let now = self.sides.described(self.source, self.target, there.as_ref(), &plan);
+        *done = ReplicatedDataset {
+            streams: std::mem::take(&mut done.streams),
+            notes: std::mem::take(&mut done.notes),
+            ..now
+        };
+        let is_sent = is_sent?;
+        Ok(match self.sides.outcome(self.target, &plan) {
+            ReplicaOutcome::UpToDate if is_sent => ReplicaOutcome::Sent,
+            other => other,
+        })
+    }
+
+    /// What was cut goes on, or is discarded.
+    fn go_on(&self, partial: &Partial, done: &mut ReplicatedDataset) -> std::result::Result<(), Stopped> {
+        let token = match partial {
+            Partial::Token(token) => token,
+            Partial::Remains(name) => {
+                let note = format!("{name} was received in part, and is received from its beginning");
+                done.notes.push(note);
+                return Ok(self.target_side().discard(self.target)?);
+            }
+        };
+        let sending = Sending {
+            dataset: self.source.name.clone(),
+            base: None,
+            to: String::new(),
+            is_joined: false,
+            form: StreamForm::Plain,
+            token: Some(token.clone()),
+            packing: self.sides.sender_packs,
+        };
+        let size = match self.source_side().estimate(&sending) {
+            Ok(size) => size,
+            Err(error) => {
+                done.notes
+                    .push(format!("what was received in part is of no use any more: {error}"));
+                return Ok(self.target_side().discard(self.target)?);
+            }
+        };
+        let receiving = Receiving {
+            dataset: self.target.to_owned(),
+            snapshots: Vec::new(),
+            is_packed: false,
+        };
+        let stream = ReplicatedStream {
+            base: None,
+            to: None,
+            count: 1,
+            is_resumed: true,
+            stream_bytes: None,
+            link_bytes: None,
+        };
+        self.carry(&sending, receiving, size, stream, done)
+    }
+
+    /// A stream that went on does not say what it brings; now it is seen.
+    fn note_what_came(
+        &self,
+        there: Option<&ReplicaDataset>,
+        done: &mut ReplicatedDataset,
+    ) -> std::result::Result<(), Stopped> {
+        let Some(stream) = done.streams.last_mut() else {
+            return Ok(());
+        };
+        let newest = there.and_then(|there| there.snapshots.iter().rfind(|one| !one.is_bookmark));
+        let sent = newest.and_then(|newest| self.source.snapshots.iter().find(|one| one.identity == newest.identity));
+        let Some(sent) = sent else { return Ok(()) };
+        stream.to = Some(sent.name.clone());
+        Ok(self.target_side().settle(&Receiving {
+            dataset: self.target.to_owned(),
+            snapshots: vec![sent.clone()],
+            is_packed: false,
+        })?)
+    }
+
+    fn step(
+        &self,
+        there: Option<&ReplicaDataset>,
+        step: &ReplicaStep,
+        done: &mut ReplicatedDataset,
+    ) -> std::result::Result<(), Stopped> {
+        let sending = self.sides.sending(self.source, there, step);
+        let size = self.source_side().estimate(&sending)?;
+        // It is there until it has been received, whoever prunes meanwhile.
+        let held = self
+            .source_side()
+            .keep(&self.keeping(&self.source.name, &step.to, KeepingMeans::HoldToo));
+        if let Err(error) = held {
+            done.notes
+                .push(format!("{} is not held while it is sent: {error}", step.to));
+        }
+        let snapshots = self.source.snapshots.iter().filter(|snapshot| !snapshot.is_bookmark);
+        let (until, _) = snapshots
+            .clone()
+            .enumerate()
+            .find(|(_, one)| one.name == step.to)
+            .unzip();
+        let until = until.map_or(0, |at| at + 1);
+        let receiving = Receiving {
+            dataset: self.target.to_owned(),
+            snapshots: snapshots
+                .take(until)
+                .skip(until - step.count.min(until))
+                .cloned()
+                .collect(),
+            is_packed: false,
+        };
+        let stream = ReplicatedStream {
+            base: step.base.as_ref().map(|(name, _)| name.clone()),
+            to: Some(step.to.clone()),
+            count: step.count,
+            is_resumed: false,
+            stream_bytes: None,
+            link_bytes: None,
+        };
+        self.carry(&sending, receiving, size, stream, done)
+    }
+
+    fn keeping(&self, dataset: &str, snapshot: &str, means: KeepingMeans) -> Keeping {
+        Keeping {
+            dataset: dataset.to_owned(),
+            snapshot: snapshot.to_owned(),
+            tag: self.tag.clone(),
+            means,
+        }
+    }
+
+    /// Carries a stream, and tells of it.
+    fn carry(
+        &self,
+        sending: &Sending,
+        mut receiving: Receiving,
+        size: Option<u64>,
+        mut stream: ReplicatedStream,
+        done: &mut ReplicatedDataset,
+    ) -> std::result::Result<(), Stopped> {
+        receiving.is_packed = matches!(self.sides.packing, Packing::Always | Packing::WhereSlow);
+        let job = self.sides.job;
+        let what = match &stream.to {
+            Some(to) => format!("{}@{to}", self.source.name),
+            None => format!("the rest of {}", self.source.name),
+        };
+        job.progress.phase(&format!("sending {what}"), Unit::Bytes);
+        if let Some(size) = size {
+            job.progress.total(size);
+        }
+        let (stream_bytes, link_bytes) = self.pump(sending, &receiving, &what)?;
+        stream.stream_bytes = Some(stream_bytes);
+        stream.link_bytes = Some(link_bytes);
+        self.target_side().settle(&receiving)?;
+        done.streams.push(stream);
+        Ok(())
+    }
+
+    fn pump(&self, sending: &Sending, receiving: &Receiving, what: &str) -> std::result::Result<(u64, u64), Stopped> {
+        let request = self.sides.request;
+        let job = self.sides.job;
+        let carriage = Carriage {
+            packing: self.sides.packing,
+            limit: request.limit,
+            clock: Arc::clone(&request.clock),
+        };
+        let mut receiver = self.target_side().receive(receiving)?;
+        let mut sender = self.source_side().send(sending)?;
+        let ends = sender.take_output().zip(receiver.take_input());
+        let (from, to) = ends.ok_or_else(|| "a program has no ends".to_owned())?;
+        let carrying = carriage.start(from, to).map_err(|error| error.to_string())?;
+        let mut told = 0;
+        let ends = watch(&carrying, (&mut sender, &mut receiver), job.clock, |carrying| {
+            let bytes = carrying.stream_bytes();
+            job.progress.advance(bytes - told);
+            told = bytes;
+            job.interrupt.check()
+        })?;
+        if ends.receiver.is_well() {
+            // It has seen the end of the stream; whether it has what it should is looked at next.
+            return Ok((carrying.stream_bytes(), carrying.link_bytes()));
+        }
+        let target = why_not(self.target_side(), ("receive", self.target), &ends.receiver);
+        // A sender that lost its receiver complains of that.
+        let why = if ends.sender.is_well() || ends.receiver_was_first {
+            target
+        } else {
+            let source = why_not(self.source_side(), ("send", what), &ends.sender);
+            format!("{source}; {target}")
+        };
+        Err(Stopped::Failed(match carrying.failure() {
+            Some(failure) if ends.sender.is_well() && !ends.receiver_was_first => format!("{failure}; {why}"),
+            _ => why,
+        }))
+    }
+
+    /// Keeps what both have, and lets go what was kept before. Where that fails the copy is as good; it says so.
+    fn keep(&self, there: Option<&ReplicaDataset>, plan: &Replication, done: &mut ReplicatedDataset) {
+        let (Some(there), Some(common)) = (there, &plan.common) else {
+            return;
+        };
+        let Some(copy) = there.snapshots.iter().find(|one| one.name == *common) else {
+            return;
+        };
+        let is_same = |one: &&ReplicaSnapshot| {
+            !one.is_bookmark && (one.identity == copy.identity) && (!one.identity.is_empty() || one.name == copy.name)
+        };
+        let here = self.source.snapshots.iter().find(is_same);
+        let bookmark = here.map(|here| format!("{}_{}", self.tag, here.name));
+        let bookmarks = self.sides.source.bookmarks;
+        let is_new = !done.streams.is_empty();
+        let mut failures = Vec::new();
+        if is_new || copy.hold_count == 0 {
+            let kept = self
+                .target_side()
+                .keep(&self.keeping(self.target, common, KeepingMeans::Hold));
+            failures.extend(
+                kept.err()
+                    .map(|error| format!("{common} is not held at the target: {error}")),
+            );
+        }
+        let is_kept = |here: &ReplicaSnapshot| match &bookmark {
+            Some(name) if bookmarks => self
+                .source
+                .snapshots
+                .iter()
+                .any(|one| one.is_bookmark && one.name == *name),
+            _ => here.hold_count > 0,
+        };
+        // Nothing is let go at the source as long as the target does not hold.
+        if let Some(here) = here.filter(|here| failures.is_empty() && (is_new || !is_kept(here))) {
+            let means = if bookmarks {
+                KeepingMeans::Bookmark
+            } else {
+                KeepingMeans::Hold
+            };
+            let kept = self
+                .source_side()
+                .keep(&self.keeping(&self.source.name, &here.name, means));
+            failures.extend(
+                kept.err()
+                    .map(|error| format!("{common} is not kept at the source: {error}")),
+            );
+        }
+        done.notes.extend(failures);
+    }
+}

@@ -1,0 +1,265 @@
+//! What `holdfast` says to a `holdfast` on another host, over ssh.
+//!
+//! A request is a line of JSON on the standard input of `holdfast peer 1`, one for each start of it: `{"kind":"zfs","ask":{...}}`. What
+//! follows the line is the stream, where something is to be received. The answer is a line of JSON on standard output, or the stream that
+//! was asked for; then the exit code and standard error tell how it went.
+//!
+//! Whoever answers may be made to let this side add to what is there and nothing else: see [`PeerServer`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use holdfast_host::provider::{
+    Keeping, PackWhen, ProviderError, ProviderKind, ProviderResult, Receiving, ReplicaAbilities, ReplicaDataset,
+    ReplicaSide, Sending,
+};
+use holdfast_host::{Piped, Programs, ToolError};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The version of all this.
+pub const PEER_PROTOCOL: &str = "1";
+/// The program that answers.
+const PROGRAM: &str = "holdfast";
+
+/// A request.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Request {
+    pub(super) kind: ProviderKind,
+    pub(super) ask: Ask,
+}
+
+/// What is asked.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub(super) enum Ask {
+    Abilities,
+    Datasets { name: String, is_tree: bool },
+    Estimate(Sending),
+    Send(Sending),
+    Receive(Receiving),
+    Settle(Receiving),
+    Discard { dataset: String },
+    Keep(Keeping),
+}
+
+impl Ask {
+    /// The dataset that it is about.
+    pub(super) fn dataset(&self) -> Option<&str> {
+        Some(match self {
+            Self::Abilities => return None,
+            Self::Datasets { name, .. } => name,
+            Self::Estimate(sending) | Self::Send(sending) => &sending.dataset,
+            Self::Receive(receiving) | Self::Settle(receiving) => &receiving.dataset,
+            Self::Discard { dataset } => dataset,
+            Self::Keep(keeping) => &keeping.dataset,
+        })
+    }
+}
+
+/// An answer.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub(super) enum Answer {
+    Done(Value),
+    Refused(Refusal),
+}
+
+/// Why not.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Refusal {
+    pub(super) kind: RefusalKind,
+    pub(super) reason: String,
+}
+
+/// What matters to who has asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum RefusalKind {
+    NotThere,
+    Held,
+    Full,
+    Other,
+}
+
+impl From<&ProviderError> for Refusal {
+    fn from(error: &ProviderError) -> Self {
+        let kind = match error {
+            ProviderError::NotThere { .. } => RefusalKind::NotThere,
+            ProviderError::Held { .. } => RefusalKind::Held,
+            ProviderError::Full { .. } => RefusalKind::Full,
+            _ => RefusalKind::Other,
+        };
+        Self {
+            kind,
+            reason: error.to_string(),
+        }
+    }
+}
+
+/// A side of a replication at which a `holdfast` answers.
+pub struct PeerSide {
+    kind: ProviderKind,
+    programs: Arc<dyn Programs>,
+    host: String,
+    clock: Arc<dyn Clock>,
+    time_out: Duration,
+}
+
+impl PeerSide {
+    /// The `holdfast` that `programs` reach at `host`; none where none answers.
+    pub fn find(
+        kind: ProviderKind,
+        programs: Arc<dyn Programs>,
+        clock: Arc<dyn Clock>,
+        time_out: Duration,
+    ) -> ProviderResult<Option<Self>> {
+        let peer = Self {
+            kind,
+            host: programs.host().unwrap_or_default().to_owned(),
+            programs,
+            clock,
+            time_out,
+        };
+        match peer.abilities() {
+            Ok(_) => Ok(Some(peer)),
+            Err(ProviderError::Tool(ToolError::NotThere { .. })) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn start(&self, ask: Ask) -> ProviderResult<Piped> {
+        let request = Request { kind: self.kind, ask };
+        let mut line = serde_json::to_vec(&request).map_err(|error| self.senseless(&error.to_string()))?;
+        line.push(b'\n');
+        let mut piped = self.programs.start(PROGRAM, &["peer", PEER_PROTOCOL])?;
+        // One that ends at once tells why when it is asked.
+        piped.tell(&line).ok();
+        Ok(piped)
+    }
+
+    fn senseless(&self, detail: &str) -> ProviderError {
+        ProviderError::Senseless {
+            program: PROGRAM,
+            detail: format!("at {}: {detail}", self.host),
+        }
+    }
+
+    fn ask<T: DeserializeOwned>(&self, action: &'static str, what: &str, ask: Ask) -> ProviderResult<T> {
+        let (ended, output) = self.start(ask)?.answer(&*self.clock, self.time_out)?;
+        let host = || self.host.clone();
+        match ended.code {
+            Some(127) => {
+                return Err(ToolError::NotThere {
+                    program: format!("{PROGRAM} at {}", self.host),
+                }
+                .into());
+            }
+            Some(255) => {
+                return Err(ToolError::NoConnection {
+                    host: host(),
+                    reason: ended.reason(),
+                }
+                .into());
+            }
+            _ => {}
+        }
+        if output.is_empty() {
+            // An older one does not know what it is asked for, and a shell says what it likes.
+            return Err(ProviderError::Refused {
+                action,
+                what: format!("{what} at {}", self.host),
+                reason: ended.reason(),
+            });
+        }
+        let answer: Answer = serde_json::from_slice(&output).map_err(|error| self.senseless(&error.to_string()))?;
+        match answer {
+            Answer::Done(value) => serde_json::from_value(value).map_err(|error| self.senseless(&error.to_string())),
+            Answer::Refused(refusal) => {
+                let what = format!("{what} at {}", self.host);
+                let reason = refusal.reason;
+                Err(match refusal.kind {
+                    RefusalKind::NotThere => ProviderError::NotThere { what },
+                    RefusalKind::Held => ProviderError::Held { what, reason },
+                    RefusalKind::Full => ProviderError::Full { action, what },
+                    RefusalKind::Other => ProviderError::Refused { action, what, reason },
+                })
+            }
+        }
+    }
+}
+
+impl ReplicaSide for PeerSide {
+    fn kind(&self) -> ProviderKind {
+        self.kind
+    }
+
+    fn host(&self) -> Option<&str> {
+        Some(&self.host)
+    }
+
+    fn abilities(&self) -> ProviderResult<ReplicaAbilities> {
+        self.ask("ask", "holdfast", Ask::Abilities)
+    }
+
+    fn datasets(&self, name: &str, is_tree: bool) -> ProviderResult<Vec<ReplicaDataset>> {
+        let ask = Ask::Datasets {
+            name: name.to_owned(),
+            is_tree,
+        };
+        self.ask("look at", name, ask)
+    }
+
+    fn estimate(&self, sending: &Sending) -> ProviderResult<Option<u64>> {
+        self.ask("send", &sending.dataset, Ask::Estimate(sending.clone()))
+    }
+
+    fn send(&self, sending: &Sending) -> ProviderResult<Piped> {
+        let mut piped = self.start(Ask::Send(sending.clone()))?;
+        drop(piped.take_input());
+        Ok(piped)
+    }
+
+    fn receive(&self, receiving: &Receiving) -> ProviderResult<Piped> {
+        self.start(Ask::Receive(receiving.clone()))
+    }
+
+    fn settle(&self, receiving: &Receiving) -> ProviderResult<()> {
+        self.ask("receive", &receiving.dataset, Ask::Settle(receiving.clone()))
+    }
+
+    fn discard(&self, dataset: &str) -> ProviderResult<()> {
+        let ask = Ask::Discard {
+            dataset: dataset.to_owned(),
+        };
+        self.ask("discard what was received in part of", dataset, ask)
+    }
+
+    fn keep(&self, keeping: &Keeping) -> ProviderResult<()> {
+        self.ask("keep", &keeping.snapshot, Ask::Keep(keeping.clone()))
+    }
+
+    fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {
+        let what = format!("{what} at {}", self.host);
+        // It says who it is, and what to do, to people.
+        let parts = complaint.split("; ").filter(|part| !part.starts_with("hint: "));
+        let parts: Vec<&str> = parts.map(|part| part.trim_start_matches("holdfast: ")).collect();
+        let reason = parts.join("; ");
+        if complaint.contains("no space is left") {
+            return ProviderError::Full { action, what };
+        }
+        ProviderError::Refused { action, what, reason }
+    }
+
+    fn can_pack(&self, _when: PackWhen) -> bool {
+        true
+    }
+
+    fn can_unpack(&self) -> bool {
+        true
+    }
+}

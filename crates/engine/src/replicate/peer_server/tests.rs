@@ -1,0 +1,84 @@
+//! What may be asked of one that lets others add to a dataset.
+
+use std::sync::Arc;
+
+use holdfast_block::SystemClock;
+use holdfast_host::provider::{Dataset, ProviderKind};
+
+use super::{Looked, PeerServer, is_plain, is_reached_without_links};
+use crate::replicate::peer::Request;
+
+fn may(root: &Dataset, line: &str) -> bool {
+    let sides = |_| panic!("nobody is asked");
+    let server = PeerServer {
+        sides: &sides,
+        root: Some(root.clone()),
+        clock: Arc::new(SystemClock::new()),
+    };
+    let request: Request = serde_json::from_str(line).unwrap();
+    server.check(&request).is_ok()
+}
+
+#[test]
+fn only_what_is_at_the_root_or_below_may_be_asked_for() {
+    let root = Dataset {
+        provider: ProviderKind::Zfs,
+        name: "tank/backup/web".to_owned(),
+    };
+    let list = |kind: &str, name: &str| {
+        let ask = serde_json::json!({ "kind": kind, "ask": { "datasets": { "name": name, "is_tree": true } } });
+        may(&root, &ask.to_string())
+    };
+    assert!(list("zfs", "tank/backup/web") && list("zfs", "tank/backup/web/a b/c"));
+    for name in [
+        "tank",
+        "tank/backup/webx",
+        "tank/backup/web/../x",
+        "tank/backup/web/",
+        "tank/backup/web@a",
+        "/tank",
+    ] {
+        assert!(!list("zfs", name), "{name}");
+    }
+    assert!(!list("btrfs", "tank/backup/web"));
+    assert!(may(&root, r#"{"kind":"zfs","ask":"abilities"}"#));
+    assert!(!may(&root, r#"{"kind":"btrfs","ask":"abilities"}"#));
+}
+
+#[test]
+fn a_name_has_no_meaning_of_its_own() {
+    for good in ["", "/a", "/a b/c-d.e:f_g"] {
+        assert!(is_plain(good), "{good}");
+    }
+    for bad in [
+        "a", "/", "/a/", "//a", "/.a", "/..", "/-a", "/ a", "/a@b", "/a#b", "/a%b", "/ä", "/a\n",
+    ] {
+        assert!(!is_plain(bad), "{bad:?}");
+    }
+}
+
+#[test]
+fn no_link_leads_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().to_str().unwrap();
+    std::fs::create_dir(folder.path().join("real")).unwrap();
+    std::os::unix::fs::symlink("/etc", folder.path().join("link")).unwrap();
+    let reached = |name: &str| is_reached_without_links(root, &format!("{root}/{name}"));
+    assert!(reached("real") && reached("real/new/newer") && is_reached_without_links(root, root));
+    assert!(!reached("link") && !reached("link/new"));
+}
+
+#[test]
+fn nothing_of_a_stream_goes_on_before_its_beginning_is_known() {
+    let mut passed = Vec::new();
+    let mut looked = Looked {
+        to: &mut passed,
+        first: Vec::new(),
+        is_good: false,
+    };
+    let written = std::io::Write::write_all(&mut looked, &[0; 311]);
+    assert!(written.is_ok());
+    let refused = std::io::Write::write_all(&mut looked, &[0; 5]).unwrap_err();
+    assert!(refused.to_string().contains("one snapshot alone"));
+    assert!(passed.is_empty());
+}

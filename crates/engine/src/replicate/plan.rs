@@ -1,0 +1,187 @@
+//! What is to be sent, and how it stands before anything is.
+
+use holdfast_host::provider::{
+    Partial, ProviderKind, ReplicaBase, ReplicaDataset, ReplicaSnapshot, Sending, StreamForm,
+};
+use holdfast_policy::{
+    Divergence, Idle, PointKind, ReplicaPlan, ReplicaPoint, ReplicaRules, ReplicaStep, Replication, Streams,
+    TargetOrder, plan_replication,
+};
+
+use super::{RawChoice, ReplicaOutcome, ReplicatedDataset, ReplicatedStream, Sides};
+
+impl Sides<'_> {
+    fn points(&self, dataset: &ReplicaDataset) -> Vec<ReplicaPoint> {
+        let point = |snapshot: &ReplicaSnapshot| ReplicaPoint {
+            name: snapshot.name.clone(),
+            identity: snapshot.identity.clone(),
+            time_s: snapshot.time_s,
+            kind: if snapshot.is_bookmark {
+                PointKind::Bookmark
+            } else {
+                PointKind::Snapshot
+            },
+            is_wanted: !snapshot.is_bookmark && (self.request.is_wanted)(&snapshot.name),
+        };
+        dataset.snapshots.iter().map(point).collect()
+    }
+
+    pub(super) fn plan(&self, source: &ReplicaDataset, there: Option<&ReplicaDataset>) -> Replication {
+        let rules = ReplicaRules {
+            order: if self.request.target.side.kind() == ProviderKind::Zfs {
+                TargetOrder::Linear
+            } else {
+                TargetOrder::Free
+            },
+            choice: self.request.choice,
+            streams: if self.source.joins && self.target.joins {
+                Streams::Many
+            } else {
+                Streams::One
+            },
+        };
+        // One that has been received in part for the first time is none yet.
+        let is_begun = |there: &&ReplicaDataset| !there.snapshots.is_empty() || there.partial.is_none();
+        let received = there.filter(is_begun).map(|there| {
+            let mut points = self.points(there);
+            points.retain(|point| point.kind == PointKind::Snapshot);
+            points
+        });
+        plan_replication(&self.points(source), received.as_deref(), rules)
+    }
+
+    pub(super) fn described(
+        &self,
+        source: &ReplicaDataset,
+        target: &str,
+        there: Option<&ReplicaDataset>,
+        plan: &Replication,
+    ) -> ReplicatedDataset {
+        let newest = |dataset: &ReplicaDataset, is_ours: bool| {
+            let mut snapshots = dataset.snapshots.iter().rev().filter(|one| !one.is_bookmark);
+            let found = snapshots.find(|one| !is_ours || (self.request.is_wanted)(&one.name));
+            found.map(|one| (one.name.clone(), one.time_s))
+        };
+        let notes = plan.clashes.iter().map(|name| {
+            format!(
+                "{target} has another snapshot {name}: that of {} is left out; rename one of them",
+                source.name
+            )
+        });
+        ReplicatedDataset {
+            source: source.name.clone(),
+            target: target.to_owned(),
+            newest_here: newest(source, true),
+            newest_there: there.and_then(|there| newest(there, false)),
+            common: plan.common.clone(),
+            behind_count: plan.behind_count,
+            behind_s: plan.behind_s,
+            is_resumable: there.is_some_and(|there| matches!(there.partial, Some(Partial::Token(_)))),
+            streams: Vec::new(),
+            outcome: self.outcome(target, plan),
+            notes: notes.collect(),
+        }
+    }
+
+    /// How it stands before anything is done.
+    pub(super) fn outcome(&self, target: &str, plan: &Replication) -> ReplicaOutcome {
+        let at = self
+            .request
+            .target
+            .side
+            .host()
+            .map(|host| format!("at {host}: "))
+            .unwrap_or_default();
+        let diverged = |reason: String, advice: String| ReplicaOutcome::Diverged {
+            reason,
+            advice: format!("{at}{advice}"),
+        };
+        match &plan.plan {
+            ReplicaPlan::Idle(Idle::UpToDate) => ReplicaOutcome::UpToDate,
+            ReplicaPlan::Idle(_) => ReplicaOutcome::Nothing,
+            ReplicaPlan::Send(_) => ReplicaOutcome::Planned,
+            ReplicaPlan::Diverged(Divergence::NothingCommon) => diverged(
+                format!("{target} has snapshots, none of which the source has any more"),
+                format!("zfs rename {target} {target}-old keeps what is there, and all is sent again"),
+            ),
+            ReplicaPlan::Diverged(Divergence::TargetIsNoCopy) => diverged(
+                format!("{target} is there, and has no snapshot: it is no copy"),
+                format!("name another target, or zfs rename {target} {target}-old"),
+            ),
+            ReplicaPlan::Diverged(Divergence::TargetWentOn { common, own }) => diverged(
+                format!("{target} has snapshots of its own since {common}: {}", own.join(", ")),
+                format!("zfs rollback -r {target}@{common} gives them up; zfs rename {target} {target}-old keeps them"),
+            ),
+        }
+    }
+
+    /// A copy that has another name at the target.
+    pub(super) fn left_for_its_name(&self, source: &ReplicaDataset, target: &str, was: &str) -> ReplicatedDataset {
+        let plan = self.plan(source, None);
+        let mut done = self.described(source, target, None, &plan);
+        let at = self
+            .request
+            .target
+            .side
+            .host()
+            .map(|host| format!("at {host}: "))
+            .unwrap_or_default();
+        done.outcome = ReplicaOutcome::Diverged {
+            reason: format!("{was} has the snapshots of {}: it was renamed", source.name),
+            advice: format!("{at}zfs rename {was} {target}"),
+        };
+        done
+    }
+
+    /// What would be sent.
+    pub(super) fn tell_plan(
+        &self,
+        source: &ReplicaDataset,
+        there: Option<&ReplicaDataset>,
+        plan: &Replication,
+        done: &mut ReplicatedDataset,
+    ) {
+        let ReplicaPlan::Send(steps) = &plan.plan else { return };
+        for step in steps {
+            let sending = self.sending(source, there, step);
+            done.streams.push(ReplicatedStream {
+                base: step.base.as_ref().map(|(name, _)| name.clone()),
+                to: Some(step.to.clone()),
+                count: step.count,
+                is_resumed: false,
+                stream_bytes: self.request.source.side.estimate(&sending).ok().flatten(),
+                link_bytes: None,
+            });
+        }
+    }
+
+    pub(super) fn sending(
+        &self,
+        source: &ReplicaDataset,
+        there: Option<&ReplicaDataset>,
+        step: &ReplicaStep,
+    ) -> Sending {
+        let is_raw = match self.request.raw {
+            RawChoice::Raw => true,
+            RawChoice::Plain => false,
+            // What was begun in plain text goes on so.
+            RawChoice::Auto => source.is_encrypted && there.is_none_or(|there| there.is_encrypted),
+        };
+        Sending {
+            dataset: source.name.clone(),
+            base: step.base.as_ref().map(|(name, kind)| ReplicaBase {
+                name: name.clone(),
+                is_bookmark: *kind == PointKind::Bookmark,
+            }),
+            to: step.to.clone(),
+            is_joined: step.count > 1,
+            form: match () {
+                () if is_raw => StreamForm::Raw,
+                () if self.source.sends_as_stored && self.target.sends_as_stored => StreamForm::AsStored,
+                () => StreamForm::Plain,
+            },
+            token: None,
+            packing: self.sender_packs,
+        }
+    }
+}
