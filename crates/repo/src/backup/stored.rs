@@ -182,7 +182,10 @@ impl DiskCopy<'_, '_, '_> {
         })?;
         for part in &resolved {
             match *part {
-                Resolved::Here(piece) => self.put(piece)?,
+                Resolved::Here(piece) => {
+                    self.put(piece)?;
+                    self.session.advance(piece.length);
+                }
                 Resolved::There { length, there } => {
                     let mut done = 0;
                     while done < length {
@@ -201,9 +204,7 @@ impl DiskCopy<'_, '_, '_> {
             self.statistics.zero_bytes += piece.length;
         }
         self.map
-            .push(piece, &mut self.shared_pages, &mut self.session.page_sink())?;
-        self.session.advance(piece.length);
-        Ok(())
+            .push(piece, &mut self.shared_pages, &mut self.session.page_sink())
     }
 
     /// Makes sure that all chunks that are needed are here, and says where.
@@ -274,6 +275,7 @@ impl DiskCopy<'_, '_, '_> {
             let detail = format!("frame {frame} is shorter than, or not of the kind that, a disk needs of it");
             return Err(self.origin.error(Error::damaged(&reader.name, entry.offset, detail)));
         }
+        let disk_bytes = ranges.iter().map(|range| u64::from(range.end - range.start)).sum();
         ranges.sort_unstable_by_key(|range| range.start);
         let mut ranges = ranges.into_iter().peekable();
         let (mut places, mut chunks) = (Places::new(), Vec::new());
@@ -289,10 +291,14 @@ impl DiskCopy<'_, '_, '_> {
             }
             start = end;
         }
-        let wish = (!chunks.is_empty()).then(|| FrameWish {
+        if chunks.is_empty() {
+            self.session.advance(disk_bytes);
+        }
+        let wish = (!chunks.is_empty()).then_some(FrameWish {
             pack,
             frame,
             stored_bytes: u64::from(entry.stored_length),
+            disk_bytes,
             chunks,
         });
         Ok((places, wish))
@@ -395,5 +401,6 @@ fn store(session: &mut Session<'_>, statistics: &mut DiskStatistics, frame: &Fet
         };
         places.push((start, there.length, here));
     }
+    session.advance(frame.wish.disk_bytes);
     Ok(places)
 }

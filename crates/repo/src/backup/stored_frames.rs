@@ -20,6 +20,8 @@ pub(crate) struct FrameWish {
     pub(crate) frame: u32,
     /// Bytes that are read for it.
     pub(crate) stored_bytes: u64,
+    /// Bytes of the disk that are waited for.
+    pub(crate) disk_bytes: u64,
     /// Where each begins in the frame, and what it is.
     pub(crate) chunks: Vec<(u32, ChunkEntry)>,
 }
