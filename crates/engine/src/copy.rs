@@ -11,8 +11,8 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use holdfast_repo::{
-    CopySurvey, Error as RepositoryError, GcPause, Manifest, Parent, Repository, SnapshotId, Source, SourceData,
-    StoredDisk,
+    CopyMemory, CopySurvey, Error as RepositoryError, GcPause, Manifest, Parent, Repository, SnapshotId, Source,
+    SourceData, StoredDisk,
 };
 use jiff::tz::TimeZone;
 
@@ -134,6 +134,7 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
         holdings,
         planned: HashSet::new(),
         pace: &|bytes| pace.pass(bytes),
+        memory: CopyMemory::default(),
         job,
     };
     let mut due = Vec::new();
@@ -219,6 +220,7 @@ struct Copy<'a> {
     /// What would be there by now.
     planned: HashSet<SnapshotId>,
     pace: &'a (dyn Fn(u64) + Sync),
+    memory: CopyMemory,
     job: Job<'a>,
 }
 
@@ -272,6 +274,7 @@ impl<'a> Copy<'a> {
             disk,
             base: base.and_then(|base| base.disks.iter().find(|other| other.name == disk.name)),
             pace: self.pace,
+            memory: &self.memory,
         }
     }
 
@@ -279,6 +282,14 @@ impl<'a> Copy<'a> {
     fn bring(&mut self, manifest: &Manifest) -> Result<CopyOutcome> {
         if self.is_gone(manifest) {
             return Ok(CopyOutcome::Gone);
+        }
+        // Somebody else may have been faster.
+        let (new, _) = self.to.snapshots_except(self.holdings.known())?;
+        for other in new {
+            self.holdings.add(other);
+        }
+        if let Standing::Present(id) = self.holdings.standing(manifest) {
+            return Ok(CopyOutcome::Present(id));
         }
         let base = self.base(manifest, &|other| self.holdings.counterpart(other).is_some());
         let report = match self.store(manifest, base) {

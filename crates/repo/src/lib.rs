@@ -52,7 +52,8 @@ mod verify;
 mod wire;
 
 pub use backup::{
-    BackupProgress, BackupReport, BackupRequest, CopySurvey, Parent, Source, SourceData, StoredDisk, Surveyor,
+    BackupProgress, BackupReport, BackupRequest, CopyMemory, CopySurvey, Parent, Source, SourceData, StoredDisk,
+    Surveyor,
 };
 pub use config::{REPOSITORY_VERSION, RepositoryConfig};
 pub use device::SnapshotDevice;

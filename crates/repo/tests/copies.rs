@@ -12,8 +12,8 @@ use common::{Disk, Hooked, Rig, Watch, assert_gc_is_thorough, assert_restores, n
 use holdfast_block::{BlockDevice as _, MemoryDevice};
 use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, FaultStore, ObjectKind, Store as _};
 use holdfast_repo::{
-    BackupReport, DiskContent, Error, GcRequest, Manifest, Parent, Repository, Result, Selection, SourceData,
-    StoredDisk, VerifyDepth, VerifyRequest,
+    BackupReport, CopyMemory, DiskContent, Error, GcRequest, Manifest, Parent, Repository, Result, Selection,
+    SourceData, StoredDisk, VerifyDepth, VerifyRequest,
 };
 
 const KIB: u64 = 1024;
@@ -31,7 +31,7 @@ fn copy(
     base: Option<(&Manifest, &Manifest)>,
     thread_count: usize,
 ) -> Result<BackupReport> {
-    let pace = |_| ();
+    let (pace, memory) = (|_| (), CopyMemory::default());
     let sources = manifest.disks.iter().map(|disk| {
         let base = base.and_then(|(there, _)| there.disk(Some(&disk.name)).ok());
         let stored = StoredDisk {
@@ -39,6 +39,7 @@ fn copy(
             disk,
             base,
             pace: &pace,
+            memory: &memory,
         };
         source(&disk.name, SourceData::Stored(stored))
     });
@@ -164,7 +165,7 @@ fn sizes_at_the_borders_of_everything() {
 fn a_survey_says_what_a_copy_then_reads() {
     let from = Rig::new(1);
     let days = two_days(&from, 40 * MIB);
-    let pace = |_| ();
+    let (pace, memory) = (|_| (), CopyMemory::default());
     for to in [Rig::new(2), Rig::like(3, &from)] {
         let mut surveyor = to.repository.surveyor().unwrap();
         let mut planned = 0;
@@ -174,6 +175,7 @@ fn a_survey_says_what_a_copy_then_reads() {
                 disk,
                 base: None,
                 pace: &pace,
+                memory: &memory,
             };
             planned += surveyor.look_at(&stored).unwrap().read_bytes;
         }

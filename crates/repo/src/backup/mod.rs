@@ -15,6 +15,7 @@ mod parent;
 mod request;
 mod stored;
 mod stored_frames;
+mod stored_memory;
 mod stored_walk;
 mod stream;
 mod survey;
@@ -43,6 +44,7 @@ use crate::repository::Repository;
 use crate::stage::{Stage, timed};
 use crate::store::{ObjectName, Put};
 pub use request::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData, StoredDisk};
+pub use stored_memory::CopyMemory;
 pub use survey::{CopySurvey, Surveyor};
 
 /// What the repository has, as a backup sees it.

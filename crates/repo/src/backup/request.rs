@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use holdfast_block::{BlockDevice, DirtyBitmap};
 
+use super::stored_memory::CopyMemory;
 use crate::id::SnapshotId;
 use crate::manifest::{DiskRecord, DiskStatistics, Manifest};
 use crate::repository::Repository;
@@ -52,6 +53,8 @@ pub struct StoredDisk<'a> {
     pub base: Option<&'a DiskRecord>,
     /// Who is asked before so many bytes are read of the other repository, and may let the reader wait.
     pub pace: &'a (dyn Fn(u64) + Sync),
+    /// What copies between the two repositories have learnt until now.
+    pub memory: &'a CopyMemory,
 }
 
 /// Which snapshot a backup is compared with.

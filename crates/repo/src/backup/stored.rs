@@ -16,6 +16,7 @@ use super::Session;
 use super::parent::{Carried, ParentCursor};
 use super::request::StoredDisk;
 use super::stored_frames::{FetchedFrame, FrameFetcher, FrameQueue, FrameWish};
+use super::stored_memory::{CopyMemory, Places, place_at};
 use super::stored_walk::{StoredWalk, Stretch, StretchContent};
 use crate::error::{Error, Result};
 use crate::id::PackId;
@@ -65,6 +66,7 @@ pub(crate) fn copy_disk(
                 packs: &stored.repository.packs,
                 disk: name,
                 content: stored.disk.content,
+                memory: stored.memory,
             },
             is_alike,
             session,
@@ -81,6 +83,7 @@ struct Origin<'a> {
     packs: &'a Packs,
     disk: &'a str,
     content: DiskContent,
+    memory: &'a CopyMemory,
 }
 
 impl Origin<'_> {
@@ -94,9 +97,6 @@ impl Origin<'_> {
         }
     }
 }
-
-/// Chunks of a frame there, and where they are here: where each begins there, its length, its place.
-type Places = Vec<(u32, u32, Location)>;
 
 struct DiskCopy<'a, 'session, 'packs> {
     session: &'a mut Session<'session>,
@@ -229,14 +229,21 @@ impl DiskCopy<'_, '_, '_> {
             session,
             statistics,
             origin,
+            is_alike,
             ..
         } = self;
+        let is_alike = *is_alike;
         let mut failed_here = None;
         let fetched = frames.fetch_all(wishes, &mut |frame| {
             let stored = store(session, statistics, frame);
             let place = places.entry((frame.wish.pack, frame.wish.frame)).or_default();
             match stored {
-                Ok(mut stored) => place.append(&mut stored),
+                Ok(mut stored) => {
+                    if !is_alike {
+                        origin.memory.learn(frame.wish.pack, frame.wish.frame, &stored);
+                    }
+                    place.append(&mut stored);
+                }
                 Err(error) => {
                     failed_here = Some(error);
                     return Err(Error::Cancelled);
@@ -278,13 +285,14 @@ impl DiskCopy<'_, '_, '_> {
         let disk_bytes = ranges.iter().map(|range| u64::from(range.end - range.start)).sum();
         ranges.sort_unstable_by_key(|range| range.start);
         let mut ranges = ranges.into_iter().peekable();
+        let learnt = self.origin.memory.places(pack, frame);
         let (mut places, mut chunks) = (Places::new(), Vec::new());
         let mut start = 0;
         for chunk in reader.directory.chunks(entry) {
             let end = start + chunk.length;
             while ranges.next_if(|range| range.end <= start).is_some() {}
             if ranges.peek().is_some_and(|range| range.start < end) {
-                match self.find(chunk) {
+                match self.find(chunk, learnt.as_deref().and_then(|places| place_at(places, start))) {
                     Some(here) => places.push((start, chunk.length, here)),
                     None => chunks.push((start, *chunk)),
                 }
@@ -304,12 +312,13 @@ impl DiskCopy<'_, '_, '_> {
         Ok((places, wish))
     }
 
-    /// Where a chunk is here, if its name there is its name here.
-    fn find(&mut self, chunk: &ChunkEntry) -> Option<Location> {
-        if !self.is_alike {
-            return None;
-        }
-        let here = self.session.index.find(&chunk.id, chunk.length)?;
+    /// Where a chunk is here: where it was `learnt` to be, if that is still so, or by its name, if that is its name here.
+    fn find(&mut self, chunk: &ChunkEntry, learnt: Option<Location>) -> Option<Location> {
+        let index = &mut self.session.index;
+        let here = match learnt.filter(|here| index.is_usable(here.pack)) {
+            None if self.is_alike => index.find(&chunk.id, chunk.length),
+            learnt => learnt,
+        }?;
         self.statistics.known_bytes += u64::from(chunk.length);
         Some(here)
     }
