@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::forget::Execution;
 use crate::job::{Counting, Job};
 use crate::list::{ListRequest, is_wanted};
-use crate::machine_backup::Pace;
+use crate::machine_backup::pace::Pace;
 use crate::repository::{find_in, snapshots, time_of};
 use crate::{Location, Progress, SnapshotReference, Unit};
 pub use origin::NOTE_ORIGIN;
