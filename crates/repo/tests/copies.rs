@@ -161,6 +161,28 @@ fn sizes_at_the_borders_of_everything() {
     }
 }
 
+/// A disk that grows and shrinks: what did not change is taken from the copy of the day before, to the last whole block.
+#[test]
+fn disks_that_change_their_size_are_copied_from_their_base() {
+    let from = Rig::new(1);
+    let to = Rig::new(2);
+    let mut last: Option<(Manifest, Manifest)> = None;
+    for size in [30 * MIB + 100, 90 * MIB + 5000, 66 * MIB + 1, 20 * MIB + 5] {
+        let mut disk = Disk::new(size, 7);
+        disk.fill(0, 25 * MIB);
+        let made = from.backup("m", &disk, Parent::Newest);
+        let base = last.as_ref().map(|(there, here)| (there, here));
+        let copied = copy(&from.repository, &to.repository, &made.snapshot, base, 2).unwrap();
+        assert_restores(&to.repository, copied.snapshot.id, &disk.bytes);
+        assert!(
+            base.is_none() || copied.statistics.read_bytes < MIB,
+            "{:?}",
+            copied.statistics
+        );
+        last = Some((made.snapshot, copied.snapshot));
+    }
+}
+
 #[test]
 fn a_survey_says_what_a_copy_then_reads() {
     let from = Rig::new(1);

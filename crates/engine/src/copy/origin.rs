@@ -5,7 +5,7 @@
 //! the next copy: each copy also notes which snapshots of its machine have been copied before, so that what is in this list and not
 //! there any more is known to have been removed.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use holdfast_repo::{Manifest, RepositoryId, SnapshotId};
 
@@ -123,7 +123,7 @@ impl Holdings {
         manifest: &Manifest,
         from: RepositoryId,
         others: &[Manifest],
-    ) -> std::collections::BTreeMap<String, String> {
+    ) -> BTreeMap<String, String> {
         let origin = noted_origin(manifest).unwrap_or(Origin {
             repository: from,
             snapshot: manifest.id,
@@ -139,5 +139,97 @@ impl Holdings {
         );
         notes.insert(NOTE_COPIED.to_owned(), list.join(" "));
         notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_repo::{Manifest, RepositoryId, SnapshotId};
+
+    use super::{Holdings, LISTED_COUNT_MAX, NOTE_COPIED, NOTE_ORIGIN, Standing, identity, noted_origin};
+
+    const HERE: RepositoryId = RepositoryId::from_bytes([1; 16]);
+    const THERE: RepositoryId = RepositoryId::from_bytes([2; 16]);
+
+    fn id(number: u16) -> SnapshotId {
+        let [high, low] = number.to_be_bytes();
+        let mut bytes = [7; 16];
+        (bytes[0], bytes[1]) = (high, low);
+        SnapshotId::from_bytes(bytes)
+    }
+
+    fn snapshot(number: u16, machine: &str, notes: &[(&str, &str)]) -> Manifest {
+        let id = id(number).to_string();
+        let notes: serde_json::Map<String, serde_json::Value> = notes
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).into()))
+            .collect();
+        let value = serde_json::json!({ "format": 1, "id": id, "machine": machine, "time_ms": number, "disks": [],
+                                        "copy": id, "notes": notes });
+        serde_json::from_value(value).unwrap()
+    }
+
+    /// What arrives under a new id.
+    fn arrived(number: u16, original: &Manifest, notes: std::collections::BTreeMap<String, String>) -> Manifest {
+        let mut manifest = snapshot(number, &original.machine, &[]);
+        manifest.notes = notes;
+        manifest
+    }
+
+    #[test]
+    fn a_copy_is_the_same_as_its_original_however_often_it_is_copied() {
+        let original = snapshot(1, "m", &[("method", "filter")]);
+        let there = Holdings::new(THERE, Vec::new());
+        let copy = arrived(2, &original, there.notes_of_copy(&original, HERE, &[]));
+        assert_eq!(copy.notes["method"], "filter");
+        let again = arrived(3, &copy, there.notes_of_copy(&copy, THERE, &[]));
+        for copy in [&copy, &again] {
+            assert_eq!(identity(copy), original.id);
+            assert_eq!(noted_origin(copy).unwrap().repository, HERE);
+            let holdings = Holdings::new(THERE, vec![copy.clone()]);
+            assert_eq!(holdings.standing(&original), Standing::Present(copy.id));
+            // Back where it was first, it is there, or it was removed.
+            assert_eq!(
+                Holdings::new(HERE, vec![original.clone()]).standing(copy),
+                Standing::Present(original.id)
+            );
+            assert_eq!(Holdings::new(HERE, Vec::new()).standing(copy), Standing::Removed);
+        }
+    }
+
+    #[test]
+    fn what_was_copied_and_is_not_there_was_removed_and_what_was_not_is_missing() {
+        let all: Vec<Manifest> = (1..5).map(|number| snapshot(number, "m", &[])).collect();
+        let mut there = Holdings::new(THERE, Vec::new());
+        let mut copies = Vec::new();
+        // The second cannot be read, and is left out.
+        for number in [0, 2, 3] {
+            let copy = arrived(10 + number, &all[usize::from(number)], {
+                there.notes_of_copy(&all[usize::from(number)], HERE, &all)
+            });
+            there.add(copy.clone());
+            copies.push(copy);
+        }
+        let newest = Holdings::new(THERE, vec![copies.pop().unwrap()]);
+        let standings: Vec<Standing> = all.iter().map(|manifest| newest.standing(manifest)).collect();
+        let newest_copy = Standing::Present(id(13));
+        assert_eq!(
+            standings,
+            [Standing::Removed, Standing::Missing, Standing::Removed, newest_copy]
+        );
+        // With the last copy everything that was known of them is gone.
+        assert_eq!(Holdings::new(THERE, Vec::new()).standing(&all[0]), Standing::Missing);
+    }
+
+    #[test]
+    fn notes_that_make_no_sense_are_none_and_lists_are_bounded() {
+        for text in ["", "/", "x/y", "01/02"] {
+            let manifest = snapshot(1, "m", &[(NOTE_ORIGIN, text)]);
+            assert_eq!((noted_origin(&manifest), identity(&manifest)), (None, id(1)), "{text}");
+        }
+        let many: Vec<Manifest> = (0..5000).map(|number| snapshot(number, "m", &[])).collect();
+        let there = Holdings::new(THERE, many.clone());
+        let notes = there.notes_of_copy(&many[4999], HERE, &many);
+        assert_eq!(notes[NOTE_COPIED].split(' ').count(), LISTED_COUNT_MAX);
     }
 }

@@ -27,6 +27,8 @@ use crate::packs::Packs;
 
 /// Pieces that are gathered before their frames are read: about 4 MiB of memory.
 const BATCH_PIECE_COUNT: usize = 1 << 16;
+/// Bytes of the disk that are gathered to be looked for: about 32,000 chunks, which take 3 MiB; 40 MiB where each is a single block.
+const BATCH_BYTES: u64 = 2 << 30;
 
 /// Copies a disk; returns where its map is, and what was found.
 pub(crate) fn copy_disk(
@@ -113,7 +115,7 @@ struct DiskCopy<'a, 'session, 'packs> {
 
 impl DiskCopy<'_, '_, '_> {
     fn run(&mut self, mut walk: StoredWalk<'_>) -> Result<()> {
-        let mut batch = Vec::new();
+        let mut batch = Batch::default();
         let mut position = 0;
         while let Some(stretches) = walk.next().map_err(|error| self.origin.error(error))? {
             self.session.check_cancelled()?;
@@ -121,18 +123,18 @@ impl DiskCopy<'_, '_, '_> {
                 self.gather(position, stretch, &mut batch);
                 position += stretch.length;
             }
-            if batch.len() >= BATCH_PIECE_COUNT {
-                self.copy(&batch)?;
-                batch.clear();
+            if batch.parts.len() >= BATCH_PIECE_COUNT || batch.there_bytes >= BATCH_BYTES {
+                self.copy(&batch.parts)?;
+                batch = Batch::default();
             }
         }
-        self.copy(&batch)
+        self.copy(&batch.parts)
     }
 
     /// Adds a stretch to the batch: as pieces of this repository, or as what has to be copied.
-    fn gather(&mut self, position: u64, stretch: Stretch, batch: &mut Vec<Part>) {
+    fn gather(&mut self, position: u64, stretch: Stretch, batch: &mut Batch) {
         let (length, there) = match stretch.content {
-            StretchContent::Zero => return push_here(batch, stretch.length, PieceContent::Zero),
+            StretchContent::Zero => return batch.push_here(stretch.length, PieceContent::Zero),
             StretchContent::Data(there) => (stretch.length, there),
             StretchContent::Same(there) => {
                 let mut done = 0;
@@ -146,15 +148,12 @@ impl DiskCopy<'_, '_, '_> {
                     done += match carried {
                         Carried::Data(here, length) => {
                             self.statistics.unchanged_bytes += length;
-                            push_here(batch, length, PieceContent::Data(here));
+                            batch.push_here(length, PieceContent::Data(here));
                             length
                         }
                         // A block of zeroes has no place: where the base has one, its copy has no zeroes.
                         Carried::Unknown(length) | Carried::Zero(length) => {
-                            batch.push(Part::There {
-                                length,
-                                there: there.advance(done),
-                            });
+                            batch.push_there(length, there.advance(done));
                             length
                         }
                     };
@@ -162,7 +161,7 @@ impl DiskCopy<'_, '_, '_> {
                 return;
             }
         };
-        batch.push(Part::There { length, there });
+        batch.push_there(length, there);
     }
 
     /// Brings over what a batch needs, and writes its part of the map.
@@ -278,7 +277,9 @@ impl DiskCopy<'_, '_, '_> {
             DiskContent::Blocks => FrameContent::Blocks,
             DiskContent::Stream => FrameContent::Stream,
         };
-        if entry.content != expected || ranges.iter().any(|range| range.end > entry.raw_length) {
+        let unit = self.origin.content.unit().bytes();
+        let is_wrong = |range: &Range<u32>| range.end > entry.raw_length || u64::from(range.start) % unit != 0;
+        if entry.content != expected || ranges.iter().any(is_wrong) {
             let detail = format!("frame {frame} is shorter than, or not of the kind that, a disk needs of it");
             return Err(self.origin.error(Error::damaged(&reader.name, entry.offset, detail)));
         }
@@ -352,11 +353,26 @@ enum Resolved {
     },
 }
 
-fn push_here(batch: &mut Vec<Part>, length: u64, content: PieceContent) {
-    let piece = Piece { length, content };
-    match batch.last_mut() {
-        Some(Part::Here(last)) if let Some(joined) = last.join(piece) => *last = joined,
-        _ => batch.push(Part::Here(piece)),
+/// Parts that are copied together.
+#[derive(Default)]
+struct Batch {
+    parts: Vec<Part>,
+    /// Bytes of those that are stored there.
+    there_bytes: u64,
+}
+
+impl Batch {
+    fn push_here(&mut self, length: u64, content: PieceContent) {
+        let piece = Piece { length, content };
+        match self.parts.last_mut() {
+            Some(Part::Here(last)) if let Some(joined) = last.join(piece) => *last = joined,
+            _ => self.parts.push(Part::Here(piece)),
+        }
+    }
+
+    fn push_there(&mut self, length: u64, there: Location) {
+        self.there_bytes += length;
+        self.parts.push(Part::There { length, there });
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::request::StoredDisk;
 use crate::error::Result;
-use crate::fingerprint::BLOCK_BYTES;
+use crate::manifest::DiskRecord;
 use crate::map::{LEAF_BYTES, MapReader, Piece, PieceContent};
 use crate::pack::Location;
 use crate::packs::Packs;
@@ -35,13 +35,11 @@ impl<'a> StoredWalk<'a> {
     pub(crate) fn new(stored: &StoredDisk<'a>) -> Self {
         let packs: &'a Packs = &stored.repository.packs;
         let disk = stored.disk;
-        let open = |root| MapReader::new(packs, root, disk.size_bytes, disk.content.unit());
-        let base = stored
-            .base
-            .filter(|base| base.size_bytes == disk.size_bytes && base.content == disk.content);
+        let open = |disk: &DiskRecord| MapReader::new(packs, disk.root, disk.size_bytes, disk.content.unit());
+        let base = stored.base.filter(|base| base.content == disk.content);
         Self {
-            map: open(disk.root),
-            base: base.map(|base| open(base.root)),
+            map: open(disk),
+            base: base.map(open),
             next_leaf: 0,
         }
     }
@@ -72,7 +70,7 @@ impl<'a> StoredWalk<'a> {
 
     fn leaf(&mut self, number: u64) -> Result<Vec<Stretch>> {
         let ours = self.map.leaf(number)?.unwrap_or_default();
-        let Some(base) = &mut self.base else {
+        let Some(base) = self.base.as_mut().filter(|base| number < base.leaf_count()) else {
             return Ok(ours.into_iter().map(|piece| stretch(piece, false)).collect());
         };
         // A base that cannot be read has nothing in common with anything.
@@ -112,5 +110,3 @@ fn stretch(piece: Piece, is_same: bool) -> Stretch {
         content,
     }
 }
-
-const _: () = assert!(LEAF_BYTES.is_multiple_of(BLOCK_BYTES));
