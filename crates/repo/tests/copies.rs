@@ -6,14 +6,14 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{Disk, Hooked, Rig, Watch, assert_gc_is_thorough, assert_restores, names_of, request, source};
 use holdfast_block::{BlockDevice as _, MemoryDevice};
-use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, FaultStore, ObjectKind, Store as _};
+use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, FaultStore, ObjectKind, ObjectName, Store as _};
 use holdfast_repo::{
-    BackupReport, CopyMemory, DiskContent, Error, GcRequest, Manifest, Parent, Repository, Result, Selection,
-    SourceData, StoredDisk, VerifyDepth, VerifyRequest,
+    BackupReport, CopyMemory, DiskContent, Error, GcRequest, Manifest, Parent, RepairRequest, Repository, Result,
+    Selection, SourceData, StoredDisk, VerifyDepth, VerifyRequest,
 };
 
 const KIB: u64 = 1024;
@@ -256,6 +256,61 @@ fn either_side_fails_at_every_step() {
             assert!(step > 10, "{step}");
         }
     }
+}
+
+/// What was stored before it was stopped is found by the next one: it is not stored again, and between repositories that recognise
+/// bytes alike it is not even read.
+#[test]
+fn a_copy_that_was_stopped_goes_on() {
+    let from = Rig::new(1);
+    let mut disk = Disk::new(200 * MIB, 5);
+    disk.fill(0, 200 * MIB);
+    let made = from.backup("m", &disk, Parent::Newest).snapshot;
+    for to in [Rig::new(2), Rig::like(3, &from)] {
+        let watch = Watch::default();
+        let (read_bytes, memory) = (AtomicU64::new(0), CopyMemory::default());
+        let pace = |bytes| {
+            if read_bytes.fetch_add(bytes, Ordering::Relaxed) > 80 * MIB {
+                watch.cancelled.store(true, Ordering::Relaxed);
+            }
+        };
+        let stored = StoredDisk {
+            repository: &from.repository,
+            disk: &made.disks[0],
+            base: None,
+            pace: &pace,
+            memory: &memory,
+        };
+        let request = request("m", 0, vec![source("vda", SourceData::Stored(stored))], Parent::None, 2);
+        let stopped = to.repository.backup(request, &watch).unwrap_err();
+        assert!(matches!(stopped, Error::Cancelled), "{stopped:?}");
+        let whole = copy(&from.repository, &to.repository, &made, None, 2).unwrap();
+        let found = whole.statistics;
+        assert!(found.known_bytes > 40 * MIB && found.new_bytes < 160 * MIB, "{found:?}");
+        let is_alike = to.repository.recognises_like(&from.repository);
+        assert_eq!(found.read_bytes < 90 * MIB, is_alike, "{found:?}");
+        assert_restores(&to.repository, whole.snapshot.id, &disk.bytes);
+        assert_gc_is_thorough(&to.repository, GC, "went on");
+    }
+}
+
+/// The configuration is the one place that says how bytes are recognised; key slots have it too.
+#[test]
+fn a_lost_configuration_comes_back_with_its_fingerprints() {
+    let from = Rig::new(1);
+    let like = Rig::like(2, &from);
+    like.store.delete(&ObjectName::config()).unwrap();
+    let opened = like.open(5);
+    assert!(opened.recognises_like(&from.repository));
+    let request = RepairRequest {
+        thread_count: 1,
+        percent: 100,
+    };
+    let plan = opened.plan_repair(request, &Watch::default()).unwrap();
+    opened.repair(&plan, 1, &Watch::default()).unwrap();
+    let config = like.store.get(&ObjectName::config(), u64::MAX).unwrap();
+    assert!(!config.is_empty());
+    assert!(like.open(6).recognises_like(&from.repository));
 }
 
 /// Damages one byte in the middle of every data pack, and tells how many there are.
