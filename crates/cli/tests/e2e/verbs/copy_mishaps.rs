@@ -135,6 +135,42 @@ fn two_copies_at_once_leave_one_of_each() {
     }
 }
 
+/// Damages the pack of a repository that has the first day of web1.
+fn damage_largest_pack(rig: &Rig, repository: &str) {
+    let mut packs = Vec::new();
+    for folder in rig.names(&format!("{repository}/packs")) {
+        let files = rig.names(&format!("{repository}/packs/{folder}"));
+        packs.extend(
+            files
+                .into_iter()
+                .map(|name| format!("{repository}/packs/{folder}/{name}")),
+        );
+    }
+    let largest = packs.into_iter().max_by_key(|name| rig.read(name).len()).unwrap();
+    let mut bytes = rig.read(&largest);
+    bytes[500] ^= 1;
+    std::fs::remove_file(rig.path(&largest)).unwrap();
+    rig.write(&largest, &bytes);
+}
+
+/// What is damaged on one side is mended from the other, for all snapshots that need it.
+#[test]
+fn a_damaged_repository_is_mended_from_the_other() {
+    for (like, damaged) in [(true, "far"), (true, "repo"), (false, "far")] {
+        let (rig, images) = two_machines();
+        let alike: &[&str] = if like { &["--like", "repo"] } else { &[] };
+        rig.ok(&[&["init", "--no-encryption", "-r", "far"], alike].concat());
+        rig.ok(&ALL);
+        damage_largest_pack(&rig, damaged);
+        rig.code(5, &["-r", damaged, "scrub"]);
+        rig.code(5, &["-r", damaged, "verify"]);
+        rig.ok(&["-r", damaged, "forget", "web1@2026-11-21"]);
+        let good = if damaged == "far" { "repo" } else { "far" };
+        rig.ok(&["-r", good, "copy", "--to", damaged, "web1@2026-11-21"]);
+        assert_both_days(&rig, &["-r", damaged], &images);
+    }
+}
+
 #[test]
 fn what_is_damaged_is_named_and_the_rest_arrives() {
     let (rig, images) = two_machines();
@@ -142,18 +178,7 @@ fn what_is_damaged_is_named_and_the_rest_arrives() {
     rig.ok(&["backup", "mail.raw"]);
     rig.ok(&["init", "--no-encryption", "-r", "far", "--like", "repo"]);
     rig.ok(&["copy", "--to", "far", "web1"]);
-    // The largest pack has the first day of web1.
-    let mut packs = Vec::new();
-    for folder in rig.names("repo/packs") {
-        let files = rig.names(&format!("repo/packs/{folder}"));
-        packs.extend(files.into_iter().map(|name| format!("repo/packs/{folder}/{name}")));
-    }
-    let largest = packs.into_iter().max_by_key(|name| rig.read(name).len()).unwrap();
-    let mut bytes = rig.read(&largest);
-    bytes[500] ^= 1;
-    std::fs::remove_file(rig.path(&largest)).unwrap();
-    rig.write(&largest, &bytes);
-
+    damage_largest_pack(&rig, "repo");
     rig.ok(&["init", "--no-encryption", "-r", "strange"]);
     let document = rig.json(5, &["copy", "--to", "strange", "--all"]);
     let report = &document["report"];
