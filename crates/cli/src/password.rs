@@ -348,7 +348,7 @@ mod tests {
     use zeroize::Zeroizing;
 
     use super::{PASSWORD_BYTES_MAX, Password, PasswordError, PasswordSource, PasswordUse};
-    use crate::args::PasswordArgs;
+    use crate::args::{PasswordArgs, ToPasswordArgs};
     use crate::environment::Environment;
     use crate::terminal::Prompt;
 
@@ -416,6 +416,37 @@ mod tests {
         let all = [("HOLDFAST_PASSWORD", "x"), ("HOLDFAST_PASSWORD_FILE", "x"), systemd];
         assert!(choose(&args(Some("f"), None), &all).unwrap() == PasswordSource::File("f".into()));
         assert!(choose(&args(None, Some("c")), &all).unwrap() == PasswordSource::Command("c".into()));
+    }
+
+    /// What opens the one repository is never tried on the other.
+    #[test]
+    fn the_repository_that_is_copied_to_has_places_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let credential = folder.path().join("holdfast.to-password");
+        File::create(folder.path().join("holdfast.password")).unwrap();
+        let of_the_first = [
+            ("CREDENTIALS_DIRECTORY", folder.path().to_str().unwrap()),
+            ("HOLDFAST_PASSWORD", "x"),
+        ];
+        let choose = |file: Option<&str>, more: &[(&str, &str)]| {
+            let args = ToPasswordArgs {
+                to_password_file: file.map(PathBuf::from),
+                to_password_command: None,
+            };
+            let variables = of_the_first.iter().chain(more).copied();
+            PasswordSource::choose_to(&args, &variables.collect::<Environment>())
+        };
+        assert!(choose(None, &[]).unwrap() == PasswordSource::Prompt);
+        File::create(&credential).unwrap();
+        assert!(choose(None, &[]).unwrap() == PasswordSource::Credential(credential));
+        let file = ("HOLDFAST_TO_PASSWORD_FILE", "f");
+        assert!(choose(None, &[file]).unwrap() == PasswordSource::File("f".into()));
+        let command = ("HOLDFAST_TO_PASSWORD_COMMAND", "c");
+        assert!(choose(None, &[command]).unwrap() == PasswordSource::Command("c".into()));
+        let given = choose(None, &[("HOLDFAST_TO_PASSWORD", "y")]).unwrap();
+        assert_eq!(read(&given).0.unwrap(), b"y");
+        assert!(choose(Some("g"), &[file]).unwrap() == PasswordSource::File("g".into()));
+        assert!(choose(None, &[file, command]).is_err());
     }
 
     #[test]
