@@ -32,7 +32,7 @@ pub enum CommandError {
 /// Runs `command` with `/bin/sh -c`, gives its output to `reader`, and waits for it.
 ///
 /// Its standard input is empty, since ours may be the disk that is backed up; its standard error is ours, so that it can
-/// talk to a person. It does not see HOLDFAST_PASSWORD. It has as long as it needs: it may be asking somebody.
+/// talk to a person. It sees no password. It has as long as it needs: it may be asking somebody.
 pub fn run_shell<T>(
     command: &OsStr,
     reader: impl FnOnce(&mut dyn Read) -> std::io::Result<T>,
@@ -45,6 +45,7 @@ pub fn run_shell<T>(
         .arg("-c")
         .arg(command)
         .env_remove(environment::PASSWORD)
+        .env_remove(environment::TO_PASSWORD)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())

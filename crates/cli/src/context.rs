@@ -10,7 +10,7 @@ use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{Repository, Surroundings, SystemProcesses};
 use jiff::tz::TimeZone;
 
-use crate::args::{GlobalArgs, NewPasswordArgs};
+use crate::args::{GlobalArgs, NewPasswordArgs, ToPasswordArgs};
 use crate::environment::{self, Environment};
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -166,6 +166,41 @@ impl Context {
             return Ok(None);
         }
         self.password(PasswordUse::Existing).map(Some)
+    }
+
+    /// Another repository than the one that the program works on, opened; asks for its password if it needs one. `options` are those
+    /// that give it.
+    pub fn open_other(
+        &self,
+        location: &Location,
+        source: &PasswordSource,
+        options: &'static str,
+    ) -> Result<Repository, Error> {
+        if *source == PasswordSource::Prompt && protection(location)? == Protection::Open {
+            return self.open_with(location, None);
+        }
+        let mut warn = |message: &str| self.console.warning(message);
+        let read = source.read(PasswordUse::Other, &ControllingTerminal, &mut warn);
+        let password = read.map_err(|error| match error {
+            PasswordError::NoTerminal => PasswordError::NoTerminalForOther { options },
+            other => other,
+        })?;
+        self.open_with(location, Some(&password))
+    }
+
+    /// Where snapshots are copied to: the option, else the environment.
+    pub fn other_location(&self, option: Option<&OsStr>) -> Result<Location, Error> {
+        let location = option.or_else(|| self.variable(environment::TO_REPOSITORY));
+        let missing = || {
+            let hint = format!("give --to LOCATION, or set {}", environment::TO_REPOSITORY);
+            Error::usage("no repository is given to copy to", hint)
+        };
+        Ok(Location::parse(location.ok_or_else(missing)?)?)
+    }
+
+    /// Where the password of the repository comes from that is copied to.
+    pub fn password_to(&self, args: &ToPasswordArgs) -> Result<PasswordSource, Error> {
+        Ok(PasswordSource::choose_to(args, &self.environment)?)
     }
 
     /// A password that is to be new, beside the one that opens the repository.

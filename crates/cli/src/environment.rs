@@ -11,6 +11,14 @@ pub const PASSWORD_FILE: &str = "HOLDFAST_PASSWORD_FILE";
 pub const PASSWORD_COMMAND: &str = "HOLDFAST_PASSWORD_COMMAND";
 /// The password itself.
 pub const PASSWORD: &str = "HOLDFAST_PASSWORD";
+/// Where snapshots are copied to.
+pub const TO_REPOSITORY: &str = "HOLDFAST_TO_REPOSITORY";
+/// File whose first line is the password of the repository that is copied to.
+pub const TO_PASSWORD_FILE: &str = "HOLDFAST_TO_PASSWORD_FILE";
+/// Command whose first line of output is the password of the repository that is copied to.
+pub const TO_PASSWORD_COMMAND: &str = "HOLDFAST_TO_PASSWORD_COMMAND";
+/// The password of the repository that is copied to.
+pub const TO_PASSWORD: &str = "HOLDFAST_TO_PASSWORD";
 /// Folder in which systemd puts the credentials of a service.
 pub const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
@@ -32,16 +40,20 @@ pub const SSH_COMMAND: &str = "SSH_ORIGINAL_COMMAND";
 pub const HOME: &str = "HOME";
 
 /// All of them, with what they are good for.
-pub const VARIABLES: [(&str, &str); 13] = [
+pub const VARIABLES: [(&str, &str); 17] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
     (PASSWORD, "the password; the last resort: other programs may see it"),
     (
         CREDENTIALS_DIRECTORY,
-        "set by systemd; may hold the credential holdfast.password",
+        "set by systemd; may hold the credentials holdfast.password and holdfast.to-password",
     ),
     (STATES, "like --states, for host snapshots of machines"),
+    (TO_REPOSITORY, "like --to of holdfast copy"),
+    (TO_PASSWORD_FILE, "like --to-password-file"),
+    (TO_PASSWORD_COMMAND, "like --to-password-command"),
+    (TO_PASSWORD, "the password of that repository; the last resort"),
     (LIBVIRT_URI, "like --connect, for machines"),
     (RUNTIME_FOLDER, "where sockets are put; /run where not set"),
     (

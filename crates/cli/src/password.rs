@@ -9,15 +9,44 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-use crate::args::{NewPasswordArgs, PasswordArgs};
+use crate::args::{LikePasswordArgs, NewPasswordArgs, PasswordArgs, ToPasswordArgs};
 use crate::command::{CommandError, run_shell};
 use crate::environment::{self, Environment};
 use crate::terminal::Prompt;
 
 /// Longest password, in bytes.
 const PASSWORD_BYTES_MAX: usize = 4096;
-/// Name of the systemd credential.
-const CREDENTIAL: &str = "holdfast.password";
+
+/// What the places are called from which the password of a repository may come.
+struct Places {
+    options: [&'static str; 2],
+    /// File, command and password.
+    variables: [&'static str; 3],
+    /// The systemd credential.
+    credential: &'static str,
+}
+
+/// Those of the repository that the program works on.
+const PLACES: Places = Places {
+    options: ["--password-file", "--password-command"],
+    variables: [
+        environment::PASSWORD_FILE,
+        environment::PASSWORD_COMMAND,
+        environment::PASSWORD,
+    ],
+    credential: "holdfast.password",
+};
+
+/// Those of the repository that is copied to.
+const PLACES_TO: Places = Places {
+    options: ["--to-password-file", "--to-password-command"],
+    variables: [
+        environment::TO_PASSWORD_FILE,
+        environment::TO_PASSWORD_COMMAND,
+        environment::TO_PASSWORD,
+    ],
+    credential: "holdfast.to-password",
+};
 
 /// A password; its memory is overwritten when it is dropped.
 ///
@@ -105,6 +134,12 @@ pub enum PasswordError {
     /// The same, for a password that is to be new.
     #[error("no new password is given, and there is no terminal to ask on")]
     NoTerminalForNew,
+    /// The same, for the password of another repository, which these options give.
+    #[error("no password of the other repository is given, and there is no terminal to ask on")]
+    NoTerminalForOther {
+        /// The options.
+        options: &'static str,
+    },
     /// The terminal broke off.
     #[error("ask for the password")]
     Prompt(#[source] std::io::Error),
@@ -118,6 +153,8 @@ pub enum PasswordError {
 pub enum PasswordUse {
     /// To open what exists: one entry.
     Existing,
+    /// To open another repository than the one that the program works on.
+    Other,
     /// To protect something from now on: a person enters it twice.
     New,
 }
@@ -142,33 +179,54 @@ impl PasswordSource {
     ///
     /// Two options, or two of the three environment variables, are an error: the one that was forgotten would decide.
     pub fn choose(args: &PasswordArgs, environment: &Environment) -> Result<Self, PasswordError> {
-        match (&args.password_file, &args.password_command) {
+        let options = (args.password_file.as_deref(), args.password_command.as_deref());
+        Self::choose_from(&PLACES, options, environment)
+    }
+
+    /// The same for the repository that is copied to.
+    pub fn choose_to(args: &ToPasswordArgs, environment: &Environment) -> Result<Self, PasswordError> {
+        let options = (args.to_password_file.as_deref(), args.to_password_command.as_deref());
+        Self::choose_from(&PLACES_TO, options, environment)
+    }
+
+    fn choose_from(
+        places: &Places,
+        options: (Option<&Path>, Option<&OsStr>),
+        environment: &Environment,
+    ) -> Result<Self, PasswordError> {
+        match options {
             (Some(_), Some(_)) => {
-                return Err(PasswordError::Ambiguous {
-                    first: "--password-file",
-                    second: "--password-command",
-                });
+                let [first, second] = places.options;
+                return Err(PasswordError::Ambiguous { first, second });
             }
-            (Some(file), None) => return Ok(Self::File(file.clone())),
-            (None, Some(command)) => return Ok(Self::Command(command.clone())),
+            (Some(file), None) => return Ok(Self::File(file.to_owned())),
+            (None, Some(command)) => return Ok(Self::Command(command.to_owned())),
             (None, None) => {}
         }
-        let set = [
-            environment::PASSWORD_FILE,
-            environment::PASSWORD_COMMAND,
-            environment::PASSWORD,
-        ]
-        .map(|name| environment.get(name).map(|value| (name, value)));
-        let mut set = set.into_iter().flatten();
-        match (set.next(), set.next()) {
-            (Some((first, _)), Some((second, _))) => Err(PasswordError::Ambiguous { first, second }),
-            (Some((environment::PASSWORD_FILE, file)), None) => Ok(Self::File(file.into())),
-            (Some((environment::PASSWORD_COMMAND, command)), None) => Ok(Self::Command(command.to_owned())),
-            (Some((name, value)), None) => {
+        let values = places
+            .variables
+            .map(|name| environment.get(name).map(|value| (name, value)));
+        let mut set = values.into_iter().flatten();
+        if let (Some((first, _)), Some((second, _))) = (set.next(), set.next()) {
+            return Err(PasswordError::Ambiguous { first, second });
+        }
+        match values {
+            [Some((_, file)), ..] => Ok(Self::File(file.into())),
+            [_, Some((_, command)), _] => Ok(Self::Command(command.to_owned())),
+            [.., Some((name, value))] => {
                 let bytes = Zeroizing::new(value.as_bytes().to_vec());
                 Password::from_line(bytes, name).map(Self::Environment)
             }
-            (None, _) => Ok(credential(environment).map_or(Self::Prompt, Self::Credential)),
+            [None, None, None] => Ok(credential(places.credential, environment).map_or(Self::Prompt, Self::Credential)),
+        }
+    }
+
+    /// The same for the repository that a new one is made like: the environment holds only that of the new one.
+    pub fn choose_like(args: &LikePasswordArgs) -> Self {
+        match (&args.like_password_file, &args.like_password_command) {
+            (Some(file), _) => Self::File(file.clone()),
+            (None, Some(command)) => Self::Command(command.clone()),
+            (None, None) => Self::Prompt,
         }
     }
 
@@ -200,8 +258,8 @@ impl PasswordSource {
 }
 
 /// The credential's file, where systemd gives one.
-fn credential(environment: &Environment) -> Option<PathBuf> {
-    let path = Path::new(environment.get(environment::CREDENTIALS_DIRECTORY)?).join(CREDENTIAL);
+fn credential(name: &str, environment: &Environment) -> Option<PathBuf> {
+    let path = Path::new(environment.get(environment::CREDENTIALS_DIRECTORY)?).join(name);
     path.exists().then_some(path)
 }
 
@@ -243,6 +301,7 @@ fn ask(password_use: PasswordUse, prompt: &dyn Prompt) -> Result<Password, Passw
     };
     match password_use {
         PasswordUse::Existing => entry("Password: "),
+        PasswordUse::Other => entry("Password of the other repository: "),
         PasswordUse::New => {
             let first = entry("New password: ")?;
             let second = entry("New password again: ")?;
@@ -289,7 +348,7 @@ mod tests {
     use zeroize::Zeroizing;
 
     use super::{PASSWORD_BYTES_MAX, Password, PasswordError, PasswordSource, PasswordUse};
-    use crate::args::PasswordArgs;
+    use crate::args::{PasswordArgs, ToPasswordArgs};
     use crate::environment::Environment;
     use crate::terminal::Prompt;
 
@@ -357,6 +416,37 @@ mod tests {
         let all = [("HOLDFAST_PASSWORD", "x"), ("HOLDFAST_PASSWORD_FILE", "x"), systemd];
         assert!(choose(&args(Some("f"), None), &all).unwrap() == PasswordSource::File("f".into()));
         assert!(choose(&args(None, Some("c")), &all).unwrap() == PasswordSource::Command("c".into()));
+    }
+
+    /// What opens the one repository is never tried on the other.
+    #[test]
+    fn the_repository_that_is_copied_to_has_places_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let credential = folder.path().join("holdfast.to-password");
+        File::create(folder.path().join("holdfast.password")).unwrap();
+        let of_the_first = [
+            ("CREDENTIALS_DIRECTORY", folder.path().to_str().unwrap()),
+            ("HOLDFAST_PASSWORD", "x"),
+        ];
+        let choose = |file: Option<&str>, more: &[(&str, &str)]| {
+            let args = ToPasswordArgs {
+                to_password_file: file.map(PathBuf::from),
+                to_password_command: None,
+            };
+            let variables = of_the_first.iter().chain(more).copied();
+            PasswordSource::choose_to(&args, &variables.collect::<Environment>())
+        };
+        assert!(choose(None, &[]).unwrap() == PasswordSource::Prompt);
+        File::create(&credential).unwrap();
+        assert!(choose(None, &[]).unwrap() == PasswordSource::Credential(credential));
+        let file = ("HOLDFAST_TO_PASSWORD_FILE", "f");
+        assert!(choose(None, &[file]).unwrap() == PasswordSource::File("f".into()));
+        let command = ("HOLDFAST_TO_PASSWORD_COMMAND", "c");
+        assert!(choose(None, &[command]).unwrap() == PasswordSource::Command("c".into()));
+        let given = choose(None, &[("HOLDFAST_TO_PASSWORD", "y")]).unwrap();
+        assert_eq!(read(&given).0.unwrap(), b"y");
+        assert!(choose(Some("g"), &[file]).unwrap() == PasswordSource::File("g".into()));
+        assert!(choose(None, &[file, command]).is_err());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_engine::{NOTE_CONSISTENCY, NOTE_METHOD, time_of};
+use holdfast_engine::{NOTE_CONSISTENCY, NOTE_METHOD, NOTE_ORIGIN, time_of};
 use holdfast_repo::{DiskContent, DiskRecord, DiskStatistics, Manifest};
 use serde::Serialize;
 
@@ -27,6 +27,8 @@ pub struct SnapshotDocument {
     pub consistency: Option<String>,
     /// How its machine was read; null where it is of images.
     pub method: Option<String>,
+    /// The repository and the snapshot that it is a copy of, with a `/` in between; null where it is none.
+    pub origin: Option<String>,
     /// Its disks.
     pub disks: Vec<DiskDocument>,
 }
@@ -69,6 +71,7 @@ impl From<&Manifest> for SnapshotDocument {
             program: manifest.program.clone(),
             consistency: manifest.notes.get(NOTE_CONSISTENCY).cloned(),
             method: manifest.notes.get(NOTE_METHOD).cloned(),
+            origin: manifest.notes.get(NOTE_ORIGIN).cloned(),
             disks: manifest.disks.iter().map(DiskDocument::from).collect(),
         }
     }

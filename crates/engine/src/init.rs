@@ -27,6 +27,8 @@ pub struct InitRequest<'a> {
     pub label: &'a str,
     /// What everything in it is sealed with.
     pub cipher: Cipher,
+    /// The repository that it is to recognise bytes like, so that what is copied between them is stored once.
+    pub like: Option<&'a Repository>,
 }
 
 /// A repository that was made.
@@ -59,7 +61,10 @@ pub fn init(request: &InitRequest<'_>, surroundings: &Surroundings) -> Result<In
         parameters: KdfParameters::default(),
         cipher: request.cipher,
     };
-    let repository = Repository::init(store, &new, surroundings.clone())?;
+    let repository = match request.like {
+        None => Repository::init(store, &new, surroundings.clone())?,
+        Some(other) => Repository::init_like(store, &new, other, surroundings.clone())?,
+    };
     let config = repository.config();
     Ok(InitReport {
         id: config.id,

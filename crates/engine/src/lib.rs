@@ -2,7 +2,7 @@
 //!
 //! One file per verb that a user knows, each to be read from top to bottom: [`init()`], [keys](add_key), [`backup()`],
 //! [`restore()`], [`list()`], [`show`], [`diff()`], [`prune()`], [`forget()`],
-//! [`gc()`], [`stats`], [`verify()`], [`scrub`], [`repair()`] and [`doctor()`], and for images
+//! [`gc()`], [`copy()`], [`stats`], [`verify()`], [`scrub`], [`repair()`] and [`doctor()`], and for images
 //! [`convert()`], [`compare()`] and [`create_image()`]. A job takes everything it needs (the repository, paths, times, randomness) as
 //! parameters and answers with a report.
 //!
@@ -14,6 +14,7 @@ mod block_target;
 mod compare;
 mod contents;
 mod convert;
+mod copy;
 mod create_image;
 mod diff;
 mod differences;
@@ -64,6 +65,10 @@ mod watchdog;
 pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoice, backup};
 pub use compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
 pub use convert::{ConvertReport, ConvertRequest, VerifyImage, convert};
+pub use copy::{
+    CopiedSnapshot, CopyOutcome, CopyReport, CopyRequest, CopySelection, CopyStatus, MachineCopyStatus, NOTE_ORIGIN,
+    RemovedThere, copy, copy_status, is_same_place,
+};
 pub use create_image::{CreateImageReport, CreateImageRequest, create_image};
 pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use doctor::{

@@ -33,19 +33,19 @@ pub struct ListReport {
 /// Lists snapshots.
 pub fn list(repository: &Repository, request: &ListRequest) -> Result<ListReport> {
     let (mut snapshots, damaged) = repository.snapshots()?;
-    snapshots.retain(|snapshot| {
-        let of_machine = request.machines.is_empty()
-            || request
-                .machines
-                .iter()
-                .any(|machine| machine.as_str() == snapshot.machine);
-        of_machine && request.tags.iter().all(|tag| snapshot.tags.contains(tag))
-    });
+    snapshots.retain(|snapshot| is_wanted(snapshot, request));
     Ok(ListReport {
         snapshots,
         protected: repository.protected()?,
         damaged,
     })
+}
+
+/// Whether a snapshot is one of those that are wanted.
+pub(crate) fn is_wanted(snapshot: &Manifest, request: &ListRequest) -> bool {
+    let mut machines = request.machines.iter();
+    let of_machine = request.machines.is_empty() || machines.any(|machine| machine.as_str() == snapshot.machine);
+    of_machine && request.tags.iter().all(|tag| snapshot.tags.contains(tag))
 }
 
 /// One snapshot, and the disk of it that was named.

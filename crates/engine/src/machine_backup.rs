@@ -19,7 +19,7 @@ mod method;
 mod noted;
 mod nvram;
 mod others;
-mod pace;
+pub(crate) mod pace;
 mod rest;
 mod scratch;
 mod tpm;

@@ -110,6 +110,14 @@ pub enum Error {
         /// The stream's error.
         source: std::io::Error,
     },
+    /// What is copied from another repository cannot be read there.
+    #[error("disk {disk} of the snapshot that is copied")]
+    Origin {
+        /// The disk's name.
+        disk: String,
+        /// The other repository's error.
+        source: Box<Error>,
+    },
     /// The target is too small.
     #[error("the target has {target_bytes} bytes, the disk has {disk_bytes}")]
     TargetTooSmall {
@@ -164,6 +172,9 @@ impl Error {
 
     /// Whether bytes that were stored are lost or wrong.
     pub fn is_damage(&self) -> bool {
+        if let Self::Origin { source, .. } = self {
+            return source.is_damage();
+        }
         matches!(
             self,
             Self::Damaged { .. }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::config::{CONFIG_OBJECT_BYTES_MAX, RepositoryConfig};
 use crate::error::{Error, Result};
 use crate::id::RepositoryId;
-use crate::key::{self, Cipher, Credential, KdfParameters, MasterSecret, NewSlot, Purpose, SlotId};
+use crate::key::{self, Cipher, Credential, FingerprintSecret, KdfParameters, MasterSecret, NewSlot, Purpose, SlotId};
 use crate::repository::{Repository, Vault};
 use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
 use crate::surroundings::Surroundings;
@@ -37,6 +37,26 @@ impl Repository {
     /// The key slot comes first and the configuration last: only with the configuration is it a repository, and of two who
     /// make one at once, one comes first. What an interrupted attempt left is cleared away.
     pub fn init(store: Arc<dyn Store>, request: &InitRequest<'_>, surroundings: Surroundings) -> Result<Self> {
+        Self::init_with(store, request, None, surroundings)
+    }
+
+    /// Makes a repository that cuts and names bytes as `other` does, so that what is copied between the two is recognised.
+    /// It has a secret of its own: neither opens the other.
+    pub fn init_like(
+        store: Arc<dyn Store>,
+        request: &InitRequest<'_>,
+        other: &Self,
+        surroundings: Surroundings,
+    ) -> Result<Self> {
+        Self::init_with(store, request, Some(other.vault.keyring.fingerprints()), surroundings)
+    }
+
+    fn init_with(
+        store: Arc<dyn Store>,
+        request: &InitRequest<'_>,
+        fingerprints: Option<FingerprintSecret>,
+        surroundings: Surroundings,
+    ) -> Result<Self> {
         let already = || Error::AlreadyARepository {
             store: store.describe(),
         };
@@ -63,7 +83,7 @@ impl Repository {
         let randomness = &*surroundings.randomness;
         let master = MasterSecret::generate(randomness)?;
         let id = RepositoryId::from_bytes(surroundings.draw()?);
-        let config = RepositoryConfig::new(id, (surroundings.now_ms)(), request.cipher);
+        let config = RepositoryConfig::new(id, (surroundings.now_ms)(), request.cipher, fingerprints);
         let slot = new_slot(&config, request, &surroundings);
         let slot_id = key::add(&*store, &slot, &master, &config.encode(), randomness)?;
         let name = ObjectName::config();
@@ -129,7 +149,7 @@ impl Repository {
         config: RepositoryConfig,
         surroundings: Surroundings,
     ) -> Result<Self> {
-        let keyring = master.keyring();
+        let keyring = config.keyring(&master);
         Self::with_vault(Vault {
             store,
             keyring,
@@ -143,6 +163,11 @@ impl Repository {
     /// What the repository is.
     pub fn config(&self) -> &RepositoryConfig {
         &self.vault.config
+    }
+
+    /// Whether the two cut and name bytes alike.
+    pub fn recognises_like(&self, other: &Self) -> bool {
+        self.vault.keyring.fingerprints() == other.vault.keyring.fingerprints()
     }
 
     /// The master secret, for a paper key.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::id::{SnapshotId, WriterId};
 use crate::manifest::{MANIFEST_BYTES_MAX, encode_revoked, snapshot_name};
-use crate::repository::Vault;
+use crate::repository::{Repository, Vault};
 use crate::store::{ObjectKind, ObjectName, Put, StoreError};
 use crate::surroundings::{Liveness, ProcessIdentity};
 
@@ -157,6 +157,25 @@ impl<'a> Lease<'a> {
     pub(crate) fn release(self) -> Result<()> {
         let (store, name) = (&self.vault.store, writer_name(self.record.writer));
         Ok(store.delete(&name).or_else(|_| store.delete(&name))?)
+    }
+}
+
+/// Keeps gc from deleting what it has not begun to delete, as a backup at work does, until it is dropped.
+pub struct GcPause<'a>(Option<Lease<'a>>);
+
+impl Repository {
+    /// Announces somebody at work who reads, so that what is forgotten meanwhile stays readable.
+    pub fn pause_gc(&self) -> Result<GcPause<'_>> {
+        Lease::take(&self.vault, Work::Backup, None).map(|lease| GcPause(Some(lease)))
+    }
+}
+
+impl Drop for GcPause<'_> {
+    fn drop(&mut self) {
+        // Where it stays, the next gc after this process has ended takes it away.
+        if let Some(lease) = self.0.take() {
+            lease.release().ok();
+        }
     }
 }
 

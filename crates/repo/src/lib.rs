@@ -51,7 +51,10 @@ mod tidy;
 mod verify;
 mod wire;
 
-pub use backup::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData};
+pub use backup::{
+    BackupProgress, BackupReport, BackupRequest, CopyMemory, CopySurvey, Parent, Source, SourceData, StoredDisk,
+    Surveyor,
+};
 pub use config::{REPOSITORY_VERSION, RepositoryConfig};
 pub use device::SnapshotDevice;
 pub use error::{Error, Result};
@@ -60,6 +63,7 @@ pub use fingerprint::BLOCK_BYTES;
 pub use gc::{GcPlan, GcReport, GcRequest};
 pub use id::{ChunkId, PackId, ParseIdError, RepositoryId, SegmentId, SnapshotId, WriterId};
 pub use init::{InitRequest, Opened};
+pub use lease::GcPause;
 pub use manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest};
 pub use repair::{RepairAction, RepairPlan, RepairReport, RepairRequest};
 pub use repository::Repository;

@@ -156,10 +156,15 @@ impl Repository {
 
     /// All snapshots, oldest first; and the errors of those that cannot be read.
     pub fn snapshots(&self) -> Result<(Vec<Manifest>, Vec<Error>)> {
+        self.snapshots_except(&HashSet::new())
+    }
+
+    /// The same without those that are `known`, which are not read.
+    pub fn snapshots_except(&self, known: &HashSet<SnapshotId>) -> Result<(Vec<Manifest>, Vec<Error>)> {
         let forgotten: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Forgotten)?.into_iter().collect();
         let (mut manifests, mut errors) = (Vec::new(), Vec::new());
         for id in self.vault.identities::<SnapshotId>(ObjectKind::Snapshot)? {
-            if forgotten.contains(&id) {
+            if forgotten.contains(&id) || known.contains(&id) {
                 continue;
             }
             match self.read_snapshot(id) {

@@ -65,6 +65,33 @@ pub struct NewPasswordArgs {
     pub new_password_command: Option<OsString>,
 }
 
+/// Where the password of the repository comes from that is copied to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
+pub struct ToPasswordArgs {
+    /// File whose first line is the password of that repository [env: HOLDFAST_TO_PASSWORD_FILE]
+    #[arg(long, value_name = "FILE", conflicts_with = "to_password_command")]
+    pub to_password_file: Option<PathBuf>,
+    /// Command for /bin/sh whose first line of output is the password of that repository [env: HOLDFAST_TO_PASSWORD_COMMAND]
+    #[arg(long, value_name = "COMMAND")]
+    pub to_password_command: Option<OsString>,
+}
+
+/// Where the password of the repository comes from that a new one is made like.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
+pub struct LikePasswordArgs {
+    /// File whose first line is the password of that repository; asked for on the terminal without these
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "like_password_command",
+        requires = "like"
+    )]
+    pub like_password_file: Option<PathBuf>,
+    /// Command for /bin/sh whose first line of output is the password of that repository
+    #[arg(long, value_name = "COMMAND", requires = "like")]
+    pub like_password_command: Option<OsString>,
+}
+
 /// How much of the machine a job may use.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct JobArgs {

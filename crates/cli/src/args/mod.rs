@@ -6,6 +6,9 @@ mod retention;
 mod tree;
 
 pub use examples::{Example, examples_help};
-pub use global::{ColorWhen, GlobalArgs, JobArgs, NewPasswordArgs, OutputArgs, PasswordArgs, RepositoryArgs};
+pub use global::{
+    ColorWhen, GlobalArgs, JobArgs, LikePasswordArgs, NewPasswordArgs, OutputArgs, PasswordArgs, RepositoryArgs,
+    ToPasswordArgs,
+};
 pub use retention::RetentionArgs;
 pub use tree::{Arguments, command_tree, verb_paths};

@@ -18,6 +18,7 @@ use holdfast_repo::{Processes as _, SystemProcesses};
 use jiff::Timestamp;
 use serde::Serialize;
 
+pub(super) use self::limits::parse_rate;
 use self::machines::MachineArgs;
 use crate::args::{Example, JobArgs};
 use crate::context::Context;

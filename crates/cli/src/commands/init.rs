@@ -1,15 +1,18 @@
 //! `holdfast init`: make a repository.
 
-use holdfast_engine::{InitReport, InitRequest, NewProtection, init};
+use std::ffi::{OsStr, OsString};
+
+use holdfast_engine::{InitReport, InitRequest, Location, NewProtection, init};
+use holdfast_repo::Repository;
 use holdfast_repo::key::Cipher;
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, LikePasswordArgs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
-use crate::password::PasswordUse;
+use crate::password::{PasswordSource, PasswordUse};
 
 /// Arguments of `init`.
 #[derive(Debug, clap::Args)]
@@ -23,6 +26,11 @@ pub struct InitArgs {
     /// What to call the password in `key list`: whose it is, or where
     #[arg(long, value_name = "TEXT", default_value = "first")]
     label: String,
+    /// Recognise bytes as the repository at this place does, so that what holdfast copy brings from there is stored once
+    #[arg(long, value_name = "LOCATION")]
+    like: Option<OsString>,
+    #[command(flatten)]
+    like_password: LikePasswordArgs,
 }
 
 /// What a person may want of it.
@@ -34,6 +42,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Take the password from a file, and print a paper key for the safe",
         line: "holdfast init -r /backup/vms --password-file /etc/holdfast/password --paper-key",
+    },
+    Example {
+        wish: "Make one that holds copies of another's snapshots beside its own, and stores what they share once",
+        line: "holdfast init -r /offsite/vms --like /backup/vms --like-password-file /etc/holdfast/password",
     },
     Example {
         wish: "Make one that is not encrypted",
@@ -48,6 +60,7 @@ struct Made {
     location: String,
     encrypted: bool,
     cipher: &'static str,
+    like: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     paper_key: Option<String>,
 }
@@ -59,6 +72,9 @@ impl Report for Made {
 
     fn human(&self, page: &mut Page) {
         page.line(&format!("made repository {} in {}", &self.id[..8], self.location));
+        if let Some(like) = &self.like {
+            page.line(&format!("it recognises bytes as repository {} does", &like[..8]));
+        }
         if !self.encrypted {
             page.line("it is not encrypted: whoever can read it can read the disks");
             return;
@@ -85,6 +101,8 @@ pub(super) fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
             "leave out --no-encryption, or the password",
         ));
     }
+    let like = args.like.as_deref().map(|other| open_like(other, args, context));
+    let like = like.transpose()?;
     let password = if args.no_encryption {
         None
     } else {
@@ -98,6 +116,7 @@ pub(super) fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
         protection,
         label: &args.label,
         cipher: fastest_cipher(),
+        like: like.as_ref(),
     };
     let InitReport {
         id,
@@ -110,8 +129,16 @@ pub(super) fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
         location: store,
         encrypted: !args.no_encryption,
         cipher: cipher_name(cipher),
+        like: like.map(|other| other.config().id.to_string()),
         paper_key: args.paper_key.then(|| paper_key.text().to_owned()),
     })
+}
+
+/// The repository that the new one is made like.
+fn open_like(other: &OsStr, args: &InitArgs, context: &Context) -> Result<Repository, Error> {
+    let source = PasswordSource::choose_like(&args.like_password);
+    let options = "--like-password-file FILE or --like-password-command COMMAND";
+    context.open_other(&Location::parse(other)?, &source, options)
 }
 
 fn cipher_name(cipher: Cipher) -> &'static str {

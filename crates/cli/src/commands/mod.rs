@@ -4,6 +4,7 @@ mod backup;
 mod clone;
 mod completions;
 mod config;
+mod copy;
 mod cron;
 mod diff;
 mod doctor;
@@ -91,6 +92,8 @@ pub enum Verb {
     Diff(diff::DiffArgs),
     /// Prove that snapshots can be read, and are what was stored
     Verify(verify::VerifyArgs),
+    /// Copy snapshots to another repository, and tell what is where
+    Copy(copy::CopyArgs),
     /// Remove the snapshots that no rule keeps
     Prune(prune::PruneArgs),
     /// Remove single snapshots
@@ -156,6 +159,7 @@ impl Verb {
             Self::Image(args) => image::run(args, context),
             Self::Diff(args) => diff::run(args, context),
             Self::Verify(args) => verify::run(args, context),
+            Self::Copy(args) => copy::run(args, context),
             Self::Prune(args) => prune::run(args, context),
             Self::Forget(args) => forget::run_forget(args, context),
             Self::Protect(args) => forget::run_protect(args, context),
@@ -219,6 +223,7 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "resume" => resume::EXAMPLES,
         "diff" => diff::EXAMPLES,
         "verify" => verify::EXAMPLES,
+        "copy" => copy::EXAMPLES,
         "prune" => prune::EXAMPLES,
         "forget" => forget::EXAMPLES_FORGET,
         "protect" => forget::EXAMPLES_PROTECT,

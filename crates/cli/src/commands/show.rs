@@ -59,6 +59,7 @@ impl Report for Shown {
                 if self.snapshot.is_protected { "yes" } else { "no" }.to_owned(),
             ),
             ("compared with", or_none(snapshot.parent.clone().unwrap_or_default())),
+            ("copy of", or_none(snapshot.origin.clone().unwrap_or_default())),
             ("written by", format!("{} on {}", snapshot.program, snapshot.host)),
         ]);
         for disk in &snapshot.disks {

@@ -113,7 +113,7 @@ impl Report for VersionReport {
             (
                 "repository format",
                 format!(
-                    "version {}; reads {}",
+                    "up to version {}; reads {}",
                     build.repository_version_written,
                     read.join(", ")
                 ),

@@ -99,6 +99,9 @@ fn password_advice(error: &PasswordError) -> Advice {
             Kind::NoPassword,
             "give --new-password-file FILE or --new-password-command COMMAND",
         ),
+        PasswordError::NoTerminalForOther { options } => {
+            advice(Exit::Usage, Kind::NoPassword, format!("give {options}"))
+        }
         PasswordError::File { .. } | PasswordError::Prompt(_) => plain(Exit::Error, Kind::Password),
         PasswordError::Command(_) | PasswordError::CommandFailed { .. } => advice(
             Exit::Error,

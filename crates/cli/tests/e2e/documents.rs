@@ -90,6 +90,9 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     std::fs::remove_file(rig.path(&format!("repo/snapshots/{old}"))).unwrap();
     let a = rig.report(&["list"])["snapshots"][0]["id"].as_str().unwrap().to_owned();
     add("forget", 0, &[&old, &a, "--dry-run"]);
+    rig.ok(&["init", "--no-encryption", "-r", "far"]);
+    add("copy", 0, &["--to", "far", "--all"]);
+    add("copy", 0, &["--to", "far", "--status"]);
     add("gc", 0, &["--dry-run"]);
     add("gc", 0, &[]);
     add("image convert", 0, &["a.raw", "a.qcow2"]);

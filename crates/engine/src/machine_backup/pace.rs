@@ -17,7 +17,7 @@ const BURST_MS: u32 = 50;
 const PIECE: Duration = Duration::from_millis(100);
 
 /// The pace of one backup of a machine, for all its disks together.
-pub(super) struct Pace<'a> {
+pub(crate) struct Pace<'a> {
     job: Job<'a>,
     throttle: Throttle,
     /// What a person says.
@@ -28,7 +28,7 @@ pub(super) struct Pace<'a> {
 }
 
 impl<'a> Pace<'a> {
-    pub(super) fn new(ceiling: Option<NonZeroU64>, job: Job<'a>) -> Self {
+    pub(crate) fn new(ceiling: Option<NonZeroU64>, job: Job<'a>) -> Self {
         let pace = Self {
             job,
             throttle: Throttle::default(),
@@ -70,7 +70,8 @@ impl<'a> Pace<'a> {
         Duration::from_micros(self.waited_us.load(Ordering::Relaxed)).min(elapsed)
     }
 
-    fn pass(&self, bytes: u64) {
+    /// Waits until so many more bytes may be read.
+    pub(crate) fn pass(&self, bytes: u64) {
         let clock = self.job.clock;
         let mut left = self.throttle.book(bytes, clock.now());
         self.read_bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -13,7 +13,12 @@
 mod disk;
 mod parent;
 mod request;
+mod stored;
+mod stored_frames;
+mod stored_memory;
+mod stored_walk;
 mod stream;
+mod survey;
 mod windows;
 
 use std::collections::HashSet;
@@ -38,7 +43,9 @@ use crate::packs::Packs;
 use crate::repository::Repository;
 use crate::stage::{Stage, timed};
 use crate::store::{ObjectName, Put};
-pub use request::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData};
+pub use request::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData, StoredDisk};
+pub use stored_memory::CopyMemory;
+pub use survey::{CopySurvey, Surveyor};
 
 /// What the repository has, as a backup sees it.
 struct View {
@@ -85,7 +92,7 @@ impl Repository {
         let view = self.view(&request, progress)?;
         let draw = DrawIds(self);
         let draw_pack = || draw.pack();
-        let (manifest, mut stored_bytes, pack_count) = std::thread::scope(|scope| {
+        let (manifest, statistics, mut stored_bytes, pack_count) = std::thread::scope(|scope| {
             let store = (Arc::clone(&self.vault.store), progress.timer());
             let frames = |content| FrameStream::new(Arc::clone(&self.packs), &draw_pack, content);
             let mut session = Session {
@@ -99,6 +106,7 @@ impl Repository {
                 thread_count: request.thread_count,
                 progress,
                 draw: &draw,
+                found: DiskStatistics::default(),
                 stored_bytes: 0,
                 pack_count: 0,
             };
@@ -113,7 +121,7 @@ impl Repository {
             session.finish_data()?;
             manifest.stored_bytes = session.stored_bytes;
             session.finish_tree(&manifest)?;
-            Ok::<_, Error>((manifest, session.stored_bytes, session.pack_count))
+            Ok::<_, Error>((manifest, session.found, session.stored_bytes, session.pack_count))
         })?;
         stored_bytes += timed(progress.timer(), Stage::AwaitDurable, || self.commit(lease, &manifest))?;
         if let Err(error) = compact_index(&self.vault, Compaction::Small) {
@@ -121,6 +129,7 @@ impl Repository {
         }
         Ok(BackupReport {
             snapshot: manifest,
+            statistics,
             stored_bytes,
             pack_count,
         })
@@ -252,6 +261,8 @@ pub(crate) struct Session<'a> {
     thread_count: usize,
     progress: &'a dyn BackupProgress,
     draw: &'a DrawIds<'a>,
+    /// What was found on all disks until now.
+    found: DiskStatistics,
     stored_bytes: u64,
     pack_count: u64,
 }
@@ -275,7 +286,7 @@ impl<'a> Session<'a> {
                     SourceData::Disk(device) => (*device, None),
                     // Without a parent there is nothing that clean could mean.
                     SourceData::Changes { device, changed } => (*device, parent.is_some().then_some(*changed)),
-                    SourceData::Stream(_) => unreachable!("the arm is for devices"),
+                    SourceData::Stream(_) | SourceData::Stored(_) => unreachable!("the arm is for devices"),
                 };
                 let disk = disk::back_up_disk(self, (&source.name, device, changed), parent)?;
                 if disk.unreadable_count > 0 {
@@ -289,7 +300,18 @@ impl<'a> Session<'a> {
                 let stream = stream::back_up_stream(self, (&source.name, *stream), parent)?;
                 (stream.root, stream.size_bytes, DiskContent::Stream, stream.statistics)
             }
+            SourceData::Stored(stored) => {
+                let (root, found) = stored::copy_disk(self, &source.name, *stored, parent)?;
+                self.found += found;
+                let DiskRecord {
+                    size_bytes, content, ..
+                } = *stored.disk;
+                (root, size_bytes, content, stored.disk.statistics)
+            }
         };
+        if !matches!(source.data, SourceData::Stored(_)) {
+            self.found += statistics;
+        }
         let (name, notes) = (source.name.clone(), std::mem::take(&mut source.notes));
         Ok(DiskRecord {
             name,
@@ -396,9 +418,10 @@ fn keep_or_drop(
 
 /// The parent's disk that `source` is compared with: the one of its name, or the only one where there is only one.
 fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> Option<(Option<PageRef>, u64)> {
-    let content = match source.data {
+    let content = match &source.data {
         SourceData::Disk(_) | SourceData::Changes { .. } => DiskContent::Blocks,
         SourceData::Stream(_) => DiskContent::Stream,
+        SourceData::Stored(stored) => stored.disk.content,
     };
     let named = parent.disks.iter().find(|disk| disk.name == source.name);
     let only = match &parent.disks[..] {

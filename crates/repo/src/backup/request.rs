@@ -6,8 +6,10 @@ use std::sync::atomic::AtomicBool;
 
 use holdfast_block::{BlockDevice, DirtyBitmap};
 
+use super::stored_memory::CopyMemory;
 use crate::id::SnapshotId;
-use crate::manifest::Manifest;
+use crate::manifest::{DiskRecord, DiskStatistics, Manifest};
+use crate::repository::Repository;
 use crate::stage::{StageTimer, Untimed};
 
 /// What is backed up as one disk.
@@ -35,6 +37,24 @@ pub enum SourceData<'a> {
     },
     /// A stream, read to its end.
     Stream(&'a mut dyn Read),
+    /// A disk, or a stream, of a snapshot in another repository.
+    Stored(StoredDisk<'a>),
+}
+
+/// A disk of a snapshot in another repository. Its figures, how it was cut, and what was kept with it stay what they are.
+#[derive(Clone, Copy)]
+pub struct StoredDisk<'a> {
+    /// The repository that it is in.
+    pub repository: &'a Repository,
+    /// The disk.
+    pub disk: &'a DiskRecord,
+    /// The disk there of which the parent's disk of this name is a copy, byte for byte; what the two share is taken from the
+    /// parent. Whoever hands it over vouches for it.
+    pub base: Option<&'a DiskRecord>,
+    /// Who is asked before so many bytes are read of the other repository, and may let the reader wait.
+    pub pace: &'a (dyn Fn(u64) + Sync),
+    /// What copies between the two repositories have learnt until now.
+    pub memory: &'a CopyMemory,
 }
 
 /// Which snapshot a backup is compared with.
@@ -96,6 +116,9 @@ pub trait BackupProgress: Sync {
 pub struct BackupReport {
     /// The snapshot, as committed.
     pub snapshot: Manifest,
+    /// What was found on all disks together. What is said of disks that were copied is what was found when they were backed up;
+    /// here is what was found when they were copied, and what was read is counted as it is stored.
+    pub statistics: DiskStatistics,
     /// Bytes that the repository has grown by, everything counted.
     pub stored_bytes: u64,
     /// Packs that were written.

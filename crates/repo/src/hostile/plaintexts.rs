@@ -115,11 +115,12 @@ pub fn plaintexts(repository: &Repository) -> Result<Vec<Plaintext>> {
     }
     add("paper_key", PaperKey::encode(&vault.master).text().as_bytes().to_vec());
     let (name, randomness) = (ObjectName::config(), &*vault.surroundings.randomness);
-    for cipher in [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305] {
-        let config = RepositoryConfig::new(vault.config.id, 0, cipher).encode();
+    let of_another = Some(vault.keyring.fingerprints());
+    for (cipher, fingerprints) in [(Cipher::Aes256Gcm, None), (Cipher::ChaCha20Poly1305, of_another)] {
+        let config = RepositoryConfig::new(vault.config.id, 0, cipher, fingerprints).encode();
         let sealed = seal_object(&keyring(), Purpose::MarkerSealing, cipher, &name, &config, randomness)?;
         add("sealed_object", sealed);
-        add("config", config);
+        add("config", config.to_vec());
     }
     Ok(found)
 }

@@ -24,6 +24,6 @@ pub use passphrase::{Credential, CredentialKind, KdfParameters};
 pub use random::{Randomness, SystemRandomness};
 pub use seal::{Cipher, NotSealed, SealingKey, TAG_LENGTH};
 pub use sealed_object::{SEALED_OVERHEAD_BYTES, open_object, seal_object};
-pub use secret::{Keyring, MasterSecret, Purpose};
+pub use secret::{FingerprintSecret, Keyring, MasterSecret, Purpose};
 pub use slot::{CONFIG_BYTES_MAX, LABEL_BYTES_MAX, SLOT_BYTES_MAX, SlotId, SlotInfo};
 pub use slots::{NewSlot, Removal, SLOT_COUNT_MAX, SlotListing, Unlocked, add, list, remove, replace, unlock};

@@ -1,6 +1,6 @@
 //! The master secret and the keys derived from it.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use zeroize::Zeroizing;
 
@@ -118,6 +118,20 @@ impl Keyring {
         &self.keys[purpose.index()]
     }
 
+    /// The keys by which bytes are recognised.
+    pub fn fingerprints(&self) -> FingerprintSecret {
+        FingerprintSecret(FINGERPRINTS.map(|purpose| self.keys[purpose.index()].clone()))
+    }
+
+    /// The same keys, but bytes are recognised as where `secret` is from.
+    #[must_use]
+    pub fn with_fingerprints(mut self, secret: &FingerprintSecret) -> Self {
+        for (purpose, key) in FINGERPRINTS.into_iter().zip(&secret.0) {
+            self.keys[purpose.index()].clone_from(key);
+        }
+        self
+    }
+
     /// The key that seals one object: derived from the key for `purpose` and a `salt` that the object has for itself.
     ///
     /// With a random salt of 32 bytes no two objects ever share a key, so that nonces need only differ within an object.
@@ -132,6 +146,64 @@ impl Keyring {
 impl fmt::Debug for Keyring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Keyring(..)")
+    }
+}
+
+/// The purposes by which bytes are recognised, and none is sealed.
+const FINGERPRINTS: [Purpose; 3] = [Purpose::BlockHash, Purpose::ChunkId, Purpose::StreamCut];
+
+/// The keys by which bytes are recognised: repositories that share them cut and name the same bytes alike.
+///
+/// Nothing is sealed with them. They are wiped from memory when dropped, and never shown.
+#[derive(Clone)]
+pub struct FingerprintSecret([Zeroizing<[u8; SECRET_BYTES]>; FINGERPRINTS.len()]);
+
+impl FingerprintSecret {
+    /// The keys as stored: one after the other.
+    pub(crate) fn to_hex(&self) -> Zeroizing<String> {
+        let mut text = Zeroizing::new(String::with_capacity(FINGERPRINTS.len() * SECRET_BYTES * 2));
+        for byte in self.0.iter().flat_map(|key| key.iter()) {
+            // Writing to a string cannot fail.
+            write!(text, "{byte:02x}").ok();
+        }
+        text
+    }
+
+    /// The keys that are stored as `text`; none if it is not such.
+    pub(crate) fn from_hex(text: &str) -> Option<Self> {
+        let (digits, rest) = text.as_bytes().as_chunks::<2>();
+        if !rest.is_empty() || digits.len() != FINGERPRINTS.len() * SECRET_BYTES {
+            return None;
+        }
+        let mut secret = Self(std::array::from_fn(|_| Zeroizing::new([0; SECRET_BYTES])));
+        let bytes = secret.0.iter_mut().flat_map(|key| key.iter_mut());
+        for (byte, [high, low]) in bytes.zip(digits) {
+            let digit = |digit: u8| {
+                char::from(digit)
+                    .to_digit(16)
+                    .and_then(|value| u8::try_from(value).ok())
+            };
+            *byte = digit(*high)? << 4 | digit(*low)?;
+        }
+        Some(secret)
+    }
+}
+
+impl PartialEq for FingerprintSecret {
+    /// Takes the same time wherever the keys differ.
+    fn eq(&self, other: &Self) -> bool {
+        let same = |(ours, theirs): (&Zeroizing<[u8; SECRET_BYTES]>, &Zeroizing<[u8; SECRET_BYTES]>)| {
+            aws_lc_rs::constant_time::verify_slices_are_equal(&**ours, &**theirs).is_ok()
+        };
+        self.0.iter().zip(&other.0).filter(|pair| same(*pair)).count() == FINGERPRINTS.len()
+    }
+}
+
+impl Eq for FingerprintSecret {}
+
+impl fmt::Debug for FingerprintSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FingerprintSecret(..)")
     }
 }
 
@@ -168,9 +240,28 @@ mod tests {
     #[test]
     fn secrets_are_not_shown() {
         let secret = MasterSecret::from_bytes([7; 32]);
+        let keyring = secret.keyring();
         assert_eq!(
-            format!("{secret:?} {:?}", secret.keyring()),
-            "MasterSecret(..) Keyring(..)"
+            format!("{secret:?} {keyring:?} {:?}", keyring.fingerprints()),
+            "MasterSecret(..) Keyring(..) FingerprintSecret(..)"
         );
+    }
+
+    #[test]
+    fn fingerprints_of_another_change_what_is_recognised_and_nothing_that_is_sealed() {
+        let other = MasterSecret::from_bytes([8; 32]).keyring();
+        let ours = MasterSecret::from_bytes([7; 32]).keyring();
+        let text = other.fingerprints().to_hex();
+        let like = ours
+            .clone()
+            .with_fingerprints(&FingerprintSecret::from_hex(&text).unwrap());
+        for purpose in Purpose::ALL {
+            let from = if FINGERPRINTS.contains(&purpose) { &other } else { &ours };
+            assert_eq!(like.key(purpose), from.key(purpose), "{purpose:?}");
+        }
+        assert!(like.fingerprints() == other.fingerprints() && like.fingerprints() != ours.fingerprints());
+        for wrong in [&text[1..], &text[2..], "", &text.replace('a', "g")] {
+            assert!(FingerprintSecret::from_hex(wrong).is_none());
+        }
     }
 }

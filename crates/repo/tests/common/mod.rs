@@ -152,6 +152,21 @@ impl Rig {
         }
     }
 
+    /// A repository that recognises bytes as `other` does.
+    pub(crate) fn like(seed: u64, other: &Self) -> Self {
+        let (store, surroundings) = (MemoryStore::new(), surroundings(seed));
+        let shared: Arc<dyn Store> = Arc::new(store.clone());
+        let repository =
+            Repository::init_like(shared, &init_request(), &other.repository, surroundings.clone()).unwrap();
+        Self {
+            store,
+            repository,
+            progress: Watch::default(),
+            surroundings,
+            threads: 2,
+        }
+    }
+
     /// The repository again, as another process would open it; it shares the clock.
     pub(crate) fn open(&self, seed: u64) -> Repository {
         self.open_on(self.store.clone(), seed)

@@ -24,7 +24,8 @@ pub(in crate::commands) struct LimitArgs {
     max_latency: Option<NonZeroU64>,
 }
 
-fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
+/// A rate in bytes each second, which is not 0.
+pub(in crate::commands) fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
     let rate = units::parse_bytes(text).map_err(|error| error.to_string())?;
     NonZeroU64::new(rate).ok_or_else(|| "nothing would ever be read".to_owned())
 }

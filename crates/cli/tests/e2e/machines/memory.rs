@@ -133,6 +133,36 @@ fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
     world.rig.ok(&["verify"]);
 }
 
+/// What is copied to another repository has all that belongs to a machine, and backups there go on from it.
+#[test]
+fn a_copy_of_a_machine_goes_on_with_its_memory() {
+    let mut world = World::with_memory(7);
+    world.write(0, 40, 65_536, 65_536);
+    world.back_up_with_memory(&["--with-memory"]);
+    world.rig.ok(&["init", "--no-encryption", "-r", "far"]);
+    world.rig.ok(&["copy", "--to", "far", "--all"]);
+    let disks = |repository: &str| {
+        let report = world.rig.report(&["show", "web1", "-r", repository]);
+        report["snapshot"]["disks"].clone()
+    };
+    assert_eq!(disks("repo"), disks("far"));
+    world.assert_snapshot_in("far", "copied");
+    let repository = world.rig.path("repo");
+    std::fs::remove_dir_all(&repository).unwrap();
+
+    world.put_memory(9);
+    let uri = world.lab.uri();
+    let words = at(&uri, &["restore", "web1", "--to-machine", "--resume", "-r", "far"]);
+    world.rig.json(3, &words);
+    assert!(world.memory_of("web1-restored").ends_with("0x07"));
+    world.lab.virsh(&["destroy", "web1-restored"]);
+    world.write(1, 41, 0, 65_536);
+    world.rig.ok(&at(&uri, &["backup", "web1", "-r", "far"]));
+    world.assert_snapshot_in("far", "backed up where it was copied to");
+    world.rig.ok(&["verify", "-r", "far"]);
+    world.assert_holds("web1");
+}
+
 /// The new one runs beside the old one, which does not notice.
 #[test]
 fn a_new_machine_goes_on_beside_the_old_one() {

@@ -216,6 +216,25 @@ fn firmware_variables_and_the_tpm_are_those_of_the_instant_and_come_back_to_a_ne
     assert!(!world.was_made_anew("web5") && world.place("web5").exists());
 }
 
+/// The copy of a snapshot in another repository has them as well, when the first repository is gone.
+#[test]
+fn firmware_variables_and_the_tpm_come_back_from_a_copy() {
+    let world = Sealed::running();
+    world.lab.virsh(&["destroy", "web3"]);
+    let (variables, state) = (std::fs::read(world.variables()).unwrap(), world.state("web3"));
+    world.back_up();
+    world
+        .rig
+        .ok(&["init", "--no-encryption", "-r", "far", "--like", "repo"]);
+    world.rig.ok(&["copy", "--to", "far", "web3"]);
+    std::fs::remove_dir_all(world.rig.path("repo")).unwrap();
+    world.restore(&["-r", "far"]);
+    assert!(world.state("web3-restored") == state);
+    assert!(std::fs::read(world.lab.path("web3-restored_VARS.fd")).unwrap() == variables);
+    world.start("web3-restored");
+    assert!(!world.was_made_anew("web3-restored"));
+}
+
 /// Paused and shut off; in place, and where the machine is gone.
 #[test]
 fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {

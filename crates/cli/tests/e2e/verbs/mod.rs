@@ -3,6 +3,8 @@
 mod backups;
 mod configurations;
 mod conversions;
+mod copies;
+mod copy_mishaps;
 mod crashes;
 mod full_disks;
 mod interruptions;

@@ -1,0 +1,235 @@
+//! Which snapshot of one repository is which of another.
+//!
+//! A copy notes the snapshot that it is a copy of, and the first repository that it was in; a copy of a copy notes the same. So two
+//! snapshots are the same if their origins are, whichever way they came. What somebody removed on one side is not to come back with
+//! the next copy: each copy also notes which snapshots of its machine have been copied before, so that what is in this list and not
+//! there any more is known to have been removed.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use holdfast_repo::{Manifest, RepositoryId, SnapshotId};
+
+/// Note of a snapshot that is a copy: the repository and the snapshot that it was first, with a `/` in between.
+pub const NOTE_ORIGIN: &str = "origin";
+/// Note of a snapshot that is a copy: the starts of the ids of those of its machine that had been copied by then.
+pub(super) const NOTE_COPIED: &str = "copied";
+
+/// Snapshots that a note lists, the newest: far more than anybody keeps of one machine.
+const LISTED_COUNT_MAX: usize = 4096;
+
+/// What a snapshot is a copy of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Origin {
+    pub(super) repository: RepositoryId,
+    pub(super) snapshot: SnapshotId,
+}
+
+/// What a snapshot says that it is a copy of; none where it is none.
+pub(super) fn noted_origin(manifest: &Manifest) -> Option<Origin> {
+    let (repository, snapshot) = manifest.notes.get(NOTE_ORIGIN)?.split_once('/')?;
+    Some(Origin {
+        repository: repository.parse().ok()?,
+        snapshot: snapshot.parse().ok()?,
+    })
+}
+
+/// What is the same for a snapshot and all its copies: the id of the first.
+pub(super) fn identity(manifest: &Manifest) -> SnapshotId {
+    noted_origin(manifest).map_or(manifest.id, |origin| origin.snapshot)
+}
+
+/// The start of an id, as a list has it.
+fn start_of(id: SnapshotId) -> String {
+    let mut text = id.to_string();
+    text.truncate(16);
+    text
+}
+
+/// What a repository has, and had, of what may be copied to it.
+pub(super) struct Holdings {
+    repository: RepositoryId,
+    /// By what they are the same with.
+    present: HashMap<SnapshotId, Manifest>,
+    /// All that is known, by their own ids.
+    known: HashSet<SnapshotId>,
+    copied: HashSet<String>,
+}
+
+/// Where a snapshot stands in the other repository.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It is there, under this id.
+    Present(SnapshotId),
+    /// It was there, and was removed.
+    Removed,
+    /// It was never there, as far as is known.
+    Missing,
+}
+
+impl Holdings {
+    pub(super) fn new(repository: RepositoryId, manifests: Vec<Manifest>) -> Self {
+        let mut holdings = Self {
+            repository,
+            present: HashMap::new(),
+            known: HashSet::new(),
+            copied: HashSet::new(),
+        };
+        for manifest in manifests {
+            holdings.add(manifest);
+        }
+        holdings
+    }
+
+    /// Takes in a snapshot.
+    pub(super) fn add(&mut self, manifest: Manifest) {
+        if let Some(list) = manifest.notes.get(NOTE_COPIED) {
+            self.copied.extend(list.split_whitespace().map(str::to_owned));
+        }
+        self.known.insert(manifest.id);
+        self.present.insert(identity(&manifest), manifest);
+    }
+
+    /// The snapshots that are known, by their own ids.
+    pub(super) fn known(&self) -> &HashSet<SnapshotId> {
+        &self.known
+    }
+
+    /// The same as `manifest`, where it is there.
+    pub(super) fn counterpart(&self, manifest: &Manifest) -> Option<&Manifest> {
+        self.present.get(&identity(manifest))
+    }
+
+    /// A counterpart that turned out to be gone.
+    pub(super) fn remove(&mut self, manifest: &Manifest) {
+        self.present.remove(&identity(manifest));
+    }
+
+    pub(super) fn standing(&self, manifest: &Manifest) -> Standing {
+        if let Some(there) = self.counterpart(manifest) {
+            return Standing::Present(there.id);
+        }
+        let was_there = self.copied.contains(&start_of(identity(manifest)))
+            || noted_origin(manifest).is_some_and(|origin| origin.repository == self.repository);
+        if was_there {
+            Standing::Removed
+        } else {
+            Standing::Missing
+        }
+    }
+
+    /// The notes of a copy of `manifest`, which is in the repository `from` beside `others`, oldest first.
+    pub(super) fn notes_of_copy(
+        &self,
+        manifest: &Manifest,
+        from: RepositoryId,
+        others: &[Manifest],
+    ) -> BTreeMap<String, String> {
+        let origin = noted_origin(manifest).unwrap_or(Origin {
+            repository: from,
+            snapshot: manifest.id,
+        });
+        let of_machine = others.iter().rev().filter(|other| other.machine == manifest.machine);
+        let copied = of_machine.filter(|other| other.id != manifest.id && self.standing(other) != Standing::Missing);
+        let ids = std::iter::once(origin.snapshot).chain(copied.map(identity));
+        let list: Vec<String> = ids.take(LISTED_COUNT_MAX).map(start_of).collect();
+        let mut notes = manifest.notes.clone();
+        notes.insert(
+            NOTE_ORIGIN.to_owned(),
+            format!("{}/{}", origin.repository, origin.snapshot),
+        );
+        notes.insert(NOTE_COPIED.to_owned(), list.join(" "));
+        notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_repo::{Manifest, RepositoryId, SnapshotId};
+
+    use super::{Holdings, LISTED_COUNT_MAX, NOTE_COPIED, NOTE_ORIGIN, Standing, identity, noted_origin};
+
+    const HERE: RepositoryId = RepositoryId::from_bytes([1; 16]);
+    const THERE: RepositoryId = RepositoryId::from_bytes([2; 16]);
+
+    fn id(number: u16) -> SnapshotId {
+        let [high, low] = number.to_be_bytes();
+        let mut bytes = [7; 16];
+        (bytes[0], bytes[1]) = (high, low);
+        SnapshotId::from_bytes(bytes)
+    }
+
+    fn snapshot(number: u16, machine: &str, notes: &[(&str, &str)]) -> Manifest {
+        let id = id(number).to_string();
+        let notes: serde_json::Map<String, serde_json::Value> = notes
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).into()))
+            .collect();
+        let value = serde_json::json!({ "format": 1, "id": id, "machine": machine, "time_ms": number, "disks": [],
+                                        "copy": id, "notes": notes });
+        serde_json::from_value(value).unwrap()
+    }
+
+    /// What arrives under a new id.
+    fn arrived(number: u16, original: &Manifest, notes: std::collections::BTreeMap<String, String>) -> Manifest {
+        let mut manifest = snapshot(number, &original.machine, &[]);
+        manifest.notes = notes;
+        manifest
+    }
+
+    #[test]
+    fn a_copy_is_the_same_as_its_original_however_often_it_is_copied() {
+        let original = snapshot(1, "m", &[("method", "filter")]);
+        let there = Holdings::new(THERE, Vec::new());
+        let copy = arrived(2, &original, there.notes_of_copy(&original, HERE, &[]));
+        assert_eq!(copy.notes["method"], "filter");
+        let again = arrived(3, &copy, there.notes_of_copy(&copy, THERE, &[]));
+        for copy in [&copy, &again] {
+            assert_eq!(identity(copy), original.id);
+            assert_eq!(noted_origin(copy).unwrap().repository, HERE);
+            let holdings = Holdings::new(THERE, vec![copy.clone()]);
+            assert_eq!(holdings.standing(&original), Standing::Present(copy.id));
+            // Back where it was first, it is there, or it was removed.
+            assert_eq!(
+                Holdings::new(HERE, vec![original.clone()]).standing(copy),
+                Standing::Present(original.id)
+            );
+            assert_eq!(Holdings::new(HERE, Vec::new()).standing(copy), Standing::Removed);
+        }
+    }
+
+    #[test]
+    fn what_was_copied_and_is_not_there_was_removed_and_what_was_not_is_missing() {
+        let all: Vec<Manifest> = (1..5).map(|number| snapshot(number, "m", &[])).collect();
+        let mut there = Holdings::new(THERE, Vec::new());
+        let mut copies = Vec::new();
+        // The second cannot be read, and is left out.
+        for number in [0, 2, 3] {
+            let copy = arrived(10 + number, &all[usize::from(number)], {
+                there.notes_of_copy(&all[usize::from(number)], HERE, &all)
+            });
+            there.add(copy.clone());
+            copies.push(copy);
+        }
+        let newest = Holdings::new(THERE, vec![copies.pop().unwrap()]);
+        let standings: Vec<Standing> = all.iter().map(|manifest| newest.standing(manifest)).collect();
+        let newest_copy = Standing::Present(id(13));
+        assert_eq!(
+            standings,
+            [Standing::Removed, Standing::Missing, Standing::Removed, newest_copy]
+        );
+        // With the last copy everything that was known of them is gone.
+        assert_eq!(Holdings::new(THERE, Vec::new()).standing(&all[0]), Standing::Missing);
+    }
+
+    #[test]
+    fn notes_that_make_no_sense_are_none_and_lists_are_bounded() {
+        for text in ["", "/", "x/y", "01/02"] {
+            let manifest = snapshot(1, "m", &[(NOTE_ORIGIN, text)]);
+            assert_eq!((noted_origin(&manifest), identity(&manifest)), (None, id(1)), "{text}");
+        }
+        let many: Vec<Manifest> = (0..5000).map(|number| snapshot(number, "m", &[])).collect();
+        let there = Holdings::new(THERE, many.clone());
+        let notes = there.notes_of_copy(&many[4999], HERE, &many);
+        assert_eq!(notes[NOTE_COPIED].split(' ').count(), LISTED_COUNT_MAX);
+    }
+}

@@ -1,0 +1,78 @@
+//! What a copy would bring over, without bringing it.
+
+use super::request::StoredDisk;
+use super::stored_walk::{StoredWalk, StretchContent};
+use crate::error::Result;
+use crate::frame_set::FrameSet;
+use crate::index::ChunkIndex;
+use crate::repository::Repository;
+
+/// Memory for the frames that were counted: about 12 TiB of stored data.
+const SEEN_BYTES_MAX: usize = 10 << 20;
+
+/// What there is to copy, about: a frame that several disks need parts of is counted with the part that the first needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CopySurvey {
+    /// Bytes to be read, as they are stored.
+    pub read_bytes: u64,
+    /// Bytes of disks in what is read, before compression: where repositories recognise bytes alike, only what the target lacks.
+    pub new_bytes: u64,
+}
+
+/// Looks what copies would bring over, one disk after the other; what one brings is there for the next.
+pub struct Surveyor<'a> {
+    target: &'a Repository,
+    index: ChunkIndex,
+    seen: FrameSet,
+}
+
+impl Repository {
+    /// Looks at what copies to this repository would bring over.
+    pub fn surveyor(&self) -> Result<Surveyor<'_>> {
+        self.refresh()?;
+        // Nothing is announced and nothing refers to what is found: an index that is out of date makes a figure wrong.
+        let (segments, _) = self.vault.segments()?;
+        let (packs, keys) = (std::sync::Arc::clone(&self.packs), self.vault.segment_keys());
+        Ok(Surveyor {
+            index: ChunkIndex::new(packs, keys, segments, self.vault.pack_ids()?),
+            target: self,
+            seen: FrameSet::new(SEEN_BYTES_MAX),
+        })
+    }
+}
+
+impl Surveyor<'_> {
+    /// Counts what copying `stored` would bring over.
+    pub fn look_at(&mut self, stored: &StoredDisk<'_>) -> Result<CopySurvey> {
+        let packs = &stored.repository.packs;
+        let is_alike = self.target.recognises_like(stored.repository);
+        let mut survey = CopySurvey::default();
+        let mut walk = StoredWalk::new(stored);
+        while let Some(stretches) = walk.next()? {
+            for stretch in stretches {
+                let StretchContent::Data(there) = stretch.content else {
+                    continue;
+                };
+                let mut done = 0;
+                while done < stretch.length {
+                    let (place, together) = packs.resolve(there.advance(done), stretch.length - done)?;
+                    done += together;
+                    if !self.seen.insert(place.pack, place.frame) {
+                        continue;
+                    }
+                    let reader = packs.reader(place.pack)?;
+                    let frame = reader.frame(place.frame)?;
+                    let chunks = reader.directory.chunks(frame).iter();
+                    let missing =
+                        chunks.filter(|chunk| !is_alike || self.index.find(&chunk.id, chunk.length).is_none());
+                    let new_bytes: u64 = missing.map(|chunk| u64::from(chunk.length)).sum();
+                    if new_bytes > 0 {
+                        survey.read_bytes += u64::from(frame.stored_length);
+                        survey.new_bytes += new_bytes;
+                    }
+                }
+            }
+        }
+        Ok(survey)
+    }
+}
