@@ -10,6 +10,7 @@
 
 mod changes;
 mod choice;
+mod compare_images;
 mod from_images;
 mod frozen;
 mod frozen_device;
@@ -53,9 +54,10 @@ use changes::Changes;
 pub use changes::{Compared, ReadAll};
 pub(crate) use changes::{NOTE_BITMAP, is_bitmap_of, is_bitmap_of_ours};
 use choice::{check_choice, decide};
+pub(crate) use compare_images::compare as compare_on_disk;
 use frozen::Freezer;
 pub(crate) use frozen::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE};
-pub(crate) use host_snapshots::{compare as compare_on_disk, path_of};
+pub(crate) use host_snapshots::path_of;
 pub(crate) use memory::{MEMORY, MEMORY_STATE, is_memory};
 pub(crate) use memory::{begin as begin_memory, not_kept};
 pub use method::Method;

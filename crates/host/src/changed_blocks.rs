@@ -25,4 +25,5 @@ pub use extents::{ExtentChanges, by_extents};
 pub use ranges::ChangedRanges;
 pub use send_stream::{
     FIRST_RECORD_BYTES, StreamChanges, StreamObject, StreamQuestion, Whole, brings_one_snapshot, by_send_stream,
+    guid_of_stream,
 };

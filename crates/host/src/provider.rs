@@ -35,6 +35,7 @@ pub use replica::{
 };
 pub use transfer::is_in_transfer;
 pub use zfs::{DeviceErrors, PoolDevice, PoolRoom, PoolState, Zfs, ZfsSide};
+pub use zfs::{SendError, SendQuestion};
 
 /// Result of asking a provider.
 pub type ProviderResult<T> = std::result::Result<T, ProviderError>;

@@ -6,17 +6,16 @@
 //! which that one notes with each disk.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::DirtyBitmap;
-use holdfast_host::changed_blocks::by_extents;
 use holdfast_host::provider::{HostSnapshot, HostSnapshotName, Place, Provider, ProviderKind, View};
 use holdfast_host::qemu::Pause;
 use holdfast_host::{Description, MachineDisk};
-use holdfast_image::{Format, OpenOptions, changed_on_disk};
+use holdfast_image::Format;
 
 use super::changes::{Changes, ReadAll, check_spots};
+use super::compare_images::{Sent, compare, compare_by};
 use super::pace::Pace;
 use super::warden::Load;
 use super::{Beside, MachineBackup, MachineBackupReport, Method, Ready, notes_of};
@@ -34,11 +33,6 @@ const NOTE_HOST_SNAPSHOT: &str = "host-snapshot";
 const NOTE_HOST_IDENTITY: &str = "host-snapshot-identity";
 /// In whose name host snapshots are held.
 const TAG: &str = "holdfast";
-/// What is called changed comes in pieces of so many bytes, at least.
-const GRANULARITY_BYTES_MIN: u64 = 4096;
-/// Pieces of a disk, at most: 8 MiB of bits.
-const PIECE_COUNT_MAX: u64 = 1 << 26;
-
 /// Host snapshots that are read, and the places of the disks in them.
 struct Cut {
     name: String,
@@ -274,7 +268,20 @@ impl MachineBackup<'_> {
             .map_err(|error| ReadAll::NotComparable(error.to_string()))?;
         let (old, new) = (view.path().join(&place.path), cut.path_of(disk).ok_or_else(gone)?);
         let roots = (view.path(), cut.root_of(disk).ok_or_else(gone)?);
-        compare(disk.format.as_deref(), (&old, &new), roots, size_bytes).map_err(ReadAll::NotComparable)
+        let format = disk.format.as_deref();
+        if then.dataset.provider != ProviderKind::Zfs {
+            return compare(format, (&old, &new), roots, size_bytes).map_err(ReadAll::NotComparable);
+        }
+        let sent = Sent {
+            zfs: self.request.providers.zfs(),
+            older: &then,
+            newer: &cut.snapshot_of(disk).ok_or_else(gone)?.name,
+        };
+        let told = sent.is_worth_it(now).and_then(|()| {
+            let ask = |old: &Path, new: &Path| sent.ranges(old, new);
+            compare_by(format, (&old, &new), roots, size_bytes, &ask)
+        });
+        told.map_err(ReadAll::NotComparable)
     }
 
     /// What a backup leaves: the host snapshots of the newest snapshot. What cannot be removed now is removed by the next one.
@@ -291,11 +298,7 @@ impl MachineBackup<'_> {
             for snapshot in ours {
                 let is_new = snapshot.name.name == cut.name;
                 // What nobody can compare with is not kept, and what a failed backup was to be compared with is.
-                let stays = if is_new {
-                    is_stored && can_compare(place)
-                } else {
-                    !is_stored
-                };
+                let stays = if is_new { is_stored } else { !is_stored };
                 if !stays {
                     self.remove(provider, &snapshot);
                 }
@@ -312,11 +315,6 @@ impl MachineBackup<'_> {
             self.job.progress.note(&format!("{error}; the next backup tries again"));
         }
     }
-}
-
-/// Whether two host snapshots of a place can be compared without reading them.
-fn can_compare(place: &Place) -> bool {
-    matches!(place.dataset.provider, ProviderKind::Btrfs | ProviderKind::Reflink)
 }
 
 fn found(provider: &dyn Provider, name: &HostSnapshotName) -> Result<Option<HostSnapshot>> {
@@ -344,57 +342,19 @@ impl Cut {
         })
     }
 
+    /// The host snapshot that a disk is in.
+    fn snapshot_of(&self, disk: &MachineDisk) -> Option<&HostSnapshot> {
+        let place = self.places.get(&disk.target)?;
+        let mut all = self.snapshots.iter();
+        all.find(|snapshot| snapshot.name.dataset == place.dataset)
+    }
+
     fn notes_of(&self, disk: &MachineDisk) -> BTreeMap<String, String> {
         let mut notes = notes_of(disk);
-        let place = self.places.get(&disk.target).filter(|place| can_compare(place));
-        let snapshot = place.and_then(|place| {
-            self.snapshots
-                .iter()
-                .find(|snapshot| snapshot.name.dataset == place.dataset)
-        });
-        if let Some(snapshot) = snapshot {
+        if let Some(snapshot) = self.snapshot_of(disk) {
             notes.insert(NOTE_HOST_SNAPSHOT.to_owned(), snapshot.name.to_string());
             notes.insert(NOTE_HOST_IDENTITY.to_owned(), snapshot.identity.clone());
         }
         notes
     }
-}
-
-/// Where a disk may differ between two states of its image; or why nobody can tell. `roots` are the folders of the two host snapshots.
-pub(crate) fn compare(
-    format: Option<&str>,
-    (old, new): (&Path, &Path),
-    roots: (&Path, &Path),
-    size_bytes: u64,
-) -> std::result::Result<DirtyBitmap, String> {
-    let pieces = (size_bytes / PIECE_COUNT_MAX).next_power_of_two();
-    let granularity_bytes = pieces.max(GRANULARITY_BYTES_MIN);
-    let ranges = |old: &Path, new: &Path| {
-        let open = |path: &Path| File::open(path).map_err(|error| error.to_string());
-        let changes = by_extents(&open(old)?, &open(new)?).map_err(|error| error.to_string())?;
-        let bitmap = changes.ranges.to_bitmap(granularity_bytes);
-        bitmap.map_err(|error| error.to_string())
-    };
-    let format = format.and_then(Format::from_name);
-    let Some(format) = format.filter(|format| *format != Format::Raw) else {
-        return ranges(old, new);
-    };
-    let options = OpenOptions {
-        format: Some(format),
-        ..OpenOptions::default()
-    };
-    let open = |path: &Path| holdfast_image::open(path, &options).map_err(|error| error.to_string());
-    let (before, after) = (open(old)?, open(new)?);
-    let mut files = Vec::new();
-    for layer in after.layers() {
-        // What lies outside of the host snapshots may have been written in between.
-        let inside = layer.path.strip_prefix(roots.1);
-        let inside = inside.map_err(|_| format!("{} is outside of the host snapshot", layer.path.display()))?;
-        files.push(ranges(&roots.0.join(inside), &layer.path)?);
-    }
-    let is_inside = before.layers().iter().all(|layer| layer.path.starts_with(roots.0));
-    if !is_inside {
-        return Err("it was based on an image outside of the host snapshot".to_owned());
-    }
-    changed_on_disk(&before, &after, &files, granularity_bytes).map_err(|error| error.to_string())
 }

@@ -119,6 +119,12 @@ pub fn by_send_stream(input: &mut dyn Read, question: &StreamQuestion) -> Result
     read(input, question, Sums::Held)
 }
 
+/// The number of the snapshot that a stream leads to (`guid`), as its beginning has it; the rest is not looked at.
+pub fn guid_of_stream(input: &mut dyn Read) -> Result<u64> {
+    let (_, begin) = Checked::begin(input, Sums::Held)?;
+    Ok(begin.to_guid)
+}
+
 /// The same, whatever the checksums are.
 #[cfg(feature = "hostile")]
 pub(super) fn read_unchecked(input: &mut dyn Read, question: &StreamQuestion) -> Result<StreamChanges> {

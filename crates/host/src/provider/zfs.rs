@@ -5,6 +5,7 @@
 //!
 //! Source: zfs(8), zfsprops(7); OpenZFS 2.1, zfs-fuse 0.7.0.
 
+mod changes;
 mod pool;
 mod replica;
 mod table;
@@ -24,6 +25,7 @@ use super::{
     ProviderResult, View, Wanted,
 };
 use crate::process::Tools;
+pub use changes::{SendError, SendQuestion};
 pub use pool::{DeviceErrors, PoolDevice, PoolRoom, PoolState};
 pub use replica::ZfsSide;
 use table::{Properties, parse};
