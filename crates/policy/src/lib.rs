@@ -14,21 +14,28 @@
 //! The user's view is `docs/retention.md`.
 //!
 //! [`Calendar`] says when something happens again and again; [`simulate`] plays taking and pruning for some days.
-//! [`sanoid`] reads the configuration of that program, and decides as it does.
+//! [`sanoid`] reads the configuration of that program, and decides as it does. [`config`] reads our own, and [`schedule`] says when its jobs
+//! run.
 
 mod calendar;
+pub mod config;
+mod glob;
+mod lapse;
 mod nearest;
 mod period;
 mod plan;
 mod policy;
 mod reason;
 pub mod sanoid;
+pub mod schedule;
 mod simulate;
 mod span;
 
 pub use calendar::{Calendar, ParseCalendarError};
+pub use glob::Glob;
 pub use jiff::Timestamp;
 pub use jiff::tz::TimeZone;
+pub use lapse::{Lapse, ParseLapseError};
 pub use period::Period;
 pub use plan::{Candidate, Decision, Protection, RetentionPlan, Verdict, plan};
 pub use policy::Policy;
