@@ -14,6 +14,7 @@ mod block_target;
 mod compare;
 mod convert;
 mod create_image;
+mod daemon;
 mod diff;
 mod doctor;
 mod error;
@@ -60,6 +61,10 @@ pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoi
 pub use compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
 pub use convert::{ConvertReport, ConvertRequest, VerifyImage, convert};
 pub use create_image::{CreateImageReport, CreateImageRequest, create_image};
+pub use daemon::{
+    Asked, DaemonEvent, DaemonReport, DaemonRequest, DaemonWorld, JobJournal, JobRecord, JournalEntry, Ledger, Message,
+    Notice, NoticeEntry, Outcome as RunOutcome, Pulse, RunEntry, Severity, daemon, deliver,
+};
 pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use doctor::{
     DoctorReport, DoctorRequest, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient, Remedy, Treatment,

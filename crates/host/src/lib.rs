@@ -36,5 +36,5 @@ pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,
 };
 pub use overlays::{CommitProgress, Overlays};
-pub use process::{Answer, Call, Called, Companion, Ending, LocalTools, ToolError, Tools};
+pub use process::{Answer, Call, Called, Companion, Ending, LocalTools, Order, ToolError, Tools, Worked, Worker};
 pub use tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};
