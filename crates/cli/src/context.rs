@@ -74,6 +74,11 @@ impl Context {
         Arc::clone(&self.console)
     }
 
+    /// Whether only answers, warnings and errors are wanted.
+    pub fn is_quiet(&self) -> bool {
+        self.global.output.quiet
+    }
+
     /// A folder for sockets and pipes.
     pub fn runtime_folder(&self) -> PathBuf {
         let of_user = self.variable(environment::RUNTIME_FOLDER).map(PathBuf::from);

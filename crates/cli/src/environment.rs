@@ -23,11 +23,23 @@ pub const RUNTIME_FOLDER: &str = "XDG_RUNTIME_DIR";
 pub const STATE_FOLDER: &str = "XDG_STATE_HOME";
 /// The user's folder for configurations.
 pub const CONFIGURATION_FOLDER: &str = "XDG_CONFIG_HOME";
+/// The holdfast.toml.
+pub const CONFIG: &str = "HOLDFAST_CONFIG";
+/// Folder in which systemd has a service keep its state.
+pub const STATE_DIRECTORY: &str = "STATE_DIRECTORY";
+/// Socket at which systemd is told how a service is.
+pub const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
+/// How long systemd waits for a sign of life, in microseconds.
+pub const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
+/// Set where standard error is systemd's journal.
+pub const JOURNAL_STREAM: &str = "JOURNAL_STREAM";
+/// Set for what a scheduler starts: the job.
+pub const JOB: &str = "HOLDFAST_JOB";
 /// The user's own folder.
 pub const HOME: &str = "HOME";
 
 /// All of them, with what they are good for.
-pub const VARIABLES: [(&str, &str); 11] = [
+pub const VARIABLES: [(&str, &str); 14] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
@@ -35,6 +47,15 @@ pub const VARIABLES: [(&str, &str); 11] = [
     (
         CREDENTIALS_DIRECTORY,
         "set by systemd; may hold the credential holdfast.password",
+    ),
+    (CONFIG, "like --config; /etc/holdfast/holdfast.toml where not set"),
+    (
+        STATE_DIRECTORY,
+        "set by systemd; like --state, where the daemon keeps its journal",
+    ),
+    (
+        JOB,
+        "set for what the daemon starts, and for your programs below it: the job",
     ),
     (LIBVIRT_URI, "like --connect, for machines"),
     (RUNTIME_FOLDER, "where sockets are put; /run where not set"),

@@ -92,6 +92,23 @@ impl Config {
         Err(errors)
     }
 
+    /// The words behind `do =`.
+    pub fn kind_names() -> impl Iterator<Item = &'static str> {
+        kinds::KINDS.iter().map(|kind| kind.name)
+    }
+
+    /// The names of all settings, of whatever section.
+    pub fn key_names() -> impl Iterator<Item = &'static str> {
+        keys::all_names()
+    }
+
+    /// For each setting of each kind of job, a command line with it: to be held against what the verbs take.
+    pub fn every_command() -> impl Iterator<Item = Vec<String>> {
+        kinds::KINDS
+            .iter()
+            .flat_map(|kind| kind.options.iter().map(|option| option.line(kind)))
+    }
+
     /// What is hardly meant as it stands there.
     pub fn warnings(&self) -> &[ConfigWarning] {
         &self.warnings

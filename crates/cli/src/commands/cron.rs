@@ -2,13 +2,17 @@
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use holdfast_engine::{GuestRequest, Guests, MachinePlaces, PolicyRunReport, PolicyRunRequest, run_policy};
+use holdfast_engine::{
+    GuestRequest, Guests, MachinePlaces, PolicyRunReport, PolicyRunRequest, RunEntry, RunOutcome, run_policy,
+};
+use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::guests::{GuestDocument, KnownGuest, QuiesceWhen};
 use crate::machines::Hypervisors;
@@ -87,6 +91,18 @@ struct RemovedDocument {
 struct UnreadableDocument {
     dataset: String,
     error: String,
+}
+
+impl Done {
+    /// The first thing that was not done, and why.
+    fn failure(&self) -> Option<String> {
+        let taken = self.taken.iter().filter_map(|taken| taken.failure.clone());
+        let unreadable = self
+            .unreadable
+            .iter()
+            .map(|one| format!("{}: {}", one.dataset, one.error));
+        taken.chain(unreadable).next()
+    }
 }
 
 impl Report for Done {
@@ -206,8 +222,43 @@ pub(super) fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
         lock: lock_file(context),
         withheld: vec![environment::PASSWORD.to_owned()],
     };
-    let report = context.work(args.job.thread_count(), |job| run_policy(&request, job))?;
-    context.report(&document(report, args.dry_run, &guests))
+    let (start, begun) = (time::now(), context.clock().now());
+    let report = context.work(args.job.thread_count(), |job| run_policy(&request, job));
+    let report = report.map(|report| document(report, args.dry_run, &guests));
+    // What a scheduler has started is noted by that.
+    if !args.dry_run && context.variable(environment::JOB).is_none() {
+        let duration = context.clock().now().saturating_sub(begun);
+        super::daemon::note(entry(&report, start, duration), context);
+    }
+    context.report(&report?)
+}
+
+/// The run as the journal of runs has it.
+fn entry(report: &Result<Done, Error>, start: Timestamp, duration: Duration) -> RunEntry {
+    let (exit, error) = match report {
+        Ok(done) => (done.exit(), done.failure()),
+        Err(error) => (error.advice().exit, Some(chain(error).join(": "))),
+    };
+    let outcome = match exit {
+        Exit::Ok => RunOutcome::Done,
+        Exit::Warnings => RunOutcome::Warnings,
+        Exit::Locked => RunOutcome::Locked,
+        _ => RunOutcome::Failed,
+    };
+    RunEntry {
+        job: "cron".to_owned(),
+        kind: "cron".to_owned(),
+        by: "cron".to_owned(),
+        start: start.to_string(),
+        end: time::now().to_string(),
+        duration_ms: units::millis(duration),
+        outcome: outcome.word().to_owned(),
+        exit_code: Some(exit.code().into()),
+        failed_before: 0,
+        retry_at: None,
+        error,
+        lines: Vec::new(),
+    }
 }
 
 /// Where runs of a policy on this host keep each other away.

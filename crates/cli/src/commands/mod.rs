@@ -4,6 +4,7 @@ mod backup;
 mod completions;
 mod config;
 mod cron;
+mod daemon;
 mod diff;
 mod doctor;
 mod forget;
@@ -11,16 +12,19 @@ mod gc;
 mod host;
 mod image;
 mod init;
+mod jobs;
 mod key;
 mod list;
 mod live_server;
 mod machines;
 mod man;
 mod monitor;
+mod notify;
 mod prune;
 mod repair;
 mod restore;
 mod resume;
+mod runs;
 mod scrub;
 mod serve;
 mod show;
@@ -53,6 +57,16 @@ pub enum Verb {
     Snapshot(snapshot::SnapshotArgs),
     /// Carry out a policy of host snapshots once: take what is due, remove what has served its time
     Cron(cron::CronArgs),
+    /// Do the jobs of a holdfast.toml whenever they are due, until it is stopped
+    Daemon(daemon::DaemonArgs),
+    /// Do jobs of a holdfast.toml now
+    Run(daemon::RunArgs),
+    /// List the jobs of a holdfast.toml: when they run next, and how they went
+    Jobs(jobs::JobsArgs),
+    /// List what ran, and how it ended
+    Runs(runs::RunsArgs),
+    /// Send a test message to somebody of a holdfast.toml
+    Notify(notify::NotifyArgs),
     /// Check whether a policy is met, and how its pools are, for Nagios and Prometheus
     Monitor(monitor::MonitorArgs),
     /// Work on the host snapshots that are there
@@ -119,6 +133,11 @@ impl Verb {
             Self::Machines(args) => machines::run(args, context),
             Self::Snapshot(args) => snapshot::run(args, context),
             Self::Cron(args) => cron::run(args, context),
+            Self::Daemon(args) => daemon::run_daemon(args, context),
+            Self::Run(args) => daemon::run(args, context),
+            Self::Jobs(args) => jobs::run(args, context),
+            Self::Runs(args) => runs::run(args, context),
+            Self::Notify(args) => notify::run(args, context),
             Self::Monitor(args) => monitor::run(args, context),
             Self::Host(args) => host::run(args, context),
             Self::Doctor(args) => doctor::run(args, context),
@@ -177,6 +196,11 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "machines" => machines::EXAMPLES,
         "snapshot" => snapshot::EXAMPLES,
         "cron" => cron::EXAMPLES,
+        "daemon" => daemon::EXAMPLES_DAEMON,
+        "run" => daemon::EXAMPLES_RUN,
+        "jobs" => jobs::EXAMPLES,
+        "runs" => runs::EXAMPLES,
+        "notify" => notify::EXAMPLES,
         "doctor" => doctor::EXAMPLES,
         "list" => list::EXAMPLES,
         "show" => show::EXAMPLES,

@@ -115,6 +115,9 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     for (verb, report) in crate::machines::reports_of_host_snapshots() {
         reports.entry(verb).or_default().push(report);
     }
+    for (verb, report) in crate::schedules::reports_of_schedules() {
+        reports.entry(verb).or_default().push(report);
+    }
     reports.insert("cron", crate::machines::reports_of_policies());
     reports.insert("resume", vec![crate::machines::report_of_resume()]);
     reports

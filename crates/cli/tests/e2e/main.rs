@@ -11,5 +11,6 @@ mod machines;
 mod packaging;
 mod program;
 mod rig;
+mod schedules;
 mod terminals;
 mod verbs;

@@ -122,7 +122,9 @@ pub(super) fn ended(worked: &Worked, judgement: Judgement, stop: Option<StopCaus
         Judgement::Check => of_check(code),
         // What it says of machines is told of machines; it is done where it could say it.
         Judgement::Freshness => match of_check(code) {
-            Outcome::Failed if document["report"]["machines"].is_array() && code == Some(2) => Outcome::Done,
+            Outcome::Failed if code == Some(2) && !freshness(&document["report"]["machines"]).is_empty() => {
+                Outcome::Done
+            }
             other => other,
         },
     };

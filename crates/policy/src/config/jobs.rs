@@ -110,11 +110,14 @@ pub(super) fn read(section: &Section, around: &Surroundings<'_>, errors: &mut Ve
     if kind.needs_repository {
         check_repository(section, &own, text("repository"), around, errors);
     }
-    if !kind.needs_one_of.is_empty() && !kind.needs_one_of.iter().any(|key| section.get(key).is_some()) {
+    let has = |key: &&str| section.get(key).is_some();
+    let needs = kind.needs_one_of;
+    // A key that is misspelt is told as such, and is not missing beside.
+    if !needs.is_empty() && !needs.iter().any(has) && !is_misspelt(section, needs, |key| form_of(key).is_some()) {
         errors.push(ConfigError::Missing {
             line: section.line,
             place: place(section),
-            what: kind.needs_one_of.join(" or "),
+            what: needs.join(" or "),
         });
     }
     check_together(section, &own, errors);
@@ -294,13 +297,19 @@ fn check_repository(
             let known = around.repositories.iter().map(|repository| &repository.name[..]);
             errors.push(no_such(section, line, "repositories", &name, known));
         }
-        None if section.get("repository").is_some() => {}
+        None if section.get("repository").is_some() || is_misspelt(section, &["repository"], |_| false) => {}
         None => errors.push(ConfigError::Missing {
             line,
             place: place(section),
             what: "repository = the name of a section [repositories.NAME]".to_owned(),
         }),
     }
+}
+
+/// Whether a key that is not known looks like one of these.
+fn is_misspelt(section: &Section, keys: &[&str], is_known: impl Fn(&str) -> bool) -> bool {
+    let mut unknown = section.entries.iter().filter(|entry| !is_known(&entry.key));
+    unknown.any(|entry| nearest(&entry.key, keys.iter().copied()).is_some())
 }
 
 /// Settings that the verb would take, and understand otherwise than it is meant.

@@ -97,3 +97,11 @@ pub(super) fn names_of_retention() -> impl Iterator<Item = &'static str> {
 pub(super) fn of(keys: &[Key], name: &str) -> Option<Form> {
     keys.iter().find(|key| key.name == name).map(|key| key.form)
 }
+
+/// The names of all settings of all sections.
+pub(super) fn all_names() -> impl Iterator<Item = &'static str> {
+    let sections = DAEMON.iter().chain(REPOSITORY).chain(NOTIFY).map(|key| key.name);
+    let jobs = JOB.iter().map(|(key, _)| key.name);
+    let options = KINDS.iter().flat_map(|kind| kind.options).map(|option| option.key);
+    sections.chain(jobs).chain(options)
+}

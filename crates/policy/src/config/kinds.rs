@@ -299,6 +299,23 @@ impl JobOption {
         self.words != Words::Positional && !is_rule && !is_subject
     }
 
+    /// A command line with it.
+    pub(super) fn line(&self, kind: &JobKind) -> Vec<String> {
+        let value = match self.form {
+            Form::Flag => Value::Flag(true),
+            Form::Count { min, .. } => Value::Count(min),
+            Form::OneOf(words) => Value::Text(words[0].to_owned()),
+            Form::Span => Value::Text("7d".to_owned()),
+            _ if self.key.ends_with("limit") || self.key.ends_with("max") => Value::Text("1M".to_owned()),
+            _ => Value::Text("/x".to_owned()),
+        };
+        let (mut words, mut positional) = (Vec::new(), Vec::new());
+        words.extend(kind.verb.iter().map(|word| (*word).to_owned()));
+        self.put(&value, &mut words, &mut positional);
+        words.extend(positional);
+        words
+    }
+
     /// Puts its words behind those of the options, and those of a value behind everything.
     pub(super) fn put(&self, value: &Value, options: &mut Vec<String>, positional: &mut Vec<String>) {
         let shown = match value {
