@@ -205,6 +205,10 @@ impl Daemon<'_> {
         let now = (self.world.now)();
         let duration = self.world.clock.now().saturating_sub(running.started);
         let stop = running.stop.map(|(cause, _)| cause);
+        if stop.is_some() {
+            // What it has started and left behind was told to stop with it.
+            running.worker.kill();
+        }
         let ended = match running.worker.finish() {
             Ok(worked) => ended(&worked, running.job.kind.judgement, stop),
             Err(error) => Ended {
