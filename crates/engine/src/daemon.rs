@@ -77,6 +77,9 @@ pub struct DaemonRequest {
     pub pulse_every: Option<Duration>,
 }
 
+/// Says something, from any thread.
+pub type Speaker = Arc<dyn Fn(Severity, &str) + Send + Sync>;
+
 /// The world of the scheduler.
 pub struct DaemonWorld<'a> {
     /// The time of day.
@@ -84,7 +87,7 @@ pub struct DaemonWorld<'a> {
     /// A stopwatch.
     pub clock: Arc<dyn Clock>,
     /// Says something.
-    pub say: Arc<dyn Fn(Severity, &str) + Send + Sync>,
+    pub say: Speaker,
     /// Reads the configuration again; none where it is no good, which has been said.
     pub reload: &'a dyn Fn() -> Option<Config>,
     /// Tells who watches over us how we are.

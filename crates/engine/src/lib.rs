@@ -63,7 +63,7 @@ pub use convert::{ConvertReport, ConvertRequest, VerifyImage, convert};
 pub use create_image::{CreateImageReport, CreateImageRequest, create_image};
 pub use daemon::{
     Asked, DaemonEvent, DaemonReport, DaemonRequest, DaemonWorld, JobJournal, JobRecord, JournalEntry, Ledger, Message,
-    Notice, NoticeEntry, Outcome as RunOutcome, Pulse, RunEntry, Severity, daemon, deliver,
+    Notice, NoticeEntry, Outcome as RunOutcome, Pulse, RunEntry, Severity, Speaker as DaemonSpeaker, daemon, deliver,
 };
 pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use doctor::{

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use holdfast_engine::{
-    Asked, DaemonEvent, DaemonReport, DaemonRequest, DaemonWorld, RunEntry, RunOutcome, Severity, daemon,
+    Asked, DaemonEvent, DaemonReport, DaemonRequest, DaemonSpeaker, DaemonWorld, RunEntry, RunOutcome, Severity, daemon,
 };
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -201,7 +201,7 @@ fn act(file: &HoldfastFileArgs, state: &StateArgs, asked: Asked, context: &Conte
 }
 
 /// Says things on standard error, from any thread.
-fn speaker(context: &Context) -> Arc<dyn Fn(Severity, &str) + Send + Sync> {
+fn speaker(context: &Context) -> DaemonSpeaker {
     let console = context.shared_console();
     let is_journal = context.variable(environment::JOURNAL_STREAM).is_some();
     let is_quiet = context.is_quiet();

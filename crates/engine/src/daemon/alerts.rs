@@ -120,7 +120,6 @@ fn of_machines(
             |newest| format!("Its newest snapshot is of {newest}."),
         );
         let subject = match (one.is_fresh, record.silent.get_mut(&one.machine)) {
-            (true, None) => continue,
             (true, Some(_)) => {
                 record.silent.remove(&one.machine);
                 format!("{} has a fresh snapshot again", one.machine)
@@ -133,7 +132,7 @@ fn of_machines(
                 alert.told = Some(now);
                 format!("{} has no fresh snapshot still", one.machine)
             }
-            (false, Some(_)) => continue,
+            (true, None) | (false, Some(_)) => continue,
         };
         notices.push(Notice {
             event: Event::Silence,

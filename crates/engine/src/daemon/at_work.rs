@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_host::{Order, Worker};
 use holdfast_policy::Timestamp;
 use holdfast_policy::config::Job;
-use holdfast_policy::schedule::{Cause, Consequence};
+use holdfast_policy::schedule::{Cause, Consequence, Due};
 
 use super::journal::{JournalEntry, RunEntry};
 use super::ledger::JobRecord;
@@ -93,8 +93,8 @@ impl Daemon<'_> {
         Some(record)
     }
 
-    /// Starts a job, where nobody keeps it away.
-    pub(super) fn start(&mut self, job: &Job, cause: Cause, now: Timestamp) {
+    /// The lock of a job that is about to start; none where somebody keeps it away.
+    fn lock(&mut self, job: &Job) -> Option<File> {
         let name = &job.name;
         let others = self.request.config.jobs.iter().filter(|other| other.name != *name);
         let excluded =
@@ -102,38 +102,36 @@ impl Daemon<'_> {
         let lock = lock_job(&self.request.state, name, excluded.map(|other| &other.name[..]));
         let is_wanted = matches!(self.request.asked, Asked::Jobs(_));
         self.wanted.retain(|wanted| wanted != name);
-        let lock = match lock {
-            Ok(Some(lock)) => lock,
-            Ok(None) if is_wanted => {
-                self.report.busy.push(name.clone());
-                return;
-            }
+        match lock {
+            Ok(Some(lock)) => return Some(lock),
+            Ok(None) if is_wanted => {}
             Ok(None) => {
-                self.say(
-                    Severity::Info,
-                    &format!("{name} waits: it, or a job that excludes it, runs elsewhere"),
-                );
-                self.keep_away(name);
-                return;
+                let text = format!("{name} waits: it, or a job that excludes it, runs elsewhere");
+                self.say(Severity::Info, &text);
             }
-            Err(error) => {
-                self.say(Severity::Error, &format!("{name}: {error}"));
-                self.keep_away(name);
-                if is_wanted {
-                    self.report.busy.push(name.clone());
-                }
-                return;
-            }
-        };
-        // Under its lock: somebody else may have run it since.
-        let mut record = self
-            .ledger
-            .read(name)
-            .ok()
-            .flatten()
-            .unwrap_or_else(|| JobRecord::new(now));
-        let failed_before = record.state.failed_count;
+            Err(error) => self.say(Severity::Error, &format!("{name}: {error}")),
+        }
+        if is_wanted {
+            self.report.busy.push(name.clone());
+        } else {
+            self.keep_away(name);
+        }
+        None
+    }
+
+    /// Starts a job, where nobody keeps it away.
+    pub(super) fn start(&mut self, job: &Job, cause: Cause, now: Timestamp) {
+        let name = &job.name;
+        let Some(lock) = self.lock(job) else { return };
+        let kept = self.ledger.read(name).ok().flatten();
+        let mut record = kept.unwrap_or_else(|| JobRecord::new(now));
         let timing = job.timing(&self.request.host);
+        let due = record.state.due(&timing, &self.request.zone, now);
+        if cause == Cause::Due && !matches!(due, Due::Since(_)) {
+            // Somebody else has done it since it was looked at.
+            return;
+        }
+        let failed_before = record.state.failed_count;
         record.state.start(&timing, cause, now);
         self.keep(name, record);
         match self.work(job, &lock) {

@@ -82,7 +82,7 @@ pub(super) fn sections(text: &str, errors: &mut Vec<ConfigError>) -> Vec<Section
                     let line = lines.line(name.span().start);
                     match value.get_ref() {
                         DeValue::Table(table) => {
-                            sections.push(section(group, Some(name.get_ref()), line, table, &lines))
+                            sections.push(section(group, Some(name.get_ref()), line, table, &lines));
                         }
                         _ => errors.push(ConfigError::NoSection {
                             line,

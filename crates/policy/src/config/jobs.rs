@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::document::Section;
 use super::error::{ConfigError, ConfigWarning};
 use super::form::{Form, Value};
-use super::kinds::{Claim, JobKind, KEEP, KINDS};
+use super::kinds::{Claim, JobKind, JobOption, KEEP, KINDS};
 use super::sections::{Values, place, values};
 use super::{ConfigSetting, ConfiguredRepository, keys};
 use crate::nearest::nearest;
@@ -110,16 +110,7 @@ pub(super) fn read(section: &Section, around: &Surroundings<'_>, errors: &mut Ve
     if kind.needs_repository {
         check_repository(section, &own, text("repository"), around, errors);
     }
-    let has = |key: &&str| section.get(key).is_some();
-    let needs = kind.needs_one_of;
-    // A key that is misspelt is told as such, and is not missing beside.
-    if !needs.is_empty() && !needs.iter().any(has) && !is_misspelt(section, needs, |key| form_of(key).is_some()) {
-        errors.push(ConfigError::Missing {
-            line: section.line,
-            place: place(section),
-            what: needs.join(" or "),
-        });
-    }
+    check_needs(section, kind, |key| form_of(key).is_some(), errors);
     check_together(section, &own, errors);
     check_notify(section, &own, around, errors);
     let (mut options, mut positional) = (Vec::new(), Vec::new());
@@ -217,7 +208,7 @@ fn found(
         let written = own.get(key).map(|entry| (section.title(), entry));
         let written = written.or_else(|| of_rules.map(|(title, entry)| (title.to_owned(), entry)));
         // Some kinds mean something else by a name than the one that the defaults are checked by.
-        let is_fit = kind.option(key).is_none_or(|option| option.is_for_defaults());
+        let is_fit = kind.option(key).is_none_or(JobOption::is_for_defaults);
         match written.or_else(|| of_defaults.filter(|_| is_fit)) {
             Some((section, (line, value))) => found.push(Found {
                 key,
@@ -303,6 +294,19 @@ fn check_repository(
             place: place(section),
             what: "repository = the name of a section [repositories.NAME]".to_owned(),
         }),
+    }
+}
+
+fn check_needs(section: &Section, kind: &JobKind, is_known: impl Fn(&str) -> bool, errors: &mut Vec<ConfigError>) {
+    let needs = kind.needs_one_of;
+    let is_there = needs.is_empty() || needs.iter().any(|key| section.get(key).is_some());
+    // A key that is misspelt is told as such, and is not missing beside.
+    if !is_there && !is_misspelt(section, needs, is_known) {
+        errors.push(ConfigError::Missing {
+            line: section.line,
+            place: place(section),
+            what: needs.join(" or "),
+        });
     }
 }
 

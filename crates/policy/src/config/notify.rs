@@ -4,7 +4,7 @@ use super::ConfigError;
 use super::document::Section;
 use super::form::Value;
 use super::keys;
-use super::sections::{count, place, text, values_of};
+use super::sections::{Values, count, place, text, values_of};
 
 /// Somebody who is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,50 +107,57 @@ pub(super) fn read(section: &Section, errors: &mut Vec<ConfigError>) -> Option<N
     if has(needed).is_none() {
         errors.push(missing(needed));
     }
-    let url = text(&values, "url");
-    if let (Some(entry), Some(url)) = (has("url"), &url)
-        && !is_url(url)
-    {
-        errors.push(ConfigError::Value {
-            line: entry.line,
-            place: place(section),
-            key: "url".to_owned(),
-            wanted: "an address that begins with https:// or http://, without spaces".to_owned(),
-        });
-    }
-    let token_file = text(&values, "token_file");
-    for key in ["to", "from"] {
-        let Some((line, value)) = values.get(key) else { continue };
-        if let Some(wrong) = value.texts().iter().find(|text| !is_address(text)) {
-            errors.push(ConfigError::Value {
-                line: *line,
-                place: place(section),
-                key: key.to_owned(),
-                wanted: format!("an address of mail; {wrong:?} is none"),
-            });
-        }
-    }
-    let channel = match &by[..] {
-        "mail" => Channel::Mail {
-            to: values
-                .get("to")
-                .map(|(_, value)| value.texts().to_vec())
-                .unwrap_or_default(),
-            from: text(&values, "from"),
-            sendmail: text(&values, "sendmail"),
-        },
-        "webhook" => Channel::Webhook { url: url?, token_file },
-        _ => Channel::Ntfy {
-            url: url?,
-            token_file,
-            priority: count(&values, "priority").and_then(|priority| u8::try_from(priority).ok()),
-        },
-    };
+    check_addresses(section, &values, errors);
+    let channel = channel(&by, &values)?;
     Some(Notify {
         name: section.name.clone().unwrap_or_default(),
         line: section.line,
         channel,
         on: events(values.get("on").map(|(_, value)| value)),
+    })
+}
+
+fn check_addresses(section: &Section, values: &Values, errors: &mut Vec<ConfigError>) {
+    let mut wrong = |line: u32, key: &str, wanted: String| {
+        errors.push(ConfigError::Value {
+            line,
+            place: place(section),
+            key: key.to_owned(),
+            wanted,
+        });
+    };
+    if let Some((line, value)) = values.get("url")
+        && !value.texts().iter().all(|url| is_url(url))
+    {
+        let wanted = "an address that begins with https:// or http://, without spaces";
+        wrong(*line, "url", wanted.to_owned());
+    }
+    for key in ["to", "from"] {
+        let Some((line, value)) = values.get(key) else { continue };
+        if let Some(text) = value.texts().iter().find(|text| !is_address(text)) {
+            wrong(*line, key, format!("an address of mail; {text:?} is none"));
+        }
+    }
+}
+
+/// The way; none where it has no address.
+fn channel(by: &str, values: &Values) -> Option<Channel> {
+    let text = |key: &str| text(values, key);
+    Some(match by {
+        "mail" => Channel::Mail {
+            to: values.get("to")?.1.texts().to_vec(),
+            from: text("from"),
+            sendmail: text("sendmail"),
+        },
+        "webhook" => Channel::Webhook {
+            url: text("url")?,
+            token_file: text("token_file"),
+        },
+        _ => Channel::Ntfy {
+            url: text("url")?,
+            token_file: text("token_file"),
+            priority: count(values, "priority").and_then(|priority| u8::try_from(priority).ok()),
+        },
     })
 }
 

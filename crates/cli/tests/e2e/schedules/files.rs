@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Host, Receiver};
+use super::{Host, Receiver, at_home};
 
 #[test]
 fn a_configuration_is_checked_and_shown_with_where_everything_is_from() {
@@ -45,7 +45,7 @@ fn a_configuration_is_checked_and_shown_with_where_everything_is_from() {
         &["line 9: there is no setting \"repositry\" in [jobs.a]: did you mean repository?"]
     );
     host.configure("[jobs.b]\ndo = \"backup\"\nrepository = \"main\"\nall = true\nbwlimit = \"fast\"\n");
-    let (kind, text) = host.rig.error(2, &host.words(&["jobs"]));
+    let (kind, text) = host.rig.error(2, &at_home(&["jobs"]));
     assert_eq!(kind, "usage");
     assert!(
         text.contains("line 11: [jobs.b]: invalid value 'fast' for '--bwlimit"),
@@ -69,7 +69,7 @@ on = ["success"]
 "#;
     let host = Host::new(&jobs.replace("{url}", &receiver.url));
     host.rig.ok(&["backup", "a.raw"]);
-    let report = |verb: &[&str]| host.rig.report(&host.words(verb));
+    let report = |verb: &[&str]| host.rig.report(&at_home(verb));
     let mut reports = vec![
         ("run", report(&["run", "a"])),
         ("runs", report(&["runs"])),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use holdfast_block::{Clock as _, SystemClock};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::{Host, wait_until};
+use super::{Host, at_home, wait_until};
 use crate::host::small_file_system;
 use crate::rig::assert_code;
 
@@ -77,7 +77,7 @@ fn what_fails_is_tried_again_and_what_was_missed_is_caught_up_once() {
     assert!(runs[0]["retry_at"].is_string() && runs[2]["retry_at"].is_null());
     daemon.kill();
     // Nothing is left to be caught up.
-    let again = host.rig.report(&host.words(&["run", "--due"]));
+    let again = host.rig.report(&at_home(&["run", "--due"]));
     assert_eq!(again["runs"].as_array().unwrap().len(), 0);
 }
 
@@ -94,7 +94,7 @@ fn a_job_that_hangs_is_stopped_with_all_that_it_started() {
     let hanging = String::from_utf8(host.rig.read("hanging")).unwrap();
     wait_until("its end", || !is_alive(&hanging));
     // Others go on.
-    let words = host.words(&["run", "sealed"]);
+    let words = at_home(&["run", "sealed"]);
     host.program("password", "cat {here}/words");
     assert_code(&host.rig.run(&words), 0, &words);
     assert_eq!(daemon.stop(), Some(0));
@@ -115,7 +115,7 @@ fn a_daemon_that_is_killed_loses_nothing_and_does_nothing_twice() {
     let orphan = String::from_utf8(host.rig.read("hanging")).unwrap();
     assert!(is_alive(&orphan));
 
-    let words = host.words(&["run", "sealed"]);
+    let words = at_home(&["run", "sealed"]);
     assert_code(&host.rig.run(&words), 4, &words);
     let daemon = host.start(&[]);
     SystemClock::new().sleep(Duration::from_secs(1));

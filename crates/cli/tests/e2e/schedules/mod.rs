@@ -95,15 +95,6 @@ impl Host {
         std::fs::set_permissions(self.rig.path(&path), mode).unwrap();
     }
 
-    pub(crate) fn words<'w>(&self, words: &[&'w str]) -> Vec<&'w str> {
-        let more: &[&str] = match words[0] {
-            "runs" => &["--state", "state"],
-            "notify" => &["--config", "holdfast.toml"],
-            _ => &["--config", "holdfast.toml", "--state", "state"],
-        };
-        words.iter().chain(more).copied().collect()
-    }
-
     /// Starts the daemon; what it says is added to the file `log`.
     pub(crate) fn start(&self, variables: &[(&str, &str)]) -> Daemon {
         let log = File::options()
@@ -112,7 +103,7 @@ impl Host {
             .open(self.rig.path("log"))
             .unwrap();
         let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.rig.path("bin").display());
-        let mut command = self.rig.command(&self.words(&["daemon"]));
+        let mut command = self.rig.command(&at_home(&["daemon"]));
         command.env("PATH", path).envs(variables.iter().copied());
         let child = command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         Daemon { child }
@@ -149,6 +140,16 @@ impl Host {
             clock.sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// A command line that finds the files of a [`Host`].
+pub(crate) fn at_home<'w>(words: &[&'w str]) -> Vec<&'w str> {
+    let more: &[&str] = match words[0] {
+        "runs" => &["--state", "state"],
+        "notify" => &["--config", "holdfast.toml"],
+        _ => &["--config", "holdfast.toml", "--state", "state"],
+    };
+    words.iter().chain(more).copied().collect()
 }
 
 /// Somebody who listens at a port of this host for what is posted, and refuses the first few times.

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixDatagram;
 
 use rustix::process::Signal;
 
-use super::{Host, wait_until};
+use super::{Host, at_home, wait_until};
 use crate::rig::assert_code;
 
 const OFTEN: &str = r#"
@@ -33,44 +33,44 @@ fn jobs_run_when_they_are_due_and_are_in_the_journal() {
     host.wait_for("thin", &["done"]);
 
     // There is one daemon in a folder.
-    let words = host.words(&["daemon"]);
+    let words = at_home(&["daemon"]);
     let second = host.rig.run(&words);
     assert_code(&second, 4, &words);
 
     assert_eq!(daemon.stop(), Some(0));
     assert!(host.outcomes("off").is_empty());
-    let runs = host.rig.report(&host.words(&["runs", "--job", "often"]));
+    let runs = host.rig.report(&at_home(&["runs", "--job", "often"]));
     let run = &runs["runs"][0];
     assert_eq!(
         (&run["by"], &run["kind"], &run["exit_code"]),
         (&"daemon".into(), &"backup".into(), &0.into())
     );
-    assert!(host.rig.ok(&host.words(&["runs"])).contains("often"));
-    let jobs = host.rig.report(&host.words(&["jobs"]));
+    assert!(host.rig.ok(&at_home(&["runs"])).contains("often"));
+    let jobs = host.rig.report(&at_home(&["jobs"]));
     assert_eq!(jobs["jobs"][0]["last_outcome"], "done");
     assert!(jobs["jobs"][0]["next"].is_string() && jobs["jobs"][2]["next"].is_null());
-    assert!(host.rig.ok(&host.words(&["jobs"])).contains("disabled"));
+    assert!(host.rig.ok(&at_home(&["jobs"])).contains("disabled"));
 }
 
 #[test]
 fn a_person_or_a_timer_runs_jobs_without_a_daemon() {
     let host = Host::new(OFTEN);
     // Nobody was here: the first look only begins to count.
-    let first = host.rig.report(&host.words(&["run", "--due"]));
+    let first = host.rig.report(&at_home(&["run", "--due"]));
     assert_eq!(first["runs"].as_array().unwrap().len(), 0);
     wait_until("a time that is due", || {
-        let report = host.rig.report(&host.words(&["run", "--due"]));
+        let report = host.rig.report(&at_home(&["run", "--due"]));
         report["runs"]
             .as_array()
             .unwrap()
             .iter()
             .any(|run| run["job"] == "often")
     });
-    let by_hand = host.rig.report(&host.words(&["run", "off", "thin"]));
+    let by_hand = host.rig.report(&at_home(&["run", "off", "thin"]));
     assert_eq!(by_hand["runs"].as_array().unwrap().len(), 2);
     assert_eq!(host.outcomes("off"), ["done"]);
 
-    let (kind, text) = host.rig.error(2, &host.words(&["run", "nonsense"]));
+    let (kind, text) = host.rig.error(2, &at_home(&["run", "nonsense"]));
     assert_eq!(kind, "usage");
     assert!(text.contains("there is no job nonsense"), "{text}");
 }

@@ -1,6 +1,6 @@
 //! Who is told of what: by a receiver of webhooks on this host, and a stand-in for the mail system's program.
 
-use super::{Host, Receiver, wait_until};
+use super::{Host, Receiver, at_home, wait_until};
 
 /// A repository that is not there makes its job fail.
 const FAILING: &str = r#"
@@ -100,7 +100,7 @@ on = ["silence"]
         head.contains(": a has a fresh snapshot again\r\n") && head.contains("Priority: 2\r\n"),
         "{head}"
     );
-    let jobs = host.rig.json(3, &host.words(&["jobs"]));
+    let jobs = host.rig.json(3, &at_home(&["jobs"]));
     assert_eq!(jobs["report"]["jobs"][0]["silent"], serde_json::json!(["never"]));
     assert_eq!(daemon.stop(), Some(0));
     // The same as a check.
@@ -116,17 +116,17 @@ fn a_message_can_be_tried() {
     let receiver = Receiver::new(0);
     let host = Host::new(&FAILING.replace("{url}", &receiver.url));
     host.rig.write("token", b"x\n");
-    let sent = host.rig.report(&host.words(&["notify", "chat"]));
+    let sent = host.rig.report(&at_home(&["notify", "chat"]));
     assert_eq!(
         (&sent["by"], &sent["error"]),
         (&"webhook".into(), &serde_json::Value::Null)
     );
     assert!(receiver.subjects()[0].ends_with("this is a test"));
     std::fs::remove_file(host.rig.path("token")).unwrap();
-    let failed = host.rig.json(1, &host.words(&["notify", "chat"]));
+    let failed = host.rig.json(1, &at_home(&["notify", "chat"]));
     assert!(
         failed["report"]["error"].as_str().unwrap().contains("read the token"),
         "{failed}"
     );
-    host.rig.code(2, &host.words(&["notify", "nobody"]));
+    host.rig.code(2, &at_home(&["notify", "nobody"]));
 }
