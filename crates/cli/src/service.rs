@@ -44,11 +44,11 @@ impl Service {
     }
 
     /// Tells it.
-    pub fn tell(&self, pulse: &Pulse, now_us: u64) {
+    pub fn tell(&self, pulse: &Pulse) {
         let text = match pulse {
             Pulse::Ready => "READY=1".to_owned(),
             Pulse::Alive(what) => format!("WATCHDOG=1\nSTATUS={}", printable(what)),
-            Pulse::Reloading => format!("RELOADING=1\nMONOTONIC_USEC={now_us}"),
+            Pulse::Reloading => "RELOADING=1".to_owned(),
             Pulse::Stopping => "STOPPING=1".to_owned(),
         };
         if let Some((socket, address)) = &self.socket {

@@ -172,7 +172,6 @@ fn act(file: &HoldfastFileArgs, state: &StateArgs, asked: Asked, context: &Conte
     hear_signals(sender.clone(), is_forever)?;
     let say = speaker(context);
     let reload_say = Arc::clone(&say);
-    let clock = Arc::clone(context.clock());
     let path: PathBuf = file.path(context);
     let world = DaemonWorld {
         now: &time::now,
@@ -190,10 +189,7 @@ fn act(file: &HoldfastFileArgs, state: &StateArgs, asked: Asked, context: &Conte
                 None
             }
         },
-        pulse: &|pulse| {
-            let now = u64::try_from(clock.now().as_micros()).unwrap_or(u64::MAX);
-            service.tell(&pulse, now);
-        },
+        pulse: &|pulse| service.tell(&pulse),
         sender,
         events,
     };

@@ -60,6 +60,10 @@ impl Daemon<'_> {
             Ok(None) => {
                 let record = JobRecord::new(now);
                 self.keep(name, record.clone());
+                // Its lock is made now, when there is room for it: a full disk is not to stop it later.
+                if let Err(error) = is_locked(&self.request.state, name) {
+                    self.say(Severity::Error, &format!("{name}: {error}"));
+                }
                 record
             }
             Err(error) => {
