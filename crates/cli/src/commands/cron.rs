@@ -295,3 +295,48 @@ fn document(report: PolicyRunReport, dry_run: bool, guests: &FoundGuests<'_>) ->
             .collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{Done, TakenDocument, UnreadableDocument, entry};
+    use crate::errors::Error;
+
+    fn done(failure: Option<&str>, doubts: &[&str]) -> Done {
+        Done {
+            dry_run: false,
+            taken: vec![TakenDocument {
+                snapshots: Vec::new(),
+                machines: Vec::new(),
+                would_hold_still: Vec::new(),
+                failure: failure.map(str::to_owned),
+            }],
+            removed: Vec::new(),
+            doubts: doubts.iter().map(|doubt| (*doubt).to_owned()).collect(),
+            unreadable: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_journal_of_runs_has_how_it_went_and_why() {
+        let noted = |report: Result<Done, Error>| {
+            let start = "2026-11-20T10:00:00Z".parse().unwrap();
+            let entry = entry(&report, start, Duration::from_millis(1500));
+            assert_eq!((&entry.start[..], entry.duration_ms), ("2026-11-20T10:00:00Z", 1500));
+            (entry.outcome, entry.error)
+        };
+        assert_eq!(noted(Ok(done(None, &[]))), ("done".to_owned(), None));
+        assert_eq!(noted(Ok(done(None, &["odd"]))), ("warnings".to_owned(), None));
+        let failed = ("failed".to_owned(), Some("no room".to_owned()));
+        assert_eq!(noted(Ok(done(Some("no room"), &["odd"]))), failed);
+        let mut unreadable = done(None, &[]);
+        unreadable.unreadable.push(UnreadableDocument {
+            dataset: "tank".to_owned(),
+            error: "gone".to_owned(),
+        });
+        assert_eq!(noted(Ok(unreadable)).1.as_deref(), Some("tank: gone"));
+        let busy = holdfast_engine::Error::PolicyBusy { lock: "/x".into() };
+        assert_eq!(noted(Err(busy.into())).0, "locked");
+    }
+}

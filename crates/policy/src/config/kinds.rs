@@ -307,7 +307,7 @@ impl JobOption {
             Form::OneOf(words) => Value::Text(words[0].to_owned()),
             Form::Span => Value::Text("7d".to_owned()),
             _ if self.key.ends_with("limit") || self.key.ends_with("max") => Value::Text("1M".to_owned()),
-            _ => Value::Text("/x".to_owned()),
+            _ => Value::Text("x".to_owned()),
         };
         let (mut words, mut positional) = (Vec::new(), Vec::new());
         words.extend(kind.verb.iter().map(|word| (*word).to_owned()));

@@ -54,6 +54,45 @@ fn a_configuration_is_checked_and_shown_with_where_everything_is_from() {
     assert!(text.contains("config check"), "{text}");
 }
 
+/// What only this host knows: what is not there, what is never due.
+#[test]
+fn what_is_hardly_meant_on_this_host_is_told() {
+    let jobs = r#"
+[repositories.sealed]
+path = "{here}/nowhere"
+password_file = "{here}/no-password"
+[jobs.a]
+do = "gc"
+repository = "sealed"
+when = "2020-01-01"
+[jobs.b]
+do = "verify"
+repository = "main"
+[notify.phone]
+by = "ntfy"
+url = "http://localhost/topic"
+token_file = "{here}/no-token"
+"#;
+    let host = Host::new(jobs);
+    let checked = host.rig.json(3, &["config", "check", "holdfast.toml"]);
+    let doubts = checked["report"]["doubts"].as_array().unwrap();
+    let doubts: Vec<&str> = doubts.iter().map(|doubt| doubt.as_str().unwrap()).collect();
+    assert_eq!(doubts.len(), 4, "{doubts:?}");
+    for (doubt, part) in doubts.iter().zip([
+        "line 11: [jobs.a] is never due",
+        "line 8: the folder ",
+        "line 8: the password file ",
+        "line 18: the token file ",
+    ]) {
+        assert!(doubt.starts_with(part), "{doubt}");
+    }
+    // A sanoid.conf is known by its name, and is not held against this.
+    host.rig.write("sanoid.conf", b"[tank]\nhourly = 3\n");
+    host.rig.code(0, &["config", "check", "sanoid.conf"]);
+    host.rig
+        .code(2, &["config", "show", "holdfast.toml", "--dataset", "tank"]);
+}
+
 /// A report of each verb about jobs.
 pub(crate) fn reports_of_schedules() -> Vec<(&'static str, Value)> {
     let receiver = Receiver::new(0);
