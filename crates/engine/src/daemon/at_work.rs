@@ -115,10 +115,9 @@ impl Daemon<'_> {
             }
             Err(error) => self.say(Severity::Error, &format!("{name}: {error}")),
         }
-        if is_wanted {
+        self.keep_away(name);
+        if self.request.asked != Asked::Forever {
             self.report.busy.push(name.clone());
-        } else {
-            self.keep_away(name);
         }
         None
     }

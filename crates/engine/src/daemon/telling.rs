@@ -166,6 +166,14 @@ impl Daemon<'_> {
 
     /// Waits for notices that are under way, a while.
     pub(super) fn hear_last_notices(&mut self) {
+        self.hear_notices();
+        self.catch_up_with_files();
+        if self.told.is_ill {
+            self.say(Severity::Error, "what could not be written to the journal is lost");
+        }
+    }
+
+    fn hear_notices(&mut self) {
         let patience = match self.request.asked {
             Asked::Forever => LAST_NOTICES,
             Asked::Due | Asked::Jobs(_) => LAST_NOTICES * 12,
@@ -186,6 +194,5 @@ impl Daemon<'_> {
                 }
             }
         }
-        self.catch_up_with_files();
     }
 }
