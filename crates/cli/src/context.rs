@@ -74,6 +74,11 @@ impl Context {
         Arc::clone(&self.console)
     }
 
+    /// Whether only answers, warnings and errors are wanted.
+    pub fn is_quiet(&self) -> bool {
+        self.global.output.quiet
+    }
+
     /// A folder for sockets and pipes.
     pub fn runtime_folder(&self) -> PathBuf {
         let of_user = self.variable(environment::RUNTIME_FOLDER).map(PathBuf::from);
@@ -222,6 +227,10 @@ impl Context {
     /// The password of the repository, from wherever it is to come.
     pub fn password(&self, password_use: PasswordUse) -> Result<Password, Error> {
         let source = PasswordSource::choose(&self.global.repository.password, &self.environment)?;
+        if source == PasswordSource::Prompt && self.variable(environment::JOB).is_some() {
+            // A scheduler has started us: its terminal, if it has one, is not ours, and nobody looks at it.
+            return Err(PasswordError::NoTerminal.into());
+        }
         let mut warn = |message: &str| self.console.warning(message);
         Ok(source.read(password_use, &ControllingTerminal, &mut warn)?)
     }

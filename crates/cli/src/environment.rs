@@ -36,11 +36,23 @@ pub const STATE_FOLDER: &str = "XDG_STATE_HOME";
 pub const CONFIGURATION_FOLDER: &str = "XDG_CONFIG_HOME";
 /// What somebody who has come by ssh wanted to run.
 pub const SSH_COMMAND: &str = "SSH_ORIGINAL_COMMAND";
+/// The holdfast.toml.
+pub const CONFIG: &str = "HOLDFAST_CONFIG";
+/// Folder in which systemd has a service keep its state.
+pub const STATE_DIRECTORY: &str = "STATE_DIRECTORY";
+/// Socket at which systemd is told how a service is.
+pub const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
+/// How long systemd waits for a sign of life, in microseconds.
+pub const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
+/// Set where standard error is systemd's journal.
+pub const JOURNAL_STREAM: &str = "JOURNAL_STREAM";
+/// Set for what a scheduler starts: the job.
+pub const JOB: &str = "HOLDFAST_JOB";
 /// The user's own folder.
 pub const HOME: &str = "HOME";
 
 /// All of them, with what they are good for.
-pub const VARIABLES: [(&str, &str); 17] = [
+pub const VARIABLES: [(&str, &str); 20] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
@@ -54,6 +66,15 @@ pub const VARIABLES: [(&str, &str); 17] = [
     (TO_PASSWORD_FILE, "like --to-password-file"),
     (TO_PASSWORD_COMMAND, "like --to-password-command"),
     (TO_PASSWORD, "the password of that repository; the last resort"),
+    (CONFIG, "like --config; /etc/holdfast/holdfast.toml where not set"),
+    (
+        STATE_DIRECTORY,
+        "set by systemd; like --state, where the daemon keeps its journal",
+    ),
+    (
+        JOB,
+        "set for what the daemon starts, and for your programs below it: the job",
+    ),
     (LIBVIRT_URI, "like --connect, for machines"),
     (RUNTIME_FOLDER, "where sockets are put; /run where not set"),
     (

@@ -1,7 +1,5 @@
 //! Which machines the words of a command line mean, and the way to them.
 
-mod glob;
-
 use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -15,7 +13,7 @@ use crate::context::Context;
 use crate::environment;
 use crate::errors::Error;
 
-pub use glob::Glob;
+pub use holdfast_policy::Glob;
 
 /// Where libvirt is, where nobody says.
 const LIBVIRT_DEFAULT: &str = "qemu:///system";

@@ -218,6 +218,12 @@ pub enum Error {
         /// What it has locked.
         lock: PathBuf,
     },
+    /// Another scheduler is at work in the same folder.
+    #[error("another holdfast daemon is at work: it has locked {}", .lock.display())]
+    DaemonBusy {
+        /// What it has locked.
+        lock: PathBuf,
+    },
     /// Who makes host snapshots.
     #[error(transparent)]
     Provider(Box<ProviderError>),

@@ -236,6 +236,7 @@ impl Hooks {
             arguments: &[event.word()],
             variables,
             withheld: &self.withheld,
+            input: &[],
             time_out: self.time_out,
         };
         let called = call.run(job.clock).map_err(|error| error.to_string())?;

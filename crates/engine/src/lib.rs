@@ -16,6 +16,7 @@ mod contents;
 mod convert;
 mod copy;
 mod create_image;
+mod daemon;
 mod diff;
 mod differences;
 mod doctor;
@@ -70,6 +71,10 @@ pub use copy::{
     RemovedThere, copy, copy_status, is_same_place,
 };
 pub use create_image::{CreateImageReport, CreateImageRequest, create_image};
+pub use daemon::{
+    Asked, DaemonEvent, DaemonReport, DaemonRequest, DaemonWorld, JobJournal, JobRecord, JournalEntry, Ledger, Message,
+    Notice, NoticeEntry, Outcome as RunOutcome, Pulse, RunEntry, Severity, Speaker as DaemonSpeaker, daemon, deliver,
+};
 pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use doctor::{
     DoctorReport, DoctorRequest, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient, Remedy, Treatment,

@@ -37,6 +37,9 @@ pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,
 };
 pub use overlays::{CommitProgress, Overlays};
-pub use process::{Answer, Call, Called, Companion, Ending, LocalTools, Piped, PipedEnd, Programs, ToolError, Tools};
+pub use process::{
+    Answer, Call, Called, Companion, Ending, LocalTools, Order, Piped, PipedEnd, Programs, ToolError, Tools, Worked,
+    Worker,
+};
 pub use ssh::{Ssh, SshAddress, shell_line};
 pub use tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};

@@ -2,6 +2,7 @@
 
 mod piped;
 mod tool;
+mod worker;
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -17,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 pub use piped::{Piped, PipedEnd, Programs};
 pub(crate) use tool::PATH as PROGRAM_PATH;
 pub use tool::{Answer, LocalTools, ToolError, Tools};
+pub use worker::{Order, Worked, Worker};
 
 /// A process that runs beside this one, and is told and tells things by the line.
 ///
@@ -88,6 +90,8 @@ pub struct Call<'a> {
     pub variables: &'a [(&'static str, String)],
     /// Variables of our environment that it does not get.
     pub withheld: &'a [String],
+    /// What it reads on standard input.
+    pub input: &'a [u8],
     /// After this it is killed, with all that it has started.
     pub time_out: Duration,
 }
@@ -138,13 +142,23 @@ impl Call<'_> {
         command
             .args(self.arguments)
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
+            .stdin(if self.input.is_empty() {
+                Stdio::null()
+            } else {
+                Stdio::piped()
+            })
             .stdout(writer.try_clone()?)
             .stderr(writer)
             .process_group(0);
         let mut child = command.spawn()?;
         // It holds our ends of the pipe.
         drop(command);
+        if let Some(mut stdin) = child.stdin.take() {
+            let input = self.input.to_vec();
+            // One that does not read to the end is none of our business.
+            let write = move || drop(stdin.write_all(&input));
+            std::thread::Builder::new().name("input".to_owned()).spawn(write)?;
+        }
         let (send, said) = channel();
         let listener = std::thread::Builder::new().name("hook".to_owned()).spawn(move || {
             let mut reader = BufReader::new(reader);
@@ -229,6 +243,7 @@ mod tests {
             arguments: &["word"],
             variables: &[("SAID", "a b".to_owned())],
             withheld: &["PATH".to_owned()],
+            input: b"typed",
             time_out,
         }
         .run(&SystemClock::new())
@@ -239,9 +254,12 @@ mod tests {
 
     #[test]
     fn a_call_gets_its_words_and_says_its_own() {
-        let called = call("echo \"$1 $SAID\"; echo \"[$(env | grep ^PATH)]\" >&2; exit 3", LONG);
+        let called = call(
+            "echo \"$1 $SAID $(/bin/cat)\"; echo \"[$(env | grep ^PATH)]\" >&2; exit 3",
+            LONG,
+        );
         assert_eq!(called.ending, Ending::Code(3));
-        assert_eq!(called.lines, ["word a b", "[]"]);
+        assert_eq!(called.lines, ["word a b typed", "[]"]);
         assert_eq!(call("exit 0", LONG).ending, Ending::Well);
         assert_eq!(call("kill -9 $$", LONG).ending, Ending::Killed(9));
     }

@@ -15,9 +15,13 @@
 //!
 //! [`Calendar`] says when something happens again and again; [`simulate`] plays taking and pruning for some days.
 //! [`plan_replication`] decides what is sent so that a copy elsewhere has the same snapshots.
-//! [`sanoid`] reads the configuration of that program, and decides as it does.
+//! [`sanoid`] reads the configuration of that program, and decides as it does. [`config`] reads our own, and [`schedule`] says when its jobs
+//! run.
 
 mod calendar;
+pub mod config;
+mod glob;
+mod lapse;
 mod nearest;
 mod period;
 mod plan;
@@ -25,12 +29,15 @@ mod policy;
 mod reason;
 mod replication;
 pub mod sanoid;
+pub mod schedule;
 mod simulate;
 mod span;
 
 pub use calendar::{Calendar, ParseCalendarError};
+pub use glob::Glob;
 pub use jiff::Timestamp;
 pub use jiff::tz::TimeZone;
+pub use lapse::{Lapse, ParseLapseError};
 pub use period::Period;
 pub use plan::{Candidate, Decision, Protection, RetentionPlan, Verdict, plan};
 pub use policy::Policy;

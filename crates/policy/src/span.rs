@@ -21,7 +21,7 @@ const AMOUNT_MAX: u16 = 9999;
 
 impl Span {
     /// The instant this long before `end`, by the calendar of `end`'s zone; the beginning of time where it lies before that.
-    pub(crate) fn before(&self, end: &Zoned) -> Timestamp {
+    pub fn before(&self, end: &Zoned) -> Timestamp {
         let [years, months, weeks, days, hours] = self.amounts.map(i64::from);
         let span = jiff::Span::new()
             .years(years)

@@ -1,4 +1,10 @@
 //! `holdfast config`: what a configuration says, before anything acts by it.
+//!
+//! Here are checks of both kinds of files, and what a sanoid.conf means; what a holdfast.toml means is in `jobs.rs`.
+
+mod jobs;
+
+use std::path::PathBuf;
 
 use holdfast_policy::sanoid::{DatasetPolicy, Origin, SanoidConfig, SanoidError, SanoidWarning};
 use serde::Serialize;
@@ -7,6 +13,7 @@ use crate::args::Example;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
+use crate::holdfast_file;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::sanoid_file::{self, SanoidFileArgs};
 
@@ -19,23 +26,39 @@ pub struct ConfigArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum ConfigVerb {
-    /// Tell all that is wrong with a sanoid.conf
+    /// Tell all that is wrong with a holdfast.toml or a sanoid.conf
     Check(CheckArgs),
-    /// Show what a sanoid.conf means for each dataset, and which line says so
+    /// Show what it means for each job or dataset, and which line says so
     Show(ShowArgs),
 }
 
 #[derive(Debug, clap::Args)]
 struct CheckArgs {
     #[command(flatten)]
-    file: SanoidFileArgs,
+    file: FileArgs,
+}
+
+/// Which file.
+#[derive(Debug, clap::Args)]
+struct FileArgs {
+    /// The file: a holdfast.toml, or a sanoid.conf. Where none is given, /etc/holdfast/holdfast.toml, else /etc/sanoid/sanoid.conf
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+impl FileArgs {
+    fn path(&self, context: &Context) -> PathBuf {
+        let own = || Some(holdfast_file::path(context)).filter(|path| path.exists());
+        let sanoid = || PathBuf::from(sanoid_file::SANOID_CONF);
+        self.file.clone().or_else(own).unwrap_or_else(sanoid)
+    }
 }
 
 #[derive(Debug, clap::Args)]
 struct ShowArgs {
     #[command(flatten)]
-    file: SanoidFileArgs,
-    /// A dataset that is there, beside those that have a section; may be given several times
+    file: FileArgs,
+    /// Of a sanoid.conf: a dataset that is there, beside those that have a section; may be given several times
     #[arg(short, long = "dataset", value_name = "DATASET")]
     datasets: Vec<String>,
     /// Show settings that nobody has set as well
@@ -45,6 +68,10 @@ struct ShowArgs {
 
 /// What a person may want of it.
 pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See whether the daemon could use its configuration",
+        line: "holdfast config check /etc/holdfast/holdfast.toml",
+    },
     Example {
         wish: "See whether a sanoid.conf can be used as it is",
         line: "holdfast config check /etc/sanoid/sanoid.conf",
@@ -62,10 +89,16 @@ pub(super) const EXAMPLES_CHECK: &[Example] = &[Example {
 }];
 
 /// What a person may want of `config show`.
-pub(super) const EXAMPLES_SHOW: &[Example] = &[Example {
-    wish: "See everything that holds for a dataset, and where it comes from",
-    line: "holdfast config show /etc/sanoid/sanoid.conf --dataset tank/vm/web1 --effective",
-}];
+pub(super) const EXAMPLES_SHOW: &[Example] = &[
+    Example {
+        wish: "See everything that holds for each job, where it comes from, and when it is due",
+        line: "holdfast config show /etc/holdfast/holdfast.toml --effective",
+    },
+    Example {
+        wish: "See everything that holds for a dataset, and where it comes from",
+        line: "holdfast config show /etc/sanoid/sanoid.conf --dataset tank/vm/web1 --effective",
+    },
+];
 
 /// What `config check` answers.
 #[derive(Debug, Serialize)]
@@ -191,8 +224,18 @@ pub(super) fn run(args: &ConfigArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
-    let file = args.file.file.display().to_string();
-    let text = sanoid_file::read(&args.file.file)?;
+    let path = args.file.path(context);
+    let file = path.display().to_string();
+    let text = sanoid_file::read(&path)?;
+    if holdfast_file::is_holdfast_toml(&path, &text) {
+        let parsed = holdfast_file::parse(&text);
+        let doubts = parsed.as_ref().map(|config| holdfast_file::doubts(config, context));
+        return context.report(&Checked {
+            file,
+            doubts: doubts.unwrap_or_default(),
+            errors: parsed.err().unwrap_or_default(),
+        });
+    }
     context.report(&match SanoidConfig::parse(&text) {
         Ok(config) => Checked {
             file,
@@ -208,8 +251,19 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 fn show(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
-    let file = args.file.file.display().to_string();
-    let config = sanoid_file::parse(&args.file)?;
+    let path = args.file.path(context);
+    let file = path.display().to_string();
+    let text = sanoid_file::read(&path)?;
+    if holdfast_file::is_holdfast_toml(&path, &text) {
+        if !args.datasets.is_empty() {
+            return Err(Error::usage(
+                "--dataset is about a sanoid.conf, and this is a holdfast.toml",
+                "leave it out",
+            ));
+        }
+        return jobs::show(path, args.effective, context);
+    }
+    let config = sanoid_file::parse(&SanoidFileArgs { file: path })?;
     let mut datasets: Vec<String> = config.datasets().map(str::to_owned).collect();
     datasets.extend(args.datasets.iter().cloned());
     let resolved = config.resolve(&datasets);

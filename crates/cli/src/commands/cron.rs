@@ -2,15 +2,18 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use holdfast_engine::{
-    GuestRequest, Guests, MachinePlaces, MemoryWish, PolicyRunReport, PolicyRunRequest, SetId, run_policy,
+    GuestRequest, Guests, MachinePlaces, MemoryWish, PolicyRunReport, PolicyRunRequest, RunEntry, RunOutcome, SetId,
+    run_policy,
 };
+use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::guests::{GuestDocument, KnownGuest, MemoryHow, QuiesceWhen};
 use crate::machines::Hypervisors;
@@ -98,6 +101,18 @@ struct RemovedDocument {
 struct UnreadableDocument {
     dataset: String,
     error: String,
+}
+
+impl Done {
+    /// The first thing that was not done, and why.
+    fn failure(&self) -> Option<String> {
+        let taken = self.taken.iter().filter_map(|taken| taken.failure.clone());
+        let unreadable = self
+            .unreadable
+            .iter()
+            .map(|one| format!("{}: {}", one.dataset, one.error));
+        taken.chain(unreadable).next()
+    }
 }
 
 impl Report for Done {
@@ -220,6 +235,7 @@ pub(super) fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
     };
     let zone = context.zone().clone();
     let now = move || time::now().to_zoned(zone.clone());
+    let (start, begun) = (time::now(), context.clock().now());
     let report = context.work(args.job.thread_count(), |job| {
         // A dry run makes nothing.
         let store = match args.with_memory {
@@ -243,8 +259,42 @@ pub(super) fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
             withheld: vec![environment::PASSWORD.to_owned()],
         };
         run_policy(&request, job)
-    })?;
-    context.report(&document(report, args.dry_run, &guests))
+    });
+    let report = report.map(|report| document(report, args.dry_run, &guests));
+    // What a scheduler has started is noted by that.
+    if !args.dry_run && context.variable(environment::JOB).is_none() {
+        let duration = context.clock().now().saturating_sub(begun);
+        super::daemon::note(entry(&report, start, duration), context);
+    }
+    context.report(&report?)
+}
+
+/// The run as the journal of runs has it.
+fn entry(report: &Result<Done, Error>, start: Timestamp, duration: Duration) -> RunEntry {
+    let (exit, error) = match report {
+        Ok(done) => (done.exit(), done.failure()),
+        Err(error) => (error.advice().exit, Some(chain(error).join(": "))),
+    };
+    let outcome = match exit {
+        Exit::Ok => RunOutcome::Done,
+        Exit::Warnings => RunOutcome::Warnings,
+        Exit::Locked => RunOutcome::Locked,
+        _ => RunOutcome::Failed,
+    };
+    RunEntry {
+        job: "cron".to_owned(),
+        kind: "cron".to_owned(),
+        by: "cron".to_owned(),
+        start: start.to_string(),
+        end: time::now().to_string(),
+        duration_ms: units::millis(duration),
+        outcome: outcome.word().to_owned(),
+        exit_code: Some(exit.code().into()),
+        failed_before: 0,
+        retry_at: None,
+        error,
+        lines: Vec::new(),
+    }
 }
 
 /// Where runs of a policy on this host keep each other away.
@@ -280,5 +330,51 @@ fn document(report: PolicyRunReport, dry_run: bool, guests: &FoundGuests<'_>) ->
         unreadable: unreadable
             .map(|(dataset, error)| UnreadableDocument { dataset, error })
             .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{Done, TakenDocument, UnreadableDocument, entry};
+    use crate::errors::Error;
+
+    fn done(failure: Option<&str>, doubts: &[&str]) -> Done {
+        Done {
+            dry_run: false,
+            taken: vec![TakenDocument {
+                snapshots: Vec::new(),
+                machines: Vec::new(),
+                would_hold_still: Vec::new(),
+                failure: failure.map(str::to_owned),
+            }],
+            forgotten_state_count: 0,
+            removed: Vec::new(),
+            doubts: doubts.iter().map(|doubt| (*doubt).to_owned()).collect(),
+            unreadable: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_journal_of_runs_has_how_it_went_and_why() {
+        let noted = |report: Result<Done, Error>| {
+            let start = "2026-11-20T10:00:00Z".parse().unwrap();
+            let entry = entry(&report, start, Duration::from_millis(1500));
+            assert_eq!((&entry.start[..], entry.duration_ms), ("2026-11-20T10:00:00Z", 1500));
+            (entry.outcome, entry.error)
+        };
+        assert_eq!(noted(Ok(done(None, &[]))), ("done".to_owned(), None));
+        assert_eq!(noted(Ok(done(None, &["odd"]))), ("warnings".to_owned(), None));
+        let failed = ("failed".to_owned(), Some("no room".to_owned()));
+        assert_eq!(noted(Ok(done(Some("no room"), &["odd"]))), failed);
+        let mut unreadable = done(None, &[]);
+        unreadable.unreadable.push(UnreadableDocument {
+            dataset: "tank".to_owned(),
+            error: "gone".to_owned(),
+        });
+        assert_eq!(noted(Ok(unreadable)).1.as_deref(), Some("tank: gone"));
+        let busy = holdfast_engine::Error::PolicyBusy { lock: "/x".into() };
+        assert_eq!(noted(Err(busy.into())).0, "locked");
     }
 }

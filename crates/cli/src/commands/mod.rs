@@ -6,6 +6,7 @@ mod completions;
 mod config;
 mod copy;
 mod cron;
+mod daemon;
 mod diff;
 mod doctor;
 mod forget;
@@ -13,6 +14,7 @@ mod gc;
 mod host;
 mod image;
 mod init;
+mod jobs;
 mod key;
 mod list;
 mod live_server;
@@ -20,6 +22,7 @@ mod machines;
 mod man;
 mod monitor;
 mod mount;
+mod notify;
 mod peer;
 mod point;
 mod prune;
@@ -28,6 +31,7 @@ mod replicate;
 mod restore;
 mod resume;
 mod rollback;
+mod runs;
 mod scrub;
 mod serve;
 mod show;
@@ -68,6 +72,16 @@ pub enum Verb {
     Unmount(mount::UnmountArgs),
     /// Carry out a policy of host snapshots once: take what is due, remove what has served its time
     Cron(cron::CronArgs),
+    /// Do the jobs of a holdfast.toml whenever they are due, until it is stopped
+    Daemon(daemon::DaemonArgs),
+    /// Do jobs of a holdfast.toml now
+    Run(daemon::RunArgs),
+    /// List the jobs of a holdfast.toml: when they run next, and how they went
+    Jobs(jobs::JobsArgs),
+    /// List what ran, and how it ended
+    Runs(runs::RunsArgs),
+    /// Send a test message to somebody of a holdfast.toml
+    Notify(notify::NotifyArgs),
     /// Check whether a policy is met, and how its pools are, for Nagios and Prometheus
     Monitor(monitor::MonitorArgs),
     /// Send host snapshots to another place, and to another host
@@ -147,6 +161,11 @@ impl Verb {
             Self::Mount(args) => mount::mount(args, context),
             Self::Unmount(args) => mount::unmount(args, context),
             Self::Cron(args) => cron::run(args, context),
+            Self::Daemon(args) => daemon::run_daemon(args, context),
+            Self::Run(args) => daemon::run(args, context),
+            Self::Jobs(args) => jobs::run(args, context),
+            Self::Runs(args) => runs::run(args, context),
+            Self::Notify(args) => notify::run(args, context),
             Self::Monitor(args) => monitor::run(args, context),
             Self::Replicate(args) => replicate::run(args, context),
             Self::Receive(args) => peer::run_receive(args, context),
@@ -216,6 +235,11 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "replicate" => replicate::EXAMPLES,
         "receive" => peer::EXAMPLES_RECEIVE,
         "peer" => peer::EXAMPLES,
+        "daemon" => daemon::EXAMPLES_DAEMON,
+        "run" => daemon::EXAMPLES_RUN,
+        "jobs" => jobs::EXAMPLES,
+        "runs" => runs::EXAMPLES,
+        "notify" => notify::EXAMPLES,
         "doctor" => doctor::EXAMPLES,
         "list" => list::EXAMPLES,
         "show" => show::EXAMPLES,

@@ -1,6 +1,7 @@
 //! `holdfast monitor`: whether a policy is met and how its pools are, for programs that watch over hosts.
 
 mod check;
+mod machines;
 mod metrics;
 
 use std::time::Duration;
@@ -38,6 +39,10 @@ enum MonitorVerb {
     ///
     /// Prints one line, as sanoid --monitor-capacity does. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
     Capacity(WatchArgs),
+    /// Check that machines have a fresh snapshot in a repository
+    ///
+    /// Prints one line. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
+    Machines(machines::MachinesArgs),
     /// Print all of that in figures for Prometheus
     Metrics(metrics::MetricsArgs),
 }
@@ -86,6 +91,7 @@ pub(super) fn examples_of(path: &str) -> &'static [Example] {
         "monitor snapshots" => EXAMPLES_SNAPSHOTS,
         "monitor health" => EXAMPLES_HEALTH,
         "monitor capacity" => EXAMPLES_CAPACITY,
+        "monitor machines" => machines::EXAMPLES,
         "monitor metrics" => metrics::EXAMPLES,
         _ => &[],
     }
@@ -97,6 +103,7 @@ pub(super) fn run(args: &MonitorArgs, context: &Context) -> Result<Exit, Error> 
         MonitorVerb::Snapshots(args) => Ok(check::run("monitor snapshots", args, check_snapshots, context)),
         MonitorVerb::Health(args) => Ok(check::run("monitor health", args, check_health, context)),
         MonitorVerb::Capacity(args) => Ok(check::run("monitor capacity", args, check_capacity, context)),
+        MonitorVerb::Machines(args) => Ok(machines::run(args, context)),
         MonitorVerb::Metrics(args) => metrics::run(args, context),
     }
 }

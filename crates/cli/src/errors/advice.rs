@@ -156,6 +156,11 @@ fn machine_advice(error: &JobError) -> Advice {
     let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
     match error {
         JobError::Host(error) => host_advice(error),
+        JobError::DaemonBusy { .. } => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "one daemon does all jobs of a host; holdfast run JOB runs one now, beside it",
+        ),
         JobError::PolicyBusy { .. } => advice(Exit::Locked, Kind::Locked, "it ends by itself; this run may begin then"),
         JobError::Provider(error) => provider_advice(error),
         JobError::MachineRestore(refusal) => refusal_advice(refusal),

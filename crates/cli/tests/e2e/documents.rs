@@ -119,6 +119,9 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
         reports.entry(verb).or_default().push(report);
     }
     reports.insert("replicate", crate::replication::reports());
+    for (verb, report) in crate::schedules::reports_of_schedules() {
+        reports.entry(verb).or_default().push(report);
+    }
     reports.insert("cron", crate::machines::reports_of_policies());
     reports.insert("resume", vec![crate::machines::report_of_resume()]);
     reports

@@ -12,5 +12,6 @@ mod packaging;
 mod program;
 mod replication;
 mod rig;
+mod schedules;
 mod terminals;
 mod verbs;

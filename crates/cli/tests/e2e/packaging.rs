@@ -22,7 +22,25 @@ fn units_are_units() {
             assert!(calendar.parse::<holdfast_policy::Calendar>().is_ok());
         }
     }
-    assert_eq!(words.len(), 4);
+    assert_eq!(words.len(), 7);
     let words: Vec<&str> = words.iter().map(|word| &word[..]).collect();
     assert_eq!(system("systemd-analyze", &words), Ok(String::new()));
+}
+
+/// What the services leave open is bounded: who opens more has to say so here.
+#[test]
+fn services_are_closed_but_for_what_they_need() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
+    for (unit, exposure_max) in [("holdfast-daemon.service", "50"), ("holdfast-run.service", "50")] {
+        let path = folder.join(unit);
+        let threshold = format!("--threshold={exposure_max}");
+        let words = [
+            "security",
+            "--offline=true",
+            "--no-pager",
+            &threshold,
+            path.to_str().unwrap(),
+        ];
+        assert!(system("systemd-analyze", &words).is_ok(), "{unit}");
+    }
 }

@@ -96,6 +96,7 @@ impl Run<'_> {
             arguments: &["-c", script],
             variables: &occasion.variables(event, &policy.dataset),
             withheld: &self.request.withheld,
+            input: &[],
             time_out: hooks.deadline.unwrap_or(DEADLINE_MAX),
         };
         let failed = match call.run(self.job.clock) {

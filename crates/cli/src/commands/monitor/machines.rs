@@ -1,0 +1,213 @@
+//! `monitor machines`: whether machines have a fresh snapshot in a repository.
+
+use std::collections::BTreeMap;
+
+use holdfast_engine::{ListRequest, list, time_of};
+use holdfast_policy::sanoid::Level;
+use holdfast_policy::{Glob, Span};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::{Error, chain};
+use crate::exit::Exit;
+use crate::output::{Page, Report};
+use crate::time;
+
+/// Arguments of `monitor machines`.
+#[derive(Debug, clap::Args)]
+pub(super) struct MachinesArgs {
+    /// Machines by name, which have to be there, or patterns ('web*'); all that have a snapshot where none is named
+    #[arg(value_name = "MACHINE", value_parser = Glob::parse)]
+    machines: Vec<Glob>,
+    /// How old the newest snapshot of a machine may be: 26h, 2d
+    #[arg(long, value_name = "SPAN")]
+    within: Span,
+    /// Leave out machines that match; may be given several times
+    #[arg(long, value_name = "PATTERN", value_parser = Glob::parse)]
+    exclude_machine: Vec<Glob>,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[Example {
+    wish: "Hear of machines that were not backed up for more than a day",
+    line: "holdfast monitor machines -r /backup/vms --within 26h",
+}];
+
+/// What it answers.
+#[derive(Debug, Serialize)]
+struct Checked {
+    line: String,
+    machines: Vec<MachineDocument>,
+    #[serde(skip)]
+    level: Level,
+}
+
+#[derive(Debug, Serialize)]
+struct MachineDocument {
+    machine: String,
+    /// When its newest snapshot is of; null where there is none.
+    newest: Option<String>,
+    is_fresh: bool,
+}
+
+impl Report for Checked {
+    fn command(&self) -> &'static str {
+        "monitor machines"
+    }
+
+    fn exit(&self) -> Exit {
+        Exit::Check(self.level)
+    }
+
+    fn human(&self, page: &mut Page) {
+        page.line(&self.line);
+    }
+}
+
+/// Checks.
+pub(super) fn run(args: &MachinesArgs, context: &Context) -> Exit {
+    let checked = check(args, context).unwrap_or_else(|error| Checked {
+        line: format!("{}: {}", Level::Unknown.word(), chain(&error).join(": ")),
+        machines: Vec::new(),
+        level: Level::Unknown,
+    });
+    context.report(&checked).unwrap_or_else(|error| {
+        context.console().error(&chain(&error), None);
+        Exit::Check(Level::Unknown)
+    })
+}
+
+fn check(args: &MachinesArgs, context: &Context) -> Result<Checked, Error> {
+    let repository = context.open_repository()?;
+    let listed = list(
+        &repository,
+        &ListRequest {
+            machines: Vec::new(),
+            tags: Vec::new(),
+        },
+    )?;
+    let mut newest: BTreeMap<String, Timestamp> = BTreeMap::new();
+    for snapshot in &listed.snapshots {
+        let time = time_of(snapshot);
+        let known = newest.entry(snapshot.machine.clone()).or_insert(time);
+        *known = time.max(*known);
+    }
+    let oldest = args.within.before(&time::now().to_zoned(context.zone().clone()));
+    Ok(judge(args, &newest, oldest, listed.damaged.len()))
+}
+
+/// What to say of machines whose newest snapshots are of these times.
+fn judge(
+    args: &MachinesArgs,
+    newest: &BTreeMap<String, Timestamp>,
+    oldest: Timestamp,
+    damaged_count: usize,
+) -> Checked {
+    let is_excluded = |name: &str| args.exclude_machine.iter().any(|glob| glob.matches(name));
+    let is_meant = |name: &str| args.machines.is_empty() || args.machines.iter().any(|glob| glob.matches(name));
+    // Who is named in full has to be there.
+    let named = args
+        .machines
+        .iter()
+        .map(ToString::to_string)
+        .filter(|text| !Glob::is_one(text));
+    let mut names: Vec<String> = newest
+        .keys()
+        .filter(|name| is_meant(name))
+        .cloned()
+        .chain(named)
+        .collect();
+    names.retain(|name| !is_excluded(name));
+    names.sort();
+    names.dedup();
+    let machine = |name: String| {
+        let time = newest.get(&name);
+        MachineDocument {
+            newest: time.map(ToString::to_string),
+            is_fresh: time.is_some_and(|time| *time >= oldest),
+            machine: name,
+        }
+    };
+    let machines: Vec<MachineDocument> = names.into_iter().map(machine).collect();
+    let old = machines
+        .iter()
+        .filter(|machine| !machine.is_fresh)
+        .map(|machine| match &machine.newest {
+            Some(newest) => format!("{} (newest of {newest})", machine.machine),
+            None => format!("{} (none at all)", machine.machine),
+        });
+    let old: Vec<String> = old.collect();
+    let (level, what) = match (&old[..], damaged_count) {
+        _ if machines.is_empty() => (
+            Level::Critical,
+            "there is no snapshot of any machine that is meant".to_owned(),
+        ),
+        ([_, ..], _) => {
+            let what = format!("no snapshot within {} of {}", args.within, old.join(", "));
+            (Level::Critical, what)
+        }
+        ([], 0) => {
+            let count = machines.len();
+            (
+                Level::Ok,
+                format!("{count} machines have snapshots within {}", args.within),
+            )
+        }
+        ([], count) => (
+            Level::Warning,
+            format!("{count} snapshots cannot be read, of whatever machines"),
+        ),
+    };
+    Checked {
+        line: format!("{}: {what}", level.word()),
+        machines,
+        level,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use holdfast_policy::Glob;
+    use holdfast_policy::sanoid::Level;
+
+    use super::{MachinesArgs, judge};
+
+    fn line(machines: &[&str], excluded: &[&str], damaged_count: usize) -> (Level, String) {
+        let globs = |texts: &[&str]| texts.iter().map(|text| Glob::parse(text).unwrap()).collect();
+        let args = MachinesArgs {
+            machines: globs(machines),
+            within: "26h".parse().unwrap(),
+            exclude_machine: globs(excluded),
+        };
+        let times = [
+            ("web1", "2026-11-20T10:00:00Z"),
+            ("web2", "2026-11-20T12:00:00Z"),
+            ("db", "2026-11-20T12:00:00Z"),
+        ];
+        let newest: BTreeMap<_, _> = times
+            .map(|(name, time)| (name.to_owned(), time.parse().unwrap()))
+            .into_iter()
+            .collect();
+        let checked = judge(&args, &newest, "2026-11-20T11:00:00Z".parse().unwrap(), damaged_count);
+        (checked.level, checked.line)
+    }
+
+    #[test]
+    fn a_machine_without_a_fresh_snapshot_is_critical() {
+        let old = "CRITICAL: no snapshot within 26h of web1 (newest of 2026-11-20T10:00:00Z)";
+        assert_eq!(line(&[], &[], 0), (Level::Critical, old.to_owned()));
+        assert_eq!(line(&["web*"], &[], 3), (Level::Critical, old.to_owned()));
+        let fine = "OK: 2 machines have snapshots within 26h";
+        assert_eq!(line(&[], &["*1"], 0), (Level::Ok, fine.to_owned()));
+        assert_eq!(line(&["db"], &[], 1).0, Level::Warning);
+        assert_eq!(
+            line(&["db", "gone"], &[], 0).1,
+            "CRITICAL: no snapshot within 26h of gone (none at all)"
+        );
+        assert_eq!(line(&["x*"], &[], 0).0, Level::Critical);
+    }
+}

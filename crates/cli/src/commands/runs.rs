@@ -1,0 +1,194 @@
+//! `holdfast runs`: the journal of runs.
+
+use std::time::Duration;
+
+use holdfast_engine::{JobJournal, JournalEntry, NoticeEntry, RunEntry};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::holdfast_file::StateArgs;
+use crate::output::{Column, Page, Report, Style, Table};
+use crate::{time, units};
+
+/// Arguments of `runs`.
+#[derive(Debug, clap::Args)]
+pub struct RunsArgs {
+    /// Only runs of this job; may be given several times
+    #[arg(long = "job", value_name = "JOB")]
+    jobs: Vec<String>,
+    /// Only runs that were not done
+    #[arg(long)]
+    failed: bool,
+    /// The newest N
+    #[arg(short = 'n', long = "last", value_name = "N", default_value_t = 50)]
+    last: usize,
+    /// With the last lines that each run said
+    #[arg(short, long)]
+    long: bool,
+    #[command(flatten)]
+    state: StateArgs,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what ran lately, and how it ended",
+        line: "holdfast runs",
+    },
+    Example {
+        wish: "See why a job fails",
+        line: "holdfast runs --job nightly --failed --last 1 --long",
+    },
+];
+
+/// What `runs` answers.
+#[derive(Debug, Serialize)]
+struct Listed {
+    runs: Vec<RunDocument>,
+    notices: Vec<NoticeEntry>,
+    #[serde(skip)]
+    is_long: bool,
+}
+
+/// A run for people and documents.
+#[derive(Debug, Serialize)]
+pub(super) struct RunDocument {
+    #[serde(flatten)]
+    run: RunEntry,
+    #[serde(skip)]
+    start_local: String,
+}
+
+impl Report for Listed {
+    fn command(&self) -> &'static str {
+        "runs"
+    }
+
+    fn human(&self, page: &mut Page) {
+        if self.runs.is_empty() {
+            page.line("there is no such run");
+        }
+        if self.is_long {
+            for run in &self.runs {
+                run.long(page);
+            }
+        } else {
+            run_table(&self.runs, page);
+        }
+        for notice in self.notices.iter().filter(|notice| notice.error.is_some()) {
+            let error = notice.error.as_deref().unwrap_or_default();
+            page.styled(
+                Style::Bad,
+                &format!(
+                    "{} could not be told that {} ({}): {error}",
+                    notice.to, notice.subject, notice.time
+                ),
+            );
+        }
+    }
+}
+
+impl RunDocument {
+    fn style(&self) -> Style {
+        match &self.run.outcome[..] {
+            "done" => Style::Plain,
+            "warnings" | "stopped" => Style::Warning,
+            _ => Style::Bad,
+        }
+    }
+
+    fn duration(&self) -> String {
+        units::duration(Duration::from_millis(self.run.duration_ms))
+    }
+
+    fn long(&self, page: &mut Page) {
+        let run = &self.run;
+        page.styled(
+            self.style(),
+            &format!(
+                "{}  {}  {}  {}",
+                run.job,
+                self.start_local,
+                self.duration(),
+                run.outcome
+            ),
+        );
+        if let Some(error) = &run.error {
+            page.line(&format!("  {error}"));
+        }
+        if let Some(at) = &run.retry_at {
+            page.line(&format!("  tried again at {at}"));
+        }
+        for line in &run.lines {
+            page.line(&format!("  | {line}"));
+        }
+    }
+}
+
+/// Runs as a table.
+pub(super) fn run_table(runs: &[RunDocument], page: &mut Page) {
+    if runs.is_empty() {
+        return;
+    }
+    let mut table = Table::new([
+        Column::long_text("JOB"),
+        Column::text("BEGAN"),
+        Column::number("TOOK"),
+        Column::text("BY"),
+        Column::text("OUTCOME"),
+        Column::long_text("WHY"),
+    ]);
+    for run in runs {
+        table.styled_row([
+            (Style::Plain, run.run.job.clone()),
+            (Style::Plain, run.start_local.clone()),
+            (Style::Plain, run.duration()),
+            (Style::Plain, run.run.by.clone()),
+            (run.style(), run.run.outcome.clone()),
+            (Style::Plain, run.run.error.clone().unwrap_or_default()),
+        ]);
+    }
+    page.table(&table);
+}
+
+/// Runs with their times as people here read them.
+pub(super) fn documents(runs: &[RunEntry], context: &Context) -> Vec<RunDocument> {
+    let local = |text: &str| {
+        let time = text.parse::<Timestamp>().ok();
+        time.map_or_else(|| text.to_owned(), |time| time::local(time, context.zone()))
+    };
+    let document = |run: &RunEntry| RunDocument {
+        start_local: local(&run.start),
+        run: run.clone(),
+    };
+    runs.iter().map(document).collect()
+}
+
+/// Lists.
+pub(super) fn run(args: &RunsArgs, context: &Context) -> Result<Exit, Error> {
+    let journal = JobJournal::new(&args.state.folder(context)?);
+    let is_wanted = |job: &String| args.jobs.is_empty() || args.jobs.contains(job);
+    let (mut runs, mut notices) = (Vec::new(), Vec::new());
+    for entry in journal.read()? {
+        match entry {
+            JournalEntry::Run(run) if is_wanted(&run.job) => {
+                if !(args.failed && ["done", "warnings"].contains(&&run.outcome[..])) {
+                    runs.push(run);
+                }
+            }
+            JournalEntry::Notice(notice) if is_wanted(&notice.job) => notices.push(notice),
+            JournalEntry::Run(_) | JournalEntry::Notice(_) => {}
+        }
+    }
+    let runs = &runs[runs.len().saturating_sub(args.last)..];
+    let notices = notices.split_off(notices.len().saturating_sub(args.last));
+    context.report(&Listed {
+        runs: documents(runs, context),
+        notices,
+        is_long: args.long,
+    })
+}

@@ -1,0 +1,131 @@
+//! What a daemon, and `run` without one, do when all is well.
+
+use std::os::unix::net::UnixDatagram;
+
+use rustix::process::Signal;
+
+use super::{Host, at_home, wait_until};
+use crate::rig::assert_code;
+
+const OFTEN: &str = r#"
+[jobs.often]
+do = "backup"
+repository = "main"
+images = ["{here}/a.raw"]
+when = "*:*:0/2"
+[jobs.thin]
+do = "prune"
+repository = "main"
+keep_last = 1
+when = "*:*:1/2"
+[jobs.off]
+do = "gc"
+repository = "main"
+when = "*:*:*"
+enabled = false
+"#;
+
+#[test]
+fn jobs_run_when_they_are_due_and_are_in_the_journal() {
+    let host = Host::new(OFTEN);
+    let daemon = host.start(&[]);
+    host.wait_for("often", &["done", "done"]);
+    host.wait_for("thin", &["done"]);
+
+    // There is one daemon in a folder.
+    let words = at_home(&["daemon"]);
+    let second = host.rig.run(&words);
+    assert_code(&second, 4, &words);
+
+    assert_eq!(daemon.stop(), Some(0));
+    assert!(host.outcomes("off").is_empty());
+    let runs = host.rig.report(&at_home(&["runs", "--job", "often"]));
+    let run = &runs["runs"][0];
+    assert_eq!(
+        (&run["by"], &run["kind"], &run["exit_code"]),
+        (&"daemon".into(), &"backup".into(), &0.into())
+    );
+    assert!(host.rig.ok(&at_home(&["runs"])).contains("often"));
+    let jobs = host.rig.report(&at_home(&["jobs"]));
+    assert_eq!(jobs["jobs"][0]["last_outcome"], "done");
+    assert!(jobs["jobs"][0]["next"].is_string() && jobs["jobs"][2]["next"].is_null());
+    assert!(host.rig.ok(&at_home(&["jobs"])).contains("disabled"));
+}
+
+#[test]
+fn a_person_or_a_timer_runs_jobs_without_a_daemon() {
+    let host = Host::new(OFTEN);
+    // Nobody was here: the first look only begins to count.
+    let first = host.rig.report(&at_home(&["run", "--due"]));
+    assert_eq!(first["runs"].as_array().unwrap().len(), 0);
+    wait_until("a time that is due", || {
+        let report = host.rig.report(&at_home(&["run", "--due"]));
+        report["runs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|run| run["job"] == "often")
+    });
+    let by_hand = host.rig.report(&at_home(&["run", "off", "thin"]));
+    assert_eq!(by_hand["runs"].as_array().unwrap().len(), 2);
+    assert_eq!(host.outcomes("off"), ["done"]);
+
+    let (kind, text) = host.rig.error(2, &at_home(&["run", "nonsense"]));
+    assert_eq!(kind, "usage");
+    assert!(text.contains("there is no job nonsense"), "{text}");
+}
+
+#[test]
+fn systemd_hears_how_the_service_is() {
+    let host = Host::new(OFTEN);
+    let path = host.rig.path("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(super::LONG)).unwrap();
+    let hear = || {
+        let mut bytes = [0; 1000];
+        let length = socket.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..length]).into_owned()
+    };
+    let wait_for = |word: &str| while !hear().contains(word) {};
+    let daemon = host.start(&[
+        ("NOTIFY_SOCKET", path.to_str().unwrap()),
+        ("WATCHDOG_USEC", "1500000"),
+        ("JOURNAL_STREAM", "1:2"),
+    ]);
+    assert_eq!(hear(), "READY=1");
+    for _ in 0..4 {
+        wait_for("WATCHDOG=1");
+    }
+    wait_for("at work: ");
+    daemon.signal(Signal::HUP);
+    wait_for("RELOADING=1");
+    wait_for("READY=1");
+    assert_eq!(daemon.stop(), Some(0));
+    wait_for("STOPPING=1");
+    assert!(
+        host.log()
+            .lines()
+            .any(|line| line.starts_with("<6>often begins, as process ")),
+        "{}",
+        host.log()
+    );
+}
+
+#[test]
+fn a_configuration_is_read_again_and_a_bad_one_is_refused() {
+    let host = Host::new(OFTEN);
+    let daemon = host.start(&[]);
+    host.wait_for("often", &["done"]);
+    host.configure(&OFTEN.replace("images", "imags"));
+    daemon.signal(Signal::HUP);
+    wait_until("the refusal", || host.log().contains("the configuration before stays"));
+    assert!(host.log().contains("did you mean images?"), "{}", host.log());
+    let before = host.outcomes("often").len();
+    wait_until("another run by the old one", || {
+        host.outcomes("often").len() > before + 1
+    });
+    host.configure(&OFTEN.replace("[jobs.often]", "[jobs.other]"));
+    daemon.signal(Signal::HUP);
+    host.wait_for("other", &["done"]);
+    assert_eq!(daemon.stop(), Some(0));
+}

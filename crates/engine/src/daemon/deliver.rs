@@ -1,0 +1,305 @@
+//! How somebody is told: by the host's own mail system, or by an HTTP request that curl makes.
+//!
+//! No secret is an argument of a program, where every user of the host could read it: curl gets its whole request on standard input.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _};
+use std::path::Path;
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use holdfast_host::{Call, Ending};
+use holdfast_policy::config::Channel;
+use serde_json::{Value, json};
+
+use super::alerts::Notice;
+
+/// How long the program that takes a message may need.
+const TIME_OUT: Duration = Duration::from_secs(45);
+/// How long curl tries.
+const CURL_SECONDS: u32 = 30;
+/// Bytes of a message's text, at most.
+const TEXT_BYTES_MAX: usize = 16 << 10;
+/// Bytes of a token, at most.
+const TOKEN_BYTES_MAX: u64 = 4096;
+/// Where the mail system's program is, where the path does not lead to it.
+const SENDMAIL: [&str; 3] = ["sendmail", "/usr/sbin/sendmail", "/usr/lib/sendmail"];
+
+/// A notice as it is sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// In a few words.
+    pub subject: String,
+    /// In more.
+    pub text: String,
+    /// Whether it is good news.
+    pub is_good: bool,
+    /// All of it, for programs.
+    pub document: Value,
+}
+
+impl Message {
+    /// What is sent of a notice from `host`, at `time`.
+    pub fn new(notice: &Notice, host: &str, time: &str) -> Self {
+        let text = cut(&format!(
+            "{}\n\njob {} on {host}, {time}\n",
+            notice.text.trim(),
+            notice.job
+        ));
+        Self {
+            subject: format!("[holdfast] {host}: {}", notice.subject),
+            is_good: notice.is_good,
+            document: json!({
+                "schema": 1,
+                "event": notice.event.word(),
+                "is_good": notice.is_good,
+                "host": host,
+                "job": notice.job,
+                "machine": notice.machine,
+                "subject": notice.subject,
+                "text": text,
+                "time": time,
+            }),
+            text,
+        }
+    }
+}
+
+fn cut(text: &str) -> String {
+    let mut end = text.len().min(TEXT_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+/// Delivers a message once.
+///
+/// # Errors
+/// Why it could not be, in words.
+pub fn deliver(channel: &Channel, message: &Message, withheld: &[String], clock: &dyn Clock) -> Result<(), String> {
+    match channel {
+        Channel::Mail { to, from, sendmail } => {
+            let mail = mail(to, from.as_deref(), message);
+            let programs = sendmail.as_deref().map_or(SENDMAIL.to_vec(), |program| vec![program]);
+            let mut answer = Err("there is no program sendmail on this host: install a mail system".to_owned());
+            for program in programs {
+                match hand(program, &["-t", "-oi"], &mail, withheld, clock) {
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    Err(error) => return Err(format!("{program}: {error}")),
+                    Ok(handed) => {
+                        answer = handed.map_err(|why| format!("{program}: {why}"));
+                        break;
+                    }
+                }
+            }
+            answer
+        }
+        Channel::Webhook { url, token_file } => {
+            let headers = ["Content-Type: application/json".to_owned()];
+            let body = message.document.to_string();
+            post(url, token_file.as_deref(), &headers, &body, withheld, clock)
+        }
+        Channel::Ntfy {
+            url,
+            token_file,
+            priority,
+        } => {
+            let priority = priority.unwrap_or(if message.is_good { 2 } else { 4 });
+            let headers = [
+                "Content-Type: text/plain; charset=utf-8".to_owned(),
+                format!("Title: {}", encoded_word(&message.subject)),
+                format!("Priority: {priority}"),
+            ];
+            post(url, token_file.as_deref(), &headers, &message.text, withheld, clock)
+        }
+    }
+}
+
+/// Gives a program something to read; what it says where that does not go well.
+fn hand(
+    program: &str,
+    arguments: &[&str],
+    input: &[u8],
+    withheld: &[String],
+    clock: &dyn Clock,
+) -> std::io::Result<Result<(), String>> {
+    let call = Call {
+        program: Path::new(program),
+        arguments,
+        variables: &[],
+        withheld,
+        input,
+        time_out: TIME_OUT,
+    };
+    let called = call.run(clock)?;
+    Ok(match called.ending {
+        Ending::Well => Ok(()),
+        ending => Err([ending.to_string(), called.lines.join(" ")].join(": ")),
+    })
+}
+
+/// A mail as `sendmail -t` reads it.
+fn mail(to: &[String], from: Option<&str>, message: &Message) -> Vec<u8> {
+    let from = from.map(|from| format!("From: {from}\n")).unwrap_or_default();
+    let mut text = format!(
+        "{from}To: {}\nSubject: {}\nAuto-Submitted: auto-generated\nMIME-Version: 1.0\n\
+         Content-Type: text/plain; charset=utf-8\nContent-Transfer-Encoding: 8bit\n\n",
+        to.join(", "),
+        encoded_word(&message.subject),
+    );
+    for line in message.text.lines() {
+        // Longer lines are no mail.
+        let line: String = line.chars().filter(|c| !c.is_control()).take(240).collect();
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text.into_bytes()
+}
+
+/// A text as the head of a mail or of a request bears it: plain ASCII on one line, else as RFC 2047 has it.
+fn encoded_word(text: &str) -> String {
+    if text.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
+        return text.to_owned();
+    }
+    // Words have 75 characters at most; a character is never torn apart.
+    let mut words = vec![String::new()];
+    for character in text.chars().map(|c| if c.is_control() { ' ' } else { c }) {
+        let mut encoded = String::new();
+        for byte in character.to_string().bytes() {
+            if byte.is_ascii_alphanumeric() {
+                encoded.push(char::from(byte));
+            } else {
+                write!(encoded, "={byte:02X}").expect("text takes text");
+            }
+        }
+        match words.last_mut() {
+            Some(word) if word.len() + encoded.len() <= 60 => word.push_str(&encoded),
+            _ => words.push(encoded),
+        }
+    }
+    let words: Vec<String> = words.iter().map(|word| format!("=?utf-8?Q?{word}?=")).collect();
+    words.join(" ")
+}
+
+fn post(
+    url: &str,
+    token_file: Option<&str>,
+    headers: &[String],
+    body: &str,
+    withheld: &[String],
+    clock: &dyn Clock,
+) -> Result<(), String> {
+    let mut headers = headers.to_vec();
+    if let Some(path) = token_file {
+        let token = read_token(path).map_err(|error| format!("read the token from {path}: {error}"))?;
+        headers.push(format!("Authorization: Bearer {token}"));
+    }
+    let request = curl_request(url, &headers, body);
+    // The first word keeps a .curlrc out.
+    match hand("curl", &["-q", "--config", "-"], request.as_bytes(), withheld, clock) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err("there is no program curl on this host: install it".to_owned())
+        }
+        Err(error) => Err(format!("curl: {error}")),
+        Ok(handed) => handed.map_err(|why| format!("{url}: {why}")),
+    }
+}
+
+/// What curl reads as its configuration.
+fn curl_request(url: &str, headers: &[String], body: &str) -> String {
+    let mut text = format!(
+        "silent\nshow-error\nfail\ngloboff\nmax-time = {CURL_SECONDS}\nproto = \"=http,https\"\noutput = \"/dev/null\"\nurl = {}\n",
+        quoted(url)
+    );
+    for header in headers {
+        writeln!(text, "header = {}", quoted(header)).expect("text takes text");
+    }
+    writeln!(text, "data-raw = {}", quoted(body)).expect("text takes text");
+    text
+}
+
+/// As curl reads text between quotes.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from('"');
+    for character in text.chars() {
+        match character {
+            '\\' => quoted.push_str("\\\\"),
+            '"' => quoted.push_str("\\\""),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            other if other.is_control() => quoted.push(' '),
+            other => quoted.push(other),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+fn read_token(path: &str) -> std::io::Result<String> {
+    let mut token = String::new();
+    BufReader::new(File::open(path)?.take(TOKEN_BYTES_MAX)).read_line(&mut token)?;
+    let token = token.trim();
+    if token.is_empty() || token.contains(char::is_control) {
+        return Err(std::io::Error::new(
+            ErrorKind::InvalidData,
+            "its first line is no token",
+        ));
+    }
+    Ok(token.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_policy::config::Event;
+
+    use super::{Message, Notice, curl_request, encoded_word, mail};
+
+    fn message(subject: &str, text: &str) -> Message {
+        let notice = Notice {
+            event: Event::Failure,
+            job: "nightly".to_owned(),
+            machine: None,
+            is_good: false,
+            subject: subject.to_owned(),
+            text: text.to_owned(),
+        };
+        Message::new(&notice, "host1", "2026-11-20T10:00:00Z")
+    }
+
+    #[test]
+    fn nothing_that_a_job_says_becomes_a_head_line() {
+        let message = message("größe\nBcc: x", "line\r\n.\nnext");
+        let mail = String::from_utf8(mail(&["root".to_owned()], None, &message)).unwrap();
+        let (head, body) = mail.split_once("\n\n").unwrap();
+        assert_eq!(head.lines().count(), 6, "{head}");
+        assert!(head.contains("Subject: =?utf-8?Q?"), "{head}");
+        assert_eq!(body, "line\n.\nnext\n\njob nightly on host1, 2026-11-20T10:00:00Z\n");
+        assert_eq!(encoded_word("plain text"), "plain text");
+        let long = encoded_word(&"ä".repeat(100));
+        assert!(long.split(' ').all(|word| word.len() <= 75), "{long}");
+    }
+
+    #[test]
+    fn nothing_that_a_job_says_becomes_an_option_of_curl() {
+        let body = "\"\nurl = \"http://evil\"\\";
+        let request = curl_request("https://x/[1]", &["A: b".to_owned()], body);
+        assert_eq!(
+            request.lines().filter(|line| line.starts_with("url")).count(),
+            1,
+            "{request}"
+        );
+        assert!(
+            request.ends_with("data-raw = \"\\\"\\nurl = \\\"http://evil\\\"\\\\\"\n"),
+            "{request}"
+        );
+    }
+
+    #[test]
+    fn a_message_has_an_end() {
+        let message = message("x", &"ä".repeat(100_000));
+        assert!(message.text.len() <= super::TEXT_BYTES_MAX);
+    }
+}

@@ -1,0 +1,123 @@
+//! Who keeps whom away: a file for the one daemon of a folder, and one for each job.
+//!
+//! A job's file is locked while it runs, by its program itself, which has it as its standard input: where a daemon is killed and its
+//! program works on, the next daemon finds the job locked. Whoever is about to start a job holds `starting.lock` for that moment, looks
+//! whether any job that excludes it runs, and locks it. The operating system ends each lock with those who hold it.
+
+use std::fs::File;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+
+/// Makes the folders of a scheduler's state, which are for nobody else.
+pub(super) fn make_folders(state: &Path) -> Result<()> {
+    for folder in [state.to_owned(), state.join("jobs"), state.join("locks")] {
+        let mut builder = std::fs::DirBuilder::new();
+        let made = builder.recursive(true).mode(0o700).create(&folder);
+        made.map_err(|source| Error::File {
+            action: "create the folder",
+            path: folder,
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+/// The place of the one daemon; free again when this is dropped.
+pub(super) fn lock_daemon(state: &Path) -> Result<File> {
+    let path = state.join("daemon.lock");
+    match try_lock(&path)? {
+        Some(file) => Ok(file),
+        None => Err(Error::DaemonBusy { lock: path }),
+    }
+}
+
+/// The lock of a job that is about to start; none where it runs already, or one of `excluded` does.
+pub(super) fn lock_job<'j>(state: &Path, job: &str, excluded: impl Iterator<Item = &'j str>) -> Result<Option<File>> {
+    let _starting = lock(&state.join("starting.lock"))?;
+    for other in excluded {
+        if is_locked(state, other)? {
+            return Ok(None);
+        }
+    }
+    try_lock(&path_of(state, job))
+}
+
+/// Whether a job runs, whoever started it.
+pub(super) fn is_locked(state: &Path, job: &str) -> Result<bool> {
+    Ok(try_lock(&path_of(state, job))?.is_none())
+}
+
+fn path_of(state: &Path, job: &str) -> PathBuf {
+    state.join("locks").join(job)
+}
+
+fn open(path: &Path) -> Result<File> {
+    let mut options = File::options();
+    let opened = options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path);
+    opened.map_err(|source| failed(path, source))
+}
+
+fn failed(path: &Path, source: std::io::Error) -> Error {
+    Error::File {
+        action: "lock",
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// Waits for it: who holds it does so for a moment.
+pub(super) fn lock(path: &Path) -> Result<File> {
+    let file = open(path)?;
+    loop {
+        match flock(&file, FlockOperation::LockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(failed(path, error.into())),
+        }
+    }
+}
+
+fn try_lock(path: &Path) -> Result<Option<File>> {
+    let file = open(path)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(failed(path, error.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{is_locked, lock_daemon, lock_job, make_folders};
+    use crate::error::Error;
+
+    #[test]
+    fn who_is_excluded_does_not_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path();
+        make_folders(state).unwrap();
+        let lock = |job: &str, excluded: &[&str]| lock_job(state, job, excluded.iter().copied()).unwrap();
+        let first = lock("a", &["b"]).unwrap();
+        assert!(lock("a", &[]).is_none() && lock("b", &["c", "a"]).is_none());
+        assert!(is_locked(state, "a").unwrap() && !is_locked(state, "b").unwrap());
+        assert!(lock("c", &["b"]).is_some());
+        drop(first);
+        assert!(lock("b", &["a"]).is_some());
+
+        let daemon = lock_daemon(state).unwrap();
+        assert!(matches!(lock_daemon(state), Err(Error::DaemonBusy { .. })));
+        drop(daemon);
+        lock_daemon(state).unwrap();
+    }
+}

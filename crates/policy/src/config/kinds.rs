@@ -1,0 +1,336 @@
+//! What a job can do: one entry for each kind, and what its settings are on the verb's command line.
+//!
+//! A setting is called as the option of the verb, with `_` for `-`. A new kind is a new entry of [`KINDS`]; a test of the program
+//! holds all entries against its command line.
+
+use super::form::{Form, Value};
+
+/// What a job does.
+#[derive(Debug, PartialEq, Eq)]
+pub struct JobKind {
+    /// The word behind `do =`.
+    pub name: &'static str,
+    /// The verb's words.
+    pub verb: &'static [&'static str],
+    /// Whether it works on a repository.
+    pub needs_repository: bool,
+    /// Whether it needs one of these settings, to know what to work on.
+    pub(super) needs_one_of: &'static [&'static str],
+    /// What it keeps others from meanwhile.
+    pub(super) claim: Claim,
+    /// How its ending is to be understood.
+    pub judgement: Judgement,
+    pub(super) options: &'static [JobOption],
+}
+
+/// What a job keeps others from while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// Nothing: any number of them run at once.
+    Nothing,
+    /// The machines, images and datasets that its settings name.
+    Machines,
+    /// Others of its own kind.
+    Kind,
+}
+
+/// How the ending of a job is to be understood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Judgement {
+    /// By `docs/exit-codes.md`.
+    Verb,
+    /// As a check of Nagios: 1 is a warning, 2 critical, 3 unknown.
+    Check,
+    /// Its answer names machines whose newest snapshot is too old.
+    Freshness,
+}
+
+/// A setting that becomes words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct JobOption {
+    pub(super) key: &'static str,
+    pub(super) form: Form,
+    pub(super) words: Words,
+}
+
+/// Which words a setting becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Words {
+    /// The values themselves, behind all options.
+    Positional,
+    /// The option and its value; again for each of several.
+    Option(&'static str),
+    /// `--option=value`.
+    Joined(&'static str),
+    /// The option alone, where it is true.
+    Flag(&'static str),
+}
+
+const fn names(key: &'static str) -> JobOption {
+    JobOption {
+        key,
+        form: Form::Texts,
+        words: Words::Positional,
+    }
+}
+
+const fn option(key: &'static str, form: Form, option: &'static str) -> JobOption {
+    JobOption {
+        key,
+        form,
+        words: Words::Option(option),
+    }
+}
+
+const fn flag(key: &'static str, option: &'static str) -> JobOption {
+    JobOption {
+        key,
+        form: Form::Flag,
+        words: Words::Flag(option),
+    }
+}
+
+const fn count(max: u64) -> Form {
+    Form::Count { min: 0, max }
+}
+
+const MANY: Form = count(1_000_000);
+const CONNECT: JobOption = option("connect", Form::Text, "--connect");
+const QUIESCE: JobOption = option("quiesce", Form::OneOf(&["try", "require", "off"]), "--quiesce");
+const THREADS: JobOption = option("threads", Form::Count { min: 1, max: 1024 }, "--threads");
+
+/// The rules of retention, as jobs and `[retention.NAME]` have them.
+pub(super) const KEEP: &[JobOption] = &[
+    option("keep_last", MANY, "--keep-last"),
+    option("keep_hourly", MANY, "--keep-hourly"),
+    option("keep_daily", MANY, "--keep-daily"),
+    option("keep_weekly", MANY, "--keep-weekly"),
+    option("keep_monthly", MANY, "--keep-monthly"),
+    option("keep_yearly", MANY, "--keep-yearly"),
+    option("keep_within", Form::Span, "--keep-within"),
+    option("keep_tag", Form::Texts, "--keep-tag"),
+];
+
+const BACKUP: &[JobOption] = &[
+    names("machines"),
+    names("images"),
+    flag("all", "--all"),
+    option("exclude_machine", Form::Texts, "--exclude-machine"),
+    option("include", Form::Texts, "--include"),
+    option("exclude", Form::Texts, "--exclude"),
+    option("machine", Form::Text, "--machine"),
+    option("tag", Form::Texts, "--tag"),
+    option("format", Form::OneOf(&["raw", "qcow2"]), "--format"),
+    option("allow", Form::Texts, "--allow"),
+    CONNECT,
+    QUIESCE,
+    JobOption {
+        key: "with_memory",
+        form: Form::OneOf(&["live", "stopped"]),
+        words: Words::Joined("--with-memory"),
+    },
+    option(
+        "method",
+        Form::OneOf(&["filter", "reflink", "overlay", "pause", "snapshot"]),
+        "--method",
+    ),
+    option("scratch", Form::Path, "--scratch"),
+    option("scratch_max", Form::Text, "--scratch-max"),
+    option("bwlimit", Form::Text, "--bwlimit"),
+    option("max_latency", Form::Count { min: 1, max: 3_600_000 }, "--max-latency"),
+    option("hook", Form::Path, "--hook"),
+    option("hook_folder", Form::Path, "--hook-folder"),
+    option("hook_timeout", Form::Count { min: 1, max: 86_400 }, "--hook-timeout"),
+    option("hook_failure", Form::OneOf(&["abort", "warn"]), "--hook-failure"),
+    THREADS,
+];
+
+const PRUNE: &[JobOption] = &[
+    names("machines"),
+    KEEP[0],
+    KEEP[1],
+    KEEP[2],
+    KEEP[3],
+    KEEP[4],
+    KEEP[5],
+    KEEP[6],
+    KEEP[7],
+    THREADS,
+];
+
+const GC: &[JobOption] = &[option("repack_below", count(100), "--repack-below"), THREADS];
+
+const SCRUB: &[JobOption] = &[
+    option("percent", Form::Count { min: 1, max: 100 }, "--percent"),
+    THREADS,
+];
+
+const VERIFY: &[JobOption] = &[names("snapshots"), flag("structure", "--structure"), THREADS];
+
+const FRESH: &[JobOption] = &[
+    names("machines"),
+    option("exclude_machine", Form::Texts, "--exclude-machine"),
+    option("within", Form::Span, "--within"),
+];
+
+/// A path as the only word; where none is given, the verb has its own.
+const SANOID_FILE: JobOption = JobOption {
+    key: "file",
+    form: Form::Path,
+    words: Words::Positional,
+};
+
+const fn check(name: &'static str, verb: &'static [&'static str]) -> JobKind {
+    JobKind {
+        name,
+        verb,
+        needs_repository: false,
+        needs_one_of: &[],
+        claim: Claim::Nothing,
+        judgement: Judgement::Check,
+        options: &[SANOID_FILE],
+    }
+}
+
+const fn of_repository(name: &'static str, verb: &'static [&'static str], options: &'static [JobOption]) -> JobKind {
+    JobKind {
+        name,
+        verb,
+        needs_repository: true,
+        needs_one_of: &[],
+        claim: Claim::Nothing,
+        judgement: Judgement::Verb,
+        options,
+    }
+}
+
+/// All kinds.
+pub(super) const KINDS: &[JobKind] = &[
+    JobKind {
+        needs_one_of: &["machines", "images", "all"],
+        claim: Claim::Machines,
+        ..of_repository("backup", &["backup"], BACKUP)
+    },
+    JobKind {
+        name: "snapshot",
+        verb: &["snapshot"],
+        needs_repository: false,
+        needs_one_of: &["machines", "datasets"],
+        claim: Claim::Machines,
+        judgement: Judgement::Verb,
+        options: &[
+            names("machines"),
+            names("datasets"),
+            flag("recursive", "--recursive"),
+            CONNECT,
+            QUIESCE,
+            THREADS,
+        ],
+    },
+    JobKind {
+        name: "cron",
+        verb: &["cron"],
+        needs_repository: false,
+        needs_one_of: &[],
+        claim: Claim::Kind,
+        judgement: Judgement::Verb,
+        options: &[
+            SANOID_FILE,
+            flag("take_only", "--take-only"),
+            flag("prune_only", "--prune-only"),
+            CONNECT,
+            QUIESCE,
+            THREADS,
+        ],
+    },
+    of_repository("prune", &["prune"], PRUNE),
+    of_repository("gc", &["gc"], GC),
+    of_repository("scrub", &["scrub"], SCRUB),
+    of_repository("verify", &["verify"], VERIFY),
+    JobKind {
+        name: "doctor",
+        verb: &["doctor"],
+        needs_repository: false,
+        needs_one_of: &[],
+        claim: Claim::Kind,
+        judgement: Judgement::Verb,
+        options: &[
+            names("machines"),
+            CONNECT,
+            flag("fix", "--fix"),
+            option("scratch", Form::Path, "--scratch"),
+        ],
+    },
+    JobKind {
+        needs_one_of: &["within"],
+        judgement: Judgement::Freshness,
+        ..of_repository("fresh", &["monitor", "machines"], FRESH)
+    },
+    check("monitor-snapshots", &["monitor", "snapshots"]),
+    check("monitor-health", &["monitor", "health"]),
+    check("monitor-capacity", &["monitor", "capacity"]),
+];
+
+impl JobKind {
+    /// The kind of that name.
+    pub(super) fn find(name: &str) -> Option<&'static Self> {
+        KINDS.iter().find(|kind| kind.name == name)
+    }
+
+    pub(super) fn option(&self, key: &str) -> Option<&'static JobOption> {
+        self.options.iter().find(|option| option.key == key)
+    }
+}
+
+impl JobOption {
+    /// Whether `[defaults]` may have it: what a job is about is said in the job.
+    pub(super) fn is_for_defaults(&self) -> bool {
+        let is_rule = KEEP.iter().any(|rule| rule.key == self.key);
+        let is_subject = [
+            "all",
+            "within",
+            "machine",
+            "include",
+            "exclude",
+            "take_only",
+            "prune_only",
+        ]
+        .contains(&self.key);
+        self.words != Words::Positional && !is_rule && !is_subject
+    }
+
+    /// A command line with it.
+    pub(super) fn line(&self, kind: &JobKind) -> Vec<String> {
+        let value = match self.form {
+            Form::Flag => Value::Flag(true),
+            Form::Count { min, .. } => Value::Count(min),
+            Form::OneOf(words) => Value::Text(words[0].to_owned()),
+            Form::Span => Value::Text("7d".to_owned()),
+            _ if self.key.ends_with("limit") || self.key.ends_with("max") => Value::Text("1M".to_owned()),
+            _ => Value::Text("x".to_owned()),
+        };
+        let (mut words, mut positional) = (Vec::new(), Vec::new());
+        words.extend(kind.verb.iter().map(|word| (*word).to_owned()));
+        self.put(&value, &mut words, &mut positional);
+        words.extend(positional);
+        words
+    }
+
+    /// Puts its words behind those of the options, and those of a value behind everything.
+    pub(super) fn put(&self, value: &Value, options: &mut Vec<String>, positional: &mut Vec<String>) {
+        let shown = match value {
+            Value::Texts(texts) => texts.clone(),
+            other => vec![other.shown()],
+        };
+        match self.words {
+            Words::Positional => positional.extend(shown),
+            Words::Option(option) => options.extend(shown.into_iter().flat_map(|value| [option.to_owned(), value])),
+            Words::Joined(option) => options.extend(shown.into_iter().map(|value| format!("{option}={value}"))),
+            Words::Flag(option) => {
+                if *value == Value::Flag(true) {
+                    options.push(option.to_owned());
+                }
+            }
+        }
+    }
+}

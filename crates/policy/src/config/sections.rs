@@ -1,0 +1,254 @@
+//! From sections to a configuration: each key is known, each value has its form, each name leads somewhere.
+
+use std::collections::BTreeMap;
+
+use super::document::{Entry, ROOT, Raw, Section};
+use super::form::{Form, Value};
+use super::jobs::{self, Surroundings};
+use super::{Config, ConfigError, ConfigSetting, ConfigWarning, ConfiguredRepository, DaemonSettings, keys, notify};
+use crate::Lapse;
+use crate::nearest::nearest;
+use crate::sanoid::Origin;
+
+/// The version of the file's form.
+const VERSION: i64 = 1;
+/// How many jobs run at once where nobody says.
+const JOBS_AT_ONCE: usize = 2;
+const STOP_WITHIN: Lapse = Lapse::from_secs(60);
+const REMIND_AFTER: Lapse = Lapse::from_secs(86_400);
+const NAME_LENGTH_MAX: usize = 64;
+
+/// The checked values of a section, by key, each with its line.
+pub(super) type Values = BTreeMap<String, (u32, Value)>;
+
+/// All of a file. What is wrong is told; the configuration is of use only where nothing is.
+pub(super) fn read(sections: &[Section], errors: &mut Vec<ConfigError>) -> Config {
+    let of = |group: &'static str| sections.iter().filter(move |section| section.group == group);
+    of(ROOT).for_each(|root| version(root, errors));
+    let named = ["repositories", "retention", "jobs", "notify"];
+    for section in sections.iter().filter(|section| named.contains(&&section.group[..])) {
+        name(section, errors);
+    }
+    let daemon = daemon(of("daemon").next(), errors);
+    let repositories: Vec<_> = of("repositories").map(|section| repository(section, errors)).collect();
+    let retentions = of("retention").map(|section| {
+        let values = values(section, keys::of_retention, keys::names_of_retention(), errors);
+        (section, values)
+    });
+    let retentions: Vec<_> = retentions.collect();
+    let notifies: Vec<_> = of("notify")
+        .filter_map(|section| notify::read(section, errors))
+        .collect();
+    let defaults = of("defaults").next();
+    let defaults = defaults.map(|section| values(section, keys::of_defaults, keys::names_of_defaults(), errors));
+    let surroundings = Surroundings {
+        repositories: &repositories,
+        retentions: &retentions,
+        notify_names: &of("notify")
+            .filter_map(|section| section.name.clone())
+            .collect::<Vec<_>>(),
+        defaults: &defaults.unwrap_or_default(),
+    };
+    let jobs: Vec<_> = of("jobs")
+        .filter_map(|section| jobs::read(section, &surroundings, errors))
+        .collect();
+    let mut warnings = Vec::new();
+    if jobs.is_empty() {
+        warnings.push(ConfigWarning::NoJob);
+    }
+    if notifies.is_empty() {
+        warnings.push(ConfigWarning::NobodyIsTold);
+    }
+    jobs::doubts(&jobs, &mut warnings);
+    let is_used = |section: &&Section| {
+        let name = section.name.as_deref();
+        jobs.iter().any(|job| {
+            let used = if section.group == "retention" {
+                &job.retention
+            } else {
+                &job.repository
+            };
+            used.as_deref() == name
+        })
+    };
+    let usable = of("repositories").chain(of("retention"));
+    warnings.extend(
+        usable
+            .filter(|section| !is_used(section))
+            .map(|section| ConfigWarning::Unused {
+                line: section.line,
+                place: place(section),
+            }),
+    );
+    Config {
+        daemon,
+        repositories,
+        jobs,
+        notifies,
+        warnings,
+    }
+}
+
+/// Where something stands, in words.
+pub(super) fn place(section: &Section) -> String {
+    if section.group == ROOT {
+        "the first lines".to_owned()
+    } else {
+        format!("[{}]", section.title())
+    }
+}
+
+fn version(root: &Section, errors: &mut Vec<ConfigError>) {
+    for entry in root.entries.iter().filter(|entry| entry.key != "version") {
+        errors.push(ConfigError::UnknownKey {
+            line: entry.line,
+            place: place(root),
+            key: entry.key.clone(),
+            nearest: nearest(&entry.key, ["version"]).map(str::to_owned),
+        });
+    }
+    match root.get("version") {
+        Some(entry) if entry.value == Raw::Number(Ok(VERSION)) => {}
+        Some(entry) => errors.push(ConfigError::Value {
+            line: entry.line,
+            place: place(root),
+            key: "version".to_owned(),
+            wanted: format!("{VERSION}: this program knows no other"),
+        }),
+        None => errors.push(ConfigError::Missing {
+            line: 1,
+            place: "the file".to_owned(),
+            what: format!("version = {VERSION} as its first line"),
+        }),
+    }
+}
+
+fn name(section: &Section, errors: &mut Vec<ConfigError>) {
+    let name = section.name.as_deref().unwrap_or_default();
+    let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
+    if !(starts_well && is_plain && name.len() <= NAME_LENGTH_MAX) {
+        errors.push(ConfigError::Name {
+            line: section.line,
+            name: name.to_owned(),
+        });
+    }
+}
+
+/// The values of a section whose keys are known by `form_of`.
+pub(super) fn values(
+    section: &Section,
+    form_of: impl Fn(&str) -> Option<Form>,
+    known: impl Iterator<Item = &'static str>,
+    errors: &mut Vec<ConfigError>,
+) -> Values {
+    let known: Vec<_> = known.collect();
+    let mut values = Values::new();
+    for entry in &section.entries {
+        let Some(form) = form_of(&entry.key) else {
+            errors.push(unknown(section, entry, known.iter().copied()));
+            continue;
+        };
+        match form.read(&entry.value) {
+            Ok(value) => drop(values.insert(entry.key.clone(), (entry.line, value))),
+            Err(wanted) => errors.push(ConfigError::Value {
+                line: entry.line,
+                place: place(section),
+                key: entry.key.clone(),
+                wanted,
+            }),
+        }
+    }
+    values
+}
+
+fn unknown(section: &Section, entry: &Entry, known: impl Iterator<Item = &'static str>) -> ConfigError {
+    ConfigError::UnknownKey {
+        line: entry.line,
+        place: place(section),
+        key: entry.key.clone(),
+        nearest: nearest(&entry.key, known).map(str::to_owned),
+    }
+}
+
+/// The same where the keys are a list.
+pub(super) fn values_of(section: &Section, keys: &'static [keys::Key], errors: &mut Vec<ConfigError>) -> Values {
+    let names = keys.iter().map(|key| key.name);
+    values(section, |name| keys::of(keys, name), names, errors)
+}
+
+fn daemon(section: Option<&Section>, errors: &mut Vec<ConfigError>) -> DaemonSettings {
+    let values = section
+        .map(|section| values_of(section, keys::DAEMON, errors))
+        .unwrap_or_default();
+    let lapse = |key: &str, default| match values.get(key) {
+        Some((_, Value::Lapse(lapse))) => *lapse,
+        _ => default,
+    };
+    let mut settings = DaemonSettings {
+        jobs_at_once: count(&values, "jobs_at_once").unwrap_or(JOBS_AT_ONCE),
+        stop_within: lapse("stop_within", STOP_WITHIN),
+        remind_after: lapse("remind_after", REMIND_AFTER),
+        settings: Vec::new(),
+    };
+    let shown = [
+        ("jobs_at_once", settings.jobs_at_once.to_string()),
+        ("stop_within", settings.stop_within.to_string()),
+        ("remind_after", settings.remind_after.to_string()),
+    ];
+    settings
+        .settings
+        .extend(shown.into_iter().map(|(key, value)| ConfigSetting {
+            key,
+            value,
+            origin: match values.get(key) {
+                Some((line, _)) => Origin::Line {
+                    section: "daemon".to_owned(),
+                    line: *line,
+                },
+                None => Origin::Default,
+            },
+        }));
+    settings
+}
+
+pub(super) fn count(values: &Values, key: &str) -> Option<usize> {
+    match values.get(key) {
+        Some((_, Value::Count(count))) => usize::try_from(*count).ok(),
+        _ => None,
+    }
+}
+
+pub(super) fn text(values: &Values, key: &str) -> Option<String> {
+    match values.get(key) {
+        Some((_, Value::Text(text))) => Some(text.clone()),
+        _ => None,
+    }
+}
+
+fn repository(section: &Section, errors: &mut Vec<ConfigError>) -> ConfiguredRepository {
+    let values = values_of(section, keys::REPOSITORY, errors);
+    let text = |key: &str| text(&values, key);
+    if section.get("path").is_none() {
+        errors.push(ConfigError::Missing {
+            line: section.line,
+            place: place(section),
+            what: "the path of its folder".to_owned(),
+        });
+    }
+    if let (Some(_), Some((line, _))) = (values.get("password_file"), values.get("password_command")) {
+        errors.push(ConfigError::Together {
+            line: *line,
+            place: place(section),
+            what: "password_file and password_command are both given, and only one can hold the password".to_owned(),
+        });
+    }
+    ConfiguredRepository {
+        name: section.name.clone().unwrap_or_default(),
+        line: section.line,
+        path: text("path").unwrap_or_default(),
+        password_file: text("password_file"),
+        password_command: text("password_command"),
+        jobs_at_once: count(&values, "jobs_at_once").unwrap_or(usize::MAX),
+    }
+}
