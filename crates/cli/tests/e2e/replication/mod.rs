@@ -146,26 +146,22 @@ impl World {
 
     /// What a file is in a snapshot of the copy.
     fn received(&self, snapshot: &str, file: &str) -> Vec<u8> {
-        match self.file_system.name() {
-            "zfs" => {
-                let provider = self.file_system.provider();
-                let name = holdfast_host::provider::HostSnapshotName {
-                    dataset: holdfast_host::provider::Dataset {
-                        provider: provider.kind(),
-                        name: self.target.clone(),
-                    },
-                    name: snapshot.to_owned(),
-                };
-                let view = provider.view(&name, "copy").unwrap();
-                std::fs::read(view.path().join(file)).unwrap()
-            }
-            _ => {
-                let folder = std::path::Path::new(&self.target)
-                    .join(".holdfast/snapshots")
-                    .join(snapshot);
-                std::fs::read(folder.join(file)).unwrap()
-            }
+        if self.file_system.name() == "btrfs" {
+            let folder = std::path::Path::new(&self.target)
+                .join(".holdfast/snapshots")
+                .join(snapshot);
+            return std::fs::read(folder.join(file)).unwrap();
         }
+        let provider = self.file_system.provider();
+        let name = holdfast_host::provider::HostSnapshotName {
+            dataset: holdfast_host::provider::Dataset {
+                provider: provider.kind(),
+                name: self.target.clone(),
+            },
+            name: snapshot.to_owned(),
+        };
+        let view = provider.view(&name, "copy").unwrap();
+        std::fs::read(view.path().join(file)).unwrap()
     }
 }
 

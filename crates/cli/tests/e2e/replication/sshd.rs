@@ -76,6 +76,7 @@ impl Sshd {
         let mut command = Command::new("/usr/sbin/sshd");
         command
             .args(["-D", "-e", "-f", &at("config")])
+            .stderr(Stdio::null())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         let process = command
