@@ -2,7 +2,7 @@
 //!
 //! One file per verb that a user knows, each to be read from top to bottom: [`init()`], [keys](add_key), [`backup()`],
 //! [`restore()`], [`list()`], [`show`], [`diff()`], [`prune()`], [`forget()`],
-//! [`gc()`], [`copy()`], [`stats`], [`verify()`], [`scrub`], [`repair()`] and [`doctor()`], and for images
+//! [`gc()`], [`copy()`], [`stats`], [`verify()`], [`scrub`], [`repair()`], [`replicate()`] and [`doctor()`], and for images
 //! [`convert()`], [`compare()`] and [`create_image()`]. A job takes everything it needs (the repository, paths, times, randomness) as
 //! parameters and answers with a report.
 //!

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use holdfast_engine::{PackChoice, Place, RawChoice, ReplicateRequest, replicate};
 use holdfast_policy::Choice;
 
-use crate::args::{Example, JobArgs};
+use crate::args::Example;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -38,8 +38,6 @@ pub struct ReplicateArgs {
     dry_run: bool,
     #[command(flatten)]
     link: LinkArgs,
-    #[command(flatten)]
-    job: JobArgs,
 }
 
 /// What of it is sent.
@@ -159,7 +157,7 @@ pub(super) fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error
         locks: runs::locks_folder(context),
         clock: context.clock().clone(),
     };
-    let report = context.work(args.job.thread_count(), |job| replicate(&request, job))?;
+    let report = context.work(1, |job| replicate(&request, job))?;
     let shown = match (args.status, args.dry_run) {
         (true, _) => Shown::Status,
         (_, true) => Shown::Plan,

@@ -119,6 +119,8 @@ pub(crate) struct Pool {
     place: tempfile::TempDir,
     /// Of zfs-fuse, where there is no other ZFS.
     daemon: Option<Child>,
+    // After the daemon's end.
+    _turn_of_programs: std::fs::File,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -137,6 +139,7 @@ impl Pool {
         made.map_err(|error| error.to_string())?;
         // A test that has failed has cleared up all the same.
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn_of_programs = turn_of_programs().map_err(|error| error.to_string())?;
         let daemon = start_daemon()?;
         let letters = place.path().file_name().unwrap_or_default().to_string_lossy();
         let letters: String = letters.chars().filter(char::is_ascii_alphanumeric).collect();
@@ -144,6 +147,7 @@ impl Pool {
             name: format!("holdfast-test-{letters}"),
             place,
             daemon,
+            _turn_of_programs: turn_of_programs,
             _turn: turn,
         };
         let mount_point = text(point);
@@ -180,6 +184,14 @@ impl Drop for Pool {
             daemon.wait().ok();
         }
     }
+}
+
+/// The same for all programs of tests on this machine, which has one zfs-fuse.
+fn turn_of_programs() -> std::io::Result<std::fs::File> {
+    let path = std::env::temp_dir().join("holdfast-test-zfs.lock");
+    let file = std::fs::File::options().create(true).append(true).open(path)?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
+    Ok(file)
 }
 
 /// Starts the daemon where there is no other ZFS.

@@ -74,6 +74,15 @@ const fn names(key: &'static str) -> JobOption {
     }
 }
 
+/// A word in its place.
+const fn place(key: &'static str) -> JobOption {
+    JobOption {
+        key,
+        form: Form::Text,
+        words: Words::Positional,
+    }
+}
+
 const fn option(key: &'static str, form: Form, option: &'static str) -> JobOption {
     JobOption {
         key,
@@ -98,6 +107,13 @@ const MANY: Form = count(1_000_000);
 const CONNECT: JobOption = option("connect", Form::Text, "--connect");
 const QUIESCE: JobOption = option("quiesce", Form::OneOf(&["try", "require", "off"]), "--quiesce");
 const THREADS: JobOption = option("threads", Form::Count { min: 1, max: 1024 }, "--threads");
+
+const MEMORY: JobOption = JobOption {
+    key: "with_memory",
+    form: Form::OneOf(&["live", "stopped"]),
+    words: Words::Joined("--with-memory"),
+};
+const STATES: JobOption = option("states", Form::Path, "--states");
 
 /// The rules of retention, as jobs and `[retention.NAME]` have them.
 pub(super) const KEEP: &[JobOption] = &[
@@ -124,11 +140,7 @@ const BACKUP: &[JobOption] = &[
     option("allow", Form::Texts, "--allow"),
     CONNECT,
     QUIESCE,
-    JobOption {
-        key: "with_memory",
-        form: Form::OneOf(&["live", "stopped"]),
-        words: Words::Joined("--with-memory"),
-    },
+    MEMORY,
     option(
         "method",
         Form::OneOf(&["filter", "reflink", "overlay", "pause", "snapshot"]),
@@ -166,6 +178,32 @@ const SCRUB: &[JobOption] = &[
 ];
 
 const VERIFY: &[JobOption] = &[names("snapshots"), flag("structure", "--structure"), THREADS];
+
+const COPY: &[JobOption] = &[
+    names("snapshots"),
+    flag("all", "--all"),
+    option("machine", Form::Text, "--machine"),
+    option("tag", Form::Texts, "--tag"),
+    option("to", Form::Path, "--to"),
+    option("to_password_file", Form::Path, "--to-password-file"),
+    option("to_password_command", Form::Text, "--to-password-command"),
+    option("bwlimit", Form::Text, "--bwlimit"),
+    THREADS,
+];
+
+const REPLICATE: &[JobOption] = &[
+    place("source"),
+    place("target"),
+    flag("recursive", "--recursive"),
+    option("snapshots", Form::Texts, "--snapshots"),
+    flag("newest", "--newest"),
+    option("bwlimit", Form::Text, "--bwlimit"),
+    option("compress", Form::OneOf(&["auto", "on", "off"]), "--compress"),
+    flag("raw", "--raw"),
+    flag("no_raw", "--no-raw"),
+    option("ssh_option", Form::Texts, "--ssh-option"),
+    THREADS,
+];
 
 const FRESH: &[JobOption] = &[
     names("machines"),
@@ -222,6 +260,8 @@ pub(super) const KINDS: &[JobKind] = &[
             names("machines"),
             names("datasets"),
             flag("recursive", "--recursive"),
+            MEMORY,
+            STATES,
             CONNECT,
             QUIESCE,
             THREADS,
@@ -238,6 +278,8 @@ pub(super) const KINDS: &[JobKind] = &[
             SANOID_FILE,
             flag("take_only", "--take-only"),
             flag("prune_only", "--prune-only"),
+            MEMORY,
+            STATES,
             CONNECT,
             QUIESCE,
             THREADS,
@@ -246,6 +288,20 @@ pub(super) const KINDS: &[JobKind] = &[
     of_repository("prune", &["prune"], PRUNE),
     of_repository("gc", &["gc"], GC),
     of_repository("scrub", &["scrub"], SCRUB),
+    JobKind {
+        needs_one_of: &["to"],
+        claim: Claim::Kind,
+        ..of_repository("copy", &["copy"], COPY)
+    },
+    JobKind {
+        name: "replicate",
+        verb: &["replicate"],
+        needs_repository: false,
+        needs_one_of: &["source"],
+        claim: Claim::Machines,
+        judgement: Judgement::Verb,
+        options: REPLICATE,
+    },
     of_repository("verify", &["verify"], VERIFY),
     JobKind {
         name: "doctor",
@@ -294,6 +350,8 @@ impl JobOption {
             "exclude",
             "take_only",
             "prune_only",
+            "to",
+            "recursive",
         ]
         .contains(&self.key);
         self.words != Words::Positional && !is_rule && !is_subject

@@ -11,7 +11,7 @@ use crate::machines::file_systems::system;
 use crate::rig::noise;
 
 /// How often a connection is cut, for each file system.
-const CUT_COUNT: u64 = 8;
+const CUT_COUNT: u64 = 6;
 const DISK_BYTES: usize = 2_000_000;
 
 fn replicate(world: &World, words: &[&str], options: &[String]) -> Value {

@@ -146,7 +146,7 @@ impl World {
 
     /// What a file is in a snapshot of the copy.
     fn received(&self, snapshot: &str, file: &str) -> Vec<u8> {
-        if self.file_system.name() != "zfs" {
+        if self.file_system.name() == "btrfs" {
             let folder = std::path::Path::new(&self.target)
                 .join(".holdfast/snapshots")
                 .join(snapshot);

@@ -30,6 +30,8 @@ pub(super) struct Sshd {
 
 impl Drop for Sshd {
     fn drop(&mut self) {
+        let mut end = self.ssh(&["-O", "exit", "127.0.0.1"]);
+        end.stderr(Stdio::null()).status().ok();
         self.process.kill().ok();
         self.process.wait().ok();
     }
@@ -76,6 +78,7 @@ impl Sshd {
         let mut command = Command::new("/usr/sbin/sshd");
         command
             .args(["-D", "-e", "-f", &at("config")])
+            .stderr(Stdio::null())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         let process = command
@@ -87,6 +90,18 @@ impl Sshd {
             assert!(clock.now() < Duration::from_secs(30), "sshd does not answer");
             clock.sleep(Duration::from_millis(10));
         }
+        let words = [
+            "-o",
+            "ControlMaster=yes",
+            "-o",
+            "ControlPersist=60",
+            "-f",
+            "-N",
+            "127.0.0.1",
+        ];
+        let mut master = sshd.ssh(&words);
+        let connected = master.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        assert!(connected.status().unwrap().success(), "sshd lets nobody in");
         Ok(sshd)
     }
 
@@ -112,15 +127,8 @@ impl Sshd {
     }
 
     /// Runs a command there, as ssh does it, with this input; its exit code and all that it said.
-    #[expect(clippy::disallowed_methods, reason = "a hostile sender has his own ssh")]
     pub(super) fn run(&self, command: &str, input: &[u8]) -> (Option<i32>, String) {
-        let options = self.options();
-        let options = options
-            .iter()
-            .map(|word| if word == "--ssh-option" { "-o" } else { word });
-        let mut ssh = Command::new("ssh");
-        ssh.args(options)
-            .args(["-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "127.0.0.1"]);
+        let mut ssh = self.ssh(&["-T", "127.0.0.1"]);
         ssh.args(Some(command).filter(|command| !command.is_empty()));
         let mut child = ssh
             .stdin(Stdio::piped())
@@ -132,6 +140,21 @@ impl Sshd {
         let output = child.wait_with_output().unwrap();
         let said = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// All of them by one connection: there are many.
+    #[expect(clippy::disallowed_methods, reason = "a hostile sender has his own ssh")]
+    fn ssh(&self, words: &[&str]) -> Command {
+        let socket = format!("ControlPath={}", self.folder.path().join("socket").display());
+        let options = self.options();
+        let options = options
+            .iter()
+            .map(|word| if word == "--ssh-option" { "-o" } else { word });
+        let mut ssh = Command::new("ssh");
+        ssh.args(options)
+            .args(["-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "-o", &socket]);
+        ssh.args(words);
+        ssh
     }
 
     /// A way to it that breaks after so many bytes that go there.

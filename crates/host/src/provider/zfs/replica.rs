@@ -322,7 +322,15 @@ impl ReplicaSide for ZfsSide {
 
     fn estimate(&self, sending: &Sending) -> ProviderResult<Option<u64>> {
         if !self.zfs.is_newer()? {
-            return Ok(None);
+            // Newer ones keep what came from an older one in part, which cannot go on.
+            return match sending.token {
+                None => Ok(None),
+                Some(_) => Err(ProviderError::Refused {
+                    action: "send the rest of",
+                    what: sending.dataset.clone(),
+                    reason: "ZFS before 0.8 cannot go on where a stream was cut".to_owned(),
+                }),
+            };
         }
         let mut words = vec!["send".to_owned(), "-nP".to_owned()];
         words.extend(Self::words(sending)?);

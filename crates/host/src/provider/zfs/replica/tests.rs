@@ -155,6 +155,18 @@ fn sizes_are_found_in_what_a_dry_run_says() {
     assert_eq!(size_in(""), None);
 }
 
+/// A newer receiver keeps in part what an older sender cannot go on with.
+#[test]
+fn an_older_zfs_does_not_claim_that_it_goes_on() {
+    let (older, _) = side(&[Err("unrecognized command 'version'\n")]);
+    assert_eq!(older.estimate(&sending()).unwrap(), None);
+    let resumed = Sending {
+        token: Some(TOKEN.to_owned()),
+        ..sending()
+    };
+    assert!(older.estimate(&resumed).is_err());
+}
+
 #[test]
 fn each_stream_is_asked_for_as_it_is_meant() {
     let asked = |sending: &Sending| {
