@@ -202,7 +202,6 @@ const REPLICATE: &[JobOption] = &[
     flag("raw", "--raw"),
     flag("no_raw", "--no-raw"),
     option("ssh_option", Form::Texts, "--ssh-option"),
-    THREADS,
 ];
 
 const FRESH: &[JobOption] = &[
