@@ -150,7 +150,7 @@ pub fn take_host_snapshots(
     for group in &groups {
         group.provider.prepare(&group.wanted, &group.cutting(time, &unknown))?;
     }
-    let configurations = configurations(request)?;
+    let configurations = configurations(request, job)?;
     job.interrupt.check()?;
     let sessions = Sessions::begin(&request.guests, (time, is_one_instant), job)?;
     let (mut instant, mut cut_count) = (Instant::default(), 0);
@@ -193,11 +193,20 @@ pub fn take_host_snapshots(
 type Configuration = Vec<(String, Vec<u8>)>;
 
 /// Those of the machines, as far as their states are kept. Asked before the instant: they take time.
-fn configurations(request: &HostSnapshotRequest<'_>) -> Result<Vec<Configuration>> {
+///
+/// A machine that is gone by now must not cost all others their point in time; one whose memory is wanted needs its configuration.
+fn configurations(request: &HostSnapshotRequest<'_>, job: Job<'_>) -> Result<Vec<Configuration>> {
+    let ask = |guest: &GuestRequest<'_>| match guest.machine.configuration() {
+        Err(error) if guest.memory.is_none() => {
+            let machine = &guest.description.summary.name;
+            let message = format!("the configuration of {machine} is not kept with the snapshot: {error}");
+            job.progress.warning(&message);
+            Ok(Configuration::new())
+        }
+        other => Ok(other?),
+    };
     let asked = request.guests.iter().filter(|_| request.states.is_some());
-    Ok(asked
-        .map(|guest| guest.machine.configuration())
-        .collect::<std::result::Result<_, _>>()?)
+    asked.map(ask).collect()
 }
 
 /// Keeps the states of the machines. Without its memory, where that was wanted, the whole is of no use; without the rest it is.

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 pub use btrfs::{Btrfs, BtrfsSide};
 pub use error::ProviderError;
+pub use folder::OURS;
 pub use locate::{Located, Place, locate};
 pub use mount::{mount, unmount};
 pub use mounts::Mounts;

@@ -416,7 +416,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    fn is_running(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         self.tell("query-status").is_ok_and(|status| status["running"] == true)
     }
 

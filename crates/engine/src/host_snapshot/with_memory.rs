@@ -68,6 +68,10 @@ impl Session<'_> {
         match (made, memory) {
             (Ok(cut), memory) => {
                 self.report.paused = is_running.then_some(cut.pause.total);
+                if is_running && self.is_running() {
+                    // Who does not hear it is dead, and cannot do harm.
+                    self.guard.runs().ok();
+                }
                 if let Err(error) = cut.release(monitor, job.clock) {
                     job.progress.note(&format!("{machine}: {error}"));
                 }

@@ -1,8 +1,9 @@
 //! States whose host snapshots are gone are forgotten.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
-use holdfast_host::provider::{Dataset, HostSnapshot, Provider as _, ProviderError, ProviderKind};
+use holdfast_host::provider::{Dataset, HostSnapshot, OURS, Provider as _, ProviderError, ProviderKind};
 use rustix::fs::FlockOperation;
 
 use super::{KeptState, SetId, StateStore};
@@ -112,6 +113,10 @@ impl Sets<'_> {
 
     fn ask(&self, dataset: &Dataset) -> Found {
         let provider = self.providers.of_dataset(dataset);
+        // An empty folder where a file system is mounted at other times has no host snapshots, and says nothing of those that are there.
+        if dataset.provider != ProviderKind::Zfs && !Path::new(&dataset.name).join(OURS).is_dir() {
+            return Found::Unknown(format!("nothing of ours is in {dataset}: it may not be mounted"));
+        }
         match provider.snapshots(&dataset.name) {
             Ok(snapshots) => Found::Sets(snapshots.iter().filter_map(set_of).collect()),
             Err(error) if dataset.provider == ProviderKind::Zfs => self.zfs_without(dataset, &error),

@@ -24,8 +24,8 @@ use serde_json::{Value, json};
 
 use super::{Cutting, HostSnapshotName, ProviderError, ProviderResult};
 
-/// The folder of a dataset that is ours.
-pub(super) const OURS: &str = ".holdfast";
+/// Where everything of ours is in a dataset that is a folder. It stays when the last host snapshot goes.
+pub const OURS: &str = ".holdfast";
 /// Bytes of a record's file, at most.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 const NAME_BYTES_MAX: usize = 200;

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use super::folder::OURS;
 use super::zfs::{Zfs, full};
 use super::{HostSnapshotName, Mounts, Provider, ProviderError, ProviderKind, ProviderResult};
 use crate::process::Tools;
@@ -59,7 +60,7 @@ pub fn unmount(tools: &dyn Tools, zfs: &Zfs, folder: &Path) -> ProviderResult<()
         return zfs.unmount_clone(&mount.source);
     }
     let is_snapshot = mount.source.contains('@') && mount.is_zfs();
-    let is_view = mount.root.components().any(|part| part.as_os_str() == ".holdfast");
+    let is_view = mount.root.components().any(|part| part.as_os_str() == OURS);
     if !is_snapshot && !is_view {
         return Err(not_ours());
     }

@@ -178,6 +178,18 @@ fn what_others_remove_is_found_out() {
     assert_eq!(on.state_count(), 3);
     on.world.rig.ok(&["host", "remove", &format!("btrfs:{folder}@two")]);
     assert_eq!(on.state_count(), 1);
+    // A file system that is not mounted has lost nothing.
+    let (ours, away) = (on.world.lab.path(".holdfast"), on.world.lab.path("away"));
+    std::fs::create_dir(on.world.lab.path("other")).unwrap();
+    on.world
+        .rig
+        .ok(&["snapshot", &format!("reflink:{folder}/other"), "--name", "empty"]);
+    std::fs::rename(&ours, &away).unwrap();
+    on.world
+        .rig
+        .ok(&["host", "remove", &format!("reflink:{folder}/other@empty")]);
+    std::fs::rename(&away, &ours).unwrap();
+    assert_eq!(on.state_count(), 1);
     let uri = on.world.lab.uri();
     on.world.lab.virsh(&["destroy", "web1"]);
     let report = on.world.rig.json(0, &at(&uri, &["rollback", "web1@one", "--dry-run"]));

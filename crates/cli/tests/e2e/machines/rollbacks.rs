@@ -48,7 +48,14 @@ fn the_recipe(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.world.restart_with_memory(7);
     on.world.write(0, 40, 65_536, 65_536);
-    let cut = on.take(0, &["web1", "--with-memory", "--name", "hourly"]);
+    let uri = on.world.lab.uri();
+    let words = ["snapshot", "web1", "--with-memory", "--name", "hourly", "--json"];
+    let output = on.world.rig.command(&at(&uri, &words)).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    // The watchdog had nothing to do.
+    assert!(output.status.success() && !said.contains("warning"), "{said}");
+    let cut: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let cut = cut["report"]["cuts"][0].clone();
     let machine = &cut["machines"][0];
     assert_eq!(machine["consistency"], "memory", "{cut}");
     assert!(
