@@ -189,7 +189,17 @@ impl Zfs {
                 reason: "no host snapshot is mounted there".to_owned(),
             });
         }
-        self.ask(("unmount", clone), &["destroy", clone]).map(drop)
+        // Who has just closed its files may keep it busy for a moment.
+        let mut attempts_left = ATTEMPT_COUNT;
+        loop {
+            match self.ask(("unmount", clone), &["destroy", clone]) {
+                Err(ProviderError::Held { .. }) if attempts_left > 0 => {
+                    attempts_left -= 1;
+                    self.clock.sleep(ATTEMPT_INTERVAL);
+                }
+                other => return other.map(drop),
+            }
+        }
     }
 
     /// The clone that lays open a snapshot, and what takes it away again.
