@@ -65,13 +65,13 @@ impl Session<'_> {
         let made = Cut::make(monitor, job.clock, request, tell);
         let memory = receiving.finish();
         let memory = memory.map_err(|source| not_kept(&machine, &wish.scratch, source));
+        if is_running && self.is_running() {
+            // Who does not hear it is dead, and cannot do harm.
+            self.guard.runs().ok();
+        }
         match (made, memory) {
             (Ok(cut), memory) => {
                 self.report.paused = is_running.then_some(cut.pause.total);
-                if is_running && self.is_running() {
-                    // Who does not hear it is dead, and cannot do harm.
-                    self.guard.runs().ok();
-                }
                 if let Err(error) = cut.release(monitor, job.clock) {
                     job.progress.note(&format!("{machine}: {error}"));
                 }
