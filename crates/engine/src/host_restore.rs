@@ -16,7 +16,7 @@ use holdfast_repo::Surroundings;
 
 use crate::MachineName;
 use crate::error::{Error, Result};
-use crate::host_snapshot::{GuestReport, HostSnapshotRequest, Providers, take_host_snapshots};
+use crate::host_snapshot::{HostSnapshotRequest, Providers, take_host_snapshots};
 use crate::job::Job;
 use crate::machine_restore::{
     AfterRestore, ConfigurationChoice, InPlaceWish, MachineRestorePlan, MachineRestoreReport, NewMachineIdentity,
@@ -60,8 +60,6 @@ pub struct RollbackReport {
     pub restore: MachineRestoreReport,
     /// What was there before.
     pub safety: Vec<HostSnapshotName>,
-    /// What became of it then.
-    pub safety_guests: Vec<GuestReport>,
 }
 
 impl HostRestore<'_> {
@@ -103,11 +101,10 @@ impl HostRestore<'_> {
             self.power_off(&point.uuid)?;
         }
         let plan = self.plan_rollback(point, wish, job)?;
-        let (mut safety, mut safety_guests) = (Vec::new(), Vec::new());
-        if let Some(request) = wish.safety {
-            let report = take_host_snapshots(request, &mut || (), job)?;
-            (safety, safety_guests) = (report.snapshots, report.guests);
-        }
+        let safety = match wish.safety {
+            Some(request) => take_host_snapshots(request, &mut || (), job)?.snapshots,
+            None => Vec::new(),
+        };
         let restored = restore_point(&self.planner(point), &plan, job).inspect_err(|_| {
             if let Some(first) = safety.first() {
                 let message = format!("what was there before is in the host snapshot {}", first.name);
@@ -118,7 +115,6 @@ impl HostRestore<'_> {
             restore: restored?,
             plan,
             safety,
-            safety_guests,
         })
     }
 
@@ -238,8 +234,15 @@ impl HostRestore<'_> {
             };
             let last = name.rsplit('/').next().unwrap_or_default();
             let folder = match &state.folder {
-                Some(_) if state.is_volume => Path::new("/dev/zvol").join(&name),
-                None => Path::new("/dev/zvol").join(&name),
+                _ if state.is_volume => Path::new("/dev/zvol").join(&name),
+                // Nobody knows where a clone of it would be.
+                None => {
+                    return Err(Error::from(ProviderError::Refused {
+                        action: "clone",
+                        what: snapshot.to_string(),
+                        reason: "its dataset is not mounted; mount it, or give --storage FOLDER".to_owned(),
+                    }));
+                }
                 Some(folder) if parent == snapshot.dataset.name => folder.join(last),
                 Some(folder) => folder.with_file_name(last),
             };
