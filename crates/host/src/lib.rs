@@ -5,6 +5,7 @@ mod bare;
 pub mod changed_blocks;
 pub mod domain_xml;
 mod error;
+mod file_system;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;

@@ -38,9 +38,7 @@ use rustix::io::Errno;
 use super::error::{ExtentError, Result};
 use super::fiemap::{self, EXTENT_COUNT_MAX, Extent};
 use super::ranges::{ChangedRanges, Collector};
-
-const MAGIC_XFS: u64 = 0x5846_5342;
-const MAGIC_BTRFS: u64 = 0x9123_683e;
+use crate::file_system;
 
 /// Reserved, and reads as zero.
 const UNWRITTEN: u32 = 0x800;
@@ -86,9 +84,7 @@ fn check_kinship(before: &File, after: &File) -> Result<()> {
             source,
         })?;
         let found = rustix::fs::fstatfs(file).map_err(asked("ask for the type of a file system"))?;
-        // The type is a signed number; its 32 bits are what counts.
-        let magic = u64::try_from(found.f_type & 0xffff_ffff).unwrap_or_default();
-        Ok((metadata, magic))
+        Ok((metadata, file_system::number_of(&found)))
     });
     let ((first, magic), (second, other_magic)) = (first?, second?);
     if !first.is_file() || !second.is_file() {
@@ -107,7 +103,7 @@ fn check_kinship(before: &File, after: &File) -> Result<()> {
         });
     }
     let is_one_file_system = match magic {
-        MAGIC_XFS => {
+        file_system::XFS => {
             let ask = asked("ask for the device of a file");
             if fiemap::is_realtime(before).map_err(ask)? || fiemap::is_realtime(after).map_err(ask)? {
                 return Err(ExtentError::Unfit {
@@ -116,7 +112,7 @@ fn check_kinship(before: &File, after: &File) -> Result<()> {
             }
             first.dev() == second.dev()
         }
-        MAGIC_BTRFS => {
+        file_system::BTRFS => {
             let ask = asked("ask for the number of a file system");
             fiemap::btrfs_id(before).map_err(ask)? == fiemap::btrfs_id(after).map_err(ask)?
         }

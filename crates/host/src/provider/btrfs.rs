@@ -12,20 +12,19 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::folder::{OURS, SnapshotFolder, check_name, file_error, sync_folder};
+use super::folder::{OURS, SnapshotFolder, check_name, file_error, shown_words, sync_folder};
 use super::mounts::{Mount, Mounts};
 use super::{
     Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, Provider, ProviderError, ProviderKind,
     ProviderResult, View, Wanted,
 };
+use crate::file_system;
 use crate::process::Tools;
 pub use replica::BtrfsSide;
 
 const BTRFS: &str = "btrfs";
 /// The inode of the root of each subvolume.
 const ROOT_INODE: u64 = 256;
-/// What `statfs` says of a btrfs.
-const MAGIC: u64 = 0x9123_683e;
 
 /// btrfs on this host.
 pub struct Btrfs {
@@ -37,12 +36,7 @@ pub(super) fn is_subvolume(folder: &Path) -> bool {
     let is_root = folder
         .symlink_metadata()
         .is_ok_and(|metadata| metadata.is_dir() && metadata.ino() == ROOT_INODE);
-    is_root && is_on_btrfs(folder)
-}
-
-pub(super) fn is_on_btrfs(path: &Path) -> bool {
-    rustix::fs::statfs(path)
-        .is_ok_and(|found| u64::try_from(found.f_type).is_ok_and(|magic| magic & 0xffff_ffff == MAGIC))
+    is_root && file_system::is_on(folder, &[file_system::BTRFS])
 }
 
 fn dataset(name: &str) -> Dataset {
@@ -70,7 +64,7 @@ impl Btrfs {
     fn refusal((action, what): (&'static str, &str), complaint: &str) -> ProviderError {
         let what = what.to_owned();
         let says = |words: &str| complaint.contains(words);
-        let reason = complaint.trim().trim_start_matches("ERROR: ").replace('\n', "; ");
+        let reason = shown_words(complaint.trim().trim_start_matches("ERROR: ")).replace('\n', "; ");
         match () {
             () if says("No space left") => ProviderError::Full { action, what },
             () if says("No such file") => ProviderError::NotThere { what },

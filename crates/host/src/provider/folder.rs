@@ -129,7 +129,7 @@ impl SnapshotFolder {
     /// The way to it, for us and for programs that we start.
     fn ours(&self) -> PathBuf {
         match &self.open {
-            Some(open) => format!("/proc/{}/fd/{}", std::process::id(), open.as_raw_fd()).into(),
+            Some(open) => open_here().join(open.as_raw_fd().to_string()),
             None => self.path.clone(),
         }
     }
@@ -296,17 +296,50 @@ impl SnapshotFolder {
 }
 
 pub(super) fn file_error(action: &'static str, path: &Path, source: std::io::Error) -> ProviderError {
+    let path = shown(path);
     match source.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ProviderError::Full {
             action,
             what: path.display().to_string(),
         },
-        _ => ProviderError::File {
-            action,
-            path: path.to_owned(),
-            source,
-        },
+        _ => ProviderError::File { action, path, source },
     }
+}
+
+/// A path through what we have open, as people know it; every other one as it is.
+fn shown(path: &Path) -> PathBuf {
+    let descriptors = open_here();
+    let Ok(inside) = path.strip_prefix(&descriptors) else {
+        return path.to_owned();
+    };
+    let mut parts = inside.components();
+    let open = parts.next().map(|descriptor| descriptors.join(descriptor));
+    let folder = open.and_then(|open| std::fs::read_link(open).ok());
+    folder.map_or_else(|| path.to_owned(), |folder| folder.components().chain(parts).collect())
+}
+
+/// The words of a program that was given a path through what we have open, with the path as people know it.
+pub(super) fn shown_words(words: &str) -> String {
+    let descriptors = format!("{}/", open_here().display());
+    let mut shown_words = String::new();
+    let mut rest = words;
+    while let Some(at) = rest.find(&descriptors) {
+        let (before, found) = rest.split_at(at);
+        let digits = found[descriptors.len()..]
+            .bytes()
+            .take_while(u8::is_ascii_digit)
+            .count();
+        let (path, after) = found.split_at(descriptors.len() + digits);
+        shown_words += before;
+        shown_words += &shown(Path::new(path)).display().to_string();
+        rest = after;
+    }
+    shown_words + rest
+}
+
+/// Where the system shows what this process has open.
+fn open_here() -> PathBuf {
+    format!("/proc/{}/fd", std::process::id()).into()
 }
 
 /// Makes a folder that only its owner can look into, with those above it.
@@ -342,4 +375,24 @@ fn names_in(folder: &Path) -> ProviderResult<Vec<String>> {
     }
     names.sort();
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SnapshotFolder, shown, shown_words};
+
+    #[test]
+    fn people_are_shown_paths_that_they_know() {
+        let dataset = tempfile::tempdir().unwrap();
+        let folder = SnapshotFolder::make(dataset.path()).unwrap();
+        let known = dataset.path().canonicalize().unwrap().join(".holdfast");
+        assert_eq!(shown(&folder.hidden_place("a")), known.join("snapshots/.a"));
+        let said = format!("ERROR: cannot snapshot '{}': it's full", folder.place("a").display());
+        let place = known.join("snapshots/a").display().to_string();
+        assert_eq!(
+            shown_words(&said),
+            format!("ERROR: cannot snapshot '{place}': it's full")
+        );
+        assert_eq!(shown_words("nothing of the kind"), "nothing of the kind");
+    }
 }

@@ -3,10 +3,11 @@
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use super::btrfs::{is_on_btrfs, is_subvolume};
+use super::btrfs::is_subvolume;
 use super::mounts::Mounts;
 use super::reflink::why_not;
 use super::{Dataset, ProviderError, ProviderKind, ProviderResult};
+use crate::file_system;
 
 /// Where the names of ZFS's volumes are.
 const VOLUMES: &str = "/dev/zvol";
@@ -59,7 +60,7 @@ pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
         let root = mount.root.strip_prefix("/").unwrap_or(&mount.root);
         return Ok(place(ProviderKind::Zfs, mount.source.clone(), root.join(inside)));
     }
-    if is_on_btrfs(&whole)
+    if file_system::is_on(&whole, &[file_system::BTRFS])
         && let Some((subvolume, path)) = subvolume_of(&whole, &mount.point)
     {
         return Ok(place(ProviderKind::Btrfs, subvolume, path));

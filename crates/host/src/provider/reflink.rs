@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,6 +17,7 @@ use super::{
     Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, Provider, ProviderError, ProviderKind,
     ProviderResult, View, Wanted,
 };
+use crate::file_system::{BTRFS, XFS, is_on};
 
 /// What is cloned to find out whether files can be: more than a file system keeps in an inode.
 const PROBE: &[u8] = &[0x48; 4096];
@@ -43,7 +44,7 @@ fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let from = File::from(openat2(folder, file, flags, Mode::empty(), resolve)?);
     if !from.metadata()?.is_file() {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no file"));
+        return Err(std::io::Error::new(ErrorKind::InvalidInput, "it is no file"));
     }
     let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
     ioctl_ficlone(&clone, &from)?;
@@ -53,7 +54,8 @@ fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
     clone.set_permissions(std::fs::Permissions::from_mode(metadata.mode() & 0o777))
 }
 
-/// Why files in a folder cannot be cloned; none where they can. It is tried, with two small files named after `label`.
+/// Why files in a folder cannot be cloned; none where they can. It is tried, with two small files named after `label`; where there is no
+/// room for them, the kind of the file system tells.
 pub fn why_not(folder: &Path, label: &str) -> Option<String> {
     let path = |what: &str| folder.join(format!(".holdfast-{label}.{what}.partial"));
     let (from, to) = (path("from"), path("to"));
@@ -68,6 +70,8 @@ pub fn why_not(folder: &Path, label: &str) -> Option<String> {
         Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
             "its file system has no clones of files (XFS and btrfs have)".to_owned()
         }
+        // Who makes something tells it: what is there already is found all the same.
+        Err(error) if error.kind() == ErrorKind::StorageFull && is_on(folder, &[XFS, BTRFS]) => return None,
         Err(error) => error.to_string(),
     };
     Some(format!("files in {} cannot be cloned: {reason}", folder.display()))
@@ -102,7 +106,7 @@ fn files_below(folder: &Path) -> ProviderResult<Vec<PathBuf>> {
                 files.push(inside);
             } else if metadata.is_dir() {
                 if depth == DEPTH_MAX {
-                    let deep = std::io::Error::new(std::io::ErrorKind::InvalidInput, "its folders are nested too deep");
+                    let deep = std::io::Error::new(ErrorKind::InvalidInput, "its folders are nested too deep");
                     return Err(file_error("look into", &folder.join(inside), deep));
                 }
                 folders.push((inside, depth + 1));
@@ -325,7 +329,7 @@ impl Provider for Reflink {
         kept.must_be_there(snapshot)?;
         let (from, to) = (kept.place(&snapshot.name), Path::new(name));
         std::fs::create_dir(to).map_err(|source| match source.kind() {
-            std::io::ErrorKind::AlreadyExists => ProviderError::Exists { what: name.to_owned() },
+            ErrorKind::AlreadyExists => ProviderError::Exists { what: name.to_owned() },
             _ => file_error("create the folder", to, source),
         })?;
         Self::clone_files(&from, to, &files_below(&from)?)?;

@@ -11,7 +11,7 @@ mod replica;
 mod table;
 mod words;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -371,6 +371,20 @@ impl Provider for Zfs {
 
     fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
         self.is_newer()?;
+        let pools: BTreeSet<&str> = wanted
+            .iter()
+            .filter_map(|one| one.dataset.name.split('/').next())
+            .collect();
+        // One that is suspended lets a cut hang, while the machines of all pools hold still for it.
+        for pool in pools {
+            let found = self.pool(pool)?;
+            if !found.is_open() {
+                return Err(ProviderError::Suspended {
+                    action: "make a host snapshot in",
+                    what: pool.to_owned(),
+                });
+            }
+        }
         wanted.iter().try_for_each(|one| {
             let full = full_name(&one.dataset.name, cut.name)?;
             match self.get(&[], "type", &full) {

@@ -12,6 +12,7 @@ mod doctors;
 )]
 pub(crate) mod file_systems;
 mod hooks;
+mod host_snapshot_mishaps;
 mod host_snapshots;
 mod instant;
 mod kills;

@@ -17,7 +17,7 @@ struct Scripted {
 
 impl Tools for Scripted {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
-        assert_eq!(program, "zfs");
+        assert!(["zfs", "zpool"].contains(&program));
         self.asked.lock().unwrap().push(arguments.join(" "));
         let answer = self.answers.lock().unwrap().remove(0);
         let (is_well, output, complaint) = match answer {
@@ -169,4 +169,17 @@ fn answers_that_make_no_sense_are_no_answers() {
     assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Senseless { .. })));
     let (zfs, _) = self::zfs(&[Ok(""), Ok("t/v@a\tcreation\t20\t-\nt/v@a\tcreation\t1\t-\n")]);
     assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Senseless { .. })));
+}
+
+#[test]
+fn a_pool_that_is_suspended_is_found_before_anything_holds_still_for_it() {
+    let pool = |name, health| format!("{name}\t960M\t1%\t{health}\t950M\n");
+    let (well, ill) = (pool("a", "ONLINE"), pool("b", "SUSPENDED"));
+    let (zfs, scripted) = zfs(&[Ok("zfs-2.1.11-1\n"), Ok(&well), Ok(&ill)]);
+    let prepared = zfs.prepare(&[wanted("b/y"), wanted("a/x"), wanted("a")], &CUT);
+    assert!(
+        matches!(&prepared, Err(ProviderError::Suspended { what, .. }) if what == "b"),
+        "{prepared:?}"
+    );
+    assert_eq!(scripted.asked.lock().unwrap().len(), 3);
 }

@@ -1,0 +1,157 @@
+//! Host snapshots, and backups from them, on file systems where something goes wrong.
+
+use std::fs::File;
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_block::Clock as _;
+use serde_json::json;
+
+use super::at;
+use super::file_systems::system;
+use super::host_snapshots::{OnOwn, on};
+
+impl OnOwn {
+    fn folder(&self) -> &Path {
+        self.world.lab.folder.path()
+    }
+
+    /// Where the host snapshots are.
+    fn snapshots(&self) -> PathBuf {
+        self.folder().join(".holdfast/snapshots")
+    }
+
+    /// The dataset with the disks of the machine.
+    fn dataset(&self) -> String {
+        let report = self
+            .world
+            .rig
+            .report(&at(&self.world.lab.uri(), &["host", "list", "web1"]));
+        report["datasets"][0]["dataset"].as_str().unwrap().to_owned()
+    }
+
+    /// The names of those that are whole, the oldest first.
+    fn names(&self) -> Vec<serde_json::Value> {
+        self.listed(&["web1"]).iter().map(|one| one["name"].clone()).collect()
+    }
+
+    /// Everything that is in there, hidden or not.
+    fn entries(&self) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(self.snapshots()) else {
+            return Vec::new();
+        };
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+/// Somebody removes what a backup is reading, without asking us. It is no backup then, it says why, and the next one is good.
+fn removed_while_it_is_read(kind: &'static str, remove: fn(&Path)) {
+    let Some(mut on) = on(kind) else { return };
+    let uri = on.world.lab.uri();
+    on.world.write(0, 60, 0, 8 << 20);
+    let words = at(&uri, &["backup", "web1", "--method", "snapshot", "--bwlimit", "1M"]);
+    let child = on.world.rig.command(&words).spawn().unwrap();
+    let clock = &on.world.lab.clock;
+    while on.listed(&["web1"]).is_empty() {
+        clock.sleep(Duration::from_millis(10));
+    }
+    clock.sleep(Duration::from_millis(200));
+    remove(&on.snapshots().join(on.listed(&["web1"])[0]["name"].as_str().unwrap()));
+    assert_eq!(on.entries(), [""; 0]);
+    let output = child.wait_with_output().unwrap();
+    // What is open can still be read: then nothing was missed.
+    if output.status.success() {
+        on.world.assert_snapshot_is_right("of what was removed");
+    } else {
+        assert_eq!(on.world.rig.snapshot_count(), 0);
+    }
+    on.world.write(1, 61, 0, 65_536);
+    let done = on
+        .world
+        .rig
+        .report(&at(&uri, &["backup", "web1", "--method", "snapshot"]));
+    assert_eq!(done["machines"][0]["method"], "snapshot");
+    on.world.assert_snapshot_is_right("the next one");
+    on.world.assert_runs_and_is_clean();
+}
+
+#[test]
+fn a_host_snapshot_on_btrfs_that_is_removed_while_a_backup_reads_it() {
+    removed_while_it_is_read("btrfs", |snapshot| {
+        system("btrfs", &["property", "set", snapshot.to_str().unwrap(), "ro", "false"]).unwrap();
+        system("btrfs", &["subvolume", "delete", snapshot.to_str().unwrap()]).unwrap();
+    });
+}
+
+#[test]
+fn a_host_snapshot_on_xfs_that_is_removed_while_a_backup_reads_it() {
+    removed_while_it_is_read("xfs", |snapshot| std::fs::remove_dir_all(snapshot).unwrap());
+}
+
+/// Writes until there is no room.
+fn fill(folder: &Path) -> PathBuf {
+    let path = folder.join("filling");
+    let mut file = File::create(&path).unwrap();
+    for length in [8 << 20, 4096] {
+        let bytes = vec![7; length];
+        let refused = (0..100_000).find_map(|_| file.write_all(&bytes).and_then(|()| file.sync_data()).err());
+        assert_eq!(refused.unwrap().kind(), ErrorKind::StorageFull);
+    }
+    path
+}
+
+/// There is a host snapshot that is whole, or there is nothing of it and the reason is told; the machine runs on in both cases.
+fn on_a_full_file_system(kind: &'static str) {
+    let Some(mut on) = on(kind) else { return };
+    on.world.write(0, 62, 0, 1 << 20);
+    on.take(0, &["web1", "--name", "before"]);
+    let filling = fill(on.folder());
+    let uri = on.world.lab.uri();
+    let words = at(&uri, &["snapshot", "web1", "--name", "full", "--json"]);
+    let output = on.world.rig.run(&words);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    if output.status.success() {
+        assert_eq!(on.names(), ["before", "full"], "{kind}");
+    } else {
+        assert!(
+            said.contains("no space is left") && !said.contains("/proc/"),
+            "{kind}: {said}"
+        );
+        assert_eq!(on.names(), ["before"], "{kind}");
+    }
+    assert!(
+        on.entries().iter().all(|name| !name.starts_with('.')),
+        "{kind}: {:?}",
+        on.entries()
+    );
+    on.world.assert_runs_and_is_clean();
+    // What a host snapshot refers to takes room, until it goes: that has to work where there is none.
+    if output.status.success() {
+        on.world.rig.ok(&["host", "remove", &format!("{}@full", on.dataset())]);
+    }
+    // Once there is room again, so is everything else.
+    std::fs::remove_file(filling).unwrap();
+    // btrfs gives back what was removed at its leisure.
+    let words = at(&uri, &["snapshot", "web1", "--name", "after"]);
+    let is_taken = (0..100).any(|_| {
+        on.world.lab.clock.sleep(Duration::from_millis(300));
+        on.world.rig.run(&words).status.success()
+    });
+    assert!(is_taken, "{kind}");
+    assert_eq!(on.names().last(), Some(&json!("after")));
+    on.world.write(1, 63, 0, 65_536);
+    on.world.back_up();
+    on.world.assert_snapshot_is_right(kind);
+}
+
+#[test]
+fn a_file_system_that_is_full() {
+    for kind in ["btrfs", "xfs", "zfs"] {
+        on_a_full_file_system(kind);
+    }
+}
