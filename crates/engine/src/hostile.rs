@@ -1,12 +1,27 @@
 //! What people type, laid open to hostile text: see [`holdfast_block::hostile`].
 
+mod configured;
+
 use holdfast_block::hostile::{Outcome, Parser};
 use holdfast_policy::{Candidate as Kept, Policy, Protection, Span, TimeZone, Timestamp, plan};
 
 use crate::{Candidate, SnapshotName, resolve};
+pub use configured::{calendar, holdfast_toml, host_snapshot_record, sanoid_conf};
 
 /// The parsers of this crate, and of the policy that it asks.
 pub const PARSERS: &[Parser] = &[
+    Parser {
+        name: "calendar",
+        feed: calendar,
+    },
+    Parser {
+        name: "holdfast_toml",
+        feed: holdfast_toml,
+    },
+    Parser {
+        name: "host_snapshot_record",
+        feed: host_snapshot_record,
+    },
     Parser {
         name: "peer_request",
         feed: peer_request,
@@ -16,6 +31,10 @@ pub const PARSERS: &[Parser] = &[
         feed: retention,
     },
     Parser {
+        name: "sanoid_conf",
+        feed: sanoid_conf,
+    },
+    Parser {
         name: "snapshot_name",
         feed: snapshot_name,
     },
@@ -23,7 +42,7 @@ pub const PARSERS: &[Parser] = &[
 
 /// Valid text for every parser of this crate: name of the parser, name of the seed, bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-    let mut seeds = Vec::new();
+    let mut seeds: Vec<_> = configured::seeds().collect();
     for (name, text) in [
         ("abilities", r#"{"kind":"zfs","ask":"abilities"}"#),
         (
