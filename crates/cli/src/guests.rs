@@ -112,15 +112,15 @@ impl KnownGuest {
         found.filter(runs).filter(is_there).collect()
     }
 
-    /// What it is at this moment: it may have been found some time ago. Its disks are those by which was planned; who cuts looks whether
-    /// they are that still.
-    fn refreshed(&self) -> Description {
+    /// What it is at this moment, and where its disks are: it may have been found some time ago, and programs have run since.
+    fn refreshed(&self, run: u32) -> (Description, MachinePlaces) {
         match self.found.machine.describe() {
-            Ok(now) => Description {
-                disks: self.description.disks.clone(),
-                ..now
-            },
-            Err(_) => self.description.clone(),
+            Ok(now) if now.disks == self.description.disks => (now, self.places.clone()),
+            Ok(now) => {
+                let places = places_of(&now, &DiskChoice::default(), run);
+                (now, places)
+            }
+            Err(_) => (self.description.clone(), self.places.clone()),
         }
     }
 
@@ -133,15 +133,15 @@ impl KnownGuest {
         keeps_state: bool,
         context: &Context,
     ) -> holdfast_engine::Result<GuestRequest<'_>> {
-        let description = self.refreshed();
         let run = runs::new_run()?;
+        let (description, places) = self.refreshed(run);
         let journal = runs::journal(context, &self.found.way);
         Ok(GuestRequest {
             machine: &*self.found.machine,
             has_to_stop: keeps_state && (description.nvram.is_some() || description.tpm.is_some()),
             description,
             quiesce,
-            places: self.places.clone(),
+            places,
             memory: None,
             watchdog: Some(runs::watchdog(self.found.way.clone(), run, journal.as_ref())?),
             journal,

@@ -34,6 +34,7 @@ use jiff::Timestamp;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::Beside;
+use crate::machine_lock::MachineLock;
 use crate::machine_state::{SetId, StateStore, StateToKeep};
 pub use guests::{GuestReport, GuestRequest};
 use guests::{Held, Instant, Sessions};
@@ -170,6 +171,9 @@ pub(crate) fn try_host_snapshots(
         prepared.map_err(|error| NotTaken::of_group(group, error))?;
     }
     let configurations = configurations(request, job)?;
+    let guests = request.guests.iter();
+    let machines = guests.map(|guest| (guest.journal.as_ref(), &guest.description.summary));
+    let _locks = MachineLock::instants(machines, time, job)?;
     job.interrupt.check().map_err(Error::from)?;
     let is_about_machines = matches!(request.subject, Subject::Machines);
     let sessions = Sessions::begin(&request.guests, (time, is_one_instant, is_about_machines), job)?;

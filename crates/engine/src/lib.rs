@@ -36,6 +36,7 @@ mod job;
 mod keys;
 mod list;
 mod machine_backup;
+mod machine_lock;
 mod machine_restore;
 mod machine_state;
 mod meter;

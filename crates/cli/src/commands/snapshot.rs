@@ -377,13 +377,23 @@ fn take(
             ..request
         })
     });
+    let guests = guests.collect::<holdfast_engine::Result<Vec<_>>>()?;
+    let has_moved = |guest: &&GuestRequest<'_>| plan.is_of_machine && guest.places.wanted_with_bases() != plan.wanted;
+    if let Some(guest) = guests.iter().find(has_moved) {
+        return Err(holdfast_host::Error::Refused {
+            action: "make a host snapshot of",
+            machine: guest.description.summary.name.clone(),
+            reason: "its disks have been moved since it was looked at; do it again".to_owned(),
+        }
+        .into());
+    }
     let request = HostSnapshotRequest {
         providers: &providers,
         cuts: vec![NamedCut {
             name: plan.name.clone(),
             wanted: plan.wanted.clone(),
         }],
-        guests: guests.collect::<holdfast_engine::Result<_>>()?,
+        guests,
         subject,
         now: &time::now,
         program: super::PROGRAM.to_owned(),

@@ -68,7 +68,9 @@ fn is_in(place: &Place, wanted: &Wanted) -> bool {
     let is_of_it = dataset.provider == of.provider && (dataset.name == of.name || is_below);
     // The same folder may be looked at as a subvolume, and as one of clones.
     let are_folders = dataset.provider != ProviderKind::Zfs && of.provider != ProviderKind::Zfs;
-    is_of_it || are_folders && Path::new(&of.name).join(&place.path).starts_with(&dataset.name)
+    // btrfs leaves a subvolume within another out of the snapshots of that one, and so do clones of a folder.
+    let is_nested = of.provider == ProviderKind::Btrfs && !Path::new(&dataset.name).starts_with(&of.name);
+    is_of_it || are_folders && !is_nested && Path::new(&of.name).join(&place.path).starts_with(&dataset.name)
 }
 
 /// Where the disks of a machine are that it can write.
@@ -215,5 +217,11 @@ mod tests {
         assert_eq!(found(wanted(ProviderKind::Reflink, "/srv/vms", false)), [false, true]);
         assert_eq!(found(wanted(ProviderKind::Btrfs, "/srv", false)), [false, true]);
         assert_eq!(found(wanted(ProviderKind::Reflink, "/srv/vm", false)), [false, false]);
+        let nested = machine(&[place(ProviderKind::Btrfs, "/srv/vms", "web/a")]);
+        let found = |kind, name: &str| machines_in([&nested], &[wanted(kind, name, false)]);
+        assert_eq!(found(ProviderKind::Btrfs, "/srv/vms"), [true]);
+        assert_eq!(found(ProviderKind::Reflink, "/srv/vms/web"), [true]);
+        assert_eq!(found(ProviderKind::Btrfs, "/srv"), [false]);
+        assert_eq!(found(ProviderKind::Reflink, "/srv"), [false]);
     }
 }
