@@ -117,6 +117,11 @@ impl Guard {
         self.has_the_rest = true;
     }
 
+    /// Whether something is left to it.
+    pub(crate) fn has_the_rest(&self) -> bool {
+        self.has_the_rest
+    }
+
     /// The rest is the watchdog's: nobody waits for it, since it may need the monitor that the backup still has.
     pub(crate) fn hand_over(mut self) {
         self.tell(DONE).ok();

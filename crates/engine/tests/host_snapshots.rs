@@ -162,7 +162,7 @@ impl Monitor for Fake {
 }
 
 impl Machine for Fake {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "fake"
     }
 

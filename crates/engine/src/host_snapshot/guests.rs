@@ -481,6 +481,9 @@ impl<'a> Session<'a> {
         if self.stopped.is_some() && !self.is_running() && !self.is_off() {
             self.guard.about_to_pause(PAUSE_DEADLINE).ok();
             self.guard.hand_over();
+        } else if self.guard.has_the_rest() {
+            // Frozen still, as far as is known: the note stays for holdfast doctor.
+            self.guard.done();
         } else {
             self.guard.done();
             self.note.take().map(RunNote::close);

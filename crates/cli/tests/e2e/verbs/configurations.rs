@@ -78,7 +78,7 @@ fn what_holds_for_a_dataset_is_shown_with_the_line_that_says_so() {
 fn a_repository_of_holdfast_toml_is_called_by_its_name() {
     let rig = Rig::empty();
     rig.write("password", b"correct horse battery staple\n");
-    rig.write("disk.raw", &[7; 65_536]);
+    rig.write("disk.raw", &vec![7; 65_536]);
     let toml = format!(
         "version = 1\n[repositories.main]\npath = \"{}\"\npassword_file = \"{}\"\n[repositories.open]\npath = \"{}\"\n",
         rig.path("vault").display(),
