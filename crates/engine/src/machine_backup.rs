@@ -44,7 +44,6 @@ use crate::error::{Error, Result};
 use crate::hooks::{HookCalls, Hooks};
 use crate::host_snapshot::Providers;
 use crate::job::{Counting, Job};
-use crate::machine_lock::{INSTANT_PATIENCE, MachineLock, Work};
 use crate::meter::{Meter, MeteredDevice};
 use crate::quiesce::{Quiesce, Quiesced};
 use crate::repository::snapshots;
@@ -173,14 +172,7 @@ pub fn back_up_machine(
             present: description.disks.iter().map(|disk| disk.target.clone()).collect(),
         });
     }
-    let patience = (Work::Backup, request.patience);
-    let summary = &description.summary;
-    let lock = MachineLock::take(request.journal.as_ref(), summary, patience, (request.now)(), job)?;
-    // It may have been waited for long.
-    let description = match lock {
-        Some(_) => request.machine.describe()?,
-        None => description,
-    };
+    let (_lock, description) = others::keep_away(&request, description, job)?;
     let hooks = request.hooks.clone();
     let listed = request.name.to_string();
     let calls = HookCalls::new(&hooks, &listed, &description.summary, request.run, job);
@@ -229,13 +221,7 @@ fn back_up_described(
             _ => backup.read_images(),
         },
         MachineState::Running | MachineState::Paused => {
-            {
-                let (request, summary) = (&backup.request, &backup.description.summary);
-                // Who freezes it at this moment is none of those who are in the way.
-                let patience = (Work::Instant, INSTANT_PATIENCE);
-                let _lock = MachineLock::take(request.journal.as_ref(), summary, patience, (request.now)(), job)?;
-                others::make_way(request, &summary.uuid, job)?;
-            }
+            others::make_way(&backup.request, &backup.description.summary, job)?;
             match method::choose(backup.request.method, &backup.offer()?)? {
                 (Method::Filter, reason) => backup.read_frozen_disks(reason),
                 (Method::Snapshot, reason) => backup.read_host_snapshots(reason),
