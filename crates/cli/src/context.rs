@@ -14,6 +14,7 @@ use crate::args::{GlobalArgs, NewPasswordArgs, ToPasswordArgs};
 use crate::environment::{self, Environment};
 use crate::errors::Error;
 use crate::exit::Exit;
+use crate::holdfast_file;
 use crate::interrupt::{Listener, listen};
 use crate::output::{
     Console, Format, Output, Paint, ProgressDisplay, Report, RunningProgress, ShowProgress, Verbosity,
@@ -125,9 +126,24 @@ impl Context {
         })?)
     }
 
-    /// Where the repository is.
+    /// Where the repository is: a path, or what holdfast.toml says of a name.
     pub fn repository(&self) -> Result<OsString, Error> {
-        self.global.repository.location(&self.environment)
+        let word = self.global.repository.location(&self.environment)?;
+        let configured = holdfast_file::repository(&word, self)?;
+        Ok(configured.map_or(word, |repository| repository.path.into()))
+    }
+
+    /// Where the password of the repository comes from: what an option says, else what holdfast.toml says of a repository that is named,
+    /// else what is left.
+    fn password_source(&self) -> Result<PasswordSource, Error> {
+        let args = &self.global.repository.password;
+        if args.password_file.is_none() && args.password_command.is_none() {
+            let word = self.global.repository.location(&self.environment)?;
+            if let Some(source) = holdfast_file::password_of(&word, self)? {
+                return Ok(source);
+            }
+        }
+        Ok(PasswordSource::choose(args, &self.environment)?)
     }
 
     /// What the repository needs from the world beside its store.
@@ -140,7 +156,22 @@ impl Context {
     }
 
     /// Where the repository is.
+    ///
+    /// # Errors
+    /// A word that is neither a path that is there, nor a name in holdfast.toml.
     pub fn location(&self) -> Result<Location, Error> {
+        let word = self.global.repository.location(&self.environment)?;
+        let location = self.new_location()?;
+        if holdfast_file::may_be_name(&word) && !location.path().exists() {
+            let config = holdfast_file::path(self);
+            let name = word.display().to_string();
+            return Err(Error::NoRepositoryOfName { name, config });
+        }
+        Ok(location)
+    }
+
+    /// Where the repository is, which need not be there yet.
+    pub fn new_location(&self) -> Result<Location, Error> {
         Ok(Location::parse(&self.repository()?)?)
     }
 
@@ -166,7 +197,7 @@ impl Context {
     ///
     /// A password that is given is used in any case: who can write to the store could have made the repository look open.
     pub fn unlocking_password(&self, location: &Location) -> Result<Option<Password>, Error> {
-        let source = PasswordSource::choose(&self.global.repository.password, &self.environment)?;
+        let source = self.password_source()?;
         if source == PasswordSource::Prompt && protection(location)? == Protection::Open {
             return Ok(None);
         }
@@ -200,11 +231,22 @@ impl Context {
             let hint = format!("give --to LOCATION, or set {}", environment::TO_REPOSITORY);
             Error::usage("no repository is given to copy to", hint)
         };
-        Ok(Location::parse(location.ok_or_else(missing)?)?)
+        let word = location.ok_or_else(missing)?;
+        Ok(match holdfast_file::repository(word, self)? {
+            Some(repository) => Location::parse(OsStr::new(&repository.path))?,
+            None => Location::parse(word)?,
+        })
     }
 
     /// Where the password of the repository comes from that is copied to.
-    pub fn password_to(&self, args: &ToPasswordArgs) -> Result<PasswordSource, Error> {
+    pub fn password_to(&self, to: Option<&OsStr>, args: &ToPasswordArgs) -> Result<PasswordSource, Error> {
+        if args.to_password_file.is_none()
+            && args.to_password_command.is_none()
+            && let Some(word) = to.or_else(|| self.variable(environment::TO_REPOSITORY))
+            && let Some(source) = holdfast_file::password_of(word, self)?
+        {
+            return Ok(source);
+        }
         Ok(PasswordSource::choose_to(args, &self.environment)?)
     }
 
@@ -220,13 +262,13 @@ impl Context {
 
     /// Whether a password is given by options or the environment.
     pub fn password_is_given(&self) -> Result<bool, Error> {
-        let source = PasswordSource::choose(&self.global.repository.password, &self.environment)?;
+        let source = self.password_source()?;
         Ok(source != PasswordSource::Prompt)
     }
 
     /// The password of the repository, from wherever it is to come.
     pub fn password(&self, password_use: PasswordUse) -> Result<Password, Error> {
-        let source = PasswordSource::choose(&self.global.repository.password, &self.environment)?;
+        let source = self.password_source()?;
         if source == PasswordSource::Prompt && self.variable(environment::JOB).is_some() {
             // A scheduler has started us: its terminal, if it has one, is not ours, and nobody looks at it.
             return Err(PasswordError::NoTerminal.into());

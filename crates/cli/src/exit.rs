@@ -21,12 +21,14 @@ pub enum Exit {
     Locked,
     /// Stored data is damaged.
     Damage,
+    /// A signal has ended it before all was done; what was done until then is told.
+    Signal(u8),
     /// What a check of `holdfast monitor` says. Its numbers are those of Nagios, and mean something else than all others.
     Check(Level),
 }
 
 impl Exit {
-    /// All but those of checks, in the order of their codes.
+    /// All but those of checks and signals, in the order of their codes.
     pub const ALL: [Self; 6] = [
         Self::Ok,
         Self::Error,
@@ -45,6 +47,7 @@ impl Exit {
             Self::Warnings => 3,
             Self::Locked => 4,
             Self::Damage => 5,
+            Self::Signal(number) => 128_u8.saturating_add(number),
             Self::Check(level) => level.code(),
         }
     }
@@ -53,7 +56,7 @@ impl Exit {
     pub const fn status(self) -> &'static str {
         match self {
             Self::Ok | Self::Check(Level::Ok) => "ok",
-            Self::Error => "error",
+            Self::Error | Self::Signal(_) => "error",
             Self::Usage => "usage",
             Self::Warnings => "warnings",
             Self::Locked => "locked",
@@ -73,6 +76,7 @@ impl Exit {
             Self::Warnings => "done, with warnings that want a look",
             Self::Locked => "locked by somebody else: try again later",
             Self::Damage => "damaged data found",
+            Self::Signal(_) => "ended by a signal",
             Self::Check(level) => level.word(),
         }
     }

@@ -1,8 +1,9 @@
 //! The machines that hold still while host snapshots are made.
 
-use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, places_of};
+use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, machines_in, places_of};
+use holdfast_host::provider::Wanted;
 use holdfast_host::qemu::memory::MemoryMode;
-use holdfast_host::{Description, DiskChoice};
+use holdfast_host::{Description, DiskChoice, MachineState};
 use serde::Serialize;
 
 use crate::context::Context;
@@ -90,6 +91,39 @@ impl KnownGuest {
         Ok(guests)
     }
 
+    /// Machines that run and have disks in what was wanted by now, whoever knew of them before.
+    pub fn newcomers(known: &[Self], wanted: &[Wanted], hypervisors: &Hypervisors<'_>) -> Vec<Description> {
+        let Ok(label) = runs::new_run() else { return Vec::new() };
+        let describe = |chosen: &Chosen| hypervisors.find(chosen).ok()?.machine.describe().ok();
+        let runs = |found: &Description| found.summary.state != MachineState::ShutOff;
+        let is_there = |found: &Description| {
+            let is_same = |guest: &&Self| {
+                guest.description.summary.uuid == found.summary.uuid && guest.description.disks == found.disks
+            };
+            // To find out where disks are takes time, and may touch their folders.
+            let places = match known.iter().find(is_same) {
+                Some(guest) => guest.places.clone(),
+                None => places_of(found, &DiskChoice::default(), label),
+            };
+            machines_in([&places], wanted) == [true]
+        };
+        let all = hypervisors.all_of(Vec::new()).unwrap_or_default();
+        let found = all.iter().filter_map(describe);
+        found.filter(runs).filter(is_there).collect()
+    }
+
+    /// What it is at this moment, and where its disks are: it may have been found some time ago, and programs have run since.
+    fn refreshed(&self, run: u32) -> (Description, MachinePlaces) {
+        match self.found.machine.describe() {
+            Ok(now) if now.disks == self.description.disks => (now, self.places.clone()),
+            Ok(now) => {
+                let places = places_of(&now, &DiskChoice::default(), run);
+                (now, places)
+            }
+            Err(_) => (self.description.clone(), self.places.clone()),
+        }
+    }
+
     /// What is asked of it.
     ///
     /// Where its state is kept, it stands still for what of it is in files.
@@ -100,13 +134,14 @@ impl KnownGuest {
         context: &Context,
     ) -> holdfast_engine::Result<GuestRequest<'_>> {
         let run = runs::new_run()?;
+        let (description, places) = self.refreshed(run);
         let journal = runs::journal(context, &self.found.way);
         Ok(GuestRequest {
             machine: &*self.found.machine,
-            description: self.description.clone(),
+            has_to_stop: keeps_state && (description.nvram.is_some() || description.tpm.is_some()),
+            description,
             quiesce,
-            places: self.places.clone(),
-            has_to_stop: keeps_state && (self.description.nvram.is_some() || self.description.tpm.is_some()),
+            places,
             memory: None,
             watchdog: Some(runs::watchdog(self.found.way.clone(), run, journal.as_ref())?),
             journal,

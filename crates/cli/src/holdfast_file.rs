@@ -1,15 +1,17 @@
 //! A holdfast.toml, found and read for those who act by it.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue};
-use holdfast_policy::config::{Channel, Config, ConfigError, ConfigWarning, Job};
+use holdfast_policy::config::{Channel, Config, ConfigError, ConfigWarning, ConfiguredRepository, Job};
 use holdfast_policy::sanoid::Origin;
 use rustix::fs::{Access, access};
 
 use crate::args::command_tree;
 use crate::context::Context;
 use crate::errors::Error;
+use crate::password::PasswordSource;
 use crate::{environment, runs, sanoid_file, time};
 
 /// Where it is, where nobody says.
@@ -82,6 +84,38 @@ pub fn path(context: &Context) -> PathBuf {
     context
         .variable(environment::CONFIG)
         .map_or_else(|| HOLDFAST_TOML.into(), PathBuf::from)
+}
+
+/// Whether a word may be the name of a repository in a holdfast.toml.
+pub fn may_be_name(word: &OsStr) -> bool {
+    let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || "_-".contains(letter);
+    word.to_str()
+        .is_some_and(|text| !text.is_empty() && text.chars().all(is_of_name))
+}
+
+/// The repository of that name in holdfast.toml. A path that is there counts before any name.
+///
+/// # Errors
+/// The word may be a name, and what it means is not known since something is wrong with the file.
+pub fn repository(word: &OsStr, context: &Context) -> Result<Option<ConfiguredRepository>, Error> {
+    let file = HoldfastFileArgs { config: None };
+    let Some(name) = word.to_str().filter(|_| may_be_name(word)) else {
+        return Ok(None);
+    };
+    if Path::new(name).symlink_metadata().is_ok() || !file.path(context).exists() {
+        return Ok(None);
+    }
+    Ok(file.load(context)?.repository(name).cloned())
+}
+
+/// Where the password of the repository of that name comes from, where holdfast.toml says that.
+pub fn password_of(word: &OsStr, context: &Context) -> Result<Option<PasswordSource>, Error> {
+    let Some(repository) = repository(word, context)? else {
+        return Ok(None);
+    };
+    let file = repository.password_file.map(|file| PasswordSource::File(file.into()));
+    let command = repository.password_command;
+    Ok(file.or_else(|| command.map(|command| PasswordSource::Command(command.into()))))
 }
 
 /// The configuration in a text, whose jobs the program can do; or all that is wrong with it, in words.

@@ -32,10 +32,14 @@ fn run(words: &[OsString], environment: Environment) -> Exit {
     match parsed {
         Ok((path, arguments)) => {
             let context = Context::of_process(arguments.global, environment);
-            arguments
-                .verb
-                .run(&context)
-                .unwrap_or_else(|error| fail(&path, &error, &context))
+            let ended = arguments.verb.run(&context);
+            let exit = ended.unwrap_or_else(|error| fail(&path, &error, &context));
+            if let Exit::Signal(number) = exit
+                && let Err(error) = end_by(number.into())
+            {
+                context.console().error(&chain(&error), None);
+            }
+            exit
         }
         Err(error) => {
             // Help and version that were asked for are an answer; everything else is wrong usage.

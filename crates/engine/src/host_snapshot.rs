@@ -11,6 +11,8 @@
 
 mod guests;
 mod list;
+mod look_again;
+mod not_taken;
 mod places;
 mod record;
 mod remove;
@@ -29,13 +31,16 @@ use holdfast_host::provider::{
 };
 use jiff::Timestamp;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::Beside;
+use crate::machine_lock::MachineLock;
 use crate::machine_state::{SetId, StateStore, StateToKeep};
 pub use guests::{GuestReport, GuestRequest};
 use guests::{Held, Instant, Sessions};
 pub use list::{HostSnapshotList, HostSnapshotState, list_host_snapshots};
+pub use look_again::Subject;
+pub(crate) use not_taken::NotTaken;
 pub use places::{MachinePlaces, machines_in, places_of};
 pub use record::HostSnapshotRecord;
 pub use remove::{HostRemovalReport, HostRemovalRequest, PlannedRemoval, remove_host_snapshots};
@@ -86,6 +91,8 @@ pub struct HostSnapshotRequest<'a> {
     pub cuts: Vec<NamedCut>,
     /// The machines that hold still meanwhile.
     pub guests: Vec<GuestRequest<'a>>,
+    /// Whether it is about machines, or about datasets with whatever is in them.
+    pub subject: Subject<'a>,
     /// Tells the time of day; asked at the instant.
     pub now: &'a dyn Fn() -> Timestamp,
     /// The program that does it.
@@ -138,6 +145,18 @@ pub fn take_host_snapshots(
     within: &mut dyn FnMut(),
     job: Job<'_>,
 ) -> Result<HostSnapshotReport> {
+    Ok(try_host_snapshots(request, within, job)?)
+}
+
+/// The same; an error tells which datasets cannot be cut, where it is about these.
+///
+/// # Errors
+/// As there.
+pub(crate) fn try_host_snapshots(
+    request: &HostSnapshotRequest<'_>,
+    within: &mut dyn FnMut(),
+    job: Job<'_>,
+) -> std::result::Result<HostSnapshotReport, NotTaken> {
     let mut groups = Vec::new();
     let mut is_one_instant = true;
     for cut in &request.cuts {
@@ -148,11 +167,16 @@ pub fn take_host_snapshots(
     let time = (request.now)();
     let unknown = HostSnapshotRecord::new(request, time, &[]).encode();
     for group in &groups {
-        group.provider.prepare(&group.wanted, &group.cutting(time, &unknown))?;
+        let prepared = group.provider.prepare(&group.wanted, &group.cutting(time, &unknown));
+        prepared.map_err(|error| NotTaken::of_group(group, error))?;
     }
     let configurations = configurations(request, job)?;
-    job.interrupt.check()?;
-    let sessions = Sessions::begin(&request.guests, (time, is_one_instant), job)?;
+    let guests = request.guests.iter();
+    let machines = guests.map(|guest| (guest.journal.as_ref(), &guest.description.summary));
+    let _locks = MachineLock::instants(machines, time, job)?;
+    job.interrupt.check().map_err(Error::from)?;
+    let is_about_machines = matches!(request.subject, Subject::Machines);
+    let sessions = Sessions::begin(&request.guests, (time, is_one_instant, is_about_machines), job)?;
     let (mut instant, mut cut_count) = (Instant::default(), 0);
     let mut besides = Vec::new();
     let held = sessions.hold_still(&mut |states| {
@@ -170,11 +194,12 @@ pub fn take_host_snapshots(
     });
     // What of this name was there before is not ours: only what was cut is taken back, and when all machines run.
     let made = &groups[..cut_count];
-    let held = held.and_then(|held| match held.made {
+    let held = held.map_err(NotTaken::from).and_then(|held| match held.made {
         Ok(()) => Ok(held),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(NotTaken::of_group(&groups[cut_count], error)),
     });
     let held = held.inspect_err(|_| take_back(made, job))?;
+    let held = held.with_newcomers(request, job);
     let record = HostSnapshotRecord::new(request, instant.time, &held.guests);
     settle(&groups, (instant.time, &record), job)
         .and_then(|()| keep_states(request, (&held, instant.time), (configurations, besides), job))

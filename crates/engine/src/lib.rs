@@ -36,6 +36,7 @@ mod job;
 mod keys;
 mod list;
 mod machine_backup;
+mod machine_lock;
 mod machine_restore;
 mod machine_state;
 mod meter;
@@ -91,7 +92,7 @@ pub use host_restore::{
 pub use host_snapshot::{
     GuestReport, GuestRequest, HostRemovalReport, HostRemovalRequest, HostSnapshotList, HostSnapshotRecord,
     HostSnapshotReport, HostSnapshotRequest, HostSnapshotState, MachinePlaces, MemoryWish, NamedCut, PlannedRemoval,
-    Providers, list_host_snapshots, machines_in, places_of, remove_host_snapshots, take_host_snapshots,
+    Providers, Subject, list_host_snapshots, machines_in, places_of, remove_host_snapshots, take_host_snapshots,
 };
 pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use instant_restore::{

@@ -125,6 +125,8 @@ pub struct MachineBackupRequest<'a> {
     pub processes: &'a dyn Processes,
     /// The administrator's own programs.
     pub hooks: Hooks,
+    /// How long another backup of the machine is waited for, before this one gives up.
+    pub patience: Duration,
     /// A random number, which names what is made in QEMU.
     pub run: u32,
 }
@@ -170,6 +172,7 @@ pub fn back_up_machine(
             present: description.disks.iter().map(|disk| disk.target.clone()).collect(),
         });
     }
+    let (_lock, description) = others::keep_away(&request, description, job)?;
     let hooks = request.hooks.clone();
     let listed = request.name.to_string();
     let calls = HookCalls::new(&hooks, &listed, &description.summary, request.run, job);
@@ -218,7 +221,7 @@ fn back_up_described(
             _ => backup.read_images(),
         },
         MachineState::Running | MachineState::Paused => {
-            others::make_way(&backup.request, &backup.description.summary.uuid, job)?;
+            others::make_way(&backup.request, &backup.description.summary, job)?;
             match method::choose(backup.request.method, &backup.offer()?)? {
                 (Method::Filter, reason) => backup.read_frozen_disks(reason),
                 (Method::Snapshot, reason) => backup.read_host_snapshots(reason),

@@ -14,7 +14,8 @@ use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
-use holdfast_host::provider::{Dataset, HostSnapshot, HostSnapshotName, Provider as _, ProviderKind};
+use holdfast_host::Description;
+use holdfast_host::provider::{Dataset, HostSnapshot, HostSnapshotName, Provider as _, ProviderKind, Wanted};
 use holdfast_policy::sanoid::{DatasetPolicy, SanoidConfig, TypedSnapshot};
 use jiff::{Timestamp, Zoned};
 use rustix::fs::{FlockOperation, flock};
@@ -32,6 +33,9 @@ pub trait Guests {
 
     /// What is asked of one of them, by its place in that list.
     fn request(&self, index: usize) -> Result<GuestRequest<'_>>;
+
+    /// Machines that run, and have disks in what was wanted, by now: those that came while it was cut among them.
+    fn newcomers(&self, wanted: &[Wanted]) -> Vec<Description>;
 
     /// A number that no set of host snapshots has.
     fn new_set(&self) -> Result<SetId>;
@@ -76,6 +80,8 @@ pub struct PolicyRunReport {
     pub doubts: Vec<String>,
     /// Datasets that could not be looked at: each with why.
     pub unreadable: Vec<(String, String)>,
+    /// Whether somebody stopped it before all was done; what is told of was done.
+    pub is_interrupted: bool,
 }
 
 /// Datasets that were cut together.
@@ -87,6 +93,8 @@ pub struct TakenCut {
     pub would_hold_still: Vec<usize>,
     /// What became of the machines.
     pub guests: Vec<GuestReport>,
+    /// Machines of which there is no whole snapshot, since other datasets with disks of theirs could not be cut: by their places.
+    pub incomplete: Vec<usize>,
     /// Why there is none.
     pub failure: Option<String>,
 }
@@ -107,7 +115,8 @@ pub struct RemovedByPolicy {
 /// Carries out a policy once.
 ///
 /// # Errors
-/// Another run is under way, or nothing can be asked at all. What goes wrong with a dataset is in the report.
+/// Another run is under way, or nothing can be asked at all. What goes wrong with a dataset is in the report, and so is what was done
+/// until somebody stopped it.
 pub fn run_policy(request: &PolicyRunRequest<'_>, job: Job<'_>) -> Result<PolicyRunReport> {
     let _lock = lock(request)?;
     let found = request.providers.zfs().datasets()?;
@@ -130,13 +139,14 @@ pub fn run_policy(request: &PolicyRunRequest<'_>, job: Job<'_>) -> Result<Policy
     };
     if request.takes {
         let snapshots = run.snapshots(policies.iter().filter(|policy| policy.takes()), &mut report);
-        report.taken = take::take(&run, &policies, &snapshots)?;
+        take::take(&run, &policies, &snapshots, &mut report);
     }
-    if request.prunes {
+    // Who stops it wants to know what was done: an error would not tell.
+    if request.prunes && !report.is_interrupted {
         // Those that were just taken count.
         let snapshots = run.snapshots(policies.iter().filter(|policy| policy.prunes()), &mut report);
-        report.removed = prune::prune(&run, &policies, &snapshots, &mut report.unreadable)?;
-        report.forgotten_states = run.sweep();
+        prune::prune(&run, &policies, &snapshots, &mut report);
+        report.forgotten_states = if report.is_interrupted { 0 } else { run.sweep() };
     }
     Ok(report)
 }

@@ -8,8 +8,9 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::watchdog::Guard;
 
-/// How long the guest may take to freeze: Windows thaws by itself after ten seconds.
-const FREEZE_DEADLINE: Duration = Duration::from_secs(5);
+/// How long the guest may take to answer, and to freeze: Windows thaws by itself after ten seconds. All guests of an instant have it
+/// together, since the first one waits for the last.
+pub(crate) const FREEZE_DEADLINE: Duration = Duration::from_secs(5);
 const THAW_DEADLINE: Duration = Duration::from_secs(5);
 /// After this the watchdog thaws the guest: time to freeze, the instant, time to thaw.
 const FROZEN_DEADLINE: Duration = Duration::from_secs(15);
@@ -87,72 +88,124 @@ pub(crate) enum Quiescence {
     HalfFrozen(Quiesced),
 }
 
-impl Quiescence {
-    /// Freezes the guest, if it is to be and can be.
-    pub(crate) fn begin(
-        guest: Guest<'_>,
-        (is_running, can_quiesce): (bool, bool),
-        guard: &mut Guard,
-        job: Job<'_>,
-    ) -> Result<Self> {
-        let machine = || guest.machine.name().to_owned();
+/// What is known of a guest before it is frozen.
+pub(crate) enum Asked {
+    /// It is not to be frozen, or need not be.
+    Not(Quiesced),
+    /// Its agent answers, and nothing is frozen.
+    Thawed,
+    /// It cannot be frozen.
+    Unfit(holdfast_host::Error),
+}
+
+impl Asked {
+    /// Asks the guest, if it is to be frozen. Nothing is changed: agents may take their time to answer that.
+    pub(crate) fn of(guest: Guest<'_>, (is_running, can_quiesce): (bool, bool)) -> Result<Self> {
         match (guest.quiesce, is_running, can_quiesce) {
             (Quiesce::Off, ..) => return Ok(Self::Not(Quiesced::Off)),
             (_, false, _) => return Ok(Self::Not(Quiesced::NotNeeded)),
             (Quiesce::Try, true, false) => return Ok(Self::Not(Quiesced::NoAgent)),
             (Quiesce::Require, true, false) => {
                 return Err(Error::NotQuiesced {
-                    machine: machine(),
+                    machine: guest.machine.name().to_owned(),
                     source: None,
                 });
             }
             (Quiesce::Try | Quiesce::Require, true, true) => {}
         }
         // What somebody else has frozen is not ours to thaw.
-        let before = agent::is_frozen(guest.machine, FREEZE_DEADLINE);
-        let is_frozen_before = !matches!(before, Ok(false));
-        let start = job.clock.now();
-        let frozen = match before {
-            Ok(true) => Err(holdfast_host::Error::Refused {
+        Ok(match agent::is_frozen(guest.machine, FREEZE_DEADLINE) {
+            Ok(false) => Self::Thawed,
+            Ok(true) => Self::Unfit(holdfast_host::Error::Refused {
                 action: "freeze the file systems of",
-                machine: machine(),
+                machine: guest.machine.name().to_owned(),
                 reason: "somebody else has frozen them".to_owned(),
             }),
-            Ok(false) => {
-                guard.about_to_freeze(FROZEN_DEADLINE)?;
-                agent::freeze(guest.machine, FREEZE_DEADLINE)
-            }
-            Err(error) => Err(error),
+            Err(error) => Self::Unfit(error),
+        })
+    }
+
+    /// Freezes the guest, where that can be done, until `until`: others that are frozen already wait for this one.
+    ///
+    /// One that cannot may be frozen in part. Who waits for it would keep others frozen: it is thawed when [`Quiescence::end`] is called.
+    pub(crate) fn freeze(
+        self,
+        guest: Guest<'_>,
+        until: Duration,
+        guard: &mut Guard,
+        job: Job<'_>,
+    ) -> (Quiescence, Option<Error>) {
+        let start = job.clock.now();
+        let (frozen, is_touched) = match self {
+            Self::Not(quiesced) => return (Quiescence::Not(quiesced), None),
+            Self::Unfit(error) => (Err(error), false),
+            Self::Thawed => match (until.saturating_sub(start), guard.about_to_freeze(FROZEN_DEADLINE)) {
+                (_, Err(error)) => return (Quiescence::Not(Quiesced::Failed(error.to_string())), Some(error)),
+                (left, Ok(())) if left.is_zero() => (Err(too_late(guest.machine.name())), false),
+                (left, Ok(())) => (agent::freeze(guest.machine, left.min(FREEZE_DEADLINE)), true),
+            },
         };
-        match frozen {
-            Ok(file_system_count) => Ok(Self::Frozen {
-                file_system_count,
-                freeze: job.clock.now().saturating_sub(start),
-                start,
-            }),
-            Err(error) => {
-                // It may have come half the way.
-                let thawed = is_frozen_before || thaw(guest, job).is_some();
-                if thawed && !is_frozen_before {
-                    guard.runs()?;
-                }
-                if guest.quiesce == Quiesce::Require {
-                    return Err(Error::NotQuiesced {
-                        machine: machine(),
-                        source: Some(Box::new(error)),
-                    });
-                }
-                job.progress.warning(&format!(
-                    "the file systems of {} could not be frozen: {error}; the snapshot is as after a power cut",
-                    guest.shown
-                ));
-                let failed = Quiesced::Failed(error.to_string());
-                Ok(if thawed {
-                    Self::Not(failed)
-                } else {
-                    Self::HalfFrozen(failed)
-                })
+        let error = match frozen {
+            Ok(file_system_count) => {
+                let freeze = job.clock.now().saturating_sub(start);
+                let frozen = Quiescence::Frozen {
+                    file_system_count,
+                    freeze,
+                    start,
+                };
+                return (frozen, None);
             }
+            Err(error) => error,
+        };
+        let failed = Quiesced::Failed(error.to_string());
+        let left = if is_touched {
+            Quiescence::HalfFrozen(failed)
+        } else {
+            Quiescence::Not(failed)
+        };
+        if guest.quiesce == Quiesce::Require {
+            let machine = guest.machine.name().to_owned();
+            let source = Some(Box::new(error));
+            return (left, Some(Error::NotQuiesced { machine, source }));
+        }
+        job.progress.warning(&format!(
+            "the file systems of {} could not be frozen: {error}; the snapshot is as after a power cut",
+            guest.shown
+        ));
+        (left, None)
+    }
+}
+
+fn too_late(machine: &str) -> holdfast_host::Error {
+    holdfast_host::Error::Refused {
+        action: "freeze the file systems of",
+        machine: machine.to_owned(),
+        reason: "others are frozen already, and would have to wait for it too long".to_owned(),
+    }
+}
+
+impl Quiescence {
+    /// Freezes the guest, if it is to be and can be.
+    pub(crate) fn begin(
+        guest: Guest<'_>,
+        is_running_and_can: (bool, bool),
+        guard: &mut Guard,
+        job: Job<'_>,
+    ) -> Result<Self> {
+        let asked = Asked::of(guest, is_running_and_can)?;
+        let until = job.clock.now() + FREEZE_DEADLINE;
+        let (quiescence, error) = asked.freeze(guest, until, guard, job);
+        let quiescence = match quiescence {
+            // It may have come half the way, and nobody waits for it.
+            Self::HalfFrozen(failed) if thaw(guest, job).is_some() => {
+                guard.runs()?;
+                Self::Not(failed)
+            }
+            other => other,
+        };
+        match error {
+            Some(error) => Err(error),
+            None => Ok(quiescence),
         }
     }
 
@@ -182,6 +235,8 @@ impl Quiescence {
                 "{} does not say that it has thawed; the watchdog tries on",
                 guest.shown
             ));
+            // It may take long: as long as its owner lets it stand still.
+            guard.leave_the_rest();
         } else if runs {
             // Who does not hear it is dead, and cannot do harm.
             guard.runs().ok();

@@ -27,6 +27,8 @@ const READY_DEADLINE: Duration = Duration::from_secs(20);
 const THAW_DEADLINE: Duration = Duration::from_secs(5);
 const ATTEMPT_COUNT: u32 = 30;
 const ATTEMPT_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a guest that is frozen is waited for while its machine stands still: its owner may have paused it meanwhile.
+const STANDSTILL_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// What may be the matter with a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,19 +53,22 @@ impl State {
 /// The backup's end of the line.
 pub(crate) struct Guard {
     companion: Option<Companion>,
+    /// Whether nobody waits for its end.
+    has_the_rest: bool,
 }
 
 impl Guard {
     /// Starts the watchdog, and waits until it is ready. Without a command there is none: tests run without.
     pub(crate) fn start(command: Option<&[OsString]>) -> Result<Self> {
         let Some((program, arguments)) = command.and_then(<[OsString]>::split_first) else {
-            return Ok(Self { companion: None });
+            return Ok(Self::nobody());
         };
         let companion =
             Companion::start(program, arguments, &[]).map_err(|source| Error::NoWatchdog { source: Some(source) })?;
         match companion.hear(READY_DEADLINE) {
             Some(line) if line == READY => Ok(Self {
                 companion: Some(companion),
+                has_the_rest: false,
             }),
             _ => Err(Error::NoWatchdog { source: None }),
         }
@@ -71,7 +76,10 @@ impl Guard {
 
     /// Nobody: for what is not touched.
     pub(crate) fn nobody() -> Self {
-        Self { companion: None }
+        Self {
+            companion: None,
+            has_the_rest: false,
+        }
     }
 
     fn tell(&mut self, line: &str) -> Result<()> {
@@ -104,6 +112,16 @@ impl Guard {
         self.tell(&format!("{OWES} {}", words.join(" ")))
     }
 
+    /// What is not mended by now is left to the watchdog when this ends: nobody waits for it.
+    pub(crate) fn leave_the_rest(&mut self) {
+        self.has_the_rest = true;
+    }
+
+    /// Whether something is left to it.
+    pub(crate) fn has_the_rest(&self) -> bool {
+        self.has_the_rest
+    }
+
     /// The rest is the watchdog's: nobody waits for it, since it may need the monitor that the backup still has.
     pub(crate) fn hand_over(mut self) {
         self.tell(DONE).ok();
@@ -112,7 +130,7 @@ impl Guard {
     /// Nothing of the run is left.
     pub(crate) fn done(mut self) {
         self.tell(DONE).ok();
-        if let Some(companion) = self.companion.take() {
+        if let Some(companion) = self.companion.take().filter(|_| !self.has_the_rest) {
             companion.end().ok();
         }
     }
@@ -244,12 +262,28 @@ impl Watch<'_> {
             self.attempt("let the machine run on", resume);
         }
         if states.contains(&State::Frozen) {
+            self.wait_until_it_runs();
             let thaw = || {
                 agent::thaw(self.machine, THAW_DEADLINE)
                     .map(drop)
                     .map_err(|error| error.to_string())
             };
             self.attempt("thawed the guest", thaw);
+        }
+    }
+
+    /// No agent answers in a machine that stands still. One that its owner has paused is his to resume, and thawed when it is.
+    fn wait_until_it_runs(&self) {
+        let until = self.clock.now() + STANDSTILL_MAX;
+        let status = QmpCommand::new("query-status", serde_json::Value::Null);
+        loop {
+            let monitor = self.machine.monitor();
+            monitor.wake().ok();
+            let stands_still = monitor.execute(&status).is_ok_and(|status| status["running"] == false);
+            if !stands_still || self.clock.now() >= until {
+                return;
+            }
+            self.clock.sleep(ATTEMPT_INTERVAL);
         }
     }
 

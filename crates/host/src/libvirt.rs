@@ -207,7 +207,15 @@ impl Machine for LibvirtMachine {
     }
 
     fn describe(&self) -> Result<Description> {
-        let summary = summary(&self.domain()).map_err(|error| self.refused("describe", &error))?;
+        let summary = summary(&self.domain()).map_err(|error| {
+            if is_code(&error, ErrorNumber::NoDomain) {
+                return Error::NoSuchMachine {
+                    hypervisor: format!("libvirt at {}", self.uri),
+                    name: self.name.clone(),
+                };
+            }
+            self.refused("describe", &error)
+        })?;
         let text = self.xml(0)?;
         let domain = DomainXml::parse(&text).map_err(|detail| Error::Configuration {
             machine: self.name.clone(),

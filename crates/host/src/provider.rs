@@ -111,7 +111,7 @@ pub struct HostSnapshot {
     pub name: HostSnapshotName,
     /// When it was made, in seconds since 1970-01-01 UTC.
     pub time_s: i64,
-    /// What tells it from another of the same name, made later: ZFS's GUID, a UUID. Empty where nothing does.
+    /// What tells it from another of the same name, made later: ZFS's GUID, a UUID. Empty where only its time does.
     pub identity: String,
     /// Bytes that would be free without it; none where that is not known cheaply.
     pub used_bytes: Option<u64>,
@@ -121,6 +121,20 @@ pub struct HostSnapshot {
     pub hold_count: u64,
     /// Our record of it.
     pub record: Option<String>,
+}
+
+impl HostSnapshot {
+    /// Whether `other`, of the same name, is this one still, and not another one that has been given its name.
+    pub fn is_still(&self, other: &Self) -> bool {
+        self.identity == other.identity && (!self.identity.is_empty() || self.time_s == other.time_s)
+    }
+
+    /// What is there now under its name is another one.
+    fn replaced(&self) -> ProviderError {
+        ProviderError::Replaced {
+            what: self.name.to_string(),
+        }
+    }
 }
 
 /// A dataset, and the room that it takes.
@@ -235,8 +249,22 @@ pub trait Provider: Send + Sync {
     /// Makes what was cut durable, with this record of it.
     fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()>;
 
-    /// Removes a host snapshot.
+    /// Removes a host snapshot, whichever has this name.
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()>;
+
+    /// Removes this host snapshot, and not another one that has been given its name since it was looked at: that is compared right
+    /// before it goes.
+    fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
+        let present = self.snapshots(&snapshot.name.dataset.name)?;
+        let present = present.into_iter().find(|one| one.name == snapshot.name);
+        let present = present.ok_or_else(|| ProviderError::NotThere {
+            what: snapshot.name.to_string(),
+        })?;
+        if !snapshot.is_still(&present) {
+            return Err(snapshot.replaced());
+        }
+        self.destroy(&snapshot.name)
+    }
 
     /// Holds a host snapshot: nobody can remove it until `tag` lets go.
     fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()>;

@@ -22,7 +22,7 @@ pub struct GlobalArgs {
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Repository options")]
 pub struct RepositoryArgs {
-    /// Folder that holds the repository [env: HOLDFAST_REPOSITORY]
+    /// Folder that holds the repository, or what holdfast.toml calls it [env: HOLDFAST_REPOSITORY]
     #[arg(short = 'r', long, value_name = "LOCATION", global = true)]
     pub repository: Option<OsString>,
     /// Where its password comes from.

@@ -145,7 +145,7 @@ fn open_both(args: &CopyArgs, context: &Context) -> Result<(Repository, Reposito
             "give another --to",
         ));
     }
-    let source = context.password_to(&args.to_password)?;
+    let source = context.password_to(args.to.as_deref(), &args.to_password)?;
     let from = context.open_repository()?;
     let options = "--to-password-file FILE or --to-password-command COMMAND, set HOLDFAST_TO_PASSWORD_FILE or \
                    HOLDFAST_TO_PASSWORD_COMMAND, or add the systemd credential holdfast.to-password";

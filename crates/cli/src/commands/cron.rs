@@ -8,6 +8,8 @@ use holdfast_engine::{
     GuestRequest, Guests, MachinePlaces, MemoryWish, PolicyRunReport, PolicyRunRequest, RunEntry, RunOutcome, SetId,
     run_policy,
 };
+use holdfast_host::Description;
+use holdfast_host::provider::Wanted;
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -76,6 +78,10 @@ struct Done {
     doubts: Vec<String>,
     /// Datasets that could not be looked at.
     unreadable: Vec<UnreadableDocument>,
+    /// Whether it was stopped before all was done.
+    interrupted: bool,
+    #[serde(skip)]
+    signal: Option<u8>,
 }
 
 #[derive(Debug, Serialize)]
@@ -84,6 +90,8 @@ struct TakenDocument {
     machines: Vec<GuestDocument>,
     /// Machines that run, in a dry run.
     would_hold_still: Vec<String>,
+    /// Machines that are not whole in it, since other datasets with disks of theirs could not be cut.
+    incomplete_machines: Vec<String>,
     /// Why there is none; null where there are.
     failure: Option<String>,
 }
@@ -111,7 +119,10 @@ impl Done {
             .unreadable
             .iter()
             .map(|one| format!("{}: {}", one.dataset, one.error));
-        taken.chain(unreadable).next()
+        let interrupted = self
+            .interrupted
+            .then(|| "it was stopped before all was done".to_owned());
+        taken.chain(unreadable).chain(interrupted).next()
     }
 }
 
@@ -123,6 +134,9 @@ impl Report for Done {
     fn exit(&self) -> Exit {
         let is_failed = self.taken.iter().any(|taken| taken.failure.is_some()) || !self.unreadable.is_empty();
         let stays = self.removed.iter().any(|removed| removed.obstacle.is_some());
+        if self.interrupted {
+            return self.signal.map_or(Exit::Error, Exit::Signal);
+        }
         match (is_failed, stays || !self.doubts.is_empty()) {
             (true, _) => Exit::Error,
             (false, true) => Exit::Warnings,
@@ -146,6 +160,13 @@ impl Report for Done {
                 page.line(&format!("  would hold still: {}", taken.would_hold_still.join(", ")));
             }
         }
+        let incomplete = self.taken.iter().flat_map(|taken| &taken.incomplete_machines);
+        for machine in incomplete {
+            page.styled(
+                Style::Warning,
+                &format!("{machine} has other disks, of which there is no snapshot"),
+            );
+        }
         let would = if self.dry_run { "would remove" } else { "removed" };
         for removed in &self.removed {
             match &removed.obstacle {
@@ -157,7 +178,12 @@ impl Report for Done {
         if freed > 0 {
             page.line(&format!("{} were theirs alone", units::bytes(freed)));
         }
-        if self.taken.is_empty() && self.removed.is_empty() {
+        if self.interrupted {
+            page.styled(
+                Style::Bad,
+                "it was stopped before all was done; the next run does the rest",
+            );
+        } else if self.taken.is_empty() && self.removed.is_empty() {
             page.line("nothing is due, and nothing has served its time");
         }
         for doubt in &self.doubts {
@@ -216,6 +242,10 @@ impl Guests for FoundGuests<'_> {
         })
     }
 
+    fn newcomers(&self, wanted: &[Wanted]) -> Vec<Description> {
+        KnownGuest::newcomers(self.known(), wanted, &self.hypervisors)
+    }
+
     fn new_set(&self) -> holdfast_engine::Result<SetId> {
         runs::new_set()
     }
@@ -260,7 +290,11 @@ pub(super) fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
         };
         run_policy(&request, job)
     });
-    let report = report.map(|report| document(report, args.dry_run, &guests));
+    let signal = context.signal().and_then(|signal| u8::try_from(signal).ok());
+    let report = report.map(|report| Done {
+        signal,
+        ..document(report, args.dry_run, &guests)
+    });
     // What a scheduler has started is noted by that.
     if !args.dry_run && context.variable(environment::JOB).is_none() {
         let duration = context.clock().now().saturating_sub(begun);
@@ -279,6 +313,7 @@ fn entry(report: &Result<Done, Error>, start: Timestamp, duration: Duration) -> 
         Exit::Ok => RunOutcome::Done,
         Exit::Warnings => RunOutcome::Warnings,
         Exit::Locked => RunOutcome::Locked,
+        Exit::Signal(_) => RunOutcome::Stopped,
         _ => RunOutcome::Failed,
     };
     RunEntry {
@@ -312,6 +347,7 @@ fn document(report: PolicyRunReport, dry_run: bool, guests: &FoundGuests<'_>) ->
         snapshots: taken.snapshots.iter().map(ToString::to_string).collect(),
         machines: taken.guests.iter().map(GuestDocument::from).collect(),
         would_hold_still: taken.would_hold_still.into_iter().filter(runs).map(name).collect(),
+        incomplete_machines: taken.incomplete.into_iter().map(name).collect(),
         failure: taken.failure,
     });
     let removed = report.removed.into_iter().map(|removed| RemovedDocument {
@@ -330,6 +366,8 @@ fn document(report: PolicyRunReport, dry_run: bool, guests: &FoundGuests<'_>) ->
         unreadable: unreadable
             .map(|(dataset, error)| UnreadableDocument { dataset, error })
             .collect(),
+        interrupted: report.is_interrupted,
+        signal: None,
     }
 }
 
@@ -347,12 +385,15 @@ mod tests {
                 snapshots: Vec::new(),
                 machines: Vec::new(),
                 would_hold_still: Vec::new(),
+                incomplete_machines: Vec::new(),
                 failure: failure.map(str::to_owned),
             }],
             forgotten_state_count: 0,
             removed: Vec::new(),
             doubts: doubts.iter().map(|doubt| (*doubt).to_owned()).collect(),
             unreadable: Vec::new(),
+            interrupted: false,
+            signal: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! `holdfast rollback`: a machine goes back to a host snapshot.
 
 use holdfast_engine::{
-    AfterRestore, ConfigurationChoice, GuestRequest, HostSnapshotRequest, Job, NamedCut, RollbackWish,
+    AfterRestore, ConfigurationChoice, GuestRequest, HostSnapshotRequest, Job, NamedCut, RollbackWish, Subject,
 };
 use serde::Serialize;
 
@@ -149,6 +149,8 @@ fn roll_back(
             wanted: guest.places.wanted(),
         }],
         guests: vec![GuestRequest { memory: None, ..now }],
+        // Its configuration of now may have other disks than it ran with.
+        subject: Subject::Datasets(&|_| Vec::new()),
         now: &time::now,
         program: super::PROGRAM.to_owned(),
         set,

@@ -3,8 +3,10 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use holdfast_engine::{GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, NamedCut, take_host_snapshots};
-use holdfast_host::provider::Wanted;
+use holdfast_engine::{
+    GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, NamedCut, Subject, take_host_snapshots,
+};
+use holdfast_host::provider::{Place, Wanted};
 use jiff::tz::TimeZone;
 use serde::Serialize;
 
@@ -138,7 +140,7 @@ impl Report for Taken {
             }
             for disk in &cut.left_out {
                 page.line(&format!(
-                    "  {} of {} is not in it: {}",
+                    "  {} of {} is not in it, or not all of it: {}",
                     disk.disk, disk.machine, disk.reason
                 ));
             }
@@ -157,6 +159,8 @@ struct Plan {
     name: String,
     /// Machines that hold still, by their place among those that are known.
     guests: Vec<KnownGuest>,
+    /// Whether it is of a machine, and not of datasets.
+    is_of_machine: bool,
 }
 
 /// Takes snapshots: one cut of all datasets that are named, and one of each machine.
@@ -186,8 +190,9 @@ pub(super) fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error>
             guests: guests_in(&wanted, args, &hypervisors, context)?,
             wanted,
             name: args.name.clone().unwrap_or_else(|| default_name(None)),
+            is_of_machine: false,
         };
-        done.cuts.push(carry_out(&plan, args, context)?);
+        done.cuts.push(carry_out(&plan, args, &hypervisors, context)?);
     }
     let wish = Wish {
         words: MachineWord::parse_all(&words)?,
@@ -200,8 +205,8 @@ pub(super) fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error>
     };
     for one in &chosen {
         let cut = KnownGuest::find(one, &hypervisors)
-            .and_then(|guest| plan_of(guest, args))
-            .and_then(|plan| carry_out(&plan, args, context));
+            .and_then(|guest| plan_of(guest, args, context))
+            .and_then(|plan| carry_out(&plan, args, &hypervisors, context));
         match cut {
             Ok(cut) => done.cuts.push(cut),
             Err(error) if args.targets.len() == 1 && chosen.len() == 1 || matches!(error, Error::Interrupted(_)) => {
@@ -267,7 +272,7 @@ fn guests_in(
 }
 
 /// What is made for a machine.
-fn plan_of(guest: KnownGuest, args: &SnapshotArgs) -> Result<Plan, Error> {
+fn plan_of(guest: KnownGuest, args: &SnapshotArgs, context: &Context) -> Result<Plan, Error> {
     let name = &guest.description.summary.name;
     if let Some((disk, why)) = guest.places.nowhere.first() {
         return Err(Error::usage(
@@ -275,11 +280,16 @@ fn plan_of(guest: KnownGuest, args: &SnapshotArgs) -> Result<Plan, Error> {
             "holdfast backup needs no such file system",
         ));
     }
-    let wanted = guest.places.wanted();
+    let wanted = guest.places.wanted_with_bases();
     if wanted.is_empty() {
         return Err(Error::usage(
             format!("{name} has no disk that it could write"),
             "holdfast machines lists its disks",
+        ));
+    }
+    for (disk, why) in &guest.places.bases_nowhere {
+        context.console().warning(&format!(
+            "what the disk {disk} of {name} is based on is not in its snapshot, and must not change as long as that is needed: {why}"
         ));
     }
     Ok(Plan {
@@ -287,6 +297,7 @@ fn plan_of(guest: KnownGuest, args: &SnapshotArgs) -> Result<Plan, Error> {
         wanted,
         name: args.name.clone().unwrap_or_else(|| default_name(Some(name))),
         guests: vec![guest],
+        is_of_machine: true,
     })
 }
 
@@ -306,7 +317,12 @@ pub(super) fn default_name(machine: Option<&str>) -> String {
     }
 }
 
-fn carry_out(plan: &Plan, args: &SnapshotArgs, context: &Context) -> Result<CutDocument, Error> {
+fn carry_out(
+    plan: &Plan,
+    args: &SnapshotArgs,
+    hypervisors: &Hypervisors<'_>,
+    context: &Context,
+) -> Result<CutDocument, Error> {
     let left_out = plan.guests.iter().flat_map(|guest| left_out(guest, &plan.wanted));
     let mut cut = CutDocument {
         targets: plan.targets.clone(),
@@ -328,7 +344,13 @@ fn carry_out(plan: &Plan, args: &SnapshotArgs, context: &Context) -> Result<CutD
         cut.would_hold_still = running.map(|guest| guest.description.summary.name.clone()).collect();
         return Ok(cut);
     }
-    let report = context.work(args.job.thread_count(), |job| take(plan, args, context, job))?;
+    let newcomers = |wanted: &[Wanted]| KnownGuest::newcomers(&plan.guests, wanted, hypervisors);
+    let subject = if plan.is_of_machine {
+        Subject::Machines
+    } else {
+        Subject::Datasets(&newcomers)
+    };
+    let report = context.work(args.job.thread_count(), |job| take((plan, subject), args, context, job))?;
     cut.time = Some(report.time.to_string());
     cut.is_one_instant = Some(report.is_one_instant);
     cut.cut_us = Some(u64::try_from(report.cut.as_micros()).unwrap_or(u64::MAX));
@@ -337,7 +359,7 @@ fn carry_out(plan: &Plan, args: &SnapshotArgs, context: &Context) -> Result<CutD
 }
 
 fn take(
-    plan: &Plan,
+    (plan, subject): (&Plan, Subject<'_>),
     args: &SnapshotArgs,
     context: &Context,
     job: Job<'_>,
@@ -355,13 +377,24 @@ fn take(
             ..request
         })
     });
+    let guests = guests.collect::<holdfast_engine::Result<Vec<_>>>()?;
+    let has_moved = |guest: &&GuestRequest<'_>| plan.is_of_machine && guest.places.wanted_with_bases() != plan.wanted;
+    if let Some(guest) = guests.iter().find(has_moved) {
+        return Err(holdfast_host::Error::Refused {
+            action: "make a host snapshot of",
+            machine: guest.description.summary.name.clone(),
+            reason: "its disks have been moved since it was looked at; do it again".to_owned(),
+        }
+        .into());
+    }
     let request = HostSnapshotRequest {
         providers: &providers,
         cuts: vec![NamedCut {
             name: plan.name.clone(),
             wanted: plan.wanted.clone(),
         }],
-        guests: guests.collect::<holdfast_engine::Result<_>>()?,
+        guests,
+        subject,
         now: &time::now,
         program: super::PROGRAM.to_owned(),
         set: runs::new_set()?,
@@ -379,16 +412,30 @@ fn left_out(guest: &KnownGuest, wanted: &[Wanted]) -> Vec<LeftOutDocument> {
         reason,
     };
     let mut left_out = Vec::new();
-    for (disk, place) in &guest.places.disks {
+    let is_in_it = |place: &Place| {
         let alone = holdfast_engine::MachinePlaces {
-            disks: vec![(disk.clone(), place.clone())],
+            disks: vec![(String::new(), place.clone())],
             ..holdfast_engine::MachinePlaces::default()
         };
-        if holdfast_engine::machines_in([&alone], wanted) != [true] {
+        holdfast_engine::machines_in([&alone], wanted) == [true]
+    };
+    for (disk, place) in &guest.places.disks {
+        if !is_in_it(place) {
             left_out.push(document(disk, format!("it is in {}", place.dataset)));
         }
     }
-    let others = guest.places.nowhere.iter().chain(&guest.places.left_out);
+    for (disk, place) in &guest.places.bases {
+        if !is_in_it(place) {
+            let base = format!("{} in {}", place.path.display(), place.dataset);
+            left_out.push(document(disk, format!("what it is based on is {base}")));
+        }
+    }
+    let places = &guest.places;
+    let others = places
+        .nowhere
+        .iter()
+        .chain(&places.left_out)
+        .chain(&places.bases_nowhere);
     left_out.extend(others.map(|(disk, why)| document(disk, why.clone())));
     left_out
 }

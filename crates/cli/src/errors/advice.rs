@@ -45,6 +45,11 @@ impl Error {
     /// What to make of it.
     pub fn advice(&self) -> Advice {
         match self {
+            Self::NoRepositoryOfName { .. } => advice(
+                Exit::Error,
+                Kind::NotFound,
+                "name the folder of a repository, or a section [repositories.NAME]; holdfast init makes one",
+            ),
             Self::NoRepository => advice(
                 Exit::Usage,
                 Kind::NoRepository,

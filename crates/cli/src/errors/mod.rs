@@ -27,6 +27,14 @@ pub enum Error {
     /// The verb needs a repository.
     #[error("no repository is given")]
     NoRepository,
+    /// A word that is neither the path nor the name of a repository.
+    #[error("there is no folder {name} here, and no repository of that name in {}", config.display())]
+    NoRepositoryOfName {
+        /// The word.
+        name: String,
+        /// The holdfast.toml.
+        config: std::path::PathBuf,
+    },
     /// The verb's answer is data, not a report.
     #[error("{command} prints data, which --json cannot hold")]
     NoJson {

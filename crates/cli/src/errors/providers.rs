@@ -17,6 +17,11 @@ pub(super) fn provider_advice(error: &ProviderError) -> Advice {
         ProviderError::Exists { .. } => {
             advice(Exit::Error, Kind::Exists, "take another name, or remove that one first")
         }
+        ProviderError::Replaced { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "it is left as it is; holdfast host list shows what there is now",
+        ),
         ProviderError::Held { .. } => advice(
             Exit::Locked,
             Kind::Locked,

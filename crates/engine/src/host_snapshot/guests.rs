@@ -1,6 +1,7 @@
 //! The machines that hold still while host snapshots are cut, each with a watchdog of its own.
 
 use std::ffi::OsString;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use holdfast_host::provider::ProviderResult;
@@ -14,7 +15,7 @@ use serde_json::Value;
 use super::{MachinePlaces, MemoryWish};
 use crate::error::Result;
 use crate::job::Job;
-use crate::quiesce::{Guest, Quiesce, Quiesced, Quiescence};
+use crate::quiesce::{Asked, FREEZE_DEADLINE, Guest, Quiesce, Quiesced, Quiescence};
 use crate::run_journal::{JournalPlace, Phase, RunNote, RunRecord};
 use crate::watchdog::Guard;
 
@@ -91,6 +92,8 @@ pub(super) struct Instant {
 pub(super) struct Sessions<'a> {
     all: Vec<Session<'a>>,
     is_one_instant: bool,
+    /// Whether all disks of each have to be in it.
+    is_about_machines: bool,
     job: Job<'a>,
 }
 
@@ -109,6 +112,7 @@ pub(super) struct Session<'a> {
     pub(super) guest: &'a GuestRequest<'a>,
     pub(super) guard: Guard,
     note: Option<RunNote>,
+    asked: Option<Asked>,
     quiescence: Option<Quiescence>,
     pub(super) stopped: Option<Duration>,
     pub(super) report: GuestReport,
@@ -121,7 +125,7 @@ impl<'a> Sessions<'a> {
     /// Starts watchdogs, and notes the runs; nothing is changed yet.
     pub(super) fn begin(
         guests: &'a [GuestRequest<'a>],
-        (time, is_one_instant): (Timestamp, bool),
+        (time, is_one_instant, is_about_machines): (Timestamp, bool, bool),
         job: Job<'a>,
     ) -> Result<Self> {
         let mut all = Vec::new();
@@ -151,6 +155,7 @@ impl<'a> Sessions<'a> {
         Ok(Self {
             all,
             is_one_instant,
+            is_about_machines,
             job,
         })
     }
@@ -181,6 +186,8 @@ impl<'a> Sessions<'a> {
         } else {
             made = self.cut_still(cut);
         }
+        let looked_at = (self.is_one_instant, self.is_about_machines);
+        self.at_once(|session| session.look_again(looked_at, job));
         let mut failure = None;
         let mut guests = Vec::new();
         for session in self.all {
@@ -198,7 +205,12 @@ impl<'a> Sessions<'a> {
     /// Freezes and stops, cuts if that has worked, and lets go on.
     fn cut_still(&mut self, cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>) -> Option<ProviderResult<()>> {
         let (job, is_one_instant) = (self.job, self.is_one_instant);
-        self.at_once(|session| session.freeze(job));
+        self.at_once(Session::ask);
+        if !self.has_failed() {
+            // All of them have this time together: who is frozen first waits for who is last.
+            let until = job.clock.now() + FREEZE_DEADLINE;
+            self.at_once(|session| session.freeze(until, job));
+        }
         if !self.has_failed() {
             self.at_once(|session| session.stop(is_one_instant, job));
         }
@@ -216,15 +228,20 @@ impl<'a> Sessions<'a> {
         self.all.iter().any(|session| session.failure.is_some())
     }
 
+    /// Who is slow keeps one thread, and not those that come after it.
     fn at_once(&mut self, work: impl Fn(&mut Session<'a>) + Sync) {
-        let work = &work;
-        for chunk in self.all.chunks_mut(AT_ONCE) {
-            std::thread::scope(|scope| {
-                for session in chunk {
-                    scope.spawn(move || work(session));
-                }
-            });
-        }
+        let thread_count = self.all.len().min(AT_ONCE);
+        let waiting = Mutex::new(self.all.iter_mut());
+        let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+        std::thread::scope(|scope| {
+            for _ in 0..thread_count {
+                scope.spawn(|| {
+                    while let Some(session) = next() {
+                        work(session);
+                    }
+                });
+            }
+        });
     }
 }
 
@@ -257,6 +274,7 @@ impl<'a> Session<'a> {
         Ok(Self {
             guard,
             note: place.and_then(begin),
+            asked: None,
             quiescence: None,
             stopped: None,
             failure: None,
@@ -284,6 +302,7 @@ impl<'a> Session<'a> {
             guest,
             guard: Guard::nobody(),
             note: None,
+            asked: None,
             quiescence: None,
             stopped: None,
             failure: None,
@@ -317,14 +336,23 @@ impl<'a> Session<'a> {
         self.report.state == MachineState::Running
     }
 
-    fn freeze(&mut self, job: Job<'a>) {
+    /// Asks whether it can be frozen.
+    fn ask(&mut self) {
         if !self.is_watched {
             return;
         }
         let can_quiesce = self.guest.description.has_agent_channel;
-        match Quiescence::begin(self.shown(), (self.runs(), can_quiesce), &mut self.guard, job) {
-            Ok(quiescence) => self.quiescence = Some(quiescence),
+        match Asked::of(self.shown(), (self.runs(), can_quiesce)) {
+            Ok(asked) => self.asked = Some(asked),
             Err(error) => self.failure = Some(error),
+        }
+    }
+
+    fn freeze(&mut self, until: Duration, job: Job<'a>) {
+        if let Some(asked) = self.asked.take() {
+            let (quiescence, failure) = asked.freeze(self.shown(), until, &mut self.guard, job);
+            self.quiescence = Some(quiescence);
+            self.failure = failure;
         }
     }
 
@@ -393,7 +421,9 @@ impl<'a> Session<'a> {
                 self.tell("cont")
             });
             self.report.paused = Some(job.clock.now().saturating_sub(stopped));
-            if let Err(error) = told {
+            if let Err(error) = told
+                && !self.is_off()
+            {
                 job.progress.warning(&format!(
                     "{} does not run on: {error}; the watchdog tries on",
                     self.report.name
@@ -403,11 +433,29 @@ impl<'a> Session<'a> {
         }
         let runs = !self.runs() || self.is_running();
         if let Some(quiescence) = self.quiescence.take() {
+            let was_frozen = matches!(quiescence, Quiescence::Frozen { .. });
             self.report.quiesced = quiescence.end(self.shown(), &mut self.guard, (runs, job));
+            if let (true, Quiesce::Require, Quiesced::Failed(reason)) =
+                (was_frozen, self.guest.quiesce, &self.report.quiesced)
+            {
+                // Nothing is to be made of a guest that was not frozen to the end.
+                let reason = reason.clone();
+                self.fail(&reason);
+            }
         }
     }
 
-    /// Its disks are of several instants.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
+    /// There is no instant of it.
+    pub(super) fn fail(&mut self, why: &str) {
+        let failure = self.was_torn(why);
+        self.failure.get_or_insert(failure);
+    }
+
+    /// Its disks are of several instants, or not what is wanted.
     fn was_torn(&self, why: &str) -> crate::Error {
         crate::Error::from(holdfast_host::Error::Refused {
             action: "make one instant of",
@@ -416,15 +464,26 @@ impl<'a> Session<'a> {
         })
     }
 
+    /// Whether somebody has switched it off: its disks are of one instant all the same.
+    fn is_off(&self) -> bool {
+        match self.guest.machine.describe() {
+            Ok(now) => now.summary.state == MachineState::ShutOff,
+            Err(error) => matches!(error, holdfast_host::Error::NoSuchMachine { .. }),
+        }
+    }
+
     pub(super) fn is_running(&self) -> bool {
         self.tell("query-status").is_ok_and(|status| status["running"] == true)
     }
 
     /// Nothing of it is left; where it stands still, the rest is the watchdog's.
     fn end(mut self) -> (GuestReport, Option<crate::Error>) {
-        if self.stopped.is_some() && !self.is_running() {
+        if self.stopped.is_some() && !self.is_running() && !self.is_off() {
             self.guard.about_to_pause(PAUSE_DEADLINE).ok();
             self.guard.hand_over();
+        } else if self.guard.has_the_rest() {
+            // Frozen still, as far as is known: the note stays for holdfast doctor.
+            self.guard.done();
         } else {
             self.guard.done();
             self.note.take().map(RunNote::close);

@@ -6,6 +6,8 @@ use std::path::Path;
 use holdfast_host::provider::{Dataset, Located, Place, ProviderKind, Wanted, locate};
 use holdfast_host::{Decision, Description, DiskChoice, DiskSource, MachineDisk};
 
+use crate::machine_restore::chain_of;
+
 /// Where the disks of a machine are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MachinePlaces {
@@ -15,27 +17,41 @@ pub struct MachinePlaces {
     pub nowhere: Vec<(String, String)>,
     /// Disks that are not the machine's own, and why.
     pub left_out: Vec<(String, String)>,
+    /// The images that disks are based on, each with the name of the disk. The machine does not write to them.
+    pub bases: Vec<(String, Place)>,
+    /// Such images of which nobody makes host snapshots, and why.
+    pub bases_nowhere: Vec<(String, String)>,
 }
 
 impl MachinePlaces {
-    /// What host snapshots of the machine are made of.
+    /// What holds the disks of the machine themselves.
     pub fn wanted(&self) -> Vec<Wanted> {
-        let mut wanted: BTreeMap<&Dataset, Wanted> = BTreeMap::new();
-        for (_, place) in &self.disks {
-            let one = wanted
-                .entry(&place.dataset)
-                .or_insert_with(|| Wanted::all_of(place.dataset.clone()));
-            if place.dataset.provider == ProviderKind::Reflink && !one.files.contains(&place.path) {
-                one.files.push(place.path.clone());
-            }
-        }
-        wanted.into_values().collect()
+        wanted_of(self.disks.iter().map(|(_, place)| place))
+    }
+
+    /// The same, with what these are based on: all that it takes to read them. What several are based on is in it once.
+    pub fn wanted_with_bases(&self) -> Vec<Wanted> {
+        let places = self.disks.iter().chain(&self.bases);
+        wanted_of(places.map(|(_, place)| place))
     }
 
     /// Whether any disk is in a dataset, or below it where that is a folder or has others below it.
     fn is_in(&self, wanted: &Wanted) -> bool {
         self.disks.iter().any(|(_, place)| is_in(place, wanted))
     }
+}
+
+fn wanted_of<'p>(places: impl Iterator<Item = &'p Place>) -> Vec<Wanted> {
+    let mut wanted: BTreeMap<&Dataset, Wanted> = BTreeMap::new();
+    for place in places {
+        let one = wanted
+            .entry(&place.dataset)
+            .or_insert_with(|| Wanted::all_of(place.dataset.clone()));
+        if place.dataset.provider == ProviderKind::Reflink && !one.files.contains(&place.path) {
+            one.files.push(place.path.clone());
+        }
+    }
+    wanted.into_values().collect()
 }
 
 fn is_in(place: &Place, wanted: &Wanted) -> bool {
@@ -52,7 +68,9 @@ fn is_in(place: &Place, wanted: &Wanted) -> bool {
     let is_of_it = dataset.provider == of.provider && (dataset.name == of.name || is_below);
     // The same folder may be looked at as a subvolume, and as one of clones.
     let are_folders = dataset.provider != ProviderKind::Zfs && of.provider != ProviderKind::Zfs;
-    is_of_it || are_folders && Path::new(&of.name).join(&place.path).starts_with(&dataset.name)
+    // btrfs leaves a subvolume within another out of the snapshots of that one, and so do clones of a folder.
+    let is_nested = of.provider == ProviderKind::Btrfs && !Path::new(&dataset.name).starts_with(&of.name);
+    is_of_it || are_folders && !is_nested && Path::new(&of.name).join(&place.path).starts_with(&dataset.name)
 }
 
 /// Where the disks of a machine are that it can write.
@@ -64,7 +82,10 @@ pub fn places_of(description: &Description, choice: &DiskChoice, run: u32) -> Ma
             (Decision::Leave(why), _) => places.left_out.push((disk.target.clone(), why)),
             (Decision::Take, Err(why)) => places.nowhere.push((disk.target.clone(), why)),
             (Decision::Take, Ok(path)) => match locate(path, &label) {
-                Ok(Located::In(place)) => places.disks.push((disk.target.clone(), place)),
+                Ok(Located::In(place)) => {
+                    places.disks.push((disk.target.clone(), place));
+                    places.add_bases(disk, path, &label);
+                }
                 Ok(Located::Nowhere(why)) => places.nowhere.push((disk.target.clone(), why)),
                 // One whose file is gone is no reason to know nothing of the others.
                 Err(error) => places.nowhere.push((disk.target.clone(), error.to_string())),
@@ -72,6 +93,42 @@ pub fn places_of(description: &Description, choice: &DiskChoice, run: u32) -> Ma
         }
     }
     places
+}
+
+impl MachinePlaces {
+    /// Adds what a disk is based on, as far as that can be read.
+    fn add_bases(&mut self, disk: &MachineDisk, path: &Path, label: &str) {
+        // What is no qcow2 by its configuration is its guest's to write: it may look like one, and name any file.
+        if disk.format.as_deref() != Some("qcow2") {
+            return;
+        }
+        for base in chain_of(path, disk.format.as_deref()).into_iter().skip(1) {
+            let found = match locate(&base, label) {
+                Ok(Located::In(place)) if is_read_only(&place) => {
+                    Err("its file system is mounted read-only, where none can be made".to_owned())
+                }
+                Ok(Located::In(place)) => Ok(place),
+                Ok(Located::Nowhere(why)) => Err(why),
+                Err(error) => Err(error.to_string()),
+            };
+            match found {
+                Ok(place) => self.bases.push((disk.target.clone(), place)),
+                Err(why) => {
+                    let why = format!("its base {}: {why}", base.display());
+                    self.bases_nowhere.push((disk.target.clone(), why));
+                }
+            }
+        }
+    }
+}
+
+/// Whether nothing can be made where the dataset's files are; ZFS makes host snapshots elsewhere.
+fn is_read_only(place: &Place) -> bool {
+    let is_so = || {
+        let found = rustix::fs::statvfs(&place.dataset.name);
+        found.is_ok_and(|found| found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+    };
+    place.dataset.provider != ProviderKind::Zfs && is_so()
 }
 
 fn path_of(disk: &MachineDisk) -> std::result::Result<&Path, String> {
@@ -128,6 +185,26 @@ mod tests {
         assert_eq!(wanted[1].files, ["b", "d"].map(std::path::PathBuf::from));
     }
 
+    /// Fifty disks may have one base: it is cut once.
+    #[test]
+    fn what_disks_are_based_on_is_wanted_once_and_does_not_make_a_machine_be_there() {
+        let base = place(ProviderKind::Zfs, "t/templates", "debian.qcow2");
+        let disks: Vec<_> = (0..50)
+            .map(|number| place(ProviderKind::Zfs, "t/vm", &format!("{number}")))
+            .collect();
+        let places = MachinePlaces {
+            bases: (0..50).map(|number| (format!("vd{number}"), base.clone())).collect(),
+            ..machine(&disks)
+        };
+        let names = |wanted: Vec<Wanted>| wanted.into_iter().map(|one| one.dataset.name).collect::<Vec<_>>();
+        assert_eq!(names(places.wanted_with_bases()), ["t/templates", "t/vm"]);
+        assert_eq!(names(places.wanted()), ["t/vm"]);
+        assert_eq!(
+            machines_in([&places], &[wanted(ProviderKind::Zfs, "t/templates", false)]),
+            [false]
+        );
+    }
+
     #[test]
     fn a_machine_is_in_the_datasets_of_its_disks() {
         let in_zfs = machine(&[place(ProviderKind::Zfs, "t/vm/web", "a")]);
@@ -140,5 +217,11 @@ mod tests {
         assert_eq!(found(wanted(ProviderKind::Reflink, "/srv/vms", false)), [false, true]);
         assert_eq!(found(wanted(ProviderKind::Btrfs, "/srv", false)), [false, true]);
         assert_eq!(found(wanted(ProviderKind::Reflink, "/srv/vm", false)), [false, false]);
+        let nested = machine(&[place(ProviderKind::Btrfs, "/srv/vms", "web/a")]);
+        let found = |kind, name: &str| machines_in([&nested], &[wanted(kind, name, false)]);
+        assert_eq!(found(ProviderKind::Btrfs, "/srv/vms"), [true]);
+        assert_eq!(found(ProviderKind::Reflink, "/srv/vms/web"), [true]);
+        assert_eq!(found(ProviderKind::Btrfs, "/srv"), [false]);
+        assert_eq!(found(ProviderKind::Reflink, "/srv"), [false]);
     }
 }

@@ -57,7 +57,7 @@ pub fn remove_host_snapshots(request: &HostRemovalRequest<'_>, job: Job<'_>) -> 
         };
         let destroy = || {
             let provider = request.providers.of_dataset(&snapshot.name.dataset);
-            provider.destroy(&snapshot.name).err().map(|error| error.to_string())
+            provider.destroy_this(&snapshot).err().map(|error| error.to_string())
         };
         let obstacle = match request.execution {
             Execution::DryRun => held(),

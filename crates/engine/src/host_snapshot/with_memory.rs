@@ -72,6 +72,11 @@ impl Session<'_> {
         match (made, memory) {
             (Ok(cut), memory) => {
                 self.report.paused = is_running.then_some(cut.pause.total);
+                if cut.is_left_paused {
+                    // Its owner has paused it meanwhile: nobody lets it run on but he.
+                    self.guard.runs().ok();
+                    self.stopped = None;
+                }
                 if let Err(error) = cut.release(monitor, job.clock) {
                     job.progress.note(&format!("{machine}: {error}"));
                 }

@@ -21,6 +21,7 @@ use super::warden::{GivenUp, Kept, Warden};
 use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookCalls, HookEvent};
 use crate::job::Job;
+use crate::machine_lock::{INSTANT_PATIENCE, MachineLock, Work};
 use crate::quiesce::{Guest, Quiesced, Quiescence};
 use crate::watchdog::Guard;
 
@@ -278,6 +279,9 @@ impl<'a> Freezer<'a> {
         guard: &mut Guard,
     ) -> Result<(Cut, Quiesced)> {
         let is_running = state == MachineState::Running;
+        let summary = self.request.machine.describe()?.summary;
+        let (journal, patience) = (self.request.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
+        let _lock = MachineLock::take(journal, &summary, patience, (self.request.now)(), self.job)?;
         let guest = Guest {
             machine: self.request.machine,
             shown: &self.request.name,

@@ -21,7 +21,7 @@ use super::warden::Load;
 use super::{Beside, MachineBackup, MachineBackupReport, Method, Ready, notes_of};
 use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookEvent};
-use crate::host_snapshot::{GuestRequest, HostSnapshotRequest, NamedCut, places_of, take_host_snapshots};
+use crate::host_snapshot::{GuestRequest, HostSnapshotRequest, NamedCut, Subject, places_of, take_host_snapshots};
 use crate::machine_restore::chain_of;
 use crate::machine_state::SetId;
 use crate::source::OpenSource;
@@ -173,6 +173,7 @@ impl MachineBackup<'_> {
                 journal: self.request.journal.clone(),
                 run: self.request.run,
             }],
+            subject: Subject::Machines,
             now: self.request.now,
             program: self.request.program.clone(),
             set: SetId(u64::from(self.request.run)),
@@ -311,7 +312,7 @@ impl MachineBackup<'_> {
             // Somebody else's hold makes the next step fail, and says so.
             provider.release(&snapshot.name, TAG).ok();
         }
-        if let Err(error) = provider.destroy(&snapshot.name) {
+        if let Err(error) = provider.destroy_this(snapshot) {
             self.job.progress.note(&format!("{error}; the next backup tries again"));
         }
     }

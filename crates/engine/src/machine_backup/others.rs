@@ -4,23 +4,43 @@ use std::time::Duration;
 
 use holdfast_host::qemu::{RunId, drop_idle_files, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError};
-use holdfast_host::{Living, living};
+use holdfast_host::{Description, Living, MachineSummary, living};
 use holdfast_repo::Liveness;
 
 use super::MachineBackupRequest;
 use crate::error::{Error, Result};
 use crate::job::Job;
+use crate::machine_lock::{INSTANT_PATIENCE, MachineLock, Work};
 use crate::run_journal::{RunRecord, forget_run, noted_runs};
 
 /// The watchdog of a run that has just died may be at it.
 const WATCHDOG_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Keeps other backups of the machine away until the lock is dropped; gives what the machine is by then, since one that is under way
+/// may have been waited for.
+pub(super) fn keep_away(
+    request: &MachineBackupRequest<'_>,
+    description: Description,
+    job: Job<'_>,
+) -> Result<(Option<MachineLock>, Description)> {
+    let (journal, patience) = (request.journal.as_ref(), (Work::Backup, request.patience));
+    let lock = MachineLock::take(journal, &description.summary, patience, (request.now)(), job)?;
+    let description = match lock {
+        Some(_) => request.machine.describe()?,
+        None => description,
+    };
+    Ok((lock, description))
+}
+
 /// Sees to it that no other backup is at work on the machine, and that nothing of a dead one is left.
 ///
 /// # Errors
 /// [`holdfast_host::Error::Busy`] where one is, or where nobody can tell whether it is.
-pub(super) fn make_way(request: &MachineBackupRequest<'_>, uuid: &str, job: Job<'_>) -> Result<()> {
+pub(super) fn make_way(request: &MachineBackupRequest<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<()> {
+    // Who freezes it at this moment is none of those who are in the way.
+    let (journal, patience) = (request.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
+    let _lock = MachineLock::take(journal, summary, patience, (request.now)(), job)?;
     let machine = request.machine.name();
     let monitor = request.machine.monitor();
     let failed = |source| {
@@ -29,7 +49,7 @@ pub(super) fn make_way(request: &MachineBackupRequest<'_>, uuid: &str, job: Job<
             source,
         })
     };
-    if let Some(note) = living_note(request, uuid)? {
+    if let Some(note) = living_note(request, &summary.uuid)? {
         return Err(Error::from(holdfast_host::Error::Busy {
             machine: machine.to_owned(),
             holder: holder(note.run, Some(&note)),

@@ -6,18 +6,11 @@ use holdfast_host::provider::{HostSnapshot, HostSnapshotName, Provider as _, is_
 use holdfast_policy::sanoid::{DatasetPolicy, TypedSnapshot};
 
 use super::hooks::{Event, Occasion};
-use super::{RemovedByPolicy, Run, Snapshots, dataset, typed};
-use crate::error::Result;
+use super::{PolicyRunReport, RemovedByPolicy, Run, Snapshots, dataset, typed};
 use crate::forget::Execution;
 
 /// Removes what no count of the policy keeps, of all datasets.
-pub(super) fn prune(
-    run: &Run<'_>,
-    policies: &[&DatasetPolicy],
-    snapshots: &Snapshots,
-    unreadable: &mut Vec<(String, String)>,
-) -> Result<Vec<RemovedByPolicy>> {
-    let mut removed = Vec::new();
+pub(super) fn prune(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snapshots, report: &mut PolicyRunReport) {
     let mut pools: BTreeMap<String, Option<u8>> = BTreeMap::new();
     for policy in policies {
         let Some(present) = snapshots.get(&policy.dataset) else {
@@ -26,7 +19,8 @@ pub(super) fn prune(
         let pool = policy.dataset.split('/').next().unwrap_or_default().to_owned();
         let used_percent = *pools.entry(pool.clone()).or_insert_with(|| {
             let used = run.request.providers.zfs().used_percent(&pool);
-            used.map_err(|error| unreadable.push((pool, error.to_string()))).ok()
+            used.map_err(|error| report.unreadable.push((pool, error.to_string())))
+                .ok()
         });
         // How full it is decides whether anything goes where pruning waits for that.
         let Some(used_percent) = used_percent else { continue };
@@ -34,7 +28,10 @@ pub(super) fn prune(
         let in_transfer = is_in_transfer(&policy.dataset);
         let ours: Vec<TypedSnapshot> = present.iter().filter_map(typed).collect();
         for expired in policy.expired(&ours, used_percent, run.now.timestamp()) {
-            run.job.interrupt.check()?;
+            if run.job.interrupt.is_requested() {
+                report.is_interrupted = true;
+                return;
+            }
             let name = HostSnapshotName {
                 dataset: dataset(&policy.dataset),
                 name: expired.snapshot.name.clone(),
@@ -48,10 +45,10 @@ pub(super) fn prune(
                 Execution::Execute => match held(known) {
                     // Nobody's scripts are called in vain.
                     Some(reason) => Some(reason),
-                    None => remove(run, policy, &name).err(),
+                    None => remove(run, policy, known, &name).err(),
                 },
             };
-            removed.push(RemovedByPolicy {
+            report.removed.push(RemovedByPolicy {
                 obstacle: obstacle.or_else(|| held(known)),
                 used_bytes: known.and_then(|snapshot| snapshot.used_bytes),
                 reason: expired.reason.to_string(),
@@ -59,7 +56,6 @@ pub(super) fn prune(
             });
         }
     }
-    Ok(removed)
 }
 
 /// A dry run finds what is held.
@@ -69,14 +65,20 @@ fn held(snapshot: Option<&HostSnapshot>) -> Option<String> {
         .map(|_| "somebody holds it".to_owned())
 }
 
-/// Removes one, with its scripts before and after; why it stays.
-fn remove(run: &Run<'_>, policy: &DatasetPolicy, name: &HostSnapshotName) -> std::result::Result<(), String> {
+/// Removes one, with its scripts before and after; why it stays. A script may take its time, so what goes is what was looked at.
+fn remove(
+    run: &Run<'_>,
+    policy: &DatasetPolicy,
+    known: Option<&HostSnapshot>,
+    name: &HostSnapshotName,
+) -> std::result::Result<(), String> {
+    let known = known.ok_or_else(|| "it is gone".to_owned())?;
     let occasion = Occasion {
         snapshots: vec![name.name.clone()],
         ..Occasion::default()
     };
     run.call(policy, Event::PrePruning, &occasion)?;
-    run.request.providers.zfs().destroy(name).map_err(|error| {
+    run.request.providers.zfs().destroy_this(known).map_err(|error| {
         let reason = error.to_string();
         run.job.progress.warning(&reason);
         reason

@@ -3,16 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_host::MachineState;
-use holdfast_host::provider::Wanted;
+use holdfast_host::provider::{Dataset, HostSnapshotName, Wanted};
 use holdfast_policy::sanoid::{DatasetPolicy, SnapshotType, repeated_hour_name, snapshot_name};
 
 use super::hooks::{Event, Occasion};
-use super::{Run, Snapshots, TakenCut, dataset, typed};
-use crate::error::Result;
+use super::{PolicyRunReport, Run, Snapshots, TakenCut, dataset, typed};
+use crate::error::{Error, Result};
 use crate::forget::Execution;
-use crate::host_snapshot::{HostSnapshotRequest, NamedCut, machines_in, take_host_snapshots};
+use crate::host_snapshot::{
+    GuestRequest, HostSnapshotRequest, NamedCut, NotTaken, Subject, machines_in, try_host_snapshots,
+};
 
 /// A dataset of which snapshots are due.
+#[derive(Clone)]
 struct Due<'p> {
     policy: &'p DatasetPolicy,
     wanted: Wanted,
@@ -24,7 +27,7 @@ struct Due<'p> {
 }
 
 /// Takes snapshots of all datasets where some are due.
-pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snapshots) -> Result<Vec<TakenCut>> {
+pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snapshots, report: &mut PolicyRunReport) {
     let places = run.request.guests.places();
     let mut due = Vec::new();
     for policy in policies {
@@ -70,12 +73,15 @@ pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snaps
             has_pre_failed: false,
         });
     }
-    let mut taken = Vec::new();
     for together in cut_together(due) {
-        run.job.interrupt.check()?;
-        taken.extend(take_together(run, together));
+        if run.job.interrupt.is_requested() {
+            report.is_interrupted = true;
+            return;
+        }
+        report.taken.extend(take_together(run, together));
     }
-    Ok(taken)
+    // The last of them may not have been begun.
+    report.is_interrupted = run.job.interrupt.is_requested();
 }
 
 /// Datasets that share a machine are cut together, and so are those that share one with one of these.
@@ -92,78 +98,151 @@ fn cut_together(due: Vec<Due<'_>>) -> Vec<Vec<Due<'_>>> {
     sets
 }
 
-/// What became of datasets that are cut together; one that is left out is told of by itself.
+/// What became of datasets that are cut together; what is left out is told of by itself.
 fn take_together(run: &Run<'_>, mut due: Vec<Due<'_>>) -> Vec<TakenCut> {
-    let (mut taken, mut left_out) = (TakenCut::default(), Vec::new());
-    let is_real = run.request.execution == Execution::Execute;
-    if is_real {
-        // What nobody has prepared is left out, where its owner wants that.
-        due.retain_mut(|one| {
-            let called = run.call(one.policy, Event::PreSnapshot, &one.occasion());
-            one.has_pre_failed = called.is_err();
-            let goes_on = !one.has_pre_failed || !one.policy.hooks().needs_pre_snapshot;
-            if let (Err(reason), false) = (called, goes_on) {
-                left_out.push(TakenCut {
-                    snapshots: cuts_of(std::slice::from_ref(one))
-                        .iter()
-                        .flat_map(NamedCut::snapshots)
-                        .collect(),
-                    failure: Some(reason),
+    if run.request.execution == Execution::DryRun {
+        let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();
+        return vec![TakenCut {
+            snapshots: snapshots_of(&due),
+            would_hold_still: machines.into_iter().collect(),
+            ..TakenCut::default()
+        }];
+    }
+    let (mut taken, mut incomplete) = (Vec::new(), BTreeSet::new());
+    let unprepared = prepare(run, &mut due);
+    for (dataset, reason) in unprepared {
+        // Its scripts are not called again: it was not begun.
+        taken.extend(leave_out(&mut due, &mut incomplete, (&[dataset], &reason)));
+    }
+    while !due.is_empty() {
+        match cut(run, &due, &incomplete) {
+            Ok(guests) => {
+                end(run, &due, None);
+                taken.push(TakenCut {
+                    snapshots: snapshots_of(&due),
+                    guests,
+                    incomplete: incomplete.into_iter().filter(|machine| is_in(&due, *machine)).collect(),
                     ..TakenCut::default()
                 });
+                return taken;
             }
-            goes_on
-        });
-    }
-    let cuts = cuts_of(&due);
-    let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();
-    taken.snapshots = cuts.iter().flat_map(NamedCut::snapshots).collect();
-    if !is_real {
-        taken.would_hold_still = machines.into_iter().collect();
-        return vec![taken];
-    }
-    if cuts.is_empty() {
-        return left_out;
-    }
-    match cut(run, cuts, &machines) {
-        Ok(guests) => taken.guests = guests,
-        Err(error) => {
-            let reason = error.to_string();
-            run.job.progress.warning(&reason);
-            taken.failure = Some(reason);
+            Err(NotTaken { error, culprits }) => {
+                let reason = error.to_string();
+                run.job.progress.warning(&reason);
+                let before = due.clone();
+                let is_hopeless = culprits.is_empty() || matches!(*error, Error::Interrupted(_));
+                let culprits = if is_hopeless { datasets_of(&due) } else { culprits };
+                taken.extend(leave_out(&mut due, &mut incomplete, (&culprits, &reason)));
+                let left_out = before.into_iter().filter(|one| !is_due(&due, one));
+                end(run, &left_out.collect::<Vec<_>>(), Some(&reason));
+            }
         }
     }
-    for one in &due {
+    taken
+}
+
+/// Calls the scripts before; gives the datasets that are not cut without them, where they fail.
+fn prepare(run: &Run<'_>, due: &mut [Due<'_>]) -> Vec<(Dataset, String)> {
+    let mut unprepared = Vec::new();
+    for one in due {
+        let called = run.call(one.policy, Event::PreSnapshot, &one.occasion());
+        one.has_pre_failed = called.is_err();
+        if let Err(reason) = called
+            && one.policy.hooks().needs_pre_snapshot
+        {
+            unprepared.push((one.wanted.dataset.clone(), reason));
+        }
+    }
+    unprepared
+}
+
+/// Calls the scripts after.
+fn end(run: &Run<'_>, due: &[Due<'_>], error: Option<&str>) {
+    for one in due {
         let hooks = one.policy.hooks();
         if !one.has_pre_failed || hooks.always_post_snapshot {
             let occasion = Occasion {
                 has_pre_failed: Some(one.has_pre_failed),
-                error: taken.failure.clone(),
+                error: error.map(str::to_owned),
                 ..one.occasion()
             };
             // It has been told; what was taken is there.
             run.call(one.policy, Event::PostSnapshot, &occasion).ok();
         }
     }
-    left_out.push(taken);
-    left_out
 }
 
-fn cut(run: &Run<'_>, cuts: Vec<NamedCut>, machines: &BTreeSet<usize>) -> Result<Vec<crate::GuestReport>> {
-    let guests = machines.iter().map(|index| run.request.guests.request(*index));
-    let mut guests = guests.collect::<Result<Vec<_>>>()?;
+/// Takes out of `due` the datasets that cannot be cut, and with them all in which there are no machines but those that have disks in
+/// these: a point of half a machine is worse than none. What others have disks in too is cut for the sake of these.
+///
+/// What is left out is told of; machines that are not whole any more are added to `incomplete`.
+fn leave_out(
+    due: &mut Vec<Due<'_>>,
+    incomplete: &mut BTreeSet<usize>,
+    (culprits, reason): (&[Dataset], &str),
+) -> Vec<TakenCut> {
+    let is_culprit = |one: &Due<'_>| culprits.contains(&one.wanted.dataset);
+    incomplete.extend(due.iter().filter(|one| is_culprit(one)).flat_map(|one| &one.machines));
+    let (left_out, kept): (Vec<_>, Vec<_>) = std::mem::take(due).into_iter().partition(|one| {
+        let has_none_but_these = !one.machines.is_empty() && one.machines.is_subset(incomplete);
+        is_culprit(one) || has_none_but_these
+    });
+    *due = kept;
+    let told = left_out.iter().map(|one| TakenCut {
+        snapshots: snapshots_of(std::slice::from_ref(one)),
+        failure: Some(if is_culprit(one) {
+            reason.to_owned()
+        } else {
+            format!("its machines have disks that could not be cut with it: {reason}")
+        }),
+        ..TakenCut::default()
+    });
+    told.collect()
+}
+
+fn is_due(due: &[Due<'_>], one: &Due<'_>) -> bool {
+    due.iter().any(|other| other.wanted == one.wanted)
+}
+
+fn is_in(due: &[Due<'_>], machine: usize) -> bool {
+    due.iter().any(|one| one.machines.contains(&machine))
+}
+
+fn datasets_of(due: &[Due<'_>]) -> Vec<Dataset> {
+    due.iter().map(|one| one.wanted.dataset.clone()).collect()
+}
+
+fn snapshots_of(due: &[Due<'_>]) -> Vec<HostSnapshotName> {
+    cuts_of(due).iter().flat_map(NamedCut::snapshots).collect()
+}
+
+fn cut(
+    run: &Run<'_>,
+    due: &[Due<'_>],
+    incomplete: &BTreeSet<usize>,
+) -> std::result::Result<Vec<crate::GuestReport>, NotTaken> {
+    let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();
+    let guest = |index: &usize| {
+        let guest = run.request.guests.request(*index)?;
+        // Nothing goes on from memory without all disks.
+        let memory = guest.memory.clone().filter(|_| !incomplete.contains(index));
+        Ok(GuestRequest { memory, ..guest })
+    };
+    let mut guests = machines.iter().map(guest).collect::<Result<Vec<_>>>()?;
     leave_out_memories(&mut guests, run.job);
     let now = || (run.request.now)().timestamp();
+    let newcomers = |wanted: &[Wanted]| run.request.guests.newcomers(wanted);
     let request = HostSnapshotRequest {
         providers: run.request.providers,
-        cuts,
+        cuts: cuts_of(due),
         guests,
+        subject: Subject::Datasets(&newcomers),
         now: &now,
         program: run.request.program.clone(),
         set: run.request.guests.new_set()?,
         states: run.request.states,
     };
-    Ok(take_host_snapshots(&request, &mut || (), run.job)?.guests)
+    Ok(try_host_snapshots(&request, &mut || (), run.job)?.guests)
 }
 
 /// The memory of one machine ends at the instant; that of several does not end at one.

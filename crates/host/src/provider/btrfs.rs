@@ -122,6 +122,12 @@ impl Btrfs {
         Ok(folders.map(|folder| folder.display().to_string()).collect())
     }
 
+    fn delete(&self, kept: &SnapshotFolder, snapshot: &HostSnapshotName) -> ProviderResult<()> {
+        let place = kept.place(&snapshot.name);
+        let words = ["subvolume", "delete", "--", &place.to_string_lossy()];
+        self.ask(("remove", &snapshot.to_string()), &words).map(drop)
+    }
+
     /// What btrfs tells of a subvolume.
     fn shown(&self, place: &str) -> ProviderResult<Shown> {
         let shown = self.ask(("look at", place), &["subvolume", "show", "--", place])?;
@@ -308,10 +314,17 @@ impl Provider for Btrfs {
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
         let kept = Self::folder(&snapshot.dataset.name)?;
-        kept.remove(snapshot, || {
-            let place = kept.place(&snapshot.name);
-            let words = ["subvolume", "delete", "--", &place.to_string_lossy()];
-            self.ask(("remove", &snapshot.to_string()), &words).map(drop)
+        kept.remove(snapshot, || self.delete(&kept, snapshot))
+    }
+
+    fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
+        let kept = Self::folder(&snapshot.name.dataset.name)?;
+        kept.remove(&snapshot.name, || {
+            let shown = self.shown(&kept.place(&snapshot.name.name).to_string_lossy())?;
+            if shown.uuid.unwrap_or_default() != snapshot.identity {
+                return Err(snapshot.replaced());
+            }
+            self.delete(&kept, &snapshot.name)
         })
     }
 

@@ -28,6 +28,12 @@ pub enum ProviderError {
         /// What.
         what: String,
     },
+    /// Another one has its name since it was looked at.
+    #[error("{what} is another one than was looked at: somebody has made it since, under the same name")]
+    Replaced {
+        /// What.
+        what: String,
+    },
     /// Somebody holds it.
     #[error("{what} is held: {reason}")]
     Held {

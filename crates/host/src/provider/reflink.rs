@@ -174,6 +174,25 @@ impl Reflink {
     }
 }
 
+/// What tells a folder of clones from another one: its inode, whose number is given again, and the instant at which that was made.
+fn identity_of(metadata: &std::fs::Metadata) -> String {
+    let made = metadata.created().ok();
+    let made = made.and_then(|made| made.duration_since(std::time::UNIX_EPOCH).ok());
+    format!("{}-{}", metadata.ino(), made.unwrap_or_default().as_nanos())
+}
+
+/// From one moment to the next it is no snapshot any more, and not half of one.
+fn put_aside(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
+    let (place, aside) = (kept.place(name), kept.hidden_place(name));
+    drop(std::fs::remove_dir_all(&aside));
+    std::fs::rename(&place, &aside).map_err(|source| file_error("rename", &place, source))
+}
+
+fn remove_aside(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
+    let aside = kept.hidden_place(name);
+    std::fs::remove_dir_all(&aside).map_err(|source| file_error("remove", &aside, source))
+}
+
 impl Provider for Reflink {
     fn kind(&self) -> ProviderKind {
         ProviderKind::Reflink
@@ -220,7 +239,7 @@ impl Provider for Reflink {
                     name: snapshot.clone(),
                 },
                 time_s: noted.as_ref().map_or_else(|| metadata.mtime(), |noted| noted.time_s),
-                identity: metadata.ino().to_string(),
+                identity: identity_of(&metadata),
                 used_bytes: None,
                 referenced_bytes: None,
                 hold_count: kept.hold_count(&snapshot)?,
@@ -302,11 +321,27 @@ impl Provider for Reflink {
             return Ok(());
         }
         kept.remove(snapshot, || {
-            // From one moment to the next it is no snapshot any more, and not half of one.
-            let (place, hidden) = (kept.place(&snapshot.name), kept.hidden_place(&snapshot.name));
-            drop(std::fs::remove_dir_all(&hidden));
-            std::fs::rename(&place, &hidden).map_err(|source| file_error("rename", &place, source))?;
-            std::fs::remove_dir_all(&hidden).map_err(|source| file_error("remove", &hidden, source))
+            put_aside(&kept, &snapshot.name)?;
+            remove_aside(&kept, &snapshot.name)
+        })
+    }
+
+    fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
+        let name = &snapshot.name.name;
+        let kept = SnapshotFolder::of(Path::new(&snapshot.name.dataset.name))?;
+        kept.remove(&snapshot.name, || {
+            put_aside(&kept, name)?;
+            // Nobody finds it by its name any more: what is looked at now is what goes.
+            let aside = kept.hidden_place(name);
+            let metadata = aside
+                .metadata()
+                .map_err(|source| file_error("look at", &aside, source))?;
+            if identity_of(&metadata) == snapshot.identity {
+                return remove_aside(&kept, name);
+            }
+            let place = kept.place(name);
+            std::fs::rename(&aside, &place).map_err(|source| file_error("rename", &aside, source))?;
+            Err(snapshot.replaced())
         })
     }
 

@@ -427,6 +427,22 @@ impl Provider for Zfs {
         self.ask(("remove", &full), &["destroy", &full]).map(drop)
     }
 
+    /// One question about one snapshot, not about all of the dataset: next to nothing fits between its answer and the end.
+    fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
+        let full = full(&snapshot.name)?;
+        let found = self.get(&[], "creation,guid", &full)?;
+        let found = found
+            .get(&full)
+            .ok_or_else(|| ProviderError::NotThere { what: full.clone() })?;
+        let time_s = found.number("creation").and_then(|time_s| i64::try_from(time_s).ok());
+        // Where the list has not told the GUID, the time at which it was made is all that there is.
+        let has_its_guid = snapshot.identity.is_empty() || found.value("guid") == Some(&snapshot.identity);
+        if time_s != Some(snapshot.time_s) || !has_its_guid {
+            return Err(snapshot.replaced());
+        }
+        self.destroy(&snapshot.name)
+    }
+
     fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
         check_name(tag)?;
         let full = full(snapshot)?;

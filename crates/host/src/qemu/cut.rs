@@ -11,7 +11,7 @@ use holdfast_block::Clock;
 use serde_json::{Value, json};
 
 use super::jobs::jobs;
-use super::memory::{MemoryMode, MemoryPipe, Sending, Settings};
+use super::memory::{MemoryMode, MemoryPipe, Sending, Sent};
 use super::names::{Role, RunId};
 use super::remove::remove_run;
 use super::{QemuDisk, disks};
@@ -83,6 +83,8 @@ pub struct Cut {
     run: RunId,
     /// How long the machine stood still.
     pub pause: Pause,
+    /// Whether it was left paused, since somebody else had paused it meanwhile.
+    pub is_left_paused: bool,
     /// The names of the disks at the server, in the order of the request.
     pub exports: Vec<String>,
     /// The context of each disk that tells what has changed, where a bitmap was named.
@@ -164,8 +166,8 @@ impl Making<'_> {
         if !disks.is_empty() {
             self.start_server(request.listener)?;
         }
-        let pause = match (&disks[..], &request.memory, request.standstill) {
-            ([disk], None, Standstill::WhereNeeded) => self.cut_one(disk, tell)?,
+        let (pause, is_left_paused) = match (&disks[..], &request.memory, request.standstill) {
+            ([disk], None, Standstill::WhereNeeded) => (self.cut_one(disk, tell)?, false),
             _ => self.cut(&disks, request.memory, tell)?,
         };
         let mut exports = Vec::new();
@@ -178,6 +180,7 @@ impl Making<'_> {
         Ok(Cut {
             run: self.run,
             pause,
+            is_left_paused,
             exports,
             change_contexts,
         })
@@ -289,12 +292,15 @@ impl Making<'_> {
         disks: &[Prepared],
         memory: Option<(MemoryPipe, MemoryMode)>,
         tell: &mut dyn FnMut(Moment),
-    ) -> Result<Pause> {
+    ) -> Result<(Pause, bool)> {
         let status = self.execute("query-status", Value::Null)?;
         let was_running = status.get("running").and_then(Value::as_bool).unwrap_or_default();
         let stopped = self.stop(was_running, memory, tell);
         // An answer that comes late may stop the machine all the same.
-        let (start, settings) = stopped.inspect_err(|_| self.resume_anyway(was_running))?;
+        let (start, sent) = stopped.inspect_err(|_| self.resume_anyway(was_running))?;
+        let is_left_paused = was_running && sent.as_ref().is_some_and(|sent| sent.is_paused_by_others);
+        let was_running = was_running && !is_left_paused;
+        let settings = sent.map(|sent| sent.settings);
         tell(Moment::Stopped);
         let result = match &settings {
             Some(_) => self.take_back(disks).and_then(|()| self.switch(disks)),
@@ -315,11 +321,12 @@ impl Making<'_> {
             self.sending().reset(&settings);
         }
         result?;
-        Ok(if was_running {
+        let pause = if was_running {
             Pause { cut, others, total }
         } else {
             Pause::default()
-        })
+        };
+        Ok((pause, is_left_paused))
     }
 
     /// Where the instant took long, somebody may have let the machine run on in the middle of it.
@@ -348,10 +355,10 @@ impl Making<'_> {
         was_running: bool,
         memory: Option<(MemoryPipe, MemoryMode)>,
         tell: &mut dyn FnMut(Moment),
-    ) -> Result<(Duration, Option<Settings>)> {
+    ) -> Result<(Duration, Option<Sent>)> {
         if let Some((pipe, mode)) = memory {
             let sent = self.sending().send(pipe, mode, &mut || tell(Moment::Runs))?;
-            return Ok((self.clock.now().saturating_sub(sent.stood_still), Some(sent.settings)));
+            return Ok((self.clock.now().saturating_sub(sent.stood_still), Some(sent)));
         }
         let start = self.clock.now();
         if was_running {

@@ -18,7 +18,7 @@ mod state;
 
 pub use assemble::{PutError, put_together};
 pub use migrate::{MemoryMode, end_sending};
-pub(crate) use migrate::{Sending, Settings};
+pub(crate) use migrate::{Sending, Sent};
 pub use parse::{MakeStore, Memory, StreamError, take_apart};
 pub use receive::{MemoryPipe, Receiving, receive};
 pub use state::{MemoryState, RamBlock, StateError};

@@ -95,6 +95,39 @@ fn what_was_cut_stays_as_it_was() {
     });
 }
 
+/// Between the look and the end somebody has removed it, and made another one that is called so: that one stays.
+#[test]
+fn another_one_of_the_same_name_is_not_removed_in_its_place() {
+    with_each(|file_system| {
+        let world = World::new(file_system);
+        let looked_at = || world.provider.snapshots(&world.dataset.name).unwrap().remove(0);
+        world.take("one", 100).unwrap();
+        let first = looked_at();
+        if file_system.name() == "zfs" {
+            // Where its list tells no GUID it tells the second.
+            holdfast_block::Clock::sleep(
+                &holdfast_block::SystemClock::new(),
+                std::time::Duration::from_millis(1100),
+            );
+        }
+        world.provider.destroy(&first.name).unwrap();
+        write(world.folder.join("disk.raw"), vec![9; 100]).unwrap();
+        world.take("one", 100).unwrap();
+        let second = looked_at();
+        assert!(!first.is_still(&second), "{}", file_system.name());
+        let kept = world.provider.destroy_this(&first);
+        assert!(matches!(kept, Err(ProviderError::Replaced { .. })), "{kept:?}");
+        assert_eq!(looked_at(), second);
+        let view = world.provider.view(&world.name("one"), "look").unwrap();
+        assert!(read(view.path().join("disk.raw")).unwrap() == vec![9; 100]);
+        drop(view);
+        world.provider.destroy_this(&second).unwrap();
+        assert_eq!(world.names(), [""; 0]);
+        let gone = world.provider.destroy_this(&second).unwrap_err();
+        assert!(is_missing(&gone), "{gone}");
+    });
+}
+
 #[test]
 fn snapshots_tell_of_themselves() {
     with_each(|file_system| {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use holdfast_block::{BlockDevice, BlockDeviceMut, Clock as _, MemoryDevice};
 use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, MemoryState, Receiving, put_together, receive};
 use holdfast_host::qemu::{Cut, Moment};
+use holdfast_host::qmp::{Monitor as _, QmpCommand};
 use serde_json::{Value, json};
 
 use crate::lab::{DISK_BYTES, Lab, MIB, assert_served};
@@ -132,6 +133,32 @@ fn disks_and_memory_are_of_one_instant_and_the_machine_runs_on() {
         }
         assert_eq!(lab.everything(), before);
     }
+}
+
+/// Sending takes minutes, and its owner may pause the machine in them: then nobody lets it run on but he.
+#[test]
+fn a_machine_that_its_owner_pauses_while_its_memory_is_sent_stays_paused() {
+    let lab = with_pattern(&["raw"], &["-qmp", "unix:{}/owner,server=on,wait=off"]);
+    let owner = holdfast_host::qmp::QmpSocket::connect(&lab.path("owner")).unwrap();
+    let store = move |size_bytes| {
+        // QEMU waits for who takes it in: this is in the middle of it.
+        owner.execute(&QmpCommand::new("stop", Value::Null)).unwrap();
+        holdfast_block::SystemClock::new().sleep(Duration::from_millis(200));
+        Ok(Box::new(MemoryDevice::new(size_bytes)) as Box<dyn BlockDeviceMut>)
+    };
+    let (pipe, receiving) = receive(PAGE_BYTES, Box::new(store)).unwrap();
+    let (mut request, socket) = lab.request(lab.directory.path());
+    request.memory = Some((pipe, MemoryMode::Live));
+    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    receiving.finish().unwrap();
+    assert!(cut.is_left_paused && !lab.is_running());
+    assert_eq!(cut.pause.total, Duration::ZERO);
+    assert_served(&socket, &cut.exports[0], 1, 0, DISK_BYTES);
+    cut.release(&*lab.monitor, &lab.clock).unwrap();
+    assert!(!lab.is_running());
+    lab.execute("cont", Value::Null);
+    assert!(lab.is_running());
+    lab.guest_writes(0, 60, 0, MIB);
 }
 
 /// Whoever takes the memory in has no room for it: the migration fails, and the machine does not notice.

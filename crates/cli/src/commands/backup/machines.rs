@@ -55,6 +55,9 @@ pub(super) struct MachineArgs {
     /// How to read the disks of a machine that runs; without this, the best way that it offers
     #[arg(long, value_enum, value_name = "HOW")]
     method: Option<MethodHow>,
+    /// Wait so long for another backup of the machine, which may be under way; without this, it ends with exit code 4
+    #[arg(long, value_name = "SECONDS")]
+    wait: Option<u64>,
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
@@ -232,6 +235,7 @@ fn back_up(
         processes: &SystemProcesses,
         hooks,
         limits: args.machines.limits.limits(),
+        patience: Duration::from_secs(args.machines.wait.unwrap_or_default()),
         run,
     };
     let report = context.work(args.job.thread_count(), |job| back_up_machine(repository, request, job))?;

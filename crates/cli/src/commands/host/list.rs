@@ -228,5 +228,5 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 fn datasets_of(places: &MachinePlaces) -> impl Iterator<Item = Dataset> {
-    places.wanted().into_iter().map(|one| one.dataset)
+    places.wanted_with_bases().into_iter().map(|one| one.dataset)
 }

@@ -119,7 +119,7 @@ impl<'a> Far<'a> {
                     "{} and {} are of different file systems",
                     source.dataset, target.dataset
                 ),
-                "streams of ZFS go to ZFS, those of btrfs to btrfs",
+                mixed(source, target),
             ));
         }
         Ok((self.reach(source)?, self.reach(target)?))
@@ -159,6 +159,21 @@ impl<'a> Far<'a> {
             side,
             dataset: word.dataset.clone(),
         })
+    }
+}
+
+/// What to say instead of two words of different file systems: a relative path looks like the name of a dataset.
+fn mixed(source: &Word, target: &Word) -> String {
+    match [source, target].into_iter().find(|word| word.kind == ProviderKind::Zfs) {
+        Some(Word {
+            host: None, dataset, ..
+        }) => format!(
+            "{dataset} is taken for a dataset of ZFS; a folder here is ./{dataset}, or btrfs:./{dataset}, or its whole path"
+        ),
+        Some(Word { dataset, .. }) => {
+            format!("{dataset} is taken for a dataset of ZFS; a folder on another host is given by its whole path")
+        }
+        None => "streams of ZFS go to ZFS, those of btrfs to btrfs".to_owned(),
     }
 }
 

@@ -247,6 +247,25 @@ fn a_guest_with_an_agent_is_frozen_and_stands_still_where_its_disks_are_cut_one_
     bare.wait_until_mended("a snapshot");
 }
 
+/// Its owner pauses it between the look and the cut: he resumes it, and nobody else.
+#[test]
+fn a_machine_that_its_owner_pauses_meanwhile_stays_paused() {
+    let Some((bare, _mounted)) = bare_on_xfs() else { return };
+    let asked = play_agent(&bare.lab.path("agent"));
+    let words = ["snapshot", &bare.source, "--name", "one", "--json"];
+    let child = bare.rig.command(&words).spawn().unwrap();
+    assert_eq!(asked.recv().unwrap(), "guest-fsfreeze-freeze");
+    bare.lab.execute("stop", serde_json::Value::Null);
+    child.wait_with_output().unwrap();
+    // Where it stood still for the cut already, that is ours to end.
+    let was_first = !bare.lab.is_running();
+    bare.lab.execute("stop", serde_json::Value::Null);
+    bare.rig.report(&["snapshot", &bare.source, "--name", "two"]);
+    assert!(!bare.lab.is_running(), "paused before: {was_first}");
+    bare.lab.execute("cont", serde_json::Value::Null);
+    bare.wait_until_mended("resumed");
+}
+
 #[test]
 fn killed_at_any_moment_the_machine_runs_on_and_is_thawed() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };

@@ -104,9 +104,17 @@ fn a_target_that_is_full_harms_no_guest_and_the_next_run_reads_what_changed() {
 fn a_second_backup_of_the_machine_is_refused_in_words() {
     let world = World::new();
     let mut first = world.begin_slowly(&[]);
-    let (kind, said) = world.rig.error(4, &at(&world.lab.uri(), &["backup", "web1"]));
-    assert_eq!(kind, "locked", "{said}");
-    assert_eq!(first.wait().unwrap().code(), Some(0));
+    let uri = world.lab.uri();
+    let (kind, said) = world.rig.error(4, &at(&uri, &["backup", "web1"]));
+    let who = format!(
+        "another backup of it: holdfast backup, process {}, since 20",
+        first.id()
+    );
+    assert!(kind == "locked" && said.contains(&who), "{said}");
+    // Who has time waits for it.
+    world.rig.ok(&at(&uri, &["backup", "web1", "--wait", "60"]));
+    assert_eq!(first.try_wait().unwrap().unwrap().code(), Some(0));
+    assert_eq!(world.rig.snapshot_count(), 2);
     world.assert_runs_and_is_clean();
     world.assert_snapshot_is_right("the first one");
 }

@@ -2,6 +2,7 @@
 
 mod backups;
 mod bare;
+mod bases;
 mod choosing;
 mod doctors;
 #[path = "../../../../host/tests/providers/lab.rs"]

@@ -302,3 +302,139 @@ fn a_tree_is_cut_as_a_whole() {
     assert_eq!(policed.names(), names);
     policed.on.world.assert_runs_and_is_clean();
 }
+
+/// Policies are carried out while machines come and go: what is told of them is what was so when they were cut.
+#[test]
+fn a_machine_that_is_started_before_its_disks_are_cut_is_not_called_shut_off() {
+    let Some(policed) = Policed::new() else { return };
+    let lab = &policed.on.world.lab;
+    lab.virsh(&["destroy", "web1"]);
+    lab.define("web2", &["raw"]);
+    lab.virsh(&["undefine", "web2"]);
+    let domain = lab.path("domain.xml");
+    let virsh = format!("virsh -q -c '{}'", lab.uri());
+    // One that is known and off, and one that nobody knows of.
+    let (script, _) = policed.script(&format!("{virsh} start web1; {virsh} create {}", domain.display()));
+    policed.write(&format!("{FREQUENTLY}pre_snapshot_script = {script}\n"));
+    let done = policed.run(3, &[]);
+    let machines = done["taken"][0]["machines"].as_array().unwrap();
+    let told = machines
+        .iter()
+        .map(|one| (one["name"].as_str().unwrap(), one["consistency"].as_str().unwrap()));
+    assert_eq!(
+        told.collect::<Vec<_>>(),
+        [("web1", "crash"), ("web2", "crash")],
+        "{done}"
+    );
+    let listed = &policed.on.listed(&[&format!("zfs:{}", policed.pool)])[0];
+    assert_eq!(listed["consistency"], "crash", "{listed}");
+    assert_eq!(listed["machines"], serde_json::json!(["web1", "web2"]));
+    policed.on.world.lab.virsh(&["destroy", "web2"]);
+}
+
+/// web1 has disks in three datasets, web2 in one of them. Of the second there can be no snapshot: web1 gets none, web2 does.
+#[test]
+fn a_dataset_that_cannot_be_cut_costs_only_its_own_machines() {
+    let Some(policed) = Policed::new() else { return };
+    let (lab, pool) = (&policed.on.world.lab, &policed.pool);
+    // With the name of a snapshot behind it, it is longer than ZFS's names are.
+    let long = format!("{pool}/{}", "x".repeat(250 - pool.len() - 20));
+    let own = format!("{pool}/own");
+    for (dataset, target) in [(&long, "vdc"), (&own, "vdd")] {
+        zfs(&["create", dataset]);
+        let image = lab.path(dataset.split_once('/').unwrap().1).join("image");
+        let image = image.to_str().unwrap();
+        system("qemu-img", &["create", "-q", "-f", "raw", image, "1M"]).unwrap();
+        lab.virsh(&[
+            "attach-disk",
+            "web1",
+            image,
+            target,
+            "--persistent",
+            "--subdriver",
+            "raw",
+        ]);
+    }
+    lab.define("web2", &["raw"]);
+    let text = format!(
+        "[{pool}]\nuse_template = mine\n[{long}]\nuse_template = mine\n[{own}]\nuse_template = mine\n[template_mine]\n{FREQUENTLY}"
+    );
+    policed.on.world.rig.write("sanoid.conf", text.as_bytes());
+    let done = policed.run(1, &["--take-only"]);
+    let taken = done["taken"].as_array().unwrap();
+    let failure = |dataset: &str| {
+        let of_it = |one: &&Value| {
+            one["snapshots"][0]
+                .as_str()
+                .unwrap()
+                .starts_with(&format!("zfs:{dataset}@"))
+        };
+        taken.iter().find(of_it).unwrap()["failure"].clone()
+    };
+    assert!(failure(&long).as_str().unwrap().contains("255 bytes"), "{done}");
+    assert!(
+        failure(&own).as_str().unwrap().contains("its machines have disks"),
+        "{done}"
+    );
+    assert_eq!(failure(pool), Value::Null, "{done}");
+    let whole = taken.iter().find(|one| one["failure"].is_null()).unwrap();
+    assert_eq!(whole["incomplete_machines"], serde_json::json!(["web1"]));
+    assert_eq!(whole["machines"].as_array().unwrap().len(), 2);
+    assert_eq!(policed.names().len(), 1);
+    let provider = policed.on.file_system.provider();
+    assert!(provider.snapshots(&own).unwrap().is_empty());
+    policed.on.world.assert_runs_and_is_clean();
+}
+
+/// Who stops it, or whose time is over, learns what was done until then.
+#[test]
+fn a_run_that_is_stopped_tells_what_it_has_done() {
+    use std::os::unix::process::ExitStatusExt as _;
+    let Some(policed) = Policed::new() else { return };
+    let (rig, pool) = (&policed.on.world.rig, &policed.pool);
+    let late = format!("{pool}/late");
+    zfs(&["create", &late]);
+    policed.make("autosnap_2020-01-01_00:00:00_hourly");
+    let (script, log) = policed.script("sleep 2");
+    let text = format!(
+        "[{pool}]\n{FREQUENTLY}\n[{late}]\n{FREQUENTLY}pre_snapshot_script = {script}\npost_snapshot_script = {script}\n"
+    );
+    rig.write("sanoid.conf", text.as_bytes());
+    policed.wait_until_older();
+    let uri = policed.on.world.lab.uri();
+    for (json, signal) in [
+        (true, rustix::process::Signal::TERM),
+        (false, rustix::process::Signal::INT),
+    ] {
+        let words = [&["cron", "sanoid.conf"][..], if json { &["--json"] } else { &[] }].concat();
+        let child = rig.command(&at(&uri, &words)).spawn().unwrap();
+        while !log.exists() {
+            policed.on.world.lab.clock.sleep(std::time::Duration::from_millis(10));
+        }
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.signal(), Some(signal.as_raw()), "{output:?}");
+        let said = String::from_utf8(output.stdout).unwrap();
+        if json {
+            let document: Value = serde_json::from_str(&said).unwrap();
+            assert_eq!(document["exit_code"], 128 + signal.as_raw());
+            let report = &document["report"];
+            assert_eq!(report["interrupted"], true);
+            assert_eq!(report["taken"][0]["failure"], Value::Null, "{report}");
+            assert_eq!(report["taken"][1]["failure"], "interrupted", "{report}");
+            assert_eq!(report["removed"], serde_json::json!([]));
+        } else {
+            assert!(said.contains("it was stopped before all was done"), "{said}");
+        }
+        // What was due and was not taken is told to the script after it as well.
+        let called = std::fs::read_to_string(&log).unwrap();
+        assert!(called.starts_with("pre ") && called.contains("\npost "), "{called}");
+        std::fs::remove_file(&log).unwrap();
+        assert_eq!(policed.names().len(), 2, "nothing was pruned");
+    }
+    let runs = rig.report(&["runs", "--job", "cron"]);
+    assert_eq!(runs["runs"][0]["outcome"], "stopped", "{runs}");
+    policed.run(0, &[]);
+    assert_eq!(policed.names().len(), 1);
+    assert_eq!(policed.on.file_system.provider().snapshots(&late).unwrap().len(), 1);
+}

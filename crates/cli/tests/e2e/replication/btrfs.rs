@@ -96,3 +96,24 @@ fn what_a_killed_run_has_received_in_part_is_no_snapshot_and_is_sent_again() {
     let (kind, said) = world.rig.error(1, &["replicate", "-R", &world.source, &world.target]);
     assert_eq!(kind, "refused", "{said}");
 }
+
+/// What cannot be meant is refused with what can be: nothing of several subvolumes is of one instant, and a word without a dot or a slash
+/// before it is a dataset of ZFS.
+#[test]
+fn subvolumes_below_and_relative_paths_are_refused_with_what_to_say() {
+    let Some(world) = World::on_btrfs() else { return };
+    world.take("a");
+    let (kind, said) = world
+        .rig
+        .error(1, &["replicate", "--recursive", &world.source, &world.target]);
+    assert!(kind == "refused" && said.contains("without --recursive"), "{said}");
+    let (kind, said) = world.rig.error(2, &["replicate", &world.source, "backup/web"]);
+    assert!(
+        kind == "usage" && said.contains("./backup/web, or btrfs:./backup/web"),
+        "{said}"
+    );
+    let (_, said) = world
+        .rig
+        .error(2, &["replicate", &world.source, "root@backup:backup/web"]);
+    assert!(said.contains("its whole path"), "{said}");
+}

@@ -72,3 +72,67 @@ fn what_holds_for_a_dataset_is_shown_with_the_line_that_says_so() {
         "{page}"
     );
 }
+
+/// Everybody who works with a configuration calls its repositories by their names, and each is opened as that says.
+#[test]
+fn a_repository_of_holdfast_toml_is_called_by_its_name() {
+    let rig = Rig::empty();
+    rig.write("password", b"correct horse battery staple\n");
+    rig.write("disk.raw", &vec![7; 65_536]);
+    let toml = format!(
+        "version = 1\n[repositories.main]\npath = \"{}\"\npassword_file = \"{}\"\n[repositories.open]\npath = \"{}\"\n",
+        rig.path("vault").display(),
+        rig.path("password").display(),
+        rig.path("open-vault").display(),
+    );
+    rig.write("holdfast.toml", toml.as_bytes());
+    let run = |code: i32, words: &[&str]| {
+        let mut command = rig.command(&[words, &["--json"]].concat());
+        let output = command
+            .env("HOLDFAST_CONFIG", rig.path("holdfast.toml"))
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {output:?}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    run(0, &["init", "-r", "main"]);
+    run(0, &["backup", "disk.raw", "-r", "main"]);
+    assert_eq!(
+        run(0, &["list", "-r", "main"])["report"]["snapshots"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+    assert!(rig.path("vault/config").exists());
+    // What an option says counts before what the file says.
+    rig.write("wrong", b"another one\n");
+    run(1, &["list", "-r", "main", "--password-file", "wrong"]);
+    run(0, &["init", "-r", "open", "--no-encryption"]);
+    run(0, &["copy", "-r", "main", "--to", "open"]);
+    assert_eq!(
+        run(0, &["list", "-r", "open"])["report"]["snapshots"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+
+    // A path that is there counts before a name.
+    run(0, &["init", "-r", "./open", "--no-encryption"]);
+    assert_eq!(
+        run(0, &["list", "-r", "open"])["report"]["snapshots"],
+        serde_json::json!([])
+    );
+    let error = run(1, &["list", "-r", "mian"])["error"].clone();
+    let said = error.to_string();
+    assert!(
+        said.contains("no folder mian here") && said.contains("holdfast.toml"),
+        "{said}"
+    );
+    // Nobody acts by half of a configuration.
+    rig.write("holdfast.toml", b"version = 1\n[repositories.main]\npaht = 3\n");
+    let said = run(2, &["list", "-r", "main"])["error"].to_string();
+    assert!(said.contains("line 3"), "{said}");
+    run(0, &["list", "-r", "open"]);
+}

@@ -107,7 +107,10 @@ impl ReplicaSide for BtrfsSide {
             return Err(ProviderError::Refused {
                 action: "replicate",
                 what: format!("{name} and all below it"),
-                reason: "subvolumes of btrfs are replicated one by one".to_owned(),
+                reason:
+                    "subvolumes of btrfs have no snapshots of one instant together, and are replicated one by one: \
+                         without --recursive, once for each that btrfs subvolume list shows"
+                        .to_owned(),
             });
         }
         if !Path::new(name).symlink_metadata().is_ok_and(|found| found.is_dir()) {

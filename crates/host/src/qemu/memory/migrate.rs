@@ -57,6 +57,8 @@ pub(crate) struct Settings {
 pub(crate) struct Sent {
     /// How long it stood still until then.
     pub(crate) stood_still: Duration,
+    /// Whether somebody else had paused it before: it is his to resume.
+    pub(crate) is_paused_by_others: bool,
     pub(crate) settings: Settings,
 }
 
@@ -92,7 +94,8 @@ impl Sending<'_> {
             .begin(pipe, mode)
             .and_then(|ended| self.follow(&ended, mode, runs).inspect_err(|_| self.cancel()));
         match sent {
-            Ok(downtime) => Ok(Sent {
+            Ok((downtime, is_paused_by_others)) => Ok(Sent {
+                is_paused_by_others,
                 stood_still: match mode {
                     MemoryMode::Live => downtime,
                     MemoryMode::Stopped => self.clock.now().saturating_sub(start),
@@ -159,21 +162,26 @@ impl Sending<'_> {
         begun.map(|_| ended)
     }
 
-    /// Waits until all is sent; gives how long the machine stood still.
-    fn follow(&self, ended: &Ended, mode: MemoryMode, runs: &mut Runs<'_>) -> Result<Duration> {
+    /// Waits until all is sent; gives how long the machine stood still, and whether somebody else had paused it by then.
+    fn follow(&self, ended: &Ended, mode: MemoryMode, runs: &mut Runs<'_>) -> Result<(Duration, bool)> {
         let mut downtime_ms = DOWNTIME_MS;
         let mut next_look = PASS_COUNT_PATIENT;
         let mut is_stopped = mode == MemoryMode::Stopped;
+        let mut is_paused_by_others = false;
         let mut told = self.clock.now();
         while !ended.wait(LOOK_INTERVAL) {
             let status = self.execute(STATUS, Value::Null)?;
             if let Some(error) = failure(&status) {
                 return Err(error);
             }
-            // When QEMU has stopped it for the last pass, nobody says that it runs.
-            if !is_stopped && self.clock.now().saturating_sub(told) > TELL_INTERVAL {
-                told = self.clock.now();
-                if self.execute("query-status", Value::Null)?["running"] == true {
+            if !is_stopped {
+                // When QEMU has stopped it for the last pass it says so, and nobody says that it runs. One that others have paused
+                // stands still by no doing of ours.
+                let state = self.execute("query-status", Value::Null)?;
+                is_paused_by_others = state["status"] == "paused";
+                let is_well = state["running"] == true || is_paused_by_others;
+                if is_well && self.clock.now().saturating_sub(told) > TELL_INTERVAL {
+                    told = self.clock.now();
                     runs();
                 }
             }
@@ -198,8 +206,8 @@ impl Sending<'_> {
                 return Err(error);
             }
             if status["status"] == "completed" {
-                return Ok(Duration::from_millis(status["downtime"].as_u64().unwrap_or_default())
-                    + self.clock.now().saturating_sub(end));
+                let downtime = Duration::from_millis(status["downtime"].as_u64().unwrap_or_default());
+                return Ok((downtime + self.clock.now().saturating_sub(end), is_paused_by_others));
             }
             if self.clock.now().saturating_sub(end) > END_DEADLINE {
                 return Err(refused("the memory was not sent to its end"));

@@ -1,0 +1,80 @@
+//! Host snapshots of machines whose images are based on others, which lie elsewhere.
+
+use serde_json::Value;
+
+use super::at;
+use super::file_systems::system;
+use super::host_snapshots::{OnOwn, on};
+
+impl OnOwn {
+    /// A machine `name`, shut off, whose image is based on `base`, which is made.
+    fn define_on_base(&self, name: &str, base: &str) {
+        self.world.lab.define(name, &["qcow2"]);
+        let image = self.world.lab.path(&format!("{name}-a"));
+        std::fs::remove_file(&image).unwrap();
+        if !std::path::Path::new(base).exists() {
+            system("qemu-img", &["create", "-q", "-f", "qcow2", base, "8M"]).unwrap();
+        }
+        let image = image.to_str().unwrap();
+        system(
+            "qemu-img",
+            &["create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", image],
+        )
+        .unwrap();
+    }
+
+    fn report(&self, code: i32, words: &[&str]) -> Value {
+        let uri = self.world.lab.uri();
+        self.world.rig.json(code, &at(&uri, &[&["snapshot"], words].concat()))["report"].clone()
+    }
+}
+
+#[test]
+fn what_an_image_is_based_on_is_snapshotted_with_it_once() {
+    let Some(on) = on("btrfs") else { return };
+    let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
+    let templates = format!("{folder}/templates");
+    system("btrfs", &["subvolume", "create", &templates]).unwrap();
+    on.define_on_base("web2", &format!("{templates}/base"));
+    let both = serde_json::json!([format!("btrfs:{folder}@one"), format!("btrfs:{templates}@one")]);
+    let planned = on.report(0, &["web2", "--name", "one", "--dry-run"]);
+    assert_eq!(planned["cuts"][0]["snapshots"], both);
+    let done = on.report(0, &["web2", "--name", "one"]);
+    assert_eq!(done["cuts"][0]["snapshots"], both);
+    assert!(std::path::Path::new(&format!("{templates}/.holdfast/snapshots/one/base")).exists());
+    let listed = on.world.rig.report(&at(&on.world.lab.uri(), &["host", "list", "web2"]));
+    assert_eq!(listed["datasets"].as_array().unwrap().len(), 2);
+
+    // Who names the dataset gets that one, and is told of the other.
+    let of_dataset = on.report(0, &[&folder, "--name", "two"]);
+    assert_eq!(of_dataset["cuts"][0]["snapshots"].as_array().unwrap().len(), 1);
+    let left_out = of_dataset["cuts"][0]["left_out"].as_array().unwrap();
+    let is_told = |one: &Value| one["machine"] == "web2" && one["reason"].as_str().unwrap().contains("templates");
+    assert!(left_out.iter().any(is_told), "{of_dataset}");
+    // The machine does not write to its base: it need not hold still for a snapshot of that.
+    let of_templates = on.report(0, &[&templates, "--name", "three"]);
+    assert_eq!(of_templates["cuts"][0]["machines"], serde_json::json!([]));
+    // It goes back as before, also where the base has no snapshot of that name.
+    on.world
+        .rig
+        .ok(&at(&on.world.lab.uri(), &["rollback", "web2@two", "--dry-run"]));
+}
+
+#[test]
+fn a_base_of_which_there_can_be_no_snapshot_is_warned_of() {
+    let Some(on) = on("btrfs") else { return };
+    // Not on this file system: wherever files of tests are.
+    let base = on.world.rig.path("base");
+    if !matches!(
+        holdfast_host::provider::locate(on.world.rig.path("").as_path(), "test"),
+        Ok(holdfast_host::provider::Located::Nowhere(_))
+    ) {
+        return;
+    }
+    on.define_on_base("web2", base.to_str().unwrap());
+    let done = on.report(3, &["web2", "--name", "one"]);
+    assert_eq!(done["cuts"][0]["snapshots"].as_array().unwrap().len(), 1);
+    let left_out = done["cuts"][0]["left_out"].as_array().unwrap();
+    let is_told = |one: &Value| one["disk"] == "vda" && one["reason"].as_str().unwrap().contains("its base");
+    assert!(left_out.iter().any(is_told), "{done}");
+}

@@ -1,0 +1,176 @@
+//! What was so at the instant, as far as it can be told afterwards.
+//!
+//! Machines are looked at before an instant, which takes its time, and somebody may start, stop or resume one, or move its disks, before
+//! the providers cut. So they are looked at again when all run on, which costs no moment of standing still: what has changed may have
+//! changed before the cut, and the snapshot claims no more than holds in either case.
+
+use holdfast_host::provider::Wanted;
+use holdfast_host::{Description, DiskKind, DiskSource, MachineDisk, MachineState};
+
+use super::guests::{GuestReport, Held, Session};
+use super::{HostSnapshotRequest, NamedCut};
+use crate::job::Job;
+use crate::quiesce::Quiesced;
+
+/// What host snapshots are about.
+#[derive(Clone, Copy)]
+pub enum Subject<'a> {
+    /// Machines, each with all of its disks: where one has others by now, there is no snapshot.
+    Machines,
+    /// Datasets, with the machines in them: these come and go. The function finds those that run and have disks in what was wanted.
+    Datasets(&'a dyn Fn(&[Wanted]) -> Vec<Description>),
+}
+
+impl Session<'_> {
+    /// Looks at the machine once more, and takes back what its snapshot cannot claim.
+    pub(super) fn look_again(&mut self, (is_one_instant, is_about_machines): (bool, bool), job: Job<'_>) {
+        if self.has_failed() {
+            return;
+        }
+        let now = match self.guest.machine.describe() {
+            Ok(now) => now,
+            Err(error) => {
+                // One that has ended is not there any more, which is no news of one that was running or shut off.
+                let is_gone = matches!(error, holdfast_host::Error::NoSuchMachine { .. });
+                if !is_gone && self.report.state != MachineState::Running {
+                    self.doubt(&format!("it could not be looked at once more: {error}"), job);
+                }
+                return;
+            }
+        };
+        let state = now.summary.state;
+        let changed = match (self.report.state, state) {
+            (MachineState::ShutOff, MachineState::ShutOff) | (MachineState::Running, _) => None,
+            (MachineState::ShutOff, _) => Some("it was started while its disks were cut, and nothing held it"),
+            (_, MachineState::Running) => Some("it was let run on while its disks were cut, and nothing held it"),
+            _ => None,
+        };
+        if let Some(changed) = changed {
+            self.report.state = state;
+            if is_one_instant {
+                self.doubt(changed, job);
+            } else {
+                self.fail(changed);
+                return;
+            }
+        }
+        if let Some(moved) = moved(&self.guest.description.disks, &now.disks) {
+            if is_about_machines {
+                self.fail(&moved);
+            } else {
+                self.doubt(&moved, job);
+            }
+        }
+    }
+
+    /// What is in the snapshot of it is as after a power cut, at best.
+    fn doubt(&mut self, reason: &str, job: Job<'_>) {
+        let machine = &self.report.name;
+        job.progress
+            .warning(&format!("{machine}: {reason}; the snapshot is as after a power cut"));
+        self.report.quiesced = Quiesced::Failed(reason.to_owned());
+        if self.report.state == MachineState::ShutOff {
+            self.report.state = MachineState::Between;
+        }
+    }
+}
+
+/// What has become of disks between two looks, where it is not the same: a disk is elsewhere, is gone, or is new.
+fn moved(then: &[MachineDisk], now: &[MachineDisk]) -> Option<String> {
+    let of = |disks: &[MachineDisk], target: &str| {
+        // A CD that is changed is no news.
+        let is_it = |disk: &&MachineDisk| {
+            disk.target == target && !disk.is_read_only && matches!(disk.kind, DiskKind::Disk | DiskKind::Lun)
+        };
+        let disk = disks.iter().find(is_it);
+        disk.map_or(DiskSource::Empty, |disk| disk.source.clone())
+    };
+    let targets = then.iter().chain(now).map(|disk| &disk.target);
+    let mut moved = targets.filter(|target| of(then, target) != of(now, target));
+    let target = moved.next()?;
+    Some(match (of(then, target), of(now, target)) {
+        (DiskSource::Empty, new) => format!("it was given the disk {target} meanwhile, which is {}", shown(&new)),
+        (old, DiskSource::Empty) => format!(
+            "the disk {target} was taken from it meanwhile, which was {}",
+            shown(&old)
+        ),
+        (old, new) => format!(
+            "its disk {target} was moved meanwhile, from {} to {}",
+            shown(&old),
+            shown(&new)
+        ),
+    })
+}
+
+fn shown(source: &DiskSource) -> String {
+    match source {
+        DiskSource::File(path) | DiskSource::Device(path) => path.display().to_string(),
+        DiskSource::Other(place) => place.clone(),
+        DiskSource::Empty => "nowhere".to_owned(),
+    }
+}
+
+impl Held {
+    /// With the machines that run in what was cut by now, and that nobody knew of: nothing held them.
+    pub(super) fn with_newcomers(mut self, request: &HostSnapshotRequest<'_>, job: Job<'_>) -> Self {
+        let Subject::Datasets(find) = request.subject else {
+            return self;
+        };
+        let wanted = request
+            .cuts
+            .iter()
+            .flat_map(|cut: &NamedCut| cut.wanted.iter().cloned());
+        for newcomer in find(&wanted.collect::<Vec<_>>()) {
+            let summary = newcomer.summary;
+            if self.guests.iter().any(|guest| guest.uuid == summary.uuid) {
+                continue;
+            }
+            let reason = "it came while they were cut, and nothing held it";
+            let machine = &summary.name;
+            job.progress
+                .warning(&format!("{machine}: {reason}; the snapshot is as after a power cut"));
+            self.guests.push(GuestReport {
+                name: summary.name,
+                uuid: summary.uuid,
+                state: summary.state,
+                quiesced: Quiesced::Failed(reason.to_owned()),
+                paused: None,
+                memory_bytes: None,
+            });
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_host::{DiskKind, DiskSource, MachineDisk};
+
+    use super::moved;
+
+    fn disk(target: &str, path: &str) -> MachineDisk {
+        MachineDisk {
+            target: target.to_owned(),
+            kind: DiskKind::Disk,
+            source: DiskSource::File(path.into()),
+            format: None,
+            is_read_only: false,
+            is_shared: false,
+            alias: None,
+        }
+    }
+
+    #[test]
+    fn a_disk_that_was_moved_given_or_taken_is_told() {
+        let then = [disk("vda", "/a"), disk("vdb", "/b")];
+        assert_eq!(moved(&then, &[disk("vdb", "/b"), disk("vda", "/a")]), None);
+        let told = |now: &[MachineDisk]| moved(&then, now).unwrap();
+        assert!(told(&[disk("vda", "/a"), disk("vdb", "/c")]).ends_with("from /b to /c"));
+        assert!(told(&[disk("vda", "/a")]).contains("vdb was taken"));
+        let three = [disk("vda", "/a"), disk("vdb", "/b"), disk("vdc", "/c")];
+        assert!(told(&three).contains("given the disk vdc"));
+        let mut cd = disk("sda", "/cd");
+        cd.kind = DiskKind::Cdrom;
+        assert_eq!(moved(&then, &[&then[..], &[cd]].concat()), None);
+    }
+}

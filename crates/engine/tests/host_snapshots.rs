@@ -1,0 +1,444 @@
+//! What host snapshots claim of machines that change while they are made, with a hypervisor and a ZFS that are stand-ins.
+
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use holdfast_engine::{
+    Error, GuestRequest, HostSnapshotReport, HostSnapshotRequest, Interrupt, Job, MachinePlaces, NamedCut, NoProgress,
+    Providers, Quiesce, SetId, Subject, take_host_snapshots,
+};
+use holdfast_host::provider::{Dataset, ProviderKind, Wanted};
+use holdfast_host::qmp::{Monitor, QmpCommand, Result as QmpResult};
+use holdfast_host::{
+    Answer, Description, DiskKind, DiskSource, Error as HostError, Machine, MachineDisk, MachineState, MachineSummary,
+    Mark, Result as HostResult, ToolError, Tools,
+};
+use serde_json::{Value, json};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Time that passes when somebody says so.
+#[derive(Default)]
+struct Time(Mutex<Duration>);
+
+impl Time {
+    fn reach(&self, then: Duration) {
+        let mut now = self.0.lock().unwrap();
+        *now = then.max(*now);
+    }
+}
+
+impl Clock for Time {
+    fn now(&self) -> Duration {
+        *self.0.lock().unwrap()
+    }
+
+    fn sleep(&self, duration: Duration) {
+        self.reach(self.now() + duration);
+    }
+}
+
+/// A ZFS that has the snapshots that were made.
+#[derive(Default)]
+struct FakeZfs(Mutex<BTreeSet<String>>);
+
+impl Tools for FakeZfs {
+    fn ask(&self, _program: &str, words: &[&str]) -> Result<Answer, ToolError> {
+        let mut present = self.0.lock().unwrap();
+        let names = words
+            .iter()
+            .filter(|word| word.contains('@'))
+            .map(|word| (*word).to_owned());
+        let names: Vec<String> = names
+            .filter(|name| !name.starts_with('{') && !name.contains('='))
+            .collect();
+        let is_there = names.iter().all(|name| present.contains(name));
+        let is_well = match words[0] {
+            "snapshot" => {
+                present.extend(names);
+                true
+            }
+            "destroy" => names.iter().all(|name| present.remove(name)),
+            "get" => is_there,
+            _ => true,
+        };
+        Ok(Answer {
+            is_well,
+            output: String::new(),
+            complaint: "dataset does not exist".to_owned(),
+        })
+    }
+}
+
+/// A machine that does what it is told, and whose agent takes its time.
+struct Fake {
+    description: Mutex<Description>,
+    /// What its QEMU was told that changes something.
+    told: Mutex<Vec<String>>,
+    runs: Mutex<bool>,
+    time: Arc<Time>,
+    /// How long its agent takes to say how it is, and to freeze.
+    delays: (Duration, Duration),
+    /// Agents that say how they are at the same time, and those that freeze at the same time.
+    together: (Arc<Barrier>, Arc<Barrier>),
+}
+
+impl Fake {
+    fn new(name: &str, state: MachineState) -> Self {
+        let disk = MachineDisk {
+            target: "vda".to_owned(),
+            kind: DiskKind::Disk,
+            source: DiskSource::File(format!("/tank/{name}").into()),
+            format: Some("raw".to_owned()),
+            is_read_only: false,
+            is_shared: false,
+            alias: None,
+        };
+        Self {
+            description: Mutex::new(Description {
+                summary: MachineSummary {
+                    name: name.to_owned(),
+                    uuid: name.to_owned(),
+                    state,
+                },
+                disks: vec![disk],
+                nvram: None,
+                tpm: None,
+                has_agent_channel: false,
+                mark: Mark::default(),
+            }),
+            told: Mutex::default(),
+            runs: Mutex::new(state == MachineState::Running),
+            time: Arc::default(),
+            delays: (Duration::ZERO, Duration::ZERO),
+            together: (Arc::new(Barrier::new(1)), Arc::new(Barrier::new(1))),
+        }
+    }
+
+    fn becomes(&self, state: MachineState) {
+        self.description.lock().unwrap().summary.state = state;
+        *self.runs.lock().unwrap() = state == MachineState::Running;
+    }
+
+    /// Answers after a time, together with all others.
+    fn answer(
+        &self,
+        together: &Barrier,
+        (after, deadline): (Duration, Duration),
+        answer: &Value,
+    ) -> HostResult<String> {
+        let start = self.time.now();
+        together.wait();
+        self.time.reach(start + after.min(deadline));
+        // Nobody looks at the time before all have answered.
+        together.wait();
+        if after > deadline {
+            return Err(HostError::Refused {
+                action: "ask the guest agent of",
+                machine: self.name().to_owned(),
+                reason: "it did not answer in time".to_owned(),
+            });
+        }
+        Ok(json!({ "return": answer }).to_string())
+    }
+}
+
+impl Monitor for Fake {
+    fn execute(&self, command: &QmpCommand) -> QmpResult<Value> {
+        let mut runs = self.runs.lock().unwrap();
+        match command.name {
+            "query-status" => return Ok(json!({ "running": *runs })),
+            "stop" => *runs = false,
+            "cont" => *runs = true,
+            _ => {}
+        }
+        self.told.lock().unwrap().push(command.name.to_owned());
+        Ok(json!({}))
+    }
+}
+
+impl Machine for Fake {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
+    fn describe(&self) -> HostResult<Description> {
+        Ok(self.description.lock().unwrap().clone())
+    }
+
+    fn size_of(&self, _disk: &MachineDisk) -> Option<u64> {
+        None
+    }
+
+    fn configuration(&self) -> HostResult<Vec<(String, Vec<u8>)>> {
+        Ok(Vec::new())
+    }
+
+    fn monitor(&self) -> &dyn Monitor {
+        self
+    }
+
+    fn ask_agent(&self, command: &str, deadline: Duration) -> HostResult<String> {
+        let (status, freeze) = self.delays;
+        let (ask, frozen) = &self.together;
+        match () {
+            () if command.contains("status") => self.answer(ask, (status, deadline), &json!("thawed")),
+            () if command.contains("thaw") => Ok(json!({ "return": 1 }).to_string()),
+            () => self.answer(frozen, (freeze, deadline), &json!(1)),
+        }
+    }
+}
+
+/// Snapshots of datasets with these machines in them, with something that happens at the instant.
+struct World {
+    zfs: Arc<FakeZfs>,
+    time: Arc<Time>,
+    /// Two pools are not cut at one instant.
+    datasets: &'static [&'static str],
+}
+
+const ONE: &[&str] = &["tank/vm"];
+const TWO: &[&str] = &["tank/vm", "pond/vm"];
+
+impl World {
+    fn new(datasets: &'static [&'static str]) -> Self {
+        Self {
+            zfs: Arc::default(),
+            time: Arc::default(),
+            datasets,
+        }
+    }
+
+    fn take(
+        &self,
+        machines: &[Fake],
+        (subject, quiesce): (Subject<'_>, Quiesce),
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<HostSnapshotReport, Error> {
+        let tools: Arc<dyn Tools> = Arc::clone(&self.zfs) as _;
+        let providers = Providers::new(&tools, "/nowhere".into(), Arc::clone(&self.time) as _);
+        let wanted = self.datasets.iter().map(|name| {
+            Wanted::all_of(Dataset {
+                provider: ProviderKind::Zfs,
+                name: (*name).to_owned(),
+            })
+        });
+        let guests = machines.iter().zip(1..).map(|(machine, run)| GuestRequest {
+            machine,
+            description: machine.describe().unwrap(),
+            quiesce,
+            places: MachinePlaces::default(),
+            has_to_stop: false,
+            memory: None,
+            watchdog: None,
+            journal: None,
+            run,
+        });
+        let request = HostSnapshotRequest {
+            providers: &providers,
+            cuts: vec![NamedCut {
+                name: "a".to_owned(),
+                wanted: wanted.collect(),
+            }],
+            guests: guests.collect(),
+            subject,
+            now: &|| "2026-11-22T16:45:00Z".parse().unwrap(),
+            program: "test".to_owned(),
+            set: SetId(1),
+            states: None,
+        };
+        let interrupt = Interrupt::new();
+        let job = Job {
+            progress: &NoProgress,
+            interrupt: &interrupt,
+            clock: &*self.time,
+            thread_count: 1,
+        };
+        take_host_snapshots(&request, meanwhile, job)
+    }
+
+    fn snapshot_count(&self) -> usize {
+        self.zfs.0.lock().unwrap().len()
+    }
+}
+
+fn nobody(_: &[Wanted]) -> Vec<Description> {
+    Vec::new()
+}
+
+const DATASETS: (Subject<'_>, Quiesce) = (Subject::Datasets(&nobody), Quiesce::Try);
+
+#[test]
+fn a_machine_that_is_started_meanwhile_is_not_shut_off() {
+    for (before, then) in [
+        (MachineState::ShutOff, MachineState::Running),
+        (MachineState::ShutOff, MachineState::Paused),
+        (MachineState::Paused, MachineState::Running),
+    ] {
+        let machine = [Fake::new("web1", before)];
+        let world = World::new(ONE);
+        let report = world
+            .take(&machine, DATASETS, &mut || machine[0].becomes(then))
+            .unwrap();
+        assert_eq!(report.guests[0].consistency(), "crash");
+        assert_eq!(report.record.consistency, "crash");
+        assert_eq!(*machine[0].told.lock().unwrap(), [""; 0], "it is its owner's");
+
+        // Cut one after the other, its disks are of no instant at all.
+        machine[0].becomes(before);
+        let world = World::new(TWO);
+        let torn = world.take(&machine, DATASETS, &mut || machine[0].becomes(then));
+        if then == MachineState::Running {
+            assert!(torn.unwrap_err().to_string().contains("nothing held it"));
+            assert_eq!(world.snapshot_count(), 0);
+        }
+    }
+}
+
+#[test]
+fn what_does_not_change_is_claimed_as_it_is() {
+    let machines = [
+        Fake::new("web1", MachineState::ShutOff),
+        Fake::new("web2", MachineState::ShutOff),
+    ];
+    let world = World::new(TWO);
+    let report = world.take(&machines, DATASETS, &mut || ()).unwrap();
+    assert_eq!(report.record.consistency, "shut off");
+    assert_eq!(world.snapshot_count(), 2);
+}
+
+#[test]
+fn a_disk_that_is_moved_meanwhile_is_not_in_a_snapshot_of_its_machine() {
+    let machine = [Fake::new("web1", MachineState::Running)];
+    let mut round = 0;
+    let mut moves = || {
+        round += 1;
+        machine[0].description.lock().unwrap().disks[0].source = DiskSource::File(format!("/pond/{round}").into());
+    };
+    let world = World::new(ONE);
+    let refused = world.take(&machine, (Subject::Machines, Quiesce::Off), &mut moves);
+    let said = refused.unwrap_err().to_string();
+    assert!(said.contains("vda was moved") && said.contains("/pond/1"), "{said}");
+    assert_eq!(world.snapshot_count(), 0);
+    let report = world.take(&machine, DATASETS, &mut moves).unwrap();
+    assert_eq!(report.record.consistency, "crash");
+    assert_eq!(world.snapshot_count(), 1);
+}
+
+#[test]
+fn a_machine_that_comes_meanwhile_is_told() {
+    let known = [Fake::new("web1", MachineState::ShutOff)];
+    let newcomer = Fake::new("web2", MachineState::Running).describe().unwrap();
+    let found = |wanted: &[Wanted]| {
+        assert_eq!(wanted.len(), 1);
+        vec![known[0].describe().unwrap(), newcomer.clone()]
+    };
+    let subject = (Subject::Datasets(&found), Quiesce::Try);
+    let report = World::new(ONE).take(&known, subject, &mut || ()).unwrap();
+    assert_eq!(report.record.consistency, "crash");
+    assert_eq!(report.record.machines, ["web1", "web2"]);
+}
+
+#[test]
+fn what_its_owner_has_paused_stays_paused() {
+    // Between the look and the cut, and known before.
+    for state in [MachineState::Running, MachineState::Paused] {
+        let machine = [Fake::new("web1", state)];
+        *machine[0].runs.lock().unwrap() = false;
+        World::new(TWO).take(&machine, DATASETS, &mut || ()).unwrap();
+        assert_eq!(*machine[0].told.lock().unwrap(), [""; 0]);
+        assert!(!*machine[0].runs.lock().unwrap());
+    }
+    let machine = [Fake::new("web1", MachineState::Running)];
+    World::new(TWO).take(&machine, DATASETS, &mut || ()).unwrap();
+    assert_eq!(*machine[0].told.lock().unwrap(), ["stop", "cont"]);
+}
+
+/// One that is switched off while it stands still cannot be told to run on, which costs nobody the snapshot.
+#[test]
+fn a_machine_that_is_switched_off_while_it_stands_still_is_of_one_instant() {
+    let machine = [Fake::new("web1", MachineState::Running)];
+    let world = World::new(TWO);
+    let report = world.take(&machine, DATASETS, &mut || machine[0].becomes(MachineState::ShutOff));
+    assert_eq!(report.unwrap().record.consistency, "crash");
+    assert_eq!(world.snapshot_count(), 2);
+}
+
+/// Machines whose agents take so long to answer, and so long to freeze.
+fn with_agents(time: &Arc<Time>, delays: &[(u64, u64)]) -> Vec<Fake> {
+    // Whoever does not say how he is, is not asked to freeze.
+    let answer_count = delays.iter().filter(|(status, _)| *status < 5000).count();
+    let together = (
+        Arc::new(Barrier::new(delays.len())),
+        Arc::new(Barrier::new(answer_count)),
+    );
+    let slow = |(number, (status, freeze)): (usize, &(u64, u64))| {
+        let mut machine = Fake::new(&format!("web{number}"), MachineState::Running);
+        machine.description.lock().unwrap().has_agent_channel = true;
+        machine.time = Arc::clone(time);
+        machine.delays = (Duration::from_millis(*status), Duration::from_millis(*freeze));
+        machine.together = together.clone();
+        machine
+    };
+    delays.iter().enumerate().map(slow).collect()
+}
+
+/// Nobody is frozen while agents are only asked, and all freeze in the time of one.
+#[test]
+fn many_slow_agents_take_the_time_of_one() {
+    let world = World::new(ONE);
+    let machines = with_agents(
+        &world.time,
+        &[(4900, 4900), (4900, 10), (0, 4900), (10, 0), (4900, 4900), (3000, 3000)],
+    );
+    let report = world.take(&machines, DATASETS, &mut || ()).unwrap();
+    assert!(
+        report.guests.iter().all(|guest| guest.consistency() == "file system"),
+        "{report:?}"
+    );
+    assert!(world.time.now() < 10 * SECOND, "{:?}", world.time.now());
+    assert!(report.record.frozen_ms < 5000, "{:?}", report.record);
+}
+
+/// One that does not freeze in time is as after a power cut; those that did are not kept frozen until the watchdog thaws them.
+#[test]
+fn a_slow_agent_costs_nobody_else_his_instant() {
+    let world = World::new(ONE);
+    let machines = with_agents(&world.time, &[(4900, 20), (0, 9000), (4900, 4000), (9000, 0)]);
+    let report = world.take(&machines, DATASETS, &mut || ()).unwrap();
+    let claims: Vec<&str> = report
+        .guests
+        .iter()
+        .map(holdfast_engine::GuestReport::consistency)
+        .collect();
+    assert_eq!(claims, ["file system", "crash", "file system", "crash"], "{report:?}");
+    assert_eq!(report.record.consistency, "crash");
+    assert!(report.record.frozen_ms <= 5000, "{:?}", report.record);
+    assert!(world.time.now() <= 10 * SECOND, "{:?}", world.time.now());
+    assert_eq!(world.snapshot_count(), 1);
+}
+
+#[test]
+fn a_slow_agent_that_has_to_freeze_costs_the_snapshot_and_nothing_else() {
+    let world = World::new(ONE);
+    let machines = with_agents(&world.time, &[(0, 20), (0, 9000)]);
+    let refused = world.take(&machines, (Subject::Datasets(&nobody), Quiesce::Require), &mut || ());
+    assert!(matches!(refused.unwrap_err(), Error::NotQuiesced { .. }));
+    assert_eq!(world.snapshot_count(), 0);
+    assert!(world.time.now() <= 6 * SECOND, "{:?}", world.time.now());
+}
+
+/// It has thawed by itself while the disks were cut: what had to be frozen was not.
+#[test]
+fn a_guest_that_thaws_by_itself_is_not_what_was_required() {
+    let world = World::new(ONE);
+    let machines = with_agents(&world.time, &[(0, 20)]);
+    let mut late = || world.time.sleep(20 * SECOND);
+    let refused = world.take(&machines, (Subject::Datasets(&nobody), Quiesce::Require), &mut late);
+    assert!(refused.unwrap_err().to_string().contains("frozen too long"));
+    assert_eq!(world.snapshot_count(), 0);
+}
