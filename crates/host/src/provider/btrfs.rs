@@ -8,15 +8,17 @@
 mod replica;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::folder::{OURS, SnapshotFolder, check_name, file_error, sync_folder};
 use super::mounts::{Mount, Mounts};
+use super::remains::{self, Remain, RemainKind};
 use super::{
-    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, Provider, ProviderError, ProviderKind,
-    ProviderResult, View, Wanted,
+    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
+    ProviderKind, ProviderResult, View, Wanted,
 };
 use crate::process::Tools;
 pub use replica::BtrfsSide;
@@ -30,6 +32,8 @@ const MAGIC: u64 = 0x9123_683e;
 /// btrfs on this host.
 pub struct Btrfs {
     tools: Arc<dyn Tools>,
+    /// Locks of datasets of which snapshots are being made, until they are noted; by dataset and name.
+    making: Mutex<BTreeMap<(String, String), File>>,
 }
 
 /// Whether a folder is the root of a subvolume.
@@ -55,7 +59,19 @@ fn dataset(name: &str) -> Dataset {
 impl Btrfs {
     /// What `tools` reach.
     pub fn new(tools: Arc<dyn Tools>) -> Self {
-        Self { tools }
+        Self {
+            tools,
+            making: Mutex::default(),
+        }
+    }
+
+    fn making(&self) -> MutexGuard<'_, BTreeMap<(String, String), File>> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn delete(&self, (action, what): (&'static str, &str), place: &Path) -> ProviderResult<()> {
+        let words = ["subvolume", "delete", "--", &place.to_string_lossy()];
+        self.ask((action, what), &words).map(drop)
     }
 
     fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
@@ -280,7 +296,9 @@ impl Provider for Btrfs {
                     reason: "btrfs has no snapshots of several subvolumes at one instant".to_owned(),
                 });
             }
-            SnapshotFolder::make(Path::new(&one.dataset.name))?;
+            let kept = SnapshotFolder::make(Path::new(&one.dataset.name))?;
+            let of = (one.dataset.name.clone(), cut.name.to_owned());
+            self.making().insert(of, kept.lock_making()?);
         }
         Ok(())
     }
@@ -308,16 +326,63 @@ impl Provider for Btrfs {
             kept.note(cut)?;
             // A snapshot is in the next commit of the file system; this waits for that.
             sync_folder(&kept.place(cut.name))?;
-            sync_folder(&kept.place(""))
+            sync_folder(&kept.place(""))?;
+            self.making()
+                .remove(&(one.dataset.name.clone(), cut.name.to_owned()));
+            Ok(())
+        })
+    }
+
+    fn abandon(&self, wanted: &[Wanted], cut: &Cutting<'_>) {
+        for one in wanted {
+            self.making()
+                .remove(&(one.dataset.name.clone(), cut.name.to_owned()));
+        }
+    }
+
+    fn noted(&self, name: &str) -> ProviderResult<Vec<NotedSnapshot>> {
+        let kept = Self::folder(name)?;
+        let mut noted = Vec::new();
+        for snapshot in kept.names()? {
+            let record = kept.noted(&snapshot).map(|noted| noted.record);
+            let place = kept.place(&snapshot);
+            // What is being received has none yet.
+            let is_whole =
+                is_subvolume(&place) && (record.is_some() || self.shown(&place.to_string_lossy())?.is_read_only);
+            noted.extend(is_whole.then(|| NotedSnapshot::new(dataset(name), snapshot, record)));
+        }
+        Ok(noted)
+    }
+
+    fn is_making(&self, name: &str) -> bool {
+        Self::folder(name).is_ok_and(|kept| kept.is_making())
+    }
+
+    fn remains(&self, name: &str) -> ProviderResult<Vec<Remain>> {
+        let kept = Self::folder(name)?;
+        let mut found = remains::remains(&dataset(name))?;
+        found.extend(self.half_received(&kept, name)?);
+        Ok(found)
+    }
+
+    fn clear(&self, remain: &Remain) -> ProviderResult<()> {
+        let kept = Self::folder(&remain.dataset.name)?;
+        let shown = remain.place.display().to_string();
+        if remain.kind == RemainKind::HalfReceived {
+            return self.clear_received(&kept, remain);
+        }
+        remains::clear(remain, |place| {
+            if is_subvolume(place) {
+                return self.delete(("remove", &shown), place);
+            }
+            std::fs::remove_dir_all(place).map_err(|source| file_error("remove", &remain.place, source))
         })
     }
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
         let kept = Self::folder(&snapshot.dataset.name)?;
         kept.remove(snapshot, || {
-            let place = kept.place(&snapshot.name);
-            let words = ["subvolume", "delete", "--", &place.to_string_lossy()];
-            self.ask(("remove", &snapshot.to_string()), &words).map(drop)
+            self.delete(("remove", &snapshot.to_string()), &kept.place(&snapshot.name))
         })
     }
 
