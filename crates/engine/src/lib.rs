@@ -91,7 +91,7 @@ pub use host_restore::{
 pub use host_snapshot::{
     GuestReport, GuestRequest, HostRemovalReport, HostRemovalRequest, HostSnapshotList, HostSnapshotRecord,
     HostSnapshotReport, HostSnapshotRequest, HostSnapshotState, MachinePlaces, MemoryWish, NamedCut, PlannedRemoval,
-    Providers, list_host_snapshots, machines_in, places_of, remove_host_snapshots, take_host_snapshots,
+    Providers, Wholeness, list_host_snapshots, machines_in, places_of, remove_host_snapshots, take_host_snapshots,
 };
 pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use instant_restore::{
@@ -109,9 +109,11 @@ pub use machine_backup::{
 pub use machine_restore::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
     MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine,
-    PlannedResumption, Refusal, RestoreAs, Resumed, Room, Started, plan_machine_restore, restore_machine,
+    PlannedResumption, Presence, Refusal, RestoreAs, Resumed, Room, Started, plan_machine_restore, restore_machine,
 };
-pub use machine_state::{KeptDisk, KeptState, SetId, StateStore, SweepReport, sweep_states};
+pub use machine_state::{
+    KeptDisk, KeptState, SetId, StateStore, SweepReport, Unfinished, UnfinishedFile, UnfinishedKind, sweep_states,
+};
 pub use monitor::{
     DatasetFigures, MonitorReport, MonitorRequest, PoolFigures, TypeFigures, check_capacity, check_health,
     check_snapshots, monitor,

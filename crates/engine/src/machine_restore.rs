@@ -21,13 +21,13 @@ mod stored;
 mod tpm;
 
 pub use execute::{MachineRestoreReport, Started, restore_machine};
-pub(crate) use execute::{restore_point, write_companions};
+pub(crate) use execute::{Witness, restore_point, write_companions};
 pub(crate) use made::Made;
 pub(crate) use neighbours::{chain_of, is_same};
 pub use plan::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
-    MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine, RestoreAs, Room,
-    plan_machine_restore,
+    MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine, Presence, RestoreAs,
+    Room, plan_machine_restore,
 };
 pub(crate) use plan::{Planner, plan_point};
 pub use refusal::Refusal;

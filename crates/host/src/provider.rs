@@ -260,7 +260,8 @@ pub trait Provider: Send + Sync {
     /// Takes back what was got ready and is not cut, or not settled where it has no name before.
     fn abandon(&self, _wanted: &[Wanted], _cut: &Cutting<'_>) {}
 
-    /// The host snapshots of a dataset with what is noted of them, and no more: quickly.
+    /// The host snapshots of a dataset with what is noted of them, and no more: quickly. ZFS leaves those out of which nothing is noted,
+    /// which are somebody else's.
     fn noted(&self, dataset: &str) -> ProviderResult<Vec<NotedSnapshot>>;
 
     /// Whether somebody may be making host snapshots of a dataset at this moment, where nothing is noted of them before they are settled.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use holdfast_engine::{
     AfterRestore, ConfigurationChoice, Content, Definition, InPlaceWish, MachineName, MachineRestorePlan,
-    MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, Overwrite, PlannedFile, RestoreAs,
+    MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, Overwrite, PlannedFile, Presence, RestoreAs,
     Room, Started, plan_machine_restore, restore_machine,
 };
 use serde::Serialize;
@@ -400,6 +400,7 @@ fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreReques
             } else {
                 ConfigurationChoice::Keep
             },
+            presence: Presence::ShutOff,
         })
     } else {
         RestoreAs::NewMachine(NewMachineWish {
