@@ -136,7 +136,7 @@ impl HostRestore<'_> {
         });
         let restore = restored?;
         self.states.forget_unfinished(&point.uuid)?;
-        Ok(RollbackReport { restore, plan, safety })
+        Ok(RollbackReport { plan, restore, safety })
     }
 
     fn power_off(&self, uuid: &str) -> Result<()> {

@@ -338,9 +338,7 @@ fn settle(
     }
     for group in others.into_iter().chain(there) {
         let text = record.of_cut(group.cut).encode();
-        let settled = group
-            .provider
-            .settle(&group.wanted, &group.cutting(record.time, &text));
+        let settled = group.provider.settle(&group.wanted, &group.cutting(record.time, &text));
         match settled {
             // It is there since it was cut, with a record that knows less.
             Err(error) if group.provider.kind() == ProviderKind::Zfs => {
@@ -410,9 +408,7 @@ fn cut_all(
 ) -> ProviderResult<()> {
     for group in groups {
         let text = record.unconfirmed(group.cut, group.is_alone, maker).encode();
-        group
-            .provider
-            .cut(&group.wanted, &group.cutting(record.time, &text))?;
+        group.provider.cut(&group.wanted, &group.cutting(record.time, &text))?;
         *cut_count += 1;
     }
     Ok(())

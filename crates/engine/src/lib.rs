@@ -77,8 +77,8 @@ pub use daemon::{
 };
 pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use doctor::{
-    DoctorReport, DoctorRequest, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient, Remedy, Treatment,
-    doctor,
+    DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient, Remedy,
+    Treatment, doctor,
 };
 pub use error::{Error, Result};
 pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};

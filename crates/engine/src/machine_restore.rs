@@ -26,8 +26,8 @@ pub(crate) use made::Made;
 pub(crate) use neighbours::{chain_of, is_same};
 pub use plan::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
-    MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine, Presence, RestoreAs,
-    Room, plan_machine_restore,
+    MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine, Presence, RestoreAs, Room,
+    plan_machine_restore,
 };
 pub(crate) use plan::{Planner, plan_point};
 pub use refusal::Refusal;

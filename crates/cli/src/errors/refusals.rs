@@ -9,6 +9,15 @@ use crate::exit::Exit;
 pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
     let (exit, kind, hint) = match refusal {
         Refusal::NoPoint { present, .. } => return no_point(present),
+        Refusal::MachineGone { machine, point } => {
+            return Advice {
+                exit: Exit::Error,
+                kind: Kind::NotFound,
+                hint: Some(format!(
+                    "holdfast clone {machine}@{point} {machine} makes a new machine of it"
+                )),
+            };
+        }
         Refusal::OtherHost { .. } => (
             Exit::Error,
             Kind::Unsupported,
@@ -29,6 +38,11 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
             Exit::Error,
             Kind::Refused,
             "shut it off first; or restore to a new machine",
+        ),
+        Refusal::Transient { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "virsh dumpxml and virsh define make it one that stays; or holdfast clone makes a new machine",
         ),
         Refusal::AnotherMachine { .. } => (
             Exit::Error,

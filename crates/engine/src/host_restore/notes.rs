@@ -80,7 +80,11 @@ impl Witness for CloneNote<'_> {
     }
 }
 
-fn work(kind: UnfinishedKind, restore: &HostRestore<'_>, (point, plan): (&HostPoint, &MachineRestorePlan)) -> Unfinished {
+fn work(
+    kind: UnfinishedKind,
+    restore: &HostRestore<'_>,
+    (point, plan): (&HostPoint, &MachineRestorePlan),
+) -> Unfinished {
     Unfinished {
         kind,
         machine: plan.machine.name.clone(),

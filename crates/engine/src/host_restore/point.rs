@@ -90,7 +90,7 @@ pub fn open_host_point(request: &HostPointRequest<'_>, job: Job<'_>) -> Result<H
     let disks = state.map_or(&today, |state| &state.disks);
     let snapshots = seen.of_disks(request, disks, &name)?;
     let mut warnings = Vec::new();
-    match Wholeness::new(request.providers).together(snapshots.values()) {
+    match Wholeness::new(request.providers).together(&snapshots.values().collect::<Vec<_>>()) {
         Together::Yes => {}
         Together::Unknown(why) => warnings.push(format!(
             "of the host snapshots called {name}: {why}; the disks of {} may not go together",
@@ -238,7 +238,7 @@ impl Seen {
         let newest = common
             .iter()
             .rev()
-            .find(|of_all| !matches!(wholeness.together(of_all.iter().copied()), Together::No(_)));
+            .find(|of_all| !matches!(wholeness.together(of_all), Together::No(_)));
         let name = newest.and_then(|of_all| Some(of_all.first()?.name.name.clone()));
         Ok(name.ok_or_else(|| {
             let reason = "there is no host snapshot that all its disks have";

@@ -90,29 +90,29 @@ impl<'a> Wholeness<'a> {
     }
 
     /// Whether host snapshots of several datasets, with the disks of one machine, are of one instant.
-    pub(crate) fn together<'s>(&mut self, snapshots: impl Iterator<Item = &'s HostSnapshot> + Clone) -> Together {
+    pub(crate) fn together(&mut self, snapshots: &[&HostSnapshot]) -> Together {
         // What is cut of one dataset is of one instant.
-        if snapshots.clone().count() < 2 {
+        if snapshots.len() < 2 {
             return Together::Yes;
         }
         let record = |snapshot: &HostSnapshot| snapshot.record.as_deref().and_then(HostSnapshotRecord::parse);
-        let mut sets: Vec<_> = snapshots
-            .clone()
-            .map(|snapshot| record(snapshot)?.set)
-            .collect();
+        let mut sets: Vec<_> = snapshots.iter().map(|snapshot| record(snapshot)?.set).collect();
         sets.sort();
         sets.dedup();
         let told: Vec<Option<bool>> = snapshots
-            .clone()
+            .iter()
             .map(|snapshot| self.of(&snapshot.name, snapshot.record.as_deref()))
             .collect();
         let is_unfinished = told.contains(&Some(false));
         match &sets[..] {
             _ if is_unfinished => Together::No(
-                "whoever made its host snapshots died before all of them were made, so they may be of several instants".to_owned(),
+                "whoever made its host snapshots died before all of them were made, so they may be of several instants"
+                    .to_owned(),
             ),
             [Some(_)] => Together::Yes,
-            [None] => Together::Unknown("nothing is noted of them that would tell whether they were made at one instant".to_owned()),
+            [None] => Together::Unknown(
+                "nothing is noted of them that would tell whether they were made at one instant".to_owned(),
+            ),
             _ => Together::Unknown("they were not made at one instant".to_owned()),
         }
     }

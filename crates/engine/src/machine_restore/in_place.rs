@@ -12,8 +12,8 @@ use holdfast_repo::{DiskRecord, Manifest};
 use super::neighbours::Neighbours;
 use super::places::{data_bytes, folder_of};
 use super::plan::{
-    ConfigurationChoice, Content, Definition, Draft, FileWay, InPlaceWish, PlannedFile, PlannedMachine, Planner, Presence,
-    size_if_writable, size_if_writable_then, unfit,
+    ConfigurationChoice, Content, Definition, Draft, FileWay, InPlaceWish, PlannedFile, PlannedMachine, Planner,
+    Presence, size_if_writable, size_if_writable_then, unfit,
 };
 use super::refusal::Refusal;
 use super::stored::{self, StoredMachine};

@@ -179,12 +179,7 @@ impl StateStore {
         let mut builder = std::fs::DirBuilder::new();
         let written = builder.recursive(true).mode(0o700).create(&folder).and_then(|()| {
             let mut options = File::options();
-            let mut file = options
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&new)?;
+            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
             file.write_all(&work.encode())?;
             file.sync_all()?;
             std::fs::rename(&new, &path)?;

@@ -10,7 +10,7 @@ use super::hooks::{Event, Occasion};
 use super::{Run, Snapshots, TakenCut, dataset, typed};
 use crate::error::Result;
 use crate::forget::Execution;
-use crate::host_snapshot::{HostSnapshotRequest, NamedCut, machines_in, take_host_snapshots};
+use crate::host_snapshot::{HostSnapshotRequest, NamedCut, Wholeness, machines_in, take_host_snapshots};
 
 /// A dataset of which snapshots are due.
 struct Due<'p> {
@@ -26,15 +26,21 @@ struct Due<'p> {
 /// Takes snapshots of all datasets where some are due.
 pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snapshots) -> Result<Vec<TakenCut>> {
     let places = run.request.guests.places();
+    let mut wholeness = Wholeness::new(run.request.providers);
     let mut due = Vec::new();
     for policy in policies {
         let Some(present) = snapshots.get(&policy.dataset) else {
             continue;
         };
+        // One of which not all was made is made again.
+        let whole: Vec<_> = present
+            .iter()
+            .filter(|snapshot| wholeness.of(&snapshot.name, snapshot.record.as_deref()) != Some(false))
+            .collect();
         let newest = |kind: SnapshotType| {
-            let of_kind = present
+            let of_kind = whole
                 .iter()
-                .filter_map(typed)
+                .filter_map(|snapshot| typed(snapshot))
                 .filter(|snapshot| snapshot.kind == kind);
             of_kind.map(|snapshot| snapshot.time).max()
         };

@@ -169,6 +169,14 @@ struct Shown {
     is_read_only: bool,
 }
 
+impl Shown {
+    /// What is noted of one that was received to its end, where nothing else is: nothing, which is not to be taken for one of which somebody
+    /// died before he noted it.
+    fn received_record(&self) -> Option<String> {
+        self.received_uuid.as_ref().map(|_| String::new())
+    }
+}
+
 /// `2026-11-22 16:07:46 +0000`, in seconds since 1970-01-01 UTC.
 fn parse_time(text: &str) -> Option<i64> {
     let mut fields = text.split(' ');
@@ -239,6 +247,7 @@ impl Provider for Btrfs {
                 continue;
             }
             let time_s = noted.as_ref().map(|noted| noted.time_s).or(shown.made_s);
+            let received = shown.received_record();
             snapshots.push(HostSnapshot {
                 name: HostSnapshotName {
                     dataset: dataset(name),
@@ -252,7 +261,7 @@ impl Provider for Btrfs {
                 used_bytes: None,
                 referenced_bytes: None,
                 hold_count: kept.hold_count(&snapshot)?,
-                record: noted.map(|noted| noted.record),
+                record: noted.map(|noted| noted.record).or(received),
             });
         }
         snapshots.sort_by(|a, b| (a.time_s, &a.name).cmp(&(b.time_s, &b.name)));
@@ -327,16 +336,14 @@ impl Provider for Btrfs {
             // A snapshot is in the next commit of the file system; this waits for that.
             sync_folder(&kept.place(cut.name))?;
             sync_folder(&kept.place(""))?;
-            self.making()
-                .remove(&(one.dataset.name.clone(), cut.name.to_owned()));
+            self.making().remove(&(one.dataset.name.clone(), cut.name.to_owned()));
             Ok(())
         })
     }
 
     fn abandon(&self, wanted: &[Wanted], cut: &Cutting<'_>) {
         for one in wanted {
-            self.making()
-                .remove(&(one.dataset.name.clone(), cut.name.to_owned()));
+            self.making().remove(&(one.dataset.name.clone(), cut.name.to_owned()));
         }
     }
 
@@ -347,9 +354,19 @@ impl Provider for Btrfs {
             let record = kept.noted(&snapshot).map(|noted| noted.record);
             let place = kept.place(&snapshot);
             // What is being received has none yet.
-            let is_whole =
-                is_subvolume(&place) && (record.is_some() || self.shown(&place.to_string_lossy())?.is_read_only);
-            noted.extend(is_whole.then(|| NotedSnapshot::new(dataset(name), snapshot, record)));
+            if !is_subvolume(&place) {
+                continue;
+            }
+            if record.is_some() {
+                noted.push(NotedSnapshot::new(dataset(name), snapshot, record));
+                continue;
+            }
+            let shown = self.shown(&place.to_string_lossy())?;
+            if !shown.is_read_only {
+                continue;
+            }
+            let record = shown.received_record();
+            noted.push(NotedSnapshot::new(dataset(name), snapshot, record));
         }
         Ok(noted)
     }

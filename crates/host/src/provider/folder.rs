@@ -78,6 +78,14 @@ impl AsRef<Path> for HeldPath<'_> {
     }
 }
 
+/// Whose turn it is to change something.
+pub(super) enum Turn {
+    /// Ours, as long as this is there; without a file where there is none, and nobody ever changed anything.
+    Ours(Option<File>),
+    /// Somebody else's.
+    Others,
+}
+
 /// What is noted of a host snapshot.
 pub(super) struct Noted {
     pub(super) time_s: i64,
@@ -315,15 +323,15 @@ impl SnapshotFolder {
     }
 
     /// The lock, if nobody has it; nothing is made for it. Where there is no file to lock nobody ever had it.
-    pub(super) fn try_lock(&self) -> ProviderResult<Option<Option<File>>> {
+    pub(super) fn try_lock(&self) -> ProviderResult<Turn> {
         let path = self.ours().join("lock");
         let file = match File::open(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(None)),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Turn::Ours(None)),
             other => other.map_err(|source| file_error("open", &path, source))?,
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Some(file))),
-            Err(Errno::WOULDBLOCK) => Ok(None),
+            Ok(()) => Ok(Turn::Ours(Some(file))),
+            Err(Errno::WOULDBLOCK) => Ok(Turn::Others),
             Err(error) => Err(file_error("lock", &path, error.into())),
         }
     }

@@ -77,13 +77,10 @@ pub fn can_clone_to(file: &Path, folder: &Path, label: &str) -> bool {
 
 /// Whether a file is called like one that it was tried with.
 pub fn is_probe(name: &str) -> bool {
-    let ends = ENDINGS.iter().any(|ending| {
-        let label = name
-            .strip_prefix(BEGINNING)
-            .and_then(|rest| rest.strip_suffix(ending));
+    ENDINGS.iter().any(|ending| {
+        let label = name.strip_prefix(BEGINNING).and_then(|rest| rest.strip_suffix(ending));
         label.is_some_and(|label| !label.is_empty())
-    });
-    ends
+    })
 }
 
 #[cfg(test)]
@@ -94,7 +91,7 @@ mod tests {
     fn nothing_is_left_of_trying() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
-        std::fs::write(&file, b"x").unwrap();
+        std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), b"x").unwrap();
         // Whether it can is the file system's business: both ways agree.
         let is_possible = why_not(folder.path(), "a").is_none();
         assert_eq!(can_clone_to(&file, folder.path(), "a"), is_possible);

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::folder::{SnapshotFolder, check_name, file_error};
+use super::folder::{SnapshotFolder, Turn, check_name, file_error};
 use super::{Dataset, ProviderError, ProviderResult};
 
 /// Something that was left in a dataset.
@@ -57,10 +57,10 @@ impl RemainKind {
 /// What was left in the folder of a dataset. Nothing where somebody is at work on its snapshots at this moment.
 pub(super) fn remains(dataset: &Dataset) -> ProviderResult<Vec<Remain>> {
     let kept = SnapshotFolder::of(Path::new(&dataset.name))?;
-    let Some(_lock) = kept.try_lock()? else {
-        return Ok(Vec::new());
-    };
-    find(&kept, dataset)
+    match kept.try_lock()? {
+        Turn::Others => Ok(Vec::new()),
+        Turn::Ours(_lock) => find(&kept, dataset),
+    }
 }
 
 /// The same, with the lock.
@@ -116,7 +116,10 @@ pub(super) fn clear(remain: &Remain, remove: impl FnOnce(&Path) -> ProviderResul
         what: remain.place.display().to_string(),
         reason: "somebody is at work there, or has been since it was found".to_owned(),
     };
-    let _lock = kept.try_lock()?.ok_or_else(changed)?;
+    let turn = kept.try_lock()?;
+    if matches!(turn, Turn::Others) {
+        return Err(changed());
+    }
     let is_it = |other: &Remain| other.kind == remain.kind && other.place == remain.place;
     if !find(&kept, &remain.dataset)?.iter().any(is_it) {
         return Err(changed());
