@@ -19,9 +19,10 @@ mod refusal;
 mod resumption;
 mod stored;
 mod tpm;
+mod witness;
 
 pub use execute::{MachineRestoreReport, Started, restore_machine};
-pub(crate) use execute::{Witness, restore_point, write_companions};
+pub(crate) use execute::{restore_point, write_companions};
 pub(crate) use made::Made;
 pub(crate) use neighbours::{chain_of, is_same};
 pub use plan::{
@@ -33,3 +34,4 @@ pub(crate) use plan::{Planner, plan_point};
 pub use refusal::Refusal;
 pub use resumption::{PlannedResumption, Resumed};
 pub(crate) use stored::bytes_of;
+pub(crate) use witness::Witness;

@@ -180,7 +180,11 @@ impl Report for Examined {
         for note in &self.notes {
             page.line(&format!("note: {note}"));
         }
-        let machines = units::counted(self.machines.len() as u64, "machine", "machines");
+        let mut machines = units::counted(self.machines.len() as u64, "machine", "machines");
+        if !self.datasets.is_empty() {
+            let datasets = units::counted(self.datasets.len() as u64, "dataset", "datasets");
+            machines = format!("{machines}, and {datasets} by name,");
+        }
         let is_left = |finding: &&FindingDocument| finding.mended.is_none();
         let left = self.findings.iter().filter(is_left).count() as u64;
         if self.is_healthy {
@@ -205,21 +209,7 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     let is_about_libvirt = everything || words.iter().any(|word| !matches!(word, MachineWord::Qmp(_)));
     let journal = runs::journal_folder(context);
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
-    let (mut found, mut unreachable) = (Vec::new(), Vec::new());
-    let chosen = if words.is_empty() && !everything {
-        Vec::new()
-    } else {
-        hypervisors.all_of(words)?
-    };
-    for chosen in chosen {
-        match hypervisors.find(&chosen) {
-            Err(error) if everything && error.is_no_such_machine() => {}
-            other => found.push(other?),
-        }
-    }
-    if everything {
-        noted_elsewhere(journal.as_ref(), &hypervisors, &mut found, &mut unreachable)?;
-    }
+    let (found, unreachable) = patients(words, everything, &hypervisors, journal.as_ref())?;
     let libvirt = if is_about_libvirt {
         Some(hypervisors.libvirt()?)
     } else {
@@ -227,13 +217,7 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     };
     let repository = repository(context);
     let providers = datasets::providers(context);
-    // One that does not open is no reason to see nothing else.
-    let states = context.work(1, |job| Ok(args.states.open(context, job)))?;
-    let states = states.unwrap_or_else(|error| {
-        let message = format!("states of machines are not looked at: {error}");
-        context.console().warning(&message);
-        None
-    });
+    let states = states(args, context)?;
     let names = datasets.iter().map(ToString::to_string).collect();
     let request = DoctorRequest {
         patients: found.iter().map(patient).collect(),
@@ -276,6 +260,42 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
         findings: report.findings.iter().map(FindingDocument::from).collect(),
         notes: report.notes,
     })
+}
+
+/// The machines that are examined, and those that cannot be, with why.
+fn patients(
+    words: Vec<MachineWord>,
+    everything: bool,
+    hypervisors: &Hypervisors<'_>,
+    journal: Option<&PathBuf>,
+) -> Result<(Vec<Found>, Vec<(String, String)>), Error> {
+    let (mut found, mut unreachable) = (Vec::new(), Vec::new());
+    // No word means all machines, unless only datasets were named.
+    let chosen = if words.is_empty() && !everything {
+        Vec::new()
+    } else {
+        hypervisors.all_of(words)?
+    };
+    for chosen in chosen {
+        match hypervisors.find(&chosen) {
+            Err(error) if everything && error.is_no_such_machine() => {}
+            other => found.push(other?),
+        }
+    }
+    if everything {
+        noted_elsewhere(journal, hypervisors, &mut found, &mut unreachable)?;
+    }
+    Ok((found, unreachable))
+}
+
+/// Where states of machines are kept. One that does not open is no reason to see nothing else.
+fn states(args: &DoctorArgs, context: &Context) -> Result<Option<StateStore>, Error> {
+    let opened = context.work(1, |job| Ok(args.states.open(context, job)))?;
+    Ok(opened.unwrap_or_else(|error| {
+        let message = format!("states of machines are not looked at: {error}");
+        context.console().warning(&message);
+        None
+    }))
 }
 
 /// The machines and datasets that were named.

@@ -17,6 +17,7 @@ use super::refusal::Refusal;
 use super::resumption::{Resumed, resume};
 use super::stored;
 use super::tpm::{self, MadeFolders};
+use super::witness::{Nobody, Witness, causes};
 use crate::Unit;
 use crate::block_target::{LockedDevice, is_block_device};
 use crate::contents::Contents;
@@ -68,24 +69,6 @@ pub fn restore_machine(
     };
     restore_point(&planner, plan, &mut Nobody, job)
 }
-
-/// Hears how far a restore is, to note it for whoever has to clear up after one that is killed.
-pub(crate) trait Witness {
-    /// The first byte is about to be written into something that is there.
-    fn about_to_write(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    /// New files are about to get their names: the name of each, and where it is as long as it has none.
-    fn about_to_name(&mut self, _new: &[(&Path, &Path)]) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// Notes nothing.
-struct Nobody;
-
-impl Witness for Nobody {}
 
 /// The same for any point in time.
 pub(crate) fn restore_point(
@@ -462,17 +445,6 @@ fn shared(output: &Output<'_>) -> RestoredDisk {
         equal_bytes: output.record.size_bytes,
         zero_bytes: 0,
     }
-}
-
-/// An error with its causes.
-fn causes(error: &Error) -> String {
-    let mut words = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        words = format!("{words}: {cause}");
-        source = cause.source();
-    }
-    words
 }
 
 /// Opens what is there, with a lock.

@@ -4,6 +4,7 @@ mod backups;
 mod bare;
 mod choosing;
 mod doctors;
+mod doctors_storage;
 #[path = "../../../../host/tests/providers/lab.rs"]
 #[expect(
     dead_code,
