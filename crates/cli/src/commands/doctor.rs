@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use holdfast_engine::{
-    DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Execution, Outcome, Patient, Remedy, Treatment,
-    doctor, noted_runs,
+    DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Execution, Outcome, Patient, Remedy, StateStore,
+    Treatment, doctor, noted_runs,
 };
 use holdfast_host::provider::Dataset;
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
@@ -262,13 +262,16 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
+/// Machines that cannot be examined, each with why.
+type Unreachable = Vec<(String, String)>;
+
 /// The machines that are examined, and those that cannot be, with why.
 fn patients(
     words: Vec<MachineWord>,
     everything: bool,
     hypervisors: &Hypervisors<'_>,
     journal: Option<&PathBuf>,
-) -> Result<(Vec<Found>, Vec<(String, String)>), Error> {
+) -> Result<(Vec<Found>, Unreachable), Error> {
     let (mut found, mut unreachable) = (Vec::new(), Vec::new());
     // No word means all machines, unless only datasets were named.
     let chosen = if words.is_empty() && !everything {
@@ -331,7 +334,7 @@ fn noted_elsewhere(
     journal: Option<&PathBuf>,
     hypervisors: &Hypervisors<'_>,
     found: &mut Vec<Found>,
-    unreachable: &mut Vec<(String, String)>,
+    unreachable: &mut Unreachable,
 ) -> Result<(), Error> {
     let noted = journal
         .map(|folder| noted_runs(folder))

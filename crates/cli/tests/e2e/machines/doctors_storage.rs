@@ -321,7 +321,7 @@ fn what_was_cut_in_part_is_no_point_in_time() {
         let told: Vec<_> = datasets.iter().map(of_name).collect();
         let is_whole = told == [Some(true), Some(true)];
         assert!(is_whole || !told.contains(&Some(true)), "{report:#}");
-        back(if is_whole { 0 } else { 1 }, &format!("web1@{name}"));
+        back(i32::from(!is_whole), &format!("web1@{name}"));
     }
 }
 
