@@ -14,6 +14,7 @@ pub(super) fn diagnose(seen: &Seen, notes: &mut Vec<String>) -> Vec<Finding> {
     findings.extend(host.cuts.iter().map(of_cut));
     findings.extend(host.clones.iter().filter_map(|clone| of_clone(clone, seen)));
     findings.extend(remains(host));
+    findings.extend(half_notes(host));
     findings.extend(states(host));
     notes.extend(host.unknown.iter().cloned());
     findings
@@ -181,6 +182,17 @@ fn remains(host: &SeenHost) -> impl Iterator<Item = Finding> {
             format!("{} is {}", remain.place.display(), remain.kind.words()),
             remain.since_s.map(|since| since.saturating_mul(1000)),
             Remedy::Mend(Mend::ClearRemain(remain.clone()), "delete it".to_owned()),
+        )
+    })
+}
+
+fn half_notes(host: &SeenHost) -> impl Iterator<Item = Finding> {
+    host.half_notes.iter().map(|(path, since_ms)| {
+        finding(
+            FindingKind::Leftover,
+            format!("{} is half of a note, by somebody who was killed", path.display()),
+            *since_ms,
+            Remedy::Mend(Mend::DeleteFile(path.clone()), "delete it".to_owned()),
         )
     })
 }

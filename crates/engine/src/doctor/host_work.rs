@@ -10,6 +10,7 @@ use holdfast_host::{Description, DiskChoice, ToolError};
 use holdfast_repo::{Liveness, ProcessIdentity};
 
 use super::DoctorRequest;
+use super::leftovers::{AGE_MIN_MS, changed_ms};
 use crate::error::Result;
 use crate::forget::Execution;
 use crate::host_snapshot::{HostSnapshotRecord, Providers, Wholeness, places_of};
@@ -35,6 +36,8 @@ pub(super) struct SeenHost {
     pub(super) clones: Vec<SeenClone>,
     pub(super) cuts: Vec<SeenCut>,
     pub(super) works: Vec<SeenWork>,
+    /// Halves of notes of such work, with the time of their last change.
+    pub(super) half_notes: Vec<(PathBuf, Option<i64>)>,
     /// The machines whose states belong to host snapshots that are gone, one name for each state.
     pub(super) states: Vec<String>,
     /// What could not be looked at, in words.
@@ -78,6 +81,7 @@ pub(super) fn look(request: &DoctorRequest<'_>, descriptions: &[Description], jo
         return Ok(SeenHost::default());
     };
     let mut seen = SeenHost::default();
+    let now_ms = (request.now_ms)();
     let states = match storage.states {
         Some(store) => store.states(job)?,
         None => Vec::new(),
@@ -99,15 +103,22 @@ pub(super) fn look(request: &DoctorRequest<'_>, descriptions: &[Description], jo
         }
     }
     seen.cuts = unfinished.into_values().collect();
-    if request.everything || datasets.iter().any(|dataset| dataset.provider == ProviderKind::Zfs) {
-        match clones(request, storage, &users) {
-            Ok(clones) => seen.clones = clones,
+    for pool in pools(&datasets) {
+        match clones(request, storage, pool, &users) {
+            Ok(clones) => seen.clones.extend(clones),
             Err(error) if is_gone(&error) => {}
-            Err(error) => seen.unknown.push(format!("clones of ZFS cannot be looked at: {error}")),
+            Err(error) => seen
+                .unknown
+                .push(format!("clones in the pool {pool} cannot be looked at: {error}")),
         }
     }
     if let Some(store) = storage.states {
         seen.works = works(request, store, descriptions)?;
+        let halves = store.half_notes().into_iter();
+        let halves = halves.map(|path| (changed_ms(&path), path));
+        let is_old = |changed: &Option<i64>| changed.is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
+        let left = halves.filter(|(changed, _)| is_old(changed));
+        seen.half_notes = left.map(|(changed, path)| (path, changed)).collect();
         if request.everything && !states.is_empty() {
             look_at_states(storage, store, &mut seen, job)?;
         }
@@ -209,9 +220,16 @@ fn life_of(request: &DoctorRequest<'_>, process: Option<&ProcessIdentity>) -> Li
     process.map_or(Liveness::Unknown, |process| liveness_of(process, request.processes))
 }
 
+/// The pools that the datasets of ZFS are in.
+fn pools(datasets: &BTreeSet<Dataset>) -> BTreeSet<&str> {
+    let zfs = datasets.iter().filter(|dataset| dataset.provider == ProviderKind::Zfs);
+    zfs.filter_map(|dataset| dataset.name.split('/').next()).collect()
+}
+
 fn clones(
     request: &DoctorRequest<'_>,
     storage: &DoctorStorage<'_>,
+    pool: &str,
     users: &BTreeMap<Dataset, String>,
 ) -> std::result::Result<Vec<SeenClone>, ProviderError> {
     let seen = |clone: LeftClone| {
@@ -227,7 +245,7 @@ fn clones(
             clone,
         }
     };
-    let clones = storage.providers.zfs().clones_for_a_while()?;
+    let clones = storage.providers.zfs().clones_for_a_while(pool)?;
     Ok(clones.into_iter().map(seen).collect())
 }
 

@@ -13,7 +13,7 @@ use super::seen::{Leftover, LeftoverKind};
 use crate::new_file::left_of;
 
 /// What is younger may be just being made.
-const AGE_MIN_MS: i64 = 60_000;
+pub(super) const AGE_MIN_MS: i64 = 60_000;
 /// The names of folders for sockets begin so.
 const SOCKETS: &str = "holdfast-";
 /// The names of folders for scratch files begin so.

@@ -17,6 +17,8 @@ use crate::run_journal::{read_process, written_process};
 
 const FOLDER: &str = "unfinished";
 const ENDING: &str = ".json";
+/// How the name of a note ends that is being written.
+const HALF: &str = "new";
 /// Bytes of a note, at most.
 const BYTES_MAX: u64 = 1 << 20;
 
@@ -166,6 +168,18 @@ impl StateStore {
         Ok(found)
     }
 
+    /// Notes that somebody is writing, or did not come to write.
+    pub(crate) fn half_notes(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.unfinished_folder())
+            .into_iter()
+            .flatten()
+            .flatten();
+        let paths = entries.map(|entry| entry.path());
+        paths
+            .filter(|path| path.extension().is_some_and(|extension| extension == HALF))
+            .collect()
+    }
+
     /// What has begun on a machine and not ended.
     pub fn unfinished_on(&self, uuid: &str) -> Result<Option<Unfinished>> {
         Ok(self.unfinished()?.into_iter().find(|one| one.uuid == uuid))
@@ -175,7 +189,7 @@ impl StateStore {
     pub(crate) fn note_unfinished(&self, work: &Unfinished) -> Result<()> {
         let folder = self.unfinished_folder();
         let path = note_of(&folder, &work.uuid);
-        let new = path.with_extension("new");
+        let new = path.with_extension(HALF);
         let mut builder = std::fs::DirBuilder::new();
         let written = builder.recursive(true).mode(0o700).create(&folder).and_then(|()| {
             let mut options = File::options();

@@ -2,6 +2,7 @@
 //!
 //! Each is marked by a property, and says who made it. Whoever is killed leaves them, and they are found by that.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,9 +49,10 @@ pub enum LeftCloneKind {
 }
 
 impl Zfs {
-    /// The clones that were made for a while and are there now, whether or not those who made them are at work.
-    pub fn clones_for_a_while(&self) -> ProviderResult<Vec<LeftClone>> {
-        let marked = |property| self.datasets_with(property);
+    /// The clones in a pool that were made for a while and are there now, whether or not those who made them are at work.
+    pub fn clones_for_a_while(&self, pool: &str) -> ProviderResult<Vec<LeftClone>> {
+        full_name(pool, "check")?;
+        let marked = |property| self.datasets_with(property, pool);
         let (views, unfinished) = (marked(VIEW)?, marked(UNFINISHED)?);
         if views.is_empty() && unfinished.is_empty() {
             return Ok(Vec::new());
@@ -70,14 +72,14 @@ impl Zfs {
         Ok(views.chain(machines).collect())
     }
 
-    /// Datasets that have a property of ours themselves.
-    fn datasets_with(&self, property: &str) -> ProviderResult<std::collections::BTreeMap<String, String>> {
+    /// Datasets of a pool that have a property of ours themselves.
+    fn datasets_with(&self, property: &str, pool: &str) -> ProviderResult<BTreeMap<String, String>> {
         let mut words = vec!["get", "-Hp", "-r", "-o", "name,value,source"];
         if self.is_newer()? {
             words.extend(["-s", "local,received", "-t", "filesystem,volume"]);
         }
-        words.push(property);
-        let mut found = table::records(&self.ask(("look for clones in", "all pools"), &words)?);
+        words.extend([property, pool]);
+        let mut found = table::records(&self.ask(("look for clones in", pool), &words)?);
         found.retain(|name, _| !name.contains('@'));
         Ok(found)
     }
@@ -85,13 +87,28 @@ impl Zfs {
     /// Destroys one of them, if it still is one, a clone without snapshots of its own, and nobody has files of it open.
     pub fn destroy_left(&self, left: &LeftClone) -> ProviderResult<()> {
         full_name(&left.name, "check")?;
-        let is_there = self.clones_for_a_while()?.contains(left);
+        let pool = left.name.split('/').next().unwrap_or_default();
+        let is_there = self.clones_for_a_while(pool)?.contains(left);
         if !is_there || self.dataset(&left.name)?.origin.is_none() {
             return Err(ProviderError::NotThere {
                 what: format!("{} that was found", left.name),
             });
         }
-        self.ask(("destroy", &left.name), &["destroy", &left.name]).map(drop)
+        self.destroy_patiently("destroy", &left.name)
+    }
+
+    /// Who has just closed its files, or was killed, may keep a clone busy for a moment.
+    fn destroy_patiently(&self, action: &'static str, clone: &str) -> ProviderResult<()> {
+        let mut attempts_left = ATTEMPT_COUNT;
+        loop {
+            match self.ask((action, clone), &["destroy", clone]) {
+                Err(ProviderError::Held { .. }) if attempts_left > 0 => {
+                    attempts_left -= 1;
+                    self.clock.sleep(ATTEMPT_INTERVAL);
+                }
+                other => return other.map(drop),
+            }
+        }
     }
 
     /// Destroys a dataset that was made by [cloning](Self::clone_for_machine) a host snapshot, and that has no snapshots of its own.
@@ -105,7 +122,7 @@ impl Zfs {
                 reason: format!("it is no clone of {origin}"),
             });
         }
-        self.ask(("destroy", name), &["destroy", name]).map(drop)
+        self.destroy_patiently("destroy", name)
     }
 
     /// A writable dataset that shares all with a host snapshot, for a machine. It is marked as unfinished until
@@ -186,17 +203,7 @@ impl Zfs {
                 reason: "no host snapshot is mounted there".to_owned(),
             });
         }
-        // Who has just closed its files may keep it busy for a moment.
-        let mut attempts_left = ATTEMPT_COUNT;
-        loop {
-            match self.ask(("unmount", clone), &["destroy", clone]) {
-                Err(ProviderError::Held { .. }) if attempts_left > 0 => {
-                    attempts_left -= 1;
-                    self.clock.sleep(ATTEMPT_INTERVAL);
-                }
-                other => return other.map(drop),
-            }
-        }
+        self.destroy_patiently("unmount", clone)
     }
 
     /// The clone that lays open a snapshot, and what takes it away again.
