@@ -9,6 +9,7 @@ use holdfast_block::Clock;
 use holdfast_engine::Providers;
 use holdfast_host::provider::{Dataset, HostSnapshotName, Located, ProviderKind, locate};
 use holdfast_host::{Answer, LocalTools, ToolError, Tools};
+use holdfast_repo::{Processes as _, SystemProcesses};
 
 use crate::context::Context;
 use crate::errors::Error;
@@ -35,6 +36,7 @@ pub fn providers_of(tools: &Arc<dyn Tools>, context: &Context) -> Providers {
         context.runtime_folder().join("views"),
         Arc::clone(context.clock()),
     )
+    .made_by(SystemProcesses.this())
 }
 
 /// Programs of this host, which have so long for all their answers together.

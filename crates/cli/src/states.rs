@@ -49,6 +49,12 @@ impl StateArgs {
         })
     }
 
+    /// The store, for whoever only looks at it: where there is none, one without any states. Nothing is made.
+    pub fn open_to_look(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<StateStore> {
+        let folder = self.folder(context).unwrap_or_default();
+        StateStore::open_to_look(&folder, &context.surroundings(), job)
+    }
+
     /// The same, for whoever can do without: why there is none is told.
     pub fn open_if_possible(&self, context: &Context, job: Job<'_>) -> Option<StateStore> {
         self.open_or_create(context, job).unwrap_or_else(|error| {
@@ -56,6 +62,18 @@ impl StateArgs {
             job.progress.warning(&message);
             None
         })
+    }
+
+    /// A machine has been restored from elsewhere, all of it: a rollback of it that did not end is of no importance any more.
+    pub fn forget_unfinished(&self, uuid: &str, context: &Context, job: Job<'_>) {
+        let forgotten = self.open(context, job).and_then(|store| match store {
+            Some(store) => store.forget_unfinished(uuid),
+            None => Ok(()),
+        });
+        if let Err(error) = forgotten {
+            job.progress
+                .note(&format!("a rollback that did not end is still noted: {error}"));
+        }
     }
 
     /// Forgets what no host snapshot needs any more; what goes wrong is told.

@@ -8,11 +8,14 @@ mod chains;
 mod commit;
 mod diagnose;
 mod diagnose_disks;
+mod diagnose_host;
 mod emptied;
+mod host_work;
 mod instants;
 mod leftovers;
 mod look;
 mod mend;
+mod mend_host;
 mod seen;
 
 use std::path::PathBuf;
@@ -64,6 +67,8 @@ pub struct DoctorRequest<'a> {
     pub new_run: &'a dyn Fn() -> u32,
     /// What becomes of an overlay whose content is in its base.
     pub emptied: EmptiedOverlays,
+    /// Where host snapshots are looked for; none where they are not.
+    pub storage: Option<DoctorStorage<'a>>,
 }
 
 /// What becomes of an overlay whose content is in its base.
@@ -148,6 +153,7 @@ pub enum Remedy {
     Advice(String),
 }
 
+pub use host_work::DoctorStorage;
 pub use seen::{FindingKind, Mend};
 
 /// Examines machines, and mends what can be mended.

@@ -5,6 +5,7 @@
 //! machine has today; nothing that is newer has to be destroyed for that, and it works for whatever the machine's disks have become.
 
 mod contents;
+mod notes;
 mod point;
 
 use std::collections::BTreeMap;
@@ -16,14 +17,15 @@ use holdfast_repo::Surroundings;
 
 use crate::MachineName;
 use crate::error::{Error, Result};
-use crate::host_snapshot::{HostSnapshotRequest, Providers, take_host_snapshots};
+use crate::host_snapshot::{HostSnapshotRequest, Providers, check_host_snapshots, take_host_snapshots};
 use crate::job::Job;
 use crate::machine_restore::{
     AfterRestore, ConfigurationChoice, InPlaceWish, MachineRestorePlan, MachineRestoreReport, NewMachineIdentity,
-    NewMachineWish, Planner, RestoreAs, plan_point, restore_point,
+    NewMachineWish, Planner, Presence, RestoreAs, plan_point, restore_point,
 };
 use crate::machine_state::StateStore;
 use crate::new_image::Overwrite;
+use notes::{CloneNote, RollbackNote};
 pub use point::{HostPoint, HostPointRequest, PointName, open_host_point};
 
 /// Who and what a job on a point in time needs.
@@ -72,16 +74,32 @@ impl HostRestore<'_> {
         }
     }
 
-    /// What a rollback would do. The machine is shut off, or nothing can be said.
+    /// What a rollback would do. The machine is shut off, or is to be switched off first.
     pub fn plan_rollback(
         &self,
         point: &HostPoint,
         wish: &RollbackWish<'_>,
         job: Job<'_>,
     ) -> Result<MachineRestorePlan> {
+        let presence = if wish.powers_off {
+            Presence::SwitchedOffFirst
+        } else {
+            Presence::ShutOff
+        };
+        self.plan_with(point, wish, presence, job)
+    }
+
+    fn plan_with(
+        &self,
+        point: &HostPoint,
+        wish: &RollbackWish<'_>,
+        presence: Presence,
+        job: Job<'_>,
+    ) -> Result<MachineRestorePlan> {
         let in_place = RestoreAs::InPlace(InPlaceWish {
             machine: Some(point.uuid.clone()),
             configuration: wish.configuration,
+            presence,
         });
         let plan = plan_point(
             &self.planner(point),
@@ -95,27 +113,30 @@ impl HostRestore<'_> {
     /// Takes a machine back.
     ///
     /// # Errors
-    /// Before anything is written, or with a warning that says what is. The safety snapshot stays.
+    /// Before anything is written, or with a warning that says what is. The safety snapshot stays. Where the machine has to be switched off,
+    /// it is only after everything has been looked at.
     pub fn roll_back(&self, point: &HostPoint, wish: &RollbackWish<'_>, job: Job<'_>) -> Result<RollbackReport> {
         if wish.powers_off {
+            self.plan_rollback(point, wish, job)?;
+            wish.safety.map_or(Ok(()), check_host_snapshots)?;
             self.power_off(&point.uuid)?;
         }
-        let plan = self.plan_rollback(point, wish, job)?;
+        // What has changed meanwhile is seen.
+        let plan = self.plan_with(point, wish, Presence::ShutOff, job)?;
         let safety = match wish.safety {
             Some(request) => take_host_snapshots(request, &mut || (), job)?.snapshots,
             None => Vec::new(),
         };
-        let restored = restore_point(&self.planner(point), &plan, job).inspect_err(|_| {
+        let mut note = RollbackNote::new(self, (point, &plan), &safety)?;
+        let restored = restore_point(&self.planner(point), &plan, &mut note, job).inspect_err(|_| {
             if let Some(first) = safety.first() {
                 let message = format!("what was there before is in the host snapshot {}", first.name);
                 job.progress.warning(&message);
             }
         });
-        Ok(RollbackReport {
-            restore: restored?,
-            plan,
-            safety,
-        })
+        let restore = restored?;
+        self.states.forget_unfinished(&point.uuid)?;
+        Ok(RollbackReport { plan, restore, safety })
     }
 
     fn power_off(&self, uuid: &str) -> Result<()> {
@@ -180,26 +201,34 @@ impl HostRestore<'_> {
 
     /// Makes it. What was cloned goes again where it fails.
     pub fn make_clone(&self, point: &HostPoint, plan: &ClonePlan, job: Job<'_>) -> Result<MachineRestoreReport> {
+        let mut note = CloneNote::begin(self, (point, plan))?;
         let mut made = Vec::new();
         let restored = self
             .clone_datasets(plan, &mut made)
-            .and_then(|()| restore_point(&self.planner(point), &plan.restore, job));
-        if restored.is_err() {
-            for clone in made {
-                if let Err(error) = self.providers.zfs().destroy_clone(&clone.to.name, &clone.snapshot) {
-                    job.progress.warning(&format!("{} stays: {error}", clone.to));
-                }
+            .and_then(|()| restore_point(&self.planner(point), &plan.restore, &mut note, job));
+        for clone in made {
+            let zfs = self.providers.zfs();
+            let ended = match &restored {
+                Ok(_) => zfs.finish_clone(&clone.to.name),
+                Err(_) => zfs.destroy_clone(&clone.to.name, &clone.snapshot),
+            };
+            if let Err(error) = ended {
+                job.progress
+                    .warning(&format!("{}: {error}; holdfast doctor sees to it", clone.to));
             }
         }
+        self.states.forget_unfinished(&plan.restore.machine.uuid)?;
         restored
     }
 
     fn clone_datasets<'p>(&self, plan: &'p ClonePlan, made: &mut Vec<&'p PlannedClone>) -> Result<()> {
         for clone in &plan.clones {
-            let state = self
+            let machine = &plan.restore.machine.name;
+            let cloned = self
                 .providers
-                .of_dataset(&clone.to)
-                .clone_to(&clone.snapshot, &clone.to.name)?;
+                .zfs()
+                .clone_for_machine(&clone.snapshot, &clone.to.name, machine);
+            let state = cloned?;
             made.push(clone);
             if state.folder.as_deref().is_some_and(|folder| folder != clone.folder) {
                 return Err(Error::from(ProviderError::Refused {

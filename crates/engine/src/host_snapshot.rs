@@ -16,6 +16,7 @@ mod not_taken;
 mod places;
 mod record;
 mod remove;
+mod wholeness;
 mod with_memory;
 
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ use holdfast_host::provider::{
     Btrfs, Cutting, Dataset, HostSnapshotName, Provider, ProviderError, ProviderKind, ProviderResult, Reflink, Wanted,
     Zfs,
 };
+use holdfast_repo::ProcessIdentity;
 use jiff::Timestamp;
 
 use crate::error::{Error, Result};
@@ -36,6 +38,7 @@ use crate::job::Job;
 use crate::machine_backup::Beside;
 use crate::machine_lock::MachineLock;
 use crate::machine_state::{SetId, StateStore, StateToKeep};
+use crate::run_journal::written_process;
 pub use guests::{GuestReport, GuestRequest};
 use guests::{Held, Instant, Sessions};
 pub use list::{HostSnapshotList, HostSnapshotState, list_host_snapshots};
@@ -44,6 +47,8 @@ pub(crate) use not_taken::NotTaken;
 pub use places::{MachinePlaces, machines_in, places_of};
 pub use record::HostSnapshotRecord;
 pub use remove::{HostRemovalReport, HostRemovalRequest, PlannedRemoval, remove_host_snapshots};
+pub(crate) use wholeness::Together;
+pub use wholeness::Wholeness;
 pub use with_memory::MemoryWish;
 
 /// The providers of a host.
@@ -51,6 +56,8 @@ pub struct Providers {
     zfs: Zfs,
     btrfs: Btrfs,
     reflink: Reflink,
+    /// Who makes host snapshots with them.
+    maker: Option<ProcessIdentity>,
 }
 
 impl Providers {
@@ -60,6 +67,17 @@ impl Providers {
             zfs: Zfs::new(Arc::clone(tools), views, clock),
             btrfs: Btrfs::new(Arc::clone(tools)),
             reflink: Reflink::default(),
+            maker: None,
+        }
+    }
+
+    /// The same, for a process that says of what it makes that it is at work on it: should it be killed, that is known.
+    #[must_use]
+    pub fn made_by(self, maker: ProcessIdentity) -> Self {
+        Self {
+            zfs: self.zfs.made_by(written_process(&maker).to_string()),
+            maker: Some(maker),
+            ..self
         }
     }
 
@@ -132,8 +150,10 @@ pub struct HostSnapshotReport {
 /// What one provider cuts at one instant.
 struct Group<'a> {
     provider: &'a dyn Provider,
-    name: &'a str,
+    cut: &'a NamedCut,
     wanted: Vec<Wanted>,
+    /// Whether nothing else is of that name.
+    is_alone: bool,
 }
 
 /// Makes host snapshots; `within` is called while the machines hold still.
@@ -157,19 +177,59 @@ pub(crate) fn try_host_snapshots(
     within: &mut dyn FnMut(),
     job: Job<'_>,
 ) -> std::result::Result<HostSnapshotReport, NotTaken> {
-    let mut groups = Vec::new();
-    let mut is_one_instant = true;
+    let (groups, is_one_instant) = all_groups(request)?;
+    // What was got ready goes, wherever it ended.
+    make(request, (&groups, is_one_instant), within, job).inspect_err(|_| abandon(&groups))
+}
+
+/// Looks whether host snapshots can be made, as far as that is known without making them.
+pub(crate) fn check_host_snapshots(request: &HostSnapshotRequest<'_>) -> Result<()> {
+    let (groups, _) = all_groups(request)?;
+    let prepared = prepare(request, &groups, (request.now)());
+    abandon(&groups);
+    Ok(prepared?)
+}
+
+/// What is cut, in its order, and whether all of each name is of one instant.
+fn all_groups<'a>(request: &'a HostSnapshotRequest<'a>) -> Result<(Vec<Group<'a>>, bool)> {
+    let (mut groups, mut is_one_instant) = (Vec::new(), true);
     for cut in &request.cuts {
         let of_name = groups_of(cut, request.providers)?;
         is_one_instant &= is_cut_at_once(&of_name);
         groups.extend(of_name);
     }
-    let time = (request.now)();
+    Ok((groups, is_one_instant))
+}
+
+fn prepare(
+    request: &HostSnapshotRequest<'_>,
+    groups: &[Group<'_>],
+    time: Timestamp,
+) -> std::result::Result<(), NotTaken> {
     let unknown = HostSnapshotRecord::new(request, time, &[]).encode();
-    for group in &groups {
+    for group in groups {
         let prepared = group.provider.prepare(&group.wanted, &group.cutting(time, &unknown));
         prepared.map_err(|error| NotTaken::of_group(group, error))?;
     }
+    Ok(())
+}
+
+fn abandon(groups: &[Group<'_>]) {
+    for group in groups {
+        group
+            .provider
+            .abandon(&group.wanted, &group.cutting(Timestamp::default(), ""));
+    }
+}
+
+fn make(
+    request: &HostSnapshotRequest<'_>,
+    (groups, is_one_instant): (&[Group<'_>], bool),
+    within: &mut dyn FnMut(),
+    job: Job<'_>,
+) -> std::result::Result<HostSnapshotReport, NotTaken> {
+    let time = (request.now)();
+    prepare(request, groups, time)?;
     let configurations = configurations(request, job)?;
     let guests = request.guests.iter();
     let machines = guests.map(|guest| (guest.journal.as_ref(), &guest.description.summary));
@@ -179,11 +239,12 @@ pub(crate) fn try_host_snapshots(
     let sessions = Sessions::begin(&request.guests, (time, is_one_instant, is_about_machines), job)?;
     let (mut instant, mut cut_count) = (Instant::default(), 0);
     let mut besides = Vec::new();
+    let maker = request.providers.maker.as_ref();
     let held = sessions.hold_still(&mut |states| {
         instant.time = (request.now)();
-        let record = HostSnapshotRecord::new(request, instant.time, states).encode();
+        let record = HostSnapshotRecord::new(request, instant.time, states);
         let start = job.clock.now();
-        let made = cut_all(&groups, (instant.time, &record), &mut cut_count);
+        let made = cut_all(groups, (&record, maker), &mut cut_count);
         instant.cut = job.clock.now().saturating_sub(start);
         if request.states.is_some() {
             let guests = request.guests.iter();
@@ -201,9 +262,9 @@ pub(crate) fn try_host_snapshots(
     let held = held.inspect_err(|_| take_back(made, job))?;
     let held = held.with_newcomers(request, job);
     let record = HostSnapshotRecord::new(request, instant.time, &held.guests);
-    settle(&groups, (instant.time, &record), job)
+    settle(groups, &record, maker, job)
         .and_then(|()| keep_states(request, (&held, instant.time), (configurations, besides), job))
-        .inspect_err(|_| take_back(&groups, job))?;
+        .inspect_err(|_| take_back(groups, job))?;
     Ok(HostSnapshotReport {
         snapshots: request.cuts.iter().flat_map(NamedCut::snapshots).collect(),
         time: instant.time,
@@ -286,14 +347,31 @@ fn holds(named: &Dataset, inner: &Dataset) -> bool {
 }
 
 /// Makes what was cut durable, with the whole record.
-fn settle(groups: &[Group<'_>], (time, record): (Timestamp, &HostSnapshotRecord), job: Job<'_>) -> Result<()> {
-    let text = record.encode();
-    for group in groups {
-        let settled = group.provider.settle(&group.wanted, &group.cutting(time, &text));
+///
+/// That record says that everything is there, so it is written when everything is: where several are there only by being settled, they are
+/// settled without it first.
+fn settle(
+    groups: &[Group<'_>],
+    record: &HostSnapshotRecord,
+    maker: Option<&ProcessIdentity>,
+    job: Job<'_>,
+) -> Result<()> {
+    let is_zfs = |group: &&Group<'_>| group.provider.kind() == ProviderKind::Zfs;
+    let (there, others): (Vec<_>, Vec<_>) = groups.iter().partition(is_zfs);
+    if others.len() > 1 {
+        for group in &others {
+            let open = record.unconfirmed(group.cut, group.is_alone, maker).encode();
+            let cutting = group.cutting(record.time, &open);
+            group.provider.settle(&group.wanted, &cutting)?;
+        }
+    }
+    for group in others.into_iter().chain(there) {
+        let text = record.of_cut(group.cut).encode();
+        let settled = group.provider.settle(&group.wanted, &group.cutting(record.time, &text));
         match settled {
             // It is there since it was cut, with a record that knows less.
             Err(error) if group.provider.kind() == ProviderKind::Zfs => {
-                let name = group.name;
+                let name = &group.cut.name;
                 let message = format!("what is noted of {name} is what was known at its instant: {error}");
                 job.progress.warning(&message);
             }
@@ -331,9 +409,13 @@ fn groups_of<'a>(cut: &'a NamedCut, providers: &'a Providers) -> Result<Vec<Grou
         let provider = providers.of(kind);
         groups.extend(provider.groups(&wanted)?.into_iter().map(|wanted| Group {
             provider,
-            name: &cut.name,
+            cut,
             wanted,
+            is_alone: false,
         }));
+    }
+    if let [group] = &mut groups[..] {
+        group.is_alone = true;
     }
     Ok(groups)
 }
@@ -348,9 +430,14 @@ fn is_cut_at_once(groups: &[Group<'_>]) -> bool {
 }
 
 /// The instant: the frozen time passes here. Counts what is cut.
-fn cut_all(groups: &[Group<'_>], (time, record): (Timestamp, &str), cut_count: &mut usize) -> ProviderResult<()> {
+fn cut_all(
+    groups: &[Group<'_>],
+    (record, maker): (&HostSnapshotRecord, Option<&ProcessIdentity>),
+    cut_count: &mut usize,
+) -> ProviderResult<()> {
     for group in groups {
-        group.provider.cut(&group.wanted, &group.cutting(time, record))?;
+        let text = record.unconfirmed(group.cut, group.is_alone, maker).encode();
+        group.provider.cut(&group.wanted, &group.cutting(record.time, &text))?;
         *cut_count += 1;
     }
     Ok(())
@@ -359,7 +446,7 @@ fn cut_all(groups: &[Group<'_>], (time, record): (Timestamp, &str), cut_count: &
 impl Group<'_> {
     fn cutting<'c>(&'c self, time: Timestamp, record: &'c str) -> Cutting<'c> {
         Cutting {
-            name: self.name,
+            name: &self.cut.name,
             time_s: time.as_second(),
             record,
         }
@@ -374,7 +461,7 @@ impl Group<'_> {
             .filter_map(|dataset| {
                 let snapshot = HostSnapshotName {
                     dataset,
-                    name: self.name.to_owned(),
+                    name: self.cut.name.clone(),
                 };
                 match self.provider.destroy(&snapshot) {
                     Ok(()) | Err(ProviderError::NotThere { .. }) => None,

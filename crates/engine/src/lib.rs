@@ -78,8 +78,8 @@ pub use daemon::{
 };
 pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use doctor::{
-    DoctorReport, DoctorRequest, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient, Remedy, Treatment,
-    doctor,
+    DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient, Remedy,
+    Treatment, doctor,
 };
 pub use error::{Error, Result};
 pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
@@ -92,7 +92,8 @@ pub use host_restore::{
 pub use host_snapshot::{
     GuestReport, GuestRequest, HostRemovalReport, HostRemovalRequest, HostSnapshotList, HostSnapshotRecord,
     HostSnapshotReport, HostSnapshotRequest, HostSnapshotState, MachinePlaces, MemoryWish, NamedCut, PlannedRemoval,
-    Providers, Subject, list_host_snapshots, machines_in, places_of, remove_host_snapshots, take_host_snapshots,
+    Providers, Subject, Wholeness, list_host_snapshots, machines_in, places_of, remove_host_snapshots,
+    take_host_snapshots,
 };
 pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use instant_restore::{
@@ -110,9 +111,11 @@ pub use machine_backup::{
 pub use machine_restore::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
     MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine,
-    PlannedResumption, Refusal, RestoreAs, Resumed, Room, Started, plan_machine_restore, restore_machine,
+    PlannedResumption, Presence, Refusal, RestoreAs, Resumed, Room, Started, plan_machine_restore, restore_machine,
 };
-pub use machine_state::{KeptDisk, KeptState, SetId, StateStore, SweepReport, sweep_states};
+pub use machine_state::{
+    KeptDisk, KeptState, SetId, StateStore, SweepReport, Unfinished, UnfinishedFile, UnfinishedKind, sweep_states,
+};
 pub use monitor::{
     DatasetFigures, MonitorReport, MonitorRequest, PoolFigures, TypeFigures, check_capacity, check_health,
     check_snapshots, monitor,

@@ -19,6 +19,7 @@ mod refusal;
 mod resumption;
 mod stored;
 mod tpm;
+mod witness;
 
 pub use execute::{MachineRestoreReport, Started, restore_machine};
 pub(crate) use execute::{restore_point, write_companions};
@@ -26,10 +27,11 @@ pub(crate) use made::Made;
 pub(crate) use neighbours::{chain_of, is_same};
 pub use plan::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
-    MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine, RestoreAs, Room,
+    MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine, Presence, RestoreAs, Room,
     plan_machine_restore,
 };
 pub(crate) use plan::{Planner, plan_point};
 pub use refusal::Refusal;
 pub use resumption::{PlannedResumption, Resumed};
 pub(crate) use stored::bytes_of;
+pub(crate) use witness::Witness;

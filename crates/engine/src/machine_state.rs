@@ -7,14 +7,16 @@
 
 mod kept;
 mod sweep;
+mod unfinished;
 
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use holdfast_repo::key::{Cipher, Credential, KdfParameters};
-use holdfast_repo::store::{DirectoryStore, ObjectName, Store as _, StoreError};
-use holdfast_repo::{Repository, Surroundings};
+use holdfast_repo::store::{DirectoryStore, MemoryStore, ObjectName, Store as _, StoreError};
+use holdfast_repo::{InitRequest, Repository, Surroundings};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::error::{Error, Result};
@@ -23,12 +25,23 @@ use crate::repository::{Location, Unlock, open, snapshots};
 pub(crate) use kept::StateToKeep;
 pub use kept::{KeptDisk, KeptState, SetId};
 pub use sweep::{SweepReport, sweep_states};
+pub use unfinished::{Unfinished, UnfinishedFile, UnfinishedKind};
 
 /// The repository, in the folder of the store.
 const REPOSITORY: &str = "repository";
 /// Where the memory of a machine is before it is in the repository.
 const SCRATCH: &str = "scratch";
 const LOCK: &str = "lock";
+
+/// How the repository is made.
+fn new_repository() -> InitRequest<'static> {
+    InitRequest {
+        credential: Credential::Open,
+        label: "states of machines",
+        parameters: KdfParameters::default(),
+        cipher: Cipher::default(),
+    }
+}
 
 /// Where states of machines are kept.
 pub struct StateStore {
@@ -52,14 +65,8 @@ impl StateStore {
                 source,
             })?;
         }
-        let request = holdfast_repo::InitRequest {
-            credential: Credential::Open,
-            label: "states of machines",
-            parameters: KdfParameters::default(),
-            cipher: Cipher::default(),
-        };
         let made = DirectoryStore::create(&folder.join(REPOSITORY))?;
-        match Repository::init(std::sync::Arc::new(made), &request, surroundings.clone()) {
+        match Repository::init(Arc::new(made), &new_repository(), surroundings.clone()) {
             // Of two who make it, one comes first.
             Ok(_) | Err(holdfast_repo::Error::AlreadyARepository { .. }) => {}
             Err(error) => return Err(error.into()),
@@ -69,6 +76,17 @@ impl StateStore {
             action: "find what was made in",
             path: folder.to_owned(),
             source: std::io::ErrorKind::NotFound.into(),
+        })
+    }
+
+    /// The store in `folder`; where there is none, one in memory without any states, for whoever only looks: nothing is made.
+    pub fn open_to_look(folder: &Path, surroundings: &Surroundings, job: Job<'_>) -> Result<Self> {
+        if let Some(store) = Self::open(folder, surroundings, job)? {
+            return Ok(store);
+        }
+        Ok(Self {
+            folder: folder.to_owned(),
+            repository: Repository::init(Arc::new(MemoryStore::new()), &new_repository(), surroundings.clone())?,
         })
     }
 

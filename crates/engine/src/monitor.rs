@@ -5,14 +5,14 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_host::provider::{DatasetState, PoolRoom, PoolState, Provider as _, ProviderError};
+use holdfast_host::provider::{DatasetState, HostSnapshot, PoolRoom, PoolState, Provider as _, ProviderError};
 use holdfast_policy::sanoid::{
     Check, DatasetPolicy, Level, PoolAnswer, PoolDevice, PoolFacts, Resolved, SanoidConfig, SnapshotType,
     TypedSnapshot, capacity, freshness, health,
 };
 use jiff::Timestamp;
 
-use crate::host_snapshot::Providers;
+use crate::host_snapshot::{Providers, Wholeness};
 
 /// What is watched over.
 pub struct MonitorRequest<'a> {
@@ -216,6 +216,7 @@ impl Watched {
         if policies.is_empty() {
             return Err(NO_DATASET.to_owned());
         }
+        let mut wholeness = Wholeness::new(request.providers);
         let (mut types, mut unknown) = (BTreeMap::new(), BTreeMap::new());
         for policy in &policies {
             let dataset = &policy.dataset;
@@ -231,7 +232,12 @@ impl Watched {
             }
             match zfs.snapshots(dataset) {
                 Ok(snapshots) => {
-                    let typed = snapshots.iter().filter_map(|snapshot| {
+                    // Of what was to be cut together not all was: that is no point in time that anybody could go back to.
+                    let is_whole = |snapshot: &&HostSnapshot| {
+                        wholeness.of(&snapshot.name, snapshot.record.as_deref()) != Some(false)
+                    };
+                    let whole = snapshots.iter().filter(is_whole);
+                    let typed = whole.filter_map(|snapshot| {
                         let time = Timestamp::from_second(snapshot.time_s).ok()?;
                         let typed = TypedSnapshot::new(&snapshot.name.name, time)?;
                         Some((typed, snapshot.used_bytes.unwrap_or_default()))

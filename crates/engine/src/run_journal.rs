@@ -91,14 +91,9 @@ impl RunRecord {
         self.way.get(place + 1).map(String::as_str)
     }
 
-    /// Whether it runs. The journal is this host's: a process of an earlier start of the host is dead.
+    /// Whether it runs.
     pub fn liveness(&self, processes: &dyn Processes) -> Liveness {
-        let this = processes.this();
-        let is_of_this_host = !this.host.is_empty() && this.host == self.process.host;
-        if is_of_this_host && !this.boot.is_empty() && this.boot != self.process.boot {
-            return Liveness::Dead;
-        }
-        processes.liveness(&self.process)
+        liveness_of(&self.process, processes)
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -109,13 +104,7 @@ impl RunRecord {
             "machine": self.machine,
             "uuid": self.uuid,
             "way": self.way,
-            "process": {
-                "host": process.host,
-                "boot": process.boot,
-                "namespace": process.namespace,
-                "process": process.process,
-                "started": process.started,
-            },
+            "process": written_process(process),
             "start_ms": self.start_ms,
             "phase": self.phase.word(),
             "was_running": self.was_running,
@@ -128,7 +117,6 @@ impl RunRecord {
     fn parse(bytes: &[u8]) -> Option<Self> {
         let value: Value = serde_json::from_slice(bytes).ok()?;
         let text = |value: &Value, key: &str| Some(value.get(key)?.as_str()?.to_owned());
-        let process = value.get("process")?;
         let phase = text(&value, "phase")?;
         let way = value.get("way")?.as_array()?.iter();
         Some(Self {
@@ -138,19 +126,46 @@ impl RunRecord {
             way: way
                 .map(|word| word.as_str().map(str::to_owned))
                 .collect::<Option<_>>()?,
-            process: ProcessIdentity {
-                host: text(process, "host")?,
-                boot: text(process, "boot")?,
-                namespace: text(process, "namespace")?,
-                process: u32::try_from(process.get("process")?.as_u64()?).ok()?,
-                started: process.get("started")?.as_u64()?,
-            },
+            process: read_process(value.get("process")?)?,
             start_ms: value.get("start_ms")?.as_i64()?,
             phase: Phase::ALL.into_iter().find(|known| known.word() == phase)?,
             was_running: value.get("was_running")?.as_bool()?,
             scratch: text(&value, "scratch")?.into(),
         })
     }
+}
+
+/// A process as notes have it.
+pub(crate) fn written_process(process: &ProcessIdentity) -> Value {
+    json!({
+        "host": process.host,
+        "boot": process.boot,
+        "namespace": process.namespace,
+        "process": process.process,
+        "started": process.started,
+    })
+}
+
+/// A process as it was noted.
+pub(crate) fn read_process(value: &Value) -> Option<ProcessIdentity> {
+    let text = |key: &str| Some(value.get(key)?.as_str()?.to_owned());
+    Some(ProcessIdentity {
+        host: text("host")?,
+        boot: text("boot")?,
+        namespace: text("namespace")?,
+        process: u32::try_from(value.get("process")?.as_u64()?).ok()?,
+        started: value.get("started")?.as_u64()?,
+    })
+}
+
+/// Whether a process that was noted on this host runs: one of an earlier start of the host is dead.
+pub(crate) fn liveness_of(process: &ProcessIdentity, processes: &dyn Processes) -> Liveness {
+    let this = processes.this();
+    let is_of_this_host = !this.host.is_empty() && this.host == process.host;
+    if is_of_this_host && !this.boot.is_empty() && this.boot != process.boot {
+        return Liveness::Dead;
+    }
+    processes.liveness(process)
 }
 
 /// Where a run is noted, and as whose.

@@ -85,6 +85,8 @@ pub struct KeptStates {
     pub checkpoint_count: u32,
     /// Whether its memory was saved, to go on from there when it starts.
     pub has_saved_memory: bool,
+    /// Whether it is gone as soon as it does not run.
+    pub is_transient: bool,
 }
 
 /// A machine of a hypervisor.

@@ -15,7 +15,9 @@ mod folder;
 mod locate;
 mod mount;
 mod mounts;
+mod probe;
 mod reflink;
+mod remains;
 mod replica;
 mod transfer;
 mod zfs;
@@ -29,13 +31,15 @@ pub use folder::OURS;
 pub use locate::{Located, Place, locate};
 pub use mount::{mount, unmount};
 pub use mounts::Mounts;
-pub use reflink::{Reflink, clone_file, why_not as why_no_reflink};
+pub use probe::{can_clone_to, is_probe, why_not as why_no_reflink};
+pub use reflink::{Reflink, clone_file};
+pub use remains::{Remain, RemainKind};
 pub use replica::{
     Keeping, KeepingMeans, PackWhen, Partial, REPLICA_TAG, Receiving, ReplicaAbilities, ReplicaBase, ReplicaDataset,
     ReplicaSide, ReplicaSnapshot, Sending, StreamForm,
 };
 pub use transfer::is_in_transfer;
-pub use zfs::{DeviceErrors, PoolDevice, PoolRoom, PoolState, Zfs, ZfsSide};
+pub use zfs::{DeviceErrors, LeftClone, LeftCloneKind, PoolDevice, PoolRoom, PoolState, Zfs, ZfsSide};
 pub use zfs::{SendError, SendQuestion};
 
 /// Result of asking a provider.
@@ -133,6 +137,24 @@ impl HostSnapshot {
     fn replaced(&self) -> ProviderError {
         ProviderError::Replaced {
             what: self.name.to_string(),
+        }
+    }
+}
+
+/// A host snapshot, with no more than what is noted of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotedSnapshot {
+    /// It.
+    pub name: HostSnapshotName,
+    /// Our record of it.
+    pub record: Option<String>,
+}
+
+impl NotedSnapshot {
+    fn new(dataset: Dataset, name: String, record: Option<String>) -> Self {
+        Self {
+            name: HostSnapshotName { dataset, name },
+            record,
         }
     }
 }
@@ -248,6 +270,35 @@ pub trait Provider: Send + Sync {
 
     /// Makes what was cut durable, with this record of it.
     fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()>;
+
+    /// Takes back what was got ready and is not cut, or not settled where it has no name before.
+    fn abandon(&self, _wanted: &[Wanted], _cut: &Cutting<'_>) {}
+
+    /// The host snapshots of a dataset with what is noted of them, and no more: quickly. ZFS leaves those out of which nothing is noted,
+    /// which are somebody else's.
+    fn noted(&self, dataset: &str) -> ProviderResult<Vec<NotedSnapshot>>;
+
+    /// Whether somebody may be making host snapshots of a dataset at this moment, where nothing is noted of them before they are settled.
+    fn is_making(&self, _dataset: &str) -> bool {
+        false
+    }
+
+    /// What those who were killed have left in a dataset; nothing is changed.
+    fn remains(&self, _dataset: &str) -> ProviderResult<Vec<Remain>> {
+        Ok(Vec::new())
+    }
+
+    /// Takes that away, if it is still what was left.
+    fn clear(&self, remain: &Remain) -> ProviderResult<()> {
+        Err(ProviderError::NotThere {
+            what: remain.place.display().to_string(),
+        })
+    }
+
+    /// What needs a host snapshot: clones of it, by their names.
+    fn clones(&self, _snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
+        Ok(Vec::new())
+    }
 
     /// Removes a host snapshot, whichever has this name.
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()>;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use holdfast_engine::{AfterRestore, CloneWish, Job, MachineName};
 use serde::Serialize;
 
-use super::point::{OpenPoint, PointArgs};
+use super::point::{OpenPoint, PointArgs, Use};
 use super::restore::machine::Done;
 use super::rollback::tell;
 use crate::args::{Example, JobArgs};
@@ -97,10 +97,8 @@ pub(super) fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
             _ => AfterRestore::LeaveOff,
         },
     };
-    let threads = args.job.thread_count();
-    let done = args
-        .point
-        .open(context, threads, |point, job| make(args, &wish, point, job))?;
+    let how = (context, args.job.thread_count(), Use::of(args.dry_run));
+    let done = args.point.open(how, |point, job| make(args, &wish, point, job))?;
     context.report(&done)
 }
 

@@ -1,11 +1,15 @@
 //! `holdfast doctor`: what dead backups and forgotten snapshots left at machines, and mending it.
 
+mod named;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use holdfast_engine::{
-    DoctorReport, DoctorRequest, EmptiedOverlays, Execution, Outcome, Patient, Remedy, Treatment, doctor, noted_runs,
+    DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Execution, Outcome, Patient, Remedy, StateStore,
+    Treatment, doctor, noted_runs,
 };
+use holdfast_host::provider::Dataset;
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
 use holdfast_repo::{Liveness, Processes as _, Repository, SystemProcesses};
 use jiff::Timestamp;
@@ -17,14 +21,16 @@ use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::machines::{Found, Hypervisors, MachineWord, libvirt_address};
 use crate::output::{Page, Report, Style};
-use crate::{runs, time, units};
+use crate::states::StateArgs;
+use crate::{datasets, runs, time, units};
 
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
-    /// Only these: a name, a pattern ('web*'), tag:TAG, or qmp:SOCKET; all machines of libvirt where none is named
-    #[arg(value_name = "MACHINE")]
-    machines: Vec<OsString>,
+    /// Only these: a name, a pattern ('web*'), tag:TAG, or qmp:SOCKET; or datasets; all machines of libvirt, and what configurations name,
+    /// where none is named
+    #[arg(value_name = "MACHINE|DATASET")]
+    targets: Vec<OsString>,
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
@@ -37,6 +43,8 @@ pub struct DoctorArgs {
     /// Where backups keep their scratch files
     #[arg(long, value_name = "FOLDER")]
     scratch: Option<PathBuf>,
+    #[command(flatten)]
+    states: StateArgs,
 }
 
 /// What a person may want of it.
@@ -50,6 +58,10 @@ pub(super) const EXAMPLES: &[Example] = &[
         line: "holdfast doctor --fix",
     },
     Example {
+        wish: "Look at what was left in a dataset",
+        line: "holdfast doctor tank/vm",
+    },
+    Example {
         wish: "Look at one QEMU that libvirt does not know",
         line: "holdfast doctor qmp:/run/web1.qmp",
     },
@@ -61,6 +73,8 @@ struct Examined {
     fix: bool,
     is_healthy: bool,
     machines: Vec<String>,
+    /// Datasets that were named, here or in a configuration.
+    datasets: Vec<String>,
     findings: Vec<FindingDocument>,
     notes: Vec<String>,
 }
@@ -166,7 +180,11 @@ impl Report for Examined {
         for note in &self.notes {
             page.line(&format!("note: {note}"));
         }
-        let machines = units::counted(self.machines.len() as u64, "machine", "machines");
+        let mut machines = units::counted(self.machines.len() as u64, "machine", "machines");
+        if !self.datasets.is_empty() {
+            let datasets = units::counted(self.datasets.len() as u64, "dataset", "datasets");
+            machines = format!("{machines}, and {datasets} by name,");
+        }
         let is_left = |finding: &&FindingDocument| finding.mended.is_none();
         let left = self.findings.iter().filter(is_left).count() as u64;
         if self.is_healthy {
@@ -183,27 +201,24 @@ impl Report for Examined {
 
 /// Examines machines.
 pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
-    let words = MachineWord::parse_all(&args.machines)?;
-    let everything = words.is_empty();
+    let (words, mut datasets) = targets(args)?;
+    let everything = args.targets.is_empty();
+    if everything {
+        datasets = named::datasets(context);
+    }
     let is_about_libvirt = everything || words.iter().any(|word| !matches!(word, MachineWord::Qmp(_)));
     let journal = runs::journal_folder(context);
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
-    let (mut found, mut unreachable) = (Vec::new(), Vec::new());
-    for chosen in hypervisors.all_of(words)? {
-        match hypervisors.find(&chosen) {
-            Err(error) if everything && error.is_no_such_machine() => {}
-            other => found.push(other?),
-        }
-    }
-    if everything {
-        noted_elsewhere(journal.as_ref(), &hypervisors, &mut found, &mut unreachable)?;
-    }
+    let (found, unreachable) = patients(words, everything, &hypervisors, journal.as_ref())?;
     let libvirt = if is_about_libvirt {
         Some(hypervisors.libvirt()?)
     } else {
         None
     };
     let repository = repository(context);
+    let providers = datasets::providers(context);
+    let states = states(args, context)?;
+    let names = datasets.iter().map(ToString::to_string).collect();
     let request = DoctorRequest {
         patients: found.iter().map(patient).collect(),
         unreachable,
@@ -225,6 +240,11 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
         } else {
             EmptiedOverlays::Keep
         },
+        storage: Some(DoctorStorage {
+            providers: &providers,
+            datasets,
+            states: states.as_ref(),
+        }),
     };
     let execution = if args.fix {
         Execution::Execute
@@ -236,9 +256,61 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
         fix: args.fix,
         is_healthy: report.left_count() == 0,
         machines: found.iter().map(|found| found.machine.name().to_owned()).collect(),
+        datasets: names,
         findings: report.findings.iter().map(FindingDocument::from).collect(),
         notes: report.notes,
     })
+}
+
+/// Machines that cannot be examined, each with why.
+type Unreachable = Vec<(String, String)>;
+
+/// The machines that are examined, and those that cannot be, with why.
+fn patients(
+    words: Vec<MachineWord>,
+    everything: bool,
+    hypervisors: &Hypervisors<'_>,
+    journal: Option<&PathBuf>,
+) -> Result<(Vec<Found>, Unreachable), Error> {
+    let (mut found, mut unreachable) = (Vec::new(), Vec::new());
+    // No word means all machines, unless only datasets were named.
+    let chosen = if words.is_empty() && !everything {
+        Vec::new()
+    } else {
+        hypervisors.all_of(words)?
+    };
+    for chosen in chosen {
+        match hypervisors.find(&chosen) {
+            Err(error) if everything && error.is_no_such_machine() => {}
+            other => found.push(other?),
+        }
+    }
+    if everything {
+        noted_elsewhere(journal, hypervisors, &mut found, &mut unreachable)?;
+    }
+    Ok((found, unreachable))
+}
+
+/// Where states of machines are kept. One that does not open is no reason to see nothing else.
+fn states(args: &DoctorArgs, context: &Context) -> Result<Option<StateStore>, Error> {
+    let opened = context.work(1, |job| Ok(args.states.open(context, job)))?;
+    Ok(opened.unwrap_or_else(|error| {
+        let message = format!("states of machines are not looked at: {error}");
+        context.console().warning(&message);
+        None
+    }))
+}
+
+/// The machines and datasets that were named.
+fn targets(args: &DoctorArgs) -> Result<(Vec<MachineWord>, Vec<Dataset>), Error> {
+    let (mut words, mut datasets) = (Vec::new(), Vec::new());
+    for target in &args.targets {
+        match datasets::parse(target)? {
+            Some(dataset) => datasets.push(dataset),
+            None => words.push(target.clone()),
+        }
+    }
+    Ok((MachineWord::parse_all(&words)?, datasets))
 }
 
 /// A number for a run.
@@ -262,7 +334,7 @@ fn noted_elsewhere(
     journal: Option<&PathBuf>,
     hypervisors: &Hypervisors<'_>,
     found: &mut Vec<Found>,
-    unreachable: &mut Vec<(String, String)>,
+    unreachable: &mut Unreachable,
 ) -> Result<(), Error> {
     let noted = journal
         .map(|folder| noted_runs(folder))

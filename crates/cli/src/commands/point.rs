@@ -26,6 +26,22 @@ pub(super) struct PointArgs {
     states: StateArgs,
 }
 
+/// Whether anything is changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Nothing is, and nothing is made.
+    Look,
+    /// It may be.
+    Change,
+}
+
+impl Use {
+    /// That of a run with `--dry-run`, or without.
+    pub(super) fn of(is_dry_run: bool) -> Self {
+        if is_dry_run { Self::Look } else { Self::Change }
+    }
+}
+
 /// What a job on a point works with.
 pub(super) struct OpenPoint<'a> {
     pub(super) restore: HostRestore<'a>,
@@ -59,8 +75,7 @@ impl PointArgs {
     /// Finds and opens the point, and does `work` with it.
     pub(super) fn open<T>(
         &self,
-        context: &Context,
-        threads: usize,
+        (context, threads, use_of): (&Context, usize, Use),
         work: impl FnOnce(OpenPoint<'_>, Job<'_>) -> holdfast_engine::Result<T>,
     ) -> Result<T, Error> {
         let (machine, name) = self.parse()?;
@@ -75,7 +90,10 @@ impl PointArgs {
         let providers = datasets::providers(context);
         let surroundings = context.surroundings();
         context.work(threads, |job| {
-            let states: StateStore = self.states.open_for_memory(context, job)?;
+            let states: StateStore = match use_of {
+                Use::Look => self.states.open_to_look(context, job)?,
+                Use::Change => self.states.open_for_memory(context, job)?,
+            };
             let request = HostPointRequest {
                 providers: &providers,
                 states: &states,

@@ -5,7 +5,7 @@ use holdfast_engine::{
 };
 use serde::Serialize;
 
-use super::point::{OpenPoint, PointArgs};
+use super::point::{OpenPoint, PointArgs, Use};
 use super::restore::machine::Done;
 use super::snapshot::default_name;
 use crate::args::{Example, JobArgs};
@@ -30,14 +30,14 @@ pub struct RollbackArgs {
     /// Let the machine go on from the memory of that instant (of a snapshot --with-memory)
     #[arg(long, conflicts_with = "start")]
     resume: bool,
-    /// Switch the machine off first, as by pulling the plug
+    /// Switch the machine off first, as by pulling the plug, once nothing is found that would be refused
     #[arg(long)]
     power_off: bool,
     /// Take no host snapshot of what is there now; it is lost then
     #[arg(long)]
     without_safety_snapshot: bool,
     /// Show what would be written; change nothing
-    #[arg(short = 'n', long, conflicts_with = "power_off")]
+    #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
     job: JobArgs,
@@ -98,9 +98,10 @@ impl Report for RolledBack {
 
 /// Goes back.
 pub(super) fn run(args: &RollbackArgs, context: &Context) -> Result<Exit, Error> {
-    let done = args.point.open(context, args.job.thread_count(), |point, job| {
-        roll_back(args, &point, context, job)
-    })?;
+    let how = (context, args.job.thread_count(), Use::of(args.dry_run));
+    let done = args
+        .point
+        .open(how, |point, job| roll_back(args, &point, context, job))?;
     context.report(&done)
 }
 
@@ -111,11 +112,9 @@ fn roll_back(
     job: Job<'_>,
 ) -> holdfast_engine::Result<RolledBack> {
     let Some(guest) = point.guest else {
-        return Err(holdfast_engine::Refusal::NoPoint {
+        return Err(holdfast_engine::Refusal::MachineGone {
             machine: point.machine.to_owned(),
-            name: point.point.name.clone(),
-            reason: "the machine is not there any more; holdfast clone makes a new one of it".to_owned(),
-            present: Vec::new(),
+            point: point.point.name.clone(),
         }
         .into());
     };
@@ -133,7 +132,7 @@ fn roll_back(
         tell(&plan.warnings, job);
         return Ok(document(Done::new(&plan, None).without_id(), Vec::new()));
     }
-    // It is shut off by then, whatever it is now.
+    // It is shut off by then, whatever it is now: where it is not, nothing is made.
     let mut now = guest.request(holdfast_engine::Quiesce::Off, true, context)?;
     now.description.summary.state = holdfast_host::MachineState::ShutOff;
     let set = runs::new_set()?;

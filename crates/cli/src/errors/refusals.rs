@@ -9,6 +9,7 @@ use crate::exit::Exit;
 pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
     let (exit, kind, hint) = match refusal {
         Refusal::NoPoint { present, .. } => return no_point(present),
+        Refusal::MachineGone { machine, point } => return machine_gone(machine, point),
         Refusal::OtherHost { .. } => (
             Exit::Error,
             Kind::Unsupported,
@@ -24,21 +25,6 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
             Exit::Error,
             Kind::Exists,
             "give another --name, leave --keep-identity out to have both, or restore --in-place over the one that is there",
-        ),
-        Refusal::NotShutOff { .. } => (
-            Exit::Error,
-            Kind::Refused,
-            "shut it off first; or restore to a new machine",
-        ),
-        Refusal::AnotherMachine { .. } => (
-            Exit::Error,
-            Kind::Refused,
-            "name it with --name if its disks are to be written over, and keep its configuration",
-        ),
-        Refusal::KeptStates { .. } => (
-            Exit::Error,
-            Kind::Refused,
-            "virsh snapshot-delete, checkpoint-delete and managedsave-remove remove them; or restore to a new machine",
         ),
         Refusal::DiskMissing { .. } => (
             Exit::Error,
@@ -68,12 +54,49 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
             Kind::Refused,
             "restore the disks to files, and domain.xml to define the machine by hand",
         ),
-        _ => (Exit::Locked, Kind::Locked, "look what has changed, and try again"),
+        _ => of_present_machine(refusal),
     };
     Advice {
         exit,
         kind,
         hint: Some(hint.to_owned()),
+    }
+}
+
+/// The same where the machine that is there is the reason.
+fn of_present_machine(refusal: &Refusal) -> (Exit, Kind, &'static str) {
+    match refusal {
+        Refusal::NotShutOff { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "shut it off first; or restore to a new machine",
+        ),
+        Refusal::Transient { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "virsh dumpxml and virsh define make it one that stays; or holdfast clone makes a new machine",
+        ),
+        Refusal::AnotherMachine { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "name it with --name if its disks are to be written over, and keep its configuration",
+        ),
+        Refusal::KeptStates { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "virsh snapshot-delete, checkpoint-delete and managedsave-remove remove them; or restore to a new machine",
+        ),
+        _ => (Exit::Locked, Kind::Locked, "look what has changed, and try again"),
+    }
+}
+
+fn machine_gone(machine: &str, point: &str) -> Advice {
+    Advice {
+        exit: Exit::Error,
+        kind: Kind::NotFound,
+        hint: Some(format!(
+            "holdfast clone {machine}@{point} {machine} makes a new machine of it"
+        )),
     }
 }
 

@@ -8,7 +8,7 @@ use super::seen::{
     Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenOverlay, SeenRun,
 };
 use super::{Finding, FindingKind, Mend, Remedy};
-use super::{diagnose_disks, emptied, instants};
+use super::{diagnose_disks, diagnose_host, emptied, instants};
 use crate::run_journal::Phase;
 
 /// What is wrong, the most urgent first; and what is worth knowing.
@@ -37,6 +37,8 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     let dead = |overlay: &&SeenOverlay| diagnosis.owner(overlay.run) == Owner::Dead;
     let left: Vec<Finding> = seen.emptied.iter().filter(dead).map(emptied::diagnose).collect();
     diagnosis.findings.extend(left);
+    let of_host = diagnose_host::diagnose(seen, &mut diagnosis.notes);
+    diagnosis.findings.extend(of_host);
     diagnosis.leftovers();
     diagnosis.dead_runs();
     if seen.repository.is_some() {
@@ -305,6 +307,10 @@ impl Diagnosis<'_> {
                 LeftoverKind::Scratch => (
                     "a folder with scratch files that nobody has open",
                     Mend::DeleteFolder(path.clone()),
+                ),
+                LeftoverKind::Probe => (
+                    "a file with which somebody tried whether files can be cloned, and was killed",
+                    Mend::DeleteFile(path.clone()),
                 ),
                 LeftoverKind::Partial => (
                     "half of a file whose restore was killed",

@@ -6,24 +6,25 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use holdfast_host::open_below;
+use holdfast_host::provider::is_probe;
 
 use super::DoctorRequest;
 use super::seen::{Leftover, LeftoverKind};
 use crate::new_file::left_of;
 
 /// What is younger may be just being made.
-const AGE_MIN_MS: i64 = 60_000;
+pub(super) const AGE_MIN_MS: i64 = 60_000;
 /// The names of folders for sockets begin so.
 const SOCKETS: &str = "holdfast-";
 /// The names of folders for scratch files begin so.
 const SCRATCH: [&str; 2] = ["holdfast-memory-", "holdfast-overlay-"];
 
-/// What is left; `files` are those that machines have.
-pub(super) fn leftovers(request: &DoctorRequest<'_>, files: &BTreeSet<&PathBuf>) -> Vec<Leftover> {
+/// What is left; `files` are those that machines have, `ours` folders with host snapshots.
+pub(super) fn leftovers(request: &DoctorRequest<'_>, files: &BTreeSet<&PathBuf>, ours: &[PathBuf]) -> Vec<Leftover> {
     let mut found = Vec::new();
+    let now_ms = (request.now_ms)();
+    let is_old = |path: &Path| changed_ms(path).is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
     if request.everything {
-        let now_ms = (request.now_ms)();
-        let is_old = |path: &Path| changed_ms(path).is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
         for folder in folders(&request.runtime, &[SOCKETS]) {
             let is_left = match names(&folder).as_deref() {
                 Some([]) => is_old(&folder),
@@ -40,11 +41,25 @@ pub(super) fn leftovers(request: &DoctorRequest<'_>, files: &BTreeSet<&PathBuf>)
             }
         }
     }
+    let beside = files.iter().filter_map(|file| file.parent());
+    let folders: BTreeSet<&Path> = beside.chain(ours.iter().map(PathBuf::as_path)).collect();
+    let probes = folders.into_iter().flat_map(probes).filter(|probe| is_old(probe));
+    found.extend(probes.map(|probe| leftover(probe, LeftoverKind::Probe)));
     for file in files {
         let partials = left_of(file).into_iter();
         found.extend(partials.map(|path| leftover(path, LeftoverKind::Partial)));
     }
     found
+}
+
+/// Files in a folder with which somebody tried whether files can be cloned.
+fn probes(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let probes = entries.filter(|entry| {
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        is_file && entry.file_name().to_str().is_some_and(is_probe)
+    });
+    probes.map(|entry| entry.path()).collect()
 }
 
 fn leftover(path: PathBuf, kind: LeftoverKind) -> Leftover {

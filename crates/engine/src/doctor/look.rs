@@ -10,10 +10,10 @@ use holdfast_repo::Repository;
 
 use super::chains::{chains_of, is_write_protected};
 use super::emptied::emptied;
-use super::instants;
 use super::leftovers::leftovers;
 use super::seen::{Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun};
 use super::{DoctorRequest, Patient};
+use super::{host_work, instants};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::NOTE_BITMAP;
@@ -82,7 +82,8 @@ pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     });
     // A machine that is examined is one of the neighbours, too.
     let files: BTreeSet<&PathBuf> = images.iter().copied().chain(beside).collect();
-    let leftovers = leftovers(request, &files);
+    seen.host = host_work::look(request, &descriptions, job)?;
+    let leftovers = leftovers(request, &files, &seen.host.folders);
     let emptied = match request.neighbours {
         Some(_) if request.everything => emptied(&images, &seen.chains),
         _ => Vec::new(),

@@ -10,7 +10,7 @@ use super::commit::commit;
 use super::emptied;
 use super::instants::abandon;
 use super::seen::Mend;
-use super::{DoctorRequest, Finding, Patient, Remedy, Treatment};
+use super::{DoctorRequest, Finding, Patient, Remedy, Treatment, mend_host};
 use crate::job::Job;
 use crate::new_file::delete_left;
 use crate::run_journal::forget_run;
@@ -28,6 +28,13 @@ pub(super) fn mend(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>)
             .map(|()| format!("deleted {}", path.display()))
             .map_err(|error| error.to_string()),
         Mend::DeleteEmptied { overlay, image } => emptied::delete(request, overlay, image),
+        Mend::DeleteFile(path) => mend_host::delete_file(path),
+        Mend::ClearRemain(remain) => mend_host::clear_remain(request, remain),
+        Mend::DestroyClone(clone) => mend_host::destroy_clone(request, clone),
+        Mend::FinishClone(clone) => mend_host::finish_clone(request, clone),
+        Mend::RemoveHalfClone(uuid) => mend_host::remove_half_clone(request, uuid),
+        Mend::ForgetWork(uuid) => mend_host::forget_work(request, uuid),
+        Mend::ForgetStates => mend_host::forget_states(request, job),
         Mend::Abandon(folder) => abandon(request, folder, job.clock),
         Mend::ForgetRun(run) => {
             let folder = request.journal.as_deref().unwrap_or(Path::new("."));

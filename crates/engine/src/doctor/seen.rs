@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use holdfast_host::MachineState;
+use holdfast_host::provider::{LeftClone, Remain};
 use holdfast_host::qemu::{Bitmap, QemuJob, RunId};
 use holdfast_repo::Liveness;
 
+use super::host_work::SeenHost;
 use crate::instant_restore::InstantState;
 use crate::run_journal::RunRecord;
 
@@ -25,6 +27,8 @@ pub(super) struct Seen {
     pub(super) emptied: Vec<SeenOverlay>,
     /// The repository, where one was given.
     pub(super) repository: Option<SeenRepository>,
+    /// What was left of work on host snapshots.
+    pub(super) host: SeenHost,
     pub(super) everything: bool,
     /// The address at which libvirt was examined.
     pub(super) address: String,
@@ -139,6 +143,8 @@ pub(super) enum LeftoverKind {
     Scratch,
     /// Half of a file that was being restored.
     Partial,
+    /// A file with which somebody tried whether files can be cloned.
+    Probe,
 }
 
 /// Of what kind a finding is.
@@ -164,6 +170,14 @@ pub enum FindingKind {
     InstantRestore,
     /// A file or folder was left.
     Leftover,
+    /// A rollback was killed while it wrote.
+    Rollback,
+    /// A clone was killed before its machine was there.
+    Clone,
+    /// Not all host snapshots were made that were to be made together.
+    HostSnapshot,
+    /// States of machines are kept whose host snapshots are gone.
+    States,
     /// A machine cannot be examined.
     Unreachable,
 }
@@ -182,6 +196,10 @@ impl FindingKind {
             Self::Overlay => "overlay",
             Self::InstantRestore => "instant-restore",
             Self::Leftover => "leftover",
+            Self::Rollback => "rollback",
+            Self::Clone => "clone",
+            Self::HostSnapshot => "host-snapshot",
+            Self::States => "states",
             Self::Unreachable => "unreachable",
         }
     }
@@ -230,4 +248,18 @@ pub enum Mend {
     Abandon(PathBuf),
     /// Delete what was left of an image that was being restored.
     DeletePartial(PathBuf),
+    /// Delete a small file that was left.
+    DeleteFile(PathBuf),
+    /// Delete what was left of a host snapshot.
+    ClearRemain(Remain),
+    /// Destroy a clone of a dataset that was left.
+    DestroyClone(LeftClone),
+    /// Take the mark of a clone of a dataset away, whose machine is there.
+    FinishClone(LeftClone),
+    /// Delete the files of a clone whose machine is not there; its UUID.
+    RemoveHalfClone(String),
+    /// Take the note of work on a machine away; its UUID.
+    ForgetWork(String),
+    /// Forget the states whose host snapshots are gone.
+    ForgetStates,
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDevice, DirtyBitmap, to_usize};
-use holdfast_host::provider::{HostSnapshotName, ProviderKind, clone_file};
+use holdfast_host::provider::{HostSnapshotName, ProviderKind, can_clone_to, clone_file};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, TargetState};
 
@@ -152,11 +152,7 @@ impl Contents for HostContents {
         if disk.is_based || !disk.path.is_file() {
             return false;
         }
-        let probe = folder.join(format!(".holdfast-{}.probe.partial", std::process::id()));
-        let cloned = clone_file(&disk.path, &probe).is_ok();
-        // What is not there need not go.
-        drop(std::fs::remove_file(&probe));
-        cloned
+        can_clone_to(&disk.path, folder, &std::process::id().to_string())
     }
 
     fn share(&self, record: &DiskRecord, path: &Path) -> Result<()> {

@@ -13,7 +13,7 @@ use holdfast_repo::{DiskRecord, Manifest};
 use super::contents::{HostContents, HostDisk};
 use crate::backup::{NOTE_FORMAT, NOTE_PATH};
 use crate::error::{Error, Result};
-use crate::host_snapshot::{HostSnapshotRecord, MachinePlaces, Providers};
+use crate::host_snapshot::{HostSnapshotRecord, MachinePlaces, Providers, Together, Wholeness};
 use crate::job::Job;
 use crate::machine_backup::NOTE_UUID;
 use crate::machine_restore::{MachineRestorePlan, Refusal, chain_of};
@@ -90,12 +90,13 @@ pub fn open_host_point(request: &HostPointRequest<'_>, job: Job<'_>) -> Result<H
     let disks = state.map_or(&today, |state| &state.disks);
     let snapshots = seen.of_disks(request, disks, &name)?;
     let mut warnings = Vec::new();
-    let sets: BTreeSet<_> = snapshots.values().map(set_of).collect();
-    if sets.len() > 1 {
-        warnings.push(format!(
-            "the host snapshots called {name} were not made at one instant: the disks of {} may not go together",
+    match Wholeness::new(request.providers).together(&snapshots.values().collect::<Vec<_>>()) {
+        Together::Yes => {}
+        Together::Unknown(why) => warnings.push(format!(
+            "of the host snapshots called {name}: {why}; the disks of {} may not go together",
             request.machine
-        ));
+        )),
+        Together::No(why) => return Err(refusal(request, &name, why, Vec::new()).into()),
     }
     let mut views = Vec::new();
     let mut contents = HostContents::default();
@@ -135,6 +136,15 @@ pub fn open_host_point(request: &HostPointRequest<'_>, job: Job<'_>) -> Result<H
         warnings,
         _views: views,
     })
+}
+
+fn refusal(request: &HostPointRequest<'_>, name: &str, reason: String, present: Vec<String>) -> Refusal {
+    Refusal::NoPoint {
+        machine: request.machine.to_owned(),
+        name: name.to_owned(),
+        reason,
+        present,
+    }
 }
 
 /// The states of the machine.
@@ -197,42 +207,43 @@ impl Seen {
             }
         }
         if request.present.is_none() {
-            return Err(Refusal::NoPoint {
-                machine: request.machine.to_owned(),
-                name,
-                reason: "the machine is not there, and no configuration of it is kept with such a host snapshot"
-                    .to_owned(),
-                present: names(states.iter().flat_map(|state| &state.snapshots)),
-            }
-            .into());
+            let reason = "the machine is not there, and no configuration of it is kept with such a host snapshot";
+            let present = names(states.iter().flat_map(|state| &state.snapshots));
+            return Err(refusal(request, &name, reason.to_owned(), present).into());
         }
         Ok((name, None))
     }
 
-    /// The newest name that the datasets of all disks have.
+    /// The newest name that the datasets of all disks have, with host snapshots that can be of one instant.
     fn latest(&mut self, request: &HostPointRequest<'_>, disks: &[KeptDisk]) -> Result<String> {
-        let mut common: Option<BTreeMap<String, i64>> = None;
-        for disk in disks {
-            let found = self.of(request, &disk.place.dataset)?.iter();
-            let found: BTreeMap<String, i64> = found
-                .map(|snapshot| (snapshot.name.name.clone(), snapshot.time_s))
-                .collect();
-            common = Some(match common {
-                None => found,
-                Some(common) => common
-                    .into_iter()
-                    .filter(|(name, _)| found.contains_key(name))
-                    .collect(),
-            });
+        let datasets: BTreeSet<&Dataset> = disks.iter().map(|disk| &disk.place.dataset).collect();
+        for dataset in &datasets {
+            self.of(request, dataset)?;
         }
-        let newest = common.unwrap_or_default().into_iter().max_by_key(|(_, time)| *time);
-        let newest = newest.ok_or_else(|| Refusal::NoPoint {
-            machine: request.machine.to_owned(),
-            name: "latest".to_owned(),
-            reason: "there is no host snapshot that all its disks have".to_owned(),
-            present: Vec::new(),
-        })?;
-        Ok(newest.0)
+        let of_name = |dataset: &Dataset, name: &str| {
+            let mut there = self.of[dataset].iter();
+            there.find(|snapshot| snapshot.name.name == name)
+        };
+        let first = datasets.first().map(|first| &self.of[*first][..]);
+        let mut common: Vec<Vec<&HostSnapshot>> = first
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|one| {
+                let of_all = datasets.iter().map(|dataset| of_name(dataset, &one.name.name));
+                of_all.collect()
+            })
+            .collect();
+        common.sort_by_key(|of_all| of_all.last().map(|snapshot| snapshot.time_s));
+        let mut wholeness = Wholeness::new(request.providers);
+        let newest = common
+            .iter()
+            .rev()
+            .find(|of_all| !matches!(wholeness.together(of_all), Together::No(_)));
+        let name = newest.and_then(|of_all| Some(of_all.first()?.name.name.clone()));
+        Ok(name.ok_or_else(|| {
+            let reason = "there is no host snapshot that all its disks have";
+            refusal(request, "latest", reason.to_owned(), Vec::new())
+        })?)
     }
 
     /// The snapshots of this name of the datasets of all disks.
@@ -242,12 +253,7 @@ impl Seen {
         disks: &[KeptDisk],
         name: &str,
     ) -> Result<BTreeMap<Dataset, HostSnapshot>> {
-        let refuse = |reason: String, present: Vec<String>| Refusal::NoPoint {
-            machine: request.machine.to_owned(),
-            name: name.to_owned(),
-            reason,
-            present,
-        };
+        let refuse = |reason: String, present: Vec<String>| refusal(request, name, reason, present);
         if disks.is_empty() {
             return Err(refuse(
                 "none of its disks is where host snapshots are made".to_owned(),
@@ -295,12 +301,7 @@ fn open_disk(
     } else {
         root.join(&kept.place.path)
     };
-    let refuse = |reason: String| Refusal::NoPoint {
-        machine: request.machine.to_owned(),
-        name: snapshot.name.name.clone(),
-        reason,
-        present: Vec::new(),
-    };
+    let refuse = |reason: String| refusal(request, &snapshot.name.name, reason, Vec::new());
     if !path.exists() {
         let reason = format!("the image of disk {} is not in {}", kept.target, snapshot.name);
         return Err(refuse(reason).into());

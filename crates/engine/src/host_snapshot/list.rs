@@ -2,7 +2,7 @@
 
 use holdfast_host::provider::{Dataset, HostSnapshot};
 
-use super::{HostSnapshotRecord, Providers};
+use super::{HostSnapshotRecord, Providers, Wholeness};
 use crate::error::Result;
 
 /// A host snapshot, and what is noted of it.
@@ -12,6 +12,8 @@ pub struct HostSnapshotState {
     pub snapshot: HostSnapshot,
     /// Our record of it, where it is one that we know.
     pub record: Option<HostSnapshotRecord>,
+    /// Whether all that was to be made with it was; none where that is not known, since it is somebody else's.
+    pub is_whole: Option<bool>,
 }
 
 /// The host snapshots of a dataset.
@@ -29,6 +31,7 @@ pub fn list_host_snapshots(
     datasets: &[Dataset],
     is_measured: bool,
 ) -> Result<Vec<HostSnapshotList>> {
+    let mut wholeness = Wholeness::new(providers);
     let mut lists = Vec::new();
     for dataset in datasets {
         let provider = providers.of_dataset(dataset);
@@ -37,6 +40,7 @@ pub fn list_host_snapshots(
             provider.measure(&mut snapshots)?;
         }
         let state = |snapshot: HostSnapshot| HostSnapshotState {
+            is_whole: wholeness.of(&snapshot.name, snapshot.record.as_deref()),
             record: snapshot.record.as_deref().and_then(HostSnapshotRecord::parse),
             snapshot,
         };

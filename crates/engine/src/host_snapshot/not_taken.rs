@@ -20,7 +20,7 @@ impl NotTaken {
     pub(super) fn of_group(group: &Group<'_>, error: ProviderError) -> Self {
         let all = || group.wanted.iter().map(|one| one.dataset.clone());
         let said = error.to_string();
-        let named = all().filter(|dataset| names(&said, &format!("{}@{}", dataset.name, group.name)));
+        let named = all().filter(|dataset| names(&said, &format!("{}@{}", dataset.name, group.cut.name)));
         let named: Vec<Dataset> = named.collect();
         Self {
             culprits: if named.is_empty() { all().collect() } else { named },

@@ -2,19 +2,21 @@
 //!
 //! One line of JSON, of at most [`BYTES_MAX`] bytes, since ZFS keeps no more: `docs/format/host-snapshot-record.md`.
 
+use holdfast_repo::ProcessIdentity;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::HostSnapshotRequest;
 use super::guests::GuestReport;
+use super::{HostSnapshotRequest, NamedCut};
 use crate::machine_state::SetId;
+use crate::run_journal::{read_process, written_process};
 
 /// What every ZFS can keep.
 pub(super) const BYTES_MAX: usize = 1000;
 const SCHEMA: u64 = 1;
 
 /// The record of a host snapshot.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSnapshotRecord {
     /// The program that made it.
     pub program: String,
@@ -29,13 +31,64 @@ pub struct HostSnapshotRecord {
     pub machines: Vec<String>,
     /// What it has in common with others of its instant, and with the states of its machines; none before version 0.1.
     pub set: Option<SetId>,
+    /// Whether all that was to be cut under its name was cut, while the machines held still.
+    pub is_whole: bool,
+    /// How many datasets were to be cut under its name.
+    pub dataset_count: u64,
+    /// They; not all where there is no room for them.
+    pub datasets: Vec<String>,
+    /// Who makes it, as long as it is not known how that ended.
+    pub maker: Option<ProcessIdentity>,
     /// The longest that file systems of one were frozen, in milliseconds.
     pub frozen_ms: u64,
     /// The longest that one stood still, in milliseconds.
     pub paused_ms: u64,
 }
 
+impl Default for HostSnapshotRecord {
+    fn default() -> Self {
+        Self {
+            program: String::new(),
+            time: Timestamp::default(),
+            consistency: String::new(),
+            machine_count: 0,
+            machines: Vec::new(),
+            set: None,
+            is_whole: true,
+            dataset_count: 0,
+            datasets: Vec::new(),
+            maker: None,
+            frozen_ms: 0,
+            paused_ms: 0,
+        }
+    }
+}
+
 impl HostSnapshotRecord {
+    /// What is known at the instant: nobody has confirmed yet that what was frozen stays so until the end of it, and whether it comes to its end
+    /// at all is open. `is_whole` tells whether it is whole by being there.
+    pub(super) fn unconfirmed(&self, cut: &NamedCut, is_whole: bool, maker: Option<&ProcessIdentity>) -> Self {
+        let consistency = match &self.consistency[..] {
+            "file system" => "crash",
+            other => other,
+        };
+        Self {
+            consistency: consistency.to_owned(),
+            maker: maker.cloned(),
+            is_whole,
+            ..self.of_cut(cut)
+        }
+    }
+
+    /// The record of one name.
+    pub(super) fn of_cut(&self, cut: &NamedCut) -> Self {
+        Self {
+            dataset_count: cut.wanted.len() as u64,
+            datasets: cut.wanted.iter().map(|one| one.dataset.to_string()).collect(),
+            ..self.clone()
+        }
+    }
+
     pub(super) fn new(request: &HostSnapshotRequest<'_>, time: Timestamp, guests: &[GuestReport]) -> Self {
         let millis = |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let frozen = guests.iter().map(|guest| guest.quiesced.frozen()).max();
@@ -54,14 +107,15 @@ impl HostSnapshotRecord {
             machines: guests.iter().map(|guest| guest.name.clone()).collect(),
             frozen_ms: frozen.map(millis).unwrap_or_default(),
             paused_ms: paused.map(millis).unwrap_or_default(),
+            ..Self::default()
         }
     }
 
-    /// As it is kept. Names that have no room are left out.
+    /// As it is kept. Names that have no room are left out, those of machines first.
     pub fn encode(&self) -> String {
-        let mut machines = self.machines.clone();
+        let (mut machines, mut datasets) = (self.machines.clone(), self.datasets.clone());
         loop {
-            let value = json!({
+            let mut value = json!({
                 "schema": SCHEMA,
                 "program": self.program,
                 "time": self.time.to_string(),
@@ -69,11 +123,17 @@ impl HostSnapshotRecord {
                 "set": self.set.map(|set| set.to_string()),
                 "machine_count": self.machine_count,
                 "machines": machines,
+                "is_whole": self.is_whole,
+                "dataset_count": self.dataset_count,
+                "datasets": datasets,
                 "frozen_ms": self.frozen_ms,
                 "paused_ms": self.paused_ms,
             });
+            if let Some(maker) = &self.maker {
+                value["maker"] = written_process(maker);
+            }
             let text = value.to_string();
-            if text.len() <= BYTES_MAX || machines.pop().is_none() {
+            if text.len() <= BYTES_MAX || machines.pop().is_none() && datasets.pop().is_none() {
                 return text;
             }
         }
@@ -88,6 +148,8 @@ impl HostSnapshotRecord {
         let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
         let number = |key: &str| value.get(key).and_then(Value::as_u64).unwrap_or_default();
         let machines = value.get("machines")?.as_array()?.iter();
+        let datasets = value.get("datasets").and_then(Value::as_array);
+        let datasets = datasets.into_iter().flatten().filter_map(Value::as_str);
         if number("machine_count") < machines.len() as u64 {
             return None;
         }
@@ -100,6 +162,11 @@ impl HostSnapshotRecord {
             machines: machines
                 .map(|name| name.as_str().map(str::to_owned))
                 .collect::<Option<_>>()?,
+            // Those of the first programs were noted when all was done.
+            is_whole: value.get("is_whole").and_then(Value::as_bool).unwrap_or(true),
+            dataset_count: number("dataset_count"),
+            datasets: datasets.map(str::to_owned).collect(),
+            maker: value.get("maker").and_then(read_process),
             frozen_ms: number("frozen_ms"),
             paused_ms: number("paused_ms"),
         })
@@ -108,6 +175,8 @@ impl HostSnapshotRecord {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_repo::{Processes as _, SystemProcesses};
+
     use super::{BYTES_MAX, HostSnapshotRecord};
     use crate::machine_state::SetId;
 
@@ -120,6 +189,10 @@ mod tests {
             set: Some(SetId(0x00ab_cdef_0123_4567)),
             machine_count: 2,
             machines: vec!["web1".to_owned(), "a \"b\"\tc".to_owned()],
+            is_whole: false,
+            dataset_count: 2,
+            datasets: vec!["zfs:tank/vm".to_owned(), "btrfs:/srv/a b".to_owned()],
+            maker: Some(SystemProcesses.this()),
             frozen_ms: 12,
             paused_ms: 3,
         };
@@ -140,6 +213,13 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_a_program_that_did_not_tell_is_of_a_whole_one() {
+        let text = "{\"schema\":1,\"program\":\"p\",\"time\":\"2026-11-22T16:45:00Z\",\"consistency\":\"crash\",\"machines\":[]}";
+        let record = HostSnapshotRecord::parse(text).unwrap();
+        assert!(record.is_whole && record.datasets.is_empty());
+    }
+
+    #[test]
     fn a_record_of_many_machines_is_small_all_the_same() {
         let record = HostSnapshotRecord {
             machine_count: 300,
@@ -150,6 +230,7 @@ mod tests {
         assert!(text.len() <= BYTES_MAX);
         let parsed = HostSnapshotRecord::parse(&text).unwrap();
         assert_eq!(parsed.machine_count, 300);
+        assert!(parsed.is_whole && parsed.maker.is_none());
         assert!(parsed.machines.len() > 30 && parsed.machines[..] == record.machines[..parsed.machines.len()]);
     }
 }

@@ -59,8 +59,16 @@ pub fn remove_host_snapshots(request: &HostRemovalRequest<'_>, job: Job<'_>) -> 
             let provider = request.providers.of_dataset(&snapshot.name.dataset);
             provider.destroy_this(&snapshot).err().map(|error| error.to_string())
         };
+        let needed = || {
+            let provider = request.providers.of_dataset(&snapshot.name.dataset);
+            match provider.clones(&snapshot.name) {
+                Ok(clones) if clones.is_empty() => None,
+                Ok(clones) => Some(format!("it has clones, which need it: {}", clones.join(", "))),
+                Err(error) => Some(format!("whether it has clones is not known: {error}")),
+            }
+        };
         let obstacle = match request.execution {
-            Execution::DryRun => held(),
+            Execution::DryRun => held().or_else(needed),
             Execution::Execute => held().or_else(destroy),
         };
         removals.push(PlannedRemoval { snapshot, obstacle });

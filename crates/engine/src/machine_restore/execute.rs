@@ -17,6 +17,7 @@ use super::refusal::Refusal;
 use super::resumption::{Resumed, resume};
 use super::stored;
 use super::tpm::{self, MadeFolders};
+use super::witness::{Nobody, Witness, causes};
 use crate::Unit;
 use crate::block_target::{LockedDevice, is_block_device};
 use crate::contents::Contents;
@@ -66,13 +67,14 @@ pub fn restore_machine(
         hypervisor,
         surroundings,
     };
-    restore_point(&planner, plan, job)
+    restore_point(&planner, plan, &mut Nobody, job)
 }
 
 /// The same for any point in time.
 pub(crate) fn restore_point(
     planner: &Planner<'_>,
     plan: &MachineRestorePlan,
+    witness: &mut dyn Witness,
     job: Job<'_>,
 ) -> Result<MachineRestoreReport> {
     let start = job.clock.now();
@@ -88,8 +90,10 @@ pub(crate) fn restore_point(
     let outputs = execution.open()?;
     // What is open here is locked: from now on no QEMU can start with it.
     execution.check_machine()?;
+    witness.about_to_write()?;
     let disks = execution.write(&outputs)?;
     execution.check_alone(&outputs)?;
+    witness.about_to_name(&new_files(&outputs))?;
     let mut made = Made::default();
     // Until everything is of one instant, the machine must not start with some of it.
     let mut locked = Vec::new();
@@ -137,17 +141,20 @@ pub(crate) fn write_companions(
             Some(device) => device.as_device().flush()?,
         }
     }
-    let new = outputs
-        .iter()
-        .filter_map(|output| Some((output.file, output.new.as_ref()?)));
-    let new = new.filter(|(file, _)| file.way == FileWay::NewFile);
-    let new: Vec<(&Path, &Path)> = new.map(|(file, new)| (file.to.as_path(), new.partial())).collect();
-    before_names(&new)?;
+    before_names(&new_files(&outputs))?;
     let mut made = Made::default();
     for output in outputs {
         finish(output, &mut made)?;
     }
     Ok(made)
+}
+
+/// The files that were not there before: the name of each, and where it is until it has that.
+fn new_files<'o>(outputs: &'o [Output<'_>]) -> Vec<(&'o Path, &'o Path)> {
+    let is_new = |output: &&Output<'_>| matches!(output.file.way, FileWay::NewFile | FileWay::Shared);
+    let new = outputs.iter().filter(is_new);
+    new.filter_map(|output| Some((output.file.to.as_path(), output.new.as_ref()?.partial())))
+        .collect()
 }
 
 /// A file that is being written.
@@ -438,17 +445,6 @@ fn shared(output: &Output<'_>) -> RestoredDisk {
         equal_bytes: output.record.size_bytes,
         zero_bytes: 0,
     }
-}
-
-/// An error with its causes.
-fn causes(error: &Error) -> String {
-    let mut words = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        words = format!("{words}: {cause}");
-        source = cause.source();
-    }
-    words
 }
 
 /// Opens what is there, with a lock.

@@ -13,7 +13,7 @@ use super::neighbours::Neighbours;
 use super::places::{data_bytes, folder_of};
 use super::plan::{
     ConfigurationChoice, Content, Definition, Draft, FileWay, InPlaceWish, PlannedFile, PlannedMachine, Planner,
-    size_if_writable, unfit,
+    Presence, size_if_writable, size_if_writable_then, unfit,
 };
 use super::refusal::Refusal;
 use super::stored::{self, StoredMachine};
@@ -25,7 +25,8 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWi
     let machine = find(planner, snapshot, wish)?;
     let description = machine.describe()?;
     let name = description.summary.name.clone();
-    if description.summary.state != MachineState::ShutOff {
+    let is_off = description.summary.state == MachineState::ShutOff;
+    if !is_off && wish.presence == Presence::ShutOff {
         return Err(Refusal::NotShutOff {
             machine: name,
             state: description.summary.state,
@@ -33,7 +34,7 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWi
         .into());
     }
     let uuid = description.summary.uuid.clone();
-    refuse_kept_states(planner, &name, &uuid)?;
+    refuse_kept_states(planner, &name, &uuid, is_off)?;
     let text = configuration_of(&*machine)?;
     let mut draft = Draft::new(PlannedMachine {
         name: name.clone(),
@@ -46,6 +47,7 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWi
         present: DomainXml::parse(&text).map_err(|detail| unfit(&name, detail))?,
         neighbours: Neighbours::of(planner.hypervisor)?.without(&uuid),
         name: &name,
+        is_off,
     };
     place.tell_of_identity(&mut draft, &uuid);
     let places = place.disks(&mut draft)?;
@@ -85,12 +87,19 @@ fn find(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWish) -> Resul
 }
 
 /// Snapshots and saved memory of the hypervisor refer to what is on the disks now.
-fn refuse_kept_states(planner: &Planner<'_>, name: &str, uuid: &str) -> Result<()> {
+fn refuse_kept_states(planner: &Planner<'_>, name: &str, uuid: &str, is_off: bool) -> Result<()> {
     let KeptStates {
         snapshot_count,
         checkpoint_count,
         has_saved_memory,
+        is_transient,
     } = planner.hypervisor.kept_states(uuid)?;
+    if !is_off && is_transient {
+        return Err(Refusal::Transient {
+            machine: name.to_owned(),
+        }
+        .into());
+    }
     let kept = [
         (snapshot_count > 0).then(|| format!("{snapshot_count} snapshots")),
         (checkpoint_count > 0).then(|| format!("{checkpoint_count} checkpoints")),
@@ -121,6 +130,7 @@ struct InPlace<'a> {
     present: DomainXml,
     neighbours: Neighbours,
     name: &'a str,
+    is_off: bool,
 }
 
 impl InPlace<'_> {
@@ -190,7 +200,11 @@ impl InPlace<'_> {
             path: path.clone(),
             format: name.to_owned(),
         })?;
-        let target_bytes = size_if_writable(&path, format)?;
+        let target_bytes = if self.is_off {
+            size_if_writable(&path, format)?
+        } else {
+            size_if_writable_then(&path, format)?
+        };
         if target_bytes < record.size_bytes {
             return Err(Error::TargetTooSmall {
                 path,

@@ -9,6 +9,7 @@ use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, TpmStore, 
 use holdfast_image::{Format, ImageMut, OpenOptions};
 use holdfast_repo::{Manifest, Repository, Surroundings};
 use jiff::tz::TimeZone;
+use rustix::fs::{Access, access};
 
 use super::neighbours::{Neighbours, chain_of};
 use super::places::{check_rooms, rooms};
@@ -22,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::new_image::Overwrite;
 use crate::repository::find_snapshot;
+use crate::source::OpenSource;
 use crate::{MachineName, SnapshotName, Unit};
 
 /// What to restore, and as what.
@@ -82,6 +84,18 @@ pub struct InPlaceWish {
     pub machine: Option<String>,
     /// What becomes of its configuration.
     pub configuration: ConfigurationChoice,
+    /// Whether it may run while this is planned.
+    pub presence: Presence,
+}
+
+/// Whether a machine that is there may run while it is planned what becomes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Presence {
+    /// It is shut off.
+    #[default]
+    ShutOff,
+    /// It will be switched off before anything is written; what would be refused then is refused now.
+    SwitchedOffFirst,
 }
 
 /// What becomes of the configuration of a machine that is there.
@@ -420,6 +434,23 @@ pub(super) fn open_image(path: &Path, format: Format) -> Result<ImageMut> {
         ..OpenOptions::default()
     };
     holdfast_image::open_mut(path, &options).map_err(|error| Error::from(error).on(path))
+}
+
+/// The size of what is at a path, in bytes as a machine sees it; it can be written when the machine that writes it now is off.
+pub(super) fn size_if_writable_then(path: &Path, format: Format) -> Result<u64> {
+    let failed = |error: rustix::io::Errno| Error::File {
+        action: "write to",
+        path: path.to_owned(),
+        source: error.into(),
+    };
+    access(path, Access::WRITE_OK).map_err(failed)?;
+    let options = OpenOptions {
+        format: Some(format),
+        allow: chain_of(path, Some(format.name())),
+        ..OpenOptions::default()
+    };
+    let source = OpenSource::open_with(path, &options).map_err(|error| error.on(path))?;
+    Ok(source.device.size_bytes())
 }
 
 /// The size of what is at a path, in bytes as a machine sees it; it can be written, and nobody else writes it.

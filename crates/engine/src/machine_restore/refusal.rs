@@ -56,6 +56,20 @@ pub enum Refusal {
         /// What it is doing.
         state: MachineState,
     },
+    /// A machine that is to be switched off would be gone.
+    #[error("the machine {machine} is transient: once it is off, its hypervisor does not know it any more")]
+    Transient {
+        /// The machine.
+        machine: String,
+    },
+    /// A machine that is to go back is not there any more.
+    #[error("there is no machine {machine} any more that could go back to {point}")]
+    MachineGone {
+        /// The machine.
+        machine: String,
+        /// The name of the point.
+        point: String,
+    },
     /// The machine of this name is another one than the snapshot's.
     #[error("the machine {machine} ({uuid}) is not the one that the snapshot is of ({snapshot_uuid})")]
     AnotherMachine {

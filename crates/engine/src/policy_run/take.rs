@@ -11,7 +11,7 @@ use super::{PolicyRunReport, Run, Snapshots, TakenCut, dataset, typed};
 use crate::error::{Error, Result};
 use crate::forget::Execution;
 use crate::host_snapshot::{
-    GuestRequest, HostSnapshotRequest, NamedCut, NotTaken, Subject, machines_in, try_host_snapshots,
+    GuestRequest, HostSnapshotRequest, NamedCut, NotTaken, Subject, Wholeness, machines_in, try_host_snapshots,
 };
 
 /// A dataset of which snapshots are due.
@@ -29,15 +29,21 @@ struct Due<'p> {
 /// Takes snapshots of all datasets where some are due.
 pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snapshots, report: &mut PolicyRunReport) {
     let places = run.request.guests.places();
+    let mut wholeness = Wholeness::new(run.request.providers);
     let mut due = Vec::new();
     for policy in policies {
         let Some(present) = snapshots.get(&policy.dataset) else {
             continue;
         };
+        // One of which not all was made is made again.
+        let whole: Vec<_> = present
+            .iter()
+            .filter(|snapshot| wholeness.of(&snapshot.name, snapshot.record.as_deref()) != Some(false))
+            .collect();
         let newest = |kind: SnapshotType| {
-            let of_kind = present
+            let of_kind = whole
                 .iter()
-                .filter_map(typed)
+                .filter_map(|snapshot| typed(snapshot))
                 .filter(|snapshot| snapshot.kind == kind);
             of_kind.map(|snapshot| snapshot.time).max()
         };

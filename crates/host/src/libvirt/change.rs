@@ -53,6 +53,7 @@ impl HypervisorMut for Libvirt {
                 other => other.map_err(refused)?,
             },
             has_saved_memory: machine.domain().has_managed_save(0).map_err(refused)?,
+            is_transient: !machine.domain().is_persistent().map_err(refused)?,
         })
     }
 

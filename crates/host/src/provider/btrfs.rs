@@ -8,15 +8,17 @@
 mod replica;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::folder::{OURS, SnapshotFolder, check_name, file_error, shown_words, sync_folder};
 use super::mounts::{Mount, Mounts};
+use super::remains::{self, Remain, RemainKind};
 use super::{
-    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, Provider, ProviderError, ProviderKind,
-    ProviderResult, View, Wanted,
+    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
+    ProviderKind, ProviderResult, View, Wanted,
 };
 use crate::file_system;
 use crate::process::Tools;
@@ -29,6 +31,8 @@ const ROOT_INODE: u64 = 256;
 /// btrfs on this host.
 pub struct Btrfs {
     tools: Arc<dyn Tools>,
+    /// Locks of datasets of which snapshots are being made, until they are noted; by dataset and name.
+    making: Mutex<BTreeMap<(String, String), File>>,
 }
 
 /// Whether a folder is the root of a subvolume.
@@ -49,7 +53,19 @@ fn dataset(name: &str) -> Dataset {
 impl Btrfs {
     /// What `tools` reach.
     pub fn new(tools: Arc<dyn Tools>) -> Self {
-        Self { tools }
+        Self {
+            tools,
+            making: Mutex::default(),
+        }
+    }
+
+    fn making(&self) -> MutexGuard<'_, BTreeMap<(String, String), File>> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn delete(&self, (action, what): (&'static str, &str), place: &Path) -> ProviderResult<()> {
+        let words = ["subvolume", "delete", "--", &place.to_string_lossy()];
+        self.ask((action, what), &words).map(drop)
     }
 
     fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
@@ -122,12 +138,6 @@ impl Btrfs {
         Ok(folders.map(|folder| folder.display().to_string()).collect())
     }
 
-    fn delete(&self, kept: &SnapshotFolder, snapshot: &HostSnapshotName) -> ProviderResult<()> {
-        let place = kept.place(&snapshot.name);
-        let words = ["subvolume", "delete", "--", &place.to_string_lossy()];
-        self.ask(("remove", &snapshot.to_string()), &words).map(drop)
-    }
-
     /// What btrfs tells of a subvolume.
     fn shown(&self, place: &str) -> ProviderResult<Shown> {
         let shown = self.ask(("look at", place), &["subvolume", "show", "--", place])?;
@@ -151,6 +161,14 @@ struct Shown {
     /// That of the snapshot that was sent, once all of it has been received.
     received_uuid: Option<String>,
     is_read_only: bool,
+}
+
+impl Shown {
+    /// What is noted of one that was received to its end, where nothing else is: nothing, which is not to be taken for one of which somebody
+    /// died before he noted it.
+    fn received_record(&self) -> Option<String> {
+        self.received_uuid.as_ref().map(|_| String::new())
+    }
 }
 
 /// `2026-11-22 16:07:46 +0000`, in seconds since 1970-01-01 UTC.
@@ -223,6 +241,7 @@ impl Provider for Btrfs {
                 continue;
             }
             let time_s = noted.as_ref().map(|noted| noted.time_s).or(shown.made_s);
+            let received = shown.received_record();
             snapshots.push(HostSnapshot {
                 name: HostSnapshotName {
                     dataset: dataset(name),
@@ -236,7 +255,7 @@ impl Provider for Btrfs {
                 used_bytes: None,
                 referenced_bytes: None,
                 hold_count: kept.hold_count(&snapshot)?,
-                record: noted.map(|noted| noted.record),
+                record: noted.map(|noted| noted.record).or(received),
             });
         }
         snapshots.sort_by(|a, b| (a.time_s, &a.name).cmp(&(b.time_s, &b.name)));
@@ -280,7 +299,9 @@ impl Provider for Btrfs {
                     reason: "btrfs has no snapshots of several subvolumes at one instant".to_owned(),
                 });
             }
-            SnapshotFolder::make(Path::new(&one.dataset.name))?;
+            let kept = SnapshotFolder::make(Path::new(&one.dataset.name))?;
+            let of = (one.dataset.name.clone(), cut.name.to_owned());
+            self.making().insert(of, kept.lock_making()?);
         }
         Ok(())
     }
@@ -308,23 +329,83 @@ impl Provider for Btrfs {
             kept.note(cut)?;
             // A snapshot is in the next commit of the file system; this waits for that.
             sync_folder(&kept.place(cut.name))?;
-            sync_folder(&kept.place(""))
+            sync_folder(&kept.place(""))?;
+            self.making().remove(&(one.dataset.name.clone(), cut.name.to_owned()));
+            Ok(())
+        })
+    }
+
+    fn abandon(&self, wanted: &[Wanted], cut: &Cutting<'_>) {
+        for one in wanted {
+            self.making().remove(&(one.dataset.name.clone(), cut.name.to_owned()));
+        }
+    }
+
+    fn noted(&self, name: &str) -> ProviderResult<Vec<NotedSnapshot>> {
+        let kept = Self::folder(name)?;
+        let mut noted = Vec::new();
+        for snapshot in kept.names()? {
+            let record = kept.noted(&snapshot).map(|noted| noted.record);
+            let place = kept.place(&snapshot);
+            // What is being received has none yet.
+            if !is_subvolume(&place) {
+                continue;
+            }
+            if record.is_some() {
+                noted.push(NotedSnapshot::new(dataset(name), snapshot, record));
+                continue;
+            }
+            let shown = self.shown(&place.to_string_lossy())?;
+            if !shown.is_read_only {
+                continue;
+            }
+            let record = shown.received_record();
+            noted.push(NotedSnapshot::new(dataset(name), snapshot, record));
+        }
+        Ok(noted)
+    }
+
+    fn is_making(&self, name: &str) -> bool {
+        Self::folder(name).is_ok_and(|kept| kept.is_making())
+    }
+
+    fn remains(&self, name: &str) -> ProviderResult<Vec<Remain>> {
+        let kept = Self::folder(name)?;
+        let mut found = remains::remains(&dataset(name))?;
+        found.extend(self.half_received(&kept, name)?);
+        Ok(found)
+    }
+
+    fn clear(&self, remain: &Remain) -> ProviderResult<()> {
+        let kept = Self::folder(&remain.dataset.name)?;
+        let shown = remain.place.display().to_string();
+        if remain.kind == RemainKind::HalfReceived {
+            return self.clear_received(&kept, remain);
+        }
+        remains::clear(remain, |place| {
+            if is_subvolume(place) {
+                return self.delete(("remove", &shown), place);
+            }
+            std::fs::remove_dir_all(place).map_err(|source| file_error("remove", &remain.place, source))
         })
     }
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
         let kept = Self::folder(&snapshot.dataset.name)?;
-        kept.remove(snapshot, || self.delete(&kept, snapshot))
+        kept.remove(snapshot, || {
+            self.delete(("remove", &snapshot.to_string()), &kept.place(&snapshot.name))
+        })
     }
 
     fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
         let kept = Self::folder(&snapshot.name.dataset.name)?;
         kept.remove(&snapshot.name, || {
-            let shown = self.shown(&kept.place(&snapshot.name.name).to_string_lossy())?;
+            let place = kept.place(&snapshot.name.name);
+            let shown = self.shown(&place.to_string_lossy())?;
             if shown.uuid.unwrap_or_default() != snapshot.identity {
                 return Err(snapshot.replaced());
             }
-            self.delete(&kept, &snapshot.name)
+            self.delete(("remove", &snapshot.name.to_string()), &place)
         })
     }
 

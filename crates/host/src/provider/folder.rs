@@ -4,7 +4,8 @@
 //! DATASET/.holdfast/snapshots/NAME      the snapshot; a name that begins with a dot is one that is being made, or removed
 //! DATASET/.holdfast/records/NAME.json   {"schema": 1, "time_s": 1795363666, "record": "..."}
 //! DATASET/.holdfast/holds/NAME/TAG      an empty file for each who holds it
-//! DATASET/.holdfast/lock                locked (flock) by who holds or removes
+//! DATASET/.holdfast/lock                locked (flock) by who notes, holds or removes
+//! DATASET/.holdfast/making              locked (flock) by all who make snapshots of btrfs, from before the cut until they are noted
 //! DATASET/.holdfast/receiving           locked (flock) by who receives snapshots of another host
 //! ```
 //!
@@ -75,6 +76,14 @@ impl AsRef<Path> for HeldPath<'_> {
     fn as_ref(&self) -> &Path {
         self
     }
+}
+
+/// Whose turn it is to change something.
+pub(super) enum Turn {
+    /// Ours, as long as this is there; without a file where there is none, and nobody ever changed anything.
+    Ours(Option<File>),
+    /// Somebody else's.
+    Others,
 }
 
 /// What is noted of a host snapshot.
@@ -180,6 +189,7 @@ impl SnapshotFolder {
 
     /// Notes it, durably: there is never half a note.
     pub(super) fn note(&self, cut: &Cutting<'_>) -> ProviderResult<()> {
+        let _lock = self.lock()?;
         let path = self.record_place(cut.name);
         let failed = |source| file_error("write", &path, source);
         let new = self.ours().join("records").join(format!(".{}.new", cut.name));
@@ -281,18 +291,63 @@ impl SnapshotFolder {
         self.ours().join("receiving")
     }
 
-    fn lock(&self) -> ProviderResult<File> {
+    /// All names in a folder of ours.
+    pub(super) fn all_names(&self, part: &str) -> ProviderResult<Vec<String>> {
+        all_names_in(&self.in_ours(part))
+    }
+
+    /// The way to a folder of ours, as long as this is open.
+    pub(super) fn in_ours(&self, part: &str) -> PathBuf {
+        self.ours().join(part)
+    }
+
+    /// The same, for people.
+    pub(super) fn shown(&self, part: &str) -> PathBuf {
+        self.path.join(part)
+    }
+
+    /// Shares the lock of those who make snapshots, where they have no folder of their own that they could lock.
+    pub(super) fn lock_making(&self) -> ProviderResult<File> {
+        let path = self.ours().join("making");
+        let file = open_lock(&path)?;
+        flock(&file, FlockOperation::LockShared).map_err(|error| file_error("lock", &path, error.into()))?;
+        Ok(file)
+    }
+
+    /// Whether somebody has that lock.
+    pub(super) fn is_making(&self) -> bool {
+        let Ok(file) = File::open(self.ours().join("making")) else {
+            return false;
+        };
+        flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
+    }
+
+    /// The lock, if nobody has it; nothing is made for it. Where there is no file to lock nobody ever had it.
+    pub(super) fn try_lock(&self) -> ProviderResult<Turn> {
         let path = self.ours().join("lock");
-        let open = File::options()
-            .create(true)
-            .write(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path);
-        let file = open.map_err(|source| file_error("open", &path, source))?;
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Turn::Ours(None)),
+            other => other.map_err(|source| file_error("open", &path, source))?,
+        };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Turn::Ours(Some(file))),
+            Err(Errno::WOULDBLOCK) => Ok(Turn::Others),
+            Err(error) => Err(file_error("lock", &path, error.into())),
+        }
+    }
+
+    pub(super) fn lock(&self) -> ProviderResult<File> {
+        let path = self.ours().join("lock");
+        let file = open_lock(&path)?;
         flock(&file, FlockOperation::LockExclusive).map_err(|error| file_error("lock", &path, error.into()))?;
         Ok(file)
     }
+}
+
+fn open_lock(path: &Path) -> ProviderResult<File> {
+    let mut options = File::options();
+    let open = options.create(true).write(true).truncate(false).mode(0o600).open(path);
+    open.map_err(|source| file_error("open", path, source))
 }
 
 pub(super) fn file_error(action: &'static str, path: &Path, source: std::io::Error) -> ProviderError {
@@ -357,6 +412,13 @@ pub(super) fn sync_folder(folder: &Path) -> ProviderResult<()> {
 
 /// The names in a folder that do not begin with a dot, in their order; none where there is no folder.
 fn names_in(folder: &Path) -> ProviderResult<Vec<String>> {
+    let mut names = all_names_in(folder)?;
+    names.retain(|name| !name.starts_with('.'));
+    Ok(names)
+}
+
+/// All of them.
+fn all_names_in(folder: &Path) -> ProviderResult<Vec<String>> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -365,13 +427,7 @@ fn names_in(folder: &Path) -> ProviderResult<Vec<String>> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|source| file_error("read the folder", folder, source))?;
-        names.extend(
-            entry
-                .file_name()
-                .into_string()
-                .ok()
-                .filter(|name| !name.starts_with('.')),
-        );
+        names.extend(entry.file_name().into_string().ok());
     }
     names.sort();
     Ok(names)

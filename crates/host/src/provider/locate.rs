@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::btrfs::is_subvolume;
 use super::mounts::Mounts;
-use super::reflink::why_not;
+use super::probe::why_not;
 use super::{Dataset, ProviderError, ProviderKind, ProviderResult};
 use crate::file_system;
 
@@ -32,8 +32,8 @@ pub enum Located {
     Nowhere(String),
 }
 
-/// Finds the dataset of a file, folder or device. Symbolic links and bind mounts are followed. Whether files can be cloned is tried,
-/// with small files named after `label`.
+/// Finds the dataset of a file, folder or device. Symbolic links and bind mounts are followed. Whether files can be cloned is tried;
+/// where that needs files with names, they have `label` in them.
 pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
     let failed = |source| ProviderError::File {
         action: "look at",

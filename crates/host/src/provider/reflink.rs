@@ -4,23 +4,21 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{ErrorKind, Write as _};
+use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags, flock, ioctl_ficlone, openat2};
-use rustix::io::Errno;
 
 use super::folder::{OURS, SnapshotFolder, check_name, file_error, make_folder, sync_folder};
+use super::probe::why_not;
+use super::remains::{self, Remain};
 use super::{
-    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, Provider, ProviderError, ProviderKind,
-    ProviderResult, View, Wanted,
+    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
+    ProviderKind, ProviderResult, View, Wanted,
 };
-use crate::file_system::{BTRFS, XFS, is_on};
 
-/// What is cloned to find out whether files can be: more than a file system keeps in an inode.
-const PROBE: &[u8] = &[0x48; 4096];
 /// Folders in folders, at most.
 const DEPTH_MAX: u32 = 64;
 
@@ -52,29 +50,6 @@ fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
     let metadata = from.metadata()?;
     fchown(&clone, Some(metadata.uid()), Some(metadata.gid()))?;
     clone.set_permissions(std::fs::Permissions::from_mode(metadata.mode() & 0o777))
-}
-
-/// Why files in a folder cannot be cloned; none where they can. It is tried, with two small files named after `label`; where there is no
-/// room for them, the kind of the file system tells.
-pub fn why_not(folder: &Path, label: &str) -> Option<String> {
-    let path = |what: &str| folder.join(format!(".holdfast-{label}.{what}.partial"));
-    let (from, to) = (path("from"), path("to"));
-    let written = File::create_new(&from).and_then(|mut file| file.write_all(PROBE));
-    let made = written.and_then(|()| clone_file(&from, &to));
-    for path in [from, to] {
-        // What is not there need not go.
-        drop(std::fs::remove_file(path));
-    }
-    let reason = match made {
-        Ok(()) => return None,
-        Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
-            "its file system has no clones of files (XFS and btrfs have)".to_owned()
-        }
-        // Who makes something tells it: what is there already is found all the same.
-        Err(error) if error.kind() == ErrorKind::StorageFull && is_on(folder, &[XFS, BTRFS]) => return None,
-        Err(error) => error.to_string(),
-    };
-    Some(format!("files in {} cannot be cloned: {reason}", folder.display()))
 }
 
 fn dataset(name: &str) -> Dataset {
@@ -143,6 +118,8 @@ impl Reflink {
 
     /// A folder for clones that is nobody else's. What somebody who was killed has left is taken away.
     fn begin(&self, kept: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
+        // Nobody looks for what was left between its being made and its being locked.
+        let _lock = kept.lock()?;
         let place = kept.hidden_place(name);
         let failed = |action| {
             let place = kept.shown_place(name);
@@ -164,8 +141,8 @@ impl Reflink {
         Ok(())
     }
 
-    /// Takes back what was cut, and has no name yet.
-    fn abandon(&self, kept: &SnapshotFolder, name: &str) -> bool {
+    /// Takes back what was begun or cut, and has no name yet.
+    fn give_up(&self, kept: &SnapshotFolder, name: &str) -> bool {
         let lock = self.making().remove(&kept.shown_place(name));
         if lock.is_some() {
             drop(std::fs::remove_dir_all(kept.hidden_place(name)));
@@ -283,7 +260,7 @@ impl Provider for Reflink {
         if done.is_err() {
             for one in group {
                 let kept = SnapshotFolder::of(Path::new(&one.dataset.name));
-                drop(kept.map(|kept| self.abandon(&kept, cut.name)));
+                drop(kept.map(|kept| self.give_up(&kept, cut.name)));
             }
         }
         done
@@ -314,10 +291,37 @@ impl Provider for Reflink {
         Ok(())
     }
 
+    fn abandon(&self, wanted: &[Wanted], cut: &Cutting<'_>) {
+        for one in wanted {
+            if let Ok(kept) = SnapshotFolder::of(Path::new(&one.dataset.name)) {
+                self.give_up(&kept, cut.name);
+            }
+        }
+    }
+
+    fn noted(&self, name: &str) -> ProviderResult<Vec<NotedSnapshot>> {
+        let kept = SnapshotFolder::of(Path::new(name))?;
+        let noted = kept.names()?.into_iter().map(|snapshot| {
+            let record = kept.noted(&snapshot).map(|noted| noted.record);
+            NotedSnapshot::new(dataset(name), snapshot, record)
+        });
+        Ok(noted.collect())
+    }
+
+    fn remains(&self, name: &str) -> ProviderResult<Vec<Remain>> {
+        remains::remains(&dataset(name))
+    }
+
+    fn clear(&self, remain: &Remain) -> ProviderResult<()> {
+        remains::clear(remain, |place| {
+            std::fs::remove_dir_all(place).map_err(|source| file_error("remove", place, source))
+        })
+    }
+
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
         check_name(&snapshot.name)?;
         let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
-        if self.abandon(&kept, &snapshot.name) {
+        if self.give_up(&kept, &snapshot.name) {
             return Ok(());
         }
         kept.remove(snapshot, || {

@@ -6,6 +6,7 @@
 //! Source: zfs(8), zfsprops(7); OpenZFS 2.1, zfs-fuse 0.7.0.
 
 mod changes;
+mod clones;
 mod pool;
 mod replica;
 mod table;
@@ -14,18 +15,18 @@ mod words;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use holdfast_block::Clock;
 
 use super::folder::check_name;
 use super::mounts::Mounts;
 use super::{
-    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, Provider, ProviderError, ProviderKind,
-    ProviderResult, View, Wanted,
+    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
+    ProviderKind, ProviderResult, View, Wanted,
 };
 use crate::process::Tools;
 pub use changes::{SendError, SendQuestion};
+pub use clones::{LeftClone, LeftCloneKind};
 pub use pool::{DeviceErrors, PoolDevice, PoolRoom, PoolState};
 pub use replica::ZfsSide;
 use table::{Properties, parse};
@@ -35,15 +36,8 @@ const ZFS: &str = "zfs";
 const ZPOOL: &str = "zpool";
 /// The property of a snapshot that is our record of it.
 const RECORD: &str = "holdfast:record";
-/// The property of a clone that was made to look into a snapshot: of whom.
-const VIEW: &str = "holdfast:view";
-/// What such clones are called, in the root of their pool.
-const VIEW_PREFIX: &str = "holdfast-view-";
 /// Bytes of a property of a user's, at most: ZFS has allowed 8 KiB since 0.6, and 1 KiB before.
 const RECORD_BYTES_MAX: usize = 1000;
-/// How often it is tried to take such a clone away.
-const ATTEMPT_COUNT: u32 = 40;
-const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 /// Bytes of a name with its dataset, at most.
 const NAME_BYTES_MAX: usize = 255;
 
@@ -59,31 +53,29 @@ pub struct Zfs {
     /// Where clones that were made to look into snapshots are mounted.
     views: PathBuf,
     clock: Arc<dyn Clock>,
+    /// Who we are, in words that the property of a clone can hold.
+    maker: Option<String>,
     is_newer: OnceLock<bool>,
 }
 
 impl Zfs {
-    /// Destroys a dataset that was made by [cloning](Provider::clone_to) a host snapshot, and that has no snapshots of its own.
-    pub fn destroy_clone(&self, name: &str, of: &HostSnapshotName) -> ProviderResult<()> {
-        let origin = full(of)?;
-        let state = self.dataset(name)?;
-        if state.origin.as_deref() != Some(&origin) {
-            return Err(ProviderError::Refused {
-                action: "destroy",
-                what: name.to_owned(),
-                reason: format!("it is no clone of {origin}"),
-            });
-        }
-        self.ask(("destroy", name), &["destroy", name]).map(drop)
-    }
-
     /// What `tools` reach; views are mounted below `views`.
     pub fn new(tools: Arc<dyn Tools>, views: PathBuf, clock: Arc<dyn Clock>) -> Self {
         Self {
             tools,
             views,
             clock,
+            maker: None,
             is_newer: OnceLock::new(),
+        }
+    }
+
+    /// The same, whose clones say who made them: one line without tabs.
+    #[must_use]
+    pub fn made_by(self, maker: String) -> Self {
+        Self {
+            maker: Some(maker),
+            ..self
         }
     }
 
@@ -147,97 +139,6 @@ impl Zfs {
         }
         let found = self.get(&["-r"], "type", name)?;
         Ok(found.into_keys().filter(|name| !name.contains('@')).collect())
-    }
-
-    /// Lays open a snapshot at `folder`, as a clone that stays.
-    pub(super) fn mount_clone(&self, snapshot: &str, folder: &Path) -> ProviderResult<()> {
-        let pool = snapshot.split(['/', '@']).next().unwrap_or_default();
-        // One for each folder.
-        let label: String = folder
-            .display()
-            .to_string()
-            .chars()
-            .map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' })
-            .collect();
-        let clone = format!("{pool}/{VIEW_PREFIX}at{label}");
-        let mark = format!("{VIEW}=mount");
-        let mountpoint = format!("mountpoint={}", folder.display());
-        let words = [
-            "clone",
-            "-o",
-            "readonly=on",
-            "-o",
-            &mark,
-            "-o",
-            &mountpoint,
-            snapshot,
-            &clone,
-        ];
-        self.ask(("mount", snapshot), &words).map(drop)
-    }
-
-    /// Takes such a clone away again.
-    pub(super) fn unmount_clone(&self, clone: &str) -> ProviderResult<()> {
-        let is_view = clone
-            .rsplit('/')
-            .next()
-            .is_some_and(|name| name.starts_with(VIEW_PREFIX));
-        if !is_view || self.dataset(clone)?.origin.is_none() {
-            return Err(ProviderError::Refused {
-                action: "unmount",
-                what: clone.to_owned(),
-                reason: "no host snapshot is mounted there".to_owned(),
-            });
-        }
-        // Who has just closed its files may keep it busy for a moment.
-        let mut attempts_left = ATTEMPT_COUNT;
-        loop {
-            match self.ask(("unmount", clone), &["destroy", clone]) {
-                Err(ProviderError::Held { .. }) if attempts_left > 0 => {
-                    attempts_left -= 1;
-                    self.clock.sleep(ATTEMPT_INTERVAL);
-                }
-                other => return other.map(drop),
-            }
-        }
-    }
-
-    /// The clone that lays open a snapshot, and what takes it away again.
-    fn clone_for_view(&self, snapshot: &str, label: &str) -> ProviderResult<View> {
-        let pool = snapshot.split(['/', '@']).next().unwrap_or_default();
-        let clone = format!("{pool}/{VIEW_PREFIX}{label}");
-        let is_volume = {
-            let of = snapshot.split('@').next().unwrap_or_default();
-            self.dataset(of)?.is_volume
-        };
-        let folder = self.views.join(label);
-        let mark = format!("{VIEW}={label}");
-        let mountpoint = format!("mountpoint={}", folder.display());
-        let mut words = vec!["clone", "-o", "readonly=on", "-o", &mark];
-        if !is_volume {
-            words.extend(["-o", &mountpoint]);
-        }
-        words.extend([snapshot, &clone]);
-        self.ask(("look into", snapshot), &words)?;
-        let (tools, clock, gone) = (Arc::clone(&self.tools), Arc::clone(&self.clock), folder.clone());
-        let path = if is_volume { volume_device(&clone) } else { folder };
-        Ok(View {
-            folder: path,
-            cleanup: Some(Box::new(move || {
-                remove_view(&*tools, &*clock, &clone);
-                drop(std::fs::remove_dir(gone));
-            })),
-        })
-    }
-}
-
-/// Takes a clone away again. Who has just closed its files may keep it busy for a moment; what is left is found by its property.
-fn remove_view(tools: &dyn Tools, clock: &dyn Clock, clone: &str) {
-    for _ in 0..ATTEMPT_COUNT {
-        match tools.ask(ZFS, &["destroy", clone]) {
-            Ok(answer) if !answer.is_well && answer.complaint.contains("busy") => clock.sleep(ATTEMPT_INTERVAL),
-            _ => return,
-        }
     }
 }
 
@@ -420,6 +321,25 @@ impl Provider for Zfs {
             }
         }
         Ok(())
+    }
+
+    fn noted(&self, name: &str) -> ProviderResult<Vec<NotedSnapshot>> {
+        full_name(name, "check")?;
+        let filter: &[&str] = if self.is_newer()? {
+            &["-r", "-d", "1", "-t", "snapshot"]
+        } else {
+            &["-r", "-d", "1"]
+        };
+        let records = self.records(filter, name)?;
+        let of_it = records.into_iter().filter_map(|(full, record)| {
+            let (of, snapshot) = full.split_once('@')?;
+            (of == name).then(|| NotedSnapshot::new(dataset(name), snapshot.to_owned(), Some(record)))
+        });
+        Ok(of_it.collect())
+    }
+
+    fn clones(&self, snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
+        self.clones_of(snapshot)
     }
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {

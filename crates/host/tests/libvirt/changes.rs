@@ -68,6 +68,7 @@ fn what_libvirt_keeps_of_a_machine_is_counted() {
     assert_eq!(
         kept,
         KeptStates {
+            is_transient: false,
             snapshot_count: 1,
             checkpoint_count: 1,
             has_saved_memory: false

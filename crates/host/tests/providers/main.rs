@@ -128,6 +128,49 @@ fn another_one_of_the_same_name_is_not_removed_in_its_place() {
     });
 }
 
+/// What was got ready and never cut leaves nothing, and keeps nobody from doing it again.
+#[test]
+fn what_was_got_ready_is_given_up() {
+    with_each(|file_system| {
+        let world = World::new(file_system);
+        let cut = Cutting {
+            name: "one",
+            time_s: 100,
+            record: "{}",
+        };
+        for _ in 0..2 {
+            world.provider.prepare(&[world.wanted()], &cut).unwrap();
+            world.provider.abandon(&[world.wanted()], &cut);
+            assert_eq!(world.provider.remains(&world.dataset.name).unwrap(), []);
+            assert!(!world.provider.is_making(&world.dataset.name));
+        }
+        let snapshots = std::fs::read_dir(world.folder.join(".holdfast/snapshots"));
+        assert_eq!(snapshots.map_or(0, std::iter::Iterator::count), 0);
+        world.take("one", 100).unwrap();
+        // Another one's is not given up.
+        file_system.provider().abandon(&[world.wanted()], &cut);
+        assert_eq!(world.names(), ["one"]);
+        let noted = world.provider.noted(&world.dataset.name).unwrap();
+        let record = noted.iter().map(|one| (&one.name.name[..], one.record.as_deref()));
+        assert_eq!(record.collect::<Vec<_>>(), [("one", Some("{\"first\": 1}"))]);
+    });
+}
+
+#[test]
+fn what_needs_a_snapshot_is_told() {
+    with_each(|file_system| {
+        let world = World::new(file_system);
+        world.take("one", 100).unwrap();
+        let clones = || world.provider.clones(&world.name("one")).unwrap();
+        assert_eq!(clones(), [""; 0]);
+        let name = file_system.clone_name();
+        world.provider.clone_to(&world.name("one"), &name).unwrap();
+        // The others share blocks, and need nothing.
+        let is_needed = file_system.name() == "zfs";
+        assert_eq!(clones(), if is_needed { vec![name] } else { Vec::new() });
+    });
+}
+
 #[test]
 fn snapshots_tell_of_themselves() {
     with_each(|file_system| {

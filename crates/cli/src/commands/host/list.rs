@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use holdfast_engine::{HostSnapshotState, KeptState, MachinePlaces, list_host_snapshots};
+use holdfast_engine::{HostSnapshotState, KeptState, MachinePlaces, Unfinished, UnfinishedKind, list_host_snapshots};
 use holdfast_host::provider::{Dataset, ProviderKind};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -15,7 +15,7 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::guests::KnownGuest;
 use crate::machines::{Hypervisors, MachineWord};
-use crate::output::{Column, Page, Report, Table};
+use crate::output::{Column, Page, Report, Style, Table};
 use crate::states::StateArgs;
 use crate::{time, units};
 
@@ -51,6 +51,35 @@ pub(super) const EXAMPLES: &[Example] = &[
 #[derive(Debug, Serialize)]
 struct Listed {
     datasets: Vec<DatasetDocument>,
+    /// Machines whose rollback did not end.
+    half_rolled_back: Vec<HalfRolledBack>,
+}
+
+/// A machine whose disks are partly of then and partly of later, unless somebody is at work on it at this moment.
+#[derive(Debug, Serialize)]
+struct HalfRolledBack {
+    machine: String,
+    uuid: String,
+    /// The name of the point that it was to go back to.
+    point: String,
+    /// Host snapshots of what was there before, the oldest first.
+    safety: Vec<String>,
+    /// When it began.
+    since: String,
+}
+
+impl HalfRolledBack {
+    fn of(work: Unfinished) -> Option<Self> {
+        (work.kind == UnfinishedKind::Rollback).then(|| Self {
+            machine: work.machine,
+            uuid: work.uuid,
+            point: work.point,
+            safety: work.safety,
+            since: Timestamp::from_millisecond(work.start_ms)
+                .unwrap_or_default()
+                .to_string(),
+        })
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -84,11 +113,17 @@ struct SnapshotDocument {
     machines: Vec<String>,
     frozen_ms: Option<u64>,
     paused_ms: Option<u64>,
+    /// Whether all that was to be made with it was; null where nobody knows.
+    is_whole: Option<bool>,
 }
 
 impl SnapshotDocument {
     fn new(state: HostSnapshotState, states: &[KeptState], context: &Context) -> Self {
-        let HostSnapshotState { snapshot, record } = state;
+        let HostSnapshotState {
+            snapshot,
+            record,
+            is_whole,
+        } = state;
         let time = Timestamp::from_second(snapshot.time_s).unwrap_or_default();
         let record = record.as_ref();
         let set = record.and_then(|record| record.set);
@@ -112,6 +147,7 @@ impl SnapshotDocument {
             machines: record.map(|record| record.machines.clone()).unwrap_or_default(),
             frozen_ms: record.map(|record| record.frozen_ms),
             paused_ms: record.map(|record| record.paused_ms),
+            is_whole,
             name: snapshot.name.name,
         }
     }
@@ -136,7 +172,9 @@ impl SnapshotDocument {
             } else {
                 String::new()
             },
-            if self.memories.is_empty() {
+            if self.is_whole == Some(false) {
+                "unfinished".to_owned()
+            } else if self.memories.is_empty() {
                 self.consistency.clone().unwrap_or_default()
             } else {
                 "memory".to_owned()
@@ -154,6 +192,15 @@ impl Report for Listed {
     fn human(&self, page: &mut Page) {
         if self.datasets.is_empty() {
             page.line("there is no host snapshot");
+        }
+        for half in &self.half_rolled_back {
+            page.styled(
+                Style::Bad,
+                &format!(
+                    "{} is on its way back to {} since {}: unless somebody is at work on it, holdfast rollback {}@{} ends that",
+                    half.machine, half.point, half.since, half.machine, half.point
+                ),
+            );
         }
         for dataset in &self.datasets {
             page.line(&dataset.dataset);
@@ -210,9 +257,9 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
     let lists = lists
         .into_iter()
         .filter(|list| is_asked_for || !list.snapshots.is_empty());
-    let states = context.work(1, |job| match args.states.open(context, job)? {
-        Some(store) => store.states(job),
-        None => Ok(Vec::new()),
+    let (states, unfinished) = context.work(1, |job| match args.states.open(context, job)? {
+        Some(store) => Ok((store.states(job)?, store.unfinished()?)),
+        None => Ok((Vec::new(), Vec::new())),
     })?;
     let documents = lists.map(|list| DatasetDocument {
         dataset: list.dataset.to_string(),
@@ -224,6 +271,7 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
     });
     context.report(&Listed {
         datasets: documents.collect(),
+        half_rolled_back: unfinished.into_iter().filter_map(HalfRolledBack::of).collect(),
     })
 }
 

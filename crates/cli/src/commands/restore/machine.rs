@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use holdfast_engine::{
     AfterRestore, ConfigurationChoice, Content, Definition, InPlaceWish, MachineName, MachineRestorePlan,
-    MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, Overwrite, PlannedFile, RestoreAs,
-    Room, Started, plan_machine_restore, restore_machine,
+    MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, Overwrite, PlannedFile, Presence,
+    RestoreAs, Room, Started, plan_machine_restore, restore_machine,
 };
 use serde::Serialize;
 use similar::TextDiff;
@@ -16,6 +16,7 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::{connect_libvirt, libvirt_address};
 use crate::output::{Page, Report, Style};
+use crate::states::StateArgs;
 use crate::units;
 
 /// Options of `restore` that are about machines.
@@ -400,6 +401,7 @@ fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreReques
             } else {
                 ConfigurationChoice::Keep
             },
+            presence: Presence::ShutOff,
         })
     } else {
         RestoreAs::NewMachine(NewMachineWish {
@@ -461,7 +463,11 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
         return live.run(&plan, context);
     }
     let report = context.work(threads, |job| {
-        restore_machine(&repository, &hypervisor, &plan, &surroundings, job)
+        let report = restore_machine(&repository, &hypervisor, &plan, &surroundings, job)?;
+        if args.in_place {
+            StateArgs::default().forget_unfinished(&plan.machine.uuid, context, job);
+        }
+        Ok(report)
     })?;
     context.report(&Done::new(&plan, Some(&report)))
 }

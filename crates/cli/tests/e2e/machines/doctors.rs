@@ -90,13 +90,13 @@ impl World {
     }
 }
 
-fn found(report: &Value) -> Vec<&str> {
+pub(super) fn found(report: &Value) -> Vec<&str> {
     let findings = report["findings"].as_array().unwrap().iter();
     findings.map(|finding| finding["kind"].as_str().unwrap()).collect()
 }
 
 /// The watchdog first, so that it does not see its backup die.
-fn kill_with_watchdog(child: &mut Child) {
+pub(super) fn kill_with_watchdog(child: &mut Child) {
     let id = child.id();
     let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
     for child in children.split_whitespace() {

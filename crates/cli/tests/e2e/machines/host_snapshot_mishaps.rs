@@ -13,13 +13,9 @@ use super::file_systems::system;
 use super::host_snapshots::{OnOwn, on};
 
 impl OnOwn {
-    fn folder(&self) -> &Path {
-        self.world.lab.folder.path()
-    }
-
     /// Where the host snapshots are.
     fn snapshots(&self) -> PathBuf {
-        self.folder().join(".holdfast/snapshots")
+        self.world.lab.folder.path().join(".holdfast/snapshots")
     }
 
     /// The dataset with the disks of the machine.
@@ -32,7 +28,7 @@ impl OnOwn {
     }
 
     /// The names of those that are whole, the oldest first.
-    fn names(&self) -> Vec<serde_json::Value> {
+    fn whole_ones(&self) -> Vec<serde_json::Value> {
         self.listed(&["web1"]).iter().map(|one| one["name"].clone()).collect()
     }
 
@@ -110,19 +106,19 @@ fn on_a_full_file_system(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.world.write(0, 62, 0, 1 << 20);
     on.take(0, &["web1", "--name", "before"]);
-    let filling = fill(on.folder());
+    let filling = fill(on.world.lab.folder.path());
     let uri = on.world.lab.uri();
     let words = at(&uri, &["snapshot", "web1", "--name", "full", "--json"]);
     let output = on.world.rig.run(&words);
     let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     if output.status.success() {
-        assert_eq!(on.names(), ["before", "full"], "{kind}");
+        assert_eq!(on.whole_ones(), ["before", "full"], "{kind}");
     } else {
         assert!(
             said.contains("no space is left") && !said.contains("/proc/"),
             "{kind}: {said}"
         );
-        assert_eq!(on.names(), ["before"], "{kind}");
+        assert_eq!(on.whole_ones(), ["before"], "{kind}");
     }
     assert!(
         on.entries().iter().all(|name| !name.starts_with('.')),
@@ -143,7 +139,7 @@ fn on_a_full_file_system(kind: &'static str) {
         on.world.rig.run(&words).status.success()
     });
     assert!(is_taken, "{kind}");
-    assert_eq!(on.names().last(), Some(&json!("after")));
+    assert_eq!(on.whole_ones().last(), Some(&json!("after")));
     on.world.write(1, 63, 0, 65_536);
     on.world.back_up();
     on.world.assert_snapshot_is_right(kind);

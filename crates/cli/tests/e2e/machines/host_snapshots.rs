@@ -223,7 +223,7 @@ fn a_machine_whose_disks_are_on_ext4_is_refused_with_the_reason() {
 }
 
 /// A machine of a QEMU by itself, in a folder whose files can be cloned.
-fn bare_on_xfs() -> Option<(Bare, Mounted)> {
+pub(super) fn bare_on_xfs() -> Option<(Bare, Mounted)> {
     let mut mounted = None;
     let bare = Bare::prepared(&AGENT, |folder| mounted = Mounted::at("xfs", folder).ok());
     Some((bare, mounted?))

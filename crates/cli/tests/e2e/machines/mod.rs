@@ -5,6 +5,7 @@ mod bare;
 mod bases;
 mod choosing;
 mod doctors;
+mod doctors_storage;
 #[path = "../../../../host/tests/providers/lab.rs"]
 #[expect(
     dead_code,

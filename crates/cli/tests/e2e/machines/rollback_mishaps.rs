@@ -13,7 +13,7 @@ use super::lab::run;
 
 impl OnOwn {
     /// Starts the program, and kills it before `within_ms` have passed.
-    fn kill(&self, words: &[&str], random: &mut SeededRandom, within_ms: u64) {
+    pub(super) fn kill(&self, words: &[&str], random: &mut SeededRandom, within_ms: u64) {
         let uri = self.world.lab.uri();
         let words = at(&uri, words);
         let mut child = self.world.rig.command(&words).spawn().unwrap();
@@ -22,7 +22,7 @@ impl OnOwn {
         child.wait().unwrap();
     }
 
-    fn wait_until_it_runs(&self, what: &str) {
+    pub(super) fn wait_until_it_runs(&self, what: &str) {
         for _ in 0..400 {
             let machine = self.world.machine();
             let runs = self.world.state_of("web1") == MachineState::Running;
@@ -34,7 +34,7 @@ impl OnOwn {
         panic!("{what}: web1 does not run, or something is left in its QEMU");
     }
 
-    fn state_count(&self) -> usize {
+    pub(super) fn state_count(&self) -> usize {
         let states = self.world.rig.path("state/holdfast/states/repository");
         let report = self.world.rig.report(&["list", "-r", states.to_str().unwrap()]);
         report["snapshots"].as_array().unwrap().len()

@@ -6,13 +6,14 @@
 //! Source: btrfs-send(8), btrfs-receive(8); btrfs-progs 6.2.
 
 use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::{FlockOperation, flock};
 
 use super::super::folder::{SnapshotFolder, check_name, file_error};
+use super::super::remains::{Remain, RemainKind};
 use super::super::replica::{
     Keeping, KeepingMeans, PackWhen, Partial, Receiving, ReplicaAbilities, ReplicaDataset, ReplicaSide,
     ReplicaSnapshot, Sending, check_tag,
@@ -42,11 +43,8 @@ impl BtrfsSide {
 
     /// Takes away what was received in part.
     fn remove(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
-        let place = kept.place(name).to_string_lossy().into_owned();
-        let words = ["subvolume", "delete", "--", &place];
         self.btrfs
-            .ask(("remove what was received in part,", name), &words)
-            .map(drop)
+            .delete(("remove what was received in part,", name), &kept.place(name))
     }
 
     /// Those that were received in part.
@@ -66,6 +64,49 @@ impl BtrfsSide {
             name: name.to_owned(),
         }
     }
+}
+
+impl Btrfs {
+    /// What was received in part, where nobody receives: the next who does takes it away, too.
+    pub(super) fn half_received(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<Vec<Remain>> {
+        // Where nobody ever received, it is somebody's own.
+        let Ok(Some(_lock)) = try_lock(kept) else {
+            return Ok(Vec::new());
+        };
+        let mut found = Vec::new();
+        for snapshot in kept.names()? {
+            let place = kept.place(&snapshot);
+            if kept.noted(&snapshot).is_none() && is_subvolume(&place) {
+                let is_half = is_partial(&self.shown(&place.to_string_lossy())?);
+                found.extend(is_half.then(|| Remain {
+                    dataset: dataset(name),
+                    kind: RemainKind::HalfReceived,
+                    since_s: place.symlink_metadata().ok().map(|metadata| metadata.mtime()),
+                    place: kept.shown_place(&snapshot),
+                    name: snapshot,
+                }));
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn clear_received(&self, kept: &SnapshotFolder, remain: &Remain) -> ProviderResult<()> {
+        let _lock = lock(kept)?;
+        let place = kept.place(&remain.name);
+        let shown = remain.place.display().to_string();
+        if !is_subvolume(&place) || !is_partial(&self.shown(&place.to_string_lossy())?) {
+            return Err(ProviderError::NotThere { what: shown });
+        }
+        self.delete(("remove what was received in part,", &shown), &place)
+    }
+}
+
+/// The lock of who receives, if nobody has it; none where nobody ever received.
+fn try_lock(kept: &SnapshotFolder) -> ProviderResult<Option<File>> {
+    if kept.receiving_place().symlink_metadata().is_err() {
+        return Ok(None);
+    }
+    lock(kept).map(Some)
 }
 
 /// A host snapshot is read-only from its beginning, one that is received from its end on.

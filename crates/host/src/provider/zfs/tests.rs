@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use holdfast_block::SystemClock;
 
 use super::super::{Cutting, Dataset, HostSnapshotName, Provider, ProviderError, ProviderKind, Wanted};
-use super::Zfs;
+use super::{LeftClone, LeftCloneKind, Zfs};
 use crate::process::{Answer, ToolError, Tools};
 
 /// Answers what it is told to, in turn, and keeps what it was asked.
@@ -182,4 +182,63 @@ fn a_pool_that_is_suspended_is_found_before_anything_holds_still_for_it() {
         "{prepared:?}"
     );
     assert_eq!(scripted.asked.lock().unwrap().len(), 3);
+}
+
+/// Clones that others called like ours, that somebody mounted to stay, and marks that are inherited are none of those that were made for a
+/// while.
+#[test]
+fn clones_for_a_while_are_known_by_their_own_marks() {
+    let views = "t/holdfast-view-0a-0\t0a-0\tlocal\nt/holdfast-view-atmnt\tmount\tlocal\nt/mine\tx\tlocal\n\
+                 t/holdfast-view-1\tx\tinherited from t\n";
+    let unfinished = "t/trial\ttrial\tlocal\nt/trial/below\ttrial\tinherited from t/trial\nt/trial@a\ttrial\tlocal\n";
+    let makers = "t/trial\t{\"process\":1}\tlocal\n";
+    let (zfs, scripted) = zfs(&[Ok(""), Ok(views), Ok(unfinished), Ok(makers)]);
+    let found = zfs.clones_for_a_while("t").unwrap();
+    let told: Vec<_> = found
+        .iter()
+        .map(|one| (&one.name[..], &one.kind, &one.maker[..]))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("t/holdfast-view-0a-0", &LeftCloneKind::View, ""),
+            (
+                "t/trial",
+                &LeftCloneKind::Machine("trial".to_owned()),
+                "{\"process\":1}"
+            ),
+        ]
+    );
+    assert!(scripted.asked.lock().unwrap()[1].ends_with("-s local,received -t filesystem,volume holdfast:view t"));
+}
+
+/// What is no clone of ours any more is not destroyed.
+#[test]
+fn nothing_but_a_clone_that_was_found_is_destroyed() {
+    let left = LeftClone {
+        name: "t/trial".to_owned(),
+        kind: LeftCloneKind::Machine("trial".to_owned()),
+        maker: String::new(),
+    };
+    // Its mark is gone; or it is no clone.
+    let (finished, asked) = zfs(&[Ok(""), Ok(""), Ok("")]);
+    assert!(matches!(
+        finished.destroy_left(&left),
+        Err(ProviderError::NotThere { .. })
+    ));
+    assert_eq!(asked.asked.lock().unwrap().len(), 3);
+    let mark = "t/trial\ttrial\tlocal\n";
+    let (whole, asked) = zfs(&[Ok(""), Ok(""), Ok(mark), Ok(""), Ok("t/trial\torigin\t-\t-\n")]);
+    assert!(matches!(whole.destroy_left(&left), Err(ProviderError::NotThere { .. })));
+    assert_eq!(asked.asked.lock().unwrap().len(), 5);
+    let (clone, asked) = zfs(&[
+        Ok(""),
+        Ok(""),
+        Ok(mark),
+        Ok(""),
+        Ok("t/trial\torigin\tt/v@a\t-\n"),
+        Ok(""),
+    ]);
+    clone.destroy_left(&left).unwrap();
+    assert_eq!(asked.asked.lock().unwrap()[5], "destroy t/trial");
 }

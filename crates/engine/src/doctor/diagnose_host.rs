@@ -1,0 +1,342 @@
+//! From what was seen of host snapshots to findings: a pure function.
+
+use holdfast_repo::Liveness;
+
+use super::host_work::{SeenClone, SeenCut, SeenHost, SeenWork};
+use super::seen::{FindingKind, Mend, Seen};
+use super::{Finding, Remedy};
+use crate::machine_state::UnfinishedKind;
+
+/// What is wrong; `notes` gets what is worth knowing.
+pub(super) fn diagnose(seen: &Seen, notes: &mut Vec<String>) -> Vec<Finding> {
+    let host = &seen.host;
+    let mut findings: Vec<Finding> = host.works.iter().filter_map(|work| of_work(work, notes)).collect();
+    findings.extend(host.cuts.iter().map(of_cut));
+    findings.extend(host.clones.iter().filter_map(|clone| of_clone(clone, seen)));
+    findings.extend(remains(host));
+    findings.extend(half_notes(host));
+    findings.extend(states(host));
+    notes.extend(host.unknown.iter().cloned());
+    findings
+}
+
+fn finding(kind: FindingKind, what: String, since_ms: Option<i64>, remedy: Remedy) -> Finding {
+    Finding {
+        machine: None,
+        kind,
+        what,
+        since_ms,
+        is_danger: false,
+        remedy,
+    }
+}
+
+fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
+    let work = &seen.work;
+    match seen.life {
+        Liveness::Alive => {
+            notes.push(format!("a {} is at work on {}", work.kind.word(), work.machine));
+            return None;
+        }
+        Liveness::Unknown => {
+            notes.push(format!(
+                "whether the {} of {} is at work cannot be told from here: ask again on its host",
+                work.kind.word(),
+                work.machine
+            ));
+            return None;
+        }
+        Liveness::Dead => {}
+    }
+    let found = match (work.kind, seen.is_defined) {
+        (UnfinishedKind::Rollback, Some(false)) => finding(
+            FindingKind::Rollback,
+            format!(
+                "a rollback of {} to {} was killed, and the machine is not there any more",
+                work.machine, work.point
+            ),
+            Some(work.start_ms),
+            Remedy::Mend(Mend::ForgetWork(work.uuid.clone()), "take its note away".to_owned()),
+        ),
+        (UnfinishedKind::Rollback, _) => half_rolled_back(seen),
+        (UnfinishedKind::Clone, Some(true)) => finding(
+            FindingKind::Clone,
+            format!(
+                "the clone {} of {} is whole, and whoever made it died before he had noted that",
+                work.machine, work.of
+            ),
+            Some(work.start_ms),
+            Remedy::Mend(Mend::ForgetWork(work.uuid.clone()), "take its note away".to_owned()),
+        ),
+        (UnfinishedKind::Clone, defined) => {
+            let files = match &seen.files[..] {
+                [] => "no file of it is there".to_owned(),
+                files => {
+                    let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+                    format!("what it had made of it is there: {}", files.join(", "))
+                }
+            };
+            let remedy = if defined == Some(false) {
+                Remedy::Mend(
+                    Mend::RemoveHalfClone(work.uuid.clone()),
+                    "delete that, where no machine has it".to_owned(),
+                )
+            } else {
+                Remedy::Advice("ask again when libvirt can be asked whether the machine is there".to_owned())
+            };
+            let what = format!(
+                "a clone {} of {} was killed before the machine was there; {files}",
+                work.machine, work.of
+            );
+            finding(FindingKind::Clone, what, Some(work.start_ms), remedy)
+        }
+    };
+    Some(found)
+}
+
+fn half_rolled_back(seen: &SeenWork) -> Finding {
+    let work = &seen.work;
+    let (machine, point) = (&work.machine, &work.point);
+    let undo = match work.safety_name() {
+        Some(before) => format!("; holdfast rollback {machine}@{before} undoes it"),
+        None => String::new(),
+    };
+    Finding {
+        machine: Some(machine.clone()),
+        is_danger: true,
+        ..finding(
+            FindingKind::Rollback,
+            format!(
+                "a rollback to {point} was killed while it wrote: its disks are partly of then and partly of later, and it must not be started so"
+            ),
+            Some(work.start_ms),
+            Remedy::Advice(format!("holdfast rollback {machine}@{point} ends it{undo}")),
+        )
+    }
+}
+
+fn of_cut(cut: &SeenCut) -> Finding {
+    let names: Vec<String> = cut.there.iter().map(ToString::to_string).collect();
+    let missing = match &cut.missing[..] {
+        [] => String::new(),
+        missing => format!(", and there is none of {}", missing.join(", ")),
+    };
+    let (is, it) = if names.len() == 1 {
+        ("is", "it")
+    } else {
+        ("are", "them")
+    };
+    finding(
+        FindingKind::HostSnapshot,
+        format!(
+            "{} {is} not finished: whoever made {it} was killed{missing}; a machine with disks in several datasets does not go back to {it}",
+            names.join(", ")
+        ),
+        cut.since_ms,
+        Remedy::Advice(format!(
+            "holdfast host remove {}, unless somebody needs what is in {it}: each by itself is as after a power cut",
+            names.join(" ")
+        )),
+    )
+}
+
+fn of_clone(seen: &SeenClone, all: &Seen) -> Option<Finding> {
+    let name = &seen.clone.name;
+    if seen.life == Liveness::Alive {
+        return None;
+    }
+    let what = match seen.machine() {
+        None => format!("{name} is a clone that somebody made to look into a host snapshot, which cannot go before it"),
+        Some(machine) => format!("{name} is a clone for the machine {machine}, which was killed on its way"),
+    };
+    let kind = match seen.machine() {
+        None => FindingKind::Leftover,
+        Some(_) => FindingKind::Clone,
+    };
+    let by_hand = || {
+        Remedy::Advice(format!(
+            "zfs destroy {name}, when nobody is at work with it and no machine has it"
+        ))
+    };
+    let remedy = match (&seen.user, seen.machine()) {
+        _ if seen.life == Liveness::Unknown => by_hand(),
+        (Some(user), Some(_)) => Remedy::Mend(
+            Mend::FinishClone(seen.clone.clone()),
+            format!("take the mark away: {user} has its disks there"),
+        ),
+        (Some(user), None) => Remedy::Advice(format!("{user} has disks there: look what it is")),
+        // Who has disks in it is known where all machines are.
+        (None, Some(_)) if !all.everything => by_hand(),
+        (None, _) => Remedy::Mend(
+            Mend::DestroyClone(seen.clone.clone()),
+            "destroy it, unless it is in use".to_owned(),
+        ),
+    };
+    Some(finding(kind, what, None, remedy))
+}
+
+fn remains(host: &SeenHost) -> impl Iterator<Item = Finding> {
+    host.remains.iter().map(|remain| {
+        finding(
+            FindingKind::Leftover,
+            format!("{} is {}", remain.place.display(), remain.kind.words()),
+            remain.since_s.map(|since| since.saturating_mul(1000)),
+            Remedy::Mend(Mend::ClearRemain(remain.clone()), "delete it".to_owned()),
+        )
+    })
+}
+
+fn half_notes(host: &SeenHost) -> impl Iterator<Item = Finding> {
+    host.half_notes.iter().map(|(path, since_ms)| {
+        finding(
+            FindingKind::Leftover,
+            format!("{} is half of a note, by somebody who was killed", path.display()),
+            *since_ms,
+            Remedy::Mend(Mend::DeleteFile(path.clone()), "delete it".to_owned()),
+        )
+    })
+}
+
+fn states(host: &SeenHost) -> Option<Finding> {
+    let mut machines = host.states.clone();
+    let count = machines.len();
+    machines.sort();
+    machines.dedup();
+    (count > 0).then(|| {
+        finding(
+            FindingKind::States,
+            format!(
+                "{count} states of machines take room, and the host snapshots that they belong to are gone: {}",
+                machines.join(", ")
+            ),
+            None,
+            Remedy::Mend(Mend::ForgetStates, "forget them".to_owned()),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_host::provider::{LeftClone, LeftCloneKind};
+    use holdfast_repo::{Liveness, Processes as _, SystemProcesses};
+
+    use super::super::host_work::{SeenClone, SeenHost, SeenWork};
+    use super::super::seen::Seen;
+    use super::{Mend, Remedy, diagnose};
+    use crate::machine_state::{Unfinished, UnfinishedKind};
+
+    fn work(kind: UnfinishedKind, life: Liveness, is_defined: Option<bool>) -> SeenWork {
+        SeenWork {
+            work: Unfinished {
+                kind,
+                machine: "web1".to_owned(),
+                uuid: "u".to_owned(),
+                of: "web0".to_owned(),
+                point: "one".to_owned(),
+                safety: vec!["zfs:t/vm@before".to_owned(), "zfs:t/vm@later".to_owned()],
+                files: Vec::new(),
+                process: SystemProcesses.this(),
+                start_ms: 0,
+            },
+            life,
+            is_defined,
+            files: Vec::new(),
+        }
+    }
+
+    fn clone(kind: LeftCloneKind, life: Liveness, user: Option<&str>) -> SeenClone {
+        SeenClone {
+            clone: LeftClone {
+                name: "t/x".to_owned(),
+                kind,
+                maker: String::new(),
+            },
+            life,
+            user: user.map(str::to_owned),
+        }
+    }
+
+    fn found(host: SeenHost, everything: bool) -> Option<Remedy> {
+        let seen = Seen {
+            host,
+            everything,
+            ..Seen::default()
+        };
+        let mut findings = diagnose(&seen, &mut Vec::new());
+        assert!(findings.len() < 2);
+        findings.pop().map(|finding| finding.remedy)
+    }
+
+    #[test]
+    fn who_is_at_work_or_may_be_is_left_alone() {
+        for life in [Liveness::Alive, Liveness::Unknown] {
+            for kind in [UnfinishedKind::Clone, UnfinishedKind::Rollback] {
+                for is_defined in [None, Some(true), Some(false)] {
+                    let host = SeenHost {
+                        works: vec![work(kind, life, is_defined)],
+                        ..SeenHost::default()
+                    };
+                    assert_eq!(found(host, true), None);
+                }
+            }
+            for kind in [LeftCloneKind::View, LeftCloneKind::Machine("m".to_owned())] {
+                for user in [None, Some("m")] {
+                    let host = SeenHost {
+                        clones: vec![clone(kind.clone(), life, user)],
+                        ..SeenHost::default()
+                    };
+                    let remedy = found(host, true);
+                    assert!(matches!(remedy, None | Some(Remedy::Advice(_))), "{remedy:?}");
+                    assert_eq!(remedy.is_none(), life == Liveness::Alive);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_half_rollback_is_for_a_person_and_what_was_there_before_all_of_it_is_named() {
+        let of = |is_defined| SeenHost {
+            works: vec![work(UnfinishedKind::Rollback, Liveness::Dead, is_defined)],
+            ..SeenHost::default()
+        };
+        for is_defined in [None, Some(true)] {
+            let remedy = found(of(is_defined), true).unwrap();
+            let words = "holdfast rollback web1@one ends it; holdfast rollback web1@before undoes it";
+            assert_eq!(remedy, Remedy::Advice(words.to_owned()));
+        }
+        assert!(matches!(
+            found(of(Some(false)), true),
+            Some(Remedy::Mend(Mend::ForgetWork(_), _))
+        ));
+    }
+
+    #[test]
+    fn a_clone_goes_only_where_no_machine_has_it_and_that_is_known() {
+        let of = |user| SeenHost {
+            clones: vec![clone(LeftCloneKind::Machine("m".to_owned()), Liveness::Dead, user)],
+            ..SeenHost::default()
+        };
+        assert!(matches!(
+            found(of(None), true),
+            Some(Remedy::Mend(Mend::DestroyClone(_), _))
+        ));
+        assert!(matches!(found(of(None), false), Some(Remedy::Advice(_))));
+        assert!(matches!(
+            found(of(Some("m")), true),
+            Some(Remedy::Mend(Mend::FinishClone(_), _))
+        ));
+        let work = |is_defined| SeenHost {
+            works: vec![work(UnfinishedKind::Clone, Liveness::Dead, is_defined)],
+            ..SeenHost::default()
+        };
+        assert!(matches!(
+            found(work(Some(false)), true),
+            Some(Remedy::Mend(Mend::RemoveHalfClone(_), _))
+        ));
+        assert!(matches!(
+            found(work(Some(true)), true),
+            Some(Remedy::Mend(Mend::ForgetWork(_), _))
+        ));
+        assert!(matches!(found(work(None), true), Some(Remedy::Advice(_))));
+    }
+}

@@ -1,0 +1,318 @@
+//! What those who were killed at work on host snapshots have left: seen here, nothing is changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use holdfast_host::provider::{
+    Dataset, HostSnapshotName, LeftClone, LeftCloneKind, OURS, ProviderError, ProviderKind, Remain,
+};
+use holdfast_host::{Description, DiskChoice, ToolError};
+use holdfast_repo::{Liveness, ProcessIdentity};
+
+use super::DoctorRequest;
+use super::leftovers::{AGE_MIN_MS, changed_ms};
+use crate::error::Result;
+use crate::forget::Execution;
+use crate::host_snapshot::{HostSnapshotRecord, Providers, Wholeness, places_of};
+use crate::job::Job;
+use crate::machine_state::{KeptState, SetId, StateStore, Unfinished, UnfinishedKind, sweep_states};
+use crate::new_file::left_of;
+use crate::run_journal::{liveness_of, read_process};
+
+/// Where host snapshots are looked for.
+pub struct DoctorStorage<'a> {
+    /// The providers of this host.
+    pub providers: &'a Providers,
+    /// Datasets that were named, or that configurations name; those with disks of the machines are looked at in any case.
+    pub datasets: Vec<Dataset>,
+    /// Where states of machines are kept; none where there is no such place yet.
+    pub states: Option<&'a StateStore>,
+}
+
+/// What was seen of host snapshots.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SeenHost {
+    pub(super) remains: Vec<Remain>,
+    pub(super) clones: Vec<SeenClone>,
+    pub(super) cuts: Vec<SeenCut>,
+    pub(super) works: Vec<SeenWork>,
+    /// Halves of notes of such work, with the time of their last change.
+    pub(super) half_notes: Vec<(PathBuf, Option<i64>)>,
+    /// The machines whose states belong to host snapshots that are gone, one name for each state.
+    pub(super) states: Vec<String>,
+    /// What could not be looked at, in words.
+    pub(super) unknown: Vec<String>,
+    /// Folders of ours in the datasets.
+    pub(super) folders: Vec<PathBuf>,
+}
+
+/// A clone of a dataset that was made for a while.
+#[derive(Debug, Clone)]
+pub(super) struct SeenClone {
+    pub(super) clone: LeftClone,
+    pub(super) life: Liveness,
+    /// The machine that has disks in it.
+    pub(super) user: Option<String>,
+}
+
+/// Host snapshots of one name of which not all were made that were to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SeenCut {
+    pub(super) there: Vec<HostSnapshotName>,
+    /// Datasets that have none, as far as they are known.
+    pub(super) missing: Vec<String>,
+    pub(super) since_ms: Option<i64>,
+}
+
+/// Work on a machine that has begun and not ended.
+#[derive(Debug, Clone)]
+pub(super) struct SeenWork {
+    pub(super) work: Unfinished,
+    pub(super) life: Liveness,
+    /// Whether the hypervisor knows the machine; none where nobody can tell.
+    pub(super) is_defined: Option<bool>,
+    /// Files of it that are there.
+    pub(super) files: Vec<PathBuf>,
+}
+
+/// Looks at the datasets that `descriptions` have disks in, and at those that were named.
+pub(super) fn look(request: &DoctorRequest<'_>, descriptions: &[Description], job: Job<'_>) -> Result<SeenHost> {
+    let Some(storage) = &request.storage else {
+        return Ok(SeenHost::default());
+    };
+    let mut seen = SeenHost::default();
+    let now_ms = (request.now_ms)();
+    let states = match storage.states {
+        Some(store) => store.states(job)?,
+        None => Vec::new(),
+    };
+    let users = users(request, descriptions);
+    let datasets = datasets(request, storage, (&users, &states));
+    let mut unfinished = BTreeMap::new();
+    let mut wholeness = Wholeness::new(storage.providers);
+    for dataset in &datasets {
+        job.interrupt.check()?;
+        let looked = look_at(request, storage, dataset, (&mut wholeness, &mut unfinished));
+        match looked {
+            Ok(remains) => seen.remains.extend(remains),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => seen.unknown.push(format!("{dataset} cannot be looked at: {error}")),
+        }
+        if dataset.provider != ProviderKind::Zfs {
+            seen.folders.push(Path::new(&dataset.name).join(OURS));
+        }
+    }
+    seen.cuts = unfinished.into_values().collect();
+    for pool in pools(&datasets) {
+        match clones(request, storage, pool, &users) {
+            Ok(clones) => seen.clones.extend(clones),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => seen
+                .unknown
+                .push(format!("clones in the pool {pool} cannot be looked at: {error}")),
+        }
+    }
+    if let Some(store) = storage.states {
+        seen.works = works(request, store, descriptions)?;
+        let halves = store.half_notes().into_iter();
+        let halves = halves.map(|path| (changed_ms(&path), path));
+        let is_old = |changed: &Option<i64>| changed.is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
+        let left = halves.filter(|(changed, _)| is_old(changed));
+        seen.half_notes = left.map(|(changed, path)| (path, changed)).collect();
+        if request.everything && !states.is_empty() {
+            look_at_states(storage, store, &mut seen, job)?;
+        }
+    }
+    Ok(seen)
+}
+
+/// Whether this only says that there is nothing to be looked at.
+fn is_gone(error: &ProviderError) -> bool {
+    matches!(
+        error,
+        ProviderError::NotThere { .. }
+            | ProviderError::NoService { .. }
+            | ProviderError::Tool(ToolError::NotThere { .. })
+    )
+}
+
+/// The machines that have disks in datasets, by dataset.
+fn users(request: &DoctorRequest<'_>, descriptions: &[Description]) -> BTreeMap<Dataset, String> {
+    let mut users = BTreeMap::new();
+    for description in descriptions {
+        let places = places_of(description, &DiskChoice::default(), (request.new_run)());
+        for (_, place) in places.disks {
+            users.insert(place.dataset, description.summary.name.clone());
+        }
+    }
+    users
+}
+
+fn datasets(
+    request: &DoctorRequest<'_>,
+    storage: &DoctorStorage<'_>,
+    (users, states): (&BTreeMap<Dataset, String>, &[KeptState]),
+) -> BTreeSet<Dataset> {
+    let mut datasets: BTreeSet<Dataset> = storage.datasets.iter().chain(users.keys()).cloned().collect();
+    if request.everything {
+        let snapshots = states.iter().flat_map(|state| &state.snapshots);
+        datasets.extend(snapshots.map(|name| name.dataset.clone()));
+        let disks = states.iter().flat_map(|state| &state.disks);
+        datasets.extend(disks.map(|disk| disk.place.dataset.clone()));
+    }
+    // A folder that is a subvolume is looked at as one.
+    let is_twice = |dataset: &Dataset| {
+        dataset.provider == ProviderKind::Reflink
+            && storage.providers.of(ProviderKind::Btrfs).noted(&dataset.name).is_ok()
+    };
+    let twice: Vec<Dataset> = datasets.iter().filter(|dataset| is_twice(dataset)).cloned().collect();
+    for dataset in twice {
+        datasets.remove(&dataset);
+        datasets.insert(Dataset {
+            provider: ProviderKind::Btrfs,
+            ..dataset
+        });
+    }
+    datasets
+}
+
+/// By what belongs together: the set, or the dataset where nothing is noted; and the name.
+type Cuts = BTreeMap<(std::result::Result<SetId, Dataset>, String), SeenCut>;
+
+fn look_at(
+    request: &DoctorRequest<'_>,
+    storage: &DoctorStorage<'_>,
+    dataset: &Dataset,
+    (wholeness, cuts): (&mut Wholeness<'_>, &mut Cuts),
+) -> std::result::Result<Vec<Remain>, ProviderError> {
+    let provider = storage.providers.of_dataset(dataset);
+    // First who is at work: what such a one has cut by then is his.
+    let is_making = provider.is_making(&dataset.name);
+    for noted in provider.noted(&dataset.name)? {
+        if wholeness.of(&noted.name, noted.record.as_deref()) != Some(false) {
+            continue;
+        }
+        let record = noted.record.as_deref().and_then(HostSnapshotRecord::parse);
+        let is_alive = match &record {
+            Some(record) => life_of(request, record.maker.as_ref()) != Liveness::Dead,
+            None => is_making,
+        };
+        if is_alive {
+            continue;
+        }
+        let set = record.as_ref().and_then(|record| record.set);
+        let key = (set.ok_or_else(|| dataset.clone()), noted.name.name.clone());
+        let cut = cuts.entry(key).or_insert_with(|| SeenCut {
+            there: Vec::new(),
+            missing: record
+                .as_ref()
+                .map(|record| wholeness.missing(&noted.name, record))
+                .unwrap_or_default(),
+            since_ms: record.as_ref().map(|record| record.time.as_millisecond()),
+        });
+        cut.there.push(noted.name);
+    }
+    provider.remains(&dataset.name)
+}
+
+/// Of whom nothing is noted nobody knows whether he lives.
+fn life_of(request: &DoctorRequest<'_>, process: Option<&ProcessIdentity>) -> Liveness {
+    process.map_or(Liveness::Unknown, |process| liveness_of(process, request.processes))
+}
+
+/// The pools that the datasets of ZFS are in.
+fn pools(datasets: &BTreeSet<Dataset>) -> BTreeSet<&str> {
+    let zfs = datasets.iter().filter(|dataset| dataset.provider == ProviderKind::Zfs);
+    zfs.filter_map(|dataset| dataset.name.split('/').next()).collect()
+}
+
+fn clones(
+    request: &DoctorRequest<'_>,
+    storage: &DoctorStorage<'_>,
+    pool: &str,
+    users: &BTreeMap<Dataset, String>,
+) -> std::result::Result<Vec<SeenClone>, ProviderError> {
+    let seen = |clone: LeftClone| {
+        let maker = serde_json::from_str(&clone.maker).ok();
+        let maker = maker.as_ref().and_then(read_process);
+        let dataset = Dataset {
+            provider: ProviderKind::Zfs,
+            name: clone.name.clone(),
+        };
+        SeenClone {
+            life: life_of(request, maker.as_ref()),
+            user: users.get(&dataset).cloned(),
+            clone,
+        }
+    };
+    let clones = storage.providers.zfs().clones_for_a_while(pool)?;
+    Ok(clones.into_iter().map(seen).collect())
+}
+
+fn works(request: &DoctorRequest<'_>, store: &StateStore, descriptions: &[Description]) -> Result<Vec<SeenWork>> {
+    let mut works = Vec::new();
+    for work in store.unfinished()? {
+        let is_described = descriptions
+            .iter()
+            .any(|description| description.summary.uuid.eq_ignore_ascii_case(&work.uuid));
+        let is_defined = match request.neighbours {
+            _ if is_described => Some(true),
+            Some(hypervisor) => match hypervisor.machine(&work.uuid) {
+                Ok(_) => Some(true),
+                Err(holdfast_host::Error::NoSuchMachine { .. }) => Some(false),
+                Err(_) => None,
+            },
+            None => None,
+        };
+        if request.everything || is_described {
+            works.push(SeenWork {
+                life: life_of(request, Some(&work.process)),
+                files: match work.kind {
+                    UnfinishedKind::Clone => left_files(&work),
+                    UnfinishedKind::Rollback => Vec::new(),
+                },
+                is_defined,
+                work,
+            });
+        }
+    }
+    Ok(works)
+}
+
+/// The files of a clone that are there: under the names of those on their way, or their own where they are the ones that were made.
+pub(super) fn left_files(work: &Unfinished) -> Vec<PathBuf> {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut left = Vec::new();
+    for file in &work.files {
+        left.extend(left_of(&file.path));
+        let found = file.path.symlink_metadata().ok().filter(std::fs::Metadata::is_file);
+        let identity = found.map(|found| (found.dev(), found.ino()));
+        if identity.is_some() && identity == file.identity {
+            left.push(file.path.clone());
+        }
+    }
+    left
+}
+
+fn look_at_states(storage: &DoctorStorage<'_>, store: &StateStore, seen: &mut SeenHost, job: Job<'_>) -> Result<()> {
+    let swept = sweep_states(store, storage.providers, Execution::DryRun, job)?;
+    let forgotten = swept.forgotten.into_iter();
+    seen.states = forgotten.map(|state| state.manifest.machine).collect();
+    if let Some((_, reason)) = swept.unknown.first() {
+        seen.unknown.push(format!(
+            "of {} states of machines it is not known whether their host snapshots are there: {reason}",
+            swept.unknown.len()
+        ));
+    }
+    Ok(())
+}
+
+impl SeenClone {
+    /// Whether it was made for a machine.
+    pub(super) fn machine(&self) -> Option<&str> {
+        match &self.clone.kind {
+            LeftCloneKind::View => None,
+            LeftCloneKind::Machine(machine) => Some(machine),
+        }
+    }
+}

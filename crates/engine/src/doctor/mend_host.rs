@@ -1,0 +1,111 @@
+//! Mending what those left who were killed at work on host snapshots.
+
+use std::path::Path;
+
+use holdfast_host::provider::{LeftClone, LeftCloneKind, Provider as _, Remain};
+
+use super::DoctorRequest;
+use super::chains::{is_used, used_images};
+use super::host_work::{DoctorStorage, left_files};
+use crate::forget::Execution;
+use crate::job::Job;
+use crate::machine_state::{StateStore, sweep_states};
+use crate::new_file::delete_left;
+
+type Mended = Result<String, String>;
+
+fn storage<'r, 'a>(request: &'r DoctorRequest<'a>) -> Result<&'r DoctorStorage<'a>, String> {
+    request
+        .storage
+        .as_ref()
+        .ok_or_else(|| "no storage is looked at".to_owned())
+}
+
+fn states<'a>(request: &DoctorRequest<'a>) -> Result<&'a StateStore, String> {
+    let states = storage(request)?.states;
+    states.ok_or_else(|| "there is no store of states".to_owned())
+}
+
+pub(super) fn clear_remain(request: &DoctorRequest<'_>, remain: &Remain) -> Mended {
+    let provider = storage(request)?.providers.of_dataset(&remain.dataset);
+    provider.clear(remain).map_err(|error| error.to_string())?;
+    Ok(format!("deleted {}", remain.place.display()))
+}
+
+pub(super) fn forget_states(request: &DoctorRequest<'_>, job: Job<'_>) -> Mended {
+    let swept = sweep_states(states(request)?, storage(request)?.providers, Execution::Execute, job);
+    let swept = swept.map_err(|error| error.to_string())?;
+    if swept.was_busy {
+        return Err("somebody is keeping states at this moment".to_owned());
+    }
+    Ok(format!("forgot {} states", swept.forgotten.len()))
+}
+
+pub(super) fn forget_work(request: &DoctorRequest<'_>, uuid: &str) -> Mended {
+    let forgotten = states(request)?.forget_unfinished(uuid);
+    forgotten.map_err(|error| error.to_string())?;
+    Ok("took its note away".to_owned())
+}
+
+/// Destroys a clone that was left; of one that was made for a machine it is looked once more whether any has it.
+pub(super) fn destroy_clone(request: &DoctorRequest<'_>, clone: &LeftClone) -> Mended {
+    let zfs = storage(request)?.providers.zfs();
+    if let LeftCloneKind::Machine(_) = clone.kind {
+        let state = zfs.dataset(&clone.name).map_err(|error| error.to_string())?;
+        let device = Path::new("/dev/zvol").join(&clone.name);
+        let is_in = |image: &Path| {
+            let is_below = state.folder.as_ref().is_some_and(|folder| image.starts_with(folder));
+            is_below || image == device
+        };
+        if used_images(request)?.iter().any(|image| is_in(image)) {
+            return Err("a machine has disks in it".to_owned());
+        }
+    }
+    zfs.destroy_left(clone).map_err(|error| error.to_string())?;
+    Ok(format!("destroyed {}", clone.name))
+}
+
+pub(super) fn finish_clone(request: &DoctorRequest<'_>, clone: &LeftClone) -> Mended {
+    let finished = storage(request)?.providers.zfs().finish_clone(&clone.name);
+    finished.map_err(|error| error.to_string())?;
+    Ok(format!("{} is a dataset like any other now", clone.name))
+}
+
+/// Deletes the files of a clone whose machine is not there, as far as no other machine has them.
+pub(super) fn remove_half_clone(request: &DoctorRequest<'_>, uuid: &str) -> Mended {
+    let states = states(request)?;
+    let used = used_images(request)?;
+    let work = states.unfinished_on(uuid).map_err(|error| error.to_string())?;
+    let work = work.ok_or("somebody else has seen to it")?;
+    let (mut deleted, mut kept) = (Vec::new(), Vec::new());
+    for file in left_files(&work) {
+        let is_whole = work.files.iter().any(|made| made.path == file);
+        let shown = file.display().to_string();
+        if is_whole && is_used(&used, &file) {
+            kept.push(shown);
+            continue;
+        }
+        let removed = if is_whole {
+            std::fs::remove_file(&file)
+        } else {
+            delete_left(&file)
+        };
+        removed.map_err(|error| format!("{shown}: {error}"))?;
+        deleted.push(shown);
+    }
+    states.forget_unfinished(uuid).map_err(|error| error.to_string())?;
+    let deleted = match &deleted[..] {
+        [] => "there was nothing to delete".to_owned(),
+        deleted => format!("deleted {}", deleted.join(", ")),
+    };
+    Ok(match &kept[..] {
+        [] => deleted,
+        kept => format!("{deleted}; a machine has {}, which stays", kept.join(", ")),
+    })
+}
+
+pub(super) fn delete_file(path: &Path) -> Mended {
+    std::fs::remove_file(path)
+        .map(|()| format!("deleted {}", path.display()))
+        .map_err(|error| format!("{}: {error}", path.display()))
+}

@@ -1,0 +1,34 @@
+//! What is told of a restore while it is at work, and of how it ended.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Hears how far a restore is, to note it for whoever has to clear up after one that is killed.
+pub(crate) trait Witness {
+    /// The first byte is about to be written into something that is there.
+    fn about_to_write(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// New files are about to get their names: the name of each, and where it is as long as it has none.
+    fn about_to_name(&mut self, _new: &[(&Path, &Path)]) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Notes nothing.
+pub(super) struct Nobody;
+
+impl Witness for Nobody {}
+
+/// An error with its causes.
+pub(super) fn causes(error: &Error) -> String {
+    let mut words = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        words = format!("{words}: {cause}");
+        source = cause.source();
+    }
+    words
+}

@@ -1,0 +1,145 @@
+//! What those who were killed have left in a dataset whose host snapshots are in a folder of ours.
+//!
+//! Who is at work is told by locks (flock), which end with the process that has them: whoever makes a folder of clones has it locked, whoever
+//! receives has `receiving`, and whoever notes, holds or removes has `lock`. What nobody has locked was left.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::folder::{SnapshotFolder, Turn, check_name, file_error};
+use super::{Dataset, ProviderError, ProviderResult};
+
+/// Something that was left in a dataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remain {
+    /// The dataset.
+    pub dataset: Dataset,
+    /// What it is.
+    pub kind: RemainKind,
+    /// The name of the host snapshot that it is about.
+    pub name: String,
+    /// Where it is.
+    pub place: std::path::PathBuf,
+    /// When it was changed last, in seconds since 1970-01-01 UTC.
+    pub since_s: Option<i64>,
+}
+
+/// What was left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RemainKind {
+    /// A folder of a snapshot that was being made, or removed.
+    HalfSnapshot,
+    /// Half of a note.
+    HalfNote,
+    /// The note of a snapshot that is not there.
+    Note,
+    /// Holds of a snapshot that is not there.
+    Holds,
+    /// A snapshot that was received in part.
+    HalfReceived,
+}
+
+impl RemainKind {
+    /// What it is, in words.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::HalfSnapshot => "a host snapshot that was being made, or removed, by somebody who was killed",
+            Self::HalfNote => "half of a note about a host snapshot, by somebody who was killed",
+            Self::Note => "a note about a host snapshot that is not there",
+            Self::Holds => "a hold of a host snapshot that is not there",
+            Self::HalfReceived => "a host snapshot that was received in part",
+        }
+    }
+}
+
+/// What was left in the folder of a dataset. Nothing where somebody is at work on its snapshots at this moment.
+pub(super) fn remains(dataset: &Dataset) -> ProviderResult<Vec<Remain>> {
+    let kept = SnapshotFolder::of(Path::new(&dataset.name))?;
+    match kept.try_lock()? {
+        Turn::Others => Ok(Vec::new()),
+        Turn::Ours(_lock) => find(&kept, dataset),
+    }
+}
+
+/// The same, with the lock.
+fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<Remain>> {
+    let mut found = Vec::new();
+    let mut add = |kind, name: &str, (place, shown): (&Path, std::path::PathBuf)| {
+        found.push(Remain {
+            dataset: dataset.clone(),
+            kind,
+            name: name.to_owned(),
+            since_s: place.symlink_metadata().ok().map(|metadata| metadata.mtime()),
+            place: shown,
+        });
+    };
+    for hidden in kept.all_names("snapshots")? {
+        let Some(name) = hidden.strip_prefix('.').filter(|name| check_name(name).is_ok()) else {
+            continue;
+        };
+        let place = kept.hidden_place(name);
+        if !is_locked(&place) {
+            add(RemainKind::HalfSnapshot, name, (&place, kept.shown_place(&hidden)));
+        }
+    }
+    let is_there = |name: &str| {
+        let is_one = |place: &Path| place.symlink_metadata().is_ok();
+        // Its note is written before it has its name.
+        is_one(&kept.place(name)) || is_one(&kept.hidden_place(name)) && is_locked(&kept.hidden_place(name))
+    };
+    for file in kept.all_names("records")? {
+        let place = kept.in_ours("records").join(&file);
+        let shown = kept.shown("records").join(&file);
+        let half = file.strip_prefix('.').and_then(|rest| rest.strip_suffix(".new"));
+        let whole = file.strip_suffix(".json").filter(|name| check_name(name).is_ok());
+        match (half, whole) {
+            (Some(name), _) => add(RemainKind::HalfNote, name, (&place, shown)),
+            (None, Some(name)) if !is_there(name) => add(RemainKind::Note, name, (&place, shown)),
+            _ => {}
+        }
+    }
+    for name in kept.all_names("holds")? {
+        let place = kept.in_ours("holds").join(&name);
+        if check_name(&name).is_ok() && !is_there(&name) {
+            add(RemainKind::Holds, &name, (&place, kept.shown("holds").join(&name)));
+        }
+    }
+    Ok(found)
+}
+
+/// Takes one of them away; `remove` removes a folder of a snapshot.
+pub(super) fn clear(remain: &Remain, remove: impl FnOnce(&Path) -> ProviderResult<()>) -> ProviderResult<()> {
+    let kept = SnapshotFolder::of(Path::new(&remain.dataset.name))?;
+    let changed = || ProviderError::Held {
+        what: remain.place.display().to_string(),
+        reason: "somebody is at work there, or has been since it was found".to_owned(),
+    };
+    let turn = kept.try_lock()?;
+    if matches!(turn, Turn::Others) {
+        return Err(changed());
+    }
+    let is_it = |other: &Remain| other.kind == remain.kind && other.place == remain.place;
+    if !find(&kept, &remain.dataset)?.iter().any(is_it) {
+        return Err(changed());
+    }
+    let failed = |source| file_error("remove", &remain.place, source);
+    let file_name = remain.place.file_name().unwrap_or_default();
+    match remain.kind {
+        RemainKind::HalfSnapshot => remove(&kept.hidden_place(&remain.name)),
+        RemainKind::HalfNote | RemainKind::Note => {
+            std::fs::remove_file(kept.in_ours("records").join(file_name)).map_err(failed)
+        }
+        RemainKind::Holds => std::fs::remove_dir_all(kept.in_ours("holds").join(file_name)).map_err(failed),
+        RemainKind::HalfReceived => Err(changed()),
+    }
+}
+
+/// Whether somebody has a folder locked. What cannot be opened counts as locked: nobody touches it.
+fn is_locked(place: &Path) -> bool {
+    let Ok(open) = std::fs::File::open(place) else {
+        return true;
+    };
+    flock(&open, FlockOperation::NonBlockingLockExclusive).is_err()
+}
