@@ -10,7 +10,7 @@ mod point;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::provider::{Dataset, HostSnapshotName, Provider as _, ProviderError, ProviderKind};
+use holdfast_host::provider::{Dataset, HostSnapshotName, ProviderError, ProviderKind, ProviderResult};
 use holdfast_host::{HypervisorMut, MachineState};
 use holdfast_repo::Surroundings;
 
@@ -186,12 +186,19 @@ impl HostRestore<'_> {
             .and_then(|()| restore_point(&self.planner(point), &plan.restore, job));
         if restored.is_err() {
             for clone in made {
-                if let Err(error) = self.providers.zfs().destroy_clone(&clone.to.name, &clone.snapshot) {
+                if let Err(error) = self.destroy_clone(clone) {
                     job.progress.warning(&format!("{} stays: {error}", clone.to));
                 }
             }
         }
         restored
+    }
+
+    fn destroy_clone(&self, clone: &PlannedClone) -> ProviderResult<()> {
+        match clone.to.provider {
+            ProviderKind::Lvm => self.providers.lvm().destroy_clone(&clone.to.name, &clone.snapshot),
+            _ => self.providers.zfs().destroy_clone(&clone.to.name, &clone.snapshot),
+        }
     }
 
     fn clone_datasets<'p>(&self, plan: &'p ClonePlan, made: &mut Vec<&'p PlannedClone>) -> Result<()> {
@@ -212,15 +219,16 @@ impl HostRestore<'_> {
         Ok(())
     }
 
-    /// The datasets of ZFS that have to be cloned: their files cannot share blocks with others elsewhere.
+    /// The datasets of ZFS and LVM that have to be cloned: what is in them cannot share blocks with files elsewhere.
     fn clones(&self, point: &HostPoint, wish: &CloneWish) -> Result<Vec<PlannedClone>> {
         let mut clones: Vec<PlannedClone> = Vec::new();
-        let of_zfs = point
+        let cloned = point
             .snapshots
             .iter()
-            .filter(|name| name.dataset.provider == ProviderKind::Zfs && wish.storage.is_none());
-        for snapshot in of_zfs {
-            let state = self.providers.zfs().dataset(&snapshot.dataset.name)?;
+            .filter(|name| !name.dataset.provider.has_folders() && wish.storage.is_none());
+        for snapshot in cloned {
+            let provider = snapshot.dataset.provider;
+            let state = self.providers.of(provider).dataset(&snapshot.dataset.name)?;
             let (parent, own) = snapshot
                 .dataset
                 .name
@@ -234,7 +242,7 @@ impl HostRestore<'_> {
             };
             let last = name.rsplit('/').next().unwrap_or_default();
             let folder = match &state.folder {
-                _ if state.is_volume => Path::new("/dev/zvol").join(&name),
+                _ if state.is_volume => volume_device(provider, &name),
                 // Nobody knows where a clone of it would be.
                 None => {
                     return Err(Error::from(ProviderError::Refused {
@@ -248,13 +256,19 @@ impl HostRestore<'_> {
             };
             clones.push(PlannedClone {
                 snapshot: snapshot.clone(),
-                to: Dataset {
-                    provider: ProviderKind::Zfs,
-                    name,
-                },
+                to: Dataset { provider, name },
                 folder,
             });
         }
         Ok(clones)
     }
+}
+
+/// Where the device of a volume is.
+fn volume_device(provider: ProviderKind, name: &str) -> PathBuf {
+    let folder = match provider {
+        ProviderKind::Lvm => "/dev",
+        _ => "/dev/zvol",
+    };
+    Path::new(folder).join(name)
 }

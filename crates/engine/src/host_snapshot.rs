@@ -24,8 +24,8 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use holdfast_host::Tools;
 use holdfast_host::provider::{
-    Btrfs, Cutting, Dataset, HostSnapshotName, Provider, ProviderError, ProviderKind, ProviderResult, Reflink, Wanted,
-    Zfs,
+    Btrfs, Cutting, Dataset, HostSnapshotName, Lvm, Provider, ProviderError, ProviderKind, ProviderResult, Reflink,
+    Wanted, Zfs,
 };
 use jiff::Timestamp;
 
@@ -46,15 +46,20 @@ pub struct Providers {
     zfs: Zfs,
     btrfs: Btrfs,
     reflink: Reflink,
+    lvm: Lvm,
 }
+
+/// Where this host's users of LVM lock each other out. It is not theirs to choose: all have to have the same.
+const LVM_LOCKS: &str = "/run/holdfast";
 
 impl Providers {
     /// Those that `tools` reach. What is mounted to look into snapshots is mounted below `views`.
     pub fn new(tools: &Arc<dyn Tools>, views: PathBuf, clock: Arc<dyn Clock>) -> Self {
         Self {
-            zfs: Zfs::new(Arc::clone(tools), views, clock),
+            zfs: Zfs::new(Arc::clone(tools), views, Arc::clone(&clock)),
             btrfs: Btrfs::new(Arc::clone(tools)),
             reflink: Reflink::default(),
+            lvm: Lvm::new(Arc::clone(tools), LVM_LOCKS.into(), clock),
         }
     }
 
@@ -64,12 +69,18 @@ impl Providers {
             ProviderKind::Zfs => &self.zfs,
             ProviderKind::Btrfs => &self.btrfs,
             ProviderKind::Reflink => &self.reflink,
+            ProviderKind::Lvm => &self.lvm,
         }
     }
 
     /// ZFS.
     pub fn zfs(&self) -> &Zfs {
         &self.zfs
+    }
+
+    /// LVM.
+    pub fn lvm(&self) -> &Lvm {
+        &self.lvm
     }
 
     /// The provider of a dataset.
@@ -267,7 +278,7 @@ fn settle(groups: &[Group<'_>], (time, record): (Timestamp, &HostSnapshotRecord)
         let settled = group.provider.settle(&group.wanted, &group.cutting(time, &text));
         match settled {
             // It is there since it was cut, with a record that knows less.
-            Err(error) if group.provider.kind() == ProviderKind::Zfs => {
+            Err(error) if !group.provider.kind().has_folders() => {
                 let name = group.name;
                 let message = format!("what is noted of {name} is what was known at its instant: {error}");
                 job.progress.warning(&message);

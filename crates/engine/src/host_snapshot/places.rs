@@ -51,7 +51,7 @@ fn is_in(place: &Place, wanted: &Wanted) -> bool {
     };
     let is_of_it = dataset.provider == of.provider && (dataset.name == of.name || is_below);
     // The same folder may be looked at as a subvolume, and as one of clones.
-    let are_folders = dataset.provider != ProviderKind::Zfs && of.provider != ProviderKind::Zfs;
+    let are_folders = dataset.provider.has_folders() && of.provider.has_folders();
     is_of_it || are_folders && Path::new(&of.name).join(&place.path).starts_with(&dataset.name)
 }
 
