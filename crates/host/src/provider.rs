@@ -30,6 +30,8 @@ pub use error::ProviderError;
 pub use folder::OURS;
 pub use locate::{Located, Place, locate};
 pub use lvm::Lvm;
+#[cfg(feature = "hostile")]
+pub(crate) use lvm::{SPECIMEN as LVM_SPECIMEN, volumes_told as lvm_volumes};
 pub use mount::{mount, unmount};
 pub use mounts::Mounts;
 pub use reflink::{Reflink, clone_file, why_not as why_no_reflink};

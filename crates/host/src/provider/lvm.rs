@@ -294,6 +294,30 @@ impl Lvm {
     }
 }
 
+/// An answer of LVM's, and what comes of it: the full names of the volumes that are datasets, and of those that are snapshots.
+#[cfg(feature = "hostile")]
+pub(crate) const SPECIMEN: &str = include_str!("lvm/fixtures/lvs.json");
+
+#[cfg(feature = "hostile")]
+pub(crate) fn volumes_told(answer: &str) -> ProviderResult<(Vec<String>, Vec<String>)> {
+    let volumes = Volumes(parse(answer)?);
+    let thin = volumes.0.iter().filter(|one| one.kind == Kind::Thin);
+    let (mut datasets, mut snapshots) = (Vec::new(), Vec::new());
+    for volume in thin {
+        match volumes.as_snapshot(volume) {
+            None => {
+                volumes.state(volume);
+                datasets.push(format!("{} {}", volume.uuid, volume.full_name()));
+            }
+            Some(snapshot) => {
+                found(&snapshot, &dataset(&volume.group, snapshot.of));
+                snapshots.push(format!("{} {}", volume.uuid, volume.full_name()));
+            }
+        }
+    }
+    Ok((datasets, snapshots))
+}
+
 fn too_long(what: &str) -> ProviderError {
     ProviderError::Refused {
         action: "note",

@@ -113,8 +113,8 @@ fn volumes_and_what_sleeps_beside_them_are_told_apart() {
     assert!(states.iter().all(|state| state.is_volume && state.folder.is_none()));
     assert_eq!(states[1].origin.as_deref(), Some("vg0/web1@before-update"));
     // 7.81 % of 256 MiB, and 99.01 % of 2 GiB.
-    assert_eq!(states[3].referenced_bytes, Some(20_964_808));
-    assert_eq!(states[3].available_bytes, Some(2_126_223_466));
+    assert_eq!(states[3].referenced_bytes, Some(20_964_809));
+    assert_eq!(states[3].available_bytes, Some(2_126_223_560));
 }
 
 #[test]
