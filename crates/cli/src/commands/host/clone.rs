@@ -17,7 +17,7 @@ use crate::output::{Page, Report};
 /// Arguments of `host clone`.
 #[derive(Debug, clap::Args)]
 pub(super) struct CloneArgs {
-    /// The host snapshot, by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME
+    /// The host snapshot, by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
     #[arg(value_name = "DATASET@NAME")]
     snapshot: OsString,
     /// What the clone is called: a dataset of the same pool, a volume of the same group (vg0/trial), or a folder on the same file system that is not there yet

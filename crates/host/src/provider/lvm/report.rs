@@ -1,5 +1,7 @@
 //! What `lvs --reportformat json` answers.
 
+use std::collections::BTreeSet;
+
 use serde::Deserialize;
 
 use super::super::{ProviderError, ProviderResult};
@@ -116,12 +118,21 @@ impl Volume {
     }
 }
 
-/// All volumes of an answer; of those in several segments only those that a thin pool knows are told once.
+/// All volumes of an answer. Those in several segments come several times; thin ones and pools have one.
 pub(super) fn parse(answer: &str) -> ProviderResult<Vec<Volume>> {
     let senseless = |detail: String| ProviderError::Senseless { program: LVS, detail };
     let answer: Answer = serde_json::from_str(answer).map_err(|error| senseless(error.to_string()))?;
     let rows = answer.report.into_iter().flat_map(|section| section.lv);
-    rows.map(|row| volume(row).map_err(senseless)).collect()
+    let volumes: Vec<Volume> = rows
+        .map(|row| volume(row).map_err(senseless))
+        .collect::<ProviderResult<_>>()?;
+    let mut seen = BTreeSet::new();
+    for volume in volumes.iter().filter(|volume| volume.kind != Kind::Other) {
+        if !seen.insert((&volume.group, &volume.name)) {
+            return Err(senseless(format!("{} is told twice", volume.full_name())));
+        }
+    }
+    Ok(volumes)
 }
 
 fn volume(row: Row) -> Result<Volume, String> {
