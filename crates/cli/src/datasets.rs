@@ -1,6 +1,7 @@
 //! Which datasets and host snapshots the words of a command line mean.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,8 +69,8 @@ impl Tools for ToolsUntil {
 
 /// The dataset that a word means; none where it may be a machine.
 ///
-/// `zfs:tank/vm`, `btrfs:/srv/vms` and `reflink:/srv/vms` say whose it is. A path, and any word that a folder here is called by, means the
-/// dataset whose folder it is; another word with a `/`, a dataset of ZFS.
+/// `zfs:tank/vm`, `btrfs:/srv/vms`, `reflink:/srv/vms` and `lvm:vg0/web1` say whose it is. A path, and any word that a folder here is
+/// called by, means the dataset whose folder or device it is; another word with a `/`, a dataset of ZFS.
 pub fn parse(word: &OsStr) -> Result<Option<Dataset>, Error> {
     let Some(text) = word.to_str() else {
         return Err(Error::usage(
@@ -84,6 +85,7 @@ pub fn parse(word: &OsStr) -> Result<Option<Dataset>, Error> {
         if let Some(name) = name {
             let name = match provider {
                 ProviderKind::Zfs => name.to_owned(),
+                ProviderKind::Lvm => volume(name)?,
                 ProviderKind::Btrfs | ProviderKind::Reflink => whole(name)?,
             };
             return Ok(Some(Dataset { provider, name }));
@@ -111,8 +113,26 @@ fn whole(path: &str) -> Result<String, Error> {
     Ok(folder.display().to_string())
 }
 
+/// `vg0/web1`, also as the path of its device.
+fn volume(name: &str) -> Result<String, Error> {
+    if !name.starts_with('/') {
+        return Ok(name.to_owned());
+    }
+    let dataset = in_folder(name)?;
+    if dataset.provider == ProviderKind::Lvm {
+        return Ok(dataset.name);
+    }
+    Err(Error::usage(
+        format!("{name} is of {dataset}, and not of LVM"),
+        "name a volume: lvm:GROUP/VOLUME",
+    ))
+}
+
 fn in_folder(text: &str) -> Result<Dataset, Error> {
-    if !Path::new(text).is_dir() && Path::new(text).exists() {
+    let is_file = Path::new(text)
+        .metadata()
+        .is_ok_and(|found| !found.is_dir() && !found.file_type().is_block_device());
+    if is_file {
         return Err(Error::usage(
             format!("{text} is a file, and host snapshots are made of datasets"),
             "name its folder, or the machine whose disk it is",

@@ -11,7 +11,7 @@ mod point;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::provider::{Dataset, HostSnapshotName, Provider as _, ProviderError, ProviderKind};
+use holdfast_host::provider::{Dataset, DatasetState, HostSnapshotName, ProviderError, ProviderKind, ProviderResult};
 use holdfast_host::{HypervisorMut, MachineState};
 use holdfast_repo::Surroundings;
 
@@ -207,10 +207,9 @@ impl HostRestore<'_> {
             .clone_datasets(plan, &mut made)
             .and_then(|()| restore_point(&self.planner(point), &plan.restore, &mut note, job));
         for clone in made {
-            let zfs = self.providers.zfs();
             let ended = match &restored {
-                Ok(_) => zfs.finish_clone(&clone.to.name),
-                Err(_) => zfs.destroy_clone(&clone.to.name, &clone.snapshot),
+                Ok(_) => self.finish_clone(clone),
+                Err(_) => self.destroy_clone(clone),
             };
             if let Err(error) = ended {
                 job.progress
@@ -221,14 +220,37 @@ impl HostRestore<'_> {
         restored
     }
 
-    fn clone_datasets<'p>(&self, plan: &'p ClonePlan, made: &mut Vec<&'p PlannedClone>) -> Result<()> {
-        for clone in &plan.clones {
-            let machine = &plan.restore.machine.name;
-            let cloned = self
+    fn clone_dataset(&self, clone: &PlannedClone, machine: &str) -> ProviderResult<DatasetState> {
+        match clone.to.provider {
+            ProviderKind::Lvm => self
+                .providers
+                .of_dataset(&clone.to)
+                .clone_to(&clone.snapshot, &clone.to.name),
+            _ => self
                 .providers
                 .zfs()
-                .clone_for_machine(&clone.snapshot, &clone.to.name, machine);
-            let state = cloned?;
+                .clone_for_machine(&clone.snapshot, &clone.to.name, machine),
+        }
+    }
+
+    /// A clone of LVM needs nothing of its original, and is a volume like others from its beginning.
+    fn finish_clone(&self, clone: &PlannedClone) -> ProviderResult<()> {
+        match clone.to.provider {
+            ProviderKind::Lvm => Ok(()),
+            _ => self.providers.zfs().finish_clone(&clone.to.name),
+        }
+    }
+
+    fn destroy_clone(&self, clone: &PlannedClone) -> ProviderResult<()> {
+        match clone.to.provider {
+            ProviderKind::Lvm => self.providers.lvm().destroy_clone(&clone.to.name, &clone.snapshot),
+            _ => self.providers.zfs().destroy_clone(&clone.to.name, &clone.snapshot),
+        }
+    }
+
+    fn clone_datasets<'p>(&self, plan: &'p ClonePlan, made: &mut Vec<&'p PlannedClone>) -> Result<()> {
+        for clone in &plan.clones {
+            let state = self.clone_dataset(clone, &plan.restore.machine.name)?;
             made.push(clone);
             if state.folder.as_deref().is_some_and(|folder| folder != clone.folder) {
                 return Err(Error::from(ProviderError::Refused {
@@ -241,15 +263,16 @@ impl HostRestore<'_> {
         Ok(())
     }
 
-    /// The datasets of ZFS that have to be cloned: their files cannot share blocks with others elsewhere.
+    /// The datasets of ZFS and LVM that have to be cloned: what is in them cannot share blocks with files elsewhere.
     fn clones(&self, point: &HostPoint, wish: &CloneWish) -> Result<Vec<PlannedClone>> {
         let mut clones: Vec<PlannedClone> = Vec::new();
-        let of_zfs = point
+        let cloned = point
             .snapshots
             .iter()
-            .filter(|name| name.dataset.provider == ProviderKind::Zfs && wish.storage.is_none());
-        for snapshot in of_zfs {
-            let state = self.providers.zfs().dataset(&snapshot.dataset.name)?;
+            .filter(|name| !name.dataset.provider.has_folders() && wish.storage.is_none());
+        for snapshot in cloned {
+            let provider = snapshot.dataset.provider;
+            let state = self.providers.of(provider).dataset(&snapshot.dataset.name)?;
             let (parent, own) = snapshot
                 .dataset
                 .name
@@ -263,7 +286,7 @@ impl HostRestore<'_> {
             };
             let last = name.rsplit('/').next().unwrap_or_default();
             let folder = match &state.folder {
-                _ if state.is_volume => Path::new("/dev/zvol").join(&name),
+                _ if state.is_volume => volume_device(provider, &name),
                 // Nobody knows where a clone of it would be.
                 None => {
                     return Err(Error::from(ProviderError::Refused {
@@ -277,13 +300,19 @@ impl HostRestore<'_> {
             };
             clones.push(PlannedClone {
                 snapshot: snapshot.clone(),
-                to: Dataset {
-                    provider: ProviderKind::Zfs,
-                    name,
-                },
+                to: Dataset { provider, name },
                 folder,
             });
         }
         Ok(clones)
     }
+}
+
+/// Where the device of a volume is.
+fn volume_device(provider: ProviderKind, name: &str) -> PathBuf {
+    let folder = match provider {
+        ProviderKind::Lvm => "/dev",
+        _ => "/dev/zvol",
+    };
+    Path::new(folder).join(name)
 }

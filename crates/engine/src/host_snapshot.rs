@@ -27,8 +27,8 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use holdfast_host::Tools;
 use holdfast_host::provider::{
-    Btrfs, Cutting, Dataset, HostSnapshotName, Provider, ProviderError, ProviderKind, ProviderResult, Reflink, Wanted,
-    Zfs,
+    Btrfs, Cutting, Dataset, HostSnapshotName, Lvm, Provider, ProviderError, ProviderKind, ProviderResult, Reflink,
+    Wanted, Zfs,
 };
 use holdfast_repo::ProcessIdentity;
 use jiff::Timestamp;
@@ -56,17 +56,22 @@ pub struct Providers {
     zfs: Zfs,
     btrfs: Btrfs,
     reflink: Reflink,
+    lvm: Lvm,
     /// Who makes host snapshots with them.
     maker: Option<ProcessIdentity>,
 }
+
+/// Where this host's users of LVM lock each other out. It is not theirs to choose: all have to have the same.
+const LVM_LOCKS: &str = "/run/holdfast";
 
 impl Providers {
     /// Those that `tools` reach. What is mounted to look into snapshots is mounted below `views`.
     pub fn new(tools: &Arc<dyn Tools>, views: PathBuf, clock: Arc<dyn Clock>) -> Self {
         Self {
-            zfs: Zfs::new(Arc::clone(tools), views, clock),
+            zfs: Zfs::new(Arc::clone(tools), views, Arc::clone(&clock)),
             btrfs: Btrfs::new(Arc::clone(tools)),
             reflink: Reflink::default(),
+            lvm: Lvm::new(Arc::clone(tools), LVM_LOCKS.into(), clock),
             maker: None,
         }
     }
@@ -87,12 +92,18 @@ impl Providers {
             ProviderKind::Zfs => &self.zfs,
             ProviderKind::Btrfs => &self.btrfs,
             ProviderKind::Reflink => &self.reflink,
+            ProviderKind::Lvm => &self.lvm,
         }
     }
 
     /// ZFS.
     pub fn zfs(&self) -> &Zfs {
         &self.zfs
+    }
+
+    /// LVM.
+    pub fn lvm(&self) -> &Lvm {
+        &self.lvm
     }
 
     /// The provider of a dataset.
@@ -356,8 +367,8 @@ fn settle(
     maker: Option<&ProcessIdentity>,
     job: Job<'_>,
 ) -> Result<()> {
-    let is_zfs = |group: &&Group<'_>| group.provider.kind() == ProviderKind::Zfs;
-    let (there, others): (Vec<_>, Vec<_>) = groups.iter().partition(is_zfs);
+    let is_there = |group: &&Group<'_>| !group.provider.kind().has_folders();
+    let (there, others): (Vec<_>, Vec<_>) = groups.iter().partition(is_there);
     if others.len() > 1 {
         for group in &others {
             let open = record.unconfirmed(group.cut, group.is_alone, maker).encode();
@@ -370,7 +381,7 @@ fn settle(
         let settled = group.provider.settle(&group.wanted, &group.cutting(record.time, &text));
         match settled {
             // It is there since it was cut, with a record that knows less.
-            Err(error) if group.provider.kind() == ProviderKind::Zfs => {
+            Err(error) if !group.provider.kind().has_folders() => {
                 let name = &group.cut.name;
                 let message = format!("what is noted of {name} is what was known at its instant: {error}");
                 job.progress.warning(&message);

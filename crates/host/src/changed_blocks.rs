@@ -1,11 +1,12 @@
 //! Which bytes of a file changed between two host snapshots, told by the file system itself: nothing of the file is read.
 //!
-//! A file system that never overwrites what a host snapshot holds knows what two of them share. There are two ways to ask it:
+//! A file system that never overwrites what a host snapshot holds knows what two of them share. There are three ways to ask it:
 //!
 //! - [`by_extents`]: where the same file lies in both (XFS and btrfs);
-//! - [`by_send_stream`]: what a stream of differences holds (ZFS).
+//! - [`by_send_stream`]: what a stream of differences holds (ZFS);
+//! - [`by_thin_delta`]: which blocks of a pool two volumes have in common (LVM).
 //!
-//! Both answer with [`ChangedRanges`]. What is outside of them is the same in both states; what is inside *may* differ. Whatever is
+//! All answer with [`ChangedRanges`]. What is outside of them is the same in both states; what is inside *may* differ. Whatever is
 //! not known for certain is inside, so an error here costs a read, never a lost change. What cannot be known at all is an
 //! error, and the caller reads everything.
 //!
@@ -19,6 +20,7 @@ mod fiemap;
 pub(crate) mod hostile;
 mod ranges;
 mod send_stream;
+mod thin_delta;
 
 pub use error::{ExtentError, Result, StreamError};
 pub use extents::{ExtentChanges, by_extents};
@@ -27,3 +29,4 @@ pub use send_stream::{
     FIRST_RECORD_BYTES, StreamChanges, StreamObject, StreamQuestion, Whole, brings_one_snapshot, by_send_stream,
     guid_of_stream,
 };
+pub use thin_delta::{ThinDeltaError, ThinQuestion, by_thin_delta};

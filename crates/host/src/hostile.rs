@@ -7,6 +7,7 @@ use holdfast_block::hostile::{Outcome, Parser};
 use crate::Uuid;
 use crate::changed_blocks::hostile as changed_blocks;
 use crate::domain_xml::{Identity, NewIdentity, Rewrite, rewrite, with_links_down};
+use crate::provider::{LVM_SPECIMEN, lvm_volumes};
 use crate::qemu::memory::hostile as memory;
 
 /// The parsers of this crate.
@@ -27,6 +28,14 @@ pub const PARSERS: &[Parser] = &[
         name: "send_stream",
         feed: changed_blocks::send_stream,
     },
+    Parser {
+        name: "thin_delta",
+        feed: changed_blocks::thin_delta,
+    },
+    Parser {
+        name: "lvm_report",
+        feed: lvm_report,
+    },
 ];
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
@@ -39,6 +48,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut seeds = vec![("domain_xml", "machine", domain.as_bytes().to_vec())];
     seeds.extend(memory::seeds());
     seeds.extend(changed_blocks::seeds());
+    seeds.push(("lvm_report", "volumes", LVM_SPECIMEN.as_bytes().to_vec()));
     seeds
 }
 
@@ -78,4 +88,23 @@ pub fn memory_stream(bytes: &[u8]) -> Outcome {
 /// See [`changed_blocks::send_stream`].
 pub fn send_stream(bytes: &[u8]) -> Outcome {
     changed_blocks::send_stream(bytes)
+}
+
+/// See [`changed_blocks::thin_delta`].
+pub fn thin_delta(bytes: &[u8]) -> Outcome {
+    changed_blocks::thin_delta(bytes)
+}
+
+/// What LVM says of its volumes: whoever may name volumes and tag them chose some of it. What is a host snapshot is no dataset.
+pub fn lvm_report(bytes: &[u8]) -> Outcome {
+    match lvm_volumes(&String::from_utf8_lossy(bytes)) {
+        Ok((datasets, snapshots)) => {
+            assert!(
+                snapshots.iter().all(|snapshot| !datasets.contains(snapshot)),
+                "a snapshot is a dataset too"
+            );
+            Outcome::Decoded
+        }
+        Err(_) => Outcome::Refused,
+    }
 }

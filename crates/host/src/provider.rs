@@ -4,15 +4,17 @@
 //! |---|---|---|---|
 //! | [`Zfs`] | a file system or volume of a pool, by its name | of one pool, since ZFS 0.8; a dataset with all below it before | in the pool |
 //! | [`Btrfs`] | a subvolume, by its folder | no | a read-only subvolume in `.holdfast/snapshots` of the dataset |
+//! | [`Lvm`] | a volume in a thin pool, `GROUP/VOLUME` | no: volume after volume | a thin snapshot that sleeps, in the pool |
 //! | [`Reflink`] | a folder on XFS or btrfs | no: file after file | a folder of clones in `.holdfast/snapshots` of the dataset |
 //!
 //! A snapshot carries a *record*: a small text of ours. ZFS keeps it as a property of the snapshot, from the moment on at which it is
-//! made; for the others it is a file beside the snapshot. Others' snapshots have none, and are listed all the same.
+//! made, and LVM in tags; for the others it is a file beside the snapshot. Others' snapshots have none, and are listed all the same.
 
 mod btrfs;
 mod error;
 mod folder;
 mod locate;
+mod lvm;
 mod mount;
 mod mounts;
 mod probe;
@@ -29,6 +31,9 @@ pub use btrfs::{Btrfs, BtrfsSide};
 pub use error::ProviderError;
 pub use folder::OURS;
 pub use locate::{Located, Place, locate};
+pub use lvm::Lvm;
+#[cfg(feature = "hostile")]
+pub(crate) use lvm::{SPECIMEN as LVM_SPECIMEN, volumes_told as lvm_volumes};
 pub use mount::{mount, unmount};
 pub use mounts::Mounts;
 pub use probe::{can_clone_to, is_probe, why_not as why_no_reflink};
@@ -55,11 +60,13 @@ pub enum ProviderKind {
     Btrfs,
     /// Clones of files.
     Reflink,
+    /// Thin volumes of LVM.
+    Lvm,
 }
 
 impl ProviderKind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Zfs, Self::Btrfs, Self::Reflink];
+    pub const ALL: [Self; 4] = [Self::Zfs, Self::Btrfs, Self::Reflink, Self::Lvm];
 
     /// The word for it, before the colon of a dataset's name.
     pub const fn word(self) -> &'static str {
@@ -67,6 +74,15 @@ impl ProviderKind {
             Self::Zfs => "zfs",
             Self::Btrfs => "btrfs",
             Self::Reflink => "reflink",
+            Self::Lvm => "lvm",
+        }
+    }
+
+    /// Whether its datasets are folders, and are called by their paths.
+    pub const fn has_folders(self) -> bool {
+        match self {
+            Self::Btrfs | Self::Reflink => true,
+            Self::Zfs | Self::Lvm => false,
         }
     }
 
@@ -81,11 +97,11 @@ impl ProviderKind {
 pub struct Dataset {
     /// Whose it is.
     pub provider: ProviderKind,
-    /// Its name there: `tank/vm`, or the path of its folder.
+    /// Its name there: `tank/vm`, `vg0/web1`, or the path of its folder.
     pub name: String,
 }
 
-/// `zfs:tank/vm`, `btrfs:/srv/vms`.
+/// `zfs:tank/vm`, `btrfs:/srv/vms`, `lvm:vg0/web1`.
 impl fmt::Display for Dataset {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}:{}", self.provider.word(), self.name)

@@ -60,7 +60,7 @@ pub enum Verb {
     Backup(backup::BackupArgs),
     /// List machines, and what a backup would take of them
     Machines(machines::MachinesArgs),
-    /// Make host snapshots: of machines, or of datasets of ZFS and btrfs
+    /// Make host snapshots: of machines, or of datasets of ZFS, btrfs and LVM
     Snapshot(snapshot::SnapshotArgs),
     /// Take a machine back to a host snapshot
     Rollback(rollback::RollbackArgs),

@@ -24,7 +24,7 @@ use crate::{runs, time, units};
 /// Arguments of `snapshot`.
 #[derive(Debug, clap::Args)]
 pub struct SnapshotArgs {
-    /// A machine (web1, 'web*', tag:TAG, qmp:SOCKET), or a dataset: tank/vm of ZFS, the folder of a btrfs subvolume, reflink:FOLDER
+    /// A machine (web1, 'web*', tag:TAG, qmp:SOCKET), or a dataset: tank/vm of ZFS, the folder of a btrfs subvolume, lvm:GROUP/VOLUME, reflink:FOLDER
     #[arg(value_name = "MACHINE|DATASET", required = true)]
     targets: Vec<OsString>,
     /// What the snapshots are called; without this, holdfast_TIME, and holdfast_MACHINE_TIME for machines

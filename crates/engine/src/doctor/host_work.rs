@@ -98,7 +98,7 @@ pub(super) fn look(request: &DoctorRequest<'_>, descriptions: &[Description], jo
             Err(error) if is_gone(&error) => {}
             Err(error) => seen.unknown.push(format!("{dataset} cannot be looked at: {error}")),
         }
-        if dataset.provider != ProviderKind::Zfs {
+        if dataset.provider.has_folders() {
             seen.folders.push(Path::new(&dataset.name).join(OURS));
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDevice, DirtyBitmap, to_usize};
-use holdfast_host::provider::{HostSnapshotName, ProviderKind, can_clone_to, clone_file};
+use holdfast_host::provider::{HostSnapshotName, can_clone_to, clone_file};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, TargetState};
 
@@ -118,7 +118,7 @@ impl Contents for HostContents {
     fn write(&self, record: &DiskRecord, target: &DiskTarget<'_>, job: Job<'_>) -> Result<RestoredDisk> {
         let disk = self.disk(record)?;
         let places = disk.places(target);
-        let can_tell = disk.kept.place.dataset.provider != ProviderKind::Zfs;
+        let can_tell = disk.kept.place.dataset.provider.has_folders();
         if let (Err(why), TargetState::Similar, true) = (&places, target.state, can_tell) {
             let name = &record.name;
             job.progress.note(&format!("disk {name}: all of it is compared: {why}"));

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use holdfast_block::BlockDevice as _;
 use holdfast_host::Description;
-use holdfast_host::provider::{Dataset, HostSnapshot, HostSnapshotName, ProviderKind, View};
+use holdfast_host::provider::{Dataset, HostSnapshot, HostSnapshotName, View};
 use holdfast_image::{Format, OpenOptions};
 use holdfast_repo::{DiskRecord, Manifest};
 
@@ -349,7 +349,7 @@ fn allowed(kept: &KeptDisk, root: &Path, present_root: Option<&Path>) -> Vec<Pat
         .into_iter()
         .filter(|path| path.exists())
         .collect();
-    if kept.place.dataset.provider != ProviderKind::Zfs || present_root.is_some() {
+    if kept.place.dataset.provider.has_folders() || present_root.is_some() {
         allowed.push(root.to_owned());
     }
     allowed

@@ -67,7 +67,7 @@ fn is_in(place: &Place, wanted: &Wanted) -> bool {
     };
     let is_of_it = dataset.provider == of.provider && (dataset.name == of.name || is_below);
     // The same folder may be looked at as a subvolume, and as one of clones.
-    let are_folders = dataset.provider != ProviderKind::Zfs && of.provider != ProviderKind::Zfs;
+    let are_folders = dataset.provider.has_folders() && of.provider.has_folders();
     // btrfs leaves a subvolume within another out of the snapshots of that one, and so do clones of a folder.
     let is_nested = of.provider == ProviderKind::Btrfs && !Path::new(&dataset.name).starts_with(&of.name);
     is_of_it || are_folders && !is_nested && Path::new(&of.name).join(&place.path).starts_with(&dataset.name)
@@ -122,13 +122,13 @@ impl MachinePlaces {
     }
 }
 
-/// Whether nothing can be made where the dataset's files are; ZFS makes host snapshots elsewhere.
+/// Whether nothing can be made where the dataset's files are; others make host snapshots elsewhere.
 fn is_read_only(place: &Place) -> bool {
     let is_so = || {
         let found = rustix::fs::statvfs(&place.dataset.name);
         found.is_ok_and(|found| found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
     };
-    place.dataset.provider != ProviderKind::Zfs && is_so()
+    place.dataset.provider.has_folders() && is_so()
 }
 
 fn path_of(disk: &MachineDisk) -> std::result::Result<&Path, String> {

@@ -39,7 +39,7 @@ impl<'a> Wholeness<'a> {
     pub fn of(&mut self, name: &HostSnapshotName, record: Option<&str>) -> Option<bool> {
         let Some(text) = record else {
             // Ours are noted where they are in a folder of ours: this one was cut, and no more.
-            return (name.dataset.provider != ProviderKind::Zfs).then_some(false);
+            return name.dataset.provider.has_folders().then_some(false);
         };
         let record = HostSnapshotRecord::parse(text)?;
         Some(record.is_whole || self.is_whole_elsewhere(name, &record))

@@ -267,21 +267,35 @@ impl MachineBackup<'_> {
         let view = provider
             .view(&then, &label)
             .map_err(|error| ReadAll::NotComparable(error.to_string()))?;
-        let (old, new) = (view.path().join(&place.path), cut.path_of(disk).ok_or_else(gone)?);
+        let new = cut.path_of(disk).ok_or_else(gone)?;
+        let newer = &cut.snapshot_of(disk).ok_or_else(gone)?.name;
+        // A volume has no folder that its path would be in.
+        let old = if place.path.as_os_str().is_empty() {
+            view.path().to_owned()
+        } else {
+            view.path().join(&place.path)
+        };
         let roots = (view.path(), cut.root_of(disk).ok_or_else(gone)?);
         let format = disk.format.as_deref();
-        if then.dataset.provider != ProviderKind::Zfs {
-            return compare(format, (&old, &new), roots, size_bytes).map_err(ReadAll::NotComparable);
-        }
-        let sent = Sent {
-            zfs: self.request.providers.zfs(),
-            older: &then,
-            newer: &cut.snapshot_of(disk).ok_or_else(gone)?.name,
+        let images = (&*old, &*new);
+        let told = match then.dataset.provider {
+            ProviderKind::Btrfs | ProviderKind::Reflink => compare(format, images, roots, size_bytes),
+            ProviderKind::Zfs => {
+                let sent = Sent {
+                    zfs: self.request.providers.zfs(),
+                    older: &then,
+                    newer,
+                };
+                let ask = |old: &Path, new: &Path| sent.ranges(old, new);
+                sent.is_worth_it(now)
+                    .and_then(|()| compare_by(format, images, roots, size_bytes, &ask))
+            }
+            ProviderKind::Lvm => {
+                let lvm = self.request.providers.lvm();
+                let ask = |_: &Path, _: &Path| lvm.changes(&then, newer).map_err(|error| error.to_string());
+                compare_by(format, images, roots, size_bytes, &ask)
+            }
         };
-        let told = sent.is_worth_it(now).and_then(|()| {
-            let ask = |old: &Path, new: &Path| sent.ranges(old, new);
-            compare_by(format, (&old, &new), roots, size_bytes, &ask)
-        });
         told.map_err(ReadAll::NotComparable)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use holdfast_host::provider::{Dataset, HostSnapshot, OURS, Provider as _, ProviderError, ProviderKind};
+use holdfast_host::provider::{Dataset, HostSnapshot, OURS, ProviderError, ProviderKind};
 use rustix::fs::FlockOperation;
 
 use super::{KeptState, SetId, StateStore};
@@ -47,7 +47,7 @@ pub fn sweep_states(
     let mut sets = Sets {
         providers,
         of: BTreeMap::new(),
-        everywhere: None,
+        everywhere: BTreeMap::new(),
     };
     for state in store.states(job)? {
         match sets.lives(&state) {
@@ -71,8 +71,8 @@ struct Sets<'a> {
     providers: &'a Providers,
     /// By dataset; or why that is not known, or that the dataset is gone.
     of: BTreeMap<Dataset, Found>,
-    /// Those of all datasets of ZFS: one may have been renamed.
-    everywhere: Option<std::result::Result<BTreeSet<SetId>, String>>,
+    /// Those of all datasets of a provider: one may have been renamed.
+    everywhere: BTreeMap<ProviderKind, std::result::Result<BTreeSet<SetId>, String>>,
 }
 
 #[derive(Clone)]
@@ -91,7 +91,7 @@ impl Sets<'_> {
             match self.of(dataset) {
                 Found::Sets(sets) if sets.contains(&state.set) => return Ok(true),
                 Found::Sets(_) => {}
-                Found::DatasetGone => match self.everywhere() {
+                Found::DatasetGone => match self.everywhere(dataset.provider) {
                     Ok(sets) if sets.contains(&state.set) => return Ok(true),
                     Ok(_) => {}
                     Err(reason) => unknown = Some(reason),
@@ -114,40 +114,39 @@ impl Sets<'_> {
     fn ask(&self, dataset: &Dataset) -> Found {
         let provider = self.providers.of_dataset(dataset);
         // An empty folder where a file system is mounted at other times has no host snapshots, and says nothing of those that are there.
-        if dataset.provider != ProviderKind::Zfs && !Path::new(&dataset.name).join(OURS).is_dir() {
+        if dataset.provider.has_folders() && !Path::new(&dataset.name).join(OURS).is_dir() {
             return Found::Unknown(format!("nothing of ours is in {dataset}: it may not be mounted"));
         }
         match provider.snapshots(&dataset.name) {
             Ok(snapshots) => Found::Sets(snapshots.iter().filter_map(set_of).collect()),
-            Err(error) if dataset.provider == ProviderKind::Zfs => self.zfs_without(dataset, &error),
-            // What is not mounted is not gone.
+            Err(ProviderError::NotThere { .. }) if self.is_group_there(dataset) => Found::DatasetGone,
             Err(error) => Found::Unknown(error.to_string()),
         }
     }
 
-    /// A dataset of ZFS is known to be gone only where its pool answers.
-    fn zfs_without(&self, dataset: &Dataset, error: &ProviderError) -> Found {
+    /// A dataset is known to be gone only where its pool, or its volume group, answers. What is not mounted is not gone.
+    fn is_group_there(&self, dataset: &Dataset) -> bool {
         let pool = dataset.name.split('/').next().unwrap_or_default();
-        let is_pool_there = || self.providers.zfs().dataset(pool).is_ok();
-        match error {
-            ProviderError::NotThere { .. } if pool != dataset.name && is_pool_there() => Found::DatasetGone,
-            error => Found::Unknown(error.to_string()),
+        match dataset.provider {
+            ProviderKind::Zfs => pool != dataset.name && self.providers.of(ProviderKind::Zfs).dataset(pool).is_ok(),
+            ProviderKind::Lvm => self.providers.lvm().has_group(pool),
+            ProviderKind::Btrfs | ProviderKind::Reflink => false,
         }
     }
 
-    fn everywhere(&mut self) -> std::result::Result<BTreeSet<SetId>, String> {
-        let providers = self.providers;
+    fn everywhere(&mut self, kind: ProviderKind) -> std::result::Result<BTreeSet<SetId>, String> {
+        let provider = self.providers.of(kind);
         let look = || {
-            let zfs = providers.zfs();
             let mut sets = BTreeSet::new();
-            for state in zfs.datasets()? {
-                sets.extend(zfs.snapshots(&state.dataset.name)?.iter().filter_map(set_of));
+            for state in provider.datasets()? {
+                sets.extend(provider.snapshots(&state.dataset.name)?.iter().filter_map(set_of));
             }
             Ok(sets)
         };
         let found = self
             .everywhere
-            .get_or_insert_with(|| look().map_err(|error: ProviderError| error.to_string()));
+            .entry(kind)
+            .or_insert_with(|| look().map_err(|error: ProviderError| error.to_string()));
         found.clone()
     }
 }

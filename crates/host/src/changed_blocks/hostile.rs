@@ -4,6 +4,7 @@ use holdfast_block::hostile::Outcome;
 
 use super::send_stream::specimen::{Age, Field, QUESTION, Writer};
 use super::send_stream::{by_send_stream, read_unchecked};
+use super::thin_delta::{ThinQuestion, by_thin_delta};
 
 /// A stream of differences. It is read without its checksums first: a fuzzer that has to hit them would find nothing else.
 pub(crate) fn send_stream(bytes: &[u8]) -> Outcome {
@@ -24,7 +25,28 @@ pub(crate) fn send_stream(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// Streams of both generations of senders, in both orders of bytes.
+/// Differences of two thin volumes, as a program tells them.
+pub(crate) fn thin_delta(bytes: &[u8]) -> Outcome {
+    let question = ThinQuestion {
+        ids: (5, 7),
+        block_bytes: 65_536,
+        size_bytes: 1 << 40,
+    };
+    match by_thin_delta(&String::from_utf8_lossy(bytes), &question) {
+        Ok(ranges) => {
+            assert!(
+                ranges
+                    .as_slice()
+                    .iter()
+                    .all(|range| range.start < range.end && range.end <= 1 << 40)
+            );
+            Outcome::Decoded
+        }
+        Err(_) => Outcome::Refused,
+    }
+}
+
+/// Streams of both generations of senders, in both orders of bytes; and differences of thin volumes.
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let variants = [
         ("old", true, Age::Old),
@@ -57,5 +79,9 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         writer.record(2, &[Field::Long(8, 9), Field::Long(16, 23)], &[]);
         ("send_stream", name, writer.end())
     };
-    variants.into_iter().map(seed).collect()
+    let differences = "<superblock uuid=\"\" time=\"1\" transaction=\"2\" data_block_size=\"128\" nr_data_blocks=\"0\">\n\
+        <diff left=\"5\" right=\"7\">\n<same begin=\"0\" length=\"4\"/>\n<different begin=\"4\" length=\"1\"/>\n\
+        <right_only begin=\"5\" length=\"1\"/>\n<left_only begin=\"8\" length=\"2\"/>\n</diff>\n</superblock>\n";
+    let thin = ("thin_delta", "differences", differences.as_bytes().to_vec());
+    variants.into_iter().map(seed).chain([thin]).collect()
 }

@@ -3,7 +3,10 @@
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{major, minor};
+
 use super::btrfs::is_subvolume;
+use super::lvm::{Found, find_device};
 use super::mounts::Mounts;
 use super::probe::why_not;
 use super::{Dataset, ProviderError, ProviderKind, ProviderResult};
@@ -11,6 +14,8 @@ use crate::file_system;
 
 /// Where the names of ZFS's volumes are.
 const VOLUMES: &str = "/dev/zvol";
+/// Where the kernel tells of devices.
+const SYSTEM: &str = "/sys";
 /// Folders in folders below that, at most: datasets are nested no deeper.
 const DEPTH_MAX: u32 = 50;
 
@@ -95,17 +100,26 @@ fn subvolume_of(whole: &Path, mount_point: &Path) -> Option<(String, PathBuf)> {
 }
 
 fn volume(path: &Path, device: u64) -> Located {
-    let named = path.strip_prefix(VOLUMES).ok().map(Path::to_owned);
-    let found = named.or_else(|| volume_below(Path::new(VOLUMES), device, DEPTH_MAX));
-    match found {
-        Some(name) => Located::In(Place {
-            dataset: Dataset {
-                provider: ProviderKind::Zfs,
-                name: name.display().to_string(),
-            },
+    let place = |provider, name| {
+        Located::In(Place {
+            dataset: Dataset { provider, name },
             path: PathBuf::new(),
-        }),
-        None => Located::Nowhere(format!("{} is a device, and no volume of ZFS", path.display())),
+        })
+    };
+    let shown = path.display();
+    match find_device(Path::new(SYSTEM), (major(device), minor(device))) {
+        Found::Thin(name) => return place(ProviderKind::Lvm, name),
+        Found::Thick(name) => {
+            return Located::Nowhere(format!(
+                "{shown} is the volume {name} of LVM, which is not in a thin pool: it has no snapshots that could be kept"
+            ));
+        }
+        Found::Other => {}
+    }
+    let named = path.strip_prefix(VOLUMES).ok().map(Path::to_owned);
+    match named.or_else(|| volume_below(Path::new(VOLUMES), device, DEPTH_MAX)) {
+        Some(name) => place(ProviderKind::Zfs, name.display().to_string()),
+        None => Located::Nowhere(format!("{shown} is a device, and no volume of ZFS or LVM")),
     }
 }
 

@@ -43,6 +43,12 @@ pub fn mount(
             &["-t", "zfs", "-o", "ro", &full, &point],
         );
     }
+    if provider.kind() == ProviderKind::Lvm {
+        return Err(refused(
+            ("mount", &shown),
+            "it is of a volume; holdfast host clone makes a device of it",
+        ));
+    }
     // Such a view is no more than the folder where the snapshot is.
     let view = provider.view(snapshot, "mount")?;
     let from = view.path().display().to_string();

@@ -75,7 +75,7 @@ enum MethodHow {
     Overlay,
     /// From its images, while it stands still
     Pause,
-    /// From host snapshots (ZFS, btrfs, XFS), one of which stays until the next backup: on btrfs and XFS that reads only what changed
+    /// From host snapshots (ZFS, btrfs, XFS, thin LVM), one of which stays until the next backup: on btrfs and XFS that reads only what changed
     Snapshot,
 }
 

@@ -17,10 +17,10 @@ use crate::output::{Page, Report};
 /// Arguments of `host clone`.
 #[derive(Debug, clap::Args)]
 pub(super) struct CloneArgs {
-    /// The host snapshot, by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME
+    /// The host snapshot, by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
     #[arg(value_name = "DATASET@NAME")]
     snapshot: OsString,
-    /// What the clone is called: a dataset of the same pool, or a folder on the same file system that is not there yet
+    /// What the clone is called: a dataset of the same pool, a volume of the same group (vg0/trial), or a folder on the same file system that is not there yet
     #[arg(value_name = "CLONE")]
     clone: String,
 }
@@ -57,6 +57,10 @@ pub(super) fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let name = match snapshot.dataset.provider {
         ProviderKind::Zfs => args.clone.clone(),
+        ProviderKind::Lvm => {
+            let name = args.clone.strip_prefix("lvm:").unwrap_or(&args.clone);
+            name.strip_prefix("/dev/").unwrap_or(name).to_owned()
+        }
         ProviderKind::Btrfs | ProviderKind::Reflink => {
             let path = std::path::absolute(Path::new(&args.clone)).map_err(|source| Error::File {
                 action: "find",

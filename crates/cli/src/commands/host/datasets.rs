@@ -16,7 +16,7 @@ use crate::units;
 /// Arguments of `host datasets`.
 #[derive(Debug, clap::Args)]
 pub(super) struct DatasetsArgs {
-    /// Only these; without any, all of ZFS and all mounted subvolumes of btrfs
+    /// Only these; without any, all of ZFS, all mounted subvolumes of btrfs, and all thin volumes of LVM
     #[arg(value_name = "DATASET")]
     datasets: Vec<OsString>,
 }
@@ -73,7 +73,7 @@ impl Report for Listed {
 
     fn human(&self, page: &mut Page) {
         if self.datasets.is_empty() {
-            page.line("there is no dataset of ZFS, and no subvolume of btrfs is mounted; any folder on XFS can be one: reflink:FOLDER");
+            page.line("there is no dataset of ZFS, no thin volume of LVM, and no subvolume of btrfs is mounted; any folder on XFS can be one: reflink:FOLDER");
             return;
         }
         let mut table = Table::new([

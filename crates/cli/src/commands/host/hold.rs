@@ -14,7 +14,7 @@ use crate::output::{Page, Report};
 /// Arguments of `host hold` and `host release`.
 #[derive(Debug, clap::Args)]
 pub(super) struct HoldArgs {
-    /// They, each by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME
+    /// They, each by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
     #[arg(value_name = "DATASET@NAME", required = true)]
     snapshots: Vec<OsString>,
     /// In whose name: each has to let go by itself

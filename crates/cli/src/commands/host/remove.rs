@@ -17,7 +17,7 @@ use crate::units;
 /// Arguments of `host remove`.
 #[derive(Debug, clap::Args)]
 pub(super) struct RemoveArgs {
-    /// They, each by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME
+    /// They, each by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
     #[arg(value_name = "DATASET@NAME", required = true)]
     snapshots: Vec<OsString>,
     #[command(flatten)]

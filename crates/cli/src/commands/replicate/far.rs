@@ -96,7 +96,8 @@ pub(in crate::commands) fn local_side(kind: ProviderKind, context: &Context) -> 
     let programs: Arc<dyn Programs> = Arc::new(LocalTools::new(Arc::clone(context.clock()), TOOL_TIME_OUT));
     match kind {
         ProviderKind::Zfs => Box::new(ZfsSide::new(programs, Arc::clone(context.clock()))),
-        ProviderKind::Btrfs | ProviderKind::Reflink => Box::new(BtrfsSide::new(programs)),
+        // Of clones and of volumes of LVM no streams are made: btrfs has no such subvolume, and says so.
+        ProviderKind::Btrfs | ProviderKind::Reflink | ProviderKind::Lvm => Box::new(BtrfsSide::new(programs)),
     }
 }
 

@@ -43,6 +43,7 @@ mod restore_refusals;
 mod restores;
 mod rollback_mishaps;
 mod rollbacks;
+mod thin_volumes;
 mod tpm;
 
 use holdfast_host::qemu::runs_in;

@@ -1,0 +1,354 @@
+//! Machines whose disks are thin volumes of LVM. They need a kernel with device-mapper: `make test-kernel`.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_host::MachineState;
+use serde_json::{Value, json};
+
+use super::file_systems::system;
+use super::lab::{DISK_BYTES, Lab};
+use super::{World, at};
+use crate::rig::Rig;
+
+const MIB: u64 = 1 << 20;
+
+/// A volume group on a loop device, with a thin pool.
+struct ThinPool {
+    group: String,
+    device: String,
+    place: tempfile::TempDir,
+}
+
+impl ThinPool {
+    /// # Errors
+    /// Why this machine has none, in words.
+    fn new() -> Result<Self, String> {
+        if !rustix::process::geteuid().is_root() || !Path::new("/dev/mapper/control").exists() {
+            return Err("the kernel has no device-mapper, or it is not ours to use".to_owned());
+        }
+        let place = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let file = place.path().join("device");
+        let made = std::fs::File::create(&file).and_then(|file| file.set_len(300 * MIB));
+        made.map_err(|error| error.to_string())?;
+        let device = system("losetup", &["--find", "--show", file.to_str().unwrap()])?;
+        // Hyphens are doubled in the names of devices.
+        let group = format!("holdfast-test-{}", std::process::id());
+        let pool = Self { group, device, place };
+        system("vgcreate", &["-qq", &pool.group, &pool.device])?;
+        system(
+            "lvcreate",
+            &["-qq", "--type", "thin-pool", "-L", "200M", "-n", "pool", &pool.group],
+        )?;
+        Ok(pool)
+    }
+
+    fn volume(&self, name: &str, size: &str) -> PathBuf {
+        let pool = format!("{}/pool", self.group);
+        system("lvcreate", &["-qq", "-y", "-V", size, "-T", &pool, "-n", name]).unwrap();
+        self.path(name)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        Path::new("/dev").join(&self.group).join(name)
+    }
+
+    fn dataset(&self, name: &str) -> String {
+        format!("lvm:{}/{name}", self.group)
+    }
+
+    /// What LVM says of the volumes for which something is so.
+    fn names_where(&self, condition: &str) -> Vec<String> {
+        let words = ["--noheadings", "-o", "lv_name", "-S", condition, &self.group];
+        let said = system("lvs", &words).unwrap();
+        said.split_whitespace().map(str::to_owned).collect()
+    }
+}
+
+impl Drop for ThinPool {
+    fn drop(&mut self) {
+        system("vgremove", &["-qq", "-ff", "-y", &self.group]).ok();
+        system("losetup", &["--detach", &self.device]).ok();
+        drop(std::fs::remove_file(self.place.path().join("device")));
+    }
+}
+
+fn bytes_of(path: &Path) -> Vec<u8> {
+    std::fs::read(path).unwrap()
+}
+
+/// A machine with two volumes, which runs.
+struct OnVolumes {
+    // It goes before what its disks are on.
+    world: World,
+    pool: ThinPool,
+}
+
+#[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
+fn thin_pool() -> Option<ThinPool> {
+    match ThinPool::new() {
+        Ok(pool) => Some(pool),
+        Err(reason) => {
+            println!("skipped: no thin pool: {reason}");
+            None
+        }
+    }
+}
+
+impl OnVolumes {
+    fn new() -> Option<Self> {
+        let pool = thin_pool()?;
+        let lab = Lab::new();
+        lab.connect();
+        let length = usize::try_from(DISK_BYTES).unwrap();
+        let disks = [vec![1; length], vec![2; length]];
+        let mut devices = String::new();
+        for (letter, bytes) in ["a", "b"].iter().zip(&disks) {
+            let path = pool.volume(&format!("web1-{letter}"), "8M");
+            std::fs::write(&path, bytes).unwrap();
+            let disk = format!(
+                "<disk type='block' device='disk'><driver name='qemu' type='raw'/><source dev='{}'/>\
+                 <target dev='vd{letter}' bus='virtio'/></disk>",
+                path.display()
+            );
+            devices.push_str(&disk);
+        }
+        let xml = format!(
+            "<domain type='qemu'><name>web1</name><memory unit='MiB'>16</memory><vcpu>1</vcpu>\
+             <os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/></features><devices>{devices}\
+             <memballoon model='none'/></devices></domain>"
+        );
+        let file = lab.path("domain.xml");
+        std::fs::write(&file, xml).unwrap();
+        lab.virsh(&["define", file.to_str().unwrap()]);
+        lab.virsh(&["start", "web1"]);
+        let world = World {
+            lab,
+            rig: Rig::new(),
+            disks,
+        };
+        Some(Self { world, pool })
+    }
+
+    fn report(&self, code: i32, words: &[&str]) -> Value {
+        self.world.rig.json(code, &at(&self.world.lab.uri(), words))["report"].clone()
+    }
+
+    fn back_up(&self) -> Value {
+        self.report(0, &["backup", "web1", "--method", "snapshot"])["machines"][0].clone()
+    }
+
+    fn assert_incremental(done: &Value, dirty_bytes_max: u64) {
+        for disk in done["disks"].as_array().unwrap() {
+            let dirty_bytes = disk["dirty_bytes"].as_u64();
+            let is_right = disk["is_incremental"] == true && dirty_bytes.is_some_and(|bytes| bytes <= dirty_bytes_max);
+            assert!(is_right, "{disk}");
+        }
+    }
+
+    /// Asserts that nothing of ours is awake.
+    fn assert_all_sleep(&self) {
+        let awake = "lv_active=active && lv_permissions=\"read-only\"";
+        assert_eq!(self.pool.names_where(awake), [""; 0]);
+    }
+}
+
+#[test]
+fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after() {
+    let Some(mut on) = OnVolumes::new() else { return };
+    let cut = on.report(0, &["snapshot", "web1", "--name", "at:noon"])["cuts"][0].clone();
+    let [first, second] = ["web1-a", "web1-b"].map(|name| on.pool.dataset(name));
+    assert_eq!(
+        cut["snapshots"],
+        json!([format!("{first}@at:noon"), format!("{second}@at:noon")])
+    );
+    // Volumes are cut one after the other: the machine stands still meanwhile.
+    assert_eq!(cut["is_one_instant"], false);
+    assert!(cut["machines"][0]["paused_us"].is_u64(), "{cut}");
+    on.world.assert_runs_and_is_clean();
+    on.world.write(0, 77, 0, 65_536);
+    let listed = on.report(0, &["host", "list", "web1"]);
+    for dataset in listed["datasets"].as_array().unwrap() {
+        let snapshot = &dataset["snapshots"][0];
+        assert_eq!(
+            (&snapshot["name"], &snapshot["machines"]),
+            (&json!("at:noon"), &json!(["web1"]))
+        );
+        assert_eq!(snapshot["consistency"], "crash");
+    }
+    // Its device says which it is, too.
+    let device = on.pool.path("web1-a").display().to_string();
+    let rig = &on.world.rig;
+    let measured = rig.report(&["host", "list", &device, "--space"])["datasets"][0]["snapshots"][0].clone();
+    assert_eq!(
+        (&measured["referenced_bytes"], &measured["used_bytes"]),
+        (&json!(8 * MIB), &json!(65_536))
+    );
+    let states = rig.report(&["host", "datasets"]);
+    let state = states["datasets"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|one| one["dataset"] == *first)
+        .unwrap();
+    assert!(
+        state["is_volume"] == true && state["available_bytes"].as_u64().unwrap() > 100 * MIB,
+        "{state}"
+    );
+    assert_eq!(
+        on.pool.names_where("lv_tags={\"holdfast.snapshot=at:noon\"}"),
+        ["web1-a+at+noon", "web1-b+at+noon"]
+    );
+
+    let name = format!("{first}@at:noon");
+    let (error, _) = rig.error(1, &["snapshot", &first, "--name", "at:noon"]);
+    assert_eq!(error, "exists");
+    std::fs::create_dir(rig.path("mounted")).unwrap();
+    let (_, said) = rig.error(1, &["mount", &name, rig.path("mounted").to_str().unwrap()]);
+    assert!(said.contains("holdfast host clone"), "{said}");
+    rig.ok(&["host", "hold", &name, "--tag", "audit"]);
+    assert_eq!(
+        rig.json(1, &["host", "remove", &name])["report"]["snapshots"][0]["obstacle"],
+        "somebody holds it"
+    );
+    rig.ok(&["host", "release", &name, "--tag", "audit"]);
+    // A clone has what was there then, can be written, and its snapshot can go before it.
+    let clone = format!("{}/trial", on.pool.group);
+    rig.ok(&["host", "clone", &name, &clone]);
+    let trial = on.pool.path("trial");
+    assert!(bytes_of(&trial).iter().all(|byte| *byte == 1));
+    std::fs::write(&trial, [9; 4096]).unwrap();
+    // One that somebody has left awake can go all the same.
+    let own = format!("{}/web1-a+at+noon", on.pool.group);
+    system("lvchange", &["-qq", "-y", "-ay", "-K", &own]).unwrap();
+    rig.ok(&["host", "remove", &name]);
+    rig.error(1, &["host", "remove", &name]);
+    assert_eq!(
+        on.pool.names_where("lv_tags={\"holdfast.snapshot=at:noon\"}"),
+        ["web1-b+at+noon"]
+    );
+    // What it is of may go: it stays, and brings it back.
+    on.world.lab.virsh(&["destroy", "web1"]);
+    let gone = format!("{}/web1-b", on.pool.group);
+    system("lvremove", &["-qq", "-f", &gone]).unwrap();
+    on.world.rig.ok(&["host", "clone", &format!("{second}@at:noon"), &gone]);
+    assert!(bytes_of(&on.pool.path("web1-b")).iter().all(|byte| *byte == 2));
+    assert_eq!(
+        on.world.rig.report(&["host", "list", &second])["datasets"][0]["snapshots"][0]["name"],
+        "at:noon"
+    );
+    on.assert_all_sleep();
+}
+
+#[test]
+fn a_machine_in_thin_volumes_is_backed_up_by_what_its_pool_tells() {
+    let Some(mut on) = OnVolumes::new() else { return };
+    let first = on.back_up();
+    assert_eq!(
+        (&first["method"], &first["consistency"]),
+        (&json!("snapshot"), &json!("crash"))
+    );
+    on.world.assert_snapshot_is_right("first");
+    on.world.write(0, 50, 1 << 20, 65_536);
+    on.world.write(1, 51, 3 << 20, 4096);
+    OnVolumes::assert_incremental(&on.back_up(), 65_536);
+    on.world.assert_snapshot_is_right("second");
+    OnVolumes::assert_incremental(&on.back_up(), 0);
+    on.world.assert_runs_and_is_clean();
+    // One of each volume is left, and held.
+    assert_eq!(on.pool.names_where("lv_tags={\"holdfast.held\"}").len(), 2);
+    assert_eq!(on.pool.names_where("lv_tags={\"holdfast.metadata\"}"), [""; 0]);
+    // Somebody else uses the pool's metadata: everything is read, and the reason is told.
+    let target = format!("{}-pool-tpool", on.pool.group.replace('-', "--"));
+    system("dmsetup", &["message", &target, "0", "reserve_metadata_snap"]).unwrap();
+    on.world.write(1, 52, 0, 65_536);
+    let all = on.back_up();
+    let reason = all["disks"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("somebody else has reserved"), "{all}");
+    on.world.assert_snapshot_is_right("third");
+    // One of ours has died with it: it is taken over.
+    system(
+        "lvchange",
+        &[
+            "-qq",
+            "--addtag",
+            "holdfast.metadata",
+            &format!("{}/pool", on.pool.group),
+        ],
+    )
+    .unwrap();
+    OnVolumes::assert_incremental(&on.back_up(), 0);
+    assert_eq!(on.pool.names_where("lv_tags={\"holdfast.metadata\"}"), [""; 0]);
+    on.world.lab.virsh(&["destroy", "web1"]);
+    OnVolumes::assert_incremental(&on.back_up(), 0);
+    on.world.rig.ok(&["verify"]);
+    on.assert_all_sleep();
+}
+
+#[test]
+fn a_machine_in_thin_volumes_goes_back_and_has_clones() {
+    let Some(mut on) = OnVolumes::new() else { return };
+    on.report(0, &["snapshot", "web1", "--name", "one"]);
+    on.world.write(0, 60, 4096, 65_536);
+    on.world.write(1, 61, 0, 1 << 20);
+    let changed = on.world.disks.clone();
+    let report = on.report(0, &["clone", "web1@one", "trial", "--start"]);
+    for file in report["restore"]["files"].as_array().unwrap() {
+        assert_eq!(file["way"], "cloned", "{report}");
+    }
+    assert!(on.world.lab.virsh(&["list", "--name"]).contains("trial"));
+    for (letter, byte) in [("a", 1), ("b", 2)] {
+        let path = on.pool.path(&format!("trial-web1-{letter}"));
+        assert!(bytes_of(&path).iter().all(|found| *found == byte), "{}", path.display());
+    }
+    on.world.lab.virsh(&["destroy", "trial"]);
+    // One of its name is not made twice, and nothing of the attempt is left.
+    let before = on.pool.names_where("lv_name!=\"\"");
+    on.world
+        .rig
+        .error(1, &at(&on.world.lab.uri(), &["clone", "web1@one", "trial"]));
+    assert_eq!(on.pool.names_where("lv_name!=\"\""), before);
+
+    let report = on.report(0, &["rollback", "web1@one", "--power-off", "--start"]);
+    assert_eq!(
+        on.world.machine().describe().unwrap().summary.state,
+        MachineState::Running
+    );
+    on.world.lab.virsh(&["destroy", "web1"]);
+    for (letter, byte) in [("a", 1), ("b", 2)] {
+        let path = on.pool.path(&format!("web1-{letter}"));
+        assert!(bytes_of(&path).iter().all(|found| *found == byte), "{}", path.display());
+    }
+    // What was there before is there still.
+    let safety = report["safety"][0].as_str().unwrap();
+    let safety = safety.rsplit_once('@').unwrap().1;
+    on.report(0, &["rollback", &format!("web1@{safety}"), "--without-safety-snapshot"]);
+    for (letter, bytes) in ["a", "b"].iter().zip(&changed) {
+        assert!(bytes_of(&on.pool.path(&format!("web1-{letter}"))) == *bytes, "{letter}");
+    }
+    on.assert_all_sleep();
+}
+
+#[test]
+fn a_thin_pool_that_is_nearly_full_gets_no_more_snapshots() {
+    let Some(pool) = thin_pool() else { return };
+    let rig = Rig::empty();
+    system("lvcreate", &["-qq", "-y", "-L", "8M", "-n", "thick", &pool.group]).unwrap();
+    let (_, said) = rig.error(1, &["snapshot", &pool.dataset("thick"), "--quiesce", "off"]);
+    assert!(said.contains("not in a thin pool"), "{said}");
+    let thick = pool.path("thick").display().to_string();
+    let (_, said) = rig.error(2, &["snapshot", &thick, "--quiesce", "off"]);
+    assert!(said.contains("not in a thin pool"), "{said}");
+    let path = pool.volume("data", "200M");
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    for _ in 0..196 {
+        std::io::Write::write_all(&mut &file, &vec![7; 1 << 20]).unwrap();
+    }
+    file.sync_all().unwrap();
+    drop(file);
+    let (_, said) = rig.error(1, &["snapshot", &pool.dataset("data"), "--quiesce", "off"]);
+    assert!(
+        said.contains("of the data of its thin pool") && said.contains("lvextend"),
+        "{said}"
+    );
+    assert_eq!(pool.names_where("lv_name=~\"data.\""), [""; 0]);
+}

@@ -1,0 +1,184 @@
+//! What `thin_delta` tells of two volumes in a thin pool: which blocks of the pool each of them has at the same place.
+//!
+//! A pool never overwrites a block that two volumes share, and a volume that is read-only does not get another one. So where two
+//! read-only snapshots have the same block, they hold the same bytes. What neither has is zero in both.
+//!
+//! Source: thin_delta(8); thin-provisioning-tools 0.9.0.
+
+use super::ranges::{ChangedRanges, Collector};
+
+/// Bytes of a sector, in which the size of a pool's blocks is told.
+const SECTOR_BYTES: u64 = 512;
+
+/// What was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThinQuestion {
+    /// The numbers of the two volumes in their pool, the older one first.
+    pub ids: (u64, u64),
+    /// Bytes of a block of the pool.
+    pub block_bytes: u64,
+    /// Size of both, in bytes.
+    pub size_bytes: u64,
+}
+
+/// An answer that tells nothing. The way out is always to read everything.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line} of the differences of two thin volumes {detail}")]
+pub struct ThinDeltaError {
+    /// Its number, from 1 on.
+    pub line: usize,
+    /// What is wrong with it.
+    pub detail: &'static str,
+}
+
+/// Where the newer of two volumes may differ from the older one.
+pub fn by_thin_delta(answer: &str, question: &ThinQuestion) -> Result<ChangedRanges, ThinDeltaError> {
+    let mut changed = Collector::new(question.size_bytes);
+    let (mut state, mut next) = (State::Begin, 0);
+    let mut line_count = 0;
+    for line in answer.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        line_count += 1;
+        let wrong = |detail| ThinDeltaError {
+            line: line_count,
+            detail,
+        };
+        let element = Element::parse(line).ok_or(wrong("is none of its lines"))?;
+        state = match (state, element.name) {
+            (State::Begin, "superblock") => {
+                let sectors = element.number("data_block_size");
+                let bytes = sectors.and_then(|sectors| sectors.checked_mul(SECTOR_BYTES));
+                if bytes != Some(question.block_bytes) {
+                    return Err(wrong("is about blocks of another size"));
+                }
+                State::InPool
+            }
+            (State::InPool, "diff") => {
+                if (element.number("left"), element.number("right")) != (Some(question.ids.0), Some(question.ids.1)) {
+                    return Err(wrong("is about other volumes"));
+                }
+                State::InDifferences
+            }
+            (State::InDifferences, name @ ("same" | "different" | "left_only" | "right_only")) => {
+                let (begin, length) = element.extent().ok_or(wrong("has no extent"))?;
+                let bytes = |blocks: u64| blocks.checked_mul(question.block_bytes).ok_or(wrong("is beyond all"));
+                let end = begin.checked_add(length).ok_or(wrong("is beyond all"))?;
+                if begin < next {
+                    return Err(wrong("goes back"));
+                }
+                next = end;
+                if name != "same" {
+                    changed.add(bytes(begin)?..bytes(end)?);
+                }
+                State::InDifferences
+            }
+            (State::InDifferences, "/diff") => State::AfterDifferences,
+            (State::AfterDifferences, "/superblock") => State::End,
+            _ => return Err(wrong("is at the wrong place")),
+        };
+    }
+    if state != State::End {
+        return Err(ThinDeltaError {
+            line: line_count,
+            detail: "is its last, and it is cut short",
+        });
+    }
+    Ok(changed.finish())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Begin,
+    InPool,
+    InDifferences,
+    AfterDifferences,
+    End,
+}
+
+/// A line: `<same begin="0" length="10"/>`.
+struct Element<'a> {
+    name: &'a str,
+    attributes: &'a str,
+}
+
+impl<'a> Element<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let inside = line.strip_prefix('<')?.strip_suffix('>')?;
+        let inside = inside.strip_suffix('/').unwrap_or(inside);
+        if inside.contains(['<', '>']) {
+            return None;
+        }
+        let (name, attributes) = inside.split_once(' ').unwrap_or((inside, ""));
+        Some(Self { name, attributes })
+    }
+
+    fn number(&self, key: &str) -> Option<u64> {
+        let mut all = self
+            .attributes
+            .split(' ')
+            .filter_map(|attribute| attribute.split_once('='));
+        let (_, value) = all.find(|(name, _)| *name == key)?;
+        value.strip_prefix('"')?.strip_suffix('"')?.parse().ok()
+    }
+
+    /// Where it begins, and how long it is: something.
+    fn extent(&self) -> Option<(u64, u64)> {
+        Some((
+            self.number("begin")?,
+            self.number("length").filter(|length| *length > 0)?,
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ThinQuestion, by_thin_delta};
+
+    const QUESTION: ThinQuestion = ThinQuestion {
+        ids: (5, 7),
+        block_bytes: 65_536,
+        size_bytes: 1 << 20,
+    };
+
+    /// As thin_delta 0.9.0 answered.
+    const ANSWER: &str = "<superblock uuid=\"\" time=\"10\" transaction=\"17\" data_block_size=\"128\" nr_data_blocks=\"0\">\n  \
+        <diff left=\"5\" right=\"7\">\n    <same begin=\"0\" length=\"4\"/>\n    <different begin=\"4\" length=\"1\"/>\n    \
+        <right_only begin=\"5\" length=\"1\"/>\n    <left_only begin=\"8\" length=\"2\"/>\n    <same begin=\"10\" length=\"3\"/>\n    \
+        <different begin=\"15\" length=\"40\"/>\n  </diff>\n</superblock>\n";
+
+    #[test]
+    fn what_is_not_the_same_in_both_may_have_changed() {
+        let found = by_thin_delta(ANSWER, &QUESTION).unwrap();
+        let blocks = |range: &std::ops::Range<u64>| (range.start / 65_536, range.end / 65_536);
+        let found: Vec<_> = found.as_slice().iter().map(blocks).collect();
+        assert_eq!(found, [(4, 6), (8, 10), (15, 16)]);
+    }
+
+    #[test]
+    fn an_answer_to_something_else_is_none() {
+        let said = |answer: &str| by_thin_delta(answer, &QUESTION).unwrap_err().detail;
+        for (from, to, detail) in [
+            ("\"128\"", "\"64\"", "is about blocks of another size"),
+            ("left=\"5\"", "left=\"6\"", "is about other volumes"),
+            ("right=\"7\"", "right=\"5\"", "is about other volumes"),
+            ("</superblock>\n", "", "is its last, and it is cut short"),
+            ("begin=\"4\"", "begin=\"3\"", "goes back"),
+            ("length=\"1\"", "length=\"0\"", "has no extent"),
+            ("length=\"40\"", "length=\"18446744073709551615\"", "is beyond all"),
+            ("<left_only", "<perhaps", "is at the wrong place"),
+            ("<left_only", "left_only", "is none of its lines"),
+            (
+                "  </diff>\n",
+                "  </diff>\n  <diff left=\"5\" right=\"7\">\n",
+                "is at the wrong place",
+            ),
+        ] {
+            let answer = ANSWER.replace(from, to);
+            assert_ne!(answer, ANSWER);
+            assert_eq!(said(&answer), detail, "{from} -> {to}");
+        }
+        assert_eq!(said(""), "is its last, and it is cut short");
+        for length in 0..ANSWER.len() - 1 {
+            assert!(by_thin_delta(&ANSWER[..length], &QUESTION).is_err(), "{length}");
+        }
+    }
+}

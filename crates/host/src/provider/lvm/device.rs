@@ -1,0 +1,112 @@
+//! Which volume a device is, as the kernel tells.
+//!
+//! The device mapper keeps a name and a UUID for each of its devices. LVM calls its own `GROUP-VOLUME`, with two hyphens for each hyphen
+//! in either, and gives them UUIDs that begin with `LVM-`. A volume in a thin pool lies on nothing but its pool, whose UUID ends with
+//! `-tpool`.
+
+use std::path::{Path, PathBuf};
+
+/// Letters of the UUID of a volume: `LVM-`, 32 of its group, 32 of its own. What is longer is a part of a volume.
+const UUID_BYTES: usize = 4 + 32 + 32;
+
+/// What a device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in super::super) enum Found {
+    /// A volume in a thin pool, `GROUP/VOLUME`.
+    Thin(String),
+    /// A volume elsewhere.
+    Thick(String),
+    /// None of LVM's.
+    Other,
+}
+
+/// The volume that has the device of this number.
+pub(in super::super) fn find(system: &Path, (major, minor): (u32, u32)) -> Found {
+    let place = system.join(format!("dev/block/{major}:{minor}"));
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let (name, uuid) = (read(place.join("dm/name")), read(place.join("dm/uuid")));
+    if !uuid.starts_with("LVM-") || uuid.len() != UUID_BYTES {
+        return Found::Other;
+    }
+    let Some((group, volume)) = parse_name(&name) else {
+        return Found::Other;
+    };
+    let full = format!("{group}/{volume}");
+    let below = std::fs::read_dir(place.join("slaves")).into_iter().flatten().flatten();
+    let is_pool = |entry: std::fs::DirEntry| {
+        let uuid = read(entry.path().join("dm/uuid"));
+        uuid.starts_with("LVM-") && uuid.ends_with("-tpool")
+    };
+    if below.into_iter().any(is_pool) {
+        Found::Thin(full)
+    } else {
+        Found::Thick(full)
+    }
+}
+
+/// Where LVM puts the device of a volume.
+pub(super) fn path_of(group: &str, volume: &str) -> PathBuf {
+    Path::new("/dev").join(group).join(volume)
+}
+
+/// `vg0-web1--root`, in the names of the group and the volume; none where it is no such name.
+pub(super) fn parse_name(name: &str) -> Option<(String, String)> {
+    let mut parts = vec![String::new()];
+    let mut letters = name.chars().peekable();
+    while let Some(letter) = letters.next() {
+        if letter != '-' || letters.next_if_eq(&'-').is_some() {
+            parts.last_mut()?.push(letter);
+        } else {
+            parts.push(String::new());
+        }
+    }
+    let [group, volume] = <[String; 2]>::try_from(parts).ok()?;
+    (super::names::is_name(&group) && super::names::is_name(&volume)).then_some((group, volume))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{Found, find, parse_name};
+
+    fn device(system: &Path, number: &str, (name, uuid): (&str, &str), below: Option<&str>) {
+        let place = system.join("dev/block").join(number);
+        std::fs::create_dir_all(place.join("dm")).unwrap();
+        std::fs::write(place.join("dm/name"), format!("{name}\n")).unwrap();
+        std::fs::write(place.join("dm/uuid"), format!("{uuid}\n")).unwrap();
+        if let Some(uuid) = below {
+            std::fs::create_dir_all(place.join("slaves/dm-2/dm")).unwrap();
+            std::fs::write(place.join("slaves/dm-2/dm/uuid"), format!("{uuid}\n")).unwrap();
+        }
+    }
+
+    /// As the kernel told it of real volumes.
+    #[test]
+    fn devices_are_known_by_what_the_kernel_says_of_them() {
+        let system = tempfile::tempdir().unwrap();
+        let thin = "LVM-DxwhZOwN4JbouRZFSTpXZXg9oGgF4EfcoTh7tl3ZeXjTaoD5kgYAhJZvZKLAe5QT";
+        let thick = "LVM-DxwhZOwN4JbouRZFSTpXZXg9oGgF4EfcUhkKpVHBRxF7fqxijD17Hmsif11nAhLO";
+        let pool = "LVM-DxwhZOwN4JbouRZFSTpXZXg9oGgF4EfcNj0YenEpOOJifMHg4TDO0Dfu0mykhdAv-tpool";
+        device(system.path(), "253:4", ("vg0-web1--root", thin), Some(pool));
+        device(system.path(), "253:5", ("vg0-thick", thick), None);
+        device(system.path(), "253:2", ("vg0-pool-tpool", pool), None);
+        device(system.path(), "253:6", ("luks", "CRYPT-LUKS2-00"), Some(thick));
+        let found = |minor| find(system.path(), (253, minor));
+        assert_eq!(found(4), Found::Thin("vg0/web1-root".to_owned()));
+        assert_eq!(found(5), Found::Thick("vg0/thick".to_owned()));
+        for other in [2, 6, 7] {
+            assert_eq!(found(other), Found::Other);
+        }
+    }
+
+    #[test]
+    fn names_of_devices_are_names_of_volumes() {
+        let parts = |name: &str| parse_name(name).map(|(group, volume)| format!("{group}/{volume}"));
+        assert_eq!(parts("vg0-web1").as_deref(), Some("vg0/web1"));
+        assert_eq!(parts("a--b-c--d----e").as_deref(), Some("a-b/c-d--e"));
+        for other in ["", "vg0", "vg0-", "-a", "a-b-c", "vg0-pool-tpool", "a-b c"] {
+            assert_eq!(parts(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! What host snapshots are called as logical volumes, and what is noted with them in tags.
+//!
+//! A snapshot NAME of VG/LV is the volume `VG/LV+NAME`, with `+` for each `:` of NAME, which may have no `+`. Where that is longer than
+//! LVM bears, or has a word in it that LVM keeps for itself, it is `VG/holdfast+` and 16 hex digits. Its name does not count: its tags do.
+//!
+//! | tag | meaning |
+//! |---|---|
+//! | `holdfast.snapshot=NAME` | it is a host snapshot of ours, of this name |
+//! | `holdfast.of=UUID:LV` | of the volume with this UUID, which was called so |
+//! | `holdfast.record.N=TEXT` | the record, in parts of at most 900 bytes, from 0 on; see [`encode`] |
+//! | `holdfast.hold=TAG` | somebody holds it |
+//! | `holdfast.held` | anybody does |
+//! | `holdfast.metadata` | at a pool: a state of its metadata is kept, by us |
+//!
+//! Source: lvm(8), "Valid names" and "Tags"; lvm2 2.03.16.
+
+/// A host snapshot that somebody holds.
+pub(super) const HELD: &str = "holdfast.held";
+/// A pool of which a state of its metadata is kept, by us.
+pub(super) const METADATA: &str = "holdfast.metadata";
+const SNAPSHOT: &str = "holdfast.snapshot=";
+const OF: &str = "holdfast.of=";
+const RECORD: &str = "holdfast.record.";
+const HOLD: &str = "holdfast.hold=";
+/// Bytes of a tag are 1024 at most.
+const PART_BYTES_MAX: usize = 900;
+/// Parts of a record, at most: each of its 1000 bytes may take three.
+const PART_COUNT_MAX: usize = 4;
+/// Bytes of the name of a device, at most, with what LVM appends to it; it has two hyphens for each of a name.
+const DEVICE_NAME_BYTES_MAX: usize = 115;
+/// What LVM keeps for itself: words in names, and beginnings of names.
+const WORDS_KEPT: [&str; 14] = [
+    "_cdata", "_cmeta", "_corig", "_cpool", "_cvol", "_mimage", "_mlog", "_pmspare", "_rimage", "_rmeta", "_tdata",
+    "_tmeta", "_vdata", "_vorigin",
+];
+const BEGINNINGS_KEPT: [&str; 2] = ["pvmove", "snapshot"];
+
+/// What is noted with a volume.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Tags {
+    /// The name of the host snapshot; none where it is none of ours.
+    pub(super) snapshot: Option<String>,
+    /// The UUID and the name of the volume that it is of.
+    pub(super) of: Option<(String, String)>,
+    pub(super) holds: Vec<String>,
+    pub(super) has_metadata: bool,
+    /// The tags with the record, as they are.
+    pub(super) records: Vec<String>,
+}
+
+impl Tags {
+    /// The tags of a volume, with commas in between.
+    pub(super) fn parse(text: &str) -> Self {
+        let mut tags = Self::default();
+        for tag in text.split(',') {
+            if let Some(name) = tag.strip_prefix(SNAPSHOT) {
+                tags.snapshot = Some(name.to_owned());
+            } else if let Some(of) = tag.strip_prefix(OF) {
+                tags.of = of
+                    .split_once(':')
+                    .map(|(uuid, name)| (uuid.to_owned(), name.to_owned()));
+            } else if let Some(tag) = tag.strip_prefix(HOLD) {
+                tags.holds.push(tag.to_owned());
+            } else if tag == METADATA {
+                tags.has_metadata = true;
+            } else if tag.starts_with(RECORD) {
+                tags.records.push(tag.to_owned());
+            }
+        }
+        tags
+    }
+
+    /// The record; none where a part of it is not there, or is no part of one.
+    pub(super) fn record(&self) -> Option<String> {
+        let mut parts: Vec<(usize, &str)> = Vec::new();
+        for tag in &self.records {
+            let (number, text) = tag.strip_prefix(RECORD)?.split_once('=')?;
+            parts.push((number.parse().ok()?, text));
+        }
+        parts.sort_unstable();
+        let is_whole = !parts.is_empty() && parts.iter().enumerate().all(|(index, (number, _))| index == *number);
+        let text: String = parts.iter().map(|(_, text)| *text).collect();
+        if is_whole { decode(&text) } else { None }
+    }
+}
+
+/// The tags of a new host snapshot, but for its record.
+pub(super) fn tags_of(snapshot: &str, origin_uuid: &str, origin: &str) -> [String; 2] {
+    [format!("{SNAPSHOT}{snapshot}"), format!("{OF}{origin_uuid}:{origin}")]
+}
+
+/// The tag of who holds one.
+pub(super) fn hold_tag(tag: &str) -> String {
+    format!("{HOLD}{tag}")
+}
+
+/// The tags with a record; none where it is too long for any.
+pub(super) fn record_tags(record: &str) -> Option<Vec<String>> {
+    let text = encode(record);
+    // It is ASCII: it can be cut anywhere.
+    let parts = text.as_bytes().chunks(PART_BYTES_MAX);
+    if parts.len() > PART_COUNT_MAX {
+        return None;
+    }
+    let tag = |(number, part): (usize, &[u8])| format!("{RECORD}{number}={}", String::from_utf8_lossy(part));
+    Some(parts.enumerate().map(tag).collect())
+}
+
+/// A text in the letters that a tag may have: `!` is a quotation mark, `&` a comma, `#` a space, and `=` with two hex digits any other
+/// byte. So the record of most snapshots can be read in the answer of `lvs`, and is hardly longer.
+fn encode(text: &str) -> String {
+    use std::fmt::Write as _;
+    let mut encoded = String::with_capacity(text.len() + 16);
+    for byte in text.bytes() {
+        match byte {
+            b'"' => encoded.push('!'),
+            b',' => encoded.push('&'),
+            b' ' => encoded.push('#'),
+            _ if byte.is_ascii_alphanumeric() || b"_+.-/:".contains(&byte) => encoded.push(char::from(byte)),
+            _ => write!(encoded, "={byte:02X}").expect("a text takes all"),
+        }
+    }
+    encoded
+}
+
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        bytes.push(match first {
+            b'!' => b'"',
+            b'&' => b',',
+            b'#' => b' ',
+            b'=' => {
+                let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
+                rest = rest.get(2..)?;
+                u8::from_str_radix(digits, 16).ok()?
+            }
+            other => *other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The name of the volume that is a host snapshot.
+pub(super) fn volume_name(group: &str, origin: &str, snapshot: &str) -> String {
+    let spelled = format!("{origin}+{}", snapshot.replace(':', "+"));
+    let hyphens = |text: &str| text.len() + text.matches('-').count();
+    let is_kept = WORDS_KEPT.iter().any(|word| spelled.contains(word))
+        || BEGINNINGS_KEPT.iter().any(|beginning| spelled.starts_with(beginning));
+    if !is_kept && hyphens(group) + 1 + hyphens(&spelled) <= DEVICE_NAME_BYTES_MAX {
+        return spelled;
+    }
+    // FNV-1a: what it is called does not matter, as long as two are called differently.
+    let digest = format!("{origin}@{snapshot}")
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
+            (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    format!("holdfast+{digest:016x}")
+}
+
+/// Whether this can be the name of a volume, or of a volume group.
+pub(super) fn is_name(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"+_.-".contains(&byte);
+    !name.is_empty()
+        && name.len() < 128
+        && !name.starts_with('-')
+        && name != "."
+        && name != ".."
+        && name.bytes().all(is_allowed)
+}
+
+/// `vg0/web1`, in its two parts.
+pub(super) fn parts(name: &str) -> Option<(&str, &str)> {
+    let (group, volume) = name.split_once('/')?;
+    (is_name(group) && is_name(volume)).then_some((group, volume))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Tags, encode, is_name, parts, record_tags, tags_of, volume_name};
+
+    #[test]
+    fn a_record_comes_back_from_its_tags_in_whatever_order_they_are() {
+        let records = [
+            "{\"schema\":1,\"machines\":[\"web 1\"],\"time\":\"2026-11-22T16:45:10.5Z\"}".to_owned(),
+            "ä!&#=,\"\n\t\\".to_owned(),
+            "{".repeat(1000),
+        ];
+        for record in records {
+            let mut tags = record_tags(&record).unwrap();
+            assert!(tags.iter().all(|tag| tag.len() <= 1024));
+            let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_+.-/=!:&#".contains(&byte);
+            assert!(tags.iter().all(|tag| tag.bytes().all(is_allowed)), "{tags:?}");
+            tags.reverse();
+            assert_eq!(Tags::parse(&tags.join(",")).record(), Some(record));
+        }
+        assert_eq!(encode("{\"a\":\"b c\"}"), "=7B!a!:!b#c!=7D");
+        assert_eq!(record_tags(&"x".repeat(4000)), None);
+    }
+
+    #[test]
+    fn what_is_half_a_record_is_none() {
+        for tags in [
+            "",
+            "holdfast.record.1=a",
+            "holdfast.record.0=a,holdfast.record.2=b",
+            "holdfast.record.0==7",
+            "holdfast.record.0==ZZ",
+            "holdfast.record.x=1",
+            "holdfast.record.0=a,holdfast.record.0=b",
+            "holdfast.record.0==FF",
+        ] {
+            assert_eq!(Tags::parse(tags).record(), None, "{tags}");
+        }
+    }
+
+    #[test]
+    fn tags_say_what_a_volume_is() {
+        let [name, of] = tags_of("a:b", "AbCd-1", "web1");
+        let tags = Tags::parse(&format!("mine,{name},{of},holdfast.held,holdfast.hold=x:y"));
+        assert_eq!(tags.snapshot.as_deref(), Some("a:b"));
+        assert_eq!(tags.of, Some(("AbCd-1".to_owned(), "web1".to_owned())));
+        assert_eq!(tags.holds, ["x:y"]);
+        assert_eq!(Tags::parse(""), Tags::default());
+    }
+
+    #[test]
+    fn volumes_are_called_after_what_they_are_of_where_lvm_bears_it() {
+        assert_eq!(
+            volume_name("vg0", "web1", "holdfast_2026-11-22_16:45:10Z"),
+            "web1+holdfast_2026-11-22_16+45+10Z"
+        );
+        let long = volume_name("vg0", &"a".repeat(60), &"b".repeat(60));
+        assert!(long.starts_with("holdfast+") && long.len() == 25, "{long}");
+        assert_ne!(long, volume_name("vg0", &"a".repeat(60), &"c".repeat(60)));
+        // Each hyphen is two in the name of a device.
+        assert!(volume_name(&"-".repeat(40), "a", &"-".repeat(20)).starts_with("holdfast+"));
+        assert!(volume_name("vg0", "web1", "x_tmeta").starts_with("holdfast+"));
+        assert!(volume_name("vg0", "web1", "snapshot").starts_with("web1+"));
+    }
+
+    #[test]
+    fn only_names_that_lvm_gives_become_arguments() {
+        assert_eq!(parts("vg0/web1+a_b.c-d"), Some(("vg0", "web1+a_b.c-d")));
+        for other in [
+            "vg0", "vg0/", "/web1", "-f/web1", "vg0/-f", "vg0/a/b", "vg0/a b", "vg0/a@b", "../x", "vg0/..", "vg0/a:b",
+        ] {
+            assert_eq!(parts(other), None, "{other}");
+        }
+        assert!(!is_name(&"a".repeat(128)) && is_name(&"a".repeat(127)));
+    }
+}

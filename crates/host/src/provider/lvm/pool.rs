@@ -1,0 +1,83 @@
+//! Whether a thin pool bears another snapshot. One that is full stops every machine that has a disk in it, and is hard to mend.
+
+use super::super::{ProviderError, ProviderResult};
+use super::report::{Kind, Volume};
+
+/// Of a pool's data, and of its metadata, so much may be in use, in hundredths of a percent. A snapshot itself takes nearly nothing of
+/// either; what is overwritten from then on does.
+const DATA_MAX: u64 = 9500;
+const METADATA_MAX: u64 = 9000;
+/// Bytes that have to be free for the description of a volume group: a snapshot takes about one, with its record up to four.
+const DESCRIPTION_BYTES_MIN: u64 = 32 << 10;
+
+/// What a volume is that has no thin snapshots.
+pub(super) fn not_thin(volume: &Volume) -> ProviderError {
+    let reason = match volume.kind {
+        Kind::Pool => "it is a thin pool; name a volume in it".to_owned(),
+        _ => format!(
+            "it is a volume of LVM that is not in a thin pool ({}), which makes no snapshots that could be kept",
+            volume.segment_type
+        ),
+    };
+    ProviderError::Refused {
+        action: "make a snapshot of",
+        what: volume.full_name(),
+        reason,
+    }
+}
+
+/// Refuses another snapshot of a volume that its pool, or its group, would not bear.
+pub(super) fn check_room(volume: &Volume, pool: Option<&Volume>) -> ProviderResult<()> {
+    if volume.kind != Kind::Thin {
+        return Err(not_thin(volume));
+    }
+    let refused = |reason: String| {
+        Err(ProviderError::Refused {
+            action: "make a snapshot of",
+            what: volume.full_name(),
+            reason,
+        })
+    };
+    let group = &volume.group;
+    if let Some(why) = volume.shared {
+        return refused(format!("its volume group {group} is left alone: {why}"));
+    }
+    if volume
+        .description_free_bytes
+        .is_some_and(|free| free < DESCRIPTION_BYTES_MIN)
+    {
+        return refused(format!(
+            "the volume group {group} has no room for the description of another volume; remove some snapshots"
+        ));
+    }
+    let Some(pool) = pool else {
+        return refused(format!("its thin pool {group}/{} is not told of", volume.pool));
+    };
+    let name = pool.full_name();
+    if !pool.health.is_empty() {
+        return refused(format!(
+            "its thin pool {name} is not well: {}",
+            pool.health.replace('_', " ")
+        ));
+    }
+    let shares = [
+        ("data", pool.data_basis_points, DATA_MAX, "lvextend -L +SIZE"),
+        (
+            "metadata",
+            pool.metadata_basis_points,
+            METADATA_MAX,
+            "lvextend --poolmetadatasize +SIZE",
+        ),
+    ];
+    for (what, share, max, remedy) in shares {
+        if let Some(share) = share.filter(|share| *share > max) {
+            return refused(format!(
+                "{}.{:02} % of the {what} of its thin pool {name} are in use, and a pool that is full stops all that write to it; \
+                 remove snapshots, or {remedy} {name}",
+                share / 100,
+                share % 100
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! What `lvs --reportformat json` answers.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+
+use super::super::{ProviderError, ProviderResult};
+use super::LVS;
+use super::names::Tags;
+
+/// What is asked for: numbers in bytes, times in seconds since 1970-01-01 UTC.
+pub(super) const QUESTION: [&str; 9] = [
+    "--reportformat",
+    "json",
+    "--units",
+    "b",
+    "--nosuffix",
+    "--config",
+    "report{time_format=\"%s\"}",
+    "--options",
+    "vg_name,lv_name,lv_uuid,segtype,lv_size,pool_lv,origin,lv_time,lv_tags,lv_permissions,lv_active,lv_skip_activation,\
+     lv_path,data_percent,metadata_percent,lv_health_status,thin_id,chunk_size,vg_lock_type,vg_clustered,vg_exported,\
+     vg_mda_free",
+];
+
+#[derive(Deserialize)]
+struct Answer {
+    report: Vec<Section>,
+}
+
+#[derive(Deserialize)]
+struct Section {
+    #[serde(default)]
+    lv: Vec<Row>,
+}
+
+/// A logical volume, in words: everything is text, also numbers, and empty where it is not known.
+#[derive(Deserialize)]
+struct Row {
+    vg_name: String,
+    lv_name: String,
+    lv_uuid: String,
+    segtype: String,
+    lv_size: String,
+    pool_lv: String,
+    origin: String,
+    lv_time: String,
+    lv_tags: String,
+    lv_permissions: String,
+    lv_active: String,
+    lv_skip_activation: String,
+    lv_path: String,
+    data_percent: String,
+    metadata_percent: String,
+    lv_health_status: String,
+    thin_id: String,
+    chunk_size: String,
+    vg_lock_type: String,
+    vg_clustered: String,
+    vg_exported: String,
+    vg_mda_free: String,
+}
+
+/// What a logical volume is, as far as it matters here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A volume in a thin pool.
+    Thin,
+    /// A thin pool.
+    Pool,
+    /// Anything else.
+    Other,
+}
+
+/// A logical volume.
+#[derive(Debug, Clone)]
+pub(super) struct Volume {
+    pub(super) group: String,
+    pub(super) name: String,
+    pub(super) uuid: String,
+    pub(super) kind: Kind,
+    /// What LVM calls its kind.
+    pub(super) segment_type: String,
+    pub(super) size_bytes: u64,
+    pub(super) pool: String,
+    /// The volume that it is a thin snapshot of; empty when that is gone.
+    pub(super) origin: String,
+    pub(super) time_s: i64,
+    pub(super) tags: Tags,
+    pub(super) is_read_only: bool,
+    pub(super) is_active: bool,
+    pub(super) skips_activation: bool,
+    /// Its device, when it is active.
+    pub(super) path: String,
+    /// How much of it is mapped, or full, in hundredths of a percent; none where it is not active.
+    pub(super) data_basis_points: Option<u64>,
+    pub(super) metadata_basis_points: Option<u64>,
+    /// What is wrong with it; empty where nothing is.
+    pub(super) health: String,
+    pub(super) thin_id: Option<u64>,
+    pub(super) chunk_bytes: Option<u64>,
+    /// Why its volume group is not this host's alone; none where it is.
+    pub(super) shared: Option<&'static str>,
+    /// Bytes that are free for the description of its volume group.
+    pub(super) description_free_bytes: Option<u64>,
+}
+
+impl Volume {
+    /// As LVM names it, and as it is an argument.
+    pub(super) fn full_name(&self) -> String {
+        format!("{}/{}", self.group, self.name)
+    }
+
+    /// Bytes of it that are mapped, or of a pool in use: LVM tells them to a ten thousandth.
+    pub(super) fn data_bytes(&self) -> Option<u64> {
+        let parts = u128::from(self.size_bytes) * u128::from(self.data_basis_points?) / 10_000;
+        u64::try_from(parts).ok()
+    }
+}
+
+/// All volumes of an answer. Those in several segments come several times; thin ones and pools have one.
+pub(super) fn parse(answer: &str) -> ProviderResult<Vec<Volume>> {
+    let senseless = |detail: String| ProviderError::Senseless { program: LVS, detail };
+    let answer: Answer = serde_json::from_str(answer).map_err(|error| senseless(error.to_string()))?;
+    let rows = answer.report.into_iter().flat_map(|section| section.lv);
+    let volumes: Vec<Volume> = rows
+        .map(|row| volume(row).map_err(senseless))
+        .collect::<ProviderResult<_>>()?;
+    let mut seen = BTreeSet::new();
+    for volume in volumes.iter().filter(|volume| volume.kind != Kind::Other) {
+        if !seen.insert((&volume.group, &volume.name)) {
+            return Err(senseless(format!("{} is told twice", volume.full_name())));
+        }
+    }
+    Ok(volumes)
+}
+
+fn volume(row: Row) -> Result<Volume, String> {
+    let number = |text: &str| text.parse::<u64>().ok();
+    let full = format!("{}/{}", row.vg_name, row.lv_name);
+    let size_bytes = number(&row.lv_size).ok_or_else(|| format!("{full} has no size"))?;
+    let time_s = row.lv_time.parse().map_err(|_| format!("{full} was made at no time"))?;
+    let shared = if !row.vg_lock_type.is_empty() && row.vg_lock_type != "none" {
+        Some("it is shared among hosts, by lvmlockd")
+    } else if !row.vg_clustered.is_empty() {
+        Some("it is of a cluster")
+    } else if !row.vg_exported.is_empty() {
+        Some("it is exported")
+    } else {
+        None
+    };
+    Ok(Volume {
+        kind: match &row.segtype[..] {
+            "thin" => Kind::Thin,
+            "thin-pool" => Kind::Pool,
+            _ => Kind::Other,
+        },
+        tags: Tags::parse(&row.lv_tags),
+        is_read_only: row.lv_permissions == "read-only",
+        is_active: row.lv_active == "active",
+        skips_activation: !row.lv_skip_activation.is_empty(),
+        data_basis_points: basis_points(&row.data_percent),
+        metadata_basis_points: basis_points(&row.metadata_percent),
+        thin_id: number(&row.thin_id),
+        chunk_bytes: number(&row.chunk_size).filter(|bytes| *bytes > 0),
+        description_free_bytes: number(&row.vg_mda_free),
+        group: row.vg_name,
+        name: row.lv_name,
+        uuid: row.lv_uuid,
+        segment_type: row.segtype,
+        size_bytes,
+        pool: row.pool_lv,
+        origin: row.origin,
+        time_s,
+        path: row.lv_path,
+        health: row.lv_health_status,
+        shared,
+    })
+}
+
+/// `11.72`, in hundredths of a percent; none for what is more than all.
+fn basis_points(text: &str) -> Option<u64> {
+    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+    let part = format!("{part:0<2}");
+    let part: u64 = part.get(..2)?.parse().ok()?;
+    let points = whole.parse::<u64>().ok()?.checked_mul(100)?.checked_add(part)?;
+    (points <= 10_000).then_some(points)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::basis_points;
+
+    #[test]
+    fn shares_are_understood_to_the_hundredth() {
+        assert_eq!(basis_points("11.72"), Some(1172));
+        assert_eq!(basis_points("0.00"), Some(0));
+        assert_eq!(basis_points("100.00"), Some(10_000));
+        assert_eq!(basis_points("7"), Some(700));
+        for other in ["", "-1", "100.01", "a.b", "18446744073709551615.00"] {
+            assert_eq!(basis_points(other), None, "{other}");
+        }
+    }
+}

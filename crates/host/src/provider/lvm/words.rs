@@ -1,0 +1,52 @@
+//! What LVM's complaints mean. It has one exit code for nearly all of them.
+
+use super::super::ProviderError;
+
+/// What is said where nobody but root may ask, or the kernel knows of no volumes.
+const NO_SERVICE: [&str; 4] = [
+    "Running as a non-root user",
+    "Permission denied",
+    "Is device-mapper driver missing from kernel",
+    "device-mapper driver and/or vdo kernel module may be missing",
+];
+
+/// The error that a complaint is.
+pub(super) fn refusal((action, what): (&'static str, &str), complaint: &str) -> ProviderError {
+    let says = |words: &str| complaint.contains(words);
+    let what = what.to_owned();
+    // Warnings come along with every answer.
+    let lines = complaint.lines().map(str::trim).filter(|line| !line.is_empty());
+    let is_noise = |line: &&str| {
+        ["WARNING:", "File descriptor", "/dev/"]
+            .iter()
+            .any(|beginning| line.starts_with(beginning))
+            || line.contains("--help")
+    };
+    let kept: Vec<&str> = lines.clone().filter(|line| !is_noise(line)).collect();
+    let reason = if kept.is_empty() { lines.collect() } else { kept };
+    let reason = reason.join("; ");
+    match () {
+        () if NO_SERVICE.iter().any(|words| says(words)) => ProviderError::NoService {
+            provider: "LVM",
+            reason: complaint.trim().lines().map(str::trim).collect::<Vec<_>>().join("; "),
+        },
+        () if says("Failed to find logical volume")
+            || says("not found in Volume group")
+            || says("not found in volume group")
+            || says("Volume group") && says("not found") =>
+        {
+            ProviderError::NotThere { what }
+        }
+        () if says("already exists in volume group") => ProviderError::Exists { what },
+        () if says(" in use.") || says("is used by another device") || says("contains a filesystem in use") => {
+            ProviderError::Held {
+                what,
+                reason: "somebody has it open".to_owned(),
+            }
+        }
+        () if says("free space in thin pool") || says("insufficient free space") || says("Insufficient free space") => {
+            ProviderError::Full { action, what }
+        }
+        () => ProviderError::Refused { action, what, reason },
+    }
+}
