@@ -78,6 +78,8 @@ fn what_holds_for_a_dataset_is_shown_with_the_line_that_says_so() {
 fn a_repository_of_holdfast_toml_is_called_by_its_name() {
     let rig = Rig::empty();
     rig.write("password", b"correct horse battery staple\n");
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(rig.path("password"), private).unwrap();
     rig.write("disk.raw", &vec![7; 65_536]);
     let toml = format!(
         "version = 1\n[repositories.main]\npath = \"{}\"\npassword_file = \"{}\"\n[repositories.open]\npath = \"{}\"\n",
@@ -109,7 +111,7 @@ fn a_repository_of_holdfast_toml_is_called_by_its_name() {
     rig.write("wrong", b"another one\n");
     run(1, &["list", "-r", "main", "--password-file", "wrong"]);
     run(0, &["init", "-r", "open", "--no-encryption"]);
-    run(0, &["copy", "-r", "main", "--to", "open"]);
+    run(0, &["copy", "--all", "-r", "main", "--to", "open"]);
     assert_eq!(
         run(0, &["list", "-r", "open"])["report"]["snapshots"]
             .as_array()
@@ -133,6 +135,6 @@ fn a_repository_of_holdfast_toml_is_called_by_its_name() {
     // Nobody acts by half of a configuration.
     rig.write("holdfast.toml", b"version = 1\n[repositories.main]\npaht = 3\n");
     let said = run(2, &["list", "-r", "main"])["error"].to_string();
-    assert!(said.contains("line 3"), "{said}");
+    assert!(said.contains("line 2"), "{said}");
     run(0, &["list", "-r", "open"]);
 }
