@@ -51,8 +51,7 @@ impl StateArgs {
 
     /// The store, for whoever only looks at it: where there is none, one without any states. Nothing is made.
     pub fn open_to_look(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<StateStore> {
-        let folder = self.folder(context).unwrap_or_default();
-        StateStore::open_to_look(&folder, &context.surroundings(), job)
+        StateStore::open_to_look(self.folder(context).as_deref(), &context.surroundings(), job)
     }
 
     /// The same, for whoever can do without: why there is none is told.

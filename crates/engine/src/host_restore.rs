@@ -135,8 +135,17 @@ impl HostRestore<'_> {
             }
         });
         let restore = restored?;
-        self.states.forget_unfinished(&point.uuid)?;
+        self.has_ended(&point.uuid, job);
         Ok(RollbackReport { plan, restore, safety })
+    }
+
+    /// What was noted of the work goes.
+    fn has_ended(&self, uuid: &str, job: Job<'_>) {
+        if let Err(error) = self.states.forget_unfinished(uuid) {
+            let message =
+                format!("it is done, and still noted as if it were not: {error}; holdfast doctor tells of it");
+            job.progress.warning(&message);
+        }
     }
 
     fn power_off(&self, uuid: &str) -> Result<()> {
@@ -216,7 +225,7 @@ impl HostRestore<'_> {
                     .warning(&format!("{}: {error}; holdfast doctor sees to it", clone.to));
             }
         }
-        self.states.forget_unfinished(&plan.restore.machine.uuid)?;
+        self.has_ended(&plan.restore.machine.uuid, job);
         restored
     }
 

@@ -80,12 +80,13 @@ impl StateStore {
     }
 
     /// The store in `folder`; where there is none, one in memory without any states, for whoever only looks: nothing is made.
-    pub fn open_to_look(folder: &Path, surroundings: &Surroundings, job: Job<'_>) -> Result<Self> {
-        if let Some(store) = Self::open(folder, surroundings, job)? {
+    pub fn open_to_look(folder: Option<&Path>, surroundings: &Surroundings, job: Job<'_>) -> Result<Self> {
+        let open = |folder| Self::open(folder, surroundings, job);
+        if let Some(store) = folder.map(open).transpose()?.flatten() {
             return Ok(store);
         }
         Ok(Self {
-            folder: folder.to_owned(),
+            folder: folder.map(Path::to_owned).unwrap_or_default(),
             repository: Repository::init(Arc::new(MemoryStore::new()), &new_repository(), surroundings.clone())?,
         })
     }
