@@ -6,6 +6,7 @@
 
 mod contents;
 mod point;
+mod since;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ use crate::machine_restore::{
 use crate::machine_state::StateStore;
 use crate::new_image::Overwrite;
 pub use point::{HostPoint, HostPointRequest, PointName, open_host_point};
+use since::Since;
 
 /// Who and what a job on a point in time needs.
 pub struct HostRestore<'a> {
@@ -105,7 +107,17 @@ impl HostRestore<'_> {
             Some(request) => take_host_snapshots(request, &mut || (), job)?.snapshots,
             None => Vec::new(),
         };
-        let restored = restore_point(&self.planner(point), &plan, job).inspect_err(|_| {
+        let since = Since {
+            point: &point.contents,
+            providers: self.providers,
+            safety: &safety,
+            run: point.run,
+        };
+        let planner = Planner {
+            contents: &since,
+            ..self.planner(point)
+        };
+        let restored = restore_point(&planner, &plan, job).inspect_err(|_| {
             if let Some(first) = safety.first() {
                 let message = format!("what was there before is in the host snapshot {}", first.name);
                 job.progress.warning(&message);

@@ -15,7 +15,7 @@ use holdfast_host::{Description, MachineDisk};
 use holdfast_image::Format;
 
 use super::changes::{Changes, ReadAll, check_spots};
-use super::compare_images::{Sent, compare, compare_by};
+use super::compare_images::{Sent, below, compare, compare_by};
 use super::pace::Pace;
 use super::warden::Load;
 use super::{Beside, MachineBackup, MachineBackupReport, Method, Ready, notes_of};
@@ -266,7 +266,7 @@ impl MachineBackup<'_> {
         let view = provider
             .view(&then, &label)
             .map_err(|error| ReadAll::NotComparable(error.to_string()))?;
-        let (old, new) = (view.path().join(&place.path), cut.path_of(disk).ok_or_else(gone)?);
+        let (old, new) = (below(view.path(), &place.path), cut.path_of(disk).ok_or_else(gone)?);
         let roots = (view.path(), cut.root_of(disk).ok_or_else(gone)?);
         let format = disk.format.as_deref();
         if then.dataset.provider != ProviderKind::Zfs {
@@ -333,13 +333,7 @@ impl Cut {
     }
 
     fn path_of(&self, disk: &MachineDisk) -> Option<PathBuf> {
-        let inside = &self.places.get(&disk.target)?.path;
-        let root = self.root_of(disk)?;
-        Some(if inside.as_os_str().is_empty() {
-            root.to_owned()
-        } else {
-            root.join(inside)
-        })
+        Some(below(self.root_of(disk)?, &self.places.get(&disk.target)?.path))
     }
 
     /// The host snapshot that a disk is in.

@@ -1,5 +1,6 @@
 //! Doing what the plan says.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
@@ -18,7 +19,7 @@ use super::resumption::{Resumed, resume};
 use super::stored;
 use super::tpm::{self, MadeFolders};
 use crate::Unit;
-use crate::block_target::{LockedDevice, is_block_device};
+use crate::block_target::{LockedDevice, is_block_device, lock};
 use crate::contents::Contents;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -83,6 +84,7 @@ pub(crate) fn restore_point(
         plan,
         surroundings: planner.surroundings,
         job,
+        relocked: RefCell::default(),
     };
     execution.clear_left();
     let outputs = execution.open()?;
@@ -98,6 +100,7 @@ pub(crate) fn restore_point(
     }
     execution.define(&mut made)?;
     drop(locked);
+    execution.relocked.take();
     made.keep();
     Ok(MachineRestoreReport {
         disks,
@@ -127,6 +130,7 @@ pub(crate) fn write_companions(
         plan,
         surroundings,
         job,
+        relocked: RefCell::default(),
     };
     execution.clear_left();
     let outputs = execution.open()?;
@@ -187,6 +191,8 @@ struct Execution<'a> {
     plan: &'a MachineRestorePlan,
     surroundings: &'a Surroundings,
     job: Job<'a>,
+    /// Images that were locked once more: to close them before the others would end the locks of these.
+    relocked: RefCell<Vec<ImageMut>>,
 }
 
 impl<'a> Execution<'a> {
@@ -317,6 +323,10 @@ impl<'a> Execution<'a> {
     }
 
     fn write_disk(&self, output: &Output<'_>, device: &OutputDevice) -> Result<RestoredDisk> {
+        let relock = || {
+            self.relocked.borrow_mut().push(lock(&output.file.to)?);
+            Ok(())
+        };
         let target = DiskTarget {
             path: &output.file.to,
             device: device.as_device(),
@@ -326,6 +336,7 @@ impl<'a> Execution<'a> {
                 FileWay::BlockDevice => TargetState::Unknown,
                 FileWay::InPlace => TargetState::Similar,
             },
+            relock: (output.file.way == FileWay::InPlace).then_some(&relock),
         };
         let written = self.contents.write(output.record, &target, self.job);
         written.map_err(|error| error.on(&output.file.to))

@@ -9,6 +9,7 @@ mod changes;
 mod pool;
 mod replica;
 mod table;
+mod volume;
 mod words;
 
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ pub use changes::{SendError, SendQuestion};
 pub use pool::{DeviceErrors, PoolDevice, PoolRoom, PoolState};
 pub use replica::ZfsSide;
 use table::{Properties, parse};
+pub use volume::volume_device;
 use words::refusal;
 
 const ZFS: &str = "zfs";
@@ -221,13 +223,18 @@ impl Zfs {
         self.ask(("look into", snapshot), &words)?;
         let (tools, clock, gone) = (Arc::clone(&self.tools), Arc::clone(&self.clock), folder.clone());
         let path = if is_volume { volume_device(&clone) } else { folder };
-        Ok(View {
+        let name = clone.clone();
+        let view = View {
             folder: path,
             cleanup: Some(Box::new(move || {
                 remove_view(&*tools, &*clock, &clone);
                 drop(std::fs::remove_dir(gone));
             })),
-        })
+        };
+        if is_volume {
+            self.wait_for_device(&name)?;
+        }
+        Ok(view)
     }
 }
 
@@ -239,11 +246,6 @@ fn remove_view(tools: &dyn Tools, clock: &dyn Clock, clone: &str) {
             _ => return,
         }
     }
-}
-
-/// The device of a volume.
-pub(super) fn volume_device(name: &str) -> PathBuf {
-    Path::new("/dev/zvol").join(name)
 }
 
 fn dataset(name: &str) -> Dataset {
@@ -375,7 +377,8 @@ impl Provider for Zfs {
             let full = full_name(&one.dataset.name, cut.name)?;
             match self.get(&[], "type", &full) {
                 Ok(_) => Err(ProviderError::Exists { what: full }),
-                Err(ProviderError::NotThere { .. }) => Ok(()),
+                // Most of it is written before anybody holds still for it.
+                Err(ProviderError::NotThere { .. }) => volume::write_out(&one.dataset.name, one.is_tree),
                 Err(error) => Err(error),
             }
         })
@@ -390,6 +393,9 @@ impl Provider for Zfs {
         let names = group.iter().map(|one| full_name(&one.dataset.name, cut.name));
         let names = names.collect::<ProviderResult<Vec<_>>>()?;
         words.extend(names.iter().map(|name| &name[..]));
+        group
+            .iter()
+            .try_for_each(|one| volume::write_out(&one.dataset.name, one.is_tree))?;
         self.ask(("make", &names.join(", ")), &words).map(drop)
     }
 
@@ -442,7 +448,15 @@ impl Provider for Zfs {
         let full = full(snapshot)?;
         full_name(name, "check")?;
         self.ask(("clone", &full), &["clone", &full, name])?;
-        self.dataset(name)
+        let state = self.dataset(name)?;
+        if state.is_volume
+            && let Err(error) = self.wait_for_device(name)
+        {
+            // What nobody can use is not left to lie about; the error says why it is gone.
+            self.destroy_clone(name, snapshot).ok();
+            return Err(error);
+        }
+        Ok(state)
     }
 }
 

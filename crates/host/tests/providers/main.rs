@@ -402,3 +402,57 @@ fn what_somebody_is_making_is_left_to_him() {
     let left = std::fs::read_dir(first.folder.join(".holdfast/snapshots")).unwrap();
     assert_eq!(left.count(), 1);
 }
+
+/// A volume is its device, by whatever name. What was written to that is in the next snapshot, also if nobody has flushed it.
+#[test]
+#[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
+fn volumes_are_cut_and_looked_into() {
+    let place = tempfile::tempdir().unwrap();
+    let made = lab::Pool::at(&place.path().join("mounted"));
+    let made = made.and_then(|pool| pool.volume("disk", "8M").map(|device| (pool, device)));
+    let (pool, device) = match made {
+        Ok(made) => made,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let provider = pool.provider();
+    let node = device.canonicalize().unwrap();
+    for path in [&device, &node] {
+        let Located::In(found) = locate(path, "test").unwrap() else {
+            panic!("{} is nowhere", path.display());
+        };
+        assert!(found.dataset.name.ends_with("/disk") && found.path.as_os_str().is_empty());
+    }
+    let Located::In(found) = locate(&device, "test").unwrap() else {
+        unreachable!("it was found before");
+    };
+    let one = HostSnapshotName {
+        dataset: found.dataset.clone(),
+        name: "one".to_owned(),
+    };
+    assert!(provider.dataset(&found.dataset.name).unwrap().is_volume);
+    // Somebody who has it open, and does not flush.
+    let open = std::fs::File::options().write(true).open(&device).unwrap();
+    std::io::Write::write_all(&mut &open, &[7; 65_536]).unwrap();
+    let wanted = [Wanted::all_of(found.dataset.clone())];
+    let cut = Cutting {
+        name: "one",
+        time_s: 1,
+        record: "{}",
+    };
+    provider.prepare(&wanted, &cut).unwrap();
+    std::io::Write::write_all(&mut &open, &[8; 65_536]).unwrap();
+    provider.cut(&wanted, &cut).unwrap();
+    provider.settle(&wanted, &cut).unwrap();
+    std::io::Write::write_all(&mut &open, &[9; 65_536]).unwrap();
+    drop(open);
+    for label in ["look", "look"] {
+        let view = provider.view(&one, label).unwrap();
+        let bytes = read(view.path()).unwrap();
+        assert!(bytes[..65_536] == [7; 65_536] && bytes[65_536..131_072] == [8; 65_536]);
+        assert!(bytes.len() == 8 << 20 && bytes[131_072..].iter().all(|byte| *byte == 0));
+        assert!(std::fs::File::options().write(true).open(view.path()).is_err());
+        let needed = provider.destroy(&one).unwrap_err();
+        assert!(matches!(needed, ProviderError::HasClones { .. }), "{needed}");
+    }
+    provider.destroy(&one).unwrap();
+}
