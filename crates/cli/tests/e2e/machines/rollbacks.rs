@@ -134,6 +134,7 @@ pub(super) fn the_recipe(kind: &'static str) {
 }
 
 /// Goes back, and counts what the program and all that it started have read.
+#[expect(clippy::disallowed_methods, reason = "a test runs the system's programs")]
 fn bytes_read(on: &OnOwn, words: &[&str]) -> (u64, String) {
     let uri = on.world.lab.uri();
     let words = [&["rollback", "web1@one"], words].concat();
