@@ -17,6 +17,10 @@ const PATIENCE: Duration = Duration::from_secs(400);
 /// A machine whose disks are volumes of a pool: a qcow2 image on one, and its guest's bytes on the other one.
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 pub(super) fn on_volumes() -> Option<OnOwn> {
+    if !Pool::has_volumes() {
+        println!("skipped: volumes need a ZFS in the kernel: make test-kernel");
+        return None;
+    }
     let mut made = Err("no folder".to_owned());
     let lab = Lab::prepared(|folder| {
         made = Pool::at(folder).and_then(|pool| {
