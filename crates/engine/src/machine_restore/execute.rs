@@ -7,19 +7,19 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::Path;
 use std::time::Duration;
 
-use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
 use holdfast_host::{Error as HostError, HypervisorMut, MachineState};
 use holdfast_image::{CreateOptions, Format, ImageMut};
 use holdfast_repo::{DiskRecord, Repository, Surroundings, TargetState};
 
 use super::made::Made;
+use super::output::{OutputDevice, open_present};
 use super::plan::{AfterRestore, Content, FileWay, MachineRestorePlan, PlannedFile, Planner, open_image};
 use super::refusal::Refusal;
 use super::resumption::{Resumed, resume};
 use super::stored;
 use super::tpm::{self, MadeFolders};
 use crate::Unit;
-use crate::block_target::{LockedDevice, is_block_device, lock};
+use crate::block_target::lock;
 use crate::contents::Contents;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -165,23 +165,6 @@ struct Output<'p> {
     device: Option<OutputDevice>,
     /// Keeps others from working with what it takes the place of.
     _lock: Option<File>,
-}
-
-/// What a disk is written to.
-enum OutputDevice {
-    Plain(FileDeviceMut),
-    Image(ImageMut),
-    BlockDevice(LockedDevice),
-}
-
-impl OutputDevice {
-    fn as_device(&self) -> &dyn BlockDeviceMut {
-        match self {
-            Self::Plain(device) => device,
-            Self::Image(image) => image,
-            Self::BlockDevice(device) => &**device,
-        }
-    }
 }
 
 struct Execution<'a> {
@@ -460,24 +443,6 @@ fn causes(error: &Error) -> String {
         source = cause.source();
     }
     words
-}
-
-/// Opens what is there, with a lock.
-fn open_present(file: &PlannedFile, record: &DiskRecord) -> Result<OutputDevice> {
-    let opened = if is_block_device(&file.to) {
-        OutputDevice::BlockDevice(LockedDevice::open(&file.to, IoMode::LargeDirect)?)
-    } else {
-        OutputDevice::Image(open_image(&file.to, file.format)?)
-    };
-    let target_bytes = opened.as_device().size_bytes();
-    if target_bytes < record.size_bytes {
-        return Err(Error::TargetTooSmall {
-            path: file.to.clone(),
-            target_bytes,
-            disk_bytes: record.size_bytes,
-        });
-    }
-    Ok(opened)
 }
 
 /// Gives a file its name. What was there before stays locked as long as the answer is there.

@@ -405,7 +405,6 @@ fn what_somebody_is_making_is_left_to_him() {
 
 /// A volume is its device, by whatever name. What was written to that is in the next snapshot, also if nobody has flushed it.
 #[test]
-#[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 fn volumes_are_cut_and_looked_into() {
     if !lab::Pool::has_volumes() {
         return println!("skipped: volumes need a ZFS in the kernel: make test-kernel");
@@ -431,7 +430,8 @@ fn volumes_are_cut_and_looked_into() {
     assert!(provider.dataset(&found.dataset.name).unwrap().is_volume);
     // Somebody who has it open, and does not flush.
     let open = std::fs::File::options().write(true).open(&device).unwrap();
-    std::io::Write::write_all(&mut &open, &[7; 65_536]).unwrap();
+    let put = |byte: u8| std::io::Write::write_all(&mut &open, &vec![byte; 65_536]).unwrap();
+    put(7);
     let wanted = [Wanted::all_of(found.dataset.clone())];
     let cut = Cutting {
         name: "one",
@@ -439,15 +439,15 @@ fn volumes_are_cut_and_looked_into() {
         record: "{}",
     };
     provider.prepare(&wanted, &cut).unwrap();
-    std::io::Write::write_all(&mut &open, &[8; 65_536]).unwrap();
+    put(8);
     provider.cut(&wanted, &cut).unwrap();
     provider.settle(&wanted, &cut).unwrap();
-    std::io::Write::write_all(&mut &open, &[9; 65_536]).unwrap();
+    put(9);
     drop(open);
     for label in ["look", "look"] {
         let view = provider.view(&one, label).unwrap();
         let bytes = read(view.path()).unwrap();
-        assert!(bytes[..65_536] == [7; 65_536] && bytes[65_536..131_072] == [8; 65_536]);
+        assert!(bytes[..65_536] == vec![7; 65_536] && bytes[65_536..131_072] == vec![8; 65_536]);
         assert!(bytes.len() == 8 << 20 && bytes[131_072..].iter().all(|byte| *byte == 0));
         assert!(std::fs::File::options().write(true).open(view.path()).is_err());
         let needed = provider.destroy(&one).unwrap_err();

@@ -213,6 +213,7 @@ pub(super) fn a_clone_runs_beside(kind: &'static str) {
         assert_eq!(disk["written_bytes"], 0);
     }
     assert_eq!(on.world.machines(), ["trial", "web1"]);
+    assert_eq!(report["restore"]["target_machine"]["is_resumed"], true, "{report}");
     assert!(on.world.memory_of("trial").ends_with("0x07"));
     assert_eq!(on.world.state_of("web1"), MachineState::Running);
     on.world.lab.virsh(&["destroy", "trial"]);
