@@ -2,10 +2,10 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench torture
+.PHONY: help setup demo test test-kernel check bench torture
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install what building and testing need, where it is missing
 	@scripts/setup
@@ -15,6 +15,9 @@ demo: setup ## Back up a running machine, kill it, let it go on; then a disk: da
 
 test: setup ## Everything that must hold before a change is merged
 	@scripts/test all
+
+test-kernel: setup ## What needs another kernel: real OpenZFS with its volumes, in a guest
+	@scripts/test-kernel
 
 check: ## The quick loop: fmt, tidy, clippy, licences, unit tests
 	@scripts/test quick

@@ -7,6 +7,7 @@
 mod contents;
 mod notes;
 mod point;
+mod since;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ use crate::machine_state::StateStore;
 use crate::new_image::Overwrite;
 use notes::{CloneNote, RollbackNote};
 pub use point::{HostPoint, HostPointRequest, PointName, open_host_point};
+use since::Since;
 
 /// Who and what a job on a point in time needs.
 pub struct HostRestore<'a> {
@@ -128,7 +130,17 @@ impl HostRestore<'_> {
             None => Vec::new(),
         };
         let mut note = RollbackNote::new(self, (point, &plan), &safety)?;
-        let restored = restore_point(&self.planner(point), &plan, &mut note, job).inspect_err(|_| {
+        let since = Since {
+            point: &point.contents,
+            providers: self.providers,
+            safety: &safety,
+            run: point.run,
+        };
+        let planner = Planner {
+            contents: &since,
+            ..self.planner(point)
+        };
+        let restored = restore_point(&planner, &plan, &mut note, job).inspect_err(|_| {
             if let Some(first) = safety.first() {
                 let message = format!("what was there before is in the host snapshot {}", first.name);
                 job.progress.warning(&message);

@@ -13,6 +13,7 @@ mod in_place;
 mod made;
 mod neighbours;
 mod new_machine;
+mod output;
 mod places;
 mod plan;
 mod refusal;

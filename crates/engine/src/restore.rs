@@ -331,6 +331,7 @@ impl Restorer<'_> {
             device,
             state,
             format: None,
+            relock: None,
         };
         target.write(self.repository, disk, self.job)
     }
@@ -346,9 +347,17 @@ pub(crate) struct DiskTarget<'a> {
     pub(crate) state: TargetState,
     /// How it holds it, where it is an image.
     pub(crate) format: Option<Format>,
+    /// Takes its lock once more, where it can have been lost.
+    pub(crate) relock: Option<&'a dyn Fn() -> Result<()>>,
 }
 
 impl DiskTarget<'_> {
+    /// Takes the lock once more, after somebody in this process has opened and closed it, which ends locks. Somebody else may have come in
+    /// between: then nothing is written.
+    pub(crate) fn lock_again(&self) -> Result<()> {
+        self.relock.map_or(Ok(()), |relock| relock())
+    }
+
     /// Writes a disk; all of it is durable when this returns.
     pub(crate) fn write(&self, repository: &Repository, disk: &DiskRecord, job: Job<'_>) -> Result<RestoredDisk> {
         self.check_size(disk)?;

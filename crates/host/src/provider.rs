@@ -45,7 +45,7 @@ pub use replica::{
 };
 pub use transfer::is_in_transfer;
 pub use zfs::{DeviceErrors, LeftClone, LeftCloneKind, PoolDevice, PoolRoom, PoolState, Zfs, ZfsSide};
-pub use zfs::{SendError, SendQuestion};
+pub use zfs::{SendError, SendQuestion, volume_device};
 
 /// Result of asking a provider.
 pub type ProviderResult<T> = std::result::Result<T, ProviderError>;

@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDevice, DirtyBitmap, to_usize};
-use holdfast_host::provider::{HostSnapshotName, can_clone_to, clone_file};
+use holdfast_host::provider::{HostSnapshotName, ProviderKind, can_clone_to, clone_file, volume_device};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, TargetState};
 
 use super::PlannedClone;
+use super::since::Since;
 use crate::contents::Contents;
 use crate::differences::Differences;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::machine_backup::compare_on_disk;
+use crate::machine_backup::{Told, below, compare_on_disk};
+use crate::machine_restore::is_same;
 use crate::machine_state::KeptDisk;
 use crate::restore::{DiskTarget, RestoredDisk};
 use crate::source::OpenSource;
@@ -54,17 +56,46 @@ impl HostContents {
         })
     }
 
+    /// Writes a disk to a target, by what is known of what has changed since.
+    pub(super) fn write_since(
+        &self,
+        record: &DiskRecord,
+        target: &DiskTarget<'_>,
+        since: Option<&Since<'_>>,
+        job: Job<'_>,
+    ) -> Result<RestoredDisk> {
+        let disk = self.disk(record)?;
+        let places = disk.places(target, since);
+        if let (Err(why), TargetState::Similar) = (&places, target.state) {
+            let name = &record.name;
+            job.progress.note(&format!("disk {name}: all of it is compared: {why}"));
+        }
+        // Whoever has looked at the image itself has closed it again, and that has ended all locks that this process had on it.
+        target.lock_again()?;
+        target.check_size(record)?;
+        let differences = Differences {
+            from: &*disk.source.device,
+            onto: target.device,
+            state: target.state,
+            places: places.as_ref().ok(),
+        };
+        let written = differences.write(job).inspect_err(|_| target.tell_of_mixture(job))?;
+        target.tell_of_spare(record, job);
+        Ok(RestoredDisk {
+            name: record.name.clone(),
+            target: Some(target.path.to_owned()),
+            size_bytes: record.size_bytes,
+            written_bytes: written.written_bytes,
+            equal_bytes: record.size_bytes.saturating_sub(written.written_bytes),
+            zero_bytes: written.zero_bytes,
+        })
+    }
+
     /// The disks in these datasets will be in the clones.
     pub(super) fn clone_datasets(&mut self, clones: &[PlannedClone]) {
         for disk in self.disks.values_mut() {
             let clone = clones.iter().find(|clone| clone.snapshot == disk.snapshot);
-            disk.cloned = clone.map(|clone| {
-                if disk.kept.place.path.as_os_str().is_empty() {
-                    clone.folder.clone()
-                } else {
-                    clone.folder.join(&disk.kept.place.path)
-                }
-            });
+            disk.cloned = clone.map(|clone| below(&clone.folder, &disk.kept.place.path));
         }
     }
 }
@@ -76,20 +107,32 @@ impl HostDisk {
     }
 
     /// Where the image that is there may differ from the one in the snapshot, as far as the file system can tell.
-    fn places(&self, target: &DiskTarget<'_>) -> std::result::Result<DirtyBitmap, String> {
+    fn places(&self, target: &DiskTarget<'_>, since: Option<&Since<'_>>) -> Told<DirtyBitmap> {
         if target.state != TargetState::Similar {
             return Err("the target is another image".to_owned());
-        }
-        let root = self.present_root.as_deref().ok_or("its disk is a volume")?;
-        if target.path != root.join(&self.kept.place.path) {
-            return Err("its image is another file now".to_owned());
         }
         if target.format != self.format() {
             return Err("its image has another format now".to_owned());
         }
+        if self.kept.place.dataset.provider == ProviderKind::Lvm {
+            return Err("LVM does not tell what has changed in a volume since".to_owned());
+        }
+        let present = match &self.present_root {
+            Some(root) => root.clone(),
+            None => volume_device(&self.kept.place.dataset.name),
+        };
+        if !is_same(target.path, &below(&present, &self.kept.place.path)) {
+            return Err("its image is elsewhere now".to_owned());
+        }
         let format = self.kept.format.as_deref();
-        let images = (&*self.path, target.path);
-        let places = compare_on_disk(format, images, (&self.root, root), self.source.device.size_bytes())?;
+        let places = if self.kept.place.dataset.provider == ProviderKind::Zfs {
+            let since = since.ok_or("nobody tells what has changed since")?;
+            since.places(self, (target, &present))?
+        } else {
+            let now = below(&present, &self.kept.place.path);
+            let (images, roots) = ((&*self.path, &*now), (&*self.root, &*present));
+            compare_on_disk(format, images, roots, self.source.device.size_bytes())?
+        };
         match self.spot_that_differs(target, &places) {
             None => Ok(places),
             Some(offset) => Err(format!("offset {offset} is said to be equal, and is not")),
@@ -116,30 +159,7 @@ impl Contents for HostContents {
     }
 
     fn write(&self, record: &DiskRecord, target: &DiskTarget<'_>, job: Job<'_>) -> Result<RestoredDisk> {
-        let disk = self.disk(record)?;
-        let places = disk.places(target);
-        let can_tell = disk.kept.place.dataset.provider.has_folders();
-        if let (Err(why), TargetState::Similar, true) = (&places, target.state, can_tell) {
-            let name = &record.name;
-            job.progress.note(&format!("disk {name}: all of it is compared: {why}"));
-        }
-        target.check_size(record)?;
-        let differences = Differences {
-            from: &*disk.source.device,
-            onto: target.device,
-            state: target.state,
-            places: places.as_ref().ok(),
-        };
-        let written = differences.write(job).inspect_err(|_| target.tell_of_mixture(job))?;
-        target.tell_of_spare(record, job);
-        Ok(RestoredDisk {
-            name: record.name.clone(),
-            target: Some(target.path.to_owned()),
-            size_bytes: record.size_bytes,
-            written_bytes: written.written_bytes,
-            equal_bytes: record.size_bytes.saturating_sub(written.written_bytes),
-            zero_bytes: written.zero_bytes,
-        })
+        self.write_since(record, target, None, job)
     }
 
     fn cloned(&self, record: &DiskRecord) -> Option<&Path> {

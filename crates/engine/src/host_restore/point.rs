@@ -15,7 +15,7 @@ use crate::backup::{NOTE_FORMAT, NOTE_PATH};
 use crate::error::{Error, Result};
 use crate::host_snapshot::{HostSnapshotRecord, MachinePlaces, Providers, Together, Wholeness};
 use crate::job::Job;
-use crate::machine_backup::NOTE_UUID;
+use crate::machine_backup::{NOTE_UUID, below};
 use crate::machine_restore::{MachineRestorePlan, Refusal, chain_of};
 use crate::machine_state::{KeptDisk, KeptState, StateStore};
 use crate::source::OpenSource;
@@ -59,6 +59,8 @@ pub struct HostPoint {
     // Closed before the views go.
     pub(super) contents: HostContents,
     warnings: Vec<String>,
+    /// A random number, which names what has to be made to look into host snapshots.
+    pub(super) run: u32,
     _views: Vec<View>,
 }
 
@@ -134,6 +136,7 @@ pub fn open_host_point(request: &HostPointRequest<'_>, job: Job<'_>) -> Result<H
         manifest,
         contents,
         warnings,
+        run: request.run,
         _views: views,
     })
 }
@@ -296,11 +299,7 @@ fn open_disk(
     let dataset = &kept.place.dataset;
     let state = request.providers.of_dataset(dataset).dataset(&dataset.name)?;
     let is_volume = kept.place.path.as_os_str().is_empty();
-    let path = if is_volume {
-        root.clone()
-    } else {
-        root.join(&kept.place.path)
-    };
+    let path = below(&root, &kept.place.path);
     let refuse = |reason: String| refusal(request, &snapshot.name.name, reason, Vec::new());
     if !path.exists() {
         let reason = format!("the image of disk {} is not in {}", kept.target, snapshot.name);

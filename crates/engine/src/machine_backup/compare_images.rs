@@ -2,7 +2,7 @@
 //! by the image itself for the disk.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use holdfast_block::DirtyBitmap;
 use holdfast_host::changed_blocks::by_extents;
@@ -17,7 +17,7 @@ const GRANULARITY_BYTES_MIN: u64 = 4096;
 const PIECE_COUNT_MAX: u64 = 1 << 26;
 
 /// An answer, or why nobody can tell.
-type Told<T> = std::result::Result<T, String>;
+pub(crate) type Told<T> = std::result::Result<T, String>;
 
 /// Where a file may differ between two states of it.
 type Ask<'a> = dyn Fn(&Path, &Path) -> Told<holdfast_host::changed_blocks::ChangedRanges> + 'a;
@@ -38,7 +38,7 @@ pub(crate) fn compare(
 }
 
 /// The same, by `ask`.
-pub(super) fn compare_by(
+pub(crate) fn compare_by(
     format: Option<&str>,
     (old, new): (&Path, &Path),
     roots: (&Path, &Path),
@@ -66,7 +66,7 @@ pub(super) fn compare_by(
         // What lies outside of the host snapshots may have been written in between.
         let inside = layer.path.strip_prefix(roots.1);
         let inside = inside.map_err(|_| format!("{} is outside of the host snapshot", layer.path.display()))?;
-        files.push(ranges(&roots.0.join(inside), &layer.path)?);
+        files.push(ranges(&below(roots.0, inside), &layer.path)?);
     }
     let is_inside = before.layers().iter().all(|layer| layer.path.starts_with(roots.0));
     if !is_inside {
@@ -75,16 +75,25 @@ pub(super) fn compare_by(
     changed_on_disk(&before, &after, &files, granularity_bytes).map_err(|error| error.to_string())
 }
 
+/// A file below the root of a host snapshot; of a volume's, which has no files, the volume.
+pub(crate) fn below(root: &Path, inside: &Path) -> PathBuf {
+    if inside.as_os_str().is_empty() {
+        root.to_owned()
+    } else {
+        root.join(inside)
+    }
+}
+
 /// Two snapshots of a dataset of ZFS: what changed is what would have to be sent.
-pub(super) struct Sent<'a> {
-    pub(super) zfs: &'a Zfs,
-    pub(super) older: &'a HostSnapshotName,
-    pub(super) newer: &'a HostSnapshotName,
+pub(crate) struct Sent<'a> {
+    pub(crate) zfs: &'a Zfs,
+    pub(crate) older: &'a HostSnapshotName,
+    pub(crate) newer: &'a HostSnapshotName,
 }
 
 impl Sent<'_> {
     /// A stream holds the changes of all files of the dataset: to read one file may be less.
-    pub(super) fn is_worth_it(&self, disk: &OpenSource) -> Told<()> {
+    pub(crate) fn is_worth_it(&self, disk: &OpenSource) -> Told<()> {
         let data_bytes = disk.allocated_bytes().map_err(|error| error.to_string())?;
         match self.zfs.written_between(self.older, self.newer) {
             Some(written_bytes) if written_bytes > data_bytes => Err(format!(
@@ -95,7 +104,7 @@ impl Sent<'_> {
     }
 
     /// Where a file, or the volume, may differ.
-    pub(super) fn ranges(&self, old: &Path, new: &Path) -> Told<holdfast_host::changed_blocks::ChangedRanges> {
+    pub(crate) fn ranges(&self, old: &Path, new: &Path) -> Told<holdfast_host::changed_blocks::ChangedRanges> {
         let look = |path: &Path| path.metadata().map_err(|error| error.to_string());
         let (before, after) = (look(old)?, look(new)?);
         let question = if after.is_file() {
@@ -104,10 +113,17 @@ impl Sent<'_> {
                 after: &after,
             }
         } else {
-            let device = OpenSource::open(new, Some(Format::Raw), &[]).map_err(|error| error.to_string())?;
-            SendQuestion::Volume {
-                size_bytes: device.device.size_bytes(),
+            let size_of = |path: &Path| {
+                let opened = OpenSource::open(path, Some(Format::Raw), &[]);
+                opened
+                    .map(|opened| opened.device.size_bytes())
+                    .map_err(|error| error.to_string())
+            };
+            let (before_bytes, size_bytes) = (size_of(old)?, size_of(new)?);
+            if before_bytes != size_bytes {
+                return Err(format!("the volume had {before_bytes} bytes, and has {size_bytes} now"));
             }
+            SendQuestion::Volume { size_bytes }
         };
         let told = self.zfs.changes((self.older, self.newer), question);
         told.map_err(|error| error.to_string())

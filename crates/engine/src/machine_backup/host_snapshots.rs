@@ -15,7 +15,7 @@ use holdfast_host::{Description, MachineDisk};
 use holdfast_image::Format;
 
 use super::changes::{Changes, ReadAll, check_spots};
-use super::compare_images::{Sent, compare, compare_by};
+use super::compare_images::{Sent, below, compare, compare_by};
 use super::pace::Pace;
 use super::warden::Load;
 use super::{Beside, MachineBackup, MachineBackupReport, Method, Ready, notes_of};
@@ -269,12 +269,7 @@ impl MachineBackup<'_> {
             .map_err(|error| ReadAll::NotComparable(error.to_string()))?;
         let new = cut.path_of(disk).ok_or_else(gone)?;
         let newer = &cut.snapshot_of(disk).ok_or_else(gone)?.name;
-        // A volume has no folder that its path would be in.
-        let old = if place.path.as_os_str().is_empty() {
-            view.path().to_owned()
-        } else {
-            view.path().join(&place.path)
-        };
+        let old = below(view.path(), &place.path);
         let roots = (view.path(), cut.root_of(disk).ok_or_else(gone)?);
         let format = disk.format.as_deref();
         let images = (&*old, &*new);
@@ -348,13 +343,7 @@ impl Cut {
     }
 
     fn path_of(&self, disk: &MachineDisk) -> Option<PathBuf> {
-        let inside = &self.places.get(&disk.target)?.path;
-        let root = self.root_of(disk)?;
-        Some(if inside.as_os_str().is_empty() {
-            root.to_owned()
-        } else {
-            root.join(inside)
-        })
+        Some(below(self.root_of(disk)?, &self.places.get(&disk.target)?.path))
     }
 
     /// The host snapshot that a disk is in.

@@ -1,17 +1,18 @@
 //! Doing what the plan says.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::Path;
 use std::time::Duration;
 
-use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
 use holdfast_host::{Error as HostError, HypervisorMut, MachineState};
 use holdfast_image::{CreateOptions, Format, ImageMut};
 use holdfast_repo::{DiskRecord, Repository, Surroundings, TargetState};
 
 use super::made::Made;
+use super::output::{OutputDevice, open_present};
 use super::plan::{AfterRestore, Content, FileWay, MachineRestorePlan, PlannedFile, Planner, open_image};
 use super::refusal::Refusal;
 use super::resumption::{Resumed, resume};
@@ -19,7 +20,7 @@ use super::stored;
 use super::tpm::{self, MadeFolders};
 use super::witness::{Nobody, Witness, causes};
 use crate::Unit;
-use crate::block_target::{LockedDevice, is_block_device};
+use crate::block_target::lock;
 use crate::contents::Contents;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -85,6 +86,7 @@ pub(crate) fn restore_point(
         plan,
         surroundings: planner.surroundings,
         job,
+        relocked: RefCell::default(),
     };
     execution.clear_left();
     let outputs = execution.open()?;
@@ -102,6 +104,7 @@ pub(crate) fn restore_point(
     }
     execution.define(&mut made)?;
     drop(locked);
+    execution.relocked.take();
     made.keep();
     Ok(MachineRestoreReport {
         disks,
@@ -131,6 +134,7 @@ pub(crate) fn write_companions(
         plan,
         surroundings,
         job,
+        relocked: RefCell::default(),
     };
     execution.clear_left();
     let outputs = execution.open()?;
@@ -170,23 +174,6 @@ struct Output<'p> {
     _lock: Option<File>,
 }
 
-/// What a disk is written to.
-enum OutputDevice {
-    Plain(FileDeviceMut),
-    Image(ImageMut),
-    BlockDevice(LockedDevice),
-}
-
-impl OutputDevice {
-    fn as_device(&self) -> &dyn BlockDeviceMut {
-        match self {
-            Self::Plain(device) => device,
-            Self::Image(image) => image,
-            Self::BlockDevice(device) => &**device,
-        }
-    }
-}
-
 struct Execution<'a> {
     repository: &'a Repository,
     contents: &'a dyn Contents,
@@ -194,6 +181,8 @@ struct Execution<'a> {
     plan: &'a MachineRestorePlan,
     surroundings: &'a Surroundings,
     job: Job<'a>,
+    /// Images that were locked once more: to close them before the others would end the locks of these.
+    relocked: RefCell<Vec<ImageMut>>,
 }
 
 impl<'a> Execution<'a> {
@@ -324,6 +313,10 @@ impl<'a> Execution<'a> {
     }
 
     fn write_disk(&self, output: &Output<'_>, device: &OutputDevice) -> Result<RestoredDisk> {
+        let relock = || {
+            self.relocked.borrow_mut().push(lock(&output.file.to)?);
+            Ok(())
+        };
         let target = DiskTarget {
             path: &output.file.to,
             device: device.as_device(),
@@ -333,6 +326,7 @@ impl<'a> Execution<'a> {
                 FileWay::BlockDevice => TargetState::Unknown,
                 FileWay::InPlace => TargetState::Similar,
             },
+            relock: (output.file.way == FileWay::InPlace).then_some(&relock),
         };
         let written = self.contents.write(output.record, &target, self.job);
         written.map_err(|error| error.on(&output.file.to))
@@ -445,24 +439,6 @@ fn shared(output: &Output<'_>) -> RestoredDisk {
         equal_bytes: output.record.size_bytes,
         zero_bytes: 0,
     }
-}
-
-/// Opens what is there, with a lock.
-fn open_present(file: &PlannedFile, record: &DiskRecord) -> Result<OutputDevice> {
-    let opened = if is_block_device(&file.to) {
-        OutputDevice::BlockDevice(LockedDevice::open(&file.to, IoMode::LargeDirect)?)
-    } else {
-        OutputDevice::Image(open_image(&file.to, file.format)?)
-    };
-    let target_bytes = opened.as_device().size_bytes();
-    if target_bytes < record.size_bytes {
-        return Err(Error::TargetTooSmall {
-            path: file.to.clone(),
-            target_bytes,
-            disk_bytes: record.size_bytes,
-        });
-    }
-    Ok(opened)
 }
 
 /// Gives a file its name. What was there before stays locked as long as the answer is there.

@@ -10,6 +10,7 @@ mod clones;
 mod pool;
 mod replica;
 mod table;
+mod volume;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +31,7 @@ pub use clones::{LeftClone, LeftCloneKind};
 pub use pool::{DeviceErrors, PoolDevice, PoolRoom, PoolState};
 pub use replica::ZfsSide;
 use table::{Properties, parse};
+pub use volume::volume_device;
 use words::refusal;
 
 const ZFS: &str = "zfs";
@@ -140,11 +142,6 @@ impl Zfs {
         let found = self.get(&["-r"], "type", name)?;
         Ok(found.into_keys().filter(|name| !name.contains('@')).collect())
     }
-}
-
-/// The device of a volume.
-pub(super) fn volume_device(name: &str) -> PathBuf {
-    Path::new("/dev/zvol").join(name)
 }
 
 fn dataset(name: &str) -> Dataset {
@@ -290,7 +287,8 @@ impl Provider for Zfs {
             let full = full_name(&one.dataset.name, cut.name)?;
             match self.get(&[], "type", &full) {
                 Ok(_) => Err(ProviderError::Exists { what: full }),
-                Err(ProviderError::NotThere { .. }) => Ok(()),
+                // Most of it is written before anybody holds still for it.
+                Err(ProviderError::NotThere { .. }) => volume::write_out(&one.dataset.name, one.is_tree),
                 Err(error) => Err(error),
             }
         })
@@ -305,6 +303,9 @@ impl Provider for Zfs {
         let names = group.iter().map(|one| full_name(&one.dataset.name, cut.name));
         let names = names.collect::<ProviderResult<Vec<_>>>()?;
         words.extend(names.iter().map(|name| &name[..]));
+        group
+            .iter()
+            .try_for_each(|one| volume::write_out(&one.dataset.name, one.is_tree))?;
         self.ask(("make", &names.join(", ")), &words).map(drop)
     }
 
@@ -392,7 +393,7 @@ impl Provider for Zfs {
         let full = full(snapshot)?;
         full_name(name, "check")?;
         self.ask(("clone", &full), &["clone", &full, name])?;
-        self.dataset(name)
+        self.cloned(name, snapshot)
     }
 }
 

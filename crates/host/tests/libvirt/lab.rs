@@ -108,17 +108,33 @@ impl Lab {
 
     /// Defines a machine with disks of these formats, disk N full of the byte N + 1.
     pub(crate) fn define(&self, name: &str, formats: &[&str]) {
-        let mut devices = String::new();
-        for ((number, format), letter) in formats.iter().enumerate().zip('a'..) {
+        let images = formats.iter().zip('a'..).map(|(format, letter)| {
             let image = self.path(&format!("{name}-{letter}"));
+            run(
+                "qemu-img",
+                &["create", "-q", "-f", format, image.to_str().unwrap(), "8M"],
+            );
+            (*format, image)
+        });
+        self.define_on(name, &images.collect::<Vec<_>>());
+    }
+
+    /// The same, with images that are there; they may be devices.
+    pub(crate) fn define_on(&self, name: &str, images: &[(&str, PathBuf)]) {
+        let mut devices = String::new();
+        for ((number, (format, image)), letter) in images.iter().enumerate().zip('a'..) {
+            let (kind, source) = if image.starts_with("/dev") {
+                ("block", "dev")
+            } else {
+                ("file", "file")
+            };
             let image = image.to_str().unwrap();
-            run("qemu-img", &["create", "-q", "-f", format, image, "8M"]);
             run(
                 "qemu-io",
                 &["-f", format, "-c", &format!("write -P {} 0 8M", number + 1), image],
             );
             let disk = format!(
-                "<disk type='file' device='disk'><driver name='qemu' type='{format}'/><source file='{image}'/>\
+                "<disk type='{kind}' device='disk'><driver name='qemu' type='{format}'/><source {source}='{image}'/>\
                  <target dev='vd{letter}' bus='virtio'/></disk>"
             );
             devices.push_str(&disk);
@@ -129,6 +145,10 @@ impl Lab {
              <disk type='file' device='cdrom'><target dev='sda' bus='scsi'/><readonly/></disk>\
              <memballoon model='none'/></devices></domain>"
         );
+        self.define_xml(&xml);
+    }
+
+    pub(crate) fn define_xml(&self, xml: &str) {
         let file = self.path("domain.xml");
         std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), xml.as_bytes()).unwrap();
         self.virsh(&["define", file.to_str().unwrap()]);

@@ -167,6 +167,31 @@ impl Pool {
     }
 }
 
+impl Pool {
+    /// Whether there are volumes: zfs-fuse has none.
+    pub(crate) fn has_volumes() -> bool {
+        Path::new("/sys/module/zfs").exists()
+    }
+
+    /// Makes a volume in it; its device, which is there.
+    ///
+    /// # Errors
+    /// Why there is none, in words.
+    pub(crate) fn volume(&self, name: &str, size: &str) -> Result<PathBuf, String> {
+        let name = format!("{}/{name}", self.name);
+        system("zfs", &["create", "-V", size, &name])?;
+        let device = Path::new("/dev/zvol").join(&name);
+        let clock = SystemClock::new();
+        for _ in 0..600 {
+            if device.exists() {
+                return Ok(device);
+            }
+            clock.sleep(Duration::from_millis(100));
+        }
+        Err(format!("{} does not come", device.display()))
+    }
+}
+
 impl Drop for Pool {
     fn drop(&mut self) {
         let clock = SystemClock::new();

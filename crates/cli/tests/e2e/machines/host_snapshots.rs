@@ -21,6 +21,9 @@ pub(super) struct OnOwn {
 /// A machine on a file system of `kind`; none, with the reason printed, where there can be none here.
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
+    if kind == "volumes" {
+        return super::volumes::on_volumes();
+    }
     let mut made = None;
     let lab = Lab::prepared(|folder| {
         let file_system: Result<Box<dyn FileSystem>, String> = match kind {
@@ -62,6 +65,18 @@ impl OnOwn {
         };
         let view = provider.view(&name, "test").unwrap();
         std::fs::read(view.path().join("web1-b")).unwrap()
+    }
+
+    /// The full names of the host snapshots of this name, one for each dataset.
+    pub(super) fn full_names(&self, name: &str) -> Vec<String> {
+        let report = self
+            .world
+            .rig
+            .report(&at(&self.world.lab.uri(), &["host", "list", "web1"]));
+        let datasets = report["datasets"].as_array().unwrap().iter();
+        datasets
+            .map(|dataset| format!("{}@{name}", dataset["dataset"].as_str().unwrap()))
+            .collect()
     }
 
     pub(super) fn listed(&self, words: &[&str]) -> Vec<serde_json::Value> {
@@ -318,7 +333,7 @@ impl OnOwn {
     }
 }
 
-fn a_machine_is_backed_up_from_host_snapshots(kind: &'static str) {
+pub(super) fn a_machine_is_backed_up_from_host_snapshots(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     let first = on.back_up();
     assert_eq!(
@@ -354,12 +369,11 @@ fn a_machine_is_backed_up_from_host_snapshots(kind: &'static str) {
     on.world.assert_snapshot_is_right("third");
 
     // Somebody has removed what the next one would be compared with.
-    let listed = &on.listed(&["web1"])[0];
-    let dataset =
-        on.world.rig.report(&at(&on.world.lab.uri(), &["host", "list", "web1"]))["datasets"][0]["dataset"].clone();
-    let name = format!("{}@{}", dataset.as_str().unwrap(), listed["name"].as_str().unwrap());
-    on.world.rig.ok(&["host", "release", &name]);
-    on.world.rig.ok(&["host", "remove", &name]);
+    let newest = on.listed(&["web1"])[0]["name"].as_str().unwrap().to_owned();
+    for name in on.full_names(&newest) {
+        on.world.rig.ok(&["host", "release", &name]);
+        on.world.rig.ok(&["host", "remove", &name]);
+    }
     on.world.write(1, 52, 0, 65_536);
     on.assert_everything_was_read(&on.back_up(), "is gone");
     on.world.assert_snapshot_is_right("fourth");

@@ -45,6 +45,7 @@ mod rollback_mishaps;
 mod rollbacks;
 mod thin_volumes;
 mod tpm;
+mod volumes;
 
 use holdfast_host::qemu::runs_in;
 use holdfast_host::{Hypervisor as _, Machine, MachineState};
@@ -66,8 +67,13 @@ impl World {
     }
 
     fn of(lab: Lab) -> Self {
+        Self::defined(lab, |lab| lab.define("web1", &["qcow2", "raw"]))
+    }
+
+    /// One whose machine is defined so, with two disks.
+    fn defined(lab: Lab, define: impl FnOnce(&Lab)) -> Self {
         lab.connect();
-        lab.define("web1", &["qcow2", "raw"]);
+        define(&lab);
         lab.virsh(&["start", "web1"]);
         let length = usize::try_from(DISK_BYTES).unwrap();
         Self {

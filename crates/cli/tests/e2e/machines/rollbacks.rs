@@ -8,20 +8,18 @@ use super::host_snapshots::{OnOwn, on};
 
 impl OnOwn {
     /// What a verb about a point in time answers.
-    fn point(&self, code: i32, words: &[&str]) -> Value {
+    pub(super) fn point(&self, code: i32, words: &[&str]) -> Value {
         self.world.rig.json(code, &at(&self.world.lab.uri(), words))["report"].clone()
     }
 
     /// Why it is refused.
-    fn point_refused(&self, words: &[&str]) -> (String, String) {
+    pub(super) fn point_refused(&self, words: &[&str]) -> (String, String) {
         self.world.rig.error(1, &at(&self.world.lab.uri(), words))
     }
 
     /// The full name of the only host snapshot of this name.
     fn full_name(&self, name: &str) -> String {
-        let report = self.point(0, &["host", "list", "web1"]);
-        let dataset = report["datasets"][0]["dataset"].as_str().unwrap();
-        format!("{dataset}@{name}")
+        self.full_names(name).remove(0)
     }
 
     /// The names of host snapshots that go with a memory.
@@ -32,7 +30,7 @@ impl OnOwn {
     }
 
     /// Asserts what the disks of a machine that is shut off hold.
-    fn assert_disks(&self, disks: &[Vec<u8>; 2], what: &str) {
+    pub(super) fn assert_disks(&self, disks: &[Vec<u8>; 2], what: &str) {
         self.world.rig.ok(&at(&self.world.lab.uri(), &["backup", "web1"]));
         for (target, bytes) in ["vda", "vdb"].iter().zip(disks) {
             let restored = format!("{target}.raw");
@@ -44,7 +42,7 @@ impl OnOwn {
 }
 
 /// The whole of what hooks and scripts do today: a point with memory, more points, pruning, going back with memory.
-fn the_recipe(kind: &'static str) {
+pub(super) fn the_recipe(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.world.restart_with_memory(7);
     on.world.write(0, 40, 65_536, 65_536);
@@ -75,7 +73,9 @@ fn the_recipe(kind: &'static str) {
     }
     assert_eq!(on.with_memories(), ["hourly", "point-0", "point-5"]);
     // What is removed takes its memory with it.
-    let removed: Vec<String> = (0..5).map(|number| on.full_name(&format!("point-{number}"))).collect();
+    let removed: Vec<String> = (0..5)
+        .flat_map(|number| on.full_names(&format!("point-{number}")))
+        .collect();
     let words: Vec<&str> = removed.iter().map(String::as_str).collect();
     on.world.rig.ok(&[&["host", "remove"], &words[..]].concat());
     assert_eq!(on.with_memories(), ["hourly", "point-5"]);
@@ -133,6 +133,52 @@ fn the_recipe(kind: &'static str) {
     on.assert_disks(&newest, "a dry run changes nothing");
 }
 
+/// Goes back, and counts what the program and all that it started have read.
+#[expect(clippy::disallowed_methods, reason = "a test runs the system's programs")]
+fn bytes_read(on: &OnOwn, words: &[&str]) -> (u64, String) {
+    let uri = on.world.lab.uri();
+    let words = [&["rollback", "web1@one"], words].concat();
+    let program = on.world.rig.command(&at(&uri, &words));
+    let mut counted = std::process::Command::new("bash");
+    let script = "\"$@\"; code=$?; cat /proc/$$/io >&2; exit $code";
+    counted.args(["-c", script, "bash"]).arg(program.get_program());
+    let set = program.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let output = counted.args(program.get_args()).envs(set).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    let count = said.lines().find_map(|line| line.strip_prefix("rchar: "));
+    (count.unwrap().parse().unwrap(), said)
+}
+
+/// ZFS tells what has changed since, and the rest is not read; without a safety snapshot all of it is.
+pub(super) fn what_is_the_same_is_not_read(kind: &'static str) {
+    let Some(mut on) = on(kind) else { return };
+    on.take(0, &["web1", "--name", "one"]);
+    let then = on.world.disks.clone();
+    let mut read = Vec::new();
+    for option in ["--power-off", "--without-safety-snapshot"] {
+        on.world.write(0, 61, 5 << 20, 65_536);
+        on.world.write(1, 62, 4096, 4096);
+        on.world.lab.virsh(&["destroy", "web1"]);
+        let (count, said) = bytes_read(&on, &[option]);
+        assert_eq!(
+            said.contains("all of it is compared"),
+            option == "--without-safety-snapshot",
+            "{said}"
+        );
+        read.push(count);
+        on.assert_disks(&then, option);
+        on.world.disks.clone_from(&then);
+        on.world.lab.virsh(&["start", "web1"]);
+    }
+    assert!(read[0] + (8 << 20) < read[1], "{read:?}");
+}
+
+#[test]
+fn what_is_the_same_is_not_read_on_zfs() {
+    what_is_the_same_is_not_read("zfs");
+}
+
 #[test]
 fn the_recipe_on_btrfs() {
     the_recipe("btrfs");
@@ -149,7 +195,7 @@ fn the_recipe_on_zfs() {
 }
 
 /// A clone runs beside its original, shares all with it, and neither sees what the other writes.
-fn a_clone_runs_beside(kind: &'static str) {
+pub(super) fn a_clone_runs_beside(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.world.restart_with_memory(7);
     on.take(0, &["web1", "--with-memory", "--name", "one"]);
@@ -159,7 +205,7 @@ fn a_clone_runs_beside(kind: &'static str) {
     assert_eq!(on.world.machines(), ["web1"]);
     let report = on.point(3, &["clone", "web1@one", "trial", "--resume"]);
     assert_eq!(plan["restore"]["files"], report["restore"]["files"]);
-    let is_zfs = kind == "zfs";
+    let is_zfs = kind != "btrfs" && kind != "xfs";
     for file in report["restore"]["files"].as_array().unwrap() {
         assert_eq!(file["way"], if is_zfs { "cloned" } else { "shared" }, "{report}");
     }
@@ -167,6 +213,7 @@ fn a_clone_runs_beside(kind: &'static str) {
         assert_eq!(disk["written_bytes"], 0);
     }
     assert_eq!(on.world.machines(), ["trial", "web1"]);
+    assert_eq!(report["restore"]["target_machine"]["is_resumed"], true, "{report}");
     assert!(on.world.memory_of("trial").ends_with("0x07"));
     assert_eq!(on.world.state_of("web1"), MachineState::Running);
     on.world.lab.virsh(&["destroy", "trial"]);

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt as _;
 
 use super::super::{HostSnapshotName, ProviderError, ProviderResult};
-use super::{ZFS, Zfs, full, refusal};
+use super::{ZFS, ZPOOL, Zfs, full, refusal};
 use crate::changed_blocks::{ChangedRanges, StreamError, StreamObject, StreamQuestion, by_send_stream, guid_of_stream};
 use crate::process::{LocalTools, PipedEnd, Programs as _};
 
@@ -86,6 +86,19 @@ impl Zfs {
     pub fn written_between(&self, older: &HostSnapshotName, newer: &HostSnapshotName) -> Option<u64> {
         let property = format!("written@{}", older.name);
         self.number_of(&property, &full(newer).ok()?)
+    }
+
+    /// Whether nothing was written to a volume since a snapshot of it. What was flushed counts: it is made part of the pool first.
+    pub fn is_volume_unchanged(&self, since: &HostSnapshotName) -> ProviderResult<bool> {
+        let volume = &since.dataset.name;
+        full(since)?;
+        let pool = volume.split('/').next().unwrap_or_default();
+        let synced = self.tools.ask(ZPOOL, &["sync", pool])?;
+        if !synced.is_well {
+            return Err(refusal("write out", pool, &synced.complaint));
+        }
+        let written = self.number_of(&format!("written@{}", since.name), volume);
+        Ok(written == Some(0))
     }
 
     /// The identity of a snapshot. Where no property has it, as with zfs-fuse, it stands at the beginning of its stream.

@@ -142,7 +142,20 @@ impl Zfs {
         }
         words.extend([&full[..], name]);
         self.ask(("clone", &full), &words)?;
-        self.dataset(name)
+        self.cloned(name, snapshot)
+    }
+
+    /// What was just cloned, when it can be used.
+    pub(super) fn cloned(&self, name: &str, of: &HostSnapshotName) -> ProviderResult<DatasetState> {
+        let state = self.dataset(name)?;
+        if state.is_volume
+            && let Err(error) = self.wait_for_device(name)
+        {
+            // What nobody can use is not left to lie about; the error says why it is gone.
+            self.destroy_clone(name, of).ok();
+            return Err(error);
+        }
+        Ok(state)
     }
 
     /// The machine is there: its dataset is one like any other.
@@ -228,13 +241,18 @@ impl Zfs {
         self.ask(("look into", snapshot), &words)?;
         let (tools, clock, gone) = (Arc::clone(&self.tools), Arc::clone(&self.clock), folder.clone());
         let path: PathBuf = if is_volume { volume_device(&clone) } else { folder };
-        Ok(View {
+        let name = clone.clone();
+        let view = View {
             folder: path,
             cleanup: Some(Box::new(move || {
                 remove_view(&*tools, &*clock, &clone);
                 drop(std::fs::remove_dir(gone));
             })),
-        })
+        };
+        if is_volume {
+            self.wait_for_device(&name)?;
+        }
+        Ok(view)
     }
 }
 

@@ -1,0 +1,224 @@
+//! Machines whose disks are volumes of ZFS, and guests that go on with the memory of then. They need a ZFS in the kernel: `make test-kernel`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_block::Clock as _;
+
+use super::World;
+use super::file_systems::{Pool, system};
+use super::host_snapshots::{OnOwn, a_machine_is_backed_up_from_host_snapshots};
+use super::lab::{Lab, run};
+use super::rollbacks::{a_clone_runs_beside, the_recipe, what_is_the_same_is_not_read};
+
+/// How long a guest may take to do something that is waited for; it may run on an emulator within another one.
+const PATIENCE: Duration = Duration::from_secs(400);
+
+/// A machine whose disks are volumes of a pool: a qcow2 image on one, and its guest's bytes on the other one.
+#[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
+pub(super) fn on_volumes() -> Option<OnOwn> {
+    if !Pool::has_volumes() {
+        println!("skipped: volumes need a ZFS in the kernel: make test-kernel");
+        return None;
+    }
+    let mut made = Err("no folder".to_owned());
+    let lab = Lab::prepared(|folder| {
+        made = Pool::at(folder).and_then(|pool| {
+            let images = vec![
+                ("qcow2", pool.volume("web1-a", "16M")?),
+                ("raw", pool.volume("web1-b", "8M")?),
+            ];
+            Ok((pool, images))
+        });
+    });
+    match made {
+        Ok((pool, images)) => {
+            let device = images[0].1.to_str().unwrap();
+            run("qemu-img", &["create", "-q", "-f", "qcow2", device, "8M"]);
+            Some(OnOwn {
+                world: World::defined(lab, |lab| lab.define_on("web1", &images)),
+                file_system: Box::new(pool),
+            })
+        }
+        Err(reason) => {
+            println!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+#[test]
+fn the_recipe_on_volumes() {
+    the_recipe("volumes");
+}
+
+#[test]
+fn a_clone_runs_beside_on_volumes() {
+    a_clone_runs_beside("volumes");
+}
+
+#[test]
+fn a_machine_on_volumes_is_backed_up_from_host_snapshots() {
+    a_machine_is_backed_up_from_host_snapshots("volumes");
+}
+
+#[test]
+fn what_is_the_same_is_not_read_on_volumes() {
+    what_is_the_same_is_not_read("volumes");
+}
+
+/// Several volumes of a pool are cut at one instant, without anybody standing still for it, whatever shows snapshots as devices.
+#[test]
+fn volumes_of_a_pool_are_cut_at_one_instant() {
+    let Some(mut on) = on_volumes() else { return };
+    let pool = on.full_names("x")[0].split('/').next().unwrap().to_owned();
+    let pool = pool.trim_start_matches("zfs:");
+    system("zfs", &["set", "snapdev=visible", pool]).unwrap();
+    let cut = on.take(0, &["web1", "--name", "one"]);
+    assert_eq!(cut["snapshots"].as_array().unwrap().len(), 2, "{cut}");
+    assert_eq!(cut["is_one_instant"], true, "{cut}");
+    assert!(cut["machines"][0]["paused_us"].is_null(), "{cut}");
+    let then = on.world.disks.clone();
+    on.world.write(0, 70, 0, 4 << 20);
+    on.world.write(1, 71, 0, 4 << 20);
+    on.world.lab.virsh(&["destroy", "web1"]);
+    let planned = on.point(0, &["rollback", "web1@one", "--dry-run"]);
+    assert_eq!(planned["safety"], serde_json::json!([]));
+    on.point(0, &["rollback", "web1@one"]);
+    on.assert_disks(&then, "without memory");
+    // What somebody holds, and what has clones, stays.
+    let name = &on.full_names("one")[1];
+    on.world.rig.ok(&["host", "hold", name]);
+    let held = on.world.rig.json(1, &["host", "remove", name])["report"]["snapshots"][0].clone();
+    assert_eq!(held["obstacle"], "somebody holds it");
+    on.world.rig.ok(&["host", "release", name]);
+    let clone = format!("{pool}/trial");
+    on.world.rig.ok(&["host", "clone", name, &clone]);
+    let device = Path::new("/dev/zvol").join(&clone);
+    assert_eq!(std::fs::read(device).unwrap(), then[1]);
+    on.world.rig.error(1, &["host", "remove", name]);
+    system("zfs", &["destroy", &clone]).unwrap();
+    on.world.rig.ok(&["host", "remove", name]);
+}
+
+/// A volume that has no device is told so, and no clone of it is left.
+#[test]
+fn a_clone_of_volumes_without_devices_is_refused() {
+    let Some(on) = on_volumes() else { return };
+    on.take(0, &["web1", "--name", "one"]);
+    let name = on.full_names("one").remove(1);
+    let pool = name.trim_start_matches("zfs:").split('/').next().unwrap().to_owned();
+    system("zfs", &["set", "volmode=none", &pool]).unwrap();
+    let clone = format!("{pool}/trial");
+    let (_, said) = on.world.rig.error(1, &["host", "clone", &name, &clone]);
+    assert!(said.contains("volmode"), "{said}");
+    assert!(system("zfs", &["list", &clone]).is_err());
+}
+
+/// The guest of scripts/test-guest on one disk; where its files are.
+fn guest() -> Option<PathBuf> {
+    std::env::var_os("HOLDFAST_TEST_GUEST").map(PathBuf::from)
+}
+
+/// What a guest says of itself.
+struct Console(PathBuf);
+
+impl Console {
+    fn lines(&self) -> Vec<String> {
+        let text = std::fs::read(&self.0).unwrap_or_default();
+        String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
+    }
+
+    /// The numbers of the blocks that it has told of, and of its boot.
+    fn told(&self) -> Vec<(u64, String)> {
+        let words = |line: &String| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                ["seq", number, "boot", boot] if boot.len() == 16 => Some((number.parse().ok()?, boot.to_owned())),
+                _ => None,
+            }
+        };
+        self.lines().iter().filter_map(words).collect()
+    }
+
+    fn wait_for(&self, on: &OnOwn, number: u64) -> (u64, String) {
+        let start = on.world.lab.clock.now();
+        loop {
+            if let Some(last) = self.told().last().filter(|(last, _)| *last >= number) {
+                return last.clone();
+            }
+            let waited = on.world.lab.clock.now().saturating_sub(start);
+            assert!(waited < PATIENCE, "it says {:?}", self.lines().last());
+            on.world.lab.clock.sleep(Duration::from_millis(300));
+        }
+    }
+
+    /// Nothing that it has read was other than what it remembers.
+    fn assert_good(&self) {
+        let bad: Vec<String> = self.lines().into_iter().filter(|line| line.contains("BAD")).collect();
+        assert!(bad.is_empty(), "{bad:?}");
+    }
+}
+
+/// A guest that writes goes back an hour, with its memory: it goes on at the number where it was, and its disk holds what it remembers.
+fn a_guest_goes_on(on: Option<OnOwn>) {
+    let (Some(on), Some(guest)) = (on, guest()) else { return };
+    let lab = &on.world.lab;
+    lab.virsh(&["destroy", "web1"]);
+    let console = Console(lab.path("console.log"));
+    let xml = lab.virsh(&["dumpxml", "--inactive", "web1"]);
+    let boot = format!(
+        "<kernel>{0}/vmlinuz</kernel><initrd>{0}/initrd</initrd><cmdline>console=ttyS0 quiet</cmdline></os>",
+        guest.display()
+    );
+    let serial = format!(
+        "<serial type='file'><source path='{}' append='on'/><target port='0'/></serial></devices>",
+        console.0.display()
+    );
+    let xml = xml.replace("</os>", &boot).replace("</devices>", &serial);
+    let xml = xml
+        .replace(">16384</memory>", ">196608</memory>")
+        .replace(">16384</currentMemory>", ">196608</currentMemory>");
+    lab.define_xml(&xml);
+    lab.virsh(&["start", "web1"]);
+    console.wait_for(&on, 20);
+    let cut = on.take(0, &["web1", "--with-memory", "--name", "hourly"]);
+    assert_eq!(cut["machines"][0]["consistency"], "memory", "{cut}");
+    // It has told of the last that it wrote before the instant, or of one of the few after it.
+    let (number, boot) = console.told().last().unwrap().clone();
+    for point in 0..10 {
+        on.take(0, &["web1", "--name", &format!("point-{point}")]);
+    }
+    for point in 0..5 {
+        let names = on.full_names(&format!("point-{point}"));
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        on.world.rig.ok(&[&["host", "remove"], &names[..]].concat());
+    }
+    let (last, _) = console.wait_for(&on, number + 200);
+    console.assert_good();
+    std::fs::rename(&console.0, lab.path("console-before.log")).unwrap();
+    on.point(0, &["rollback", "web1@hourly", "--power-off", "--resume"]);
+    console.wait_for(&on, 1);
+    let (first, same) = console.told()[0].clone();
+    assert_eq!(same, boot, "it has booted anew");
+    assert!(
+        first <= number + 5 && first < last,
+        "it went on at {first}, and was at {number}, then at {last}"
+    );
+    console.wait_for(&on, first + 100);
+    console.assert_good();
+    on.world.assert_runs_and_is_clean();
+}
+
+#[test]
+fn a_guest_on_volumes_goes_on_where_it_was() {
+    a_guest_goes_on(on_volumes());
+}
+
+/// The views are the kernel's own there.
+#[test]
+fn a_guest_on_zfs_goes_on_where_it_was() {
+    if guest().is_some() {
+        a_guest_goes_on(super::host_snapshots::on("zfs"));
+    }
+}

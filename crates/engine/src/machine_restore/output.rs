@@ -1,0 +1,44 @@
+//! What a disk is written to.
+
+use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
+use holdfast_image::ImageMut;
+use holdfast_repo::DiskRecord;
+
+use super::plan::{PlannedFile, open_image};
+use crate::block_target::{LockedDevice, is_block_device};
+use crate::error::{Error, Result};
+
+/// What a disk is written to.
+pub(super) enum OutputDevice {
+    Plain(FileDeviceMut),
+    Image(ImageMut),
+    BlockDevice(LockedDevice),
+}
+
+impl OutputDevice {
+    pub(super) fn as_device(&self) -> &dyn BlockDeviceMut {
+        match self {
+            Self::Plain(device) => device,
+            Self::Image(image) => image,
+            Self::BlockDevice(device) => &**device,
+        }
+    }
+}
+
+/// Opens what is there, with a lock.
+pub(super) fn open_present(file: &PlannedFile, record: &DiskRecord) -> Result<OutputDevice> {
+    let opened = if is_block_device(&file.to) {
+        OutputDevice::BlockDevice(LockedDevice::open(&file.to, IoMode::LargeDirect)?)
+    } else {
+        OutputDevice::Image(open_image(&file.to, file.format)?)
+    };
+    let target_bytes = opened.as_device().size_bytes();
+    if target_bytes < record.size_bytes {
+        return Err(Error::TargetTooSmall {
+            path: file.to.clone(),
+            target_bytes,
+            disk_bytes: record.size_bytes,
+        });
+    }
+    Ok(opened)
+}
