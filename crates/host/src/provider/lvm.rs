@@ -14,6 +14,7 @@ mod names;
 mod pool;
 mod report;
 mod view;
+mod volumes;
 mod words;
 
 use std::collections::BTreeMap;
@@ -32,6 +33,9 @@ use crate::process::{ToolError, Tools};
 pub(super) use device::{Found, find as find_device};
 use names::{HELD, hold_tag, record_tags, tags_of, volume_name};
 use report::{Kind, QUESTION, Volume, parse};
+#[cfg(feature = "hostile")]
+pub(crate) use volumes::{SPECIMEN, volumes_told};
+use volumes::{Snapshot, Volumes, dataset, found, names_of, unknown};
 use words::refusal;
 
 const LVS: &str = "lvs";
@@ -50,119 +54,6 @@ pub struct Lvm {
     clock: Arc<dyn Clock>,
     /// The UUIDs of volumes that are about to be cut, by their full names: nobody asks for them while machines stand still.
     prepared: Mutex<BTreeMap<String, String>>,
-}
-
-/// A volume that is a host snapshot.
-struct Snapshot<'a> {
-    volume: &'a Volume,
-    /// The name of the volume that it is of.
-    of: &'a str,
-    name: &'a str,
-}
-
-impl Snapshot<'_> {
-    fn is_ours(&self) -> bool {
-        self.volume.tags.snapshot.is_some()
-    }
-}
-
-/// All volumes of a volume group, or of all.
-struct Volumes(Vec<Volume>);
-
-impl Volumes {
-    fn named(&self, group: &str, name: &str) -> Option<&Volume> {
-        self.0.iter().find(|one| one.group == group && one.name == name)
-    }
-
-    fn pool_of(&self, volume: &Volume) -> Option<&Volume> {
-        self.named(&volume.group, &volume.pool)
-            .filter(|pool| pool.kind == Kind::Pool)
-    }
-
-    /// What a volume is a snapshot of; none where it is no snapshot.
-    fn as_snapshot<'a>(&'a self, volume: &'a Volume) -> Option<Snapshot<'a>> {
-        if volume.kind != Kind::Thin {
-            return None;
-        }
-        if let (Some(name), Some((uuid, called))) = (&volume.tags.snapshot, &volume.tags.of) {
-            // One that can be written is what somebody has made of it.
-            let origin = self.0.iter().find(|one| one.group == volume.group && one.uuid == *uuid);
-            let of = origin.map_or(called, |origin| &origin.name);
-            return volume.is_read_only.then_some(Snapshot { volume, of, name });
-        }
-        let sleeps = volume.skips_activation && !volume.is_active;
-        let is_one = !volume.origin.is_empty() && (volume.is_read_only || sleeps);
-        is_one.then_some(Snapshot {
-            volume,
-            of: &volume.origin,
-            name: &volume.name,
-        })
-    }
-
-    /// The snapshots of a volume that is there, or was; ours before those of others.
-    fn snapshots_of<'a>(&'a self, group: &'a str, name: &'a str) -> impl Iterator<Item = Snapshot<'a>> {
-        let of_group = self.0.iter().filter(move |one| one.group == group);
-        let all = of_group
-            .filter_map(|one| self.as_snapshot(one))
-            .filter(move |one| one.of == name);
-        let (ours, others): (Vec<_>, Vec<_>) = all.partition(Snapshot::is_ours);
-        ours.into_iter().chain(others)
-    }
-
-    fn snapshot<'a>(&'a self, wanted: &'a HostSnapshotName) -> ProviderResult<Snapshot<'a>> {
-        let (group, name) = names_of(&wanted.dataset.name)?;
-        let mut all = self.snapshots_of(group, name);
-        all.find(|one| one.name == wanted.name)
-            .ok_or_else(|| ProviderError::NotThere {
-                what: wanted.to_string(),
-            })
-    }
-
-    fn state(&self, volume: &Volume) -> DatasetState {
-        let pool = self.pool_of(volume);
-        let free = |pool: &Volume| Some(pool.size_bytes.saturating_sub(pool.data_bytes()?));
-        let origin = self.named(&volume.group, &volume.origin);
-        let origin = origin.map(|origin| match self.as_snapshot(origin) {
-            Some(snapshot) => format!("{}/{}@{}", origin.group, snapshot.of, snapshot.name),
-            None => origin.full_name(),
-        });
-        DatasetState {
-            referenced_bytes: volume.data_bytes(),
-            available_bytes: pool.and_then(free),
-            origin,
-            ..unknown(&volume.group, &volume.name)
-        }
-    }
-}
-
-/// A volume of which nothing else is known.
-fn unknown(group: &str, name: &str) -> DatasetState {
-    DatasetState {
-        dataset: dataset(group, name),
-        folder: None,
-        is_volume: true,
-        used_bytes: None,
-        referenced_bytes: None,
-        snapshots_bytes: None,
-        compression_percent: None,
-        available_bytes: None,
-        origin: None,
-    }
-}
-
-fn dataset(group: &str, name: &str) -> Dataset {
-    Dataset {
-        provider: ProviderKind::Lvm,
-        name: format!("{group}/{name}"),
-    }
-}
-
-/// The volume group and the volume of a dataset, which are arguments of programs.
-fn names_of(dataset: &str) -> ProviderResult<(&str, &str)> {
-    names::parts(dataset).ok_or_else(|| ProviderError::Name {
-        name: dataset.to_owned(),
-        reason: "it has to be of a volume of LVM, GROUP/VOLUME, of letters, digits and + _ . -",
-    })
 }
 
 impl Lvm {
@@ -294,51 +185,11 @@ impl Lvm {
     }
 }
 
-/// An answer of LVM's, and what comes of it: the full names of the volumes that are datasets, and of those that are snapshots.
-#[cfg(feature = "hostile")]
-pub(crate) const SPECIMEN: &str = include_str!("lvm/fixtures/lvs.json");
-
-#[cfg(feature = "hostile")]
-pub(crate) fn volumes_told(answer: &str) -> ProviderResult<(Vec<String>, Vec<String>)> {
-    let volumes = Volumes(parse(answer)?);
-    let thin = volumes.0.iter().filter(|one| one.kind == Kind::Thin);
-    let (mut datasets, mut snapshots) = (Vec::new(), Vec::new());
-    for volume in thin {
-        match volumes.as_snapshot(volume) {
-            None => {
-                volumes.state(volume);
-                datasets.push(format!("{} {}", volume.uuid, volume.full_name()));
-            }
-            Some(snapshot) => {
-                found(&snapshot, &dataset(&volume.group, snapshot.of));
-                snapshots.push(format!("{} {}", volume.uuid, volume.full_name()));
-            }
-        }
-    }
-    Ok((datasets, snapshots))
-}
-
 fn too_long(what: &str) -> ProviderError {
     ProviderError::Refused {
         action: "note",
         what: format!("the record of {what}"),
         reason: "it is longer than its tags".to_owned(),
-    }
-}
-
-fn found(snapshot: &Snapshot<'_>, dataset: &Dataset) -> HostSnapshot {
-    let volume = snapshot.volume;
-    HostSnapshot {
-        name: HostSnapshotName {
-            dataset: dataset.clone(),
-            name: snapshot.name.to_owned(),
-        },
-        time_s: volume.time_s,
-        identity: volume.uuid.clone(),
-        used_bytes: None,
-        referenced_bytes: volume.data_bytes(),
-        hold_count: volume.tags.holds.len() as u64,
-        record: volume.tags.record().filter(|_| volume.tags.snapshot.is_some()),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Machines whose disks are thin volumes of LVM. They need a kernel with device-mapper: `make test-kernel`.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use holdfast_host::MachineState;
@@ -28,7 +30,7 @@ impl ThinPool {
         }
         let place = tempfile::tempdir().map_err(|error| error.to_string())?;
         let file = place.path().join("device");
-        let made = std::fs::File::create(&file).and_then(|file| file.set_len(300 * MIB));
+        let made = File::create(&file).and_then(|file| file.set_len(300 * MIB));
         made.map_err(|error| error.to_string())?;
         let device = system("losetup", &["--find", "--show", file.to_str().unwrap()])?;
         // Hyphens are doubled in the names of devices.
@@ -72,6 +74,13 @@ impl Drop for ThinPool {
     }
 }
 
+/// Writes to a device, which is there.
+fn put(path: &Path, bytes: &[u8]) {
+    let mut device = File::options().write(true).open(path).unwrap();
+    device.write_all(bytes).unwrap();
+    device.sync_all().unwrap();
+}
+
 fn bytes_of(path: &Path) -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
@@ -104,7 +113,7 @@ impl OnVolumes {
         let mut devices = String::new();
         for (letter, bytes) in ["a", "b"].iter().zip(&disks) {
             let path = pool.volume(&format!("web1-{letter}"), "8M");
-            std::fs::write(&path, bytes).unwrap();
+            put(&path, bytes);
             let disk = format!(
                 "<disk type='block' device='disk'><driver name='qemu' type='raw'/><source dev='{}'/>\
                  <target dev='vd{letter}' bus='virtio'/></disk>",
@@ -118,7 +127,7 @@ impl OnVolumes {
              <memballoon model='none'/></devices></domain>"
         );
         let file = lab.path("domain.xml");
-        std::fs::write(&file, xml).unwrap();
+        File::create(&file).unwrap().write_all(xml.as_bytes()).unwrap();
         lab.virsh(&["define", file.to_str().unwrap()]);
         lab.virsh(&["start", "web1"]);
         let world = World {
@@ -216,7 +225,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
     rig.ok(&["host", "clone", &name, &clone]);
     let trial = on.pool.path("trial");
     assert!(bytes_of(&trial).iter().all(|byte| *byte == 1));
-    std::fs::write(&trial, [9; 4096]).unwrap();
+    put(&trial, &[9; 4096]);
     // One that somebody has left awake can go all the same.
     let own = format!("{}/web1-a+at+noon", on.pool.group);
     system("lvchange", &["-qq", "-y", "-ay", "-K", &own]).unwrap();
@@ -339,12 +348,7 @@ fn a_thin_pool_that_is_nearly_full_gets_no_more_snapshots() {
     let (_, said) = rig.error(2, &["snapshot", &thick, "--quiesce", "off"]);
     assert!(said.contains("not in a thin pool"), "{said}");
     let path = pool.volume("data", "200M");
-    let file = std::fs::File::options().write(true).open(&path).unwrap();
-    for _ in 0..196 {
-        std::io::Write::write_all(&mut &file, &vec![7; 1 << 20]).unwrap();
-    }
-    file.sync_all().unwrap();
-    drop(file);
+    put(&path, &vec![7; 196 << 20]);
     let (_, said) = rig.error(1, &["snapshot", &pool.dataset("data"), "--quiesce", "off"]);
     assert!(
         said.contains("of the data of its thin pool") && said.contains("lvextend"),

@@ -70,6 +70,7 @@ mod tests {
 
     use super::{Found, find, parse_name};
 
+    #[expect(clippy::disallowed_methods, reason = "nothing of it has to last")]
     fn device(system: &Path, number: &str, (name, uuid): (&str, &str), below: Option<&str>) {
         let place = system.join("dev/block").join(number);
         std::fs::create_dir_all(place.join("dm")).unwrap();

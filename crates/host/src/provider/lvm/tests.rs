@@ -1,5 +1,7 @@
 //! What is asked of LVM, and how its answers are understood: a stand-in gives those that real volumes gave.
 
+mod metadata;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,11 +13,6 @@ use crate::process::{Answer, ToolError, Tools};
 
 /// The volumes of a group as LVM 2.03.16 told of them.
 const VOLUMES: &str = include_str!("fixtures/lvs.json");
-const DELTA: &str = include_str!("fixtures/thin_delta.xml");
-const ROOMS: &str = include_str!("fixtures/thin_ls.txt");
-const STATUS: &str = "0 4194304 thin-pool 34 121/1024 325/32768 - rw discard_passdown queue_if_no_space - 256 \n";
-const STATUS_KEPT: &str =
-    "0 4194304 thin-pool 34 121/1024 325/32768 255 rw discard_passdown queue_if_no_space - 256 \n";
 const CUT: Cutting<'static> = Cutting {
     name: "a:b",
     time_s: 0,
@@ -345,138 +342,6 @@ fn a_clone_is_removed_by_nobody_but_who_made_it() {
         world.lvm.clone_to(&of, "vg0/trial"),
         Err(ProviderError::Exists { .. })
     ));
-}
-
-/// The two snapshots, both ours and of one volume.
-fn changes(world: &World) -> super::ProviderResult<Vec<std::ops::Range<u64>>> {
-    let (older, newer) = (
-        name("web1", "holdfast_2026-11-22_16:45:10Z"),
-        name("web1", "before-update"),
-    );
-    Ok(world.lvm.changes(&older, &newer)?.as_slice().to_vec())
-}
-
-#[test]
-fn a_pool_tells_what_two_snapshots_do_not_share() {
-    let mut answers = vec![
-        Says(VOLUMES),
-        Says(VOLUMES),
-        Says(STATUS),
-        Says(""),
-        Says(""),
-        Says(STATUS_KEPT),
-    ];
-    answers.extend([Says(DELTA), Says(STATUS_KEPT), Says(""), Says(STATUS), Says("")]);
-    let world = World::new(answers);
-    assert_eq!(changes(&world).unwrap(), [655_360..983_040]);
-    assert_eq!(
-        world.asked(),
-        [
-            "dmsetup status vg0-pool-tpool",
-            "lvchange -qq --addtag holdfast.metadata vg0/pool",
-            "dmsetup message vg0-pool-tpool 0 reserve_metadata_snap",
-            "dmsetup status vg0-pool-tpool",
-            "thin_delta --metadata-snap --snap1 4 --snap2 5 /dev/mapper/vg0-pool_tmeta",
-            "dmsetup status vg0-pool-tpool",
-            "dmsetup message vg0-pool-tpool 0 release_metadata_snap",
-            "dmsetup status vg0-pool-tpool",
-            "lvchange -qq --deltag holdfast.metadata vg0/pool",
-        ]
-    );
-}
-
-#[test]
-fn metadata_that_somebody_else_keeps_are_left_alone_and_what_we_have_left_is_not() {
-    let world = World::new(vec![Says(VOLUMES), Says(VOLUMES), Says(STATUS_KEPT)]);
-    let error = changes(&world).unwrap_err().to_string();
-    assert!(error.contains("somebody else has reserved"), "{error}");
-    assert_eq!(world.asked(), ["dmsetup status vg0-pool-tpool"]);
-    let ours = VOLUMES.replace(
-        "\"lv_time\":\"1795387129\", \"lv_tags\":\"\"",
-        "\"lv_time\":\"1795387129\", \"lv_tags\":\"holdfast.metadata\"",
-    );
-    let mut answers = vec![
-        Says(VOLUMES),
-        Owned(ours),
-        Says(STATUS_KEPT),
-        Says(""),
-        Says(""),
-        Says(""),
-        Says(STATUS_KEPT),
-    ];
-    answers.extend([Says(DELTA), Says(STATUS_KEPT), Says(""), Says(STATUS), Says("")]);
-    let world = World::new(answers);
-    assert!(changes(&world).is_ok());
-    assert_eq!(
-        world.asked()[1],
-        "dmsetup message vg0-pool-tpool 0 release_metadata_snap"
-    );
-}
-
-#[test]
-fn what_was_read_of_metadata_that_were_released_meanwhile_is_not_believed() {
-    let mut answers = vec![
-        Says(VOLUMES),
-        Says(VOLUMES),
-        Says(STATUS),
-        Says(""),
-        Says(""),
-        Says(STATUS_KEPT),
-    ];
-    answers.extend([
-        Says(DELTA),
-        Says(STATUS),
-        Complains("Invalid argument"),
-        Says(STATUS),
-        Says(""),
-    ]);
-    assert!(changes(&World::new(answers)).is_err());
-    // Where the program is not there the state is released all the same.
-    let mut answers = vec![
-        Says(VOLUMES),
-        Says(VOLUMES),
-        Says(STATUS),
-        Says(""),
-        Says(""),
-        Says(STATUS_KEPT),
-    ];
-    answers.extend([Hangs, Says(STATUS_KEPT), Says(""), Says(STATUS), Says("")]);
-    let world = World::new(answers);
-    assert!(changes(&world).is_err());
-    assert_eq!(world.asked()[8], "lvchange -qq --deltag holdfast.metadata vg0/pool");
-}
-
-#[test]
-fn only_snapshots_of_ours_are_compared() {
-    let world = World::new(vec![Says(VOLUMES)]);
-    let refused = world
-        .lvm
-        .changes(&name("web1", "snapper_1"), &name("web1", "before-update"));
-    assert!(refused.unwrap_err().to_string().contains("not a host snapshot of ours"));
-}
-
-#[test]
-fn a_pool_tells_what_its_snapshots_take() {
-    let mut answers = vec![
-        Says(VOLUMES),
-        Says(VOLUMES),
-        Says(VOLUMES),
-        Says(STATUS),
-        Says(""),
-        Says(""),
-        Says(STATUS_KEPT),
-    ];
-    answers.extend([Says(ROOMS), Says(STATUS_KEPT), Says(""), Says(STATUS), Says("")]);
-    answers.extend([Says(VOLUMES), Says(VOLUMES), Says(VOLUMES)]);
-    let world = World::new(answers);
-    let mut snapshots = world.lvm.snapshots("vg0/web1").unwrap();
-    world.lvm.measure(&mut snapshots).unwrap();
-    let rooms: Vec<_> = snapshots
-        .iter()
-        .map(|one| (one.referenced_bytes, one.used_bytes))
-        .collect();
-    assert_eq!(rooms[0], (Some(20_971_520), Some(327_680)));
-    assert_eq!(rooms[1], (Some(20_971_520), Some(0)));
 }
 
 #[test]
