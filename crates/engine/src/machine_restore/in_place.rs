@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::domain_xml::{DiskChange, DiskPlace, DomainXml, Identity, Medium, Rewrite, rewrite};
+use holdfast_host::domain_xml::{DiskChange, DiskPlace, DomainXml, Identity, Rewrite, rewrite};
 use holdfast_host::{DiskSource, KeptStates, Machine, MachineDisk, MachineState};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Manifest};
@@ -18,7 +18,6 @@ use super::plan::{
 use super::refusal::Refusal;
 use super::stored::{self, StoredMachine};
 use super::tpm;
-use crate::block_target::is_block_device;
 use crate::error::{Error, Result};
 
 pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWish) -> Result<Draft> {
@@ -164,11 +163,7 @@ impl InPlace<'_> {
             let file = self.disk(record, disk, path)?;
             let place = DiskPlace {
                 path: file.to.clone(),
-                medium: if is_block_device(&file.to) {
-                    Medium::BlockDevice
-                } else {
-                    Medium::File
-                },
+                medium: file.medium(),
                 format: file.format.to_string(),
             };
             places.insert(record.name.clone(), place);

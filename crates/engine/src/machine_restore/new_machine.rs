@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::domain_xml::{DiskChange, DiskPlace, Identity, Medium, NewIdentity, Rewrite, rewrite, with_name};
+use holdfast_host::domain_xml::{DiskChange, DiskPlace, Identity, NewIdentity, Rewrite, rewrite, with_name};
 use holdfast_host::{MacAddress, Uuid};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Manifest};
@@ -180,11 +180,7 @@ impl NewMachine<'_> {
             };
             let place = DiskPlace {
                 path: file.to.clone(),
-                medium: match file.way {
-                    FileWay::BlockDevice => Medium::BlockDevice,
-                    FileWay::Cloned if file.to.starts_with("/dev") => Medium::BlockDevice,
-                    _ => Medium::File,
-                },
+                medium: file.medium(),
                 format: file.format.to_string(),
             };
             changes.insert(record.name.clone(), DiskChange::Place(place));

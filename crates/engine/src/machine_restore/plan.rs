@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDevice as _, FileDeviceMut, IoMode};
-use holdfast_host::domain_xml::{DiskChange, Identity};
+use holdfast_host::domain_xml::{DiskChange, Identity, Medium};
 use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, TpmStore, Uuid};
 use holdfast_image::{Format, ImageMut, OpenOptions};
 use holdfast_repo::{Manifest, Repository, Surroundings};
@@ -180,6 +180,16 @@ pub struct PlannedFile {
     pub size_bytes: u64,
     /// Bytes of that which are not zero, about.
     pub data_bytes: u64,
+}
+
+impl PlannedFile {
+    /// What it will be. The device of a volume that will be cloned is not there yet.
+    pub(crate) fn medium(&self) -> Medium {
+        let is_device = self.way == FileWay::BlockDevice
+            || is_block_device(&self.to)
+            || (self.way == FileWay::Cloned && self.to.starts_with("/dev"));
+        if is_device { Medium::BlockDevice } else { Medium::File }
+    }
 }
 
 /// What a file of a machine holds.

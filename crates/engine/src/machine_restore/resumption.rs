@@ -8,16 +8,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_host::domain_xml::{
-    DiskChange, DiskPlace, DomainXml, Identity, Medium, Rewrite, rewrite, with_links_down,
-};
+use holdfast_host::domain_xml::{DiskChange, DiskPlace, DomainXml, Identity, Rewrite, rewrite, with_links_down};
 use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, Resumption, agent};
 use holdfast_repo::{Manifest, Repository, Surroundings};
 
 use super::plan::{Content, Draft, Planner, unfit};
 use super::refusal::Refusal;
 use super::stored;
-use crate::block_target::is_block_device;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::is_memory;
@@ -161,11 +158,7 @@ fn places(draft: &Draft) -> BTreeMap<String, DiskChange> {
             name.clone(),
             DiskChange::Place(DiskPlace {
                 path: file.to.clone(),
-                medium: if is_block_device(&file.to) {
-                    Medium::BlockDevice
-                } else {
-                    Medium::File
-                },
+                medium: file.medium(),
                 format: file.format.to_string(),
             }),
         )),
