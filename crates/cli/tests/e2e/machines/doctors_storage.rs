@@ -434,7 +434,13 @@ fn a_rollback_that_is_killed_is_told_of_until_it_is_ended_or_undone() {
 
 fn a_clone_that_is_killed_leaves_nothing(kind: &'static str) {
     let Some(on) = on(kind) else { return };
-    on.take(0, &["web1", "--name", "one"]);
+    let cut = on.take(0, &["web1", "--name", "one"]);
+    // "zfs:POOL@one"
+    let pool = cut["snapshots"][0]
+        .as_str()
+        .unwrap()
+        .trim_start_matches("zfs:")
+        .trim_end_matches("@one");
     let before = on.world.files();
     let mut random = SeededRandom::new(23);
     let is_begun = || !on.unfinished().is_empty();
@@ -457,7 +463,6 @@ fn a_clone_that_is_killed_leaves_nothing(kind: &'static str) {
         if is_defined {
             on.world.lab.virsh(&["undefine", "trial"]);
             if kind == "zfs" {
-                let pool = on.file_system.dataset().0.split('/').next().unwrap().to_owned();
                 destroy(&format!("{pool}/trial"));
             } else {
                 for disk in ["trial-a", "trial-b"] {
