@@ -354,5 +354,5 @@ fn a_thin_pool_that_is_nearly_full_gets_no_more_snapshots() {
         said.contains("of the data of its thin pool") && said.contains("lvextend"),
         "{said}"
     );
-    assert_eq!(pool.names_where("lv_name=~\"data.\""), [""; 0]);
+    assert_eq!(pool.names_where("origin=data"), [""; 0]);
 }
