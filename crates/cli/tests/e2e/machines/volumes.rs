@@ -92,7 +92,8 @@ fn volumes_of_a_pool_are_cut_at_one_instant() {
     on.world.rig.ok(&["host", "clone", name, &clone]);
     let device = Path::new("/dev/zvol").join(&clone);
     assert_eq!(std::fs::read(device).unwrap(), then[1]);
-    on.world.rig.error(1, &["host", "remove", name]);
+    let needed = on.world.rig.json(1, &["host", "remove", name])["report"]["snapshots"][0].clone();
+    assert!(needed["obstacle"].as_str().unwrap().contains("has clones"), "{needed}");
     system("zfs", &["destroy", &clone]).unwrap();
     on.world.rig.ok(&["host", "remove", name]);
 }
