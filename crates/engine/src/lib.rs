@@ -90,10 +90,11 @@ pub use host_restore::{
     RollbackWish, open_host_point,
 };
 pub use host_snapshot::{
-    GuestReport, GuestRequest, HostRemovalReport, HostRemovalRequest, HostSnapshotList, HostSnapshotRecord,
-    HostSnapshotReport, HostSnapshotRequest, HostSnapshotState, MachinePlaces, MemoryWish, NamedCut, PlannedRemoval,
-    Providers, Subject, Wholeness, list_host_snapshots, machines_in, places_of, remove_host_snapshots,
-    take_host_snapshots,
+    GuestReport, GuestRequest, HostPruneReport, HostPruneRequest, HostPruneTarget, HostRemovalReport,
+    HostRemovalRequest, HostSnapshotList, HostSnapshotRecord, HostSnapshotReport, HostSnapshotRequest,
+    HostSnapshotState, MachinePlaces, MemoryWish, NamedCut, PlannedRemoval, Providers, PrunedSeries, Subject,
+    Wholeness, list_host_snapshots, machines_in, name_of_instant, places_of, prune_host_snapshots,
+    remove_host_snapshots, series_name, take_host_snapshots,
 };
 pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use instant_restore::{

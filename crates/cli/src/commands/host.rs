@@ -4,6 +4,7 @@ mod clone;
 mod datasets;
 mod hold;
 mod list;
+mod prune;
 mod remove;
 
 use crate::args::Example;
@@ -26,6 +27,8 @@ enum HostVerb {
     List(list::ListArgs),
     /// Make a writable dataset of a host snapshot, which shares all with it
     Clone(clone::CloneArgs),
+    /// Remove the host snapshots that no rule keeps
+    Prune(prune::PruneArgs),
     /// Remove host snapshots
     Remove(remove::RemoveArgs),
     /// Hold host snapshots: nobody can remove them until they are released
@@ -53,6 +56,7 @@ pub(super) fn examples_of(path: &str) -> &'static [Example] {
         "host datasets" => datasets::EXAMPLES,
         "host clone" => clone::EXAMPLES,
         "host list" => list::EXAMPLES,
+        "host prune" => prune::EXAMPLES,
         "host remove" => remove::EXAMPLES,
         "host hold" => hold::EXAMPLES_HOLD,
         "host release" => hold::EXAMPLES_RELEASE,
@@ -66,6 +70,7 @@ pub(super) fn run(args: &HostArgs, context: &Context) -> Result<Exit, Error> {
         HostVerb::Datasets(args) => datasets::run(args, context),
         HostVerb::Clone(args) => clone::run(args, context),
         HostVerb::List(args) => list::run(args, context),
+        HostVerb::Prune(args) => prune::run(args, context),
         HostVerb::Remove(args) => remove::run(args, context),
         HostVerb::Hold(args) => hold::run(args, hold::Change::Hold, context),
         HostVerb::Release(args) => hold::run(args, hold::Change::Release, context),

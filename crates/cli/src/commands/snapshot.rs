@@ -4,10 +4,9 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use holdfast_engine::{
-    GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, NamedCut, Subject, take_host_snapshots,
+    GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, NamedCut, Subject, name_of_instant, take_host_snapshots,
 };
 use holdfast_host::provider::{Place, Wanted};
-use jiff::tz::TimeZone;
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
@@ -303,18 +302,7 @@ fn plan_of(guest: KnownGuest, args: &SnapshotArgs, context: &Context) -> Result<
 
 /// `holdfast_web1_2026-11-22_16:45:10Z`: in UTC, since names are to sort and to be read elsewhere.
 pub(super) fn default_name(machine: Option<&str>) -> String {
-    let now = time::now().to_zoned(TimeZone::UTC);
-    let time = now.strftime("%Y-%m-%d_%H:%M:%SZ");
-    let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "_.:-".contains(letter);
-    let safe = |name: &str| -> String {
-        name.chars()
-            .map(|letter| if is_allowed(letter) { letter } else { '-' })
-            .collect()
-    };
-    match machine {
-        Some(machine) => format!("holdfast_{}_{time}", safe(machine)),
-        None => format!("holdfast_{time}"),
-    }
+    name_of_instant(machine, time::now())
 }
 
 fn carry_out(

@@ -170,6 +170,21 @@ const PRUNE: &[JobOption] = &[
     THREADS,
 ];
 
+const HOST_PRUNE: &[JobOption] = &[
+    names("machines"),
+    names("datasets"),
+    KEEP[0],
+    KEEP[1],
+    KEEP[2],
+    KEEP[3],
+    KEEP[4],
+    KEEP[5],
+    KEEP[6],
+    KEEP[7],
+    STATES,
+    CONNECT,
+];
+
 const GC: &[JobOption] = &[option("repack_below", count(100), "--repack-below"), THREADS];
 
 const SCRUB: &[JobOption] = &[
@@ -283,6 +298,15 @@ pub(super) const KINDS: &[JobKind] = &[
             QUIESCE,
             THREADS,
         ],
+    },
+    JobKind {
+        name: "host-prune",
+        verb: &["host", "prune"],
+        needs_repository: false,
+        needs_one_of: &["machines", "datasets"],
+        claim: Claim::Machines,
+        judgement: Judgement::Verb,
+        options: HOST_PRUNE,
     },
     of_repository("prune", &["prune"], PRUNE),
     of_repository("gc", &["gc"], GC),

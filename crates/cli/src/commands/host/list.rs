@@ -275,6 +275,6 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-fn datasets_of(places: &MachinePlaces) -> impl Iterator<Item = Dataset> {
+pub(super) fn datasets_of(places: &MachinePlaces) -> impl Iterator<Item = Dataset> {
     places.wanted_with_bases().into_iter().map(|one| one.dataset)
 }

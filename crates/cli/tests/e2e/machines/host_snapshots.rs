@@ -7,7 +7,7 @@ use holdfast_block::{Clock as _, SeededRandom};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::bare::{AGENT, Bare, play_agent};
-use super::file_systems::{FileSystem, Mounted, Pool};
+use super::file_systems::{FileSystem, Mounted, Pool, system};
 use super::lab::{DISK_BYTES, Lab};
 use super::{World, at};
 
@@ -98,6 +98,8 @@ pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
     std::fs::create_dir(&mounted).unwrap();
     let snapshot = connected(1, &["snapshot", &folder, "nobody", "--name", "one"]);
     let left_out = connected(0, &["snapshot", "web1", "--dry-run"]);
+    let generated = "holdfast_web1_2026-01-01_00:00:00Z";
+    connected(0, &["snapshot", "web1", "--name", generated]);
     vec![
         ("snapshot", snapshot),
         ("snapshot", left_out),
@@ -113,6 +115,7 @@ pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
         ),
         ("host hold", report(0, &["host", "hold", &name])),
         ("host release", report(0, &["host", "release", &name])),
+        ("host prune", report(0, &["host", "prune", &folder, "--keep-last", "1"])),
         ("host remove", report(0, &["host", "remove", &name])),
     ]
 }
@@ -433,5 +436,69 @@ fn a_backup_that_is_killed_costs_no_later_one_its_comparison() {
     on.assert_incremental(&done, 6 << 20);
     assert_eq!(on.listed(&["web1"]).len(), 1);
     on.world.assert_snapshot_is_right("after the kill");
+    on.world.assert_runs_and_is_clean();
+}
+
+/// Rules count within a series; what somebody gave a name, holds, or made with another program, is not theirs.
+#[test]
+fn host_snapshots_go_by_rules() {
+    let Some(on) = on("btrfs") else { return };
+    let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
+    let of_web = |second: u32| format!("holdfast_web1_2026-01-01_00:00:0{second}Z");
+    let other = "holdfast_db1_2026-01-01_00:00:00Z";
+    for name in (0..4).map(of_web).chain(["mine".to_owned(), other.to_owned()]) {
+        on.take(0, &["web1", "--name", &name]);
+    }
+    system(
+        "btrfs",
+        &[
+            "subvolume",
+            "snapshot",
+            "-r",
+            &folder,
+            &format!("{folder}/.holdfast/snapshots/{}", of_web(9)),
+        ],
+    )
+    .unwrap();
+    on.world
+        .rig
+        .ok(&["host", "hold", &format!("btrfs:{folder}@{}", of_web(0))]);
+    let uri = on.world.lab.uri();
+    let prune = |words: &[&str]| {
+        let words = [&["host", "prune"], words].concat();
+        on.world.rig.report(&at(&uri, &words))
+    };
+    let names = || {
+        let mut names: Vec<String> = on
+            .listed(&["web1"])
+            .iter()
+            .map(|one| one["name"].as_str().unwrap().to_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    let before = names();
+    let planned = prune(&["web1", "--keep-last", "2", "--dry-run"]);
+    assert_eq!(
+        (&planned["removed_count"], &planned["kept_count"]),
+        (&1.into(), &3.into()),
+        "{planned:#}"
+    );
+    assert_eq!(prune(&["web1"])["removed_count"], 0);
+    assert_eq!(names(), before);
+
+    let done = prune(&["web1", "--keep-last", "2"]);
+    assert_eq!(done["series"].as_array().unwrap().len(), 1, "{done:#}");
+    let left = |webs: &[u32]| {
+        let mut left: Vec<String> = webs.iter().map(|second| of_web(*second)).collect();
+        left.extend([of_web(9), "mine".to_owned(), other.to_owned()]);
+        left.sort();
+        left
+    };
+    assert_eq!(names(), left(&[0, 2, 3]));
+    // Of a dataset all series, each by itself.
+    let done = prune(&[&folder, "--keep-last", "1"]);
+    assert_eq!(done["series"].as_array().unwrap().len(), 2, "{done:#}");
+    assert_eq!(names(), left(&[0, 3]));
     on.world.assert_runs_and_is_clean();
 }

@@ -1,0 +1,144 @@
+//! Host snapshots by the rules of retention: plan, then remove.
+//!
+//! Pruned is what Holdfast made and called after its instant. What has a name that somebody gave it is his to remove, what others made is
+//! theirs, and so is what a policy of sanoid has made; what is held stays. Of an instant of which not all was made nobody knows what it is
+//! worth: it takes no place in the rules, and is the doctor's.
+
+use std::collections::BTreeMap;
+
+use holdfast_host::provider::Dataset;
+use holdfast_policy::{Candidate, Policy, Protection, RetentionPlan, plan};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use super::remove::{HostRemovalRequest, remove_host_snapshots};
+use super::series::series_of;
+use super::{HostSnapshotState, Providers, list_host_snapshots};
+use crate::error::Result;
+use crate::forget::Execution;
+use crate::job::Job;
+
+/// Host snapshots that are pruned.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostPruneTarget {
+    /// Of this dataset.
+    pub dataset: Dataset,
+    /// Of this series; of each of them where none is named.
+    pub series: Option<String>,
+}
+
+/// What to prune, and by which rules.
+pub struct HostPruneRequest<'a> {
+    /// The providers of this host.
+    pub providers: &'a Providers,
+    /// Which host snapshots.
+    pub targets: Vec<HostPruneTarget>,
+    /// What to keep of each series; without a rule, everything.
+    pub policy: Policy,
+    /// The time.
+    pub now: Timestamp,
+    /// Whose calendar has the days, weeks, months and years.
+    pub zone: TimeZone,
+    /// Whether the plan is carried out.
+    pub execution: Execution,
+}
+
+/// What was decided for a series in a dataset.
+#[derive(Debug, Clone)]
+pub struct PrunedSeries {
+    /// The dataset.
+    pub dataset: Dataset,
+    /// The series.
+    pub series: String,
+    /// A decision for each of its host snapshots, by their names; the newest first.
+    pub plan: RetentionPlan,
+    /// Of those that no rule keeps the ones that stay all the same, by their names, and why.
+    pub obstacles: BTreeMap<String, String>,
+}
+
+/// What was decided, and done unless it was a dry run.
+#[derive(Debug, Clone, Default)]
+pub struct HostPruneReport {
+    /// Each series, by dataset and name.
+    pub series: Vec<PrunedSeries>,
+    /// Host snapshots that are gone, or would be.
+    pub removed_count: u64,
+}
+
+/// Plans for each series, then removes what no rule keeps, the oldest first. One that cannot go does not keep the others.
+pub fn prune_host_snapshots(request: &HostPruneRequest<'_>, job: Job<'_>) -> Result<HostPruneReport> {
+    let mut report = HostPruneReport::default();
+    for ((dataset, series), candidates) in candidates(request)? {
+        let plan = plan(&request.policy, &candidates, request.now, &request.zone);
+        let mut goes: Vec<&Candidate> = plan.removed().collect();
+        goes.sort_by_key(|candidate| candidate.time);
+        let snapshots = goes
+            .into_iter()
+            .map(|candidate| holdfast_host::provider::HostSnapshotName {
+                dataset: dataset.clone(),
+                name: candidate.id.clone(),
+            });
+        let removal = HostRemovalRequest {
+            providers: request.providers,
+            snapshots: snapshots.collect(),
+            execution: request.execution,
+        };
+        let removed = remove_host_snapshots(&removal, job)?.removals;
+        report.removed_count += removed.iter().filter(|one| one.obstacle.is_none()).count() as u64;
+        let obstacles = removed
+            .into_iter()
+            .filter_map(|one| Some((one.snapshot.name.name, one.obstacle?)));
+        report.series.push(PrunedSeries {
+            obstacles: obstacles.collect(),
+            dataset,
+            series,
+            plan,
+        });
+    }
+    Ok(report)
+}
+
+type Series = BTreeMap<(Dataset, String), Vec<Candidate>>;
+
+fn candidates(request: &HostPruneRequest<'_>) -> Result<Series> {
+    let mut found = Series::new();
+    let mut targets = request.targets.clone();
+    targets.sort();
+    targets.dedup();
+    let mut datasets: Vec<Dataset> = targets.iter().map(|target| target.dataset.clone()).collect();
+    datasets.dedup();
+    for list in list_host_snapshots(request.providers, &datasets, false)? {
+        for state in &list.snapshots {
+            let Some((series, candidate)) = candidate(state) else {
+                continue;
+            };
+            let is_wanted = targets.iter().any(|target| {
+                let is_of_it = target.series.as_ref().is_none_or(|wanted| wanted == series);
+                target.dataset == list.dataset && is_of_it
+            });
+            if is_wanted {
+                let of = (list.dataset.clone(), series.to_owned());
+                found.entry(of).or_default().push(candidate);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn candidate(state: &HostSnapshotState) -> Option<(&str, Candidate)> {
+    let record = state.record.as_ref()?;
+    let name = &state.snapshot.name.name;
+    let series = series_of(name)?;
+    let candidate = Candidate {
+        // All that is of one instant is decided alike, whenever its provider has made it.
+        time: record.time,
+        id: name.clone(),
+        tags: Vec::new(),
+        protection: if state.snapshot.hold_count > 0 {
+            Protection::Protected
+        } else {
+            Protection::None
+        },
+    };
+    (state.is_whole != Some(false)).then_some((series, candidate))
+}

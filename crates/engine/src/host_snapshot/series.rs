@@ -1,0 +1,73 @@
+//! What host snapshots are called that nobody has given a name: after their series and their instant.
+//!
+//! `holdfast_web1_2026-11-22_16:45:10Z` is of the series `holdfast_web1`, those of one machine; `holdfast_2026-11-22_16:45:10Z` of the series
+//! `holdfast`, those of a dataset. Retention counts within a series.
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+/// How the names of all series begin.
+const BEGINNING: &str = "holdfast";
+/// The shape of an instant: each 0 is a digit.
+const INSTANT: &[u8] = b"_0000-00-00_00:00:00Z";
+
+/// The series of a machine's host snapshots, or of those that are of datasets.
+pub fn series_name(machine: Option<&str>) -> String {
+    let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "_.:-".contains(letter);
+    match machine {
+        Some(machine) => {
+            let safe = machine
+                .chars()
+                .map(|letter| if is_allowed(letter) { letter } else { '-' });
+            format!("{BEGINNING}_{}", safe.collect::<String>())
+        }
+        None => BEGINNING.to_owned(),
+    }
+}
+
+/// What a host snapshot of this instant is called; in UTC, since names are to sort and to be read elsewhere.
+pub fn name_of_instant(machine: Option<&str>, instant: Timestamp) -> String {
+    let time = instant.to_zoned(TimeZone::UTC);
+    format!("{}_{}", series_name(machine), time.strftime("%Y-%m-%d_%H:%M:%SZ"))
+}
+
+/// The series of a host snapshot; none where somebody has given it a name.
+pub fn series_of(name: &str) -> Option<&str> {
+    let (series, instant) = name.split_at_checked(name.len().checked_sub(INSTANT.len())?)?;
+    let is_instant = instant.bytes().zip(INSTANT).all(|(byte, shape)| match shape {
+        b'0' => byte.is_ascii_digit(),
+        _ => byte == *shape,
+    });
+    let machine = series.strip_prefix(BEGINNING)?;
+    (is_instant && (machine.is_empty() || machine.starts_with('_'))).then_some(series)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{name_of_instant, series_name, series_of};
+
+    #[test]
+    fn a_series_is_found_in_the_names_that_are_given_and_in_no_other() {
+        let instant = "2026-11-22T16:45:10.5Z".parse().unwrap();
+        for machine in [None, Some("web1"), Some("a b/\u{fc}"), Some("x_2026-11-22_16:45:10Z")] {
+            let name = name_of_instant(machine, instant);
+            assert_eq!(series_of(&name), Some(&series_name(machine)[..]), "{name}");
+        }
+        assert_eq!(
+            name_of_instant(Some("web1"), instant),
+            "holdfast_web1_2026-11-22_16:45:10Z"
+        );
+        for name in [
+            "",
+            "before-update",
+            "holdfast",
+            "autosnap_2026-11-22_16:45:10_hourly",
+            "holdfast_2026-11-22_16:45:10",
+            "holdfast-backup-2026_2026-11-22_16:45:10Z",
+            "holdfast_web1_2026-11-22_16:45:10Z_before-rollback-0a0b",
+            "\u{fc}_2026-11-22_16:45:10Z",
+        ] {
+            assert_eq!(series_of(name), None, "{name}");
+        }
+    }
+}
