@@ -14,6 +14,7 @@ mod list;
 mod look_again;
 mod not_taken;
 mod places;
+mod providers;
 mod prune;
 mod record;
 mod remove;
@@ -22,15 +23,10 @@ mod wholeness;
 mod with_memory;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_block::Clock;
-use holdfast_host::Tools;
 use holdfast_host::provider::{
-    Btrfs, Cutting, Dataset, HostSnapshotName, Lvm, Provider, ProviderError, ProviderKind, ProviderResult, Reflink,
-    Wanted, Zfs,
+    Cutting, Dataset, HostSnapshotName, Provider, ProviderError, ProviderKind, ProviderResult, Wanted,
 };
 use holdfast_repo::ProcessIdentity;
 use jiff::Timestamp;
@@ -40,81 +36,20 @@ use crate::job::Job;
 use crate::machine_backup::Beside;
 use crate::machine_lock::MachineLock;
 use crate::machine_state::{SetId, StateStore, StateToKeep};
-use crate::run_journal::written_process;
 pub use guests::{GuestReport, GuestRequest};
 use guests::{Held, Instant, Sessions};
 pub use list::{HostSnapshotList, HostSnapshotState, list_host_snapshots};
 pub use look_again::Subject;
 pub(crate) use not_taken::NotTaken;
 pub use places::{MachinePlaces, machines_in, places_of};
+pub use providers::Providers;
 pub use prune::{HostPruneReport, HostPruneRequest, HostPruneTarget, PrunedSeries, prune_host_snapshots};
 pub use record::HostSnapshotRecord;
 pub use remove::{HostRemovalReport, HostRemovalRequest, PlannedRemoval, remove_host_snapshots};
-pub use series::{name_of_instant, series_name, series_of};
+pub use series::{name_of_instant, series_name};
 pub(crate) use wholeness::Together;
 pub use wholeness::Wholeness;
 pub use with_memory::MemoryWish;
-
-/// The providers of a host.
-pub struct Providers {
-    zfs: Zfs,
-    btrfs: Btrfs,
-    reflink: Reflink,
-    lvm: Lvm,
-    /// Who makes host snapshots with them.
-    maker: Option<ProcessIdentity>,
-}
-
-/// Where this host's users of LVM lock each other out. It is not theirs to choose: all have to have the same.
-const LVM_LOCKS: &str = "/run/holdfast";
-
-impl Providers {
-    /// Those that `tools` reach. What is mounted to look into snapshots is mounted below `views`.
-    pub fn new(tools: &Arc<dyn Tools>, views: PathBuf, clock: Arc<dyn Clock>) -> Self {
-        Self {
-            zfs: Zfs::new(Arc::clone(tools), views, Arc::clone(&clock)),
-            btrfs: Btrfs::new(Arc::clone(tools)),
-            reflink: Reflink::default(),
-            lvm: Lvm::new(Arc::clone(tools), LVM_LOCKS.into(), clock),
-            maker: None,
-        }
-    }
-
-    /// The same, for a process that says of what it makes that it is at work on it: should it be killed, that is known.
-    #[must_use]
-    pub fn made_by(self, maker: ProcessIdentity) -> Self {
-        Self {
-            zfs: self.zfs.made_by(written_process(&maker).to_string()),
-            maker: Some(maker),
-            ..self
-        }
-    }
-
-    /// One of them.
-    pub fn of(&self, kind: ProviderKind) -> &dyn Provider {
-        match kind {
-            ProviderKind::Zfs => &self.zfs,
-            ProviderKind::Btrfs => &self.btrfs,
-            ProviderKind::Reflink => &self.reflink,
-            ProviderKind::Lvm => &self.lvm,
-        }
-    }
-
-    /// ZFS.
-    pub fn zfs(&self) -> &Zfs {
-        &self.zfs
-    }
-
-    /// LVM.
-    pub fn lvm(&self) -> &Lvm {
-        &self.lvm
-    }
-
-    /// The provider of a dataset.
-    pub fn of_dataset(&self, dataset: &Dataset) -> &dyn Provider {
-        self.of(dataset.provider)
-    }
-}
 
 /// What host snapshots are to be made of, and how.
 pub struct HostSnapshotRequest<'a> {

@@ -32,7 +32,7 @@ pub fn name_of_instant(machine: Option<&str>, instant: Timestamp) -> String {
 }
 
 /// The series of a host snapshot; none where somebody has given it a name.
-pub fn series_of(name: &str) -> Option<&str> {
+pub(super) fn series_of(name: &str) -> Option<&str> {
     let (series, instant) = name.split_at_checked(name.len().checked_sub(INSTANT.len())?)?;
     let is_instant = instant.bytes().zip(INSTANT).all(|(byte, shape)| match shape {
         b'0' => byte.is_ascii_digit(),

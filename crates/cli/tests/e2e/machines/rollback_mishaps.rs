@@ -140,7 +140,6 @@ fn what_an_image_is_based_on_is_read_as_it_was() {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 fn a_base_that_is_not_in_the_snapshot_and_was_written_to_is_refused() {
     let Some(mut on) = on("xfs") else { return };
     let elsewhere = on.world.rig.path("base.qcow2");

@@ -1,0 +1,72 @@
+//! Who makes host snapshots on this host.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use holdfast_block::Clock;
+use holdfast_host::Tools;
+use holdfast_host::provider::{Btrfs, Dataset, Lvm, Provider, ProviderKind, Reflink, Zfs};
+use holdfast_repo::ProcessIdentity;
+
+use crate::run_journal::written_process;
+
+/// The providers of a host.
+pub struct Providers {
+    zfs: Zfs,
+    btrfs: Btrfs,
+    reflink: Reflink,
+    lvm: Lvm,
+    /// Who makes host snapshots with them.
+    pub(super) maker: Option<ProcessIdentity>,
+}
+
+/// Where this host's users of LVM lock each other out. It is not theirs to choose: all have to have the same.
+const LVM_LOCKS: &str = "/run/holdfast";
+
+impl Providers {
+    /// Those that `tools` reach. What is mounted to look into snapshots is mounted below `views`.
+    pub fn new(tools: &Arc<dyn Tools>, views: PathBuf, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            zfs: Zfs::new(Arc::clone(tools), views, Arc::clone(&clock)),
+            btrfs: Btrfs::new(Arc::clone(tools)),
+            reflink: Reflink::default(),
+            lvm: Lvm::new(Arc::clone(tools), LVM_LOCKS.into(), clock),
+            maker: None,
+        }
+    }
+
+    /// The same, for a process that says of what it makes that it is at work on it: should it be killed, that is known.
+    #[must_use]
+    pub fn made_by(self, maker: ProcessIdentity) -> Self {
+        Self {
+            zfs: self.zfs.made_by(written_process(&maker).to_string()),
+            maker: Some(maker),
+            ..self
+        }
+    }
+
+    /// One of them.
+    pub fn of(&self, kind: ProviderKind) -> &dyn Provider {
+        match kind {
+            ProviderKind::Zfs => &self.zfs,
+            ProviderKind::Btrfs => &self.btrfs,
+            ProviderKind::Reflink => &self.reflink,
+            ProviderKind::Lvm => &self.lvm,
+        }
+    }
+
+    /// ZFS.
+    pub fn zfs(&self) -> &Zfs {
+        &self.zfs
+    }
+
+    /// LVM.
+    pub fn lvm(&self) -> &Lvm {
+        &self.lvm
+    }
+
+    /// The provider of a dataset.
+    pub fn of_dataset(&self, dataset: &Dataset) -> &dyn Provider {
+        self.of(dataset.provider)
+    }
+}
