@@ -233,8 +233,11 @@ impl HostRestore<'_> {
                 Err(_) => self.destroy_clone(clone),
             };
             if let Err(error) = ended {
-                job.progress
-                    .warning(&format!("{}: {error}; holdfast doctor sees to it", clone.to));
+                let way_out = match clone.to.provider {
+                    ProviderKind::Lvm => "lvremove takes it away",
+                    _ => "holdfast doctor sees to it",
+                };
+                job.progress.warning(&format!("{}: {error}; {way_out}", clone.to));
             }
         }
         self.has_ended(&plan.restore.machine.uuid, job);

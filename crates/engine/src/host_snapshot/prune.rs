@@ -4,14 +4,14 @@
 //! theirs, and so is what a policy of sanoid has made; what is held stays. Of an instant of which not all was made nobody knows what it is
 //! worth: it takes no place in the rules, and is the doctor's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use holdfast_host::provider::Dataset;
+use holdfast_host::provider::{Dataset, HostSnapshot};
 use holdfast_policy::{Candidate, Policy, Protection, RetentionPlan, plan};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::remove::{HostRemovalRequest, remove_host_snapshots};
+use super::remove::remove_looked_at;
 use super::series::series_of;
 use super::{HostSnapshotState, Providers, list_host_snapshots};
 use crate::error::Result;
@@ -19,7 +19,7 @@ use crate::forget::Execution;
 use crate::job::Job;
 
 /// Host snapshots that are pruned.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPruneTarget {
     /// Of this dataset.
     pub dataset: Dataset,
@@ -68,22 +68,17 @@ pub struct HostPruneReport {
 /// Plans for each series, then removes what no rule keeps, the oldest first. One that cannot go does not keep the others.
 pub fn prune_host_snapshots(request: &HostPruneRequest<'_>, job: Job<'_>) -> Result<HostPruneReport> {
     let mut report = HostPruneReport::default();
-    for ((dataset, series), candidates) in candidates(request)? {
+    for ((dataset, series), snapshots) in all_series(request)? {
+        let candidates: Vec<Candidate> = snapshots.iter().map(|(candidate, _)| candidate.clone()).collect();
         let plan = plan(&request.policy, &candidates, request.now, &request.zone);
-        let mut goes: Vec<&Candidate> = plan.removed().collect();
-        goes.sort_by_key(|candidate| candidate.time);
-        let snapshots = goes
+        let goes: BTreeSet<&str> = plan.removed().map(|candidate| &candidate.id[..]).collect();
+        let mut goes: Vec<_> = snapshots
             .into_iter()
-            .map(|candidate| holdfast_host::provider::HostSnapshotName {
-                dataset: dataset.clone(),
-                name: candidate.id.clone(),
-            });
-        let removal = HostRemovalRequest {
-            providers: request.providers,
-            snapshots: snapshots.collect(),
-            execution: request.execution,
-        };
-        let removed = remove_host_snapshots(&removal, job)?.removals;
+            .filter(|(candidate, _)| goes.contains(&candidate.id[..]))
+            .collect();
+        goes.sort_by_key(|(candidate, _)| candidate.time);
+        let goes = goes.into_iter().map(|(_, snapshot)| snapshot).collect();
+        let removed = remove_looked_at(request.providers, goes, request.execution, job)?;
         report.removed_count += removed.iter().filter(|one| one.obstacle.is_none()).count() as u64;
         let obstacles = removed
             .into_iter()
@@ -98,37 +93,35 @@ pub fn prune_host_snapshots(request: &HostPruneRequest<'_>, job: Job<'_>) -> Res
     Ok(report)
 }
 
-type Series = BTreeMap<(Dataset, String), Vec<Candidate>>;
+/// Host snapshots, each with what the rules are asked about it, by dataset and series.
+type AllSeries = BTreeMap<(Dataset, String), Vec<(Candidate, HostSnapshot)>>;
 
-fn candidates(request: &HostPruneRequest<'_>) -> Result<Series> {
-    let mut found = Series::new();
-    let mut targets = request.targets.clone();
-    targets.sort();
-    targets.dedup();
-    let mut datasets: Vec<Dataset> = targets.iter().map(|target| target.dataset.clone()).collect();
-    datasets.dedup();
+fn all_series(request: &HostPruneRequest<'_>) -> Result<AllSeries> {
+    let mut found = AllSeries::new();
+    let datasets: BTreeSet<Dataset> = request.targets.iter().map(|target| target.dataset.clone()).collect();
+    let datasets: Vec<Dataset> = datasets.into_iter().collect();
     for list in list_host_snapshots(request.providers, &datasets, false)? {
-        for state in &list.snapshots {
-            let Some((series, candidate)) = candidate(state) else {
+        for state in list.snapshots {
+            let Some((series, candidate)) = candidate(&state) else {
                 continue;
             };
-            let is_wanted = targets.iter().any(|target| {
-                let is_of_it = target.series.as_ref().is_none_or(|wanted| wanted == series);
+            let is_wanted = request.targets.iter().any(|target| {
+                let is_of_it = target.series.as_ref().is_none_or(|wanted| *wanted == series);
                 target.dataset == list.dataset && is_of_it
             });
             if is_wanted {
-                let of = (list.dataset.clone(), series.to_owned());
-                found.entry(of).or_default().push(candidate);
+                let of = (list.dataset.clone(), series);
+                found.entry(of).or_default().push((candidate, state.snapshot));
             }
         }
     }
     Ok(found)
 }
 
-fn candidate(state: &HostSnapshotState) -> Option<(&str, Candidate)> {
+fn candidate(state: &HostSnapshotState) -> Option<(String, Candidate)> {
     let record = state.record.as_ref()?;
     let name = &state.snapshot.name.name;
-    let series = series_of(name)?;
+    let series = series_of(name)?.to_owned();
     let candidate = Candidate {
         // All that is of one instant is decided alike, whenever its provider has made it.
         time: record.time,

@@ -47,31 +47,37 @@ pub fn remove_host_snapshots(request: &HostRemovalRequest<'_>, job: Job<'_>) -> 
         let snapshot = found.into_iter().find(|snapshot| snapshot.name == *name);
         planned.push(snapshot.ok_or_else(|| ProviderError::NotThere { what: name.to_string() })?);
     }
+    let removals = remove_looked_at(request.providers, planned, request.execution, job)?;
+    Ok(HostRemovalReport { removals })
+}
+
+/// Removes these host snapshots, and not others that have been given their names since.
+pub(super) fn remove_looked_at(
+    providers: &Providers,
+    snapshots: Vec<HostSnapshot>,
+    execution: Execution,
+    job: Job<'_>,
+) -> Result<Vec<PlannedRemoval>> {
     let mut removals = Vec::new();
-    for snapshot in planned {
+    for snapshot in snapshots {
         job.interrupt.check()?;
+        let provider = providers.of_dataset(&snapshot.name.dataset);
         let held = || match snapshot.hold_count {
             0 => None,
             1 => Some("somebody holds it".to_owned()),
             count => Some(format!("{count} hold it")),
         };
-        let destroy = || {
-            let provider = request.providers.of_dataset(&snapshot.name.dataset);
-            provider.destroy_this(&snapshot).err().map(|error| error.to_string())
+        let destroy = || provider.destroy_this(&snapshot).err().map(|error| error.to_string());
+        let needed = || match provider.clones(&snapshot.name) {
+            Ok(clones) if clones.is_empty() => None,
+            Ok(clones) => Some(format!("it has clones, which need it: {}", clones.join(", "))),
+            Err(error) => Some(format!("whether it has clones is not known: {error}")),
         };
-        let needed = || {
-            let provider = request.providers.of_dataset(&snapshot.name.dataset);
-            match provider.clones(&snapshot.name) {
-                Ok(clones) if clones.is_empty() => None,
-                Ok(clones) => Some(format!("it has clones, which need it: {}", clones.join(", "))),
-                Err(error) => Some(format!("whether it has clones is not known: {error}")),
-            }
-        };
-        let obstacle = match request.execution {
+        let obstacle = match execution {
             Execution::DryRun => held().or_else(needed),
             Execution::Execute => held().or_else(destroy),
         };
         removals.push(PlannedRemoval { snapshot, obstacle });
     }
-    Ok(HostRemovalReport { removals })
+    Ok(removals)
 }
