@@ -16,7 +16,7 @@ demo: setup ## Back up a running machine, kill it, let it go on; then a disk: da
 test: setup ## Everything that must hold before a change is merged
 	@scripts/test all
 
-test-kernel: setup ## What needs another kernel: real OpenZFS with its volumes, in a guest
+test-kernel: setup ## What needs another kernel: real OpenZFS and LVM with their volumes, in a guest
 	@scripts/test-kernel
 
 check: ## The quick loop: fmt, tidy, clippy, licences, unit tests
