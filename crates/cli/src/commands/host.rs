@@ -7,10 +7,16 @@ mod list;
 mod prune;
 mod remove;
 
+use std::ffi::OsString;
+
+use holdfast_host::provider::Dataset;
+
 use crate::args::Example;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
+use crate::guests::KnownGuest;
+use crate::machines::{Hypervisors, MachineWord};
 
 /// Arguments of `host`.
 #[derive(Debug, clap::Args)]
@@ -62,6 +68,34 @@ pub(super) fn examples_of(path: &str) -> &'static [Example] {
         "host release" => hold::EXAMPLES_RELEASE,
         _ => &[],
     }
+}
+
+/// What a word means.
+enum Meant {
+    Dataset(Dataset),
+    Machine(Box<KnownGuest>),
+}
+
+/// What words mean: datasets, or machines.
+fn meant(words: &[OsString], connect: Option<&str>, context: &Context) -> Result<Vec<Meant>, Error> {
+    let hypervisors = Hypervisors::new(connect, context);
+    let mut meant = Vec::new();
+    for word in words {
+        if let Some(dataset) = crate::datasets::parse(word)? {
+            meant.push(Meant::Dataset(dataset));
+            continue;
+        }
+        let machines = MachineWord::parse_all(std::slice::from_ref(word))?;
+        for chosen in hypervisors.all_of(machines)? {
+            meant.push(Meant::Machine(Box::new(KnownGuest::find(&chosen, &hypervisors)?)));
+        }
+    }
+    Ok(meant)
+}
+
+/// The datasets with the disks of a machine, and with what these are based on.
+fn datasets_of(guest: &KnownGuest) -> impl Iterator<Item = Dataset> {
+    guest.places.wanted_with_bases().into_iter().map(|one| one.dataset)
 }
 
 /// Does it.

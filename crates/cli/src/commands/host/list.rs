@@ -2,19 +2,18 @@
 
 use std::ffi::OsString;
 
-use holdfast_engine::{HostSnapshotState, KeptState, MachinePlaces, Unfinished, UnfinishedKind, list_host_snapshots};
+use holdfast_engine::{HostSnapshotState, KeptState, Unfinished, UnfinishedKind, list_host_snapshots};
 use holdfast_host::provider::{Dataset, ProviderKind};
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::datasets::is_without;
+use super::{Meant, datasets_of, meant};
 use crate::args::Example;
 use crate::context::Context;
 use crate::datasets;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::guests::KnownGuest;
-use crate::machines::{Hypervisors, MachineWord};
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::states::StateArgs;
 use crate::{time, units};
@@ -239,15 +238,10 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
             }
         }
     }
-    let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
-    for target in &args.targets {
-        if let Some(dataset) = datasets::parse(target)? {
-            wanted.push(dataset);
-            continue;
-        }
-        let words = MachineWord::parse_all(std::slice::from_ref(target))?;
-        for chosen in hypervisors.all_of(words)? {
-            wanted.extend(datasets_of(&KnownGuest::find(&chosen, &hypervisors)?.places));
+    for meant in meant(&args.targets, args.connect.as_deref(), context)? {
+        match meant {
+            Meant::Dataset(dataset) => wanted.push(dataset),
+            Meant::Machine(guest) => wanted.extend(datasets_of(&guest)),
         }
     }
     wanted.sort();
@@ -273,8 +267,4 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
         datasets: documents.collect(),
         half_rolled_back: unfinished.into_iter().filter_map(HalfRolledBack::of).collect(),
     })
-}
-
-pub(super) fn datasets_of(places: &MachinePlaces) -> impl Iterator<Item = Dataset> {
-    places.wanted_with_bases().into_iter().map(|one| one.dataset)
 }

@@ -6,15 +6,13 @@ use holdfast_engine::{HostPruneRequest, HostPruneTarget, PrunedSeries, prune_hos
 use holdfast_policy::Verdict;
 use serde::Serialize;
 
-use super::list::datasets_of;
+use super::{Meant, datasets_of, meant};
 use crate::args::{Example, RetentionArgs};
 use crate::commands::execution;
 use crate::context::Context;
 use crate::datasets;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::guests::KnownGuest;
-use crate::machines::{Hypervisors, MachineWord};
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::states::StateArgs;
 use crate::{time, units};
@@ -158,21 +156,17 @@ pub(super) fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
 
 /// The series that are meant: all of a dataset; of a machine its own, wherever its disks are.
 fn targets(args: &PruneArgs, context: &Context) -> Result<Vec<HostPruneTarget>, Error> {
-    let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
     let mut targets = Vec::new();
-    for word in &args.targets {
-        if let Some(dataset) = datasets::parse(word)? {
-            targets.push(HostPruneTarget { dataset, series: None });
-            continue;
-        }
-        let words = MachineWord::parse_all(std::slice::from_ref(word))?;
-        for chosen in hypervisors.all_of(words)? {
-            let guest = KnownGuest::find(&chosen, &hypervisors)?;
-            let series = series_name(Some(&guest.description.summary.name));
-            targets.extend(datasets_of(&guest.places).map(|dataset| HostPruneTarget {
-                dataset,
-                series: Some(series.clone()),
-            }));
+    for meant in meant(&args.targets, args.connect.as_deref(), context)? {
+        match meant {
+            Meant::Dataset(dataset) => targets.push(HostPruneTarget { dataset, series: None }),
+            Meant::Machine(guest) => {
+                let series = series_name(Some(&guest.description.summary.name));
+                targets.extend(datasets_of(&guest).map(|dataset| HostPruneTarget {
+                    dataset,
+                    series: Some(series.clone()),
+                }));
+            }
         }
     }
     Ok(targets)
