@@ -54,7 +54,7 @@ use changes::Changes;
 pub use changes::{Compared, ReadAll};
 pub(crate) use changes::{NOTE_BITMAP, is_bitmap_of, is_bitmap_of_ours};
 use choice::{check_choice, decide};
-pub(crate) use compare_images::{Sent, Told, below, compare as compare_on_disk, compare_by};
+pub(crate) use compare_images::{Sent, Told, TwoStates, below, options_in_view};
 use frozen::Freezer;
 pub(crate) use frozen::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE};
 pub(crate) use host_snapshots::path_of;

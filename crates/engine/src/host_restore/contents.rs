@@ -14,7 +14,7 @@ use crate::contents::Contents;
 use crate::differences::Differences;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::machine_backup::{Told, below, compare_on_disk};
+use crate::machine_backup::{Told, TwoStates, below};
 use crate::machine_restore::is_same;
 use crate::machine_state::KeptDisk;
 use crate::restore::{DiskTarget, RestoredDisk};
@@ -124,14 +124,19 @@ impl HostDisk {
         if !is_same(target.path, &below(&present, &self.kept.place.path)) {
             return Err("its image is elsewhere now".to_owned());
         }
-        let format = self.kept.format.as_deref();
         let places = if self.kept.place.dataset.provider == ProviderKind::Zfs {
             let since = since.ok_or("nobody tells what has changed since")?;
             since.places(self, (target, &present))?
         } else {
             let now = below(&present, &self.kept.place.path);
-            let (images, roots) = ((&*self.path, &*now), (&*self.root, &*present));
-            compare_on_disk(format, images, roots, self.source.device.size_bytes())?
+            let states = TwoStates {
+                format: self.kept.format.as_deref(),
+                images: (&self.path, &now),
+                roots: (&self.root, &present),
+                today: self.present_root.as_deref(),
+                size_bytes: self.source.device.size_bytes(),
+            };
+            states.changed()?
         };
         match self.spot_that_differs(target, &places) {
             None => Ok(places),

@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use holdfast_block::BlockDevice as _;
 use holdfast_host::Description;
 use holdfast_host::provider::{Dataset, HostSnapshot, HostSnapshotName, View};
-use holdfast_image::{Format, OpenOptions};
+use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Manifest};
 
 use super::contents::{HostContents, HostDisk};
@@ -15,7 +15,7 @@ use crate::backup::{NOTE_FORMAT, NOTE_PATH};
 use crate::error::{Error, Result};
 use crate::host_snapshot::{HostSnapshotRecord, MachinePlaces, Providers, Together, Wholeness};
 use crate::job::Job;
-use crate::machine_backup::{NOTE_UUID, below};
+use crate::machine_backup::{NOTE_UUID, below, options_in_view};
 use crate::machine_restore::{MachineRestorePlan, Refusal, chain_of};
 use crate::machine_state::{KeptDisk, KeptState, StateStore};
 use crate::source::OpenSource;
@@ -310,15 +310,9 @@ fn open_disk(
         format: kept.format.clone().unwrap_or_default(),
     })?;
     let present_root = state.folder.filter(|_| !is_volume);
-    let options = OpenOptions {
-        format: Some(format),
-        allow: allowed(kept, &root, present_root.as_deref()),
-        relocate: present_root
-            .iter()
-            .flat_map(|present| [(present.clone(), root.clone()), (root.clone(), present.clone())])
-            .collect(),
-        ..OpenOptions::default()
-    };
+    let mut options = options_in_view(Some(format), &root, present_root.as_deref());
+    let today = chain_of(&kept.file, kept.format.as_deref()).into_iter();
+    options.allow.extend(today.filter(|path| path.exists()));
     let source = OpenSource::open_with(&path, &options).map_err(|error| error.on(&path))?;
     for layer in source.paths().skip(1).filter(|layer| !layer.starts_with(&root)) {
         if is_newer(layer, snapshot.time_s) {
@@ -340,18 +334,6 @@ fn open_disk(
         present_root,
         cloned: None,
     })
-}
-
-/// Files that the image may be based on: as today, and in the view.
-fn allowed(kept: &KeptDisk, root: &Path, present_root: Option<&Path>) -> Vec<PathBuf> {
-    let mut allowed: Vec<PathBuf> = chain_of(&kept.file, kept.format.as_deref())
-        .into_iter()
-        .filter(|path| path.exists())
-        .collect();
-    if kept.place.dataset.provider.has_folders() || present_root.is_some() {
-        allowed.push(root.to_owned());
-    }
-    allowed
 }
 
 /// Whether a file was written to after an instant; also where nobody can tell.

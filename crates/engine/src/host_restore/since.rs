@@ -16,7 +16,7 @@ use crate::contents::Contents;
 use crate::error::Result;
 use crate::host_snapshot::Providers;
 use crate::job::Job;
-use crate::machine_backup::{Sent, Told, below, compare_by};
+use crate::machine_backup::{Sent, Told, TwoStates, below};
 use crate::restore::{DiskTarget, RestoredDisk};
 
 /// A point in time, and the host snapshots of what was there before it is gone back to.
@@ -44,9 +44,14 @@ impl Since<'_> {
         let compare = |ask: &dyn Fn(&Path, &Path) -> _| {
             // The same image as the target's, by the name that it has below the folder.
             let now = below(present, &disk.kept.place.path);
-            let (images, roots) = ((&*disk.path, &*now), (&*disk.root, present));
-            let size_bytes = disk.source.device.size_bytes();
-            compare_by(disk.kept.format.as_deref(), images, roots, size_bytes, ask)
+            let states = TwoStates {
+                format: disk.kept.format.as_deref(),
+                images: (&disk.path, &now),
+                roots: (&disk.root, present),
+                today: disk.present_root.as_deref(),
+                size_bytes: disk.source.device.size_bytes(),
+            };
+            states.changed_by(ask)
         };
         if disk.present_root.is_none() {
             let synced = target.device.flush();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use holdfast_block::DirtyBitmap;
 use holdfast_host::changed_blocks::by_extents;
 use holdfast_host::provider::{HostSnapshotName, SendQuestion, Zfs};
-use holdfast_image::{Format, OpenOptions, changed_on_disk};
+use holdfast_image::{Format, Image, OpenOptions, changed_on_disk};
 
 use crate::source::OpenSource;
 
@@ -22,57 +22,79 @@ pub(crate) type Told<T> = std::result::Result<T, String>;
 /// Where a file may differ between two states of it.
 type Ask<'a> = dyn Fn(&Path, &Path) -> Told<holdfast_host::changed_blocks::ChangedRanges> + 'a;
 
-/// Where a disk may differ between two states of its image, by where they lie. `roots` are the folders of the two host snapshots.
-pub(crate) fn compare(
-    format: Option<&str>,
-    images: (&Path, &Path),
-    roots: (&Path, &Path),
-    size_bytes: u64,
-) -> Told<DirtyBitmap> {
-    let ask = |old: &Path, new: &Path| {
-        let open = |path: &Path| File::open(path).map_err(|error| error.to_string());
-        let changes = by_extents(&open(old)?, &open(new)?).map_err(|error| error.to_string())?;
-        Ok(changes.ranges)
-    };
-    compare_by(format, images, roots, size_bytes, &ask)
+/// An image in two states of what it is in: two host snapshots, or one and what is there today.
+pub(crate) struct TwoStates<'a> {
+    pub(crate) format: Option<&'a str>,
+    /// Both images, the older one first.
+    pub(crate) images: (&'a Path, &'a Path),
+    /// The folders of the two states; of a volume its devices.
+    pub(crate) roots: (&'a Path, &'a Path),
+    /// The folder of today: images name what they are based on by paths in it. None of a volume.
+    pub(crate) today: Option<&'a Path>,
+    /// Of the disk.
+    pub(crate) size_bytes: u64,
 }
 
-/// The same, by `ask`.
-pub(crate) fn compare_by(
-    format: Option<&str>,
-    (old, new): (&Path, &Path),
-    roots: (&Path, &Path),
-    size_bytes: u64,
-    ask: &Ask<'_>,
-) -> Told<DirtyBitmap> {
-    let pieces = (size_bytes / PIECE_COUNT_MAX).next_power_of_two();
-    let granularity_bytes = pieces.max(GRANULARITY_BYTES_MIN);
-    let ranges = |old: &Path, new: &Path| {
-        let bitmap = ask(old, new)?.to_bitmap(granularity_bytes);
-        bitmap.map_err(|error| error.to_string())
-    };
-    let format = format.and_then(Format::from_name);
-    let Some(format) = format.filter(|format| *format != Format::Raw) else {
-        return ranges(old, new);
-    };
-    let options = OpenOptions {
-        format: Some(format),
+impl TwoStates<'_> {
+    /// Where the disk may differ, by where the image lies.
+    pub(crate) fn changed(&self) -> Told<DirtyBitmap> {
+        self.changed_by(&|old: &Path, new: &Path| {
+            let open = |path: &Path| File::open(path).map_err(|error| error.to_string());
+            let changes = by_extents(&open(old)?, &open(new)?).map_err(|error| error.to_string())?;
+            Ok(changes.ranges)
+        })
+    }
+
+    /// The same, by `ask`.
+    pub(crate) fn changed_by(&self, ask: &Ask<'_>) -> Told<DirtyBitmap> {
+        let pieces = (self.size_bytes / PIECE_COUNT_MAX).next_power_of_two();
+        let granularity_bytes = pieces.max(GRANULARITY_BYTES_MIN);
+        let ranges = |old: &Path, new: &Path| {
+            let bitmap = ask(old, new)?.to_bitmap(granularity_bytes);
+            bitmap.map_err(|error| error.to_string())
+        };
+        let ((old, new), roots) = (self.images, self.roots);
+        let format = self.format.and_then(Format::from_name);
+        let Some(format) = format.filter(|format| *format != Format::Raw) else {
+            return ranges(old, new);
+        };
+        let (before, after) = (self.open(format, old, roots.0)?, self.open(format, new, roots.1)?);
+        let mut files = Vec::new();
+        for layer in after.layers() {
+            // What lies outside of the host snapshots may have been written in between.
+            let inside = layer.path.strip_prefix(roots.1);
+            let inside = inside.map_err(|_| outside(&layer.path.display()))?;
+            files.push(ranges(&below(roots.0, inside), &layer.path)?);
+        }
+        if let Some(layer) = before.layers().iter().find(|layer| !layer.path.starts_with(roots.0)) {
+            return Err(outside(&layer.path.display()));
+        }
+        changed_on_disk(&before, &after, &files, granularity_bytes).map_err(|error| error.to_string())
+    }
+
+    fn open(&self, format: Format, path: &Path, root: &Path) -> Told<Image> {
+        let options = options_in_view(Some(format), root, self.today);
+        holdfast_image::open(path, &options).map_err(|error| match error {
+            holdfast_image::Error::Refused { file, .. } => outside(&file),
+            other => other.to_string(),
+        })
+    }
+}
+
+fn outside(base: &dyn std::fmt::Display) -> String {
+    format!("it is based on {base}, which is not in the host snapshot")
+}
+
+/// How an image in a view is opened. It names what it is based on by paths of today, and that is in the view, too, or else where it is today.
+pub(crate) fn options_in_view(format: Option<Format>, root: &Path, today: Option<&Path>) -> OpenOptions {
+    let pair = |from: &Path, to: &Path| (from.to_owned(), to.to_owned());
+    let today = today.filter(|today| *today != root);
+    OpenOptions {
+        format,
+        allow: vec![root.to_owned()],
+        relocate: today.map_or_else(Vec::new, |today| vec![pair(today, root), pair(root, today)]),
         ..OpenOptions::default()
-    };
-    let open = |path: &Path| holdfast_image::open(path, &options).map_err(|error| error.to_string());
-    let (before, after) = (open(old)?, open(new)?);
-    let mut files = Vec::new();
-    for layer in after.layers() {
-        // What lies outside of the host snapshots may have been written in between.
-        let inside = layer.path.strip_prefix(roots.1);
-        let inside = inside.map_err(|_| format!("{} is outside of the host snapshot", layer.path.display()))?;
-        files.push(ranges(&below(roots.0, inside), &layer.path)?);
     }
-    let is_inside = before.layers().iter().all(|layer| layer.path.starts_with(roots.0));
-    if !is_inside {
-        return Err("it was based on an image outside of the host snapshot".to_owned());
-    }
-    changed_on_disk(&before, &after, &files, granularity_bytes).map_err(|error| error.to_string())
 }
 
 /// A file below the root of a host snapshot; of a volume's, which has no files, the volume.

@@ -15,7 +15,7 @@ use holdfast_host::{Description, MachineDisk};
 use holdfast_image::Format;
 
 use super::changes::{Changes, ReadAll, check_spots};
-use super::compare_images::{Sent, below, compare, compare_by};
+use super::compare_images::{Sent, TwoStates, below, options_in_view};
 use super::pace::Pace;
 use super::warden::Load;
 use super::{Beside, MachineBackup, MachineBackupReport, Method, Ready, notes_of};
@@ -41,6 +41,8 @@ struct Cut {
     /// One for each dataset.
     snapshots: Vec<HostSnapshot>,
     views: Vec<View>,
+    /// The folders of today; none of volumes.
+    today: Vec<Option<PathBuf>>,
 }
 
 /// Why there can be no host snapshots of all disks of a machine; none where there can.
@@ -185,6 +187,7 @@ impl MachineBackup<'_> {
             places: places.disks.into_iter().collect(),
             snapshots: Vec::new(),
             views: Vec::new(),
+            today: Vec::new(),
         };
         let opened = report.snapshots.iter().try_for_each(|name| {
             let provider = providers.of_dataset(&name.dataset);
@@ -192,6 +195,8 @@ impl MachineBackup<'_> {
             cut.snapshots.extend(found(provider, name)?);
             let label = format!("{:08x}-{}", self.request.run, cut.views.len());
             cut.views.push(provider.view(name, &label)?);
+            let state = provider.dataset(&name.dataset.name)?;
+            cut.today.push(state.folder.filter(|_| !state.is_volume));
             Ok::<(), Error>(())
         });
         match opened {
@@ -210,7 +215,15 @@ impl MachineBackup<'_> {
                 place: "nowhere".to_owned(),
             })?;
             let format = disk.format.as_deref().and_then(Format::from_name);
-            OpenSource::open(&path, format, &self.request.allowed)
+            let root = cut.root_of(disk).unwrap_or(&path);
+            let mut options = options_in_view(format, root, cut.today_of(disk));
+            options.allow.extend_from_slice(&self.request.allowed);
+            // The machine reads them. What is no qcow2 by its configuration is its guest's to write, and may name any file.
+            if disk.format.as_deref() == Some("qcow2") {
+                let bases = chain_of(path_of(disk), disk.format.as_deref()).into_iter().skip(1);
+                options.allow.extend(bases.filter(|base| base.exists()));
+            }
+            OpenSource::open_with(&path, &options)
         };
         self.taken.iter().map(open).collect()
     }
@@ -270,11 +283,15 @@ impl MachineBackup<'_> {
         let new = cut.path_of(disk).ok_or_else(gone)?;
         let newer = &cut.snapshot_of(disk).ok_or_else(gone)?.name;
         let old = below(view.path(), &place.path);
-        let roots = (view.path(), cut.root_of(disk).ok_or_else(gone)?);
-        let format = disk.format.as_deref();
-        let images = (&*old, &*new);
+        let states = TwoStates {
+            format: disk.format.as_deref(),
+            images: (&old, &new),
+            roots: (view.path(), cut.root_of(disk).ok_or_else(gone)?),
+            today: cut.today_of(disk),
+            size_bytes,
+        };
         let told = match then.dataset.provider {
-            ProviderKind::Btrfs | ProviderKind::Reflink => compare(format, images, roots, size_bytes),
+            ProviderKind::Btrfs | ProviderKind::Reflink => states.changed(),
             ProviderKind::Zfs => {
                 let sent = Sent {
                     zfs: self.request.providers.zfs(),
@@ -282,13 +299,12 @@ impl MachineBackup<'_> {
                     newer,
                 };
                 let ask = |old: &Path, new: &Path| sent.ranges(old, new);
-                sent.is_worth_it(now)
-                    .and_then(|()| compare_by(format, images, roots, size_bytes, &ask))
+                sent.is_worth_it(now).and_then(|()| states.changed_by(&ask))
             }
             ProviderKind::Lvm => {
                 let lvm = self.request.providers.lvm();
                 let ask = |_: &Path, _: &Path| lvm.changes(&then, newer).map_err(|error| error.to_string());
-                compare_by(format, images, roots, size_bytes, &ask)
+                states.changed_by(&ask)
             }
         };
         told.map_err(ReadAll::NotComparable)
@@ -333,13 +349,18 @@ fn found(provider: &dyn Provider, name: &HostSnapshotName) -> Result<Option<Host
 }
 
 impl Cut {
-    fn root_of(&self, disk: &MachineDisk) -> Option<&Path> {
+    fn index_of(&self, disk: &MachineDisk) -> Option<usize> {
         let dataset = &self.places.get(&disk.target)?.dataset;
-        let index = self
-            .snapshots
-            .iter()
-            .position(|snapshot| snapshot.name.dataset == *dataset)?;
-        Some(self.views.get(index)?.path())
+        let mut all = self.snapshots.iter();
+        all.position(|snapshot| snapshot.name.dataset == *dataset)
+    }
+
+    fn root_of(&self, disk: &MachineDisk) -> Option<&Path> {
+        Some(self.views.get(self.index_of(disk)?)?.path())
+    }
+
+    fn today_of(&self, disk: &MachineDisk) -> Option<&Path> {
+        self.today.get(self.index_of(disk)?)?.as_deref()
     }
 
     fn path_of(&self, disk: &MachineDisk) -> Option<PathBuf> {
@@ -348,9 +369,7 @@ impl Cut {
 
     /// The host snapshot that a disk is in.
     fn snapshot_of(&self, disk: &MachineDisk) -> Option<&HostSnapshot> {
-        let place = self.places.get(&disk.target)?;
-        let mut all = self.snapshots.iter();
-        all.find(|snapshot| snapshot.name.dataset == place.dataset)
+        self.snapshots.get(self.index_of(disk)?)
     }
 
     fn notes_of(&self, disk: &MachineDisk) -> BTreeMap<String, String> {

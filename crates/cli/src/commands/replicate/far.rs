@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use holdfast_engine::PeerSide;
-use holdfast_host::provider::{BtrfsSide, ProviderKind, ReplicaSide, ZfsSide};
+use holdfast_host::provider::{BtrfsSide, Located, ProviderKind, ReplicaSide, ZfsSide, locate};
 use holdfast_host::{LocalTools, Programs, Ssh, SshAddress};
 
 use crate::context::Context;
@@ -42,6 +42,7 @@ impl Word {
         {
             Some(said) => said,
             None if rest.starts_with(['/', '.']) => (ProviderKind::Btrfs, rest),
+            None if host.is_none() && is_subvolume_here(rest) => (ProviderKind::Btrfs, rest),
             None => (ProviderKind::Zfs, rest),
         };
         let wrong = |what: String| Err(Error::usage(what, "say DATASET, or HOST:DATASET: root@backup:tank/vm"));
@@ -88,6 +89,14 @@ impl Word {
             .unwrap_or(Path::new("."));
         let above = above.canonicalize().map_err(failed)?;
         Ok(above.join(path.file_name().unwrap_or_default()).display().to_string())
+    }
+}
+
+/// Whether a word is the path of a subvolume of btrfs here: it may look like the name of a dataset of ZFS.
+fn is_subvolume_here(word: &str) -> bool {
+    match locate(Path::new(word), "replicate") {
+        Ok(Located::In(place)) => place.dataset.provider == ProviderKind::Btrfs && place.path.as_os_str().is_empty(),
+        _ => false,
     }
 }
 

@@ -60,6 +60,50 @@ fn what_an_image_is_based_on_is_snapshotted_with_it_once() {
         .ok(&at(&on.world.lab.uri(), &["rollback", "web2@two", "--dry-run"]));
 }
 
+/// A path from the root on leads to the base of today: it is the one in the host snapshot that is read, and compared.
+#[test]
+fn what_an_image_is_based_on_is_backed_up_from_the_host_snapshot() {
+    let Some(on) = on("btrfs") else { return };
+    let base = on.world.lab.path("base").to_str().unwrap().to_owned();
+    on.define_on_base("web2", &base);
+    let write = |file: &str, byte: u8| {
+        let line = format!("write -P {byte} 1M 64k");
+        system("qemu-io", &["-f", "qcow2", "-c", &line, file]).unwrap();
+    };
+    write(&base, 1);
+    let uri = on.world.lab.uri();
+    let back_up = || {
+        let words = at(&uri, &["backup", "web2", "--method", "snapshot"]);
+        on.world.rig.report(&words)["machines"][0]["disks"][0].clone()
+    };
+    let assert_holds = |byte: u8| {
+        on.world.rig.ok(&["restore", "--force", "web2@latest:vda", "vda.raw"]);
+        let restored = on.world.rig.read("vda.raw");
+        assert!(
+            restored[1 << 20..(1 << 20) + 65_536].iter().all(|found| *found == byte),
+            "{byte}"
+        );
+    };
+    back_up();
+    assert_holds(1);
+    // Its base is written to while nobody looks: what has changed there is found, and nothing else is read.
+    write(&base, 2);
+    let second = back_up();
+    assert_eq!(second["is_incremental"], true, "{second:#}");
+    assert!(second["dirty_bytes"].as_u64().unwrap() < 1 << 20, "{second:#}");
+    assert_holds(2);
+
+    // Where the base is elsewhere it is read as it is there, and everything is compared, with the reason.
+    let templates = on.world.lab.path("templates").to_str().unwrap().to_owned();
+    system("btrfs", &["subvolume", "create", &templates]).unwrap();
+    on.define_on_base("web3", &format!("{templates}/base"));
+    let words = at(&uri, &["backup", "web3", "--method", "snapshot"]);
+    for expected in ["no snapshot before", "which is not in the host snapshot"] {
+        let disk = on.world.rig.report(&words)["machines"][0]["disks"][0].clone();
+        assert!(disk["reason"].as_str().unwrap().contains(expected), "{disk:#}");
+    }
+}
+
 #[test]
 fn a_base_of_which_there_can_be_no_snapshot_is_warned_of() {
     let Some(on) = on("btrfs") else { return };

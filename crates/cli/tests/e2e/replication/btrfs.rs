@@ -116,4 +116,8 @@ fn subvolumes_below_and_relative_paths_are_refused_with_what_to_say() {
         .rig
         .error(2, &["replicate", &world.source, "root@backup:backup/web"]);
     assert!(said.contains("its whole path"), "{said}");
+    // One that leads to a subvolume here means that.
+    std::os::unix::fs::symlink(&world.source, world.rig.path("vms")).unwrap();
+    world.rig.ok(&["replicate", "vms", &world.target]);
+    assert_eq!(world.status()["outcome"], "up to date");
 }
