@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use holdfast_block::{Clock as _, SeededRandom};
-use holdfast_host::MachineState;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -32,25 +31,25 @@ impl OnOwn {
         names(&self.ours(part))
     }
 
-    fn doctor(&self, code: i32, words: &[&str]) -> Value {
+    pub(super) fn doctor(&self, code: i32, words: &[&str]) -> Value {
         self.world.doctor(code, words)
     }
 
     /// The names of what begins with a dot beside the machine's disks, but for what is always there.
-    fn hidden(&self) -> Vec<String> {
+    pub(super) fn hidden(&self) -> Vec<String> {
         let mut names = names(self.world.lab.folder.path());
         names.retain(|name| name.starts_with('.') && name != ".holdfast");
         names
     }
 
-    fn unfinished(&self) -> Vec<String> {
+    pub(super) fn unfinished(&self) -> Vec<String> {
         let mut names = names(&self.world.rig.path("state/holdfast/states/unfinished"));
         names.retain(|name| name.contains(".json"));
         names
     }
 
     /// Starts the program, and kills it as soon as `is_time`; whether it was in time.
-    fn kill_when(&self, words: &[&str], is_time: &dyn Fn() -> bool) -> bool {
+    pub(super) fn kill_when(&self, words: &[&str], is_time: &dyn Fn() -> bool) -> bool {
         let uri = self.world.lab.uri();
         let mut child = self.world.rig.command(&at(&uri, words)).spawn().unwrap();
         let is_in_time = loop {
@@ -67,14 +66,14 @@ impl OnOwn {
     }
 }
 
-fn names(folder: &Path) -> Vec<String> {
+pub(super) fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
 
-fn write(path: &Path, text: &str) {
+pub(super) fn write(path: &Path, text: &str) {
     let mut builder = std::fs::DirBuilder::new();
     builder
         .recursive(true)
@@ -93,7 +92,7 @@ fn write(path: &Path, text: &str) {
 }
 
 /// zfs-fuse keeps a dataset busy for a moment after the last file is closed.
-fn destroy(dataset: &str) {
+pub(super) fn destroy(dataset: &str) {
     let clock = holdfast_block::SystemClock::new();
     for _ in 0..100 {
         if system("zfs", &["destroy", dataset]).is_ok() {
@@ -104,19 +103,19 @@ fn destroy(dataset: &str) {
     panic!("{dataset} stays busy");
 }
 
-fn make_old(path: &Path) {
+pub(super) fn make_old(path: &Path) {
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
     File::open(path).unwrap().set_modified(long_ago).unwrap();
 }
 
 /// A process that is dead, as notes have it: it has our number, and began at another time.
-fn somebody_dead() -> Value {
+pub(super) fn somebody_dead() -> Value {
     let mut process = this_process();
     process["started"] = json!(process["started"].as_u64().unwrap() + 1);
     process
 }
 
-fn this_process() -> Value {
+pub(super) fn this_process() -> Value {
     use holdfast_repo::Processes as _;
     let this = holdfast_repo::SystemProcesses.this();
     json!({
@@ -374,157 +373,6 @@ fn a_guest_that_a_dead_snapshot_froze_is_thawed() {
 }
 
 #[test]
-fn a_rollback_that_is_killed_is_told_of_until_it_is_ended_or_undone() {
-    let Some(mut on) = on("btrfs") else { return };
-    on.world.write(0, 40, 0, 1 << 20);
-    on.take(0, &["web1", "--name", "one"]);
-    let then = on.world.disks.clone();
-    for ends in [true, false] {
-        let mut round = 0;
-        loop {
-            on.world.write(0, 90 + round, 0, 6 << 20);
-            on.world.write(1, 90 + round, 0, 6 << 20);
-            on.world.lab.virsh(&["destroy", "web1"]);
-            if on.kill_when(&["rollback", "web1@one"], &|| !on.unfinished().is_empty()) && !on.unfinished().is_empty() {
-                break;
-            }
-            round += 1;
-            assert!(round < 20, "no rollback was killed in time");
-            on.world.disks.clone_from(&then);
-            on.world.lab.virsh(&["start", "web1"]);
-        }
-        let newest = on.world.disks.clone();
-        let report = on.doctor(3, &["--fix"]);
-        let finding = &report["findings"][0];
-        assert_eq!(
-            (found(&report), &finding["is_danger"], &finding["machine"]),
-            (vec!["rollback"], &json!(true), &json!("web1")),
-            "{report:#}"
-        );
-        let uri = on.world.lab.uri();
-        let listed = on.world.rig.report(&at(&uri, &["host", "list", "web1"]));
-        let half = &listed["half_rolled_back"][0];
-        assert_eq!((&half["machine"], &half["point"]), (&json!("web1"), &json!("one")));
-        let safety = half["safety"][0]
-            .as_str()
-            .unwrap()
-            .rsplit_once('@')
-            .unwrap()
-            .1
-            .to_owned();
-        let advice = finding["advice"].as_str().unwrap();
-        assert!(
-            advice.contains("rollback web1@one ends it") && advice.contains(&safety),
-            "{advice}"
-        );
-        if ends {
-            on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
-            on.world.disks.clone_from(&then);
-        } else {
-            let point = format!("web1@{safety}");
-            on.world.rig.ok(&at(&uri, &["rollback", &point, "--start"]));
-            on.world.disks = newest;
-        }
-        assert_eq!(on.unfinished(), [""; 0]);
-        assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
-        on.world.back_up();
-        on.world.assert_snapshot_is_right("after the rollback");
-    }
-}
-
-fn a_clone_that_is_killed_leaves_nothing(kind: &'static str) {
-    let Some(on) = on(kind) else { return };
-    let cut = on.take(0, &["web1", "--name", "one"]);
-    // "zfs:POOL@one"
-    let pool = cut["snapshots"][0]
-        .as_str()
-        .unwrap()
-        .trim_start_matches("zfs:")
-        .trim_end_matches("@one");
-    let before = on.world.files();
-    let mut random = SeededRandom::new(23);
-    let is_begun = || !on.unfinished().is_empty();
-    let mut half = 0;
-    for round in 0..10 {
-        let wait = Duration::from_millis(random.below(25));
-        let is_time = || {
-            is_begun() && {
-                on.world.lab.clock.sleep(wait);
-                true
-            }
-        };
-        on.kill_when(&["clone", "web1@one", "trial"], &is_time);
-        let is_defined = on.world.machines().contains(&"trial".to_owned());
-        half += usize::from(!is_defined);
-        on.world.doctor_answers(&["--fix"]);
-        let after = on.doctor(0, &[]);
-        assert_eq!(found(&after), [""; 0], "round {round}: {after:#}");
-        assert_eq!(on.unfinished(), [""; 0]);
-        if is_defined {
-            on.world.lab.virsh(&["undefine", "trial"]);
-            if kind == "zfs" {
-                destroy(&format!("{pool}/trial"));
-            } else {
-                for disk in ["trial-a", "trial-b"] {
-                    std::fs::remove_file(on.world.lab.path(disk)).ok();
-                }
-            }
-        }
-        let mut files = on.world.files();
-        files.retain(|file| !before.contains(file));
-        assert_eq!((files, on.hidden()), (Vec::new(), Vec::new()), "round {round}");
-    }
-    assert!(half > 0, "no clone was killed in time");
-}
-
-#[test]
-fn a_clone_on_xfs_that_is_killed_leaves_nothing() {
-    a_clone_that_is_killed_leaves_nothing("xfs");
-}
-
-#[test]
-fn a_clone_on_zfs_that_is_killed_leaves_nothing() {
-    a_clone_that_is_killed_leaves_nothing("zfs");
-}
-
-/// What has another content than what was made, or belongs to a machine, is not deleted.
-#[test]
-fn files_of_others_that_are_called_like_those_of_a_dead_clone_stay() {
-    let Some(on) = on("xfs") else { return };
-    on.take(0, &["web1", "--name", "one"]);
-    let path = on.world.lab.path("precious");
-    write(&path, "precious");
-    let half = on.world.lab.path(".precious.0123abcd.partial");
-    write(&half, "half");
-    let note = json!({
-        "schema": 1, "kind": "clone", "machine": "trial", "uuid": "11111111-2222-3333-4444-555555555555", "of": "web1",
-        "point": "one", "safety": [], "process": somebody_dead(), "start_ms": 1000,
-        "files": [{ "path": path, "device": 1, "inode": 1 }],
-    });
-    let place = on
-        .world
-        .rig
-        .path("state/holdfast/states/unfinished/11111111-2222-3333-4444-555555555555.json");
-    let mut alive = note.clone();
-    alive["process"] = this_process();
-    write(&place, &alive.to_string());
-    let report = on.doctor(0, &["--fix"]);
-    assert!(
-        half.exists() && report["notes"].to_string().contains("at work on trial"),
-        "{report:#}"
-    );
-    write(&place, &note.to_string());
-    let halves = on.world.rig.path("state/holdfast/states/unfinished/22222222.new");
-    write(&halves, "{");
-    make_old(&halves);
-    let report = on.doctor(3, &[]);
-    assert_eq!(found(&report), ["clone", "leftover"], "{report:#}");
-    assert!(half.exists() && halves.exists());
-    on.doctor(0, &["--fix"]);
-    assert!(!half.exists() && path.exists() && !place.exists() && !halves.exists());
-}
-
-#[test]
 fn states_whose_host_snapshots_are_gone_are_forgotten() {
     let Some(on) = on("btrfs") else { return };
     for name in ["one", "two"] {
@@ -563,28 +411,6 @@ fn clones_of_zfs_to_look_into_snapshots_go_when_nobody_looks_any_more() {
     on.doctor(0, &["--fix"]);
     assert_eq!(views(), 0);
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
-}
-
-#[test]
-fn what_keeps_a_host_snapshot_is_told_before_it_is_removed_and_what_makes_a_machine_of_it() {
-    let Some(on) = on("zfs") else { return };
-    let pool = on.file_system.dataset().0.split('/').next().unwrap().to_owned();
-    on.take(0, &["web1", "--name", "one"]);
-    let (name, clone) = (format!("zfs:{pool}@one"), format!("{pool}/trial"));
-    on.world.rig.ok(&["host", "clone", &name, &clone]);
-    let report = on.world.rig.json(1, &["host", "remove", &name, "--dry-run"])["report"].clone();
-    let obstacle = report["snapshots"][0]["obstacle"].as_str().unwrap();
-    assert!(obstacle.contains("clones") && obstacle.contains(&clone), "{obstacle}");
-    destroy(&clone);
-    on.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
-    on.world.lab.virsh(&["destroy", "web1"]);
-    on.world.lab.virsh(&["undefine", "web1"]);
-    let uri = on.world.lab.uri();
-    let (kind, said) = on.world.rig.error(1, &at(&uri, &["rollback", "web1@one"]));
-    assert!(
-        kind == "not-found" && said.contains("holdfast clone web1@one"),
-        "{said}"
-    );
 }
 
 /// Two datasets of one name, cut one by one: killed in between, the first is no sign of a fresh point in time.
@@ -645,75 +471,4 @@ fn a_set_of_zfs_that_is_not_whole_is_no_point_for_anybody() {
     note(&whole);
     check(0);
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
-}
-
-#[test]
-fn a_machine_that_cannot_go_back_is_not_switched_off() {
-    let Some(on) = on("btrfs") else { return };
-    on.take(0, &["web1", "--name", "one"]);
-    let uri = on.world.lab.uri();
-    let refused = |words: &[&str]| {
-        let words = [&["rollback", "web1@one", "--power-off"], words].concat();
-        let (kind, said) = on.world.rig.error(1, &at(&uri, &words));
-        assert_eq!(on.world.state_of("web1"), MachineState::Running, "{said}");
-        assert_eq!(on.listed(&["web1"]).len(), 1);
-        (kind, said)
-    };
-    let (kind, said) = refused(&["--resume"]);
-    assert!(kind == "refused" && said.contains("cannot go on"), "{said}");
-    let planned = on
-        .world
-        .rig
-        .report(&at(&uri, &["rollback", "web1@one", "--power-off", "--dry-run"]));
-    assert_eq!(
-        (&planned["dry_run"], on.world.state_of("web1")),
-        (&json!(true), MachineState::Running)
-    );
-    // Another machine has its disk, by now.
-    let xml = on.world.lab.virsh(&["dumpxml", "web1", "--inactive"]);
-    let uuid = xml.split("<uuid>").nth(1).unwrap().split("</uuid>").next().unwrap();
-    let other = xml
-        .replace(uuid, "11111111-2222-3333-4444-555555555555")
-        .replace("<name>web1<", "<name>db1<");
-    on.world.rig.write("db1.xml", other.as_bytes());
-    on.world
-        .lab
-        .virsh(&["define", on.world.rig.path("db1.xml").to_str().unwrap()]);
-    let (_, said) = refused(&[]);
-    assert!(said.contains("used by the machine db1"), "{said}");
-    on.world.lab.virsh(&["undefine", "db1"]);
-    // Off, it would be gone.
-    on.world.lab.virsh(&["undefine", "web1"]);
-    let (_, said) = refused(&[]);
-    assert!(said.contains("transient"), "{said}");
-}
-
-fn a_dry_run_makes_nothing(kind: &'static str) {
-    let Some(on) = on(kind) else { return };
-    on.take(0, &["web1", "--name", "one"]);
-    on.world.lab.virsh(&["destroy", "web1"]);
-    std::fs::remove_dir_all(on.world.rig.path("state")).unwrap();
-    let folder = on.world.lab.folder.path();
-    let changed = || folder.metadata().unwrap().modified().unwrap();
-    let (before, was) = (on.world.files(), changed());
-    let uri = on.world.lab.uri();
-    on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--dry-run"]));
-    let words = at(&uri, &["clone", "web1@one", "trial", "--dry-run"]);
-    on.world.rig.run(&words);
-    assert_eq!((on.world.files(), changed()), (before, was));
-    assert!(
-        !on.world.rig.path("state").exists(),
-        "{:?}",
-        names(&on.world.rig.path("state/holdfast"))
-    );
-}
-
-#[test]
-fn a_dry_run_on_btrfs_makes_nothing() {
-    a_dry_run_makes_nothing("btrfs");
-}
-
-#[test]
-fn a_dry_run_on_xfs_makes_nothing() {
-    a_dry_run_makes_nothing("xfs");
 }

@@ -6,6 +6,7 @@ mod bases;
 mod choosing;
 mod doctors;
 mod doctors_storage;
+mod doctors_work;
 #[path = "../../../../host/tests/providers/lab.rs"]
 #[expect(
     dead_code,

@@ -7,8 +7,10 @@ use holdfast_block::{Clock as _, SeededRandom, SystemClock};
 use holdfast_host::MachineState;
 use holdfast_host::qemu::runs_in;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 
 use super::at;
+use super::doctors_storage::{destroy, names};
 use super::host_snapshots::{OnOwn, on};
 use super::lab::run;
 
@@ -202,4 +204,97 @@ fn what_others_remove_is_found_out() {
     on.world.lab.virsh(&["destroy", "web1"]);
     let report = on.world.rig.json(0, &at(&uri, &["rollback", "web1@one", "--dry-run"]));
     assert_eq!(report["report"]["has_state"], true, "{report}");
+}
+
+#[test]
+fn what_keeps_a_host_snapshot_is_told_before_it_is_removed_and_what_makes_a_machine_of_it() {
+    let Some(on) = on("zfs") else { return };
+    let pool = on.file_system.dataset().0.split('/').next().unwrap().to_owned();
+    on.take(0, &["web1", "--name", "one"]);
+    let (name, clone) = (format!("zfs:{pool}@one"), format!("{pool}/trial"));
+    on.world.rig.ok(&["host", "clone", &name, &clone]);
+    let report = on.world.rig.json(1, &["host", "remove", &name, "--dry-run"])["report"].clone();
+    let obstacle = report["snapshots"][0]["obstacle"].as_str().unwrap();
+    assert!(obstacle.contains("clones") && obstacle.contains(&clone), "{obstacle}");
+    destroy(&clone);
+    on.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
+    on.world.lab.virsh(&["destroy", "web1"]);
+    on.world.lab.virsh(&["undefine", "web1"]);
+    let uri = on.world.lab.uri();
+    let (kind, said) = on.world.rig.error(1, &at(&uri, &["rollback", "web1@one"]));
+    assert!(
+        kind == "not-found" && said.contains("holdfast clone web1@one"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_machine_that_cannot_go_back_is_not_switched_off() {
+    let Some(on) = on("btrfs") else { return };
+    on.take(0, &["web1", "--name", "one"]);
+    let uri = on.world.lab.uri();
+    let refused = |words: &[&str]| {
+        let words = [&["rollback", "web1@one", "--power-off"], words].concat();
+        let (kind, said) = on.world.rig.error(1, &at(&uri, &words));
+        assert_eq!(on.world.state_of("web1"), MachineState::Running, "{said}");
+        assert_eq!(on.listed(&["web1"]).len(), 1);
+        (kind, said)
+    };
+    let (kind, said) = refused(&["--resume"]);
+    assert!(kind == "refused" && said.contains("cannot go on"), "{said}");
+    let planned = on
+        .world
+        .rig
+        .report(&at(&uri, &["rollback", "web1@one", "--power-off", "--dry-run"]));
+    assert_eq!(
+        (&planned["dry_run"], on.world.state_of("web1")),
+        (&json!(true), MachineState::Running)
+    );
+    // Another machine has its disk, by now.
+    let xml = on.world.lab.virsh(&["dumpxml", "web1", "--inactive"]);
+    let uuid = xml.split("<uuid>").nth(1).unwrap().split("</uuid>").next().unwrap();
+    let other = xml
+        .replace(uuid, "11111111-2222-3333-4444-555555555555")
+        .replace("<name>web1<", "<name>db1<");
+    on.world.rig.write("db1.xml", other.as_bytes());
+    on.world
+        .lab
+        .virsh(&["define", on.world.rig.path("db1.xml").to_str().unwrap()]);
+    let (_, said) = refused(&[]);
+    assert!(said.contains("used by the machine db1"), "{said}");
+    on.world.lab.virsh(&["undefine", "db1"]);
+    // Off, it would be gone.
+    on.world.lab.virsh(&["undefine", "web1"]);
+    let (_, said) = refused(&[]);
+    assert!(said.contains("transient"), "{said}");
+}
+
+fn a_dry_run_makes_nothing(kind: &'static str) {
+    let Some(on) = on(kind) else { return };
+    on.take(0, &["web1", "--name", "one"]);
+    on.world.lab.virsh(&["destroy", "web1"]);
+    std::fs::remove_dir_all(on.world.rig.path("state")).unwrap();
+    let folder = on.world.lab.folder.path();
+    let changed = || folder.metadata().unwrap().modified().unwrap();
+    let (before, was) = (on.world.files(), changed());
+    let uri = on.world.lab.uri();
+    on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--dry-run"]));
+    let words = at(&uri, &["clone", "web1@one", "trial", "--dry-run"]);
+    on.world.rig.run(&words);
+    assert_eq!((on.world.files(), changed()), (before, was));
+    assert!(
+        !on.world.rig.path("state").exists(),
+        "{:?}",
+        names(&on.world.rig.path("state/holdfast"))
+    );
+}
+
+#[test]
+fn a_dry_run_on_btrfs_makes_nothing() {
+    a_dry_run_makes_nothing("btrfs");
+}
+
+#[test]
+fn a_dry_run_on_xfs_makes_nothing() {
+    a_dry_run_makes_nothing("xfs");
 }

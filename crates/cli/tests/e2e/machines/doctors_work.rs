@@ -1,0 +1,162 @@
+//! What the doctor says, and does, of rollbacks and clones that were killed at work.
+
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SeededRandom};
+use serde_json::json;
+
+use super::at;
+use super::doctors::found;
+use super::doctors_storage::{destroy, make_old, somebody_dead, this_process, write};
+use super::host_snapshots::on;
+
+#[test]
+fn a_rollback_that_is_killed_is_told_of_until_it_is_ended_or_undone() {
+    let Some(mut on) = on("btrfs") else { return };
+    on.world.write(0, 40, 0, 1 << 20);
+    on.take(0, &["web1", "--name", "one"]);
+    let then = on.world.disks.clone();
+    for ends in [true, false] {
+        let mut round = 0;
+        loop {
+            on.world.write(0, 90 + round, 0, 6 << 20);
+            on.world.write(1, 90 + round, 0, 6 << 20);
+            on.world.lab.virsh(&["destroy", "web1"]);
+            if on.kill_when(&["rollback", "web1@one"], &|| !on.unfinished().is_empty()) && !on.unfinished().is_empty() {
+                break;
+            }
+            round += 1;
+            assert!(round < 20, "no rollback was killed in time");
+            on.world.disks.clone_from(&then);
+            on.world.lab.virsh(&["start", "web1"]);
+        }
+        let newest = on.world.disks.clone();
+        let report = on.doctor(3, &["--fix"]);
+        let finding = &report["findings"][0];
+        assert_eq!(
+            (found(&report), &finding["is_danger"], &finding["machine"]),
+            (vec!["rollback"], &json!(true), &json!("web1")),
+            "{report:#}"
+        );
+        let uri = on.world.lab.uri();
+        let listed = on.world.rig.report(&at(&uri, &["host", "list", "web1"]));
+        let half = &listed["half_rolled_back"][0];
+        assert_eq!((&half["machine"], &half["point"]), (&json!("web1"), &json!("one")));
+        let safety = half["safety"][0]
+            .as_str()
+            .unwrap()
+            .rsplit_once('@')
+            .unwrap()
+            .1
+            .to_owned();
+        let advice = finding["advice"].as_str().unwrap();
+        assert!(
+            advice.contains("rollback web1@one ends it") && advice.contains(&safety),
+            "{advice}"
+        );
+        if ends {
+            on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
+            on.world.disks.clone_from(&then);
+        } else {
+            let point = format!("web1@{safety}");
+            on.world.rig.ok(&at(&uri, &["rollback", &point, "--start"]));
+            on.world.disks = newest;
+        }
+        assert_eq!(on.unfinished(), [""; 0]);
+        assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
+        on.world.back_up();
+        on.world.assert_snapshot_is_right("after the rollback");
+    }
+}
+
+fn a_clone_that_is_killed_leaves_nothing(kind: &'static str) {
+    let Some(on) = on(kind) else { return };
+    let cut = on.take(0, &["web1", "--name", "one"]);
+    // "zfs:POOL@one"
+    let pool = cut["snapshots"][0]
+        .as_str()
+        .unwrap()
+        .trim_start_matches("zfs:")
+        .trim_end_matches("@one");
+    let before = on.world.files();
+    let mut random = SeededRandom::new(23);
+    let is_begun = || !on.unfinished().is_empty();
+    let mut half = 0;
+    for round in 0..10 {
+        let wait = Duration::from_millis(random.below(25));
+        let is_time = || {
+            is_begun() && {
+                on.world.lab.clock.sleep(wait);
+                true
+            }
+        };
+        on.kill_when(&["clone", "web1@one", "trial"], &is_time);
+        let is_defined = on.world.machines().contains(&"trial".to_owned());
+        half += usize::from(!is_defined);
+        on.world.doctor_answers(&["--fix"]);
+        let after = on.doctor(0, &[]);
+        assert_eq!(found(&after), [""; 0], "round {round}: {after:#}");
+        assert_eq!(on.unfinished(), [""; 0]);
+        if is_defined {
+            on.world.lab.virsh(&["undefine", "trial"]);
+            if kind == "zfs" {
+                destroy(&format!("{pool}/trial"));
+            } else {
+                for disk in ["trial-a", "trial-b"] {
+                    std::fs::remove_file(on.world.lab.path(disk)).ok();
+                }
+            }
+        }
+        let mut files = on.world.files();
+        files.retain(|file| !before.contains(file));
+        assert_eq!((files, on.hidden()), (Vec::new(), Vec::new()), "round {round}");
+    }
+    assert!(half > 0, "no clone was killed in time");
+}
+
+#[test]
+fn a_clone_on_xfs_that_is_killed_leaves_nothing() {
+    a_clone_that_is_killed_leaves_nothing("xfs");
+}
+
+#[test]
+fn a_clone_on_zfs_that_is_killed_leaves_nothing() {
+    a_clone_that_is_killed_leaves_nothing("zfs");
+}
+
+/// What has another content than what was made, or belongs to a machine, is not deleted.
+#[test]
+fn files_of_others_that_are_called_like_those_of_a_dead_clone_stay() {
+    let Some(on) = on("xfs") else { return };
+    on.take(0, &["web1", "--name", "one"]);
+    let path = on.world.lab.path("precious");
+    write(&path, "precious");
+    let half = on.world.lab.path(".precious.0123abcd.partial");
+    write(&half, "half");
+    let note = json!({
+        "schema": 1, "kind": "clone", "machine": "trial", "uuid": "11111111-2222-3333-4444-555555555555", "of": "web1",
+        "point": "one", "safety": [], "process": somebody_dead(), "start_ms": 1000,
+        "files": [{ "path": path, "device": 1, "inode": 1 }],
+    });
+    let place = on
+        .world
+        .rig
+        .path("state/holdfast/states/unfinished/11111111-2222-3333-4444-555555555555.json");
+    let mut alive = note.clone();
+    alive["process"] = this_process();
+    write(&place, &alive.to_string());
+    let report = on.doctor(0, &["--fix"]);
+    assert!(
+        half.exists() && report["notes"].to_string().contains("at work on trial"),
+        "{report:#}"
+    );
+    write(&place, &note.to_string());
+    let halves = on.world.rig.path("state/holdfast/states/unfinished/22222222.new");
+    write(&halves, "{");
+    make_old(&halves);
+    let report = on.doctor(3, &[]);
+    assert_eq!(found(&report), ["clone", "leftover"], "{report:#}");
+    assert!(half.exists() && halves.exists());
+    on.doctor(0, &["--fix"]);
+    assert!(!half.exists() && path.exists() && !place.exists() && !halves.exists());
+}
