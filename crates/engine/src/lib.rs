@@ -44,6 +44,7 @@ mod monitor;
 mod name;
 mod new_file;
 mod new_image;
+mod note_file;
 mod overlay_commit;
 mod policy_run;
 mod progress;

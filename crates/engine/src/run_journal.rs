@@ -4,9 +4,7 @@
 //! A note of a process that is dead tells what may be wrong with which machine. Each run has a file `RUN.json`: an object with the
 //! fields of [`RunRecord`]. It is written under another name, made durable, and renamed, so that there is never half a note.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use holdfast_host::qemu::RunId;
@@ -14,9 +12,8 @@ use holdfast_repo::{Liveness, ProcessIdentity, Processes};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
+use crate::note_file::{forget_note, read_notes, write_note};
 
-/// Bytes of a note, at most.
-const BYTES_MAX: u64 = 64 << 10;
 /// The end of a note's name.
 const ENDING: &str = ".json";
 
@@ -222,20 +219,7 @@ impl RunNote {
 
     fn write(&self) -> Result<()> {
         let path = note_path(&self.folder, self.record.run);
-        let partial = path.with_extension("partial");
-        let written = File::options()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&partial)
-            .and_then(|mut file| {
-                file.write_all(&self.record.encode())?;
-                file.sync_all()
-            })
-            .and_then(|()| std::fs::rename(&partial, &path))
-            // The name has to last as the content does: the machine is changed next.
-            .and_then(|()| File::open(&self.folder)?.sync_all());
+        let written = write_note(&path, &path.with_extension("partial"), &self.record.encode());
         written.map_err(|source| Error::File {
             action: "write the journal,",
             path,
@@ -246,15 +230,7 @@ impl RunNote {
 
 /// Takes the note of a run away; one that is gone is no error.
 pub fn forget_run(folder: &Path, run: RunId) -> Result<()> {
-    let path = note_path(folder, run);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::File {
-            action: "delete",
-            path,
-            source: error,
-        }),
-        _ => Ok(()),
-    }
+    forget_note(&note_path(folder, run))
 }
 
 /// The runs that are noted; what is no note is left out.
@@ -262,28 +238,8 @@ pub fn forget_run(folder: &Path, run: RunId) -> Result<()> {
 /// # Errors
 /// The folder is there, and cannot be read.
 pub fn noted_runs(folder: &Path) -> Result<Vec<RunRecord>> {
-    let failed = |source| Error::File {
-        action: "read the journal,",
-        path: folder.to_owned(),
-        source,
-    };
-    let entries = match std::fs::read_dir(folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.map_err(failed)?,
-    };
-    let mut records = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(failed)?.path();
-        if path.extension().is_none_or(|extension| extension != "json") {
-            continue;
-        }
-        let mut bytes = Vec::new();
-        let read = File::open(&path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut bytes));
-        // It may end while we look.
-        if read.is_ok() {
-            records.extend(RunRecord::parse(&bytes));
-        }
-    }
+    let notes = read_notes(folder)?;
+    let mut records: Vec<RunRecord> = notes.iter().filter_map(|note| RunRecord::parse(note)).collect();
     records.sort_by_key(|record| (record.start_ms, record.run));
     Ok(records)
 }

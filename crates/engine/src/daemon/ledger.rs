@@ -5,9 +5,7 @@
 //! written is kept in memory, believed before the file, and written as soon as it can be.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use holdfast_policy::Timestamp;
@@ -17,6 +15,7 @@ use serde_json::{Value, json};
 use super::alerts::Alert;
 use super::outcome::Outcome;
 use crate::error::{Error, Result};
+use crate::note_file::write_note;
 
 /// All that is kept of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,7 +131,7 @@ impl Ledger {
     /// Keeps the record of a job, durably; where that fails, in memory, and the error says so.
     pub(super) fn write(&mut self, job: &str, record: JobRecord) -> Result<()> {
         let path = self.path(job);
-        let written = write_whole(&path, &record.encode());
+        let written = write_note(&path, &path.with_extension("partial"), &record.encode());
         if written.is_err() {
             self.unwritten.insert(job.to_owned(), record);
         } else {
@@ -157,20 +156,6 @@ impl Ledger {
     fn path(&self, job: &str) -> PathBuf {
         self.folder.join(format!("{job}.json"))
     }
-}
-
-fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let partial = path.with_extension("partial");
-    let mut options = File::options();
-    let mut file = options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&partial)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&partial, path)
 }
 
 #[cfg(test)]

@@ -3,9 +3,7 @@
 //! Each is noted in `STORE/unfinished/UUID.json`, durably, before the first byte is changed, and the note goes when all is done. So what a
 //! killed one has left is known, and whose it was.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use holdfast_repo::ProcessIdentity;
@@ -13,14 +11,13 @@ use serde_json::{Value, json};
 
 use super::StateStore;
 use crate::error::{Error, Result};
+use crate::note_file::{forget_note, read_notes, write_note};
 use crate::run_journal::{read_process, written_process};
 
 const FOLDER: &str = "unfinished";
 const ENDING: &str = ".json";
 /// How the name of a note ends that is being written.
 const HALF: &str = "new";
-/// Bytes of a note, at most.
-const BYTES_MAX: u64 = 1 << 20;
 
 /// What is done to a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -141,29 +138,8 @@ impl Unfinished {
 impl StateStore {
     /// The work that has begun and not ended, whether or not somebody is at it, the oldest first; what is no note is left out.
     pub fn unfinished(&self) -> Result<Vec<Unfinished>> {
-        let folder = self.unfinished_folder();
-        let failed = |source| Error::File {
-            action: "read the notes in",
-            path: folder.clone(),
-            source,
-        };
-        let entries = match std::fs::read_dir(&folder) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other.map_err(failed)?,
-        };
-        let mut found = Vec::new();
-        for entry in entries {
-            let path = entry.map_err(failed)?.path();
-            if path.extension().is_none_or(|extension| extension != "json") {
-                continue;
-            }
-            let mut bytes = Vec::new();
-            let read = File::open(&path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut bytes));
-            // It may end while we look.
-            if read.is_ok() {
-                found.extend(Unfinished::parse(&bytes));
-            }
-        }
+        let notes = read_notes(&self.unfinished_folder())?;
+        let mut found: Vec<Unfinished> = notes.iter().filter_map(|note| Unfinished::parse(note)).collect();
         found.sort_by_key(|one| one.start_ms);
         Ok(found)
     }
@@ -189,17 +165,9 @@ impl StateStore {
     pub(crate) fn note_unfinished(&self, work: &Unfinished) -> Result<()> {
         let folder = self.unfinished_folder();
         let path = note_of(&folder, &work.uuid);
-        let new = path.with_extension(HALF);
         let mut builder = std::fs::DirBuilder::new();
-        let written = builder.recursive(true).mode(0o700).create(&folder).and_then(|()| {
-            let mut options = File::options();
-            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-            file.write_all(&work.encode())?;
-            file.sync_all()?;
-            std::fs::rename(&new, &path)?;
-            // The name has to last as the content does: the machine is changed next.
-            File::open(&folder)?.sync_all()
-        });
+        let made = builder.recursive(true).mode(0o700).create(&folder);
+        let written = made.and_then(|()| write_note(&path, &path.with_extension(HALF), &work.encode()));
         written.map_err(|source| Error::File {
             action: "write",
             path,
@@ -209,15 +177,7 @@ impl StateStore {
 
     /// It has ended; one of which nothing is noted is no error.
     pub fn forget_unfinished(&self, uuid: &str) -> Result<()> {
-        let path = note_of(&self.unfinished_folder(), uuid);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::File {
-                action: "delete",
-                path,
-                source: error,
-            }),
-            _ => Ok(()),
-        }
+        forget_note(&note_of(&self.unfinished_folder(), uuid))
     }
 
     fn unfinished_folder(&self) -> PathBuf {
