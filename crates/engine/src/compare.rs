@@ -4,15 +4,14 @@
 //! together in order, so that memory does not grow with the disks.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, EitherData, ExtentKind, to_usize};
 
+use crate::Unit;
 use crate::error::Result;
 use crate::job::Job;
-use crate::{Interrupted, Unit};
 
 /// Bytes that a worker compares at once.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 20;
@@ -156,29 +155,16 @@ fn compare_batch(
     batch: &[Range<u64>],
     job: Job<'_>,
 ) -> Result<Vec<Window>> {
-    let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::with_capacity(batch.len()));
-    let work = || -> Result<()> {
+    job.share(batch, |next| {
         let (mut one, mut two) = (Vec::new(), Vec::new());
-        while let Some(range) = batch.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if job.interrupt.is_requested() {
-                return Err(Interrupted.into());
-            }
+        while let Some(range) = next()? {
             read_padded(long, range, &mut one)?;
             read_padded(short, range, &mut two)?;
             let window = compare_window(range, &one, &two);
             done.lock().unwrap_or_else(PoisonError::into_inner).push(window);
         }
         Ok(())
-    };
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (1..job.thread_count.min(batch.len()))
-            .map(|_| scope.spawn(work))
-            .collect();
-        let mine = work();
-        workers.into_iter().fold(mine, |result, worker| {
-            result.and(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        })
     })?;
     let mut windows = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     windows.sort_unstable_by_key(|window| window.range.start);

@@ -3,12 +3,11 @@
 //! Where neither has data nothing is read; where a bitmap says that both are equal neither.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, DirtyBitmap, EitherData, to_usize};
 use holdfast_repo::TargetState;
 
-use crate::Interrupted;
 use crate::compare::{BLOCK_BYTES, WINDOW_BYTES, WINDOWS_PER_BATCH, Windows};
 use crate::error::Result;
 use crate::job::Job;
@@ -66,13 +65,9 @@ impl Differences<'_> {
     }
 
     fn write_batch(&self, batch: &[Range<u64>], counters: &Counters, job: Job<'_>) -> Result<()> {
-        let next = AtomicUsize::new(0);
-        let work = || -> Result<()> {
+        job.share(batch, |next| {
             let (mut wanted, mut present) = (Vec::new(), Vec::new());
-            while let Some(range) = batch.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if job.interrupt.is_requested() {
-                    return Err(Interrupted.into());
-                }
+            while let Some(range) = next()? {
                 let length = to_usize(range.end - range.start);
                 wanted.resize(length, 0);
                 present.resize(length, 0);
@@ -85,15 +80,6 @@ impl Differences<'_> {
                 self.write_window(range.start, &wanted, &present, counters)?;
             }
             Ok(())
-        };
-        std::thread::scope(|scope| {
-            let workers: Vec<_> = (1..job.thread_count.min(batch.len()))
-                .map(|_| scope.spawn(work))
-                .collect();
-            let mine = work();
-            workers.into_iter().fold(mine, |result, worker| {
-                result.and(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            })
         })
     }
 

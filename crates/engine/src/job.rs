@@ -1,13 +1,14 @@
 //! What every job is given, and how the repository's jobs tell of themselves through it.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use holdfast_block::Clock;
 use holdfast_repo::{BackupProgress, JobProgress, StageTimer, Untimed};
 
+use crate::error::Result;
 use crate::stages::Stages;
-use crate::{Interrupt, Progress, Unit};
+use crate::{Interrupt, Interrupted, Progress, Unit};
 
 /// The world around a job: who listens, who may stop it, the time, and how much of the machine it may use.
 #[derive(Clone, Copy)]
@@ -39,6 +40,30 @@ impl<'a> Job<'a> {
             stages: Some(stages),
             ..self.watch(counting)
         }
+    }
+
+    /// Does `work` on all threads; each takes of `items` by `next`, which gives none when all are taken, and an error where the
+    /// job is to stop. The first error is the answer.
+    pub(crate) fn share<'i, T: Sync>(
+        &self,
+        items: &'i [T],
+        work: impl Fn(&dyn Fn() -> Result<Option<&'i T>>) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let taken = AtomicUsize::new(0);
+        let interrupt = self.interrupt;
+        let next = || match items.get(taken.fetch_add(1, Ordering::Relaxed)) {
+            Some(_) if interrupt.is_requested() => Err(Interrupted.into()),
+            item => Ok(item),
+        };
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (1..self.thread_count.min(items.len()))
+                .map(|_| scope.spawn(|| work(&next)))
+                .collect();
+            let mine = work(&next);
+            workers.into_iter().fold(mine, |result, worker| {
+                result.and(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            })
+        })
     }
 }
 

@@ -120,12 +120,7 @@ pub(crate) const ALLOWED: &[Allowed] = &[
     Allowed {
         path: "crates/host/src/process/tool.rs",
         text: "Command::new",
-        reason: "the same place: programs that are asked something",
-    },
-    Allowed {
-        path: "crates/host/src/process/piped.rs",
-        text: "Command::new",
-        reason: "the same place: programs that send or take in a stream",
+        reason: "the same place: programs that are asked something, send or take in a stream",
     },
     Allowed {
         path: "crates/host/src/process/worker.rs",

@@ -141,6 +141,36 @@ struct SettingDocument {
     line: Option<u32>,
 }
 
+impl SettingDocument {
+    /// Of a setting that was set by `origin`.
+    fn new(key: &'static str, value: &str, origin: &Origin) -> Self {
+        let (section, line) = match origin {
+            Origin::Default => (None, None),
+            Origin::Line { section, line } => (Some(section.clone()), Some(*line)),
+        };
+        Self {
+            key,
+            value: value.to_owned(),
+            section,
+            line,
+        }
+    }
+
+    /// It, its value, and who says so.
+    fn row(&self) -> [String; 3] {
+        let from = match (&self.section, self.line) {
+            (Some(section), Some(line)) => format!("line {line}, [{section}]"),
+            _ => String::new(),
+        };
+        [self.key.to_owned(), self.value.clone(), from]
+    }
+}
+
+/// How an answer ends that has nothing worse than doubts.
+fn exit_of(doubts: &[String]) -> Exit {
+    if doubts.is_empty() { Exit::Ok } else { Exit::Warnings }
+}
+
 impl Report for Checked {
     fn command(&self) -> &'static str {
         "config check"
@@ -171,11 +201,7 @@ impl Report for Shown {
     }
 
     fn exit(&self) -> Exit {
-        if self.doubts.is_empty() {
-            Exit::Ok
-        } else {
-            Exit::Warnings
-        }
+        exit_of(&self.doubts)
     }
 
     fn human(&self, page: &mut Page) {
@@ -196,11 +222,7 @@ impl Report for Shown {
             page.line(&format!("{}: {taken}, and {removed}", dataset.name));
             let mut table = Table::new([Column::text("KEY"), Column::text("VALUE"), Column::long_text("FROM")]);
             for setting in &dataset.settings {
-                let from = match (&setting.section, setting.line) {
-                    (Some(section), Some(line)) => format!("line {line}, [{section}]"),
-                    _ => String::new(),
-                };
-                table.row([setting.key.to_owned(), setting.value.clone(), from]);
+                table.row(setting.row());
             }
             page.table(&table);
             page.gap();
@@ -282,19 +304,10 @@ fn words(warnings: &[SanoidWarning]) -> Vec<String> {
 }
 
 fn document(policy: &DatasetPolicy, with_defaults: bool) -> DatasetDocument {
-    let settings = policy.settings().filter_map(|(key, setting)| {
-        let (section, line) = match &setting.origin {
-            Origin::Default if !with_defaults => return None,
-            Origin::Default => (None, None),
-            Origin::Line { section, line } => (Some(section.clone()), Some(*line)),
-        };
-        Some(SettingDocument {
-            key,
-            value: setting.value.clone(),
-            section,
-            line,
-        })
-    });
+    let settings = policy
+        .settings()
+        .filter(|(_, setting)| with_defaults || setting.origin != Origin::Default)
+        .map(|(key, setting)| SettingDocument::new(key, &setting.value, &setting.origin));
     DatasetDocument {
         name: policy.dataset.clone(),
         takes: policy.takes(),

@@ -103,7 +103,7 @@ fn machine_gone(machine: &str, point: &str) -> Advice {
 /// Which host snapshots there are.
 fn no_point(present: &[String]) -> Advice {
     let hint = match present {
-        [] => "holdfast host list MACHINE shows which host snapshots there are".to_owned(),
+        [] => "holdfast host list shows which host snapshots there are".to_owned(),
         names => format!("the newest that are there: {}", names.join(", ")),
     };
     Advice {

@@ -2,15 +2,14 @@
 
 use std::any::Any;
 use std::io::Write as _;
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use holdfast_block::Clock;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::tool::{COMPLAINT_BYTES_MAX, LAST_WORDS, PATH, ToolError, Tools, listen};
+use super::tool::{COMPLAINT_BYTES_MAX, LAST_WORDS, ToolError, Tools, command, listen};
 
 /// Bytes of a short answer beside or after a stream.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
@@ -68,17 +67,7 @@ impl Piped {
     pub(super) fn start(program: &str, arguments: &[&str]) -> Result<Self, ToolError> {
         let words = format!("{program} {}", arguments.join(" "));
         let io = |source| ToolError::starting(program, source);
-        #[expect(clippy::disallowed_methods, reason = "this is the place")]
-        let mut command = Command::new(program);
-        command
-            .args(arguments)
-            .env("PATH", PATH)
-            .env("LC_ALL", "C")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0);
-        let mut child = command.spawn().map_err(io)?;
+        let mut child = command(program, arguments).stdin(Stdio::piped()).spawn().map_err(io)?;
         let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX).map_err(io)?;
         Ok(Self {
             words,

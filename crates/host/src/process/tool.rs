@@ -93,6 +93,20 @@ impl ToolError {
     }
 }
 
+/// A program whose words are understood, and which can be killed with all that it starts.
+pub(super) fn command(program: &str, arguments: &[&str]) -> Command {
+    #[expect(clippy::disallowed_methods, reason = "this is the place")]
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env("PATH", PATH)
+        .env("LC_ALL", "C")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    command
+}
+
 /// Programs of this host.
 pub struct LocalTools {
     clock: Arc<dyn Clock>,
@@ -110,17 +124,7 @@ impl Tools for LocalTools {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         let io = |source| ToolError::starting(program, source);
         let words = || format!("{program} {}", arguments.join(" "));
-        #[expect(clippy::disallowed_methods, reason = "this is the place")]
-        let mut command = Command::new(program);
-        command
-            .args(arguments)
-            .env("PATH", PATH)
-            .env("LC_ALL", "C")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0);
-        let mut child = command.spawn().map_err(io)?;
+        let mut child = command(program, arguments).stdin(Stdio::null()).spawn().map_err(io)?;
         let output = listen(child.stdout.take(), ANSWER_BYTES_MAX).map_err(io)?;
         let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX).map_err(io)?;
         let Some((is_well, output)) = self.wait(&mut child, &output).map_err(io)? else {

@@ -99,6 +99,23 @@ const fn flag(key: &'static str, option: &'static str) -> JobOption {
     }
 }
 
+/// The options of several lists, of which there are `N`.
+const fn joined<const N: usize>(lists: &[&[JobOption]]) -> [JobOption; N] {
+    let mut all = [THREADS; N];
+    let (mut count, mut list) = (0, 0);
+    while list < lists.len() {
+        let mut at = 0;
+        while at < lists[list].len() {
+            all[count] = lists[list][at];
+            count += 1;
+            at += 1;
+        }
+        list += 1;
+    }
+    assert!(count == N, "as many as are said");
+    all
+}
+
 const fn count(max: u64) -> Form {
     Form::Count { min: 0, max }
 }
@@ -157,33 +174,9 @@ const BACKUP: &[JobOption] = &[
     THREADS,
 ];
 
-const PRUNE: &[JobOption] = &[
-    names("machines"),
-    KEEP[0],
-    KEEP[1],
-    KEEP[2],
-    KEEP[3],
-    KEEP[4],
-    KEEP[5],
-    KEEP[6],
-    KEEP[7],
-    THREADS,
-];
+const PRUNE: &[JobOption] = &joined::<10>(&[&[names("machines")], KEEP, &[THREADS]]);
 
-const HOST_PRUNE: &[JobOption] = &[
-    names("machines"),
-    names("datasets"),
-    KEEP[0],
-    KEEP[1],
-    KEEP[2],
-    KEEP[3],
-    KEEP[4],
-    KEEP[5],
-    KEEP[6],
-    KEEP[7],
-    STATES,
-    CONNECT,
-];
+const HOST_PRUNE: &[JobOption] = &joined::<12>(&[&[names("machines"), names("datasets")], KEEP, &[STATES, CONNECT]]);
 
 const GC: &[JobOption] = &[option("repack_below", count(100), "--repack-below"), THREADS];
 

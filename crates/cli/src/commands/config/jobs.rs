@@ -6,6 +6,7 @@ use holdfast_policy::config::{Config, ConfigSetting, Job};
 use holdfast_policy::sanoid::Origin;
 use serde::Serialize;
 
+use super::SettingDocument;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -41,27 +42,13 @@ struct JobDocument {
     settings: Vec<SettingDocument>,
 }
 
-#[derive(Debug, Serialize)]
-struct SettingDocument {
-    key: &'static str,
-    value: String,
-    /// The section that it is set in; null where nobody has set it.
-    section: Option<String>,
-    /// The line, from 1; null where nobody has set it.
-    line: Option<u32>,
-}
-
 impl Report for Shown {
     fn command(&self) -> &'static str {
         "config show"
     }
 
     fn exit(&self) -> Exit {
-        if self.doubts.is_empty() {
-            Exit::Ok
-        } else {
-            Exit::Warnings
-        }
+        super::exit_of(&self.doubts)
     }
 
     fn human(&self, page: &mut Page) {
@@ -88,11 +75,7 @@ fn settings(settings: &[SettingDocument], page: &mut Page) {
         Column::long_text("FROM"),
     ]);
     for setting in settings {
-        let from = match (&setting.section, setting.line) {
-            (Some(section), Some(line)) => format!("line {line}, [{section}]"),
-            _ => String::new(),
-        };
-        table.row([setting.key.to_owned(), setting.value.clone(), from]);
+        table.row(setting.row());
     }
     page.table(&table);
 }
@@ -135,20 +118,9 @@ fn document(config: &Config, job: &Job, with_defaults: bool, context: &Context) 
 }
 
 fn documents(settings: &[ConfigSetting], with_defaults: bool) -> Vec<SettingDocument> {
-    let document = |setting: &ConfigSetting| {
-        let (section, line) = match &setting.origin {
-            Origin::Default if !with_defaults => return None,
-            Origin::Default => (None, None),
-            Origin::Line { section, line } => (Some(section.clone()), Some(*line)),
-        };
-        Some(SettingDocument {
-            key: setting.key,
-            value: setting.value.clone(),
-            section,
-            line,
-        })
-    };
-    settings.iter().filter_map(document).collect()
+    let is_shown = |setting: &&ConfigSetting| with_defaults || setting.origin != Origin::Default;
+    let document = |setting: &ConfigSetting| SettingDocument::new(setting.key, &setting.value, &setting.origin);
+    settings.iter().filter(is_shown).map(document).collect()
 }
 
 /// A word as a shell takes it.
