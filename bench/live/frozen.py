@@ -14,7 +14,7 @@ NOTE = (
     "by the guest's clock, which stands still with the machine."
 )
 DISKS = ("vda", "vdb")
-MEMORY_WAYS = ("holdfast --with-memory", "holdfast --with-memory=stopped")
+MEMORY_WAYS = ("holdfast --with-memory=live", "holdfast --with-memory=stopped")
 PAUSE_GOAL_MS = 100.0
 
 
@@ -76,7 +76,7 @@ def measure(lab, size, round_count, quiet):
         "holdfast, first backup": first,
         "holdfast, incremental": ours("--quiesce", "off"),
         "holdfast --quiesce require": ours("--quiesce", "require"),
-        MEMORY_WAYS[0]: ours("--with-memory"),
+        MEMORY_WAYS[0]: ours("--with-memory=live"),
         MEMORY_WAYS[1]: ours("--with-memory=stopped"),
         "virsh snapshot, copy, blockcommit": theirs(lambda: peers.by_hand(lab, NAME, DISKS)),
         "the same with --quiesce": theirs(lambda: peers.by_hand(lab, NAME, DISKS, "--quiesce")),

@@ -13,7 +13,7 @@ KINDS = {"btrfs": "mkfs.btrfs", "xfs": "mkfs.xfs", "zfs": "zpool"}
 WAYS = {
     "snapshot --quiesce off": ("--quiesce", "off"),
     "snapshot --quiesce require": ("--quiesce", "require"),
-    "snapshot --with-memory": ("--with-memory",),
+    "snapshot --with-memory=live": ("--with-memory=live",),
     "snapshot --with-memory=stopped": ("--with-memory=stopped",),
 }
 NOTE = (

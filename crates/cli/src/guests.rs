@@ -2,7 +2,7 @@
 
 use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, machines_in, places_of};
 use holdfast_host::provider::Wanted;
-use holdfast_host::qemu::memory::MemoryMode;
+use holdfast_host::qemu::memory::MemoryWay;
 use holdfast_host::{Description, DiskChoice, MachineState};
 use serde::Serialize;
 
@@ -36,15 +36,18 @@ impl From<QuiesceWhen> for Quiesce {
 /// How memory is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum MemoryHow {
-    /// While the machine runs
+    /// Live, but stopped where QEMU may lose writes: before 9.0, where it emulates the machine's processors
+    Auto,
+    /// While the machine runs: it stands still for the last of it only
     Live,
-    /// While the machine stands still
+    /// While the machine stands still, from the first page to the last
     Stopped,
 }
 
-impl From<MemoryHow> for MemoryMode {
+impl From<MemoryHow> for MemoryWay {
     fn from(how: MemoryHow) -> Self {
         match how {
+            MemoryHow::Auto => Self::Auto,
             MemoryHow::Live => Self::Live,
             MemoryHow::Stopped => Self::Stopped,
         }

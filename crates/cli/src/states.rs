@@ -91,7 +91,7 @@ impl StateArgs {
 /// How memory is taken, where it is wanted and has a place.
 pub fn memory_wish(how: Option<MemoryHow>, store: Option<&StateStore>, context: &Context) -> Option<MemoryWish> {
     how.zip(store).map(|(how, store)| MemoryWish {
-        mode: how.into(),
+        way: how.into(),
         runtime: context.runtime_folder(),
         scratch: store.scratch(),
     })

@@ -31,7 +31,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_block::BlockDevice;
-use holdfast_host::qemu::memory::MemoryMode;
+use holdfast_host::qemu::memory::MemoryWay;
 use holdfast_host::qemu::{Pause, Standstill};
 use holdfast_host::qmp::wake_patiently;
 use holdfast_host::{Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState, Overlays};
@@ -114,7 +114,7 @@ pub struct MachineBackupRequest<'a> {
     /// Whether the guest's file systems are frozen for the instant.
     pub quiesce: Quiesce,
     /// Whether its memory is wanted, and how it is taken.
-    pub memory: Option<MemoryMode>,
+    pub memory: Option<MemoryWay>,
     /// The command that starts the watchdog of this run: see [`watch_over`](crate::watch_over).
     pub watchdog: Option<Vec<std::ffi::OsString>>,
     /// What reading may cost the machine and its host.

@@ -44,9 +44,8 @@ pub struct CronArgs {
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
-    /// Keep the memory of machines too, where one alone has disks in what is due (live: it stands still for the last of it only;
-    /// stopped: from the first page to the last)
-    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "live")]
+    /// Keep the memory of machines too, where one alone has disks in what is due
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
     with_memory: Option<MemoryHow>,
     #[command(flatten)]
     states: StateArgs,

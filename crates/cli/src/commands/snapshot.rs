@@ -38,9 +38,8 @@ pub struct SnapshotArgs {
     /// Whether to freeze the file systems of the machines for the instant, by their guest agents
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
     quiesce: QuiesceWhen,
-    /// Keep the machine's memory too, of the same instant: rolled back, it goes on where it was (live: it stands still for the last
-    /// of it only; stopped: from the first page to the last)
-    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "live")]
+    /// Keep the machine's memory too, of the same instant: rolled back, it goes on where it was
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
     with_memory: Option<MemoryHow>,
     #[command(flatten)]
     states: StateArgs,

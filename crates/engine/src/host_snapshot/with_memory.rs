@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_host::qemu::memory::{Memory, MemoryMode};
+use holdfast_host::qemu::memory::{Memory, MemoryMode, MemoryWay};
 use holdfast_host::qemu::{Cut, CutRequest, Moment, RunId, Standstill};
 use holdfast_host::qmp::MonitorError;
 
@@ -22,7 +22,7 @@ const NO_WRITES: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 pub struct MemoryWish {
     /// While the machine runs, or not.
-    pub mode: MemoryMode,
+    pub way: MemoryWay,
     /// A folder for sockets, which QEMU's user can reach.
     pub runtime: PathBuf,
     /// Where the memory is until it is kept.
@@ -34,12 +34,12 @@ impl Session<'_> {
     pub(super) fn send_memory(&mut self, wish: &MemoryWish, job: Job<'_>, within: &mut dyn FnMut()) -> Result<Memory> {
         let machine = self.report.name.clone();
         let monitor = self.guest.machine.monitor();
-        let (pipe, receiving) = begin_memory(monitor, &machine, &wish.scratch)?;
+        let (memory, receiving) = begin_memory(wish.way, (monitor, &machine), &wish.scratch, job)?;
         // Nobody connects to it: there are no disks to serve.
         let (_folder, listener) = listen(&wish.runtime)?;
         let is_running = self.runs();
         if is_running {
-            self.guard.about_to_pause(match wish.mode {
+            self.guard.about_to_pause(match memory.1 {
                 MemoryMode::Live => LIVE_MEMORY_DEADLINE,
                 MemoryMode::Stopped => MEMORY_DEADLINE,
             })?;
@@ -51,7 +51,7 @@ impl Session<'_> {
             disks: Vec::new(),
             write_deadline: NO_WRITES,
             listener,
-            memory: Some((pipe, wish.mode)),
+            memory: Some(memory),
             standstill: Standstill::Always,
         };
         let guard = &mut self.guard;

@@ -159,10 +159,10 @@ impl<'a> Freezer<'a> {
         let (cut_disks, watched) = self.cut_disks(&wanted, &usable)?;
         let (memory, receiving) = match self.request.memory {
             None => (None, None),
-            Some(mode) => {
-                let monitor = self.request.machine.monitor();
-                let (pipe, receiving) = super::memory::begin(monitor, &self.machine, &self.request.scratch)?;
-                (Some((pipe, mode)), Some(receiving))
+            Some(way) => {
+                let from = (self.request.machine.monitor(), &self.machine[..]);
+                let (memory, receiving) = super::memory::begin(way, from, &self.request.scratch, self.job)?;
+                (Some(memory), Some(receiving))
             }
         };
         let request = CutRequest {

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
-use holdfast_host::qemu::memory::{MemoryPipe, Receiving, StreamError, page_bytes, receive};
+use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, MemoryWay, Receiving, StreamError, page_bytes, receive};
 use holdfast_host::qmp::Monitor;
 use holdfast_repo::DiskRecord;
 
 use crate::error::{Error, Result};
+use crate::job::Job;
 
 /// The pages.
 pub(crate) const MEMORY: &str = "memory";
@@ -21,19 +22,47 @@ pub(crate) fn is_memory(record: &DiskRecord) -> bool {
     record.notes.get(NOTE_KIND).is_some_and(|kind| kind == MEMORY)
 }
 
-/// Begins to take in the memory of a machine, into a file without a name in `folder`.
-pub(crate) fn begin(monitor: &dyn Monitor, machine: &str, folder: &Path) -> Result<(MemoryPipe, Receiving)> {
+/// How the memory of a machine is to be taken; tells where that is not as it was wished, or should not have been wished.
+fn mode(way: MemoryWay, monitor: &dyn Monitor, machine: &str, job: Job<'_>) -> Result<MemoryMode> {
+    let chosen = way.mode(monitor);
+    let (mode, flaw) = chosen.map_err(|source| holdfast_host::Error::Monitor {
+        machine: machine.to_owned(),
+        source,
+    })?;
+    let Some(version) = flaw else { return Ok(mode) };
+    let what =
+        format!("QEMU {version} emulates its processors, and may lose writes where memory is read while it runs");
+    match mode {
+        MemoryMode::Stopped => job
+            .progress
+            .note(&format!("{machine} stands still while its memory is read: {what}")),
+        MemoryMode::Live => job.progress.warning(&format!(
+            "the memory of {machine} may be damaged: {what}; --with-memory=stopped is sure"
+        )),
+    }
+    Ok(mode)
+}
+
+/// Begins to take in the memory of a machine, into a file without a name in `folder`; also how it is taken.
+pub(crate) fn begin(
+    way: MemoryWay,
+    (monitor, machine): (&dyn Monitor, &str),
+    folder: &Path,
+    job: Job<'_>,
+) -> Result<((MemoryPipe, MemoryMode), Receiving)> {
+    let mode = mode(way, monitor, machine, job)?;
     let page_bytes = page_bytes(monitor).map_err(|source| holdfast_host::Error::Monitor {
         machine: machine.to_owned(),
         source,
     })?;
     let folder = folder.to_owned();
     let started = receive(page_bytes, Box::new(move |size_bytes| store(&folder, size_bytes)));
-    started.map_err(|source| Error::File {
+    let (pipe, receiving) = started.map_err(|source| Error::File {
         action: "take in memory through",
         path: PathBuf::from("a pipe"),
         source,
-    })
+    })?;
+    Ok(((pipe, mode), receiving))
 }
 
 /// Why the memory of a machine was not kept in `folder`.

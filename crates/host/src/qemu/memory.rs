@@ -17,7 +17,7 @@ mod receive;
 mod state;
 
 pub use assemble::{PutError, put_together};
-pub use migrate::{MemoryMode, end_sending};
+pub use migrate::{MemoryMode, MemoryWay, end_sending};
 pub(crate) use migrate::{Sending, Sent};
 pub use parse::{MakeStore, Memory, StreamError, take_apart};
 pub use receive::{MemoryPipe, Receiving, receive};

@@ -34,6 +34,11 @@ impl QemuVersion {
     pub fn has_harmless_filter(self) -> bool {
         self >= Self { major: 7, minor: 1 }
     }
+
+    /// Whether the memory of a machine that it emulates can be sent while the machine runs.
+    pub(crate) fn sends_all_that_it_emulates(self) -> bool {
+        self >= Self { major: 9, minor: 0 }
+    }
 }
 
 impl std::fmt::Display for QemuVersion {

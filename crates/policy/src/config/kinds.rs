@@ -127,7 +127,7 @@ const THREADS: JobOption = option("threads", Form::Count { min: 1, max: 1024 }, 
 
 const MEMORY: JobOption = JobOption {
     key: "with_memory",
-    form: Form::OneOf(&["live", "stopped"]),
+    form: Form::OneOf(&["auto", "live", "stopped"]),
     words: Words::Joined("--with-memory"),
 };
 const STATES: JobOption = option("states", Form::Path, "--states");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use holdfast_engine::{MachineBackupRequest, MachineName, Method, ParentChoice, back_up_machine};
 use holdfast_host::DiskChoice;
-use holdfast_host::qemu::memory::MemoryMode;
+use holdfast_host::qemu::memory::MemoryWay;
 use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 
 use super::BackupArgs;
@@ -45,9 +45,8 @@ pub(super) struct MachineArgs {
     /// Whether to freeze the machine's file systems for the instant, by its guest agent
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
     quiesce: QuiesceWhen,
-    /// Take the machine's memory too, of the same instant: restored, it goes on where it was (live: it stands still for the last of
-    /// it only; stopped: from the first page to the last)
-    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "live")]
+    /// Take the machine's memory too, of the same instant: restored, it goes on where it was
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
     with_memory: Option<MemoryHow>,
     /// Where to keep what the machine overwrites while it is read: a folder with room, on a local disk
     #[arg(long, value_name = "FOLDER")]
@@ -229,7 +228,7 @@ fn back_up(
         runtime: context.runtime_folder(),
         write_deadline: WRITE_DEADLINE,
         quiesce: args.machines.quiesce.into(),
-        memory: args.machines.with_memory.map(MemoryMode::from),
+        memory: args.machines.with_memory.map(MemoryWay::from),
         watchdog: Some(watchdog),
         journal,
         processes: &SystemProcesses,

@@ -66,6 +66,15 @@ impl World {
             .state
     }
 
+    /// The machine is emulated by a QEMU that may lose writes then, which is told.
+    fn back_up_with_live_memory(&self) -> Value {
+        let uri = self.lab.uri();
+        let document = self.rig.json(3, &at(&uri, &["backup", "web1", "--with-memory=live"]));
+        let warnings = document["warnings"].to_string();
+        assert!(warnings.contains("may be damaged: QEMU "), "{warnings}");
+        document["report"]["machines"][0].clone()
+    }
+
     fn back_up_with_memory(&self, words: &[&str]) -> Value {
         let uri = self.lab.uri();
         let report = self.rig.report(&at(&uri, &[&["backup", "web1"], words].concat()));
@@ -77,7 +86,7 @@ impl World {
 fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
     let mut world = World::with_memory(7);
     world.write(0, 40, 65_536, 65_536);
-    let first = world.back_up_with_memory(&["--with-memory"]);
+    let first = world.back_up_with_live_memory();
     assert_eq!(
         (&first["consistency"], &first["method"]),
         (&json!("memory"), &json!("filter"))
@@ -131,6 +140,25 @@ fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
     world.back_up();
     world.assert_snapshot_is_right("it goes on with its disks");
     world.rig.ok(&["verify"]);
+}
+
+/// A QEMU that emulates processors may lose writes while its memory is read: the machine stands still for it.
+#[test]
+fn memory_that_qemu_may_lose_is_read_while_the_machine_stands_still() {
+    let world = World::with_memory(7);
+    let uri = world.lab.uri();
+    let output = world.rig.code(0, &at(&uri, &["backup", "web1", "--with-memory"]));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("web1 stands still while its memory is read: QEMU "),
+        "{said}"
+    );
+    let output = world
+        .rig
+        .code(0, &at(&uri, &["backup", "web1", "--with-memory=stopped"]));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!said.contains("stands still"), "it was asked for: {said}");
+    world.assert_runs_and_is_clean();
 }
 
 /// What is copied to another repository has all that belongs to a machine, and backups there go on from it.

@@ -13,16 +13,57 @@ use serde_json::{Map, Value, json};
 use super::MemoryPipe;
 use super::receive::Ended;
 use crate::qemu::names::RunId;
+use crate::qemu::version::QemuVersion;
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// How the machine's memory is taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryMode {
     /// While the machine runs; it stands still for the last of it.
-    #[default]
     Live,
     /// While the machine stands still, from the first page to the last.
     Stopped,
+}
+
+/// How it is wished that memory is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MemoryWay {
+    /// Live, where QEMU can be relied on to send all of it then.
+    #[default]
+    Auto,
+    /// Live, whatever is known of QEMU.
+    Live,
+    /// While the machine stands still.
+    Stopped,
+}
+
+impl MemoryWay {
+    /// How the memory of the machine behind `monitor` is to be taken, and what is known against taking it live.
+    ///
+    /// A QEMU that emulates processors (TCG) loses sight of writes while its memory is sent: a store that goes past the bitmap of what has
+    /// changed is not sent again, and the machine that is made of it is damaged. Mended in 9.0, by QEMU's commit 03bfc2188f06
+    /// ("physmem: Fix migration dirty bitmap coherency with TCG memory access"). KVM is not concerned.
+    pub fn mode(self, monitor: &dyn Monitor) -> Result<(MemoryMode, Option<QemuVersion>)> {
+        if self == Self::Stopped {
+            return Ok((MemoryMode::Stopped, None));
+        }
+        let version = QemuVersion::query(monitor)?;
+        let is_lossy = !version.sends_all_that_it_emulates() && !is_accelerated(monitor)?;
+        let mode = match self {
+            Self::Auto if is_lossy => MemoryMode::Stopped,
+            _ => MemoryMode::Live,
+        };
+        Ok((mode, is_lossy.then_some(version)))
+    }
+}
+
+/// Whether KVM runs the machine's processors.
+fn is_accelerated(monitor: &dyn Monitor) -> Result<bool> {
+    let answer = monitor.execute(&QmpCommand::new("query-kvm", Value::Null))?;
+    answer["enabled"].as_bool().ok_or_else(|| MonitorError::Senseless {
+        command: "query-kvm".to_owned(),
+        detail: "it does not say whether it is enabled".to_owned(),
+    })
 }
 
 /// No limit of ours, in bytes per second: the pipe is as fast as who takes it in. The run's number is added to it: by that, a
