@@ -1,20 +1,26 @@
 //! From a path to an opened chain: every file behind the gate, every header checked, no loop, a bounded length.
 
+mod parents;
+
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, to_usize};
 
+use crate::blocks::{TableLayer, Tables};
 use crate::file::{Access, HostFile, ImageFile};
 use crate::gate::Gatekeeper;
 use crate::image::{Backing, OpenOptions};
 use crate::info::{FormatSource, LayerInfo, Note, Qcow2Info, notes_of};
+use crate::layered::{Alone, Layered, Whole};
 use crate::qcow2::header::{EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE, Header, cluster_bits_of};
-use crate::qcow2::layer::{Alone, Layer};
+use crate::qcow2::layer::Layer;
 use crate::qcow2::{bitmap, snapshot};
 use crate::raw::RawImage;
-use crate::{Error, Format, Result, format};
+use crate::vdi::tables::VdiTables;
+use crate::vhdx::tables::VhdxTables;
+use crate::{Error, Format, Result, format, vdi, vhd, vhdx};
 
 /// More layers than any sane chain has; each costs memory and a level of recursion in every read.
 pub(crate) const LAYER_COUNT_MAX: usize = 64;
@@ -24,7 +30,16 @@ pub(crate) struct OpenedFile {
     pub(crate) path: PathBuf,
     pub(crate) file: Arc<dyn ImageFile>,
     pub(crate) info: LayerInfo,
-    pub(crate) qcow2: Option<OpenedQcow2>,
+    pub(crate) content: Content,
+}
+
+/// What the header of a file says, by its format.
+pub(crate) enum Content {
+    Raw,
+    Qcow2(OpenedQcow2),
+    Vdi(vdi::header::Header),
+    Vhd(vhd::footer::Header),
+    Vhdx(Box<vhdx::header::Opened>),
 }
 
 /// What an opened qcow2 file has beside the file itself.
@@ -39,8 +54,51 @@ pub(crate) struct ChainLayer {
     pub(crate) device: Arc<dyn BlockDevice>,
     /// Without.
     pub(crate) alone: Arc<dyn BlockDevice>,
+    /// Its tables, where the format has such.
+    pub(crate) layered: Option<Arc<dyn Layered>>,
     /// The qcow2 layer itself, for its snapshots and bitmaps.
     pub(crate) qcow2: Option<Arc<Layer>>,
+}
+
+/// A file of a chain with what is below it.
+pub(crate) enum OpenLayer {
+    Raw(RawImage),
+    Qcow2(Layer),
+    Tables(TableLayer),
+}
+
+impl OpenedFile {
+    /// The file above `backing`.
+    pub(crate) fn layer(self, backing: Option<Arc<dyn BlockDevice>>) -> Result<OpenLayer> {
+        let image: Arc<str> = self.path.display().to_string().into();
+        let tables: Box<dyn Tables> = match self.content {
+            Content::Raw => return Ok(OpenLayer::Raw(RawImage::new(self.file)?)),
+            Content::Qcow2(qcow2) => {
+                let layer = Layer::new(image, qcow2.header, self.file, qcow2.data_file, backing)?;
+                return Ok(OpenLayer::Qcow2(layer));
+            }
+            Content::Vdi(header) => Box::new(VdiTables::new(Arc::clone(&image), header, Arc::clone(&self.file))),
+            Content::Vhd(header) => vhd::tables::of(Arc::clone(&image), header, Arc::clone(&self.file)),
+            Content::Vhdx(opened) => {
+                // As it is with its log replayed.
+                let file = Arc::clone(&opened.file);
+                let tables = Box::new(VhdxTables::new(Arc::clone(&image), *opened));
+                return Ok(OpenLayer::Tables(TableLayer::new(image, file, tables, backing)));
+            }
+        };
+        Ok(OpenLayer::Tables(TableLayer::new(image, self.file, tables, backing)))
+    }
+}
+
+impl ChainLayer {
+    fn of_tables(layer: Arc<dyn Layered>, qcow2: Option<Arc<Layer>>) -> Self {
+        Self {
+            device: Arc::new(Whole(Arc::clone(&layer))),
+            alone: Arc::new(Alone(Arc::clone(&layer))),
+            layered: Some(layer),
+            qcow2,
+        }
+    }
 }
 
 /// The files of a chain, top first.
@@ -104,24 +162,21 @@ pub(crate) fn stack(files: Vec<OpenedFile>) -> Result<Vec<ChainLayer>> {
     let mut layers: Vec<ChainLayer> = Vec::new();
     for opened in files.into_iter().rev() {
         let backing = layers.last().map(|layer| Arc::clone(&layer.device));
-        layers.push(match opened.qcow2 {
-            None => {
-                let device: Arc<dyn BlockDevice> = Arc::new(RawImage::new(opened.file)?);
+        layers.push(match opened.layer(backing)? {
+            OpenLayer::Raw(raw) => {
+                let device: Arc<dyn BlockDevice> = Arc::new(raw);
                 ChainLayer {
                     alone: Arc::clone(&device),
                     device,
+                    layered: None,
                     qcow2: None,
                 }
             }
-            Some(qcow2) => {
-                let image = opened.path.display().to_string().into();
-                let layer = Arc::new(Layer::new(image, qcow2.header, opened.file, qcow2.data_file, backing)?);
-                ChainLayer {
-                    alone: Arc::new(Alone(Arc::clone(&layer))),
-                    device: Arc::clone(&layer) as Arc<dyn BlockDevice>,
-                    qcow2: Some(layer),
-                }
+            OpenLayer::Qcow2(layer) => {
+                let layer = Arc::new(layer);
+                ChainLayer::of_tables(Arc::clone(&layer) as Arc<dyn Layered>, Some(layer))
             }
+            OpenLayer::Tables(layer) => ChainLayer::of_tables(Arc::new(layer), None),
         });
     }
     layers.reverse();
@@ -161,33 +216,55 @@ impl Opener {
             Some(format) => format,
             None => format::of_file(&file)?,
         };
+        let file: Arc<dyn ImageFile> = Arc::new(file);
         format.require_supported(&name)?;
-        let qcow2 = match format {
+        let content = match format {
             Format::Qcow2 => {
-                let header = load_header(&file, &name)?;
+                let header = load_header(&*file, &name)?;
                 let data_file = self.open_data_file(path, &header, data_file, access)?;
-                Some(OpenedQcow2 { header, data_file })
+                Content::Qcow2(OpenedQcow2 { header, data_file })
             }
-            _ => None,
+            Format::Vdi => Content::Vdi(vdi::header::Header::load(&*file, &name)?),
+            Format::Vhd => Content::Vhd(vhd::footer::Header::load(&*file, &name)?),
+            Format::Vhdx => {
+                let opened = vhdx::header::Opened::load(Arc::clone(&file), access, &name)?;
+                if opened.has_log {
+                    self.notes.push(Note::LogReplayed { image: path.to_owned() });
+                }
+                Content::Vhdx(Box::new(opened))
+            }
+            _ => Content::Raw,
         };
         let file_bytes = file.length_bytes()?;
         let info = LayerInfo {
             path: path.to_owned(),
             format,
             format_source,
-            size_bytes: qcow2.as_ref().map_or(file_bytes, |qcow2| qcow2.header.size_bytes),
+            size_bytes: match &content {
+                Content::Raw => file_bytes,
+                Content::Qcow2(qcow2) => qcow2.header.size_bytes,
+                Content::Vdi(header) => header.disk_bytes,
+                Content::Vhd(header) => header.footer.disk_bytes(),
+                Content::Vhdx(opened) => opened.metadata.disk_bytes,
+            },
             file_bytes,
             allocated_bytes: file.allocated_bytes()?,
-            qcow2: qcow2
-                .as_ref()
-                .map(|qcow2| describe(&file, &qcow2.header, &name))
-                .transpose()?,
+            qcow2: match &content {
+                Content::Qcow2(qcow2) => Some(describe(&*file, &qcow2.header, &name)?),
+                _ => None,
+            },
+            blocks: match &content {
+                Content::Vdi(header) => Some(header.describe()),
+                Content::Vhd(header) => Some(header.describe()),
+                Content::Vhdx(opened) => Some(opened.describe()),
+                _ => None,
+            },
         };
         Ok(OpenedFile {
             path: path.to_owned(),
-            file: Arc::new(file),
+            file,
             info,
-            qcow2,
+            content,
         })
     }
 
@@ -221,9 +298,16 @@ impl Opener {
     }
 
     fn backing_of(&mut self, overlay: &OpenedFile) -> Result<Option<OpenedFile>> {
-        let Some(qcow2) = &overlay.qcow2 else {
-            return Ok(None);
-        };
+        match &overlay.content {
+            Content::Raw => Ok(None),
+            Content::Qcow2(qcow2) => self.backing_of_qcow2(overlay, qcow2),
+            Content::Vdi(header) => self.parent_of_vdi(overlay, header),
+            Content::Vhd(header) => self.parent_of_vhd(overlay, header),
+            Content::Vhdx(opened) => self.parent_of_vhdx(overlay, opened),
+        }
+    }
+
+    fn backing_of_qcow2(&mut self, overlay: &OpenedFile, qcow2: &OpenedQcow2) -> Result<Option<OpenedFile>> {
         let Some(name) = &qcow2.header.backing_name else {
             return Ok(None);
         };

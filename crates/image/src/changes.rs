@@ -16,8 +16,8 @@ use holdfast_block::DirtyBitmap;
 use crate::chain::ChainLayer;
 use crate::image::Image;
 use crate::info::LayerInfo;
-use crate::qcow2::mapping::RunKind;
-use crate::{Error, Result};
+use crate::run::RunKind;
+use crate::{Error, Format, Result};
 
 /// Which parts of a disk may differ between `before` and `after`, two states of one chain of files.
 ///
@@ -80,7 +80,8 @@ impl<'a> KeptFile<'a> {
         changed: &'a DirtyBitmap,
     ) -> Option<Self> {
         let is_alike = match (&old.qcow2, &new.qcow2) {
-            (None, None) => old_info.format == new_info.format,
+            // The other files of an image of several are not among those that are asked about.
+            (None, None) => old_info.format == new_info.format && new_info.format != Format::Vmdk,
             (Some(old), Some(new)) => {
                 old.header.geometry == new.header.geometry
                     && old.header.compression == new.header.compression
@@ -128,14 +129,14 @@ fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<Piece
             break;
         }
         length = length.min(held);
-        let Some(qcow2) = &layer.qcow2 else {
+        let Some(layer) = &layer.layered else {
             let kind = RunKind::Data { host: offset };
             return Ok(Piece {
                 length,
                 origin: Some((depth, kind)),
             });
         };
-        let run = qcow2.mapping.run(offset, length)?;
+        let run = layer.run(offset, length)?;
         length = run.length;
         if run.kind != RunKind::Absent {
             return Ok(Piece {

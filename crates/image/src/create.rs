@@ -3,40 +3,66 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::bytes::round_up;
 use crate::chain::load_header;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::qcow2::layer::Layer;
 use crate::qcow2::layout::{new_header, write_empty};
 use crate::qcow2::writer::Qcow2Mut;
-use crate::{BulkWriter, Compression, Error, Format, Result};
+use crate::{BulkWriter, Compression, Error, Format, ImageId, ImageKind, Result, vdi, vhd, vhdx};
 
 /// What a new image is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreateOptions {
-    /// Raw or qcow2.
+    /// One of [`Format::CREATED`].
     pub format: Format,
     /// Size of the disk.
     pub size_bytes: u64,
     /// What only qcow2 has.
     pub qcow2: Qcow2Options,
+    /// What the other formats but raw have.
+    pub blocks: BlockOptions,
 }
 
 impl CreateOptions {
-    /// A raw disk of `size_bytes`.
-    pub fn raw(size_bytes: u64) -> Self {
+    /// An image of `size_bytes` with the usual options.
+    pub fn new(format: Format, size_bytes: u64) -> Self {
         Self {
-            format: Format::Raw,
+            format,
             size_bytes,
             qcow2: Qcow2Options::default(),
+            blocks: BlockOptions::default(),
         }
+    }
+
+    /// A raw disk of `size_bytes`.
+    pub fn raw(size_bytes: u64) -> Self {
+        Self::new(Format::Raw, size_bytes)
     }
 
     /// A qcow2 image of `size_bytes` with the usual options.
     pub fn qcow2(size_bytes: u64) -> Self {
+        Self::new(Format::Qcow2, size_bytes)
+    }
+}
+
+/// Options of a new image of VirtualBox, Microsoft, VMware or Parallels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockOptions {
+    /// How its blocks come about. [`ImageKind::Differencing`] needs a parent.
+    pub kind: ImageKind,
+    /// Its identity; a new one where none is given.
+    pub id: Option<ImageId>,
+    /// The image that it is to differ from, which must be of the same format and size.
+    pub parent: Option<PathBuf>,
+}
+
+impl Default for BlockOptions {
+    fn default() -> Self {
         Self {
-            format: Format::Qcow2,
-            size_bytes,
-            qcow2: Qcow2Options::default(),
+            kind: ImageKind::Dynamic,
+            id: None,
+            parent: None,
         }
     }
 }
@@ -128,6 +154,9 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
             file.sync()?;
         }
         Format::Qcow2 => create_qcow2(path, options)?,
+        Format::Vdi => create_vdi(path, options)?,
+        Format::Vhd => create_vhd(path, options)?,
+        Format::Vhdx => create_vhdx(path, options)?,
         other => {
             return Err(Error::InvalidOption {
                 option: "format",
@@ -136,6 +165,117 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
         }
     }
     HostFile::sync_directory(path)
+}
+
+impl BlockOptions {
+    /// The parent's path, opened by `load` with the name that errors have for it; checked against the other options.
+    fn parent<T>(&self, load: impl FnOnce(HostFile, &str) -> Result<T>) -> Result<Option<T>> {
+        match (self.kind, &self.parent) {
+            (ImageKind::Differencing, Some(parent)) => {
+                let file = HostFile::open(parent, Access::Read)?;
+                Ok(Some(load(file, &parent.display().to_string())?))
+            }
+            (ImageKind::Differencing, None) => Err(Error::InvalidOption {
+                option: "parent",
+                detail: "an image that differs from another one needs it".to_owned(),
+            }),
+            (_, Some(_)) => Err(Error::InvalidOption {
+                option: "parent",
+                detail: "only differencing images have one".to_owned(),
+            }),
+            (_, None) => Ok(None),
+        }
+    }
+
+    fn id(&self) -> Result<ImageId> {
+        self.id.map_or_else(ImageId::random, Ok)
+    }
+}
+
+/// A child has the size of its parent: hypervisors take nothing else.
+fn check_size(size_bytes: u64, parent_bytes: Option<u64>) -> Result<()> {
+    match parent_bytes {
+        Some(parent_bytes) if parent_bytes != size_bytes => Err(Error::InvalidOption {
+            option: "size",
+            detail: format!("{size_bytes} bytes, and the parent has {parent_bytes}"),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn create_vhd(path: &Path, options: &CreateOptions) -> Result<()> {
+    let blocks = &options.blocks;
+    let size_bytes = round_up(options.size_bytes, 512);
+    let parent = blocks.parent(|file, name| vhd::footer::Header::load(&file, name))?;
+    check_size(size_bytes, parent.as_ref().map(|parent| parent.footer.disk_bytes()))?;
+    let parent = match (parent, &blocks.parent) {
+        (Some(header), Some(parent)) => Some((header.footer.id, header.footer.timestamp, name_from(path, parent)?)),
+        _ => None,
+    };
+    let new = vhd::create::NewVhd {
+        size_bytes,
+        block_bytes: vhd::create::BLOCK_BYTES,
+        kind: blocks.kind,
+        id: blocks.id()?,
+        parent,
+    };
+    vhd::create::write_empty(&HostFile::create_new(path)?, &new)
+}
+
+fn create_vhdx(path: &Path, options: &CreateOptions) -> Result<()> {
+    let blocks = &options.blocks;
+    let size_bytes = round_up(options.size_bytes, 512);
+    let load = |file: HostFile, name: &str| vhdx::header::Opened::load(Arc::new(file), Access::Read, name);
+    let parent = blocks.parent(load)?;
+    check_size(size_bytes, parent.as_ref().map(|parent| parent.metadata.disk_bytes))?;
+    let sector_bytes = parent.as_ref().map_or(512, |parent| parent.metadata.sector_bytes);
+    let parent = match (parent, &blocks.parent) {
+        (Some(opened), Some(parent)) => Some(vhdx::metadata::Parent {
+            linkage: opened.header.data_write,
+            names: vec![name_from(path, parent)?],
+        }),
+        _ => None,
+    };
+    let new = vhdx::create::NewVhdx {
+        size_bytes,
+        block_bytes: vhdx::create::block_bytes_for(size_bytes),
+        sector_bytes,
+        kind: blocks.kind,
+        id: blocks.id()?,
+        parent,
+    };
+    vhdx::create::write_empty(&HostFile::create_new(path)?, &new)
+}
+
+/// How the image at `path` calls the file `other`: by its name where both are in one folder, and by its whole path elsewhere.
+fn name_from(path: &Path, other: &Path) -> Result<String> {
+    let canonical = |path: &Path| path.canonicalize().map_err(|source| Error::io("open", path, source));
+    let (folder, other) = (canonical(&directory_of(path))?, canonical(other)?);
+    let name = other.strip_prefix(&folder).unwrap_or(&other);
+    name.to_str().map(str::to_owned).ok_or_else(|| Error::InvalidOption {
+        option: "parent",
+        detail: "its path is no text, and cannot be written down".to_owned(),
+    })
+}
+
+fn create_vdi(path: &Path, options: &CreateOptions) -> Result<()> {
+    let parent = options
+        .blocks
+        .parent(|file, name| vdi::header::Header::load(&file, name))?;
+    check_size(options.size_bytes, parent.as_ref().map(|parent| parent.disk_bytes))?;
+    let new = vdi::create::NewVdi {
+        size_bytes: options.size_bytes,
+        block_bytes: vdi::create::BLOCK_BYTES,
+        kind: match options.blocks.kind {
+            ImageKind::Fixed => vdi::header::Kind::Fixed,
+            _ if parent.is_some() => vdi::header::Kind::Differencing,
+            _ => vdi::header::Kind::Dynamic,
+        },
+        id: options.blocks.id()?,
+        parent: parent.as_ref().map_or(ImageId::NIL, |parent| parent.id),
+        parent_modification: parent.as_ref().map_or(ImageId::NIL, |parent| parent.modification),
+    };
+    vdi::create::write_empty(&HostFile::create_new(path)?, &new)
 }
 
 fn create_qcow2(path: &Path, options: &CreateOptions) -> Result<()> {

@@ -95,6 +95,24 @@ pub enum Error {
         /// The bound.
         layer_count_max: usize,
     },
+    /// An image differs from a parent that is not among the files that may be opened.
+    #[error(
+        "the parent of {image}, {parent}, is not among the files that may be opened; if you trust the image, allow it by name"
+    )]
+    ParentNotFound {
+        /// The image.
+        image: String,
+        /// What it says of its parent.
+        parent: String,
+    },
+    /// The parent of an image was written to after the image was made.
+    #[error("{parent} is not what {image} differs from any more: it was written to since")]
+    ParentChanged {
+        /// The image.
+        image: String,
+        /// The parent.
+        parent: String,
+    },
     /// The image has no snapshot or bitmap of that name.
     #[error("{image} has no {what} {name}")]
     NotFound {

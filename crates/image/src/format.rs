@@ -33,7 +33,7 @@ pub enum Format {
 
 impl Format {
     /// The formats that can be read and written; the others are known by name, so that they can be refused by it.
-    pub const SUPPORTED: [Self; 2] = [Self::Raw, Self::Qcow2];
+    pub const SUPPORTED: [Self; 5] = [Self::Raw, Self::Qcow2, Self::Vdi, Self::Vhd, Self::Vhdx];
 
     /// The name, as QEMU writes it in a backing format.
     pub fn name(self) -> &'static str {

@@ -61,6 +61,11 @@ impl Gatekeeper {
         }
     }
 
+    /// The files and folders that the user named.
+    pub(crate) fn named(&self) -> &[PathBuf] {
+        &self.named
+    }
+
     /// Where the file of this path is.
     fn relocated(&self, path: PathBuf) -> PathBuf {
         for (from, to) in &self.relocate {

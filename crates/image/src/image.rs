@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentList, Result as BlockResult};
 
-use crate::chain::{ChainLayer, open_chain, open_single, stack};
+use crate::chain::{ChainLayer, Content, open_chain, open_single, stack};
 use crate::file::{Access, HostFile};
 use crate::gate::Gate;
 use crate::info::{LayerInfo, Note};
+use crate::layered::Whole;
 use crate::map::{MapEntry, map_at};
 use crate::qcow2::layer::Layer;
 use crate::qcow2::{bitmap, snapshot};
-use crate::{Error, Format, Result, format};
+use crate::{Error, Format, Result, format, vdi, vhd, vhdx};
 
 /// How to open an image.
 #[derive(Debug, Clone, Default)]
@@ -59,13 +60,16 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Image> {
     })
 }
 
-/// Compares the metadata of a qcow2 image with itself; reads no data, changes nothing.
+/// Compares the metadata of an image with itself; reads no data, changes nothing.
 pub fn check(path: &Path, options: &OpenOptions) -> Result<crate::CheckReport> {
     let opened = open_single(path, options, Access::Read)?;
     let shown = opened.path.display().to_string();
-    match opened.qcow2 {
-        Some(qcow2) => crate::qcow2::check::check(&opened.file, &qcow2.header, &shown),
-        None => Err(Error::UnsupportedFormat {
+    match opened.content {
+        Content::Qcow2(qcow2) => crate::qcow2::check::check(&opened.file, &qcow2.header, &shown),
+        Content::Vdi(header) => vdi::check::check(&*opened.file, &header),
+        Content::Vhd(header) => vhd::check::check(&*opened.file, &header),
+        Content::Vhdx(opened) => vhdx::check::check(&opened),
+        Content::Raw => Err(Error::UnsupportedFormat {
             image: shown,
             format: opened.info.format.name(),
             detail: "it has no metadata that could be checked",
@@ -127,7 +131,7 @@ impl Image {
             data_file,
             layer.backing.clone(),
         )?;
-        Ok(Arc::new(snapshot))
+        Ok(Arc::new(Whole(Arc::new(snapshot))))
     }
 
     /// The persistent bitmap `name` of the top image: what was written since its checkpoint.

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockResult};
 
-use crate::chain::{open_chain, stack};
+use crate::blocks::writer::TableMut;
+use crate::chain::{OpenLayer, open_chain, stack};
 use crate::file::Access;
 use crate::info::{LayerInfo, Note};
-use crate::qcow2::layer::Layer;
 use crate::qcow2::writer::Qcow2Mut;
-use crate::raw::{RawImage, RawImageMut};
+use crate::raw::RawImageMut;
 use crate::{OpenOptions, Result};
 
 /// Opens an image for writing; what it is based on stays as it is.
@@ -22,14 +22,11 @@ pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
     let infos: Vec<_> = chain.files.iter().map(|opened| opened.info.clone()).collect();
     let top = chain.files.remove(0);
     let below = stack(chain.files)?;
-    let device: Box<dyn BlockDeviceMut> = match top.qcow2 {
-        None => Box::new(RawImageMut(RawImage::new(top.file)?)),
-        Some(qcow2) => {
-            let image = top.path.display().to_string().into();
-            let backing = below.first().map(|layer| Arc::clone(&layer.device));
-            let layer = Layer::new(image, qcow2.header, top.file, qcow2.data_file, backing)?;
-            Box::new(Qcow2Mut::new(layer)?)
-        }
+    let backing = below.first().map(|layer| Arc::clone(&layer.device));
+    let device: Box<dyn BlockDeviceMut> = match top.layer(backing)? {
+        OpenLayer::Raw(raw) => Box::new(RawImageMut(raw)),
+        OpenLayer::Qcow2(layer) => Box::new(Qcow2Mut::new(layer)?),
+        OpenLayer::Tables(layer) => Box::new(TableMut::new(layer)),
     };
     Ok(ImageMut {
         device,

@@ -7,7 +7,7 @@ use crate::qcow2::header::{
     EXTENSION_DATA_FILE, Header, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DATA_FILE,
     INCOMPATIBLE_DIRTY, INCOMPATIBLE_EXTENDED_L2,
 };
-use crate::{BitmapState, Compression, Format, InternalSnapshot, PersistentBitmap, Result};
+use crate::{BitmapState, Compression, Format, ImageId, InternalSnapshot, PersistentBitmap, Result};
 
 /// One file of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +26,61 @@ pub struct LayerInfo {
     pub allocated_bytes: Option<u64>,
     /// What only qcow2 has.
     pub qcow2: Option<Qcow2Info>,
+    /// What the formats of VirtualBox, Microsoft, VMware and Parallels have.
+    pub blocks: Option<BlockInfo>,
+}
+
+/// What there is to know about an image that has blocks, an identity, and perhaps a parent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockInfo {
+    /// What it is for.
+    pub kind: ImageKind,
+    /// Size of a block.
+    pub block_bytes: u64,
+    /// By what hypervisors and children know it.
+    pub id: Option<ImageId>,
+    /// What changes when it is written, by which children see that their parent is not what it was.
+    pub modification: Option<String>,
+    /// What it differs from.
+    pub parent: Option<ParentInfo>,
+    /// The program that made it, as far as it says.
+    pub creator: Option<String>,
+}
+
+/// What an image that differs from another one says of that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParentInfo {
+    /// Its identity.
+    pub id: Option<ImageId>,
+    /// What its modification was.
+    pub modification: Option<String>,
+    /// Where it was, as it is named; the formats that name none are looked for beside the image.
+    pub names: Vec<String>,
+}
+
+/// How the blocks of an image come about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageKind {
+    /// When they are written.
+    Dynamic,
+    /// All of them at the beginning.
+    Fixed,
+    /// When they are written; all others are the parent's.
+    Differencing,
+    /// Once, compressed, one after another.
+    Stream,
+}
+
+impl ImageKind {
+    /// A word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dynamic => "dynamic",
+            Self::Fixed => "fixed",
+            Self::Differencing => "differencing",
+            Self::Stream => "stream",
+        }
+    }
 }
 
 /// Who said which format a file has.
@@ -171,6 +226,11 @@ pub enum Note {
         /// The image.
         image: PathBuf,
     },
+    /// The image was not closed: what its log says is taken for done.
+    LogReplayed {
+        /// The image.
+        image: PathBuf,
+    },
     /// The image is marked as corrupt: what is read may be wrong.
     MarkedCorrupt {
         /// The image.
@@ -196,6 +256,11 @@ impl std::fmt::Display for Note {
             Self::NotClosedCleanly { image } => write!(
                 formatter,
                 "{} was not closed cleanly; its data can be read, its refcounts may be wrong",
+                image.display()
+            ),
+            Self::LogReplayed { image } => write!(
+                formatter,
+                "{} was not closed cleanly; what is in its log is taken for done, and nothing is lost",
                 image.display()
             ),
             Self::MarkedCorrupt { image } => {

@@ -26,6 +26,7 @@
 //! Images are hostile until proven otherwise: every offset and size in them is checked against the file before
 //! anything is read or allocated, and every table, chain and cache has a bound.
 
+mod blocks;
 mod bytes;
 mod chain;
 mod changes;
@@ -39,26 +40,35 @@ mod gate;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
+mod identity;
 mod image;
 mod image_mut;
 mod info;
+mod layered;
+mod lru;
 mod map;
 mod piece;
 mod qcow2;
 mod raw;
 mod report;
+mod run;
+mod vdi;
+mod vhd;
+mod vhdx;
+mod windows_path;
 
 pub use changes::changed_on_disk;
 pub use create::{
-    BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options, create, create_bulk,
+    BackingFile, BlockOptions, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options, create, create_bulk,
 };
 pub use error::{Error, Result};
 pub use fill::{Continue, FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};
 pub use format::Format;
 pub use gate::Gate;
+pub use identity::ImageId;
 pub use image::{Backing, Image, OpenOptions, check, detect, open};
 pub use image_mut::{ImageMut, open_mut};
-pub use info::{Feature, FormatSource, LayerInfo, Note, Qcow2Info};
+pub use info::{BlockInfo, Feature, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, Qcow2Info};
 pub use map::{MapContent, MapEntry};
 pub use qcow2::bitmap::{BitmapState, PersistentBitmap, Recording};
 pub use qcow2::bulk::BulkWriter;

@@ -4,7 +4,7 @@ use holdfast_block::{BlockDevice as _, ExtentKind};
 
 use crate::Result;
 use crate::chain::ChainLayer;
-use crate::qcow2::mapping::RunKind;
+use crate::run::RunKind;
 
 /// A run of bytes of a disk that come from one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,8 +43,8 @@ pub(crate) fn map_at(layers: &[ChainLayer], offset: u64, length_bytes_max: u64) 
             break;
         }
         let asked = length.min(held);
-        let (found, content) = if let Some(qcow2) = &layer.qcow2 {
-            let run = qcow2.mapping.run(offset, asked)?;
+        let (found, content) = if let Some(layer) = &layer.layered {
+            let run = layer.run(offset, asked)?;
             let content = match run.kind {
                 RunKind::Absent => None,
                 RunKind::Zero => Some(MapContent::Zero),

@@ -94,3 +94,8 @@ fn qcow2_version_2_over_a_backing_file() {
         ..CreateOptions::qcow2(0)
     });
 }
+
+#[test]
+fn vdi() {
+    conform(&CreateOptions::new(Format::Vdi, 0));
+}

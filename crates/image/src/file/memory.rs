@@ -93,6 +93,8 @@ pub(crate) struct RecordingFile {
     start: Vec<u8>,
     operations: Mutex<Vec<Operation>>,
     fail_at: Option<usize>,
+    /// What is read where a hole was punched.
+    punched: u8,
 }
 
 #[cfg(test)]
@@ -104,7 +106,14 @@ impl RecordingFile {
             start,
             operations: Mutex::default(),
             fail_at,
+            // Rubbish, to prove that nothing reads what was given up.
+            punched: 0xdb,
         }
+    }
+
+    /// The same, for who reads what was punched.
+    pub(crate) fn with_zero_holes(self) -> Self {
+        Self { punched: 0, ..self }
     }
 
     /// Operations so far.
@@ -189,8 +198,7 @@ impl ImageFile for RecordingFile {
     fn punch(&self, range: Range<u64>) -> Result<()> {
         let end = range.end.min(self.live.length_bytes()?);
         if range.start < end {
-            // Rubbish, to prove that nothing reads what was given up.
-            self.write_at(&vec![0xdb; to_usize(end - range.start)], range.start)?;
+            self.write_at(&vec![self.punched; to_usize(end - range.start)], range.start)?;
         }
         Ok(())
     }

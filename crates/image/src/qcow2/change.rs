@@ -9,9 +9,9 @@ use holdfast_block::to_usize;
 
 use super::entry::{DataPlace, Entry, Host, Meaning, Sharing};
 use super::geometry::{Geometry, L2Kind};
-use super::layer::Below;
-use super::mapping::RunKind;
 use super::state::{OldHost, State, subcluster_mask};
+use crate::layered::{Below, Layered as _};
+use crate::run::RunKind;
 use crate::{Error, Result};
 
 /// Writes the beginning of `data` where it cannot be written in place; gives the number of bytes, at least 1.
@@ -194,17 +194,9 @@ impl State {
         let run = self.layer.mapping.run(offset, length)?;
         match run.kind {
             RunKind::Zero => Ok(run.length),
-            RunKind::Absent if self.is_bottom(offset) => Ok(run.length),
+            RunKind::Absent if self.layer.is_bottom(offset) => Ok(run.length),
             _ => Ok(0),
         }
-    }
-
-    /// Whether nothing below can show through at `offset`, and after it.
-    fn is_bottom(&self, offset: u64) -> bool {
-        self.layer
-            .backing
-            .as_ref()
-            .is_none_or(|backing| backing.size_bytes() <= offset)
     }
 }
 
@@ -217,7 +209,7 @@ pub(crate) fn zero_cluster(state: &mut State, cluster: u64, within: Range<u64>) 
     if state.layer.header.is_data_file_raw() {
         return Ok(state.layer.data.punch(start + within.start..start + within.end)?);
     }
-    let is_bottom = state.is_bottom(start);
+    let is_bottom = state.layer.is_bottom(start);
     if is_whole && (state.layer.header.has_zero_clusters() || is_bottom) {
         return drop_cluster(state, cluster);
     }
@@ -269,7 +261,7 @@ fn drop_cluster(state: &mut State, cluster: u64) -> Result<()> {
     let geometry = state.geometry();
     let start = geometry.offset_of(cluster);
     let old = state.meaning(cluster)?;
-    let entry = if state.is_bottom(start) {
+    let entry = if state.layer.is_bottom(start) {
         Entry::default()
     } else {
         Entry::zero(geometry)
@@ -290,7 +282,7 @@ pub(crate) fn trim_cluster(state: &mut State, cluster: u64, within: &Range<u64>)
     }
     let is_whole =
         within.start == 0 && (within.end == geometry.cluster_bytes() || start + within.end == state.layer.size_bytes);
-    let can_hide = state.layer.header.has_zero_clusters() || state.is_bottom(start);
+    let can_hide = state.layer.header.has_zero_clusters() || state.layer.is_bottom(start);
     if !is_whole || !can_hide || state.meaning(cluster)? == Meaning::Unallocated {
         return Ok(());
     }

@@ -13,11 +13,12 @@ use holdfast_block::to_usize;
 use super::entry::{COPIED, DataPlace, Entry, Meaning, Sharing};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{AUTOCLEAR_BITMAPS, Header, TableAt};
-use super::mapping::{KnownLength, L2Table, entry_in, read_l2};
+use super::mapping::{L2Table, entry_in, read_l2};
 use super::refcount::{StoredRefcounts, get};
 use super::{bitmap, snapshot};
 use crate::bytes::to_words;
 use crate::file::ImageFile;
+use crate::run::KnownLength;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 
 /// Checks the image in `file`, whose header was read.

@@ -20,6 +20,7 @@ use crate::chain::load_header;
 use crate::create::{CreateOptions, Qcow2Options};
 use crate::file::ImageFile;
 use crate::file::memory::{MemoryFile, RecordingFile};
+use crate::layered::{Below, Layered as _};
 use crate::{BulkWriter, Compression};
 
 const DISK_BYTES: u64 = 300_000;
@@ -285,7 +286,7 @@ fn assert_sound(bytes: Vec<u8>, case: &Case, moments: &[Moment], operations: usi
     let mut found = vec![0; expected.len()];
     open(file, case.backing.clone())
         .unwrap()
-        .read_at(&mut found, 0)
+        .read(&mut found, 0, Below::Backing)
         .unwrap();
     for moment in moments[last..].iter().filter(before) {
         if let MomentKind::Change(range) = &moment.kind {
@@ -382,7 +383,10 @@ fn a_crash_while_filling_leaves_no_image_or_a_whole_one() {
             Ok(header) => {
                 assert!(check(&crashed, &header, "image").unwrap().is_clean());
                 let mut found = vec![0; disk.len()];
-                open(crashed, None).unwrap().read_at(&mut found, 0).unwrap();
+                open(crashed, None)
+                    .unwrap()
+                    .read(&mut found, 0, Below::Backing)
+                    .unwrap();
                 assert!(found == disk);
             }
         }

@@ -16,6 +16,7 @@
 //! ```
 
 use super::geometry::{Geometry, L2Kind, OFFSET_MASK};
+use crate::run::Compressed;
 
 /// Bit 63 of L1 and L2 entries.
 pub(crate) const COPIED: u64 = 1 << 63;
@@ -62,15 +63,6 @@ pub(crate) enum Sharing {
     Alone,
     /// A snapshot may use it too.
     Shared,
-}
-
-/// Where compressed data lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Compressed {
-    /// First byte in the image file.
-    pub(crate) offset: u64,
-    /// Bytes up to the end of the last sector; the data may end before that.
-    pub(crate) length_bytes: u64,
 }
 
 impl Compressed {

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use holdfast_block::{BlockDevice as _, BlockDeviceMut as _, to_usize};
+use holdfast_block::{BlockDeviceMut as _, to_usize};
 use proptest::prelude::{Strategy, any, prop};
 use proptest::test_runner::{Config, TestRunner};
 
 use super::check::check;
 use super::codec::ClusterCompressor;
 use super::header::Header;
-use super::layer::{Below, Layer};
+use super::layer::Layer;
 use super::layout::new_header;
 use super::writer::Qcow2Mut;
 use super::{bitmap, snapshot};
@@ -17,6 +17,7 @@ use crate::chain::load_header;
 use crate::create::{CreateOptions, Qcow2Options};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
+use crate::layered::{Below, Layered as _};
 use crate::{BulkWriter, Compression, Result};
 
 const DISK_BYTES: u64 = 200_000;
@@ -149,7 +150,7 @@ fn read_some(layer: &Layer) {
         let length = to_usize(end.saturating_sub(offset).min(20_000));
         ignore(layer.read(&mut buffer[..length], offset, Below::Backing));
     }
-    ignore(layer.extents(0..end.min(1 << 40), 100));
+    ignore(layer.list_extents(0..end.min(1 << 40), 100, Below::Backing));
 }
 
 /// One change of a file: a field set to something extreme, or bits flipped.
@@ -215,7 +216,7 @@ fn the_seeds_are_valid_apart_from_what_was_added() {
         let header = load_header(&*file, "image").unwrap();
         let layer = Layer::new("image".into(), header, file, None, None).unwrap();
         let mut all = vec![0; to_usize(DISK_BYTES)];
-        layer.read_at(&mut all, 0).unwrap();
+        layer.read(&mut all, 0, Below::Backing).unwrap();
     }
 }
 

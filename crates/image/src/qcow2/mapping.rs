@@ -2,40 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_block::to_usize;
 
-use super::entry::{Compressed, DataPlace, Entry, Meaning};
+use super::entry::{DataPlace, Entry, Meaning};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{TableAt, corrupt};
-use super::lru::Lru;
 use crate::Result;
 use crate::bytes::to_words;
 use crate::file::ImageFile;
+use crate::lru::Lru;
+use crate::run::{KnownLength, Run, RunKind};
 
 /// An L2 table in memory.
 pub(crate) type L2Table = Vec<u64>;
-
-/// What a run of bytes of the disk is made of, in one layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RunKind {
-    /// Not in this layer.
-    Absent,
-    /// Reads as zero.
-    Zero,
-    /// In the data file, beginning at `host`.
-    Data { host: u64 },
-    /// Inside one compressed cluster.
-    Compressed(Compressed),
-}
-
-/// A run of bytes of one kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
-    pub(crate) length: u64,
-    pub(crate) kind: RunKind,
-}
 
 /// The tables of one disk state: the active one, or a snapshot's.
 pub(crate) struct Mapping {
@@ -50,22 +30,6 @@ pub(crate) struct Mapping {
     cache: Lru<L2Table>,
     file_length: KnownLength,
     zero_clusters: bool,
-}
-
-/// A file's length as last seen: asked again only when something lies behind it.
-#[derive(Debug, Default)]
-pub(crate) struct KnownLength(AtomicU64);
-
-impl KnownLength {
-    /// Whether `offset` lies inside `file`.
-    pub(crate) fn contains(&self, file: &dyn ImageFile, offset: u64) -> Result<bool> {
-        if offset < self.0.load(Ordering::Relaxed) {
-            return Ok(true);
-        }
-        let length = file.length_bytes()?;
-        self.0.store(length, Ordering::Relaxed);
-        Ok(offset < length)
-    }
 }
 
 /// What a mapping is made from.
@@ -157,36 +121,21 @@ impl Mapping {
     /// Neighbouring clusters that lie one after another on the host are one run.
     pub(crate) fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
         let coverage = self.geometry.l2_coverage_bytes();
-        let mut run: Option<Run> = None;
         let mut current: Option<(u64, Option<Arc<L2Table>>)> = None;
-        loop {
-            let done = run.map_or(0, |run| run.length);
-            if done >= length_max {
-                break;
-            }
+        Run::of_pieces(length_max, |done| {
             let at = offset + done;
             let index = at / coverage;
             if current.as_ref().is_none_or(|(known, _)| *known != index) {
                 current = Some((index, self.table(index)?));
             }
-            let piece = match &current {
-                Some((_, Some(table))) => self.piece(table, at)?,
-                _ => Run {
+            match &current {
+                Some((_, Some(table))) => self.piece(table, at),
+                _ => Ok(Run {
                     length: coverage - at % coverage,
                     kind: RunKind::Absent,
-                },
-            };
-            let length = piece.length.min(length_max - done);
-            match &mut run {
-                None => run = Some(Run { length, ..piece }),
-                Some(run) if continues(run, piece.kind) => run.length += length,
-                Some(_) => break,
+                }),
             }
-        }
-        Ok(run.unwrap_or(Run {
-            length: 0,
-            kind: RunKind::Absent,
-        }))
+        })
     }
 
     /// The run at `at` inside its cluster (and subcluster).
@@ -220,14 +169,6 @@ impl Mapping {
             }
         };
         Ok(Run { length, kind })
-    }
-}
-
-fn continues(run: &Run, next: RunKind) -> bool {
-    match (run.kind, next) {
-        (RunKind::Absent, RunKind::Absent) | (RunKind::Zero, RunKind::Zero) => true,
-        (RunKind::Data { host }, RunKind::Data { host: next }) => host.checked_add(run.length) == Some(next),
-        _ => false,
     }
 }
 

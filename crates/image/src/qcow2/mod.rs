@@ -15,7 +15,6 @@ pub(crate) mod geometry;
 pub(crate) mod header;
 pub(crate) mod layer;
 pub(crate) mod layout;
-mod lru;
 pub(crate) mod mapping;
 mod refcount;
 pub(crate) mod snapshot;

@@ -6,10 +6,10 @@ use holdfast_block::to_usize;
 
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, REFCOUNT_TABLE_BYTES_MAX, corrupt};
-use super::lru::Lru;
 use crate::Result;
 use crate::bytes::{round_up, to_words, u16_at, u32_at, u64_at};
 use crate::file::ImageFile;
+use crate::lru::Lru;
 
 /// Refcount `index` of a block of counts of `1 << order` bits; big-endian, and low bits first where they share a byte.
 pub(crate) fn get(block: &[u8], index: u64, order: u32) -> u64 {

@@ -12,12 +12,13 @@ use super::change::{trim_cluster, write_new, zero_cluster};
 use super::entry::{DataPlace, Entry};
 use super::layer::Layer;
 use super::state::{OldHost, State};
+use crate::layered::{Below, Layered as _};
 use crate::{Error, Result};
 
 /// A qcow2 image that can be written.
 pub(crate) struct Qcow2Mut {
     size_bytes: u64,
-    block_size_bytes: u32,
+    unit_bytes: u64,
     state: RwLock<State>,
     /// Set once the header says what this program does not keep up to date.
     is_announced: AtomicBool,
@@ -27,7 +28,7 @@ impl Qcow2Mut {
     pub(crate) fn new(layer: Layer) -> Result<Self> {
         Ok(Self {
             size_bytes: layer.size_bytes,
-            block_size_bytes: layer.block_size_bytes(),
+            unit_bytes: layer.unit_bytes(),
             state: RwLock::new(State::new(layer)?),
             is_announced: AtomicBool::new(false),
         })
@@ -191,23 +192,19 @@ impl BlockDevice for Qcow2Mut {
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> BlockResult<()> {
-        self.state
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .layer
-            .read_at(buffer, offset)
+        self.check_bounds(offset, buffer.len() as u64)?;
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(state.layer.read(buffer, offset, Below::Backing)?)
     }
 
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {
-        self.state
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .layer
-            .extents(range, extent_count_max)
+        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(state.layer.list_extents(range, extent_count_max, Below::Backing)?)
     }
 
     fn block_size_bytes(&self) -> u32 {
-        self.block_size_bytes
+        u32::try_from(self.unit_bytes).unwrap_or(u32::MAX)
     }
 }
 

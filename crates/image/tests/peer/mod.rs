@@ -8,8 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use holdfast_block::{BlockDevice, ExtentKind, for_each_extent, to_usize};
-use holdfast_image::{OpenOptions, check};
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, ExtentKind, for_each_extent, to_usize};
+use holdfast_image::{OpenOptions, check, open_mut};
 use tempfile::TempDir;
 
 fn run(program: &str, arguments: &[&str]) -> Output {
@@ -48,7 +48,12 @@ fn qemu_img_in(directory: &Path, arguments: &[&str]) -> String {
 
 /// Runs qemu-io with commands on an image, which must succeed.
 pub fn qemu_io(image: &Path, commands: &[&str]) {
-    let mut arguments = vec!["-f", "qcow2"];
+    qemu_io_as("qcow2", image, commands);
+}
+
+/// The same, on an image of that format.
+pub fn qemu_io_as(format: &str, image: &Path, commands: &[&str]) {
+    let mut arguments = vec!["-f", format];
     for command in commands {
         arguments.extend(["-c", command]);
     }
@@ -166,6 +171,45 @@ pub fn assert_reads_as(device: &dyn BlockDevice, expected: &[u8], what: &str) {
     })
     .unwrap();
     assert_eq!(end, device.size_bytes());
+}
+
+/// Random operations on the image and on a plain vector.
+pub fn work(image: &Path, disk: &mut [u8], random: &mut Random, operations: u32) {
+    let device = open_mut(image, &OpenOptions::default()).unwrap();
+    assert_eq!(device.size_bytes(), disk.len() as u64);
+    for _ in 0..operations {
+        let start = random.below(disk.len() as u64);
+        let longest = [512, 70_000, 600_000][to_usize(random.below(3))];
+        let (mut start, mut end) = (start, (start + 1 + random.below(longest)).min(disk.len() as u64));
+        if random.below(2) == 0 {
+            start = start / 4096 * 4096;
+            end = end.next_multiple_of(4096).min(disk.len() as u64);
+        }
+        let place = to_usize(start)..to_usize(end);
+        match random.below(10) {
+            0..6 => {
+                random.fill(&mut disk[place.clone()]);
+                device.write_at(&disk[place], start).unwrap();
+            }
+            6 | 7 => {
+                disk[place].fill(0);
+                device.write_zeroes(start..end).unwrap();
+            }
+            8 => {
+                device.trim(start..end).unwrap();
+                let mut found = vec![0; place.len()];
+                device.read_at(&mut found, start).unwrap();
+                for (now, before) in found.iter().zip(&disk[place.clone()]) {
+                    assert!(now == before || *now == 0, "trimmed bytes are as before, or zero");
+                }
+                disk[place].copy_from_slice(&found);
+            }
+            _ => device.flush().unwrap(),
+        }
+    }
+    assert_reads_as(&device, disk, "before the flush");
+    device.flush().unwrap();
+    assert_reads_as(&device, disk, "after the flush");
 }
 
 /// A directory for one test.

@@ -11,8 +11,9 @@ use holdfast_image::{
 
 use crate::MIB;
 use crate::matrix::matrix;
+use crate::peer::work;
 use crate::peer::{Lab, Random, path_text, sample_disk};
-use crate::work::{assert_is, create_bulk_with, over_base, work};
+use crate::work::{assert_is, create_bulk_with, over_base};
 
 #[test]
 fn a_bulk_copy_is_the_same_disk() {

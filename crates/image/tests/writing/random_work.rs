@@ -9,8 +9,9 @@ use holdfast_image::{
 
 use crate::MIB;
 use crate::matrix::matrix;
+use crate::peer::work;
 use crate::peer::{Lab, Random, assert_reads_as, path_text};
-use crate::work::{assert_is, create_with, work};
+use crate::work::{assert_is, create_with};
 
 #[test]
 fn random_work_on_every_kind_of_image() {

@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use holdfast_block::{BlockDevice as _, BlockDeviceMut as _, to_usize};
 use holdfast_image::{
-    BackingFile, BulkWriter, CreateOptions, Format, OpenOptions, Qcow2Options, create, create_bulk, open, open_mut,
+    BackingFile, BulkWriter, CreateOptions, Format, OpenOptions, Qcow2Options, create, create_bulk, open,
 };
 
-use crate::peer::{Lab, Random, assert_clean, assert_reads_as, flatten, qemu_check};
+use crate::peer::{Lab, assert_clean, assert_reads_as, flatten, qemu_check};
 
 /// Makes an image.
 pub(crate) fn create_with(image: &Path, qcow2: Qcow2Options, size_bytes: u64) {
@@ -36,45 +35,6 @@ pub(crate) fn over_base() -> Qcow2Options {
         }),
         ..Qcow2Options::default()
     }
-}
-
-/// Random operations on the image and on a plain vector.
-pub(crate) fn work(image: &Path, disk: &mut [u8], random: &mut Random, operations: u32) {
-    let device = open_mut(image, &OpenOptions::default()).unwrap();
-    assert_eq!(device.size_bytes(), disk.len() as u64);
-    for _ in 0..operations {
-        let start = random.below(disk.len() as u64);
-        let longest = [512, 70_000, 600_000][to_usize(random.below(3))];
-        let (mut start, mut end) = (start, (start + 1 + random.below(longest)).min(disk.len() as u64));
-        if random.below(2) == 0 {
-            start = start / 4096 * 4096;
-            end = end.next_multiple_of(4096).min(disk.len() as u64);
-        }
-        let place = to_usize(start)..to_usize(end);
-        match random.below(10) {
-            0..6 => {
-                random.fill(&mut disk[place.clone()]);
-                device.write_at(&disk[place], start).unwrap();
-            }
-            6 | 7 => {
-                disk[place].fill(0);
-                device.write_zeroes(start..end).unwrap();
-            }
-            8 => {
-                device.trim(start..end).unwrap();
-                let mut found = vec![0; place.len()];
-                device.read_at(&mut found, start).unwrap();
-                for (now, before) in found.iter().zip(&disk[place.clone()]) {
-                    assert!(now == before || *now == 0, "trimmed bytes are as before, or zero");
-                }
-                disk[place].copy_from_slice(&found);
-            }
-            _ => device.flush().unwrap(),
-        }
-    }
-    assert_reads_as(&device, disk, "before the flush");
-    device.flush().unwrap();
-    assert_reads_as(&device, disk, "after the flush");
 }
 
 /// Both checks find nothing, and both sides read `disk`.

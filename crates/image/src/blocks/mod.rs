@@ -1,0 +1,138 @@
+//! Formats that divide the disk into blocks, and say by a table where each one is.
+//!
+//! VDI, VHD, VHDX, VMDK and Parallels differ in their tables and headers; reading, writing, and the order in which things become
+//! durable are the same. A format implements [`Tables`]; [`TableLayer`] reads by it, and [`TableMut`] writes by it.
+
+pub(crate) mod pages;
+pub(crate) mod writer;
+
+#[cfg(test)]
+pub(crate) mod crash_tests;
+
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, ExtentList};
+
+use crate::file::ImageFile;
+use crate::layered::{Layered, push_file};
+use crate::run::{Compressed, KnownLength, Run};
+use crate::{Error, Result};
+
+/// The tables of an image: what they say, and how they change.
+///
+/// Changes are made in memory until [`store`](Self::store). A crash at any moment leaves an image that reads as it did at the last
+/// `store`, or as later writes in place have it; what was reserved and not stored is room that is used again.
+pub(crate) trait Tables: Send + Sync {
+    /// Size of the disk.
+    fn disk_bytes(&self) -> u64;
+
+    /// Bytes that the tables tell apart, a power of two: a block, or a sector where blocks have bitmaps of their sectors.
+    fn unit_bytes(&self) -> u64;
+
+    /// The run that begins at `offset`, at most `length_max` and at least one byte long.
+    fn run(&self, offset: u64, length_max: u64) -> Result<Run>;
+
+    /// Decompresses what a compressed run says of the disk's bytes at `offset`.
+    fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()> {
+        let _ = (buffer, offset);
+        Err(Error::Device(holdfast_block::Error::io(
+            "decompress",
+            compressed.offset,
+            std::io::Error::from(std::io::ErrorKind::Unsupported),
+        )))
+    }
+
+    /// Before the first change of this opening. What it changes is stored with the next [`store`](Self::store).
+    fn start(&mut self) -> Result<()>;
+
+    /// Makes room for `range`, whole units none of which is data: afterwards they are, in new room that reads as zero.
+    fn reserve(&mut self, range: std::ops::Range<u64>) -> Result<()>;
+
+    /// Says that whole units, none of which is data, read as zero, from the start of `range` on; gives how many bytes, 0 where the
+    /// format cannot say that here.
+    fn set_zero(&mut self, range: std::ops::Range<u64>) -> Result<u64>;
+
+    /// What [`set_zero`](Self::set_zero) can be said of.
+    fn zero_bytes(&self) -> u64 {
+        self.unit_bytes()
+    }
+
+    /// Bytes of tables that have changed since the last `store`.
+    fn changed_bytes(&self) -> u64;
+
+    /// Writes what has changed. All data is durable when this is called; all of the tables is when it returns.
+    fn store(&mut self) -> Result<()>;
+}
+
+/// An image that is read by its tables.
+pub(crate) struct TableLayer {
+    pub(crate) image: Arc<str>,
+    pub(crate) file: Arc<dyn ImageFile>,
+    pub(crate) tables: Box<dyn Tables>,
+    pub(crate) backing: Option<Arc<dyn BlockDevice>>,
+    length: KnownLength,
+}
+
+impl TableLayer {
+    pub(crate) fn new(
+        image: Arc<str>,
+        file: Arc<dyn ImageFile>,
+        tables: Box<dyn Tables>,
+        backing: Option<Arc<dyn BlockDevice>>,
+    ) -> Self {
+        Self {
+            image,
+            file,
+            tables,
+            backing,
+            length: KnownLength::default(),
+        }
+    }
+}
+
+impl Layered for TableLayer {
+    fn disk_bytes(&self) -> u64 {
+        self.tables.disk_bytes()
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        self.tables.unit_bytes()
+    }
+
+    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+        self.tables.run(offset, length_max)
+    }
+
+    fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()> {
+        // Its end may be cut off by the end of the file; data of which nothing is there is lost.
+        let unit = self.tables.unit_bytes();
+        let last = (host + buffer.len() as u64 - 1).saturating_sub(unit - 1).max(host);
+        if !self.length.contains(&*self.file, last)? {
+            return Err(corrupt(&self.image, "block", last, "past the end of the file"));
+        }
+        Ok(self.file.read_at(buffer, host)?)
+    }
+
+    fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()> {
+        self.tables.read_compressed(buffer, offset, compressed)
+    }
+
+    /// The file is asked for its holes: what reads as zero inside of a block was given back to the file system.
+    fn push_data(&self, list: &mut ExtentList, host: u64, length: u64) -> Result<bool> {
+        push_file(&*self.file, list, host, length)
+    }
+
+    fn backing(&self) -> Option<&dyn BlockDevice> {
+        self.backing.as_deref()
+    }
+}
+
+/// An image that contradicts itself.
+pub(crate) fn corrupt(image: &str, what: &'static str, offset: u64, detail: impl Into<String>) -> Error {
+    Error::Corrupt {
+        image: image.to_owned(),
+        what,
+        offset,
+        detail: detail.into(),
+    }
+}

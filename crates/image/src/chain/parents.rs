@@ -1,0 +1,192 @@
+//! Parents that are not named by a path: found among the files that may be opened, by their identity.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{OpenedFile, Opener};
+use crate::file::{Access, HostFile, directory_of};
+use crate::identity::ImageId;
+use crate::info::{FormatSource, ImageKind};
+use crate::vdi::header::{Header, Kind};
+use crate::{Error, Format, Result, vhd, vhdx};
+
+/// Files of a folder that are looked at, at most.
+const CANDIDATE_COUNT_MAX: usize = 10_000;
+
+impl Opener {
+    /// The parent of a VDI, which is known by its UUID alone. VirtualBox has it in the same folder, or in the one above where that is called
+    /// `Snapshots`; others are looked for among the files that the user has allowed.
+    pub(super) fn parent_of_vdi(&mut self, overlay: &OpenedFile, header: &Header) -> Result<Option<OpenedFile>> {
+        if header.kind != Kind::Differencing {
+            return Ok(None);
+        }
+        let shown = overlay.path.display().to_string();
+        let beside = directory_of(&overlay.path);
+        let mut folders = vec![beside.clone()];
+        if beside.file_name().is_some_and(|name| name == "Snapshots") {
+            folders.push(directory_of(&beside));
+        }
+        let named = self.keeper.named().to_vec();
+        folders.extend(named.iter().filter(|path| path.is_dir()).cloned());
+        let in_folders = folders.iter().flat_map(|folder| images_in(folder, "vdi"));
+        let candidates: Vec<PathBuf> = named
+            .iter()
+            .filter(|path| path.is_file())
+            .cloned()
+            .chain(in_folders)
+            .collect();
+        for path in candidates {
+            // What may not be opened is not looked at.
+            let Some(path) = path
+                .to_str()
+                .and_then(|name| self.keeper.admit(&overlay.path, name).ok())
+            else {
+                continue;
+            };
+            let Ok(file) = HostFile::open_canonical(&path, Access::Read) else {
+                continue;
+            };
+            let name = path.display().to_string();
+            let Ok(found) = Header::load(&file, &name) else {
+                continue;
+            };
+            if found.id != header.parent {
+                continue;
+            }
+            check_modification(&shown, &name, found.modification, header.parent_modification)?;
+            self.meet(&file, &path, &overlay.path)?;
+            let format = Some(Format::Vdi);
+            return self
+                .understand(file, &path, format, FormatSource::Overlay, None, Access::Read)
+                .map(Some);
+        }
+        Err(Error::ParentNotFound {
+            image: shown,
+            parent: header.parent.to_string(),
+        })
+    }
+}
+
+impl Opener {
+    /// The parent of a VHD, which is named by several paths; the first that leads to an image with its UUID is the one.
+    pub(super) fn parent_of_vhd(
+        &mut self,
+        overlay: &OpenedFile,
+        header: &vhd::footer::Header,
+    ) -> Result<Option<OpenedFile>> {
+        let Some(sparse) = header
+            .sparse
+            .as_ref()
+            .filter(|_| header.footer.kind == ImageKind::Differencing)
+        else {
+            return Ok(None);
+        };
+        let is_parent = |file: Arc<HostFile>, name: &str| {
+            let found = vhd::footer::Header::load(&*file, name);
+            Ok(found.is_ok_and(|found| found.footer.id == sparse.parent))
+        };
+        self.parent_of_names(
+            overlay,
+            Format::Vhd,
+            &sparse.parent_names,
+            &sparse.parent.to_string(),
+            &is_parent,
+        )
+        .map(Some)
+    }
+
+    /// The parent of a VHDX, which is named by several paths, and has to have been modified last as its child says.
+    pub(super) fn parent_of_vhdx(
+        &mut self,
+        overlay: &OpenedFile,
+        opened: &vhdx::header::Opened,
+    ) -> Result<Option<OpenedFile>> {
+        let Some(parent) = &opened.metadata.parent else {
+            return Ok(None);
+        };
+        let is_parent = |file: Arc<HostFile>, name: &str| match vhdx::header::Opened::load(file, Access::Read, name) {
+            Ok(found) if found.header.data_write == parent.linkage => Ok(true),
+            Ok(_) => Err(Error::ParentChanged {
+                image: overlay.path.display().to_string(),
+                parent: name.to_owned(),
+            }),
+            Err(_) => Ok(false),
+        };
+        self.parent_of_names(
+            overlay,
+            Format::Vhdx,
+            &parent.names,
+            &parent.linkage.to_string(),
+            &is_parent,
+        )
+        .map(Some)
+    }
+
+    /// The first of `names` that may be opened and leads to the parent. A name that the gate refuses is an error where no other
+    /// one leads there, and so is what `is_parent` says of a file that is almost it.
+    fn parent_of_names(
+        &mut self,
+        overlay: &OpenedFile,
+        format: Format,
+        names: &[String],
+        parent: &str,
+        is_parent: &dyn Fn(Arc<HostFile>, &str) -> Result<bool>,
+    ) -> Result<OpenedFile> {
+        let mut refusal = None;
+        let mut candidates = Vec::new();
+        for name in names {
+            match self.keeper.admit(&overlay.path, name) {
+                Ok(path) => candidates.push(path),
+                Err(error) => drop(refusal.get_or_insert(error)),
+            }
+        }
+        // What the user allowed may be the parent under another name.
+        candidates.extend(self.keeper.named().iter().filter(|path| path.is_file()).cloned());
+        for path in candidates {
+            let file = Arc::new(HostFile::open_canonical(&path, Access::Read)?);
+            match is_parent(Arc::clone(&file), &path.display().to_string()) {
+                Ok(true) => {
+                    drop(file);
+                    let file = HostFile::open_canonical(&path, Access::Read)?;
+                    self.meet(&file, &path, &overlay.path)?;
+                    return self.understand(file, &path, Some(format), FormatSource::Overlay, None, Access::Read);
+                }
+                Ok(false) => {}
+                Err(error) => refusal = Some(error),
+            }
+        }
+        Err(refusal.unwrap_or_else(|| Error::ParentNotFound {
+            image: overlay.path.display().to_string(),
+            parent: parent.to_owned(),
+        }))
+    }
+}
+
+/// A parent that was written to after its child was made is not what the child differs from.
+fn check_modification(image: &str, parent: &str, found: ImageId, expected: ImageId) -> Result<()> {
+    if found == expected || expected.is_nil() {
+        return Ok(());
+    }
+    Err(Error::ParentChanged {
+        image: image.to_owned(),
+        parent: parent.to_owned(),
+    })
+}
+
+/// The files of a folder whose names have this extension, in the order of their names.
+fn images_in(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let has_extension = |path: &PathBuf| {
+        path.extension()
+            .is_some_and(|found| found.eq_ignore_ascii_case(extension))
+    };
+    let mut paths: Vec<PathBuf> = entries
+        .take(CANDIDATE_COUNT_MAX)
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(has_extension)
+        .collect();
+    paths.sort();
+    paths
+}

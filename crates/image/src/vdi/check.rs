@@ -1,0 +1,66 @@
+//! Holding the block map against the file.
+
+use std::collections::HashMap;
+
+use super::ZERO;
+use super::header::Header;
+use super::tables::for_each_entry;
+use crate::file::ImageFile;
+use crate::{CheckReport, ProblemKind, Result, Severity};
+
+/// Checks the image in `file`.
+pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport> {
+    let file_bytes = file.length_bytes()?;
+    let mut report = CheckReport {
+        cluster_count: header.disk_bytes.div_ceil(header.block_bytes),
+        image_end: header.data_offset,
+        ..CheckReport::default()
+    };
+    let mut owners: HashMap<u32, u64> = HashMap::new();
+    let mut next = 0;
+    for_each_entry(file, header, |index, entry| {
+        if entry >= ZERO {
+            return;
+        }
+        let host = header.host(entry);
+        report.allocated_count += 1;
+        next = next.max(entry + 1);
+        if host >= file_bytes {
+            report.add(
+                Severity::Corruption,
+                ProblemKind::Pointer {
+                    what: "block",
+                    offset: host,
+                },
+            );
+        }
+        report.image_end = report.image_end.max(host + header.block_bytes);
+        if owners.insert(entry, index).is_some() {
+            report.add(
+                Severity::Corruption,
+                ProblemKind::Overlap {
+                    offset: host,
+                    first: "one block of the disk",
+                    second: "another one",
+                },
+            );
+        }
+    })?;
+    // VirtualBox stores the next block behind as many as are counted.
+    if header.stored_count < next {
+        report.add(
+            Severity::Corruption,
+            ProblemKind::Structure {
+                detail: format!(
+                    "{} blocks are counted as stored, and there is one with number {}",
+                    header.stored_count,
+                    next - 1
+                ),
+            },
+        );
+    }
+    let stride = header.block_bytes + header.extra_bytes;
+    let room = file_bytes.saturating_sub(header.data_offset) / stride;
+    report.leak_count += room.min(header.block_count).saturating_sub(owners.len() as u64);
+    Ok(report)
+}

@@ -1,0 +1,104 @@
+//! Holding footers, table and bitmaps against the file.
+
+use super::footer::{FOOTER_BYTES, Header};
+use super::sparse::SparseHeader;
+use super::tables::for_each_entry;
+use super::{FREE, SECTOR_BYTES};
+use crate::file::ImageFile;
+use crate::{CheckReport, ProblemKind, Result, Severity};
+
+/// Checks the image in `file`.
+pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport> {
+    let file_bytes = file.length_bytes()?;
+    let Some(sparse) = &header.sparse else {
+        let sectors = header.footer.disk_bytes().div_ceil(SECTOR_BYTES);
+        return Ok(CheckReport {
+            cluster_count: sectors,
+            allocated_count: sectors,
+            image_end: file_bytes,
+            ..CheckReport::default()
+        });
+    };
+    let mut report = CheckReport {
+        cluster_count: header.footer.disk_bytes().div_ceil(sparse.block_bytes),
+        ..CheckReport::default()
+    };
+    let structure = |report: &mut CheckReport, severity, detail: &str| {
+        report.add(
+            severity,
+            ProblemKind::Structure {
+                detail: detail.to_owned(),
+            },
+        );
+    };
+    if header.has_footer_at_end {
+        let mut copy = vec![0; header.footer_bytes.len()];
+        file.read_at(&mut copy, 0)?;
+        if copy != header.footer_bytes {
+            structure(
+                &mut report,
+                Severity::Corruption,
+                "the copy of the footer at the start differs from it",
+            );
+        }
+    } else {
+        // What a program leaves that is killed while the image grows: nothing is lost.
+        structure(
+            &mut report,
+            Severity::Leak,
+            "there is no footer at the end; its copy at the start is whole",
+        );
+    }
+    check_table(file, (file_bytes, header.has_footer_at_end), sparse, &mut report)?;
+    Ok(report)
+}
+
+fn check_table(
+    file: &dyn ImageFile,
+    (file_bytes, has_footer): (u64, bool),
+    sparse: &SparseHeader,
+    report: &mut CheckReport,
+) -> Result<()> {
+    let whole = sparse.bitmap_bytes() + sparse.block_bytes;
+    let room_end = if has_footer {
+        file_bytes - FOOTER_BYTES
+    } else {
+        file_bytes
+    };
+    let mut starts = Vec::new();
+    for_each_entry(file, sparse, |_, sector| {
+        if sector == FREE {
+            return;
+        }
+        let start = u64::from(sector) * SECTOR_BYTES;
+        report.allocated_count += 1;
+        if start < sparse.tables_end || start + whole > room_end {
+            report.add(
+                Severity::Corruption,
+                ProblemKind::Pointer {
+                    what: "block",
+                    offset: start,
+                },
+            );
+        }
+        starts.push(start);
+    })?;
+    starts.sort_unstable();
+    for pair in starts.windows(2) {
+        if pair[1] - pair[0] < whole {
+            report.add(
+                Severity::Corruption,
+                ProblemKind::Overlap {
+                    offset: pair[1],
+                    first: "one block of the disk",
+                    second: "another one",
+                },
+            );
+        }
+    }
+    report.image_end = starts.last().map_or(sparse.tables_end, |last| last + whole);
+    let used = starts.len() as u64 * whole;
+    // Room between blocks that is less than one is where they are aligned.
+    report.leak_count += room_end.saturating_sub(sparse.tables_end).saturating_sub(used) / whole;
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! The footer, and the whole header of an image.
+//!
+//! ```text
+//! offset  bytes
+//! 0       8    "conectix"
+//! 8       4    features: 2
+//! 12      4    version: 0x00010000
+//! 16      8    offset of the header; all ones where the image is fixed
+//! 24      4    seconds since 2000-01-01 UTC
+//! 28      4    program that made it
+//! 32      4    its version
+//! 36      4    its system
+//! 40      8    size of the disk when it was made
+//! 48      8    size of the disk
+//! 56      4    cylinders (2), heads, sectors
+//! 60      4    2 fixed, 3 dynamic, 4 differencing
+//! 64      4    checksum
+//! 68      16   UUID
+//! 84      1    whether it has a saved state
+//! ```
+
+use holdfast_block::to_usize;
+
+use super::sparse::SparseHeader;
+use super::{SECTOR_BYTES, checksum};
+use crate::Result;
+use crate::blocks::corrupt;
+use crate::bytes::{u16_at, u32_at, u64_at};
+use crate::file::ImageFile;
+use crate::identity::ImageId;
+use crate::info::{BlockInfo, ImageKind, ParentInfo};
+
+pub(crate) const FOOTER_BYTES: u64 = 512;
+const COOKIE: &[u8] = b"conectix";
+const AT_CHECKSUM: usize = 64;
+/// The largest geometry that can be said; larger disks say it, too.
+const SECTORS_BY_GEOMETRY_MAX: u64 = 65_535 * 16 * 255;
+/// Programs whose disks end where their geometry does, as in QEMU.
+const BY_GEOMETRY: [&[u8; 4]; 3] = [b"vpc ", b"vs  ", b"qemu"];
+
+/// A footer whose checksum is right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Footer {
+    pub(crate) kind: ImageKind,
+    pub(crate) header_offset: u64,
+    pub(crate) timestamp: u32,
+    pub(crate) creator: [u8; 4],
+    pub(crate) original_bytes: u64,
+    pub(crate) current_bytes: u64,
+    pub(crate) geometry: Geometry,
+    pub(crate) id: ImageId,
+}
+
+/// Cylinders, heads and sectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    cylinders: u16,
+    heads: u8,
+    sectors: u8,
+}
+
+impl Geometry {
+    /// As the appendix of the specification computes it.
+    pub(crate) fn of(size_bytes: u64) -> Self {
+        let total = (size_bytes / SECTOR_BYTES).min(SECTORS_BY_GEOMETRY_MAX);
+        let (sectors, heads, tracks) = if total >= 65_535 * 16 * 63 {
+            (255, 16, total / 255)
+        } else {
+            let mut sectors = 17;
+            let mut tracks = total / sectors;
+            let mut heads = tracks.div_ceil(1024).max(4);
+            if tracks >= heads * 1024 || heads > 16 {
+                (sectors, heads) = (31, 16);
+                tracks = total / sectors;
+            }
+            if tracks >= heads * 1024 {
+                (sectors, heads) = (63, 16);
+                tracks = total / sectors;
+            }
+            (sectors, heads, tracks)
+        };
+        let byte = |value: u64| u8::try_from(value).unwrap_or(u8::MAX);
+        Self {
+            cylinders: u16::try_from(tracks / heads).unwrap_or(u16::MAX),
+            heads: byte(heads),
+            sectors: byte(sectors),
+        }
+    }
+
+    fn sector_count(self) -> u64 {
+        u64::from(self.cylinders) * u64::from(self.heads) * u64::from(self.sectors)
+    }
+}
+
+impl Footer {
+    fn parse(bytes: &[u8], at: u64, image: &str) -> Result<Self> {
+        let wrong = |field: u64, detail: String| Err(corrupt(image, "footer", at + field, detail));
+        if !bytes.starts_with(COOKIE) {
+            return wrong(0, "there is none".to_owned());
+        }
+        let (stored, computed) = (u32_at(bytes, AT_CHECKSUM), checksum(bytes, AT_CHECKSUM));
+        if stored != computed {
+            return wrong(
+                64,
+                format!("the checksum is {stored:#010x}, and should be {computed:#010x}"),
+            );
+        }
+        let version = u32_at(bytes, 12);
+        if version >> 16 != 1 {
+            return wrong(12, format!("the version is {version:#010x}"));
+        }
+        let kind = match u32_at(bytes, 60) {
+            2 => ImageKind::Fixed,
+            3 => ImageKind::Dynamic,
+            4 => ImageKind::Differencing,
+            other => return wrong(60, format!("the type is {other}")),
+        };
+        let array = |at: usize| -> [u8; 4] { bytes[at..at + 4].try_into().expect("four bytes") };
+        Ok(Self {
+            kind,
+            header_offset: u64_at(bytes, 16),
+            timestamp: u32_at(bytes, 24),
+            creator: array(28),
+            original_bytes: u64_at(bytes, 40),
+            current_bytes: u64_at(bytes, 48),
+            geometry: Geometry {
+                cylinders: u16_at(bytes, 56),
+                heads: bytes[58],
+                sectors: bytes[59],
+            },
+            id: ImageId(bytes[68..84].try_into().expect("sixteen bytes")),
+        })
+    }
+
+    /// Size of the disk. Some programs mean the geometry, and store a size that is larger.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        let by_geometry = self.geometry.sector_count();
+        let bytes = by_geometry * SECTOR_BYTES;
+        if BY_GEOMETRY.contains(&&self.creator)
+            && by_geometry != SECTORS_BY_GEOMETRY_MAX
+            && (1..=self.current_bytes).contains(&bytes)
+        {
+            bytes
+        } else {
+            self.current_bytes
+        }
+    }
+
+    /// The footer as it is stored.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; to_usize(FOOTER_BYTES)];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        let kind: u32 = match self.kind {
+            ImageKind::Fixed => 2,
+            ImageKind::Differencing => 4,
+            ImageKind::Dynamic | ImageKind::Stream => 3,
+        };
+        put(0, COOKIE);
+        put(8, &2_u32.to_be_bytes());
+        put(12, &0x0001_0000_u32.to_be_bytes());
+        put(16, &self.header_offset.to_be_bytes());
+        put(24, &self.timestamp.to_be_bytes());
+        put(28, &self.creator);
+        put(32, &0x000a_0000_u32.to_be_bytes());
+        put(36, b"Wi2k");
+        put(40, &self.original_bytes.to_be_bytes());
+        put(48, &self.current_bytes.to_be_bytes());
+        put(56, &self.geometry.cylinders.to_be_bytes());
+        put(58, &[self.geometry.heads, self.geometry.sectors]);
+        put(60, &kind.to_be_bytes());
+        put(68, &self.id.0);
+        let sum = checksum(&bytes, AT_CHECKSUM);
+        bytes[AT_CHECKSUM..AT_CHECKSUM + 4].copy_from_slice(&sum.to_be_bytes());
+        bytes
+    }
+}
+
+/// All that an image says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) footer: Footer,
+    /// Of all but fixed images.
+    pub(crate) sparse: Option<SparseHeader>,
+    /// The footer as it stands, with what other programs keep in it.
+    pub(crate) footer_bytes: Vec<u8>,
+    /// Whether the footer at the end is as it should be; where it is not, its copy counts.
+    pub(crate) has_footer_at_end: bool,
+}
+
+impl Header {
+    /// Reads the header of `file`, called `image`.
+    pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
+        let file_bytes = file.length_bytes()?;
+        if file_bytes < FOOTER_BYTES {
+            return Err(corrupt(
+                image,
+                "footer",
+                0,
+                format!("the file has {file_bytes} bytes, too few for one"),
+            ));
+        }
+        let footer_at = |at: u64| {
+            let mut bytes = vec![0; to_usize(FOOTER_BYTES)];
+            file.read_at(&mut bytes, at)?;
+            Footer::parse(&bytes, at, image).map(|footer| (footer, bytes))
+        };
+        let at_end = footer_at(file_bytes - FOOTER_BYTES);
+        let has_footer_at_end = at_end.is_ok();
+        let (footer, footer_bytes) = match at_end {
+            Ok(found) => found,
+            // A program that was killed while the image grew; only those that grow have a copy.
+            Err(error) => match footer_at(0) {
+                Ok(copy) if copy.0.kind != ImageKind::Fixed => copy,
+                _ => return Err(error),
+            },
+        };
+        let disk_bytes = footer.disk_bytes();
+        if footer.kind == ImageKind::Fixed && disk_bytes > file_bytes - FOOTER_BYTES {
+            return Err(corrupt(
+                image,
+                "footer",
+                48,
+                format!("the disk has {disk_bytes} bytes, and the file {file_bytes}"),
+            ));
+        }
+        let sparse = match footer.kind {
+            ImageKind::Fixed => None,
+            _ => Some(SparseHeader::load(file, file_bytes, &footer, image)?),
+        };
+        Ok(Self {
+            footer,
+            sparse,
+            footer_bytes,
+            has_footer_at_end,
+        })
+    }
+
+    /// What there is to know about it.
+    pub(crate) fn describe(&self) -> BlockInfo {
+        let sparse = self.sparse.as_ref();
+        BlockInfo {
+            kind: self.footer.kind,
+            block_bytes: sparse.map_or(self.footer.disk_bytes(), |sparse| sparse.block_bytes),
+            id: Some(self.footer.id),
+            modification: None,
+            parent: sparse
+                .filter(|_| self.footer.kind == ImageKind::Differencing)
+                .map(|sparse| ParentInfo {
+                    id: Some(sparse.parent),
+                    modification: None,
+                    names: sparse.parent_names.clone(),
+                }),
+            creator: Some(String::from_utf8_lossy(&self.footer.creator).trim_end().to_owned()),
+        }
+    }
+}

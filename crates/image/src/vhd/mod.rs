@@ -1,0 +1,28 @@
+//! VHD, the format of Virtual PC, Hyper-V and XenServer, version 1.0.
+//!
+//! Specification: Microsoft, "Virtual Hard Disk Image Format Specification", October 2006. All numbers are big-endian. Second sources:
+//! QEMU's `block/vpc.c`, and blktap of XenServer.
+//!
+//! A fixed image is the disk and a footer of 512 bytes. The others have a copy of the footer at their start, a header, a table of four
+//! bytes for each block (the sector where it begins, or 0xFFFFFFFF), the blocks, and the footer. A block is a bitmap of its sectors, the
+//! highest bit first, and the sectors: what has no bit is the parent's, or zero.
+
+pub(crate) mod check;
+pub(crate) mod create;
+pub(crate) mod footer;
+pub(crate) mod locator;
+pub(crate) mod sparse;
+pub(crate) mod tables;
+
+#[cfg(test)]
+mod tests;
+
+const SECTOR_BYTES: u64 = 512;
+/// A block that is not stored.
+const FREE: u32 = 0xffff_ffff;
+
+/// The one's complement of the sum of all bytes but those of the checksum itself, which stands at `at`.
+fn checksum(bytes: &[u8], at: usize) -> u32 {
+    let sum = |bytes: &[u8]| bytes.iter().fold(0_u32, |sum, byte| sum.wrapping_add(u32::from(*byte)));
+    !sum(&bytes[..at]).wrapping_add(sum(&bytes[at + 4..]))
+}

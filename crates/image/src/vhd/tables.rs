@@ -1,0 +1,322 @@
+//! The table of blocks and the bitmaps of their sectors, read and changed.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use holdfast_block::to_usize;
+
+use super::footer::{FOOTER_BYTES, Header};
+use super::sparse::SparseHeader;
+use super::{FREE, SECTOR_BYTES};
+use crate::blocks::pages::Pages;
+use crate::blocks::{Tables, corrupt};
+use crate::file::ImageFile;
+use crate::info::ImageKind;
+use crate::run::{Run, RunKind};
+use crate::{Error, Result};
+
+/// Memory for the table and bitmaps of one layer.
+const CACHE_BYTES: u64 = 8 << 20;
+/// Entries of the table that are read at once where all of it is read.
+const ENTRIES_AT_ONCE: u64 = 64 << 10;
+/// Data of new blocks begins at such multiples.
+const ALIGNMENT: u64 = 4096;
+/// 2040 GiB: what a table of sectors can reach.
+pub(super) const DISK_BYTES_MAX: u64 = 2040 << 30;
+
+/// The tables of a fixed image: there are none.
+struct FixedTables {
+    disk_bytes: u64,
+}
+
+impl Tables for FixedTables {
+    fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        SECTOR_BYTES
+    }
+
+    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+        Ok(Run {
+            length: length_max,
+            kind: RunKind::Data { host: offset },
+        })
+    }
+
+    fn start(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reserve(&mut self, _range: Range<u64>) -> Result<()> {
+        Ok(())
+    }
+
+    fn set_zero(&mut self, _range: Range<u64>) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn changed_bytes(&self) -> u64 {
+        0
+    }
+
+    fn store(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The tables of an image.
+pub(crate) fn of(image: Arc<str>, header: Header, file: Arc<dyn ImageFile>) -> Box<dyn Tables> {
+    match header.sparse.clone() {
+        None => Box::new(FixedTables {
+            disk_bytes: header.footer.disk_bytes(),
+        }),
+        Some(sparse) => Box::new(SparseTables::new(image, header, sparse, file)),
+    }
+}
+
+/// The tables of the other images.
+struct SparseTables {
+    image: Arc<str>,
+    disk_bytes: u64,
+    kind: ImageKind,
+    header: SparseHeader,
+    footer: Vec<u8>,
+    file: Arc<dyn ImageFile>,
+    pages: Pages,
+    has_footer_at_end: bool,
+    /// End of the last block; known once writing has started.
+    end: u64,
+}
+
+impl SparseTables {
+    /// The tables of an image whose header is `header`, and whose sparse header is `sparse`.
+    fn new(image: Arc<str>, header: Header, sparse: SparseHeader, file: Arc<dyn ImageFile>) -> Self {
+        Self {
+            image,
+            disk_bytes: header.footer.disk_bytes(),
+            kind: header.footer.kind,
+            header: sparse,
+            footer: header.footer_bytes,
+            has_footer_at_end: header.has_footer_at_end,
+            pages: Pages::new(Arc::clone(&file), CACHE_BYTES),
+            file,
+            end: 0,
+        }
+    }
+
+    /// Where block `index` begins: with its bitmap.
+    fn block(&self, index: u64) -> Result<Option<u64>> {
+        Ok(
+            match u32::from_be_bytes(self.pages.array(self.header.entry_offset(index))?) {
+                FREE => None,
+                sector => Some(u64::from(sector) * SECTOR_BYTES),
+            },
+        )
+    }
+
+    /// How many sectors from `sector` of the block at `block` on have the same bit, and whether that is set.
+    fn bits(&self, block: u64, sector: u64, count_max: u64) -> Result<(u64, bool)> {
+        let bitmap = |byte: u64| -> Result<u8> { Ok(self.pages.array::<1>(block + byte)?[0]) };
+        let bit = |byte: u8, sector: u64| byte >> (7 - sector % 8) & 1 == 1;
+        let mut byte = bitmap(sector / 8)?;
+        let is_set = bit(byte, sector);
+        let same = if is_set { 0xff } else { 0 };
+        let mut count = 1;
+        while count < count_max {
+            let at = sector + count;
+            if at % 8 == 0 {
+                byte = bitmap(at / 8)?;
+                if byte == same && count + 8 <= count_max {
+                    count += 8;
+                    continue;
+                }
+            }
+            if bit(byte, at) != is_set {
+                break;
+            }
+            count += 1;
+        }
+        Ok((count, is_set))
+    }
+
+    /// The run at `at` inside its block.
+    fn piece(&self, at: u64, length_max: u64) -> Result<Run> {
+        let within = at % self.header.block_bytes;
+        let rest = self.header.block_bytes - within;
+        let Some(block) = self.block(at / self.header.block_bytes)? else {
+            return Ok(Run {
+                length: rest,
+                kind: RunKind::Absent,
+            });
+        };
+        let (sector, skipped) = (within / SECTOR_BYTES, within % SECTOR_BYTES);
+        let count_max = (skipped + length_max.min(rest)).div_ceil(SECTOR_BYTES);
+        let (count, is_set) = self.bits(block, sector, count_max)?;
+        let kind = if is_set {
+            RunKind::Data {
+                host: block + self.header.bitmap_bytes() + within,
+            }
+        } else {
+            RunKind::Absent
+        };
+        Ok(Run {
+            length: count * SECTOR_BYTES - skipped,
+            kind,
+        })
+    }
+
+    /// Makes room for block `index` behind all others; none of its sectors is there yet where it has a parent.
+    fn new_block(&mut self, index: u64) -> Result<u64> {
+        let bitmap_bytes = self.header.bitmap_bytes();
+        let start = (self.end + bitmap_bytes).next_multiple_of(ALIGNMENT) - bitmap_bytes;
+        let data = start + bitmap_bytes;
+        let end = data + self.header.block_bytes;
+        let Some(sector) = u32::try_from(start / SECTOR_BYTES)
+            .ok()
+            .filter(|sector| *sector != FREE)
+        else {
+            return Err(Error::NotWritable {
+                image: self.image.to_string(),
+                detail: "the file is as large as its table can reach; convert it to another format".to_owned(),
+            });
+        };
+        let file_bytes = self.file.length_bytes()?;
+        if data < file_bytes {
+            // The footer, and what a crash has left behind.
+            self.file.punch(data..end.min(file_bytes))?;
+        }
+        // Until all is stored, there is a footer behind it as well; its copy at the start counts where a crash leaves none.
+        self.file.write_at(&self.footer, end)?;
+        let bits = if self.kind == ImageKind::Differencing { 0 } else { 0xff };
+        self.pages.write(&vec![bits; to_usize(bitmap_bytes)], start)?;
+        self.pages
+            .write(&sector.to_be_bytes(), self.header.entry_offset(index))?;
+        self.end = end;
+        Ok(start)
+    }
+
+    /// Makes `sectors` of the block at `block` its own, zero at first.
+    fn own(&mut self, block: u64, sectors: Range<u64>) -> Result<()> {
+        for byte in sectors.start / 8..sectors.end.div_ceil(8) {
+            let [before] = self.pages.array::<1>(block + byte)?;
+            let wanted = (0..8).filter(|bit| sectors.contains(&(byte * 8 + bit)));
+            let after = wanted.fold(before, |bits, bit| bits | 0x80 >> bit);
+            if after != before {
+                self.pages.write(&[after], block + byte)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Calls `visit` with every entry of the table, in order.
+pub(super) fn for_each_entry(
+    file: &dyn ImageFile,
+    header: &SparseHeader,
+    mut visit: impl FnMut(u64, u32),
+) -> Result<()> {
+    let mut index = 0;
+    while index < header.entry_count {
+        let count = ENTRIES_AT_ONCE.min(header.entry_count - index);
+        let mut bytes = vec![0; to_usize(count * 4)];
+        file.read_at(&mut bytes, header.entry_offset(index))?;
+        for entry in bytes.chunks_exact(4) {
+            visit(index, u32::from_be_bytes(entry.try_into().expect("four bytes")));
+            index += 1;
+        }
+    }
+    Ok(())
+}
+
+impl Tables for SparseTables {
+    fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        SECTOR_BYTES
+    }
+
+    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+        Run::of_pieces(length_max, |done| self.piece(offset + done, length_max - done))
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let whole = self.header.bitmap_bytes() + self.header.block_bytes;
+        let mut end = self
+            .header
+            .tables_end
+            .max(self.header.offset + super::sparse::HEADER_BYTES);
+        let mut sectors = Vec::new();
+        for_each_entry(&*self.file, &self.header, |_, sector| {
+            if sector != FREE {
+                sectors.push(sector);
+                end = end.max(u64::from(sector) * SECTOR_BYTES + whole);
+            }
+        })?;
+        sectors.sort_unstable();
+        let is_close = |pair: &[u32]| u64::from(pair[1] - pair[0]) * SECTOR_BYTES < whole;
+        if sectors.windows(2).any(is_close) {
+            return Err(Error::NotWritable {
+                image: self.image.to_string(),
+                detail: "two blocks are in one place; holdfast image check tells which".to_owned(),
+            });
+        }
+        // What other programs keep behind the blocks, and before the footer, stays.
+        let file_bytes = self.file.length_bytes()?;
+        let last = if self.has_footer_at_end {
+            file_bytes - FOOTER_BYTES
+        } else {
+            file_bytes
+        };
+        self.end = end.max(last.next_multiple_of(SECTOR_BYTES));
+        if !self.has_footer_at_end {
+            self.file.write_at(&self.footer, self.end)?;
+            self.has_footer_at_end = true;
+        }
+        if self.end >= 2 * DISK_BYTES_MAX {
+            return Err(corrupt(&self.image, "table", self.header.table_offset, "leads too far"));
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self, range: Range<u64>) -> Result<()> {
+        let block_bytes = self.header.block_bytes;
+        let mut at = range.start;
+        while at < range.end {
+            let (index, within) = (at / block_bytes, at % block_bytes);
+            let end = range.end.min((index + 1) * block_bytes);
+            let sectors = within / SECTOR_BYTES..(within + end - at).div_ceil(SECTOR_BYTES);
+            match self.block(index)? {
+                Some(block) => {
+                    let data = block + self.header.bitmap_bytes();
+                    self.file
+                        .punch(data + sectors.start * SECTOR_BYTES..data + sectors.end * SECTOR_BYTES)?;
+                    self.own(block, sectors)?;
+                }
+                None => {
+                    let block = self.new_block(index)?;
+                    self.own(block, sectors)?;
+                }
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn set_zero(&mut self, _range: Range<u64>) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn changed_bytes(&self) -> u64 {
+        self.pages.changed_bytes()
+    }
+
+    fn store(&mut self) -> Result<()> {
+        // Bitmaps before the table that leads to them.
+        let table = self.header.table_offset..self.header.table_offset + self.header.entry_count * 4;
+        self.pages.store(&table)
+    }
+}

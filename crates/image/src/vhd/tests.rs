@@ -1,0 +1,131 @@
+//! Crashes, sizes, and what headers may not say.
+
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, to_usize};
+
+use super::create::{NewVhd, write_empty};
+use super::footer::{Footer, Geometry, Header};
+use super::{check, checksum};
+use crate::blocks::TableLayer;
+use crate::blocks::crash_tests::{Case, survive_crashes};
+use crate::file::ImageFile;
+use crate::file::memory::MemoryFile;
+use crate::info::ImageKind;
+use crate::{ImageId, Result};
+
+const DISK_BYTES: u64 = 98_304 + 512;
+
+fn empty(kind: ImageKind) -> Vec<u8> {
+    let file = MemoryFile::default();
+    let new = NewVhd {
+        size_bytes: DISK_BYTES,
+        block_bytes: 16_384,
+        kind,
+        id: ImageId([1; 16]),
+        parent: (kind == ImageKind::Differencing).then(|| (ImageId([7; 16]), 5, "parent.vhd".to_owned())),
+    };
+    write_empty(&file, &new).unwrap();
+    let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
+    file.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Result<TableLayer> {
+    let header = Header::load(&*file, "image")?;
+    let tables = super::tables::of("image".into(), header, Arc::clone(&file));
+    Ok(TableLayer::new("image".into(), file, tables, backing))
+}
+
+#[test]
+fn a_crash_loses_nothing_that_was_flushed() {
+    let case = |name, kind| Case {
+        name,
+        start: empty(kind),
+        has_parent: kind == ImageKind::Differencing,
+        open,
+        check: |file| check::check(&*file, &Header::load(&*file, "image")?),
+    };
+    survive_crashes(vec![
+        case("dynamic", ImageKind::Dynamic),
+        case("fixed", ImageKind::Fixed),
+        case("differencing", ImageKind::Differencing),
+    ]);
+}
+
+#[test]
+fn a_footer_that_is_lost_is_replaced_by_its_copy() {
+    let mut bytes = empty(ImageKind::Dynamic);
+    let end = bytes.len() - 512;
+    bytes[end..].fill(0);
+    let header = Header::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
+    assert!(!header.has_footer_at_end && header.footer.id == ImageId([1; 16]));
+    bytes[0] = 0;
+    assert!(Header::load(&MemoryFile::new(bytes), "image").is_err(), "both are lost");
+}
+
+#[test]
+fn geometries_are_those_of_the_specification() {
+    // What QEMU's block/vpc.c computes for these sizes.
+    for (size_bytes, cylinders, heads, sectors) in [
+        (64 << 20, 963, 4, 34),
+        (4_u64 << 30, 8322, 16, 63),
+        (1 << 40, 65_535, 16, 255),
+    ] {
+        let geometry = Geometry::of(size_bytes);
+        let total = u64::from(cylinders as u32) * heads * sectors;
+        let found = Footer {
+            kind: ImageKind::Fixed,
+            header_offset: 0,
+            timestamp: 0,
+            creator: *b"vpc ",
+            original_bytes: size_bytes,
+            current_bytes: size_bytes,
+            geometry,
+            id: ImageId::NIL,
+        };
+        let by_geometry = found.disk_bytes();
+        assert!(
+            by_geometry <= size_bytes && by_geometry > size_bytes * 9 / 10,
+            "{size_bytes}: {by_geometry}, {total}"
+        );
+    }
+}
+
+#[test]
+fn what_contradicts_itself_is_refused() {
+    let good = empty(ImageKind::Differencing);
+    let refused = |start: usize, sum_at: usize, length: usize, at: usize, field: &[u8]| {
+        let mut bytes = good.clone();
+        bytes[start + at..start + at + field.len()].copy_from_slice(field);
+        let sum = checksum(&bytes[start..start + length], sum_at);
+        bytes[start + sum_at..start + sum_at + 4].copy_from_slice(&sum.to_be_bytes());
+        Header::load(&MemoryFile::new(bytes), "image").is_err()
+    };
+    let header = |at: usize, value: u32| refused(512, 36, 1024, at, &value.to_be_bytes());
+    assert!(!header(56, 9), "another time of the parent");
+    for (what, at, value) in [
+        ("cookie", 0, 1),
+        ("table past the end", 20, 1 << 30),
+        ("table at no sector", 20, 1537),
+        ("too few entries", 28, 6),
+        ("more entries than the file can tell of", 28, 0xffff_0000),
+        ("block of nothing", 32, 0),
+        ("block of three sectors", 32, 1536),
+        ("block of 1 GiB", 32, 1 << 30),
+    ] {
+        assert!(header(at, value), "{what}");
+    }
+    let footer = good.len() - 512;
+    assert!(refused(footer, 64, 512, 16, &u64::MAX.to_be_bytes()), "no header");
+    assert!(
+        refused(footer, 64, 512, 48, &(1_u64 << 60).to_be_bytes()),
+        "a disk that the table cannot tell of"
+    );
+    let mut bytes = good;
+    bytes[600] ^= 1;
+    assert!(
+        Header::load(&MemoryFile::new(bytes), "image").is_err(),
+        "a wrong checksum"
+    );
+}

@@ -1,0 +1,102 @@
+//! Holding the table of blocks against the file.
+
+use super::MIB;
+use super::header::Opened;
+use super::tables::{Entry, for_each_entry, is_of_bits, state};
+use crate::{CheckReport, ProblemKind, Result, Severity};
+
+/// Checks an opened image.
+pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
+    let metadata = &opened.metadata;
+    let file_bytes = opened.file.length_bytes()?;
+    let mut report = CheckReport {
+        cluster_count: metadata.block_count(),
+        ..CheckReport::default()
+    };
+    let mut used: Vec<(u64, u64, &'static str)> = vec![(0, MIB, "the headers")];
+    let bat_bytes = opened.bat.length_bytes.next_multiple_of(MIB);
+    used.push((opened.bat.offset, bat_bytes, "the table of blocks"));
+    used.push((opened.header.log_offset, opened.header.log_bytes.into(), "the log"));
+    let mut partial = Vec::new();
+    let mut bits = Vec::new();
+    for_each_entry(&*opened.file, opened.bat, metadata, |number, entry| {
+        if is_of_bits(metadata, number) {
+            if metadata.has_parent && entry.state() == state::BITS_PRESENT {
+                bits.push(number);
+                used.push((entry.offset(), MIB, "bits of sectors"));
+            }
+            return;
+        }
+        match entry.state() {
+            state::FULL | state::PARTIAL => {
+                report.allocated_count += 1;
+                used.push((entry.offset(), metadata.block_bytes, "a block"));
+                if entry.state() == state::PARTIAL {
+                    partial.push((number, entry));
+                }
+            }
+            state::NOT_PRESENT | state::UNDEFINED | state::ZERO | state::UNMAPPED => {}
+            other => report.add(
+                Severity::Corruption,
+                ProblemKind::Entry {
+                    disk_offset: disk_offset(opened, number),
+                    detail: format!("its state is {other}"),
+                },
+            ),
+        }
+    })?;
+    for (number, entry) in partial {
+        check_partial(opened, (number, entry), &bits, &mut report);
+    }
+    check_places(&mut used, file_bytes, &mut report);
+    Ok(report)
+}
+
+fn disk_offset(opened: &Opened, number: u64) -> u64 {
+    let chunk = opened.metadata.chunk_blocks() + 1;
+    (number - number / chunk) * opened.metadata.block_bytes
+}
+
+fn check_partial(opened: &Opened, (number, entry): (u64, Entry), bits: &[u64], report: &mut CheckReport) {
+    let chunk = opened.metadata.chunk_blocks() + 1;
+    let of_bits = number / chunk * chunk + chunk - 1;
+    let detail = if !opened.metadata.has_parent {
+        "a part of it is the parent's, and there is none"
+    } else if bits.binary_search(&of_bits).is_err() {
+        "a part of it is the parent's, and nothing says which"
+    } else {
+        return;
+    };
+    debug_assert_eq!(entry.state(), state::PARTIAL);
+    report.add(
+        Severity::Corruption,
+        ProblemKind::Entry {
+            disk_offset: disk_offset(opened, number),
+            detail: detail.to_owned(),
+        },
+    );
+}
+
+fn check_places(used: &mut [(u64, u64, &'static str)], file_bytes: u64, report: &mut CheckReport) {
+    used.sort_unstable_by_key(|(start, ..)| *start);
+    let mut end = 0;
+    let mut last = "";
+    for (start, length, what) in used.iter().copied() {
+        if start < MIB && start != 0 || start >= file_bytes || start.checked_add(length).is_none() {
+            report.add(Severity::Corruption, ProblemKind::Pointer { what, offset: start });
+            continue;
+        }
+        if start < end {
+            report.add(
+                Severity::Corruption,
+                ProblemKind::Overlap {
+                    offset: start,
+                    first: last,
+                    second: what,
+                },
+            );
+        }
+        (end, last) = (end.max(start + length), what);
+    }
+    report.image_end = end;
+}

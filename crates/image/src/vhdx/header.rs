@@ -1,0 +1,262 @@
+//! Headers and the table of regions.
+
+use std::sync::Arc;
+
+use holdfast_block::to_usize;
+
+use super::log::Replayed;
+use super::metadata::Metadata;
+use super::{KIB, MIB, checksum, guid, guid_at, seal, u16_at, u32_at, u64_at};
+use crate::blocks::corrupt;
+use crate::file::{Access, ImageFile};
+use crate::identity::ImageId;
+use crate::info::{BlockInfo, ImageKind, ParentInfo};
+use crate::{Error, Result};
+
+const SIGNATURE: &[u8] = b"vhdxfile";
+const HEADER_OFFSETS: [u64; 2] = [64 * KIB, 128 * KIB];
+const HEADER_BYTES: u64 = 4 * KIB;
+const REGION_OFFSETS: [u64; 2] = [192 * KIB, 256 * KIB];
+const REGION_TABLE_BYTES: u64 = 64 * KIB;
+/// Regions that a table can tell of.
+const REGION_COUNT_MAX: u32 = 2047;
+pub(super) const REGION_BAT: ImageId = guid(0x2dc2_7766_f623_4200_9d64_115e_9bfd_4a08);
+pub(super) const REGION_METADATA: ImageId = guid(0x8b7c_a206_4790_4b9a_b8fe_575f_050f_886e);
+
+/// One of the two headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// Which of the two: 0 or 1.
+    pub(crate) slot: usize,
+    pub(crate) sequence: u64,
+    pub(crate) file_write: ImageId,
+    pub(crate) data_write: ImageId,
+    pub(crate) log: ImageId,
+    pub(crate) log_bytes: u32,
+    pub(crate) log_offset: u64,
+}
+
+/// Where a region is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub(crate) offset: u64,
+    pub(crate) length_bytes: u64,
+}
+
+/// All that an image says of itself, with the file as it is when its log is replayed.
+pub(crate) struct Opened {
+    pub(crate) header: Header,
+    pub(crate) bat: Region,
+    pub(crate) metadata: Metadata,
+    pub(crate) creator: String,
+    pub(crate) file: Arc<dyn ImageFile>,
+    /// Whether there was something in the log: the image was not closed.
+    pub(crate) has_log: bool,
+}
+
+impl Header {
+    fn parse(bytes: &[u8], slot: usize) -> std::result::Result<Self, String> {
+        if !bytes.starts_with(b"head") {
+            return Err("there is none".to_owned());
+        }
+        if u32_at(bytes, 4) != checksum(bytes) {
+            return Err("the checksum is wrong".to_owned());
+        }
+        if u16_at(bytes, 66) != 1 {
+            return Err(format!("the version is {}", u16_at(bytes, 66)));
+        }
+        Ok(Self {
+            slot,
+            sequence: u64_at(bytes, 8),
+            file_write: guid_at(bytes, 16),
+            data_write: guid_at(bytes, 32),
+            log: guid_at(bytes, 48),
+            log_bytes: u32_at(bytes, 68),
+            log_offset: u64_at(bytes, 72),
+        })
+    }
+
+    /// The one that counts.
+    pub(super) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
+        let mut found: Vec<Self> = Vec::new();
+        let mut reason = String::new();
+        for (slot, offset) in HEADER_OFFSETS.into_iter().enumerate() {
+            let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+            file.read_at(&mut bytes, offset)?;
+            match Self::parse(&bytes, slot) {
+                Ok(header) => found.push(header),
+                Err(error) => reason = error,
+            }
+        }
+        let newest = found.into_iter().max_by_key(|header| header.sequence);
+        newest.ok_or_else(|| corrupt(image, "header", HEADER_OFFSETS[0], reason))
+    }
+
+    /// The header as it is stored, and where.
+    pub(super) fn to_bytes(self) -> (u64, Vec<u8>) {
+        let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, b"head");
+        put(8, &self.sequence.to_le_bytes());
+        put(16, &self.file_write.to_guid());
+        put(32, &self.data_write.to_guid());
+        put(48, &self.log.to_guid());
+        put(66, &1_u16.to_le_bytes());
+        put(68, &self.log_bytes.to_le_bytes());
+        put(72, &self.log_offset.to_le_bytes());
+        seal(&mut bytes);
+        (HEADER_OFFSETS[self.slot], bytes)
+    }
+
+    /// Writes the header over the older one, and makes it durable: the other one counts until then.
+    pub(super) fn store_next(&mut self, file: &dyn ImageFile) -> Result<()> {
+        self.slot = 1 - self.slot;
+        self.sequence += 1;
+        let (offset, bytes) = self.to_bytes();
+        file.write_at(&bytes, offset)?;
+        Ok(file.sync()?)
+    }
+}
+
+/// The regions that we know, from the first table that is whole.
+fn load_regions(file: &dyn ImageFile, image: &str) -> Result<(Region, Region)> {
+    let mut last = None;
+    for offset in REGION_OFFSETS {
+        let mut bytes = vec![0; to_usize(REGION_TABLE_BYTES)];
+        file.read_at(&mut bytes, offset)?;
+        match parse_regions(&bytes, offset, image) {
+            Ok(regions) => return Ok(regions),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| corrupt(image, "region table", REGION_OFFSETS[0], "there is none")))
+}
+
+fn parse_regions(bytes: &[u8], offset: u64, image: &str) -> Result<(Region, Region)> {
+    let wrong = |detail: String| corrupt(image, "region table", offset, detail);
+    if !bytes.starts_with(b"regi") {
+        return Err(wrong("there is none".to_owned()));
+    }
+    if u32_at(bytes, 4) != checksum(bytes) {
+        return Err(wrong("the checksum is wrong".to_owned()));
+    }
+    let count = u32_at(bytes, 8);
+    if count > REGION_COUNT_MAX {
+        return Err(wrong(format!("{count} regions")));
+    }
+    let (mut bat, mut metadata) = (None, None);
+    for entry in bytes[16..].chunks_exact(32).take(count as usize) {
+        let region = Region {
+            offset: u64_at(entry, 16),
+            length_bytes: u32_at(entry, 24).into(),
+        };
+        let is_required = u32_at(entry, 28) & 1 == 1;
+        if region.offset < MIB || !region.offset.is_multiple_of(MIB) || region.offset > i64::MAX as u64 {
+            return Err(wrong(format!("a region begins at {}", region.offset)));
+        }
+        match guid_at(entry, 0) {
+            REGION_BAT => bat = Some(region),
+            REGION_METADATA => metadata = Some(region),
+            other if is_required => {
+                return Err(Error::UnsupportedFeature {
+                    image: image.to_owned(),
+                    feature: format!("a region {other}"),
+                    detail: "the image says that it cannot be read without; let Hyper-V convert it".to_owned(),
+                });
+            }
+            _ => {}
+        }
+    }
+    match (bat, metadata) {
+        (Some(bat), Some(metadata)) => Ok((bat, metadata)),
+        _ => Err(wrong("the table of blocks or the metadata is missing".to_owned())),
+    }
+}
+
+impl Opened {
+    /// Reads what the image in `file` says. A log is replayed in memory, and in the file only where that is to be written.
+    pub(crate) fn load(file: Arc<dyn ImageFile>, access: Access, image: &str) -> Result<Self> {
+        let mut start = [0; 520];
+        file.read_at(&mut start, 0)?;
+        if !start.starts_with(SIGNATURE) {
+            return Err(corrupt(image, "file identifier", 0, "there is none"));
+        }
+        let units = start[8..]
+            .chunks_exact(2)
+            .map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+        let units: Vec<u16> = units.take_while(|unit| *unit != 0).collect();
+        let mut header = Header::load(&*file, image)?;
+        let mut replayed = Replayed::load(Arc::clone(&file), &header, image)?;
+        let has_log = replayed.is_some();
+        if access == Access::Write
+            && let Some(replayed) = replayed.take()
+        {
+            replayed.store(&mut header)?;
+        }
+        let file = replayed.map_or(file, |replayed| Arc::new(replayed) as Arc<dyn ImageFile>);
+        let (bat, region) = load_regions(&*file, image)?;
+        let metadata = Metadata::load(&*file, region, image)?;
+        let needed = metadata.entry_count() * 8;
+        if needed > bat.length_bytes || bat.offset + needed > file.length_bytes()? {
+            return Err(corrupt(
+                image,
+                "region table",
+                bat.offset,
+                format!("the table of blocks has {} bytes, and needs {needed}", bat.length_bytes),
+            ));
+        }
+        Ok(Self {
+            header,
+            bat,
+            metadata,
+            creator: String::from_utf16_lossy(&units),
+            file,
+            has_log,
+        })
+    }
+
+    /// What there is to know about it.
+    pub(crate) fn describe(&self) -> BlockInfo {
+        BlockInfo {
+            kind: match (self.metadata.has_parent, self.metadata.is_fixed) {
+                (true, _) => ImageKind::Differencing,
+                (false, true) => ImageKind::Fixed,
+                (false, false) => ImageKind::Dynamic,
+            },
+            block_bytes: self.metadata.block_bytes,
+            id: Some(self.metadata.id),
+            modification: Some(self.header.data_write.to_string()),
+            parent: self.metadata.parent.as_ref().map(|parent| ParentInfo {
+                id: None,
+                modification: Some(parent.linkage.to_string()),
+                names: parent.names.clone(),
+            }),
+            creator: Some(self.creator.clone()).filter(|creator| !creator.is_empty()),
+        }
+    }
+}
+
+/// The identifier and both tables of regions of a new image.
+pub(super) fn write_start(file: &dyn ImageFile, (bat, metadata): (Region, Region)) -> Result<()> {
+    let mut start = SIGNATURE.to_vec();
+    start.extend("Holdfast".encode_utf16().flat_map(u16::to_le_bytes));
+    let mut bytes = vec![0; to_usize(REGION_TABLE_BYTES)];
+    bytes[..4].copy_from_slice(b"regi");
+    bytes[8..12].copy_from_slice(&2_u32.to_le_bytes());
+    for (index, (id, region)) in [(REGION_BAT, bat), (REGION_METADATA, metadata)].into_iter().enumerate() {
+        let entry = &mut bytes[16 + index * 32..48 + index * 32];
+        entry[..16].copy_from_slice(&id.to_guid());
+        entry[16..24].copy_from_slice(&region.offset.to_le_bytes());
+        let length = u32::try_from(region.length_bytes).unwrap_or(u32::MAX);
+        entry[24..28].copy_from_slice(&length.to_le_bytes());
+        entry[28..32].copy_from_slice(&1_u32.to_le_bytes());
+    }
+    seal(&mut bytes);
+    for offset in REGION_OFFSETS {
+        file.write_at(&bytes, offset)?;
+    }
+    // The identifier last: without it the file is no image.
+    file.sync()?;
+    file.write_at(&start, 0)?;
+    Ok(file.sync()?)
+}

@@ -1,0 +1,40 @@
+//! Paths as images of Windows name them.
+
+/// As this system writes it. What is behind a drive, a volume or on another host is taken for a file beside the image: it is not here.
+pub(crate) fn from_windows(path: &str) -> String {
+    let path = path.replace('\\', "/");
+    let is_elsewhere = path.starts_with("//") || path.as_bytes().get(1) == Some(&b':');
+    if is_elsewhere {
+        return path.rsplit('/').next().unwrap_or_default().to_owned();
+    }
+    path.strip_prefix("./").unwrap_or(&path).to_owned()
+}
+
+/// The other way round; relative ones begin with a dot.
+pub(crate) fn to_windows(path: &str) -> String {
+    let path = path.replace('/', "\\");
+    if path.starts_with('\\') {
+        path
+    } else {
+        format!(".\\{path}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{from_windows, to_windows};
+
+    #[test]
+    fn paths_come_back() {
+        for path in ["base.vhdx", "../web1/base.vhdx", "/srv/base.vhdx"] {
+            assert_eq!(from_windows(&to_windows(path)), path);
+        }
+        for elsewhere in [
+            r"C:\VMs\base.vhdx",
+            r"\\server\share\base.vhdx",
+            r"\\?\Volume{1}\base.vhdx",
+        ] {
+            assert_eq!(from_windows(elsewhere), "base.vhdx");
+        }
+    }
+}

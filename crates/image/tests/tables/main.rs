@@ -1,0 +1,9 @@
+//! Formats with tables of blocks, against QEMU: what one side writes, the other reads.
+
+#![expect(clippy::unwrap_used, reason = "the helpers of tests unwrap like the tests")]
+
+#[path = "../peer/mod.rs"]
+mod peer;
+
+mod chains;
+mod flat;
