@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, Error as DeviceError, FileDeviceMut, IoMode, SliceDevice};
 use holdfast_image::{
-    BulkWriter, Continue, CreateOptions, Error as ImageError, FillOptions, FillReport, Format, Image, Note,
-    OpenOptions, Qcow2Options, Storage, TargetContent, create_bulk, fill, fill_above, fill_device, open,
+    BlockOptions, BulkWriter, Continue, CreateOptions, Error as ImageError, FillOptions, FillReport, Format, Image,
+    Note, OpenOptions, Qcow2Options, Storage, TargetContent, create_bulk, fill, fill_above, fill_device, open,
+    open_mut,
 };
 use holdfast_repo::Surroundings;
 
@@ -34,6 +35,8 @@ pub struct ConvertRequest {
     pub format: Format,
     /// What only qcow2 has.
     pub qcow2: Qcow2Options,
+    /// What the other formats but raw have.
+    pub blocks: BlockOptions,
     /// Whether clusters are compressed.
     pub storage: Storage,
     /// What to do about a file that is at the target already.
@@ -111,6 +114,7 @@ fn to_file(
         format: request.format,
         size_bytes: device.size_bytes(),
         qcow2: request.qcow2.clone(),
+        blocks: request.blocks.clone(),
     };
     let base = open_base(request)?;
     let (image, filled) = match request.format {
@@ -123,7 +127,8 @@ fn to_file(
             let filled = fill_bulk(device, base.as_ref(), writer, request.storage, job)?;
             (image, Some(filled))
         }
-        _ => convert_to_raw(request, source, device, &options, surroundings, job)?,
+        Format::Raw => convert_to_raw(request, source, device, &options, surroundings, job)?,
+        _ => convert_to_blocks(request, device, &options, surroundings, job)?,
     };
     if request.verify == VerifyImage::Yes {
         let written = open(image.partial(), &reopen(request))?;
@@ -290,6 +295,32 @@ fn convert_to_raw(
     );
     let filled = unless_interrupted(filled, job)?;
     target.flush()?;
+    Ok((image, Some(filled)))
+}
+
+/// Makes an image whose blocks come about as they are written.
+fn convert_to_blocks(
+    request: &ConvertRequest,
+    device: &dyn BlockDevice,
+    options: &CreateOptions,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<(NewImage, Option<FillReport>)> {
+    let (image, ()) = NewImage::begin(&request.target, request.overwrite, options, surroundings, |partial| {
+        Ok(holdfast_image::create(partial, options)?)
+    })?;
+    image.tell_of_cleared(job.progress);
+    let target = open_mut(image.partial(), &reopen(request))?;
+    let content = TargetContent::Zeroes;
+    let filled = fill_device(device, &target, content, threads(job), &mut steps(device, job));
+    let filled = unless_interrupted(filled, job)?;
+    if target.size_bytes() > device.size_bytes() {
+        job.progress.note(&format!(
+            "{} holds whole sectors only: the new disk has {} bytes more than the old one",
+            request.format,
+            target.size_bytes() - device.size_bytes()
+        ));
+    }
     Ok((image, Some(filled)))
 }
 

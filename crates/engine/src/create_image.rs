@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use holdfast_block::BlockDevice as _;
-use holdfast_image::{CreateOptions, Format, OpenOptions, Qcow2Options};
+use holdfast_image::{Backing, BlockOptions, CreateOptions, Format, OpenOptions, Qcow2Options};
 use holdfast_repo::Surroundings;
 
 use crate::error::{Error, Result};
@@ -14,12 +14,14 @@ use crate::new_image::{NewImage, Overwrite};
 pub struct CreateImageRequest {
     /// Where.
     pub path: PathBuf,
-    /// Raw or qcow2.
+    /// Any that can be made.
     pub format: Format,
     /// Size of the disk; that of the backing file where it is not given.
     pub size_bytes: Option<u64>,
     /// What only qcow2 has.
     pub qcow2: Qcow2Options,
+    /// What the other formats but raw have.
+    pub blocks: BlockOptions,
     /// What to do about a file that is there already.
     pub overwrite: Overwrite,
     /// How to open the backing file, whose size and existence count.
@@ -39,9 +41,17 @@ pub struct CreateImageReport {
 
 /// Makes an empty image; it is durable when this returns.
 pub fn create_image(request: &CreateImageRequest, surroundings: &Surroundings) -> Result<CreateImageReport> {
-    let size_bytes = match (request.size_bytes, &request.qcow2.backing) {
-        (Some(size_bytes), _) => size_bytes,
-        (None, Some(backing)) => {
+    let size_bytes = match (request.size_bytes, &request.qcow2.backing, &request.blocks.parent) {
+        (Some(size_bytes), _, _) => size_bytes,
+        (None, _, Some(parent)) => {
+            let options = OpenOptions {
+                format: Some(request.format),
+                backing: Backing::Ignore,
+                ..request.backing.clone()
+            };
+            holdfast_image::open(parent, &options)?.size_bytes()
+        }
+        (None, Some(backing), None) => {
             let path = request.path.with_file_name("").join(&backing.name);
             let options = OpenOptions {
                 format: Some(backing.format),
@@ -49,12 +59,13 @@ pub fn create_image(request: &CreateImageRequest, surroundings: &Surroundings) -
             };
             holdfast_image::open(&path, &options)?.size_bytes()
         }
-        (None, None) => return Err(Error::NoSize),
+        (None, None, None) => return Err(Error::NoSize),
     };
     let options = CreateOptions {
         format: request.format,
         size_bytes,
         qcow2: request.qcow2.clone(),
+        blocks: request.blocks.clone(),
     };
     let (image, ()) = NewImage::begin(&request.path, request.overwrite, &options, surroundings, |partial| {
         Ok(holdfast_image::create(partial, &options)?)

@@ -147,7 +147,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A target of a format that cannot be written.
-    #[error("{}: {format} images cannot be written, only raw and qcow2", path.display())]
+    #[error("{}: {format} images cannot be written there", path.display())]
     TargetFormat {
         /// The target.
         path: PathBuf,

@@ -349,7 +349,7 @@ fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
         Content::Disk(name) => Some(InstantDisk {
             name: name.clone(),
             target: file.to.clone(),
-            format: file.format.to_string(),
+            format: file.format.qemu_name().to_owned(),
             is_block_device: medium(file.way) == Medium::BlockDevice,
             size_bytes: file.size_bytes,
         }),

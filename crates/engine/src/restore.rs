@@ -264,7 +264,8 @@ impl Restorer<'_> {
             Place::BlockDevice(_) => self.format.unwrap_or(Format::Raw),
         };
         match (place, format) {
-            (_, Format::Raw) | (Place::NewFile(..) | Place::File(_), Format::Qcow2) => Ok(place),
+            (_, Format::Raw) => Ok(place),
+            (Place::NewFile(..) | Place::File(_), format) if Format::SUPPORTED.contains(&format) => Ok(place),
             (_, format) => Err(Error::TargetFormat {
                 path: path_owned(),
                 format: format.to_string(),
@@ -309,7 +310,7 @@ impl Restorer<'_> {
             Place::NewFile(existing, format) => {
                 let file = NewFile::begin(path, existing, self.surroundings)?;
                 file.tell_of_cleared(self.job.progress);
-                holdfast_image::create(file.partial(), &CreateOptions::qcow2(disk.size_bytes))?;
+                holdfast_image::create(file.partial(), &CreateOptions::new(format, disk.size_bytes))?;
                 let target = holdfast_image::open_mut(file.partial(), &image_of(format))?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
                 drop(target);

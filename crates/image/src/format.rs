@@ -35,7 +35,7 @@ impl Format {
     /// The formats that can be read and written; the others are known by name, so that they can be refused by it.
     pub const SUPPORTED: [Self; 5] = [Self::Raw, Self::Qcow2, Self::Vdi, Self::Vhd, Self::Vhdx];
 
-    /// The name, as QEMU writes it in a backing format.
+    /// The name. QEMU calls a VHD `vpc`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -43,11 +43,19 @@ impl Format {
             Self::Qcow => "qcow",
             Self::Qed => "qed",
             Self::Vdi => "vdi",
-            Self::Vhd => "vpc",
+            Self::Vhd => "vhd",
             Self::Vhdx => "vhdx",
             Self::Vmdk => "vmdk",
             Self::Parallels => "parallels",
             Self::Luks => "luks",
+        }
+    }
+
+    /// The name that QEMU has for it, in overlays and on command lines.
+    pub fn qemu_name(self) -> &'static str {
+        match self {
+            Self::Vhd => "vpc",
+            other => other.name(),
         }
     }
 
@@ -166,9 +174,10 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_qemu() {
+    fn names_are_ours_and_those_of_qemu() {
         for format in [Format::Raw, Format::Qcow2, Format::Vhd, Format::Vdi, Format::Luks] {
             assert_eq!(Format::from_name(format.name()), Some(format));
+            assert_eq!(Format::from_name(format.qemu_name()), Some(format));
         }
         assert_eq!(Format::from_name("nbd"), None);
     }

@@ -2,6 +2,7 @@
 //!
 //! An image is fed as a file without a name, by the same functions that open any other, with the gate shut.
 
+mod blocks;
 mod seeds;
 
 use std::fs::File;
@@ -13,6 +14,7 @@ use holdfast_block::hostile::{Outcome, Parser};
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
 use rustix::fs::MemfdFlags;
 
+pub use blocks::{vdi, vhd, vhdx};
 pub use seeds::seeds;
 
 use crate::{Backing, BitmapState, Format, Gate, Image, MapContent, OpenOptions, Result, check, detect, open};
@@ -30,6 +32,12 @@ pub const PARSERS: &[Parser] = &[
     Parser {
         name: "qcow2_write",
         feed: qcow2_write,
+    },
+    Parser { name: "vdi", feed: vdi },
+    Parser { name: "vhd", feed: vhd },
+    Parser {
+        name: "vhdx",
+        feed: vhdx,
     },
 ];
 
@@ -91,7 +99,7 @@ pub fn image_format(bytes: &[u8]) -> Outcome {
 /// A qcow2 image, read whole: its information, map, bitmaps, internal snapshots, and the check of its metadata.
 pub fn qcow2(bytes: &[u8]) -> Outcome {
     let file = Unnamed::new(bytes);
-    let checked = use_check(&file.path);
+    let checked = use_check(&file.path, Format::Qcow2);
     let followed = open(&file.path, &options(Some(Format::Qcow2), Backing::Follow));
     let named = |image: &Image| {
         let info = image.layers()[0].qcow2.clone().expect("it was opened as qcow2");
@@ -114,8 +122,8 @@ fn outcome_of(result: &Result<()>) -> Outcome {
     }
 }
 
-fn use_check(path: &Path) -> Result<()> {
-    let report = check(path, &options(Some(Format::Qcow2), Backing::Ignore))?;
+fn use_check(path: &Path, format: Format) -> Result<()> {
+    let report = check(path, &options(Some(format), Backing::Ignore))?;
     for problem in &report.problems {
         assert!(!problem.kind.to_string().is_empty(), "a problem says nothing");
     }
@@ -195,8 +203,12 @@ fn read_ends(device: &dyn BlockDevice) -> Result<()> {
 /// program that does not read all of its metadata first: a write to one shows at the other. So of corrupt images nothing is asked
 /// but that they do no harm to the writer.
 pub fn qcow2_write(bytes: &[u8]) -> Outcome {
+    write(bytes, Format::Qcow2)
+}
+
+fn write(bytes: &[u8], format: Format) -> Outcome {
     let file = Unnamed::new(bytes);
-    let options = options(Some(Format::Qcow2), Backing::Ignore);
+    let options = options(Some(format), Backing::Ignore);
     let is_sound = || check(&file.path, &options).is_ok_and(|report| report.corruption_count == 0);
     let was_sound = is_sound();
     let mut written = Vec::new();

@@ -383,9 +383,6 @@ fn encryption_and_foreign_formats_are_refused_by_name() {
     }
     for (name, format) in [
         ("vmdk", Format::Vmdk),
-        ("vdi", Format::Vdi),
-        ("vpc", Format::Vhd),
-        ("vhdx", Format::Vhdx),
         ("parallels", Format::Parallels),
         ("qed", Format::Qed),
         ("qcow", Format::Qcow),

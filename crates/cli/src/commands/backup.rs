@@ -44,7 +44,7 @@ pub struct BackupArgs {
     /// Put a tag on the snapshot; may be given several times
     #[arg(short, long = "tag", value_name = "TAG")]
     tags: Vec<String>,
-    /// The format of the images (raw, qcow2), where their content is not to decide; block devices are raw
+    /// The format of the images (raw, qcow2, vdi, vhd, vhdx), where their content is not to decide; block devices are raw
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// A file that images may be based on though it lies in another folder; may be given several times
@@ -67,7 +67,9 @@ pub struct BackupArgs {
 
 /// The format of that name.
 pub(super) fn parse_format(text: &str) -> Result<Format, String> {
-    Format::from_name(text).ok_or_else(|| "the formats are raw and qcow2".to_owned())
+    let format = Format::from_name(text).filter(|format| Format::SUPPORTED.contains(format));
+    let names = || Format::SUPPORTED.map(Format::name).join(", ");
+    format.ok_or_else(|| format!("the formats are {}", names()))
 }
 
 /// What a person may want of it.

@@ -234,7 +234,7 @@ impl<'a> Execution<'a> {
                 Some(OutputDevice::Plain(new.create_sparse(record.size_bytes)?))
             }
             (Content::Disk(_), Some(new)) => {
-                holdfast_image::create(new.partial(), &CreateOptions::qcow2(record.size_bytes))?;
+                holdfast_image::create(new.partial(), &CreateOptions::new(file.format, record.size_bytes))?;
                 Some(OutputDevice::Image(open_image(new.partial(), file.format)?))
             }
             (Content::Disk(_), None) if file.way == FileWay::Cloned => None,

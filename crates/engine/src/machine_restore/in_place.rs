@@ -164,7 +164,7 @@ impl InPlace<'_> {
             let place = DiskPlace {
                 path: file.to.clone(),
                 medium: file.medium(),
-                format: file.format.to_string(),
+                format: file.format.qemu_name().to_owned(),
             };
             places.insert(record.name.clone(), place);
             draft.files.push(file);

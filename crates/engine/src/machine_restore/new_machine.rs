@@ -181,7 +181,7 @@ impl NewMachine<'_> {
             let place = DiskPlace {
                 path: file.to.clone(),
                 medium: file.medium(),
-                format: file.format.to_string(),
+                format: file.format.qemu_name().to_owned(),
             };
             changes.insert(record.name.clone(), DiskChange::Place(place));
             draft.files.push(file);

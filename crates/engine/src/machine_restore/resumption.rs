@@ -159,7 +159,7 @@ fn places(draft: &Draft) -> BTreeMap<String, DiskChange> {
             DiskChange::Place(DiskPlace {
                 path: file.to.clone(),
                 medium: file.medium(),
-                format: file.format.to_string(),
+                format: file.format.qemu_name().to_owned(),
             }),
         )),
         Content::FirmwareVariables | Content::TpmState(_) => None,

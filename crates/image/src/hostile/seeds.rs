@@ -7,10 +7,13 @@ use holdfast_block::to_usize;
 use crate::create::{CreateOptions, Qcow2Options};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
+use crate::info::ImageKind;
 use crate::qcow2::codec::ClusterCompressor;
 use crate::qcow2::header::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS, Extension, Header};
 use crate::qcow2::layout::new_header;
-use crate::{BulkWriter, Compression};
+use crate::vdi::create::NewVdi;
+use crate::vhd::create::NewVhd;
+use crate::{BulkWriter, Compression, ImageId, vdi, vhd};
 
 const DISK_BYTES: u64 = 8192;
 
@@ -57,6 +60,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("image_format", "raw", b"nothing that is known".to_vec()),
         ("image_format", "empty", Vec::new()),
     ];
+    seeds.extend(block_seeds());
     for (name, options) in kinds {
         if options.extended_l2 {
             // Its clusters are large: one image is enough, and nothing follows them.
@@ -167,4 +171,55 @@ fn write(options: &Qcow2Options, start: Option<u64>) -> Vec<u8> {
     let mut bytes = vec![0; to_usize(file.length_bytes().expect("memory has a length"))];
     file.read_at(&mut bytes, 0).expect("memory can be read");
     bytes
+}
+
+/// Small images with tables of blocks; of VHDX, what is changed in an empty one.
+fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let bytes_of = |file: MemoryFile| {
+        let mut bytes = vec![0; to_usize(file.length_bytes().expect("memory has a length"))];
+        file.read_at(&mut bytes, 0).expect("memory can be read");
+        bytes
+    };
+    let vdi = |kind, parent| {
+        let file = MemoryFile::default();
+        let new = NewVdi {
+            size_bytes: 20_000,
+            block_bytes: 4096,
+            kind,
+            id: ImageId([1; 16]),
+            parent,
+            parent_modification: parent,
+        };
+        vdi::create::write_empty(&file, &new).expect("memory can be written");
+        bytes_of(file)
+    };
+    let vhd = |kind, parent| {
+        let file = MemoryFile::default();
+        let new = NewVhd {
+            size_bytes: 20_480,
+            block_bytes: 4096,
+            kind,
+            id: ImageId([1; 16]),
+            parent,
+        };
+        vhd::create::write_empty(&file, &new).expect("memory can be written");
+        bytes_of(file)
+    };
+    let parent = Some((ImageId([7; 16]), 5, "parent.vhd".to_owned()));
+    vec![
+        ("vdi", "dynamic", vdi(vdi::header::Kind::Dynamic, ImageId::NIL)),
+        ("vdi", "fixed", vdi(vdi::header::Kind::Fixed, ImageId::NIL)),
+        (
+            "vdi",
+            "differencing",
+            vdi(vdi::header::Kind::Differencing, ImageId([7; 16])),
+        ),
+        ("vhd", "dynamic", vhd(ImageKind::Dynamic, None)),
+        ("vhd", "fixed", vhd(ImageKind::Fixed, None)),
+        ("vhd", "differencing", vhd(ImageKind::Differencing, parent)),
+        ("vhdx", "empty", vec![0]),
+        ("vhdx", "differencing", vec![1]),
+        // The second block is zero.
+        ("vhdx", "zero", vec![0, 7, 8, 0, 1, 2]),
+    ]
 }

@@ -144,7 +144,7 @@ fn check_places(options: &Qcow2Options) -> Result<()> {
 fn extensions_of(options: &Qcow2Options) -> Vec<Extension> {
     let mut extensions = Vec::new();
     if let Some(backing) = &options.backing {
-        let data = backing.format.name().as_bytes().to_vec();
+        let data = backing.format.qemu_name().as_bytes().to_vec();
         extensions.push(Extension {
             kind: EXTENSION_BACKING_FORMAT,
             data,

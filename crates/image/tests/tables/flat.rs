@@ -69,7 +69,7 @@ fn options(flavour: &Flavour, size_bytes: u64) -> CreateOptions {
 fn assert_peer_agrees(flavour: &Flavour, image: &Path, disk: &[u8], lab: &Lab) {
     assert_clean(image);
     if flavour.is_checked {
-        qemu_img(&["check", "-f", flavour.format.name(), path_text(image)]);
+        qemu_img(&["check", "-f", flavour.format.qemu_name(), path_text(image)]);
     }
     assert!(
         flatten(image, lab)[..disk.len()] == *disk,
@@ -103,7 +103,7 @@ fn what_the_peer_writes_we_read_and_write() {
         let lab = Lab::new();
         let (raw, mut disk) = lab.raw("disk.raw", 20 * MIB + 512, 3);
         let image = lab.path("image");
-        let mut words = vec!["convert", "-f", "raw", "-O", flavour.format.name()];
+        let mut words = vec!["convert", "-f", "raw", "-O", flavour.format.qemu_name()];
         words.extend(flavour.peer_options.split_whitespace());
         words.extend([path_text(&raw), path_text(&image)]);
         qemu_img(&words);
@@ -120,7 +120,7 @@ fn what_the_peer_writes_we_read_and_write() {
         assert_peer_agrees(&flavour, &image, &disk, &lab);
         // And the peer goes on with what we wrote.
         qemu_io_as(
-            flavour.format.name(),
+            flavour.format.qemu_name(),
             &image,
             &["write -P 0x5a 3M 2M", "write -P 0x5b 19M 64k"],
         );

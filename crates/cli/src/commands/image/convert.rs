@@ -24,10 +24,10 @@ pub(super) struct ConvertArgs {
     /// The image to make; or with --force a block device, which gets a raw disk
     #[arg(value_name = "TARGET")]
     target: PathBuf,
-    /// The format of the image to read (raw, qcow2), where its content is not to decide
+    /// The format of the image to read (raw, qcow2, vdi, vhd, vhdx), where its content is not to decide
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
-    /// The format of the new image (raw, qcow2); what its name says where not given
+    /// The format of the new image (raw, qcow2, vdi, vhd, vhdx); what its name says where not given
     #[arg(long = "to", value_name = "FORMAT", value_parser = parse_format)]
     target_format: Option<Format>,
     /// Read the disk as it was when this internal snapshot was taken
@@ -63,6 +63,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Keep only what differs from a base image",
         line: "holdfast image convert web1.raw web1.qcow2 --backing base.qcow2",
+    },
+    Example {
+        wish: "Make a disk for Hyper-V of one of VirtualBox",
+        line: "holdfast image convert web1.vdi web1.vhdx",
     },
     Example {
         wish: "Write the disk over a logical volume, and read it back",
@@ -131,6 +135,7 @@ impl Report for Converted {
 pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> {
     let format = args.target_format.unwrap_or_else(|| format_of_name(&args.target));
     args.new.check(format, &[("--compress", args.compress)])?;
+    args.new.check_blocks(format, &[])?;
     if args.compress && args.new.has_data_file() {
         return Err(Error::usage(
             "clusters in a data file cannot be compressed",
@@ -151,6 +156,7 @@ pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> 
         target: args.target.clone(),
         format,
         qcow2: args.new.qcow2(&args.target, Preallocation::Off)?,
+        blocks: args.new.blocks(None),
         storage,
         overwrite: args.new.overwrite(),
         verify: if args.verify { VerifyImage::Yes } else { VerifyImage::No },

@@ -21,15 +21,18 @@ pub(super) struct CreateArgs {
     /// The image to make
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
-    /// Size of the disk, as 10G; that of the backing file where not given
-    #[arg(value_name = "SIZE", value_parser = units::parse_bytes, required_unless_present = "backing")]
+    /// Size of the disk, as 10G; that of the backing file or parent where not given
+    #[arg(value_name = "SIZE", value_parser = units::parse_bytes, required_unless_present_any = ["backing", "parent"])]
     size: Option<u64>,
-    /// Its format (raw, qcow2); what its name says where not given
+    /// Its format (raw, qcow2, vdi, vhd, vhdx); what its name says where not given
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// Allocate all tables of a qcow2 image now
     #[arg(long)]
     preallocate_metadata: bool,
+    /// The image that the new one, a VDI, VHD or VHDX, is to differ from: of the same format and size
+    #[arg(long, value_name = "IMAGE", conflicts_with = "fixed")]
+    parent: Option<PathBuf>,
     #[command(flatten)]
     new: NewImageArgs,
     #[command(flatten)]
@@ -86,6 +89,7 @@ pub(super) fn run(args: &CreateArgs, context: &Context) -> Result<Exit, Error> {
     let format = args.format.unwrap_or_else(|| format_of_name(&args.image));
     args.new
         .check(format, &[("--preallocate-metadata", args.preallocate_metadata)])?;
+    args.new.check_blocks(format, &[("--parent", args.parent.is_some())])?;
     let preallocation = if args.preallocate_metadata {
         Preallocation::Metadata
     } else {
@@ -96,6 +100,7 @@ pub(super) fn run(args: &CreateArgs, context: &Context) -> Result<Exit, Error> {
         format,
         size_bytes: args.size,
         qcow2: args.new.qcow2(&args.image, preallocation)?,
+        blocks: args.new.blocks(args.parent.clone()),
         overwrite: args.new.overwrite(),
         backing: args.gate.open_options(None)?,
     };

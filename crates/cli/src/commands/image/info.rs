@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use holdfast_image::{Backing, BitmapState, Format, FormatSource, LayerInfo, OpenOptions, Qcow2Info, Recording};
+use holdfast_image::{
+    Backing, BitmapState, BlockInfo, Format, FormatSource, LayerInfo, OpenOptions, Qcow2Info, Recording,
+};
 use serde::Serialize;
 
 use super::options::{GateArgs, open_and_warn};
@@ -20,7 +22,7 @@ pub(super) struct InfoArgs {
     /// The image
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
-    /// Its format (raw, qcow2), where its content is not to decide
+    /// Its format (raw, qcow2, vdi, vhd, vhdx), where its content is not to decide
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// Also show the images that it is based on
@@ -59,6 +61,26 @@ struct ImageInfo {
     file_bytes: u64,
     allocated_bytes: Option<u64>,
     qcow2: Option<Qcow2>,
+    blocks: Option<Blocks>,
+}
+
+/// What VDI, VHD and VHDX have.
+#[derive(Debug, Serialize)]
+struct Blocks {
+    /// "dynamic", "fixed" or "differencing".
+    kind: &'static str,
+    block_bytes: u64,
+    uuid: Option<String>,
+    modification: Option<String>,
+    parent: Option<Parent>,
+    creator: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Parent {
+    uuid: Option<String>,
+    modification: Option<String>,
+    names: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -104,6 +126,24 @@ impl From<&LayerInfo> for ImageInfo {
             file_bytes: layer.file_bytes,
             allocated_bytes: layer.allocated_bytes,
             qcow2: layer.qcow2.as_ref().map(Qcow2::from),
+            blocks: layer.blocks.as_ref().map(Blocks::from),
+        }
+    }
+}
+
+impl From<&BlockInfo> for Blocks {
+    fn from(info: &BlockInfo) -> Self {
+        Self {
+            kind: info.kind.name(),
+            block_bytes: info.block_bytes,
+            uuid: info.id.map(|id| id.to_string()),
+            modification: info.modification.clone(),
+            parent: info.parent.as_ref().map(|parent| Parent {
+                uuid: parent.id.map(|id| id.to_string()),
+                modification: parent.modification.clone(),
+                names: parent.names.clone(),
+            }),
+            creator: info.creator.clone(),
         }
     }
 }
@@ -166,7 +206,26 @@ impl Report for Info {
             if let Some(qcow2) = &image.qcow2 {
                 qcow2.human(page);
             }
+            if let Some(blocks) = &image.blocks {
+                blocks.human(page);
+            }
         }
+    }
+}
+
+impl Blocks {
+    fn human(&self, page: &mut Page) {
+        let mut fields = vec![("kind", self.kind.to_owned())];
+        if self.kind != "fixed" {
+            fields.push(("blocks", units::bytes(self.block_bytes)));
+        }
+        fields.extend(self.uuid.iter().map(|uuid| ("uuid", uuid.clone())));
+        if let Some(parent) = &self.parent {
+            let of = parent.uuid.iter().chain(&parent.names).cloned();
+            fields.push(("parent", of.collect::<Vec<_>>().join(", ")));
+        }
+        fields.extend(self.creator.iter().map(|creator| ("made by", creator.clone())));
+        page.fields(&fields);
     }
 }
 

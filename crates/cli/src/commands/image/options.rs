@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use holdfast_engine::Overwrite;
 use holdfast_image::{
-    BackingFile, Compression, DataFile, DataFileKind, Format, Image, OpenOptions, Preallocation, Qcow2Options,
+    BackingFile, BlockOptions, Compression, DataFile, DataFileKind, Format, Image, ImageId, ImageKind, OpenOptions,
+    Preallocation, Qcow2Options,
 };
 
 use crate::commands::backup::parse_format;
@@ -80,6 +81,12 @@ pub(super) struct NewImageArgs {
     /// Keep the data file usable by itself, as a raw image
     #[arg(long, requires = "data_file")]
     data_file_raw: bool,
+    /// Store all blocks of a VDI, VHD or VHDX from the start; where the file system has holes, they take no room until they are written
+    #[arg(long)]
+    fixed: bool,
+    /// The identity of a VDI, VHD or VHDX, by which hypervisors know it; a new one where not given
+    #[arg(long, value_name = "UUID", value_parser = parse_id)]
+    uuid: Option<ImageId>,
 }
 
 impl NewImageArgs {
@@ -125,6 +132,34 @@ impl NewImageArgs {
         })
     }
 
+    /// The options of an image of another format than raw and qcow2, which differs from `parent` if there is one.
+    pub(super) fn blocks(&self, parent: Option<PathBuf>) -> BlockOptions {
+        BlockOptions {
+            kind: match (self.fixed, &parent) {
+                (_, Some(_)) => ImageKind::Differencing,
+                (true, None) => ImageKind::Fixed,
+                (false, None) => ImageKind::Dynamic,
+            },
+            id: self.uuid,
+            parent,
+        }
+    }
+
+    /// Refuses options that an image of `format` cannot have because it is raw or qcow2; `more` are those of the verb itself.
+    pub(super) fn check_blocks(&self, format: Format, more: &[(&'static str, bool)]) -> Result<(), Error> {
+        if !matches!(format, Format::Raw | Format::Qcow2) {
+            return Ok(());
+        }
+        let own = [("--fixed", self.fixed), ("--uuid", self.uuid.is_some())];
+        match more.iter().chain(&own).find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((option, _)) => Err(Error::usage(
+                format!("{option} is for VDI, VHD and VHDX images, and the new image is {format}"),
+                format!("leave {option} out, or make such an image: by its name, or by its format"),
+            )),
+        }
+    }
+
     /// Whether the data is to go into a file of its own.
     pub(super) fn has_data_file(&self) -> bool {
         self.data_file.is_some()
@@ -157,10 +192,11 @@ impl NewImageArgs {
 
 /// The format that a new file's name stands for; raw where it stands for none.
 pub(super) fn format_of_name(path: &Path) -> Format {
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some(extension) if extension.eq_ignore_ascii_case("qcow2") => Format::Qcow2,
-        _ => Format::Raw,
-    }
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    let named = extension.and_then(|extension| Format::from_name(&extension.to_ascii_lowercase()));
+    named
+        .filter(|format| Format::SUPPORTED.contains(format))
+        .unwrap_or(Format::Raw)
 }
 
 /// Opens the image, and tells what a person should know about it.
@@ -170,6 +206,10 @@ pub(super) fn open_and_warn(path: &Path, options: &OpenOptions, context: &Contex
         context.console().warning(&note.to_string());
     }
     Ok(image)
+}
+
+fn parse_id(text: &str) -> Result<ImageId, String> {
+    text.parse().map_err(|error: holdfast_image::Error| error.to_string())
 }
 
 fn parse_compat(text: &str) -> Result<u32, String> {

@@ -1,0 +1,97 @@
+//! Images of VirtualBox, Virtual PC and Hyper-V: read whole, checked, and written to.
+//!
+//! Checksums would keep a fuzzer from everything that lies behind them, so they are made right here, after the bytes were made wrong.
+
+use holdfast_block::hostile::Outcome;
+
+use super::{Unnamed, options, outcome_of, read_all, use_check, write};
+use crate::file::ImageFile as _;
+use crate::file::memory::MemoryFile;
+use crate::info::ImageKind;
+use crate::vhdx::create::{NewVhdx, write_empty};
+use crate::vhdx::metadata::Parent;
+use crate::{Backing, Format, ImageId, open, vhd, vhdx};
+
+/// Images are not larger here.
+const FILE_BYTES_MAX: usize = 1 << 20;
+
+/// A VDI.
+pub fn vdi(bytes: &[u8]) -> Outcome {
+    read_and_write(bytes, Format::Vdi)
+}
+
+/// A VHD, whose checksums are made right.
+pub fn vhd(bytes: &[u8]) -> Outcome {
+    let mut bytes = bytes[..bytes.len().min(FILE_BYTES_MAX)].to_vec();
+    vhd::seal_all(&mut bytes);
+    read_and_write(&bytes, Format::Vhd)
+}
+
+/// What is changed in an empty VHDX, by rows of: which part (1), where in it (2), how many bytes (1), and these. Checksums are made
+/// right.
+pub fn vhdx(bytes: &[u8]) -> Outcome {
+    let mut image = template(bytes.first().is_some_and(|byte| byte % 2 == 1));
+    let mut rest = bytes.get(1..).unwrap_or_default();
+    while let [part, low, high, length, tail @ ..] = rest {
+        let offset = usize::from(u16::from_le_bytes([*low, *high]));
+        let length = usize::from(*length).min(tail.len());
+        let start = PARTS[usize::from(*part) % PARTS.len()] + offset;
+        let end = (start + length).min(image.len());
+        image[start..end].copy_from_slice(&tail[..end - start]);
+        rest = &tail[length..];
+    }
+    vhdx::seal_all(&mut image);
+    read_and_write(&image, Format::Vhdx)
+}
+
+/// Where the parts of an empty VHDX are: headers, regions, log, metadata with items, blocks.
+const PARTS: [usize; 8] = [
+    64 << 10,
+    128 << 10,
+    192 << 10,
+    256 << 10,
+    1 << 20,
+    2 << 20,
+    (2 << 20) + (64 << 10),
+    3 << 20,
+];
+
+fn template(has_parent: bool) -> Vec<u8> {
+    let file = MemoryFile::default();
+    let new = NewVhdx {
+        size_bytes: 3 << 20,
+        block_bytes: 1 << 20,
+        sector_bytes: 512,
+        kind: if has_parent {
+            ImageKind::Differencing
+        } else {
+            ImageKind::Dynamic
+        },
+        id: ImageId([1; 16]),
+        parent: has_parent.then(|| Parent {
+            linkage: ImageId([7; 16]),
+            names: vec!["parent.vhdx".to_owned()],
+        }),
+    };
+    write_empty(&file, &new).expect("memory can be written");
+    let mut bytes = vec![0; 4 << 20];
+    file.read_at(&mut bytes, 0).expect("memory can be read");
+    bytes
+}
+
+fn read_and_write(bytes: &[u8], format: Format) -> Outcome {
+    let file = Unnamed::new(bytes);
+    let checked = use_check(&file.path, format);
+    let alone = open(&file.path, &options(Some(format), Backing::Ignore));
+    let used = alone.and_then(|image| read_all(&image));
+    // Without a way to other files, no parent is found.
+    if let Ok(image) = open(&file.path, &options(Some(format), Backing::Follow)) {
+        assert_eq!(image.layers().len(), 1, "the gate let another file in");
+    }
+    assert!(file.bytes() == bytes, "reading changed the image");
+    let read = outcome_of(&checked.and(used));
+    match write(bytes, format) {
+        Outcome::Decoded => read,
+        Outcome::Refused => Outcome::Refused,
+    }
+}
