@@ -112,6 +112,62 @@ fn what_is_converted_is_what_qemu_reads() {
 }
 
 #[test]
+fn images_of_other_hypervisors_are_made_and_read() {
+    let folder = folder();
+    let mut from = "disk.raw";
+    // Each from the one before it.
+    for (name, format, options) in [
+        ("a.vdi", "vdi", &["--verify"][..]),
+        ("b.vhd", "vpc", &["--uuid", "7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f"]),
+        ("c.vhdx", "vhdx", &[]),
+        ("d.qcow2", "qcow2", &[]),
+        ("e.vdi", "vdi", &["--fixed"]),
+        ("f.vhd", "vpc", &["--fixed"]),
+        ("g.vhdx", "vhdx", &["--fixed", "--verify"]),
+    ] {
+        let made = report(&folder, &[&["convert", from, name], options].concat());
+        assert_eq!(made["size_bytes"], DISK_BYTES, "{made}");
+        qemu_img(&folder, &["compare", "-f", "raw", "-F", format, "disk.raw", name]);
+        assert_eq!(code(&folder, &["compare", "disk.raw", name]), 0, "{name}");
+        assert_eq!(code(&folder, &["check", name]), 0, "{name}");
+        from = name;
+    }
+    let info = report(&folder, &["info", "b.vhd"]);
+    let blocks = &info["images"][0]["blocks"];
+    assert_eq!(blocks["uuid"], "7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f", "{info}");
+    assert_eq!(
+        (&blocks["kind"], &info["images"][0]["format"]),
+        (&"dynamic".into(), &"vhd".into())
+    );
+
+    for (parent, child) in [("a.vdi", "child.vdi"), ("b.vhd", "child.vhd"), ("c.vhdx", "child.vhdx")] {
+        let made = report(&folder, &["create", child, "--parent", parent]);
+        assert_eq!(made["size_bytes"], DISK_BYTES, "{made}");
+        assert_eq!(code(&folder, &["compare", "disk.raw", child]), 0, "{child}");
+        let info = report(&folder, &["info", "--chain", child]);
+        assert_eq!(info["images"][0]["blocks"]["kind"], "differencing", "{info}");
+        assert!(info["images"][1]["path"].as_str().unwrap().ends_with(parent), "{info}");
+    }
+    for words in [
+        &["convert", "disk.raw", "x.raw", "--fixed"][..],
+        &["convert", "disk.raw", "x.vdi", "--cluster-size", "4K"],
+        &["convert", "disk.raw", "x.vdi", "--compress"],
+        &["convert", "disk.raw", "x.vhd", "--uuid", "7c0bd2a4"],
+        &["create", "x.qcow2", "--parent", "a.vdi"],
+        &["create", "x.vhdx", "--parent", "c.vhdx", "--fixed"],
+    ] {
+        assert_eq!(code(&folder, words), 2, "{words:?}");
+    }
+    assert_eq!(
+        code(&folder, &["create", "x.vhd", "1M", "--parent", "b.vhd"]),
+        1,
+        "of another size"
+    );
+    assert_eq!(code(&folder, &["create", "x.vhd", "3T"]), 1, "more than a VHD holds");
+    assert!(!names(&folder).iter().any(|name| name.starts_with("x.")));
+}
+
+#[test]
 fn what_qemu_makes_is_read() {
     let folder = folder();
     qemu_img(

@@ -63,7 +63,7 @@ pub(crate) struct ChainLayer {
 /// A file of a chain with what is below it.
 pub(crate) enum OpenLayer {
     Raw(RawImage),
-    Qcow2(Layer),
+    Qcow2(Box<Layer>),
     Tables(TableLayer),
 }
 
@@ -75,7 +75,7 @@ impl OpenedFile {
             Content::Raw => return Ok(OpenLayer::Raw(RawImage::new(self.file)?)),
             Content::Qcow2(qcow2) => {
                 let layer = Layer::new(image, qcow2.header, self.file, qcow2.data_file, backing)?;
-                return Ok(OpenLayer::Qcow2(layer));
+                return Ok(OpenLayer::Qcow2(Box::new(layer)));
             }
             Content::Vdi(header) => Box::new(VdiTables::new(Arc::clone(&image), header, Arc::clone(&self.file))),
             Content::Vhd(header) => vhd::tables::of(Arc::clone(&image), header, Arc::clone(&self.file)),
@@ -173,7 +173,7 @@ pub(crate) fn stack(files: Vec<OpenedFile>) -> Result<Vec<ChainLayer>> {
                 }
             }
             OpenLayer::Qcow2(layer) => {
-                let layer = Arc::new(layer);
+                let layer: Arc<Layer> = Arc::from(layer);
                 ChainLayer::of_tables(Arc::clone(&layer) as Arc<dyn Layered>, Some(layer))
             }
             OpenLayer::Tables(layer) => ChainLayer::of_tables(Arc::new(layer), None),

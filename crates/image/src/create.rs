@@ -53,6 +53,8 @@ pub struct BlockOptions {
     pub kind: ImageKind,
     /// Its identity; a new one where none is given.
     pub id: Option<ImageId>,
+    /// When it is made, in seconds since 1970; a VHD says it.
+    pub created_s: u64,
     /// The image that it is to differ from, which must be of the same format and size.
     pub parent: Option<PathBuf>,
 }
@@ -62,6 +64,7 @@ impl Default for BlockOptions {
         Self {
             kind: ImageKind::Dynamic,
             id: None,
+            created_s: 0,
             parent: None,
         }
     }
@@ -217,6 +220,7 @@ fn create_vhd(path: &Path, options: &CreateOptions) -> Result<()> {
         block_bytes: vhd::create::BLOCK_BYTES,
         kind: blocks.kind,
         id: blocks.id()?,
+        created_s: blocks.created_s,
         parent,
     };
     vhd::create::write_empty(&HostFile::create_new(path)?, &new)

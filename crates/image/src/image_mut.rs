@@ -25,7 +25,7 @@ pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
     let backing = below.first().map(|layer| Arc::clone(&layer.device));
     let device: Box<dyn BlockDeviceMut> = match top.layer(backing)? {
         OpenLayer::Raw(raw) => Box::new(RawImageMut(raw)),
-        OpenLayer::Qcow2(layer) => Box::new(Qcow2Mut::new(layer)?),
+        OpenLayer::Qcow2(layer) => Box::new(Qcow2Mut::new(*layer)?),
         OpenLayer::Tables(layer) => Box::new(TableMut::new(layer)),
     };
     Ok(ImageMut {

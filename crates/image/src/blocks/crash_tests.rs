@@ -16,13 +16,16 @@ use crate::file::memory::{MemoryFile, RecordingFile};
 use crate::layered::{Below, Layered as _};
 use crate::{CheckReport, Result};
 
+/// Opens an image above what is below it.
+type Open = fn(Arc<dyn ImageFile>, Option<Arc<dyn BlockDevice>>) -> Result<TableLayer>;
+
 /// An image of a format to begin with.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) start: Vec<u8>,
     /// Whether it has a parent of letters.
     pub(crate) has_parent: bool,
-    pub(crate) open: fn(Arc<dyn ImageFile>, Option<Arc<dyn BlockDevice>>) -> Result<TableLayer>,
+    pub(crate) open: Open,
     pub(crate) check: fn(Arc<dyn ImageFile>) -> Result<CheckReport>,
 }
 

@@ -200,6 +200,7 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
             block_bytes: 4096,
             kind,
             id: ImageId([1; 16]),
+            created_s: 0,
             parent,
         };
         vhd::create::write_empty(&file, &new).expect("memory can be written");

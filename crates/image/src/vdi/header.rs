@@ -164,10 +164,10 @@ impl Header {
                 format!("{} blocks, and the disk needs {needed}", self.block_count),
             );
         }
-        if self.map_offset < HEADER_BYTES || self.map_offset % 4 != 0 {
+        if self.map_offset < HEADER_BYTES || !self.map_offset.is_multiple_of(4) {
             return wrong(AT_MAP, format!("the block map begins at {}", self.map_offset));
         }
-        if self.data_offset < self.map_offset + self.block_count * 4 || self.data_offset % 512 != 0 {
+        if self.data_offset < self.map_offset + self.block_count * 4 || !self.data_offset.is_multiple_of(512) {
             return wrong(AT_DATA, format!("the blocks begin at {}", self.data_offset));
         }
         if self.kind == Kind::Differencing && self.parent.is_nil() {

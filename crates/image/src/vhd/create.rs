@@ -1,7 +1,5 @@
 //! New images.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use holdfast_block::to_usize;
 
 use super::footer::{FOOTER_BYTES, Footer, Geometry};
@@ -28,17 +26,10 @@ pub(crate) struct NewVhd {
     pub(crate) block_bytes: u64,
     pub(crate) kind: ImageKind,
     pub(crate) id: ImageId,
+    /// When it is made, in seconds since 1970.
+    pub(crate) created_s: u64,
     /// The parent: its UUID, when it was made, and its path as the image is to name it.
     pub(crate) parent: Option<(ImageId, u32, String)>,
-}
-
-/// Seconds since 2000, now.
-fn timestamp() -> u32 {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs();
-    u32::try_from(now.saturating_sub(EPOCH_S)).unwrap_or(u32::MAX)
 }
 
 /// Writes an empty image into `file`, which is empty; durable when this returns.
@@ -53,7 +44,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhd) -> Result<()> {
     let footer = Footer {
         kind: new.kind,
         header_offset: if is_fixed { u64::MAX } else { FOOTER_BYTES },
-        timestamp: timestamp(),
+        timestamp: u32::try_from(new.created_s.saturating_sub(EPOCH_S)).unwrap_or(u32::MAX),
         creator: CREATOR,
         original_bytes: new.size_bytes,
         current_bytes: new.size_bytes,

@@ -54,9 +54,9 @@ pub(crate) struct Footer {
 /// Cylinders, heads and sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Geometry {
-    cylinders: u16,
-    heads: u8,
-    sectors: u8,
+    pub(super) cylinders: u16,
+    pub(super) heads: u8,
+    pub(super) sectors: u8,
 }
 
 impl Geometry {

@@ -80,7 +80,8 @@ impl SparseHeader {
             );
         }
         let table_end = table_offset.checked_add(entry_count * 4);
-        let Some(table_end) = table_end.filter(|end| *end <= file_bytes && table_offset % SECTOR_BYTES == 0) else {
+        let Some(table_end) = table_end.filter(|end| *end <= file_bytes && table_offset.is_multiple_of(SECTOR_BYTES))
+        else {
             return wrong(
                 16,
                 format!("the table of {entry_count} entries begins at {table_offset}"),

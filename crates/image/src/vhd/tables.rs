@@ -126,7 +126,7 @@ impl SparseTables {
         let mut count = 1;
         while count < count_max {
             let at = sector + count;
-            if at % 8 == 0 {
+            if at.is_multiple_of(8) {
                 byte = bitmap(at / 8)?;
                 if byte == same && count + 8 <= count_max {
                     count += 8;
@@ -289,18 +289,15 @@ impl Tables for SparseTables {
             let (index, within) = (at / block_bytes, at % block_bytes);
             let end = range.end.min((index + 1) * block_bytes);
             let sectors = within / SECTOR_BYTES..(within + end - at).div_ceil(SECTOR_BYTES);
-            match self.block(index)? {
-                Some(block) => {
-                    let data = block + self.header.bitmap_bytes();
-                    self.file
-                        .punch(data + sectors.start * SECTOR_BYTES..data + sectors.end * SECTOR_BYTES)?;
-                    self.own(block, sectors)?;
-                }
-                None => {
-                    let block = self.new_block(index)?;
-                    self.own(block, sectors)?;
-                }
-            }
+            let block = if let Some(block) = self.block(index)? {
+                let data = block + self.header.bitmap_bytes();
+                self.file
+                    .punch(data + sectors.start * SECTOR_BYTES..data + sectors.end * SECTOR_BYTES)?;
+                block
+            } else {
+                self.new_block(index)?
+            };
+            self.own(block, sectors)?;
             at = end;
         }
         Ok(())

@@ -118,12 +118,14 @@ impl Replayed {
             }
             if descriptor.starts_with(b"zero") {
                 let length = u64_at(descriptor, 8);
-                let end = target.checked_add(length).filter(|end| *end <= i64::MAX as u64);
+                let end = target.checked_add(length).filter(|end| i64::try_from(*end).is_ok());
                 let Some(end) = end.filter(|_| length.is_multiple_of(SECTOR)) else {
                     return Err(format!("{length} bytes of zeroes at {target}"));
                 };
                 let covered: Vec<u64> = self.sectors.range(target..end).map(|(at, _)| *at).collect();
-                covered.iter().for_each(|at| drop(self.sectors.remove(at)));
+                for at in covered {
+                    self.sectors.remove(&at);
+                }
                 self.zeroes.push(target..end);
                 self.length_bytes = self.length_bytes.max(end);
             } else {

@@ -141,6 +141,7 @@ impl NewImageArgs {
                 (false, None) => ImageKind::Dynamic,
             },
             id: self.uuid,
+            created_s: u64::try_from(crate::time::now().as_second()).unwrap_or_default(),
             parent,
         }
     }
