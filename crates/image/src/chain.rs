@@ -14,13 +14,14 @@ use crate::gate::Gatekeeper;
 use crate::image::{Backing, OpenOptions};
 use crate::info::{FormatSource, LayerInfo, Note, Qcow2Info, notes_of};
 use crate::layered::{Alone, Layered, Whole};
+use crate::ploop::tables::PloopTables;
 use crate::qcow2::header::{EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE, Header, cluster_bits_of};
 use crate::qcow2::layer::Layer;
 use crate::qcow2::{bitmap, snapshot};
 use crate::raw::RawImage;
 use crate::vdi::tables::VdiTables;
 use crate::vhdx::tables::VhdxTables;
-use crate::{Error, Format, Result, format, vdi, vhd, vhdx};
+use crate::{Error, Format, Result, format, ploop, vdi, vhd, vhdx};
 
 /// More layers than any sane chain has; each costs memory and a level of recursion in every read.
 pub(crate) const LAYER_COUNT_MAX: usize = 64;
@@ -40,6 +41,7 @@ pub(crate) enum Content {
     Vdi(vdi::header::Header),
     Vhd(vhd::footer::Header),
     Vhdx(Box<vhdx::header::Opened>),
+    Ploop(ploop::header::Header),
 }
 
 /// What an opened qcow2 file has beside the file itself.
@@ -79,6 +81,7 @@ impl OpenedFile {
             }
             Content::Vdi(header) => Box::new(VdiTables::new(Arc::clone(&image), header, Arc::clone(&self.file))),
             Content::Vhd(header) => vhd::tables::of(Arc::clone(&image), header, Arc::clone(&self.file)),
+            Content::Ploop(header) => Box::new(PloopTables::new(Arc::clone(&image), header, Arc::clone(&self.file))),
             Content::Vhdx(opened) => {
                 // As it is with its log replayed.
                 let file = Arc::clone(&opened.file);
@@ -226,6 +229,7 @@ impl Opener {
             }
             Format::Vdi => Content::Vdi(vdi::header::Header::load(&*file, &name)?),
             Format::Vhd => Content::Vhd(vhd::footer::Header::load(&*file, &name)?),
+            Format::Parallels => Content::Ploop(ploop::header::Header::load(&*file, &name)?),
             Format::Vhdx => {
                 let opened = vhdx::header::Opened::load(Arc::clone(&file), access, &name)?;
                 if opened.has_log {
@@ -246,6 +250,7 @@ impl Opener {
                 Content::Vdi(header) => header.disk_bytes,
                 Content::Vhd(header) => header.footer.disk_bytes(),
                 Content::Vhdx(opened) => opened.metadata.disk_bytes,
+                Content::Ploop(header) => header.disk_bytes,
             },
             file_bytes,
             allocated_bytes: file.allocated_bytes()?,
@@ -257,6 +262,7 @@ impl Opener {
                 Content::Vdi(header) => Some(header.describe()),
                 Content::Vhd(header) => Some(header.describe()),
                 Content::Vhdx(opened) => Some(opened.describe()),
+                Content::Ploop(header) => Some(header.describe()),
                 _ => None,
             },
         };
@@ -299,7 +305,7 @@ impl Opener {
 
     fn backing_of(&mut self, overlay: &OpenedFile) -> Result<Option<OpenedFile>> {
         match &overlay.content {
-            Content::Raw => Ok(None),
+            Content::Raw | Content::Ploop(_) => Ok(None),
             Content::Qcow2(qcow2) => self.backing_of_qcow2(overlay, qcow2),
             Content::Vdi(header) => self.parent_of_vdi(overlay, header),
             Content::Vhd(header) => self.parent_of_vhd(overlay, header),

@@ -9,7 +9,7 @@ use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::qcow2::layer::Layer;
 use crate::qcow2::layout::{new_header, write_empty};
 use crate::qcow2::writer::Qcow2Mut;
-use crate::{BulkWriter, Compression, Error, Format, ImageId, ImageKind, Result, vdi, vhd, vhdx};
+use crate::{BulkWriter, Compression, Error, Format, ImageId, ImageKind, Result, ploop, vdi, vhd, vhdx};
 
 /// What a new image is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -160,6 +160,7 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
         Format::Vdi => create_vdi(path, options)?,
         Format::Vhd => create_vhd(path, options)?,
         Format::Vhdx => create_vhdx(path, options)?,
+        Format::Parallels => create_ploop(path, options)?,
         other => {
             return Err(Error::InvalidOption {
                 option: "format",
@@ -249,6 +250,20 @@ fn create_vhdx(path: &Path, options: &CreateOptions) -> Result<()> {
         parent,
     };
     vhdx::create::write_empty(&HostFile::create_new(path)?, &new)
+}
+
+fn create_ploop(path: &Path, options: &CreateOptions) -> Result<()> {
+    let blocks = &options.blocks;
+    if blocks.kind != ImageKind::Dynamic || blocks.id.is_some() || blocks.parent.is_some() {
+        return Err(Error::InvalidOption {
+            option: "format",
+            detail: "images of Parallels are neither fixed nor have an identity: that is in the descriptor beside them"
+                .to_owned(),
+        });
+    }
+    let size_bytes = round_up(options.size_bytes, 512);
+    let file = HostFile::create_new(path)?;
+    ploop::create::write_empty(&file, size_bytes, ploop::create::CLUSTER_BYTES)
 }
 
 /// How the image at `path` calls the file `other`: by its name where both are in one folder, and by its whole path elsewhere.

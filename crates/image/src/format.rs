@@ -33,7 +33,14 @@ pub enum Format {
 
 impl Format {
     /// The formats that can be read and written; the others are known by name, so that they can be refused by it.
-    pub const SUPPORTED: [Self; 5] = [Self::Raw, Self::Qcow2, Self::Vdi, Self::Vhd, Self::Vhdx];
+    pub const SUPPORTED: [Self; 6] = [
+        Self::Raw,
+        Self::Qcow2,
+        Self::Vdi,
+        Self::Vhd,
+        Self::Vhdx,
+        Self::Parallels,
+    ];
 
     /// The name. QEMU calls a VHD `vpc`.
     pub fn name(self) -> &'static str {
@@ -70,7 +77,7 @@ impl Format {
             "vpc" | "vhd" => Self::Vhd,
             "vhdx" => Self::Vhdx,
             "vmdk" => Self::Vmdk,
-            "parallels" | "ploop" => Self::Parallels,
+            "parallels" | "ploop" | "hdd" | "hds" => Self::Parallels,
             "luks" => Self::Luks,
             _ => return None,
         })

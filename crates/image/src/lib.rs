@@ -48,6 +48,7 @@ mod layered;
 mod lru;
 mod map;
 mod piece;
+mod ploop;
 mod qcow2;
 mod raw;
 mod report;

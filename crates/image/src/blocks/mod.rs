@@ -9,9 +9,10 @@ pub(crate) mod writer;
 #[cfg(test)]
 pub(crate) mod crash_tests;
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_block::{BlockDevice, ExtentList};
+use holdfast_block::{BlockDevice, ExtentList, to_usize};
 
 use crate::file::ImageFile;
 use crate::layered::{Layered, push_file};
@@ -46,11 +47,11 @@ pub(crate) trait Tables: Send + Sync {
     fn start(&mut self) -> Result<()>;
 
     /// Makes room for `range`, whole units none of which is data: afterwards they are, in new room that reads as zero.
-    fn reserve(&mut self, range: std::ops::Range<u64>) -> Result<()>;
+    fn reserve(&mut self, range: Range<u64>) -> Result<()>;
 
     /// Says that whole units, none of which is data, read as zero, from the start of `range` on; gives how many bytes, 0 where the
     /// format cannot say that here.
-    fn set_zero(&mut self, range: std::ops::Range<u64>) -> Result<u64>;
+    fn set_zero(&mut self, range: Range<u64>) -> Result<u64>;
 
     /// What [`set_zero`](Self::set_zero) can be said of.
     fn zero_bytes(&self) -> u64 {
@@ -125,6 +126,55 @@ impl Layered for TableLayer {
     fn backing(&self) -> Option<&dyn BlockDevice> {
         self.backing.as_deref()
     }
+}
+
+/// Calls `visit` with every entry of a table of `count` entries of `N` bytes at `offset`, in order.
+pub(crate) fn for_each_entry<const N: usize>(
+    file: &dyn ImageFile,
+    (offset, count): (u64, u64),
+    mut visit: impl FnMut(u64, [u8; N]),
+) -> Result<()> {
+    const BYTES_AT_ONCE: u64 = 256 << 10;
+    let at_once = BYTES_AT_ONCE / N as u64;
+    let mut index = 0;
+    while index < count {
+        let mut bytes = vec![0; to_usize(at_once.min(count - index)) * N];
+        file.read_at(&mut bytes, offset + index * N as u64)?;
+        for entry in bytes.chunks_exact(N) {
+            visit(index, entry.try_into().expect("chunks of that size"));
+            index += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a table of `count` entries of `N` bytes at `offset`.
+pub(crate) fn write_entries<const N: usize>(
+    file: &dyn ImageFile,
+    (offset, count): (u64, u64),
+    entry: impl Fn(u64) -> [u8; N],
+) -> Result<()> {
+    const COUNT_AT_ONCE: u64 = 64 << 10;
+    let mut index = 0;
+    while index < count {
+        let end = count.min(index + COUNT_AT_ONCE);
+        let bytes: Vec<u8> = (index..end).flat_map(&entry).collect();
+        file.write_at(&bytes, offset + index * N as u64)?;
+        index = end;
+    }
+    Ok(())
+}
+
+/// Makes `room` a part of the file that reads as zero: what a crash has left there goes.
+pub(crate) fn clear_room(file: &dyn ImageFile, room: Range<u64>) -> Result<()> {
+    let file_bytes = file.length_bytes()?;
+    if room.start < file_bytes {
+        file.punch(room.start..room.end.min(file_bytes))?;
+    }
+    if room.end > file_bytes {
+        file.set_length(room.end)?;
+    }
+    Ok(())
 }
 
 /// An image that contradicts itself.

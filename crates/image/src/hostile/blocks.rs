@@ -20,6 +20,11 @@ pub fn vdi(bytes: &[u8]) -> Outcome {
     read_and_write(bytes, Format::Vdi)
 }
 
+/// An image of Parallels or ploop.
+pub fn parallels(bytes: &[u8]) -> Outcome {
+    read_and_write(bytes, Format::Parallels)
+}
+
 /// A VHD, whose checksums are made right.
 pub fn vhd(bytes: &[u8]) -> Outcome {
     let mut bytes = bytes[..bytes.len().min(FILE_BYTES_MAX)].to_vec();

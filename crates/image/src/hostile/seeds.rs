@@ -13,7 +13,7 @@ use crate::qcow2::header::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS, Extension, Head
 use crate::qcow2::layout::new_header;
 use crate::vdi::create::NewVdi;
 use crate::vhd::create::NewVhd;
-use crate::{BulkWriter, Compression, ImageId, vdi, vhd};
+use crate::{BulkWriter, Compression, ImageId, ploop, vdi, vhd};
 
 const DISK_BYTES: u64 = 8192;
 
@@ -206,8 +206,14 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         vhd::create::write_empty(&file, &new).expect("memory can be written");
         bytes_of(file)
     };
+    let parallels = || {
+        let file = MemoryFile::default();
+        ploop::create::write_empty(&file, 20_480, 4096).expect("memory can be written");
+        bytes_of(file)
+    };
     let parent = Some((ImageId([7; 16]), 5, "parent.vhd".to_owned()));
     vec![
+        ("parallels", "empty", parallels()),
         ("vdi", "dynamic", vdi(vdi::header::Kind::Dynamic, ImageId::NIL)),
         ("vdi", "fixed", vdi(vdi::header::Kind::Fixed, ImageId::NIL)),
         (

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::ZERO;
 use super::header::Header;
-use super::tables::for_each_entry;
+use super::tables::for_each_number;
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
@@ -18,7 +18,7 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
     };
     let mut owners: HashMap<u32, u64> = HashMap::new();
     let mut next = 0;
-    for_each_entry(file, header, |index, entry| {
+    for_each_number(file, header, |index, entry| {
         if entry >= ZERO {
             return;
         }

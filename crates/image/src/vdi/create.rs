@@ -1,10 +1,8 @@
 //! New images.
 
-use holdfast_block::to_usize;
-
 use super::header::{Header, Kind};
-use super::tables::ENTRIES_AT_ONCE;
 use super::{FREE, ZERO};
+use crate::blocks::write_entries;
 use crate::bytes::round_up;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
@@ -57,20 +55,13 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVdi) -> Result<()> {
         creator: String::new(),
     };
     file.set_length(data_offset + u64::from(stored_count) * block_bytes)?;
-    let mut index = 0;
-    while index < block_count {
-        let end = block_count.min(index + ENTRIES_AT_ONCE);
-        let mut bytes = Vec::with_capacity(to_usize((end - index) * 4));
-        for number in index..end {
-            let entry = match new.kind {
-                Kind::Fixed => u32::try_from(number).unwrap_or(FREE),
-                Kind::Dynamic | Kind::Differencing => FREE,
-            };
-            bytes.extend_from_slice(&entry.to_le_bytes());
-        }
-        file.write_at(&bytes, header.entry_offset(index))?;
-        index = end;
-    }
+    write_entries(file, (map_offset, block_count), |number| {
+        let entry = match new.kind {
+            Kind::Fixed => u32::try_from(number).unwrap_or(FREE),
+            Kind::Dynamic | Kind::Differencing => FREE,
+        };
+        entry.to_le_bytes()
+    })?;
     // The header comes last: without it the file is no image.
     file.sync()?;
     file.write_at(&header.to_bytes(), 0)?;

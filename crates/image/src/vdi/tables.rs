@@ -4,12 +4,10 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_block::to_usize;
-
 use super::header::{AT_MODIFICATION, AT_STORED, Header, Kind};
 use super::{FREE, ZERO};
 use crate::blocks::pages::Pages;
-use crate::blocks::{Tables, corrupt};
+use crate::blocks::{Tables, clear_room, corrupt, for_each_entry};
 use crate::file::ImageFile;
 use crate::identity::ImageId;
 use crate::run::{Run, RunKind};
@@ -17,8 +15,6 @@ use crate::{Error, Result};
 
 /// Memory for the map of one layer: that of a disk of 2 TiB.
 const CACHE_BYTES: u64 = 8 << 20;
-/// Entries of the map that are read at once where all of it is read.
-pub(super) const ENTRIES_AT_ONCE: u64 = 64 << 10;
 
 /// The map of one image.
 pub(crate) struct VdiTables {
@@ -57,32 +53,16 @@ impl VdiTables {
         }
         let start = self.header.host(number) - self.header.extra_bytes;
         let end = self.header.host(number) + self.header.block_bytes;
-        let file_bytes = self.file.length_bytes()?;
-        if start < file_bytes {
-            // What a crash has left behind.
-            self.file.punch(start..end.min(file_bytes))?;
-        }
-        if end > file_bytes {
-            self.file.set_length(end)?;
-        }
+        clear_room(&*self.file, start..end)?;
         self.next = number + 1;
         self.set_entry(index, number)
     }
 }
 
 /// Calls `visit` with every entry of the map, in order.
-pub(super) fn for_each_entry(file: &dyn ImageFile, header: &Header, mut visit: impl FnMut(u64, u32)) -> Result<()> {
-    let mut index = 0;
-    while index < header.block_count {
-        let count = ENTRIES_AT_ONCE.min(header.block_count - index);
-        let mut bytes = vec![0; to_usize(count * 4)];
-        file.read_at(&mut bytes, header.entry_offset(index))?;
-        for entry in bytes.chunks_exact(4) {
-            visit(index, u32::from_le_bytes(entry.try_into().expect("four bytes")));
-            index += 1;
-        }
-    }
-    Ok(())
+pub(super) fn for_each_number(file: &dyn ImageFile, header: &Header, mut visit: impl FnMut(u64, u32)) -> Result<()> {
+    let table = (header.map_offset, header.block_count);
+    for_each_entry(file, table, |index, entry| visit(index, u32::from_le_bytes(entry)))
 }
 
 impl Tables for VdiTables {
@@ -117,7 +97,7 @@ impl Tables for VdiTables {
         let mut next = 0;
         let mut is_twice = false;
         let mut seen = HashSet::new();
-        for_each_entry(&*self.file, &self.header, |_, entry| {
+        for_each_number(&*self.file, &self.header, |_, entry| {
             if entry < ZERO {
                 next = next.max(entry + 1);
                 is_twice |= !seen.insert(entry);

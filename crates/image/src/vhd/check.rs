@@ -2,7 +2,7 @@
 
 use super::footer::{FOOTER_BYTES, Header};
 use super::sparse::SparseHeader;
-use super::tables::for_each_entry;
+use super::tables::for_each_sector;
 use super::{FREE, SECTOR_BYTES};
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
@@ -66,7 +66,7 @@ fn check_table(
         file_bytes
     };
     let mut starts = Vec::new();
-    for_each_entry(file, sparse, |_, sector| {
+    for_each_sector(file, sparse, |sector| {
         if sector == FREE {
             return;
         }

@@ -9,7 +9,7 @@ use super::footer::{FOOTER_BYTES, Header};
 use super::sparse::SparseHeader;
 use super::{FREE, SECTOR_BYTES};
 use crate::blocks::pages::Pages;
-use crate::blocks::{Tables, corrupt};
+use crate::blocks::{Tables, clear_room, corrupt, for_each_entry};
 use crate::file::ImageFile;
 use crate::info::ImageKind;
 use crate::run::{Run, RunKind};
@@ -17,8 +17,6 @@ use crate::{Error, Result};
 
 /// Memory for the table and bitmaps of one layer.
 const CACHE_BYTES: u64 = 8 << 20;
-/// Entries of the table that are read at once where all of it is read.
-const ENTRIES_AT_ONCE: u64 = 64 << 10;
 /// Data of new blocks begins at such multiples.
 const ALIGNMENT: u64 = 4096;
 /// 2040 GiB: what a table of sectors can reach.
@@ -182,11 +180,7 @@ impl SparseTables {
                 detail: "the file is as large as its table can reach; convert it to another format".to_owned(),
             });
         };
-        let file_bytes = self.file.length_bytes()?;
-        if data < file_bytes {
-            // The footer, and what a crash has left behind.
-            self.file.punch(data..end.min(file_bytes))?;
-        }
+        clear_room(&*self.file, data..end)?;
         // Until all is stored, there is a footer behind it as well; its copy at the start counts where a crash leaves none.
         self.file.write_at(&self.footer, end)?;
         let bits = if self.kind == ImageKind::Differencing { 0 } else { 0xff };
@@ -212,22 +206,9 @@ impl SparseTables {
 }
 
 /// Calls `visit` with every entry of the table, in order.
-pub(super) fn for_each_entry(
-    file: &dyn ImageFile,
-    header: &SparseHeader,
-    mut visit: impl FnMut(u64, u32),
-) -> Result<()> {
-    let mut index = 0;
-    while index < header.entry_count {
-        let count = ENTRIES_AT_ONCE.min(header.entry_count - index);
-        let mut bytes = vec![0; to_usize(count * 4)];
-        file.read_at(&mut bytes, header.entry_offset(index))?;
-        for entry in bytes.chunks_exact(4) {
-            visit(index, u32::from_be_bytes(entry.try_into().expect("four bytes")));
-            index += 1;
-        }
-    }
-    Ok(())
+pub(super) fn for_each_sector(file: &dyn ImageFile, header: &SparseHeader, mut visit: impl FnMut(u32)) -> Result<()> {
+    let table = (header.table_offset, header.entry_count);
+    for_each_entry(file, table, |_, entry| visit(u32::from_be_bytes(entry)))
 }
 
 impl Tables for SparseTables {
@@ -250,7 +231,7 @@ impl Tables for SparseTables {
             .tables_end
             .max(self.header.offset + super::sparse::HEADER_BYTES);
         let mut sectors = Vec::new();
-        for_each_entry(&*self.file, &self.header, |_, sector| {
+        for_each_sector(&*self.file, &self.header, |sector| {
             if sector != FREE {
                 sectors.push(sector);
                 end = end.max(u64::from(sector) * SECTOR_BYTES + whole);

@@ -2,7 +2,7 @@
 
 use super::MIB;
 use super::header::Opened;
-use super::tables::{Entry, for_each_entry, is_of_bits, state};
+use super::tables::{Entry, for_each_block, is_of_bits, state};
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
 /// Checks an opened image.
@@ -19,7 +19,7 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
     used.push((opened.header.log_offset, opened.header.log_bytes.into(), "the log"));
     let mut partial = Vec::new();
     let mut bits = Vec::new();
-    for_each_entry(&*opened.file, opened.bat, metadata, |number, entry| {
+    for_each_block(&*opened.file, opened.bat, metadata, |number, entry| {
         if is_of_bits(metadata, number) {
             if metadata.has_parent && entry.state() == state::BITS_PRESENT {
                 bits.push(number);

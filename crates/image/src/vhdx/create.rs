@@ -1,11 +1,10 @@
 //! New images.
 
-use holdfast_block::to_usize;
-
 use super::MIB;
 use super::header::{Header, Region, write_start};
 use super::metadata::{DISK_BYTES_MAX, Metadata, Parent};
-use super::tables::{Entry, state};
+use super::tables::{Entry, is_of_bits, state};
+use crate::blocks::write_entries;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
 use crate::info::ImageKind;
@@ -58,7 +57,15 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhdx) -> Result<()> {
     let blocks = bat.offset + bat.length_bytes;
     if metadata.is_fixed {
         file.set_length(blocks + metadata.block_count() * new.block_bytes)?;
-        write_fixed(file, &metadata, bat, blocks)?;
+        write_entries(file, (bat.offset, metadata.entry_count()), |number| {
+            let chunk = metadata.chunk_blocks() + 1;
+            let entry = if is_of_bits(&metadata, number) {
+                Entry(0)
+            } else {
+                Entry::new(state::FULL, blocks + (number - number / chunk) * new.block_bytes)
+            };
+            entry.0.to_le_bytes()
+        })?;
     } else {
         file.set_length(blocks)?;
     }
@@ -79,23 +86,4 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhdx) -> Result<()> {
         file.write_at(&bytes, offset)?;
     }
     write_start(file, (bat, of_metadata))
-}
-
-/// The table of an image whose blocks are all there, one behind another.
-fn write_fixed(file: &dyn ImageFile, metadata: &Metadata, bat: Region, blocks: u64) -> Result<()> {
-    const BLOCKS_AT_ONCE: u64 = 32 << 10;
-    let mut index = 0;
-    while index < metadata.block_count() {
-        let end = metadata.block_count().min(index + BLOCKS_AT_ONCE);
-        let first = metadata.entry_of(index);
-        let mut bytes = vec![0; to_usize((metadata.entry_of(end - 1) - first + 1) * 8)];
-        for index in index..end {
-            let at = to_usize((metadata.entry_of(index) - first) * 8);
-            let entry = Entry::new(state::FULL, blocks + index * metadata.block_bytes);
-            bytes[at..at + 8].copy_from_slice(&entry.0.to_le_bytes());
-        }
-        file.write_at(&bytes, bat.offset + first * 8)?;
-        index = end;
-    }
-    Ok(())
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
+use super::MIB;
 use super::header::{Header, Opened, Region};
 use super::metadata::Metadata;
-use super::{MIB, u64_at};
 use crate::blocks::pages::Pages;
-use crate::blocks::{Tables, corrupt};
+use crate::blocks::{Tables, clear_room, corrupt, for_each_entry};
 use crate::file::ImageFile;
 use crate::identity::ImageId;
 use crate::run::{Run, RunKind};
@@ -17,8 +17,6 @@ use crate::{Error, Result};
 
 /// Memory for the table and bits of one layer.
 const CACHE_BYTES: u64 = 8 << 20;
-/// Entries of the table that are read at once where all of it is read.
-const ENTRIES_AT_ONCE: u64 = 32 << 10;
 const STATE_MASK: u64 = 7;
 const OFFSET_MASK: u64 = !(MIB - 1);
 
@@ -169,14 +167,7 @@ impl VhdxTables {
     fn room(&mut self, length: u64) -> Result<u64> {
         let start = self.end;
         let end = start + length;
-        let file_bytes = self.file.length_bytes()?;
-        if start < file_bytes {
-            // What a crash has left behind.
-            self.file.punch(start..end.min(file_bytes))?;
-        }
-        if end > file_bytes {
-            self.file.set_length(end)?;
-        }
+        clear_room(&*self.file, start..end)?;
         self.end = end.next_multiple_of(MIB);
         Ok(start)
     }
@@ -234,23 +225,16 @@ impl VhdxTables {
 }
 
 /// Calls `visit` with every entry of the table, in order.
-pub(super) fn for_each_entry(
+pub(super) fn for_each_block(
     file: &dyn ImageFile,
     bat: Region,
     metadata: &Metadata,
     mut visit: impl FnMut(u64, Entry),
 ) -> Result<()> {
-    let mut number = 0;
-    while number < metadata.entry_count() {
-        let count = ENTRIES_AT_ONCE.min(metadata.entry_count() - number);
-        let mut bytes = vec![0; to_usize(count * 8)];
-        file.read_at(&mut bytes, bat.offset + number * 8)?;
-        for entry in bytes.chunks_exact(8) {
-            visit(number, Entry(u64_at(entry, 0)));
-            number += 1;
-        }
-    }
-    Ok(())
+    let table = (bat.offset, metadata.entry_count());
+    for_each_entry(file, table, |number, entry| {
+        visit(number, Entry(u64::from_le_bytes(entry)));
+    })
 }
 
 /// Whether the entry with this number is of a block of bits.
@@ -279,7 +263,7 @@ impl Tables for VhdxTables {
         // Room is given behind all that the file has: it is of the table, the log, or of blocks.
         let mut end = self.file.length_bytes()?;
         let mut is_wild = false;
-        for_each_entry(&*self.file, self.bat, &self.metadata, |number, entry| {
+        for_each_block(&*self.file, self.bat, &self.metadata, |number, entry| {
             let length = if is_of_bits(&self.metadata, number) {
                 MIB
             } else {

@@ -51,6 +51,7 @@ fn flavours() -> Vec<Flavour> {
                 "-o force_size=on,subformat=fixed",
             )
         },
+        flavour("parallels", Format::Parallels, ImageKind::Dynamic, ""),
         flavour("vhdx", Format::Vhdx, ImageKind::Dynamic, ""),
         flavour("vhdx, fixed", Format::Vhdx, ImageKind::Fixed, "-o subformat=fixed"),
     ]

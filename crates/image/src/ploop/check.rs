@@ -1,0 +1,43 @@
+//! Holding the table of clusters against the file.
+
+use std::collections::HashSet;
+
+use super::header::Header;
+use super::tables::for_each_cluster;
+use crate::file::ImageFile;
+use crate::{CheckReport, ProblemKind, Result, Severity};
+
+/// Checks the image in `file`.
+pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport> {
+    let file_bytes = file.length_bytes()?;
+    let cluster = header.cluster_bytes;
+    let mut report = CheckReport {
+        cluster_count: header.disk_bytes.div_ceil(cluster),
+        image_end: header.data_offset,
+        ..CheckReport::default()
+    };
+    let mut seen = HashSet::new();
+    for_each_cluster(file, header, |_, host| {
+        report.allocated_count += 1;
+        let is_aligned = host.wrapping_sub(header.data_offset).is_multiple_of(cluster);
+        if host < header.data_offset || host >= file_bytes || !is_aligned {
+            let kind = ProblemKind::Pointer {
+                what: "cluster",
+                offset: host,
+            };
+            report.add(Severity::Corruption, kind);
+        }
+        report.image_end = report.image_end.max(host + cluster);
+        if !seen.insert(host) {
+            let kind = ProblemKind::Overlap {
+                offset: host,
+                first: "one cluster of the disk",
+                second: "another one",
+            };
+            report.add(Severity::Corruption, kind);
+        }
+    })?;
+    let room = file_bytes.saturating_sub(header.data_offset) / cluster;
+    report.leak_count += room.saturating_sub(seen.len() as u64);
+    Ok(report)
+}

@@ -1,0 +1,30 @@
+//! The expanding image of Parallels and ploop, versions 1 and 2: one delta, without the descriptor that chains them.
+//!
+//! Specification: QEMU's `docs/interop/parallels.rst`, and OpenVZ's `include/ploop1_image.h`. All numbers are little-endian; a sector has
+//! 512 bytes.
+//!
+//! ```text
+//! offset  bytes
+//! 0       16   "WithoutFreeSpace" (version 1) or "WithouFreSpacExt" (2)
+//! 16      4    2
+//! 20      4    heads
+//! 24      4    cylinders
+//! 28      4    sectors of a cluster
+//! 32      4    entries of the table
+//! 36      8    sectors of the disk; of version 1 the low half counts
+//! 44      4    who has it open: 0x746F6E59 somebody, 0x312E3276 nobody, 0 a program that knows no extensions
+//! 48      4    sector where the clusters begin; of version 1 it may be 0: right behind the table
+//! 52      4    flags: 1 empty
+//! 56      8    sector of the extension
+//! 64      4    each entry of the table: 0 not stored; where the cluster is, by sectors (1) or clusters (2)
+//! ```
+
+pub(crate) mod check;
+pub(crate) mod create;
+pub(crate) mod header;
+pub(crate) mod tables;
+
+#[cfg(test)]
+mod tests;
+
+const SECTOR_BYTES: u64 = 512;
