@@ -10,7 +10,7 @@ use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockRes
 
 use super::TableLayer;
 use crate::layered::{Below, Layered as _};
-use crate::run::RunKind;
+use crate::run::{Run, RunKind};
 use crate::{Error, Result};
 
 /// Tables that have changed are stored when there are so many bytes of them.
@@ -91,26 +91,36 @@ impl TableMut {
         Ok(())
     }
 
-    /// Zeroes the beginning of `range`, at least one byte of it; gives where it ends.
-    fn zero(&self, range: Range<u64>) -> Result<u64> {
-        let run = self.shared(|state| {
+    /// The run at the start of `range`; where it is data, it becomes a hole of the file. None where writing has to be started first.
+    fn punch(&self, range: &Range<u64>) -> Result<Option<Run>> {
+        self.shared(|state| {
             state.check_health()?;
+            if !state.is_started {
+                return Ok(None);
+            }
             let run = state.layer.run(range.start, range.end - range.start)?;
-            if let (RunKind::Data { host }, true) = (run.kind, state.is_started) {
+            if let RunKind::Data { host } = run.kind {
                 state.layer.file.punch(host..host + run.length)?;
             }
-            Ok(state.is_started.then_some(run))
-        })?;
-        match run {
-            None => self.alone(|_| Ok(range.start)),
-            Some(run) => {
-                let end = range.start + run.length;
-                match run.kind {
-                    RunKind::Data { .. } | RunKind::Zero => Ok(end),
-                    RunKind::Absent | RunKind::Compressed(_) => self.alone(|state| state.zero_absent(range.start..end)),
-                }
-            }
+            Ok(Some(run))
+        })
+    }
+
+    /// Makes `range` zero. What is in no block becomes zero only if it `must`.
+    fn zero(&self, range: Range<u64>, must: bool) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            at = match self.punch(&(at..range.end))? {
+                None => self.alone(|_| Ok(at))?,
+                Some(run) => match run.kind {
+                    RunKind::Absent | RunKind::Compressed(_) if must => {
+                        self.alone(|state| state.zero_absent(at..at + run.length))?
+                    }
+                    _ => at + run.length,
+                },
+            };
         }
+        Ok(())
     }
 }
 
@@ -280,15 +290,12 @@ impl BlockDeviceMut for TableMut {
 
     fn write_zeroes(&self, range: Range<u64>) -> BlockResult<()> {
         self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
-        let mut at = range.start;
-        while at < range.end {
-            at = self.zero(at..range.end)?;
-        }
-        Ok(())
+        Ok(self.zero(range, true)?)
     }
 
     fn trim(&self, range: Range<u64>) -> BlockResult<()> {
-        self.write_zeroes(range)
+        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        Ok(self.zero(range, false)?)
     }
 
     fn flush(&self) -> BlockResult<()> {
