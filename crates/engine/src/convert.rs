@@ -268,6 +268,20 @@ fn fill_bulk(
     Ok(filled)
 }
 
+/// An empty image on its way, to be filled as a device.
+fn begin_empty(
+    request: &ConvertRequest,
+    options: &CreateOptions,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<NewImage> {
+    let (image, ()) = NewImage::begin(&request.target, request.overwrite, options, surroundings, |partial| {
+        Ok(holdfast_image::create(partial, options)?)
+    })?;
+    image.tell_of_cleared(job.progress);
+    Ok(image)
+}
+
 fn convert_to_raw(
     request: &ConvertRequest,
     source: &Image,
@@ -276,10 +290,7 @@ fn convert_to_raw(
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<(NewImage, Option<FillReport>)> {
-    let (image, ()) = NewImage::begin(&request.target, request.overwrite, options, surroundings, |partial| {
-        Ok(holdfast_image::create(partial, options)?)
-    })?;
-    image.tell_of_cleared(job.progress);
+    let image = begin_empty(request, options, surroundings, job)?;
     if source.layers()[0].format == Format::Raw && is_cloned(&request.source, image.partial())? {
         job.progress
             .note("the file system shares the bytes of both files until one is written");
@@ -306,10 +317,7 @@ fn convert_to_blocks(
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<(NewImage, Option<FillReport>)> {
-    let (image, ()) = NewImage::begin(&request.target, request.overwrite, options, surroundings, |partial| {
-        Ok(holdfast_image::create(partial, options)?)
-    })?;
-    image.tell_of_cleared(job.progress);
+    let image = begin_empty(request, options, surroundings, job)?;
     let target = open_mut(image.partial(), &reopen(request))?;
     let content = TargetContent::Zeroes;
     let filled = fill_device(device, &target, content, threads(job), &mut steps(device, job));

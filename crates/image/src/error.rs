@@ -156,6 +156,16 @@ impl From<Error> for holdfast_block::Error {
     }
 }
 
+/// An image that contradicts itself.
+pub(crate) fn corrupt(image: &str, what: &'static str, offset: u64, detail: impl Into<String>) -> Error {
+    Error::Corrupt {
+        image: image.to_owned(),
+        what,
+        offset,
+        detail: detail.into(),
+    }
+}
+
 impl Error {
     pub(crate) fn io(action: &'static str, path: &std::path::Path, source: impl Into<std::io::Error>) -> Self {
         Self::Io {

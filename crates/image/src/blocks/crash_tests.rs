@@ -12,7 +12,7 @@ use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
 use super::TableLayer;
 use super::writer::TableMut;
 use crate::file::ImageFile;
-use crate::file::memory::{MemoryFile, RecordingFile};
+use crate::file::memory::{MemoryFile, Random, RecordingFile};
 use crate::layered::{Below, Layered as _};
 use crate::{CheckReport, Result};
 
@@ -27,18 +27,6 @@ pub(crate) struct Case {
     pub(crate) has_parent: bool,
     pub(crate) open: Open,
     pub(crate) check: fn(Arc<dyn ImageFile>) -> Result<CheckReport>,
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
 }
 
 /// What is below an image that has a parent; shorter than the disk.

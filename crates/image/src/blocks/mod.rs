@@ -3,6 +3,7 @@
 //! VDI, VHD, VHDX, VMDK and Parallels differ in their tables and headers; reading, writing, and the order in which things become
 //! durable are the same. A format implements [`Tables`]; [`TableLayer`] reads by it, and [`TableMut`] writes by it.
 
+pub(crate) mod bits;
 pub(crate) mod pages;
 pub(crate) mod writer;
 
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, ExtentList, to_usize};
 
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::layered::{Layered, push_file};
 use crate::run::{Compressed, KnownLength, Run};
@@ -175,14 +177,4 @@ pub(crate) fn clear_room(file: &dyn ImageFile, room: Range<u64>) -> Result<()> {
         file.set_length(room.end)?;
     }
     Ok(())
-}
-
-/// An image that contradicts itself.
-pub(crate) fn corrupt(image: &str, what: &'static str, offset: u64, detail: impl Into<String>) -> Error {
-    Error::Corrupt {
-        image: image.to_owned(),
-        what,
-        offset,
-        detail: detail.into(),
-    }
 }

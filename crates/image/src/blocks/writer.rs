@@ -9,6 +9,7 @@ use std::sync::{PoisonError, RwLock};
 use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockResult, to_usize};
 
 use super::TableLayer;
+use crate::error::corrupt;
 use crate::layered::{Below, Layered as _};
 use crate::run::{Run, RunKind};
 use crate::{Error, Result};
@@ -190,12 +191,7 @@ impl State {
                 .tables
                 .run(offset + done as u64, (content.len() - done) as u64)?;
             let RunKind::Data { host } = run.kind else {
-                return Err(super::corrupt(
-                    &self.layer.image,
-                    "table",
-                    0,
-                    "has no room that was made",
-                ));
+                return Err(corrupt(&self.layer.image, "table", 0, "has no room that was made"));
             };
             let length = to_usize(run.length);
             self.layer.file.write_at(&content[done..done + length], host)?;

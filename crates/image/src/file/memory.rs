@@ -215,3 +215,18 @@ impl ImageFile for RecordingFile {
         Ok(None)
     }
 }
+
+#[cfg(test)]
+/// Numbers that are the same each time, for workloads and for what a crash leaves.
+pub(crate) struct Random(pub(crate) u64);
+
+#[cfg(test)]
+impl Random {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}

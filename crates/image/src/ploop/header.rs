@@ -4,7 +4,7 @@ use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
 use crate::Result;
-use crate::blocks::corrupt;
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::info::{BlockInfo, ImageKind};
 

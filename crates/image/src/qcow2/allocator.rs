@@ -14,9 +14,10 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::geometry::{Geometry, POINTER_BYTES};
-use super::header::{Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX, corrupt};
+use super::header::{Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX};
 use super::refcount::{get, load_table, read_block, set};
 use crate::bytes::from_words;
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::{Error, Result};
 

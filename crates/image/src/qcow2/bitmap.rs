@@ -17,8 +17,9 @@ use std::ops::Range;
 use holdfast_block::to_usize;
 
 use super::geometry::OFFSET_MASK;
-use super::header::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS, Header, TableAt, corrupt};
+use super::header::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS, Header, TableAt};
 use crate::bytes::{to_words, u16_at, u32_at, u64_at};
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::{Error, Result};
 

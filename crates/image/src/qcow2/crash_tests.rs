@@ -19,23 +19,11 @@ use super::writer::Qcow2Mut;
 use crate::chain::load_header;
 use crate::create::{CreateOptions, Qcow2Options};
 use crate::file::ImageFile;
-use crate::file::memory::{MemoryFile, RecordingFile};
+use crate::file::memory::{MemoryFile, Random, RecordingFile};
 use crate::layered::{Below, Layered as _};
 use crate::{BulkWriter, Compression};
 
 const DISK_BYTES: u64 = 300_000;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
 
 /// How an image starts.
 struct Case {

@@ -27,6 +27,7 @@
 use super::features::{refuse_encryption, refuse_unknown};
 use super::geometry::{Geometry, L2Kind, POINTER_BYTES};
 use crate::bytes::{round_up, u32_at, u64_at};
+use crate::error::corrupt;
 use crate::{Compression, Error, Result};
 
 pub(crate) const MAGIC: u32 = 0x5146_49fb;
@@ -297,15 +298,6 @@ impl Header {
         head.extend(extensions);
         head.extend(name.as_bytes());
         Ok(head)
-    }
-}
-
-pub(crate) fn corrupt(image: &str, what: &'static str, offset: u64, detail: impl Into<String>) -> Error {
-    Error::Corrupt {
-        image: image.to_owned(),
-        what,
-        offset,
-        detail: detail.into(),
     }
 }
 

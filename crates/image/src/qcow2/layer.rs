@@ -6,9 +6,10 @@ use holdfast_block::{BlockDevice, ExtentKind, ExtentList, to_usize};
 
 use super::codec::Decoder;
 use super::entry::DataPlace;
-use super::header::{Header, TableAt, corrupt};
+use super::header::{Header, TableAt};
 use super::mapping::{Mapping, MappingParts};
 use crate::Result;
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::layered::{Layered, push_file};
 use crate::lru::Lru;

@@ -7,9 +7,10 @@ use holdfast_block::to_usize;
 
 use super::entry::{DataPlace, Entry, Meaning};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::{TableAt, corrupt};
+use super::header::TableAt;
 use crate::Result;
 use crate::bytes::to_words;
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::lru::Lru;
 use crate::run::{KnownLength, Run, RunKind};

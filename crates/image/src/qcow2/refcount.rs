@@ -5,9 +5,10 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::{Header, REFCOUNT_TABLE_BYTES_MAX, corrupt};
+use super::header::{Header, REFCOUNT_TABLE_BYTES_MAX};
 use crate::Result;
 use crate::bytes::{round_up, to_words, u16_at, u32_at, u64_at};
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::lru::Lru;
 

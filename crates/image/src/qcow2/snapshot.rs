@@ -16,8 +16,9 @@
 
 use holdfast_block::to_usize;
 
-use super::header::{Header, L1_BYTES_MAX, TableAt, corrupt};
+use super::header::{Header, L1_BYTES_MAX, TableAt};
 use crate::bytes::{u16_at, u32_at, u64_at};
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::{Error, Result};
 

@@ -19,13 +19,12 @@ use holdfast_block::to_usize;
 use super::allocator::{Allocator, Stored};
 use super::entry::{COPIED, DataPlace, Entry, Host, Meaning, Sharing};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::{
-    AUTOCLEAR_AT, AUTOCLEAR_RAW_DATA_FILE, INCOMPATIBLE_AT, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY, corrupt,
-};
+use super::header::{AUTOCLEAR_AT, AUTOCLEAR_RAW_DATA_FILE, INCOMPATIBLE_AT, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
 use super::layer::Layer;
 use super::mapping::set_entry_in;
 use super::snapshot;
 use crate::bytes::from_words;
+use crate::error::corrupt;
 use crate::{Error, Result};
 
 /// Memory for changed L2 tables before they are stored.

@@ -2,7 +2,7 @@
 
 use holdfast_block::to_usize;
 
-use crate::blocks::corrupt;
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
 use crate::info::{BlockInfo, ImageKind, ParentInfo};

@@ -20,8 +20,8 @@ use holdfast_block::to_usize;
 use super::footer::Footer;
 use super::{SECTOR_BYTES, checksum, locator};
 use crate::Result;
-use crate::blocks::corrupt;
 use crate::bytes::{u32_at, u64_at};
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
 

@@ -8,8 +8,10 @@ use holdfast_block::to_usize;
 use super::footer::{FOOTER_BYTES, Header};
 use super::sparse::SparseHeader;
 use super::{FREE, SECTOR_BYTES};
+use crate::blocks::bits::BitOrder;
 use crate::blocks::pages::Pages;
-use crate::blocks::{Tables, clear_room, corrupt, for_each_entry};
+use crate::blocks::{Tables, clear_room, for_each_entry};
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::info::ImageKind;
 use crate::run::{Run, RunKind};
@@ -114,31 +116,6 @@ impl SparseTables {
         )
     }
 
-    /// How many sectors from `sector` of the block at `block` on have the same bit, and whether that is set.
-    fn bits(&self, block: u64, sector: u64, count_max: u64) -> Result<(u64, bool)> {
-        let bitmap = |byte: u64| -> Result<u8> { Ok(self.pages.array::<1>(block + byte)?[0]) };
-        let bit = |byte: u8, sector: u64| byte >> (7 - sector % 8) & 1 == 1;
-        let mut byte = bitmap(sector / 8)?;
-        let is_set = bit(byte, sector);
-        let same = if is_set { 0xff } else { 0 };
-        let mut count = 1;
-        while count < count_max {
-            let at = sector + count;
-            if at.is_multiple_of(8) {
-                byte = bitmap(at / 8)?;
-                if byte == same && count + 8 <= count_max {
-                    count += 8;
-                    continue;
-                }
-            }
-            if bit(byte, at) != is_set {
-                break;
-            }
-            count += 1;
-        }
-        Ok((count, is_set))
-    }
-
     /// The run at `at` inside its block.
     fn piece(&self, at: u64, length_max: u64) -> Result<Run> {
         let within = at % self.header.block_bytes;
@@ -151,7 +128,7 @@ impl SparseTables {
         };
         let (sector, skipped) = (within / SECTOR_BYTES, within % SECTOR_BYTES);
         let count_max = (skipped + length_max.min(rest)).div_ceil(SECTOR_BYTES);
-        let (count, is_set) = self.bits(block, sector, count_max)?;
+        let (count, is_set) = BitOrder::HighFirst.same(&self.pages, block, sector, count_max)?;
         let kind = if is_set {
             RunKind::Data {
                 host: block + self.header.bitmap_bytes() + within,
@@ -196,7 +173,7 @@ impl SparseTables {
         for byte in sectors.start / 8..sectors.end.div_ceil(8) {
             let [before] = self.pages.array::<1>(block + byte)?;
             let wanted = (0..8).filter(|bit| sectors.contains(&(byte * 8 + bit)));
-            let after = wanted.fold(before, |bits, bit| bits | 0x80 >> bit);
+            let after = wanted.fold(before, |bits, bit| bits | BitOrder::HighFirst.bit(bit));
             if after != before {
                 self.pages.write(&[after], block + byte)?;
             }

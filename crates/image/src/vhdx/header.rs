@@ -7,7 +7,7 @@ use holdfast_block::to_usize;
 use super::log::Replayed;
 use super::metadata::Metadata;
 use super::{KIB, MIB, checksum, guid, guid_at, seal, u16_at, u32_at, u64_at};
-use crate::blocks::corrupt;
+use crate::error::corrupt;
 use crate::file::{Access, ImageFile};
 use crate::identity::ImageId;
 use crate::info::{BlockInfo, ImageKind, ParentInfo};

@@ -26,7 +26,7 @@ use holdfast_block::{Error as BlockError, ExtentKind, ExtentList, Result as Bloc
 
 use super::header::Header;
 use super::{MIB, checksum, guid_at, u32_at, u64_at};
-use crate::blocks::corrupt;
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::{ImageId, Result};
 

@@ -14,7 +14,7 @@ use holdfast_block::to_usize;
 
 use super::header::Region;
 use super::{CHUNK_SECTORS, KIB, MIB, guid, guid_at, u16_at, u32_at, u64_at};
-use crate::blocks::corrupt;
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
 use crate::{Error, Result};

@@ -8,8 +8,10 @@ use holdfast_block::to_usize;
 use super::MIB;
 use super::header::{Header, Opened, Region};
 use super::metadata::Metadata;
+use crate::blocks::bits::BitOrder;
 use crate::blocks::pages::Pages;
-use crate::blocks::{Tables, clear_room, corrupt, for_each_entry};
+use crate::blocks::{Tables, clear_room, for_each_entry};
+use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
 use crate::run::{Run, RunKind};
@@ -96,31 +98,6 @@ impl VhdxTables {
         Ok(Some(entry.offset() + within * bits / 8))
     }
 
-    /// How many sectors from `sector` on have the same bit in the bits at `bits`, and whether it is set.
-    fn same_bits(&self, bits: u64, sector: u64, count_max: u64) -> Result<(u64, bool)> {
-        let byte = |sector: u64| -> Result<u8> { Ok(self.pages.array::<1>(bits + sector / 8)?[0]) };
-        let bit = |byte: u8, sector: u64| byte >> (sector % 8) & 1 == 1;
-        let mut current = byte(sector)?;
-        let is_set = bit(current, sector);
-        let same = if is_set { 0xff } else { 0 };
-        let mut count = 1;
-        while count < count_max {
-            let at = sector + count;
-            if at.is_multiple_of(8) {
-                current = byte(at)?;
-                if current == same && count + 8 <= count_max {
-                    count += 8;
-                    continue;
-                }
-            }
-            if bit(current, at) != is_set {
-                break;
-            }
-            count += 1;
-        }
-        Ok((count, is_set))
-    }
-
     /// The run at `at` inside its block.
     fn piece(&self, at: u64, length_max: u64) -> Result<Run> {
         let block = self.metadata.block_bytes;
@@ -141,7 +118,7 @@ impl VhdxTables {
                 };
                 let (sector, skipped) = (within / sector_bytes, within % sector_bytes);
                 let count_max = (skipped + length_max.min(rest)).div_ceil(sector_bytes);
-                let (count, is_set) = self.same_bits(bits, sector, count_max)?;
+                let (count, is_set) = BitOrder::LowFirst.same(&self.pages, bits, sector, count_max)?;
                 return Ok(Run {
                     length: count * sector_bytes - skipped,
                     kind: if is_set { data } else { RunKind::Absent },
@@ -198,7 +175,7 @@ impl VhdxTables {
             self.pages.read(&mut bytes, bits)?;
         }
         for sector in sectors {
-            bytes[to_usize(sector / 8)] |= 1 << (sector % 8);
+            bytes[to_usize(sector / 8)] |= BitOrder::LowFirst.bit(sector);
         }
         self.pages.write(&bytes, bits)
     }
