@@ -120,6 +120,8 @@ fn images_of_other_hypervisors_are_made_and_read() {
         ("a.vdi", "vdi", &["--verify"][..]),
         ("b.vhd", "vpc", &["--uuid", "7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f"]),
         ("c.vhdx", "vhdx", &[]),
+        ("c.vmdk", "vmdk", &["--verify"]),
+        ("c.hdd", "parallels", &[]),
         ("d.qcow2", "qcow2", &[]),
         ("e.vdi", "vdi", &["--fixed"]),
         ("f.vhd", "vpc", &["--fixed"]),
@@ -140,7 +142,12 @@ fn images_of_other_hypervisors_are_made_and_read() {
         (&"dynamic".into(), &"vhd".into())
     );
 
-    for (parent, child) in [("a.vdi", "child.vdi"), ("b.vhd", "child.vhd"), ("c.vhdx", "child.vhdx")] {
+    for (parent, child) in [
+        ("a.vdi", "child.vdi"),
+        ("b.vhd", "child.vhd"),
+        ("c.vhdx", "child.vhdx"),
+        ("c.vmdk", "child.vmdk"),
+    ] {
         let made = report(&folder, &["create", child, "--parent", parent]);
         assert_eq!(made["size_bytes"], DISK_BYTES, "{made}");
         assert_eq!(code(&folder, &["compare", "disk.raw", child]), 0, "{child}");

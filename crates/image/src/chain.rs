@@ -1,6 +1,7 @@
 //! From a path to an opened chain: every file behind the gate, every header checked, no loop, a bounded length.
 
 mod parents;
+pub(crate) mod vmdk;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,9 @@ use crate::qcow2::{bitmap, snapshot};
 use crate::raw::RawImage;
 use crate::vdi::tables::VdiTables;
 use crate::vhdx::tables::VhdxTables;
+use crate::vmdk::tables::VmdkTables;
 use crate::{Error, Format, Result, format, ploop, vdi, vhd, vhdx};
+use vmdk::Vmdk;
 
 /// More layers than any sane chain has; each costs memory and a level of recursion in every read.
 pub(crate) const LAYER_COUNT_MAX: usize = 64;
@@ -42,6 +45,7 @@ pub(crate) enum Content {
     Vhd(vhd::footer::Header),
     Vhdx(Box<vhdx::header::Opened>),
     Ploop(ploop::header::Header),
+    Vmdk(Vmdk),
 }
 
 /// What an opened qcow2 file has beside the file itself.
@@ -81,6 +85,11 @@ impl OpenedFile {
             }
             Content::Vdi(header) => Box::new(VdiTables::new(Arc::clone(&image), header, Arc::clone(&self.file))),
             Content::Vhd(header) => vhd::tables::of(Arc::clone(&image), header, Arc::clone(&self.file)),
+            Content::Vmdk(vmdk) => {
+                let file: Arc<dyn ImageFile> = Arc::clone(&vmdk.opened.files) as Arc<dyn ImageFile>;
+                let tables = Box::new(VmdkTables::new(Arc::clone(&image), vmdk.opened));
+                return Ok(OpenLayer::Tables(TableLayer::new(image, file, tables, backing)));
+            }
             Content::Ploop(header) => Box::new(PloopTables::new(Arc::clone(&image), header, Arc::clone(&self.file))),
             Content::Vhdx(opened) => {
                 // As it is with its log replayed.
@@ -221,24 +230,7 @@ impl Opener {
         };
         let file: Arc<dyn ImageFile> = Arc::new(file);
         format.require_supported(&name)?;
-        let content = match format {
-            Format::Qcow2 => {
-                let header = load_header(&*file, &name)?;
-                let data_file = self.open_data_file(path, &header, data_file, access)?;
-                Content::Qcow2(OpenedQcow2 { header, data_file })
-            }
-            Format::Vdi => Content::Vdi(vdi::header::Header::load(&*file, &name)?),
-            Format::Vhd => Content::Vhd(vhd::footer::Header::load(&*file, &name)?),
-            Format::Parallels => Content::Ploop(ploop::header::Header::load(&*file, &name)?),
-            Format::Vhdx => {
-                let opened = vhdx::header::Opened::load(Arc::clone(&file), access, &name)?;
-                if opened.has_log {
-                    self.notes.push(Note::LogReplayed { image: path.to_owned() });
-                }
-                Content::Vhdx(Box::new(opened))
-            }
-            _ => Content::Raw,
-        };
+        let content = self.content_of(&file, path, (format, access), data_file)?;
         let file_bytes = file.length_bytes()?;
         let info = LayerInfo {
             path: path.to_owned(),
@@ -251,6 +243,7 @@ impl Opener {
                 Content::Vhd(header) => header.footer.disk_bytes(),
                 Content::Vhdx(opened) => opened.metadata.disk_bytes,
                 Content::Ploop(header) => header.disk_bytes,
+                Content::Vmdk(vmdk) => vmdk.disk_bytes(),
             },
             file_bytes,
             allocated_bytes: file.allocated_bytes()?,
@@ -263,6 +256,7 @@ impl Opener {
                 Content::Vhd(header) => Some(header.describe()),
                 Content::Vhdx(opened) => Some(opened.describe()),
                 Content::Ploop(header) => Some(header.describe()),
+                Content::Vmdk(vmdk) => Some(vmdk.describe()),
                 _ => None,
             },
         };
@@ -271,6 +265,36 @@ impl Opener {
             file,
             info,
             content,
+        })
+    }
+
+    /// What the header of a file says.
+    fn content_of(
+        &mut self,
+        file: &Arc<dyn ImageFile>,
+        path: &Path,
+        (format, access): (Format, Access),
+        data_file: Option<&Path>,
+    ) -> Result<Content> {
+        let name = path.display().to_string();
+        Ok(match format {
+            Format::Qcow2 => {
+                let header = load_header(&**file, &name)?;
+                let data_file = self.open_data_file(path, &header, data_file, access)?;
+                Content::Qcow2(OpenedQcow2 { header, data_file })
+            }
+            Format::Vdi => Content::Vdi(vdi::header::Header::load(&**file, &name)?),
+            Format::Vhd => Content::Vhd(vhd::footer::Header::load(&**file, &name)?),
+            Format::Vmdk => Content::Vmdk(self.open_vmdk(Arc::clone(file), path, access)?),
+            Format::Parallels => Content::Ploop(ploop::header::Header::load(&**file, &name)?),
+            Format::Vhdx => {
+                let opened = vhdx::header::Opened::load(Arc::clone(file), access, &name)?;
+                if opened.has_log {
+                    self.notes.push(Note::LogReplayed { image: path.to_owned() });
+                }
+                Content::Vhdx(Box::new(opened))
+            }
+            _ => Content::Raw,
         })
     }
 
@@ -310,6 +334,7 @@ impl Opener {
             Content::Vdi(header) => self.parent_of_vdi(overlay, header),
             Content::Vhd(header) => self.parent_of_vhd(overlay, header),
             Content::Vhdx(opened) => self.parent_of_vhdx(overlay, opened),
+            Content::Vmdk(vmdk) => self.parent_of_vmdk(overlay, vmdk),
         }
     }
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use crate::bytes::round_up;
 use crate::chain::load_header;
+use crate::chain::vmdk::content_id_of;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::qcow2::layer::Layer;
 use crate::qcow2::layout::{new_header, write_empty};
 use crate::qcow2::writer::Qcow2Mut;
-use crate::{BulkWriter, Compression, Error, Format, ImageId, ImageKind, Result, ploop, vdi, vhd, vhdx};
+use crate::{BulkWriter, Compression, Error, Format, ImageId, ImageKind, Result, ploop, vdi, vhd, vhdx, vmdk};
 
 /// What a new image is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,6 +162,7 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
         Format::Vhd => create_vhd(path, options)?,
         Format::Vhdx => create_vhdx(path, options)?,
         Format::Parallels => create_ploop(path, options)?,
+        Format::Vmdk => create_vmdk(path, options)?,
         other => {
             return Err(Error::InvalidOption {
                 option: "format",
@@ -250,6 +252,31 @@ fn create_vhdx(path: &Path, options: &CreateOptions) -> Result<()> {
         parent,
     };
     vhdx::create::write_empty(&HostFile::create_new(path)?, &new)
+}
+
+fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
+    let blocks = &options.blocks;
+    if blocks.kind == ImageKind::Fixed || blocks.id.is_some() {
+        return Err(Error::InvalidOption {
+            option: "format",
+            detail: "a VMDK is made sparse, in one file, and without a UUID".to_owned(),
+        });
+    }
+    let size_bytes = round_up(options.size_bytes, 512);
+    let parent = blocks.parent(|file, name| content_id_of(&file, name))?;
+    check_size(size_bytes, parent.map(|(_, parent_bytes)| parent_bytes))?;
+    let parent = match (parent, &blocks.parent) {
+        (Some((content_id, _)), Some(parent)) => Some((content_id, name_from(path, parent)?)),
+        _ => None,
+    };
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let new = vmdk::create::NewVmdk {
+        size_bytes,
+        grain_bytes: vmdk::create::GRAIN_BYTES,
+        name,
+        parent,
+    };
+    vmdk::create::write_empty(&HostFile::create_new(path)?, &new)
 }
 
 fn create_ploop(path: &Path, options: &CreateOptions) -> Result<()> {

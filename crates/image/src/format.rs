@@ -33,12 +33,13 @@ pub enum Format {
 
 impl Format {
     /// The formats that can be read and written; the others are known by name, so that they can be refused by it.
-    pub const SUPPORTED: [Self; 6] = [
+    pub const SUPPORTED: [Self; 7] = [
         Self::Raw,
         Self::Qcow2,
         Self::Vdi,
         Self::Vhd,
         Self::Vhdx,
+        Self::Vmdk,
         Self::Parallels,
     ];
 

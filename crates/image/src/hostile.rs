@@ -14,7 +14,7 @@ use holdfast_block::hostile::{Outcome, Parser};
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
 use rustix::fs::MemfdFlags;
 
-pub use blocks::{parallels, vdi, vhd, vhdx};
+pub use blocks::{parallels, vdi, vhd, vhdx, vmdk};
 pub use seeds::seeds;
 
 use crate::{Backing, BitmapState, Format, Gate, Image, MapContent, OpenOptions, Result, check, detect, open};
@@ -32,6 +32,10 @@ pub const PARSERS: &[Parser] = &[
     Parser {
         name: "qcow2_write",
         feed: qcow2_write,
+    },
+    Parser {
+        name: "vmdk",
+        feed: vmdk,
     },
     Parser {
         name: "parallels",

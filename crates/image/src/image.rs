@@ -14,7 +14,7 @@ use crate::layered::Whole;
 use crate::map::{MapEntry, map_at};
 use crate::qcow2::layer::Layer;
 use crate::qcow2::{bitmap, snapshot};
-use crate::{Error, Format, Result, format, ploop, vdi, vhd, vhdx};
+use crate::{Error, Format, Result, format, ploop, vdi, vhd, vhdx, vmdk};
 
 /// How to open an image.
 #[derive(Debug, Clone, Default)]
@@ -69,6 +69,7 @@ pub fn check(path: &Path, options: &OpenOptions) -> Result<crate::CheckReport> {
         Content::Vdi(header) => vdi::check::check(&*opened.file, &header),
         Content::Vhd(header) => vhd::check::check(&*opened.file, &header),
         Content::Vhdx(opened) => vhdx::check::check(&opened),
+        Content::Vmdk(vmdk) => vmdk::check::check(&vmdk.opened),
         Content::Ploop(header) => ploop::check::check(&*opened.file, &header),
         Content::Raw => Err(Error::UnsupportedFormat {
             image: shown,

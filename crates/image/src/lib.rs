@@ -56,6 +56,7 @@ mod run;
 mod vdi;
 mod vhd;
 mod vhdx;
+mod vmdk;
 mod windows_path;
 
 pub use changes::changed_on_disk;

@@ -44,7 +44,7 @@ pub struct BackupArgs {
     /// Put a tag on the snapshot; may be given several times
     #[arg(short, long = "tag", value_name = "TAG")]
     tags: Vec<String>,
-    /// The format of the images (raw, qcow2, vdi, vhd, vhdx, parallels), where their content is not to decide; block devices are raw
+    /// The format of the images (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where their content is not to decide; block devices are raw
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// A file that images may be based on though it lies in another folder; may be given several times

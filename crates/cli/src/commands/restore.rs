@@ -36,7 +36,7 @@ pub struct RestoreArgs {
     /// Replace the file, or write over the block device, that is there
     #[arg(long)]
     force: bool,
-    /// The format of the target (raw, qcow2, vdi, vhd, vhdx, parallels); a new file is what its name says, one that is there what its content says
+    /// The format of the target (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels); a new file is what its name says, one that is there what its content says
     #[arg(long, value_name = "FORMAT", value_parser = super::backup::parse_format)]
     format: Option<Format>,
     #[command(flatten)]

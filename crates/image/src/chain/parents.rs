@@ -124,7 +124,7 @@ impl Opener {
 
     /// The first of `names` that may be opened and leads to the parent. A name that the gate refuses is an error where no other
     /// one leads there, and so is what `is_parent` says of a file that is almost it.
-    fn parent_of_names(
+    pub(super) fn parent_of_names(
         &mut self,
         overlay: &OpenedFile,
         format: Format,

@@ -1,4 +1,4 @@
-//! Images of VirtualBox, Virtual PC and Hyper-V: read whole, checked, and written to.
+//! Images of VirtualBox, Virtual PC, Hyper-V, VMware and Parallels: read whole, checked, and written to.
 //!
 //! Checksums would keep a fuzzer from everything that lies behind them, so they are made right here, after the bytes were made wrong.
 
@@ -23,6 +23,11 @@ pub fn vdi(bytes: &[u8]) -> Outcome {
 /// An image of Parallels or ploop.
 pub fn parallels(bytes: &[u8]) -> Outcome {
     read_and_write(bytes, Format::Parallels)
+}
+
+/// A VMDK: a descriptor, or a sparse extent with one.
+pub fn vmdk(bytes: &[u8]) -> Outcome {
+    read_and_write(bytes, Format::Vmdk)
 }
 
 /// A VHD, whose checksums are made right.

@@ -13,7 +13,8 @@ use crate::qcow2::header::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS, Extension, Head
 use crate::qcow2::layout::new_header;
 use crate::vdi::create::NewVdi;
 use crate::vhd::create::NewVhd;
-use crate::{BulkWriter, Compression, ImageId, ploop, vdi, vhd};
+use crate::vmdk::create::NewVmdk;
+use crate::{BulkWriter, Compression, ImageId, ploop, vdi, vhd, vmdk};
 
 const DISK_BYTES: u64 = 8192;
 
@@ -173,13 +174,14 @@ fn write(options: &Qcow2Options, start: Option<u64>) -> Vec<u8> {
     bytes
 }
 
+fn bytes_of(file: &MemoryFile) -> Vec<u8> {
+    let mut bytes = vec![0; to_usize(file.length_bytes().expect("memory has a length"))];
+    file.read_at(&mut bytes, 0).expect("memory can be read");
+    bytes
+}
+
 /// Small images with tables of blocks; of VHDX, what is changed in an empty one.
 fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-    let bytes_of = |file: MemoryFile| {
-        let mut bytes = vec![0; to_usize(file.length_bytes().expect("memory has a length"))];
-        file.read_at(&mut bytes, 0).expect("memory can be read");
-        bytes
-    };
     let vdi = |kind, parent| {
         let file = MemoryFile::default();
         let new = NewVdi {
@@ -191,7 +193,7 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
             parent_modification: parent,
         };
         vdi::create::write_empty(&file, &new).expect("memory can be written");
-        bytes_of(file)
+        bytes_of(&file)
     };
     let vhd = |kind, parent| {
         let file = MemoryFile::default();
@@ -204,16 +206,28 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
             parent,
         };
         vhd::create::write_empty(&file, &new).expect("memory can be written");
-        bytes_of(file)
+        bytes_of(&file)
+    };
+    let vmdk = || {
+        let file = MemoryFile::default();
+        let new = NewVmdk {
+            size_bytes: 20_480,
+            grain_bytes: 4096,
+            name: "image.vmdk".to_owned(),
+            parent: None,
+        };
+        vmdk::create::write_empty(&file, &new).expect("memory can be written");
+        bytes_of(&file)
     };
     let parallels = || {
         let file = MemoryFile::default();
         ploop::create::write_empty(&file, 20_480, 4096).expect("memory can be written");
-        bytes_of(file)
+        bytes_of(&file)
     };
     let parent = Some((ImageId([7; 16]), 5, "parent.vhd".to_owned()));
     vec![
         ("parallels", "empty", parallels()),
+        ("vmdk", "sparse", vmdk()),
         ("vdi", "dynamic", vdi(vdi::header::Kind::Dynamic, ImageId::NIL)),
         ("vdi", "fixed", vdi(vdi::header::Kind::Fixed, ImageId::NIL)),
         (

@@ -22,7 +22,12 @@ fn child_of(parent: &std::path::Path, format: Format, size_bytes: u64) -> Create
 
 #[test]
 fn children_read_through_to_their_parents() {
-    for (format, extension) in [(Format::Vdi, "vdi"), (Format::Vhd, "vhd"), (Format::Vhdx, "vhdx")] {
+    for (format, extension) in [
+        (Format::Vdi, "vdi"),
+        (Format::Vhd, "vhd"),
+        (Format::Vhdx, "vhdx"),
+        (Format::Vmdk, "vmdk"),
+    ] {
         let lab = Lab::new();
         let size = 6 * MIB + 512;
         let path = |name: &str| lab.path(&format!("{name}.{extension}"));

@@ -7,3 +7,4 @@ mod peer;
 
 mod chains;
 mod flat;
+mod vmdks;

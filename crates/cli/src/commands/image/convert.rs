@@ -24,10 +24,10 @@ pub(super) struct ConvertArgs {
     /// The image to make; or with --force a block device, which gets a raw disk
     #[arg(value_name = "TARGET")]
     target: PathBuf,
-    /// The format of the image to read (raw, qcow2, vdi, vhd, vhdx, parallels), where its content is not to decide
+    /// The format of the image to read (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
-    /// The format of the new image (raw, qcow2, vdi, vhd, vhdx, parallels); what its name says where not given
+    /// The format of the new image (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels); what its name says where not given
     #[arg(long = "to", value_name = "FORMAT", value_parser = parse_format)]
     target_format: Option<Format>,
     /// Read the disk as it was when this internal snapshot was taken

@@ -24,13 +24,13 @@ pub(super) struct CreateArgs {
     /// Size of the disk, as 10G; that of the backing file or parent where not given
     #[arg(value_name = "SIZE", value_parser = units::parse_bytes, required_unless_present_any = ["backing", "parent"])]
     size: Option<u64>,
-    /// Its format (raw, qcow2, vdi, vhd, vhdx, parallels); what its name says where not given
+    /// Its format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels); what its name says where not given
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// Allocate all tables of a qcow2 image now
     #[arg(long)]
     preallocate_metadata: bool,
-    /// The image that the new one, a VDI, VHD or VHDX, is to differ from: of the same format and size
+    /// The image that the new one, a VDI, VHD, VHDX or VMDK, is to differ from: of the same format and size
     #[arg(long, value_name = "IMAGE", conflicts_with = "fixed")]
     parent: Option<PathBuf>,
     #[command(flatten)]

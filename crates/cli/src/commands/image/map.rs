@@ -24,7 +24,7 @@ pub(super) struct MapArgs {
     /// The image
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
-    /// Its format (raw, qcow2, vdi, vhd, vhdx, parallels), where its content is not to decide
+    /// Its format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// Where on the disk to begin

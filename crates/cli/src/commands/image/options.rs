@@ -155,7 +155,7 @@ impl NewImageArgs {
         match more.iter().chain(&own).find(|(_, is_given)| *is_given) {
             None => Ok(()),
             Some((option, _)) => Err(Error::usage(
-                format!("{option} is for VDI, VHD and VHDX images, and the new image is {format}"),
+                format!("{option} is for images of VirtualBox, Microsoft and VMware, and the new image is {format}"),
                 format!("leave {option} out, or make such an image: by its name, or by its format"),
             )),
         }

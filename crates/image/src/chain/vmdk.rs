@@ -1,0 +1,212 @@
+//! The files of a VMDK: the descriptor says which, and the gate whether they may be opened.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use holdfast_block::to_usize;
+
+use super::{OpenedFile, Opener};
+use crate::error::corrupt;
+use crate::file::{Access, HostFile, ImageFile};
+use crate::info::{BlockInfo, ImageKind, ParentInfo};
+use crate::vmdk::descriptor::{Descriptor, ExtentKind, TEXT_BYTES_MAX};
+use crate::vmdk::extent::{MAGIC, SparseExtent};
+use crate::vmdk::joined::{Joined, WINDOW_BYTES};
+use crate::vmdk::tables::{Opened, Part, PartKind};
+use crate::{Error, Format, Result};
+
+const SECTOR_BYTES: u64 = 512;
+
+/// An opened VMDK.
+pub(crate) struct Vmdk {
+    pub(crate) descriptor: Descriptor,
+    pub(crate) opened: Opened,
+}
+
+/// Where the descriptor is.
+enum Home {
+    /// In the file itself, which has tables.
+    Inside(SparseExtent),
+    /// It is the file.
+    Alone,
+}
+
+/// The descriptor of `file`, where it begins, and what else the file is.
+fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64, Home)> {
+    let mut magic = [0; 4];
+    file.read_at(&mut magic, 0)?;
+    let (offset, length, home) = if &magic == MAGIC {
+        let extent = SparseExtent::load(file, image)?;
+        let Some((offset, length)) = extent.descriptor else {
+            return Err(Error::UnsupportedFeature {
+                image: image.to_owned(),
+                feature: "an extent without a descriptor".to_owned(),
+                detail: "it is a part of a disk: open the descriptor beside it, a small text".to_owned(),
+            });
+        };
+        (offset, length, Home::Inside(extent))
+    } else if &magic == b"COWD" {
+        return Err(Error::UnsupportedFeature {
+            image: image.to_owned(),
+            feature: "a sparse extent of ESX".to_owned(),
+            detail: "let ESX clone it (vmkfstools -i), or export it".to_owned(),
+        });
+    } else {
+        (0, file.length_bytes()?, Home::Alone)
+    };
+    if length > TEXT_BYTES_MAX {
+        return Err(corrupt(image, "descriptor", offset, format!("it has {length} bytes")));
+    }
+    let mut text = vec![0; to_usize(length)];
+    file.read_at(&mut text, offset)?;
+    Ok((Descriptor::parse(&text, image)?, offset, home))
+}
+
+impl Opener {
+    /// Opens what the VMDK in `file` is made of.
+    pub(super) fn open_vmdk(&mut self, file: Arc<dyn ImageFile>, path: &Path, access: Access) -> Result<Vmdk> {
+        let image = path.display().to_string();
+        let (descriptor, offset, home) = load_descriptor(&*file, &image)?;
+        let mut files = vec![file];
+        let mut own = match home {
+            Home::Inside(extent) => Some(extent),
+            Home::Alone => None,
+        };
+        let (mut parts, mut start) = (Vec::new(), 0_u64);
+        for named in &descriptor.extents {
+            let length = named
+                .sectors
+                .checked_mul(SECTOR_BYTES)
+                .filter(|length| start.checked_add(*length).is_some_and(|end| i64::try_from(end).is_ok()))
+                .ok_or_else(|| corrupt(&image, "descriptor", offset, format!("{} sectors", named.sectors)))?;
+            let kind = match &named.kind {
+                ExtentKind::Zero => PartKind::Zero,
+                // The first one is the file itself, whatever it is called by now.
+                ExtentKind::Sparse { .. } if own.is_some() => PartKind::Sparse {
+                    window: 0,
+                    extent: own.take().expect("it is some"),
+                },
+                ExtentKind::Sparse { file } => {
+                    let (window, file) = self.extent_file(&mut files, path, file, access)?;
+                    PartKind::Sparse {
+                        window,
+                        extent: SparseExtent::load(&*file, &image)?,
+                    }
+                }
+                ExtentKind::Flat { file, offset } => {
+                    let (window, file) = self.extent_file(&mut files, path, file, access)?;
+                    let end = offset
+                        .checked_mul(SECTOR_BYTES)
+                        .and_then(|offset| offset.checked_add(length));
+                    if end.is_none_or(|end| end > file.length_bytes().unwrap_or(0)) {
+                        return Err(corrupt(
+                            &image,
+                            "descriptor",
+                            0,
+                            "an extent ends behind the end of its file",
+                        ));
+                    }
+                    PartKind::Flat {
+                        host: window + offset * SECTOR_BYTES,
+                    }
+                }
+            };
+            if let PartKind::Sparse { extent, .. } = &kind
+                && extent.disk_bytes < length
+            {
+                let detail = format!("{} bytes, and the descriptor says {length}", extent.disk_bytes);
+                return Err(corrupt(&image, "extent", 0, detail));
+            }
+            parts.push(Part { start, length, kind });
+            start += length;
+        }
+        let digits = &descriptor.content_id_at;
+        let content_id_at = offset + digits.start as u64..offset + digits.end as u64;
+        Ok(Vmdk {
+            descriptor,
+            opened: Opened {
+                parts,
+                files: Arc::new(Joined { files }),
+                content_id_at,
+            },
+        })
+    }
+
+    /// Opens an extent that the image at `path` names; where it begins among all files, and itself.
+    fn extent_file(
+        &mut self,
+        files: &mut Vec<Arc<dyn ImageFile>>,
+        path: &Path,
+        name: &str,
+        access: Access,
+    ) -> Result<(u64, Arc<dyn ImageFile>)> {
+        let found = self.keeper.admit(path, name)?;
+        let opened = HostFile::open_canonical(&found, access)?;
+        self.meet(&opened, &found, path)?;
+        let opened: Arc<dyn ImageFile> = Arc::new(opened);
+        let window = files.len() as u64 * WINDOW_BYTES;
+        files.push(Arc::clone(&opened));
+        Ok((window, opened))
+    }
+
+    /// The parent of a VMDK, which is named by a path, and has to have the CID that its child says.
+    pub(super) fn parent_of_vmdk(&mut self, overlay: &OpenedFile, vmdk: &Vmdk) -> Result<Option<OpenedFile>> {
+        let Some((content_id, hint)) = &vmdk.descriptor.parent else {
+            return Ok(None);
+        };
+        let is_parent = |file: Arc<HostFile>, name: &str| match load_descriptor(&*file, name) {
+            Ok((found, ..)) if found.content_id == *content_id => Ok(true),
+            Ok(_) => Err(Error::ParentChanged {
+                image: overlay.path.display().to_string(),
+                parent: name.to_owned(),
+            }),
+            Err(_) => Ok(false),
+        };
+        let names = [hint.clone()];
+        let shown = format!("{hint} with CID {content_id:08x}");
+        self.parent_of_names(overlay, Format::Vmdk, &names, &shown, &is_parent)
+            .map(Some)
+    }
+}
+
+impl Vmdk {
+    /// Size of the disk.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.opened.parts.last().map_or(0, |part| part.start + part.length)
+    }
+
+    /// What there is to know about it.
+    pub(crate) fn describe(&self) -> BlockInfo {
+        let grain = self.opened.parts.iter().find_map(|part| match &part.kind {
+            PartKind::Sparse { extent, .. } => Some(extent),
+            _ => None,
+        });
+        BlockInfo {
+            kind: match (&self.descriptor.parent, grain) {
+                (Some(_), _) => ImageKind::Differencing,
+                (None, None) => ImageKind::Fixed,
+                (None, Some(extent)) if extent.is_compressed => ImageKind::Stream,
+                (None, Some(_)) => ImageKind::Dynamic,
+            },
+            block_bytes: grain.map_or(SECTOR_BYTES, |extent| extent.grain_bytes),
+            id: self.descriptor.uuid.as_ref().and_then(|uuid| uuid.parse().ok()),
+            modification: Some(format!("{:08x}", self.descriptor.content_id)),
+            parent: self.descriptor.parent.as_ref().map(|(content_id, hint)| ParentInfo {
+                id: None,
+                modification: Some(format!("{content_id:08x}")),
+                names: vec![hint.clone()],
+            }),
+            creator: Some(self.descriptor.create_type.clone()).filter(|kind| !kind.is_empty()),
+        }
+    }
+}
+
+/// The CID of the image at `path`, and the size of its disk.
+pub(crate) fn content_id_of(file: &dyn ImageFile, image: &str) -> Result<(u32, u64)> {
+    let (descriptor, ..) = load_descriptor(file, image)?;
+    let sectors: u64 = descriptor
+        .extents
+        .iter()
+        .fold(0, |sum, extent| extent.sectors.saturating_add(sum));
+    Ok((descriptor.content_id, sectors.saturating_mul(SECTOR_BYTES)))
+}

@@ -1,0 +1,166 @@
+//! The text that says what a disk is made of.
+//!
+//! ```text
+//! # Disk DescriptorFile
+//! version=1
+//! CID=7c0bd2a4
+//! parentCID=ffffffff
+//! createType="monolithicSparse"
+//! parentFileNameHint="base.vmdk"
+//!
+//! # Extent description
+//! RW 131072 SPARSE "web1.vmdk"
+//! ```
+
+use std::ops::Range;
+
+use crate::error::corrupt;
+use crate::windows_path::from_windows;
+use crate::{Error, Result};
+
+/// A text is not longer.
+pub(crate) const TEXT_BYTES_MAX: u64 = 1 << 20;
+const EXTENT_COUNT_MAX: usize = 4096;
+/// What an image without a parent says of it.
+const NO_PARENT: u32 = 0xffff_ffff;
+
+/// What the text says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    /// Changes when the disk is written to.
+    pub(crate) content_id: u32,
+    /// Where its digits stand in the text: up to eight, for QEMU leaves out zeroes at the front.
+    pub(crate) content_id_at: Range<usize>,
+    /// The parent's, and where it is.
+    pub(crate) parent: Option<(u32, String)>,
+    pub(crate) create_type: String,
+    pub(crate) extents: Vec<NamedExtent>,
+    pub(crate) uuid: Option<String>,
+}
+
+/// A part of the disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NamedExtent {
+    pub(crate) sectors: u64,
+    pub(crate) kind: ExtentKind,
+}
+
+/// What a part of the disk is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ExtentKind {
+    /// Reads as zero.
+    Zero,
+    /// Bytes of a file, from this sector of it on.
+    Flat { file: String, offset: u64 },
+    /// A file with tables.
+    Sparse { file: String },
+}
+
+impl Descriptor {
+    pub(crate) fn parse(text: &[u8], image: &str) -> Result<Self> {
+        let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        let text = String::from_utf8_lossy(&text[..end]);
+        let mut found = Self {
+            content_id: 0,
+            content_id_at: 0..0,
+            parent: None,
+            create_type: String::new(),
+            extents: Vec::new(),
+            uuid: None,
+        };
+        let (mut parent_id, mut hint) = (NO_PARENT, String::new());
+        let mut at = 0;
+        for line in text.split_inclusive('\n') {
+            let start = at;
+            at += line.len();
+            let trimmed = line.trim();
+            let wrong = |detail: String| corrupt(image, "descriptor", start as u64, detail);
+            if let Some(extent) = NamedExtent::parse(trimmed, image, start)? {
+                if found.extents.len() == EXTENT_COUNT_MAX {
+                    return Err(wrong(format!("more than {EXTENT_COUNT_MAX} extents")));
+                }
+                found.extents.push(extent);
+                continue;
+            }
+            let Some((key, value)) = trimmed.split_once('=') else {
+                continue;
+            };
+            let value = value.trim().trim_matches('"');
+            let number =
+                || u32::from_str_radix(value, 16).map_err(|_| wrong(format!("{value:?} is no number of eight digits")));
+            match key.trim().to_ascii_lowercase().as_str() {
+                "cid" => {
+                    found.content_id = number()?;
+                    let digits_at = start + line.find(value).unwrap_or_default();
+                    found.content_id_at = digits_at..digits_at + value.len();
+                }
+                "parentcid" => parent_id = number()?,
+                "createtype" => value.clone_into(&mut found.create_type),
+                "parentfilenamehint" => hint = from_windows(value),
+                "ddb.uuid" | "ddb.uuid.image" => found.uuid = Some(value.to_owned()),
+                _ => {}
+            }
+        }
+        if found.content_id_at.is_empty() || found.content_id_at.len() > 8 {
+            return Err(corrupt(image, "descriptor", 0, "it has no CID"));
+        }
+        if parent_id != NO_PARENT {
+            found.parent = Some((parent_id, hint));
+        }
+        Ok(found)
+    }
+
+    /// The text of a new image of one extent, in the file `name`.
+    pub(super) fn text(name: &str, sectors: u64, content_id: u32, parent: Option<&(u32, String)>) -> String {
+        let parent_id = parent.map_or(NO_PARENT, |parent| parent.0);
+        let hint = parent.map_or(String::new(), |parent| format!("parentFileNameHint=\"{}\"\n", parent.1));
+        let cylinders = (sectors / (16 * 63)).clamp(1, 16_383);
+        format!(
+            "# Disk DescriptorFile\nversion=1\nCID={content_id:08x}\nparentCID={parent_id:08x}\ncreateType=\"monolithicSparse\"\n{hint}\
+             \n# Extent description\nRW {sectors} SPARSE \"{name}\"\n\n# The Disk Data Base\n#DDB\n\nddb.virtualHWVersion = \"4\"\n\
+             ddb.geometry.cylinders = \"{cylinders}\"\nddb.geometry.heads = \"16\"\nddb.geometry.sectors = \"63\"\n\
+             ddb.adapterType = \"ide\"\n"
+        )
+    }
+}
+
+impl NamedExtent {
+    /// An extent, where the line is about one: `RW 4192256 SPARSE "web1-s001.vmdk"`.
+    fn parse(line: &str, image: &str, at: usize) -> Result<Option<Self>> {
+        let mut words = line.split_whitespace();
+        if !matches!(words.next(), Some("RW" | "RDONLY" | "NOACCESS")) {
+            return Ok(None);
+        }
+        let wrong = || {
+            corrupt(
+                image,
+                "descriptor",
+                at as u64,
+                format!("an extent is not understood: {line:?}"),
+            )
+        };
+        let sectors = words.next().and_then(|word| word.parse().ok()).ok_or_else(wrong)?;
+        let kind = words.next().ok_or_else(wrong)?;
+        let mut quoted = line.splitn(3, '"').skip(1);
+        let mut name = || quoted.next().map(from_windows).ok_or_else(wrong);
+        let kind = match kind {
+            "ZERO" => ExtentKind::Zero,
+            "SPARSE" => ExtentKind::Sparse { file: name()? },
+            "FLAT" | "VMFS" => ExtentKind::Flat {
+                file: name()?,
+                offset: match quoted.next().unwrap_or_default().trim() {
+                    "" => 0,
+                    number => number.parse().map_err(|_| wrong())?,
+                },
+            },
+            other => {
+                return Err(Error::UnsupportedFeature {
+                    image: image.to_owned(),
+                    feature: format!("an extent of the kind {other}"),
+                    detail: "let the hypervisor that it is from clone or export it".to_owned(),
+                });
+            }
+        };
+        Ok(Some(Self { sectors, kind }))
+    }
+}

@@ -1,0 +1,183 @@
+//! A sparse extent.
+//!
+//! ```text
+//! offset  bytes
+//! 0       4    "KDMV"
+//! 4       4    version: 1, 2 or 3
+//! 8       4    flags: 2 a second directory, 4 entries of 1 are zero, 0x10000 compressed, 0x20000 with markers
+//! 12      8    sectors of the extent
+//! 20      8    sectors of a grain
+//! 28      8    sector of the descriptor; 0 where it is elsewhere
+//! 36      8    sectors of it
+//! 44      4    entries of a table
+//! 48      8    sector of the second directory
+//! 56      8    sector of the directory; all ones: see the footer
+//! 64      8    sectors before the first grain
+//! 72      1    1: not closed
+//! 73      4    a line feed, a space, a carriage return, a line feed
+//! 77      2    1: deflate
+//! ```
+//!
+//! A compressed grain is its first sector (8), its bytes (4), and these, of zlib. A footer is a header in the last sector but one.
+
+use holdfast_block::to_usize;
+
+use super::SECTOR_BYTES;
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::{Error, Result};
+
+const HEADER_BYTES: u64 = 512;
+pub(crate) const MAGIC: &[u8; 4] = b"KDMV";
+const HAS_SECOND: u32 = 2;
+const HAS_ZERO_GRAINS: u32 = 4;
+const IS_COMPRESSED: u32 = 1 << 16;
+const AT_END: u64 = u64::MAX;
+const NEWLINES: &[u8; 4] = b"\n \r\n";
+
+/// A header that was checked against its file. Places are in bytes of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SparseExtent {
+    pub(crate) disk_bytes: u64,
+    pub(crate) grain_bytes: u64,
+    pub(crate) descriptor: Option<(u64, u64)>,
+    pub(crate) table_entries: u64,
+    pub(crate) directory: u64,
+    pub(crate) second_directory: Option<u64>,
+    pub(crate) has_zero_grains: bool,
+    pub(crate) is_compressed: bool,
+    /// Whether somebody had it open who did not close it.
+    pub(crate) is_open: bool,
+}
+
+fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+    u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], offset: usize) -> u64 {
+    u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
+}
+
+impl SparseExtent {
+    /// Reads the header of `file`, called `image`.
+    pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
+        let file_bytes = file.length_bytes()?;
+        let header_at = |at: u64| -> Result<Vec<u8>> {
+            let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+            file.read_at(&mut bytes, at)?;
+            if bytes.starts_with(MAGIC) && file_bytes >= HEADER_BYTES {
+                Ok(bytes)
+            } else {
+                Err(corrupt(image, "header", at, "there is none"))
+            }
+        };
+        let first = header_at(0)?;
+        let extent = Self::parse(&first, file_bytes, image)?;
+        if u64_at(&first, 56) != AT_END {
+            return Ok(extent);
+        }
+        let footer = header_at(file_bytes.saturating_sub(2 * SECTOR_BYTES))?;
+        if u64_at(&footer, 56) == AT_END {
+            return Err(corrupt(image, "footer", 0, "it does not say where the directory is"));
+        }
+        // The descriptor is where the header says: a footer often says nothing of it.
+        let descriptor = extent.descriptor;
+        Ok(Self {
+            descriptor,
+            ..Self::parse(&footer, file_bytes, image)?
+        })
+    }
+
+    fn parse(bytes: &[u8], file_bytes: u64, image: &str) -> Result<Self> {
+        let wrong = |at: u64, detail: String| Err(corrupt(image, "header", at, detail));
+        let version = u32_at(bytes, 4);
+        if !(1..=3).contains(&version) {
+            return Err(Error::UnsupportedFeature {
+                image: image.to_owned(),
+                feature: format!("version {version} of sparse extents"),
+                detail: "let the hypervisor that it is from clone or export it".to_owned(),
+            });
+        }
+        let flags = u32_at(bytes, 8);
+        if flags & 1 != 0 && &bytes[73..77] != NEWLINES {
+            return wrong(
+                73,
+                "line ends were changed on the way: it was sent as a text".to_owned(),
+            );
+        }
+        let (sectors, grain_sectors) = (u64_at(bytes, 12), u64_at(bytes, 20));
+        let table_entries = u64::from(u32_at(bytes, 44));
+        if !grain_sectors.is_power_of_two() || !(8..=2048).contains(&grain_sectors) {
+            return wrong(20, format!("a grain has {grain_sectors} sectors"));
+        }
+        if table_entries == 0 || table_entries > 4096 {
+            return wrong(44, format!("a table has {table_entries} entries"));
+        }
+        if sectors > i64::MAX as u64 / SECTOR_BYTES {
+            return wrong(12, format!("the extent has {sectors} sectors"));
+        }
+        let place = |at: usize| {
+            u64_at(bytes, at)
+                .checked_mul(SECTOR_BYTES)
+                .filter(|place| i64::try_from(*place).is_ok())
+        };
+        let grain_bytes = grain_sectors * SECTOR_BYTES;
+        let disk_bytes = sectors * SECTOR_BYTES;
+        let directory_bytes = disk_bytes.div_ceil(grain_bytes * table_entries) * 4;
+        let is_at_end = u64_at(bytes, 56) == AT_END;
+        let directory = place(56).unwrap_or_default();
+        if !is_at_end && (directory == 0 || directory + directory_bytes > file_bytes) {
+            return wrong(
+                56,
+                format!("the directory of {directory_bytes} bytes begins at {directory}"),
+            );
+        }
+        let second = place(48).filter(|second| flags & HAS_SECOND != 0 && *second > 0);
+        let descriptor = match (place(28), place(36)) {
+            (Some(offset), Some(length)) if offset > 0 && length > 0 => Some((offset, length)),
+            _ => None,
+        };
+        Ok(Self {
+            disk_bytes,
+            grain_bytes,
+            descriptor,
+            table_entries,
+            directory,
+            second_directory: second.filter(|second| second + directory_bytes <= file_bytes),
+            has_zero_grains: flags & HAS_ZERO_GRAINS != 0,
+            is_compressed: flags & IS_COMPRESSED != 0,
+            is_open: bytes[72] == 1,
+        })
+    }
+
+    /// Bytes of the disk that one table tells of.
+    pub(crate) fn table_coverage(&self) -> u64 {
+        self.grain_bytes * self.table_entries
+    }
+
+    /// Tables of the extent.
+    pub(crate) fn table_count(&self) -> u64 {
+        self.disk_bytes.div_ceil(self.table_coverage())
+    }
+
+    /// The header of a new extent, as it is stored; `overhead` are the bytes before the first grain.
+    pub(super) fn to_bytes(&self, overhead: u64) -> Vec<u8> {
+        let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        let sectors = |bytes: u64| (bytes / SECTOR_BYTES).to_le_bytes();
+        let (descriptor, descriptor_bytes) = self.descriptor.unwrap_or_default();
+        put(0, MAGIC);
+        put(4, &1_u32.to_le_bytes());
+        put(8, &(1 | HAS_SECOND).to_le_bytes());
+        put(12, &sectors(self.disk_bytes));
+        put(20, &sectors(self.grain_bytes));
+        put(28, &sectors(descriptor));
+        put(36, &sectors(descriptor_bytes));
+        put(44, &u32::try_from(self.table_entries).unwrap_or(u32::MAX).to_le_bytes());
+        put(48, &sectors(self.second_directory.unwrap_or_default()));
+        put(56, &sectors(self.directory));
+        put(64, &sectors(overhead));
+        put(73, NEWLINES);
+        bytes
+    }
+}

@@ -1,0 +1,344 @@
+//! Directories and tables of grains, read and changed.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use holdfast_block::to_usize;
+
+use super::extent::SparseExtent;
+use super::joined::{Joined, WINDOW_BYTES};
+use crate::blocks::pages::Pages;
+use crate::blocks::{Tables, clear_room};
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::identity::ImageId;
+use crate::lru::Lru;
+use crate::run::{Compressed, Run, RunKind};
+use crate::{Error, Result};
+
+/// Memory for the tables of one layer: with grains of 64 KiB those of 128 GiB.
+const CACHE_BYTES: u64 = 8 << 20;
+/// Memory for decompressed grains, for readers that ask for less than one.
+const GRAIN_CACHE_BYTES: u64 = 4 << 20;
+/// Sector of the disk and bytes, before the bytes of a compressed grain.
+const MARKER_BYTES: usize = 12;
+/// An entry of a grain that is zero, where such entries are allowed.
+const ZERO_GRAIN: u32 = 1;
+
+/// A part of the disk, and what it is made of. Places of files are those of [`Joined`].
+pub(crate) struct Part {
+    /// Where it begins on the disk.
+    pub(crate) start: u64,
+    pub(crate) length: u64,
+    pub(crate) kind: PartKind,
+}
+
+pub(crate) enum PartKind {
+    Zero,
+    /// Bytes of a file, from `host` on.
+    Flat {
+        host: u64,
+    },
+    /// A file with tables; its first byte is at `window`.
+    Sparse {
+        window: u64,
+        extent: SparseExtent,
+    },
+}
+
+/// What is opened of an image.
+pub(crate) struct Opened {
+    pub(crate) parts: Vec<Part>,
+    pub(crate) files: Arc<Joined>,
+    /// Where the digits of the CID stand.
+    pub(crate) content_id_at: Range<u64>,
+}
+
+/// The tables of one image.
+pub(crate) struct VmdkTables {
+    image: Arc<str>,
+    opened: Opened,
+    disk_bytes: u64,
+    pages: Pages,
+    grains: Lru<Vec<u8>>,
+    /// Where the next grain of each part goes; known once writing has started.
+    ends: Vec<u64>,
+}
+
+impl VmdkTables {
+    pub(crate) fn new(image: Arc<str>, opened: Opened) -> Self {
+        let files: Arc<dyn ImageFile> = Arc::clone(&opened.files) as Arc<dyn ImageFile>;
+        Self {
+            image,
+            disk_bytes: opened.parts.last().map_or(0, |part| part.start + part.length),
+            opened,
+            pages: Pages::new(files, CACHE_BYTES),
+            grains: Lru::new(GRAIN_CACHE_BYTES),
+            ends: Vec::new(),
+        }
+    }
+
+    /// The part that has the byte at `offset`.
+    fn part_index(&self, offset: u64) -> usize {
+        self.opened
+            .parts
+            .partition_point(|part| part.start + part.length <= offset)
+            .min(self.opened.parts.len().saturating_sub(1))
+    }
+
+    fn number(&self, offset: u64) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.pages.array(offset)?))
+    }
+
+    /// Where the table number `index` of an extent is, in its file.
+    fn table(&self, window: u64, extent: &SparseExtent, index: u64) -> Result<u64> {
+        let sector = self.number(window + extent.directory + index * 4)?;
+        Ok(u64::from(sector) * super::SECTOR_BYTES)
+    }
+
+    /// The run at `at`, inside its part.
+    fn piece(&self, at: u64) -> Result<Run> {
+        let Some(part) = self.opened.parts.get(self.part_index(at)) else {
+            return Ok(Run {
+                length: u64::MAX,
+                kind: RunKind::Zero,
+            });
+        };
+        let within = at - part.start;
+        // Tables know whole grains, also past the end of the disk.
+        let rest = match part.length.checked_sub(within) {
+            Some(rest) if rest > 0 && part.start + part.length < self.disk_bytes => rest,
+            _ => u64::MAX,
+        };
+        match &part.kind {
+            PartKind::Zero => Ok(Run {
+                length: rest,
+                kind: RunKind::Zero,
+            }),
+            PartKind::Flat { host } => Ok(Run {
+                length: rest,
+                kind: RunKind::Data { host: host + within },
+            }),
+            PartKind::Sparse { window, extent } => {
+                let run = self.sparse_piece(*window, extent, within)?;
+                Ok(Run {
+                    length: run.length.min(rest),
+                    ..run
+                })
+            }
+        }
+    }
+
+    fn sparse_piece(&self, window: u64, extent: &SparseExtent, within: u64) -> Result<Run> {
+        let coverage = extent.table_coverage();
+        let table = self.table(window, extent, within / coverage)?;
+        if table == 0 {
+            return Ok(Run {
+                length: coverage - within % coverage,
+                kind: RunKind::Absent,
+            });
+        }
+        let grain = extent.grain_bytes;
+        let index = within % coverage / grain;
+        let length = grain - within % grain;
+        let kind = match self.number(window + table + index * 4)? {
+            0 => RunKind::Absent,
+            ZERO_GRAIN if extent.has_zero_grains => RunKind::Zero,
+            sector => {
+                let host = window + u64::from(sector) * super::SECTOR_BYTES;
+                if extent.is_compressed {
+                    RunKind::Compressed(Compressed {
+                        offset: host,
+                        length_bytes: grain,
+                    })
+                } else {
+                    RunKind::Data {
+                        host: host + within % grain,
+                    }
+                }
+            }
+        };
+        Ok(Run { length, kind })
+    }
+
+    /// The grain whose marker is at `host`, which is that of the byte at `within` of the extent.
+    fn grain(&self, host: u64, extent: &SparseExtent, within: u64) -> Result<Arc<Vec<u8>>> {
+        if let Some(grain) = self.grains.get(host) {
+            return Ok(grain);
+        }
+        let wrong = |detail: String| corrupt(&self.image, "compressed grain", host % WINDOW_BYTES, detail);
+        let mut marker = [0; MARKER_BYTES];
+        self.opened.files.read_at(&mut marker, host)?;
+        let sector = u64::from_le_bytes(marker[..8].try_into().expect("eight bytes"));
+        let stored = u64::from(u32::from_le_bytes(marker[8..].try_into().expect("four bytes")));
+        let expected = within / extent.grain_bytes * (extent.grain_bytes / super::SECTOR_BYTES);
+        if sector != expected {
+            return Err(wrong(format!("it is that of sector {sector}, not {expected}")));
+        }
+        if stored == 0 || stored > 2 * extent.grain_bytes {
+            return Err(wrong(format!("it has {stored} bytes")));
+        }
+        let mut input = vec![0; to_usize(stored)];
+        self.opened.files.read_at(&mut input, host + MARKER_BYTES as u64)?;
+        let mut grain = vec![0; to_usize(extent.grain_bytes)];
+        let mut decompressor = libdeflater::Decompressor::new();
+        // The last grain of a disk may be shorter.
+        decompressor
+            .zlib_decompress(&input, &mut grain)
+            .map_err(|error| wrong(error.to_string()))?;
+        let grain = Arc::new(grain);
+        self.grains.insert(host, Arc::clone(&grain), extent.grain_bytes);
+        Ok(grain)
+    }
+
+    fn not_writable(&self, detail: &str) -> Error {
+        Error::NotWritable {
+            image: self.image.to_string(),
+            detail: detail.to_owned(),
+        }
+    }
+
+    /// Room of `length` bytes, a multiple of sectors, behind all else of the file of part `index`; zero.
+    fn room(&mut self, index: usize, length: u64) -> Result<u64> {
+        let start = self.ends[index];
+        let within = start % WINDOW_BYTES;
+        if (within + length) / super::SECTOR_BYTES > u64::from(u32::MAX) {
+            return Err(self.not_writable("the file is as large as its tables can reach; convert it to another format"));
+        }
+        // Of the file itself: the joined one has no end in the middle.
+        let file = &self.opened.files.files[to_usize(start / WINDOW_BYTES)];
+        clear_room(&**file, within..within + length)?;
+        self.ends[index] = start + length;
+        Ok(start)
+    }
+
+    fn reserve_grain(&mut self, part_index: usize, within: u64) -> Result<()> {
+        let PartKind::Sparse { window, extent } = &self.opened.parts[part_index].kind else {
+            return Err(self.not_writable("a part of it is zero, and cannot be anything else"));
+        };
+        let (window, extent) = (*window, extent.clone());
+        let coverage = extent.table_coverage();
+        let (number, index) = (within / coverage, within % coverage / extent.grain_bytes);
+        let directories = [Some(extent.directory), extent.second_directory];
+        if self.table(window, &extent, number)? == 0 {
+            for directory in directories.into_iter().flatten() {
+                let bytes = (extent.table_entries * 4).next_multiple_of(super::SECTOR_BYTES);
+                let table = self.room(part_index, bytes)?;
+                let sector = u32::try_from(table % WINDOW_BYTES / super::SECTOR_BYTES).unwrap_or(u32::MAX);
+                self.pages
+                    .write(&sector.to_le_bytes(), window + directory + number * 4)?;
+            }
+            // Grains begin where they can be shared.
+            self.ends[part_index] = self.ends[part_index].next_multiple_of(extent.grain_bytes);
+        }
+        let grain = self.room(part_index, extent.grain_bytes)?;
+        let sector = u32::try_from(grain % WINDOW_BYTES / super::SECTOR_BYTES).unwrap_or(u32::MAX);
+        for directory in directories.into_iter().flatten() {
+            let table = self.number(window + directory + number * 4)?;
+            if table != 0 {
+                let table = window + u64::from(table) * super::SECTOR_BYTES;
+                self.pages.write(&sector.to_le_bytes(), table + index * 4)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Tables for VmdkTables {
+    fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        let grain = |part: &Part| match &part.kind {
+            PartKind::Sparse { extent, .. } => Some(extent.grain_bytes),
+            _ => None,
+        };
+        self.opened
+            .parts
+            .iter()
+            .filter_map(grain)
+            .max()
+            .unwrap_or(super::SECTOR_BYTES)
+    }
+
+    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+        Run::of_pieces(length_max, |done| self.piece(offset + done))
+    }
+
+    fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()> {
+        let part = &self.opened.parts[self.part_index(offset)];
+        let PartKind::Sparse { extent, .. } = &part.kind else {
+            return Err(self.not_writable("only sparse extents are compressed"));
+        };
+        let within = offset - part.start;
+        let grain = self.grain(compressed.offset, extent, within)?;
+        let start = to_usize(within % extent.grain_bytes);
+        buffer.copy_from_slice(&grain[start..start + buffer.len()]);
+        Ok(())
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let unit = self.unit_bytes();
+        let mut ends = Vec::new();
+        for part in &self.opened.parts {
+            if !part.start.is_multiple_of(unit) {
+                return Err(self.not_writable("a grain of it would begin inside of another part"));
+            }
+            ends.push(match &part.kind {
+                PartKind::Zero => return Err(self.not_writable("a part of it is zero, and cannot be anything else")),
+                PartKind::Flat { .. } => 0,
+                PartKind::Sparse { extent, .. } if extent.is_compressed => {
+                    return Err(self.not_writable("what is compressed cannot be changed; convert it first"));
+                }
+                PartKind::Sparse { extent, .. } if extent.is_open => {
+                    return Err(self.not_writable("it was not closed cleanly, or is open"));
+                }
+                PartKind::Sparse { window, extent } => {
+                    // What is behind the last grain, after a crash, stays unused.
+                    let file = &self.opened.files.files[to_usize(window / WINDOW_BYTES)];
+                    window + file.length_bytes()?.next_multiple_of(extent.grain_bytes)
+                }
+            });
+        }
+        self.ends = ends;
+        // Children know by this that their parent is not what it was.
+        let random = ImageId::random()?.0;
+        let number = u32::from_be_bytes(random[..4].try_into().expect("four bytes"));
+        // As many digits as there are; all ones would mean that there is no parent.
+        let digits = format!("{:08x}", number & 0x7fff_ffff | 0x1111_1111);
+        let count = to_usize(self.opened.content_id_at.end - self.opened.content_id_at.start);
+        self.pages
+            .write(&digits.as_bytes()[..count], self.opened.content_id_at.start)
+    }
+
+    fn reserve(&mut self, range: Range<u64>) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let index = self.part_index(at);
+            let part = &self.opened.parts[index];
+            let within = at - part.start;
+            let PartKind::Sparse { extent, .. } = &part.kind else {
+                at = part.start + part.length;
+                continue;
+            };
+            let end = part.start + (within / extent.grain_bytes + 1) * extent.grain_bytes;
+            self.reserve_grain(index, within)?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn set_zero(&mut self, _range: Range<u64>) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn changed_bytes(&self) -> u64 {
+        self.pages.changed_bytes()
+    }
+
+    fn store(&mut self) -> Result<()> {
+        // A table is zero before its place is known, and a place means nothing before its grain is there, which it is: any order is right.
+        self.pages.store(&(0..0))
+    }
+}

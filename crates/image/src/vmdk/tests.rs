@@ -1,0 +1,152 @@
+//! Crashes, and what headers and descriptors may not say.
+
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, to_usize};
+
+use super::create::{NewVmdk, write_empty};
+use super::descriptor::{Descriptor, ExtentKind};
+use super::extent::SparseExtent;
+use super::joined::Joined;
+use super::tables::{Opened, Part, PartKind, VmdkTables};
+use crate::Result;
+use crate::blocks::TableLayer;
+use crate::blocks::crash_tests::{Case, survive_crashes};
+use crate::file::ImageFile;
+use crate::file::memory::MemoryFile;
+
+fn empty() -> Vec<u8> {
+    let file = MemoryFile::default();
+    let new = NewVmdk {
+        size_bytes: 98_304 + 512,
+        grain_bytes: 4096,
+        name: "image.vmdk".to_owned(),
+        parent: None,
+    };
+    write_empty(&file, &new).unwrap();
+    let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
+    file.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// The same, whose tables come about when they are needed.
+fn without_tables() -> Vec<u8> {
+    let mut bytes = empty();
+    let extent = SparseExtent::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
+    for directory in [extent.directory, extent.second_directory.unwrap()] {
+        bytes[to_usize(directory)..to_usize(directory) + 4].fill(0);
+    }
+    bytes
+}
+
+fn opened(file: Arc<dyn ImageFile>) -> Result<Opened> {
+    let extent = SparseExtent::load(&*file, "image")?;
+    let (offset, length) = extent.descriptor.unwrap();
+    let mut text = vec![0; to_usize(length)];
+    file.read_at(&mut text, offset)?;
+    let descriptor = Descriptor::parse(&text, "image")?;
+    Ok(Opened {
+        parts: vec![Part {
+            start: 0,
+            length: extent.disk_bytes,
+            kind: PartKind::Sparse { window: 0, extent },
+        }],
+        files: Arc::new(Joined { files: vec![file] }),
+        content_id_at: offset + descriptor.content_id_at.start as u64..offset + descriptor.content_id_at.end as u64,
+    })
+}
+
+fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Result<TableLayer> {
+    let tables = Box::new(VmdkTables::new("image".into(), opened(Arc::clone(&file))?));
+    Ok(TableLayer::new("image".into(), file, tables, backing))
+}
+
+#[test]
+fn a_crash_loses_nothing_that_was_flushed() {
+    let case = |name, start, has_parent| Case {
+        name,
+        start,
+        has_parent,
+        open,
+        check: |file| super::check::check(&opened(file)?),
+    };
+    survive_crashes(vec![
+        case("sparse", empty(), false),
+        case("without tables", without_tables(), false),
+        case("a child", empty(), true),
+    ]);
+}
+
+#[test]
+fn descriptors_are_read_as_they_are_written_by_others() {
+    let text = b"# Disk DescriptorFile\r\nversion = 1\r\nCID = 7C0BD2A4\r\nparentCID=42e7e526\r\n\
+        createType = \"twoGbMaxExtentSparse\"\r\nparentFileNameHint = \"C:\\VMs\\base.vmdk\"\r\n\
+        RW 4192256 SPARSE \"web 1-s001.vmdk\"\r\nRW 63 FLAT \"web1-flat.vmdk\" 128\r\nRW 7 ZERO\r\nddb.uuid = \"60 00\"\r\n";
+    let found = Descriptor::parse(text, "image").unwrap();
+    assert_eq!(found.content_id, 0x7c0b_d2a4);
+    assert_eq!(&text[found.content_id_at.clone()], b"7C0BD2A4");
+    assert_eq!(found.parent, Some((0x42e7_e526, "base.vmdk".to_owned())));
+    let kinds: Vec<_> = found
+        .extents
+        .iter()
+        .map(|extent| (extent.sectors, extent.kind.clone()))
+        .collect();
+    let file = |name: &str| name.to_owned();
+    assert_eq!(
+        kinds,
+        [
+            (
+                4_192_256,
+                ExtentKind::Sparse {
+                    file: file("web 1-s001.vmdk")
+                }
+            ),
+            (
+                63,
+                ExtentKind::Flat {
+                    file: file("web1-flat.vmdk"),
+                    offset: 128
+                }
+            ),
+            (7, ExtentKind::Zero),
+        ]
+    );
+    for wrong in [
+        "CID=",
+        "CID=7c0bd2a4c",
+        "CID=xxxxxxxx",
+        "version=1",
+        "CID=7c0bd2a4\nRW x SPARSE \"a\"",
+        "CID=7c0bd2a4\nRW 1 SPARSE",
+        "CID=7c0bd2a4\nRW 1 VMFSSPARSE \"a\"",
+        "CID=7c0bd2a4\nRW 1 FLAT \"a\" x",
+    ] {
+        assert!(Descriptor::parse(wrong.as_bytes(), "image").is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn what_contradicts_itself_is_refused() {
+    let good = empty();
+    let is_refused = |at: usize, value: u32| {
+        let mut bytes = good.clone();
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        SparseExtent::load(&MemoryFile::new(bytes), "image").is_err()
+    };
+    assert!(!is_refused(64, 9), "another overhead");
+    for (what, at, value) in [
+        ("magic", 0, 1),
+        ("version", 4, 4),
+        ("grain of nothing", 20, 0),
+        ("grain of nine sectors", 20, 9),
+        ("grain of 2 MiB", 20, 4096),
+        ("tables without entries", 44, 0),
+        ("tables of too many", 44, 5000),
+        ("no directory", 56, 0),
+        ("a directory past the end", 56, 1 << 20),
+        ("more sectors than there are numbers", 16, 0xffff_ffff),
+        ("line ends changed on the way", 73, 0x0a0a_0a0a),
+    ] {
+        assert!(is_refused(at, value), "{what}");
+    }
+}

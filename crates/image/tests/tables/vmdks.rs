@@ -1,0 +1,107 @@
+//! VMDKs of several files, and streams.
+
+use holdfast_block::{BlockDevice as _, BlockDeviceMut as _};
+use holdfast_image::{Error, Gate, ImageKind, OpenOptions, open, open_mut};
+
+use crate::peer::{Lab, Random, assert_reads_as, flatten, path_text, qemu_img, work};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn all_kinds_of_the_peer_are_read_and_those_of_files_written() {
+    for (kind, expected, is_written) in [
+        ("monolithicSparse", ImageKind::Dynamic, true),
+        ("monolithicFlat", ImageKind::Fixed, true),
+        ("twoGbMaxExtentSparse", ImageKind::Dynamic, true),
+        ("twoGbMaxExtentFlat", ImageKind::Fixed, true),
+        ("streamOptimized", ImageKind::Stream, false),
+    ] {
+        let lab = Lab::new();
+        let (raw, mut disk) = lab.raw("disk.raw", 20 * MIB + 512, 3);
+        let image = lab.path("web1.vmdk");
+        let options = format!("subformat={kind}");
+        let words = [
+            "convert",
+            "-f",
+            "raw",
+            "-O",
+            "vmdk",
+            "-o",
+            &options,
+            path_text(&raw),
+            path_text(&image),
+        ];
+        qemu_img(&words);
+        let opened = open(&image, &OpenOptions::default()).unwrap();
+        assert_reads_as(&opened, &disk, kind);
+        assert_eq!(opened.layers()[0].blocks.as_ref().unwrap().kind, expected, "{kind}");
+        drop(opened);
+        if is_written {
+            work(&image, &mut disk, &mut Random(5), 60);
+            assert!(
+                flatten(&image, &lab)[..disk.len()] == disk,
+                "{kind}: the peer reads something else"
+            );
+            assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &disk, kind);
+        } else {
+            let device = open_mut(&image, &OpenOptions::default()).unwrap();
+            let refused = device.write_at(&[1], 0).unwrap_err().to_string();
+            assert!(refused.contains("compressed"), "{refused}");
+        }
+    }
+}
+
+#[test]
+fn extents_cross_borders_of_files() {
+    let lab = Lab::new();
+    let image = lab.path("large.vmdk");
+    qemu_img(&[
+        "create",
+        "-q",
+        "-f",
+        "vmdk",
+        "-o",
+        "subformat=twoGbMaxExtentSparse",
+        path_text(&image),
+        "5G",
+    ]);
+    let device = open_mut(&image, &OpenOptions::default()).unwrap();
+    let border = 2 << 30;
+    // The descriptor says where the border is; the bytes around any near one are written at once.
+    let data: Vec<u8> = (0..8 << 20_u32)
+        .map(|at: u32| u8::try_from(at / 4096 % 251).unwrap())
+        .collect();
+    device.write_at(&data, border - (4 << 20)).unwrap();
+    device.flush().unwrap();
+    drop(device);
+    let opened = open(&image, &OpenOptions::default()).unwrap();
+    let mut found = vec![0; data.len()];
+    opened.read_at(&mut found, border - (4 << 20)).unwrap();
+    assert!(found == data);
+    qemu_img(&["check", "-f", "vmdk", path_text(&image)]);
+}
+
+#[test]
+fn an_extent_elsewhere_is_not_opened() {
+    let lab = Lab::new();
+    std::fs::create_dir(lab.path("vm")).unwrap();
+    let secret = lab.path("secret");
+    crate::peer::sample_disk(512, 1);
+    std::fs::File::create(&secret).unwrap().set_len(4096).unwrap();
+    let image = lab.path("vm/trap.vmdk");
+    let text = format!(
+        "# Disk DescriptorFile\nversion=1\nCID=7c0bd2a4\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\nRW 8 FLAT \"{}\" 0\n",
+        secret.display()
+    );
+    std::io::Write::write_all(&mut std::fs::File::create(&image).unwrap(), text.as_bytes()).unwrap();
+    assert!(matches!(
+        open(&image, &OpenOptions::default()),
+        Err(Error::Refused { .. })
+    ));
+    let trusting = OpenOptions {
+        gate: Gate::Deny,
+        allow: vec![secret],
+        ..OpenOptions::default()
+    };
+    assert_eq!(open(&image, &trusting).unwrap().size_bytes(), 4096);
+}
