@@ -36,7 +36,7 @@ fn verbose_version_describes_the_build() {
         .iter()
         .map(|format| format["name"].as_str().unwrap())
         .collect();
-    assert_eq!(formats, ["raw", "qcow2"]);
+    assert_eq!(formats, ["raw", "qcow2", "vdi", "vhd", "vhdx", "vmdk", "parallels"]);
     assert_eq!(report["repository_versions_read"], serde_json::json!([1, 2]));
     let file_system = report["file_system"].as_array().unwrap();
     assert!(
