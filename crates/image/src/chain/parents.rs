@@ -137,7 +137,9 @@ impl Opener {
         for name in names {
             match self.keeper.admit(&overlay.path, name) {
                 Ok(path) => candidates.push(path),
-                Err(error) => drop(refusal.get_or_insert(error)),
+                Err(error @ Error::Refused { .. }) => drop(refusal.get_or_insert(error)),
+                // It is not there any more.
+                Err(_) => {}
             }
         }
         // What the user allowed may be the parent under another name.

@@ -196,7 +196,7 @@ impl Vmdk {
                 modification: Some(format!("{content_id:08x}")),
                 names: vec![hint.clone()],
             }),
-            creator: Some(self.descriptor.create_type.clone()).filter(|kind| !kind.is_empty()),
+            creator: None,
         }
     }
 }

@@ -33,7 +33,6 @@ pub(crate) struct Descriptor {
     pub(crate) content_id_at: Range<usize>,
     /// The parent's, and where it is.
     pub(crate) parent: Option<(u32, String)>,
-    pub(crate) create_type: String,
     pub(crate) extents: Vec<NamedExtent>,
     pub(crate) uuid: Option<String>,
 }
@@ -64,7 +63,6 @@ impl Descriptor {
             content_id: 0,
             content_id_at: 0..0,
             parent: None,
-            create_type: String::new(),
             extents: Vec::new(),
             uuid: None,
         };
@@ -95,7 +93,6 @@ impl Descriptor {
                     found.content_id_at = digits_at..digits_at + value.len();
                 }
                 "parentcid" => parent_id = number()?,
-                "createtype" => value.clone_into(&mut found.create_type),
                 "parentfilenamehint" => hint = from_windows(value),
                 "ddb.uuid" | "ddb.uuid.image" => found.uuid = Some(value.to_owned()),
                 _ => {}

@@ -79,6 +79,33 @@ fn children_read_through_to_their_parents() {
 }
 
 #[test]
+fn a_parent_that_has_moved_is_asked_for_and_found_where_the_user_says() {
+    for (format, extension) in [(Format::Vhd, "vhd"), (Format::Vhdx, "vhdx"), (Format::Vmdk, "vmdk")] {
+        let lab = Lab::new();
+        let (base, top) = (
+            lab.path(&format!("base.{extension}")),
+            lab.path(&format!("top.{extension}")),
+        );
+        create(&base, &CreateOptions::new(format, MIB)).unwrap();
+        create(&top, &child_of(&base, format, MIB)).unwrap();
+        std::fs::create_dir(lab.path("moved")).unwrap();
+        let moved = lab.path(&format!("moved/base.{extension}"));
+        std::fs::rename(&base, &moved).unwrap();
+        let gone = open(&top, &OpenOptions::default());
+        assert!(
+            matches!(gone, Err(Error::ParentNotFound { .. })),
+            "{format}: {:?}",
+            gone.err()
+        );
+        let options = OpenOptions {
+            allow: vec![moved],
+            ..OpenOptions::default()
+        };
+        assert_eq!(open(&top, &options).unwrap().layers().len(), 2, "{format}");
+    }
+}
+
+#[test]
 fn a_parent_is_found_where_virtualbox_puts_it_and_nowhere_else() {
     let lab = Lab::new();
     let size = 2 * MIB;
