@@ -343,6 +343,12 @@ fn image_advice(error: &ImageError) -> Advice {
             Kind::Refused,
             "if you trust the image, allow the file with --allow FILE",
         ),
+        ImageError::ParentNotFound { .. } => advice(Exit::Error, Kind::NotFound, "say where it is with --allow FILE"),
+        ImageError::ParentChanged { .. } => advice(
+            Exit::Damage,
+            Kind::Damage,
+            "what was written to the parent is in its children too, in part: restore the parent as it was",
+        ),
         ImageError::InvalidOption { .. } => plain(Exit::Usage, Kind::Usage),
         ImageError::NotFound { .. } => plain(Exit::Error, Kind::NotFound),
         ImageError::Locked { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),
