@@ -134,7 +134,10 @@ impl Opener {
     ) -> Result<OpenedFile> {
         let mut refusal = None;
         let mut candidates = Vec::new();
-        for name in names {
+        // A path may be that of another host, or of before both were moved: its file may be beside the image.
+        let beside = names.iter().filter(|name| name.contains('/'));
+        let beside = beside.filter_map(|name| Path::new(name).file_name()?.to_str());
+        for name in names.iter().map(String::as_str).chain(beside) {
             match self.keeper.admit(&overlay.path, name) {
                 Ok(path) => candidates.push(path),
                 Err(error @ Error::Refused { .. }) => drop(refusal.get_or_insert(error)),

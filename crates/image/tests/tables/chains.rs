@@ -102,6 +102,21 @@ fn a_parent_that_has_moved_is_asked_for_and_found_where_the_user_says() {
             ..OpenOptions::default()
         };
         assert_eq!(open(&top, &options).unwrap().layers().len(), 2, "{format}");
+
+        // One that was elsewhere, and is beside its child now.
+        let far = lab.path(&format!("far.{extension}"));
+        let child = child_of(&lab.path(&format!("moved/base.{extension}")), format, MIB);
+        create(&far, &child).unwrap();
+        std::fs::create_dir(lab.path("both")).unwrap();
+        for (from, to) in [(&lab.path(&format!("moved/base.{extension}")), "base"), (&far, "far")] {
+            std::fs::rename(from, lab.path(&format!("both/{to}.{extension}"))).unwrap();
+        }
+        let far = lab.path(&format!("both/far.{extension}"));
+        assert_eq!(
+            open(&far, &OpenOptions::default()).unwrap().layers().len(),
+            2,
+            "{format}"
+        );
     }
 }
 
