@@ -17,7 +17,9 @@ use rustix::fs::MemfdFlags;
 pub use blocks::{parallels, vdi, vhd, vhdx, vmdk};
 pub use seeds::seeds;
 
-use crate::{Backing, BitmapState, Format, Gate, Image, MapContent, OpenOptions, Result, check, detect, open};
+use crate::{
+    Backing, BitmapState, CheckReport, Format, Gate, Image, MapContent, OpenOptions, Result, check, detect, open,
+};
 
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[
@@ -217,8 +219,9 @@ pub fn qcow2_write(bytes: &[u8]) -> Outcome {
 fn write(bytes: &[u8], format: Format) -> Outcome {
     let file = Unnamed::new(bytes);
     let options = options(Some(format), Backing::Ignore);
-    let is_sound = || check(&file.path, &options).is_ok_and(|report| report.corruption_count == 0);
-    let was_sound = is_sound();
+    let checked = || check(&file.path, &options);
+    let is_sound = |report: &Result<CheckReport>| report.as_ref().is_ok_and(|report| report.corruption_count == 0);
+    let was_sound = is_sound(&checked());
     let mut written = Vec::new();
     if write_some(&file.path, &options, &mut written).is_err() {
         return Outcome::Refused;
@@ -234,9 +237,10 @@ fn write(bytes: &[u8], format: Format) -> Outcome {
         }
         Ok(())
     });
+    let after = checked();
     assert!(
-        !was_sound || (again.is_ok() && is_sound()),
-        "writing has made a sound image corrupt"
+        !was_sound || (again.is_ok() && is_sound(&after)),
+        "writing has made a sound {format} image corrupt: {again:?}, {after:?}"
     );
     outcome_of(&again)
 }

@@ -216,10 +216,12 @@ impl Tables for SparseTables {
         })?;
         sectors.sort_unstable();
         let is_close = |pair: &[u32]| u64::from(pair[1] - pair[0]) * SECTOR_BYTES < whole;
-        if sectors.windows(2).any(is_close) {
+        let is_in_tables = |sector: &u32| u64::from(*sector) * SECTOR_BYTES < self.header.tables_end;
+        if sectors.windows(2).any(is_close) || sectors.first().is_some_and(is_in_tables) {
             return Err(Error::NotWritable {
                 image: self.image.to_string(),
-                detail: "two blocks are in one place; holdfast image check tells which".to_owned(),
+                detail: "two blocks are in one place, or one in that of the tables; holdfast image check tells which"
+                    .to_owned(),
             });
         }
         // What other programs keep behind the blocks, and before the footer, stays.

@@ -6,7 +6,7 @@ use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
 use super::extent::SparseExtent;
-use super::tables::{Opened, PartKind};
+use super::tables::{Opened, PartKind, has_overlap};
 use crate::blocks::for_each_entry;
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
@@ -37,6 +37,11 @@ fn check_sparse(file: &dyn ImageFile, extent: &SparseExtent, start: u64, report:
         extent.grain_bytes
     };
     let mut seen: HashMap<u64, u64> = HashMap::new();
+    let metadata = extent.metadata(file)?;
+    if has_overlap(&metadata) {
+        let detail = "two of its tables are in one place, or one is in the header or the descriptor".to_owned();
+        report.add(Severity::Corruption, ProblemKind::Structure { detail });
+    }
     let mut tables = Vec::new();
     for_each_entry(file, (extent.directory, extent.table_count()), |number, entry| {
         let place = u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES;
@@ -73,6 +78,19 @@ fn check_sparse(file: &dyn ImageFile, extent: &SparseExtent, start: u64, report:
                     },
                 );
                 return;
+            }
+            let next = metadata.partition_point(|range| range.start <= host);
+            let is_inside = next > 0 && metadata[next - 1].end > host;
+            let is_over = metadata.get(next).is_some_and(|range| range.start < host + unit);
+            if is_inside || is_over {
+                report.add(
+                    Severity::Corruption,
+                    ProblemKind::Overlap {
+                        offset: host,
+                        first: "a table",
+                        second: "a grain of the disk",
+                    },
+                );
             }
             let bit = host / unit;
             let word = seen.entry(bit / 64).or_default();

@@ -58,7 +58,6 @@ pub(crate) enum ExtentKind {
 impl Descriptor {
     pub(crate) fn parse(text: &[u8], image: &str) -> Result<Self> {
         let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
-        let text = String::from_utf8_lossy(&text[..end]);
         let mut found = Self {
             content_id: 0,
             content_id_at: 0..0,
@@ -68,10 +67,12 @@ impl Descriptor {
         };
         let (mut parent_id, mut hint) = (NO_PARENT, String::new());
         let mut at = 0;
-        for line in text.split_inclusive('\n') {
+        // By bytes: the text may be of any code page, and places in it are written to.
+        for line in text[..end].split_inclusive(|byte| *byte == b'\n') {
             let start = at;
             at += line.len();
-            let trimmed = line.trim();
+            let decoded = String::from_utf8_lossy(line);
+            let trimmed = decoded.trim();
             let wrong = |detail: String| corrupt(image, "descriptor", start as u64, detail);
             if let Some(extent) = NamedExtent::parse(trimmed, image, start)? {
                 if found.extents.len() == EXTENT_COUNT_MAX {
@@ -84,12 +85,20 @@ impl Descriptor {
                 continue;
             };
             let value = value.trim().trim_matches('"');
-            let number =
-                || u32::from_str_radix(value, 16).map_err(|_| wrong(format!("{value:?} is no number of eight digits")));
+            let number = || {
+                let digits = Some(value).filter(|value| value.bytes().all(|byte| byte.is_ascii_hexdigit()));
+                let number = digits.and_then(|digits| u32::from_str_radix(digits, 16).ok());
+                number.ok_or_else(|| wrong(format!("{value:?} is no number of eight digits")))
+            };
             match key.trim().to_ascii_lowercase().as_str() {
                 "cid" => {
                     found.content_id = number()?;
-                    let digits_at = start + line.find(value).unwrap_or_default();
+                    let behind = line.iter().position(|byte| *byte == b'=').map_or(0, |at| at + 1);
+                    let digits = line[behind..]
+                        .iter()
+                        .position(u8::is_ascii_hexdigit)
+                        .unwrap_or_default();
+                    let digits_at = start + behind + digits;
                     found.content_id_at = digits_at..digits_at + value.len();
                 }
                 "parentcid" => parent_id = number()?,

@@ -20,9 +20,12 @@
 //!
 //! A compressed grain is its first sector (8), its bytes (4), and these, of zlib. A footer is a header in the last sector but one.
 
+use std::ops::Range;
+
 use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
+use crate::blocks::for_each_entry;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::{Error, Result};
@@ -158,6 +161,27 @@ impl SparseExtent {
     /// Tables of the extent.
     pub(crate) fn table_count(&self) -> u64 {
         self.disk_bytes.div_ceil(self.table_coverage())
+    }
+
+    /// What of `file` is not grains, in order: header, descriptor, directories and tables.
+    pub(super) fn metadata(&self, file: &dyn ImageFile) -> Result<Vec<Range<u64>>> {
+        let descriptor = self
+            .descriptor
+            .map(|(offset, length)| offset..offset.saturating_add(length));
+        let mut ranges: Vec<Range<u64>> = descriptor.into_iter().collect();
+        ranges.push(0..HEADER_BYTES);
+        let table_bytes = self.table_entries * 4;
+        for directory in [Some(self.directory), self.second_directory].into_iter().flatten() {
+            ranges.push(directory..directory + self.table_count() * 4);
+            for_each_entry(file, (directory, self.table_count()), |_, entry| {
+                let table = u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES;
+                if table != 0 {
+                    ranges.push(table..table + table_bytes);
+                }
+            })?;
+        }
+        ranges.sort_unstable_by_key(|range| range.start);
+        Ok(ranges)
     }
 
     /// The header of a new extent, as it is stored; `overhead` are the bytes before the first grain.

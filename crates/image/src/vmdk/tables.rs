@@ -244,6 +244,11 @@ impl VmdkTables {
     }
 }
 
+/// Whether one of the ranges, which are in order, begins before the one before it ends.
+pub(super) fn has_overlap(ranges: &[Range<u64>]) -> bool {
+    ranges.windows(2).any(|pair| pair[1].start < pair[0].end)
+}
+
 impl Tables for VmdkTables {
     fn disk_bytes(&self) -> u64 {
         self.disk_bytes
@@ -295,8 +300,13 @@ impl Tables for VmdkTables {
                     return Err(self.not_writable("it was not closed cleanly, or is open"));
                 }
                 PartKind::Sparse { window, extent } => {
-                    // What is behind the last grain, after a crash, stays unused.
                     let file = &self.opened.files.files[to_usize(window / WINDOW_BYTES)];
+                    if has_overlap(&extent.metadata(&**file)?) {
+                        return Err(
+                            self.not_writable("two of its tables are in one place; holdfast image check tells which")
+                        );
+                    }
+                    // What is behind the last grain, after a crash, stays unused.
                     window + file.length_bytes()?.next_multiple_of(extent.grain_bytes)
                 }
             });

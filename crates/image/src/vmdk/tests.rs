@@ -111,6 +111,10 @@ fn descriptors_are_read_as_they_are_written_by_others() {
             (7, ExtentKind::Zero),
         ]
     );
+    // VMware writes what the code page of its host has.
+    let text = b"encoding=\"windows-1252\"\n# \xe9\xe9\nCID = \"D\"\nRW 1 ZERO\n";
+    let found = Descriptor::parse(text, "image").unwrap();
+    assert_eq!((found.content_id, &text[found.content_id_at]), (13, &b"D"[..]));
     for wrong in [
         "CID=",
         "CID=7c0bd2a4c",
