@@ -1,6 +1,7 @@
 //! Holding the tables against the files.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use holdfast_block::to_usize;
 
@@ -29,18 +30,16 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
 }
 
 fn check_sparse(file: &dyn ImageFile, extent: &SparseExtent, start: u64, report: &mut CheckReport) -> Result<()> {
-    let file_bytes = file.length_bytes()?;
-    // A bit for each grain of the file, by words.
-    let unit = if extent.is_compressed {
-        SECTOR_BYTES
-    } else {
-        extent.grain_bytes
+    let mut grains = Grains {
+        file_bytes: file.length_bytes()?,
+        extent,
+        metadata: extent.metadata(file)?,
+        seen: HashMap::new(),
+        report,
     };
-    let mut seen: HashMap<u64, u64> = HashMap::new();
-    let metadata = extent.metadata(file)?;
-    if has_overlap(&metadata) {
+    if has_overlap(&grains.metadata) {
         let detail = "two of its tables are in one place, or one is in the header or the descriptor".to_owned();
-        report.add(Severity::Corruption, ProblemKind::Structure { detail });
+        grains.corruption(ProblemKind::Structure { detail });
     }
     let mut tables = Vec::new();
     for_each_entry(file, (extent.directory, extent.table_count()), |number, entry| {
@@ -50,62 +49,76 @@ fn check_sparse(file: &dyn ImageFile, extent: &SparseExtent, start: u64, report:
         }
     })?;
     for (number, place) in tables {
-        if place + extent.table_entries * 4 > file_bytes {
-            report.add(
-                Severity::Corruption,
-                ProblemKind::Pointer {
-                    what: "table of grains",
-                    offset: place,
-                },
-            );
+        if place + extent.table_entries * 4 > grains.file_bytes {
+            grains.corruption(ProblemKind::Pointer {
+                what: "table of grains",
+                offset: place,
+            });
             continue;
         }
+        let first = start + number * extent.table_coverage();
         for_each_entry(file, (place, extent.table_entries), |index, entry| {
-            let sector = u32::from_le_bytes(entry);
-            if sector == 0 || sector == 1 && extent.has_zero_grains {
-                return;
-            }
-            let host = u64::from(sector) * SECTOR_BYTES;
-            report.allocated_count += 1;
-            report.compressed_count += u64::from(extent.is_compressed);
-            report.image_end = report.image_end.max(host + extent.grain_bytes);
-            if host >= file_bytes {
-                report.add(
-                    Severity::Corruption,
-                    ProblemKind::Entry {
-                        disk_offset: start + number * extent.table_coverage() + index * extent.grain_bytes,
-                        detail: format!("its grain would be at {host}, past the end of the file"),
-                    },
-                );
-                return;
-            }
-            let next = metadata.partition_point(|range| range.start <= host);
-            let is_inside = next > 0 && metadata[next - 1].end > host;
-            let is_over = metadata.get(next).is_some_and(|range| range.start < host + unit);
-            if is_inside || is_over {
-                report.add(
-                    Severity::Corruption,
-                    ProblemKind::Overlap {
-                        offset: host,
-                        first: "a table",
-                        second: "a grain of the disk",
-                    },
-                );
-            }
-            let bit = host / unit;
-            let word = seen.entry(bit / 64).or_default();
-            if *word >> (bit % 64) & 1 == 1 {
-                report.add(
-                    Severity::Corruption,
-                    ProblemKind::Overlap {
-                        offset: host,
-                        first: "one grain of the disk",
-                        second: "another one",
-                    },
-                );
-            }
-            *word |= 1 << (bit % 64);
+            grains.entry(u32::from_le_bytes(entry), first + index * extent.grain_bytes);
         })?;
     }
     Ok(())
+}
+
+/// The grains of an extent, as they are met.
+struct Grains<'a> {
+    file_bytes: u64,
+    extent: &'a SparseExtent,
+    /// What is not grains, in order.
+    metadata: Vec<Range<u64>>,
+    /// A bit for each grain of the file that was met, by words.
+    seen: HashMap<u64, u64>,
+    report: &'a mut CheckReport,
+}
+
+impl Grains<'_> {
+    fn corruption(&mut self, kind: ProblemKind) {
+        self.report.add(Severity::Corruption, kind);
+    }
+
+    /// The entry of the grain at `disk_offset`.
+    fn entry(&mut self, sector: u32, disk_offset: u64) {
+        if sector == 0 || sector == 1 && self.extent.has_zero_grains {
+            return;
+        }
+        let host = u64::from(sector) * SECTOR_BYTES;
+        self.report.allocated_count += 1;
+        self.report.compressed_count += u64::from(self.extent.is_compressed);
+        self.report.image_end = self.report.image_end.max(host + self.extent.grain_bytes);
+        if host >= self.file_bytes {
+            let detail = format!("its grain would be at {host}, past the end of the file");
+            self.corruption(ProblemKind::Entry { disk_offset, detail });
+            return;
+        }
+        let unit = if self.extent.is_compressed {
+            SECTOR_BYTES
+        } else {
+            self.extent.grain_bytes
+        };
+        let next = self.metadata.partition_point(|range| range.start <= host);
+        let is_inside = next > 0 && self.metadata[next - 1].end > host;
+        let is_over = self.metadata.get(next).is_some_and(|range| range.start < host + unit);
+        if is_inside || is_over {
+            self.overlap(host, "a table");
+        }
+        let bit = host / unit;
+        let word = self.seen.entry(bit / 64).or_default();
+        let was_seen = *word >> (bit % 64) & 1 == 1;
+        *word |= 1 << (bit % 64);
+        if was_seen {
+            self.overlap(host, "another grain");
+        }
+    }
+
+    fn overlap(&mut self, offset: u64, first: &'static str) {
+        self.corruption(ProblemKind::Overlap {
+            offset,
+            first,
+            second: "a grain of the disk",
+        });
+    }
 }
