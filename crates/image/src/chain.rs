@@ -202,6 +202,13 @@ struct Opener {
 }
 
 impl Opener {
+    /// Whether a file is one of the chain already. It must not be opened again: the end of any opening ends this process's lock on it.
+    fn is_known(&self, path: &Path) -> bool {
+        use std::os::unix::fs::MetadataExt as _;
+        let metadata = std::fs::metadata(path);
+        metadata.is_ok_and(|metadata| self.seen.contains(&(metadata.dev(), metadata.ino())))
+    }
+
     /// Remembers a file; refuses one that was met before under any name.
     fn meet(&mut self, file: &HostFile, path: &Path, through: &Path) -> Result<()> {
         if self.seen.insert(file.identity()?) {

@@ -43,6 +43,9 @@ impl Opener {
             else {
                 continue;
             };
+            if self.is_known(&path) {
+                continue;
+            }
             let Ok(file) = HostFile::open_canonical(&path, Access::Read) else {
                 continue;
             };
@@ -147,6 +150,8 @@ impl Opener {
         }
         // What the user allowed may be the parent under another name.
         candidates.extend(self.keeper.named().iter().filter(|path| path.is_file()).cloned());
+        // An image that names itself is refused when it is met again.
+        candidates.retain(|path| !self.is_known(path));
         for path in candidates {
             let file = Arc::new(HostFile::open_canonical(&path, Access::Read)?);
             match is_parent(Arc::clone(&file), &path.display().to_string()) {

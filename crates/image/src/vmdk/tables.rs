@@ -13,7 +13,7 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
 use crate::lru::Lru;
-use crate::run::{Compressed, Run, RunKind};
+use crate::run::{Compressed, KnownLength, Run, RunKind};
 use crate::{Error, Result};
 
 /// Memory for the tables of one layer: with grains of 64 KiB those of 128 GiB.
@@ -61,6 +61,8 @@ pub(crate) struct VmdkTables {
     disk_bytes: u64,
     pages: Pages,
     grains: Lru<Vec<u8>>,
+    /// The length of each file.
+    lengths: Vec<KnownLength>,
     /// Where the next grain of each part goes; known once writing has started.
     ends: Vec<u64>,
 }
@@ -71,6 +73,7 @@ impl VmdkTables {
         Self {
             image,
             disk_bytes: opened.parts.last().map_or(0, |part| part.start + part.length),
+            lengths: opened.files.files.iter().map(|_| KnownLength::default()).collect(),
             opened,
             pages: Pages::new(files, CACHE_BYTES),
             grains: Lru::new(GRAIN_CACHE_BYTES),
@@ -145,7 +148,12 @@ impl VmdkTables {
             0 => RunKind::Absent,
             ZERO_GRAIN if extent.has_zero_grains => RunKind::Zero,
             sector => {
-                let host = window + u64::from(sector) * super::SECTOR_BYTES;
+                let place = u64::from(sector) * super::SECTOR_BYTES;
+                let file = to_usize(window / WINDOW_BYTES);
+                if !self.lengths[file].contains(&*self.opened.files.files[file], place)? {
+                    return Err(corrupt(&self.image, "grain", place, "past the end of the file"));
+                }
+                let host = window + place;
                 if extent.is_compressed {
                     RunKind::Compressed(Compressed {
                         offset: host,

@@ -251,6 +251,11 @@ pub fn assert_clean(image: &Path) {
     assert!(report.is_clean(), "{:?}", report.problems);
 }
 
+/// How many contradictions our own check finds.
+pub fn corruptions(image: &Path) -> u64 {
+    check(image, &OpenOptions::default()).unwrap().corruption_count
+}
+
 /// The disk as the peer reads it.
 pub fn flatten(image: &Path, lab: &Lab) -> Vec<u8> {
     let raw = lab.path("flat.raw");

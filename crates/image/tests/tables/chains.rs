@@ -120,6 +120,31 @@ fn a_parent_that_has_moved_is_asked_for_and_found_where_the_user_says() {
     }
 }
 
+/// Looking for the parent, nothing opens the image a second time: the end of that would end its lock.
+#[test]
+fn an_image_whose_parent_was_looked_for_stays_locked() {
+    for (format, extension) in [
+        (Format::Vdi, "vdi"),
+        (Format::Vhd, "vhd"),
+        (Format::Vhdx, "vhdx"),
+        (Format::Vmdk, "vmdk"),
+    ] {
+        let lab = Lab::new();
+        // The child comes first among the files of the folder.
+        let (base, top) = (lab.path(&format!("z.{extension}")), lab.path(&format!("a.{extension}")));
+        create(&base, &CreateOptions::new(format, MIB)).unwrap();
+        create(&top, &child_of(&base, format, MIB)).unwrap();
+        let options = OpenOptions {
+            allow: vec![top.clone(), lab.path("")],
+            ..OpenOptions::default()
+        };
+        let held = open_mut(&top, &options).unwrap();
+        let refused = crate::peer::qemu_img_fails(&["resize", "-f", "raw", crate::peer::path_text(&top), "8M"]);
+        assert!(refused.contains("lock"), "{format}: {refused}");
+        drop(held);
+    }
+}
+
 #[test]
 fn a_parent_is_found_where_virtualbox_puts_it_and_nowhere_else() {
     let lab = Lab::new();

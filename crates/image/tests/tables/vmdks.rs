@@ -82,6 +82,43 @@ fn extents_cross_borders_of_files() {
 }
 
 #[test]
+fn an_extent_that_is_cut_off_is_an_error_and_not_zeroes() {
+    let lab = Lab::new();
+    let (raw, _) = lab.raw("disk.raw", 3 << 20, 3);
+    let image = lab.path("cut.vmdk");
+    let options = "subformat=twoGbMaxExtentSparse";
+    qemu_img(&[
+        "convert",
+        "-f",
+        "raw",
+        "-O",
+        "vmdk",
+        "-o",
+        options,
+        path_text(&raw),
+        path_text(&image),
+    ]);
+    let extent = lab.path("cut-s001.vmdk");
+    let length = std::fs::metadata(&extent).unwrap().len();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&extent)
+        .unwrap()
+        .set_len(length - (1 << 20))
+        .unwrap();
+    let opened = open(&image, &OpenOptions::default()).unwrap();
+    let mut all = vec![0; 3 << 20];
+    assert!(
+        opened
+            .read_at(&mut all, 0)
+            .unwrap_err()
+            .to_string()
+            .contains("past the end")
+    );
+    assert!(crate::peer::corruptions(&image) > 0);
+}
+
+#[test]
 fn an_extent_elsewhere_is_not_opened() {
     let lab = Lab::new();
     std::fs::create_dir(lab.path("vm")).unwrap();
