@@ -8,8 +8,8 @@ use std::time::Duration;
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, Error as DeviceError, FileDeviceMut, IoMode, SliceDevice};
 use holdfast_image::{
     BlockOptions, BulkWriter, Continue, CreateOptions, Error as ImageError, FillOptions, FillReport, Format, Image,
-    Note, OpenOptions, Qcow2Options, Storage, TargetContent, create_bulk, fill, fill_above, fill_device, open,
-    open_mut,
+    LayerInfo, Note, OpenOptions, Qcow2Options, Storage, TargetContent, create_bulk, fill, fill_above, fill_device,
+    open, open_mut,
 };
 use holdfast_repo::Surroundings;
 
@@ -225,7 +225,8 @@ fn refuse_to_replace_source(source: &Image, target: &Path) -> Result<()> {
         return Ok(());
     };
     let is_part = |path: &Path| path.canonicalize().is_ok_and(|path| path == target);
-    match source.layers().iter().find(|layer| is_part(&layer.path)) {
+    let is_read = |layer: &&LayerInfo| is_part(&layer.path) || layer.extent_files.iter().any(|path| is_part(path));
+    match source.layers().iter().find(is_read) {
         Some(_) => Err(Error::TargetIsSource { path: target }),
         None => Ok(()),
     }

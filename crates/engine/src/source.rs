@@ -165,9 +165,13 @@ impl OpenSource {
             ..options.clone()
         };
         let image = holdfast_image::open(path, &options)?;
-        let watched = image.layers().iter().map(|layer| {
-            let file = FileDevice::open(&layer.path, IoMode::Buffered)?;
-            Ok((layer.path.clone(), Arc::new(file)))
+        let paths = image
+            .layers()
+            .iter()
+            .flat_map(|layer| std::iter::once(&layer.path).chain(&layer.extent_files));
+        let watched = paths.map(|path| {
+            let file = FileDevice::open(path, IoMode::Buffered)?;
+            Ok((path.clone(), Arc::new(file)))
         });
         Ok(Self {
             files: watched.collect::<Result<_>>()?,

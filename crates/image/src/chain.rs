@@ -254,6 +254,10 @@ impl Opener {
             },
             file_bytes,
             allocated_bytes: file.allocated_bytes()?,
+            extent_files: match &content {
+                Content::Vmdk(vmdk) => vmdk.extent_files.clone(),
+                _ => Vec::new(),
+            },
             qcow2: match &content {
                 Content::Qcow2(qcow2) => Some(describe(&*file, &qcow2.header, &name)?),
                 _ => None,

@@ -43,6 +43,9 @@ impl Format {
         Self::Parallels,
     ];
 
+    /// Those of them in which new disks of machines are made: what runs machines here reads and writes them well.
+    pub const RUN: [Self; 2] = [Self::Raw, Self::Qcow2];
+
     /// The name. QEMU calls a VHD `vpc`.
     pub fn name(self) -> &'static str {
         match self {

@@ -24,6 +24,8 @@ pub struct LayerInfo {
     pub file_bytes: u64,
     /// What the file takes on its medium, where that is known.
     pub allocated_bytes: Option<u64>,
+    /// The files of its extents, where these are not in the file itself.
+    pub extent_files: Vec<PathBuf>,
     /// What only qcow2 has.
     pub qcow2: Option<Qcow2Info>,
     /// What the formats of VirtualBox, Microsoft, VMware and Parallels have.

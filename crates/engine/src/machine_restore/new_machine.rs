@@ -211,7 +211,7 @@ impl NewMachine<'_> {
         let before = record.notes.get(NOTE_FORMAT).and_then(|name| Format::from_name(name));
         match (self.wish.format, before) {
             (Some(format), _) => format,
-            (None, Some(format)) if Format::SUPPORTED.contains(&format) => format,
+            (None, Some(format)) if Format::RUN.contains(&format) => format,
             (None, Some(_)) => Format::Qcow2,
             (None, None) => Format::Raw,
         }
@@ -224,7 +224,7 @@ impl NewMachine<'_> {
             paths.exactly(path)?;
             let extension = path.extension().and_then(std::ffi::OsStr::to_str);
             let named = extension.and_then(|extension| Format::from_name(&extension.to_ascii_lowercase()));
-            let named = named.filter(|format| Format::SUPPORTED.contains(format));
+            let named = named.filter(|format| Format::RUN.contains(format));
             let format = self.wish.format.or(named).unwrap_or_else(|| self.format(record));
             return self.planned(record, path.to_owned(), format, FileWay::NewFile);
         }

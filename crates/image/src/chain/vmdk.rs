@@ -1,6 +1,6 @@
 //! The files of a VMDK: the descriptor says which, and the gate whether they may be opened.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_block::to_usize;
@@ -21,6 +21,8 @@ const SECTOR_BYTES: u64 = 512;
 pub(crate) struct Vmdk {
     pub(crate) descriptor: Descriptor,
     pub(crate) opened: Opened,
+    /// The files that the descriptor names, beside the one that it is in.
+    pub(crate) extent_files: Vec<PathBuf>,
 }
 
 /// Where the descriptor is.
@@ -67,7 +69,7 @@ impl Opener {
     pub(super) fn open_vmdk(&mut self, file: Arc<dyn ImageFile>, path: &Path, access: Access) -> Result<Vmdk> {
         let image = path.display().to_string();
         let (descriptor, offset, home) = load_descriptor(&*file, &image)?;
-        let mut files = vec![file];
+        let (mut files, mut extent_files) = (vec![file], Vec::new());
         let mut own = match home {
             Home::Inside(extent) => Some(extent),
             Home::Alone => None,
@@ -87,14 +89,14 @@ impl Opener {
                     extent: own.take().expect("it is some"),
                 },
                 ExtentKind::Sparse { file } => {
-                    let (window, file) = self.extent_file(&mut files, path, file, access)?;
+                    let (window, file) = self.extent_file((&mut files, &mut extent_files), path, file, access)?;
                     PartKind::Sparse {
                         window,
                         extent: SparseExtent::load(&*file, &image)?,
                     }
                 }
                 ExtentKind::Flat { file, offset } => {
-                    let (window, file) = self.extent_file(&mut files, path, file, access)?;
+                    let (window, file) = self.extent_file((&mut files, &mut extent_files), path, file, access)?;
                     let end = offset
                         .checked_mul(SECTOR_BYTES)
                         .and_then(|offset| offset.checked_add(length));
@@ -129,13 +131,14 @@ impl Opener {
                 files: Arc::new(Joined { files }),
                 content_id_at,
             },
+            extent_files,
         })
     }
 
     /// Opens an extent that the image at `path` names; where it begins among all files, and itself.
     fn extent_file(
         &mut self,
-        files: &mut Vec<Arc<dyn ImageFile>>,
+        (files, paths): (&mut Vec<Arc<dyn ImageFile>>, &mut Vec<PathBuf>),
         path: &Path,
         name: &str,
         access: Access,
@@ -143,6 +146,7 @@ impl Opener {
         let found = self.keeper.admit(path, name)?;
         let opened = HostFile::open_canonical(&found, access)?;
         self.meet(&opened, &found, path)?;
+        paths.push(found);
         let opened: Arc<dyn ImageFile> = Arc::new(opened);
         let window = files.len() as u64 * WINDOW_BYTES;
         files.push(Arc::clone(&opened));
