@@ -15,10 +15,22 @@ pub(crate) const LEVELS: &[Level] = &[
     ("image", &["block"]),
     ("repo", &["block"]),
     ("policy", &[]),
-    ("host", &["block"]),
+    ("hardware", &["block"]),
+    ("archive", &["block", "image"]),
+    ("host", &["block", "hardware"]),
     ("serve", &["block"]),
-    ("engine", &["block", "image", "repo", "policy", "host", "serve"]),
-    ("cli", &["block", "image", "repo", "policy", "host", "serve", "engine"]),
+    (
+        "engine",
+        &[
+            "block", "image", "repo", "policy", "hardware", "archive", "host", "serve",
+        ],
+    ),
+    (
+        "cli",
+        &[
+            "block", "image", "repo", "policy", "hardware", "archive", "host", "serve", "engine",
+        ],
+    ),
 ];
 
 /// Files that must not use some modules of their own crate.

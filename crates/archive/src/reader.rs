@@ -1,0 +1,77 @@
+//! What every kind of archive is read as.
+
+use crate::Result;
+
+/// An archive that is being read.
+///
+/// Opening one has read all that stands before the first byte of a disk: the documents and the disks are known from then on.
+pub trait ArchiveReader {
+    /// The texts that describe the machine, in the order of the archive.
+    fn documents(&self) -> &[Document];
+
+    /// The disks, in the order in which their data comes where the format has one.
+    fn disks(&self) -> &[ArchiveDisk];
+
+    /// The next piece, or none at the end of the archive, which has then been checked to its last byte.
+    ///
+    /// Pieces of one disk never overlap. What no piece covers is zero.
+    fn next(&mut self) -> Result<Option<Piece<'_>>>;
+
+    /// Whether all pieces of one disk come before those of the next, at rising offsets.
+    fn is_in_order(&self) -> bool;
+
+    /// Bytes of the stream that were read so far, as they came, before decompression.
+    fn read_bytes(&self) -> u64;
+}
+
+/// A text that describes the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    /// What it is called in the archive.
+    pub name: String,
+    /// What kind of text it is.
+    pub kind: DocumentKind,
+    /// Its bytes, as they stand there; at most a few MiB.
+    pub content: Vec<u8>,
+}
+
+/// What kind of text a document is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DocumentKind {
+    /// `ova.xml` of an XVA: records of XenServer as XML-RPC values.
+    XenRecords,
+    /// A descriptor in the Open Virtualization Format.
+    Ovf,
+    /// A machine's configuration as Proxmox keeps it: `qemu-server.conf`.
+    Proxmox,
+    /// Something else, which is kept as it is.
+    Other,
+}
+
+/// A disk in an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArchiveDisk {
+    /// What the archive calls it, by which the documents refer to it: `Ref:7`, `disk1.vmdk`, `drive-scsi0`.
+    pub key: String,
+    /// Size of the disk.
+    pub size_bytes: u64,
+}
+
+/// A part of a disk's content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// Bytes of a disk.
+    Data {
+        /// Which disk, by its place in [`ArchiveReader::disks`].
+        disk: usize,
+        /// Where they belong in it.
+        offset: u64,
+        /// The bytes.
+        bytes: &'a [u8],
+    },
+    /// All of a disk has come.
+    End {
+        /// Which disk.
+        disk: usize,
+    },
+}

@@ -1,0 +1,13 @@
+//! What a machine consists of, and how each hypervisor writes it down.
+//!
+//! Pure: text in, values out, and back. A [`Machine`] has what all hypervisors share; what it cannot say, or what another hypervisor
+//! has no word for, is listed as [`Dropped`] and never lost in silence.
+
+mod error;
+#[cfg(feature = "hostile")]
+#[doc(hidden)]
+pub mod hostile;
+mod machine;
+
+pub use error::{Error, Result};
+pub use machine::{Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Topology, Translated};
