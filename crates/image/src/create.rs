@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::bytes::round_up;
 use crate::chain::load_header;
-use crate::chain::vmdk::content_id_of;
+use crate::chain::vmdk::identities_of;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::qcow2::layer::Layer;
 use crate::qcow2::layout::{new_header, write_empty};
@@ -256,17 +256,21 @@ fn create_vhdx(path: &Path, options: &CreateOptions) -> Result<()> {
 
 fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
     let blocks = &options.blocks;
-    if blocks.kind == ImageKind::Fixed || blocks.id.is_some() {
+    if blocks.kind == ImageKind::Fixed {
         return Err(Error::InvalidOption {
             option: "format",
-            detail: "a VMDK is made sparse, in one file, and without a UUID".to_owned(),
+            detail: "a VMDK is made sparse, in one file".to_owned(),
         });
     }
     let size_bytes = round_up(options.size_bytes, 512);
-    let parent = blocks.parent(|file, name| content_id_of(&file, name))?;
-    check_size(size_bytes, parent.map(|(_, parent_bytes)| parent_bytes))?;
+    let parent = blocks.parent(|file, name| identities_of(&file, name))?;
+    check_size(size_bytes, parent.map(|parent| parent.disk_bytes))?;
     let parent = match (parent, &blocks.parent) {
-        (Some((content_id, _)), Some(parent)) => Some((content_id, name_from(path, parent)?)),
+        (Some(found), Some(parent)) => Some(vmdk::descriptor::Parent {
+            content_id: found.content_id,
+            id: found.id,
+            name: name_from(path, parent)?,
+        }),
         _ => None,
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -274,6 +278,7 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
         size_bytes,
         grain_bytes: vmdk::create::GRAIN_BYTES,
         name,
+        id: blocks.id()?,
         parent,
     };
     vmdk::create::write_empty(&HostFile::create_new(path)?, &new)

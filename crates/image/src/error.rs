@@ -113,6 +113,32 @@ pub enum Error {
         /// The parent.
         parent: String,
     },
+    /// The format keeps no identity, or keeps it elsewhere.
+    #[error("{image} has no identity of its own: {detail}")]
+    NoIdentity {
+        /// The image.
+        image: String,
+        /// Why, and where there may be one.
+        detail: &'static str,
+    },
+    /// An image that other ones differ from, which were not named.
+    #[error("{image} is the parent of {}, which would lose it: have them changed, too", children.join(", "))]
+    HasChildren {
+        /// The image.
+        image: String,
+        /// The images that differ from it.
+        children: Vec<String>,
+    },
+    /// An image that was named as the child of another one, and is not.
+    #[error("{image} does not differ from {parent}: {detail}")]
+    NotAChild {
+        /// The image.
+        image: String,
+        /// The image that it was named as the child of.
+        parent: String,
+        /// What its parent is.
+        detail: String,
+    },
     /// The image has no snapshot or bitmap of that name.
     #[error("{image} has no {what} {name}")]
     NotFound {

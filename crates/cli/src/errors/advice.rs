@@ -349,6 +349,17 @@ fn image_advice(error: &ImageError) -> Advice {
             Kind::Damage,
             "what was written to the parent is in its children too, in part: restore the parent as it was",
         ),
+        ImageError::NoIdentity { .. } => plain(Exit::Error, Kind::Unsupported),
+        ImageError::HasChildren { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "name them with --child, or change all that lie beside it with --all-children",
+        ),
+        ImageError::NotAChild { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "where an earlier change was cut short, go on with the identity that it has for its parent: --set UUID",
+        ),
         ImageError::InvalidOption { .. } => plain(Exit::Usage, Kind::Usage),
         ImageError::NotFound { .. } => plain(Exit::Error, Kind::NotFound),
         ImageError::Locked { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),

@@ -1,5 +1,6 @@
 //! The files of a VMDK: the descriptor says which, and the gate whether they may be opened.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,19 +14,29 @@ use crate::vmdk::descriptor::{Descriptor, ExtentKind, TEXT_BYTES_MAX};
 use crate::vmdk::extent::{MAGIC, SparseExtent};
 use crate::vmdk::joined::{Joined, WINDOW_BYTES};
 use crate::vmdk::tables::{Opened, Part, PartKind};
-use crate::{Error, Format, Result};
+use crate::{Error, Format, ImageId, Result};
 
 const SECTOR_BYTES: u64 = 512;
 
 /// An opened VMDK.
 pub(crate) struct Vmdk {
     pub(crate) descriptor: Descriptor,
+    pub(crate) text: TextPlace,
     pub(crate) opened: Opened,
     /// The files that the descriptor names, beside the one that it is in.
     pub(crate) extent_files: Vec<PathBuf>,
 }
 
-/// Where the descriptor is.
+/// Where the descriptor's text is.
+#[derive(Debug, Clone)]
+pub(crate) enum TextPlace {
+    /// In this room of the first extent.
+    Inside(Range<u64>),
+    /// It is the file.
+    Alone,
+}
+
+/// What the file with the descriptor is beside it.
 enum Home {
     /// In the file itself, which has tables.
     Inside(SparseExtent),
@@ -64,16 +75,26 @@ fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64
     Ok((Descriptor::parse(&text, image)?, offset, home))
 }
 
+impl Home {
+    /// The extent that has the text in it, if any, and where that is.
+    fn split(self) -> (Option<SparseExtent>, TextPlace) {
+        match self {
+            Self::Inside(extent) => {
+                let (offset, length) = extent.descriptor.unwrap_or_default();
+                (Some(extent), TextPlace::Inside(offset..offset + length))
+            }
+            Self::Alone => (None, TextPlace::Alone),
+        }
+    }
+}
+
 impl Opener {
     /// Opens what the VMDK in `file` is made of.
     pub(super) fn open_vmdk(&mut self, file: Arc<dyn ImageFile>, path: &Path, access: Access) -> Result<Vmdk> {
         let image = path.display().to_string();
         let (descriptor, offset, home) = load_descriptor(&*file, &image)?;
         let (mut files, mut extent_files) = (vec![file], Vec::new());
-        let mut own = match home {
-            Home::Inside(extent) => Some(extent),
-            Home::Alone => None,
-        };
+        let (mut own, text) = home.split();
         let (mut parts, mut start) = (Vec::new(), 0_u64);
         for named in &descriptor.extents {
             let length = named
@@ -126,6 +147,7 @@ impl Opener {
         let content_id_at = offset + digits.start as u64..offset + digits.end as u64;
         Ok(Vmdk {
             descriptor,
+            text,
             opened: Opened {
                 parts,
                 files: Arc::new(Joined { files }),
@@ -193,10 +215,10 @@ impl Vmdk {
                 (None, Some(_)) => ImageKind::Dynamic,
             },
             block_bytes: grain.map_or(SECTOR_BYTES, |extent| extent.grain_bytes),
-            id: self.descriptor.uuid.as_ref().and_then(|uuid| uuid.parse().ok()),
+            id: self.descriptor.id,
             modification: Some(format!("{:08x}", self.descriptor.content_id)),
             parent: self.descriptor.parent.as_ref().map(|(content_id, hint)| ParentInfo {
-                id: None,
+                id: self.descriptor.parent_id,
                 modification: Some(format!("{content_id:08x}")),
                 names: vec![hint.clone()],
             }),
@@ -205,12 +227,24 @@ impl Vmdk {
     }
 }
 
-/// The CID of the image at `path`, and the size of its disk.
-pub(crate) fn content_id_of(file: &dyn ImageFile, image: &str) -> Result<(u32, u64)> {
+/// What a child says of its parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identities {
+    pub(crate) content_id: u32,
+    pub(crate) id: Option<ImageId>,
+    pub(crate) disk_bytes: u64,
+}
+
+/// What a child is to say of the image in `file`.
+pub(crate) fn identities_of(file: &dyn ImageFile, image: &str) -> Result<Identities> {
     let (descriptor, ..) = load_descriptor(file, image)?;
     let sectors: u64 = descriptor
         .extents
         .iter()
         .fold(0, |sum, extent| extent.sectors.saturating_add(sum));
-    Ok((descriptor.content_id, sectors.saturating_mul(SECTOR_BYTES)))
+    Ok(Identities {
+        content_id: descriptor.content_id,
+        id: descriptor.id,
+        disk_bytes: sectors.saturating_mul(SECTOR_BYTES),
+    })
 }

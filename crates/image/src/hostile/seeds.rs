@@ -214,6 +214,7 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
             size_bytes: 20_480,
             grain_bytes: 4096,
             name: "image.vmdk".to_owned(),
+            id: ImageId([7; 16]),
             parent: None,
         };
         vmdk::create::write_empty(&file, &new).expect("memory can be written");

@@ -34,6 +34,7 @@
 pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod header;
+pub(crate) mod identity;
 pub(crate) mod tables;
 
 #[cfg(test)]

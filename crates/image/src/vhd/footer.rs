@@ -32,7 +32,8 @@ use crate::info::{BlockInfo, ImageKind, ParentInfo};
 
 pub(crate) const FOOTER_BYTES: u64 = 512;
 const COOKIE: &[u8] = b"conectix";
-const AT_CHECKSUM: usize = 64;
+pub(super) const AT_CHECKSUM: usize = 64;
+pub(super) const AT_ID: usize = 68;
 /// The largest geometry that can be said; larger disks say it, too.
 const SECTORS_BY_GEOMETRY_MAX: u64 = 65_535 * 16 * 255;
 /// Programs whose disks end where their geometry does, as in QEMU.
@@ -128,7 +129,7 @@ impl Footer {
                 heads: bytes[58],
                 sectors: bytes[59],
             },
-            id: ImageId(bytes[68..84].try_into().expect("sixteen bytes")),
+            id: ImageId(bytes[AT_ID..AT_ID + 16].try_into().expect("sixteen bytes")),
         })
     }
 
@@ -168,7 +169,7 @@ impl Footer {
         put(56, &self.geometry.cylinders.to_be_bytes());
         put(58, &[self.geometry.heads, self.geometry.sectors]);
         put(60, &kind.to_be_bytes());
-        put(68, &self.id.0);
+        put(AT_ID, &self.id.0);
         let sum = checksum(&bytes, AT_CHECKSUM);
         bytes[AT_CHECKSUM..AT_CHECKSUM + 4].copy_from_slice(&sum.to_be_bytes());
         bytes

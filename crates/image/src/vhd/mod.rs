@@ -10,6 +10,7 @@
 pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod footer;
+pub(crate) mod identity;
 pub(crate) mod locator;
 pub(crate) mod sparse;
 pub(crate) mod tables;

@@ -27,7 +27,8 @@ use crate::identity::ImageId;
 
 pub(crate) const HEADER_BYTES: u64 = 1024;
 const COOKIE: &[u8] = b"cxsparse";
-const AT_CHECKSUM: usize = 36;
+pub(super) const AT_CHECKSUM: usize = 36;
+pub(super) const AT_PARENT: usize = 40;
 const AT_NAME: usize = 64;
 const NAME_BYTES: usize = 512;
 pub(crate) const AT_LOCATORS: usize = 576;
@@ -92,7 +93,7 @@ impl SparseHeader {
             table_offset,
             entry_count,
             block_bytes,
-            parent: ImageId(bytes[40..56].try_into().expect("sixteen bytes")),
+            parent: ImageId(bytes[AT_PARENT..AT_PARENT + 16].try_into().expect("sixteen bytes")),
             parent_timestamp: u32_at(&bytes, 56),
             parent_names: locator::names(file, &bytes[AT_LOCATORS..], &bytes[AT_NAME..AT_NAME + NAME_BYTES])?,
             tables_end: end_of_batmap(file, table_end)?,
@@ -122,7 +123,7 @@ impl SparseHeader {
         put(24, &0x0001_0000_u32.to_be_bytes());
         put(28, &low(self.entry_count));
         put(32, &low(self.block_bytes));
-        put(40, &self.parent.0);
+        put(AT_PARENT, &self.parent.0);
         put(56, &self.parent_timestamp.to_be_bytes());
         let name: Vec<u8> = name
             .encode_utf16()

@@ -48,6 +48,8 @@ pub(crate) struct Opened {
     pub(crate) header: Header,
     pub(crate) bat: Region,
     pub(crate) metadata: Metadata,
+    /// Where the metadata has the identity of the disk.
+    pub(crate) id_at: u64,
     pub(crate) creator: String,
     pub(crate) file: Arc<dyn ImageFile>,
     /// Whether there was something in the log: the image was not closed.
@@ -196,6 +198,7 @@ impl Opened {
         let file = replayed.map_or(file, |replayed| Arc::new(replayed) as Arc<dyn ImageFile>);
         let (bat, region) = load_regions(&*file, image)?;
         let metadata = Metadata::load(&*file, region, image)?;
+        let id_at = super::metadata::id_at(&*file, region, image)?;
         let needed = metadata.entry_count() * 8;
         if needed > bat.length_bytes || bat.offset + needed > file.length_bytes()? {
             return Err(corrupt(
@@ -209,6 +212,7 @@ impl Opened {
             header,
             bat,
             metadata,
+            id_at,
             creator: String::from_utf16_lossy(&units),
             file,
             has_log,

@@ -186,6 +186,20 @@ impl Metadata {
     }
 }
 
+/// Where the identity of the disk is, in bytes of the file.
+pub(super) fn id_at(file: &dyn ImageFile, region: Region, image: &str) -> Result<u64> {
+    let items = items(file, region, image)?;
+    let item = items.iter().find(|item| item.id == DISK_ID);
+    item.map(|item| item.offset).ok_or_else(|| {
+        corrupt(
+            image,
+            "metadata",
+            region.offset,
+            "it does not say the identity of the disk",
+        )
+    })
+}
+
 fn read(file: &dyn ImageFile, item: &Item) -> Result<Vec<u8>> {
     let mut bytes = vec![0; to_usize(item.length_bytes)];
     file.read_at(&mut bytes, item.offset)?;

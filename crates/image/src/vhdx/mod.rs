@@ -19,6 +19,7 @@
 pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod header;
+pub(crate) mod identity;
 pub(crate) mod log;
 pub(crate) mod metadata;
 pub(crate) mod tables;

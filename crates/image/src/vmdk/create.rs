@@ -3,7 +3,7 @@
 use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
-use super::descriptor::Descriptor;
+use super::descriptor::{Descriptor, Parent};
 use super::extent::SparseExtent;
 use crate::blocks::write_entries;
 use crate::file::ImageFile;
@@ -22,8 +22,8 @@ pub(crate) struct NewVmdk {
     pub(crate) grain_bytes: u64,
     /// Its own name.
     pub(crate) name: String,
-    /// The parent's CID, and its path as the image is to name it.
-    pub(crate) parent: Option<(u32, String)>,
+    pub(crate) id: ImageId,
+    pub(crate) parent: Option<Parent>,
 }
 
 /// Writes an empty image into `file`, which is empty; durable when this returns.
@@ -67,7 +67,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVmdk) -> Result<()> {
     let text = Descriptor::text(
         &new.name,
         new.size_bytes / SECTOR_BYTES,
-        content_id,
+        (new.id, content_id),
         new.parent.as_ref(),
     );
     if text.len() > to_usize(DESCRIPTOR_SECTORS * SECTOR_BYTES) {

@@ -14,7 +14,9 @@
 
 use std::ops::Range;
 
+use super::identity::{IMAGE, IMAGE_OF_VMWARE, PARENT, parse_id};
 use crate::error::corrupt;
+use crate::identity::ImageId;
 use crate::windows_path::from_windows;
 use crate::{Error, Result};
 
@@ -34,7 +36,18 @@ pub(crate) struct Descriptor {
     /// The parent's, and where it is.
     pub(crate) parent: Option<(u32, String)>,
     pub(crate) extents: Vec<NamedExtent>,
-    pub(crate) uuid: Option<String>,
+    pub(crate) id: Option<ImageId>,
+    /// The parent's identity, where the image says it.
+    pub(crate) parent_id: Option<ImageId>,
+}
+
+/// What a new image says of its parent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Parent {
+    pub(crate) content_id: u32,
+    pub(crate) id: Option<ImageId>,
+    /// Its path, as the image is to name it.
+    pub(crate) name: String,
 }
 
 /// A part of the disk.
@@ -63,7 +76,8 @@ impl Descriptor {
             content_id_at: 0..0,
             parent: None,
             extents: Vec::new(),
-            uuid: None,
+            id: None,
+            parent_id: None,
         };
         let (mut parent_id, mut hint) = (NO_PARENT, String::new());
         let mut at = 0;
@@ -103,7 +117,8 @@ impl Descriptor {
                 }
                 "parentcid" => parent_id = number()?,
                 "parentfilenamehint" => hint = from_windows(value),
-                "ddb.uuid" | "ddb.uuid.image" => found.uuid = Some(value.to_owned()),
+                IMAGE | IMAGE_OF_VMWARE => found.id = parse_id(value),
+                PARENT => found.parent_id = parse_id(value).filter(|id| !id.is_nil()),
                 _ => {}
             }
         }
@@ -117,15 +132,20 @@ impl Descriptor {
     }
 
     /// The text of a new image of one extent, in the file `name`.
-    pub(super) fn text(name: &str, sectors: u64, content_id: u32, parent: Option<&(u32, String)>) -> String {
-        let parent_id = parent.map_or(NO_PARENT, |parent| parent.0);
-        let hint = parent.map_or(String::new(), |parent| format!("parentFileNameHint=\"{}\"\n", parent.1));
+    pub(super) fn text(name: &str, sectors: u64, (id, content_id): (ImageId, u32), parent: Option<&Parent>) -> String {
+        let parent_id = parent.map_or(NO_PARENT, |parent| parent.content_id);
+        let hint = parent.map_or(String::new(), |parent| {
+            format!("parentFileNameHint=\"{}\"\n", parent.name)
+        });
+        let parent_uuid = parent.and_then(|parent| parent.id).unwrap_or(ImageId::NIL);
+        let nil = ImageId::NIL;
         let cylinders = (sectors / (16 * 63)).clamp(1, 16_383);
         format!(
             "# Disk DescriptorFile\nversion=1\nCID={content_id:08x}\nparentCID={parent_id:08x}\ncreateType=\"monolithicSparse\"\n{hint}\
              \n# Extent description\nRW {sectors} SPARSE \"{name}\"\n\n# The Disk Data Base\n#DDB\n\nddb.virtualHWVersion = \"4\"\n\
              ddb.geometry.cylinders = \"{cylinders}\"\nddb.geometry.heads = \"16\"\nddb.geometry.sectors = \"63\"\n\
-             ddb.adapterType = \"ide\"\n"
+             ddb.adapterType = \"ide\"\n{IMAGE}=\"{id}\"\nddb.uuid.modification=\"{nil}\"\n{PARENT}=\"{parent_uuid}\"\n\
+             ddb.uuid.parentmodification=\"{nil}\"\n"
         )
     }
 }

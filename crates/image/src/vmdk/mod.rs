@@ -8,6 +8,7 @@ pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod descriptor;
 pub(crate) mod extent;
+pub(crate) mod identity;
 pub(crate) mod joined;
 pub(crate) mod tables;
 

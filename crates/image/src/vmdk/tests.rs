@@ -21,6 +21,7 @@ fn empty() -> Vec<u8> {
         size_bytes: 98_304 + 512,
         grain_bytes: 4096,
         name: "image.vmdk".to_owned(),
+        id: crate::ImageId([7; 16]),
         parent: None,
     };
     write_empty(&file, &new).unwrap();

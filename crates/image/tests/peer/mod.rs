@@ -265,7 +265,12 @@ pub fn flatten(image: &Path, lab: &Lab) -> Vec<u8> {
 
 /// Replaces the bytes of a file.
 pub fn overwrite(path: &Path, bytes: &[u8]) {
-    let file = fs::OpenOptions::new().write(true).truncate(true).open(path).unwrap();
+    let file = fs::OpenOptions::new()
+        .create(true)
+        .write(true)
+        .truncate(true)
+        .open(path)
+        .unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).unwrap();
 }
 

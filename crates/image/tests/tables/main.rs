@@ -7,4 +7,5 @@ mod peer;
 
 mod chains;
 mod flat;
+mod identities;
 mod vmdks;

@@ -4,6 +4,7 @@ mod check;
 mod compare;
 mod convert;
 mod create;
+mod identity;
 mod info;
 mod map;
 mod options;
@@ -34,6 +35,8 @@ enum ImageVerb {
     Convert(convert::ConvertArgs),
     /// Make an empty image
     Create(create::CreateArgs),
+    /// Show by what hypervisors know an image, or give it another identity
+    Identity(identity::IdentityArgs),
 }
 
 /// What a person may want of all of them.
@@ -52,6 +55,7 @@ pub(super) fn examples_of(path: &str) -> &'static [Example] {
         "image compare" => compare::EXAMPLES,
         "image convert" => convert::EXAMPLES,
         "image create" => create::EXAMPLES,
+        "image identity" => identity::EXAMPLES,
         _ => &[],
     }
 }
@@ -65,5 +69,6 @@ pub(super) fn run(args: &ImageArgs, context: &Context) -> Result<Exit, Error> {
         ImageVerb::Compare(args) => compare::run(args, context),
         ImageVerb::Convert(args) => convert::run(args, context),
         ImageVerb::Create(args) => create::run(args, context),
+        ImageVerb::Identity(args) => identity::run(args, context),
     }
 }

@@ -84,7 +84,7 @@ pub(super) struct NewImageArgs {
     /// Store all blocks of a VDI, VHD or VHDX from the start; where the file system has holes, they take no room until they are written
     #[arg(long)]
     fixed: bool,
-    /// The identity of a VDI, VHD or VHDX, by which hypervisors know it; a new one where not given
+    /// The identity of a VDI, VHD, VHDX or VMDK, by which hypervisors know it; a new one where not given
     #[arg(long, value_name = "UUID", value_parser = parse_id)]
     uuid: Option<ImageId>,
 }
@@ -209,7 +209,7 @@ pub(super) fn open_and_warn(path: &Path, options: &OpenOptions, context: &Contex
     Ok(image)
 }
 
-fn parse_id(text: &str) -> Result<ImageId, String> {
+pub(super) fn parse_id(text: &str) -> Result<ImageId, String> {
     text.parse().map_err(|error: holdfast_image::Error| error.to_string())
 }
 

@@ -7,6 +7,7 @@ mod copies;
 mod copy_mishaps;
 mod crashes;
 mod full_disks;
+mod images;
 mod interruptions;
 mod keys;
 mod monitoring;

@@ -1,0 +1,107 @@
+//! Images of other hypervisors, as a user of them meets them.
+
+use crate::host::{system, text};
+use crate::program::stderr;
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+
+fn flat_vmdk(rig: &Rig, name: &str) -> Vec<u8> {
+    let path = rig.path(&format!("{name}.vmdk"));
+    let bytes = noise(2 * MIB, 21);
+    rig.write("disk.raw", &bytes);
+    let raw = rig.path("disk.raw");
+    let words = ["convert", "-f", "raw", "-O", "vmdk", "-o", "subformat=monolithicFlat"];
+    system("qemu-img", &[&words[..], &[text(&raw), text(&path)]].concat()).unwrap();
+    bytes
+}
+
+/// The bytes of such a disk are in a file beside the one that is named.
+#[test]
+fn an_extent_of_a_vmdk_is_not_written_over_by_its_own_conversion() {
+    let rig = Rig::empty();
+    let bytes = flat_vmdk(&rig, "flat");
+    let before = rig.read("flat-flat.vmdk");
+    for target in ["flat.vmdk", "flat-flat.vmdk"] {
+        let words = ["image", "convert", "flat.vmdk", target, "--to", "raw", "--force"];
+        let (_, said) = rig.error(1, &words);
+        assert!(said.contains(target), "{said}");
+        assert!(rig.read("flat-flat.vmdk") == before);
+    }
+    rig.ok(&["image", "convert", "flat.vmdk", "out.raw", "--verify"]);
+    assert!(rig.read("out.raw") == bytes);
+}
+
+#[test]
+fn an_extent_of_a_vmdk_that_is_written_while_it_is_read_is_warned_of() {
+    let rig = Rig::new();
+    flat_vmdk(&rig, "flat");
+    // Standard input comes after the image, and the backup waits for its end.
+    let mut child = rig
+        .command(&["backup", "--machine", "m", "flat.vmdk", "-"])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // More than a pipe holds: once all is taken, the image before it was read.
+    std::io::Write::write_all(&mut stdin, &noise(4 * MIB, 22)).unwrap();
+    let mut extent = rig.read("flat-flat.vmdk");
+    extent[MIB] ^= 1;
+    rig.write("flat-flat.vmdk", &extent);
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(
+        said.contains("flat-flat.vmdk") && said.contains("changed while it was read"),
+        "{said}"
+    );
+}
+
+/// What people patch with `dd` elsewhere: a copy that VirtualBox refuses for its UUID.
+#[test]
+fn a_copy_gets_an_identity_of_its_own_and_children_are_not_lost() {
+    let rig = Rig::empty();
+    rig.ok(&[
+        "image",
+        "create",
+        "base.vdi",
+        "8M",
+        "--uuid",
+        "7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f",
+    ]);
+    rig.ok(&["image", "create", "child.vdi", "--parent", "base.vdi"]);
+    let shown = rig.report(&["image", "identity", "base.vdi"]);
+    assert_eq!(shown["id"], "7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f");
+    assert_eq!(
+        (&shown["changed"], &shown["children"][0]),
+        (&false.into(), &"child.vdi".into())
+    );
+
+    let (kind, said) = rig.error(1, &["image", "identity", "base.vdi", "--renew"]);
+    assert_eq!(kind, "refused");
+    assert!(said.contains("child.vdi") && said.contains("--all-children"), "{said}");
+    let (kind, _) = rig.error(2, &["image", "identity", "base.vdi", "--all-children"]);
+    assert_eq!(kind, "usage");
+    let changed = rig.report(&["image", "identity", "base.vdi", "--renew", "--all-children"]);
+    assert_eq!(
+        (&changed["before"], &changed["children"][0]),
+        (&shown["id"], &"child.vdi".into())
+    );
+    assert_ne!(changed["id"], shown["id"]);
+    rig.ok(&["image", "check", "child.vdi"]);
+    let child = rig.report(&["image", "identity", "child.vdi"]);
+    assert_eq!(child["parent_id"], changed["id"]);
+
+    // A copy elsewhere has no children, and the original keeps its own.
+    std::fs::create_dir(rig.path("copies")).unwrap();
+    std::fs::copy(rig.path("base.vdi"), rig.path("copies/base.vdi")).unwrap();
+    rig.ok(&["image", "identity", "copies/base.vdi", "--renew"]);
+    rig.ok(&["image", "info", "child.vdi"]);
+    let (kind, said) = rig.error(1, &["image", "identity", "nothing.vdi"]);
+    assert_eq!(kind, "io", "{said}");
+    rig.ok(&["image", "create", "disk.qcow2", "8M"]);
+    let (kind, said) = rig.error(1, &["image", "identity", "disk.qcow2", "--renew"]);
+    assert_eq!(kind, "unsupported");
+    assert!(said.contains("backing file by its path"), "{said}");
+}

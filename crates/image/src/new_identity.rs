@@ -1,0 +1,213 @@
+//! An image gets another identity, and the images that differ from it learn of it.
+//!
+//! Hypervisors know an image by its identity, and refuse a copy that has that of the original. It changes nothing of the disk.
+
+use std::path::{Path, PathBuf};
+
+use crate::chain::{Content, OpenedFile, open_single};
+use crate::file::{Access, directory_of};
+use crate::{Backing, Error, Format, ImageId, OpenOptions, Result, vdi, vhd, vhdx, vmdk};
+
+/// Files of a folder that are looked at, at most.
+const CANDIDATE_COUNT_MAX: usize = 10_000;
+
+/// What an image is to be known by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewIdentity {
+    /// Its identity.
+    pub id: ImageId,
+    /// Images that differ from it, which are to know it by that.
+    pub children: Vec<PathBuf>,
+    /// What to do about children that lie beside it and are not named.
+    pub beside: ChildrenBeside,
+}
+
+/// What to do about images that differ from one that changes, lie beside it and are not named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChildrenBeside {
+    /// Nothing is changed, and they are told of.
+    Refuse,
+    /// They are changed, too.
+    Change,
+}
+
+/// An identity that was changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdentityChange {
+    /// What it was; none where the image did not say.
+    pub before: Option<ImageId>,
+    /// What it is.
+    pub after: ImageId,
+    /// The images that differ from it and were changed.
+    pub children: Vec<PathBuf>,
+}
+
+/// Gives the image at `path` another identity, and has its children know it by that; durable when this returns.
+///
+/// Everything is looked at before anything is changed, and the children change first: where this is cut short, it can be done again
+/// with the same identity and the children named. A VHDX is known to its children by its last modification, which stays, and they
+/// are not touched.
+///
+/// # Errors
+/// [`Error::NoIdentity`] for raw and qcow2 images, and for single deltas of Parallels, whose identity is in the descriptor beside them;
+/// [`Error::HasChildren`] where some lie beside the image that were not to be changed.
+pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Result<IdentityChange> {
+    if new.id.is_nil() {
+        return Err(Error::InvalidOption {
+            option: "uuid",
+            detail: "it is that of nobody".to_owned(),
+        });
+    }
+    let mut children = new.children.clone();
+    // Before anything is locked: a lock ends when any opening of its file does.
+    let others: Vec<PathBuf> = children_beside(path, options)?
+        .into_iter()
+        .filter(|found| !children.iter().any(|child| is_same(child, found)))
+        .collect();
+    match new.beside {
+        _ if others.is_empty() => {}
+        ChildrenBeside::Change => children.extend(others),
+        ChildrenBeside::Refuse => {
+            return Err(Error::HasChildren {
+                image: path.display().to_string(),
+                children: others.iter().map(|child| child.display().to_string()).collect(),
+            });
+        }
+    }
+    let image = open_single(path, options, Access::Write)?;
+    let before = image.info.blocks.as_ref().and_then(|blocks| blocks.id);
+    require_identity(&image)?;
+    let child_options = OpenOptions {
+        format: Some(image.info.format),
+        ..options.clone()
+    };
+    let mut opened = Vec::new();
+    for child in &children {
+        let child = open_single(child, &child_options, Access::Write)?;
+        require_child(&child, &image, new.id)?;
+        opened.push(child);
+    }
+    for child in opened {
+        set_parent(&child, new.id)?;
+    }
+    set(image, new.id)?;
+    Ok(IdentityChange {
+        before,
+        after: new.id,
+        children,
+    })
+}
+
+/// The images in the folder of the one at `path`, and in `Snapshots` below it, that know it as their parent by its identity.
+pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+    let image = open_single(path, options, Access::Read)?;
+    let extensions: &[&str] = match image.info.format {
+        Format::Vdi => &["vdi"],
+        Format::Vhd => &["vhd", "avhd", "vpc"],
+        Format::Vmdk => &["vmdk"],
+        _ => return Ok(Vec::new()),
+    };
+    let Some(id) = image.info.blocks.as_ref().and_then(|blocks| blocks.id) else {
+        return Ok(Vec::new());
+    };
+    let child_options = OpenOptions {
+        format: Some(image.info.format),
+        backing: Backing::Ignore,
+        ..options.clone()
+    };
+    let folder = directory_of(path);
+    let mut children: Vec<PathBuf> = [folder.join("Snapshots"), folder]
+        .iter()
+        .flat_map(|folder| {
+            std::fs::read_dir(folder)
+                .into_iter()
+                .flatten()
+                .take(CANDIDATE_COUNT_MAX)
+        })
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|found| {
+            let extension = found.extension().and_then(|extension| extension.to_str());
+            extension.is_some_and(|found| extensions.iter().any(|known| known.eq_ignore_ascii_case(found)))
+        })
+        .filter(|found| {
+            let opened = open_single(found, &child_options, Access::Read);
+            opened.is_ok_and(|opened| parent_id(&opened) == Some(id))
+        })
+        .map(|found| found.strip_prefix("./").map_or(found.clone(), Path::to_owned))
+        .collect();
+    children.sort();
+    Ok(children)
+}
+
+fn parent_id(child: &OpenedFile) -> Option<ImageId> {
+    child.info.blocks.as_ref()?.parent.as_ref()?.id
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    match (one.canonicalize(), other.canonicalize()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+/// A child knows its parent by what it was, or already by what it is to be.
+fn require_child(child: &OpenedFile, parent: &OpenedFile, after: ImageId) -> Result<()> {
+    let (blocks, parent_blocks) = (child.info.blocks.as_ref(), parent.info.blocks.as_ref());
+    let named = blocks.and_then(|blocks| blocks.parent.as_ref());
+    let before = parent_blocks.and_then(|blocks| blocks.id);
+    let modification = parent_blocks.and_then(|blocks| blocks.modification.as_ref());
+    let detail = match named {
+        Some(named) => match (named.id, &named.modification) {
+            (Some(id), _) if id == after || Some(id) == before => return Ok(()),
+            (Some(id), _) => format!("its parent is {id}"),
+            // By what was written last, as a VHDX, or a VMDK that says no more.
+            (None, named) if named.as_ref() == modification => return Ok(()),
+            (None, named) => format!(
+                "its parent is one last modified as {}",
+                named.as_deref().unwrap_or("nobody says")
+            ),
+        },
+        None => "it has no parent".to_owned(),
+    };
+    Err(Error::NotAChild {
+        image: child.path.display().to_string(),
+        parent: parent.path.display().to_string(),
+        detail,
+    })
+}
+
+fn require_identity(image: &OpenedFile) -> Result<()> {
+    let detail = match image.content {
+        Content::Vdi(_) | Content::Vhd(_) | Content::Vhdx(_) | Content::Vmdk(_) => return Ok(()),
+        Content::Raw => "a raw disk has none but what its guest has written",
+        Content::Qcow2(_) => "qcow2 has none: an overlay knows its backing file by its path",
+        Content::Ploop(_) => "that of a delta is in the DiskDescriptor.xml beside it",
+    };
+    Err(Error::NoIdentity {
+        image: image.path.display().to_string(),
+        detail,
+    })
+}
+
+fn set(image: OpenedFile, id: ImageId) -> Result<()> {
+    let name = image.path.display().to_string();
+    match image.content {
+        Content::Vdi(_) => vdi::identity::set(&*image.file, id),
+        Content::Vhd(header) => vhd::identity::set(&*image.file, &header, id),
+        Content::Vhdx(mut opened) => vhdx::identity::set(&mut opened, id),
+        Content::Vmdk(vmdk) => vmdk::identity::set(&vmdk, &name, id),
+        Content::Raw | Content::Qcow2(_) | Content::Ploop(_) => Ok(()),
+    }
+}
+
+fn set_parent(child: &OpenedFile, id: ImageId) -> Result<()> {
+    match &child.content {
+        Content::Vdi(_) => vdi::identity::set_parent(&*child.file, id),
+        Content::Vhd(header) => match &header.sparse {
+            Some(sparse) => vhd::identity::set_parent(&*child.file, sparse.offset, id),
+            None => Ok(()),
+        },
+        Content::Vmdk(vmdk) => vmdk::identity::set_parent(vmdk, &child.path.display().to_string(), id),
+        Content::Vhdx(_) | Content::Raw | Content::Qcow2(_) | Content::Ploop(_) => Ok(()),
+    }
+}
