@@ -1,8 +1,10 @@
 //! An image becomes an image of another format, or of other options.
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, Error as DeviceError, FileDeviceMut, IoMode, SliceDevice};
@@ -18,17 +20,33 @@ use crate::compare::compare;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::new_image::{NewImage, Overwrite};
+use crate::restore_stream::write_to_stream;
+use crate::stream_device::StreamDevice;
 use crate::{Interrupted, Unit};
 
-/// What to convert, and to what.
+/// What to convert.
+pub enum ConvertSource<'a> {
+    /// An image.
+    Image {
+        /// Where it is.
+        path: PathBuf,
+        /// Read the disk as it was when this internal snapshot was taken, not as it is.
+        snapshot: Option<String>,
+    },
+    /// A raw disk that comes as a stream.
+    Stream {
+        /// What brings it.
+        stream: &'a mut (dyn Read + Send),
+        /// Its size.
+        size_bytes: u64,
+    },
+}
+
+/// What to make of it.
 #[derive(Debug, Clone)]
 pub struct ConvertRequest {
-    /// The image to read.
-    pub source: PathBuf,
-    /// How to open it.
+    /// How to open images.
     pub open: OpenOptions,
-    /// Read the disk as it was when this internal snapshot was taken, not as it is.
-    pub snapshot: Option<String>,
     /// The image to make, or the block device to write over.
     pub target: PathBuf,
     /// Its format.
@@ -76,40 +94,102 @@ pub struct ConvertReport {
 /// The new image is written under another name, made durable, compared with the source if that is wanted, and only then
 /// gets its name: there is never half an image at the target. Stopped or failed, nothing is left. Only a block device is
 /// written as it is, and is a mixture until this returns.
-pub fn convert(request: &ConvertRequest, surroundings: &Surroundings, job: Job<'_>) -> Result<ConvertReport> {
+pub fn convert(
+    source: ConvertSource<'_>,
+    request: &ConvertRequest,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<ConvertReport> {
     let start = job.clock.now();
-    let source = open(&request.source, &request.open)?;
-    refuse_to_replace_source(&source, &request.target)?;
-    let device = match &request.snapshot {
-        Some(name) => source.snapshot(name)?,
-        None => source.device(),
+    let opened = match source {
+        ConvertSource::Image { path, snapshot } => {
+            let image = open(&path, &request.open)?;
+            refuse_to_replace_source(&image, &request.target)?;
+            let device = device_of(&image, snapshot.as_deref())?;
+            tell_what_is_dropped(&image, job);
+            Source::Image { path, image, device }
+        }
+        ConvertSource::Stream { stream, size_bytes } => Source::Stream(StreamDevice::new(stream, size_bytes)),
     };
-    tell_what_is_dropped(&source, job);
     job.interrupt.check()?;
     let made = if is_block_device(&request.target) {
-        to_block_device(request, &*device, job).map(|filled| (filled, None))
+        to_block_device(request, &opened, job).map(|filled| (filled, None))
     } else {
-        to_file(request, &source, &*device, surroundings, job)
+        to_file(request, &opened, surroundings, job)
     };
-    let (filled, allocated_bytes) = made.map_err(|error| with_medium(error, request))?;
+    let (filled, allocated_bytes) = made.map_err(|error| with_medium(error, &opened, request))?;
     Ok(ConvertReport {
-        size_bytes: device.size_bytes(),
+        size_bytes: opened.device().size_bytes(),
         filled,
         allocated_bytes,
         verify: request.verify,
         duration: job.clock.now().saturating_sub(start),
-        notes: source.notes().to_vec(),
+        notes: match &opened {
+            Source::Image { image, .. } => image.notes().to_vec(),
+            Source::Stream(_) => Vec::new(),
+        },
     })
+}
+
+/// Writes the disk in the image at `path` to a stream, raw.
+pub fn convert_to_stream(
+    path: &Path,
+    options: &OpenOptions,
+    snapshot: Option<&str>,
+    stream: &mut dyn Write,
+    job: Job<'_>,
+) -> Result<Vec<Note>> {
+    let image = open(path, options)?;
+    let device = device_of(&image, snapshot)?;
+    tell_what_is_dropped(&image, job);
+    job.progress.phase("converting", Unit::Bytes);
+    job.progress.total(device.size_bytes());
+    write_to_stream(&*device, stream, job).map_err(|error| error.on(path))?;
+    Ok(image.notes().to_vec())
+}
+
+fn device_of(image: &Image, snapshot: Option<&str>) -> Result<Arc<dyn BlockDevice>> {
+    Ok(match snapshot {
+        Some(name) => image.snapshot(name)?,
+        None => image.device(),
+    })
+}
+
+/// What is converted, opened.
+enum Source<'a> {
+    Image {
+        path: PathBuf,
+        image: Image,
+        device: Arc<dyn BlockDevice>,
+    },
+    Stream(StreamDevice<'a>),
+}
+
+impl Source<'_> {
+    fn device(&self) -> &dyn BlockDevice {
+        match self {
+            Self::Image { device, .. } => &**device,
+            Self::Stream(device) => device,
+        }
+    }
+
+    /// Once all was read: whether that was all.
+    fn check_end(&self) -> Result<()> {
+        match self {
+            Self::Image { .. } => Ok(()),
+            Self::Stream(device) => device.check_end(),
+        }
+    }
 }
 
 /// Makes a new file; also what it takes on its medium.
 fn to_file(
     request: &ConvertRequest,
-    source: &Image,
-    device: &dyn BlockDevice,
+    source: &Source<'_>,
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<(Option<FillReport>, Option<u64>)> {
+    let device = source.device();
     let options = CreateOptions {
         format: request.format,
         size_bytes: device.size_bytes(),
@@ -127,9 +207,10 @@ fn to_file(
             let filled = fill_bulk(device, base.as_ref(), writer, request.storage, job)?;
             (image, Some(filled))
         }
-        Format::Raw => convert_to_raw(request, source, device, &options, surroundings, job)?,
+        Format::Raw => convert_to_raw(request, source, &options, surroundings, job)?,
         _ => convert_to_blocks(request, device, &options, surroundings, job)?,
     };
+    source.check_end()?;
     if request.verify == VerifyImage::Yes {
         let written = open(image.partial(), &reopen(request))?;
         verify(device, &written, request, job)?;
@@ -141,8 +222,8 @@ fn to_file(
 }
 
 /// Writes over a block device.
-fn to_block_device(request: &ConvertRequest, device: &dyn BlockDevice, job: Job<'_>) -> Result<Option<FillReport>> {
-    let path = &request.target;
+fn to_block_device(request: &ConvertRequest, source: &Source<'_>, job: Job<'_>) -> Result<Option<FillReport>> {
+    let (path, device) = (&request.target, source.device());
     if request.format != Format::Raw {
         return Err(Error::DeviceFormat {
             path: path.clone(),
@@ -160,6 +241,7 @@ fn to_block_device(request: &ConvertRequest, device: &dyn BlockDevice, job: Job<
         );
         let filled = unless_interrupted(filled, job)?;
         target.check_alone()?;
+        source.check_end()?;
         if request.verify == VerifyImage::Yes {
             verify(
                 device,
@@ -208,7 +290,7 @@ fn tell_what_is_dropped(source: &Image, job: Job<'_>) {
 }
 
 /// Says which of the two files an error is about: devices below know only offsets.
-fn with_medium(error: Error, request: &ConvertRequest) -> Error {
+fn with_medium(error: Error, source: &Source<'_>, request: &ConvertRequest) -> Error {
     let is_read = match &error {
         Error::Device(DeviceError::Io { action, .. })
         | Error::Image(ImageError::Device(DeviceError::Io { action, .. })) => {
@@ -216,7 +298,11 @@ fn with_medium(error: Error, request: &ConvertRequest) -> Error {
         }
         _ => false,
     };
-    error.on(if is_read { &request.source } else { &request.target })
+    match source {
+        Source::Image { path, .. } if is_read => error.on(path),
+        Source::Stream(_) if is_read => error.on(Path::new("-")),
+        _ => error.on(&request.target),
+    }
 }
 
 /// Replacing a file that the source is read from would break whatever else is based on it.
@@ -285,19 +371,22 @@ fn begin_empty(
 
 fn convert_to_raw(
     request: &ConvertRequest,
-    source: &Image,
-    device: &dyn BlockDevice,
+    source: &Source<'_>,
     options: &CreateOptions,
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<(NewImage, Option<FillReport>)> {
-    let image = begin_empty(request, options, surroundings, job)?;
-    if source.layers()[0].format == Format::Raw && is_cloned(&request.source, image.partial())? {
+    let new = begin_empty(request, options, surroundings, job)?;
+    if let Source::Image { path, image, .. } = source
+        && image.layers()[0].format == Format::Raw
+        && is_cloned(path, new.partial())?
+    {
         job.progress
             .note("the file system shares the bytes of both files until one is written");
-        return Ok((image, None));
+        return Ok((new, None));
     }
-    let target = FileDeviceMut::open(image.partial(), IoMode::LargeDirect)?;
+    let target = FileDeviceMut::open(new.partial(), IoMode::LargeDirect)?;
+    let device = source.device();
     let filled = fill_device(
         device,
         &target,
@@ -307,7 +396,7 @@ fn convert_to_raw(
     );
     let filled = unless_interrupted(filled, job)?;
     target.flush()?;
-    Ok((image, Some(filled)))
+    Ok((new, Some(filled)))
 }
 
 /// Makes an image whose blocks come about as they are written.

@@ -67,6 +67,12 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// A stream has more than the disk that it was said to be.
+    #[error("the stream has more than the {size_bytes} bytes of the disk")]
+    StreamLonger {
+        /// Size of the disk.
+        size_bytes: u64,
+    },
     /// Standard input was given twice.
     #[error("standard input can be only one of the disks")]
     StandardInputTwice,

@@ -62,12 +62,13 @@ mod snapshot_name;
 mod source;
 mod stages;
 mod stored_memory;
+mod stream_device;
 mod verify;
 mod watchdog;
 
 pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoice, backup};
 pub use compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
-pub use convert::{ConvertReport, ConvertRequest, VerifyImage, convert};
+pub use convert::{ConvertReport, ConvertRequest, ConvertSource, VerifyImage, convert, convert_to_stream};
 pub use copy::{
     CopiedSnapshot, CopyOutcome, CopyReport, CopyRequest, CopySelection, CopyStatus, MachineCopyStatus, NOTE_ORIGIN,
     RemovedThere, copy, copy_status, is_same_place,

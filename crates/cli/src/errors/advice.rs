@@ -79,7 +79,7 @@ impl Error {
                 Kind::NotFound,
                 "holdfast machines shows the machines, and their tags",
             ),
-            Self::File { source, .. } | Self::Stdout(source) => io_advice(source),
+            Self::File { source, .. } | Self::Stdout(source) | Self::Stdin(source) => io_advice(source),
             Self::Json(_) | Self::Signals(_) => plain(Exit::Error, Kind::Io),
         }
     }
@@ -235,6 +235,7 @@ fn engine_advice(error: &JobError) -> Advice {
         ),
         JobError::NoMachineName => advice(Exit::Usage, Kind::Usage, "give --machine NAME"),
         JobError::DuplicateDisk { .. } => advice(Exit::Usage, Kind::Usage, "give each disk its name with NAME=PATH"),
+        JobError::StreamLonger { .. } => advice(Exit::Usage, Kind::Usage, "give the size that it has with --size"),
         JobError::StandardInputTwice => advice(Exit::Usage, Kind::Usage, "give - once"),
         JobError::FormatChanged { .. } => {
             refused("if you know that the image is not raw any more, give its format with --format")

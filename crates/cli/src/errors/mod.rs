@@ -97,6 +97,9 @@ pub enum Error {
     /// The answer cannot be written.
     #[error("write to standard output")]
     Stdout(#[source] std::io::Error),
+    /// Standard input is not to be had.
+    #[error("look at standard input")]
+    Stdin(#[source] std::io::Error),
     /// The answer has no JSON form.
     #[error("write the answer as JSON")]
     Json(#[source] serde_json::Error),

@@ -92,10 +92,13 @@ impl Rig {
         self.command(words).output().unwrap()
     }
 
-    /// Runs it with bytes on its standard input.
+    /// Runs it with bytes on its standard input, which it need not read to the end.
     pub(crate) fn run_with(&self, words: &[&str], input: &[u8]) -> Output {
         let mut child = self.command(words).stdin(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(input).unwrap();
+        match child.stdin.take().unwrap().write_all(input) {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => panic!("{error}"),
+            _ => {}
+        }
         child.wait_with_output().unwrap()
     }
 

@@ -1,8 +1,11 @@
 //! `holdfast image convert`: an image becomes one of another format or of other options.
 
+use std::fs::File;
+use std::io::Seek as _;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
-use holdfast_engine::{ConvertReport, ConvertRequest, VerifyImage, convert};
+use holdfast_engine::{ConvertReport, ConvertRequest, ConvertSource, VerifyImage, convert, convert_to_stream};
 use holdfast_image::{Format, Preallocation, Storage};
 use serde::Serialize;
 
@@ -18,10 +21,10 @@ use crate::units;
 /// Arguments of `image convert`.
 #[derive(Debug, clap::Args)]
 pub(super) struct ConvertArgs {
-    /// The image to read, with all that it is based on
+    /// The image to read, with all that it is based on; - for a raw disk from standard input
     #[arg(value_name = "IMAGE")]
     source: PathBuf,
-    /// The image to make; or with --force a block device, which gets a raw disk
+    /// The image to make; or with --force a block device, which gets a raw disk; - for a raw disk to standard output
     #[arg(value_name = "TARGET")]
     target: PathBuf,
     /// The format of the image to read (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
@@ -39,6 +42,9 @@ pub(super) struct ConvertArgs {
     /// How hard; a good default where not given
     #[arg(long, value_name = "LEVEL", requires = "compress")]
     compression_level: Option<u32>,
+    /// Size of the disk that comes from standard input, as 10G; needed where that is a pipe
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    size: Option<u64>,
     /// Read the new image back and compare it before it gets its name
     #[arg(long)]
     verify: bool,
@@ -67,6 +73,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Make a disk for Hyper-V of one of VirtualBox",
         line: "holdfast image convert web1.vdi web1.vhdx",
+    },
+    Example {
+        wish: "Take a disk in from another host",
+        line: "ssh old cat /dev/vg/web1 | holdfast image convert - web1.qcow2 --size 20G",
     },
     Example {
         wish: "Write the disk over a logical volume, and read it back",
@@ -134,6 +144,9 @@ impl Report for Converted {
 /// Converts an image.
 pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> {
     let format = args.target_format.unwrap_or_else(|| format_of_name(&args.target));
+    if args.target.as_os_str() == "-" {
+        return to_stdout(args, format, context);
+    }
     args.new.check(format, &[("--compress", args.compress)])?;
     args.new.check_blocks(format, &[])?;
     if args.compress && args.new.has_data_file() {
@@ -150,9 +163,7 @@ pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> 
         Storage::Plain
     };
     let request = ConvertRequest {
-        source: args.source.clone(),
         open: args.gate.open_options(args.format)?,
-        snapshot: args.snapshot.clone(),
         target: args.target.clone(),
         format,
         qcow2: args.new.qcow2(&args.target, Preallocation::Off)?,
@@ -161,11 +172,78 @@ pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> 
         overwrite: args.new.overwrite(),
         verify: if args.verify { VerifyImage::Yes } else { VerifyImage::No },
     };
+    let mut stdin = std::io::stdin();
+    let source = if args.source.as_os_str() == "-" {
+        ConvertSource::Stream {
+            size_bytes: size_of_stdin(args)?,
+            stream: &mut stdin,
+        }
+    } else {
+        ConvertSource::Image {
+            path: args.source.clone(),
+            snapshot: args.snapshot.clone(),
+        }
+    };
     let report = context.work(args.job.thread_count(), |job| {
-        convert(&request, &context.surroundings(), job)
+        convert(source, &request, &context.surroundings(), job)
     })?;
     for note in &report.notes {
         context.console().warning(&note.to_string());
     }
     context.report(&Converted::new(&report, &request))
+}
+
+/// The size of the disk on standard input. A file that was redirected says it itself.
+fn size_of_stdin(args: &ConvertArgs) -> Result<u64, Error> {
+    let refused = [
+        ("--verify", args.verify, "it cannot be read a second time"),
+        ("--snapshot", args.snapshot.is_some(), "it has none"),
+        (
+            "--format",
+            args.format.is_some_and(|format| format != Format::Raw),
+            "other formats than raw cannot be read in one go",
+        ),
+    ];
+    if let Some((option, _, reason)) = refused.iter().find(|(_, is_given, _)| *is_given) {
+        return Err(Error::usage(
+            format!("{option} does not go with standard input: {reason}"),
+            format!("leave {option} out, or give an image"),
+        ));
+    }
+    let file = File::from(std::io::stdin().as_fd().try_clone_to_owned().map_err(Error::Stdin)?);
+    let metadata = file.metadata().map_err(Error::Stdin)?;
+    match (args.size, metadata.is_file()) {
+        (Some(size_bytes), _) => Ok(size_bytes),
+        (None, true) => {
+            let at = (&file).stream_position().map_err(Error::Stdin)?;
+            Ok(metadata.len().saturating_sub(at))
+        }
+        (None, false) => Err(Error::usage(
+            "a pipe does not say how large the disk is",
+            "give its --size, in bytes or as 10G",
+        )),
+    }
+}
+
+/// Writes the disk to standard output, which then holds nothing else.
+fn to_stdout(args: &ConvertArgs, format: Format, context: &Context) -> Result<Exit, Error> {
+    context.output().refuse_json("image convert to standard output")?;
+    if format != Format::Raw || args.source.as_os_str() == "-" || args.verify || args.compress {
+        return Err(Error::usage(
+            "to standard output goes the raw disk of an image, and it cannot be read back",
+            "leave --to, --compress and --verify out, and name the image",
+        ));
+    }
+    args.new.check(format, &[])?;
+    args.new.check_blocks(format, &[])?;
+    let options = args.gate.open_options(args.format)?;
+    let mut stdout = std::io::stdout().lock();
+    let notes = context.work(args.job.thread_count(), |job| {
+        convert_to_stream(&args.source, &options, args.snapshot.as_deref(), &mut stdout, job)
+    })?;
+    drop(stdout);
+    for note in &notes {
+        context.console().warning(&note.to_string());
+    }
+    Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
 }

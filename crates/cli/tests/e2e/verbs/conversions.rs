@@ -31,6 +31,60 @@ fn qemu_img(rig: &Rig, words: &[&str]) -> String {
     system("/bin/sh", &["-c", &line]).unwrap()
 }
 
+/// What comes by a pipe is a whole disk or nothing, and goes through all cores on its way.
+#[test]
+fn disks_come_from_standard_input_and_go_to_standard_output() {
+    let (rig, bytes) = rig_with_disk();
+    let size = bytes.len().to_string();
+    for (target, more) in [("a.qcow2", &["--compress"][..]), ("a.vhdx", &[]), ("a.raw", &[])] {
+        let words = [&["image", "convert", "-", target, "--size", &size], more].concat();
+        let output = rig.run_with(&words, &bytes);
+        assert!(output.status.success(), "{target}: {}", stderr(&output));
+        let output = rig.run(&["image", "convert", target, "-"]);
+        assert!(output.status.success() && output.stdout == bytes, "{target}");
+    }
+    // A file that is redirected says its own size, from where it is read on.
+    let file = File::open(rig.path("disk.raw")).unwrap();
+    let status = rig
+        .command(&["image", "convert", "-", "b.qcow2"])
+        .stdin(file)
+        .status()
+        .unwrap();
+    assert!(status.success());
+    assert_eq!(
+        rig.report(&["image", "compare", "disk.raw", "b.qcow2"])["is_equal"],
+        true
+    );
+
+    let before = rig.names(".");
+    for (size, bytes, expected) in [
+        ("8M", &bytes[..bytes.len() - 1], "ends before the end of the disk"),
+        ("7M", &bytes[..], "has more than the 7340032 bytes"),
+    ] {
+        let output = rig.run_with(&["image", "convert", "-", "c.qcow2", "--size", size], bytes);
+        assert!(
+            !output.status.success() && stderr(&output).contains(expected),
+            "{}",
+            stderr(&output)
+        );
+    }
+    let output = rig.run_with(&["image", "convert", "-", "c.qcow2"], &bytes);
+    assert!(
+        output.status.code() == Some(2) && stderr(&output).contains("--size"),
+        "{}",
+        stderr(&output)
+    );
+    for words in [
+        &["image", "convert", "-", "c.raw", "--size", "8M", "--verify"][..],
+        &["image", "convert", "a.qcow2", "-", "--verify"],
+        &["image", "convert", "a.qcow2", "-", "--to", "qcow2"],
+    ] {
+        let output = rig.run(words);
+        assert!(output.status.code() == Some(2) && output.stdout.is_empty(), "{words:?}");
+    }
+    assert_eq!(rig.names("."), before, "what failed left nothing");
+}
+
 /// Forgotten, they would leave a person with an image that is not what was asked for.
 #[test]
 fn options_of_qcow2_are_refused_for_a_raw_image() {
