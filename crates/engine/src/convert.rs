@@ -1,5 +1,6 @@
 //! An image becomes an image of another format, or of other options.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::num::NonZero;
@@ -195,6 +196,7 @@ fn to_file(
         size_bytes: device.size_bytes(),
         qcow2: request.qcow2.clone(),
         blocks: request.blocks.clone(),
+        name: request.target.file_name().map(OsStr::to_owned),
     };
     let base = open_base(request)?;
     let (image, filled) = match request.format {

@@ -1,5 +1,6 @@
 //! A new, empty image.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use holdfast_block::BlockDevice as _;
@@ -66,6 +67,7 @@ pub fn create_image(request: &CreateImageRequest, surroundings: &Surroundings) -
         size_bytes,
         qcow2: request.qcow2.clone(),
         blocks: request.blocks.clone(),
+        name: request.path.file_name().map(OsStr::to_owned),
     };
     let (image, ()) = NewImage::begin(&request.path, request.overwrite, &options, surroundings, |partial| {
         Ok(holdfast_image::create(partial, &options)?)

@@ -6,7 +6,7 @@ use holdfast_host::provider::ProviderError;
 use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
-use crate::{Interrupted, NameError, Refusal, ResolveError};
+use crate::{CloneError, Interrupted, NameError, Refusal, ResolveError};
 
 /// Result of a job.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -67,6 +67,9 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// An image cannot be cloned.
+    #[error(transparent)]
+    Clone(#[from] CloneError),
     /// A stream has more than the disk that it was said to be.
     #[error("the stream has more than the {size_bytes} bytes of the disk")]
     StreamLonger {

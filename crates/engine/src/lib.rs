@@ -11,6 +11,8 @@
 
 mod backup;
 mod block_target;
+mod clone_error;
+mod clone_image;
 mod compare;
 mod contents;
 mod convert;
@@ -23,6 +25,7 @@ mod doctor;
 mod error;
 mod forget;
 mod gc;
+mod guest_identity;
 mod hooks;
 mod host_restore;
 mod host_snapshot;
@@ -67,6 +70,8 @@ mod verify;
 mod watchdog;
 
 pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoice, backup};
+pub use clone_error::CloneError;
+pub use clone_image::{CloneImageRequest, CloneKind, CloneWay, ImageClone, ImageCloner};
 pub use compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
 pub use convert::{ConvertReport, ConvertRequest, ConvertSource, VerifyImage, convert, convert_to_stream};
 pub use copy::{
@@ -86,6 +91,7 @@ pub use doctor::{
 pub use error::{Error, Result};
 pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use gc::{GcOutcome, gc, stats};
+pub use guest_identity::GuestIdentity;
 pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
 pub use host_restore::{
     ClonePlan, CloneWish, HostPoint, HostPointRequest, HostRestore, PlannedClone, PointName, RollbackReport,

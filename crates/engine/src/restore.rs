@@ -310,7 +310,10 @@ impl Restorer<'_> {
             Place::NewFile(existing, format) => {
                 let file = NewFile::begin(path, existing, self.surroundings)?;
                 file.tell_of_cleared(self.job.progress);
-                holdfast_image::create(file.partial(), &CreateOptions::new(format, disk.size_bytes))?;
+                holdfast_image::create(
+                    file.partial(),
+                    &CreateOptions::new(format, disk.size_bytes).to_be_at(path),
+                )?;
                 let target = holdfast_image::open_mut(file.partial(), &image_of(format))?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
                 drop(target);

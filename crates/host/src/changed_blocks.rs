@@ -20,6 +20,7 @@ mod fiemap;
 pub(crate) mod hostile;
 mod ranges;
 mod send_stream;
+mod sharing;
 mod thin_delta;
 
 pub use error::{ExtentError, Result, StreamError};
@@ -29,4 +30,5 @@ pub use send_stream::{
     FIRST_RECORD_BYTES, StreamChanges, StreamObject, StreamQuestion, Whole, brings_one_snapshot, by_send_stream,
     guid_of_stream,
 };
+pub use sharing::{Sharing, sharing_of};
 pub use thin_delta::{ThinDeltaError, ThinQuestion, by_thin_delta};

@@ -33,7 +33,9 @@ pub use identity::{MacAddress, Uuid};
 #[cfg(feature = "libvirt")]
 pub use libvirt::Libvirt;
 pub use live_disks::{CopyState, Life, LiveDisks};
-pub use living::{Living, is_locked_by_others, living, open_below, words_of_process, writers_of_device};
+pub use living::{
+    Living, is_locked_by_others, is_written_by_others, living, open_below, words_of_process, writers_of_device,
+};
 pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,
 };

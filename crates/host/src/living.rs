@@ -82,6 +82,17 @@ pub fn writers_of_device(device: u64) -> Vec<Living> {
 ///
 /// Nothing is locked to find out: a machine that starts at this moment would be refused its image.
 pub fn is_locked_by_others(path: &Path) -> bool {
+    has_lock(path, is_of_image)
+}
+
+/// Whether somebody has a lock on a file as QEMU has on every image that it may write to; false where nobody can tell.
+///
+/// One that is only read, as a base that machines share, is not meant.
+pub fn is_written_by_others(path: &Path) -> bool {
+    has_lock(path, is_of_writer)
+}
+
+fn has_lock(path: &Path, is_meant: fn(&str, &str) -> bool) -> bool {
     let (Ok(found), Ok(locks)) = (path.metadata(), std::fs::read_to_string("/proc/locks")) else {
         return false;
     };
@@ -92,13 +103,29 @@ pub fn is_locked_by_others(path: &Path) -> bool {
         rustix::fs::minor(device),
         found.ino()
     );
-    locks.lines().any(|line| is_of_image(line, &file))
+    locks.lines().any(|line| is_meant(line, &file))
 }
 
 /// `1: OFDLCK ADVISORY  READ -1 fd:00:1234 100 101`: not the locks that are called flock, which programs use for other ends.
 fn is_of_image(line: &str, file: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     matches!(words[..], [_, "OFDLCK" | "POSIX", _, _, _, locked, ..] if locked == file)
+}
+
+/// The byte that QEMU locks where it may write: that of permissions and the bit of this one (`block/file-posix.c`).
+const WRITER_BYTE: u64 = 101;
+
+/// The same of somebody who writes: a lock for writing, or a shared one that QEMU tells so by.
+fn is_of_writer(line: &str, file: &str) -> bool {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [_, _, _, kind, _, _, start, end] = words[..] else {
+        return false;
+    };
+    let has_byte = || {
+        let start = start.parse::<u64>().is_ok_and(|start| start <= WRITER_BYTE);
+        start && (end == "EOF" || end.parse::<u64>().is_ok_and(|end| end >= WRITER_BYTE))
+    };
+    is_of_image(line, file) && (kind == "WRITE" || has_byte())
 }
 
 /// Whether the flags of an open file, in octal digits, are those of one that is written.
@@ -130,7 +157,7 @@ fn processes() -> Option<Vec<(u32, PathBuf)>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_for_writing, is_locked_by_others, is_of_image, living, open_below};
+    use super::{is_for_writing, is_locked_by_others, is_of_image, is_of_writer, living, open_below};
 
     #[test]
     fn an_open_file_is_seen_and_we_do_not_count_ourselves() {
@@ -153,6 +180,21 @@ mod tests {
         assert!(is_of_image(&lock("POSIX", "fd:00:1234"), "fd:00:1234"));
         assert!(!is_of_image(&lock("FLOCK", "fd:00:1234"), "fd:00:1234"));
         assert!(!is_of_image(&lock("OFDLCK", "fd:00:12345"), "fd:00:1234"));
+        let locked = |kind: &str, range: &str| format!("1: OFDLCK  ADVISORY  {kind} -1 fd:00:1234 {range}");
+        for (kind, range, writes) in [
+            ("READ", "100 101", true),
+            ("READ", "101 103", true),
+            ("READ", "100 100", false),
+            ("READ", "103 203", false),
+            ("READ", "0 EOF", true),
+            ("WRITE", "0 0", true),
+        ] {
+            assert_eq!(
+                is_of_writer(&locked(kind, range), "fd:00:1234"),
+                writes,
+                "{kind} {range}"
+            );
+        }
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(!is_locked_by_others(file.path()));
         rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();

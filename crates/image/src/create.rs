@@ -1,5 +1,6 @@
 //! New images.
 
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,6 +24,8 @@ pub struct CreateOptions {
     pub qcow2: Qcow2Options,
     /// What the other formats but raw have.
     pub blocks: BlockOptions,
+    /// What its file will be called, where it is made under another name: a VMDK says it.
+    pub name: Option<OsString>,
 }
 
 impl CreateOptions {
@@ -33,7 +36,15 @@ impl CreateOptions {
             size_bytes,
             qcow2: Qcow2Options::default(),
             blocks: BlockOptions::default(),
+            name: None,
         }
+    }
+
+    /// The same for an image that is made under another name, and will be at `path`.
+    #[must_use]
+    pub fn to_be_at(self, path: &Path) -> Self {
+        let name = path.file_name().map(OsStr::to_owned);
+        Self { name, ..self }
     }
 
     /// A raw disk of `size_bytes`.
@@ -273,7 +284,8 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
         }),
         _ => None,
     };
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = options.name.as_deref().or(path.file_name()).unwrap_or_default();
+    let name = name.to_string_lossy().into_owned();
     let new = vmdk::create::NewVmdk {
         size_bytes,
         grain_bytes: vmdk::create::GRAIN_BYTES,

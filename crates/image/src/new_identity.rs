@@ -20,6 +20,8 @@ pub struct NewIdentity {
     pub children: Vec<PathBuf>,
     /// What to do about children that lie beside it and are not named.
     pub beside: ChildrenBeside,
+    /// What its file will be called, where it has another name now: a VMDK says it.
+    pub name: Option<String>,
 }
 
 /// What to do about images that differ from one that changes, lie beside it and are not named.
@@ -29,6 +31,8 @@ pub enum ChildrenBeside {
     Refuse,
     /// They are changed, too.
     Change,
+    /// They are left alone: the image is a copy of the one that they differ from.
+    Leave,
 }
 
 /// An identity that was changed.
@@ -60,19 +64,22 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
     }
     let mut children = new.children.clone();
     // Before anything is locked: a lock ends when any opening of its file does.
-    let others: Vec<PathBuf> = children_beside(path, options)?
-        .into_iter()
-        .filter(|found| !children.iter().any(|child| is_same(child, found)))
-        .collect();
+    let others: Vec<PathBuf> = match new.beside {
+        ChildrenBeside::Leave => Vec::new(),
+        ChildrenBeside::Change | ChildrenBeside::Refuse => children_beside(path, options)?,
+    }
+    .into_iter()
+    .filter(|found| !children.iter().any(|child| is_same(child, found)))
+    .collect();
     match new.beside {
-        _ if others.is_empty() => {}
         ChildrenBeside::Change => children.extend(others),
-        ChildrenBeside::Refuse => {
+        ChildrenBeside::Refuse if !others.is_empty() => {
             return Err(Error::HasChildren {
                 image: path.display().to_string(),
                 children: others.iter().map(|child| child.display().to_string()).collect(),
             });
         }
+        ChildrenBeside::Refuse | ChildrenBeside::Leave => {}
     }
     let image = open_single(path, options, Access::Write)?;
     let before = image.info.blocks.as_ref().and_then(|blocks| blocks.id);
@@ -90,7 +97,7 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
     for child in opened {
         set_parent(&child, new.id)?;
     }
-    set(image, new.id)?;
+    set(image, new)?;
     Ok(IdentityChange {
         before,
         after: new.id,
@@ -189,13 +196,14 @@ fn require_identity(image: &OpenedFile) -> Result<()> {
     })
 }
 
-fn set(image: OpenedFile, id: ImageId) -> Result<()> {
+fn set(image: OpenedFile, new: &NewIdentity) -> Result<()> {
+    let id = new.id;
     let name = image.path.display().to_string();
     match image.content {
         Content::Vdi(_) => vdi::identity::set(&*image.file, id),
         Content::Vhd(header) => vhd::identity::set(&*image.file, &header, id),
         Content::Vhdx(mut opened) => vhdx::identity::set(&mut opened, id),
-        Content::Vmdk(vmdk) => vmdk::identity::set(&vmdk, &name, id),
+        Content::Vmdk(vmdk) => vmdk::identity::set(&vmdk, &name, id, new.name.as_deref()),
         Content::Raw | Content::Qcow2(_) | Content::Ploop(_) => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! Points in time of machines in host snapshots: what `rollback` and `clone` have in common.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 
 use holdfast_engine::{HostPoint, HostPointRequest, HostRestore, Job, PointName, StateStore, open_host_point};
 use holdfast_host::Libvirt;
@@ -13,12 +13,9 @@ use crate::machines::{Hypervisors, MachineWord, connect_libvirt, libvirt_address
 use crate::runs;
 use crate::states::StateArgs;
 
-/// Which point of which machine, and where both are found.
+/// Where points of machines are found.
 #[derive(Debug, clap::Args)]
 pub(super) struct PointArgs {
-    /// The machine, and the name of its host snapshots: web1@before-update, web1@latest
-    #[arg(value_name = "MACHINE@SNAPSHOT")]
-    point: OsString,
     /// The hypervisor's address: qemu:///system, qemu:///session
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
@@ -52,33 +49,34 @@ pub(super) struct OpenPoint<'a> {
     pub(super) machine: &'a str,
 }
 
-impl PointArgs {
-    /// The machine, and the point.
-    fn parse(&self) -> Result<(String, PointName), Error> {
-        let text = self.point.to_string_lossy();
-        let both = text
-            .rsplit_once('@')
-            .filter(|(machine, name)| !machine.is_empty() && !name.is_empty());
-        let Some((machine, name)) = both else {
-            return Err(Error::usage(
-                format!("{text} names no point in time"),
-                format!("name one: {text}@latest, or {text}@NAME; holdfast host list {text} shows them"),
-            ));
-        };
-        let name = match name {
-            "latest" => PointName::Latest,
-            name => PointName::Named(name.to_owned()),
-        };
-        Ok((machine.to_owned(), name))
-    }
+/// The machine, and the point.
+fn parse(point: &OsStr) -> Result<(String, PointName), Error> {
+    let text = point.to_string_lossy();
+    let both = text
+        .rsplit_once('@')
+        .filter(|(machine, name)| !machine.is_empty() && !name.is_empty());
+    let Some((machine, name)) = both else {
+        return Err(Error::usage(
+            format!("{text} names no point in time"),
+            format!("name one: {text}@latest, or {text}@NAME; holdfast host list {text} shows them"),
+        ));
+    };
+    let name = match name {
+        "latest" => PointName::Latest,
+        name => PointName::Named(name.to_owned()),
+    };
+    Ok((machine.to_owned(), name))
+}
 
-    /// Finds and opens the point, and does `work` with it.
+impl PointArgs {
+    /// Finds and opens the point, `MACHINE@SNAPSHOT`, and does `work` with it.
     pub(super) fn open<T>(
         &self,
+        point: &OsStr,
         (context, threads, use_of): (&Context, usize, Use),
         work: impl FnOnce(OpenPoint<'_>, Job<'_>) -> holdfast_engine::Result<T>,
     ) -> Result<T, Error> {
-        let (machine, name) = self.parse()?;
+        let (machine, name) = parse(point)?;
         let uri = libvirt_address(self.connect.as_deref(), context);
         let hypervisor: Libvirt = connect_libvirt(&uri, context)?;
         let hypervisors = Hypervisors::new(Some(&uri), context);

@@ -1,5 +1,7 @@
 //! `holdfast rollback`: a machine goes back to a host snapshot.
 
+use std::ffi::OsString;
+
 use holdfast_engine::{
     AfterRestore, ConfigurationChoice, GuestRequest, HostSnapshotRequest, Job, NamedCut, RollbackWish, Subject,
 };
@@ -19,6 +21,9 @@ use crate::{runs, time};
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub struct RollbackArgs {
+    /// The machine, and the name of its host snapshots: web1@before-update, web1@latest
+    #[arg(value_name = "MACHINE@SNAPSHOT")]
+    of: OsString,
     #[command(flatten)]
     point: PointArgs,
     /// Restore the machine's configuration too, as it was; it is kept otherwise
@@ -101,7 +106,7 @@ pub(super) fn run(args: &RollbackArgs, context: &Context) -> Result<Exit, Error>
     let how = (context, args.job.thread_count(), Use::of(args.dry_run));
     let done = args
         .point
-        .open(how, |point, job| roll_back(args, &point, context, job))?;
+        .open(&args.of, how, |point, job| roll_back(args, &point, context, job))?;
     context.report(&done)
 }
 

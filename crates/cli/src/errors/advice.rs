@@ -5,7 +5,7 @@
 use std::io::ErrorKind;
 
 use holdfast_block::Error as DeviceError;
-use holdfast_engine::{Error as JobError, ResolveError};
+use holdfast_engine::{CloneError, Error as JobError, ResolveError};
 use holdfast_host::Error as HostError;
 use holdfast_image::Error as ImageError;
 use holdfast_repo::Error as RepositoryError;
@@ -235,6 +235,7 @@ fn engine_advice(error: &JobError) -> Advice {
         ),
         JobError::NoMachineName => advice(Exit::Usage, Kind::Usage, "give --machine NAME"),
         JobError::DuplicateDisk { .. } => advice(Exit::Usage, Kind::Usage, "give each disk its name with NAME=PATH"),
+        JobError::Clone(error) => clone_advice(error),
         JobError::StreamLonger { .. } => advice(Exit::Usage, Kind::Usage, "give the size that it has with --size"),
         JobError::StandardInputTwice => advice(Exit::Usage, Kind::Usage, "give - once"),
         JobError::FormatChanged { .. } => {
@@ -322,6 +323,23 @@ fn repository_advice(error: &RepositoryError) -> Advice {
         RepositoryError::Stream { source, .. } => io_advice(source),
         RepositoryError::TargetTooSmall { .. } => advice(Exit::Error, Kind::NoSpace, HINT_TOO_SMALL),
         RepositoryError::Limit { .. } => plain(Exit::Error, Kind::Unsupported),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn clone_advice(error: &CloneError) -> Advice {
+    match error {
+        CloneError::NoClone { .. } => advice(Exit::Error, Kind::Unsupported, "copy all of it with --copy"),
+        CloneError::Written { .. } => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "clone a host snapshot of the machine (MACHINE@SNAPSHOT), or shut it down first",
+        ),
+        CloneError::GuestIdentity { .. } => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            "install it (guestfs-tools), or leave --sysprep out and do it in the guest",
+        ),
         _ => plain(Exit::Error, Kind::Io),
     }
 }

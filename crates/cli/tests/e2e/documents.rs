@@ -98,7 +98,8 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     add("image convert", 0, &["a.raw", "a.qcow2"]);
     add("image create", 0, &["b.qcow2", "1M"]);
     rig.ok(&["image", "create", "b.vdi", "1M"]);
-    add("image identity", 0, &["b.vdi", "--renew"]);
+    add("clone", 0, &["b.vdi", "c.vdi"]);
+    add("image identity", 0, &["b.vdi", "--renew", "--all-children"]);
     add("image info", 0, &["a.qcow2"]);
     add("image map", 0, &["a.qcow2"]);
     add("image check", 0, &["a.qcow2"]);

@@ -58,7 +58,7 @@ pub(crate) fn loop_device(file: &Path, size_bytes: u64) -> Option<LoopDevice> {
     }
 }
 
-/// A small ext4 file system of its own; unmounted when this is dropped.
+/// A small file system of its own; unmounted when this is dropped.
 pub(crate) struct SmallFileSystem {
     pub(crate) path: PathBuf,
     device: LoopDevice,
@@ -85,9 +85,20 @@ impl SmallFileSystem {
 /// An ext4 file system of `size_bytes`, mounted at the new folder `mount_point`; none, with the reason printed, where
 /// this machine makes none.
 pub(crate) fn small_file_system(mount_point: &Path, size_bytes: u64) -> Option<SmallFileSystem> {
-    let device = loop_device(&mount_point.with_extension("ext4"), size_bytes)?;
+    file_system("ext4", mount_point, size_bytes)
+}
+
+/// The same of another kind: `xfs` or `btrfs`, which share the blocks of clones.
+pub(crate) fn file_system(kind: &str, mount_point: &Path, size_bytes: u64) -> Option<SmallFileSystem> {
+    let device = loop_device(&mount_point.with_extension(kind), size_bytes)?;
     std::fs::create_dir(mount_point).unwrap();
-    system("mkfs.ext4", &["-q", "-m", "0", text(&device.path)]).unwrap();
+    let options: &[&str] = match kind {
+        "ext4" => &["-q", "-m", "0"],
+        "xfs" => &["-q", "-m", "reflink=1"],
+        _ => &["-q"],
+    };
+    let program = format!("mkfs.{kind}");
+    system(&program, &[options, &[text(&device.path)]].concat()).unwrap();
     if let Err(reason) = system("mount", &[text(&device.path), text(mount_point)]) {
         skipped(&format!("no mount: {reason}"));
         return None;

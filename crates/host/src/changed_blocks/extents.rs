@@ -127,7 +127,7 @@ fn check_kinship(before: &File, after: &File) -> Result<()> {
     }
 }
 
-fn io(action: &'static str, errno: Errno) -> ExtentError {
+pub(super) fn io(action: &'static str, errno: Errno) -> ExtentError {
     ExtentError::Io {
         action,
         source: errno.into(),

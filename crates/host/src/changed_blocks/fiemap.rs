@@ -12,6 +12,11 @@ pub(super) const EXTENT_COUNT_MAX: usize = 256;
 /// Write what is only in memory before the answer is given.
 const FLAG_SYNC: u32 = 1;
 
+/// The last extent of a file.
+pub(super) const FLAG_LAST: u32 = 1;
+/// Others share it.
+pub(super) const FLAG_SHARED: u32 = 0x2000;
+
 /// `struct fiemap_extent` of linux/fiemap.h.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]

@@ -37,14 +37,18 @@ fn of_vmware(id: ImageId) -> String {
     format!("{}-{}", pairs[..8].join(" "), pairs[8..].join(" "))
 }
 
-/// Gives an image another identity, durably.
-pub(crate) fn set(vmdk: &Vmdk, image: &str, id: ImageId) -> Result<()> {
+/// Gives an image another identity, durably; and its own file the name `name`, where it is one.
+pub(crate) fn set(vmdk: &Vmdk, image: &str, id: ImageId, name: Option<&str>) -> Result<()> {
     rewrite(vmdk, image, |text| {
-        let mut changed = with_entry(text, IMAGE_OF_VMWARE, &of_vmware(id));
-        if let Some(own) = with_entry(changed.as_deref().unwrap_or(text), IMAGE, &id.to_string()) {
+        let text = match (name, own_extent(vmdk)) {
+            (Some(name), Some(_)) => with_own_name(text, name),
+            _ => text.to_vec(),
+        };
+        let mut changed = with_entry(&text, IMAGE_OF_VMWARE, &of_vmware(id));
+        if let Some(own) = with_entry(changed.as_deref().unwrap_or(&text), IMAGE, &id.to_string()) {
             changed = Some(own);
         }
-        changed.unwrap_or_else(|| with_new_entry(text, IMAGE, &id.to_string()))
+        changed.unwrap_or_else(|| with_new_entry(&text, IMAGE, &id.to_string()))
     })
 }
 
@@ -122,6 +126,26 @@ fn with_entry(text: &[u8], key: &str, value: &str) -> Option<Vec<u8>> {
     is_found.then_some(new)
 }
 
+/// The text with another file name in its first sparse extent, which is the file that the text is in.
+fn with_own_name(text: &[u8], name: &str) -> Vec<u8> {
+    let mut new = Vec::with_capacity(text.len() + name.len());
+    let mut is_done = false;
+    for line in text.split_inclusive(|byte| *byte == b'\n') {
+        let quotes: Vec<usize> = (0..line.len()).filter(|at| line[*at] == b'"').collect();
+        let is_extent = line.trim_ascii_start().starts_with(b"RW ") && line.windows(8).any(|word| word == b" SPARSE ");
+        match (&quotes[..], is_extent && !is_done) {
+            ([start, .., end], true) => {
+                is_done = true;
+                new.extend_from_slice(&line[..=*start]);
+                new.extend_from_slice(name.as_bytes());
+                new.extend_from_slice(&line[*end..]);
+            }
+            _ => new.extend_from_slice(line),
+        }
+    }
+    new
+}
+
 /// The text with one more line.
 fn with_new_entry(text: &[u8], key: &str, value: &str) -> Vec<u8> {
     let mut new = text.to_vec();
@@ -134,7 +158,7 @@ fn with_new_entry(text: &[u8], key: &str, value: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::{IMAGE, IMAGE_OF_VMWARE, of_vmware, parse_id, with_entry, with_new_entry};
+    use super::{IMAGE, IMAGE_OF_VMWARE, of_vmware, parse_id, with_entry, with_new_entry, with_own_name};
 
     #[test]
     fn both_spellings_are_read_and_written() {
@@ -155,6 +179,9 @@ mod tests {
         let new = with_entry(text, IMAGE_OF_VMWARE, "x y").unwrap();
         assert_eq!(new, b"# caf\xe9\r\nddb.uuid = \"x y\"\r\nddb.uuid.image=\"1\"");
         assert_eq!(with_entry(b"CID=1\n", IMAGE, "2"), None);
+        let extents = b"RW 1 ZERO\nRW 8 SPARSE \"a\"\r\nRW 8 SPARSE \"b\"\n";
+        let renamed = b"RW 1 ZERO\nRW 8 SPARSE \"long.vmdk\"\r\nRW 8 SPARSE \"b\"\n";
+        assert_eq!(with_own_name(extents, "long.vmdk"), renamed);
         assert_eq!(with_new_entry(b"CID=1", IMAGE, "2"), b"CID=1\nddb.uuid.image=\"2\"\n");
     }
 }

@@ -26,6 +26,7 @@ fn new(id: ImageId, children: &[&Path]) -> NewIdentity {
         id,
         children: children.iter().map(|path| PathBuf::from(*path)).collect(),
         beside: ChildrenBeside::Refuse,
+        name: None,
     }
 }
 

@@ -112,6 +112,7 @@ pub(super) fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error>
                 } else {
                     ChildrenBeside::Refuse
                 },
+                name: None,
             };
             Some(set_identity(&args.image, &options, &wish).map_err(holdfast_engine::Error::from)?)
         }

@@ -204,6 +204,7 @@ pub(super) fn a_clone_runs_beside(kind: &'static str) {
     let plan = on.point(3, &["clone", "web1@one", "trial", "--dry-run"]);
     assert_eq!(on.world.machines(), ["web1"]);
     let report = on.point(3, &["clone", "web1@one", "trial", "--resume"]);
+    let (plan, report) = (&plan["machines"][0], &report["machines"][0]);
     assert_eq!(plan["restore"]["files"], report["restore"]["files"]);
     let is_zfs = kind != "btrfs" && kind != "xfs";
     for file in report["restore"]["files"].as_array().unwrap() {

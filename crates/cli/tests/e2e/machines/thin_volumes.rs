@@ -301,7 +301,7 @@ fn a_machine_in_thin_volumes_goes_back_and_has_clones() {
     on.world.write(1, 61, 0, 1 << 20);
     let changed = on.world.disks.clone();
     let report = on.report(0, &["clone", "web1@one", "trial", "--start"]);
-    for file in report["restore"]["files"].as_array().unwrap() {
+    for file in report["machines"][0]["restore"]["files"].as_array().unwrap() {
         assert_eq!(file["way"], "cloned", "{report}");
     }
     assert!(on.world.lab.virsh(&["list", "--name"]).contains("trial"));

@@ -1,6 +1,7 @@
 //! The verbs from end to end, on small images.
 
 mod backups;
+mod clones;
 mod configurations;
 mod conversions;
 mod copies;

@@ -1,0 +1,178 @@
+//! Clones of images.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_engine::{CloneImageRequest, CloneKind, CloneWay, GuestIdentity, ImageClone, ImageCloner, Unit};
+use holdfast_host::{LocalTools, Tools};
+use holdfast_image::{Backing, OpenOptions};
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::errors::Error;
+use crate::output::Page;
+use crate::{time, units};
+
+/// virt-sysprep boots a small system, which takes minutes where processors are emulated.
+const SYSPREP_TIME_OUT: Duration = Duration::from_secs(30 * 60);
+
+/// How images are cloned.
+#[derive(Debug, clap::Args)]
+pub(super) struct ImageCloneArgs {
+    /// Of an image: make one that differs from it and needs it, even where the file system could share its bytes
+    #[arg(long, conflicts_with = "copy")]
+    overlay: bool,
+    /// Of an image: copy all of it
+    #[arg(long)]
+    copy: bool,
+    /// Of an image: have virt-sysprep make machine id, SSH host keys and the like of the guest anew, and name it like the file
+    #[arg(long)]
+    sysprep: bool,
+    /// Of an image: a file that it may open though it lies in another folder; may be given several times
+    #[arg(long = "allow-file", visible_alias = "allow", value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
+
+/// A clone of an image.
+#[derive(Debug, Serialize)]
+pub(super) struct ImageDocument {
+    path: String,
+    /// `shared`, `overlay` or `copied`; null for one that was not made.
+    kind: Option<&'static str>,
+    format: Option<&'static str>,
+    size_bytes: u64,
+    id: Option<String>,
+    own_bytes: Option<u64>,
+    shared_bytes: Option<u64>,
+    duration_ms: u64,
+}
+
+impl ImageDocument {
+    fn planned(path: &str, size_bytes: u64) -> Self {
+        Self {
+            path: path.to_owned(),
+            kind: None,
+            format: None,
+            size_bytes,
+            id: None,
+            own_bytes: None,
+            shared_bytes: None,
+            duration_ms: 0,
+        }
+    }
+
+    fn made(clone: &ImageClone) -> Self {
+        Self {
+            path: clone.path.display().to_string(),
+            kind: Some(match clone.kind {
+                CloneKind::Shared => "shared",
+                CloneKind::Overlay => "overlay",
+                CloneKind::Copied => "copied",
+            }),
+            format: Some(clone.format.name()),
+            size_bytes: clone.size_bytes,
+            id: clone.id.map(|id| id.to_string()),
+            own_bytes: clone.own_bytes,
+            shared_bytes: clone.shared_bytes,
+            duration_ms: units::millis(clone.duration),
+        }
+    }
+
+    pub(super) fn human(&self, dry_run: bool, page: &mut Page) {
+        if dry_run {
+            page.line(&format!(
+                "{}  would be made: {} disk",
+                self.path,
+                units::bytes(self.size_bytes)
+            ));
+            return;
+        }
+        let mut parts = vec![format!("{} disk", units::bytes(self.size_bytes))];
+        parts.extend(
+            self.own_bytes
+                .map(|bytes| format!("{} of its own", units::bytes(bytes))),
+        );
+        parts.extend(self.shared_bytes.map(|bytes| format!("{} shared", units::bytes(bytes))));
+        let duration = Duration::from_millis(self.duration_ms);
+        parts.push(units::duration(duration));
+        let (format, kind) = (self.format.unwrap_or_default(), self.kind.unwrap_or_default());
+        page.line(&format!("{}  {format}, {kind}: {}", self.path, parts.join(", ")));
+    }
+}
+
+impl ImageCloneArgs {
+    /// Refuses what is for images only.
+    pub(super) fn refuse(&self) -> Result<(), Error> {
+        let own = [
+            ("--overlay", self.overlay),
+            ("--copy", self.copy),
+            ("--sysprep", self.sysprep),
+            ("--allow-file", !self.files.is_empty()),
+        ];
+        match own.iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((option, _)) => Err(Error::usage(
+                format!("{option} is for images, and a machine is cloned"),
+                format!("leave {option} out, or name the file of an image"),
+            )),
+        }
+    }
+
+    /// Clones the image at `file` to each of `names`.
+    pub(super) fn clone_images(
+        &self,
+        file: &Path,
+        names: &[String],
+        (context, threads, dry_run): (&Context, usize, bool),
+    ) -> Result<Vec<ImageDocument>, Error> {
+        let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
+        let surroundings = context.surroundings();
+        let open = OpenOptions {
+            allow: self.files.clone(),
+            backing: Backing::Follow,
+            ..OpenOptions::default()
+        };
+        context.work(threads, |job| {
+            let mut made = Vec::new();
+            job.progress.phase("cloning", Unit::Items);
+            job.progress.total(names.len() as u64);
+            for name in names {
+                let request = CloneImageRequest {
+                    source: file.to_owned(),
+                    open: open.clone(),
+                    way: match (self.overlay, self.copy) {
+                        (true, _) => CloneWay::Overlay,
+                        (_, true) => CloneWay::Copy,
+                        _ => CloneWay::Quick,
+                    },
+                    created_s: u64::try_from(time::now().as_second()).unwrap_or_default(),
+                    guest: self.sysprep.then(|| (guest_of(name), &tools as &dyn Tools)),
+                };
+                let cloner = ImageCloner::open(&request, &surroundings)?;
+                if dry_run {
+                    made.push(ImageDocument::planned(name, cloner.size_bytes()));
+                    continue;
+                }
+                let clone = cloner.clone_to(Path::new(name), job)?;
+                job.progress.advance(1);
+                made.push(ImageDocument::made(&clone));
+            }
+            if made.iter().any(|clone| clone.kind == Some("overlay")) {
+                job.progress.note(&format!(
+                    "{} must not be written to as long as there are images that differ from it",
+                    file.display()
+                ));
+            }
+            Ok(made)
+        })
+    }
+}
+
+/// The guest is called like its image.
+fn guest_of(name: &str) -> GuestIdentity {
+    let stem = Path::new(name)
+        .file_stem()
+        .map(|stem| stem.to_string_lossy().into_owned());
+    GuestIdentity { host_name: stem }
+}

@@ -1,0 +1,80 @@
+//! What clones are called: one name, or many by a template.
+
+use crate::errors::Error;
+
+/// More than this are not asked for by intent.
+const COUNT_MAX: u32 = 100_000;
+
+/// What clones are called.
+#[derive(Debug, clap::Args)]
+pub(super) struct NameArgs {
+    /// What the new machine is called, or the file of the new image
+    #[arg(value_name = "NAME", required_unless_present = "template")]
+    name: Option<String>,
+    /// How many to make
+    #[arg(long, value_name = "N", requires = "template", value_parser = clap::value_parser!(u32).range(1..=i64::from(COUNT_MAX)))]
+    count: Option<u32>,
+    /// What they are called: {n} is the number of each, {n:03} the same in three digits
+    #[arg(long = "name-template", value_name = "TEMPLATE", conflicts_with = "name")]
+    template: Option<String>,
+    /// The number of the first one; 1 where not given
+    #[arg(long, value_name = "N", requires = "template")]
+    first: Option<u32>,
+}
+
+impl NameArgs {
+    /// The names of all.
+    pub(super) fn all(&self) -> Result<Vec<String>, Error> {
+        let Some(template) = &self.template else {
+            return Ok(self.name.iter().cloned().collect());
+        };
+        let (before, width, after) = split(template)?;
+        let first = self.first.unwrap_or(1);
+        let last = first.saturating_add(self.count.unwrap_or(1) - 1);
+        Ok((first..=last)
+            .map(|number| format!("{before}{number:0width$}{after}"))
+            .collect())
+    }
+}
+
+/// What stands before and behind the number of a template, and how many digits that has at least.
+fn split(template: &str) -> Result<(&str, usize, &str), Error> {
+    let wrong = || {
+        Error::usage(
+            format!("{template:?} does not say where the number goes"),
+            "write {n} there, or {n:03} for three digits: web-{n}.qcow2",
+        )
+    };
+    let (before, rest) = template.split_once("{n").ok_or_else(wrong)?;
+    let (format, after) = rest.split_once('}').ok_or_else(wrong)?;
+    let width = match format.strip_prefix(':') {
+        None if format.is_empty() => 0,
+        Some(digits) => digits.parse().ok().filter(|width| *width <= 20).ok_or_else(wrong)?,
+        None => return Err(wrong()),
+    };
+    Ok((before, width, after))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NameArgs, split};
+
+    fn names(template: &str, count: u32, first: Option<u32>) -> Vec<String> {
+        let args = NameArgs {
+            name: None,
+            count: Some(count),
+            template: Some(template.to_owned()),
+            first,
+        };
+        args.all().unwrap()
+    }
+
+    #[test]
+    fn numbers_go_where_the_template_says() {
+        assert_eq!(names("web-{n}.vdi", 3, None), ["web-1.vdi", "web-2.vdi", "web-3.vdi"]);
+        assert_eq!(names("{n:03}", 2, Some(9)), ["009", "010"]);
+        for wrong in ["web", "web{", "{n", "{n:x}", "{n3}", "{n:999}"] {
+            assert!(split(wrong).is_err(), "{wrong}");
+        }
+    }
+}

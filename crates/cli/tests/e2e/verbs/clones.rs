@@ -1,0 +1,202 @@
+//! `clone` of images: shared where the file system can, overlays elsewhere, copies on request, each with an identity of its own.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::host::{file_system, text};
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+const IMAGES: [&str; 5] = ["base.qcow2", "base.vdi", "base.vhd", "base.vhdx", "base.vmdk"];
+
+/// Images of one disk, in the folder `within`, which ends with a slash or is empty.
+fn with_images(rig: &Rig, within: &str) -> Vec<u8> {
+    let mut bytes = noise(6 * MIB, 31);
+    bytes[MIB..3 * MIB].fill(0);
+    let raw = format!("{within}base.raw");
+    rig.write(&raw, &bytes);
+    for image in IMAGES {
+        rig.ok(&["image", "convert", &raw, &format!("{within}{image}")]);
+    }
+    bytes
+}
+
+fn is_equal(rig: &Rig, one: &str, other: &str) -> bool {
+    rig.report(&["image", "compare", one, other])["is_equal"] == true
+}
+
+fn id(rig: &Rig, image: &str) -> serde_json::Value {
+    rig.report(&["image", "identity", image])["id"].clone()
+}
+
+/// ext4 and tmpfs share nothing: what is cloned there differs from its image, and is there as fast.
+#[test]
+fn an_overlay_where_nothing_can_be_shared() {
+    let rig = Rig::empty();
+    with_images(&rig, "");
+    let can_share = rig.report(&["clone", "base.raw", "probe.qcow2"])["images"][0]["kind"] == "shared";
+    for image in IMAGES {
+        let name = image.replace("base", "clone");
+        let report = rig.report(&["clone", image, &name, "--overlay"]);
+        let clone = &report["images"][0];
+        assert_eq!(clone["kind"], "overlay", "{report}");
+        assert!(clone["own_bytes"].as_u64().unwrap() < MIB as u64, "{report}");
+        assert!(is_equal(&rig, image, &name), "{image}");
+        rig.ok(&["image", "check", &name]);
+        if image != "base.qcow2" {
+            assert_ne!(id(&rig, &name), id(&rig, image), "{image}");
+        }
+    }
+    let (kind, said) = rig.error(1, &["clone", "base.vdi", "clone.vdi"]);
+    assert_eq!(kind, "exists", "{said}");
+    if !can_share {
+        // A raw disk has no overlay that is raw, and a machine would take qcow2 for a disk.
+        let (_, said) = rig.error(1, &["clone", "base.raw", "clone.raw"]);
+        assert!(said.contains("--copy"), "{said}");
+    }
+    let report = rig.report(&["clone", "base.vmdk", "copy.vmdk", "--copy"]);
+    assert_eq!(report["images"][0]["kind"], "copied");
+    std::fs::remove_file(rig.path("base.vmdk")).unwrap();
+    assert!(is_equal(&rig, "base.raw", "copy.vmdk"), "a copy needs nobody");
+}
+
+#[test]
+fn many_are_named_by_a_template_and_a_dry_run_makes_none() {
+    let rig = Rig::empty();
+    with_images(&rig, "");
+    let before = rig.names(".");
+    let words = [
+        "clone",
+        "base.vdi",
+        "--count",
+        "3",
+        "--name-template",
+        "web{n:02}.vdi",
+        "--first",
+        "9",
+    ];
+    let plan = rig.report(&[&words[..], &["--dry-run"]].concat());
+    assert_eq!(plan["images"][2]["path"], "web11.vdi");
+    assert_eq!(rig.names("."), before);
+    rig.ok(&words);
+    let ids: Vec<_> = ["web09.vdi", "web10.vdi", "web11.vdi"]
+        .map(|name| id(&rig, name))
+        .to_vec();
+    assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
+    for wrong in [
+        &["clone", "base.vdi", "--count", "2"][..],
+        &["clone", "base.vdi", "--name-template", "web.vdi"],
+        &["clone", "base.vdi", "a.vdi", "--start"],
+        &["clone", "base.vdi"],
+        &["clone", "nowhere@latest", "a", "--overlay"],
+    ] {
+        let output = rig.run(wrong);
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}");
+    }
+    // No tool that knows guests is here, and no half clone is left of the attempt.
+    if !Path::new("/usr/bin/virt-sysprep").exists() {
+        let (_, said) = rig.error(1, &["clone", "base.qcow2", "guest.qcow2", "--sysprep"]);
+        assert!(
+            said.contains("virt-sysprep") && said.contains("guestfs-tools"),
+            "{said}"
+        );
+        assert!(!rig.path("guest.qcow2").exists());
+    }
+}
+
+/// What a running machine has in memory is not in its image.
+#[test]
+fn an_image_that_is_written_to_is_refused_and_one_that_is_read_is_not() {
+    struct Qemu(Child);
+    impl Drop for Qemu {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+    let rig = Rig::empty();
+    with_images(&rig, "");
+    let socket = rig.path("nbd");
+    let serve = |mode: &[&str]| {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the program of another one, which has the image open"
+        )]
+        let child = Command::new("qemu-nbd")
+            .args(["-f", "qcow2", "-t", "-k", text(&socket)])
+            .args(mode)
+            .arg(rig.path("base.qcow2"))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        while !socket.exists() {
+            std::thread::yield_now();
+        }
+        Qemu(child)
+    };
+    let writer = serve(&[]);
+    let (kind, said) = rig.error(4, &["clone", "base.qcow2", "clone.qcow2"]);
+    assert_eq!(kind, "locked", "{said}");
+    assert!(said.contains("MACHINE@SNAPSHOT"), "{said}");
+    drop(writer);
+    std::fs::remove_file(&socket).ok();
+    let _reader = serve(&["--read-only"]);
+    rig.ok(&["clone", "base.qcow2", "clone.qcow2"]);
+}
+
+fn shares(kind: &'static str) {
+    let rig = Rig::empty();
+    let Some(_mounted) = file_system(kind, &rig.path("mount"), 400 << 20) else {
+        return;
+    };
+    let bytes = with_images(&rig, "mount/");
+    let at = |name: &str| format!("mount/{name}");
+    for image in IMAGES.iter().copied().chain(["base.raw"]) {
+        let (image, name) = (at(image), at(&image.replace("base", "clone")));
+        let report = rig.report(&["clone", &image, &name]);
+        let clone = &report["images"][0];
+        assert_eq!(clone["kind"], "shared", "{report}");
+        assert!(clone["own_bytes"].as_u64().unwrap() <= 64 << 10, "{report}");
+        assert!(clone["shared_bytes"].as_u64().unwrap() >= 3 * MIB as u64, "{report}");
+        assert!(is_equal(&rig, &image, &name), "{image}");
+        if !image.ends_with("raw") {
+            rig.ok(&["image", "check", &name]);
+        }
+        if !image.ends_with("qcow2") && !image.ends_with("raw") {
+            assert_ne!(id(&rig, &name), id(&rig, &image), "{image}");
+        }
+    }
+    // A file that calls itself by its name calls itself by the new one.
+    let texts = rig.read("mount/clone.vmdk");
+    let has = |name: &str| texts.windows(name.len()).any(|window| window == name.as_bytes());
+    assert!(has("\"clone.vmdk\"") && !has("base.vmdk"));
+    // Each is its owner's from now on.
+    std::fs::remove_file(rig.path("mount/base.raw")).unwrap();
+    assert!(rig.read("mount/clone.raw") == bytes);
+    // An image that names others is shared beside them, and differs from them elsewhere.
+    rig.ok(&["clone", "mount/base.qcow2", "mount/middle.qcow2", "--overlay"]);
+    let beside = rig.report(&["clone", "mount/middle.qcow2", "mount/beside.qcow2"]);
+    assert_eq!(beside["images"][0]["kind"], "shared");
+    std::fs::create_dir(rig.path("mount/far")).unwrap();
+    let far = rig.report(&["clone", "mount/middle.qcow2", "mount/far/clone.qcow2"]);
+    assert_eq!(far["images"][0]["kind"], "overlay");
+    let words = [
+        "image",
+        "compare",
+        "mount/base.qcow2",
+        "mount/far/clone.qcow2",
+        "--allow-dir",
+        "mount",
+    ];
+    assert_eq!(rig.report(&words)["is_equal"], true);
+}
+
+#[test]
+fn btrfs_shares_the_bytes_of_clones() {
+    shares("btrfs");
+}
+
+#[test]
+fn xfs_shares_the_bytes_of_clones() {
+    shares("xfs");
+}

@@ -1,0 +1,353 @@
+//! A writable copy of an image, at once: the file system shares its bytes, or the copy is one that differs from the image.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_block::BlockDevice as _;
+use holdfast_host::changed_blocks::sharing_of;
+use holdfast_host::{Tools, is_written_by_others};
+use holdfast_image::{
+    Backing, BackingFile, BlockOptions, ChildrenBeside, CreateOptions, Format, Image, ImageId, ImageKind, LayerInfo,
+    NewIdentity, OpenOptions, Qcow2Options, Storage, create, open, set_identity,
+};
+use holdfast_repo::Surroundings;
+
+use crate::clone_error::CloneError;
+use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
+use crate::error::{Error, Result};
+use crate::guest_identity::{GuestIdentity, renew_guest};
+use crate::job::Job;
+use crate::new_file::{Existing, NewFile};
+use crate::new_image::Overwrite;
+
+/// Which image to clone, and how.
+pub struct CloneImageRequest<'a> {
+    /// The image.
+    pub source: PathBuf,
+    /// How to open it.
+    pub open: OpenOptions,
+    /// How its bytes come to the clone.
+    pub way: CloneWay,
+    /// When the clones are made, in seconds since 1970; a VHD says it.
+    pub created_s: u64,
+    /// What is to be made anew in the guest, and the programs that can do that.
+    pub guest: Option<(GuestIdentity, &'a dyn Tools)>,
+}
+
+/// How the bytes of an image come to its clone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloneWay {
+    /// The file system shares them; where it cannot, the clone differs from the image.
+    Quick,
+    /// The clone differs from the image, which must not be written to from then on.
+    Overlay,
+    /// They are copied.
+    Copy,
+}
+
+/// What a clone is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloneKind {
+    /// A file that shares its bytes with the image until one of both is written to.
+    Shared,
+    /// An image that differs from the image, and needs it.
+    Overlay,
+    /// A copy.
+    Copied,
+}
+
+/// A clone that was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageClone {
+    /// Where.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: CloneKind,
+    /// Its format.
+    pub format: Format,
+    /// Size of the disk.
+    pub size_bytes: u64,
+    /// Its identity, where its format has one.
+    pub id: Option<ImageId>,
+    /// What it takes by itself, where that is known.
+    pub own_bytes: Option<u64>,
+    /// What it shares with others, where that is known.
+    pub shared_bytes: Option<u64>,
+    /// How long it took.
+    pub duration: Duration,
+}
+
+/// An image that can be cloned, any number of times.
+pub struct ImageCloner<'a> {
+    request: &'a CloneImageRequest<'a>,
+    surroundings: &'a Surroundings,
+    image: Image,
+    /// Its folder, without links.
+    folder: PathBuf,
+}
+
+impl<'a> ImageCloner<'a> {
+    /// Opens the image.
+    ///
+    /// # Errors
+    /// A machine may write to it, or to what it is based on.
+    pub fn open(request: &'a CloneImageRequest<'a>, surroundings: &'a Surroundings) -> Result<Self> {
+        let image = open(&request.source, &request.open)?;
+        for layer in image.layers() {
+            let files = std::iter::once(&layer.path).chain(&layer.extent_files);
+            for path in files {
+                if is_written_by_others(path) {
+                    return Err(CloneError::Written { path: path.clone() }.into());
+                }
+            }
+        }
+        let folder = folder_of(&request.source)?;
+        Ok(Self {
+            request,
+            surroundings,
+            image,
+            folder,
+        })
+    }
+
+    /// Size of its disk.
+    pub fn size_bytes(&self) -> u64 {
+        self.image.size_bytes()
+    }
+
+    /// Makes a clone at `target`, where nothing may be; it is there whole and durable when this returns, or not at all.
+    pub fn clone_to(&self, target: &Path, job: Job<'_>) -> Result<ImageClone> {
+        let start = job.clock.now();
+        job.interrupt.check()?;
+        let kind = match self.request.way {
+            CloneWay::Copy => {
+                self.copy(target, job)?;
+                CloneKind::Copied
+            }
+            CloneWay::Overlay => self.overlay(target, job)?,
+            CloneWay::Quick => match self.reason_not_to_share(target)? {
+                None if self.share(target, job)? => CloneKind::Shared,
+                _ => self.overlay(target, job)?,
+            },
+        };
+        self.report(target, kind, job, start)
+    }
+
+    fn top(&self) -> &LayerInfo {
+        &self.image.layers()[0]
+    }
+
+    /// Why one file, copied by its file system, would not be the whole image.
+    fn reason_not_to_share(&self, target: &Path) -> Result<Option<&'static str>> {
+        let top = self.top();
+        let names_others =
+            self.image.layers().len() > 1 || top.qcow2.as_ref().is_some_and(|qcow2| qcow2.data_file.is_some());
+        Ok(if !top.extent_files.is_empty() {
+            Some("it has several files")
+        } else if top.qcow2.as_ref().is_some_and(|qcow2| qcow2.data_file.is_some()) {
+            Some("its data is in another file")
+        } else if names_others && folder_of(target)? != self.folder {
+            Some("it names others by where it lies")
+        } else {
+            None
+        })
+    }
+
+    /// Whether the file system made a clone of the file.
+    fn share(&self, target: &Path, job: Job<'_>) -> Result<bool> {
+        let file = NewFile::begin(target, Existing::Keep, self.surroundings)?;
+        file.tell_of_cleared(job.progress);
+        let failed = |action| {
+            move |source| Error::File {
+                action,
+                path: target.to_owned(),
+                source,
+            }
+        };
+        let from = File::open(&self.request.source).map_err(failed("clone"))?;
+        if !from.metadata().map_err(failed("clone"))?.is_file() {
+            return Ok(false);
+        }
+        let to = file.create_private().map_err(failed("create"))?;
+        if rustix::fs::ioctl_ficlone(&to, &from).is_err() {
+            return Ok(false);
+        }
+        let mode = from.metadata().map_err(failed("clone"))?.permissions();
+        to.set_permissions(mode).map_err(failed("clone"))?;
+        drop(to);
+        let has_identity = self
+            .top()
+            .blocks
+            .as_ref()
+            .is_some_and(|_| self.top().format != Format::Parallels);
+        if has_identity {
+            let wish = NewIdentity {
+                id: ImageId::random()?,
+                children: Vec::new(),
+                beside: ChildrenBeside::Leave,
+                name: target.file_name().and_then(OsStr::to_str).map(str::to_owned),
+            };
+            set_identity(file.partial(), &self.reopen(), &wish)?;
+        }
+        self.renew(file.partial(), self.top().format)?;
+        let synced = File::open(file.partial()).and_then(|file| file.sync_all());
+        synced.map_err(failed("sync"))?;
+        file.finish()?;
+        Ok(true)
+    }
+
+    /// How a file is opened that was this image a moment ago.
+    fn reopen(&self) -> OpenOptions {
+        OpenOptions {
+            format: Some(self.top().format),
+            ..self.request.open.clone()
+        }
+    }
+
+    /// An image that differs from this one.
+    fn overlay(&self, target: &Path, job: Job<'_>) -> Result<CloneKind> {
+        let options = self.overlay_options(target)?;
+        let file = NewFile::begin(target, Existing::Keep, self.surroundings)?;
+        file.tell_of_cleared(job.progress);
+        create(file.partial(), &options)?;
+        self.renew(file.partial(), options.format)?;
+        file.finish()?;
+        Ok(CloneKind::Overlay)
+    }
+
+    fn overlay_options(&self, target: &Path) -> Result<CreateOptions> {
+        let no = |reason: &str| -> Error {
+            let (path, reason) = (self.request.source.clone(), reason.to_owned());
+            CloneError::NoClone { path, reason }.into()
+        };
+        let size_bytes = self.image.size_bytes();
+        let source = self.request.source.canonicalize();
+        let source = source.map_err(|source| Error::File {
+            action: "look at",
+            path: self.request.source.clone(),
+            source,
+        })?;
+        let is_beside = folder_of(target)? == self.folder;
+        match self.top().format {
+            Format::Raw | Format::Qcow2 => {
+                let says_raw = target
+                    .extension()
+                    .and_then(OsStr::to_str)
+                    .is_some_and(|name| matches!(name, "raw" | "img"));
+                if says_raw {
+                    return Err(no(
+                        "the file system cannot share its bytes, and what differs from it is a qcow2 image, not a raw one",
+                    ));
+                }
+                let name = if is_beside {
+                    source.file_name().map(Path::new)
+                } else {
+                    Some(&*source)
+                };
+                let name = name.and_then(Path::to_str).ok_or_else(|| no("its path is no text"))?;
+                Ok(CreateOptions {
+                    qcow2: Qcow2Options {
+                        backing: Some(BackingFile {
+                            name: name.to_owned(),
+                            format: self.top().format,
+                        }),
+                        ..Qcow2Options::default()
+                    },
+                    ..CreateOptions::qcow2(size_bytes)
+                })
+            }
+            Format::Vdi if !is_beside => Err(no("one that differs from a VDI has to lie beside it")),
+            format @ (Format::Vdi | Format::Vhd | Format::Vhdx | Format::Vmdk) => Ok(CreateOptions {
+                blocks: BlockOptions {
+                    kind: ImageKind::Differencing,
+                    created_s: self.request.created_s,
+                    parent: Some(source),
+                    ..BlockOptions::default()
+                },
+                ..CreateOptions::new(format, size_bytes).to_be_at(target)
+            }),
+            format => Err(no(&format!("no single {format} image differs from another one"))),
+        }
+    }
+
+    fn copy(&self, target: &Path, job: Job<'_>) -> Result<()> {
+        let top = self.top();
+        let request = ConvertRequest {
+            open: self.request.open.clone(),
+            target: target.to_owned(),
+            format: top.format,
+            qcow2: Qcow2Options::default(),
+            blocks: BlockOptions {
+                kind: match top.blocks.as_ref().map(|blocks| blocks.kind) {
+                    Some(ImageKind::Fixed) if top.format != Format::Vmdk => ImageKind::Fixed,
+                    _ => ImageKind::Dynamic,
+                },
+                created_s: self.request.created_s,
+                ..BlockOptions::default()
+            },
+            storage: Storage::Plain,
+            overwrite: Overwrite::Refuse,
+            verify: VerifyImage::No,
+        };
+        let source = ConvertSource::Image {
+            path: self.request.source.clone(),
+            snapshot: None,
+        };
+        convert(source, &request, self.surroundings, job)?;
+        // A copy whose guest believes to be another one is none that anybody asked for.
+        self.renew(target, top.format)
+            .inspect_err(|_| drop(std::fs::remove_file(target)))
+    }
+
+    /// Makes anew in the guest what is to be its own.
+    fn renew(&self, path: &Path, format: Format) -> Result<()> {
+        match &self.request.guest {
+            Some((identity, tools)) => renew_guest(path, format, identity, *tools),
+            None => Ok(()),
+        }
+    }
+
+    fn report(&self, target: &Path, kind: CloneKind, job: Job<'_>, start: Duration) -> Result<ImageClone> {
+        let alone = OpenOptions {
+            format: None,
+            backing: Backing::Ignore,
+            ..self.request.open.clone()
+        };
+        let image = open(target, &alone)?;
+        let top = &image.layers()[0];
+        let sharing = File::open(target).ok().and_then(|file| sharing_of(&file).ok());
+        let own_bytes = match sharing {
+            Some(sharing) => Some(sharing.mapped_bytes - sharing.shared_bytes),
+            None => top.allocated_bytes,
+        };
+        let shared_bytes = match kind {
+            CloneKind::Overlay => self.image.layers().iter().map(|layer| layer.allocated_bytes).sum(),
+            CloneKind::Shared | CloneKind::Copied => sharing.map(|sharing| sharing.shared_bytes),
+        };
+        Ok(ImageClone {
+            path: target.to_owned(),
+            kind,
+            format: top.format,
+            size_bytes: image.size_bytes(),
+            id: top.blocks.as_ref().and_then(|blocks| blocks.id),
+            own_bytes,
+            shared_bytes,
+            duration: job.clock.now().saturating_sub(start),
+        })
+    }
+}
+
+/// The folder of a file that may not be there yet, without links.
+fn folder_of(path: &Path) -> Result<PathBuf> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    folder.canonicalize().map_err(|source| Error::File {
+        action: "look at",
+        path: folder.to_owned(),
+        source,
+    })
+}
