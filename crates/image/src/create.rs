@@ -1,5 +1,7 @@
 //! New images.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,7 +12,9 @@ use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::qcow2::layer::Layer;
 use crate::qcow2::layout::{new_header, write_empty};
 use crate::qcow2::writer::Qcow2Mut;
-use crate::{BulkWriter, Compression, Error, Format, ImageId, ImageKind, Result, ploop, vdi, vhd, vhdx, vmdk};
+use crate::{
+    BulkWriter, Compression, DiskDescriptor, Error, Format, ImageId, ImageKind, Result, ploop, vdi, vhd, vhdx, vmdk,
+};
 
 /// What a new image is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,6 +154,8 @@ pub enum Preallocation {
 }
 
 /// Creates an empty image at `path`, where nothing may be yet; durable when this returns.
+///
+/// A disk of Parallels is a folder where `path` ends in `.hdd`, and a single delta elsewhere.
 pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
     match options.format {
         Format::Raw => {
@@ -161,6 +167,7 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
         Format::Vdi => create_vdi(path, options)?,
         Format::Vhd => create_vhd(path, options)?,
         Format::Vhdx => create_vhdx(path, options)?,
+        Format::Parallels if is_folder_name(path) => create_parallels_folder(path, options)?,
         Format::Parallels => create_ploop(path, options)?,
         Format::Vmdk => create_vmdk(path, options)?,
         other => {
@@ -277,6 +284,43 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
         parent,
     };
     vmdk::create::write_empty(&HostFile::create_new(path)?, &new)
+}
+
+/// Creates an empty disk of Parallels as a folder at `path`, where nothing may be yet: `DiskDescriptor.xml`, and the root delta `root.hds`, as ploop
+/// and Virtuozzo call them. Durable when this returns.
+///
+/// [`create`] does this for a path that ends in `.hdd`. The folder may have another name until it is whole: it knows nothing of its
+/// own. Only its owner may look into it.
+pub fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
+    const ROOT: &str = "root.hds";
+    let size_bytes = round_up(options.size_bytes, 512);
+    let mut blocks = options.blocks.clone();
+    let id = blocks.id.take().map_or_else(ImageId::random, Ok)?;
+    if size_bytes == 0 {
+        return Err(Error::InvalidOption {
+            option: "size",
+            detail: "a disk of Parallels is not empty".to_owned(),
+        });
+    }
+    let descriptor = DiskDescriptor::of_new(size_bytes, ploop::create::CLUSTER_BYTES, ROOT, id)?;
+    DirBuilder::new()
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| Error::io("create", path, source))?;
+    let delta = CreateOptions {
+        blocks,
+        ..options.clone()
+    };
+    create_ploop(&path.join(ROOT), &delta)?;
+    // Without it the folder is no disk: it comes when all that it names is there.
+    descriptor.store(path)?;
+    HostFile::sync_directory(path)
+}
+
+/// Whether a disk of Parallels with this name is a folder.
+fn is_folder_name(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("hdd"))
 }
 
 fn create_ploop(path: &Path, options: &CreateOptions) -> Result<()> {

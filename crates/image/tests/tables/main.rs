@@ -6,5 +6,6 @@
 mod peer;
 
 mod chains;
+mod deltas;
 mod flat;
 mod vmdks;
