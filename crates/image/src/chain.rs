@@ -183,14 +183,10 @@ pub(crate) fn open_single(path: &Path, options: &OpenOptions, access: Access) ->
 }
 
 /// Stacks the files into devices, above `below` where there is something; `files` is top first, and so is the answer.
-pub(crate) fn stack(files: Vec<OpenedFile>, below: Option<Arc<dyn BlockDevice>>) -> Result<Vec<ChainLayer>> {
+pub(crate) fn stack(files: Vec<OpenedFile>, mut below: Option<Arc<dyn BlockDevice>>) -> Result<Vec<ChainLayer>> {
     let mut layers: Vec<ChainLayer> = Vec::new();
     for opened in files.into_iter().rev() {
-        let backing = layers
-            .last()
-            .map(|layer| Arc::clone(&layer.device))
-            .or_else(|| below.clone());
-        layers.push(match opened.layer(backing)? {
+        let layer = match opened.layer(below)? {
             OpenLayer::Raw(raw) => {
                 let device: Arc<dyn BlockDevice> = Arc::new(raw);
                 ChainLayer {
@@ -205,7 +201,9 @@ pub(crate) fn stack(files: Vec<OpenedFile>, below: Option<Arc<dyn BlockDevice>>)
                 ChainLayer::of_tables(Arc::clone(&layer) as Arc<dyn Layered>, Some(layer))
             }
             OpenLayer::Tables(layer) => ChainLayer::of_tables(Arc::new(layer), None),
-        });
+        };
+        below = Some(Arc::clone(&layer.device));
+        layers.push(layer);
     }
     layers.reverse();
     Ok(layers)

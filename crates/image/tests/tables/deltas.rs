@@ -449,7 +449,9 @@ fn what_cannot_be_opened_says_what_it_is() {
         let row = |number: usize| (guid(number), parent(number), "Compressed", names[number].as_str());
         (0..130).map(row).collect()
     };
-    names.iter().for_each(|name| delta(name));
+    for name in &names {
+        delta(name);
+    }
     folder(&lab, size, None, &rows(127));
     let image = open(&path, &OpenOptions::default()).unwrap();
     assert_eq!(image.layers().len(), 128);
@@ -490,11 +492,12 @@ fn a_top_that_others_need_is_not_written_to() {
     let held = open_mut(&path, &OpenOptions::default()).unwrap();
     held.write_at(&[1; 100], 700).unwrap();
     held.flush().unwrap();
-    assert!(contents(&open(&path, &OpenOptions::default()).unwrap())[700..800] == [1; 100]);
     // While it is written to, nobody else writes to it.
     let top = path.join("top.hds");
     let refused = crate::peer::qemu_img_fails(&["resize", "-f", "raw", path_text(&top), "8M"]);
     assert!(refused.contains("lock"), "{refused}");
+    drop(held);
+    assert!(contents(&open(&path, &OpenOptions::default()).unwrap())[700..800] == [1; 100]);
 }
 
 #[test]

@@ -46,11 +46,8 @@ impl DiskDescriptor {
         for (at, id) in places {
             text.push_str(&self.text[done..at.start]);
             let is_in_braces = self.text[at.clone()].starts_with('{');
-            text.push_str(&if is_in_braces {
-                format!("{{{id}}}")
-            } else {
-                id.to_string()
-            });
+            let (open, close) = if is_in_braces { ("{", "}") } else { ("", "") };
+            text.extend([open, &id.to_string(), close]);
             done = at.end;
         }
         text.push_str(&self.text[done..]);

@@ -135,7 +135,7 @@ impl Reader<'_> {
             return Err(self.wrong(node, format!("{} is {found:?}", node.tag_name().name())));
         };
         // It can be replaced where it stands as it is.
-        let place = node.first_child().filter(|text| text.is_text()).and_then(|text| {
+        let place = node.first_child().filter(Node::is_text).and_then(|text| {
             let start = text.range().start + self.text[text.range()].find(found)?;
             Some(start..start + found.len())
         });
