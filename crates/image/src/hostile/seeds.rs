@@ -228,7 +228,6 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let parent = Some((ImageId([7; 16]), 5, "parent.vhd".to_owned()));
     vec![
         ("parallels", "empty", parallels()),
-        ("image_format", "descriptor", new_disk.clone()),
         ("disk_descriptor", "new", new_disk),
         ("disk_descriptor", "tree", tree),
         ("vmdk", "sparse", vmdk()),
