@@ -25,7 +25,7 @@ use crate::vdi::tables::VdiTables;
 use crate::vhdx::tables::VhdxTables;
 use crate::vmdk::tables::VmdkTables;
 use crate::{Error, Format, Result, format, ploop, vdi, vhd, vhdx};
-use deltas::{DeltaTree, descriptor_in};
+use deltas::{DeltaTree, open_named};
 use vmdk::Vmdk;
 
 /// More layers than any sane chain has; each costs memory and a level of recursion in every read.
@@ -125,8 +125,8 @@ pub(crate) struct OpenedChain {
 
 /// Opens the file at `path` with `access`, and what it names for reading.
 pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> Result<OpenedChain> {
-    let path = &*descriptor_in(path, options.format);
-    let file = HostFile::open(path, access)?;
+    let (path, file) = open_named(path, options.format, access)?;
+    let path = &*path;
     let mut opener = Opener {
         keeper: Gatekeeper::new(&options.gate, &options.allow, path)?.relocating(&options.relocate),
         seen: HashSet::new(),

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentList, Result as BlockResult};
 
-use crate::chain::deltas::{DeltaTree, descriptor_in};
+use crate::chain::deltas::{DeltaTree, open_named};
 use crate::chain::{ChainLayer, Content, open_chain, open_single, stack};
-use crate::file::{Access, HostFile};
+use crate::file::Access;
 use crate::gate::Gate;
 use crate::info::{LayerInfo, Note};
 use crate::layered::Whole;
@@ -48,7 +48,8 @@ pub enum Backing {
 /// The format of the file at `path`, by its content; raw where it is none of the known ones. A folder with the descriptor of a disk of
 /// Parallels is one of those.
 pub fn detect(path: &Path) -> Result<Format> {
-    format::of_file(&HostFile::open(&descriptor_in(path, None), Access::Read)?)
+    let (_, file) = open_named(path, None, Access::Read)?;
+    format::of_file(&file)
 }
 
 /// Opens an image for reading, with all that it is based on.

@@ -24,14 +24,20 @@ pub(crate) struct DeltaTree {
     backing: Backing,
 }
 
-/// The descriptor in the folder at `path`; `path` itself where it is no folder, or one without.
-pub(crate) fn descriptor_in(path: &Path, format: Option<Format>) -> PathBuf {
-    let inside = path.join(FILE_NAME);
-    let may_be_one = matches!(format, None | Some(Format::Parallels));
-    if may_be_one && path.is_dir() && inside.exists() {
-        return inside;
+/// Opens the file at `path`, or the descriptor in the folder at `path`; also says where it is.
+///
+/// The user has named the folder, and not what a link in it leads to.
+pub(crate) fn open_named(path: &Path, format: Option<Format>, access: Access) -> Result<(PathBuf, HostFile)> {
+    let may_be_folder = matches!(format, None | Some(Format::Parallels));
+    if may_be_folder && path.is_dir() {
+        let folder = path.canonicalize().map_err(|source| Error::io("open", path, source))?;
+        let inside = folder.join(FILE_NAME);
+        if inside.symlink_metadata().is_ok() {
+            let file = HostFile::open_canonical(&inside, access)?;
+            return Ok((inside, file));
+        }
     }
-    path.to_owned()
+    Ok((path.to_owned(), HostFile::open(path, access)?))
 }
 
 impl Opener {

@@ -70,11 +70,15 @@ fn folder(lab: &Lab, size_bytes: u64, top: Option<ImageId>, rows: &[Row<'_>]) ->
 fn overlay(disk: &mut Vec<u8>, delta: &Path) {
     let bytes = fs::read(delta).unwrap();
     let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
-    assert_eq!(&bytes[..16], b"WithouFreSpacExt");
     let (cluster, size) = (u32_at(28) * 512, u32_at(36) * 512);
+    let entry = match &bytes[..16] {
+        b"WithoutFreeSpace" => 512,
+        b"WithouFreSpacExt" => cluster,
+        other => panic!("the magic number {other:?}"),
+    };
     disk.resize(size, 0);
     for (index, piece) in disk.chunks_mut(cluster).enumerate() {
-        let host = u32_at(64 + index * 4) * cluster;
+        let host = u32_at(64 + index * 4) * entry;
         if host != 0 {
             // What is cut off by the end of the file is zero.
             let held = &bytes[host..bytes.len().min(host + piece.len())];
@@ -116,14 +120,39 @@ fn grown(lab: &Lab) -> PathBuf {
     // Whole clusters of the middle hide what is below them, also where they are zero.
     let writes = [
         "write -P 7 1M 64k",
-        "write -P 8 5239808 100k",
+        "write -P 8 4M 100k",
         "write -z 3M 1M",
         "write -P 9 6M 1000",
     ];
     made_by_qemu(&path.join("middle.hds"), "64k", 7 * MIB, &writes);
     made_by_qemu(&path.join("branch.hds"), "1M", 7 * MIB, &["write -P 3 100k 2M"]);
+    make_old(&path.join("branch.hds"));
+    // What is in the last cluster of the root behind the end of its disk is nobody's.
+    let root = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path.join("root.hds"))
+        .unwrap();
+    let mut last = [0; 4];
+    root.read_exact_at(&mut last, 64 + 20 * 4).unwrap();
+    let host = u64::from(u32::from_le_bytes(last)) * (256 << 10);
+    assert!(host > 0, "the root has its last cluster");
+    root.write_all_at(&[0xee; 10_000], host + 512).unwrap();
     create(&path.join("top.hds"), &CreateOptions::new(Format::Parallels, 9 * MIB)).unwrap();
     path
+}
+
+/// Makes a delta one of version 1, as Parallels itself and ploop before Virtuozzo 7 have them: entries are sectors.
+fn make_old(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let sectors = u32::from_le_bytes(bytes[28..32].try_into().unwrap());
+    let entry_count = u32::from_le_bytes(bytes[32..36].try_into().unwrap()) as usize;
+    bytes[..16].copy_from_slice(b"WithoutFreeSpace");
+    for entry in bytes[64..64 + entry_count * 4].chunks_exact_mut(4) {
+        let old = u32::from_le_bytes((&*entry).try_into().unwrap()) * sectors;
+        entry.copy_from_slice(&old.to_le_bytes());
+    }
+    overwrite(path, &bytes);
 }
 
 fn files(folder: &Path, names: &[&str]) -> Vec<Vec<u8>> {
@@ -367,6 +396,17 @@ fn the_gate_stands_before_every_delta() {
         ..OpenOptions::default()
     };
     assert_eq!(contents(&open(&path, &allowed).unwrap()), fs::read(&secret).unwrap());
+    // The folder was named, and not what a link in it leads to.
+    fs::rename(path.join("DiskDescriptor.xml"), lab.path("descriptor")).unwrap();
+    std::os::unix::fs::symlink("../descriptor", path.join("DiskDescriptor.xml")).unwrap();
+    for answer in [
+        open(&path, &allowed).err(),
+        detect(&path).err(),
+        open_mut(&path, &allowed).err(),
+    ] {
+        assert!(matches!(answer, Some(Error::Io { .. })), "{answer:?}");
+    }
+    fs::remove_file(path.join("DiskDescriptor.xml")).unwrap();
     // It stays before those that are opened later.
     let rows = [
         (id(1), ImageId::NIL, "Plain", "root.hds"),

@@ -187,16 +187,13 @@ impl Reader<'_> {
     /// The only part of the disk.
     fn storage<'n, 'i>(&self, data: Node<'n, 'i>, disk_bytes: u64) -> Result<Node<'n, 'i>> {
         if elements(data, "Volume").next().is_some() {
-            return Err(self.unsupported(
-                "deltas of another disk",
-                "let ploop make a copy of its own (ploop volume clone)",
-            ));
+            return Err(self.unsupported("deltas of another disk", "copy what is in it where that is mounted"));
         }
         let part_count = elements(data, "Storage").count();
         if part_count > 1 {
             return Err(self.unsupported(
                 &format!("{part_count} parts of the disk, each with files of its own"),
-                "let Parallels merge them first (prl_disk_tool merge)",
+                "let Parallels make them one first (prl_disk_tool convert --merge)",
             ));
         }
         let storage = self.needed(data, "Storage")?;
