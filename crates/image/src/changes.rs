@@ -25,8 +25,8 @@ use crate::{Error, Format, Result};
 /// A file that both states share, such as a template that nobody writes to, has a bitmap that is clear. The answer has bits of
 /// `granularity_bytes`.
 ///
-/// Where the states have another number of files, another format or another form of clusters, or where an external data file is
-/// used, all of the disk counts as changed.
+/// Where the states have another number of files, another format or another form of clusters, where a descriptor names other files, or
+/// where an external data file is used, all of the disk counts as changed.
 pub fn changed_on_disk(
     before: &Image,
     after: &Image,

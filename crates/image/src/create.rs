@@ -16,6 +16,9 @@ use crate::{
     BulkWriter, Compression, DiskDescriptor, Error, Format, ImageId, ImageKind, Result, ploop, vdi, vhd, vhdx, vmdk,
 };
 
+/// The first delta of a disk, as ploop and Virtuozzo call it.
+const ROOT_DELTA: &str = "root.hds";
+
 /// What a new image is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreateOptions {
@@ -286,34 +289,35 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
     vmdk::create::write_empty(&HostFile::create_new(path)?, &new)
 }
 
-/// Creates an empty disk of Parallels as a folder at `path`, where nothing may be yet: `DiskDescriptor.xml`, and the root delta `root.hds`, as ploop
-/// and Virtuozzo call them. Durable when this returns.
+/// Creates an empty disk of Parallels as a folder at `path`, where nothing may be yet: `DiskDescriptor.xml`, and the root delta `root.hds`, as
+/// ploop and Virtuozzo call them. Durable when this returns; after an error nothing is left.
 ///
-/// [`create`] does this for a path that ends in `.hdd`. The folder may have another name until it is whole: it knows nothing of its
-/// own. Only its owner may look into it.
+/// [`create`] does this for a path that ends in `.hdd`. The folder may have another name until it is whole: it does not know its
+/// own. Only its owner may look into it. Its [`id`](BlockOptions::id) is that of the disk: the delta has the GUID of every top.
 pub fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
-    const ROOT: &str = "root.hds";
     let size_bytes = round_up(options.size_bytes, 512);
-    let mut blocks = options.blocks.clone();
-    let id = blocks.id.take().map_or_else(ImageId::random, Ok)?;
     if size_bytes == 0 {
         return Err(Error::InvalidOption {
             option: "size",
             detail: "a disk of Parallels is not empty".to_owned(),
         });
     }
-    let descriptor = DiskDescriptor::of_new(size_bytes, ploop::create::CLUSTER_BYTES, ROOT, id)?;
+    let mut delta = options.clone();
+    let id = delta.blocks.id.take().map_or_else(ImageId::random, Ok)?;
+    let descriptor = DiskDescriptor::of_new(size_bytes, ploop::create::CLUSTER_BYTES, ROOT_DELTA, id)?;
     DirBuilder::new()
         .mode(0o700)
         .create(path)
         .map_err(|source| Error::io("create", path, source))?;
-    let delta = CreateOptions {
-        blocks,
-        ..options.clone()
-    };
-    create_ploop(&path.join(ROOT), &delta)?;
-    // Without it the folder is no disk: it comes when all that it names is there.
-    descriptor.store(path)?;
+    let root = path.join(ROOT_DELTA);
+    // Without its descriptor the folder is no disk: that comes when all that it names is there.
+    let made = create_ploop(&root, &delta).and_then(|()| descriptor.store(path));
+    if made.is_err() {
+        // All of it was made here just now; what others have put there keeps the folder.
+        std::fs::remove_file(&root).ok();
+        std::fs::remove_dir(path).ok();
+    }
+    made?;
     HostFile::sync_directory(path)
 }
 

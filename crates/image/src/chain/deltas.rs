@@ -107,8 +107,8 @@ impl Opener {
 }
 
 impl Opener {
-    /// Where a delta is, if it may be opened. A whole path may be that of another host, or of before the disk was moved or copied: its file is in
-    /// the folder then.
+    /// Where a delta is, if it may be opened. A whole path may be that of another host, or of before the disk was moved
+    /// or copied: its file is in the folder then.
     fn place_of(&self, tree: &DeltaTree, delta: &Delta) -> Result<PathBuf> {
         let named = self.keeper.admit(&tree.path, &delta.file);
         let name = Path::new(&delta.file);
@@ -207,8 +207,8 @@ impl DeltaTree {
         }
     }
 
-    /// The disk as it was at the snapshot `name`. `layers` and `infos` are the chain of the top; what it shares with that of the snapshot is
-    /// not opened again.
+    /// The disk as it was at the snapshot `name`. `layers` and `infos` are the chain of the top; what it shares with
+    /// that of the snapshot is not opened again.
     pub(crate) fn snapshot(
         &self,
         name: &str,

@@ -1,7 +1,7 @@
 //! Disks of Parallels and ploop: deltas that a descriptor chains.
 //!
-//! No peer reads the descriptor. So each delta is made by QEMU or by us, a model that knows nothing but the table of a delta lays their clusters
-//! over each other, and what is read through the descriptor is compared with that.
+//! No peer reads the descriptor. So each delta is made by QEMU or by us, a model that knows nothing but the table of a
+//! delta lays their clusters over each other, and what is read through the descriptor is compared with that.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -66,7 +66,8 @@ fn folder(lab: &Lab, size_bytes: u64, top: Option<ImageId>, rows: &[Row<'_>]) ->
     path
 }
 
-/// The model of one expanding delta: lays the clusters that its table has over `disk`, which becomes as large as the delta's.
+/// The model of one expanding delta: lays the clusters that its table has over `disk`, which becomes as large as the
+/// delta's.
 fn overlay(disk: &mut Vec<u8>, delta: &Path) {
     let bytes = fs::read(delta).unwrap();
     let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
@@ -366,6 +367,19 @@ fn a_new_disk_is_a_folder_that_the_peer_knows_the_delta_of() {
     }
     let empty = create(&lab.path("empty.hdd"), &CreateOptions::new(Format::Parallels, 0));
     assert!(matches!(empty, Err(Error::InvalidOption { .. })), "{empty:?}");
+    // What cannot be made leaves nothing.
+    let fixed = CreateOptions {
+        blocks: BlockOptions {
+            kind: ImageKind::Fixed,
+            ..BlockOptions::default()
+        },
+        ..CreateOptions::new(Format::Parallels, size)
+    };
+    for options in [fixed, CreateOptions::new(Format::Parallels, 1 << 62)] {
+        let refused = create(&lab.path("refused.hdd"), &options);
+        assert!(matches!(refused, Err(Error::InvalidOption { .. })), "{refused:?}");
+    }
+    assert!(!lab.path("empty.hdd").exists() && !lab.path("refused.hdd").exists());
     // Without that name it is one delta, as before.
     create(&lab.path("one.hds"), &CreateOptions::new(Format::Parallels, size)).unwrap();
     assert!(lab.path("one.hds").is_file());
@@ -592,7 +606,8 @@ fn a_copy_gets_an_identity_of_its_own_and_reads_as_before() {
     assert_eq!(ids.collect::<Vec<_>>(), [Some(TOP), Some(id(102)), Some(id(101))]);
 }
 
-/// A descriptor can name another file as the top, of the same size in the same place of the chain: its bytes are not those from before.
+/// A descriptor can name another file as the top, of the same size in the same place of the chain: its bytes are not
+/// those from before.
 #[test]
 fn a_top_that_was_switched_is_a_change() {
     let lab = Lab::new();

@@ -29,12 +29,12 @@ impl DiskDescriptor {
         load_from(&HostFile::open(&path, Access::Read)?, &path.display().to_string())
     }
 
-    /// Writes the descriptor to `path`, or into the folder at `path`: after a crash there is the one from before, or this. Durable when
-    /// this returns.
+    /// Writes the descriptor to `path`, or into the folder at `path`: after a crash there is the one from before, or
+    /// this. Durable when this returns.
     ///
-    /// It keeps the owner, where that is allowed, and the permissions of the one that it takes the place of. Nobody may change that in
-    /// between: whoever changes a disk keeps machines and other programs from its top delta meanwhile, as
-    /// [`open_mut`](crate::open_mut) does.
+    /// It keeps the owner, where that is allowed, and the permissions of the one that it takes the place of. Nobody may
+    /// change that in between: whoever changes a disk keeps machines and other programs from its top delta meanwhile,
+    /// as [`open_mut`](crate::open_mut) does.
     pub fn store(&self, path: &Path) -> Result<()> {
         let place = place_of(path);
         // Through a link, the file that it leads to.

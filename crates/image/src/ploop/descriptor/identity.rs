@@ -8,9 +8,9 @@ use crate::{Error, ImageId, Result};
 impl DiskDescriptor {
     /// The same disk with new identities from `new_id`: its own, and the GUIDs of all deltas, wherever they stand.
     ///
-    /// Those that have a meaning stay what they are: [`TOP`](Self::TOP), [`BACKUP`](Self::BACKUP), and that of no parent. Files keep their
-    /// names, also where these contain a GUID; the description of snapshots that Parallels keeps beside the descriptor
-    /// (`Snapshots.xml`) is another file, and as it was.
+    /// Those that have a meaning stay what they are: [`TOP`](Self::TOP), [`BACKUP`](Self::BACKUP), and that of no
+    /// parent. Files keep their names, also where these contain a GUID; the description of snapshots that Parallels
+    /// keeps beside the descriptor (`Snapshots.xml`) is another file, and as it was.
     pub fn renewed(&self, mut new_id: impl FnMut() -> Result<ImageId>) -> Result<Self> {
         let mut new = BTreeMap::new();
         for (id, _) in &self.ids {

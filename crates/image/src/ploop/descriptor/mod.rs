@@ -1,11 +1,12 @@
 //! The descriptor of a disk of Parallels or ploop: which files it is made of, and which of them differs from which.
 //!
-//! A disk is a folder, such as `web1.hdd`, with a text `DiskDescriptor.xml` and the files that it names. A file is a *delta*: an expanding
-//! image (`Compressed`, as in [`ploop`](crate::ploop)), or, at the root alone, the bytes of the disk (`Plain`). Each has a GUID and is called a
-//! snapshot by it, but for the top, which the machine writes to. Only here is it said who a delta is and what it differs from: its own
-//! header knows neither.
+//! A disk is a folder, such as `web1.hdd`, with a text `DiskDescriptor.xml` and the files that it names. A file is a
+//! *delta*: an expanding image (`Compressed`, as in [`ploop`](crate::ploop)), or, at the root alone, the bytes of the
+//! disk (`Plain`). Each has a GUID and is called a snapshot by it, but for the top, which the machine writes to. Only
+//! here is it said who a delta is and what it differs from: its own header knows neither.
 //!
-//! Specification: QEMU's `docs/interop/prl-xml.rst`; what that leaves open is as OpenVZ's `lib/xml.c` of ploop reads and writes it.
+//! Specification: QEMU's `docs/interop/prl-xml.rst`; what that leaves open is as OpenVZ's `lib/xml.c` of ploop reads
+//! and writes it.
 //!
 //! ```xml
 //! <Parallels_disk_image Version="1.0">
@@ -17,8 +18,8 @@
 //!         <Shot>              <!-- GUID of an image, ParentGUID: zeroes for the root -->
 //! ```
 //!
-//! Programs keep more in it than is written down. So the text itself is what is kept: a change replaces what it has to, and the rest
-//! stays byte for byte.
+//! Programs keep more in it than is written down. So the text itself is what is kept: a change replaces what it has to,
+//! and the rest stays byte for byte.
 
 mod file;
 mod identity;
@@ -45,7 +46,8 @@ pub(crate) const CHAIN_LENGTH_MAX: usize = 128;
 
 /// The descriptor of a disk of Parallels or ploop, `DiskDescriptor.xml`.
 ///
-/// What it says was checked against itself: there is one root, every other delta leads to it, and the top is one of them.
+/// What it says was checked against itself: there is one root, every other delta leads to it, and the top is one of
+/// them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskDescriptor {
     text: String,
@@ -92,13 +94,14 @@ impl DiskDescriptor {
     /// Reads a descriptor that errors call `name`.
     ///
     /// # Errors
-    /// It contradicts itself or its form, or the disk is one that is not read here: split, encrypted, padded, or based on another one.
+    /// It contradicts itself or its form, or the disk is one that is not read here: split, encrypted, padded, or based
+    /// on another one.
     pub fn parse(text: &[u8], name: &str) -> Result<Self> {
         parse::parse(text, name)
     }
 
-    /// The descriptor of a new disk of `disk_bytes`, a multiple of 512, that is called `id`. Its only delta is the expanding image
-    /// `file`, with clusters of `cluster_bytes`.
+    /// The descriptor of a new disk of `disk_bytes`, a multiple of 512, that is called `id`. Its only delta is the
+    /// expanding image `file`, with clusters of `cluster_bytes`.
     pub(crate) fn of_new(disk_bytes: u64, cluster_bytes: u64, file: &str, id: ImageId) -> Result<Self> {
         let sectors = disk_bytes / SECTOR_BYTES;
         let (heads, track) = (

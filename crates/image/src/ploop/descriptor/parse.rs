@@ -11,7 +11,8 @@ use crate::{Error, ImageId, Result};
 
 /// A disk with a thousand deltas has thirty thousand.
 const NODE_COUNT_MAX: u32 = 1 << 16;
-/// Signs of equality, and so attributes: a descriptor has one. The time that the XML library takes grows with their square.
+/// Signs of equality, and so attributes: a descriptor has one. The time that the XML library takes grows with their
+/// square.
 const ATTRIBUTE_COUNT_MAX: usize = 1024;
 
 /// Reads a descriptor that errors call `image`.

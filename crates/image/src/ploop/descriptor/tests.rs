@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use super::{DELTA_COUNT_MAX, DeltaKind, DiskDescriptor, TEXT_BYTES_MAX, is_descriptor};
 use crate::{Error, ImageId};
 
-/// By hand, in the form that libyal's description of the format shows of Parallels Desktop: with elements that QEMU's does not know.
+/// By hand, in the form that libyal's description of the format shows of Parallels Desktop: with elements that QEMU's
+/// does not know.
 const DESKTOP: &str = "\u{feff}<?xml version='1.0' encoding='UTF-8'?>\r
 <Parallels_disk_image Version=\"1.0\">
     <Disk_Parameters>
@@ -62,7 +63,8 @@ const DESKTOP: &str = "\u{feff}<?xml version='1.0' encoding='UTF-8'?>\r
 </Parallels_disk_image>
 ";
 
-/// By hand, in the form that `ploop_store_diskdescriptor` writes: no version, and a snapshot that is to go when it is free.
+/// By hand, in the form that `ploop_store_diskdescriptor` writes: no version, and a snapshot that is to go when it is
+/// free.
 const PLOOP: &str = "<?xml version=\"1.0\"?>
 <Parallels_disk_image>
   <Disk_Parameters>
