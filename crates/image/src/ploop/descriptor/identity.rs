@@ -36,22 +36,18 @@ impl DiskDescriptor {
                 detail: format!("{id} has a meaning in {FILE_NAME}, and is no identity"),
             });
         }
-        let mut places: Vec<_> = self
-            .ids
-            .iter()
-            .filter_map(|(id, at)| Some((at, new.get(id)?)))
-            .collect();
-        places.sort_by_key(|(at, _)| at.start);
-        let (mut text, mut done) = (String::with_capacity(self.text.len()), 0);
-        for (at, id) in places {
-            text.push_str(&self.text[done..at.start]);
-            let is_in_braces = self.text[at.clone()].starts_with('{');
-            let (open, close) = if is_in_braces { ("{", "}") } else { ("", "") };
-            text.extend([open, &id.to_string(), close]);
-            done = at.end;
+        let mut edits = Vec::new();
+        for (id, place) in &self.ids {
+            let Some(new) = new.get(id) else { continue };
+            let is_in_braces = self.text[place.clone()].starts_with('{');
+            let new = if is_in_braces {
+                format!("{{{new}}}")
+            } else {
+                new.to_string()
+            };
+            edits.push((place.clone(), new));
         }
-        text.push_str(&self.text[done..]);
-        Self::parse(text.as_bytes(), FILE_NAME)
+        self.edited(edits)
     }
 }
 

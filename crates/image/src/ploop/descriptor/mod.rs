@@ -21,6 +21,7 @@
 //! Programs keep more in it than is written down. So the text itself is what is kept: a change replaces what it has to,
 //! and the rest stays byte for byte.
 
+mod edit;
 mod file;
 mod identity;
 mod parse;
