@@ -1,6 +1,7 @@
 //! The deltas of a disk of Parallels or ploop: the descriptor says which, and the gate whether they may be opened.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -108,14 +109,18 @@ impl Opener {
 
 impl Opener {
     /// Where a delta is, if it may be opened. A whole path may be that of another host, or of before the disk was moved
-    /// or copied: its file is in the folder then.
+    /// or copied: its file is in the folder then, unless that is another delta of that name.
     fn place_of(&self, tree: &DeltaTree, delta: &Delta) -> Result<PathBuf> {
         let named = self.keeper.admit(&tree.path, &delta.file);
-        let name = Path::new(&delta.file);
-        let beside = name.file_name().filter(|_| name.is_absolute());
-        match (named, beside.and_then(|name| name.to_str())) {
-            (Err(error), Some(name)) => self.keeper.admit(&tree.path, name).map_err(|_| error),
-            (named, _) => named,
+        let Some(name) = Path::new(&delta.file).file_name().and_then(OsStr::to_str) else {
+            return named;
+        };
+        let is_called_so = |other: &&Delta| Path::new(&other.file).file_name() == Some(OsStr::new(name));
+        let is_moved =
+            Path::new(&delta.file).is_absolute() && tree.descriptor.deltas().iter().filter(is_called_so).count() == 1;
+        match named {
+            Err(error) if is_moved => self.keeper.admit(&tree.path, name).map_err(|_| error),
+            named => named,
         }
     }
 }

@@ -452,6 +452,19 @@ fn a_disk_that_was_moved_is_found_by_the_names_of_its_files() {
         create(&path.join("root.hds"), &CreateOptions::new(Format::Parallels, MIB)).unwrap();
         let image = open(&path, &OpenOptions::default()).unwrap();
         assert!(image.layers()[0].path.ends_with("web1.hdd/root.hds"));
+        // One of that name which is another delta is not it.
+        let rows = [
+            (id(1), ImageId::NIL, "Compressed", absolute),
+            (TOP, id(1), "Compressed", "top.hds"),
+            (id(3), id(1), "Compressed", "./root.hds"),
+        ];
+        let path = folder(&lab, MIB, None, &rows);
+        drop(create(
+            &path.join("top.hds"),
+            &CreateOptions::new(Format::Parallels, MIB),
+        ));
+        let refused = open(&path, &OpenOptions::default()).err();
+        assert!(matches!(refused, Some(Error::Refused { .. })), "{refused:?}");
         fs::remove_file(path.join("root.hds")).unwrap();
     }
 }

@@ -31,8 +31,14 @@ pub(super) fn parse(text: &[u8], image: &str) -> Result<DiskDescriptor> {
         nodes_limit: NODE_COUNT_MAX,
         ..ParsingOptions::default()
     };
-    let document = Document::parse_with_options(text, options)
-        .map_err(|error| corrupt(image, "descriptor", 0, format!("it is no XML: {error}")))?;
+    let document = Document::parse_with_options(text, options).map_err(|error| {
+        corrupt(
+            image,
+            "descriptor",
+            0,
+            format!("it is no XML: {}", shown(&error.to_string())),
+        )
+    })?;
     let reader = Reader {
         image,
         text,
@@ -50,12 +56,12 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn read(mut self, root: Node<'_, '_>) -> Result<DiskDescriptor> {
         if !root.has_tag_name("Parallels_disk_image") {
-            return Err(self.wrong(root, format!("it is a {}", root.tag_name().name())));
+            return Err(self.wrong(root, format!("it is a {:?}", shown(root.tag_name().name()))));
         }
         match root.attribute("Version") {
             // ploop writes none.
             None | Some("1.0") => {}
-            Some(version) => return Err(self.wrong(root, format!("the version is {version:?}"))),
+            Some(version) => return Err(self.wrong(root, format!("the version is {:?}", shown(version)))),
         }
         let parameters = self.needed(root, "Disk_Parameters")?;
         let disk_bytes = self.disk_bytes(parameters)?;
@@ -125,7 +131,7 @@ impl Reader<'_> {
         let text = self.text_of(node)?;
         let digits = text.trim();
         let number = digits.parse().ok().filter(|_| !digits.starts_with('+'));
-        number.ok_or_else(|| self.wrong(node, format!("{} is {digits:?}", node.tag_name().name())))
+        number.ok_or_else(|| self.wrong(node, format!("{} is {:?}", node.tag_name().name(), shown(digits))))
     }
 
     /// The GUID in an element, whose place in the text is remembered.
@@ -133,7 +139,7 @@ impl Reader<'_> {
         let found = self.text_of(node)?;
         let found = found.trim();
         let Ok(id) = found.parse::<ImageId>() else {
-            return Err(self.wrong(node, format!("{} is {found:?}", node.tag_name().name())));
+            return Err(self.wrong(node, format!("{} is {:?}", node.tag_name().name(), shown(found))));
         };
         // It can be replaced where it stands as it is.
         let place = node.first_child().filter(Node::is_text).and_then(|text| {
@@ -223,7 +229,7 @@ impl Reader<'_> {
             let kind = match self.text_of(kind)?.trim() {
                 "Compressed" => DeltaKind::Expanding,
                 "Plain" => DeltaKind::Plain,
-                other => return Err(self.wrong(kind, format!("the type of {{{id}}} is {other:?}"))),
+                other => return Err(self.wrong(kind, format!("the type of {{{id}}} is {:?}", shown(other)))),
             };
             let file = self.text_of(self.needed(node, "File")?)?;
             if images.len() == DELTA_COUNT_MAX {
@@ -336,6 +342,13 @@ fn in_a_loop(deltas: &[Delta], parents: &HashMap<ImageId, Option<ImageId>>) -> O
         is_sound.extend(path);
     }
     None
+}
+
+/// As much of a text as a person wants to see of it.
+fn shown(text: &str) -> &str {
+    const LENGTH_MAX: usize = 120;
+    let end = text.char_indices().nth(LENGTH_MAX).map_or(text.len(), |(end, _)| end);
+    &text[..end]
 }
 
 /// The elements of that name, directly in this one.

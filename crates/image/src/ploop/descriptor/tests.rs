@@ -232,7 +232,7 @@ fn what_is_wrong_is_said() {
         ),
         (two_shots, "has no GUID"),
         (with("Version='1.0'", "Version='2.0'"), "the version is \"2.0\""),
-        (sound.replace("Parallels_disk_image", "domain"), "it is a domain"),
+        (sound.replace("Parallels_disk_image", "domain"), "it is a \"domain\""),
         (with("<Disk_size>2048</Disk_size>", ""), "has no Disk_size"),
         (with("<Disk_size>2048", "<Disk_size>0"), "the disk has 0 sectors"),
         (with("<Disk_size>2048", "<Disk_size>18014398509481984"), "sectors"),
@@ -339,6 +339,18 @@ fn sizes_have_bounds() {
         let names: Vec<_> = (0..count).map(|number| format!(" a{number}=''")).collect();
         stuffed(&format!("<a{}/>", names.concat()))
     };
+    let long = "é".repeat(10_000);
+    for (from, to) in [
+        ("</Image>", "</"),
+        ("<Disk_size>", "<Disk_size>"),
+        ("<GUID>", "<GUID>"),
+        ("'1.0'", "'"),
+        (">Compressed", ">"),
+    ] {
+        let to = format!("{to}{long}{}", if to == "'" { "'" } else { "" });
+        let error = parse(&sound.replacen(from, &to, 1)).unwrap_err().to_string();
+        assert!(error.len() < 400, "{error}");
+    }
     parse(&attributes(1000)).unwrap();
     wrong(&attributes(1100), "too many attributes");
 }
