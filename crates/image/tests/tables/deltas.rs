@@ -611,6 +611,12 @@ fn a_copy_gets_an_identity_of_its_own_and_reads_as_before() {
     renewed.unwrap().store(&lab.path("link")).unwrap();
     assert!(lab.path("link").is_symlink() && !path.join("DiskDescriptor.xml.tmp").exists());
     assert_eq!(fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o640);
+    // Where it cannot be written, the old one stays, and nothing else.
+    fs::create_dir(path.join("DiskDescriptor.xml.tmp")).unwrap();
+    let stored = fs::read(&place).unwrap();
+    let failed = DiskDescriptor::load(&path).unwrap().store(&path);
+    assert!(matches!(failed, Err(Error::Io { .. })), "{failed:?}");
+    assert_eq!(fs::read(&place).unwrap(), stored);
     let image = open(&path, &OpenOptions::default()).unwrap();
     assert!(contents(&image) == before);
     assert!(contents(&*image.snapshot(&id(103).to_string()).unwrap()) == branch);

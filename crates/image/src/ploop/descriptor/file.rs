@@ -1,7 +1,8 @@
 //! Descriptors in files.
 
-use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
+use std::fs::{File, Metadata, Permissions};
+use std::io::{ErrorKind, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use holdfast_block::to_usize;
@@ -43,29 +44,41 @@ impl DiskDescriptor {
         // As ploop calls it.
         new.push(".tmp");
         let new = PathBuf::from(new);
-        let failed = |source: std::io::Error| Error::io("write", &new, source);
-        match std::fs::remove_file(&new) {
+        let stored = self.write_new(&new, place.metadata().ok().as_ref()).and_then(|()| {
+            // Under its name, it is whole.
+            std::fs::rename(&new, &place).map_err(|source| Error::io("rename", &new, source))
+        });
+        if stored.is_err() {
+            std::fs::remove_file(&new).ok();
+        }
+        stored?;
+        HostFile::sync_directory(&place)
+    }
+
+    /// Writes the text to a file that is to take the place of `old`, durably.
+    fn write_new(&self, new: &Path, old: Option<&Metadata>) -> Result<()> {
+        let failed = |source| Error::io("write", new, source);
+        match std::fs::remove_file(new) {
             // It was left by who was killed.
             Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        let mut file = std::fs::File::options()
+        let mut options = File::options();
+        let mut file = options
             .write(true)
             .create_new(true)
             .mode(0o600)
-            .open(&new)
+            .open(new)
             .map_err(failed)?;
-        if let Ok(old) = place.metadata() {
+        if let Some(old) = old {
             // Who may not give a file away writes one of their own, and that is all the same to who reads it.
             fchown(&file, Some(old.uid()), Some(old.gid())).ok();
-            file.set_permissions(old.permissions()).map_err(failed)?;
+            let mode = Permissions::from_mode(old.mode() & 0o777);
+            file.set_permissions(mode).map_err(failed)?;
         }
         file.write_all(self.as_text().as_bytes()).map_err(failed)?;
-        // Under its name, it is whole.
-        file.sync_all().map_err(failed)?;
-        std::fs::rename(&new, &place).map_err(|source| Error::io("rename", &new, source))?;
-        HostFile::sync_directory(&place)
+        file.sync_all().map_err(failed)
     }
 }
 
