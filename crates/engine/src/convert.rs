@@ -1,18 +1,19 @@
 //! An image becomes an image of another format, or of other options.
 
+mod source;
+
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, Error as DeviceError, FileDeviceMut, IoMode, SliceDevice};
 use holdfast_image::{
     BlockOptions, BulkWriter, Continue, CreateOptions, Error as ImageError, FillOptions, FillReport, Format, Image,
-    LayerInfo, Note, OpenOptions, Qcow2Options, Storage, TargetContent, create_bulk, fill, fill_above, fill_device,
-    open, open_mut,
+    Note, OpenOptions, Qcow2Options, Storage, TargetContent, create_bulk, fill, fill_above, fill_device, open,
+    open_mut,
 };
 use holdfast_repo::Surroundings;
 
@@ -24,6 +25,7 @@ use crate::new_image::{NewImage, Overwrite};
 use crate::restore_stream::write_to_stream;
 use crate::stream_device::StreamDevice;
 use crate::{Interrupted, Unit};
+use source::{Source, device_of, refuse_to_replace_source, tell_what_is_dropped};
 
 /// What to convert.
 pub enum ConvertSource<'a> {
@@ -108,7 +110,11 @@ pub fn convert(
             refuse_to_replace_source(&image, &request.target)?;
             let device = device_of(&image, snapshot.as_deref())?;
             tell_what_is_dropped(&image, job);
-            Source::Image { path, image, device }
+            Source::Image {
+                path,
+                image: Box::new(image),
+                device,
+            }
         }
         ConvertSource::Stream { stream, size_bytes } => Source::Stream(StreamDevice::new(stream, size_bytes)),
     };
@@ -147,40 +153,6 @@ pub fn convert_to_stream(
     job.progress.total(device.size_bytes());
     write_to_stream(&*device, stream, job).map_err(|error| error.on(path))?;
     Ok(image.notes().to_vec())
-}
-
-fn device_of(image: &Image, snapshot: Option<&str>) -> Result<Arc<dyn BlockDevice>> {
-    Ok(match snapshot {
-        Some(name) => image.snapshot(name)?,
-        None => image.device(),
-    })
-}
-
-/// What is converted, opened.
-enum Source<'a> {
-    Image {
-        path: PathBuf,
-        image: Image,
-        device: Arc<dyn BlockDevice>,
-    },
-    Stream(StreamDevice<'a>),
-}
-
-impl Source<'_> {
-    fn device(&self) -> &dyn BlockDevice {
-        match self {
-            Self::Image { device, .. } => &**device,
-            Self::Stream(device) => device,
-        }
-    }
-
-    /// Once all was read: whether that was all.
-    fn check_end(&self) -> Result<()> {
-        match self {
-            Self::Image { .. } => Ok(()),
-            Self::Stream(device) => device.check_end(),
-        }
-    }
 }
 
 /// Makes a new file; also what it takes on its medium.
@@ -270,27 +242,6 @@ fn to_block_device(request: &ConvertRequest, source: &Source<'_>, job: Job<'_>) 
     Ok(Some(filled))
 }
 
-/// A disk is converted, not what else an image holds: whoever relies on that must hear of it.
-fn tell_what_is_dropped(source: &Image, job: Job<'_>) {
-    const NAME_COUNT_MAX: usize = 8;
-    let Some(qcow2) = &source.layers()[0].qcow2 else {
-        return;
-    };
-    let snapshots: Vec<&str> = qcow2.snapshots.iter().map(|snapshot| snapshot.name.as_str()).collect();
-    let bitmaps: Vec<&str> = qcow2.bitmaps.iter().map(|bitmap| bitmap.name.as_str()).collect();
-    for (what, names) in [("internal snapshots", snapshots), ("bitmaps", bitmaps)] {
-        if !names.is_empty() {
-            let more = if names.len() > NAME_COUNT_MAX { ", ..." } else { "" };
-            let shown = names.len().min(NAME_COUNT_MAX);
-            job.progress.note(&format!(
-                "the {what} of {} are not carried over: {}{more}",
-                source.layers()[0].path.display(),
-                names[..shown].join(", ")
-            ));
-        }
-    }
-}
-
 /// Says which of the two files an error is about: devices below know only offsets.
 fn with_medium(error: Error, source: &Source<'_>, request: &ConvertRequest) -> Error {
     let is_read = match &error {
@@ -304,19 +255,6 @@ fn with_medium(error: Error, source: &Source<'_>, request: &ConvertRequest) -> E
         Source::Image { path, .. } if is_read => error.on(path),
         Source::Stream(_) if is_read => error.on(Path::new("-")),
         _ => error.on(&request.target),
-    }
-}
-
-/// Replacing a file that the source is read from would break whatever else is based on it.
-fn refuse_to_replace_source(source: &Image, target: &Path) -> Result<()> {
-    let Ok(target) = target.canonicalize() else {
-        return Ok(());
-    };
-    let is_part = |path: &Path| path.canonicalize().is_ok_and(|path| path == target);
-    let is_read = |layer: &&LayerInfo| is_part(&layer.path) || layer.extent_files.iter().any(|path| is_part(path));
-    match source.layers().iter().find(is_read) {
-        Some(_) => Err(Error::TargetIsSource { path: target }),
-        None => Ok(()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! From a path to an opened chain: every file behind the gate, every header checked, no loop, a bounded length.
 
+pub(crate) mod deltas;
 mod parents;
 pub(crate) mod vmdk;
 
@@ -24,6 +25,7 @@ use crate::vdi::tables::VdiTables;
 use crate::vhdx::tables::VhdxTables;
 use crate::vmdk::tables::VmdkTables;
 use crate::{Error, Format, Result, format, ploop, vdi, vhd, vhdx};
+use deltas::{DeltaTree, open_named};
 use vmdk::Vmdk;
 
 /// More layers than any sane chain has; each costs memory and a level of recursion in every read.
@@ -117,11 +119,14 @@ impl ChainLayer {
 pub(crate) struct OpenedChain {
     pub(crate) files: Vec<OpenedFile>,
     pub(crate) notes: Vec<Note>,
+    /// Where the chain is that of a descriptor of Parallels or ploop.
+    pub(crate) tree: Option<DeltaTree>,
 }
 
 /// Opens the file at `path` with `access`, and what it names for reading.
 pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> Result<OpenedChain> {
-    let file = HostFile::open(path, access)?;
+    let (path, file) = open_named(path, options.format, access)?;
+    let path = &*path;
     let mut opener = Opener {
         keeper: Gatekeeper::new(&options.gate, &options.allow, path)?.relocating(&options.relocate),
         seen: HashSet::new(),
@@ -131,9 +136,16 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
         Some(_) => FormatSource::Caller,
         None => FormatSource::Content,
     };
+    opener.meet(&file, path, path)?;
+    if let Some(tree) = opener.tree_of(&file, path, options)? {
+        return Ok(OpenedChain {
+            files: opener.open_deltas(&tree, source, access)?,
+            notes: opener.notes,
+            tree: Some(tree),
+        });
+    }
     let mut files = Vec::new();
     let data_file = options.data_file.as_deref();
-    opener.meet(&file, path, path)?;
     let mut opened = opener.understand(file, path, options.format, source, data_file, access)?;
     loop {
         let next = match options.backing {
@@ -156,6 +168,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
     Ok(OpenedChain {
         files,
         notes: opener.notes,
+        tree: None,
     })
 }
 
@@ -169,12 +182,11 @@ pub(crate) fn open_single(path: &Path, options: &OpenOptions, access: Access) ->
     Ok(chain.files.swap_remove(0))
 }
 
-/// Stacks the files into devices; `files` is top first, and so is the answer.
-pub(crate) fn stack(files: Vec<OpenedFile>) -> Result<Vec<ChainLayer>> {
+/// Stacks the files into devices, above `below` where there is something; `files` is top first, and so is the answer.
+pub(crate) fn stack(files: Vec<OpenedFile>, mut below: Option<Arc<dyn BlockDevice>>) -> Result<Vec<ChainLayer>> {
     let mut layers: Vec<ChainLayer> = Vec::new();
     for opened in files.into_iter().rev() {
-        let backing = layers.last().map(|layer| Arc::clone(&layer.device));
-        layers.push(match opened.layer(backing)? {
+        let layer = match opened.layer(below)? {
             OpenLayer::Raw(raw) => {
                 let device: Arc<dyn BlockDevice> = Arc::new(raw);
                 ChainLayer {
@@ -189,7 +201,9 @@ pub(crate) fn stack(files: Vec<OpenedFile>) -> Result<Vec<ChainLayer>> {
                 ChainLayer::of_tables(Arc::clone(&layer) as Arc<dyn Layered>, Some(layer))
             }
             OpenLayer::Tables(layer) => ChainLayer::of_tables(Arc::new(layer), None),
-        });
+        };
+        below = Some(Arc::clone(&layer.device));
+        layers.push(layer);
     }
     layers.reverse();
     Ok(layers)
@@ -254,6 +268,7 @@ impl Opener {
             },
             file_bytes,
             allocated_bytes: file.allocated_bytes()?,
+            delta: None,
             extent_files: match &content {
                 Content::Vmdk(vmdk) => vmdk.extent_files.clone(),
                 _ => Vec::new(),

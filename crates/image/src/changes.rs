@@ -25,8 +25,8 @@ use crate::{Error, Format, Result};
 /// A file that both states share, such as a template that nobody writes to, has a bitmap that is clear. The answer has bits of
 /// `granularity_bytes`.
 ///
-/// Where the states have another number of files, another format or another form of clusters, or where an external data file is
-/// used, all of the disk counts as changed.
+/// Where the states have another number of files, another format or another form of clusters, where a descriptor names other files, or
+/// where an external data file is used, all of the disk counts as changed.
 pub fn changed_on_disk(
     before: &Image,
     after: &Image,
@@ -76,9 +76,14 @@ impl<'a> KeptFile<'a> {
     /// Nothing where places of the two states cannot be compared.
     fn new(
         (old, new): (&ChainLayer, &ChainLayer),
-        (old_info, new_info): (&LayerInfo, &LayerInfo),
+        (old_info, new_info): (&'a LayerInfo, &'a LayerInfo),
         changed: &'a DirtyBitmap,
     ) -> Option<Self> {
+        // Which files there are a descriptor says, and it may say something else by now.
+        let name = |info: &'a LayerInfo| info.delta.as_ref().map(|delta| &delta.file);
+        if name(old_info) != name(new_info) {
+            return None;
+        }
         let is_alike = match (&old.qcow2, &new.qcow2) {
             // The other files of an image of several are not among those that are asked about.
             (None, None) => old_info.format == new_info.format && new_info.format != Format::Vmdk,

@@ -1,6 +1,8 @@
 //! New images.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,7 +13,12 @@ use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::qcow2::layer::Layer;
 use crate::qcow2::layout::{new_header, write_empty};
 use crate::qcow2::writer::Qcow2Mut;
-use crate::{BulkWriter, Compression, Error, Format, ImageId, ImageKind, Result, ploop, vdi, vhd, vhdx, vmdk};
+use crate::{
+    BulkWriter, Compression, DiskDescriptor, Error, Format, ImageId, ImageKind, Result, ploop, vdi, vhd, vhdx, vmdk,
+};
+
+/// The first delta of a disk, as ploop and Virtuozzo call it.
+const ROOT_DELTA: &str = "root.hds";
 
 /// What a new image is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,6 +168,8 @@ pub enum Preallocation {
 }
 
 /// Creates an empty image at `path`, where nothing may be yet; durable when this returns.
+///
+/// A disk of Parallels is a folder where `path` ends in `.hdd`, and a single delta elsewhere.
 pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
     match options.format {
         Format::Raw => {
@@ -172,6 +181,7 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
         Format::Vdi => create_vdi(path, options)?,
         Format::Vhd => create_vhd(path, options)?,
         Format::Vhdx => create_vhdx(path, options)?,
+        Format::Parallels if is_folder_name(path) => create_parallels_folder(path, options)?,
         Format::Parallels => create_ploop(path, options)?,
         Format::Vmdk => create_vmdk(path, options)?,
         other => {
@@ -294,6 +304,44 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
         parent,
     };
     vmdk::create::write_empty(&HostFile::create_new(path)?, &new)
+}
+
+/// Creates an empty disk of Parallels as a folder at `path`, where nothing may be yet: `DiskDescriptor.xml`, and the root delta `root.hds`, as
+/// ploop and Virtuozzo call them. Durable when this returns; after an error nothing is left.
+///
+/// [`create`] does this for a path that ends in `.hdd`. The folder may have another name until it is whole: it does not know its
+/// own. Only its owner may look into it. Its [`id`](BlockOptions::id) is that of the disk: the delta has the GUID of every top.
+pub fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
+    let size_bytes = round_up(options.size_bytes, 512);
+    if size_bytes == 0 {
+        return Err(Error::InvalidOption {
+            option: "size",
+            detail: "a disk of Parallels is not empty".to_owned(),
+        });
+    }
+    let mut delta = options.clone();
+    let id = delta.blocks.id.take().map_or_else(ImageId::random, Ok)?;
+    let descriptor = DiskDescriptor::of_new(size_bytes, ploop::create::CLUSTER_BYTES, ROOT_DELTA, id)?;
+    DirBuilder::new()
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| Error::io("create", path, source))?;
+    let root = path.join(ROOT_DELTA);
+    // Without its descriptor the folder is no disk: that comes when all that it names is there.
+    let made = create_ploop(&root, &delta).and_then(|()| descriptor.store(path));
+    if made.is_err() {
+        // All of it was made here just now; what others have put there keeps the folder.
+        std::fs::remove_file(&root).ok();
+        std::fs::remove_dir(path).ok();
+    }
+    made?;
+    HostFile::sync_directory(path)
+}
+
+/// Whether a disk of Parallels with this name is a folder.
+fn is_folder_name(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("hdd"))
 }
 
 fn create_ploop(path: &Path, options: &CreateOptions) -> Result<()> {

@@ -3,6 +3,7 @@
 use holdfast_block::to_usize;
 
 use crate::file::ImageFile;
+use crate::ploop::descriptor::is_descriptor;
 use crate::{Error, Result};
 
 /// A disk image format.
@@ -25,7 +26,7 @@ pub enum Format {
     Vhdx,
     /// VMware.
     Vmdk,
-    /// Parallels and ploop.
+    /// Parallels and ploop: one delta, or the descriptor of a disk of several.
     Parallels,
     /// Linux unified key setup: an encrypted disk.
     Luks,
@@ -136,6 +137,7 @@ pub(crate) fn of_content(head: &[u8], tail: &[u8]) -> Format {
         _ if head.starts_with(b"vhdxfile") => Format::Vhdx,
         _ if head.starts_with(b"KDMV") || head.starts_with(b"COWD") || is_vmdk_text(head) => Format::Vmdk,
         _ if head.starts_with(b"WithoutFreeSpace") || head.starts_with(b"WithouFreSpacExt") => Format::Parallels,
+        _ if is_descriptor(head) => Format::Parallels,
         _ if head.starts_with(b"LUKS\xba\xbe") => Format::Luks,
         _ if head.starts_with(b"conectix") || tail.starts_with(b"conectix") => Format::Vhd,
         _ => Format::Raw,
@@ -177,6 +179,21 @@ mod tests {
         assert_eq!(with(0, b"KDMV"), Format::Vmdk);
         assert_eq!(with(0, b"# Disk DescriptorFile\n"), Format::Vmdk);
         assert_eq!(with(0, b"WithoutFreeSpace"), Format::Parallels);
+        for descriptor in [
+            "<Parallels_disk_image Version=\"1.0\">",
+            "<?xml version='1.0' encoding='UTF-8'?>\n<!-- > --> <Parallels_disk_image>",
+            "\u{feff}\r\n<Parallels_disk_image/>",
+        ] {
+            assert_eq!(with(0, descriptor.as_bytes()), Format::Parallels, "{descriptor}");
+        }
+        for other in [
+            "<Parallels_disk_images>",
+            "<?xml version='1.0'?><domain/>",
+            "<?xml",
+            "<!--",
+        ] {
+            assert_eq!(with(0, other.as_bytes()), Format::Raw, "{other}");
+        }
         assert_eq!(with(0, b"conectix"), Format::Vhd);
         assert_eq!(with(0, b"LUKS\xba\xbe\0\x02"), Format::Luks);
         assert_eq!(of_content(&[0; 1024], b"conectix"), Format::Vhd);

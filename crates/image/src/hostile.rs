@@ -3,6 +3,7 @@
 //! An image is fed as a file without a name, by the same functions that open any other, with the gate shut.
 
 mod blocks;
+mod descriptor;
 mod seeds;
 
 use std::fs::File;
@@ -15,6 +16,7 @@ use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
 use rustix::fs::MemfdFlags;
 
 pub use blocks::{parallels, vdi, vhd, vhdx, vmdk};
+pub use descriptor::disk_descriptor;
 pub use seeds::seeds;
 
 use crate::{
@@ -42,6 +44,10 @@ pub const PARSERS: &[Parser] = &[
     Parser {
         name: "parallels",
         feed: parallels,
+    },
+    Parser {
+        name: "disk_descriptor",
+        feed: disk_descriptor,
     },
     Parser { name: "vdi", feed: vdi },
     Parser { name: "vhd", feed: vhd },

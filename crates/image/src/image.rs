@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentList, Result as BlockResult};
 
+use crate::chain::deltas::{DeltaTree, open_named};
 use crate::chain::{ChainLayer, Content, open_chain, open_single, stack};
-use crate::file::{Access, HostFile};
+use crate::file::Access;
 use crate::gate::Gate;
 use crate::info::{LayerInfo, Note};
 use crate::layered::Whole;
@@ -44,9 +45,11 @@ pub enum Backing {
     Ignore,
 }
 
-/// The format of the file at `path`, by its content; raw where it is none of the known ones.
+/// The format of the file at `path`, by its content; raw where it is none of the known ones. A folder with the descriptor of a disk of
+/// Parallels is one of those.
 pub fn detect(path: &Path) -> Result<Format> {
-    format::of_file(&HostFile::open(path, Access::Read)?)
+    let (_, file) = open_named(path, None, Access::Read)?;
+    format::of_file(&file)
 }
 
 /// Opens an image for reading, with all that it is based on.
@@ -54,9 +57,10 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Image> {
     let chain = open_chain(path, options, Access::Read)?;
     let infos = chain.files.iter().map(|opened| opened.info.clone()).collect();
     Ok(Image {
-        layers: stack(chain.files)?,
+        layers: stack(chain.files, None)?,
         infos,
         notes: chain.notes,
+        tree: chain.tree,
     })
 }
 
@@ -84,6 +88,7 @@ pub struct Image {
     layers: Vec<ChainLayer>,
     infos: Vec<LayerInfo>,
     notes: Vec<Note>,
+    tree: Option<DeltaTree>,
 }
 
 impl Image {
@@ -118,8 +123,12 @@ impl Image {
         map_at(&self.layers, offset, length_bytes_max)
     }
 
-    /// The disk as it was when the internal snapshot with this id or name was taken.
+    /// The disk as it was when the snapshot with this id or name was taken: an internal one of qcow2, or a delta of a disk of Parallels or ploop,
+    /// which is called by its GUID. The files of a delta that the top is not based on are opened now, through the same gate.
     pub fn snapshot(&self, id_or_name: &str) -> Result<Arc<dyn BlockDevice>> {
+        if let Some(tree) = &self.tree {
+            return tree.snapshot(id_or_name, &self.layers, &self.infos);
+        }
         let layer = self.qcow2("snapshot", id_or_name)?;
         let (snapshots, _) = snapshot::load(&*layer.file, &layer.header, &layer.image)?;
         let found = snapshot::find(&snapshots, id_or_name, &layer.image)?;

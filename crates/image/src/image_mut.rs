@@ -19,9 +19,12 @@ use crate::{OpenOptions, Result};
 /// Refuses an image that another process has open, that is marked as corrupt, or whose refcounts may be wrong.
 pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
     let mut chain = open_chain(path, options, Access::Write)?;
+    if let Some(tree) = &chain.tree {
+        tree.check_writable()?;
+    }
     let infos: Vec<_> = chain.files.iter().map(|opened| opened.info.clone()).collect();
     let top = chain.files.remove(0);
-    let below = stack(chain.files)?;
+    let below = stack(chain.files, None)?;
     let backing = below.first().map(|layer| Arc::clone(&layer.device));
     let device: Box<dyn BlockDeviceMut> = match top.layer(backing)? {
         OpenLayer::Raw(raw) => Box::new(RawImageMut(raw)),

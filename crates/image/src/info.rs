@@ -7,7 +7,7 @@ use crate::qcow2::header::{
     EXTENSION_DATA_FILE, Header, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DATA_FILE,
     INCOMPATIBLE_DIRTY, INCOMPATIBLE_EXTENDED_L2,
 };
-use crate::{BitmapState, Compression, Format, ImageId, InternalSnapshot, PersistentBitmap, Result};
+use crate::{BitmapState, Compression, Delta, Format, ImageId, InternalSnapshot, PersistentBitmap, Result};
 
 /// One file of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,12 +24,25 @@ pub struct LayerInfo {
     pub file_bytes: u64,
     /// What the file takes on its medium, where that is known.
     pub allocated_bytes: Option<u64>,
-    /// The files of its extents, where these are not in the file itself.
+    /// What else it is made of: the files of its extents, where these are not in the file itself, and the descriptor by which it was opened.
     pub extent_files: Vec<PathBuf>,
     /// What only qcow2 has.
     pub qcow2: Option<Qcow2Info>,
     /// What the formats of VirtualBox, Microsoft, VMware and Parallels have.
     pub blocks: Option<BlockInfo>,
+    /// What the descriptor of a disk of Parallels or ploop says of the file, where it was opened by that.
+    pub delta: Option<DeltaInfo>,
+}
+
+/// What the descriptor of a disk of Parallels or ploop says of one of its files; its GUID is the [`id`](BlockInfo::id).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeltaInfo {
+    /// The descriptor.
+    pub descriptor: PathBuf,
+    /// The file as it is named there.
+    pub file: String,
+    /// Of the top: all other deltas of the disk, each of which is a snapshot that can be read.
+    pub snapshots: Vec<Delta>,
 }
 
 /// What there is to know about an image that has blocks, an identity, and perhaps a parent.
@@ -90,7 +103,7 @@ impl ImageKind {
 pub enum FormatSource {
     /// The caller.
     Caller,
-    /// The image above, in whose header it stands.
+    /// The image above, in whose header it stands, or the descriptor.
     Overlay,
     /// Nobody: it was taken from the content, which for a raw disk its guest decides.
     Content,
@@ -233,6 +246,15 @@ pub enum Note {
         /// The image.
         image: PathBuf,
     },
+    /// The descriptor of a disk of Parallels or ploop has another size than its top delta.
+    DiskSizeDiffers {
+        /// The descriptor.
+        image: PathBuf,
+        /// What it says.
+        said_bytes: u64,
+        /// What counts.
+        size_bytes: u64,
+    },
     /// The image is marked as corrupt: what is read may be wrong.
     MarkedCorrupt {
         /// The image.
@@ -263,6 +285,15 @@ impl std::fmt::Display for Note {
             Self::LogReplayed { image } => write!(
                 formatter,
                 "{} was not closed cleanly; what is in its log is taken for done, and nothing is lost",
+                image.display()
+            ),
+            Self::DiskSizeDiffers {
+                image,
+                said_bytes,
+                size_bytes,
+            } => write!(
+                formatter,
+                "{} says that the disk has {said_bytes} bytes; it is taken as its top delta has it, {size_bytes} bytes",
                 image.display()
             ),
             Self::MarkedCorrupt { image } => {

@@ -63,6 +63,7 @@ mod windows_path;
 pub use changes::changed_on_disk;
 pub use create::{
     BackingFile, BlockOptions, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options, create, create_bulk,
+    create_parallels_folder,
 };
 pub use error::{Error, Result};
 pub use fill::{Continue, FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};
@@ -71,9 +72,10 @@ pub use gate::Gate;
 pub use identity::ImageId;
 pub use image::{Backing, Image, OpenOptions, check, detect, open};
 pub use image_mut::{ImageMut, open_mut};
-pub use info::{BlockInfo, Feature, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, Qcow2Info};
+pub use info::{BlockInfo, DeltaInfo, Feature, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, Qcow2Info};
 pub use map::{MapContent, MapEntry};
 pub use new_identity::{ChildrenBeside, IdentityChange, NewIdentity, children_beside, set_identity};
+pub use ploop::descriptor::{Delta, DeltaKind, DiskDescriptor};
 pub use qcow2::bitmap::{BitmapState, PersistentBitmap, Recording};
 pub use qcow2::bulk::BulkWriter;
 pub use qcow2::codec::{ClusterCompressor, Compression};

@@ -2,11 +2,12 @@
 //!
 //! Hypervisors know an image by its identity, and refuse a copy that has that of the original. It changes nothing of the disk.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::chain::{Content, OpenedFile, open_single};
 use crate::file::{Access, directory_of};
-use crate::{Backing, Error, Format, ImageId, OpenOptions, Result, vdi, vhd, vhdx, vmdk};
+use crate::{Backing, DiskDescriptor, Error, Format, ImageId, OpenOptions, Result, vdi, vhd, vhdx, vmdk};
 
 /// Files of a folder that are looked at, at most.
 const CANDIDATE_COUNT_MAX: usize = 10_000;
@@ -40,8 +41,8 @@ pub enum ChildrenBeside {
 pub struct IdentityChange {
     /// What it was; none where the image did not say.
     pub before: Option<ImageId>,
-    /// What it is.
-    pub after: ImageId,
+    /// What it is; none for a disk of ploop, where only the deltas have one.
+    pub after: Option<ImageId>,
     /// The images that differ from it and were changed.
     pub children: Vec<PathBuf>,
 }
@@ -53,7 +54,8 @@ pub struct IdentityChange {
 /// are not touched.
 ///
 /// # Errors
-/// [`Error::NoIdentity`] for raw and qcow2 images, and for single deltas of Parallels, whose identity is in the descriptor beside them;
+/// [`Error::NoIdentity`] for raw and qcow2 images, and for single deltas of Parallels, whose identity is in the descriptor beside them:
+/// opened by that, the disk gets it, and all of its deltas get new ones;
 /// [`Error::HasChildren`] where some lie beside the image that were not to be changed.
 pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Result<IdentityChange> {
     if new.id.is_nil() {
@@ -82,6 +84,9 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
         ChildrenBeside::Refuse | ChildrenBeside::Leave => {}
     }
     let image = open_single(path, options, Access::Write)?;
+    if let Some(delta) = &image.info.delta {
+        return renew_deltas(&delta.descriptor, new);
+    }
     let before = image.info.blocks.as_ref().and_then(|blocks| blocks.id);
     require_identity(&image)?;
     let child_options = OpenOptions {
@@ -100,8 +105,25 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
     set(image, new)?;
     Ok(IdentityChange {
         before,
-        after: new.id,
+        after: Some(new.id),
         children,
+    })
+}
+
+/// Makes the identities in a descriptor anew. Its top delta is locked meanwhile.
+fn renew_deltas(path: &Path, new: &NewIdentity) -> Result<IdentityChange> {
+    let old = DiskDescriptor::load(path)?;
+    let mut renewed = old.renewed(ImageId::random)?;
+    let mut after = None;
+    if let Some(own) = renewed.id() {
+        renewed = renewed.with_ids(&BTreeMap::from([(own, new.id)]))?;
+        after = Some(new.id);
+    }
+    renewed.store(path)?;
+    Ok(IdentityChange {
+        before: old.id(),
+        after,
+        children: Vec::new(),
     })
 }
 

@@ -42,7 +42,23 @@ fn swollen() -> Vec<(&'static str, Vec<u8>)> {
     let block = bytes.len().next_multiple_of(512);
     bytes.resize(block + 512, 0);
     bytes[512..520].copy_from_slice(&(block as u64).to_be_bytes());
-    vec![("qcow2", bytes.clone()), ("image_format", bytes)]
+    let mut all = vec![("qcow2", bytes.clone()), ("image_format", bytes)];
+    all.extend(swollen_descriptors().map(|text| ("disk_descriptor", text)));
+    all
+}
+
+/// Descriptors with as many elements, and as many names within names, as one may have.
+fn swollen_descriptors() -> impl Iterator<Item = Vec<u8>> {
+    let all = seeds();
+    let (_, _, sound) = all.iter().find(|(parser, ..)| *parser == "disk_descriptor").unwrap();
+    let sound = String::from_utf8(sound.clone()).unwrap();
+    let elements = "<a/>".repeat(65_000);
+    let spaces: Vec<_> = (0..1000)
+        .map(|number| format!("<a xmlns:b{number}='c{number}'>"))
+        .collect();
+    let nested = spaces.concat() + &"</a>".repeat(spaces.len());
+    let stuffed = move |inside: String| sound.replace("<Padding>", &(inside + "<Padding>")).into_bytes();
+    [elements, nested].into_iter().map(stuffed)
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::qcow2::layout::new_header;
 use crate::vdi::create::NewVdi;
 use crate::vhd::create::NewVhd;
 use crate::vmdk::create::NewVmdk;
-use crate::{BulkWriter, Compression, ImageId, ploop, vdi, vhd, vmdk};
+use crate::{BulkWriter, Compression, DiskDescriptor, ImageId, ploop, vdi, vhd, vmdk};
 
 const DISK_BYTES: u64 = 8192;
 
@@ -225,9 +225,12 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ploop::create::write_empty(&file, 20_480, 4096).expect("memory can be written");
         bytes_of(&file)
     };
+    let (new_disk, tree) = descriptor_seeds();
     let parent = Some((ImageId([7; 16]), 5, "parent.vhd".to_owned()));
     vec![
         ("parallels", "empty", parallels()),
+        ("disk_descriptor", "new", new_disk),
+        ("disk_descriptor", "tree", tree),
         ("vmdk", "sparse", vmdk()),
         ("vdi", "dynamic", vdi(vdi::header::Kind::Dynamic, ImageId::NIL)),
         ("vdi", "fixed", vdi(vdi::header::Kind::Fixed, ImageId::NIL)),
@@ -244,4 +247,22 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         // The second block is zero.
         ("vhdx", "zero", vec![0, 7, 8, 0, 1, 2]),
     ]
+}
+
+/// The descriptor of a new disk, and that of one with two snapshots, one of which is a branch.
+fn descriptor_seeds() -> (Vec<u8>, Vec<u8>) {
+    let new = DiskDescriptor::of_new(DISK_BYTES, 4096, "root.hds", ImageId([1; 16])).expect("the size is legal");
+    let text = new.as_text();
+    let rows = [(2, 0), (3, 2), (4, 2)].map(|(number, parent)| (number, ImageId([number; 16]), ImageId([parent; 16])));
+    let image =
+        |number, id| format!("<Image><GUID>{{{id}}}</GUID><Type>Compressed</Type><File>{number}.hds</File></Image>");
+    let shot = |id, parent| format!("<Shot><GUID>{{{id}}}</GUID><ParentGUID>{{{parent}}}</ParentGUID></Shot>");
+    let images: String = rows.iter().map(|(number, id, _)| image(number, id)).collect();
+    let shots: String = rows.iter().map(|(_, id, parent)| shot(id, parent)).collect();
+    let root = format!("<ParentGUID>{{{}}}</ParentGUID>", ImageId::NIL);
+    let above = format!("<ParentGUID>{{{}}}</ParentGUID>", ImageId([4; 16]));
+    let tree = text.replace(&root, &above);
+    let tree = tree.replace("</Storage>", &(images + "</Storage>"));
+    let tree = tree.replace("</Snapshots>", &(shots + "</Snapshots>"));
+    (text.as_bytes().to_vec(), tree.into_bytes())
 }

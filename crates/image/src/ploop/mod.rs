@@ -1,4 +1,4 @@
-//! The expanding image of Parallels and ploop, versions 1 and 2: one delta, without the descriptor that chains them.
+//! The expanding image of Parallels and ploop, versions 1 and 2: one delta. Which of them make a disk a [`descriptor`] says.
 //!
 //! Specification: QEMU's `docs/interop/parallels.rst`, and OpenVZ's `include/ploop1_image.h`. All numbers are little-endian; a sector has
 //! 512 bytes.
@@ -21,6 +21,7 @@
 
 pub(crate) mod check;
 pub(crate) mod create;
+pub(crate) mod descriptor;
 pub(crate) mod header;
 pub(crate) mod tables;
 

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use holdfast_image::{
-    BlockOptions, ChildrenBeside, CreateOptions, Error, Format, ImageId, ImageKind, NewIdentity, OpenOptions,
-    children_beside, create, open, set_identity,
+    BlockOptions, ChildrenBeside, CreateOptions, DiskDescriptor, Error, Format, ImageId, ImageKind, NewIdentity,
+    OpenOptions, children_beside, create, open, set_identity,
 };
 
 use crate::peer::{Lab, Random, assert_clean, assert_reads_as, overwrite, qemu_img, work};
@@ -66,7 +66,7 @@ fn an_image_of_every_kind_gets_another_identity_and_keeps_its_disk() {
             assert_eq!(id_of(&path), Some(id(1)), "{format} as it was made");
 
             let change = set_identity(&path, &options, &new(id(2), &[])).unwrap();
-            assert_eq!((change.before, change.after), (Some(id(1)), id(2)), "{format}");
+            assert_eq!((change.before, change.after), (Some(id(1)), Some(id(2))), "{format}");
             assert_eq!(id_of(&path), Some(id(2)), "{format}");
             assert_clean(&path);
             assert_reads_as(&open(&path, &options).unwrap(), &disk, "with another identity");
@@ -209,6 +209,24 @@ fn texts_of_others_keep_what_they_say() {
         "00 00 00 07 0d 5e 4f 0f-9d 2e 5b 1c 6a 7d 8e 9f",
     );
     assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+}
+
+/// Deltas are who they are by the descriptor alone.
+#[test]
+fn a_disk_of_parallels_gets_another_identity_in_its_descriptor() {
+    let lab = Lab::new();
+    let options = OpenOptions::default();
+    let path = lab.path("disk.hdd");
+    let mut wish = CreateOptions::new(Format::Parallels, 4 * MIB);
+    wish.blocks.id = Some(id(1));
+    create(&path, &wish).unwrap();
+    let mut disk = vec![0; 4 << 20];
+    work(&path, &mut disk, &mut Random(9), 10);
+    let change = set_identity(&path, &options, &new(id(2), &[])).unwrap();
+    assert_eq!((change.before, change.after), (Some(id(1)), Some(id(2))));
+    let descriptor = DiskDescriptor::load(&path).unwrap();
+    assert_eq!((descriptor.id(), descriptor.top()), (Some(id(2)), DiskDescriptor::TOP));
+    assert_reads_as(&open(&path, &options).unwrap(), &disk, "with another identity");
 }
 
 #[test]

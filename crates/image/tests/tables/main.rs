@@ -6,6 +6,7 @@
 mod peer;
 
 mod chains;
+mod deltas;
 mod flat;
 mod identities;
 mod vmdks;

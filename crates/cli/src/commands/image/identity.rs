@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use holdfast_image::{
-    Backing, ChildrenBeside, Format, ImageId, NewIdentity, OpenOptions, children_beside, set_identity,
+    Backing, ChildrenBeside, DiskDescriptor, Format, ImageId, LayerInfo, NewIdentity, OpenOptions, children_beside,
+    set_identity,
 };
 use serde::Serialize;
 
@@ -135,7 +136,7 @@ pub(super) fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error>
     context.report(&Identity {
         path: args.image.display().to_string(),
         format: layer.format.name(),
-        id: blocks.and_then(|blocks| blocks.id).map(|id| id.to_string()),
+        id: id_of(layer)?.map(|id| id.to_string()),
         before: change
             .as_ref()
             .and_then(|change| change.before)
@@ -146,4 +147,15 @@ pub(super) fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error>
         children: children.iter().map(|child| child.display().to_string()).collect(),
         changed: change.is_some(),
     })
+}
+
+/// Of a disk of Parallels its descriptor says it; its deltas have others.
+fn id_of(layer: &LayerInfo) -> Result<Option<ImageId>, Error> {
+    match &layer.delta {
+        Some(delta) => {
+            let descriptor = DiskDescriptor::load(&delta.descriptor).map_err(holdfast_engine::Error::from)?;
+            Ok(descriptor.id())
+        }
+        None => Ok(layer.blocks.as_ref().and_then(|blocks| blocks.id)),
+    }
 }

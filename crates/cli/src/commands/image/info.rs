@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use holdfast_image::{
-    Backing, BitmapState, BlockInfo, Format, FormatSource, LayerInfo, OpenOptions, Qcow2Info, Recording,
+    Backing, BitmapState, BlockInfo, DeltaInfo, Format, FormatSource, LayerInfo, OpenOptions, Qcow2Info, Recording,
 };
 use serde::Serialize;
 
@@ -62,6 +62,23 @@ struct ImageInfo {
     allocated_bytes: Option<u64>,
     qcow2: Option<Qcow2>,
     blocks: Option<Blocks>,
+    delta: Option<Delta>,
+}
+
+/// What the descriptor of a disk of Parallels says.
+#[derive(Debug, Serialize)]
+struct Delta {
+    descriptor: String,
+    file: String,
+    /// All others of the disk, at its top.
+    snapshots: Vec<OtherDelta>,
+}
+
+#[derive(Debug, Serialize)]
+struct OtherDelta {
+    uuid: String,
+    parent: Option<String>,
+    file: String,
 }
 
 /// What VDI, VHD and VHDX have.
@@ -127,6 +144,22 @@ impl From<&LayerInfo> for ImageInfo {
             allocated_bytes: layer.allocated_bytes,
             qcow2: layer.qcow2.as_ref().map(Qcow2::from),
             blocks: layer.blocks.as_ref().map(Blocks::from),
+            delta: layer.delta.as_ref().map(Delta::from),
+        }
+    }
+}
+
+impl From<&DeltaInfo> for Delta {
+    fn from(info: &DeltaInfo) -> Self {
+        let other = |delta: &holdfast_image::Delta| OtherDelta {
+            uuid: delta.id.to_string(),
+            parent: delta.parent.map(|parent| parent.to_string()),
+            file: delta.file.clone(),
+        };
+        Self {
+            descriptor: info.descriptor.display().to_string(),
+            file: info.file.clone(),
+            snapshots: info.snapshots.iter().map(other).collect(),
         }
     }
 }
@@ -209,6 +242,9 @@ impl Report for Info {
             if let Some(blocks) = &image.blocks {
                 blocks.human(page);
             }
+            if let Some(delta) = &image.delta {
+                delta.human(page);
+            }
         }
     }
 }
@@ -225,6 +261,23 @@ impl Blocks {
             fields.push(("parent", of.collect::<Vec<_>>().join(", ")));
         }
         fields.extend(self.creator.iter().map(|creator| ("made by", creator.clone())));
+        page.fields(&fields);
+    }
+}
+
+impl Delta {
+    fn human(&self, page: &mut Page) {
+        let mut fields = vec![("descriptor", self.descriptor.clone())];
+        for snapshot in &self.snapshots {
+            let of = snapshot
+                .parent
+                .as_ref()
+                .map(|parent| format!(", differs from {parent}"));
+            fields.push((
+                "snapshot",
+                format!("{} in {}{}", snapshot.uuid, snapshot.file, of.unwrap_or_default()),
+            ));
+        }
         page.fields(&fields);
     }
 }

@@ -105,3 +105,53 @@ fn a_copy_gets_an_identity_of_its_own_and_children_are_not_lost() {
     assert_eq!(kind, "unsupported");
     assert!(said.contains("backing file by its path"), "{said}");
 }
+
+/// A disk of Parallels is a folder, and its snapshots are files in it.
+#[test]
+fn a_disk_of_parallels_is_read_at_its_snapshots() {
+    let rig = Rig::empty();
+    let (old, new) = (noise(MIB, 23), noise(MIB, 24));
+    rig.write("old.raw", &old);
+    rig.write("new.raw", &new);
+    std::fs::create_dir(rig.path("disk.hdd")).unwrap();
+    for name in ["old", "new"] {
+        rig.ok(&[
+            "image",
+            "convert",
+            &format!("{name}.raw"),
+            &format!("disk.hdd/{name}.hds"),
+        ]);
+    }
+    let (root, top) = (
+        "11111111-0d5e-4f0f-9d2e-5b1c6a7d8e9f",
+        "5fbaabe3-6958-40ff-92a7-860e329aab41",
+    );
+    let image = |id: &str, file: &str| {
+        format!("<Image><GUID>{{{id}}}</GUID><Type>Compressed</Type><File>{file}</File></Image>")
+    };
+    let shot =
+        |id: &str, parent: &str| format!("<Shot><GUID>{{{id}}}</GUID><ParentGUID>{{{parent}}}</ParentGUID></Shot>");
+    let text = format!(
+        "<Parallels_disk_image Version=\"1.0\"><Disk_Parameters><Disk_size>2048</Disk_size><Cylinders>4</Cylinders>\
+         <Heads>16</Heads><Sectors>32</Sectors><Padding>0</Padding></Disk_Parameters><StorageData><Storage><Start>0</Start>\
+         <End>2048</End><Blocksize>2048</Blocksize>{}{}</Storage></StorageData><Snapshots><TopGUID>{{{top}}}</TopGUID>{}{}\
+         </Snapshots></Parallels_disk_image>",
+        image(root, "old.hds"),
+        image(top, "new.hds"),
+        shot(root, "00000000-0000-0000-0000-000000000000"),
+        shot(top, root),
+    );
+    rig.write("disk.hdd/DiskDescriptor.xml", text.as_bytes());
+    let shown = rig.report(&["image", "info", "disk.hdd", "--chain"]);
+    assert_eq!(shown["images"][0]["delta"]["snapshots"][0]["uuid"], root, "{shown}");
+    assert_eq!(shown["images"][1]["blocks"]["uuid"], root);
+    rig.ok(&["image", "convert", "disk.hdd", "a.raw", "--verify"]);
+    rig.ok(&["image", "convert", "disk.hdd", "b.raw", "--snapshot", root]);
+    assert!(rig.read("a.raw") == new && rig.read("b.raw") == old);
+    rig.ok(&["init", "--no-encryption"]);
+    rig.ok(&["backup", "--machine", "m", "disk.hdd"]);
+    rig.ok(&["restore", "m", "c.raw"]);
+    assert!(rig.read("c.raw") == new);
+    let (kind, said) = rig.error(1, &["image", "convert", "disk.hdd", "disk.hdd/old.hds", "--force"]);
+    assert_eq!(kind, "refused", "{said}");
+}

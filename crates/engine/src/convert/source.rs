@@ -1,0 +1,86 @@
+//! What is converted.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use holdfast_block::BlockDevice;
+use holdfast_image::{Image, LayerInfo};
+
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::stream_device::StreamDevice;
+
+pub(super) fn device_of(image: &Image, snapshot: Option<&str>) -> Result<Arc<dyn BlockDevice>> {
+    Ok(match snapshot {
+        Some(name) => image.snapshot(name)?,
+        None => image.device(),
+    })
+}
+
+/// What is converted, opened.
+pub(super) enum Source<'a> {
+    Image {
+        path: PathBuf,
+        image: Box<Image>,
+        device: Arc<dyn BlockDevice>,
+    },
+    Stream(StreamDevice<'a>),
+}
+
+impl Source<'_> {
+    pub(super) fn device(&self) -> &dyn BlockDevice {
+        match self {
+            Self::Image { device, .. } => &**device,
+            Self::Stream(device) => device,
+        }
+    }
+
+    /// Once all was read: whether that was all.
+    pub(super) fn check_end(&self) -> Result<()> {
+        match self {
+            Self::Image { .. } => Ok(()),
+            Self::Stream(device) => device.check_end(),
+        }
+    }
+}
+
+/// A disk is converted, not what else an image holds: whoever relies on that must hear of it.
+pub(super) fn tell_what_is_dropped(source: &Image, job: Job<'_>) {
+    const NAME_COUNT_MAX: usize = 8;
+    let top = &source.layers()[0];
+    let mut kinds: Vec<(&str, Vec<String>)> = Vec::new();
+    if let Some(qcow2) = &top.qcow2 {
+        let snapshots = qcow2.snapshots.iter().map(|snapshot| snapshot.name.clone());
+        kinds.push(("internal snapshots", snapshots.collect()));
+        kinds.push((
+            "bitmaps",
+            qcow2.bitmaps.iter().map(|bitmap| bitmap.name.clone()).collect(),
+        ));
+    }
+    if let Some(delta) = &top.delta {
+        let snapshots = delta.snapshots.iter().map(|snapshot| snapshot.id.to_string());
+        kinds.push(("snapshots", snapshots.collect()));
+    }
+    for (what, names) in kinds.iter().filter(|(_, names)| !names.is_empty()) {
+        let more = if names.len() > NAME_COUNT_MAX { ", ..." } else { "" };
+        let shown = names.len().min(NAME_COUNT_MAX);
+        job.progress.note(&format!(
+            "the {what} of {} are not carried over: {}{more}",
+            top.path.display(),
+            names[..shown].join(", ")
+        ));
+    }
+}
+
+/// Replacing a file that the source is read from would break whatever else is based on it.
+pub(super) fn refuse_to_replace_source(source: &Image, target: &Path) -> Result<()> {
+    let Ok(target) = target.canonicalize() else {
+        return Ok(());
+    };
+    let is_part = |path: &Path| path.canonicalize().is_ok_and(|path| path == target);
+    let is_read = |layer: &&LayerInfo| is_part(&layer.path) || layer.extent_files.iter().any(|path| is_part(path));
+    match source.layers().iter().find(is_read) {
+        Some(_) => Err(Error::TargetIsSource { path: target }),
+        None => Ok(()),
+    }
+}

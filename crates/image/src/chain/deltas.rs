@@ -1,0 +1,252 @@
+//! The deltas of a disk of Parallels or ploop: the descriptor says which, and the gate whether they may be opened.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, to_usize};
+
+use super::{ChainLayer, OpenedFile, Opener, stack};
+use crate::file::{Access, HostFile, ImageFile as _};
+use crate::gate::Gatekeeper;
+use crate::image::{Backing, OpenOptions};
+use crate::info::{BlockInfo, DeltaInfo, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, notes_of};
+use crate::ploop::descriptor::{
+    CHAIN_LENGTH_MAX, Delta, DeltaKind, DiskDescriptor, FILE_NAME, is_descriptor, load_from,
+};
+use crate::{Error, Format, ImageId, Result, format};
+
+/// A disk that was opened by its descriptor, with what it takes to open the deltas that its top does not need.
+pub(crate) struct DeltaTree {
+    path: PathBuf,
+    descriptor: DiskDescriptor,
+    keeper: Gatekeeper,
+    backing: Backing,
+}
+
+/// Opens the file at `path`, or the descriptor in the folder at `path`; also says where it is.
+///
+/// The user has named the folder, and not what a link in it leads to.
+pub(crate) fn open_named(path: &Path, format: Option<Format>, access: Access) -> Result<(PathBuf, HostFile)> {
+    let may_be_folder = matches!(format, None | Some(Format::Parallels));
+    if may_be_folder && path.is_dir() {
+        let folder = path.canonicalize().map_err(|source| Error::io("open", path, source))?;
+        let inside = folder.join(FILE_NAME);
+        if inside.symlink_metadata().is_ok() {
+            let file = HostFile::open_canonical(&inside, access)?;
+            return Ok((inside, file));
+        }
+    }
+    Ok((path.to_owned(), HostFile::open(path, access)?))
+}
+
+impl Opener {
+    /// The descriptor in `file`, if that is one.
+    pub(super) fn tree_of(&self, file: &HostFile, path: &Path, options: &OpenOptions) -> Result<Option<DeltaTree>> {
+        if !matches!(options.format, None | Some(Format::Parallels)) {
+            return Ok(None);
+        }
+        let mut head = vec![0; to_usize(format::HEAD_BYTES.min(file.length_bytes()?))];
+        file.read_at(&mut head, 0)?;
+        if !is_descriptor(&head) {
+            return Ok(None);
+        }
+        Ok(Some(DeltaTree {
+            path: path.to_owned(),
+            descriptor: load_from(file, &path.display().to_string())?,
+            keeper: self.keeper.clone(),
+            backing: options.backing,
+        }))
+    }
+
+    /// The deltas of `tree` from its top to its root, as far as they are wanted; the top with `access`.
+    pub(super) fn open_deltas(
+        &mut self,
+        tree: &DeltaTree,
+        format_source: FormatSource,
+        access: Access,
+    ) -> Result<Vec<OpenedFile>> {
+        let chain = tree.chain_of(tree.descriptor.top())?;
+        let mut files = Vec::new();
+        for (depth, delta) in chain.into_iter().enumerate() {
+            let access = if depth == 0 { access } else { Access::Read };
+            let mut opened = self.open_delta(tree, delta, access)?;
+            if depth == 0 {
+                opened.info.format_source = format_source;
+                opened.info.extent_files.push(tree.path.clone());
+                self.notes.extend(tree.note_of_size(opened.info.size_bytes));
+            }
+            self.notes.extend(notes_of(&opened.info));
+            files.push(opened);
+        }
+        Ok(files)
+    }
+
+    fn open_delta(&mut self, tree: &DeltaTree, delta: &Delta, access: Access) -> Result<OpenedFile> {
+        let missing = |error| match error {
+            Error::Io { action, path, source } => Error::Backing {
+                image: tree.path.display().to_string(),
+                action,
+                path,
+                source,
+            },
+            other => other,
+        };
+        let path = self.place_of(tree, delta).map_err(missing)?;
+        let file = HostFile::open_canonical(&path, access).map_err(missing)?;
+        self.meet(&file, &path, &tree.path)?;
+        // What is in a plain one its guest decides: it is never asked for its format.
+        let format = match delta.kind {
+            DeltaKind::Expanding => Format::Parallels,
+            DeltaKind::Plain => Format::Raw,
+        };
+        let mut opened = self.understand(file, &path, Some(format), FormatSource::Overlay, None, access)?;
+        tree.describe(delta, &mut opened.info);
+        Ok(opened)
+    }
+}
+
+impl Opener {
+    /// Where a delta is, if it may be opened. A whole path may be that of another host, or of before the disk was moved
+    /// or copied: its file is in the folder then, unless that is another delta of that name.
+    fn place_of(&self, tree: &DeltaTree, delta: &Delta) -> Result<PathBuf> {
+        let named = self.keeper.admit(&tree.path, &delta.file);
+        let Some(name) = Path::new(&delta.file).file_name().and_then(OsStr::to_str) else {
+            return named;
+        };
+        let is_called_so = |other: &&Delta| Path::new(&other.file).file_name() == Some(OsStr::new(name));
+        let is_moved =
+            Path::new(&delta.file).is_absolute() && tree.descriptor.deltas().iter().filter(is_called_so).count() == 1;
+        match named {
+            Err(error) if is_moved => self.keeper.admit(&tree.path, name).map_err(|_| error),
+            named => named,
+        }
+    }
+}
+
+impl DeltaTree {
+    /// The delta `id` and all that it is read through, as far as that is wanted.
+    fn chain_of(&self, id: ImageId) -> Result<Vec<&Delta>> {
+        let mut chain = self.descriptor.chain_of(id);
+        if self.backing == Backing::Ignore {
+            chain.truncate(1);
+        }
+        if chain.len() > CHAIN_LENGTH_MAX {
+            return Err(Error::ChainTooLong {
+                image: self.path.display().to_string(),
+                layer_count_max: CHAIN_LENGTH_MAX,
+            });
+        }
+        Ok(chain)
+    }
+
+    /// Adds what the descriptor says of `delta`.
+    fn describe(&self, delta: &Delta, info: &mut LayerInfo) {
+        let blocks = info.blocks.take();
+        info.blocks = Some(BlockInfo {
+            kind: match (delta.kind, delta.parent) {
+                (DeltaKind::Plain, _) => ImageKind::Fixed,
+                (DeltaKind::Expanding, None) => ImageKind::Dynamic,
+                (DeltaKind::Expanding, Some(_)) => ImageKind::Differencing,
+            },
+            block_bytes: blocks.map_or(512, |blocks| blocks.block_bytes),
+            id: Some(delta.id),
+            modification: None,
+            parent: delta.parent.map(|parent| ParentInfo {
+                id: Some(parent),
+                modification: None,
+                names: self
+                    .descriptor
+                    .delta(parent)
+                    .map(|parent| parent.file.clone())
+                    .into_iter()
+                    .collect(),
+            }),
+            creator: None,
+        });
+        let is_top = delta.id == self.descriptor.top();
+        let others = self
+            .descriptor
+            .deltas()
+            .iter()
+            .filter(|other| is_top && other.id != delta.id);
+        info.delta = Some(DeltaInfo {
+            descriptor: self.path.clone(),
+            file: delta.file.clone(),
+            snapshots: others.cloned().collect(),
+        });
+    }
+
+    /// ploop grows a disk by its top delta first, and takes that for its size.
+    fn note_of_size(&self, delta_bytes: u64) -> Option<Note> {
+        let said_bytes = self.descriptor.disk_bytes();
+        (said_bytes != delta_bytes).then(|| Note::DiskSizeDiffers {
+            image: self.path.clone(),
+            said_bytes,
+            size_bytes: delta_bytes,
+        })
+    }
+
+    /// Refuses to have the top written to where that would change more than what its machine sees, or is not done.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        let top = self.descriptor.top();
+        let refuse = |detail: String| {
+            Err(Error::NotWritable {
+                image: self.path.display().to_string(),
+                detail,
+            })
+        };
+        if self.descriptor.has_children(top) {
+            return refuse(format!(
+                "its top, {{{top}}}, is also what another snapshot differs from"
+            ));
+        }
+        match self.descriptor.delta(top) {
+            Some(Delta {
+                kind: DeltaKind::Plain,
+                file,
+                ..
+            }) => refuse(format!("its top is a plain one; open {file} itself, as raw")),
+            _ => Ok(()),
+        }
+    }
+
+    /// The disk as it was at the snapshot `name`. `layers` and `infos` are the chain of the top; what it shares with
+    /// that of the snapshot is not opened again.
+    pub(crate) fn snapshot(
+        &self,
+        name: &str,
+        layers: &[ChainLayer],
+        infos: &[LayerInfo],
+    ) -> Result<Arc<dyn BlockDevice>> {
+        let chain = match name.parse::<ImageId>() {
+            Ok(id) => self.chain_of(id)?,
+            Err(_) => Vec::new(),
+        };
+        if chain.is_empty() {
+            return Err(Error::NotFound {
+                image: self.path.display().to_string(),
+                what: "snapshot",
+                name: name.to_owned(),
+            });
+        }
+        let mut opener = Opener {
+            keeper: self.keeper.clone(),
+            seen: HashSet::new(),
+            notes: Vec::new(),
+        };
+        let (mut files, mut below) = (Vec::new(), None);
+        for delta in chain {
+            let is_it = |info: &LayerInfo| info.blocks.as_ref().is_some_and(|blocks| blocks.id == Some(delta.id));
+            if let Some(depth) = infos.iter().position(is_it) {
+                below = Some(Arc::clone(&layers[depth].device));
+                break;
+            }
+            files.push(opener.open_delta(self, delta, Access::Read)?);
+        }
+        let stacked = stack(files, below.clone())?;
+        let top = stacked.first().map(|layer| Arc::clone(&layer.device)).or(below);
+        Ok(top.expect("a chain has a layer"))
+    }
+}

@@ -1,0 +1,22 @@
+//! Changes of the text by ranges: what no change names stays byte for byte, whoever wrote it and whatever for.
+
+use std::ops::Range;
+
+use super::{DiskDescriptor, FILE_NAME};
+use crate::Result;
+
+impl DiskDescriptor {
+    /// The descriptor with other text in these places, no two of which overlap; checked as any other that is read.
+    pub(super) fn edited(&self, mut edits: Vec<(Range<usize>, String)>) -> Result<Self> {
+        edits.sort_by_key(|(place, _)| (place.start, place.end));
+        let (mut text, mut done) = (String::with_capacity(self.text.len()), 0);
+        for (place, new) in edits {
+            assert!(place.start >= done, "changes of one text do not overlap");
+            text.push_str(&self.text[done..place.start]);
+            text.push_str(&new);
+            done = place.end;
+        }
+        text.push_str(&self.text[done..]);
+        Self::parse(text.as_bytes(), FILE_NAME)
+    }
+}
