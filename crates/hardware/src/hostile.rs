@@ -1,11 +1,75 @@
 //! What is read of configurations, laid open: see [`holdfast_block::hostile`].
 
-use holdfast_block::hostile::Parser;
+use std::collections::BTreeMap;
+
+use holdfast_block::hostile::{Outcome, Parser};
+
+use crate::{Machine, libvirt, xen};
 
 /// The parsers of this crate.
-pub const PARSERS: &[Parser] = &[];
+pub const PARSERS: &[Parser] = &[
+    Parser {
+        name: "libvirt_machine",
+        feed: libvirt_machine,
+    },
+    Parser {
+        name: "xen_records",
+        feed: xen_records,
+    },
+];
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-    Vec::new()
+    let domain = "<domain type='kvm'><name>web1</name><uuid>7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f</uuid><memory unit='MiB'>64</memory>\
+         <vcpu current='2'>4</vcpu><os firmware='efi'><type>hvm</type><boot dev='hd'/></os><cpu><topology sockets='1' cores='2' \
+         threads='1'/></cpu><clock offset='localtime'/><devices><disk type='file'><source file='/a'/><target dev='vda' bus='virtio'/>\
+         <boot order='1'/></disk><disk device='cdrom'><target dev='hdc' bus='ide'/><readonly/></disk><controller type='scsi' \
+         model='virtio-scsi'/><interface type='network'><mac address='52:54:00:00:00:01'/><source network='default'/>\
+         <model type='virtio'/></interface><hostdev type='pci'/><tpm/></devices></domain>";
+    let machine = libvirt::read(domain).expect("it is well formed").value;
+    vec![
+        ("libvirt_machine", "machine", domain.as_bytes().to_vec()),
+        ("xen_records", "machine", written_for_xen(&machine).into_bytes()),
+    ]
+}
+
+/// The domain XML of a machine, written again for every place.
+pub fn libvirt_machine(bytes: &[u8]) -> Outcome {
+    match libvirt::read(&String::from_utf8_lossy(bytes)) {
+        Ok(read) => written_everywhere(&read.value),
+        Err(_) => Outcome::Refused,
+    }
+}
+
+/// The records of a machine of XenServer, written again for every place.
+pub fn xen_records(bytes: &[u8]) -> Outcome {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(records) = xen::XenRecords::parse(&text) {
+        records.disks().ok();
+    }
+    match xen::read(&text) {
+        Ok(read) => written_everywhere(&read.value),
+        Err(_) => Outcome::Refused,
+    }
+}
+
+fn written_everywhere(machine: &Machine) -> Outcome {
+    let wish = libvirt::Wish {
+        domain_type: "kvm".to_owned(),
+        disks: BTreeMap::new(),
+        network: "default".to_owned(),
+    };
+    let domain = libvirt::write(machine, &wish).value;
+    libvirt::read(&domain).expect("what was written can be read");
+    xen::read(&written_for_xen(machine)).expect("what was written can be read");
+    Outcome::Decoded
+}
+
+fn written_for_xen(machine: &Machine) -> String {
+    let mut wish = xen::Wish {
+        host_name: "host",
+        time: "19700101T00:00:00Z",
+        new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),
+    };
+    xen::write(machine, &mut wish).value.xml
 }

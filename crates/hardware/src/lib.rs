@@ -1,13 +1,19 @@
 //! What a machine consists of, and how each hypervisor writes it down.
 //!
 //! Pure: text in, values out, and back. A [`Machine`] has what all hypervisors share; what it cannot say, or what another hypervisor
-//! has no word for, is listed as [`Dropped`] and never lost in silence.
+//! has no word for, is listed as [`Dropped`] and never lost in silence. Not listed is what nobody misses: where a device sits on a bus, which
+//! window shows the screen, what a hypervisor does with a machine that has crashed.
 
+mod adapt;
 mod error;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
+pub mod libvirt;
 mod machine;
+pub mod xen;
+mod xml;
 
+pub use adapt::{Place, adapt};
 pub use error::{Error, Result};
 pub use machine::{Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Topology, Translated};

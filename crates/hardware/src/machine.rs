@@ -1,5 +1,7 @@
 //! A machine, in the words that all hypervisors share.
 
+use crate::{Error, Result};
+
 /// A machine: what it consists of, whoever runs it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Machine {
@@ -101,8 +103,10 @@ pub enum Bus {
     Ide,
     /// SATA.
     Sata,
-    /// SCSI, by whatever controller.
+    /// SCSI, by a controller of the old kind: LSI Logic, BusLogic, Paravirtual SCSI of VMware.
     Scsi,
+    /// virtio-scsi.
+    VirtioScsi,
     /// virtio-blk.
     Virtio,
     /// NVMe.
@@ -156,11 +160,170 @@ pub struct Dropped {
     pub why: String,
 }
 
-/// What came of reading a configuration.
+impl Dropped {
+    pub(crate) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            why: why.into(),
+        }
+    }
+}
+
+impl std::fmt::Display for Dropped {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}: {}", self.what, self.why)
+    }
+}
+
+/// What came of reading or writing a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Translated<T> {
     /// The result.
     pub value: T,
     /// What has no meaning there, in the order in which it was met.
     pub dropped: Vec<Dropped>,
+}
+
+impl Bus {
+    /// What a person calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ide => "IDE",
+            Self::Sata => "SATA",
+            Self::Scsi => "SCSI",
+            Self::VirtioScsi => "virtio-scsi",
+            Self::Virtio => "virtio",
+            Self::Nvme => "NVMe",
+            Self::Xen => "Xen",
+            Self::Usb => "USB",
+            Self::Floppy => "floppy",
+        }
+    }
+}
+
+impl CardModel {
+    /// What QEMU and most others call it.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Virtio => "virtio",
+            Self::E1000 => "e1000",
+            Self::E1000e => "e1000e",
+            Self::Rtl8139 => "rtl8139",
+            Self::Pcnet => "pcnet",
+            Self::Vmxnet3 => "vmxnet3",
+            Self::Xen => "netfront",
+            Self::Other(name) => name,
+        }
+    }
+
+    /// The card of that name.
+    pub fn from_name(name: &str) -> Self {
+        match name.to_ascii_lowercase().as_str() {
+            "virtio" | "virtio-net" | "virtio-net-pci" => Self::Virtio,
+            "e1000" => Self::E1000,
+            "e1000e" => Self::E1000e,
+            "rtl8139" => Self::Rtl8139,
+            "pcnet" | "pcnet32" => Self::Pcnet,
+            "vmxnet3" => Self::Vmxnet3,
+            "netfront" | "xen" => Self::Xen,
+            _ => Self::Other(name.to_owned()),
+        }
+    }
+}
+
+/// More than any machine has; what a configuration says beyond is nonsense, or hostile.
+pub(crate) mod bound {
+    pub(crate) const PROCESSORS: u32 = 4096;
+    pub(crate) const MEMORY_BYTES: u64 = 64 << 40;
+    pub(crate) const DISKS: usize = 256;
+    pub(crate) const CARDS: usize = 64;
+    /// Bytes of a configuration.
+    pub(crate) const TEXT_BYTES: usize = 8 << 20;
+}
+
+impl Machine {
+    /// Refuses what is beyond any machine.
+    pub(crate) fn checked(self, form: &'static str) -> Result<Self> {
+        let wrong = |detail: String| Err(Error::Malformed { form, detail });
+        if !(1..=bound::PROCESSORS).contains(&self.processor_count) {
+            return wrong(format!("{} processors", self.processor_count));
+        }
+        if self.memory_bytes == 0 || self.memory_bytes > bound::MEMORY_BYTES {
+            return wrong(format!("{} bytes of memory", self.memory_bytes));
+        }
+        if self.disks.len() > bound::DISKS {
+            return wrong(format!("{} disks", self.disks.len()));
+        }
+        if self.cards.len() > bound::CARDS {
+            return wrong(format!("{} network cards", self.cards.len()));
+        }
+        Ok(self)
+    }
+
+    /// What its disks are called in a machine of this kind, one name for each: `vda`, `sdb`, `hdc`. Names that say which bus a disk hangs on, with a
+    /// letter for each disk of the same first letters.
+    pub fn targets(&self) -> Vec<String> {
+        let mut taken: Vec<(&str, u32)> = Vec::new();
+        let mut names = Vec::new();
+        for disk in &self.disks {
+            let prefix = match disk.bus {
+                Bus::Virtio => "vd",
+                Bus::Ide => "hd",
+                Bus::Floppy => "fd",
+                Bus::Xen => "xvd",
+                Bus::Sata | Bus::Scsi | Bus::VirtioScsi | Bus::Nvme | Bus::Usb => "sd",
+            };
+            let known = taken.iter_mut().find(|(known, _)| *known == prefix);
+            let number = if let Some((_, number)) = known {
+                *number += 1;
+                *number
+            } else {
+                taken.push((prefix, 0));
+                0
+            };
+            names.push(format!("{prefix}{}", letters(number)));
+        }
+        names
+    }
+}
+
+/// 0 is a, 25 is z, 26 is aa.
+fn letters(number: u32) -> String {
+    let mut rest = number;
+    let mut letters = Vec::new();
+    loop {
+        letters.insert(0, char::from(b'a' + (rest % 26) as u8));
+        if rest < 26 {
+            return letters.into_iter().collect();
+        }
+        rest = rest / 26 - 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Bus, Disk, DiskKind, Machine, letters};
+
+    #[test]
+    fn disks_are_called_by_their_buses() {
+        assert_eq!((letters(0), letters(25)), ("a".to_owned(), "z".to_owned()));
+        assert_eq!((letters(26), letters(701)), ("aa".to_owned(), "zz".to_owned()));
+        let disk = |bus| Disk {
+            key: String::new(),
+            label: String::new(),
+            kind: DiskKind::Disk,
+            bus,
+            position: 0,
+            size_bytes: None,
+            boot_order: None,
+            is_read_only: false,
+        };
+        let machine = Machine {
+            disks: [Bus::Virtio, Bus::Sata, Bus::Virtio, Bus::VirtioScsi, Bus::Ide]
+                .map(disk)
+                .to_vec(),
+            ..Machine::default()
+        };
+        assert_eq!(machine.targets(), ["vda", "sda", "vdb", "sdb", "hda"]);
+    }
 }

@@ -1,0 +1,81 @@
+//! A machine moves to another kind of hypervisor: its guest finds devices that it has drivers for.
+//!
+//! A guest from elsewhere may have no drivers for what is fastest here. It is given what every system since 2007 knows: SATA disks and Intel's
+//! network card. Whoever knows the guest better changes it afterwards.
+
+use crate::{Bus, CardModel, Dropped, Firmware, Machine, Translated};
+
+/// Where a machine goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// QEMU, by libvirt or Proxmox.
+    Qemu,
+    /// XenServer and XCP-ng.
+    Xen,
+    /// Whoever reads OVF: VMware, VirtualBox.
+    Ovf,
+}
+
+/// The machine as it can be at `place`.
+pub fn adapt(machine: &Machine, place: Place) -> Translated<Machine> {
+    let mut value = machine.clone();
+    let mut dropped = Vec::new();
+    for (number, disk) in value.disks.iter_mut().enumerate() {
+        let bus = bus_at(disk.bus, place);
+        if bus != disk.bus {
+            let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
+            // Xen shows its disks to every guest twice, and who has no driver for one has one for the other.
+            if place != Place::Xen {
+                dropped.push(Dropped::new(
+                    format!("disk {} ({name}) on {}", number + 1, disk.bus.name()),
+                    format!("is on {} now", bus.name()),
+                ));
+            }
+            disk.bus = bus;
+        }
+    }
+    for (number, card) in value.cards.iter_mut().enumerate() {
+        let model = card_at(&card.model, place);
+        if model != card.model {
+            if place != Place::Xen {
+                dropped.push(Dropped::new(
+                    format!("network card {} ({})", number + 1, card.model.name()),
+                    format!("is an {} now", model.name()),
+                ));
+            }
+            card.model = model;
+        }
+    }
+    if value.firmware == Firmware::Paravirtual && place != Place::Xen {
+        dropped.push(Dropped::new(
+            "paravirtual mode of Xen",
+            "the machine starts by a BIOS now, for which its disk needs a boot loader",
+        ));
+        value.firmware = Firmware::Bios;
+    }
+    Translated { value, dropped }
+}
+
+fn bus_at(bus: Bus, place: Place) -> Bus {
+    match (place, bus) {
+        (_, Bus::Floppy) => Bus::Floppy,
+        (Place::Xen, _) => Bus::Xen,
+        (_, Bus::Ide | Bus::Sata | Bus::Usb)
+        | (Place::Qemu, Bus::Virtio | Bus::VirtioScsi)
+        | (Place::Ovf, Bus::Scsi | Bus::Nvme) => bus,
+        (Place::Qemu | Place::Ovf, _) => Bus::Sata,
+    }
+}
+
+fn card_at(model: &CardModel, place: Place) -> CardModel {
+    match (place, model) {
+        (Place::Xen, _) => CardModel::Xen,
+        (
+            Place::Qemu,
+            CardModel::Virtio | CardModel::E1000 | CardModel::E1000e | CardModel::Rtl8139 | CardModel::Pcnet,
+        )
+        | (Place::Ovf, CardModel::E1000 | CardModel::E1000e | CardModel::Vmxnet3 | CardModel::Pcnet) => model.clone(),
+        (Place::Qemu, CardModel::Vmxnet3) => CardModel::E1000e,
+        _ => CardModel::E1000,
+    }
+}

@@ -1,0 +1,182 @@
+use std::collections::BTreeMap;
+
+use super::{DiskPlace, Wish, read, write};
+use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Firmware, Machine, Topology};
+
+/// A machine with one of most things.
+pub(crate) fn specimen() -> Machine {
+    let disk = |key: &str, kind, bus, position, size_bytes, boot_order| Disk {
+        key: key.to_owned(),
+        label: key.to_owned(),
+        kind,
+        bus,
+        position,
+        size_bytes,
+        boot_order,
+        is_read_only: false,
+    };
+    Machine {
+        name: "web <1>".to_owned(),
+        uuid: Some("7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f".to_owned()),
+        description: "shop & mail".to_owned(),
+        processor_count: 4,
+        topology: Some(Topology {
+            socket_count: 1,
+            core_count: 4,
+            thread_count: 1,
+        }),
+        memory_bytes: 2 << 30,
+        firmware: Firmware::UefiSecure,
+        clock: Clock::Utc,
+        disks: vec![
+            disk("vda", DiskKind::Disk, Bus::Virtio, 0, Some(10 << 30), Some(1)),
+            disk("sda", DiskKind::Disk, Bus::VirtioScsi, 0, Some(3 << 30), None),
+            disk("", DiskKind::Cdrom, Bus::Sata, 1, None, Some(2)),
+        ],
+        cards: vec![Card {
+            mac: Some("52:54:00:12:34:56".to_owned()),
+            network: Some("default".to_owned()),
+            model: CardModel::Virtio,
+        }],
+        has_tpm: true,
+    }
+}
+
+fn wish(keys: &[&str]) -> Wish {
+    let place = |key: &&str| {
+        let path = format!("/images/{key}.qcow2");
+        let format = "qcow2".to_owned();
+        ((*key).to_owned(), DiskPlace { path, format })
+    };
+    Wish {
+        domain_type: "qemu".to_owned(),
+        disks: keys.iter().map(place).collect::<BTreeMap<_, _>>(),
+        network: "default".to_owned(),
+    }
+}
+
+#[test]
+fn a_machine_comes_back_from_its_domain_xml() {
+    let machine = specimen();
+    let written = write(&machine, &wish(&["vda", "sda"]));
+    let what: Vec<&str> = written.dropped.iter().map(|dropped| dropped.what.as_str()).collect();
+    assert_eq!(what, ["what the TPM holds"]);
+    let again = read(&written.value).unwrap();
+    assert_eq!(again.dropped, []);
+    let mut expected = machine.clone();
+    for (disk, target) in expected.disks.iter_mut().zip(["vda", "sda", "sdb"]) {
+        disk.label = target.to_owned();
+        disk.size_bytes = None;
+        disk.is_read_only = disk.kind == DiskKind::Cdrom;
+    }
+    assert_eq!(again.value, expected);
+}
+
+#[test]
+fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
+    let mut machine = specimen();
+    machine.firmware = Firmware::Bios;
+    machine.topology = Some(Topology {
+        socket_count: 3,
+        core_count: 1,
+        thread_count: 1,
+    });
+    machine.disks[0].bus = Bus::Xen;
+    machine.disks[1].bus = Bus::Scsi;
+    machine.cards[0].model = CardModel::Vmxnet3;
+    machine.cards[0].network = Some("VM Network".to_owned());
+    let written = write(&machine, &wish(&["vda"]));
+    let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
+    for expected in [
+        "disk 1 (vda) on Xen: is on SATA now",
+        "network card 1 (vmxnet3): is an e1000e now",
+        "network VM Network of card 1: is plugged into default now",
+        "a topology of 3 processors",
+        "disk sda: its content is not there",
+    ] {
+        assert!(
+            told.iter().any(|line| line.starts_with(expected)),
+            "{expected}: {told:#?}"
+        );
+    }
+    let again = read(&written.value).unwrap().value;
+    let disks: Vec<_> = again.disks.iter().map(|disk| (disk.label.as_str(), disk.bus)).collect();
+    assert_eq!(disks, [("sda", Bus::Sata), ("sdc", Bus::Sata)]);
+    assert!(again.topology.is_none());
+}
+
+/// A system so old that it knows IDE alone stays on the board that has it.
+#[test]
+fn ide_stays_where_there_is_a_bios() {
+    let mut machine = specimen();
+    machine.disks[0].bus = Bus::Ide;
+    machine.firmware = Firmware::Bios;
+    let written = write(&machine, &wish(&["vda", "sda"])).value;
+    assert!(
+        written.contains("machine='pc'") && written.contains("dev='hda' bus='ide'"),
+        "{written}"
+    );
+    machine.firmware = Firmware::Uefi;
+    let written = write(&machine, &wish(&["vda", "sda"]));
+    assert!(written.value.contains("machine='q35'") && !written.value.contains("bus='ide'"));
+    assert!(written.dropped.iter().any(|dropped| dropped.what == "disk vda on IDE"));
+}
+
+#[test]
+fn what_is_of_the_host_is_named_and_noise_is_not() {
+    let text = "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><name>a</name>\
+        <memory unit='GiB'>1</memory><currentMemory>1</currentMemory><vcpu current='2'>8</vcpu><cputune/>\
+        <os><type>hvm</type><boot dev='cdrom'/><boot dev='hd'/></os><clock offset='variable' basis='localtime'/>\
+        <devices><disk type='block' device='disk'><source dev='/dev/vg/a'/><target dev='hda'/></disk>\
+        <disk type='file' device='cdrom'><target dev='hdc' bus='ide'/><readonly/></disk>\
+        <disk type='file'><source file='/x'/><target dev='vdab' bus='virtio'/></disk>\
+        <hostdev type='pci'/><filesystem><target dir='share'/></filesystem><controller/><video/><sound/>\
+        <interface type='bridge'><source bridge='br0'/></interface></devices>\
+        <qemu:commandline/></domain>";
+    let read = read(text).unwrap();
+    let machine = read.value;
+    assert_eq!((machine.processor_count, machine.memory_bytes), (2, 1 << 30));
+    assert_eq!((machine.clock, machine.firmware), (Clock::LocalTime, Firmware::Bios));
+    let disks: Vec<_> = machine
+        .disks
+        .iter()
+        .map(|disk| (disk.key.as_str(), disk.bus, disk.position, disk.boot_order))
+        .collect();
+    let expected = [
+        ("hda", Bus::Ide, 0, Some(2)),
+        ("", Bus::Ide, 2, Some(1)),
+        ("vdab", Bus::Virtio, 27, None),
+    ];
+    assert_eq!(disks, expected);
+    assert_eq!(machine.cards[0].network.as_deref(), Some("br0"));
+    let what: Vec<&str> = read.dropped.iter().map(|dropped| dropped.what.as_str()).collect();
+    let expected = [
+        "processors that are pinned or weighted",
+        "a device of the host (pci)",
+        "a shared folder (share)",
+        "arguments for QEMU",
+    ];
+    assert_eq!(what, expected);
+}
+
+#[test]
+fn nonsense_is_an_error() {
+    let domain = |inside: &str| format!("<domain><memory>1</memory>{inside}</domain>");
+    read(&domain("")).unwrap();
+    let disks = "<disk><target dev='vda'/></disk>".repeat(300);
+    for wrong in [
+        "",
+        "<a/>",
+        "<domain/>",
+        "<domain><memory>0</memory></domain>",
+        "<domain><memory unit='bushel'>1</memory></domain>",
+        "<domain><memory unit='TiB'>999999999999</memory></domain>",
+        &domain("<vcpu>0</vcpu>"),
+        &domain("<vcpu>1000000</vcpu>"),
+        &domain("<vcpu>many</vcpu>"),
+        &domain(&format!("<devices>{disks}</devices>")),
+        "<!DOCTYPE d [<!ENTITY a 'b'>]><domain><memory>1</memory></domain>",
+    ] {
+        read(wrong).unwrap_err();
+    }
+}

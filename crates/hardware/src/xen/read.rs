@@ -1,0 +1,262 @@
+//! From the records of XenServer to a machine.
+
+use super::value::Value;
+use crate::{
+    Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Error, Firmware, Machine, Result, Topology, Translated,
+};
+
+const FORM: &str = "ova.xml of an XVA";
+const OBJECT_COUNT_MAX: usize = 10_000;
+
+/// The objects of an `ova.xml`, by the ids that they have there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct XenRecords {
+    objects: Vec<Object>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Object {
+    class: String,
+    id: String,
+    record: Value,
+}
+
+/// A disk that an XVA has the content of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct XenDisk {
+    /// By what the members of the archive are called: `Ref:7`.
+    pub id: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+}
+
+impl XenRecords {
+    /// Reads an `ova.xml`.
+    pub fn parse(text: &str) -> Result<Self> {
+        let value = Value::parse(text, FORM)?;
+        let objects = value.get("objects").map(Value::as_array).unwrap_or_default();
+        if objects.is_empty() || objects.len() > OBJECT_COUNT_MAX {
+            return Err(wrong(format!("it has {} objects", objects.len())));
+        }
+        let object = |object: &Value| {
+            let record = object.get("snapshot").cloned();
+            Ok(Object {
+                class: object.text_of("class").to_owned(),
+                id: object.text_of("id").to_owned(),
+                record: record.ok_or_else(|| wrong(format!("the object {:?} has no record", object.text_of("id"))))?,
+            })
+        };
+        Ok(Self {
+            objects: objects.iter().map(object).collect::<Result<_>>()?,
+        })
+    }
+
+    /// The disks, in the order in which their content comes: by their ids.
+    pub fn disks(&self) -> Result<Vec<XenDisk>> {
+        let mut disks = Vec::new();
+        for vdi in self.of_class("VDI") {
+            let size = vdi.record.text_of("virtual_size");
+            let size_bytes = size.parse().ok().filter(|size| i64::try_from(*size).is_ok());
+            disks.push(XenDisk {
+                id: vdi.id.clone(),
+                size_bytes: size_bytes.ok_or_else(|| wrong(format!("the disk {} has {size:?} bytes", vdi.id)))?,
+            });
+        }
+        disks.sort_by(|one, other| one.id.cmp(&other.id));
+        Ok(disks)
+    }
+
+    fn of_class<'a>(&'a self, class: &'a str) -> impl Iterator<Item = &'a Object> {
+        self.objects.iter().filter(move |object| object.class == class)
+    }
+
+    fn find(&self, class: &str, id: &str) -> Option<&Value> {
+        self.objects
+            .iter()
+            .find(|object| object.class == class && object.id == id)
+            .map(|object| &object.record)
+    }
+
+    /// The machine itself: not a snapshot of it that came along.
+    fn machine(&self) -> Result<&Object> {
+        let mut machines = self
+            .of_class("VM")
+            .filter(|machine| !machine.record.is_true("is_a_snapshot"));
+        // A snapshot that was exported by itself is the machine.
+        let machine = machines.next().or_else(|| self.of_class("VM").next());
+        machine.ok_or_else(|| wrong("it has no machine".to_owned()))
+    }
+}
+
+fn wrong(detail: String) -> Error {
+    Error::Malformed { form: FORM, detail }
+}
+
+/// Reads the machine of an `ova.xml`; the key of a disk is the id of its VDI.
+pub fn read(text: &str) -> Result<Translated<Machine>> {
+    let records = XenRecords::parse(text)?;
+    let machine = records.machine()?;
+    let (id, vm) = (&machine.id, &machine.record);
+    let mut dropped = Vec::new();
+    let platform = vm.get("platform").cloned().unwrap_or(Value::Struct(Vec::new()));
+    let processor_count = vm.text_of("VCPUs_at_startup").parse().map_err(|_| {
+        wrong(format!(
+            "the number of processors is {:?}",
+            vm.text_of("VCPUs_at_startup")
+        ))
+    })?;
+    let memory = [vm.text_of("memory_static_max"), vm.text_of("memory_dynamic_max")];
+    let memory = memory
+        .iter()
+        .find_map(|text| text.parse().ok().filter(|bytes| *bytes > 0));
+    for what in ["VGPUs", "attached_PCIs", "VUSBs"] {
+        if vm.get(what).is_some_and(|value| !value.as_array().is_empty()) {
+            dropped.push(Dropped::new(
+                format!("devices of the host ({what})"),
+                "belong to the host that it was on",
+            ));
+        }
+    }
+    let snapshot_count = vm.get("snapshots").map_or(0, |snapshots| snapshots.as_array().len());
+    if snapshot_count > 0 {
+        dropped.push(Dropped::new(
+            format!("{snapshot_count} snapshots"),
+            "only the machine as it is comes along",
+        ));
+    }
+    if !matches!(vm.text_of("suspend_VDI"), "" | "OpaqueRef:NULL") {
+        dropped.push(Dropped::new("its memory", "another hypervisor cannot go on from it"));
+    }
+    let value = Machine {
+        name: vm.text_of("name_label").to_owned(),
+        uuid: Some(vm.text_of("uuid").to_owned()).filter(|uuid| !uuid.is_empty()),
+        description: vm.text_of("name_description").to_owned(),
+        processor_count,
+        topology: topology(processor_count, &platform),
+        memory_bytes: memory.ok_or_else(|| wrong("it does not say how much memory there is".to_owned()))?,
+        firmware: firmware(vm, &platform),
+        clock: clock(&platform),
+        disks: disks(&records, (id, vm), &mut dropped),
+        cards: cards(&records, id),
+        has_tpm: platform.is_true("vtpm") || vm.get("VTPMs").is_some_and(|tpms| !tpms.as_array().is_empty()),
+    };
+    let value = value.checked(FORM)?;
+    Ok(Translated { value, dropped })
+}
+
+fn topology(processor_count: u32, platform: &Value) -> Option<Topology> {
+    let core_count = platform
+        .text_of("cores-per-socket")
+        .parse()
+        .ok()
+        .filter(|cores| *cores > 0)?;
+    processor_count.is_multiple_of(core_count).then(|| Topology {
+        socket_count: processor_count / core_count,
+        core_count,
+        thread_count: 1,
+    })
+}
+
+fn firmware(vm: &Value, platform: &Value) -> Firmware {
+    let is_paravirtual = match vm.text_of("domain_type") {
+        "pv" => true,
+        "" | "unspecified" => vm.text_of("HVM_boot_policy").is_empty(),
+        _ => false,
+    };
+    let is_uefi = vm
+        .get("HVM_boot_params")
+        .is_some_and(|boot| boot.text_of("firmware") == "uefi");
+    match (is_paravirtual, is_uefi, platform.is_true("secureboot")) {
+        (true, ..) => Firmware::Paravirtual,
+        (false, true, true) => Firmware::UefiSecure,
+        (false, true, false) => Firmware::Uefi,
+        (false, false, _) => Firmware::Bios,
+    }
+}
+
+/// XenServer keeps how far a guest's clock is from UTC: whole quarters of an hour are a time zone.
+fn clock(platform: &Value) -> Clock {
+    let offset: i64 = platform.text_of("timeoffset").parse().unwrap_or(0);
+    if offset.abs() >= 15 * 60 {
+        Clock::LocalTime
+    } else {
+        Clock::Utc
+    }
+}
+
+fn disks(records: &XenRecords, (id, vm): (&str, &Value), dropped: &mut Vec<Dropped>) -> Vec<Disk> {
+    let order = vm
+        .get("HVM_boot_params")
+        .map(|boot| boot.text_of("order"))
+        .unwrap_or_default();
+    let place_of = |letter: char| {
+        order
+            .chars()
+            .position(|found| found == letter)
+            .and_then(|at| u32::try_from(at + 1).ok())
+    };
+    let mut vbds: Vec<&Value> = records
+        .of_class("VBD")
+        .map(|object| &object.record)
+        .filter(|vbd| vbd.text_of("VM") == id)
+        .collect();
+    let position = |vbd: &Value| vbd.text_of("userdevice").parse::<u32>().unwrap_or(u32::MAX);
+    vbds.sort_by_key(|vbd| position(vbd));
+    let mut disks: Vec<Disk> = Vec::new();
+    for vbd in vbds {
+        let kind = match vbd.text_of("type") {
+            "CD" => DiskKind::Cdrom,
+            "Floppy" => DiskKind::Floppy,
+            _ => DiskKind::Disk,
+        };
+        let vdi = records
+            .find("VDI", vbd.text_of("VDI"))
+            .filter(|_| !vbd.is_true("empty"));
+        if kind == DiskKind::Disk && vdi.is_none() {
+            dropped.push(Dropped::new(
+                format!("disk {}", vbd.text_of("userdevice")),
+                "the archive does not have it",
+            ));
+            continue;
+        }
+        let is_first = disks.iter().all(|other| other.kind != kind);
+        disks.push(Disk {
+            key: vdi.map(|_| vbd.text_of("VDI").to_owned()).unwrap_or_default(),
+            label: vdi.map(|vdi| vdi.text_of("name_label").to_owned()).unwrap_or_default(),
+            kind,
+            bus: if kind == DiskKind::Floppy {
+                Bus::Floppy
+            } else {
+                Bus::Xen
+            },
+            position: position(vbd),
+            size_bytes: vdi.and_then(|vdi| vdi.text_of("virtual_size").parse().ok()),
+            boot_order: match kind {
+                _ if !is_first => None,
+                DiskKind::Disk => place_of('c').or(vbd.is_true("bootable").then_some(1)),
+                DiskKind::Cdrom => place_of('d'),
+                DiskKind::Floppy => place_of('a'),
+            },
+            is_read_only: vbd.text_of("mode") == "RO",
+        });
+    }
+    disks
+}
+
+fn cards(records: &XenRecords, id: &str) -> Vec<Card> {
+    let mut vifs: Vec<&Value> = records
+        .of_class("VIF")
+        .map(|object| &object.record)
+        .filter(|vif| vif.text_of("VM") == id)
+        .collect();
+    vifs.sort_by_key(|vif| vif.text_of("device").parse::<u32>().unwrap_or(u32::MAX));
+    let card = |vif: &&Value| Card {
+        mac: Some(vif.text_of("MAC").to_ascii_lowercase()).filter(|mac| !mac.is_empty()),
+        network: records
+            .find("network", vif.text_of("network"))
+            .map(|network| network.text_of("name_label").to_owned())
+            .filter(|name| !name.is_empty()),
+        model: CardModel::Xen,
+    };
+    vifs.iter().map(card).collect()
+}

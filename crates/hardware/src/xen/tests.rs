@@ -1,0 +1,199 @@
+use super::{Wish, XenRecords, read, write};
+use crate::libvirt::tests::specimen;
+use crate::{Bus, CardModel, Clock, DiskKind, Firmware, Machine, Topology};
+
+pub(crate) fn written(machine: &Machine) -> super::Exported {
+    let mut number = 0;
+    let mut wish = Wish {
+        host_name: "host",
+        time: "20261123T09:30:00Z",
+        new_uuid: &mut || {
+            number += 1;
+            format!("00000000-0000-4000-8000-{number:012}")
+        },
+    };
+    write(machine, &mut wish).value
+}
+
+/// What has a meaning for XenServer comes back from its records as it was.
+#[test]
+fn a_machine_comes_back_from_its_records() {
+    let machine = specimen();
+    let exported = written(&machine);
+    let keys: Vec<&str> = exported.disks.iter().map(|(key, _)| key.as_str()).collect();
+    assert_eq!(keys, ["vda", "sda"]);
+    assert!(exported.disks[0].1 < exported.disks[1].1, "XAPI sorts the ids as text");
+    let again = read(&exported.xml).unwrap();
+    assert_eq!(again.dropped, []);
+    let again = again.value;
+    assert_eq!(again.name, machine.name);
+    assert_eq!(again.uuid, machine.uuid);
+    assert_eq!(again.description, machine.description);
+    assert_eq!(again.processor_count, machine.processor_count);
+    assert_eq!(again.memory_bytes, machine.memory_bytes);
+    assert_eq!(again.firmware, machine.firmware);
+    assert_eq!(again.clock, machine.clock);
+    assert_eq!(again.has_tpm, machine.has_tpm);
+    assert_eq!(
+        again.topology,
+        Some(Topology {
+            socket_count: 1,
+            core_count: 4,
+            thread_count: 1
+        })
+    );
+    let disks: Vec<_> = again
+        .disks
+        .iter()
+        .map(|disk| (disk.kind, disk.bus, disk.size_bytes))
+        .collect();
+    let expected = [
+        (DiskKind::Disk, Bus::Xen, Some(10 << 30)),
+        (DiskKind::Disk, Bus::Xen, Some(3 << 30)),
+        (DiskKind::Cdrom, Bus::Xen, None),
+    ];
+    assert_eq!(disks, expected);
+    assert_eq!(again.disks[0].key, exported.disks[0].1);
+    assert_eq!(again.disks[0].boot_order, Some(1));
+    assert_eq!(again.cards[0].mac, machine.cards[0].mac);
+    assert_eq!(
+        (&again.cards[0].model, &again.cards[0].network),
+        (&CardModel::Xen, &machine.cards[0].network)
+    );
+    let sizes: Vec<u64> = XenRecords::parse(&exported.xml)
+        .unwrap()
+        .disks()
+        .unwrap()
+        .iter()
+        .map(|disk| disk.size_bytes)
+        .collect();
+    assert_eq!(sizes, [10 << 30, 3 << 30]);
+}
+
+/// Written by hand after exports of XenServer 7: numbers without a type, a snapshot that came along, an empty drive.
+fn records_of_xenserver() -> String {
+    let object = |class: &str, id: &str, members: &[(&str, &str)]| {
+        let members: Vec<String> = members
+            .iter()
+            .map(|(name, value)| format!("<member><name>{name}</name><value>{value}</value></member>"))
+            .collect();
+        format!(
+            "<value><struct><member><name>class</name><value>{class}</value></member><member><name>id</name>\
+             <value>{id}</value></member><member><name>snapshot</name><value><struct>{}</struct></value></member>\
+             </struct></value>",
+            members.concat()
+        )
+    };
+    let boot = "<struct><member><name>order</name><value>dc</value></member></struct>";
+    let platform = "<struct><member><name>timeoffset</name><value>7200</value></member>\
+                    <member><name>cores-per-socket</name><value>2</value></member></struct>";
+    let vm = |id: &str, is_snapshot: &str| {
+        object(
+            "VM",
+            id,
+            &[
+                ("name_label", "web"),
+                ("VCPUs_at_startup", "4"),
+                ("VCPUs_max", "8"),
+                ("memory_static_max", "2147483648"),
+                ("is_a_snapshot", is_snapshot),
+                ("HVM_boot_policy", "BIOS order"),
+                ("HVM_boot_params", boot),
+                ("platform", platform),
+                ("suspend_VDI", "OpaqueRef:NULL"),
+            ],
+        )
+    };
+    let objects = [
+        vm("Ref:9", "<boolean>1</boolean>"),
+        vm("Ref:0", "<boolean>0</boolean>"),
+        object("VDI", "Ref:20", &[("virtual_size", "1048576"), ("name_label", "root")]),
+        object("VDI", "Ref:3", &[("virtual_size", "2097152")]),
+        object(
+            "VBD",
+            "Ref:5",
+            &[("VM", "Ref:0"), ("VDI", "Ref:3"), ("userdevice", "1"), ("type", "Disk")],
+        ),
+        object(
+            "VBD",
+            "Ref:6",
+            &[
+                ("VM", "Ref:0"),
+                ("VDI", "Ref:20"),
+                ("userdevice", "0"),
+                ("type", "Disk"),
+            ],
+        ),
+        object(
+            "VBD",
+            "Ref:7",
+            &[
+                ("VM", "Ref:0"),
+                ("userdevice", "3"),
+                ("type", "CD"),
+                ("empty", "<boolean>1</boolean>"),
+            ],
+        ),
+        object(
+            "VBD",
+            "Ref:8",
+            &[("VM", "Ref:9"), ("VDI", "Ref:3"), ("userdevice", "0"), ("type", "Disk")],
+        ),
+        object(
+            "VIF",
+            "Ref:1",
+            &[
+                ("VM", "Ref:0"),
+                ("device", "0"),
+                ("MAC", "AA:BB:CC:00:11:22"),
+                ("network", "Ref:2"),
+            ],
+        ),
+        object("network", "Ref:2", &[("name_label", "Pool-wide network")]),
+    ];
+    format!(
+        "<?xml version='1.0'?><value><struct><member><name>version</name><value><struct></struct></value></member><member>\
+         <name>objects</name><value><array><data>{}</data></array></value></member></struct></value>",
+        objects.concat()
+    )
+}
+
+#[test]
+fn records_of_others_are_read() {
+    let text = records_of_xenserver();
+    let machine = read(&text).unwrap().value;
+    assert_eq!((machine.processor_count, machine.memory_bytes), (4, 2 << 30));
+    assert_eq!((machine.firmware, machine.clock), (Firmware::Bios, Clock::LocalTime));
+    assert_eq!(
+        machine.topology,
+        Some(Topology {
+            socket_count: 2,
+            core_count: 2,
+            thread_count: 1
+        })
+    );
+    let disks: Vec<_> = machine
+        .disks
+        .iter()
+        .map(|disk| (disk.key.as_str(), disk.boot_order))
+        .collect();
+    assert_eq!(disks, [("Ref:20", Some(2)), ("Ref:3", None), ("", Some(1))]);
+    assert_eq!(machine.cards[0].mac.as_deref(), Some("aa:bb:cc:00:11:22"));
+    assert_eq!(machine.cards[0].network.as_deref(), Some("Pool-wide network"));
+    let ids: Vec<String> = XenRecords::parse(&text)
+        .unwrap()
+        .disks()
+        .unwrap()
+        .into_iter()
+        .map(|disk| disk.id)
+        .collect();
+    assert_eq!(ids, ["Ref:20", "Ref:3"], "sorted as text, as XAPI does");
+    for wrong in [
+        "<value><struct></struct></value>",
+        "<a/>",
+        "",
+        &text.replace("2147483648", "much"),
+    ] {
+        read(wrong).unwrap_err();
+    }
+}

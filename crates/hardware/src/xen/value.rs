@@ -1,0 +1,204 @@
+//! Values of XML-RPC, as XenServer writes them.
+//!
+//! Source: the XML-RPC specification (Dave Winer, 1999). XenServer writes whole numbers as text without a type.
+
+use std::fmt::Write as _;
+
+use roxmltree::Node;
+
+use crate::xml::{self, escaped};
+use crate::{Error, Result};
+
+/// Values within values, at most: those of a machine's records are five deep.
+const DEPTH_MAX: usize = 32;
+
+/// A value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// Text, and whatever is written without a type.
+    Text(String),
+    /// `<boolean>`.
+    Bool(bool),
+    /// `<dateTime.iso8601>`, as it stands there.
+    Time(String),
+    /// `<array>`.
+    Array(Vec<Value>),
+    /// `<struct>`: names and values, in their order.
+    Struct(Vec<(String, Value)>),
+}
+
+impl Value {
+    /// Reads one value, which errors call a `form`.
+    pub fn parse(text: &str, form: &'static str) -> Result<Self> {
+        let document = xml::parse(text, form)?;
+        of_node(document.root_element(), form, 0)
+    }
+
+    /// Text, from what can be made into it.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self::Text(text.into())
+    }
+
+    /// The member of that name of a struct.
+    pub fn get(&self, name: &str) -> Option<&Self> {
+        match self {
+            Self::Struct(members) => members
+                .iter()
+                .find(|(member, _)| member == name)
+                .map(|(_, value)| value),
+            _ => None,
+        }
+    }
+
+    /// The text of the member of that name; empty where there is none.
+    pub fn text_of(&self, name: &str) -> &str {
+        self.get(name).and_then(Self::as_text).unwrap_or_default()
+    }
+
+    /// Whether the member of that name is true.
+    pub fn is_true(&self, name: &str) -> bool {
+        match self.get(name) {
+            Some(Self::Bool(truth)) => *truth,
+            Some(Self::Text(text)) => matches!(text.as_str(), "true" | "1"),
+            _ => false,
+        }
+    }
+
+    /// The text of a text.
+    pub fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) | Self::Time(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The elements of an array.
+    pub fn as_array(&self) -> &[Self] {
+        match self {
+            Self::Array(values) => values,
+            _ => &[],
+        }
+    }
+
+    /// As it is written, in one line.
+    pub fn to_xml(&self) -> String {
+        let mut xml = String::new();
+        self.write(&mut xml);
+        xml
+    }
+
+    fn write(&self, xml: &mut String) {
+        xml.push_str("<value>");
+        match self {
+            Self::Text(text) => xml.push_str(&escaped(text)),
+            Self::Bool(truth) => write!(xml, "<boolean>{}</boolean>", u8::from(*truth)).expect("a string takes all"),
+            Self::Time(time) => {
+                write!(xml, "<dateTime.iso8601>{}</dateTime.iso8601>", escaped(time)).expect("a string takes all");
+            }
+            Self::Array(values) => {
+                xml.push_str("<array><data>");
+                for value in values {
+                    value.write(xml);
+                }
+                xml.push_str("</data></array>");
+            }
+            Self::Struct(members) => {
+                xml.push_str("<struct>");
+                for (name, value) in members {
+                    write!(xml, "<member><name>{}</name>", escaped(name)).expect("a string takes all");
+                    value.write(xml);
+                    xml.push_str("</member>");
+                }
+                xml.push_str("</struct>");
+            }
+        }
+        xml.push_str("</value>");
+    }
+}
+
+fn of_node(node: Node<'_, '_>, form: &'static str, depth: usize) -> Result<Value> {
+    let wrong = |detail: String| Err(Error::Malformed { form, detail });
+    if node.tag_name().name() != "value" {
+        return wrong(format!(
+            "an element <{}> is where a value should be",
+            node.tag_name().name()
+        ));
+    }
+    if depth == DEPTH_MAX {
+        return wrong(format!("values are more than {DEPTH_MAX} deep"));
+    }
+    let Some(typed) = node.children().find(Node::is_element) else {
+        return Ok(Value::Text(node.text().unwrap_or_default().to_owned()));
+    };
+    let text = || typed.text().unwrap_or_default().to_owned();
+    Ok(match typed.tag_name().name() {
+        "string" | "int" | "i4" | "i8" | "double" | "base64" => Value::Text(text()),
+        "boolean" => Value::Bool(text().trim() == "1"),
+        "dateTime.iso8601" => Value::Time(text()),
+        "nil" => Value::Text(String::new()),
+        "array" => {
+            let data = xml::child(typed, "data");
+            let values = data.iter().flat_map(|data| xml::children(*data, "value"));
+            Value::Array(
+                values
+                    .map(|value| of_node(value, form, depth + 1))
+                    .collect::<Result<_>>()?,
+            )
+        }
+        "struct" => {
+            let mut members = Vec::new();
+            for member in xml::children(typed, "member") {
+                let name = xml::child(member, "name")
+                    .and_then(|name| name.text())
+                    .unwrap_or_default();
+                let Some(value) = xml::child(member, "value") else {
+                    return wrong(format!("the member {name:?} has no value"));
+                };
+                members.push((name.to_owned(), of_node(value, form, depth + 1)?));
+            }
+            Value::Struct(members)
+        }
+        other => return wrong(format!("a value of the type <{other}>")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Value;
+
+    #[test]
+    fn values_come_back() {
+        let value = Value::Struct(vec![
+            ("name".to_owned(), Value::text("a<b & \"c\"")),
+            ("yes".to_owned(), Value::Bool(true)),
+            ("when".to_owned(), Value::Time("19700101T00:00:00Z".to_owned())),
+            ("empty".to_owned(), Value::Array(Vec::new())),
+            (
+                "all".to_owned(),
+                Value::Array(vec![Value::text("1"), Value::Struct(Vec::new())]),
+            ),
+        ]);
+        assert_eq!(Value::parse(&value.to_xml(), "value").unwrap(), value);
+        assert!(value.is_true("yes") && !value.is_true("name"));
+        assert_eq!((value.text_of("name"), value.text_of("nothing")), ("a<b & \"c\"", ""));
+        assert_eq!(value.get("all").unwrap().as_array().len(), 2);
+    }
+
+    #[test]
+    fn what_is_no_value_is_an_error() {
+        let deep = format!(
+            "{}{}",
+            "<value><array><data>".repeat(40),
+            "</data></array></value>".repeat(40)
+        );
+        for wrong in [
+            "",
+            "<struct/>",
+            "<value><odd/></value>",
+            "<value><struct><member><name>a</name></member></struct></value>",
+            &deep,
+        ] {
+            Value::parse(wrong, "value").unwrap_err();
+        }
+    }
+}
