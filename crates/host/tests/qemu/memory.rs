@@ -135,21 +135,47 @@ fn disks_and_memory_are_of_one_instant_and_the_machine_runs_on() {
     }
 }
 
+/// Counts how often the machine's state has been asked for, and answered.
+struct CountsLooks<'a> {
+    monitor: &'a dyn Monitor,
+    looks: Arc<AtomicU64>,
+}
+
+impl Monitor for CountsLooks<'_> {
+    fn execute(&self, command: &QmpCommand) -> Result<Value, MonitorError> {
+        let answer = self.monitor.execute(command)?;
+        if command.name == "query-status" {
+            self.looks.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(answer)
+    }
+}
+
 /// Sending takes minutes, and its owner may pause the machine in them: then nobody lets it run on but he.
 #[test]
 fn a_machine_that_its_owner_pauses_while_its_memory_is_sent_stays_paused() {
     let lab = with_pattern(&["raw"], &["-qmp", "unix:{}/owner,server=on,wait=off"]);
     let owner = holdfast_host::qmp::QmpSocket::connect(&lab.path("owner")).unwrap();
+    let monitor = CountsLooks {
+        monitor: &*lab.monitor,
+        looks: Arc::default(),
+    };
+    let looks = Arc::clone(&monitor.looks);
     let store = move |size_bytes| {
         // QEMU waits for who takes it in: this is in the middle of it.
         owner.execute(&QmpCommand::new("stop", Value::Null)).unwrap();
-        holdfast_block::SystemClock::new().sleep(Duration::from_millis(200));
+        let before = looks.load(Ordering::SeqCst);
+        let clock = holdfast_block::SystemClock::new();
+        while looks.load(Ordering::SeqCst) < before + 2 {
+            assert!(clock.now() < Duration::from_mins(2), "nobody looks whether it runs");
+            clock.sleep(Duration::from_millis(5));
+        }
         Ok(Box::new(MemoryDevice::new(size_bytes)) as Box<dyn BlockDeviceMut>)
     };
     let (pipe, receiving) = receive(PAGE_BYTES, Box::new(store)).unwrap();
     let (mut request, socket) = lab.request(lab.directory.path());
     request.memory = Some((pipe, MemoryMode::Live));
-    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = Cut::make(&monitor, &lab.clock, request, &mut |_| ()).unwrap();
     receiving.finish().unwrap();
     assert!(cut.is_left_paused && !lab.is_running());
     assert_eq!(cut.pause.total, Duration::ZERO);

@@ -219,8 +219,12 @@ impl Sending<'_> {
                 // When QEMU has stopped it for the last pass it says so, and nobody says that it runs. One that others have paused
                 // stands still by no doing of ours.
                 let state = self.execute("query-status", Value::Null)?;
-                is_paused_by_others = state["status"] == "paused";
-                let is_well = state["running"] == true || is_paused_by_others;
+                let is_paused = state["status"] == "paused";
+                let is_well = state["running"] == true || is_paused;
+                if is_well {
+                    // In any other state QEMU is at the end of it, and what was before holds.
+                    is_paused_by_others = is_paused;
+                }
                 if is_well && self.clock.now().saturating_sub(told) > TELL_INTERVAL {
                     told = self.clock.now();
                     runs();
