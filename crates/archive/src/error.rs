@@ -49,6 +49,26 @@ pub enum Error {
         /// Why, and what to do instead.
         detail: String,
     },
+    /// A packed file has no index behind it.
+    #[error("the file has no index: it was not packed by holdfast compress, or it was cut off")]
+    NoIndex,
+    /// The stream is none of the archives that are known.
+    #[error("this is no machine archive that is known: {detail}")]
+    Unknown {
+        /// What it begins with.
+        detail: String,
+    },
+    /// An option has a value that makes no sense.
+    #[error("{option}: {detail}")]
+    InvalidOption {
+        /// Which.
+        option: &'static str,
+        /// Why not.
+        detail: String,
+    },
+    /// What an archive says of its machine is not understood.
+    #[error(transparent)]
+    Hardware(#[from] holdfast_hardware::Error),
     /// A disk could not be read to be written into an archive.
     #[error(transparent)]
     Device(#[from] holdfast_block::Error),

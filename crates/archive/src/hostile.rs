@@ -1,11 +1,130 @@
 //! The parsers of archives, laid open: see [`holdfast_block::hostile`].
 
-use holdfast_block::hostile::Parser;
+use std::io::{Cursor, Read as _};
+use std::num::NonZero;
+use std::sync::Arc;
+
+use holdfast_block::MemoryDevice;
+use holdfast_block::hostile::{Outcome, Parser};
+
+use crate::{ArchiveReader, PackOptions, PackedFile, Packer, Packing, Piece, Threads, Unpacked, XvaReader};
+use crate::{XvaDisk, XvaWriteOptions, write_xva};
 
 /// The parsers of this crate.
-pub const PARSERS: &[Parser] = &[];
+pub const PARSERS: &[Parser] = &[
+    Parser {
+        name: "packed_index",
+        feed: packed_index,
+    },
+    Parser {
+        name: "packed_stream",
+        feed: packed_stream,
+    },
+    Parser { name: "xva", feed: xva },
+];
+
+/// One thread is enough for a parser, and allocates in a known order.
+const THREADS: Threads = Threads {
+    count: NonZero::<usize>::MIN,
+    load_max: None,
+};
+/// Unpacked bytes that are looked at: what is packed may be anything.
+const UNPACKED_BYTES_MAX: u64 = 1 << 20;
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-    Vec::new()
+    let gzip = packed(Packing::Gzip);
+    let zstd = packed(Packing::Zstd);
+    vec![
+        ("packed_index", "gzip", gzip.clone()),
+        ("packed_index", "zstd", zstd.clone()),
+        ("packed_stream", "gzip", gzip),
+        ("packed_stream", "zstd", zstd),
+        ("xva", "disk", archive()),
+    ]
+}
+
+fn packed(packing: Packing) -> Vec<u8> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let options = PackOptions {
+        packing,
+        level: None,
+        threads: THREADS,
+    };
+    let mut packer = Packer::new(Box::new(Sent(sender)), options).expect("a good level");
+    std::io::copy(&mut std::io::repeat(7).take(3000), &mut packer).expect("memory");
+    packer.finish().expect("memory");
+    receiver.into_iter().flatten().collect()
+}
+
+/// Sends what is written.
+struct Sent(std::sync::mpsc::Sender<Vec<u8>>);
+
+impl std::io::Write for Sent {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.send(bytes.to_vec()).ok();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn archive() -> Vec<u8> {
+    let disk = XvaDisk {
+        id: "Ref:4".to_owned(),
+        device: Arc::new(MemoryDevice::from_bytes(&[7; 700])),
+    };
+    let records = "<value><struct><member><name>version</name><value><struct><member><name>export_vsn</name><value>2</value>\
+         </member></struct></value></member><member><name>objects</name><value><array><data><value><struct><member>\
+         <name>class</name><value>VDI</value></member><member><name>id</name><value>Ref:4</value></member><member>\
+         <name>snapshot</name><value><struct><member><name>virtual_size</name><value>700</value></member></struct></value>\
+         </member></struct></value></data></array></value></member></struct></value>";
+    let mut bytes = Vec::new();
+    let options = XvaWriteOptions {
+        threads: NonZero::<usize>::MIN,
+        time: 0,
+    };
+    write_xva(&mut bytes, records, &[disk], options, &mut |_| Ok(())).expect("memory");
+    bytes
+}
+
+/// The index behind a packed stream, and every block that it names.
+pub fn packed_index(bytes: &[u8]) -> Outcome {
+    let Ok(file) = PackedFile::open(Arc::new(MemoryDevice::from_bytes(bytes))) else {
+        return Outcome::Refused;
+    };
+    if file.index().size_bytes() <= UNPACKED_BYTES_MAX {
+        file.check(NonZero::<usize>::MIN, &mut |_| Ok(())).ok();
+    }
+    Outcome::Decoded
+}
+
+/// A packed stream.
+pub fn packed_stream(bytes: &[u8]) -> Outcome {
+    let stream = Unpacked::new(Box::new(Cursor::new(bytes.to_vec())), THREADS);
+    let read = stream.and_then(|stream| std::io::copy(&mut stream.take(UNPACKED_BYTES_MAX), &mut std::io::sink()));
+    read.map_or(Outcome::Refused, |_| Outcome::Decoded)
+}
+
+/// A tape archive with a machine of XenServer.
+pub fn xva(bytes: &[u8]) -> Outcome {
+    let Ok(mut reader) = XvaReader::open(bytes) else {
+        return Outcome::Refused;
+    };
+    let sizes: Vec<u64> = reader.disks().iter().map(|disk| disk.size_bytes).collect();
+    let mut ends = vec![0; sizes.len()];
+    loop {
+        match reader.next() {
+            Ok(Some(Piece::Data { disk, offset, bytes })) => {
+                assert!(ends[disk] <= offset, "pieces overlap");
+                ends[disk] = offset + bytes.len() as u64;
+                assert!(ends[disk] <= sizes[disk], "a piece is beyond its disk");
+            }
+            Ok(Some(Piece::End { .. })) => {}
+            Ok(None) => return Outcome::Decoded,
+            Err(_) => return Outcome::Refused,
+        }
+    }
 }

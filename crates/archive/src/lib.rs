@@ -1,16 +1,28 @@
 //! Machine archives as streams: one file, or one pipe, with a machine's configuration and all of its disks.
 //!
-//! An archive is read from its start to its end, once, and may come from a pipe: a reader says first what there is, and then
-//! gives the data of the disks piece by piece. It is written the same way, from devices. What the configuration means is not
-//! known here: it is text, which `holdfast-hardware` translates.
+//! An archive is read from its start to its end, once, and may come from a pipe, packed or not: a reader says first what there is, and then
+//! gives the data of the disks piece by piece. It is written the same way, from devices. What the configuration means is text, which
+//! `holdfast-hardware` translates; only what it says of the disks is read here.
 //!
 //! Archives are hostile until proven otherwise: every name, number and size in them is checked before anything is allocated.
 
+mod checksum;
 mod error;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
+mod in_order;
+mod open;
+mod packed;
 mod reader;
+mod tar;
+mod unpack;
+mod xva;
 
 pub use error::{Error, Result};
+pub use in_order::Threads;
+pub use open::{ArchiveKind, Counter, OpenArchive, open};
+pub use packed::{IndexEntry, PackOptions, Packed, PackedFile, PackedIndex, PackedReport, Packer, pack};
 pub use reader::{ArchiveDisk, ArchiveReader, Document, DocumentKind, Piece};
+pub use unpack::{Packing, Unpacked};
+pub use xva::{XvaDisk, XvaReader, XvaWriteOptions, XvaWritten, write_xva};

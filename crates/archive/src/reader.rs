@@ -5,7 +5,7 @@ use crate::Result;
 /// An archive that is being read.
 ///
 /// Opening one has read all that stands before the first byte of a disk: the documents and the disks are known from then on.
-pub trait ArchiveReader {
+pub trait ArchiveReader: Send {
     /// The texts that describe the machine, in the order of the archive.
     fn documents(&self) -> &[Document];
 
@@ -19,9 +19,6 @@ pub trait ArchiveReader {
 
     /// Whether all pieces of one disk come before those of the next, at rising offsets.
     fn is_in_order(&self) -> bool;
-
-    /// Bytes of the stream that were read so far, as they came, before decompression.
-    fn read_bytes(&self) -> u64;
 }
 
 /// A text that describes the machine.

@@ -31,6 +31,7 @@ mod slice;
 mod throttle;
 mod trace;
 mod track;
+mod zero;
 
 pub use aligned::AlignedBuffer;
 pub use bitmap::{BITMAP_VERSION, DirtyBitmap, DirtyRanges};
@@ -50,6 +51,7 @@ pub use slice::SliceDevice;
 pub use throttle::{Throttle, ThrottleLimits, ThrottledDevice};
 pub use trace::{TraceRing, TraceSink, TracedDevice};
 pub use track::TrackedDevice;
+pub use zero::is_zero;
 
 /// A byte count as an index into memory; lossless, since only 64-bit targets are built.
 #[expect(

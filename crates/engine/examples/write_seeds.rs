@@ -23,6 +23,7 @@ fn main() {
         .into_iter()
         .chain(holdfast_image::hostile::seeds())
         .chain(holdfast_serve::hostile::seeds())
+        .chain(holdfast_archive::hostile::seeds())
         .chain(holdfast_hardware::hostile::seeds())
         .chain(holdfast_host::hostile::seeds())
         .chain(holdfast_engine::hostile::seeds());

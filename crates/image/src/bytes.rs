@@ -33,31 +33,9 @@ pub(crate) fn round_up(value: u64, unit: u64) -> u64 {
     value.checked_next_multiple_of(unit).unwrap_or(!(unit - 1))
 }
 
-/// Whether all bytes are zero.
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    const LANE: usize = 256;
-    let mut lanes = bytes.chunks_exact(LANE);
-    // Whole lanes are OR-ed without a branch inside, which the compiler turns into vector instructions.
-    lanes.all(|lane| lane.iter().fold(0, |all, byte| all | byte) == 0)
-        && bytes[bytes.len() - bytes.len() % LANE..].iter().all(|byte| *byte == 0)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{is_zero, round_up};
-
-    #[test]
-    fn one_byte_anywhere_is_not_zero() {
-        for length in [0, 1, 255, 256, 257, 1000] {
-            let mut bytes = vec![0; length];
-            assert!(is_zero(&bytes));
-            for at in 0..length {
-                bytes[at] = 1;
-                assert!(!is_zero(&bytes), "{at} of {length}");
-                bytes[at] = 0;
-            }
-        }
-    }
+    use super::round_up;
 
     #[test]
     fn rounding_up_never_overflows() {

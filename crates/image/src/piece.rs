@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use holdfast_block::{AlignedBuffer, BlockDevice, to_usize};
+use holdfast_block::{AlignedBuffer, BlockDevice, is_zero, to_usize};
 
-use crate::bytes::is_zero;
 use crate::{ClusterCompressor, Result};
 
 /// Bytes of the source.

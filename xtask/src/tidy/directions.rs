@@ -16,7 +16,7 @@ pub(crate) const LEVELS: &[Level] = &[
     ("repo", &["block"]),
     ("policy", &[]),
     ("hardware", &["block"]),
-    ("archive", &["block", "image"]),
+    ("archive", &["block", "image", "hardware"]),
     ("host", &["block", "hardware"]),
     ("serve", &["block"]),
     (

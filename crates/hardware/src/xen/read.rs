@@ -12,6 +12,7 @@ const OBJECT_COUNT_MAX: usize = 10_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XenRecords {
     objects: Vec<Object>,
+    export_version: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,15 +47,36 @@ impl XenRecords {
                 record: record.ok_or_else(|| wrong(format!("the object {:?} has no record", object.text_of("id"))))?,
             })
         };
+        let version = value.get("version").map(|version| version.text_of("export_vsn"));
         Ok(Self {
             objects: objects.iter().map(object).collect::<Result<_>>()?,
+            export_version: version.and_then(|version| version.parse().ok()).unwrap_or_default(),
         })
+    }
+
+    /// Version of the form of the archive; from 1 on, blocks have checksums.
+    pub fn export_version(&self) -> u32 {
+        self.export_version
+    }
+
+    /// Ids of the images that are only in CD drives: archives have them, or not.
+    pub fn drives(&self) -> Vec<String> {
+        let is_in_drive = |id: &str| {
+            let mut vbds = self
+                .of_class("VBD")
+                .filter(|vbd| vbd.record.text_of("VDI") == id)
+                .peekable();
+            vbds.peek().is_some() && vbds.all(|vbd| vbd.record.text_of("type") == "CD")
+        };
+        let ids = self.of_class("VDI").map(|vdi| vdi.id.clone());
+        ids.filter(|id| is_in_drive(id)).collect()
     }
 
     /// The disks, in the order in which their content comes: by their ids.
     pub fn disks(&self) -> Result<Vec<XenDisk>> {
         let mut disks = Vec::new();
-        for vdi in self.of_class("VDI") {
+        let drives = self.drives();
+        for vdi in self.of_class("VDI").filter(|vdi| !drives.contains(&vdi.id)) {
             let size = vdi.record.text_of("virtual_size");
             let size_bytes = size.parse().ok().filter(|size| i64::try_from(*size).is_ok());
             disks.push(XenDisk {

@@ -1,0 +1,184 @@
+//! Work on several threads, whose results come in the order in which it was handed out.
+
+use std::io;
+use std::num::NonZero;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SystemClock};
+
+/// Results that wait to be taken, per thread: enough that a thread has work while another is slow.
+const WAITING_PER_THREAD: usize = 4;
+/// How often somebody who waits for a calmer machine looks again.
+const LOAD_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How many threads work, and when they hold back.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Threads {
+    /// Threads that compute at the same time.
+    pub count: NonZero<usize>,
+    /// All threads but the first pause while the machine's load average of the last minute is above this.
+    pub load_max: Option<f64>,
+}
+
+/// Results in order.
+pub(crate) struct InOrder<R> {
+    results: Receiver<Next<R>>,
+}
+
+enum Next<R> {
+    /// Who has the result, once there is one.
+    Result(Receiver<R>),
+    End,
+}
+
+struct Order<T, R> {
+    what: T,
+    result: Sender<R>,
+}
+
+impl<R: Send + 'static> InOrder<R> {
+    /// Starts the threads: one hands out what `feed` gives until it gives none, the others do what `make_worker` makes.
+    ///
+    /// All of them end when this is dropped, the first as soon as `feed` comes back.
+    pub(crate) fn start<T, W>(
+        threads: Threads,
+        mut feed: impl FnMut() -> Option<T> + Send + 'static,
+        make_worker: impl Fn() -> W,
+    ) -> Self
+    where
+        T: Send + 'static,
+        W: FnMut(T) -> R + Send + 'static,
+    {
+        let (orders, taken) = channel::<Order<T, R>>();
+        let (ahead, results) = sync_channel(threads.count.get() * WAITING_PER_THREAD);
+        let taken = Arc::new(Mutex::new(taken));
+        for number in 0..threads.count.get() {
+            let (mut worker, taken) = (make_worker(), Arc::clone(&taken));
+            let load_max = threads.load_max.filter(|_| number > 0);
+            std::thread::spawn(move || {
+                loop {
+                    if let Some(load_max) = load_max {
+                        await_calm(load_max);
+                    }
+                    let order = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let Ok(Order { what, result }) = order else { return };
+                    // Nobody may want it any more.
+                    result.send(worker(what)).ok();
+                }
+            });
+        }
+        std::thread::spawn(move || hand_out(&mut feed, &orders, &ahead));
+        Self { results }
+    }
+
+    /// The next result, or none after the last.
+    ///
+    /// # Errors
+    /// A thread has ended in the middle of its work.
+    pub(crate) fn next(&self) -> io::Result<Option<R>> {
+        let ended = || io::Error::other("a thread of this program has failed");
+        match self.results.recv() {
+            Ok(Next::Result(result)) => result.recv().map(Some).map_err(|_| ended()),
+            Ok(Next::End) => Ok(None),
+            Err(_) => Err(ended()),
+        }
+    }
+}
+
+fn hand_out<T, R>(feed: &mut dyn FnMut() -> Option<T>, orders: &Sender<Order<T, R>>, ahead: &SyncSender<Next<R>>) {
+    while let Some(what) = feed() {
+        let (result, receiver) = channel();
+        if ahead.send(Next::Result(receiver)).is_err() || orders.send(Order { what, result }).is_err() {
+            return;
+        }
+    }
+    ahead.send(Next::End).ok();
+}
+
+/// Waits while the machine has more to do than `load_max`.
+fn await_calm(load_max: f64) {
+    let load = || {
+        let text = std::fs::read_to_string("/proc/loadavg").ok()?;
+        text.split_whitespace().next()?.parse::<f64>().ok()
+    };
+    let clock = SystemClock::new();
+    while load().is_some_and(|load| load > load_max) {
+        clock.sleep(LOAD_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZero;
+    use std::time::Duration;
+
+    use holdfast_block::{Clock as _, SystemClock};
+
+    use super::{InOrder, Threads};
+
+    fn threads(count: usize) -> Threads {
+        Threads {
+            count: NonZero::new(count).unwrap(),
+            load_max: None,
+        }
+    }
+
+    #[test]
+    fn results_come_in_order_whoever_is_faster() {
+        let mut numbers = 0..200_u64;
+        let results = InOrder::start(
+            threads(7),
+            move || numbers.next(),
+            || {
+                |number: u64| {
+                    SystemClock::new().sleep(Duration::from_micros(number % 7 * 100));
+                    number * 2
+                }
+            },
+        );
+        for number in 0..200 {
+            assert_eq!(results.next().unwrap(), Some(number * 2));
+        }
+        assert_eq!(results.next().unwrap(), None);
+    }
+
+    #[test]
+    fn a_thread_that_fails_is_an_error_and_not_an_end() {
+        let mut numbers = 0..3;
+        let results = InOrder::start(
+            threads(1),
+            move || numbers.next(),
+            || {
+                |number: u64| {
+                    assert!(number != 1, "fails on purpose");
+                    number
+                }
+            },
+        );
+        assert_eq!(results.next().unwrap(), Some(0));
+        results.next().unwrap_err();
+
+        let fails = || -> Option<u64> { panic!("fails on purpose") };
+        let results = InOrder::start(threads(1), fails, || |number: u64| number);
+        results.next().unwrap_err();
+    }
+
+    #[test]
+    fn a_load_that_nothing_is_below_leaves_one_thread() {
+        let mut numbers = 0..20_u64;
+        let held = Threads {
+            load_max: Some(-1.0),
+            ..threads(3)
+        };
+        let results = InOrder::start(held, move || numbers.next(), || |_: u64| std::thread::current().id());
+        let mut who = Vec::new();
+        while let Some(thread) = results.next().unwrap() {
+            who.push(thread);
+        }
+        assert_eq!(who.len(), 20);
+        who.dedup();
+        assert_eq!(who.len(), 1);
+    }
+}

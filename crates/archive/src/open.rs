@@ -1,0 +1,83 @@
+//! Which archive a stream is, by what it begins with.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::in_order::Threads;
+use crate::reader::ArchiveReader;
+use crate::tar::TarReader;
+use crate::unpack::{Packing, Unpacked};
+use crate::xva::XvaReader;
+use crate::{Error, Result};
+
+/// A kind of archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ArchiveKind {
+    /// Of XenServer and XCP-ng.
+    Xva,
+}
+
+impl ArchiveKind {
+    /// What a person calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Xva => "XVA",
+        }
+    }
+}
+
+/// An archive, opened.
+pub struct OpenArchive {
+    /// What it is.
+    pub kind: ArchiveKind,
+    /// How it is packed.
+    pub packing: Packing,
+    /// How much of the stream was read.
+    pub read: Counter,
+    /// The archive.
+    pub reader: Box<dyn ArchiveReader>,
+}
+
+/// Bytes of a stream that were read, as they came: for those who show how far it is.
+#[derive(Debug, Clone)]
+pub struct Counter(pub(crate) Arc<AtomicU64>);
+
+impl Counter {
+    /// Bytes so far.
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Opens an archive: unpacks the stream where it is packed, and reads all that stands before the first disk.
+///
+/// # Errors
+/// [`Error::Unknown`]: it begins with something else. Reading; what the archive says of its machine.
+pub fn open(stream: Box<dyn Read + Send>, threads: Threads) -> Result<OpenArchive> {
+    let stream = Unpacked::new(stream, threads).map_err(|source| Error::Read { offset: 0, source })?;
+    let (packing, read) = (stream.packing(), Counter(stream.counter()));
+    let mut tar = TarReader::new(stream);
+    let unknown = |detail: &str| Error::Unknown {
+        detail: detail.to_owned(),
+    };
+    let first = match tar.next() {
+        Ok(Some(first)) => first,
+        Ok(None) => return Err(unknown("it is empty")),
+        Err(Error::CutOff { offset: 0, .. }) => return Err(unknown("it is shorter than any")),
+        Err(Error::Corrupt { offset: 0, .. }) => return Err(unknown("its first bytes are of no tape archive")),
+        Err(error) => return Err(error),
+    };
+    if first.name == "ova.xml" {
+        return Ok(OpenArchive {
+            kind: ArchiveKind::Xva,
+            packing,
+            read,
+            reader: Box::new(XvaReader::open_at_records(tar)?),
+        });
+    }
+    Err(unknown(&format!(
+        "it is a tape archive whose first member is {:?}",
+        first.name.chars().take(100).collect::<String>()
+    )))
+}

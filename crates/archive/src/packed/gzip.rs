@@ -1,0 +1,131 @@
+//! Members of gzip that say how long they are.
+//!
+//! Source: RFC 1952, section 2.3.1.1: subfields of the extra field. Ours is `HF`: the length of the member and of what is in it.
+
+use std::io;
+
+use crate::unpack::{FRAME_BYTES_MAX, Frame, Input};
+
+/// Magic, method, flags, time, level and system.
+const HEAD_BYTES: usize = 10;
+const FLAG_EXTRA: u8 = 4;
+/// The extra field: its length, and one subfield with a head of four bytes.
+const SIZE_FIELD_BYTES: usize = 2 + 4 + 8;
+/// Head and size field of a member of ours.
+pub(crate) const MEMBER_HEAD_BYTES: usize = HEAD_BYTES + SIZE_FIELD_BYTES;
+/// CRC-32 and length.
+const TAIL_BYTES: usize = 8;
+/// An empty deflate stream.
+const NOTHING: [u8; 2] = [3, 0];
+pub(crate) const SIZES: [u8; 2] = *b"HF";
+pub(crate) const INDEX: [u8; 2] = *b"HX";
+/// A subfield of an index member holds at most so much: the extra field has a length of 16 bits.
+pub(crate) const INDEX_BYTES_MAX: usize = 0xffff - 4 - 12;
+
+/// Head of a member, up to its extra field.
+fn head(extra_bytes: usize) -> io::Result<Vec<u8>> {
+    let extra = u16::try_from(extra_bytes).map_err(io::Error::other)?;
+    let mut head = vec![0x1f, 0x8b, 8, FLAG_EXTRA, 0, 0, 0, 0, 0, 255];
+    head.extend(extra.to_le_bytes());
+    Ok(head)
+}
+
+/// Packs `bytes` as a member.
+pub(crate) fn pack(compressor: &mut libdeflater::Compressor, bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let bound = compressor.deflate_compress_bound(bytes.len());
+    let mut member = head(4 + 8)?;
+    member.extend(SIZES);
+    member.extend(8_u16.to_le_bytes());
+    member.resize(MEMBER_HEAD_BYTES + bound, 0);
+    let packed = compressor
+        .deflate_compress(bytes, &mut member[MEMBER_HEAD_BYTES..])
+        .map_err(io::Error::other)?;
+    member.truncate(MEMBER_HEAD_BYTES + packed);
+    member.extend(libdeflater::crc32(bytes).to_le_bytes());
+    let unpacked = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    member.extend(unpacked.to_le_bytes());
+    let whole = u32::try_from(member.len()).map_err(io::Error::other)?;
+    member[MEMBER_HEAD_BYTES - 8..MEMBER_HEAD_BYTES - 4].copy_from_slice(&whole.to_le_bytes());
+    member[MEMBER_HEAD_BYTES - 4..MEMBER_HEAD_BYTES].copy_from_slice(&unpacked.to_le_bytes());
+    Ok(member)
+}
+
+/// A member without content whose extra field has the subfields `HF` and `HX`, the latter with `bytes`.
+pub(crate) fn index_member(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut member = head(12 + 4 + bytes.len())?;
+    member.extend(SIZES);
+    member.extend(8_u16.to_le_bytes());
+    let whole = MEMBER_HEAD_BYTES + 4 + bytes.len() + NOTHING.len() + TAIL_BYTES;
+    member.extend(u32::try_from(whole).map_err(io::Error::other)?.to_le_bytes());
+    member.extend([0; 4]);
+    member.extend(INDEX);
+    member.extend(u16::try_from(bytes.len()).map_err(io::Error::other)?.to_le_bytes());
+    member.extend(bytes);
+    member.extend(NOTHING);
+    member.extend([0; TAIL_BYTES]);
+    Ok(member)
+}
+
+/// What is in an index member, if `member` is one.
+pub(crate) fn index_of(member: &[u8]) -> Option<&[u8]> {
+    let head = member.get(MEMBER_HEAD_BYTES..MEMBER_HEAD_BYTES + 4)?;
+    let length = usize::from(u16::from_le_bytes([head[2], head[3]]));
+    let is_one = sizes(member).is_some() && head[..2] == INDEX;
+    member
+        .get(MEMBER_HEAD_BYTES + 4..MEMBER_HEAD_BYTES + 4 + length)
+        .filter(|_| is_one)
+}
+
+/// Length of a member and of what is in it, where the member says so.
+pub(crate) fn sizes(head: &[u8]) -> Option<(usize, usize)> {
+    let field = head.get(HEAD_BYTES..MEMBER_HEAD_BYTES)?;
+    let is_ours = head[..3] == [0x1f, 0x8b, 8]
+        && head[3] == FLAG_EXTRA
+        && u16::from_le_bytes([field[0], field[1]]) >= 12
+        && field[2..4] == SIZES
+        && field[4..6] == [8, 0];
+    let number = |at: usize| {
+        let bytes = [field[at], field[at + 1], field[at + 2], field[at + 3]];
+        usize::try_from(u32::from_le_bytes(bytes)).unwrap_or(usize::MAX)
+    };
+    is_ours.then(|| (number(6), number(10)))
+}
+
+/// Reads the next member.
+pub(crate) fn read_member(input: &mut Input) -> io::Result<Frame> {
+    use io::Read as _;
+    let mut bytes = Vec::new();
+    input.by_ref().take(MEMBER_HEAD_BYTES as u64).read_to_end(&mut bytes)?;
+    if bytes.is_empty() {
+        return Ok(Frame::End);
+    }
+    match sizes(&bytes) {
+        Some((length, unpacked_bytes))
+            if (MEMBER_HEAD_BYTES + TAIL_BYTES..=FRAME_BYTES_MAX).contains(&length)
+                && unpacked_bytes <= FRAME_BYTES_MAX =>
+        {
+            input.append(&mut bytes, length - MEMBER_HEAD_BYTES)?;
+            Ok(Frame::Whole { bytes, unpacked_bytes })
+        }
+        _ => Ok(Frame::Long { start: bytes }),
+    }
+}
+
+/// Unpacks a member that says that it holds `unpacked_bytes`.
+pub(crate) fn unpack(
+    decompressor: &mut libdeflater::Decompressor,
+    member: &[u8],
+    unpacked_bytes: usize,
+) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; unpacked_bytes];
+    let damaged = |detail: String| io::Error::new(io::ErrorKind::InvalidData, detail);
+    let count = decompressor
+        .gzip_decompress(member, &mut bytes)
+        .map_err(|error| damaged(format!("a gzip member is damaged: {error}")))?;
+    if count != unpacked_bytes {
+        return Err(damaged(format!(
+            "a gzip member holds {count} bytes, and says {unpacked_bytes}"
+        )));
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,234 @@
+//! The index behind a packed stream.
+
+use std::io;
+
+use super::gzip;
+use super::zstd_frame::SKIPPABLE;
+use crate::unpack::{FRAME_BYTES_MAX, Packing};
+use crate::{Error, Result};
+
+/// Bytes of an entry in both forms: packed length, length, checksum.
+const ENTRY_BYTES: usize = 12;
+/// A stream of 4 PiB in blocks of 1 MiB has as many.
+const ENTRY_COUNT_MAX: u64 = 1 << 32;
+
+/// What ends an index in a gzip file.
+const GZIP_MAGIC: [u8; 8] = *b"HFINDEX1";
+/// Magic, number of entries, bytes of the members with entries.
+const GZIP_FOOTER_BYTES: usize = 24;
+/// The whole last member.
+pub(crate) const GZIP_END_BYTES: usize = gzip::MEMBER_HEAD_BYTES + 4 + GZIP_FOOTER_BYTES + 2 + 8;
+/// Entries of an index member.
+const GZIP_ENTRIES_MAX: usize = gzip::INDEX_BYTES_MAX / ENTRY_BYTES;
+
+/// What ends a seek table of zstd.
+const ZSTD_MAGIC: u32 = 0x8f92_eab1;
+/// Number of entries, descriptor, magic.
+pub(crate) const ZSTD_FOOTER_BYTES: usize = 9;
+const ZSTD_HEAD_BYTES: usize = 8;
+const ZSTD_HAS_CHECKSUMS: u8 = 0x80;
+
+/// A block of the stream, and where it is packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexEntry {
+    /// Where it is in the packed file.
+    pub packed_offset: u64,
+    /// Its length there.
+    pub packed_bytes: u32,
+    /// Where it is in the stream.
+    pub offset: u64,
+    /// Its length in the stream.
+    pub bytes: u32,
+    /// CRC-32 of its content in a gzip file; the lower half of its XXH64 with seed 0 in a zstd file.
+    pub checksum: u32,
+}
+
+/// Where the blocks of a packed stream are.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PackedIndex {
+    entries: Vec<IndexEntry>,
+}
+
+impl PackedIndex {
+    /// The blocks, in the order of the stream.
+    pub fn entries(&self) -> &[IndexEntry] {
+        &self.entries
+    }
+
+    /// Length of the stream.
+    pub fn size_bytes(&self) -> u64 {
+        self.entries
+            .last()
+            .map_or(0, |last| last.offset + u64::from(last.bytes))
+    }
+
+    /// Length of all packed blocks: where the index begins.
+    pub fn packed_bytes(&self) -> u64 {
+        self.entries
+            .last()
+            .map_or(0, |last| last.packed_offset + u64::from(last.packed_bytes))
+    }
+
+    pub(crate) fn push(&mut self, packed_bytes: u32, bytes: u32, checksum: u32) {
+        self.entries.push(IndexEntry {
+            packed_offset: self.packed_bytes(),
+            packed_bytes,
+            offset: self.size_bytes(),
+            bytes,
+            checksum,
+        });
+    }
+
+    /// The place of the block that holds `offset`.
+    pub(crate) fn find(&self, offset: u64) -> usize {
+        self.entries
+            .partition_point(|entry| entry.offset + u64::from(entry.bytes) <= offset)
+    }
+
+    fn table(&self) -> Vec<u8> {
+        let words = self
+            .entries
+            .iter()
+            .flat_map(|entry| [entry.packed_bytes, entry.bytes, entry.checksum]);
+        words.flat_map(u32::to_le_bytes).collect()
+    }
+
+    /// The bytes that follow the blocks.
+    pub(crate) fn encode(&self, packing: Packing) -> io::Result<Vec<u8>> {
+        match packing {
+            Packing::Gzip => self.encode_gzip(),
+            Packing::Zstd | Packing::None => self.encode_zstd(),
+        }
+    }
+
+    fn encode_gzip(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for part in self.table().chunks(GZIP_ENTRIES_MAX * ENTRY_BYTES) {
+            bytes.extend(gzip::index_member(part)?);
+        }
+        let mut footer = GZIP_MAGIC.to_vec();
+        footer.extend((self.entries.len() as u64).to_le_bytes());
+        footer.extend((bytes.len() as u64).to_le_bytes());
+        bytes.extend(gzip::index_member(&footer)?);
+        Ok(bytes)
+    }
+
+    fn encode_zstd(&self) -> io::Result<Vec<u8>> {
+        let table = self.table();
+        let length = u32::try_from(table.len() + ZSTD_FOOTER_BYTES).map_err(io::Error::other)?;
+        let mut bytes = (SKIPPABLE | 0xe).to_le_bytes().to_vec();
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(table);
+        bytes.extend(
+            u32::try_from(self.entries.len())
+                .map_err(io::Error::other)?
+                .to_le_bytes(),
+        );
+        bytes.push(ZSTD_HAS_CHECKSUMS);
+        bytes.extend(ZSTD_MAGIC.to_le_bytes());
+        Ok(bytes)
+    }
+
+    /// Reads the index of a file of `file_bytes`. `read` gives bytes of the file.
+    ///
+    /// # Errors
+    /// The file has none; or it has one that does not agree with the file's length. Reading.
+    pub(crate) fn read(
+        packing: Packing,
+        file_bytes: u64,
+        read: &mut dyn FnMut(u64, usize) -> Result<Vec<u8>>,
+    ) -> Result<Self> {
+        match packing {
+            Packing::Gzip => Self::read_gzip(file_bytes, read),
+            Packing::Zstd => Self::read_zstd(file_bytes, read),
+            Packing::None => Err(Error::NoIndex),
+        }
+    }
+
+    fn read_gzip(file_bytes: u64, read: &mut dyn FnMut(u64, usize) -> Result<Vec<u8>>) -> Result<Self> {
+        let end_at = file_bytes.checked_sub(GZIP_END_BYTES as u64).ok_or(Error::NoIndex)?;
+        let end = read(end_at, GZIP_END_BYTES)?;
+        let footer =
+            gzip::index_of(&end).filter(|footer| footer.len() == GZIP_FOOTER_BYTES && footer[..8] == GZIP_MAGIC);
+        let footer = footer.ok_or(Error::NoIndex)?;
+        let (count, length) = (le64(&footer[8..]), le64(&footer[16..]));
+        let start = end_at.checked_sub(length).filter(|_| count <= ENTRY_COUNT_MAX);
+        let mut at = start.ok_or_else(|| wrong(end_at, "it is longer than the file"))?;
+        let mut table = Vec::new();
+        while at < end_at {
+            let most = usize::try_from(end_at - at).unwrap_or(usize::MAX).min(0x1_0000 + 64);
+            let bytes = read(at, most)?;
+            let sizes = gzip::sizes(&bytes).and_then(|(length, _)| bytes.get(..length));
+            let entries = sizes.and_then(gzip::index_of);
+            let entries = entries.ok_or_else(|| wrong(at, "a member of it is not understood"))?;
+            table.extend_from_slice(entries);
+            at += sizes.map_or(0, <[u8]>::len) as u64;
+        }
+        Self::decode(&table, count, end_at - length)
+    }
+
+    fn read_zstd(file_bytes: u64, read: &mut dyn FnMut(u64, usize) -> Result<Vec<u8>>) -> Result<Self> {
+        let end_at = file_bytes.checked_sub(ZSTD_FOOTER_BYTES as u64).ok_or(Error::NoIndex)?;
+        let footer = read(end_at, ZSTD_FOOTER_BYTES)?;
+        if footer[5..] != ZSTD_MAGIC.to_le_bytes() {
+            return Err(Error::NoIndex);
+        }
+        if footer[4] != ZSTD_HAS_CHECKSUMS {
+            return Err(Error::Unsupported {
+                feature: "a seek table without checksums".to_owned(),
+                detail: "unpack it as a stream".to_owned(),
+            });
+        }
+        let count = u64::from(le32(&footer));
+        let table_bytes = count * ENTRY_BYTES as u64;
+        let table_at = end_at.checked_sub(table_bytes);
+        let start = table_at.and_then(|at| at.checked_sub(ZSTD_HEAD_BYTES as u64));
+        let (Some(table_at), Some(start)) = (table_at, start) else {
+            return Err(wrong(end_at, "it is longer than the file"));
+        };
+        let head = read(start, ZSTD_HEAD_BYTES)?;
+        let length = u64::from(le32(&head[4..]));
+        if le32(&head) != SKIPPABLE | 0xe || length != table_bytes + ZSTD_FOOTER_BYTES as u64 {
+            return Err(wrong(start, "its head does not agree with its end"));
+        }
+        // The file has as many bytes, so that nobody is made to allocate what is not there.
+        let table_bytes = usize::try_from(table_bytes).map_err(|_| wrong(start, "it is too long"))?;
+        Self::decode(&read(table_at, table_bytes)?, count, start)
+    }
+
+    fn decode(table: &[u8], count: u64, packed_bytes: u64) -> Result<Self> {
+        if table.len() as u64 != count.saturating_mul(ENTRY_BYTES as u64) {
+            return Err(wrong(packed_bytes, "it has not as many entries as it says"));
+        }
+        let mut index = Self::default();
+        for entry in table.chunks_exact(ENTRY_BYTES) {
+            let (packed, bytes) = (le32(entry), le32(&entry[4..]));
+            let most = u32::try_from(FRAME_BYTES_MAX).unwrap_or(u32::MAX);
+            if packed > most || bytes > most {
+                return Err(wrong(packed_bytes, "a block of it is larger than any"));
+            }
+            index.push(packed, bytes, le32(&entry[8..]));
+        }
+        if index.packed_bytes() == packed_bytes {
+            Ok(index)
+        } else {
+            Err(wrong(packed_bytes, "its blocks do not end where it begins"))
+        }
+    }
+}
+
+fn le32(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(std::array::from_fn(|at| bytes[at]))
+}
+
+fn le64(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|at| bytes[at]))
+}
+
+fn wrong(offset: u64, detail: &str) -> Error {
+    Error::Corrupt {
+        what: "index",
+        offset,
+        detail: detail.to_owned(),
+    }
+}

@@ -1,0 +1,184 @@
+//! Reading a packed file at any place, by its index.
+
+use std::num::NonZero;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, Result as DeviceResult};
+
+use super::gzip;
+use super::index::{IndexEntry, PackedIndex};
+use super::write::low;
+use crate::checksum::xxh64;
+use crate::in_order::{InOrder, Threads};
+use crate::unpack::Packing;
+use crate::{Error, Result};
+
+/// Blocks that are kept unpacked.
+const KEPT: usize = 4;
+
+/// A packed file with an index, as what is packed in it.
+pub struct PackedFile {
+    inner: Arc<Inner>,
+    kept: Mutex<Vec<(usize, Arc<Vec<u8>>)>>,
+}
+
+struct Inner {
+    file: Arc<dyn BlockDevice>,
+    packing: Packing,
+    index: PackedIndex,
+}
+
+/// What a check has found good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PackedReport {
+    /// Blocks that were unpacked and compared with their checksums.
+    pub block_count: u64,
+    /// Bytes of the stream.
+    pub unpacked_bytes: u64,
+}
+
+impl PackedFile {
+    /// Reads the index of a file.
+    ///
+    /// # Errors
+    /// [`Error::NoIndex`]: it is packed otherwise, or not at all. An index that contradicts the file. Reading.
+    pub fn open(file: Arc<dyn BlockDevice>) -> Result<Self> {
+        let size_bytes = file.size_bytes();
+        let mut start = vec![0; usize::try_from(size_bytes.min(4)).unwrap_or_default()];
+        file.read_at(&mut start, 0)?;
+        let packing = Packing::sniff(&start);
+        let index = PackedIndex::read(packing, size_bytes, &mut |offset, count| {
+            let mut bytes = vec![0; count];
+            file.read_at(&mut bytes, offset)?;
+            Ok(bytes)
+        })?;
+        Ok(Self {
+            inner: Arc::new(Inner { file, packing, index }),
+            kept: Mutex::default(),
+        })
+    }
+
+    /// How it is packed.
+    pub fn packing(&self) -> Packing {
+        self.inner.packing
+    }
+
+    /// Where its blocks are.
+    pub fn index(&self) -> &PackedIndex {
+        &self.inner.index
+    }
+
+    /// Unpacks every block on `threads` threads, and compares it with the index. `progress` is told how many bytes of the file are done, and stops
+    /// it by an error.
+    ///
+    /// # Errors
+    /// The first block that is not what it was.
+    pub fn check(
+        &self,
+        threads: NonZero<usize>,
+        progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
+    ) -> Result<PackedReport> {
+        let threads = Threads {
+            count: threads,
+            load_max: None,
+        };
+        let mut numbers = 0..self.inner.index.entries().len();
+        let results = InOrder::start(
+            threads,
+            move || numbers.next(),
+            || {
+                let inner = Arc::clone(&self.inner);
+                move |number| inner.unpack(number).map(|bytes| bytes.len() as u64)
+            },
+        );
+        let mut report = PackedReport::default();
+        let failed = |offset| move |source| Error::Read { offset, source };
+        while let Some(bytes) = results.next().map_err(failed(0))? {
+            report.unpacked_bytes += bytes?;
+            let entry = &self.inner.index.entries()[usize::try_from(report.block_count).unwrap_or_default()];
+            report.block_count += 1;
+            let at = entry.packed_offset + u64::from(entry.packed_bytes);
+            progress(at).map_err(failed(at))?;
+        }
+        Ok(report)
+    }
+
+    fn block(&self, number: usize) -> Result<Arc<Vec<u8>>> {
+        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, block)) = lock().iter().find(|(known, _)| *known == number) {
+            return Ok(Arc::clone(block));
+        }
+        let block = Arc::new(self.inner.unpack(number)?);
+        let mut kept = lock();
+        if kept.len() == KEPT {
+            kept.remove(0);
+        }
+        kept.push((number, Arc::clone(&block)));
+        Ok(block)
+    }
+}
+
+impl Inner {
+    fn unpack(&self, number: usize) -> Result<Vec<u8>> {
+        let entry = &self.index.entries()[number];
+        let mut packed = vec![0; usize::try_from(entry.packed_bytes).unwrap_or_default()];
+        self.file.read_at(&mut packed, entry.packed_offset)?;
+        let length = usize::try_from(entry.bytes).unwrap_or_default();
+        let unpacked = match self.packing {
+            Packing::Gzip => gzip::unpack(&mut libdeflater::Decompressor::new(), &packed, length),
+            Packing::Zstd | Packing::None => zstd::bulk::decompress(&packed, length),
+        };
+        let unpacked = unpacked.map_err(|error| damaged(entry, error.to_string()))?;
+        let checksum = match self.packing {
+            Packing::Gzip => libdeflater::crc32(&unpacked),
+            Packing::Zstd | Packing::None => low(xxh64(&unpacked)),
+        };
+        if unpacked.len() != length {
+            let detail = format!("it holds {} bytes; the index says {length}", unpacked.len());
+            return Err(damaged(entry, detail));
+        }
+        if checksum != entry.checksum {
+            let detail = format!("its checksum is {checksum:08x}; the index says {:08x}", entry.checksum);
+            return Err(damaged(entry, detail));
+        }
+        Ok(unpacked)
+    }
+}
+
+fn damaged(entry: &IndexEntry, detail: String) -> Error {
+    Error::Corrupt {
+        what: "packed block",
+        offset: entry.packed_offset,
+        detail,
+    }
+}
+
+impl BlockDevice for PackedFile {
+    fn size_bytes(&self) -> u64 {
+        self.inner.index.size_bytes()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> DeviceResult<()> {
+        self.check_bounds(offset, buffer.len() as u64)?;
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = offset + done as u64;
+            let number = self.inner.index.find(at);
+            let block = self
+                .block(number)
+                .map_err(|error| DeviceError::io("read", at, std::io::Error::other(error)))?;
+            let start = usize::try_from(at - self.inner.index.entries()[number].offset).unwrap_or_default();
+            let count = (block.len() - start).min(buffer.len() - done);
+            buffer[done..done + count].copy_from_slice(&block[start..start + count]);
+            done += count;
+        }
+        Ok(())
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> DeviceResult<ExtentList> {
+        let mut list = ExtentList::new(range.start, extent_count_max);
+        list.push(range.end - range.start, ExtentKind::Data);
+        Ok(list)
+    }
+}

@@ -1,0 +1,263 @@
+//! Packing a stream on all cores.
+
+use std::io::{self, Read, Write};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use super::gzip;
+use super::index::PackedIndex;
+use crate::checksum::xxh64;
+use crate::in_order::{InOrder, Threads};
+use crate::unpack::Packing;
+use crate::{Error, Result};
+
+/// Bytes of a block: for gzip, so many that what its window does not see does not matter; for zstd, twice the window of its usual levels.
+const GZIP_BLOCK_BYTES: usize = 1 << 20;
+const ZSTD_BLOCK_BYTES: usize = 4 << 20;
+/// Blocks that wait for the thread that hands them out.
+const WAITING: usize = 2;
+const GZIP_LEVEL: i32 = 6;
+const ZSTD_LEVEL: i32 = 3;
+
+/// How a stream is packed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PackOptions {
+    /// Into what.
+    pub packing: Packing,
+    /// How hard: 1 to 12 for gzip, 1 to 19 for zstd; a good default where none is said.
+    pub level: Option<i32>,
+    /// On which threads.
+    pub threads: Threads,
+}
+
+impl PackOptions {
+    fn block_bytes(&self) -> usize {
+        match self.packing {
+            Packing::Gzip => GZIP_BLOCK_BYTES,
+            Packing::Zstd | Packing::None => ZSTD_BLOCK_BYTES,
+        }
+    }
+
+    /// The level, checked.
+    fn level(&self) -> Result<i32> {
+        let (default, most) = match self.packing {
+            Packing::Gzip => (GZIP_LEVEL, 12),
+            Packing::Zstd => (ZSTD_LEVEL, 19),
+            Packing::None => return Ok(0),
+        };
+        let level = self.level.unwrap_or(default);
+        if (1..=most).contains(&level) {
+            Ok(level)
+        } else {
+            Err(Error::InvalidOption {
+                option: "level",
+                detail: format!(
+                    "{level} is not between 1 and {most}, the levels of {}",
+                    self.packing.name()
+                ),
+            })
+        }
+    }
+}
+
+/// What was packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Packed {
+    /// Bytes before.
+    pub unpacked_bytes: u64,
+    /// Bytes written, the index among them.
+    pub written_bytes: u64,
+}
+
+/// A stream that is being packed, as something to write to. Whoever forgets [`Packer::finish`] has no whole file.
+pub struct Packer {
+    block: Vec<u8>,
+    block_bytes: usize,
+    blocks: Option<SyncSender<Vec<u8>>>,
+    writer: Option<JoinHandle<Result<Packed>>>,
+}
+
+impl Packer {
+    /// Starts packing into `output`; it is written on another thread. With [`Packing::None`], as it comes.
+    ///
+    /// # Errors
+    /// The level is none of the format's.
+    pub fn new(output: Box<dyn Write + Send>, options: PackOptions) -> Result<Self> {
+        let level = options.level()?;
+        let (blocks, handed_in) = sync_channel::<Vec<u8>>(WAITING);
+        let packing = options.packing;
+        let packed = InOrder::start(
+            options.threads,
+            move || handed_in.recv().ok(),
+            move || worker(packing, level),
+        );
+        let writer = std::thread::spawn(move || write_all(&packed, packing, output));
+        Ok(Self {
+            block: Vec::new(),
+            block_bytes: options.block_bytes(),
+            blocks: Some(blocks),
+            writer: Some(writer),
+        })
+    }
+
+    fn push(&mut self, block: Vec<u8>) -> io::Result<()> {
+        let is_taken = self.blocks.as_ref().is_some_and(|blocks| blocks.send(block).is_ok());
+        // The one who writes knows better why.
+        if is_taken {
+            Ok(())
+        } else {
+            Err(self.join().err().map_or_else(ended, to_io))
+        }
+    }
+
+    fn join(&mut self) -> Result<Packed> {
+        self.blocks = None;
+        let failed = || Error::Write {
+            offset: 0,
+            source: ended(),
+        };
+        match self.writer.take().map(JoinHandle::join) {
+            Some(Ok(result)) => result,
+            Some(Err(_)) | None => Err(failed()),
+        }
+    }
+
+    /// Packs what is left, writes the index, and flushes.
+    ///
+    /// # Errors
+    /// Writing, now or before.
+    pub fn finish(mut self) -> Result<Packed> {
+        let rest = std::mem::take(&mut self.block);
+        if !rest.is_empty()
+            && let Err(source) = self.push(rest)
+        {
+            return Err(Error::Write { offset: 0, source });
+        }
+        self.join()
+    }
+}
+
+impl Write for Packer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.block.reserve_exact(self.block_bytes - self.block.len());
+        let count = bytes.len().min(self.block_bytes - self.block.len());
+        self.block.extend_from_slice(&bytes[..count]);
+        if self.block.len() == self.block_bytes {
+            let block = std::mem::take(&mut self.block);
+            self.push(block)?;
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn ended() -> io::Error {
+    io::Error::other("a thread of this program has failed")
+}
+
+fn to_io(error: Error) -> io::Error {
+    match error {
+        Error::Write { source, .. } => source,
+        other => io::Error::other(other),
+    }
+}
+
+/// A block that was packed.
+struct Block {
+    bytes: Vec<u8>,
+    unpacked_bytes: u32,
+    checksum: u32,
+}
+
+fn worker(packing: Packing, level: i32) -> impl FnMut(Vec<u8>) -> io::Result<Block> + Send + 'static {
+    let gzip_level = libdeflater::CompressionLvl::new(level).unwrap_or_default();
+    let mut deflate = libdeflater::Compressor::new(gzip_level);
+    let mut zstd = (packing == Packing::Zstd).then(|| zstd_compressor(level));
+    move |bytes| {
+        let unpacked_bytes = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+        let (checksum, bytes) = match (packing, &mut zstd) {
+            (Packing::Gzip, _) => (libdeflater::crc32(&bytes), gzip::pack(&mut deflate, &bytes)?),
+            (Packing::Zstd, Some(Ok(compressor))) => (low(xxh64(&bytes)), compressor.compress(&bytes)?),
+            (Packing::Zstd, Some(Err(error))) => return Err(io::Error::other(error.to_string())),
+            (Packing::Zstd | Packing::None, _) => (0, bytes),
+        };
+        Ok(Block {
+            bytes,
+            unpacked_bytes,
+            checksum,
+        })
+    }
+}
+
+fn zstd_compressor(level: i32) -> io::Result<zstd::bulk::Compressor<'static>> {
+    let mut compressor = zstd::bulk::Compressor::new(level)?;
+    compressor.include_checksum(true)?;
+    compressor.include_contentsize(true)?;
+    Ok(compressor)
+}
+
+/// The lower half, as the seek table of zstd has it.
+#[expect(clippy::cast_possible_truncation, reason = "the half that is wanted")]
+pub(super) fn low(hash: u64) -> u32 {
+    hash as u32
+}
+
+fn write_all(
+    blocks: &InOrder<io::Result<Block>>,
+    packing: Packing,
+    mut output: Box<dyn Write + Send>,
+) -> Result<Packed> {
+    let mut index = PackedIndex::default();
+    let mut packed = Packed::default();
+    let failed = |offset| move |source| Error::Write { offset, source };
+    while let Some(block) = blocks.next().map_err(failed(packed.written_bytes))? {
+        let block = block.map_err(failed(packed.written_bytes))?;
+        let length =
+            u32::try_from(block.bytes.len()).map_err(|error| failed(packed.written_bytes)(io::Error::other(error)))?;
+        output.write_all(&block.bytes).map_err(failed(packed.written_bytes))?;
+        index.push(length, block.unpacked_bytes, block.checksum);
+        packed.written_bytes += u64::from(length);
+        packed.unpacked_bytes += u64::from(block.unpacked_bytes);
+    }
+    if packing != Packing::None {
+        let bytes = index.encode(packing).map_err(failed(packed.written_bytes))?;
+        output.write_all(&bytes).map_err(failed(packed.written_bytes))?;
+        packed.written_bytes += bytes.len() as u64;
+    }
+    output.flush().map_err(failed(packed.written_bytes))?;
+    Ok(packed)
+}
+
+/// Packs all of `input` into `output`. `progress` is told how many bytes were read, and stops it by an error.
+///
+/// # Errors
+/// Reading and writing; what `progress` gives.
+pub fn pack(
+    mut input: impl Read,
+    output: Box<dyn Write + Send>,
+    options: PackOptions,
+    progress: &mut dyn FnMut(u64) -> io::Result<()>,
+) -> Result<Packed> {
+    let mut packer = Packer::new(output, options)?;
+    let mut read_bytes = 0;
+    loop {
+        let mut block = Vec::with_capacity(packer.block_bytes);
+        let read = input.by_ref().take(packer.block_bytes as u64).read_to_end(&mut block);
+        let read = read.and_then(|count| progress(read_bytes + count as u64).map(|()| count));
+        let count = read.map_err(|source| Error::Read {
+            offset: read_bytes,
+            source,
+        })?;
+        if count == 0 {
+            return packer.finish();
+        }
+        read_bytes += count as u64;
+        packer.push(block).map_err(|source| Error::Write {
+            offset: read_bytes,
+            source,
+        })?;
+    }
+}

@@ -1,0 +1,365 @@
+//! Tape archives as machine archives have them: plain files in the form ustar, with names of up to 255 bytes.
+//!
+//! Source: POSIX.1-1988, "Extended tar Format"; sizes beyond 8 GiB in base 256, and names in members of their own (`L`), as GNU tar writes
+//! them; `path` and `size` of POSIX.1-2001 (`x`).
+
+use std::io::Read;
+
+use crate::{Error, Result};
+
+pub(crate) const BLOCK_BYTES: usize = 512;
+const BLOCK: u64 = 512;
+/// A name in a member of its own is not longer.
+const LONG_NAME_BYTES_MAX: u64 = 64 << 10;
+
+/// A file in an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+    /// Where its header is.
+    pub(crate) offset: u64,
+}
+
+/// An archive that is read from its start to its end.
+pub(crate) struct TarReader<R> {
+    stream: R,
+    /// Bytes read.
+    at: u64,
+    /// Bytes of the member that were not read yet.
+    left: u64,
+    /// Bytes between the member's end and the next header.
+    padding: u64,
+    /// The end was read.
+    is_over: bool,
+}
+
+impl<R: Read> TarReader<R> {
+    pub(crate) fn new(stream: R) -> Self {
+        Self {
+            stream,
+            at: 0,
+            left: 0,
+            padding: 0,
+            is_over: false,
+        }
+    }
+
+    /// Bytes read so far.
+    pub(crate) fn offset(&self) -> u64 {
+        self.at
+    }
+
+    /// The next file, or none at the end, which is then checked to be the stream's. What was not read of the one before is skipped.
+    pub(crate) fn next(&mut self) -> Result<Option<Member>> {
+        let (mut long_name, mut long_size) = (None, None);
+        if self.is_over {
+            return Ok(None);
+        }
+        loop {
+            self.skip(self.left + self.padding)?;
+            (self.left, self.padding) = (0, 0);
+            let offset = self.at;
+            let mut header = [0; BLOCK_BYTES];
+            self.fill(&mut header, "the header of a member")?;
+            if header.iter().all(|byte| *byte == 0) {
+                self.is_over = true;
+                self.read_to_end()?;
+                return Ok(None);
+            }
+            let header = Header::parse(&header, offset)?;
+            let size_bytes = long_size.take().unwrap_or(header.size_bytes);
+            self.left = size_bytes;
+            self.padding = size_bytes.next_multiple_of(BLOCK).saturating_sub(size_bytes);
+            match header.kind {
+                b'L' => long_name = Some(self.read_name(offset)?),
+                b'x' => {
+                    let (name, size) = self.read_attributes(offset)?;
+                    long_name = name.or(long_name);
+                    long_size = size;
+                }
+                b'0' | 0 | b'7' => {
+                    return Ok(Some(Member {
+                        name: long_name.take().unwrap_or(header.name),
+                        size_bytes,
+                        offset,
+                    }));
+                }
+                // Folders, links and the like hold no data.
+                _ => long_name = None,
+            }
+        }
+    }
+
+    fn read_name(&mut self, offset: u64) -> Result<String> {
+        let bytes = self.read_whole(LONG_NAME_BYTES_MAX)?;
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        String::from_utf8(bytes[..end].to_vec()).map_err(|_| corrupt("name of a member", offset, "it is not UTF-8"))
+    }
+
+    /// Name and size, where the attributes say them: lines of the form `LENGTH KEY=VALUE`.
+    fn read_attributes(&mut self, offset: u64) -> Result<(Option<String>, Option<u64>)> {
+        let bytes = self.read_whole(LONG_NAME_BYTES_MAX)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let (mut name, mut size) = (None, None);
+        for line in text.lines() {
+            let Some((key, value)) = line.split_once(' ').and_then(|(_, rest)| rest.split_once('=')) else {
+                continue;
+            };
+            match key {
+                "path" => name = Some(value.to_owned()),
+                "size" => {
+                    let parsed = value.parse().ok().filter(|size| i64::try_from(*size).is_ok());
+                    size = Some(parsed.ok_or_else(|| corrupt("size of a member", offset, format!("{value:?}")))?);
+                }
+                _ => {}
+            }
+        }
+        Ok((name, size))
+    }
+
+    /// All of the member, where it is not longer than `bytes_max`.
+    pub(crate) fn read_whole(&mut self, bytes_max: u64) -> Result<Vec<u8>> {
+        if self.left > bytes_max {
+            return Err(corrupt(
+                "member",
+                self.at,
+                format!("it has {} bytes, and at most {bytes_max} make sense", self.left),
+            ));
+        }
+        let mut bytes = Vec::new();
+        self.read_into(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Appends the rest of the member to `bytes`. The caller has checked how long it is.
+    pub(crate) fn read_into(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
+        let left = self.left;
+        let at = self.at;
+        let read = self.stream.by_ref().take(left).read_to_end(bytes);
+        let read = read.map_err(|source| read_error(source, "a member", at))? as u64;
+        self.at += read;
+        self.left -= read;
+        if self.left > 0 {
+            return Err(Error::CutOff {
+                what: "a member",
+                offset: self.at,
+            });
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, buffer: &mut [u8], what: &'static str) -> Result<()> {
+        let at = self.at;
+        self.stream
+            .read_exact(buffer)
+            .map_err(|source| read_error(source, what, at))?;
+        self.at += buffer.len() as u64;
+        Ok(())
+    }
+
+    fn skip(&mut self, count: u64) -> Result<()> {
+        let copied = std::io::copy(&mut self.stream.by_ref().take(count), &mut std::io::sink());
+        let copied = copied.map_err(|source| read_error(source, "a member", self.at))?;
+        self.at += copied;
+        if copied < count {
+            return Err(Error::CutOff {
+                what: "a member",
+                offset: self.at,
+            });
+        }
+        Ok(())
+    }
+
+    /// What follows the end is padding; whoever writes it must not be cut off, and checksums of a packed stream are behind it.
+    fn read_to_end(&mut self) -> Result<()> {
+        let copied = std::io::copy(&mut self.stream, &mut std::io::sink());
+        self.at += copied.map_err(|source| read_error(source, "the end", self.at))?;
+        Ok(())
+    }
+}
+
+impl<R: Read> Read for TarReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
+        let count = self.stream.read(&mut buffer[..most])?;
+        self.at += count as u64;
+        self.left -= count as u64;
+        Ok(count)
+    }
+}
+
+fn read_error(source: std::io::Error, what: &'static str, offset: u64) -> Error {
+    if source.kind() == std::io::ErrorKind::UnexpectedEof {
+        Error::CutOff { what, offset }
+    } else {
+        Error::Read { offset, source }
+    }
+}
+
+pub(crate) fn corrupt(what: &'static str, offset: u64, detail: impl Into<String>) -> Error {
+    Error::Corrupt {
+        what,
+        offset,
+        detail: detail.into(),
+    }
+}
+
+struct Header {
+    name: String,
+    size_bytes: u64,
+    kind: u8,
+}
+
+impl Header {
+    fn parse(header: &[u8; BLOCK_BYTES], offset: u64) -> Result<Self> {
+        let wrong = |detail: String| corrupt("header of a member", offset, detail);
+        let expected = octal(&header[148..156]).ok_or_else(|| wrong("its checksum is no number".to_owned()))?;
+        let actual = checksum(header);
+        if u64::from(actual) != expected {
+            return Err(wrong(format!("its checksum is {actual:o} and should be {expected:o}")));
+        }
+        let size_bytes = if header[124] & 0x80 == 0 {
+            octal(&header[124..136])
+        } else {
+            // Base 256: the first byte says so, the last eight hold what a file can have.
+            let number = u64::from_be_bytes(std::array::from_fn(|at| header[128 + at]));
+            Some(number).filter(|_| header[124] == 0x80 && header[125..128] == [0; 3])
+        };
+        let size_bytes = size_bytes.filter(|size| i64::try_from(*size).is_ok());
+        let text = |range: std::ops::Range<usize>| -> Result<String> {
+            let bytes = &header[range];
+            let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+            String::from_utf8(bytes[..end].to_vec()).map_err(|_| wrong("its name is not UTF-8".to_owned()))
+        };
+        let (name, prefix) = (text(0..100)?, text(345..500)?);
+        // GNU's own form keeps other things there.
+        let has_prefix = header[257..263] == *b"ustar\0" && !prefix.is_empty();
+        Ok(Self {
+            name: if has_prefix { format!("{prefix}/{name}") } else { name },
+            size_bytes: size_bytes.ok_or_else(|| wrong("its size is no number".to_owned()))?,
+            kind: header[156],
+        })
+    }
+}
+
+/// A number as octal digits, with blanks before and zeroes or blanks after it; nothing at all is 0.
+fn octal(field: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(field).ok()?;
+    let digits = text.trim_matches(['\0', ' ']);
+    if digits.is_empty() {
+        return Some(0);
+    }
+    u64::from_str_radix(digits, 8).ok()
+}
+
+/// The sum of all bytes, with blanks in the place of the sum.
+fn checksum(header: &[u8; BLOCK_BYTES]) -> u32 {
+    let sum = |bytes: &[u8]| bytes.iter().map(|byte| u32::from(*byte)).sum::<u32>();
+    sum(&header[..148]) + 8 * u32::from(b' ') + sum(&header[156..])
+}
+
+/// The header of a file. The name must not be longer than 100 bytes, and is cut off there.
+pub(crate) fn header(name: &str, size_bytes: u64, time: u64) -> [u8; BLOCK_BYTES] {
+    let mut header = [0; BLOCK_BYTES];
+    let name = &name.as_bytes()[..name.len().min(100)];
+    header[..name.len()].copy_from_slice(name);
+    let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
+    put(100, "0000644\0");
+    put(108, "0000000\0");
+    put(116, "0000000\0");
+    if size_bytes < 1 << 33 {
+        put(124, &format!("{size_bytes:011o}\0"));
+    }
+    put(136, &format!("{:011o}\0", time.min((1 << 33) - 1)));
+    put(156, "0");
+    put(257, "ustar\0");
+    put(263, "00");
+    if size_bytes >= 1 << 33 {
+        header[124] = 0x80;
+        header[128..136].copy_from_slice(&size_bytes.to_be_bytes());
+    }
+    let sum = checksum(&header);
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    header
+}
+
+/// Bytes after a file of this size, up to the next header.
+pub(crate) fn padding_of(size_bytes: u64) -> usize {
+    let padding = size_bytes.next_multiple_of(BLOCK) - size_bytes;
+    usize::try_from(padding).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TarReader, header, padding_of};
+    use crate::Error;
+
+    fn archive(members: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (name, content) in members {
+            bytes.extend(header(name, content.len() as u64, 0));
+            bytes.extend(*content);
+            bytes.resize(bytes.len() + padding_of(content.len() as u64), 0);
+        }
+        bytes.resize(bytes.len() + 1024, 0);
+        bytes
+    }
+
+    #[test]
+    fn members_come_one_after_the_other_and_what_is_not_read_is_skipped() {
+        let bytes = archive(&[("ova.xml", b"text"), ("Ref:1/00000000", &[7; 513]), ("empty", b"")]);
+        let mut reader = TarReader::new(&bytes[..]);
+        assert_eq!(reader.next().unwrap().unwrap().name, "ova.xml");
+        assert_eq!(reader.read_whole(4).unwrap(), b"text");
+        let member = reader.next().unwrap().unwrap();
+        assert_eq!((member.size_bytes, member.offset), (513, 1024));
+        assert_eq!(reader.next().unwrap().unwrap().name, "empty");
+        assert_eq!(reader.next().unwrap(), None);
+        assert_eq!(reader.offset(), bytes.len() as u64);
+    }
+
+    #[test]
+    fn what_is_cut_off_is_told_at_every_length() {
+        let bytes = archive(&[("one", &[1; 700]), ("two", b"2")]);
+        for length in 0..bytes.len() - 1024 + 511 {
+            let mut reader = TarReader::new(&bytes[..length]);
+            let error = loop {
+                match reader.next() {
+                    Ok(Some(_)) => {}
+                    Ok(None) => panic!("an end at {length} bytes"),
+                    Err(error) => break error,
+                }
+            };
+            assert!(matches!(error, Error::CutOff { .. }), "{length}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_changed_header_is_found_and_large_sizes_are_read() {
+        let mut bytes = archive(&[("one", b"1")]);
+        bytes[3] ^= 1;
+        let error = TarReader::new(&bytes[..]).next().unwrap_err().to_string();
+        assert!(error.contains("checksum"), "{error}");
+        for size in [0, 1, (1 << 33) - 1, 1 << 33, 1 << 50] {
+            let bytes = header("disk.vmdk", size, 1);
+            assert_eq!(TarReader::new(&bytes[..]).next().unwrap().unwrap().size_bytes, size);
+        }
+    }
+
+    #[test]
+    fn long_names_are_read_as_gnu_and_posix_write_them() {
+        let long = "d".repeat(150);
+        let mut gnu = header("././@LongLink", 151, 0);
+        gnu[156] = b'L';
+        let sum = super::checksum(&gnu);
+        gnu[148..154].copy_from_slice(format!("{sum:06o}").as_bytes());
+        let mut bytes = gnu.to_vec();
+        bytes.extend(long.as_bytes());
+        bytes.resize(1024, 0);
+        bytes.extend(archive(&[("short", b"1")]));
+        let mut reader = TarReader::new(&bytes[..]);
+        assert_eq!(reader.next().unwrap().unwrap().name, long);
+        assert_eq!(reader.next().unwrap(), None);
+    }
+}

@@ -1,0 +1,283 @@
+//! A stream as it came, or what is packed in it: gzip and zstd are known by their first bytes.
+//!
+//! Frames of bounded length, as `holdfast compress` and others that work in parallel write them, are unpacked on all cores; what is one
+//! long frame, on one thread beside the reader's.
+
+use std::io::{self, Cursor, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::in_order::{InOrder, Threads};
+use crate::packed::{gzip, zstd_frame};
+
+/// Bytes of a chunk of a stream that is unpacked on one thread.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Frames that are longer, packed or unpacked, are unpacked piecemeal.
+pub(crate) const FRAME_BYTES_MAX: usize = 64 << 20;
+
+/// How a stream is packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// Not at all.
+    None,
+    /// gzip, RFC 1952.
+    Gzip,
+    /// zstd, RFC 8878.
+    Zstd,
+}
+
+impl Packing {
+    /// How the stream that begins with these bytes is packed; four bytes tell.
+    pub fn sniff(start: &[u8]) -> Self {
+        match start {
+            [0x1f, 0x8b, ..] => Self::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
+            _ => Self::None,
+        }
+    }
+
+    /// What a person calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+/// A stream, unpacked.
+pub struct Unpacked {
+    packing: Packing,
+    source: Source,
+    read: Arc<AtomicU64>,
+}
+
+enum Source {
+    Plain(Input),
+    Chunks {
+        chunks: InOrder<io::Result<Vec<u8>>>,
+        chunk: Vec<u8>,
+        at: usize,
+        is_over: bool,
+    },
+}
+
+impl Unpacked {
+    /// Looks at the start of `stream`.
+    ///
+    /// # Errors
+    /// Reading.
+    pub fn new(stream: Box<dyn Read + Send>, threads: Threads) -> io::Result<Self> {
+        let mut input = Input {
+            ahead: Cursor::new(Vec::new()),
+            stream,
+            read: Arc::default(),
+        };
+        let mut start = Vec::new();
+        input.by_ref().take(4).read_to_end(&mut start)?;
+        let packing = Packing::sniff(&start);
+        input.give_back(start);
+        let read = Arc::clone(&input.read);
+        let source = match packing {
+            Packing::None => Source::Plain(input),
+            Packing::Gzip => Source::chunks(Unpacking::new(input, Packing::Gzip), threads),
+            Packing::Zstd => Source::chunks(Unpacking::new(input, Packing::Zstd), threads),
+        };
+        Ok(Self { packing, source, read })
+    }
+
+    /// How it is packed.
+    pub fn packing(&self) -> Packing {
+        self.packing
+    }
+
+    /// Counts the bytes of the stream as they are read; some of them may not be unpacked yet.
+    pub(crate) fn counter(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.read)
+    }
+}
+
+impl Read for Unpacked {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match &mut self.source {
+            Source::Plain(input) => input.read(buffer),
+            Source::Chunks {
+                chunks,
+                chunk,
+                at,
+                is_over,
+            } => {
+                while *at == chunk.len() {
+                    if *is_over || buffer.is_empty() {
+                        return Ok(0);
+                    }
+                    match chunks.next()? {
+                        Some(next) => (*chunk, *at) = (next?, 0),
+                        None => *is_over = true,
+                    }
+                }
+                let count = buffer.len().min(chunk.len() - *at);
+                buffer[..count].copy_from_slice(&chunk[*at..*at + count]);
+                *at += count;
+                Ok(count)
+            }
+        }
+    }
+}
+
+impl Source {
+    fn chunks(mut unpacking: Unpacking, threads: Threads) -> Self {
+        let make_worker = || {
+            let mut workers = (libdeflater::Decompressor::new(), zstd::bulk::Decompressor::new());
+            move |part: Part| match part {
+                Part::Ready(result) => result,
+                Part::Gzip { bytes, unpacked_bytes } => gzip::unpack(&mut workers.0, &bytes, unpacked_bytes),
+                Part::Zstd { bytes, unpacked_bytes } => match &mut workers.1 {
+                    Ok(decompressor) => decompressor.decompress(&bytes, unpacked_bytes),
+                    Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+                },
+            }
+        };
+        Self::Chunks {
+            chunks: InOrder::start(threads, move || unpacking.next(), make_worker),
+            chunk: Vec::new(),
+            at: 0,
+            is_over: false,
+        }
+    }
+}
+
+/// What the reading thread hands to the others.
+enum Part {
+    Ready(io::Result<Vec<u8>>),
+    Gzip { bytes: Vec<u8>, unpacked_bytes: usize },
+    Zstd { bytes: Vec<u8>, unpacked_bytes: usize },
+}
+
+/// The reading thread.
+struct Unpacking {
+    state: State,
+}
+
+enum State {
+    Frames(Input, Packing),
+    /// Piecemeal, from here to the end.
+    Stream(Box<dyn Read + Send>),
+    Over,
+}
+
+impl Unpacking {
+    fn new(input: Input, packing: Packing) -> Self {
+        Self {
+            state: State::Frames(input, packing),
+        }
+    }
+
+    fn next(&mut self) -> Option<Part> {
+        let (part, state) = match std::mem::replace(&mut self.state, State::Over) {
+            State::Over => return None,
+            State::Frames(input, packing) => Self::frame(input, packing),
+            State::Stream(stream) => Self::chunk(stream),
+        };
+        self.state = state;
+        part
+    }
+
+    fn frame(mut input: Input, packing: Packing) -> (Option<Part>, State) {
+        let frame = match packing {
+            Packing::Gzip => gzip::read_member(&mut input),
+            Packing::Zstd | Packing::None => zstd_frame::read_frame(&mut input),
+        };
+        match frame {
+            Err(error) => (Some(Part::Ready(Err(error))), State::Over),
+            Ok(Frame::End) => (None, State::Over),
+            Ok(Frame::Whole { bytes, unpacked_bytes }) => {
+                let part = match packing {
+                    Packing::Gzip => Part::Gzip { bytes, unpacked_bytes },
+                    Packing::Zstd | Packing::None => Part::Zstd { bytes, unpacked_bytes },
+                };
+                (Some(part), State::Frames(input, packing))
+            }
+            Ok(Frame::Long { start }) => {
+                input.give_back(start);
+                match Self::stream(input, packing) {
+                    Ok(stream) => Self::chunk(stream),
+                    Err(error) => (Some(Part::Ready(Err(error))), State::Over),
+                }
+            }
+        }
+    }
+
+    fn stream(input: Input, packing: Packing) -> io::Result<Box<dyn Read + Send>> {
+        Ok(match packing {
+            Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(io::BufReader::with_capacity(
+                CHUNK_BYTES,
+                input,
+            ))),
+            Packing::Zstd | Packing::None => Box::new(zstd::stream::read::Decoder::new(input)?),
+        })
+    }
+
+    fn chunk(mut stream: Box<dyn Read + Send>) -> (Option<Part>, State) {
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
+        match stream.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk) {
+            Err(error) => (Some(Part::Ready(Err(error))), State::Over),
+            Ok(0) => (None, State::Over),
+            Ok(_) => (Some(Part::Ready(Ok(chunk))), State::Stream(stream)),
+        }
+    }
+}
+
+/// What stands at the place of a frame.
+pub(crate) enum Frame {
+    /// Nothing: the stream ends here.
+    End,
+    /// A frame, and how much is in it.
+    Whole { bytes: Vec<u8>, unpacked_bytes: usize },
+    /// A frame that does not say how long it is, or is very long, and what was read of it.
+    Long { start: Vec<u8> },
+}
+
+/// The stream as it comes, counted; what was read too far is given back.
+pub(crate) struct Input {
+    ahead: Cursor<Vec<u8>>,
+    stream: Box<dyn Read + Send>,
+    read: Arc<AtomicU64>,
+}
+
+impl Input {
+    fn give_back(&mut self, bytes: Vec<u8>) {
+        let at = usize::try_from(self.ahead.position()).unwrap_or(usize::MAX);
+        let rest = self.ahead.get_ref().get(at..).unwrap_or_default().to_vec();
+        self.ahead = Cursor::new([bytes, rest].concat());
+    }
+
+    /// Appends `count` bytes to `bytes`.
+    ///
+    /// # Errors
+    /// The stream ends before.
+    pub(crate) fn append(&mut self, bytes: &mut Vec<u8>, count: usize) -> io::Result<()> {
+        let read = self.by_ref().take(count as u64).read_to_end(bytes)?;
+        if read == count {
+            Ok(())
+        } else {
+            Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the packed stream ends in the middle of a frame: it was cut off",
+            ))
+        }
+    }
+}
+
+impl Read for Input {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.ahead.read(buffer)?;
+        if count > 0 || buffer.is_empty() {
+            return Ok(count);
+        }
+        let count = self.stream.read(buffer)?;
+        self.read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}

@@ -1,0 +1,202 @@
+//! Writing an XVA.
+
+use std::io::Write;
+use std::num::NonZero;
+use std::ops::Range;
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, ExtentKind, is_zero};
+
+use crate::checksum::xxh64;
+use crate::in_order::{InOrder, Threads};
+use crate::tar::{BLOCK_BYTES as TAR_BLOCK_BYTES, header, padding_of};
+use crate::{Error, Result};
+
+/// Bytes of a block: what XAPI writes, and the only size that all readers know.
+const BLOCK_BYTES: u64 = 1 << 20;
+/// Blocks that are read and checked at once.
+const BATCH_BLOCKS: u64 = 4;
+const EXTENT_COUNT_MAX: usize = 256;
+
+/// A disk that is to be in an archive.
+#[derive(Clone)]
+pub struct XvaDisk {
+    /// By what the records refer to it: `Ref:7`. Disks come in the order of their ids as text.
+    pub id: String,
+    /// Its content.
+    pub device: Arc<dyn BlockDevice>,
+}
+
+/// How an archive is written.
+#[derive(Debug, Clone, Copy)]
+pub struct XvaWriteOptions {
+    /// Threads that read and compute checksums.
+    pub threads: NonZero<usize>,
+    /// When the members were changed, in seconds since 1970.
+    pub time: u64,
+}
+
+/// What was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct XvaWritten {
+    /// Bytes of the archive.
+    pub bytes: u64,
+    /// Bytes of disks that are in it.
+    pub data_bytes: u64,
+}
+
+/// Writes an archive: the records, and the disks as they refer to them.
+///
+/// Blocks that are zero are left out, but for the first and the last of each disk. `progress` is told how many bytes of the disks are done, the
+/// zeroes among them, and stops it by an error.
+///
+/// # Errors
+/// Reading the disks, writing, what `progress` gives. What was written until then is no archive.
+pub fn write_xva(
+    output: &mut dyn Write,
+    records: &str,
+    disks: &[XvaDisk],
+    options: XvaWriteOptions,
+    progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
+) -> Result<XvaWritten> {
+    let mut written = XvaWritten::default();
+    let mut put = |bytes: &[u8], written: &mut XvaWritten| {
+        let offset = written.bytes;
+        written.bytes += bytes.len() as u64;
+        output
+            .write_all(bytes)
+            .map_err(|source| Error::Write { offset, source })
+    };
+    let mut text = Vec::new();
+    append(&mut text, "ova.xml", records.as_bytes(), options.time);
+    put(&text, &mut written)?;
+    let mut disks: Vec<&XvaDisk> = disks.iter().collect();
+    disks.sort_by(|one, other| one.id.cmp(&other.id));
+    let mut before = 0;
+    for disk in disks {
+        let blocks = blocks(disk, options);
+        while let Some(batch) = blocks.next().map_err(|source| Error::Read { offset: 0, source })? {
+            let batch = batch?;
+            put(&batch.members, &mut written)?;
+            written.data_bytes += batch.data_bytes;
+            let done = before + batch.end;
+            progress(done).map_err(|source| Error::Write {
+                offset: written.bytes,
+                source,
+            })?;
+        }
+        before += disk.device.size_bytes();
+    }
+    put(&[0; 2 * TAR_BLOCK_BYTES], &mut written)?;
+    output.flush().map_err(|source| Error::Write {
+        offset: written.bytes,
+        source,
+    })?;
+    Ok(written)
+}
+
+fn append(members: &mut Vec<u8>, name: &str, content: &[u8], time: u64) {
+    members.extend(header(name, content.len() as u64, time));
+    members.extend(content);
+    members.resize(members.len() + padding_of(content.len() as u64), 0);
+}
+
+/// Blocks of a disk as members.
+struct Batch {
+    members: Vec<u8>,
+    data_bytes: u64,
+    /// How far of the disk it reaches.
+    end: u64,
+}
+
+/// Blocks of a disk, in order.
+fn blocks(disk: &XvaDisk, options: XvaWriteOptions) -> InOrder<Result<Batch>> {
+    let mut batches = Batches {
+        device: Arc::clone(&disk.device),
+        at: 0,
+        data_end: 0,
+        asked: 0,
+    };
+    let threads = Threads {
+        count: options.threads,
+        load_max: None,
+    };
+    InOrder::start(
+        threads,
+        move || batches.next().transpose(),
+        || {
+            let (disk, mut block) = (disk.clone(), Vec::new());
+            move |range: Result<Range<u64>>| members(&disk, range?, &mut block, options.time)
+        },
+    )
+}
+
+/// Reads a part of a disk, and makes members of what is not zero.
+fn members(disk: &XvaDisk, range: Range<u64>, block: &mut Vec<u8>, time: u64) -> Result<Batch> {
+    let size_bytes = disk.device.size_bytes();
+    let last = size_bytes.saturating_sub(1) / BLOCK_BYTES;
+    let mut batch = Batch {
+        members: Vec::new(),
+        data_bytes: 0,
+        end: range.end,
+    };
+    for number in range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES) {
+        let start = number * BLOCK_BYTES;
+        let length = BLOCK_BYTES.min(size_bytes - start);
+        block.resize(usize::try_from(length).unwrap_or_default(), 0);
+        disk.device.read_at(block, start)?;
+        if number != 0 && number != last && is_zero(block) {
+            continue;
+        }
+        let name = format!("{}/{number:08}", disk.id);
+        append(&mut batch.members, &name, block, time);
+        let checksum = format!("{:016X}", xxh64(block));
+        append(&mut batch.members, &format!("{name}.xxhash"), checksum.as_bytes(), time);
+        batch.data_bytes += length;
+    }
+    Ok(batch)
+}
+
+/// The parts of a disk that are looked at: what may be data, the first block and the last.
+struct Batches {
+    device: Arc<dyn BlockDevice>,
+    at: u64,
+    /// End of the data that `at` lies in.
+    data_end: u64,
+    /// How far the disk was asked.
+    asked: u64,
+}
+
+impl Batches {
+    fn next(&mut self) -> Result<Option<Range<u64>>> {
+        let size_bytes = self.device.size_bytes();
+        let last = size_bytes.saturating_sub(1) / BLOCK_BYTES * BLOCK_BYTES;
+        while self.at < size_bytes {
+            if self.at == 0 || self.at == last || self.at < self.data_end {
+                let data_end = if self.at < self.data_end {
+                    self.data_end
+                } else {
+                    self.at + 1
+                };
+                let end = data_end
+                    .next_multiple_of(BLOCK_BYTES)
+                    .min(self.at + BATCH_BLOCKS * BLOCK_BYTES);
+                let range = self.at..end.min(size_bytes);
+                self.at = range.end;
+                return Ok(Some(range));
+            }
+            if self.asked >= last {
+                self.at = last;
+                continue;
+            }
+            let list = self.device.extents(self.asked.max(self.at)..last, EXTENT_COUNT_MAX)?;
+            let data = list.as_slice().iter().find(|extent| extent.kind == ExtentKind::Data);
+            self.asked = data.map_or(list.end(), holdfast_block::Extent::end);
+            if let Some(data) = data {
+                self.at = (data.offset / BLOCK_BYTES * BLOCK_BYTES).max(self.at);
+                self.data_end = data.end();
+            }
+        }
+        Ok(None)
+    }
+}
