@@ -64,7 +64,9 @@ pub fn open(stream: Box<dyn Read + Send>, threads: Threads) -> Result<OpenArchiv
     let first = match tar.next() {
         Ok(Some(first)) => first,
         Ok(None) => return Err(unknown("it is empty")),
-        Err(Error::CutOff { offset: 0, .. }) => return Err(unknown("it is shorter than any")),
+        Err(Error::CutOff { offset: 0, .. }) if packing == Packing::None => {
+            return Err(unknown("it is shorter than any"));
+        }
         Err(Error::Corrupt { offset: 0, .. }) => return Err(unknown("its first bytes are of no tape archive")),
         Err(error) => return Err(error),
     };

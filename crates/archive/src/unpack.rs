@@ -134,7 +134,7 @@ impl Source {
                 Part::Ready(result) => result,
                 Part::Gzip { bytes, unpacked_bytes } => gzip::unpack(&mut workers.0, &bytes, unpacked_bytes),
                 Part::Zstd { bytes, unpacked_bytes } => match &mut workers.1 {
-                    Ok(decompressor) => decompressor.decompress(&bytes, unpacked_bytes),
+                    Ok(decompressor) => decompressor.decompress(&bytes, unpacked_bytes).map_err(damaged),
                     Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
                 },
             }
@@ -145,6 +145,19 @@ impl Source {
             at: 0,
             is_over: false,
         }
+    }
+}
+
+/// The error of an unpacker as what it is; one of the operating system stays what it is.
+fn damaged(error: io::Error) -> io::Error {
+    let is_of_stream = error.raw_os_error().is_none() && error.kind() != io::ErrorKind::UnexpectedEof;
+    if is_of_stream {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("the packed stream is damaged: {error}"),
+        )
+    } else {
+        error
     }
 }
 
@@ -222,7 +235,7 @@ impl Unpacking {
     fn chunk(mut stream: Box<dyn Read + Send>) -> (Option<Part>, State) {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         match stream.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk) {
-            Err(error) => (Some(Part::Ready(Err(error))), State::Over),
+            Err(error) => (Some(Part::Ready(Err(damaged(error)))), State::Over),
             Ok(0) => (None, State::Over),
             Ok(_) => (Some(Part::Ready(Ok(chunk))), State::Stream(stream)),
         }

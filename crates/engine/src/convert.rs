@@ -43,6 +43,8 @@ pub enum ConvertSource<'a> {
         /// Its size.
         size_bytes: u64,
     },
+    /// Any other disk, which is read once, from its start to its end.
+    Device(&'a dyn BlockDevice),
 }
 
 /// What to make of it.
@@ -117,6 +119,7 @@ pub fn convert(
             }
         }
         ConvertSource::Stream { stream, size_bytes } => Source::Stream(StreamDevice::new(stream, size_bytes)),
+        ConvertSource::Device(device) => Source::Device(device),
     };
     job.interrupt.check()?;
     let made = if is_block_device(&request.target) {
@@ -133,7 +136,7 @@ pub fn convert(
         duration: job.clock.now().saturating_sub(start),
         notes: match &opened {
             Source::Image { image, .. } => image.notes().to_vec(),
-            Source::Stream(_) => Vec::new(),
+            Source::Stream(_) | Source::Device(_) => Vec::new(),
         },
     })
 }
@@ -254,6 +257,8 @@ fn with_medium(error: Error, source: &Source<'_>, request: &ConvertRequest) -> E
     match source {
         Source::Image { path, .. } if is_read => error.on(path),
         Source::Stream(_) if is_read => error.on(Path::new("-")),
+        // It knows better where its bytes come from.
+        Source::Device(_) if is_read => error,
         _ => error.on(&request.target),
     }
 }

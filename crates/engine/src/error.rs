@@ -21,6 +21,15 @@ pub enum Error {
     /// An image.
     #[error(transparent)]
     Image(#[from] holdfast_image::Error),
+    /// A machine archive, or a packed stream.
+    #[error(transparent)]
+    Archive(#[from] holdfast_archive::Error),
+    /// What a machine consists of, as another hypervisor says it.
+    #[error(transparent)]
+    Hardware(#[from] holdfast_hardware::Error),
+    /// An import or an export.
+    #[error(transparent)]
+    Exchange(Box<crate::ExchangeError>),
     /// A disk, a file or a block device.
     #[error(transparent)]
     Device(#[from] holdfast_block::Error),

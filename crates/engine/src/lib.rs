@@ -23,6 +23,7 @@ mod diff;
 mod differences;
 mod doctor;
 mod error;
+mod exchange;
 mod forget;
 mod gc;
 mod guest_identity;
@@ -89,6 +90,11 @@ pub use doctor::{
     Treatment, doctor,
 };
 pub use error::{Error, Result};
+pub use exchange::{
+    CheckedArchive, Domain, ExchangeError, ExportFormat, ExportReport, ExportRequest, ExportTarget, ImportFolder,
+    ImportReport, ImportRepository, Imported, ImportedDisk, Importing, check_archive, check_packed, export,
+    open_import, open_packed, read_packed,
+};
 pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use gc::{GcOutcome, gc, stats};
 pub use guest_identity::GuestIdentity;

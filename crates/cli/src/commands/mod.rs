@@ -1,18 +1,22 @@
 //! The verbs, one file each: arguments, examples, and the way from there to a report.
 
+mod archive;
 mod backup;
 mod clone;
 mod completions;
+mod compress;
 mod config;
 mod copy;
 mod cron;
 mod daemon;
 mod diff;
 mod doctor;
+mod export;
 mod forget;
 mod gc;
 mod host;
 mod image;
+mod import;
 mod init;
 mod jobs;
 mod key;
@@ -102,6 +106,14 @@ pub enum Verb {
     Resume(resume::ResumeArgs),
     /// Work on disk image files, without a repository
     Image(image::ImageArgs),
+    /// Take in a machine from an archive of another hypervisor
+    Import(import::ImportArgs),
+    /// Make an archive for another hypervisor of a machine
+    Export(export::ExportArgs),
+    /// Look into machine archives and packed streams, without a repository
+    Archive(archive::ArchiveArgs),
+    /// Pack a stream on all cores, with an index behind it
+    Compress(compress::CompressArgs),
     /// Tell what changed between two snapshots
     Diff(diff::DiffArgs),
     /// Prove that snapshots can be read, and are what was stored
@@ -176,6 +188,10 @@ impl Verb {
             Self::Restore(args) => restore::run(args, context),
             Self::Resume(args) => resume::run(args, context),
             Self::Image(args) => image::run(args, context),
+            Self::Import(args) => import::run(args, context),
+            Self::Export(args) => export::run(args, context),
+            Self::Archive(args) => archive::run(args, context),
+            Self::Compress(args) => compress::run(args, context),
             Self::Diff(args) => diff::run(args, context),
             Self::Verify(args) => verify::run(args, context),
             Self::Copy(args) => copy::run(args, context),
@@ -245,6 +261,9 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "show" => show::EXAMPLES,
         "restore" => restore::EXAMPLES,
         "resume" => resume::EXAMPLES,
+        "import" => import::EXAMPLES,
+        "export" => export::EXAMPLES,
+        "compress" => compress::EXAMPLES,
         "diff" => diff::EXAMPLES,
         "verify" => verify::EXAMPLES,
         "copy" => copy::EXAMPLES,
@@ -273,6 +292,7 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "live-server" => live_server::EXAMPLES,
         "watchdog" => watchdog::EXAMPLES,
         _ if path.starts_with("monitor") => monitor::examples_of(path),
+        _ if path.starts_with("archive") => archive::examples_of(path),
         _ if path.starts_with("host") => host::examples_of(path),
         _ => image::examples_of(path),
     }

@@ -4,6 +4,7 @@
 
 use std::io::ErrorKind;
 
+use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
 use holdfast_engine::{CloneError, Error as JobError, ResolveError};
 use holdfast_host::Error as HostError;
@@ -12,6 +13,7 @@ use holdfast_repo::Error as RepositoryError;
 use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
+use super::exchange::{archive_advice, exchange_advice};
 use super::providers::provider_advice;
 use super::refusals::refusal_advice;
 use super::{Error, Kind};
@@ -213,6 +215,9 @@ fn engine_advice(error: &JobError) -> Advice {
     match error {
         JobError::Repository(error) => repository_advice(error),
         JobError::Image(error) => image_advice(error),
+        JobError::Archive(error) => archive_advice(error),
+        JobError::Hardware(_) => advice(Exit::Error, Kind::Unsupported, "what it was made of is not understood"),
+        JobError::Exchange(error) => exchange_advice(error),
         JobError::Scheme { .. } => advice(
             Exit::Usage,
             Kind::Unsupported,
@@ -344,7 +349,7 @@ fn clone_advice(error: &CloneError) -> Advice {
     }
 }
 
-fn image_advice(error: &ImageError) -> Advice {
+pub(super) fn image_advice(error: &ImageError) -> Advice {
     match error {
         error if error.is_corrupt() => plain(Exit::Damage, Kind::Damage),
         ImageError::Backing { source, .. } if source.kind() == ErrorKind::NotFound => advice(
@@ -396,7 +401,7 @@ pub(super) fn io_advice(error: &std::io::Error) -> Advice {
     }
 }
 
-fn device_advice(error: &DeviceError) -> Advice {
+pub(super) fn device_advice(error: &DeviceError) -> Advice {
     match error {
         DeviceError::Io { source, .. } | DeviceError::Path { source, .. } => io_advice(source),
         DeviceError::Corrupt { .. } => plain(Exit::Damage, Kind::Damage),
@@ -408,6 +413,7 @@ fn device_advice(error: &DeviceError) -> Advice {
             .or_else(|| inner.downcast_ref::<KeyError>().map(key_advice))
             .or_else(|| inner.downcast_ref::<RepositoryError>().map(repository_advice))
             .or_else(|| inner.downcast_ref::<ImageError>().map(image_advice))
+            .or_else(|| inner.downcast_ref::<ArchiveError>().map(archive_advice))
             .unwrap_or_else(|| plain(Exit::Error, Kind::Io)),
         _ => plain(Exit::Error, Kind::Io),
     }
@@ -480,6 +486,7 @@ fn plain(exit: Exit, kind: Kind) -> Advice {
 mod tests {
     use std::io::ErrorKind;
 
+    use holdfast_archive::Error as ArchiveError;
     use holdfast_block::Error as DeviceError;
     use holdfast_repo::key::KeyError;
     use holdfast_repo::store::{ObjectName, StoreError};

@@ -4,6 +4,7 @@
 //! word for scripts and a hint what to do next.
 
 mod advice;
+mod exchange;
 mod kind;
 mod providers;
 mod refusals;

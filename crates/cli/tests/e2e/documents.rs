@@ -122,6 +122,9 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
         reports.entry(verb).or_default().push(report);
     }
     reports.insert("replicate", crate::replication::reports());
+    for (verb, report) in crate::verbs::exchanges::reports() {
+        reports.entry(verb).or_default().push(report);
+    }
     for (verb, report) in crate::schedules::reports_of_schedules() {
         reports.entry(verb).or_default().push(report);
     }

@@ -25,6 +25,7 @@ pub(super) enum Source<'a> {
         device: Arc<dyn BlockDevice>,
     },
     Stream(StreamDevice<'a>),
+    Device(&'a dyn BlockDevice),
 }
 
 impl Source<'_> {
@@ -32,13 +33,14 @@ impl Source<'_> {
         match self {
             Self::Image { device, .. } => &**device,
             Self::Stream(device) => device,
+            Self::Device(device) => *device,
         }
     }
 
     /// Once all was read: whether that was all.
     pub(super) fn check_end(&self) -> Result<()> {
         match self {
-            Self::Image { .. } => Ok(()),
+            Self::Image { .. } | Self::Device(_) => Ok(()),
             Self::Stream(device) => device.check_end(),
         }
     }

@@ -7,6 +7,7 @@ mod choosing;
 mod doctors;
 mod doctors_storage;
 mod doctors_work;
+mod exchanges;
 #[path = "../../../../host/tests/providers/lab.rs"]
 #[expect(
     dead_code,

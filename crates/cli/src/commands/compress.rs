@@ -1,0 +1,193 @@
+//! `holdfast compress`: a stream is packed on all cores, with an index behind it.
+
+use std::fs::File;
+use std::io::{IsTerminal as _, Read, Write};
+use std::num::NonZero;
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+
+use holdfast_archive::{PackOptions, Packed, Packing, Threads, Unpacked, pack};
+use holdfast_engine::{Job, Unit};
+
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::units;
+
+/// Arguments of `compress`.
+#[derive(Debug, clap::Args)]
+pub struct CompressArgs {
+    /// The file to read; standard input where not given, or -
+    #[arg(value_name = "FILE")]
+    source: Option<PathBuf>,
+    #[command(flatten)]
+    packing: PackingArgs,
+    /// Unpack instead: what is packed is found out
+    #[arg(short, long, conflicts_with_all = ["gzip", "zstd", "level"])]
+    decompress: bool,
+    /// Let all threads but one pause while the machine's load average is above this
+    #[arg(long, value_name = "LOAD", value_parser = parse_load)]
+    max_load: Option<f64>,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// How archives are packed.
+#[derive(Debug, clap::Args)]
+pub(super) struct PackingArgs {
+    /// Pack as gzip, which everybody can read
+    #[arg(long, conflicts_with = "zstd")]
+    gzip: bool,
+    /// Pack as zstd, which is faster and smaller
+    #[arg(long)]
+    zstd: bool,
+    /// How hard: 1 to 12 for gzip, 1 to 19 for zstd
+    #[arg(short, long, value_name = "LEVEL")]
+    level: Option<i32>,
+}
+
+impl PackingArgs {
+    /// What was asked for, if anything was.
+    pub(super) fn packing(&self) -> Option<Packing> {
+        match (self.gzip, self.zstd) {
+            (true, _) => Some(Packing::Gzip),
+            (_, true) => Some(Packing::Zstd),
+            _ => None,
+        }
+    }
+
+    /// How hard.
+    pub(super) fn level(&self) -> Option<i32> {
+        self.level
+    }
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Export a machine of XenServer on all cores",
+        line: "xe vm-export vm=web1 filename= | holdfast compress --zstd > web1.xva.zst",
+    },
+    Example {
+        wish: "In the place of pigz, with a thread left for others, and less while they are busy",
+        line: "tar c /srv | holdfast compress --gzip --threads 3 --max-load 4 > srv.tar.gz",
+    },
+    Example {
+        wish: "Unpack it",
+        line: "holdfast compress --decompress web1.xva.zst > web1.xva",
+    },
+];
+
+fn parse_load(text: &str) -> Result<f64, String> {
+    let load = text.parse().ok().filter(|load: &f64| load.is_finite() && *load > 0.0);
+    load.ok_or_else(|| "a load is a number above 0, as 4 or 1.5".to_owned())
+}
+
+/// Packs or unpacks.
+pub(super) fn run(args: &CompressArgs, context: &Context) -> Result<Exit, Error> {
+    context.output().refuse_json("compress")?;
+    if std::io::stdout().is_terminal() {
+        return Err(Error::usage(
+            "packed bytes are nothing for a terminal",
+            "send them on: holdfast compress > FILE",
+        ));
+    }
+    let threads = threads(args.job.thread_count(), args.max_load);
+    let input = input(args.source.as_deref())?;
+    let output = stdout()?;
+    if args.decompress {
+        context.work(args.job.thread_count(), |job| unpack(input, output, threads, job))?;
+        return Ok(Exit::Ok);
+    }
+    let options = PackOptions {
+        packing: args.packing.packing().unwrap_or(Packing::Zstd),
+        level: args.packing.level(),
+        threads,
+    };
+    let start = context.clock().now();
+    let packed = context.work(args.job.thread_count(), |job| {
+        job.progress.phase("packing", Unit::Bytes);
+        let mut told = 0;
+        let packed = pack(input, Box::new(output), options, &mut |read| step(job, &mut told, read));
+        job.interrupt.check()?;
+        Ok(packed?)
+    })?;
+    let duration = context.clock().now().saturating_sub(start);
+    context.console().note(&summary(packed, duration));
+    Ok(Exit::Ok)
+}
+
+/// Threads, of which all but one may have to wait.
+pub(super) fn threads(count: usize, load_max: Option<f64>) -> Threads {
+    Threads {
+        count: NonZero::new(count).unwrap_or(NonZero::<usize>::MIN),
+        load_max,
+    }
+}
+
+/// A file, or standard input.
+pub(super) fn input(path: Option<&std::path::Path>) -> Result<Box<dyn Read + Send>, Error> {
+    let Some(path) = path.filter(|path| path.as_os_str() != "-") else {
+        let file = std::io::stdin().as_fd().try_clone_to_owned();
+        return Ok(Box::new(File::from(file.map_err(Error::Stdin)?)));
+    };
+    let file = File::open(path).map_err(|source| holdfast_engine::Error::File {
+        action: "open",
+        path: path.to_owned(),
+        source,
+    })?;
+    Ok(Box::new(file))
+}
+
+/// Standard output, as a file: nobody looks for ends of lines in it.
+pub(super) fn stdout() -> Result<File, Error> {
+    let file = std::io::stdout().as_fd().try_clone_to_owned();
+    Ok(File::from(file.map_err(holdfast_engine::Error::Stdout)?))
+}
+
+fn step(job: Job<'_>, told: &mut u64, done: u64) -> std::io::Result<()> {
+    job.progress.advance(done - *told);
+    *told = done;
+    job.interrupt.check().map_err(std::io::Error::other)
+}
+
+fn unpack(
+    input: Box<dyn Read + Send>,
+    mut output: File,
+    threads: Threads,
+    job: Job<'_>,
+) -> holdfast_engine::Result<()> {
+    let read_error = |offset| move |source| holdfast_archive::Error::Read { offset, source };
+    let mut stream = Unpacked::new(input, threads).map_err(read_error(0))?;
+    job.progress.phase("unpacking", Unit::Bytes);
+    let mut buffer = vec![0; 1 << 20];
+    let mut done = 0;
+    loop {
+        let count = stream.read(&mut buffer).map_err(read_error(done))?;
+        if count == 0 {
+            return output.flush().map_err(holdfast_engine::Error::Stdout);
+        }
+        output
+            .write_all(&buffer[..count])
+            .map_err(holdfast_engine::Error::Stdout)?;
+        done += count as u64;
+        job.progress.advance(count as u64);
+        job.interrupt.check()?;
+    }
+}
+
+/// How well it went, for whoever watches.
+fn summary(packed: Packed, duration: std::time::Duration) -> String {
+    let mut parts = vec![
+        format!("{} packed", units::bytes(packed.unpacked_bytes)),
+        format!(
+            "{} written ({})",
+            units::bytes(packed.written_bytes),
+            units::percent(packed.written_bytes, packed.unpacked_bytes)
+        ),
+        units::duration(duration),
+    ];
+    parts.extend(units::rate(packed.unpacked_bytes, duration).map(units::bytes_per_second));
+    parts.join(", ")
+}

@@ -1,0 +1,250 @@
+//! `holdfast export`: a machine in a snapshot becomes an archive for another hypervisor, or a folder of images.
+
+use std::path::PathBuf;
+
+use holdfast_archive::{PackOptions, Packing};
+use holdfast_engine::{ExportFormat, ExportReport, ExportRequest, ExportTarget, Overwrite, SnapshotName, export};
+use holdfast_image::{Format, Storage};
+use holdfast_repo::{Processes as _, SystemProcesses};
+use serde::Serialize;
+
+use super::compress::{PackingArgs, stdout, threads};
+use super::import::{DroppedDocument, list_dropped};
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Column, Page, Report, Table};
+use crate::{time, units};
+
+/// Arguments of `export`.
+#[derive(Debug, clap::Args)]
+pub struct ExportArgs {
+    /// The snapshot; a machine's name is its newest
+    #[arg(value_name = "SNAPSHOT|MACHINE")]
+    snapshot: SnapshotName,
+    /// The archive or the folder to make, or - for standard output
+    #[arg(value_name = "TARGET")]
+    target: PathBuf,
+    /// What to make: xva for XenServer and XCP-ng, dir for a folder of images with the configuration of libvirt; what the
+    /// target's name says where not given
+    #[arg(long = "format", value_name = "FORMAT", value_enum)]
+    format: Option<Kind>,
+    #[command(flatten)]
+    packing: PackingArgs,
+    /// The format of the images in a folder (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels)
+    #[arg(long, value_name = "FORMAT", value_parser = super::backup::parse_format)]
+    disk_format: Option<Format>,
+    /// Leave this disk out; may be given several times
+    #[arg(long = "exclude", value_name = "DISK")]
+    left_out: Vec<String>,
+    /// What the machine is called there
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Replace the file that is there
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    /// An archive of XenServer and XCP-ng
+    Xva,
+    /// A folder
+    Dir,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Move a machine to XCP-ng",
+        line: "holdfast export -r /backup/vms web1 web1.xva.zst",
+    },
+    Example {
+        wish: "Send it there at once",
+        line: "holdfast export -r /backup/vms web1@2026-11-20 - --format xva | ssh xen1 xe vm-import filename=/dev/stdin",
+    },
+    Example {
+        wish: "Make images for VirtualBox",
+        line: "holdfast export -r /backup/vms web1 /srv/web1 --format dir --disk-format vdi",
+    },
+];
+
+/// What `export` answers.
+#[derive(Debug, Serialize)]
+struct Done {
+    target: String,
+    format: &'static str,
+    snapshot: String,
+    machine: String,
+    name: String,
+    disks: Vec<DiskDocument>,
+    written_bytes: u64,
+    dropped: Vec<DroppedDocument>,
+    duration_ms: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct DiskDocument {
+    name: String,
+    key: String,
+    size_bytes: u64,
+}
+
+impl Done {
+    fn new(report: ExportReport, target: String, kind: Kind) -> Self {
+        let disk = |(name, key, size_bytes)| DiskDocument { name, key, size_bytes };
+        Self {
+            target,
+            format: match kind {
+                Kind::Xva => "xva",
+                Kind::Dir => "dir",
+            },
+            snapshot: report.snapshot.id.to_string(),
+            machine: report.snapshot.machine.clone(),
+            name: report.name,
+            disks: report.disks.into_iter().map(disk).collect(),
+            written_bytes: report.written_bytes,
+            dropped: report.dropped.iter().map(DroppedDocument::from).collect(),
+            duration_ms: units::millis(report.duration),
+        }
+    }
+}
+
+impl Report for Done {
+    fn command(&self) -> &'static str {
+        "export"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let duration = std::time::Duration::from_millis(self.duration_ms);
+        let size_bytes: u64 = self.disks.iter().map(|disk| disk.size_bytes).sum();
+        let mut parts = vec![
+            format!("{} written", units::bytes(self.written_bytes)),
+            units::duration(duration),
+        ];
+        parts.extend(
+            units::rate(size_bytes, duration).map(|rate| format!("{} of disks", units::bytes_per_second(rate))),
+        );
+        page.line(&format!(
+            "{}  {} as of snapshot {}: {}",
+            self.target,
+            self.name,
+            &self.snapshot[..8],
+            parts.join(", ")
+        ));
+        let mut table = Table::new([
+            Column::long_text("DISK"),
+            Column::number("SIZE"),
+            Column::long_text("THERE"),
+        ]);
+        for disk in &self.disks {
+            table.row([disk.name.clone(), units::bytes(disk.size_bytes), disk.key.clone()]);
+        }
+        page.table(&table);
+        list_dropped(&self.dropped, page);
+    }
+}
+
+/// Exports.
+pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
+    if args.snapshot.disk.is_some() {
+        return Err(Error::usage(
+            "a machine is exported, and this names a disk",
+            "leave the disk out; --exclude leaves out others; holdfast restore brings back one disk",
+        ));
+    }
+    let is_stdout = args.target.as_os_str() == "-";
+    let (kind, named) = kind_of(args)?;
+    let packing = PackOptions {
+        packing: args.packing.packing().or(named).unwrap_or(Packing::None),
+        level: args.packing.level(),
+        threads: threads(args.job.thread_count(), None),
+    };
+    let format = ExportFormat::Xva(packing);
+    let target = match kind {
+        Kind::Xva if is_stdout => {
+            context.output().refuse_json("export to standard output")?;
+            ExportTarget::Stream(Box::new(stdout()?), format)
+        }
+        Kind::Xva => ExportTarget::File {
+            path: args.target.clone(),
+            overwrite: if args.force {
+                Overwrite::Replace
+            } else {
+                Overwrite::Refuse
+            },
+            format,
+        },
+        Kind::Dir => ExportTarget::Folder {
+            path: args.target.clone(),
+            format: args.disk_format.unwrap_or(Format::Qcow2),
+            storage: Storage::Plain,
+        },
+    };
+    let repository = context.open_repository()?;
+    let request = ExportRequest {
+        snapshot: args.snapshot.snapshot.clone(),
+        left_out: args.left_out.clone(),
+        target,
+        name: args.name.clone(),
+        host: SystemProcesses.this().host,
+        time: time::now(),
+        zone: context.zone().clone(),
+    };
+    let report = context.work(args.job.thread_count(), |job| {
+        export(&repository, request, &context.surroundings(), job)
+    })?;
+    if is_stdout {
+        for dropped in &report.dropped {
+            context.console().note(&format!("not carried over: {dropped}"));
+        }
+        return Ok(Exit::Ok);
+    }
+    context.report(&Done::new(report, args.target.display().to_string(), kind))
+}
+
+/// What to make, and how its name says that it is packed.
+fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
+    let name = args
+        .target
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .to_lowercase();
+    let (base, packing) = match name.rsplit_once('.') {
+        Some((base, "gz")) => (base, Some(Packing::Gzip)),
+        Some((base, "zst" | "zstd")) => (base, Some(Packing::Zstd)),
+        _ => (&name[..], None),
+    };
+    let extension = base.rsplit_once('.').map_or("", |(_, extension)| extension);
+    let kind = match (args.format, extension) {
+        (Some(kind), _) => kind,
+        (None, "xva") => Kind::Xva,
+        (None, _) => {
+            return Err(Error::usage(
+                format!("{} does not say what to make", args.target.display()),
+                "give --format xva or --format dir, or a name that ends in .xva, .xva.gz or .xva.zst",
+            ));
+        }
+    };
+    let given = [
+        (
+            Kind::Dir,
+            args.packing.packing().is_some() || args.packing.level().is_some(),
+            "--gzip, --zstd and --level",
+        ),
+        (Kind::Dir, args.force, "--force"),
+        (Kind::Dir, args.target.as_os_str() == "-", "standard output"),
+        (Kind::Xva, args.disk_format.is_some(), "--disk-format"),
+    ];
+    match given.iter().find(|(of, is_given, _)| *of == kind && *is_given) {
+        Some((_, _, what)) => Err(Error::usage(
+            format!("{what} does not go with this format"),
+            "leave it out, or choose another --format",
+        )),
+        None => Ok((kind, packing)),
+    }
+}

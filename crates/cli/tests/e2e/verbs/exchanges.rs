@@ -1,0 +1,234 @@
+//! Machines in archives of other hypervisors, and packed streams.
+
+use holdfast_block::SeededRandom;
+
+use crate::host::{system, text};
+use crate::program::stderr;
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+
+/// A repository with a machine of two disks: one of data and zeroes, one of an odd size with hardly anything in it.
+fn rig_with_machine() -> (Rig, [Vec<u8>; 2]) {
+    let rig = Rig::new();
+    let mut first = noise(9 * MIB, 11);
+    let mut random = SeededRandom::new(12);
+    for _ in 0..8 {
+        let at = usize::try_from(random.below(9 * MIB as u64 - 600_000)).unwrap();
+        first[at..at + 600_000].fill(0);
+    }
+    first[2 * MIB..5 * MIB].fill(0);
+    let mut second = vec![0; 6 * MIB + 700];
+    second[4 * MIB + 5..4 * MIB + 9].fill(7);
+    rig.write("a.raw", &first);
+    rig.write("b.raw", &second);
+    rig.ok(&["backup", "--machine", "web1", "vda=a.raw", "vdb=b.raw"]);
+    (rig, [first, second])
+}
+
+/// Exports it; there is a warning, for nobody knows more of the machine than its disks.
+fn exported(rig: &Rig, name: &str) -> serde_json::Value {
+    rig.json(3, &["export", "web1", name])["report"].clone()
+}
+
+/// What `import` and its like answer.
+pub(crate) fn reports() -> Vec<(&'static str, serde_json::Value)> {
+    let (rig, _) = rig_with_machine();
+    vec![
+        ("export", exported(&rig, "web1.xva.gz")),
+        ("archive info", rig.report(&["archive", "info", "web1.xva.gz"])),
+        ("archive check", rig.report(&["archive", "check", "web1.xva.gz"])),
+        ("import", rig.report(&["import", "web1.xva.gz"])),
+        ("import", rig.report(&["import", "web1.xva.gz", "--to", "made"])),
+    ]
+}
+
+#[test]
+fn a_machine_goes_out_as_an_archive_that_others_read_and_comes_back() {
+    let (rig, disks) = rig_with_machine();
+    let reader = rig.path("xva_reader.py");
+    rig.write("xva_reader.py", include_bytes!("xva_reader.py"));
+    for (number, name) in ["web1.xva", "web1.xva.gz", "web1.xva.zst"].iter().enumerate() {
+        let report = exported(&rig, name);
+        assert_eq!(report["disks"][0]["name"], "vda", "{report}");
+        let ids: Vec<&str> = report["disks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|disk| disk["key"].as_str().unwrap())
+            .collect();
+        // Everybody's tools unpack it, and a reader of another make finds the disks in it.
+        let plain = rig.path("plain.xva");
+        let unpack = ["cat", "gzip -dc", "zstd -dc"][number];
+        let line = format!("{unpack} < '{}' > '{}'", text(&rig.path(name)), text(&plain));
+        system("/bin/sh", &["-c", &line]).unwrap();
+        let folder = format!("found{number}");
+        std::fs::create_dir(rig.path(&folder)).unwrap();
+        system(
+            "/usr/bin/python3",
+            &[text(&reader), text(&plain), text(&rig.path(&folder))],
+        )
+        .unwrap();
+        for (id, bytes) in ids.iter().zip(&disks) {
+            assert!(rig.read(&format!("{folder}/{id}")) == *bytes, "{name}: {id}");
+        }
+        let checked = rig.report(&["archive", "check", name]);
+        assert_eq!(checked["archive"], "XVA");
+        assert_eq!(checked["index_block_count"].is_null(), number == 0, "{checked}");
+
+        let machine = format!("copy{number}");
+        let output = rig.run_with(&["import", "-", "--machine", &machine], &rig.read(name));
+        assert!(output.status.success(), "{}", stderr(&output));
+        for (disk, bytes) in ["sda", "sdb"].iter().zip(&disks) {
+            let output = rig.run(&["restore", &format!("{machine}:{disk}"), "-"]);
+            assert!(
+                output.status.success() && output.stdout == *bytes,
+                "{name}: {disk}: {}",
+                stderr(&output)
+            );
+        }
+        let made = format!("made{number}");
+        let report = rig.report(&["import", name, "--to", &made, "--format", "raw"]);
+        assert_eq!(report["machine"]["name"], "web1");
+        for (disk, bytes) in ["sda", "sdb"].iter().zip(&disks) {
+            assert!(rig.read(&format!("{made}/{disk}.raw")) == *bytes, "{name}: {disk}");
+        }
+        assert_eq!(
+            rig.names(&made),
+            ["domain.xml", "original-ova.xml", "sda.raw", "sdb.raw"]
+        );
+    }
+    // What is exported to a pipe is the same.
+    let output = rig.run(&["export", "web1", "-", "--format", "xva"]);
+    let found = rig.run_with(&["archive", "check", "-"], &output.stdout);
+    assert!(found.status.success(), "{}", stderr(&found));
+}
+
+/// A repeated import takes no room but for what says so.
+#[test]
+fn the_same_archive_again_takes_hardly_any_room() {
+    let (rig, _) = rig_with_machine();
+    exported(&rig, "web1.xva");
+    rig.ok(&["import", "web1.xva"]);
+    let report = rig.report(&["import", "web1.xva"]);
+    assert!(report["stored_bytes"].as_u64().unwrap() < 100_000, "{report}");
+}
+
+#[test]
+fn a_damaged_archive_leaves_nothing() {
+    let (rig, _) = rig_with_machine();
+    exported(&rig, "web1.xva");
+    exported(&rig, "web1.xva.zst");
+    let snapshots = rig.snapshot_count();
+    let before = rig.names(".");
+    for name in ["web1.xva", "web1.xva.zst"] {
+        let whole = rig.read(name);
+        let mut changed = whole.clone();
+        changed[whole.len() / 2] ^= 1;
+        // The last one lacks what is behind the disks only.
+        for bytes in [&changed[..], &whole[..whole.len() / 3], &whole[..whole.len() - 700]] {
+            if bytes.len() + 700 == whole.len() && name != "web1.xva" {
+                continue;
+            }
+            for words in [
+                &["import", "-"][..],
+                &["import", "-", "--to", "made"],
+                &["archive", "check", "-"],
+            ] {
+                let output = rig.run_with(words, bytes);
+                assert_eq!(output.status.code(), Some(5), "{name} {words:?}: {}", stderr(&output));
+            }
+        }
+    }
+    assert_eq!(rig.snapshot_count(), snapshots);
+    assert_eq!(rig.names("."), before);
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_in_words() {
+    let (rig, _) = rig_with_machine();
+    exported(&rig, "web1.xva");
+    for (code, words, expected) in [
+        (1, &["import", "a.raw"][..], "is no machine archive"),
+        (2, &["export", "web1", "web1.tar"], "does not say what to make"),
+        (2, &["export", "web1:vda", "web1.xva"], "names a disk"),
+        (
+            2,
+            &["export", "web1", "made", "--format", "dir", "--gzip"],
+            "does not go with",
+        ),
+        (2, &["export", "web1", "x.xva.gz", "--level", "99"], "level"),
+        (1, &["export", "web1", "web1.xva"], "exists"),
+        (
+            1,
+            &["import", "web1.xva", "--to", "repo"],
+            "is there already, and is not empty",
+        ),
+        (
+            2,
+            &["import", "web1.xva", "--to", "made", "--format", "vdi", "--compress"],
+            "not compressed",
+        ),
+    ] {
+        let (_, text) = rig.error(code, words);
+        assert!(text.contains(expected), "{words:?}: {text}");
+    }
+    assert!(
+        !rig.names(".")
+            .iter()
+            .any(|name| name.contains("made") || name.contains("partial"))
+    );
+}
+
+#[test]
+fn streams_are_packed_for_everybody_and_read_at_any_place() {
+    let rig = Rig::empty();
+    let mut bytes = noise(11 * MIB + 77, 5);
+    bytes[3 * MIB..6 * MIB].fill(0);
+    rig.write("plain", &bytes);
+    for (option, unpack) in [("--gzip", "gzip -dc"), ("--zstd", "zstd -dc")] {
+        let output = rig.run_with(&["compress", option, "--threads", "3", "--max-load", "1000"], &bytes);
+        assert!(output.status.success(), "{}", stderr(&output));
+        rig.write("packed", &output.stdout);
+        let line = format!(
+            "{unpack} < '{}' | cmp - '{}'",
+            text(&rig.path("packed")),
+            text(&rig.path("plain"))
+        );
+        system("/bin/sh", &["-c", &line]).unwrap();
+        let output = rig.run(&["compress", "--decompress", "packed"]);
+        assert!(output.status.success() && output.stdout == bytes, "{option}");
+        let output = rig.run(&[
+            "archive", "read", "packed", "--offset", "7000000", "--length", "4200000",
+        ]);
+        assert!(
+            output.stdout == bytes[7_000_000..11_200_000],
+            "{option}: {}",
+            stderr(&output)
+        );
+        let report = rig.report(&["archive", "check", "packed"]);
+        assert!(
+            report["archive"].is_null() && report["index_block_count"].as_u64().unwrap() > 1,
+            "{report}"
+        );
+        let mut packed = rig.read("packed");
+        packed[5 * MIB] ^= 1;
+        rig.write("damaged", &packed);
+        rig.code(5, &["archive", "check", "damaged"]);
+        let output = rig.run(&["compress", "--decompress", "damaged"]);
+        assert_eq!(output.status.code(), Some(5), "{}", stderr(&output));
+    }
+    rig.write("damaged", &bytes);
+    for (words, code, expected) in [
+        (
+            &["archive", "read", "packed", "--offset", "1G"][..],
+            2,
+            "has 11534413 bytes",
+        ),
+        (&["archive", "read", "damaged"], 1, "has no index"),
+    ] {
+        let output = rig.run(words);
+        assert_eq!(output.status.code(), Some(code));
+        assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+    }
+}

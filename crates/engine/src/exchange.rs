@@ -1,0 +1,18 @@
+//! `import` and `export`: machines in archives of other hypervisors, from and to a repository or a folder.
+//!
+//! An archive comes once, from its start to its end, and may be a pipe. So its disks are devices that are read in order
+//! ([`disks`]): a backup, a conversion and a writer of archives read them as they read any other, and no byte of them is stored in between.
+
+mod check;
+mod disks;
+mod error;
+mod export;
+mod import;
+mod machine;
+
+pub use check::{CheckedArchive, check_archive, check_packed, open_packed, read_packed};
+pub use error::ExchangeError;
+pub use export::{ExportFormat, ExportReport, ExportRequest, ExportTarget, export};
+pub use import::{
+    Domain, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, open_import,
+};

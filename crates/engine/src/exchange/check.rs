@@ -1,0 +1,93 @@
+//! An archive, read to its end and compared with all checksums that it carries.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use holdfast_archive::{ArchiveKind, PackedFile, Packing, Piece, open};
+use holdfast_block::{BlockDevice as _, FileDevice, IoMode};
+
+use super::import::threads;
+use crate::Unit;
+use crate::error::Result;
+use crate::job::Job;
+
+/// What was found good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckedArchive {
+    /// What it is.
+    pub kind: ArchiveKind,
+    /// How it is packed.
+    pub packing: Packing,
+    /// Bytes of the archive, as they came.
+    pub read_bytes: u64,
+    /// Its disks: what the archive calls it, its size, and bytes of it that are in the archive.
+    pub disks: Vec<(String, u64, u64)>,
+}
+
+/// Reads an archive to its end.
+///
+/// # Errors
+/// The first thing in it that is not as it should be.
+pub fn check_archive(stream: Box<dyn Read + Send>, job: Job<'_>) -> Result<CheckedArchive> {
+    let mut archive = open(stream, threads(job))?;
+    job.progress.phase("checking the archive", Unit::Bytes);
+    let disks = archive
+        .reader
+        .disks()
+        .iter()
+        .map(|disk| (disk.key.clone(), disk.size_bytes, 0));
+    let mut disks: Vec<(String, u64, u64)> = disks.collect();
+    let mut told = 0;
+    while let Some(piece) = archive.reader.next()? {
+        if let Piece::Data { disk, bytes, .. } = piece {
+            disks[disk].2 += bytes.len() as u64;
+        }
+        let read = archive.read.bytes();
+        job.progress.advance(read - told);
+        told = read;
+        job.interrupt.check()?;
+    }
+    Ok(CheckedArchive {
+        kind: archive.kind,
+        packing: archive.packing,
+        read_bytes: archive.read.bytes(),
+        disks,
+    })
+}
+
+/// Opens a file with an index behind it.
+pub fn open_packed(path: &Path) -> Result<PackedFile> {
+    let file = FileDevice::open(path, IoMode::Buffered).map_err(|error| crate::Error::from(error).on(path))?;
+    PackedFile::open(Arc::new(file)).map_err(|error| crate::Error::from(error).on(path))
+}
+
+/// Unpacks every block that the index of a file names, on all threads, and compares it; gives how many there are.
+///
+/// # Errors
+/// The first that is damaged.
+pub fn check_packed(file: &PackedFile, job: Job<'_>) -> Result<u64> {
+    job.progress.phase("checking the packed blocks", Unit::Bytes);
+    job.progress.total(file.index().packed_bytes());
+    let mut told = 0;
+    let report = file.check(threads(job).count, &mut |done| {
+        job.progress.advance(done - told);
+        told = done;
+        job.interrupt.check().map_err(std::io::Error::other)
+    });
+    job.interrupt.check()?;
+    Ok(report?.block_count)
+}
+
+/// The part of a packed stream that lies between two places, to `write`.
+pub fn read_packed(
+    file: &PackedFile,
+    range: std::ops::Range<u64>,
+    write: &mut dyn std::io::Write,
+    job: Job<'_>,
+) -> Result<()> {
+    let slice = holdfast_block::SliceDevice::new(file, range)?;
+    job.progress.phase("reading", Unit::Bytes);
+    job.progress.total(slice.size_bytes());
+    crate::restore_stream::write_to_stream(&slice, write, job)
+}

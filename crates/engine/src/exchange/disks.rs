@@ -1,0 +1,361 @@
+//! Disks of an archive as devices that are read once, in order.
+//!
+//! Readers ask for what comes next before they read it, and read on several threads. Pieces that were asked for wait in memory until they
+//! are read, so a reader that asks far ahead of what it reads would hold all of it: that is refused.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use holdfast_archive::{ArchiveReader, Piece};
+use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, Result as DeviceResult, to_usize};
+
+use super::error::ExchangeError;
+use crate::error::Result;
+
+/// Bytes that wait to be read, at most.
+const HELD_BYTES_MAX: u64 = 1 << 30;
+
+/// An archive whose disks are being read.
+pub(super) struct ArchiveDisks {
+    state: Mutex<State>,
+    sizes: Vec<u64>,
+}
+
+struct State {
+    reader: Box<dyn ArchiveReader>,
+    disks: Vec<DiskState>,
+    held_bytes: u64,
+    is_over: bool,
+    has_failed: bool,
+}
+
+#[derive(Default)]
+struct DiskState {
+    /// Somebody reads it; what is not wanted is passed over.
+    is_wanted: bool,
+    pieces: VecDeque<Held>,
+    /// What lies before is known: in a piece, read, or zero.
+    known_end: u64,
+    /// Data that was read, and is gone: in order, not touching.
+    gone: Vec<Range<u64>>,
+}
+
+/// Bytes that wait to be read.
+struct Held {
+    offset: u64,
+    bytes: Vec<u8>,
+    /// How many of them were not read yet.
+    left: usize,
+}
+
+impl Held {
+    fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+}
+
+impl ArchiveDisks {
+    /// The disks of an archive; those whose numbers are in `wanted` are kept.
+    pub(super) fn new(reader: Box<dyn ArchiveReader>, wanted: &[usize]) -> Self {
+        let sizes: Vec<u64> = reader.disks().iter().map(|disk| disk.size_bytes).collect();
+        let disk = |number| DiskState {
+            is_wanted: wanted.contains(&number),
+            ..DiskState::default()
+        };
+        Self {
+            state: Mutex::new(State {
+                disks: (0..sizes.len()).map(disk).collect(),
+                reader,
+                held_bytes: 0,
+                is_over: false,
+                has_failed: false,
+            }),
+            sizes,
+        }
+    }
+
+    /// A disk, by its number in the archive.
+    pub(super) fn device(self: &Arc<Self>, number: usize) -> ArchiveDevice {
+        ArchiveDevice {
+            disks: Arc::clone(self),
+            number,
+        }
+    }
+
+    /// Reads what is left of the archive, and makes sure that all that was wanted was read.
+    pub(super) fn finish(&self) -> Result<()> {
+        let mut state = self.lock();
+        while !state.is_over {
+            state.pull()?;
+        }
+        let unread = state.disks.iter().position(|disk| !disk.pieces.is_empty());
+        match unread {
+            None => Ok(()),
+            Some(number) => Err(ExchangeError::NotRead {
+                disk: state.reader.disks()[number].key.clone(),
+            }
+            .into()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Takes in the next piece.
+    fn pull(&mut self) -> DeviceResult<()> {
+        let failed = |offset, error: Box<dyn std::error::Error + Send + Sync>| {
+            Err(DeviceError::io("read", offset, std::io::Error::other(error)))
+        };
+        if self.has_failed {
+            return failed(0, "the archive could not be read before this".into());
+        }
+        self.has_failed = true;
+        let sizes: Vec<u64> = self.reader.disks().iter().map(|disk| disk.size_bytes).collect();
+        match self.reader.next() {
+            Err(error) => return Err(DeviceError::layer(error)),
+            Ok(None) => {
+                self.is_over = true;
+                for (disk, size_bytes) in self.disks.iter_mut().zip(sizes) {
+                    disk.known_end = size_bytes;
+                }
+            }
+            Ok(Some(Piece::End { disk })) => self.disks[disk].known_end = sizes[disk],
+            Ok(Some(Piece::Data { disk, offset, bytes })) => {
+                let disk = &mut self.disks[disk];
+                if offset < disk.known_end {
+                    return failed(offset, "the archive goes back on a disk".into());
+                }
+                disk.known_end = offset + bytes.len() as u64;
+                if disk.is_wanted {
+                    self.held_bytes += bytes.len() as u64;
+                    disk.pieces.push_back(Held {
+                        offset,
+                        bytes: bytes.to_vec(),
+                        left: bytes.len(),
+                    });
+                }
+                if self.held_bytes > HELD_BYTES_MAX {
+                    return failed(
+                        offset,
+                        "the disks of the archive come in another order than they are read".into(),
+                    );
+                }
+            }
+        }
+        self.has_failed = false;
+        Ok(())
+    }
+
+    fn learn(&mut self, number: usize, end: u64) -> DeviceResult<()> {
+        while self.disks[number].known_end < end && !self.is_over {
+            self.pull()?;
+        }
+        Ok(())
+    }
+}
+
+impl DiskState {
+    /// Copies what there is of `offset` and on to `buffer`, which is zero; how many bytes.
+    fn take(&mut self, buffer: &mut [u8], offset: u64) -> u64 {
+        let end = offset + buffer.len() as u64;
+        let mut taken = 0;
+        for piece in &mut self.pieces {
+            let (from, to) = (piece.offset.max(offset), piece.end().min(end));
+            if from >= to {
+                continue;
+            }
+            let source = to_usize(from - piece.offset)..to_usize(to - piece.offset);
+            buffer[to_usize(from - offset)..to_usize(to - offset)].copy_from_slice(&piece.bytes[source]);
+            piece.left -= to_usize(to - from);
+            taken += to - from;
+            add(&mut self.gone, from..to);
+        }
+        self.pieces.retain(|piece| piece.left > 0);
+        taken
+    }
+}
+
+/// Adds a range to ranges that are in order and do not touch.
+fn add(ranges: &mut Vec<Range<u64>>, new: Range<u64>) {
+    let start = ranges.partition_point(|range| range.end < new.start);
+    let end = ranges.partition_point(|range| range.start <= new.end);
+    let touched = &ranges[start..end];
+    let first = touched.first().map_or(new.start, |range| range.start.min(new.start));
+    let last = touched.last().map_or(new.end, |range| range.end.max(new.end));
+    ranges.splice(start..end, std::iter::once(first..last));
+}
+
+/// A disk of an archive.
+pub(super) struct ArchiveDevice {
+    disks: Arc<ArchiveDisks>,
+    number: usize,
+}
+
+impl BlockDevice for ArchiveDevice {
+    fn size_bytes(&self) -> u64 {
+        self.disks.sizes[self.number]
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> DeviceResult<()> {
+        self.check_bounds(offset, buffer.len() as u64)?;
+        let end = offset + buffer.len() as u64;
+        buffer.fill(0);
+        let mut state = self.disks.lock();
+        state.learn(self.number, end)?;
+        let disk = &mut state.disks[self.number];
+        let at = disk.gone.partition_point(|range| range.end <= offset);
+        if disk.gone.get(at).is_some_and(|range| range.start < end) {
+            let gone = std::io::Error::other("an archive is read once, and in order");
+            return Err(DeviceError::io("read", offset, gone));
+        }
+        let taken = disk.take(buffer, offset);
+        state.held_bytes -= taken;
+        Ok(())
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> DeviceResult<ExtentList> {
+        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        let mut list = ExtentList::new(range.start, extent_count_max);
+        if range.is_empty() {
+            return Ok(list);
+        }
+        let mut state = self.disks.lock();
+        state.learn(self.number, range.start + 1)?;
+        let disk = &state.disks[self.number];
+        let end = disk.known_end.min(range.end);
+        // What was read holds data, too: whoever reads it again is refused, and not given zeroes.
+        let mut data: Vec<Range<u64>> = disk.gone.clone();
+        disk.pieces
+            .iter()
+            .for_each(|piece| add(&mut data, piece.offset..piece.end()));
+        for held in data.iter().filter(|held| held.end > range.start) {
+            let (from, to) = (held.start.clamp(list.end(), end), held.end.min(end));
+            if !list.push(from - list.end(), ExtentKind::Zero) || !list.push(to.saturating_sub(from), ExtentKind::Data)
+            {
+                return Ok(list);
+            }
+        }
+        list.push(end - list.end(), ExtentKind::Zero);
+        Ok(list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use holdfast_archive::{ArchiveDisk, ArchiveReader, Document, Piece};
+    use holdfast_block::{BlockDevice as _, ExtentKind};
+
+    use super::{ArchiveDisks, add};
+
+    /// An archive whose pieces are these: disk, offset, bytes.
+    struct Pieces {
+        disks: Vec<ArchiveDisk>,
+        rest: std::vec::IntoIter<(usize, u64, Vec<u8>)>,
+        last: Vec<u8>,
+    }
+
+    impl ArchiveReader for Pieces {
+        fn documents(&self) -> &[Document] {
+            &[]
+        }
+
+        fn disks(&self) -> &[ArchiveDisk] {
+            &self.disks
+        }
+
+        fn next(&mut self) -> holdfast_archive::Result<Option<Piece<'_>>> {
+            let Some((disk, offset, bytes)) = self.rest.next() else {
+                return Ok(None);
+            };
+            self.last = bytes;
+            Ok(Some(Piece::Data {
+                disk,
+                offset,
+                bytes: &self.last,
+            }))
+        }
+
+        fn is_in_order(&self) -> bool {
+            true
+        }
+    }
+
+    fn disks(sizes: &[u64], pieces: Vec<(usize, u64, Vec<u8>)>, wanted: &[usize]) -> Arc<ArchiveDisks> {
+        let disk = |size_bytes: &u64| ArchiveDisk {
+            key: format!("disk of {size_bytes}"),
+            size_bytes: *size_bytes,
+        };
+        let reader = Pieces {
+            disks: sizes.iter().map(disk).collect(),
+            rest: pieces.into_iter(),
+            last: Vec::new(),
+        };
+        Arc::new(ArchiveDisks::new(Box::new(reader), wanted))
+    }
+
+    #[test]
+    fn disks_are_read_as_they_come_and_what_is_not_wanted_is_passed_over() {
+        let pieces = vec![(0, 10, vec![1; 20]), (1, 0, vec![9; 50]), (2, 5, vec![3; 5])];
+        let disks = disks(&[100, 50, 10], pieces, &[0, 2]);
+        let first = disks.device(0);
+        let list = first.extents(0..100, 10).unwrap();
+        let found: Vec<_> = list
+            .as_slice()
+            .iter()
+            .map(|extent| (extent.offset, extent.length, extent.kind))
+            .collect();
+        assert_eq!(found, [(0, 10, ExtentKind::Zero), (10, 20, ExtentKind::Data)]);
+        let mut bytes = [7; 100];
+        first.read_at(&mut bytes, 0).unwrap();
+        assert_eq!((bytes[9], bytes[10], bytes[29], bytes[30]), (0, 1, 1, 0));
+        let error = first.read_at(&mut bytes[..1], 15).unwrap_err();
+        assert!(format!("{error:?}").contains("read once"), "{error:?}");
+        let last = disks.device(2);
+        last.read_at(&mut bytes[..10], 0).unwrap();
+        assert_eq!(bytes[..10], [0, 0, 0, 0, 0, 3, 3, 3, 3, 3]);
+        disks.finish().unwrap();
+    }
+
+    #[test]
+    fn what_was_not_read_is_told() {
+        let disks = disks(&[100], vec![(0, 10, vec![1; 20])], &[0]);
+        disks.device(0).read_at(&mut [0; 15], 0).unwrap();
+        assert!(disks.finish().unwrap_err().to_string().contains("disk of 100"));
+    }
+
+    #[test]
+    fn threads_read_behind_each_other() {
+        let pieces = (0..200).map(|number| (0, number * 1000, vec![u8::try_from(number).unwrap() + 1; 1000]));
+        let disks = disks(&[200_000], pieces.collect(), &[0]);
+        let device = disks.device(0);
+        std::thread::scope(|scope| {
+            for number in (0..40_u64).rev() {
+                let device = &device;
+                scope.spawn(move || {
+                    let mut bytes = vec![0; 5000];
+                    device.read_at(&mut bytes, number * 5000).unwrap();
+                    for (at, chunk) in bytes.chunks(1000).enumerate() {
+                        assert_eq!(chunk, vec![u8::try_from(1 + number * 5 + at as u64).unwrap(); 1000]);
+                    }
+                });
+            }
+        });
+        disks.finish().unwrap();
+    }
+
+    #[test]
+    fn ranges_that_touch_become_one() {
+        let mut ranges = vec![0..5, 10..15, 20..25];
+        add(&mut ranges, 5..10);
+        assert_eq!(ranges, [0..15, 20..25]);
+        add(&mut ranges, 30..31);
+        add(&mut ranges, 18..32);
+        assert_eq!(ranges, [0..15, 18..32]);
+    }
+}

@@ -1,0 +1,460 @@
+//! `import`: the machine in an archive becomes a snapshot, or images in a folder.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write as _};
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use holdfast_archive::{ArchiveKind, Counter, Document, Packing, Threads, open};
+use holdfast_block::BlockDevice;
+use holdfast_hardware::{Dropped, Machine};
+use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
+use holdfast_repo::{Parent, Repository, Source, SourceData, Surroundings};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use super::disks::{ArchiveDevice, ArchiveDisks};
+use super::error::ExchangeError;
+use super::machine::{Attached, Described, DomainWish, attach, describe, domain_xml, kept_name};
+use crate::backup::{BackupReport, NOTE_FORMAT, ParentChoice, choose_parent};
+use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
+use crate::error::{Error, Result};
+use crate::job::{Counting, Job};
+use crate::machine_backup::NOTE_UUID;
+use crate::meter::{Meter, MeteredDevice};
+use crate::new_file::{Existing, NewFile};
+use crate::new_image::Overwrite;
+use crate::repository::snapshots;
+use crate::stages::Stages;
+use crate::{MachineName, Unit};
+
+/// Note of a snapshot: what it was imported from.
+const NOTE_IMPORTED: &str = "imported_from";
+/// Note of a disk: what the archive called it.
+const NOTE_LABEL: &str = "label";
+const DOMAIN: &str = "domain.xml";
+
+/// An archive that was opened: all is known that stands before its first disk.
+pub struct Importing {
+    kind: ArchiveKind,
+    packing: Packing,
+    counter: Counter,
+    described: Described,
+    documents: Vec<Document>,
+    attached: Vec<Attached>,
+    disks: Arc<ArchiveDisks>,
+    domain: Domain,
+}
+
+/// How libvirt is to have the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Domain {
+    /// `kvm`, or `qemu` where processors are emulated.
+    pub domain_type: String,
+    /// The network that its cards are plugged into.
+    pub network: String,
+}
+
+/// A machine that was imported.
+#[derive(Debug)]
+pub struct Imported {
+    /// What the archive was.
+    pub kind: ArchiveKind,
+    /// How it was packed.
+    pub packing: Packing,
+    /// Bytes of the archive, as they came.
+    pub read_bytes: u64,
+    /// What the machine consists of.
+    pub machine: Machine,
+    /// Its disks, in the order of the archive.
+    pub disks: Vec<ImportedDisk>,
+    /// What has no meaning here, and what took its place.
+    pub dropped: Vec<Dropped>,
+}
+
+/// A disk that was imported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImportedDisk {
+    /// What it is called now.
+    pub name: String,
+    /// What the archive calls it.
+    pub key: String,
+    /// What its owner calls it.
+    pub label: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its image, where it became one.
+    pub path: Option<PathBuf>,
+}
+
+/// What became of an import into a repository.
+#[derive(Debug)]
+pub struct ImportReport {
+    /// The snapshot.
+    pub backup: BackupReport,
+    /// The machine.
+    pub imported: Imported,
+}
+
+/// How a machine is imported into a repository.
+pub struct ImportRepository {
+    /// What its snapshots are listed under; its own name where not given.
+    pub machine: Option<MachineName>,
+    /// What to compare with.
+    pub parent: ParentChoice,
+    /// Words to find the snapshot by.
+    pub tags: Vec<String>,
+    /// The instant that the archive is of.
+    pub time: Timestamp,
+    /// The host that imports.
+    pub host: String,
+    /// The program that imports.
+    pub program: String,
+    /// In which times of a parent's name are meant.
+    pub zone: TimeZone,
+}
+
+/// How a machine is imported into a folder.
+pub struct ImportFolder {
+    /// The folder, which is made; it may be there, empty.
+    pub folder: PathBuf,
+    /// The format of its images.
+    pub format: Format,
+    /// Whether they are compressed.
+    pub storage: Storage,
+}
+
+/// Opens an archive.
+///
+/// # Errors
+/// It is none, or does not say what the machine consists of.
+pub fn open_import(stream: Box<dyn Read + Send>, domain: Domain, job: Job<'_>) -> Result<Importing> {
+    let archive = open(stream, threads(job))?;
+    let mut described = describe(&*archive.reader)?;
+    let attached = attach(&*archive.reader, &mut described);
+    let wanted: Vec<usize> = attached.iter().map(|disk| disk.number).collect();
+    Ok(Importing {
+        kind: archive.kind,
+        packing: archive.packing,
+        counter: archive.read,
+        documents: archive.reader.documents().to_vec(),
+        disks: Arc::new(ArchiveDisks::new(archive.reader, &wanted)),
+        described,
+        attached,
+        domain,
+    })
+}
+
+/// As many as the job has.
+pub(super) fn threads(job: Job<'_>) -> Threads {
+    Threads {
+        count: NonZero::new(job.thread_count).unwrap_or(NonZero::<usize>::MIN),
+        load_max: None,
+    }
+}
+
+impl Importing {
+    /// What is known of it before its disks are read; they are not.
+    pub fn look(mut self) -> Imported {
+        self.domain_xml(None, Format::Qcow2);
+        self.imported(&[])
+    }
+
+    /// The machine's name.
+    pub fn name(&self) -> &str {
+        &self.described.machine.name
+    }
+
+    fn device(&self, disk: &Attached) -> ArchiveDevice {
+        self.disks.device(disk.number)
+    }
+
+    /// Its domain XML; what libvirt has no word for is added to what is dropped.
+    fn domain_xml(&mut self, folder: Option<&str>, format: Format) -> String {
+        let wish = DomainWish {
+            domain_type: &self.domain.domain_type,
+            network: &self.domain.network,
+            folder,
+            format: format.name(),
+        };
+        let written = domain_xml(&self.described.machine, &self.attached, &wish);
+        self.described.dropped.extend(written.dropped);
+        written.value
+    }
+
+    fn imported(self, paths: &[PathBuf]) -> Imported {
+        let mut paths = paths.iter();
+        let disks = self.attached.into_iter().map(|disk| ImportedDisk {
+            path: paths.next().cloned(),
+            name: disk.target,
+            key: disk.key,
+            label: disk.label,
+            size_bytes: disk.size_bytes,
+        });
+        Imported {
+            kind: self.kind,
+            packing: self.packing,
+            read_bytes: self.counter.bytes(),
+            disks: disks.collect(),
+            machine: self.described.machine,
+            dropped: self.described.dropped,
+        }
+    }
+
+    /// Imports it as a snapshot, with its configuration as libvirt has it and as the archive has it.
+    ///
+    /// # Errors
+    /// An archive that is damaged or cut off leaves no snapshot.
+    pub fn into_repository(
+        mut self,
+        repository: &Repository,
+        request: ImportRepository,
+        job: Job<'_>,
+    ) -> Result<ImportReport> {
+        let start = job.clock.now();
+        let name = match request.machine {
+            Some(name) => name,
+            None => MachineName::new(self.name())?,
+        };
+        let manifests = snapshots(repository, job.progress)?;
+        let parent = choose_parent(&request.parent, &request.zone, &manifests, &name)?;
+        job.progress.phase(&format!("importing {name}"), Unit::Bytes);
+        let xml = self.domain_xml(None, Format::Qcow2);
+        let mut streams = vec![(DOMAIN.to_owned(), xml.into_bytes())];
+        let documents = self.documents.iter();
+        streams.extend(documents.map(|document| (kept_name(document), document.content.clone())));
+        let stages = Stages::new(job.clock, job.progress);
+        let devices: Vec<ArchiveDevice> = self.attached.iter().map(|disk| self.device(disk)).collect();
+        let meters: Vec<Meter> = devices.iter().map(|_| Meter::new()).collect();
+        let metered: Vec<MeteredDevice<'_>> = devices
+            .iter()
+            .zip(&meters)
+            .map(|(device, meter)| MeteredDevice {
+                inner: device,
+                meter,
+                progress: job.progress,
+                stages: &stages,
+            })
+            .collect();
+        let mut readers: Vec<Behind<'_>> = streams
+            .iter()
+            .map(|(_, bytes)| Behind::new(&self.disks, bytes))
+            .collect();
+        let disks = self.attached.iter().zip(&metered);
+        let mut sources: Vec<Source<'_>> = disks.map(|(disk, device)| source(disk, device)).collect();
+        sources.extend(streams.iter().zip(&mut readers).map(|((name, _), bytes)| Source {
+            name: name.clone(),
+            data: SourceData::Stream(bytes),
+            notes: BTreeMap::new(),
+        }));
+        let report = repository.backup(
+            holdfast_repo::BackupRequest {
+                machine: name.to_string(),
+                time_ms: request.time.as_millisecond(),
+                tags: request.tags,
+                parent: parent.map_or(Parent::None, |parent| Parent::Named(parent.id)),
+                host: request.host,
+                program: request.program,
+                notes: self.notes(),
+                sources,
+                thread_count: job.thread_count,
+            },
+            &job.watch_stages(Counting::Elsewhere, &stages),
+        );
+        let report = report.map_err(of_archive)?;
+        let backup = BackupReport {
+            snapshot: report.snapshot,
+            stored_bytes: report.stored_bytes,
+            bottleneck: stages.bottleneck(),
+            duration: job.clock.now().saturating_sub(start),
+        };
+        Ok(ImportReport {
+            backup,
+            imported: self.imported(&[]),
+        })
+    }
+
+    /// Imports it as images in a folder of their own, with its configuration, which comes last: where that is, all is.
+    ///
+    /// # Errors
+    /// Of an archive that is damaged or cut off, nothing is left.
+    pub fn into_folder(
+        mut self,
+        request: &ImportFolder,
+        surroundings: &Surroundings,
+        job: Job<'_>,
+    ) -> Result<Imported> {
+        let folder = std::path::absolute(&request.folder).map_err(|source| Error::File {
+            action: "find",
+            path: request.folder.clone(),
+            source,
+        })?;
+        let mut made = NewFolder::make(&folder)?;
+        let xml = self.domain_xml(Some(&folder.display().to_string()), request.format);
+        let mut paths = Vec::new();
+        for disk in &self.attached {
+            let target = made.file(&format!("{}.{}", disk.target, request.format));
+            let device = self.device(disk);
+            convert(
+                ConvertSource::Device(&device),
+                &ConvertRequest {
+                    open: OpenOptions::default(),
+                    target: target.clone(),
+                    format: request.format,
+                    qcow2: Qcow2Options::default(),
+                    blocks: BlockOptions::default(),
+                    storage: request.storage,
+                    overwrite: Overwrite::Refuse,
+                    verify: VerifyImage::No,
+                },
+                surroundings,
+                job,
+            )?;
+            paths.push(target);
+        }
+        self.disks.finish()?;
+        for document in &self.documents {
+            write_file(&made.file(&kept_name(document)), &document.content, surroundings)?;
+        }
+        write_file(&made.file(DOMAIN), xml.as_bytes(), surroundings)?;
+        made.keep();
+        Ok(self.imported(&paths))
+    }
+
+    fn notes(&self) -> BTreeMap<String, String> {
+        let mut notes = BTreeMap::from([(NOTE_IMPORTED.to_owned(), self.kind.name().to_owned())]);
+        if let Some(uuid) = &self.described.machine.uuid {
+            notes.insert(NOTE_UUID.to_owned(), uuid.clone());
+        }
+        notes
+    }
+}
+
+/// A disk of the archive as a disk of a snapshot.
+fn source<'s>(disk: &Attached, device: &'s dyn BlockDevice) -> Source<'s> {
+    let mut notes = BTreeMap::from([(NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned())]);
+    if !disk.label.is_empty() {
+        notes.insert(NOTE_LABEL.to_owned(), disk.label.clone());
+    }
+    Source {
+        name: disk.target.clone(),
+        data: SourceData::Disk(device),
+        notes,
+    }
+}
+
+/// Bytes that come after the disks: the first of them is given when the archive was read to its end, so that no snapshot is committed of one
+/// that is damaged behind its disks.
+struct Behind<'a> {
+    disks: &'a ArchiveDisks,
+    bytes: &'a [u8],
+    is_checked: bool,
+}
+
+impl<'a> Behind<'a> {
+    fn new(disks: &'a ArchiveDisks, bytes: &'a [u8]) -> Self {
+        Self {
+            disks,
+            bytes,
+            is_checked: false,
+        }
+    }
+}
+
+impl Read for Behind<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if !self.is_checked {
+            self.disks.finish().map_err(std::io::Error::other)?;
+            self.is_checked = true;
+        }
+        self.bytes.read(buffer)
+    }
+}
+
+/// What was wrong behind the disks is about the archive, and not about the text that was being stored then.
+fn of_archive(error: holdfast_repo::Error) -> Error {
+    match error {
+        holdfast_repo::Error::Stream { source, name } => match source.downcast::<Error>() {
+            Ok(error) => error,
+            Err(source) => holdfast_repo::Error::Stream { source, name }.into(),
+        },
+        error => error.into(),
+    }
+}
+
+/// A folder on its way; dropped before [`keep`](Self::keep), it is empty, or gone, as it was before.
+pub(super) struct NewFolder {
+    path: PathBuf,
+    was_there: bool,
+    files: Vec<PathBuf>,
+}
+
+impl NewFolder {
+    /// Makes it. It may be there if nothing is in it.
+    pub(super) fn make(path: &Path) -> Result<Self> {
+        let failed = |source| Error::File {
+            action: "create",
+            path: path.to_owned(),
+            source,
+        };
+        let was_there = match std::fs::create_dir(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                if std::fs::read_dir(path).map_err(failed)?.next().is_some() {
+                    return Err(ExchangeError::FolderTaken { path: path.to_owned() }.into());
+                }
+                true
+            }
+            other => {
+                other.map_err(failed)?;
+                false
+            }
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            was_there,
+            files: Vec::new(),
+        })
+    }
+
+    /// Where a file of it goes, which goes with it.
+    pub(super) fn file(&mut self, name: &str) -> PathBuf {
+        let path = self.path.join(name);
+        self.files.push(path.clone());
+        path
+    }
+
+    /// It is whole.
+    pub(super) fn keep(mut self) {
+        self.files.clear();
+        self.was_there = true;
+    }
+}
+
+impl Drop for NewFolder {
+    fn drop(&mut self) {
+        // An error that brought us here says more than one about this. What others have put there stays.
+        for file in &self.files {
+            drop(std::fs::remove_file(file));
+        }
+        if !self.was_there {
+            drop(std::fs::remove_dir(&self.path));
+        }
+    }
+}
+
+/// Writes a small file, durably.
+pub(super) fn write_file(path: &Path, bytes: &[u8], surroundings: &Surroundings) -> Result<()> {
+    let new = NewFile::begin(path, Existing::Keep, surroundings)?;
+    let write = || {
+        let mut file = new.create_private()?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(|source| Error::File {
+        action: "write",
+        path: path.to_owned(),
+        source,
+    })?;
+    new.finish()
+}

@@ -1,0 +1,171 @@
+//! What a machine in an archive consists of, and how libvirt writes it down.
+
+use std::collections::BTreeMap;
+
+use holdfast_archive::{ArchiveReader, Document, DocumentKind};
+use holdfast_hardware::{Bus, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, libvirt, xen};
+
+use super::error::ExchangeError;
+use crate::error::Result;
+
+/// Where images of libvirt are, where nobody says otherwise.
+const IMAGES: &str = "/var/lib/libvirt/images";
+/// What a machine is given where nobody knows what it had.
+const UNKNOWN_MEMORY_BYTES: u64 = 2 << 30;
+
+/// A machine that an archive describes.
+pub(super) struct Described {
+    pub(super) machine: Machine,
+    pub(super) dropped: Vec<Dropped>,
+}
+
+/// Reads the document that describes the machine.
+pub(super) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
+    let known = reader.documents().iter().find_map(|document| {
+        let text = String::from_utf8_lossy(&document.content);
+        match document.kind {
+            DocumentKind::XenRecords => Some(xen::read(&text)),
+            DocumentKind::Ovf | DocumentKind::Proxmox | DocumentKind::Other => None,
+        }
+    });
+    let translated = known.ok_or_else(|| {
+        let names: Vec<&str> = reader.documents().iter().map(|document| &document.name[..]).collect();
+        ExchangeError::NoMachine {
+            detail: format!(
+                "it has {}",
+                if names.is_empty() {
+                    "no text".to_owned()
+                } else {
+                    names.join(", ")
+                }
+            ),
+        }
+    })?;
+    let Translated { value, dropped } = translated?;
+    Ok(Described {
+        machine: value,
+        dropped,
+    })
+}
+
+/// A disk of an archive that the machine has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Attached {
+    /// Its number in the archive.
+    pub(super) number: usize,
+    /// What it is called in the machine from now on: `vda`.
+    pub(super) target: String,
+    /// What the archive calls it.
+    pub(super) key: String,
+    /// What its owner calls it.
+    pub(super) label: String,
+    pub(super) size_bytes: u64,
+}
+
+/// The disks of the archive that the machine has, in the order of the archive; of the others is told.
+pub(super) fn attach(reader: &dyn ArchiveReader, described: &mut Described) -> Vec<Attached> {
+    let there = adapt(&described.machine, Place::Qemu).value;
+    let targets = there.targets();
+    let mut attached = Vec::new();
+    for (number, disk) in reader.disks().iter().enumerate() {
+        let place = there
+            .disks
+            .iter()
+            .position(|known| known.key == disk.key && known.kind == DiskKind::Disk);
+        match place {
+            Some(place) => attached.push(Attached {
+                number,
+                target: targets[place].clone(),
+                key: disk.key.clone(),
+                label: there.disks[place].label.clone(),
+                size_bytes: disk.size_bytes,
+            }),
+            None => described.dropped.push(Dropped {
+                what: format!("disk {} of the archive", disk.key),
+                why: "is in no slot of the machine".to_owned(),
+            }),
+        }
+    }
+    attached
+}
+
+/// How libvirt is to have the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DomainWish<'a> {
+    /// `kvm` or `qemu`.
+    pub(super) domain_type: &'a str,
+    /// The network that its cards are plugged into.
+    pub(super) network: &'a str,
+    /// The folder of its images.
+    pub(super) folder: Option<&'a str>,
+    /// The format of its images.
+    pub(super) format: &'a str,
+}
+
+/// Its domain XML.
+pub(super) fn domain_xml(machine: &Machine, attached: &[Attached], wish: &DomainWish<'_>) -> Translated<String> {
+    let place = |disk: &Attached| {
+        let file = match wish.folder {
+            Some(folder) => format!("{folder}/{}.{}", disk.target, wish.format),
+            None => format!("{IMAGES}/{}-{}.{}", file_name(&machine.name), disk.target, wish.format),
+        };
+        let place = libvirt::DiskPlace {
+            path: file,
+            format: wish.format.to_owned(),
+        };
+        (disk.key.clone(), place)
+    };
+    let disks: BTreeMap<String, libvirt::DiskPlace> = attached.iter().map(place).collect();
+    libvirt::write(
+        machine,
+        &libvirt::Wish {
+            domain_type: wish.domain_type.to_owned(),
+            disks,
+            network: wish.network.to_owned(),
+        },
+    )
+}
+
+/// A name that leads into no other folder.
+fn file_name(name: &str) -> String {
+    name.chars()
+        .map(|character| {
+            if character.is_alphanumeric() || "-_.".contains(character) {
+                character
+            } else {
+                '_'
+            }
+        })
+        .collect()
+}
+
+/// A name for the copy of a document that is kept beside the disks.
+pub(super) fn kept_name(document: &Document) -> String {
+    let name = document.name.rsplit('/').next().unwrap_or_default();
+    format!("original-{}", file_name(name))
+}
+
+/// A machine of which nobody knows more than its disks.
+pub(super) fn unknown(name: &str) -> Machine {
+    Machine {
+        name: name.to_owned(),
+        processor_count: 1,
+        memory_bytes: UNKNOWN_MEMORY_BYTES,
+        firmware: Firmware::Bios,
+        ..Machine::default()
+    }
+}
+
+/// A disk of such a machine.
+pub(super) fn unknown_disk(name: &str, position: u32) -> Disk {
+    Disk {
+        key: name.to_owned(),
+        label: name.to_owned(),
+        kind: DiskKind::Disk,
+        bus: Bus::Sata,
+        position,
+        size_bytes: None,
+        boot_order: (position == 0).then_some(1),
+        is_read_only: false,
+    }
+}
