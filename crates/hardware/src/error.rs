@@ -15,4 +15,14 @@ pub enum Error {
         /// Where it is not, and how.
         detail: String,
     },
+    /// The text describes more machines than one.
+    #[error("this {form} has {count} machines, not one: {names}")]
+    SeveralMachines {
+        /// What it is: "OVF descriptor"...
+        form: &'static str,
+        /// How many there are.
+        count: usize,
+        /// What they are called: the first ones, if there are many.
+        names: String,
+    },
 }

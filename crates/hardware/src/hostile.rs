@@ -4,13 +4,17 @@ use std::collections::BTreeMap;
 
 use holdfast_block::hostile::{Outcome, Parser};
 
-use crate::{Machine, libvirt, xen};
+use crate::{Disk, Machine, libvirt, ovf, xen};
 
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[
     Parser {
         name: "libvirt_machine",
         feed: libvirt_machine,
+    },
+    Parser {
+        name: "ovf_descriptor",
+        feed: ovf_descriptor,
     },
     Parser {
         name: "xen_records",
@@ -29,6 +33,17 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let machine = libvirt::read(domain).expect("it is well formed").value;
     vec![
         ("libvirt_machine", "machine", domain.as_bytes().to_vec()),
+        (
+            "ovf_descriptor",
+            "esxi",
+            sample(include_str!("../tests/samples/esxi.ovf")),
+        ),
+        (
+            "ovf_descriptor",
+            "ovirt",
+            sample(include_str!("../tests/samples/ovirt.ovf")),
+        ),
+        ("ovf_descriptor", "written", written_as_ovf(&machine).into_bytes()),
         ("xen_records", "machine", written_for_xen(&machine).into_bytes()),
     ]
 }
@@ -36,6 +51,20 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
 /// The domain XML of a machine, written again for every place.
 pub fn libvirt_machine(bytes: &[u8]) -> Outcome {
     match libvirt::read(&String::from_utf8_lossy(bytes)) {
+        Ok(read) => written_everywhere(&read.value),
+        Err(_) => Outcome::Refused,
+    }
+}
+
+/// The descriptor of an OVF package, written again for every place.
+pub fn ovf_descriptor(bytes: &[u8]) -> Outcome {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(package) = ovf::OvfPackage::parse(&text) {
+        for name in package.files.iter().flat_map(ovf::OvfFile::names) {
+            assert!(!name.starts_with('/') && !name.contains("../"), "{name:?} leads out");
+        }
+    }
+    match ovf::read(&text) {
         Ok(read) => written_everywhere(&read.value),
         Err(_) => Outcome::Refused,
     }
@@ -62,7 +91,29 @@ fn written_everywhere(machine: &Machine) -> Outcome {
     let domain = libvirt::write(machine, &wish).value;
     libvirt::read(&domain).expect("what was written can be read");
     xen::read(&written_for_xen(machine)).expect("what was written can be read");
+    ovf::read(&written_as_ovf(machine)).expect("what was written can be read");
     Outcome::Decoded
+}
+
+/// A sample as fuzzers get it: without the spaces between its elements, which teach them nothing.
+fn sample(text: &str) -> Vec<u8> {
+    text.lines().map(str::trim_start).collect::<String>().into_bytes()
+}
+
+fn written_as_ovf(machine: &Machine) -> String {
+    let file = |disk: &Disk| {
+        let file = ovf::DiskFile {
+            href: "a.vmdk".to_owned(),
+            size_bytes: Some(1),
+            capacity_bytes: 1 << 30,
+            populated_bytes: None,
+        };
+        (disk.key.clone(), file)
+    };
+    let wish = ovf::Wish {
+        disks: machine.disks.iter().map(file).collect(),
+    };
+    ovf::write(machine, &wish).value
 }
 
 fn written_for_xen(machine: &Machine) -> String {

@@ -10,7 +10,10 @@ mod error;
 #[doc(hidden)]
 pub mod hostile;
 pub mod libvirt;
+mod mac;
 mod machine;
+pub mod ovf;
+mod percent;
 pub mod xen;
 mod xml;
 

@@ -47,6 +47,13 @@ pub(crate) fn attribute<'a>(node: Node<'a, '_>, name: &str, attribute: &str) -> 
     child(node, name).and_then(|child| child.attribute(attribute))
 }
 
+/// An attribute of `node` by its name alone, whatever its namespace.
+pub(crate) fn named<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
+    node.attributes()
+        .find(|attribute| attribute.name() == name)
+        .map(|attribute| attribute.value())
+}
+
 /// `text` as it may stand in an element or an attribute. What XML cannot say at all is left out.
 pub(crate) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());

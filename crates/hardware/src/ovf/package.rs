@@ -1,0 +1,298 @@
+//! The files of an OVF package, and the disks in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use roxmltree::Node;
+
+use crate::xml::{self, child, children, named};
+use crate::{Error, Result, percent};
+
+pub(super) const FORM: &str = "OVF descriptor";
+/// Files and disks that a package has at most.
+const FILE_COUNT_MAX: usize = 1024;
+
+/// What a descriptor says of the files of its package.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OvfPackage {
+    /// All files, in the order of the descriptor, which is that of the members of an OVA.
+    pub files: Vec<OvfFile>,
+    /// The disks in the order of their files; after them those that have no file, and are empty.
+    pub disks: Vec<OvfDisk>,
+}
+
+/// A file of a package.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OvfFile {
+    /// By what the descriptor refers to it.
+    pub id: String,
+    /// Its name as it is written, below the folder of the descriptor: neither an absolute path nor one that leads out of the folder.
+    pub href: String,
+    /// Its size in bytes, or that of all its chunks together, where it is said.
+    pub size_bytes: Option<u64>,
+    /// How the file as a whole is compressed, where it is: `gzip`.
+    pub compression: Option<String>,
+    /// Where the file is cut into chunks, the size in bytes of each but the last. Chunks are called `href` and `.000000000` and so on.
+    pub chunk_bytes: Option<u64>,
+}
+
+/// A disk of a package.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OvfDisk {
+    /// By what the configuration of the machine refers to it: its `diskId`, or the id of its file where that is no disk by the descriptor.
+    pub key: String,
+    /// The file that it is in; none for a disk that is empty.
+    pub file: Option<OvfFile>,
+    /// Its size for the guest in bytes, where it is said.
+    pub capacity_bytes: Option<u64>,
+    /// The URI of its format; empty for a file that is no disk by the descriptor.
+    pub format: String,
+    /// The bytes of it that are in use, where they are said.
+    pub populated_bytes: Option<u64>,
+    /// The key of the disk that it is a difference to.
+    pub parent_ref: Option<String>,
+}
+
+impl OvfPackage {
+    /// Reads the files and disks of a descriptor, of however many machines.
+    pub fn parse(text: &str) -> Result<Self> {
+        let document = xml::parse(text, FORM)?;
+        Self::of(envelope(&document)?)
+    }
+
+    pub(super) fn of(envelope: Node<'_, '_>) -> Result<Self> {
+        let files = files(envelope)?;
+        let by_id: BTreeMap<&str, usize> = (0..)
+            .zip(&files)
+            .map(|(number, file)| (file.id.as_str(), number))
+            .collect();
+        let mut disks: Vec<(usize, OvfDisk)> = Vec::new();
+        let mut keys = BTreeSet::new();
+        let nodes = section(envelope, "DiskSection");
+        for node in nodes.into_iter().flat_map(|section| children(section, "Disk")) {
+            let number = match named(node, "fileRef").filter(|id| !id.is_empty()) {
+                Some(id) => Some(file_number(&by_id, id)?),
+                None => None,
+            };
+            let disk = disk(node, number.and_then(|number| files.get(number)))?;
+            if disks.len() == FILE_COUNT_MAX || !keys.insert(disk.key.clone()) {
+                return Err(wrong(format!(
+                    "the disk {:?} is there twice, or one too many",
+                    disk.key
+                )));
+            }
+            disks.push((number.unwrap_or(usize::MAX), disk));
+        }
+        for id in direct_files(envelope) {
+            // A drive may refer to what was not exported.
+            let Some(number) = by_id.get(id).copied() else { continue };
+            if !keys.insert(id.to_owned()) {
+                return Err(wrong(format!("{id:?} is a disk and a file")));
+            }
+            let file = files.get(number).cloned();
+            let disk = OvfDisk {
+                key: id.to_owned(),
+                capacity_bytes: file.as_ref().and_then(|file| file.size_bytes),
+                file,
+                format: String::new(),
+                populated_bytes: None,
+                parent_ref: None,
+            };
+            disks.push((number, disk));
+        }
+        disks.sort_by_key(|(number, _)| *number);
+        Ok(Self {
+            disks: disks.into_iter().map(|(_, disk)| disk).collect(),
+            files,
+        })
+    }
+}
+
+impl OvfFile {
+    /// What the file may be called, the likeliest first: as it is written, and with what the writer has escaped in a URI as it is meant.
+    pub fn names(&self) -> Vec<String> {
+        let mut names = vec![self.href.clone()];
+        names.extend(unescaped(&self.href).filter(|name| *name != self.href && is_below(name)));
+        names
+    }
+}
+
+/// The first element, if it is that of a descriptor.
+pub(super) fn envelope<'a, 'input>(document: &'a roxmltree::Document<'input>) -> Result<Node<'a, 'input>> {
+    let envelope = document.root_element();
+    if envelope.tag_name().name() == "Envelope" {
+        Ok(envelope)
+    } else {
+        Err(wrong(format!("its first element is {:?}", envelope.tag_name().name())))
+    }
+}
+
+/// The first section of that name; before version 1.0, and in oVirt, sections are of a type.
+pub(super) fn section<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
+    sections(node, name).next()
+}
+
+/// The sections of that name.
+pub(super) fn sections<'a, 'input>(node: Node<'a, 'input>, name: &str) -> impl Iterator<Item = Node<'a, 'input>> {
+    node.children().filter(move |section| match section.tag_name().name() {
+        "Section" | "Content" => named(*section, "type").is_some_and(|kind| {
+            let kind = kind.rsplit(':').next().unwrap_or_default();
+            kind.strip_suffix("_Type") == Some(name)
+        }),
+        other => other == name,
+    })
+}
+
+pub(super) fn wrong(detail: impl Into<String>) -> Error {
+    Error::Malformed {
+        form: FORM,
+        detail: detail.into(),
+    }
+}
+
+/// Bytes of one of `unit`: "byte * 2^30" as DSP0243 wants it, and the words that were used before.
+pub(super) fn unit_bytes(unit: &str) -> Option<u64> {
+    let unit: String = unit
+        .chars()
+        .filter(|character| !character.is_whitespace())
+        .map(|character| character.to_ascii_lowercase())
+        .collect();
+    let factor = match unit.as_str() {
+        "" | "byte" | "bytes" => return Some(1),
+        "kb" | "kilobytes" => return Some(1 << 10),
+        "mb" | "megabytes" => return Some(1 << 20),
+        "gb" | "gigabytes" => return Some(1 << 30),
+        "tb" | "terabytes" => return Some(1 << 40),
+        other => other.strip_prefix("bytes*").or(other.strip_prefix("byte*"))?,
+    };
+    match factor.split_once('^') {
+        Some((base, exponent)) => base.parse::<u64>().ok()?.checked_pow(exponent.parse().ok()?),
+        None => factor.parse().ok(),
+    }
+}
+
+/// What a resource refers to: `ovf:/disk/vmdisk1`, `/file/file3`.
+pub(super) fn resource(text: &str) -> (Option<&str>, &str) {
+    let text = text.trim();
+    let path = text.strip_prefix("ovf:").unwrap_or(text).trim_start_matches('/');
+    match path.split_once('/') {
+        Some((kind @ ("disk" | "file"), id)) => (Some(kind), id),
+        _ => (None, path),
+    }
+}
+
+/// The ids of files that drives refer to, without a disk between.
+fn direct_files<'a>(envelope: Node<'a, '_>) -> BTreeSet<&'a str> {
+    let resources = envelope
+        .descendants()
+        .filter(|node| node.tag_name().name() == "HostResource");
+    let texts = resources.filter_map(|node| node.text());
+    texts
+        .map(resource)
+        .filter_map(|(kind, id)| (kind == Some("file")).then_some(id))
+        .collect()
+}
+
+/// oVirt refers to a file by the folder that it is in on its storage, and its id.
+fn file_number(by_id: &BTreeMap<&str, usize>, id: &str) -> Result<usize> {
+    let last = id.rsplit('/').next().unwrap_or_default();
+    let number = by_id.get(id).or_else(|| by_id.get(last)).copied();
+    number.ok_or_else(|| wrong(format!("a disk is in the file {id:?}, which is not there")))
+}
+
+fn files(envelope: Node<'_, '_>) -> Result<Vec<OvfFile>> {
+    let mut files: Vec<OvfFile> = Vec::new();
+    let mut ids = BTreeSet::new();
+    for node in children(envelope, "References").flat_map(|references| children(references, "File")) {
+        let id = named(node, "id").unwrap_or_default();
+        let href = named(node, "href").unwrap_or_default();
+        if id.is_empty() || !ids.insert(id) || files.len() == FILE_COUNT_MAX {
+            return Err(wrong(format!(
+                "the file {id:?} is there twice, has no id, or is one too many"
+            )));
+        }
+        if !is_below(href) || unescaped(href).is_some_and(|name| !is_below(&name)) {
+            return Err(wrong(format!(
+                "the file {id:?} is at {href:?}, which is not below the descriptor"
+            )));
+        }
+        let compression = named(node, "compression").filter(|text| !matches!(*text, "" | "identity"));
+        files.push(OvfFile {
+            id: id.to_owned(),
+            href: href.to_owned(),
+            size_bytes: number(node, "size")?,
+            compression: compression.map(str::to_owned),
+            chunk_bytes: number(node, "chunkSize")?.filter(|bytes| *bytes > 0),
+        });
+    }
+    Ok(files)
+}
+
+fn disk(node: Node<'_, '_>, file: Option<&OvfFile>) -> Result<OvfDisk> {
+    let key = named(node, "diskId").unwrap_or_default();
+    if key.is_empty() {
+        return Err(wrong("a disk has no id"));
+    }
+    let unit = named(node, "capacityAllocationUnits").unwrap_or_default();
+    let unit = unit_bytes(unit).ok_or_else(|| wrong(format!("the disk {key:?} is counted in {unit:?}")))?;
+    let capacity_bytes = match (number(node, "capacity")?, number(node, "size")?) {
+        (Some(count), _) => Some(times(count, unit, key)?),
+        // oVirt's own, in GiB.
+        (None, Some(count)) => Some(times(count, 1 << 30, key)?),
+        (None, None) => None,
+    };
+    Ok(OvfDisk {
+        key: key.to_owned(),
+        file: file.cloned(),
+        capacity_bytes,
+        format: named(node, "format").unwrap_or_default().to_owned(),
+        populated_bytes: number(node, "populatedSize")?,
+        parent_ref: named(node, "parentRef")
+            .filter(|parent| !parent.is_empty())
+            .map(str::to_owned),
+    })
+}
+
+/// Sizes of devices are signed everywhere else.
+fn times(count: u64, unit: u64, key: &str) -> Result<u64> {
+    count
+        .checked_mul(unit)
+        .filter(|bytes| i64::try_from(*bytes).is_ok())
+        .ok_or_else(|| wrong(format!("the disk {key:?} has {count} times {unit} bytes")))
+}
+
+fn number(node: Node<'_, '_>, name: &str) -> Result<Option<u64>> {
+    match named(node, name).map(str::trim).filter(|text| !text.is_empty()) {
+        Some(text) => text
+            .parse()
+            .ok()
+            .filter(|number| i64::try_from(*number).is_ok())
+            .map(Some)
+            .ok_or_else(|| wrong(format!("{name} is {text:?}"))),
+        None => Ok(None),
+    }
+}
+
+/// Whether a name leads to a file below the folder that it is relative to.
+fn is_below(name: &str) -> bool {
+    let is_url = name.contains("://") || name.starts_with("file:");
+    !name.is_empty()
+        && !is_url
+        && !name.contains(['\\', '\0'])
+        && name.split('/').all(|part| !matches!(part, "" | "." | ".."))
+}
+
+/// A URI with its escapes resolved; nothing where there are none, or they are no text.
+fn unescaped(uri: &str) -> Option<String> {
+    if !uri.contains('%') {
+        return None;
+    }
+    percent::decoded(uri)
+}
+
+/// The text of the first element of that name below `node`, or nothing.
+pub(super) fn text_of<'a>(node: Node<'a, '_>, name: &str) -> &'a str {
+    child(node, name)
+        .and_then(|child| child.text())
+        .unwrap_or_default()
+        .trim()
+}

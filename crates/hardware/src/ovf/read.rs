@@ -1,0 +1,164 @@
+//! From a descriptor to a machine.
+
+use roxmltree::Node;
+
+use super::hardware::Hardware;
+use super::package::{FORM, OvfPackage, envelope, section, sections, text_of, wrong};
+use crate::xml::{self, children, named};
+use crate::{Clock, Dropped, Error, Firmware, Machine, Result, Translated};
+
+/// Names that an error lists.
+const NAMES_COUNT_MAX: usize = 20;
+/// Characters of each of them.
+const NAME_LENGTH_MAX: usize = 80;
+
+/// Reads the machine of a descriptor; the key of a disk is that of [`OvfPackage::disks`].
+///
+/// Of several machines none is chosen: that is [`Error::SeveralMachines`].
+pub fn read(text: &str) -> Result<Translated<Machine>> {
+    let document = xml::parse(text, FORM)?;
+    let envelope = envelope(&document)?;
+    let package = OvfPackage::of(envelope)?;
+    let system = only_machine(envelope)?;
+    let hardware = section(system, "VirtualHardwareSection");
+    let hardware = hardware.ok_or_else(|| wrong("its machine has no hardware"))?;
+    let items = Hardware::new(envelope, hardware, &package)?;
+    let mut dropped = Vec::new();
+    let (processor_count, topology) = items.processors()?;
+    let machine = Machine {
+        name: name_of(system).to_owned(),
+        uuid: uuid(system),
+        description: description(system),
+        processor_count,
+        topology,
+        memory_bytes: items.memory()?,
+        firmware: firmware(system, hardware),
+        clock: Clock::Utc,
+        disks: items.disks(&mut dropped)?,
+        cards: items.cards(),
+        has_tpm: items.has_tpm(),
+    };
+    items.name_others(&mut dropped);
+    for disk in &package.disks {
+        if machine.disks.iter().all(|other| other.key != disk.key) {
+            let what = format!("disk {}", disk.key);
+            dropped.push(Dropped::new(
+                what,
+                "it is in the package, but the machine does not have it",
+            ));
+        }
+    }
+    name_sections((system, hardware), &mut dropped);
+    let value = machine.checked(FORM)?;
+    Ok(Translated { value, dropped })
+}
+
+fn only_machine<'a, 'input>(envelope: Node<'a, 'input>) -> Result<Node<'a, 'input>> {
+    let is_machine = |node: &Node<'_, '_>| match node.tag_name().name() {
+        "VirtualSystem" => true,
+        "Content" => named(*node, "type").is_some_and(|kind| kind.ends_with("VirtualSystem_Type")),
+        _ => false,
+    };
+    let machines: Vec<Node<'a, 'input>> = envelope.descendants().filter(is_machine).collect();
+    match machines.as_slice() {
+        [machine] => Ok(*machine),
+        [] => Err(wrong("it has no machine")),
+        several => {
+            let short = |machine: &Node<'_, '_>| name_of(*machine).chars().take(NAME_LENGTH_MAX).collect();
+            let mut names: Vec<String> = several.iter().take(NAMES_COUNT_MAX).map(short).collect();
+            if several.len() > NAMES_COUNT_MAX {
+                names.push("...".to_owned());
+            }
+            Err(Error::SeveralMachines {
+                form: FORM,
+                count: several.len(),
+                names: names.join(", "),
+            })
+        }
+    }
+}
+
+fn name_of<'a>(system: Node<'a, '_>) -> &'a str {
+    match text_of(system, "Name") {
+        "" => named(system, "id").unwrap_or_default(),
+        name => name,
+    }
+}
+
+/// The id of a machine is its UUID where the hypervisor has one for it; with others it is its name.
+fn uuid(system: Node<'_, '_>) -> Option<String> {
+    let of_virtualbox = section(system, "Machine").and_then(|machine| named(machine, "uuid"));
+    let ids = [of_virtualbox, named(system, "id")];
+    ids.into_iter().flatten().find_map(as_uuid)
+}
+
+/// `text` as a UUID in lower case, without braces.
+fn as_uuid(text: &str) -> Option<String> {
+    let text = text.trim().trim_start_matches('{').trim_end_matches('}');
+    let lengths: Vec<usize> = text.split('-').map(str::len).collect();
+    let is_digit = |character: char| character == '-' || character.is_ascii_hexdigit();
+    (lengths == [8, 4, 4, 4, 12] && text.chars().all(is_digit)).then(|| text.to_ascii_lowercase())
+}
+
+fn description(system: Node<'_, '_>) -> String {
+    let annotation = section(system, "AnnotationSection").map(|section| text_of(section, "Annotation"));
+    let text = annotation.unwrap_or_else(|| text_of(system, "Description"));
+    text.to_owned()
+}
+
+fn firmware(system: Node<'_, '_>, hardware: Node<'_, '_>) -> Firmware {
+    let configured = |key: &str| {
+        children(hardware, "Config")
+            .find(|config| named(*config, "key") == Some(key))
+            .and_then(|config| named(config, "value"))
+    };
+    let of_xen = |name: &str| {
+        let other = hardware
+            .descendants()
+            .find(|node| named(*node, "Name") == Some(name) && node.tag_name().name().ends_with("ConfigurationData"));
+        let texts = other.map(|other| other.descendants().filter_map(|node| node.text()).collect::<String>());
+        texts.unwrap_or_default()
+    };
+    let of_virtualbox = section(system, "Machine")
+        .and_then(|machine| section(machine, "Hardware"))
+        .and_then(|hardware| section(hardware, "Firmware"))
+        .and_then(|firmware| named(firmware, "type"));
+    // By oVirt's BiosType: 3 is UEFI, 4 with Secure Boot.
+    let of_ovirt = text_of(system, "BiosType");
+    let is_uefi = configured("firmware").is_some_and(|firmware| firmware.eq_ignore_ascii_case("efi"))
+        || of_virtualbox.is_some_and(|firmware| firmware.starts_with("EFI"))
+        || matches!(of_ovirt, "3" | "4")
+        || of_xen("HVM_boot_params").contains("firmware=uefi");
+    let is_secure = configured("bootOptions.efiSecureBootEnabled") == Some("true")
+        || of_ovirt == "4"
+        || of_xen("platform").contains("secureboot=true");
+    let kind = section(hardware, "System").map(|system| text_of(system, "VirtualSystemType"));
+    match (is_uefi, is_secure) {
+        _ if kind.is_some_and(|kind| kind.starts_with("xen-")) => Firmware::Paravirtual,
+        (true, true) => Firmware::UefiSecure,
+        (true, false) => Firmware::Uefi,
+        (false, _) => Firmware::Bios,
+    }
+}
+
+/// Names what stands beside the items and is left behind.
+fn name_sections((system, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Dropped>) {
+    let properties = sections(system, "ProductSection").flat_map(|product| children(product, "Property"));
+    let property_count = properties.count();
+    if property_count > 0 {
+        dropped.push(Dropped::new(
+            format!("{property_count} properties of the appliance"),
+            "nobody hands them to the guest",
+        ));
+    }
+    if children(hardware, "ExtraConfig").any(|config| named(config, "key") == Some("nvram")) {
+        dropped.push(Dropped::new(
+            "variables of the firmware",
+            "the machine starts with those of a new one",
+        ));
+    }
+    let machine = section(system, "Machine");
+    if machine.is_some_and(|machine| section(machine, "Snapshot").is_some()) {
+        dropped.push(Dropped::new("snapshots", "only the machine as it is comes along"));
+    }
+}

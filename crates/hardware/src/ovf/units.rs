@@ -1,0 +1,83 @@
+//! Where disks hang: a controller and a unit of it for each.
+
+use crate::{Bus, Disk, DiskKind, Dropped};
+
+/// The unit that a SCSI controller is itself.
+const SCSI_ITSELF: u32 = 7;
+
+/// Where a disk hangs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub(super) controller: u32,
+    pub(super) unit: u32,
+}
+
+/// Units that a controller has on each bus: the position of a disk counts on over the controllers.
+pub(super) fn units_per_controller(bus: Bus) -> u32 {
+    match bus {
+        Bus::Ide => 2,
+        Bus::Sata => 30,
+        Bus::Scsi | Bus::VirtioScsi => 16,
+        Bus::Nvme => 15,
+        Bus::Virtio | Bus::Xen | Bus::Usb | Bus::Floppy => 1,
+    }
+}
+
+/// Controllers that a machine of VMware has at most.
+fn controller_count_max(bus: Bus) -> u32 {
+    match bus {
+        Bus::Ide | Bus::Floppy => 2,
+        Bus::Sata | Bus::Scsi | Bus::Nvme => 4,
+        Bus::VirtioScsi | Bus::Virtio | Bus::Xen | Bus::Usb => 0,
+    }
+}
+
+/// Gives each of `disks` a bus that an OVF has, and a place of its own there: that which it has, if it is free. One for which there is no
+/// place is left out.
+pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, Place)> {
+    let mut taken: Vec<(Bus, u32)> = Vec::new();
+    let mut placed = Vec::new();
+    for (number, disk) in disks.iter_mut().enumerate() {
+        let wanted = match (disk.kind, disk.bus) {
+            (DiskKind::Floppy, _) => Bus::Floppy,
+            (DiskKind::Disk, bus @ (Bus::Ide | Bus::Scsi | Bus::Nvme))
+            | (DiskKind::Cdrom, bus @ (Bus::Ide | Bus::Scsi)) => bus,
+            _ => Bus::Sata,
+        };
+        let buses = [wanted, Bus::Sata];
+        let buses = if wanted == Bus::Floppy { &buses[..1] } else { &buses[..] };
+        let found = buses
+            .iter()
+            .find_map(|bus| Some((*bus, free(*bus, disk.position, &taken)?)));
+        let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
+        let Some((bus, position)) = found else {
+            let what = format!("disk {} ({name})", number + 1);
+            dropped.push(Dropped::new(what, "there is no room for so many"));
+            continue;
+        };
+        if bus != disk.bus && bus != Bus::Floppy {
+            let what = format!("disk {} ({name}) on {}", number + 1, disk.bus.name());
+            dropped.push(Dropped::new(what, format!("is on {} now", bus.name())));
+        }
+        disk.bus = bus;
+        taken.push((bus, position));
+        let per_controller = units_per_controller(bus);
+        let place = Place {
+            controller: position / per_controller,
+            unit: position % per_controller,
+        };
+        placed.push((&*disk, place));
+    }
+    placed
+}
+
+/// The position itself if it is free, or the first that is.
+fn free(bus: Bus, position: u32, taken: &[(Bus, u32)]) -> Option<u32> {
+    let per_controller = units_per_controller(bus);
+    let end = per_controller * controller_count_max(bus);
+    let is_free = |position: &u32| {
+        let is_controller = bus == Bus::Scsi && position % per_controller == SCSI_ITSELF;
+        *position < end && !is_controller && !taken.contains(&(bus, *position))
+    };
+    Some(position).filter(is_free).or_else(|| (0..end).find(is_free))
+}
