@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use holdfast_block::hostile::{Outcome, Parser};
 
-use crate::{Disk, Machine, libvirt, ovf, xen};
+use crate::{Disk, Machine, libvirt, ovf, proxmox, xen};
 
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[
@@ -15,6 +15,10 @@ pub const PARSERS: &[Parser] = &[
     Parser {
         name: "ovf_descriptor",
         feed: ovf_descriptor,
+    },
+    Parser {
+        name: "proxmox_conf",
+        feed: proxmox_conf,
     },
     Parser {
         name: "xen_records",
@@ -44,6 +48,12 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
             sample(include_str!("../tests/samples/ovirt.ovf")),
         ),
         ("ovf_descriptor", "written", written_as_ovf(&machine).into_bytes()),
+        (
+            "proxmox_conf",
+            "backup",
+            include_bytes!("../tests/samples/proxmox.conf").to_vec(),
+        ),
+        ("proxmox_conf", "written", written_for_proxmox(&machine).into_bytes()),
         ("xen_records", "machine", written_for_xen(&machine).into_bytes()),
     ]
 }
@@ -65,6 +75,14 @@ pub fn ovf_descriptor(bytes: &[u8]) -> Outcome {
         }
     }
     match ovf::read(&text) {
+        Ok(read) => written_everywhere(&read.value),
+        Err(_) => Outcome::Refused,
+    }
+}
+
+/// The configuration of a machine of Proxmox, written again for every place.
+pub fn proxmox_conf(bytes: &[u8]) -> Outcome {
+    match proxmox::read(&String::from_utf8_lossy(bytes)) {
         Ok(read) => written_everywhere(&read.value),
         Err(_) => Outcome::Refused,
     }
@@ -92,6 +110,12 @@ fn written_everywhere(machine: &Machine) -> Outcome {
     libvirt::read(&domain).expect("what was written can be read");
     xen::read(&written_for_xen(machine)).expect("what was written can be read");
     ovf::read(&written_as_ovf(machine)).expect("what was written can be read");
+    let conf = written_for_proxmox(machine);
+    let again = proxmox::read(&conf).expect("what was written can be read").value;
+    let conf_again = written_for_proxmox(&again);
+    let again_again = proxmox::read(&conf_again).expect("what was written can be read").value;
+    assert_eq!(again.cards, again_again.cards, "what came back stays");
+    assert_eq!(again.description, again_again.description, "what came back stays");
     Outcome::Decoded
 }
 
@@ -114,6 +138,16 @@ fn written_as_ovf(machine: &Machine) -> String {
         disks: machine.disks.iter().map(file).collect(),
     };
     ovf::write(machine, &wish).value
+}
+
+fn written_for_proxmox(machine: &Machine) -> String {
+    let wish = proxmox::Wish {
+        vm_id: 100,
+        storage: "local".to_owned(),
+        bridge: "vmbr0".to_owned(),
+        disks: machine.disks.iter().map(|disk| (disk.key.clone(), 1 << 30)).collect(),
+    };
+    proxmox::write(machine, &wish).value.config
 }
 
 fn written_for_xen(machine: &Machine) -> String {

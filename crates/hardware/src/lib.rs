@@ -9,11 +9,12 @@ mod error;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
+mod identity;
 pub mod libvirt;
-mod mac;
 mod machine;
 pub mod ovf;
 mod percent;
+pub mod proxmox;
 pub mod xen;
 mod xml;
 

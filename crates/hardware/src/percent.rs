@@ -1,5 +1,7 @@
 //! Escapes of a URI in text.
 
+use std::fmt::Write as _;
+
 /// `text` with `%41` as `A`; nothing where that is no text. A sign that begins no escape stands for itself.
 pub(crate) fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
@@ -22,16 +24,33 @@ pub(crate) fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
+/// `text` on one line, with all but letters, digits, spaces and common signs escaped.
+pub(crate) fn encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b" -_.!~*'()/,;=+@&?".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            write!(encoded, "%{byte:02X}").expect("a string takes all");
+        }
+    }
+    encoded
+}
+
 #[cfg(test)]
 mod tests {
-    use super::decoded;
+    use super::{decoded, encoded};
 
     #[test]
-    fn escapes_are_resolved() {
-        assert_eq!(decoded("a%20b%C3%A9").as_deref(), Some("a b\u{e9}"));
-        assert_eq!(decoded("%").as_deref(), Some("%"));
-        assert_eq!(decoded("a%2").as_deref(), Some("a%2"));
-        assert_eq!(decoded("%zz%20").as_deref(), Some("%zz "));
+    fn text_comes_back_from_its_escapes() {
+        for text in ["", "plain", "two\nlines", "100 %41", "\u{e9}t\u{e9} #1 <b>", "%"] {
+            let escaped = encoded(text);
+            assert!(!escaped.contains('\n'), "{escaped:?}");
+            assert_eq!(decoded(&escaped).as_deref(), Some(text));
+        }
+        assert_eq!(decoded("%"), Some("%".to_owned()));
+        assert_eq!(decoded("a%2"), Some("a%2".to_owned()));
+        assert_eq!(decoded("%zz%20"), Some("%zz ".to_owned()));
         assert_eq!(decoded("%ff"), None, "no text");
     }
 }

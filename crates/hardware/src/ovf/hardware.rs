@@ -7,7 +7,7 @@ use roxmltree::Node;
 use super::package::{OvfDisk, OvfPackage, resource, section, text_of, unit_bytes, wrong};
 use super::units::units_per_controller;
 use crate::xml::{children, named};
-use crate::{Bus, Card, CardModel, Disk, DiskKind, Dropped, Result, Topology, mac};
+use crate::{Bus, Card, CardModel, Disk, DiskKind, Dropped, Result, Topology, identity};
 
 /// Items that a machine has at most.
 const ITEM_COUNT_MAX: usize = 2000;
@@ -148,7 +148,7 @@ impl<'a, 'input> Hardware<'a, 'input> {
         let card = |item: &Item<'_, '_>| {
             let address = [item.text("Address"), item.text("MACAddress")];
             Card {
-                mac: address.into_iter().find_map(mac::address),
+                mac: address.into_iter().find_map(identity::mac),
                 network: network(item.text("Connection")),
                 model: card_model(&item.subtype(), self.is_of_xen),
             }

@@ -18,4 +18,4 @@ pub use read::read;
 pub use write::{DiskFile, STREAM_OPTIMIZED, Wish, write};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

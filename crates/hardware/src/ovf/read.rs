@@ -5,7 +5,7 @@ use roxmltree::Node;
 use super::hardware::Hardware;
 use super::package::{FORM, OvfPackage, envelope, section, sections, text_of, wrong};
 use crate::xml::{self, children, named};
-use crate::{Clock, Dropped, Error, Firmware, Machine, Result, Translated};
+use crate::{Clock, Dropped, Error, Firmware, Machine, Result, Translated, identity};
 
 /// Names that an error lists.
 const NAMES_COUNT_MAX: usize = 20;
@@ -89,15 +89,7 @@ fn name_of<'a>(system: Node<'a, '_>) -> &'a str {
 fn uuid(system: Node<'_, '_>) -> Option<String> {
     let of_virtualbox = section(system, "Machine").and_then(|machine| named(machine, "uuid"));
     let ids = [of_virtualbox, named(system, "id")];
-    ids.into_iter().flatten().find_map(as_uuid)
-}
-
-/// `text` as a UUID in lower case, without braces.
-fn as_uuid(text: &str) -> Option<String> {
-    let text = text.trim().trim_start_matches('{').trim_end_matches('}');
-    let lengths: Vec<usize> = text.split('-').map(str::len).collect();
-    let is_digit = |character: char| character == '-' || character.is_ascii_hexdigit();
-    (lengths == [8, 4, 4, 4, 12] && text.chars().all(is_digit)).then(|| text.to_ascii_lowercase())
+    ids.into_iter().flatten().find_map(identity::uuid)
 }
 
 fn description(system: Node<'_, '_>) -> String {

@@ -10,19 +10,19 @@ const VIRTUALBOX: &str = include_str!("../../tests/samples/virtualbox.ovf");
 const XENSERVER: &str = include_str!("../../tests/samples/xenserver.ovf");
 const OVIRT: &str = include_str!("../../tests/samples/ovirt.ovf");
 
-fn layout(machine: &Machine) -> Vec<(&str, DiskKind, Bus, u32, Option<u32>)> {
-    let row = |disk: &'_ Disk| (disk.kind, disk.bus, disk.position, disk.boot_order);
-    machine
-        .disks
-        .iter()
+/// Of each disk: key, kind, bus, position and place in the order of starting.
+pub(crate) fn layout(machine: &Machine) -> Vec<(&str, DiskKind, Bus, u32, Option<u32>)> {
+    let disks = machine.disks.iter();
+    disks
         .map(|disk| {
-            let (kind, bus, position, order) = row(disk);
-            (disk.key.as_str(), kind, bus, position, order)
+            let key = disk.key.as_str();
+            (key, disk.kind, disk.bus, disk.position, disk.boot_order)
         })
         .collect()
 }
 
-fn what<T>(translated: &Translated<T>) -> Vec<&str> {
+/// What was dropped, without the reasons.
+pub(crate) fn what<T>(translated: &Translated<T>) -> Vec<&str> {
     translated.dropped.iter().map(|dropped| dropped.what.as_str()).collect()
 }
 

@@ -1,0 +1,354 @@
+//! From a configuration of Proxmox to a machine.
+
+use super::conf::{Conf, FORM, Parts, numbered_name, wrong};
+use crate::machine::bound;
+use crate::{
+    Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Result, Topology, Translated, identity,
+};
+
+/// Memory in MiB where a configuration does not say it.
+const MEMORY_MEBIBYTES: u64 = 512;
+/// Devices in the order of starting that are heeded.
+const ORDER_COUNT_MAX: usize = 100;
+
+/// Settings that say nothing of what a machine consists of, or what every hypervisor has in its own way.
+const HARMLESS: &[&str] = &[
+    "acpi",
+    "agent",
+    "allow-ksm",
+    "audio",
+    "autostart",
+    "balloon",
+    "bios",
+    "boot",
+    "bootdisk",
+    "cdrom",
+    "cores",
+    "cpu",
+    "digest",
+    "efidisk",
+    "freeze",
+    "hotplug",
+    "ide",
+    "import-working-storage",
+    "keyboard",
+    "kvm",
+    "localtime",
+    "lock",
+    "machine",
+    "memory",
+    "meta",
+    "migrate_downtime",
+    "migrate_speed",
+    "name",
+    "net",
+    "numa",
+    "onboot",
+    "ostype",
+    "parallel",
+    "parent",
+    "protection",
+    "reboot",
+    "rng",
+    "running-nets-host-mtu",
+    "sata",
+    "scsi",
+    "scsihw",
+    "serial",
+    "smbios",
+    "smp",
+    "snaptime",
+    "sockets",
+    "spice_enhancements",
+    "startdate",
+    "startup",
+    "tablet",
+    "tags",
+    "tdf",
+    "template",
+    "tpmstate",
+    "vcpus",
+    "vga",
+    "virtio",
+    "vmgenid",
+    "vmstatestorage",
+    "watchdog",
+];
+/// Settings that tie a machine to its host, and what they are.
+const OF_THE_HOST: &[(&str, &str)] = &[
+    ("affinity", "processors that are pinned"),
+    ("args", "arguments for QEMU"),
+    ("cpulimit", "limits of its processors"),
+    ("cpuunits", "the weight of its processors"),
+    ("hookscript", "a script that runs when it starts and stops"),
+    ("hostpci", "a device of the host (PCI)"),
+    ("hugepages", "memory in huge pages"),
+    ("ivshmem", "memory shared with the host"),
+    ("keephugepages", "memory in huge pages"),
+    ("shares", "the weight of its memory"),
+    ("usb", "a device of the host (USB)"),
+    ("virtiofs", "a shared folder"),
+    ("amd-sev", "encryption of its memory"),
+    ("intel-tdx", "encryption of its memory"),
+];
+/// Settings that cloud-init has.
+const OF_CLOUD_INIT: &[&str] = &[
+    "cicustom",
+    "cipassword",
+    "citype",
+    "ciupgrade",
+    "ciuser",
+    "ipconfig",
+    "nameserver",
+    "searchdomain",
+    "sshkeys",
+];
+
+/// Reads the configuration of a machine.
+///
+/// If a backup has added the devices of its archive, disks that are not among them are left out.
+pub fn read(text: &str) -> Result<Translated<Machine>> {
+    let conf = Conf::parse(text)?;
+    let mut dropped = Vec::new();
+    let (processor_count, topology) = processors(&conf)?;
+    let machine = Machine {
+        name: conf.settings.get("name").copied().unwrap_or_default().to_owned(),
+        uuid: conf.parts("smbios1").get("uuid").and_then(identity::uuid),
+        description: conf.description.clone(),
+        processor_count,
+        topology,
+        memory_bytes: memory(&conf)?,
+        firmware: firmware(&conf),
+        clock: clock(&conf),
+        disks: disks(&conf, &mut dropped)?,
+        cards: cards(&conf, &mut dropped),
+        has_tpm: conf.settings.contains_key("tpmstate0"),
+    };
+    name_others(&conf, &mut dropped);
+    let value = machine.checked(FORM)?;
+    Ok(Translated { value, dropped })
+}
+
+fn processors(conf: &Conf<'_>) -> Result<(u32, Option<Topology>)> {
+    let sockets = conf.number("sockets", 1)?;
+    let cores = conf.number("cores", 1)?;
+    let all = sockets
+        .checked_mul(cores)
+        .ok_or_else(|| wrong(format!("{sockets} sockets of {cores} cores")))?;
+    let is_said = conf.settings.contains_key("sockets") || conf.settings.contains_key("cores");
+    let topology = is_said.then_some(Topology {
+        socket_count: sockets,
+        core_count: cores,
+        thread_count: 1,
+    });
+    // Those that are plugged in; more may be at another time.
+    Ok((conf.number("vcpus", all)?, topology))
+}
+
+fn memory(conf: &Conf<'_>) -> Result<u64> {
+    let parts = conf.parts("memory");
+    let mebibytes = match parts.get("current").unwrap_or(parts.first) {
+        "" => MEMORY_MEBIBYTES,
+        text => text.parse().map_err(|_| wrong(format!("the memory is {text:?}")))?,
+    };
+    mebibytes.checked_mul(1 << 20).ok_or_else(|| wrong("too much memory"))
+}
+
+fn firmware(conf: &Conf<'_>) -> Firmware {
+    let has_keys = conf.parts("efidisk0").get("pre-enrolled-keys") == Some("1");
+    match (conf.settings.get("bios").copied(), has_keys) {
+        (Some("ovmf"), true) => Firmware::UefiSecure,
+        (Some("ovmf"), false) => Firmware::Uefi,
+        _ => Firmware::Bios,
+    }
+}
+
+/// Windows has the local time, if nothing else is said.
+fn clock(conf: &Conf<'_>) -> Clock {
+    let system = conf.settings.get("ostype").copied().unwrap_or_default();
+    match (conf.settings.get("localtime").copied(), system.starts_with('w')) {
+        (Some("1"), _) | (None, true) => Clock::LocalTime,
+        _ => Clock::Utc,
+    }
+}
+
+fn disks(conf: &Conf<'_>, dropped: &mut Vec<Dropped>) -> Result<Vec<Disk>> {
+    let controller = conf.settings.get("scsihw").copied().unwrap_or("lsi");
+    let scsi = if controller.starts_with("virtio") {
+        Bus::VirtioScsi
+    } else {
+        Bus::Scsi
+    };
+    let buses = [
+        ("ide", Bus::Ide),
+        ("sata", Bus::Sata),
+        ("scsi", scsi),
+        ("virtio", Bus::Virtio),
+    ];
+    let mut disks = Vec::new();
+    for (prefix, bus) in buses {
+        for (number, value) in conf.numbered(prefix) {
+            let name = format!("{prefix}{number}");
+            let parts = Parts::of(value);
+            let volume = parts.get("file").unwrap_or(parts.first);
+            let is_drive = parts.get("media") == Some("cdrom");
+            let kind = if is_drive { DiskKind::Cdrom } else { DiskKind::Disk };
+            if volume.ends_with("cloudinit") || volume.contains("-cloudinit.") {
+                dropped.push(Dropped::new(
+                    format!("the drive of cloud-init ({name})"),
+                    "Proxmox makes it by itself",
+                ));
+                continue;
+            }
+            let device = conf.devices.get(name.as_str()).copied();
+            let key = match (device, kind) {
+                (Some(device), _) => device.to_owned(),
+                (None, DiskKind::Disk) if !conf.devices.is_empty() => {
+                    let what = format!("disk {name} ({volume})");
+                    dropped.push(Dropped::new(what, "the archive does not have it"));
+                    continue;
+                }
+                (None, DiskKind::Disk) => format!("drive-{name}"),
+                (None, _) if matches!(volume, "none" | "cdrom" | "") || !conf.devices.is_empty() => String::new(),
+                (None, _) => format!("drive-{name}"),
+            };
+            if disks.len() == bound::DISKS {
+                return Err(wrong("it has too many disks"));
+            }
+            disks.push(Disk {
+                key,
+                label: name,
+                kind,
+                bus,
+                position: number,
+                size_bytes: parts.get("size").map(size).transpose()?,
+                boot_order: None,
+                is_read_only: is_drive || matches!(parts.get("ro"), Some("1" | "on")),
+            });
+        }
+    }
+    order(conf, &mut disks);
+    Ok(disks)
+}
+
+/// Bytes of `32G`, `528K` or `540672`.
+fn size(text: &str) -> Result<u64> {
+    let number = text.trim_end_matches(|character: char| character.is_ascii_alphabetic());
+    let unit = match text.strip_prefix(number) {
+        Some("") => Some(1_u64),
+        Some("K" | "k") => Some(1 << 10),
+        Some("M" | "m") => Some(1 << 20),
+        Some("G" | "g") => Some(1 << 30),
+        Some("T" | "t") => Some(1 << 40),
+        _ => None,
+    };
+    let bytes = unit.and_then(|unit| number.parse::<u64>().ok()?.checked_mul(unit));
+    let bytes = bytes.filter(|bytes| i64::try_from(*bytes).is_ok());
+    bytes.ok_or_else(|| wrong(format!("the size of a disk is {text:?}")))
+}
+
+/// Puts the order of starting down: `order=scsi0;ide2;net0`, or letters for kinds of devices as it was before.
+fn order(conf: &Conf<'_>, disks: &mut [Disk]) {
+    let boot = conf.parts("boot");
+    if let Some(order) = boot.get("order") {
+        for (place, name) in (1..).zip(order.split(';').take(ORDER_COUNT_MAX)) {
+            if let Some(disk) = disks.iter_mut().find(|disk| disk.label == name.trim()) {
+                disk.boot_order = Some(place);
+            }
+        }
+        return;
+    }
+    let letters = boot.get("legacy").unwrap_or(boot.first);
+    let named = conf.settings.get("bootdisk").copied();
+    for (place, letter) in (1..).zip(letters.chars().take(ORDER_COUNT_MAX)) {
+        let disk = match letter {
+            'c' => {
+                let of_name = disks.iter().position(|disk| Some(disk.label.as_str()) == named);
+                of_name.or_else(|| disks.iter().position(|disk| disk.kind == DiskKind::Disk))
+            }
+            'd' => disks.iter().position(|disk| disk.kind == DiskKind::Cdrom),
+            _ => None,
+        };
+        if let Some(disk) = disk.and_then(|number| disks.get_mut(number)) {
+            disk.boot_order = disk.boot_order.or(Some(place));
+        }
+    }
+}
+
+fn cards(conf: &Conf<'_>, dropped: &mut Vec<Dropped>) -> Vec<Card> {
+    let mut cards = Vec::new();
+    for (number, value) in conf.numbered("net") {
+        let parts = Parts::of(value);
+        // The model comes with the address as its value, but for those that are written at length.
+        let known = parts
+            .iter()
+            .find_map(|(name, value)| Some((name, identity::mac(value)?)).filter(|(name, _)| *name != "macaddr"));
+        let (model, mac) = match known {
+            Some((model, mac)) => (model, Some(mac)),
+            None => (
+                parts.get("model").unwrap_or(parts.first),
+                parts.get("macaddr").and_then(identity::mac),
+            ),
+        };
+        if let Some(tag) = parts.get("tag") {
+            let what = format!("VLAN {tag} of network card {number}");
+            dropped.push(Dropped::new(what, "belongs to the network that it was in"));
+        }
+        cards.push(Card {
+            mac,
+            network: parts.get("bridge").map(str::to_owned),
+            model: match model {
+                "" => CardModel::Rtl8139,
+                model if model.starts_with("e1000-") => CardModel::E1000,
+                model => CardModel::from_name(model),
+            },
+        });
+    }
+    cards
+}
+
+/// Names what is left behind.
+fn name_others(conf: &Conf<'_>, dropped: &mut Vec<Dropped>) {
+    if let Some(device) = conf.settings.get("efidisk0") {
+        let device = Parts::of(device);
+        dropped.push(Dropped::new(
+            format!("variables of UEFI ({})", device.get("file").unwrap_or(device.first)),
+            "the machine starts with those of a new one",
+        ));
+    }
+    let mut is_cloud_init = false;
+    for (name, value) in &conf.settings {
+        let bare = numbered_name(name).map_or(*name, |(prefix, _)| prefix);
+        if bare == "unused" {
+            dropped.push(Dropped::new(format!("disk {value}"), "the machine does not use it"));
+        } else if bare == "usb" && value.starts_with("spice") || bare == "numa" {
+            // A way for the screen's host, and nothing that is missed.
+        } else if let Some((_, what)) = OF_THE_HOST.iter().find(|(known, _)| known == &bare) {
+            dropped.push(Dropped::new(*what, "belongs to the host that it was on"));
+        } else if OF_CLOUD_INIT.contains(&bare) {
+            is_cloud_init = true;
+        } else if *name == "arch" && *value != "x86_64" {
+            dropped.push(Dropped::new(format!("processors of {value}"), "others are x86_64"));
+        } else if !HARMLESS.contains(&bare) && *name != "arch" {
+            dropped.push(Dropped::new(format!("the setting {name}"), "it is not known"));
+        }
+    }
+    if is_cloud_init {
+        dropped.push(Dropped::new(
+            "settings of cloud-init",
+            "the guest keeps what it has of them",
+        ));
+    }
+    if !conf.snapshots.is_empty() {
+        dropped.push(Dropped::new(
+            format!("{} snapshots", conf.snapshots.len()),
+            "only the machine as it is comes along",
+        ));
+    }
+    if conf.has_pending {
+        dropped.push(Dropped::new(
+            "changes for its next start",
+            "only the machine as it is comes along",
+        ));
+    }
+}

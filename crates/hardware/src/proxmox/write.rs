@@ -1,0 +1,254 @@
+//! From a machine to a configuration of Proxmox.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use crate::{
+    Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, identity,
+    percent,
+};
+
+/// What the machine's host has for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wish {
+    /// The number that the machine has there. Whoever restores an archive may choose another one.
+    pub vm_id: u32,
+    /// The storage that its disks are on: `local-lvm`.
+    pub storage: String,
+    /// The bridge that its cards are plugged into: `vmbr0`.
+    pub bridge: String,
+    /// The size in bytes of each disk whose content there is, by the disk's key. A disk that is not among them is left out; drives are
+    /// empty.
+    pub disks: BTreeMap<String, u64>,
+}
+
+/// A machine as a `qemu-server.conf`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exported {
+    /// The text, with the lines for the devices of an archive.
+    pub config: String,
+    /// The disks whose content belongs into the archive: the key of each, and the device that it has to be there.
+    pub disks: Vec<(String, String)>,
+}
+
+/// Writes the configuration of a machine for a VMA.
+pub fn write(machine: &Machine, wish: &Wish) -> Translated<Exported> {
+    let Translated { mut value, mut dropped } = adapt(machine, Place::Qemu);
+    let mut disks = std::mem::take(&mut value.disks);
+    let disks = placed(&mut disks, wish, &mut dropped);
+    let mut settings = settings(&value, &mut dropped);
+    let mut order: Vec<(u32, &str)> = Vec::new();
+    let mut contents = Vec::new();
+    let mut maps = String::new();
+    for (disk, name) in &disks {
+        order.extend(disk.boot_order.map(|place| (place, name.as_str())));
+        match wish.disks.get(&disk.key).filter(|_| disk.kind == DiskKind::Disk) {
+            Some(size_bytes) => {
+                let (number, size) = (contents.len(), size(*size_bytes));
+                let (storage, id) = (word(&wish.storage), wish.vm_id);
+                let only = if disk.is_read_only { ",ro=1" } else { "" };
+                settings.insert(
+                    name.clone(),
+                    format!("{storage}:vm-{id}-disk-{number}{only},size={size}"),
+                );
+                writeln!(maps, "#qmdump#map:{name}:drive-{name}:{storage}:raw:").expect("a string takes all");
+                contents.push((disk.key.clone(), format!("drive-{name}")));
+            }
+            None => {
+                settings.insert(name.clone(), "none,media=cdrom".to_owned());
+            }
+        }
+    }
+    if disks.iter().any(|(disk, _)| disk.bus == Bus::VirtioScsi) {
+        settings.insert("scsihw".to_owned(), "virtio-scsi-single".to_owned());
+    }
+    order.sort_unstable();
+    if !order.is_empty() {
+        let names: Vec<&str> = order.into_iter().map(|(_, name)| name).collect();
+        settings.insert("boot".to_owned(), format!("order={}", names.join(";")));
+    }
+    for (number, card) in value.cards.iter().enumerate() {
+        settings.insert(format!("net{number}"), card_value(card, number, wish, &mut dropped));
+    }
+    let mut config = String::new();
+    for line in value.description.lines() {
+        writeln!(config, "#{}", percent::encoded(line)).expect("a string takes all");
+    }
+    for (name, value) in settings {
+        writeln!(config, "{name}: {value}").expect("a string takes all");
+    }
+    config.push_str(&maps);
+    let value = Exported {
+        config,
+        disks: contents,
+    };
+    Translated { value, dropped }
+}
+
+/// Disks and drives with the names that they have there, which say bus and place.
+fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, String)> {
+    let mut taken: Vec<(&str, u32)> = Vec::new();
+    let mut keys: Vec<&str> = Vec::new();
+    let mut placed = Vec::new();
+    for disk in disks {
+        if disk.kind == DiskKind::Floppy {
+            dropped.push(Dropped::new(format!("floppy drive {}", disk.label), "Proxmox has none"));
+            continue;
+        }
+        let is_disk = disk.kind == DiskKind::Disk;
+        if is_disk && (!wish.disks.contains_key(&disk.key) || keys.contains(&disk.key.as_str())) {
+            dropped.push(Dropped::new(format!("disk {}", disk.label), "its content is not there"));
+            continue;
+        }
+        if !is_disk && !disk.key.is_empty() {
+            let what = format!("what is in the drive {}", disk.label);
+            dropped.push(Dropped::new(what, "the drive is empty"));
+        }
+        let found = [disk.bus, Bus::Sata, Bus::Ide, Bus::VirtioScsi]
+            .into_iter()
+            .filter(|bus| is_disk || *bus != Bus::Virtio)
+            .find_map(|bus| Some((bus, free(bus, disk.position, &taken)?)));
+        let Some((bus, (prefix, number))) = found else {
+            dropped.push(Dropped::new(
+                format!("disk {}", disk.label),
+                "there is no room for so many",
+            ));
+            continue;
+        };
+        if bus != disk.bus {
+            let what = format!("disk {} on {}", disk.label, disk.bus.name());
+            dropped.push(Dropped::new(what, format!("is on {} now", bus.name())));
+            disk.bus = bus;
+        }
+        taken.push((prefix, number));
+        let disk = &*disk;
+        if is_disk {
+            keys.push(&disk.key);
+        }
+        placed.push((disk, format!("{prefix}{number}")));
+    }
+    placed
+}
+
+/// The place itself on `bus` if it is free, or the first that is.
+fn free(bus: Bus, position: u32, taken: &[(&str, u32)]) -> Option<(&'static str, u32)> {
+    let (prefix, count) = match bus {
+        Bus::Ide => ("ide", 4),
+        Bus::Sata => ("sata", 6),
+        Bus::VirtioScsi => ("scsi", 31),
+        Bus::Virtio => ("virtio", 16),
+        Bus::Scsi | Bus::Nvme | Bus::Xen | Bus::Usb | Bus::Floppy => return None,
+    };
+    let is_free = |number: &u32| *number < count && !taken.contains(&(prefix, *number));
+    let number = Some(position).filter(is_free).or_else(|| (0..count).find(is_free))?;
+    Some((prefix, number))
+}
+
+/// All settings but disks and cards.
+fn settings(machine: &Machine, dropped: &mut Vec<Dropped>) -> BTreeMap<String, String> {
+    let mut settings = BTreeMap::new();
+    let mut set = |name: &str, value: String| settings.insert(name.to_owned(), value);
+    let name = host_name(&machine.name);
+    if name != machine.name {
+        let what = format!("its name {:?}", machine.name);
+        dropped.push(Dropped::new(what, format!("it is {name} now, as names of hosts are")));
+    }
+    set("name", name);
+    let topology = machine.topology.and_then(|topology| {
+        let cores = topology.core_count.checked_mul(topology.thread_count)?;
+        (cores.checked_mul(topology.socket_count)? == machine.processor_count).then_some((topology.socket_count, cores))
+    });
+    if machine.topology.is_some_and(|topology| topology.thread_count > 1) {
+        dropped.push(Dropped::new(
+            "threads of its cores",
+            "Proxmox knows sockets and cores only",
+        ));
+    }
+    let (sockets, cores) = topology.unwrap_or((1, machine.processor_count));
+    set("sockets", sockets.to_string());
+    set("cores", cores.to_string());
+    if !machine.memory_bytes.is_multiple_of(1 << 20) {
+        dropped.push(Dropped::new(
+            "the last bytes of its memory",
+            "it is rounded up to whole MiB",
+        ));
+    }
+    set("memory", machine.memory_bytes.div_ceil(1 << 20).to_string());
+    set("ostype", "other".to_owned());
+    if machine.clock == Clock::LocalTime {
+        set("localtime", "1".to_owned());
+    }
+    if let Some(uuid) = machine.uuid.as_deref().and_then(identity::uuid) {
+        set("smbios1", format!("uuid={uuid}"));
+    }
+    if matches!(machine.firmware, Firmware::Uefi | Firmware::UefiSecure) {
+        set("bios", "ovmf".to_owned());
+        set("machine", "q35".to_owned());
+        dropped.push(Dropped::new(
+            "variables of UEFI",
+            "they are lost whenever it stops, until it is given an EFI disk",
+        ));
+    }
+    if machine.firmware == Firmware::UefiSecure {
+        dropped.push(Dropped::new("Secure Boot", "its keys come with an EFI disk"));
+    }
+    if machine.has_tpm {
+        dropped.push(Dropped::new(
+            "its TPM",
+            "to be added after the restore; the new one is empty",
+        ));
+    }
+    settings
+}
+
+fn card_value(card: &Card, number: usize, wish: &Wish, dropped: &mut Vec<Dropped>) -> String {
+    if let Some(network) = card.network.as_ref().filter(|network| **network != wish.bridge) {
+        dropped.push(Dropped::new(
+            format!("network {network} of card {}", number + 1),
+            format!("is plugged into {} now", wish.bridge),
+        ));
+    }
+    let model = match &card.model {
+        CardModel::Virtio => "virtio",
+        CardModel::E1000e => "e1000e",
+        CardModel::Rtl8139 => "rtl8139",
+        CardModel::Pcnet => "pcnet",
+        CardModel::E1000 | CardModel::Vmxnet3 | CardModel::Xen | CardModel::Other(_) => "e1000",
+    };
+    let mac = card.mac.as_deref().and_then(identity::mac);
+    let mac = mac.map(|mac| format!("={}", mac.to_ascii_uppercase()));
+    format!("{model}{},bridge={}", mac.unwrap_or_default(), word(&wish.bridge))
+}
+
+/// Proxmox has for names what hosts may be called.
+fn host_name(name: &str) -> String {
+    let is_allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '.');
+    let name: String = name
+        .chars()
+        .map(|character| if is_allowed(character) { character } else { '-' })
+        .take(63)
+        .collect();
+    match name.trim_matches(['-', '.']) {
+        "" => "machine".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+/// What stands for one word in a value.
+fn word(text: &str) -> String {
+    text.chars()
+        .filter(|character| !character.is_whitespace() && !character.is_control() && !",=".contains(*character))
+        .collect()
+}
+
+/// `32G`, in the largest unit that is whole.
+fn size(bytes: u64) -> String {
+    let units = [(30, "G"), (20, "M"), (10, "K")];
+    let unit = units
+        .iter()
+        .find(|(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));
+    match unit {
+        Some((shift, unit)) => format!("{}{unit}", bytes >> shift),
+        None => bytes.to_string(),
+    }
+}
