@@ -14,6 +14,8 @@ pub enum Place {
     Xen,
     /// Whoever reads OVF: VMware, VirtualBox.
     Ovf,
+    /// VirtualBox by its own settings.
+    VirtualBox,
 }
 
 /// The machine as it can be at `place`.
@@ -60,10 +62,13 @@ fn bus_at(bus: Bus, place: Place) -> Bus {
     match (place, bus) {
         (_, Bus::Floppy) => Bus::Floppy,
         (Place::Xen, _) => Bus::Xen,
+        // It would need a USB controller beside.
+        (Place::VirtualBox, Bus::Usb) => Bus::Sata,
         (_, Bus::Ide | Bus::Sata | Bus::Usb)
         | (Place::Qemu, Bus::Virtio | Bus::VirtioScsi)
-        | (Place::Ovf, Bus::Scsi | Bus::Nvme) => bus,
-        (Place::Qemu | Place::Ovf, _) => Bus::Sata,
+        | (Place::Ovf, Bus::Scsi | Bus::Nvme)
+        | (Place::VirtualBox, Bus::Scsi | Bus::Nvme | Bus::VirtioScsi) => bus,
+        (Place::Qemu | Place::Ovf | Place::VirtualBox, _) => Bus::Sata,
     }
 }
 
@@ -74,7 +79,8 @@ fn card_at(model: &CardModel, place: Place) -> CardModel {
             Place::Qemu,
             CardModel::Virtio | CardModel::E1000 | CardModel::E1000e | CardModel::Rtl8139 | CardModel::Pcnet,
         )
-        | (Place::Ovf, CardModel::E1000 | CardModel::E1000e | CardModel::Vmxnet3 | CardModel::Pcnet) => model.clone(),
+        | (Place::Ovf, CardModel::E1000 | CardModel::E1000e | CardModel::Vmxnet3 | CardModel::Pcnet)
+        | (Place::VirtualBox, CardModel::Virtio | CardModel::E1000 | CardModel::Pcnet) => model.clone(),
         (Place::Qemu, CardModel::Vmxnet3) => CardModel::E1000e,
         _ => CardModel::E1000,
     }

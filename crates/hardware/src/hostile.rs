@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use holdfast_block::hostile::{Outcome, Parser};
 
-use crate::{Disk, Machine, libvirt, ovf, proxmox, xen};
+use crate::{Disk, DiskKind, Machine, libvirt, ovf, proxmox, virtualbox, xen};
 
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[
@@ -19,6 +19,10 @@ pub const PARSERS: &[Parser] = &[
     Parser {
         name: "proxmox_conf",
         feed: proxmox_conf,
+    },
+    Parser {
+        name: "virtualbox_machine",
+        feed: virtualbox_machine,
     },
     Parser {
         name: "xen_records",
@@ -54,6 +58,16 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
             include_bytes!("../tests/samples/proxmox.conf").to_vec(),
         ),
         ("proxmox_conf", "written", written_for_proxmox(&machine).into_bytes()),
+        (
+            "virtualbox_machine",
+            "snapshot",
+            sample(include_str!("../tests/samples/machine.vbox")),
+        ),
+        (
+            "virtualbox_machine",
+            "written",
+            written_for_virtualbox(&machine).into_bytes(),
+        ),
         ("xen_records", "machine", written_for_xen(&machine).into_bytes()),
     ]
 }
@@ -88,6 +102,20 @@ pub fn proxmox_conf(bytes: &[u8]) -> Outcome {
     }
 }
 
+/// The settings of a machine of VirtualBox, written again for every place.
+pub fn virtualbox_machine(bytes: &[u8]) -> Outcome {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(media) = virtualbox::media(&text) {
+        let knows = |uuid: &String| media.iter().any(|medium| medium.uuid == *uuid);
+        let mut parents = media.iter().filter_map(|medium| medium.parent.as_ref());
+        assert!(parents.all(knows), "a parent that is not there");
+    }
+    match virtualbox::read(&text) {
+        Ok(read) => written_everywhere(&read.value),
+        Err(_) => Outcome::Refused,
+    }
+}
+
 /// The records of a machine of XenServer, written again for every place.
 pub fn xen_records(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
@@ -110,6 +138,11 @@ fn written_everywhere(machine: &Machine) -> Outcome {
     libvirt::read(&domain).expect("what was written can be read");
     xen::read(&written_for_xen(machine)).expect("what was written can be read");
     ovf::read(&written_as_ovf(machine)).expect("what was written can be read");
+    let settings = written_for_virtualbox(machine);
+    let again = virtualbox::read(&settings).expect("what was written can be read").value;
+    let count = |machine: &Machine| machine.disks.iter().filter(|disk| disk.kind == DiskKind::Disk).count();
+    let media = virtualbox::media(&settings).expect("what was written can be read");
+    assert_eq!(media.len(), count(&again), "each disk has its image");
     let conf = written_for_proxmox(machine);
     let again = proxmox::read(&conf).expect("what was written can be read").value;
     let conf_again = written_for_proxmox(&again);
@@ -148,6 +181,23 @@ fn written_for_proxmox(machine: &Machine) -> String {
         disks: machine.disks.iter().map(|disk| (disk.key.clone(), 1 << 30)).collect(),
     };
     proxmox::write(machine, &wish).value.config
+}
+
+fn written_for_virtualbox(machine: &Machine) -> String {
+    let image = |(number, disk): (usize, &Disk)| {
+        let image = virtualbox::Image {
+            uuid: format!("00000000-0000-4000-8000-{number:012}"),
+            location: format!("{number}.vdi"),
+            format: "VDI".to_owned(),
+        };
+        (disk.key.clone(), image)
+    };
+    let wish = virtualbox::Wish {
+        uuid: "00000000-0000-4000-8000-000000000001".to_owned(),
+        disks: machine.disks.iter().enumerate().map(image).collect(),
+        network: virtualbox::Network::Nat,
+    };
+    virtualbox::write(machine, &wish).value
 }
 
 fn written_for_xen(machine: &Machine) -> String {

@@ -15,6 +15,7 @@ mod machine;
 pub mod ovf;
 mod percent;
 pub mod proxmox;
+pub mod virtualbox;
 pub mod xen;
 mod xml;
 

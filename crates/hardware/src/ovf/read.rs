@@ -5,7 +5,7 @@ use roxmltree::Node;
 use super::hardware::Hardware;
 use super::package::{FORM, OvfPackage, envelope, section, sections, text_of, wrong};
 use crate::xml::{self, children, named};
-use crate::{Clock, Dropped, Error, Firmware, Machine, Result, Translated, identity};
+use crate::{Clock, Dropped, Error, Firmware, Machine, Result, Translated, identity, virtualbox};
 
 /// Names that an error lists.
 const NAMES_COUNT_MAX: usize = 20;
@@ -25,9 +25,10 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     let items = Hardware::new(envelope, hardware, &package)?;
     let mut dropped = Vec::new();
     let (processor_count, topology) = items.processors()?;
-    let machine = Machine {
+    let mut machine = Machine {
         name: name_of(system).to_owned(),
-        uuid: uuid(system),
+        // The id of a machine is its UUID where the hypervisor has one for it; with others it is its name.
+        uuid: named(system, "id").and_then(identity::uuid),
         description: description(system),
         processor_count,
         topology,
@@ -38,6 +39,9 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
         cards: items.cards(),
         has_tpm: items.has_tpm(),
     };
+    if let Some(extension) = section(system, "Machine") {
+        virtualbox::fill(&mut machine, extension);
+    }
     items.name_others(&mut dropped);
     for disk in &package.disks {
         if machine.disks.iter().all(|other| other.key != disk.key) {
@@ -85,13 +89,6 @@ fn name_of<'a>(system: Node<'a, '_>) -> &'a str {
     }
 }
 
-/// The id of a machine is its UUID where the hypervisor has one for it; with others it is its name.
-fn uuid(system: Node<'_, '_>) -> Option<String> {
-    let of_virtualbox = section(system, "Machine").and_then(|machine| named(machine, "uuid"));
-    let ids = [of_virtualbox, named(system, "id")];
-    ids.into_iter().flatten().find_map(identity::uuid)
-}
-
 fn description(system: Node<'_, '_>) -> String {
     let annotation = section(system, "AnnotationSection").map(|section| text_of(section, "Annotation"));
     let text = annotation.unwrap_or_else(|| text_of(system, "Description"));
@@ -111,14 +108,9 @@ fn firmware(system: Node<'_, '_>, hardware: Node<'_, '_>) -> Firmware {
         let texts = other.map(|other| other.descendants().filter_map(|node| node.text()).collect::<String>());
         texts.unwrap_or_default()
     };
-    let of_virtualbox = section(system, "Machine")
-        .and_then(|machine| section(machine, "Hardware"))
-        .and_then(|hardware| section(hardware, "Firmware"))
-        .and_then(|firmware| named(firmware, "type"));
     // By oVirt's BiosType: 3 is UEFI, 4 with Secure Boot.
     let of_ovirt = text_of(system, "BiosType");
     let is_uefi = configured("firmware").is_some_and(|firmware| firmware.eq_ignore_ascii_case("efi"))
-        || of_virtualbox.is_some_and(|firmware| firmware.starts_with("EFI"))
         || matches!(of_ovirt, "3" | "4")
         || of_xen("HVM_boot_params").contains("firmware=uefi");
     let is_secure = configured("bootOptions.efiSecureBootEnabled") == Some("true")

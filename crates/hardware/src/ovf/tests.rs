@@ -141,6 +141,10 @@ fn a_machine_of_virtualbox_is_read() {
     ];
     assert_eq!(places, expected);
     assert_eq!(machine.cards[0].model, CardModel::E1000);
+    // This and the firmware stand in what VirtualBox adds for itself.
+    assert_eq!(machine.cards[0].mac.as_deref(), Some("08:00:27:a1:e6:15"));
+    let order: Vec<_> = machine.disks.iter().map(|disk| disk.boot_order).collect();
+    assert_eq!(order, [Some(1), Some(2)]);
 }
 
 #[test]

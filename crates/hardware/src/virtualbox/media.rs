@@ -1,0 +1,84 @@
+//! The images that a machine knows.
+
+use roxmltree::Node;
+
+use crate::xml::{self, child, children};
+use crate::{Error, Result, identity};
+
+pub(super) const FORM: &str = "settings of VirtualBox";
+/// Images that a machine has at most.
+const MEDIUM_COUNT_MAX: usize = 4096;
+
+/// An image of a disk, a CD or a floppy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Medium {
+    /// By what disks refer to it: a UUID in lower case.
+    pub uuid: String,
+    /// Its file: a whole path, or one relative to the folder of the settings. It is not checked where it leads.
+    pub location: String,
+    /// `VDI`, `VMDK`, `VHD` and others; empty for an image of a CD or a floppy, which has no format.
+    pub format: String,
+    /// The UUID of the image that it is a difference to.
+    pub parent: Option<String>,
+    /// Whether VirtualBox has encrypted what is in it.
+    pub is_encrypted: bool,
+}
+
+/// The images that the settings of a machine list, parents before their children.
+pub fn media(text: &str) -> Result<Vec<Medium>> {
+    let document = xml::parse(text, FORM)?;
+    let mut media = Vec::new();
+    let Some(registry) = child(machine(&document)?, "MediaRegistry") else {
+        return Ok(media);
+    };
+    // Differences are inside of their parents: in the order of the text, not by recursion.
+    let images = registry
+        .descendants()
+        .filter(|node| matches!(node.tag_name().name(), "HardDisk" | "Image") && node.attribute("uuid").is_some());
+    for node in images {
+        if media.len() == MEDIUM_COUNT_MAX {
+            return Err(wrong(format!("it has more than {MEDIUM_COUNT_MAX} images")));
+        }
+        media.push(Medium {
+            uuid: uuid(node)?,
+            location: node.attribute("location").unwrap_or_default().to_owned(),
+            format: node.attribute("format").unwrap_or_default().to_owned(),
+            parent: node
+                .parent()
+                .filter(|parent| parent.tag_name().name() == "HardDisk")
+                .map(uuid)
+                .transpose()?,
+            is_encrypted: children(node, "Property").any(|property| {
+                property
+                    .attribute("name")
+                    .is_some_and(|name| name.starts_with("CRYPT/"))
+            }),
+        });
+    }
+    Ok(media)
+}
+
+/// The one machine of a file.
+pub(super) fn machine<'a, 'input>(document: &'a roxmltree::Document<'input>) -> Result<Node<'a, 'input>> {
+    let root = document.root_element();
+    if root.tag_name().name() != "VirtualBox" {
+        return Err(wrong(format!("its first element is {:?}", root.tag_name().name())));
+    }
+    if child(root, "MachineEncrypted").is_some() {
+        return Err(wrong("its machine is encrypted"));
+    }
+    child(root, "Machine").ok_or_else(|| wrong("it has no machine"))
+}
+
+/// The UUID of an image.
+pub(super) fn uuid(node: Node<'_, '_>) -> Result<String> {
+    let text = node.attribute("uuid").unwrap_or_default();
+    identity::uuid(text).ok_or_else(|| wrong(format!("{text:?} is no UUID of an image")))
+}
+
+pub(super) fn wrong(detail: impl Into<String>) -> Error {
+    Error::Malformed {
+        form: FORM,
+        detail: detail.into(),
+    }
+}

@@ -1,0 +1,19 @@
+//! VirtualBox: the settings of a machine, a `.vbox` file.
+//!
+//! Source: VirtualBox, `src/VBox/Main/xml/Settings.cpp`, settings versions 1.12 to 1.20. What has its default is not written there: a card
+//! without a type is an Am79C973, a clock shows local time, and a machine starts from floppy, DVD and disk in this order.
+//!
+//! The key of a disk is the UUID of its image; [`media`] says where the images are. An image that was written since a snapshot is a
+//! difference to its parent.
+
+mod media;
+mod read;
+mod write;
+
+pub use media::{Medium, media};
+pub(crate) use read::fill;
+pub use read::read;
+pub use write::{Image, Network, Wish, write};
+
+#[cfg(test)]
+mod tests;

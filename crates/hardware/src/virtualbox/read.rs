@@ -1,0 +1,326 @@
+//! From settings of VirtualBox to a machine.
+
+use roxmltree::Node;
+
+use super::media::{FORM, machine, uuid, wrong};
+use crate::machine::bound;
+use crate::xml::{self, attribute, child, children};
+use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Result, Translated, identity};
+
+/// Places in the order of starting.
+const ORDER_COUNT_MAX: u32 = 4;
+
+/// Reads the settings of a machine; the key of a disk is the UUID of its image, as [`super::media`] has it.
+pub fn read(text: &str) -> Result<Translated<Machine>> {
+    let document = xml::parse(text, FORM)?;
+    let machine = machine(&document)?;
+    let hardware = child(machine, "Hardware").ok_or_else(|| wrong("its machine has no hardware"))?;
+    let mut dropped = Vec::new();
+    let mut value = Machine {
+        name: machine.attribute("name").unwrap_or_default().to_owned(),
+        uuid: machine.attribute("uuid").and_then(identity::uuid),
+        description: xml::text(machine, "Description").unwrap_or_default().to_owned(),
+        processor_count: number(attribute(hardware, "CPU", "count"), 1, "the number of processors")?,
+        topology: None,
+        memory_bytes: memory(hardware)?,
+        firmware: firmware(hardware),
+        clock: clock(hardware),
+        disks: disks(machine, hardware, &mut dropped)?,
+        cards: cards(hardware),
+        has_tpm: has_tpm(hardware),
+    };
+    order(hardware, &mut value.disks);
+    name_others((machine, hardware), &mut dropped);
+    let value = value.checked(FORM)?;
+    Ok(Translated { value, dropped })
+}
+
+/// Takes what an OVF descriptor of VirtualBox says of `machine` in the element `vbox:Machine` alone: its UUID, its firmware, its clock,
+/// whether it has a TPM, the addresses of its cards, and from what it is started.
+pub(crate) fn fill(machine: &mut Machine, extension: Node<'_, '_>) {
+    let Some(hardware) = child(extension, "Hardware") else {
+        return;
+    };
+    machine.uuid = extension
+        .attribute("uuid")
+        .and_then(identity::uuid)
+        .or(machine.uuid.take());
+    machine.clock = clock(hardware);
+    if machine.firmware == Firmware::Bios {
+        machine.firmware = firmware(hardware);
+    }
+    machine.has_tpm |= has_tpm(hardware);
+    let cards = cards(hardware);
+    if cards.len() == machine.cards.len() {
+        for (card, found) in machine.cards.iter_mut().zip(cards) {
+            card.mac = card.mac.take().or(found.mac);
+        }
+    }
+    if machine.disks.iter().all(|disk| disk.boot_order.is_none()) {
+        order(hardware, &mut machine.disks);
+    }
+}
+
+/// A number, or `default` where it is not said.
+fn number<T: std::str::FromStr>(text: Option<&str>, default: T, what: &str) -> Result<T> {
+    match text {
+        Some(text) => text.trim().parse().map_err(|_| wrong(format!("{what} is {text:?}"))),
+        None => Ok(default),
+    }
+}
+
+/// In bytes; the file has it in MiB.
+fn memory(hardware: Node<'_, '_>) -> Result<u64> {
+    let mebibytes: u64 = number(attribute(hardware, "Memory", "RAMSize"), 0, "the memory")?;
+    mebibytes.checked_mul(1 << 20).ok_or_else(|| wrong("too much memory"))
+}
+
+/// Whether Secure Boot is on stands in the variables of UEFI alone.
+fn firmware(hardware: Node<'_, '_>) -> Firmware {
+    match attribute(hardware, "Firmware", "type") {
+        Some(kind) if kind.starts_with("EFI") => Firmware::Uefi,
+        _ => Firmware::Bios,
+    }
+}
+
+fn clock(hardware: Node<'_, '_>) -> Clock {
+    match attribute(hardware, "RTC", "localOrUTC") {
+        Some("UTC") => Clock::Utc,
+        _ => Clock::LocalTime,
+    }
+}
+
+fn has_tpm(hardware: Node<'_, '_>) -> bool {
+    attribute(hardware, "TrustedPlatformModule", "type").is_some_and(|kind| kind != "None")
+}
+
+fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Dropped>) -> Result<Vec<Disk>> {
+    // Since version 1.17 they are inside of the hardware.
+    let controllers = child(hardware, "StorageControllers").or_else(|| child(machine, "StorageControllers"));
+    let mut taken: Vec<Bus> = Vec::new();
+    let mut disks = Vec::new();
+    for controller in controllers.iter().flat_map(|node| children(*node, "StorageController")) {
+        let kind = controller.attribute("type").unwrap_or_default();
+        let Some(bus) = bus(kind) else {
+            let what = format!("the storage controller {kind:?} and what hangs on it");
+            dropped.push(Dropped::new(what, "it is not known"));
+            continue;
+        };
+        let before = taken.iter().filter(|other| **other == bus).count();
+        let before = u32::try_from(before).unwrap_or(u32::MAX);
+        taken.push(bus);
+        if taken.len() > bound::DISKS {
+            return Err(wrong("it has too many storage controllers"));
+        }
+        let name = controller.attribute("name").unwrap_or(kind);
+        for device in children(controller, "AttachedDevice") {
+            let port: u32 = number(device.attribute("port"), 0, "the port of a disk")?;
+            let unit: u32 = number(device.attribute("device"), 0, "the number of a disk")?;
+            if disks.len() == bound::DISKS {
+                return Err(wrong("it has too many disks"));
+            }
+            let place = port.saturating_mul(units_per_port(bus)).saturating_add(unit);
+            let base = before.saturating_mul(units_per_controller(bus));
+            disks.extend(attached(device, (bus, name), base.saturating_add(place), dropped)?);
+        }
+    }
+    Ok(disks)
+}
+
+/// The device of a controller, which is of a bus and has a name; nothing for a disk without an image.
+fn attached(
+    device: Node<'_, '_>,
+    (bus, controller): (Bus, &str),
+    position: u32,
+    dropped: &mut Vec<Dropped>,
+) -> Result<Option<Disk>> {
+    let kind = match device.attribute("type").unwrap_or("HardDisk") {
+        "DVD" => DiskKind::Cdrom,
+        "Floppy" => DiskKind::Floppy,
+        _ => DiskKind::Disk,
+    };
+    let label = format!("{controller} {position}");
+    let key = child(device, "Image").map(uuid).transpose()?;
+    if key.is_none() && kind == DiskKind::Disk {
+        dropped.push(Dropped::new(format!("disk {label}"), "it has no image"));
+        return Ok(None);
+    }
+    if let Some(drive) = attribute(device, "HostDrive", "src") {
+        dropped.push(Dropped::new(
+            format!("the drive {drive}"),
+            "belongs to the host that it was on",
+        ));
+    }
+    Ok(Some(Disk {
+        key: key.unwrap_or_default(),
+        label,
+        kind,
+        bus,
+        position,
+        size_bytes: None,
+        boot_order: None,
+        is_read_only: kind == DiskKind::Cdrom,
+    }))
+}
+
+fn bus(kind: &str) -> Option<Bus> {
+    match kind {
+        "AHCI" => Some(Bus::Sata),
+        "PIIX3" | "PIIX4" | "ICH6" => Some(Bus::Ide),
+        "LsiLogic" | "BusLogic" | "LsiLogicSas" => Some(Bus::Scsi),
+        "VirtioSCSI" => Some(Bus::VirtioScsi),
+        "NVMe" => Some(Bus::Nvme),
+        "USB" => Some(Bus::Usb),
+        "I82078" => Some(Bus::Floppy),
+        _ => None,
+    }
+}
+
+/// IDE has a master and a slave at each port; a floppy controller has two drives.
+fn units_per_port(bus: Bus) -> u32 {
+    match bus {
+        Bus::Ide | Bus::Floppy => 2,
+        _ => 1,
+    }
+}
+
+/// Disks that a controller takes.
+pub(super) fn units_per_controller(bus: Bus) -> u32 {
+    match bus {
+        Bus::Ide => 4,
+        Bus::Sata => 30,
+        Bus::Scsi => 16,
+        Bus::VirtioScsi => 256,
+        Bus::Nvme => 255,
+        Bus::Usb => 8,
+        Bus::Floppy => 2,
+        Bus::Virtio | Bus::Xen => 0,
+    }
+}
+
+/// Of each kind the first device is meant.
+fn order(hardware: Node<'_, '_>, disks: &mut [Disk]) {
+    let mut kinds: Vec<(u32, &str)> = vec![(1, "Floppy"), (2, "DVD"), (3, "HardDisk")];
+    if let Some(boot) = child(hardware, "Boot") {
+        let place = |order: Node<'_, '_>| order.attribute("position")?.parse::<u32>().ok();
+        kinds = children(boot, "Order")
+            .filter_map(|order| Some((place(order)?, order.attribute("device")?)))
+            .filter(|(place, _)| (1..=ORDER_COUNT_MAX).contains(place))
+            .collect();
+        kinds.sort_unstable();
+        kinds.dedup_by_key(|(place, _)| *place);
+    }
+    for (place, kind) in kinds {
+        let kind = match kind {
+            "Floppy" => DiskKind::Floppy,
+            "DVD" => DiskKind::Cdrom,
+            "HardDisk" => DiskKind::Disk,
+            _ => continue,
+        };
+        if let Some(disk) = disks.iter_mut().find(|disk| disk.kind == kind) {
+            disk.boot_order = disk.boot_order.or(Some(place));
+        }
+    }
+}
+
+/// The cards that are plugged in, by their slots.
+fn cards(hardware: Node<'_, '_>) -> Vec<Card> {
+    let network = child(hardware, "Network");
+    let adapters = network.iter().flat_map(|network| children(*network, "Adapter"));
+    let slot = |adapter: &Node<'_, '_>| adapter.attribute("slot").and_then(|slot| slot.parse::<u32>().ok());
+    let mut adapters: Vec<Node<'_, '_>> = adapters
+        .filter(|adapter| adapter.attribute("enabled") == Some("true"))
+        .collect();
+    adapters.sort_by_key(|adapter| slot(adapter).unwrap_or(u32::MAX));
+    let card = |adapter: Node<'_, '_>| Card {
+        mac: adapter.attribute("MACAddress").and_then(identity::mac),
+        network: network_of(adapter),
+        model: match adapter.attribute("type").unwrap_or("Am79C973") {
+            "virtio" => CardModel::Virtio,
+            "82540EM" | "82543GC" | "82545EM" => CardModel::E1000,
+            "82574" | "82574L" | "82583V" => CardModel::E1000e,
+            name if name.starts_with("Am79C97") => CardModel::Pcnet,
+            name => CardModel::Other(name.to_owned()),
+        },
+    };
+    adapters.into_iter().map(card).collect()
+}
+
+/// What a card is plugged into; NAT has no name of its own.
+fn network_of(adapter: Node<'_, '_>) -> Option<String> {
+    let attachment = adapter.children().find(|node| {
+        matches!(
+            node.tag_name().name(),
+            "NAT"
+                | "BridgedInterface"
+                | "InternalNetwork"
+                | "HostOnlyInterface"
+                | "HostOnlyNetwork"
+                | "NATNetwork"
+                | "GenericInterface"
+                | "CloudNetwork"
+        )
+    })?;
+    let name = attachment.attribute("name");
+    Some(name.unwrap_or(attachment.tag_name().name()).to_owned())
+}
+
+/// Names what is left behind.
+fn name_others((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Dropped>) {
+    let mut add = |what: String, why: &str| dropped.push(Dropped::new(what, why));
+    for folder in child(hardware, "SharedFolders")
+        .iter()
+        .flat_map(|node| children(*node, "SharedFolder"))
+    {
+        let name = folder.attribute("name").unwrap_or("unnamed");
+        add(
+            format!("a shared folder ({name})"),
+            "belongs to the host that it was on",
+        );
+    }
+    let below = |name: &str, inner: &str| {
+        let outer = child(hardware, name);
+        outer.is_some_and(|outer| outer.descendants().any(|node| node.tag_name().name() == inner))
+    };
+    if below("HostPci", "Device") {
+        add(
+            "a device of the host (PCI)".to_owned(),
+            "belongs to the host that it was on",
+        );
+    }
+    if below("USB", "DeviceFilter") {
+        add(
+            "devices of the host (USB)".to_owned(),
+            "belong to the host that it was on",
+        );
+    }
+    let forwarded = child(hardware, "Network").map_or(0, |network| {
+        let rules = network.descendants();
+        rules.filter(|node| node.tag_name().name() == "Forwarding").count()
+    });
+    if forwarded > 0 {
+        add(
+            format!("{forwarded} forwarded ports"),
+            "belong to the network that it was in",
+        );
+    }
+    if below("Firmware", "NVRAM") || below("BIOS", "NVRAM") {
+        add(
+            "variables of UEFI".to_owned(),
+            "the machine starts with those of a new one",
+        );
+    }
+    let snapshots = child(machine, "Snapshot").map_or(0, |first| {
+        let nodes = first.descendants();
+        nodes.filter(|node| node.tag_name().name() == "Snapshot").count()
+    });
+    if snapshots > 0 {
+        add(
+            format!("{snapshots} snapshots"),
+            "only the machine as it is comes along",
+        );
+    }
+    if machine.attribute("stateFile").is_some_and(|file| !file.is_empty()) {
+        add("its memory".to_owned(), "another hypervisor cannot go on from it");
+    }
+}

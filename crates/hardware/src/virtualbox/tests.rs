@@ -1,0 +1,236 @@
+use super::{Image, Medium, Network, Wish, media, read, write};
+use crate::libvirt::tests::specimen;
+use crate::ovf::tests::{layout, what};
+use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Firmware, Machine};
+
+const LAB: &str = include_str!("../../tests/samples/machine.vbox");
+const ROOT: &str = "6b7c3b3d-4075-4e54-8e6f-4b8c68e2c2b2";
+const DATA: &str = "7c8d4c4e-5186-4f65-9f70-5c9d79f3d3c3";
+const ISO: &str = "0f8d2a8b-90f4-4e9b-8f6e-1c2d3e4f5a6b";
+
+fn cards(machine: &Machine) -> Vec<(&CardModel, Option<&str>, Option<&str>)> {
+    let cards = machine.cards.iter();
+    cards
+        .map(|card| (&card.model, card.mac.as_deref(), card.network.as_deref()))
+        .collect()
+}
+
+#[test]
+fn a_machine_is_read() {
+    let read = read(LAB).unwrap();
+    let expected = [
+        "the drive /dev/fd0",
+        "a shared folder (home)",
+        "1 forwarded ports",
+        "variables of UEFI",
+        "1 snapshots",
+        "its memory",
+    ];
+    assert_eq!(what(&read), expected);
+    let machine = read.value;
+    assert_eq!(
+        (machine.name.as_str(), machine.description.as_str()),
+        ("lab", "two\nlines & more")
+    );
+    assert_eq!(machine.uuid.as_deref(), Some("9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f"));
+    assert_eq!((machine.processor_count, machine.memory_bytes), (2, 2 << 30));
+    assert_eq!(
+        (machine.firmware, machine.clock, machine.has_tpm),
+        (Firmware::Uefi, Clock::Utc, true)
+    );
+    let expected = [
+        (ISO, DiskKind::Cdrom, Bus::Ide, 2, Some(1)),
+        ("", DiskKind::Cdrom, Bus::Ide, 3, None),
+        (ROOT, DiskKind::Disk, Bus::Sata, 0, Some(2)),
+        (DATA, DiskKind::Disk, Bus::Nvme, 0, None),
+        ("", DiskKind::Floppy, Bus::Floppy, 0, None),
+    ];
+    assert_eq!(layout(&machine), expected);
+    let expected = [
+        (&CardModel::E1000, Some("08:00:27:bb:14:75"), Some("NAT")),
+        (&CardModel::Virtio, Some("08:00:27:dd:5a:df"), Some("eth0")),
+        (&CardModel::Pcnet, Some("08:00:27:bb:14:76"), None),
+    ];
+    assert_eq!(cards(&machine), expected);
+}
+
+/// A disk with snapshots is the last of several images.
+#[test]
+fn images_know_their_parents() {
+    let medium = |uuid: &str, location: &str, format: &str, parent: Option<&str>, is_encrypted| Medium {
+        uuid: uuid.to_owned(),
+        location: location.to_owned(),
+        format: format.to_owned(),
+        parent: parent.map(str::to_owned),
+        is_encrypted,
+    };
+    let base = "5a6b2a2c-3f64-4d43-9d5e-3a7b57d1b1a1";
+    let expected = [
+        medium(base, "lab.vdi", "VDI", None, false),
+        medium(ROOT, &format!("Snapshots/{{{ROOT}}}.vdi"), "VDI", Some(base), false),
+        medium(DATA, "/srv/data.vmdk", "VMDK", None, true),
+        medium(ISO, "/srv/iso/debian.iso", "", None, false),
+    ];
+    assert_eq!(media(LAB).unwrap(), expected);
+}
+
+/// Before version 1.17 controllers stood beside the hardware; what has its default is not written.
+#[test]
+fn settings_of_old_are_read() {
+    let text = "<VirtualBox xmlns='http://www.virtualbox.org/' version='1.12-linux'><Machine uuid='x' name='old'><Hardware>\
+                <Memory RAMSize='256'/></Hardware><StorageControllers>\
+                <StorageController name='A' type='LsiLogicSas'><AttachedDevice type='HardDisk' port='3'>\
+                <Image uuid='{5a6b2a2c-3f64-4d43-9d5e-3a7b57d1b1a1}'/></AttachedDevice><AttachedDevice type='HardDisk'/>\
+                </StorageController><StorageController name='B' type='BusLogic'><AttachedDevice type='DVD' port='1'/>\
+                </StorageController><StorageController name='C' type='Newer'/></StorageControllers></Machine></VirtualBox>";
+    let read = read(text).unwrap();
+    assert_eq!(
+        what(&read),
+        ["disk A 0", "the storage controller \"Newer\" and what hangs on it"]
+    );
+    let machine = read.value;
+    assert_eq!((machine.processor_count, &machine.uuid), (1, &None));
+    assert_eq!((machine.firmware, machine.clock), (Firmware::Bios, Clock::LocalTime));
+    let expected = [
+        (
+            "5a6b2a2c-3f64-4d43-9d5e-3a7b57d1b1a1",
+            DiskKind::Disk,
+            Bus::Scsi,
+            3,
+            Some(3),
+        ),
+        ("", DiskKind::Cdrom, Bus::Scsi, 17, Some(2)),
+    ];
+    assert_eq!(layout(&machine), expected);
+    assert_eq!(media(text).unwrap(), []);
+}
+
+fn wish(keys: &[&str]) -> Wish {
+    let image = |(number, key): (u32, &&str)| {
+        let image = Image {
+            uuid: format!("00000000-0000-4000-8000-{number:012}"),
+            location: format!("<{key}>.vdi"),
+            format: "VDI".to_owned(),
+        };
+        ((*key).to_owned(), image)
+    };
+    Wish {
+        uuid: "9f6d1b8e-0000-4000-8000-5a6b7c8d9e0f".to_owned(),
+        disks: (1..).zip(keys).map(image).collect(),
+        network: Network::Nat,
+    }
+}
+
+#[test]
+fn a_machine_comes_back_from_its_settings() {
+    let mut machine = read(LAB).unwrap().value;
+    let written = write(&machine, &wish(&[ROOT, DATA]));
+    assert_eq!(what(&written), ["what is in the drive IDE 2", "what the TPM holds"]);
+    let again = read(&written.value).unwrap();
+    assert_eq!(again.dropped, []);
+    machine.disks[0].key = String::new();
+    machine.disks[2].key = "00000000-0000-4000-8000-000000000001".to_owned();
+    machine.disks[3].key = "00000000-0000-4000-8000-000000000002".to_owned();
+    machine.disks[4].label = "floppy 0".to_owned();
+    for card in &mut machine.cards {
+        card.network = Some("NAT".to_owned());
+    }
+    assert_eq!(again.value, machine);
+    let images: Vec<String> = media(&written.value)
+        .unwrap()
+        .into_iter()
+        .map(|medium| medium.location)
+        .collect();
+    assert_eq!(images, [format!("<{ROOT}>.vdi"), format!("<{DATA}>.vdi")]);
+    let bridged = Wish {
+        network: Network::Bridged("eth0".to_owned()),
+        ..wish(&[])
+    };
+    let again = read(&write(&machine, &bridged).value).unwrap().value;
+    assert_eq!(again.cards[2].network.as_deref(), Some("eth0"));
+}
+
+#[test]
+fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
+    let mut machine = specimen();
+    machine.uuid = None;
+    machine.processor_count = 100;
+    machine.disks[2].bus = Bus::Nvme;
+    let disk = Disk {
+        bus: Bus::Scsi,
+        boot_order: None,
+        ..machine.disks[0].clone()
+    };
+    let numbered = |number: u32| Disk {
+        key: format!("more{number}"),
+        ..disk.clone()
+    };
+    machine.disks.extend((0..60).map(numbered));
+    let card = Card {
+        model: CardModel::Vmxnet3,
+        mac: None,
+        ..machine.cards[0].clone()
+    };
+    machine.cards.extend(vec![card; 40]);
+    let keys: Vec<String> = machine.disks.iter().map(|disk| disk.key.clone()).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).filter(|key| !key.is_empty()).collect();
+    let written = write(&machine, &wish(&keys));
+    let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
+    for expected in [
+        "disk 1 (vda) on virtio: is on SATA now",
+        "network card 2 (vmxnet3): is an e1000 now",
+        "100 processors: ",
+        "41 network cards: ",
+        "the layout of its processors: ",
+        "Secure Boot: ",
+        "what the TPM holds: ",
+        "disk  on NVMe: is on SATA now",
+    ] {
+        assert!(
+            told.iter().any(|line| line.starts_with(expected)),
+            "{expected}: {told:#?}"
+        );
+    }
+    let again = read(&written.value).unwrap().value;
+    assert_eq!(again.uuid.as_deref(), Some("9f6d1b8e-0000-4000-8000-5a6b7c8d9e0f"));
+    assert_eq!((again.processor_count, again.cards.len()), (64, 36));
+    assert_eq!(again.cards[0].model, CardModel::Virtio);
+    assert_eq!(again.disks.len(), 15 + 30 + 4 + 1, "SCSI, SATA, IDE and virtio-scsi");
+    let mut places: Vec<_> = again
+        .disks
+        .iter()
+        .map(|disk| (disk.bus.name(), disk.position))
+        .collect();
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), again.disks.len());
+}
+
+#[test]
+fn nonsense_is_an_error() {
+    let changed = |from: &str, to: &str| {
+        assert!(LAB.contains(from), "{from}");
+        LAB.replace(from, to)
+    };
+    for wrong in [
+        String::new(),
+        "<a/>".to_owned(),
+        "<VirtualBox/>".to_owned(),
+        "<VirtualBox><Global/></VirtualBox>".to_owned(),
+        "<VirtualBox><Machine/></VirtualBox>".to_owned(),
+        "<VirtualBox><MachineEncrypted/><Machine><Hardware><Memory RAMSize='1'/></Hardware></Machine></VirtualBox>"
+            .to_owned(),
+        changed("RAMSize=\"2048\"", "RAMSize=\"0\""),
+        changed("RAMSize=\"2048\"", "RAMSize=\"much\""),
+        changed("RAMSize=\"2048\"", "RAMSize=\"99999999999999\""),
+        changed("CPU count=\"2\"", "CPU count=\"0\""),
+        changed("CPU count=\"2\"", "CPU count=\"-1\""),
+        changed("<Image uuid=\"{6b7c", "<Image uuid=\"{nb7c"),
+        changed("port=\"0\"", "port=\"4294967296\""),
+    ] {
+        read(&wrong).unwrap_err();
+    }
+    media(&changed("HardDisk uuid=\"{6b7c", "HardDisk uuid=\"{nb7c")).unwrap_err();
+    let far = changed("port=\"0\"", "port=\"4294967295\"");
+    assert_eq!(read(&far).unwrap().value.disks[2].position, u32::MAX);
+}

@@ -1,0 +1,344 @@
+//! From a machine to settings of VirtualBox.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::read::units_per_controller;
+use crate::xml::escaped;
+use crate::{
+    Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, identity,
+};
+
+/// The version of the settings: that of VirtualBox 5.1, which all later ones read.
+const VERSION: &str = "1.16-linux";
+/// That of VirtualBox 7.0, the first that has a TPM.
+const VERSION_OF_TPM: &str = "1.19-linux";
+/// Processors that VirtualBox has at most.
+const PROCESSOR_COUNT_MAX: u32 = 64;
+/// Cards that a machine has with the usual chipset, and with the larger one.
+const CARD_COUNT_MAX: [usize; 2] = [8, 36];
+/// The unit that a SCSI controller is itself.
+const SCSI_ITSELF: u32 = 7;
+
+/// What the machine's host has for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wish {
+    /// The UUID of a machine that has none of its own.
+    pub uuid: String,
+    /// The image of each disk, by the disk's key. A disk that is not among them is left out; drives are empty.
+    pub disks: BTreeMap<String, Image>,
+    /// What its cards are plugged into.
+    pub network: Network,
+}
+
+/// The image that a disk is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// The UUID that the image itself has; VirtualBox refuses another one.
+    pub uuid: String,
+    /// Its file: a whole path, or one relative to the folder of the settings.
+    pub location: String,
+    /// `VDI`, `VMDK` or `VHD`.
+    pub format: String,
+}
+
+/// What cards are plugged into.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Network {
+    /// A network of the machine alone, which the host forwards.
+    Nat,
+    /// A network card of the host, by its name.
+    Bridged(String),
+    /// A network of machines of the host, by its name.
+    Internal(String),
+}
+
+/// Writes the settings of a machine.
+pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
+    let Translated { mut value, mut dropped } = adapt(machine, Place::VirtualBox);
+    let mut disks = std::mem::take(&mut value.disks);
+    let disks = placed(&mut disks, wish, &mut dropped);
+    fit(&mut value, &mut dropped);
+    let mut xml = String::new();
+    let mut line = |text: std::fmt::Arguments<'_>| {
+        xml.write_fmt(text).expect("a string takes all");
+        xml.push('\n');
+    };
+    let version = if value.has_tpm { VERSION_OF_TPM } else { VERSION };
+    let uuid = value.uuid.as_deref().and_then(identity::uuid);
+    line(format_args!(
+        "<?xml version=\"1.0\"?>\n<VirtualBox xmlns=\"http://www.virtualbox.org/\" version=\"{version}\">"
+    ));
+    line(format_args!(
+        "  <Machine uuid=\"{{{}}}\" name=\"{}\" OSType=\"Other_64\" snapshotFolder=\"Snapshots\">",
+        escaped(&uuid.unwrap_or_else(|| wish.uuid.clone())),
+        escaped(&value.name)
+    ));
+    if !value.description.is_empty() {
+        line(format_args!(
+            "    <Description>{}</Description>",
+            escaped(&value.description)
+        ));
+    }
+    line(format_args!("    <MediaRegistry>\n      <HardDisks>"));
+    for image in disks.iter().filter_map(|(disk, _)| image_of(disk, wish)) {
+        line(format_args!(
+            "        <HardDisk uuid=\"{{{}}}\" location=\"{}\" format=\"{}\" type=\"Normal\"/>",
+            escaped(&image.uuid),
+            escaped(&image.location),
+            escaped(&image.format)
+        ));
+    }
+    line(format_args!("      </HardDisks>\n    </MediaRegistry>\n    <Hardware>"));
+    hardware(&mut xml, &value, &disks, wish);
+    storage(&mut xml, &disks, wish);
+    xml.push_str("    </Hardware>\n  </Machine>\n</VirtualBox>\n");
+    Translated { value: xml, dropped }
+}
+
+fn image_of<'w>(disk: &Disk, wish: &'w Wish) -> Option<&'w Image> {
+    wish.disks.get(&disk.key).filter(|_| disk.kind == DiskKind::Disk)
+}
+
+/// Changes what VirtualBox has no room for, and names it.
+fn fit(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
+    let mut add = |what: String, why: &str| dropped.push(Dropped::new(what, why));
+    if machine.processor_count > PROCESSOR_COUNT_MAX {
+        add(
+            format!("{} processors", machine.processor_count),
+            "VirtualBox has 64 at most",
+        );
+        machine.processor_count = PROCESSOR_COUNT_MAX;
+    }
+    if machine.topology.is_some() {
+        add(
+            "the layout of its processors".to_owned(),
+            "VirtualBox knows their number only",
+        );
+    }
+    if machine.cards.len() > CARD_COUNT_MAX[1] {
+        add(format!("{} network cards", machine.cards.len()), "only 36 have a slot");
+        machine.cards.truncate(CARD_COUNT_MAX[1]);
+    }
+    for (number, card) in machine.cards.iter_mut().enumerate() {
+        let address = card.mac.take().and_then(|mac| identity::mac(&mac));
+        let is_group = |mac: &String| mac.as_bytes().get(1).is_some_and(|digit| b"13579bdf".contains(digit));
+        if address.as_ref().is_some_and(is_group) {
+            add(
+                format!("the address of network card {}", number + 1),
+                "it is that of a group, which VirtualBox refuses",
+            );
+        } else {
+            card.mac = address;
+        }
+    }
+    if !machine.memory_bytes.is_multiple_of(1 << 20) {
+        add(
+            "the last bytes of its memory".to_owned(),
+            "it is rounded up to whole MiB",
+        );
+    }
+    if machine.firmware == Firmware::UefiSecure {
+        add("Secure Boot".to_owned(), "it is switched on in VirtualBox");
+    }
+    if machine.has_tpm {
+        let why = "a TPM does not leave its hypervisor; the new one is empty";
+        add("what the TPM holds".to_owned(), why);
+    }
+}
+
+/// Disks and drives with their units on the controller of their bus, of which there is one.
+fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, u32)> {
+    let mut taken: Vec<(Bus, u32)> = Vec::new();
+    let mut keys: Vec<&str> = Vec::new();
+    let mut placed = Vec::new();
+    for disk in disks {
+        let is_disk = disk.kind == DiskKind::Disk;
+        if is_disk && (!wish.disks.contains_key(&disk.key) || keys.contains(&disk.key.as_str())) {
+            dropped.push(Dropped::new(format!("disk {}", disk.label), "its content is not there"));
+            continue;
+        }
+        if !is_disk && !disk.key.is_empty() {
+            let what = format!("what is in the drive {}", disk.label);
+            dropped.push(Dropped::new(what, "the drive is empty"));
+        }
+        let buses = match (disk.kind, disk.bus) {
+            (DiskKind::Floppy, _) => [Bus::Floppy; 3],
+            (DiskKind::Cdrom, Bus::Nvme) | (_, Bus::Floppy) => [Bus::Sata, Bus::Ide, Bus::Scsi],
+            (_, bus) => [bus, Bus::Sata, Bus::Ide],
+        };
+        let found = buses
+            .into_iter()
+            .find_map(|bus| Some((bus, free(bus, disk.position, &taken)?)));
+        let Some((bus, unit)) = found else {
+            let what = format!("disk {}", disk.label);
+            dropped.push(Dropped::new(what, "there is no room for so many"));
+            continue;
+        };
+        if bus != disk.bus {
+            let what = format!("disk {} on {}", disk.label, disk.bus.name());
+            dropped.push(Dropped::new(what, format!("is on {} now", bus.name())));
+            disk.bus = bus;
+        }
+        taken.push((bus, unit));
+        let disk = &*disk;
+        if is_disk {
+            keys.push(&disk.key);
+        }
+        placed.push((disk, unit));
+    }
+    placed
+}
+
+/// The unit itself if it is free, or the first that is.
+fn free(bus: Bus, position: u32, taken: &[(Bus, u32)]) -> Option<u32> {
+    let end = units_per_controller(bus);
+    let is_free =
+        |unit: &u32| *unit < end && !(bus == Bus::Scsi && *unit == SCSI_ITSELF) && !taken.contains(&(bus, *unit));
+    Some(position).filter(is_free).or_else(|| (0..end).find(is_free))
+}
+
+fn hardware(xml: &mut String, machine: &Machine, disks: &[(&Disk, u32)], wish: &Wish) {
+    let mut line = |text: std::fmt::Arguments<'_>| {
+        xml.push_str("      ");
+        xml.write_fmt(text).expect("a string takes all");
+        xml.push('\n');
+    };
+    line(format_args!(
+        "<CPU count=\"{}\">\n        <PAE enabled=\"true\"/>\n        <LongMode enabled=\"true\"/>\n      </CPU>",
+        machine.processor_count
+    ));
+    let mebibytes = machine.memory_bytes.div_ceil(1 << 20);
+    line(format_args!("<Memory RAMSize=\"{mebibytes}\"/>"));
+    if machine.cards.len() > CARD_COUNT_MAX[0] {
+        line(format_args!("<Chipset type=\"ICH9\"/>"));
+    }
+    line(format_args!("<Boot>"));
+    for (place, device) in (1..).zip(order(disks)) {
+        line(format_args!("  <Order position=\"{place}\" device=\"{device}\"/>"));
+    }
+    line(format_args!("</Boot>"));
+    line(format_args!("<Display VRAMSize=\"16\"/>"));
+    if matches!(machine.firmware, Firmware::Uefi | Firmware::UefiSecure) {
+        line(format_args!("<Firmware type=\"EFI\"/>"));
+    }
+    line(format_args!(
+        "<BIOS>\n        <IOAPIC enabled=\"true\"/>\n      </BIOS>"
+    ));
+    if machine.has_tpm {
+        line(format_args!("<TrustedPlatformModule type=\"v2_0\" location=\"\"/>"));
+    }
+    line(format_args!("<Network>"));
+    for (slot, card) in machine.cards.iter().enumerate() {
+        line(format_args!("{}", adapter(card, slot, &wish.network)));
+    }
+    line(format_args!("</Network>"));
+    let clock = match machine.clock {
+        Clock::Utc => "UTC",
+        Clock::LocalTime => "local",
+    };
+    line(format_args!("<RTC localOrUTC=\"{clock}\"/>"));
+}
+
+/// What the machine is started from, as far as kinds of devices can say it.
+fn order(disks: &[(&Disk, u32)]) -> [&'static str; 4] {
+    let mut kinds: Vec<(u32, &'static str)> = disks
+        .iter()
+        .filter_map(|(disk, _)| {
+            let kind = match disk.kind {
+                DiskKind::Disk => "HardDisk",
+                DiskKind::Cdrom => "DVD",
+                DiskKind::Floppy => "Floppy",
+            };
+            Some((disk.boot_order?, kind))
+        })
+        .collect();
+    kinds.sort_unstable();
+    let mut order = ["None"; 4];
+    let mut used = 0;
+    for (_, kind) in kinds {
+        if !order.contains(&kind) {
+            order[used] = kind;
+            used += 1;
+        }
+    }
+    if used == 0 {
+        order = ["HardDisk", "DVD", "None", "None"];
+    }
+    order
+}
+
+fn adapter(card: &Card, slot: usize, network: &Network) -> String {
+    let model = match &card.model {
+        CardModel::Virtio => "virtio",
+        CardModel::Pcnet => "Am79C973",
+        _ => "82540EM",
+    };
+    // Without one, VirtualBox makes one up.
+    let mac = card.mac.as_deref().unwrap_or_default();
+    let mac = mac.replace(':', "").to_ascii_uppercase();
+    let network = match network {
+        Network::Nat => "<NAT/>".to_owned(),
+        Network::Bridged(name) => format!("<BridgedInterface name=\"{}\"/>", escaped(name)),
+        Network::Internal(name) => format!("<InternalNetwork name=\"{}\"/>", escaped(name)),
+    };
+    format!(
+        "  <Adapter slot=\"{slot}\" enabled=\"true\" MACAddress=\"{mac}\" cable=\"true\" type=\"{model}\">\n          \
+         {network}\n        </Adapter>"
+    )
+}
+
+fn storage(xml: &mut String, disks: &[(&Disk, u32)], wish: &Wish) {
+    let mut controllers: Vec<Bus> = Vec::new();
+    for (disk, _) in disks {
+        if !controllers.contains(&disk.bus) {
+            controllers.push(disk.bus);
+        }
+    }
+    xml.push_str("      <StorageControllers>\n");
+    for bus in controllers {
+        let on_it = disks.iter().filter(|(disk, _)| disk.bus == bus);
+        let last = on_it.clone().map(|(_, unit)| *unit).max().unwrap_or(0);
+        let (kind, port_count) = match bus {
+            Bus::Ide => ("PIIX4", 2),
+            Bus::Scsi => ("LsiLogic", 16),
+            Bus::VirtioScsi => ("VirtioSCSI", last + 1),
+            Bus::Nvme => ("NVMe", last + 1),
+            Bus::Floppy => ("I82078", 1),
+            Bus::Sata | Bus::Usb | Bus::Virtio | Bus::Xen => ("AHCI", last + 1),
+        };
+        let is_cached = matches!(bus, Bus::Ide | Bus::Floppy);
+        writeln!(
+            xml,
+            "        <StorageController name=\"{}\" type=\"{kind}\" PortCount=\"{port_count}\" useHostIOCache=\"{is_cached}\" \
+             Bootable=\"true\">",
+            bus.name()
+        )
+        .expect("a string takes all");
+        for (disk, unit) in on_it {
+            xml.push_str(&attached(disk, *unit, wish));
+        }
+        xml.push_str("        </StorageController>\n");
+    }
+    xml.push_str("      </StorageControllers>\n");
+}
+
+fn attached(disk: &Disk, unit: u32, wish: &Wish) -> String {
+    let (port, device) = match disk.bus {
+        Bus::Ide | Bus::Floppy => (unit / 2, unit % 2),
+        _ => (unit, 0),
+    };
+    let kind = match disk.kind {
+        DiskKind::Disk => "type=\"HardDisk\"",
+        DiskKind::Cdrom => "passthrough=\"false\" type=\"DVD\"",
+        DiskKind::Floppy => "type=\"Floppy\"",
+    };
+    let place = format!("{kind} hotpluggable=\"false\" port=\"{port}\" device=\"{device}\"");
+    match image_of(disk, wish) {
+        Some(image) => format!(
+            "          <AttachedDevice {place}>\n            <Image uuid=\"{{{}}}\"/>\n          </AttachedDevice>\n",
+            escaped(&image.uuid)
+        ),
+        None => format!("          <AttachedDevice {place}/>\n"),
+    }
+}
