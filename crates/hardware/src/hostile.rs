@@ -51,6 +51,16 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
             "ovirt",
             sample(include_str!("../tests/samples/ovirt.ovf")),
         ),
+        (
+            "ovf_descriptor",
+            "virtualbox",
+            sample(include_str!("../tests/samples/virtualbox.ovf")),
+        ),
+        (
+            "ovf_descriptor",
+            "xenserver",
+            sample(include_str!("../tests/samples/xenserver.ovf")),
+        ),
         ("ovf_descriptor", "written", written_as_ovf(&machine).into_bytes()),
         (
             "proxmox_conf",
