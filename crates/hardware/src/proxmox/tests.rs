@@ -1,7 +1,7 @@
 use super::{Wish, read, write};
 use crate::libvirt::tests::specimen;
 use crate::ovf::tests::{layout, what};
-use crate::{Bus, CardModel, Clock, Disk, DiskKind, Firmware, Topology};
+use crate::{Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, Topology};
 
 const VMA: &str = include_str!("../../tests/samples/proxmox.conf");
 
@@ -177,6 +177,25 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
         .iter()
         .filter(|line| line.ends_with("there is no room for so many"));
     assert_eq!(no_room.count(), 62 + 1 - again.disks.len());
+}
+
+#[test]
+fn names_are_those_of_hosts() {
+    for (name, expected) in [
+        ("web.example.org", "web.example.org"),
+        ("-web-.-.x_y", "web.x-y"),
+        ("B\u{fc}ro 1", "B-ro-1"),
+        ("web\nmemory: 1", "web-memory--1"),
+        ("...", "machine"),
+        ("", "machine"),
+    ] {
+        let machine = Machine {
+            name: name.to_owned(),
+            ..specimen()
+        };
+        let config = write(&machine, &wish(&[])).value.config;
+        assert!(config.contains(&format!("name: {expected}\n")), "{config}");
+    }
 }
 
 #[test]

@@ -228,9 +228,15 @@ fn host_name(name: &str) -> String {
         .map(|character| if is_allowed(character) { character } else { '-' })
         .take(63)
         .collect();
-    match name.trim_matches(['-', '.']) {
-        "" => "machine".to_owned(),
-        name => name.to_owned(),
+    let labels: Vec<&str> = name
+        .split('.')
+        .map(|label| label.trim_matches('-'))
+        .filter(|label| !label.is_empty())
+        .collect();
+    if labels.is_empty() {
+        "machine".to_owned()
+    } else {
+        labels.join(".")
     }
 }
 

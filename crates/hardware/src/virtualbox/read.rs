@@ -15,16 +15,17 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     let document = xml::parse(text, FORM)?;
     let machine = machine(&document)?;
     let hardware = child(machine, "Hardware").ok_or_else(|| wrong("its machine has no hardware"))?;
+    let platform = platform(machine, hardware);
     let mut dropped = Vec::new();
     let mut value = Machine {
         name: machine.attribute("name").unwrap_or_default().to_owned(),
         uuid: machine.attribute("uuid").and_then(identity::uuid),
         description: xml::text(machine, "Description").unwrap_or_default().to_owned(),
-        processor_count: number(attribute(hardware, "CPU", "count"), 1, "the number of processors")?,
+        processor_count: number(attribute(platform, "CPU", "count"), 1, "the number of processors")?,
         topology: None,
         memory_bytes: memory(hardware)?,
         firmware: firmware(hardware),
-        clock: clock(hardware),
+        clock: clock(platform),
         disks: disks(machine, hardware, &mut dropped)?,
         cards: cards(hardware),
         has_tpm: has_tpm(hardware),
@@ -45,7 +46,7 @@ pub(crate) fn fill(machine: &mut Machine, extension: Node<'_, '_>) {
         .attribute("uuid")
         .and_then(identity::uuid)
         .or(machine.uuid.take());
-    machine.clock = clock(hardware);
+    machine.clock = clock(platform(extension, hardware));
     if machine.firmware == Firmware::Bios {
         machine.firmware = firmware(hardware);
     }
@@ -59,6 +60,13 @@ pub(crate) fn fill(machine: &mut Machine, extension: Node<'_, '_>) {
     if machine.disks.iter().all(|disk| disk.boot_order.is_none()) {
         order(hardware, &mut machine.disks);
     }
+}
+
+/// What has the processors and the clock: since version 1.20 an element of its own.
+fn platform<'a, 'input>(machine: Node<'a, 'input>, hardware: Node<'a, 'input>) -> Node<'a, 'input> {
+    child(hardware, "Platform")
+        .or_else(|| child(machine, "Platform"))
+        .unwrap_or(hardware)
 }
 
 /// A number, or `default` where it is not said.
@@ -83,8 +91,8 @@ fn firmware(hardware: Node<'_, '_>) -> Firmware {
     }
 }
 
-fn clock(hardware: Node<'_, '_>) -> Clock {
-    match attribute(hardware, "RTC", "localOrUTC") {
+fn clock(platform: Node<'_, '_>) -> Clock {
+    match attribute(platform, "RTC", "localOrUTC") {
         Some("UTC") => Clock::Utc,
         _ => Clock::LocalTime,
     }
@@ -268,6 +276,12 @@ fn network_of(adapter: Node<'_, '_>) -> Option<String> {
 /// Names what is left behind.
 fn name_others((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Dropped>) {
     let mut add = |what: String, why: &str| dropped.push(Dropped::new(what, why));
+    if let Some(kind) = platform(machine, hardware)
+        .attribute("architecture")
+        .filter(|kind| *kind != "x86")
+    {
+        add(format!("processors of {kind}"), "others are x86_64");
+    }
     for folder in child(hardware, "SharedFolders")
         .iter()
         .flat_map(|node| children(*node, "SharedFolder"))

@@ -105,6 +105,24 @@ fn settings_of_old_are_read() {
     assert_eq!(media(text).unwrap(), []);
 }
 
+/// Since version 1.20 processors and clock have an element of their own.
+#[test]
+fn settings_of_today_are_read() {
+    let clock = "<RTC localOrUTC=\"UTC\"/>";
+    assert!(LAB.contains(clock));
+    let platform =
+        |architecture: &str| format!("<Platform architecture=\"{architecture}\">{clock}<CPU count=\"6\"/></Platform>");
+    let text = LAB.replace(clock, &platform("x86"));
+    let machine = read(&text).unwrap().value;
+    assert_eq!((machine.processor_count, machine.clock), (6, Clock::Utc));
+    let text = LAB
+        .replace(clock, "")
+        .replace("    <MediaRegistry>", &format!("{}<MediaRegistry>", platform("ARM")));
+    let read = read(&text).unwrap();
+    assert_eq!((read.value.processor_count, read.value.clock), (6, Clock::Utc));
+    assert!(what(&read).contains(&"processors of ARM"));
+}
+
 fn wish(keys: &[&str]) -> Wish {
     let image = |(number, key): (u32, &&str)| {
         let image = Image {
