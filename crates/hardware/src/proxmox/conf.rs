@@ -51,8 +51,8 @@ impl<'t> Conf<'t> {
                     special if special.contains(':') => {}
                     snapshot => conf.snapshots.push(snapshot),
                 }
-            } else if !is_machine || line.is_empty() {
-                // Of a snapshot, which does not come along.
+            } else if !is_machine || line.is_empty() || line.starts_with("#qmdump#") || line.starts_with("#vzdump#") {
+                // Of a snapshot, which does not come along; or of a backup, and no description.
             } else if let Some(comment) = line.strip_prefix('#') {
                 lines.push(percent::decoded(comment).unwrap_or_else(|| comment.to_owned()));
             } else {

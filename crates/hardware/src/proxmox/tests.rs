@@ -63,7 +63,7 @@ fn a_machine_of_a_backup_is_read() {
 /// A configuration that is in no archive: all disks are there, and the order of starting is an old one.
 #[test]
 fn a_configuration_by_itself_is_read() {
-    let text = "boot: dc\nbootdisk: ide1\ndescription: two%0Alines\nide0: a:1\nide1: a:2\nide2: local:iso/x.iso,media=cdrom\n\
+    let text = "#vzdump#x\n#qmdump#y\nboot: dc\nbootdisk: ide1\ndescription: two%0Alines\nide0: a:1\nide1: a:2\nide2: local:iso/x.iso,media=cdrom\n\
                 memory: current=1024\nnet0: virtio\nscsi0: file=a:3\nvcpus: 2\nsockets: 4\nlocaltime: 0\nostype: wxp\nstrange: 1\n";
     let read = read(text).unwrap();
     assert_eq!(what(&read), ["the setting strange"]);
