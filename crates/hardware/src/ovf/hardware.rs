@@ -11,6 +11,8 @@ use crate::{Bus, Card, CardModel, Disk, DiskKind, Dropped, Result, Topology, ide
 
 /// Items that a machine has at most.
 const ITEM_COUNT_MAX: usize = 2000;
+/// Memory of a machine that does not say it.
+const MEMORY_BYTES: u64 = 1 << 30;
 
 /// One item.
 #[derive(Debug, Clone, Copy)]
@@ -129,10 +131,15 @@ impl<'a, 'input> Hardware<'a, 'input> {
         Ok((count, cores.map(|cores| laid_out(count / cores, cores, 1))))
     }
 
-    /// Bytes of memory.
-    pub(super) fn memory(&self) -> Result<u64> {
-        let item = self.of_kind(4).next();
-        let item = item.ok_or_else(|| wrong("it does not say how much memory there is"))?;
+    /// Bytes of memory. Not to say it is allowed, and whoever deploys the machine chooses.
+    pub(super) fn memory(&self, dropped: &mut Vec<Dropped>) -> Result<u64> {
+        let Some(item) = self.of_kind(4).next() else {
+            dropped.push(Dropped::new(
+                "an amount of memory",
+                "it is not said; the machine has 1 GiB",
+            ));
+            return Ok(MEMORY_BYTES);
+        };
         let unit = match item.text("AllocationUnits") {
             "" => "byte * 2^20",
             unit => unit,

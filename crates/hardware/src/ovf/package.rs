@@ -234,7 +234,10 @@ fn disk(node: Node<'_, '_>, file: Option<&OvfFile>) -> Result<OvfDisk> {
     }
     let unit = named(node, "capacityAllocationUnits").unwrap_or_default();
     let unit = unit_bytes(unit).ok_or_else(|| wrong(format!("the disk {key:?} is counted in {unit:?}")))?;
-    let capacity_bytes = match (number(node, "capacity")?, number(node, "size")?) {
+    // `${size}` is what someone is asked for before the machine is deployed.
+    let is_asked_for = named(node, "capacity").is_some_and(|text| text.trim_start().starts_with("${"));
+    let capacity = if is_asked_for { None } else { number(node, "capacity")? };
+    let capacity_bytes = match (capacity, number(node, "size")?) {
         (Some(count), _) => Some(times(count, unit, key)?),
         // oVirt's own, in GiB.
         (None, Some(count)) => Some(times(count, 1 << 30, key)?),

@@ -32,7 +32,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
         description: description(system),
         processor_count,
         topology,
-        memory_bytes: items.memory()?,
+        memory_bytes: items.memory(&mut dropped)?,
         firmware: firmware(system, hardware),
         clock: Clock::Utc,
         disks: items.disks(&mut dropped)?,
