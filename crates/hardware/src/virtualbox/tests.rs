@@ -213,6 +213,8 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     assert_eq!(again.uuid.as_deref(), Some("9f6d1b8e-0000-4000-8000-5a6b7c8d9e0f"));
     assert_eq!((again.processor_count, again.cards.len()), (64, 36));
     assert_eq!(again.cards[0].model, CardModel::Virtio);
+    assert_eq!(again.cards[1].mac, None, "VirtualBox makes one up");
+    assert!(!written.value.contains("MACAddress=\"\""));
     assert_eq!(again.disks.len(), 15 + 30 + 4 + 1, "SCSI, SATA, IDE and virtio-scsi");
     let mut places: Vec<_> = again
         .disks

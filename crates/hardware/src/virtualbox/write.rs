@@ -275,15 +275,15 @@ fn adapter(card: &Card, slot: usize, network: &Network) -> String {
         _ => "82540EM",
     };
     // Without one, VirtualBox makes one up.
-    let mac = card.mac.as_deref().unwrap_or_default();
-    let mac = mac.replace(':', "").to_ascii_uppercase();
+    let mac = card.mac.as_deref().map(|mac| mac.replace(':', "").to_ascii_uppercase());
+    let mac = mac.map(|mac| format!(" MACAddress=\"{mac}\"")).unwrap_or_default();
     let network = match network {
         Network::Nat => "<NAT/>".to_owned(),
         Network::Bridged(name) => format!("<BridgedInterface name=\"{}\"/>", escaped(name)),
         Network::Internal(name) => format!("<InternalNetwork name=\"{}\"/>", escaped(name)),
     };
     format!(
-        "  <Adapter slot=\"{slot}\" enabled=\"true\" MACAddress=\"{mac}\" cable=\"true\" type=\"{model}\">\n          \
+        "  <Adapter slot=\"{slot}\" enabled=\"true\"{mac} cable=\"true\" type=\"{model}\">\n          \
          {network}\n        </Adapter>"
     )
 }
