@@ -1,4 +1,4 @@
-//! From a machine to a descriptor that VMware and VirtualBox accept.
+//! From a machine to a descriptor in the form that VMware and VirtualBox read.
 //!
 //! It is of version 1.0, with the elements of each item in the order of its schema, and what only VMware knows marked as not required.
 
