@@ -69,6 +69,14 @@ pub enum Error {
         /// Expected and actual, for a person.
         detail: String,
     },
+    /// The image comes as a stream, and cannot be read without going back in it.
+    #[error("{image} cannot be read as it comes: {detail}; put it into a file first")]
+    NotInOrder {
+        /// The stream.
+        image: String,
+        /// What is not where it would have to be.
+        detail: String,
+    },
     /// The gate refused a file that an image names.
     #[error("{image} names the file {file}, which it may not open: {detail}")]
     Refused {

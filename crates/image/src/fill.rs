@@ -301,7 +301,7 @@ pub enum Continue {
     Stop,
 }
 
-fn stopped(offset: u64) -> Error {
+pub(crate) fn stopped(offset: u64) -> Error {
     Error::Device(holdfast_block::Error::io(
         "copy",
         offset,

@@ -12,8 +12,8 @@ use crate::{Error, Result};
 
 /// As everybody makes them.
 pub(crate) const GRAIN_BYTES: u64 = 64 << 10;
-const TABLE_ENTRIES: u64 = 512;
-const DESCRIPTOR_SECTORS: u64 = 20;
+pub(crate) const TABLE_ENTRIES: u64 = 512;
+pub(crate) const DESCRIPTOR_SECTORS: u64 = 20;
 
 /// What a new image is to be.
 pub(crate) struct NewVmdk {
@@ -54,6 +54,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVmdk) -> Result<()> {
         has_zero_grains: false,
         is_compressed: false,
         is_open: false,
+        overhead: overhead * SECTOR_BYTES,
     };
     file.set_length(overhead * SECTOR_BYTES)?;
     for start in [second, first] {
@@ -79,6 +80,6 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVmdk) -> Result<()> {
     file.write_at(text.as_bytes(), SECTOR_BYTES)?;
     // The header comes last: without it the file is no image.
     file.sync()?;
-    file.write_at(&extent.to_bytes(overhead * SECTOR_BYTES), 0)?;
+    file.write_at(&extent.to_bytes(), 0)?;
     Ok(file.sync()?)
 }

@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use super::identity::{IMAGE, IMAGE_OF_VMWARE, PARENT, parse_id};
+use super::identity::{IMAGE, IMAGE_OF_VMWARE, PARENT, of_vmware, parse_id};
 use crate::error::corrupt;
 use crate::identity::ImageId;
 use crate::windows_path::from_windows;
@@ -146,6 +146,30 @@ impl Descriptor {
              ddb.geometry.cylinders = \"{cylinders}\"\nddb.geometry.heads = \"16\"\nddb.geometry.sectors = \"63\"\n\
              ddb.adapterType = \"ide\"\n{IMAGE}=\"{id}\"\nddb.uuid.modification=\"{nil}\"\n{PARENT}=\"{parent_uuid}\"\n\
              ddb.uuid.parentmodification=\"{nil}\"\n"
+        )
+    }
+}
+
+impl Descriptor {
+    /// The text of a stream of compressed grains that will be in the file `name`, which has neither quotes nor line ends.
+    ///
+    /// VMware knows the disk by `ddb.uuid`, VirtualBox by `ddb.uuid.image`. All of it follows from what is given: a disk that is
+    /// written twice is the same stream twice.
+    pub(super) fn text_of_stream(name: &str, sectors: u64, id: ImageId) -> String {
+        let hex = id.0.map(|byte| format!("{byte:02x}")).concat();
+        let [.., a, b, c, d] = id.0;
+        // All ones would mean that there is no parent.
+        let content_id = u32::from_be_bytes([a, b, c, d]) & 0x7fff_ffff;
+        let cylinders = sectors.div_ceil(255 * 63).clamp(1, 65_535);
+        let (nil, uuid) = (ImageId::NIL, of_vmware(id));
+        format!(
+            "# Disk DescriptorFile\nversion=1\nencoding=\"UTF-8\"\nCID={content_id:08x}\nparentCID={NO_PARENT:08x}\n\
+             createType=\"streamOptimized\"\n\n# Extent description\nRW {sectors} SPARSE \"{name}\"\n\n# The Disk Data Base\n#DDB\n\n\
+             ddb.virtualHWVersion = \"4\"\nddb.geometry.cylinders = \"{cylinders}\"\nddb.geometry.heads = \"255\"\n\
+             ddb.geometry.sectors = \"63\"\nddb.adapterType = \"lsilogic\"\nddb.longContentID = \"{}{content_id:08x}\"\n\
+             {IMAGE_OF_VMWARE} = \"{uuid}\"\n{IMAGE}=\"{id}\"\nddb.uuid.modification=\"{nil}\"\n{PARENT}=\"{nil}\"\n\
+             ddb.uuid.parentmodification=\"{nil}\"\n",
+            &hex[..24]
         )
     }
 }

@@ -4,7 +4,7 @@
 //! offset  bytes
 //! 0       4    "KDMV"
 //! 4       4    version: 1, 2 or 3
-//! 8       4    flags: 2 a second directory, 4 entries of 1 are zero, 0x10000 compressed, 0x20000 with markers
+//! 8       4    flags: 1 line ends, 2 a second directory, 4 entries of 1 are zero, 0x10000 compressed, 0x20000 with markers
 //! 12      8    sectors of the extent
 //! 20      8    sectors of a grain
 //! 28      8    sector of the descriptor; 0 where it is elsewhere
@@ -30,11 +30,14 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::{Error, Result};
 
-const HEADER_BYTES: u64 = 512;
+pub(super) const HEADER_BYTES: u64 = 512;
 pub(crate) const MAGIC: &[u8; 4] = b"KDMV";
+const HAS_NEWLINES: u32 = 1;
 const HAS_SECOND: u32 = 2;
 const HAS_ZERO_GRAINS: u32 = 4;
 const IS_COMPRESSED: u32 = 1 << 16;
+const HAS_MARKERS: u32 = 1 << 17;
+const DEFLATE: u16 = 1;
 const AT_END: u64 = u64::MAX;
 const NEWLINES: &[u8; 4] = b"\n \r\n";
 
@@ -45,12 +48,15 @@ pub(crate) struct SparseExtent {
     pub(crate) grain_bytes: u64,
     pub(crate) descriptor: Option<(u64, u64)>,
     pub(crate) table_entries: u64,
+    /// 0 where only the footer knows.
     pub(crate) directory: u64,
     pub(crate) second_directory: Option<u64>,
     pub(crate) has_zero_grains: bool,
     pub(crate) is_compressed: bool,
     /// Whether somebody had it open who did not close it.
     pub(crate) is_open: bool,
+    /// Bytes before the first grain, as the header says; nothing was checked of it.
+    pub(crate) overhead: u64,
 }
 
 fn u32_at(bytes: &[u8], offset: usize) -> u32 {
@@ -91,18 +97,25 @@ impl SparseExtent {
         })
     }
 
-    fn parse(bytes: &[u8], file_bytes: u64, image: &str) -> Result<Self> {
+    /// Reads the [`HEADER_BYTES`] of a header or a footer, whose magic was looked at, of a file of `file_bytes`: of [`u64::MAX`] where nobody
+    /// knows how many they are.
+    pub(super) fn parse(bytes: &[u8], file_bytes: u64, image: &str) -> Result<Self> {
         let wrong = |at: u64, detail: String| Err(corrupt(image, "header", at, detail));
+        let unsupported = |feature: String| Error::UnsupportedFeature {
+            image: image.to_owned(),
+            feature,
+            detail: "let the hypervisor that it is from clone or export it".to_owned(),
+        };
         let version = u32_at(bytes, 4);
         if !(1..=3).contains(&version) {
-            return Err(Error::UnsupportedFeature {
-                image: image.to_owned(),
-                feature: format!("version {version} of sparse extents"),
-                detail: "let the hypervisor that it is from clone or export it".to_owned(),
-            });
+            return Err(unsupported(format!("version {version} of sparse extents")));
         }
         let flags = u32_at(bytes, 8);
-        if flags & 1 != 0 && &bytes[73..77] != NEWLINES {
+        let algorithm = u16::from_le_bytes(bytes[77..79].try_into().expect("two bytes"));
+        if flags & IS_COMPRESSED != 0 && (flags & HAS_MARKERS == 0 || algorithm != DEFLATE) {
+            return Err(unsupported(format!("compression {algorithm} with flags {flags:#x}")));
+        }
+        if flags & HAS_NEWLINES != 0 && &bytes[73..77] != NEWLINES {
             return wrong(
                 73,
                 "line ends were changed on the way: it was sent as a text".to_owned(),
@@ -150,6 +163,7 @@ impl SparseExtent {
             has_zero_grains: flags & HAS_ZERO_GRAINS != 0,
             is_compressed: flags & IS_COMPRESSED != 0,
             is_open: bytes[72] == 1,
+            overhead: place(64).unwrap_or_default(),
         })
     }
 
@@ -184,24 +198,36 @@ impl SparseExtent {
         Ok(ranges)
     }
 
-    /// The header of a new extent, as it is stored; `overhead` are the bytes before the first grain.
-    pub(super) fn to_bytes(&self, overhead: u64) -> Vec<u8> {
+    /// The header of a new extent, as it is stored.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
         let sectors = |bytes: u64| (bytes / SECTOR_BYTES).to_le_bytes();
         let (descriptor, descriptor_bytes) = self.descriptor.unwrap_or_default();
+        let second = self.second_directory.map_or(0, |_| HAS_SECOND);
+        let (version, flags, algorithm) = if self.is_compressed {
+            (3_u32, IS_COMPRESSED | HAS_MARKERS, DEFLATE)
+        } else {
+            (1, 0, 0)
+        };
+        let directory = if self.directory == 0 {
+            AT_END.to_le_bytes()
+        } else {
+            sectors(self.directory)
+        };
         put(0, MAGIC);
-        put(4, &1_u32.to_le_bytes());
-        put(8, &(1 | HAS_SECOND).to_le_bytes());
+        put(4, &version.to_le_bytes());
+        put(8, &(HAS_NEWLINES | second | flags).to_le_bytes());
         put(12, &sectors(self.disk_bytes));
         put(20, &sectors(self.grain_bytes));
         put(28, &sectors(descriptor));
         put(36, &sectors(descriptor_bytes));
         put(44, &u32::try_from(self.table_entries).unwrap_or(u32::MAX).to_le_bytes());
         put(48, &sectors(self.second_directory.unwrap_or_default()));
-        put(56, &sectors(self.directory));
-        put(64, &sectors(overhead));
+        put(56, &directory);
+        put(64, &sectors(self.overhead));
         put(73, NEWLINES);
+        put(77, &algorithm.to_le_bytes());
         bytes
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn parse_id(value: &str) -> Option<ImageId> {
 }
 
 /// As VMware spells it.
-fn of_vmware(id: ImageId) -> String {
+pub(super) fn of_vmware(id: ImageId) -> String {
     let pairs: Vec<String> = id.0.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{}-{}", pairs[..8].join(" "), pairs[8..].join(" "))
 }

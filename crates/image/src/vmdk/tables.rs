@@ -7,6 +7,7 @@ use holdfast_block::to_usize;
 
 use super::extent::SparseExtent;
 use super::joined::{Joined, WINDOW_BYTES};
+use super::stream::{GRAIN_MARKER_BYTES, check_stored, grain_marker, inflate};
 use crate::blocks::pages::Pages;
 use crate::blocks::{Tables, clear_room};
 use crate::error::corrupt;
@@ -20,8 +21,6 @@ use crate::{Error, Result};
 const CACHE_BYTES: u64 = 8 << 20;
 /// Memory for decompressed grains, for readers that ask for less than one.
 const GRAIN_CACHE_BYTES: u64 = 4 << 20;
-/// Sector of the disk and bytes, before the bytes of a compressed grain.
-const MARKER_BYTES: usize = 12;
 /// An entry of a grain that is zero, where such entries are allowed.
 const ZERO_GRAIN: u32 = 1;
 
@@ -54,13 +53,20 @@ pub(crate) struct Opened {
     pub(crate) content_id_at: Range<u64>,
 }
 
+/// A decompressed grain.
+struct Grain {
+    /// Its first sector of the extent, as its marker says.
+    sector: u64,
+    bytes: Vec<u8>,
+}
+
 /// The tables of one image.
 pub(crate) struct VmdkTables {
     image: Arc<str>,
     opened: Opened,
     disk_bytes: u64,
     pages: Pages,
-    grains: Lru<Vec<u8>>,
+    grains: Lru<Grain>,
     /// The length of each file.
     lengths: Vec<KnownLength>,
     /// Where the next grain of each part goes; known once writing has started.
@@ -170,31 +176,34 @@ impl VmdkTables {
     }
 
     /// The grain whose marker is at `host`, which is that of the byte at `within` of the extent.
-    fn grain(&self, host: u64, extent: &SparseExtent, within: u64) -> Result<Arc<Vec<u8>>> {
+    fn grain(&self, host: u64, extent: &SparseExtent, within: u64) -> Result<Arc<Grain>> {
+        let wrong = |detail: String| corrupt(&self.image, "compressed grain", host % WINDOW_BYTES, detail);
+        let start = within / extent.grain_bytes * extent.grain_bytes;
+        let expected = start / super::SECTOR_BYTES;
+        // Also of one that is known: two entries may lead to one place.
+        let check = |sector: u64| {
+            if sector == expected {
+                return Ok(());
+            }
+            Err(wrong(format!("it is that of sector {sector}, not {expected}")))
+        };
         if let Some(grain) = self.grains.get(host) {
+            check(grain.sector)?;
             return Ok(grain);
         }
-        let wrong = |detail: String| corrupt(&self.image, "compressed grain", host % WINDOW_BYTES, detail);
-        let mut marker = [0; MARKER_BYTES];
+        let mut marker = [0; GRAIN_MARKER_BYTES];
         self.opened.files.read_at(&mut marker, host)?;
-        let sector = u64::from_le_bytes(marker[..8].try_into().expect("eight bytes"));
-        let stored = u64::from(u32::from_le_bytes(marker[8..].try_into().expect("four bytes")));
-        let expected = within / extent.grain_bytes * (extent.grain_bytes / super::SECTOR_BYTES);
-        if sector != expected {
-            return Err(wrong(format!("it is that of sector {sector}, not {expected}")));
-        }
-        if stored == 0 || stored > 2 * extent.grain_bytes {
-            return Err(wrong(format!("it has {stored} bytes")));
-        }
+        let (sector, stored) = grain_marker(&marker);
+        check(sector)?;
+        check_stored(stored, extent.grain_bytes).map_err(&wrong)?;
         let mut input = vec![0; to_usize(stored)];
-        self.opened.files.read_at(&mut input, host + MARKER_BYTES as u64)?;
-        let mut grain = vec![0; to_usize(extent.grain_bytes)];
-        let mut decompressor = libdeflater::Decompressor::new();
-        // The last grain of a disk may be shorter.
-        decompressor
-            .zlib_decompress(&input, &mut grain)
-            .map_err(|error| wrong(error.to_string()))?;
-        let grain = Arc::new(grain);
+        self.opened
+            .files
+            .read_at(&mut input, host + GRAIN_MARKER_BYTES as u64)?;
+        let mut bytes = vec![0; to_usize(extent.grain_bytes)];
+        let least = extent.disk_bytes.saturating_sub(start);
+        inflate(&mut libdeflater::Decompressor::new(), &input, &mut bytes, least).map_err(wrong)?;
+        let grain = Arc::new(Grain { sector, bytes });
         self.grains.insert(host, Arc::clone(&grain), extent.grain_bytes);
         Ok(grain)
     }
@@ -287,7 +296,7 @@ impl Tables for VmdkTables {
         let within = offset - part.start;
         let grain = self.grain(compressed.offset, extent, within)?;
         let start = to_usize(within % extent.grain_bytes);
-        buffer.copy_from_slice(&grain[start..start + buffer.len()]);
+        buffer.copy_from_slice(&grain.bytes[start..start + buffer.len()]);
         Ok(())
     }
 

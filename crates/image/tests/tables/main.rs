@@ -9,4 +9,5 @@ mod chains;
 mod deltas;
 mod flat;
 mod identities;
+mod streams;
 mod vmdks;
