@@ -5,6 +5,7 @@
 mod blocks;
 mod descriptor;
 mod seeds;
+mod stream;
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -18,6 +19,7 @@ use rustix::fs::MemfdFlags;
 pub use blocks::{parallels, vdi, vhd, vhdx, vmdk};
 pub use descriptor::disk_descriptor;
 pub use seeds::seeds;
+pub use stream::vmdk_stream;
 
 use crate::{
     Backing, BitmapState, CheckReport, Format, Gate, Image, MapContent, OpenOptions, Result, check, detect, open,
@@ -40,6 +42,10 @@ pub const PARSERS: &[Parser] = &[
     Parser {
         name: "vmdk",
         feed: vmdk,
+    },
+    Parser {
+        name: "vmdk_stream",
+        feed: vmdk_stream,
     },
     Parser {
         name: "parallels",

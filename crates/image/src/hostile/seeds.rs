@@ -14,6 +14,7 @@ use crate::qcow2::layout::new_header;
 use crate::vdi::create::NewVdi;
 use crate::vhd::create::NewVhd;
 use crate::vmdk::create::NewVmdk;
+use crate::vmdk::stream::specimen::{GRAIN_BYTES, Tables, grain, progress, stream};
 use crate::{BulkWriter, Compression, DiskDescriptor, ImageId, ploop, vdi, vhd, vmdk};
 
 const DISK_BYTES: u64 = 8192;
@@ -232,6 +233,8 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("disk_descriptor", "new", new_disk),
         ("disk_descriptor", "tree", tree),
         ("vmdk", "sparse", vmdk()),
+        ("vmdk_stream", "at-end", vmdk_stream(Tables::AtEnd)),
+        ("vmdk_stream", "in-front", vmdk_stream(Tables::InFront)),
         ("vdi", "dynamic", vdi(vdi::header::Kind::Dynamic, ImageId::NIL)),
         ("vdi", "fixed", vdi(vdi::header::Kind::Fixed, ImageId::NIL)),
         (
@@ -247,6 +250,17 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         // The second block is zero.
         ("vhdx", "zero", vec![0, 7, 8, 0, 1, 2]),
     ]
+}
+
+/// A stream with grains at both ends, under two tables.
+fn vmdk_stream(tables: Tables) -> Vec<u8> {
+    let items = [
+        grain(0, 1),
+        progress(),
+        grain(3 * GRAIN_BYTES, 2),
+        grain(11 * GRAIN_BYTES, 3),
+    ];
+    stream(tables, 12 * GRAIN_BYTES - 512, &items)
 }
 
 /// The descriptor of a new disk, and that of one with two snapshots, one of which is a branch.

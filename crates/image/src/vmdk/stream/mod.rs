@@ -19,6 +19,10 @@
 
 mod front;
 mod reader;
+#[cfg(any(test, feature = "hostile"))]
+pub(crate) mod specimen;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 pub use reader::{StreamGrain, StreamReader};

@@ -1,0 +1,60 @@
+//! Streams of compressed grains: read, written anew, and read again.
+
+use std::num::NonZero;
+
+use holdfast_block::hostile::Outcome;
+use holdfast_block::{BlockDeviceMut as _, MemoryDevice};
+
+use super::{Unnamed, options, outcome_of, read_all, use_check};
+use crate::{Backing, Continue, Format, ImageId, Result, StreamOptions, StreamReader, open, write_stream_optimized};
+
+/// Larger disks are not written anew.
+const WRITTEN_BYTES_MAX: u64 = 1 << 20;
+
+/// A VMDK as it comes through a pipe; and the same as a file.
+pub fn vmdk_stream(bytes: &[u8]) -> Outcome {
+    let file = Unnamed::new(bytes);
+    let whole = read_stream(bytes);
+    let checked = use_check(&file.path, Format::Vmdk);
+    let alone = open(&file.path, &options(Some(Format::Vmdk), Backing::Ignore));
+    let used = alone.and_then(|image| read_all(&image));
+    if let Ok(Some(disk)) = &whole {
+        let again = read_stream(&written(disk)).expect("what was written is a stream");
+        let (disk, again) = (disk.to_bytes(), again.expect("it is as small as it was").to_bytes());
+        assert!(disk == again, "a disk that was written reads as something else");
+    }
+    outcome_of(&whole.and(checked).and(used))
+}
+
+/// Reads all of a stream; gives the disk, where it is small.
+fn read_stream(bytes: &[u8]) -> Result<Option<MemoryDevice>> {
+    let mut reader = StreamReader::open(bytes, "image")?;
+    let size_bytes = reader.size_bytes();
+    let disk = (size_bytes <= WRITTEN_BYTES_MAX).then(|| MemoryDevice::new(size_bytes));
+    let mut end = 0;
+    while let Some(grain) = reader.next_grain()? {
+        assert!(
+            grain.offset >= end && !grain.bytes.is_empty(),
+            "a grain over another one"
+        );
+        end = grain.offset + grain.bytes.len() as u64;
+        assert!(end <= size_bytes, "a grain behind the end of the disk");
+        if let Some(disk) = &disk {
+            disk.write_at(grain.bytes, grain.offset)?;
+        }
+    }
+    assert_eq!(reader.read_bytes(), bytes.len() as u64, "some of it was not read");
+    Ok(disk)
+}
+
+fn written(disk: &MemoryDevice) -> Vec<u8> {
+    let options = StreamOptions {
+        name: "image.vmdk",
+        id: ImageId([1; 16]),
+        level: Some(1),
+        threads: NonZero::<usize>::MIN,
+    };
+    let mut bytes = Vec::new();
+    write_stream_optimized(disk, &mut bytes, &options, &mut |_| Continue::Go).expect("memory can be written");
+    bytes
+}

@@ -1,0 +1,208 @@
+//! What comes in another order, twice, too long, or not at all.
+
+use std::io::Read;
+
+use holdfast_block::to_usize;
+
+use super::specimen::{GRAIN_BYTES, Item, Tables, compressed, grain, progress, stream};
+use super::{SECTOR_BYTES, StreamReader, marker};
+use crate::{Error, Result};
+
+const DISK_BYTES: u64 = 20 * GRAIN_BYTES - SECTOR_BYTES;
+const BOTH: [Tables; 2] = [Tables::InFront, Tables::AtEnd];
+
+fn read(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut reader = StreamReader::open(bytes, "stream")?;
+    let mut disk = vec![0; to_usize(reader.size_bytes())];
+    while let Some(grain) = reader.next_grain()? {
+        disk[to_usize(grain.offset)..][..grain.bytes.len()].copy_from_slice(grain.bytes);
+    }
+    Ok(disk)
+}
+
+fn good() -> Vec<Item> {
+    vec![
+        grain(0, 1),
+        grain(2 * GRAIN_BYTES, 2),
+        grain(9 * GRAIN_BYTES, 3),
+        grain(19 * GRAIN_BYTES, 4),
+    ]
+}
+
+fn good_disk() -> Vec<u8> {
+    let mut disk = vec![0; to_usize(20 * GRAIN_BYTES)];
+    for (number, byte) in [(0, 1), (2, 2), (9, 3), (19, 4)] {
+        disk[to_usize(number * GRAIN_BYTES)..][..to_usize(GRAIN_BYTES)].fill(byte);
+    }
+    disk.truncate(to_usize(DISK_BYTES));
+    disk
+}
+
+#[test]
+fn both_kinds_are_read_with_all_that_others_put_between() {
+    for tables in BOTH {
+        assert!(
+            read(&stream(tables, DISK_BYTES, &good())).unwrap() == good_disk(),
+            "{tables:?}"
+        );
+        // There may be kinds of markers that nobody knows yet.
+        let mut items = good();
+        items.insert(1, progress());
+        items.insert(3, Item::Bytes([marker(9, 2), [0xff; 512], [0xff; 512]].concat()));
+        assert!(
+            read(&stream(tables, DISK_BYTES, &items)).unwrap() == good_disk(),
+            "{tables:?}"
+        );
+        // The last grain is as long as the disk.
+        *items.last_mut().unwrap() = Item::Grain {
+            offset: 19 * GRAIN_BYTES,
+            byte: 4,
+            length: GRAIN_BYTES - SECTOR_BYTES,
+        };
+        let bytes = stream(tables, DISK_BYTES, &items);
+        assert!(read(&bytes).unwrap() == good_disk(), "{tables:?}");
+        let padded = [bytes, vec![0; 5000]].concat();
+        assert!(read(&padded).unwrap() == good_disk(), "{tables:?}");
+    }
+}
+
+#[test]
+fn what_goes_back_is_said_to_be_no_stream() {
+    for tables in BOTH {
+        let mut items = good();
+        items.swap(1, 2);
+        let error = read(&stream(tables, DISK_BYTES, &items)).unwrap_err();
+        assert!(matches!(error, Error::NotInOrder { .. }), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("the grain for 8192 comes behind one for 36864"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_is_damage() {
+    let with = |at: usize, item: Item| {
+        let mut items = good();
+        items.insert(at, item);
+        items
+    };
+    let past = grain(20 * GRAIN_BYTES, 9);
+    let between = Item::Bytes(compressed(GRAIN_BYTES + SECTOR_BYTES, &[1; 4096]));
+    let far = Item::Bytes([&u64::MAX.to_le_bytes()[..], &[1; 504]].concat());
+    let short = Item::Grain {
+        offset: GRAIN_BYTES,
+        byte: 1,
+        length: GRAIN_BYTES - 1,
+    };
+    let long = Item::Grain {
+        offset: GRAIN_BYTES,
+        byte: 1,
+        length: GRAIN_BYTES + 1,
+    };
+    let swollen = Item::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 1, 32, 0, 0][..], &[0; 500]].concat());
+    let noise = Item::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0][..], &[0x55; 500]].concat());
+    for tables in BOTH {
+        for (what, items) in [
+            ("past the end", with(4, past.clone())),
+            ("twice", with(1, grain(0, 1))),
+            ("between two", with(1, between.clone())),
+            ("far away", with(1, far.clone())),
+            ("short", with(1, short.clone())),
+            ("long", with(1, long.clone())),
+            ("swollen", with(1, swollen.clone())),
+            ("noise", with(1, noise.clone())),
+            ("many sectors", with(1, Item::Bytes(marker(1, u64::MAX).to_vec()))),
+            ("an end that is none", with(1, Item::Bytes(marker(0, 1).to_vec()))),
+            ("an end in the middle", with(1, Item::Bytes(marker(0, 0).to_vec()))),
+            ("no footer", with(4, Item::Bytes(marker(3, 1).to_vec()))),
+        ] {
+            let error = read(&stream(tables, DISK_BYTES, &items)).expect_err(what);
+            assert!(error.is_corrupt(), "{what}: {error}");
+        }
+        let mut behind = stream(tables, DISK_BYTES, &good());
+        behind.extend([0; 512]);
+        behind.extend(*b"more");
+        assert!(read(&behind).unwrap_err().is_corrupt());
+    }
+    // A grain that tables tell of, and that is not there.
+    let bytes = stream(Tables::InFront, DISK_BYTES, &good());
+    let last = bytes.len() - 512;
+    let shown = read(&bytes[..last]).unwrap_err().to_string();
+    assert!(
+        shown.contains("3 grains have come, and its tables tell of 4"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn a_footer_of_another_disk_is_damage() {
+    let bytes = stream(Tables::AtEnd, DISK_BYTES, &good());
+    let footer = bytes.len() - 1024;
+    assert_eq!(&bytes[footer..footer + 4], b"KDMV");
+    for (what, at, value) in [
+        ("size", 12, 7),
+        ("grain", 20, 16),
+        ("entries", 44, 9),
+        ("not compressed", 10, 0),
+        ("magic", 0, 0),
+    ] {
+        let mut bytes = bytes.clone();
+        bytes[footer + at] = value;
+        assert!(read(&bytes).expect_err(what).is_corrupt(), "{what}");
+    }
+    // Nor is there an end without one.
+    let mut bytes = bytes.clone();
+    bytes.drain(footer - 512..footer + 512);
+    assert!(read(&bytes).unwrap_err().is_corrupt());
+}
+
+#[test]
+fn what_is_read_from_a_file_only_is_named() {
+    let bytes = stream(Tables::InFront, DISK_BYTES, &good());
+    let changed = |at: usize, value: &[u8]| {
+        let mut bytes = bytes.clone();
+        bytes[at..at + value.len()].copy_from_slice(value);
+        read(&bytes).unwrap_err()
+    };
+    for (what, error) in [
+        ("not compressed", changed(8, &[1, 0, 0])),
+        ("directory behind the grains", changed(56, &[60])),
+        ("directory in the descriptor", changed(56, &[2])),
+        ("a table behind the grains", changed(3 * 512 + 4, &[60])),
+        ("a table in the directory", changed(3 * 512 + 4, &[3])),
+        ("tables over each other", changed(3 * 512 + 4, &[4])),
+        ("descriptor behind the grains", changed(28, &[60])),
+    ] {
+        assert!(matches!(error, Error::NotInOrder { .. }), "{what}: {error}");
+    }
+    // 2^45 sectors.
+    let error = changed(12, &[0, 0, 0, 0, 0, 0x20, 0, 0]);
+    assert!(matches!(error, Error::UnsupportedFeature { .. }), "{error}");
+    let parent = bytes.windows(8).position(|word| word == b"ffffffff").unwrap();
+    let error = changed(parent, b"0");
+    assert!(error.to_string().contains("a parent"), "{error}");
+}
+
+/// What cannot be read is not taken for the end.
+#[test]
+fn a_pipe_that_fails_is_an_error() {
+    struct Failing<'a>(&'a [u8]);
+    impl Read for Failing<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            match self.0.read(buffer)? {
+                0 => Err(std::io::ErrorKind::ConnectionReset.into()),
+                count => Ok(count),
+            }
+        }
+    }
+    let bytes = stream(Tables::InFront, DISK_BYTES, &good());
+    let mut reader = StreamReader::open(Failing(&bytes), "stream").unwrap();
+    for _ in 0..4 {
+        assert!(reader.next_grain().unwrap().is_some());
+    }
+    let error = reader.next_grain().unwrap_err();
+    assert!(matches!(error, Error::Device(_)) && !error.is_corrupt(), "{error}");
+}
