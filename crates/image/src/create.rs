@@ -171,6 +171,12 @@ pub enum Preallocation {
 ///
 /// A disk of Parallels is a folder where `path` ends in `.hdd`, and a single delta elsewhere.
 pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
+    if options.blocks.kind == ImageKind::Stream {
+        return Err(Error::InvalidOption {
+            option: "kind",
+            detail: "a stream is not made empty: it is written at once, from a disk".to_owned(),
+        });
+    }
     match options.format {
         Format::Raw => {
             let file = HostFile::create_new(path)?;

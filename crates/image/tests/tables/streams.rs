@@ -11,8 +11,8 @@ use holdfast_block::{
     BlockDevice, Error as BlockError, ExtentKind, ExtentList, FileDevice, IoMode, MemoryDevice, to_usize,
 };
 use holdfast_image::{
-    ChildrenBeside, Continue, Error, ImageId, ImageKind, NewIdentity, OpenOptions, StreamOptions, StreamReader,
-    StreamWritten, open, set_identity, write_stream_optimized,
+    ChildrenBeside, Continue, CreateOptions, Error, Format, ImageId, ImageKind, NewIdentity, OpenOptions,
+    StreamOptions, StreamReader, StreamWritten, create, open, set_identity, write_stream_optimized,
 };
 
 use crate::peer::{Lab, Random, assert_clean, assert_reads_as, flatten, path_text, qemu_img, sample_disk};
@@ -48,7 +48,8 @@ impl Read for Dripping<'_> {
 
 /// The disk in a stream.
 fn read(stream: &[u8]) -> Result<Vec<u8>, Error> {
-    let mut reader = StreamReader::open(Dripping(stream, Random(7)), "stream")?;
+    let threads = NonZero::new(1 + stream.len() / SECTOR % 3).unwrap();
+    let mut reader = StreamReader::open(Dripping(stream, Random(7)), "stream")?.with_threads(threads);
     let mut disk = vec![0; to_usize(reader.size_bytes())];
     let mut end = 0;
     while let Some(grain) = reader.next_grain()? {
@@ -366,6 +367,10 @@ fn options_that_cannot_be_are_refused() {
     for name in ["", "a\"b", "a\nb", "../a", &long] {
         refuses(&options(name));
     }
+    let mut empty = CreateOptions::new(Format::Vmdk, MIB);
+    empty.blocks.kind = ImageKind::Stream;
+    let lab = Lab::new();
+    assert!(create(&lab.path("a.vmdk"), &empty).is_err() && !lab.path("a.vmdk").exists());
     for level in [0, 13, u32::MAX] {
         refuses(&StreamOptions {
             level: Some(level),

@@ -18,6 +18,7 @@
 //! and the grains are the end, of QEMU's without a marker.
 
 mod front;
+mod grains;
 mod reader;
 #[cfg(any(test, feature = "hostile"))]
 pub(crate) mod specimen;

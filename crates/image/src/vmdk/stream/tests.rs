@@ -1,6 +1,7 @@
 //! What comes in another order, twice, too long, or not at all.
 
 use std::io::Read;
+use std::num::NonZero;
 
 use holdfast_block::to_usize;
 
@@ -11,8 +12,35 @@ use crate::{Error, Result};
 const DISK_BYTES: u64 = 20 * GRAIN_BYTES - SECTOR_BYTES;
 const BOTH: [Tables; 2] = [Tables::InFront, Tables::AtEnd];
 
+/// The disk, which is the same, or the same error, for any number of threads.
 fn read(bytes: &[u8]) -> Result<Vec<u8>> {
-    let mut reader = StreamReader::open(bytes, "stream")?;
+    let found = read_on(bytes, 1);
+    for threads in [2, 3, 40] {
+        match (&found, read_on(bytes, threads)) {
+            (Ok(disk), Ok(again)) => assert!(*disk == again, "{threads} threads"),
+            (Err(error), Err(again)) => assert_eq!(error.to_string(), again.to_string(), "{threads} threads"),
+            _ => panic!("{threads} threads come to another end"),
+        }
+    }
+    found
+}
+
+fn read_on(bytes: &[u8], threads: usize) -> Result<Vec<u8>> {
+    let threads = NonZero::new(threads).unwrap();
+    let mut reader = StreamReader::open(bytes, "stream")?.with_threads(threads);
+    let found = read_disk(&mut reader);
+    for _ in 0..2 {
+        let again = reader.next_grain();
+        assert!(if found.is_ok() {
+            matches!(again, Ok(None))
+        } else {
+            again.is_err()
+        });
+    }
+    found
+}
+
+fn read_disk(reader: &mut StreamReader<&[u8]>) -> Result<Vec<u8>> {
     let mut disk = vec![0; to_usize(reader.size_bytes())];
     while let Some(grain) = reader.next_grain()? {
         disk[to_usize(grain.offset)..][..grain.bytes.len()].copy_from_slice(grain.bytes);
