@@ -8,12 +8,14 @@ use super::create::{NewVmdk, write_empty};
 use super::descriptor::{Descriptor, ExtentKind};
 use super::extent::SparseExtent;
 use super::joined::Joined;
+use super::stream::specimen::{GRAIN_BYTES, Item, Tables, grain, stream};
 use super::tables::{Opened, Part, PartKind, VmdkTables};
 use crate::Result;
 use crate::blocks::TableLayer;
 use crate::blocks::crash_tests::{Case, survive_crashes};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
+use crate::layered::{Below, Layered as _};
 
 fn empty() -> Vec<u8> {
     let file = MemoryFile::default();
@@ -76,6 +78,54 @@ fn a_crash_loses_nothing_that_was_flushed() {
         case("without tables", without_tables(), false),
         case("a child", empty(), true),
     ]);
+}
+
+/// A compressed grain is believed only as that of its place, also when it is known already; and only whole.
+#[test]
+fn a_grain_at_another_place_or_cut_short_is_damage() {
+    let items = [grain(0, 1), grain(GRAIN_BYTES, 2), grain(3 * GRAIN_BYTES, 3)];
+    let bytes = stream(Tables::InFront, 4 * GRAIN_BYTES, &items);
+    // Header, descriptor, directory.
+    let table = 4 * 512;
+    let read_one = |bytes: &[u8], number: u64| {
+        let layer = open(Arc::new(MemoryFile::new(bytes.to_vec())), None)?;
+        let mut found = vec![0; to_usize(GRAIN_BYTES)];
+        layer.read(&mut found, 0, Below::Nothing)?;
+        layer.read(&mut found, number * GRAIN_BYTES, Below::Nothing)?;
+        Ok::<u8, crate::Error>(found[0])
+    };
+    assert_eq!(
+        [0, 1, 2, 3].map(|number| read_one(&bytes, number).unwrap()),
+        [1, 2, 0, 3]
+    );
+    let mut moved = bytes.clone();
+    moved.copy_within(table..table + 4, table + 4);
+    assert!(read_one(&moved, 1).unwrap_err().is_corrupt());
+    assert_eq!(read_one(&moved, 3).unwrap(), 3);
+    let short = Item::Grain {
+        offset: GRAIN_BYTES,
+        byte: 2,
+        length: GRAIN_BYTES - 1,
+    };
+    let bytes = stream(Tables::AtEnd, 4 * GRAIN_BYTES, &[grain(0, 1), short.clone()]);
+    assert!(read_one(&bytes, 1).unwrap_err().is_corrupt());
+    let bytes = stream(Tables::AtEnd, 2 * GRAIN_BYTES - 512, &[grain(0, 1), short]);
+    assert_eq!(
+        read_one(&bytes, 1).unwrap(),
+        2,
+        "the last one may be as short as the disk"
+    );
+}
+
+#[test]
+fn a_compression_of_another_kind_is_refused() {
+    let good = stream(Tables::AtEnd, GRAIN_BYTES, &[grain(0, 1)]);
+    for (at, value) in [(77, 2), (77, 0), (10, 1)] {
+        let mut bytes = good.clone();
+        bytes[at] = value;
+        let refused = SparseExtent::load(&MemoryFile::new(bytes), "image");
+        assert!(matches!(refused, Err(crate::Error::UnsupportedFeature { .. })), "{at}");
+    }
 }
 
 #[test]
