@@ -59,6 +59,7 @@ fn read(stream: &[u8]) -> Result<Vec<u8>, Error> {
     }
     assert_eq!(reader.read_bytes(), stream.len() as u64, "it was read to its end");
     assert!(reader.next_grain()?.is_none());
+    assert!(reader.into_inner().0.is_empty());
     Ok(disk)
 }
 

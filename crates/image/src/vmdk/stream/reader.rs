@@ -99,6 +99,11 @@ impl<R: Read> StreamReader<R> {
         self.grains.source.at
     }
 
+    /// Gives the reader back, which is behind all that was read of the stream.
+    pub fn into_inner(self) -> R {
+        self.grains.source.reader
+    }
+
     /// The next grain, or none at the end, which is the end of the stream as it was written.
     ///
     /// # Errors
