@@ -23,6 +23,12 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
+    /// What has to be kept in between could not be.
+    #[error("keep an image of the archive in a file in between")]
+    Store {
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
     /// The archive contradicts itself or its format.
     #[error("the archive is damaged: {what} at offset {offset}: {detail}")]
     Corrupt {

@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use holdfast_block::MemoryDevice;
 use holdfast_block::hostile::{Outcome, Parser};
+use holdfast_image::ImageId;
 
+use crate::tar::TarReader;
 use crate::{ArchiveReader, PackOptions, PackedFile, Packer, Packing, Piece, Threads, Unpacked, XvaReader};
-use crate::{XvaDisk, XvaWriteOptions, write_xva};
+use crate::{OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, XvaDisk, XvaWriteOptions, write_ova, write_xva};
 
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[
+    Parser { name: "ova", feed: ova },
     Parser {
         name: "packed_index",
         feed: packed_index,
@@ -40,6 +43,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("packed_index", "zstd", zstd.clone()),
         ("packed_stream", "gzip", gzip),
         ("packed_stream", "zstd", zstd),
+        ("ova", "disk", package()),
         ("xva", "disk", archive()),
     ]
 }
@@ -69,6 +73,27 @@ impl std::io::Write for Sent {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
+}
+
+fn package() -> Vec<u8> {
+    let text = "<Envelope xmlns:ovf='http://schemas.dmtf.org/ovf/envelope/1'><References><File ovf:id='f' ovf:href='d.vmdk'/></References>\
+         <DiskSection><Disk ovf:capacity='1024' ovf:diskId='d' ovf:fileRef='f' ovf:format='http://www.vmware.com/interfaces/\
+         specifications/vmdk.html#streamOptimized'/></DiskSection><VirtualSystem ovf:id='web1'/></Envelope>";
+    let disk = OvaDisk {
+        href: "d.vmdk".to_owned(),
+        id: ImageId::NIL,
+        device: Arc::new(MemoryDevice::from_bytes(&[7; 1024])),
+    };
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let options = OvaWriteOptions {
+        threads: NonZero::<usize>::MIN,
+        level: None,
+        time: 0,
+    };
+    let output = OvaOutput::Pipe(Box::new(Sent(sender)), std::env::temp_dir());
+    write_ova(output, ("web1", text), &[disk], options, &mut |_| Ok(()))
+        .expect("memory and a folder for temporary files");
+    receiver.into_iter().flatten().collect()
 }
 
 fn archive() -> Vec<u8> {
@@ -110,9 +135,20 @@ pub fn packed_stream(bytes: &[u8]) -> Outcome {
 
 /// A tape archive with a machine of XenServer.
 pub fn xva(bytes: &[u8]) -> Outcome {
-    let Ok(mut reader) = XvaReader::open(bytes) else {
+    XvaReader::open(bytes).map_or(Outcome::Refused, |mut reader| read_to_end(&mut reader))
+}
+
+/// A tape archive with a package.
+pub fn ova(bytes: &[u8]) -> Outcome {
+    let mut tar = TarReader::new(bytes);
+    let Ok(Some(first)) = tar.next() else {
         return Outcome::Refused;
     };
+    OvaReader::open_at_descriptor(tar, &first, NonZero::<usize>::MIN)
+        .map_or(Outcome::Refused, |mut reader| read_to_end(&mut reader))
+}
+
+fn read_to_end(reader: &mut dyn ArchiveReader) -> Outcome {
     let sizes: Vec<u64> = reader.disks().iter().map(|disk| disk.size_bytes).collect();
     let mut ends = vec![0; sizes.len()];
     loop {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::in_order::Threads;
+use crate::ova::OvaReader;
 use crate::reader::ArchiveReader;
 use crate::tar::TarReader;
 use crate::unpack::{Packing, Unpacked};
@@ -16,6 +17,8 @@ use crate::{Error, Result};
 pub enum ArchiveKind {
     /// Of XenServer and XCP-ng.
     Xva,
+    /// Of VMware, VirtualBox and others: a package in the Open Virtualization Format.
+    Ova,
 }
 
 impl ArchiveKind {
@@ -23,6 +26,7 @@ impl ArchiveKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Xva => "XVA",
+            Self::Ova => "OVA",
         }
     }
 }
@@ -76,6 +80,14 @@ pub fn open(stream: Box<dyn Read + Send>, threads: Threads) -> Result<OpenArchiv
             packing,
             read,
             reader: Box::new(XvaReader::open_at_records(tar)?),
+        });
+    }
+    if first.name.to_ascii_lowercase().ends_with(".ovf") {
+        return Ok(OpenArchive {
+            kind: ArchiveKind::Ova,
+            packing,
+            read,
+            reader: Box::new(OvaReader::open_at_descriptor(tar, &first, threads.count)?),
         });
     }
     Err(unknown(&format!(

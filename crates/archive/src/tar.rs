@@ -149,6 +149,17 @@ impl<R: Read> TarReader<R> {
         Ok(())
     }
 
+    /// Makes sure that all of the member was there, for those who have read it as a stream.
+    pub(crate) fn check_read(&self) -> Result<()> {
+        if self.left == 0 {
+            return Ok(());
+        }
+        Err(Error::CutOff {
+            what: "a member",
+            offset: self.at,
+        })
+    }
+
     fn fill(&mut self, buffer: &mut [u8], what: &'static str) -> Result<()> {
         let at = self.at;
         self.stream

@@ -26,7 +26,7 @@ pub struct ExportArgs {
     /// The archive or the folder to make, or - for standard output
     #[arg(value_name = "TARGET")]
     target: PathBuf,
-    /// What to make: xva for XenServer and XCP-ng, dir for a folder of images with the configuration of libvirt; what the
+    /// What to make: xva for XenServer and XCP-ng, ova for VMware and VirtualBox, dir for a folder of images with the configuration of libvirt; what the
     /// target's name says where not given
     #[arg(long = "format", value_name = "FORMAT", value_enum)]
     format: Option<Kind>,
@@ -52,6 +52,8 @@ pub struct ExportArgs {
 enum Kind {
     /// An archive of XenServer and XCP-ng
     Xva,
+    /// A package of VMware and VirtualBox
+    Ova,
     /// A folder
     Dir,
 }
@@ -65,6 +67,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Send it there at once",
         line: "holdfast export -r /backup/vms web1@2026-11-20 - --format xva | ssh xen1 xe vm-import filename=/dev/stdin",
+    },
+    Example {
+        wish: "Make a package for VMware or VirtualBox",
+        line: "holdfast export -r /backup/vms web1 web1.ova",
     },
     Example {
         wish: "Make images for VirtualBox",
@@ -100,6 +106,7 @@ impl Done {
             target,
             format: match kind {
                 Kind::Xva => "xva",
+                Kind::Ova => "ova",
                 Kind::Dir => "dir",
             },
             snapshot: report.snapshot.id.to_string(),
@@ -163,13 +170,18 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         level: args.packing.level(),
         threads: threads(args.job.thread_count(), None),
     };
-    let format = ExportFormat::Xva(packing);
+    let format = match kind {
+        Kind::Ova => ExportFormat::Ova {
+            level: args.packing.level().and_then(|level| u32::try_from(level).ok()),
+        },
+        Kind::Xva | Kind::Dir => ExportFormat::Xva(packing),
+    };
     let target = match kind {
-        Kind::Xva if is_stdout => {
+        Kind::Xva | Kind::Ova if is_stdout => {
             context.output().refuse_json("export to standard output")?;
             ExportTarget::Stream(Box::new(stdout()?), format)
         }
-        Kind::Xva => ExportTarget::File {
+        Kind::Xva | Kind::Ova => ExportTarget::File {
             path: args.target.clone(),
             overwrite: if args.force {
                 Overwrite::Replace
@@ -223,10 +235,11 @@ fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
     let kind = match (args.format, extension) {
         (Some(kind), _) => kind,
         (None, "xva") => Kind::Xva,
+        (None, "ova") => Kind::Ova,
         (None, _) => {
             return Err(Error::usage(
                 format!("{} does not say what to make", args.target.display()),
-                "give --format xva or --format dir, or a name that ends in .xva, .xva.gz or .xva.zst",
+                "give --format xva, ova or dir, or a name that ends in .xva, .xva.gz, .xva.zst or .ova",
             ));
         }
     };
@@ -238,6 +251,8 @@ fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
         ),
         (Kind::Dir, args.force, "--force"),
         (Kind::Dir, args.target.as_os_str() == "-", "standard output"),
+        (Kind::Ova, args.packing.packing().or(packing).is_some(), "packing"),
+        (Kind::Ova, args.disk_format.is_some(), "--disk-format"),
         (Kind::Xva, args.disk_format.is_some(), "--disk-format"),
     ];
     match given.iter().find(|(of, is_given, _)| *of == kind && *is_given) {

@@ -20,7 +20,7 @@ use crate::{time, units};
 /// Arguments of `import`.
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
-    /// The archive (XVA, packed with gzip or zstd or not at all), or - for standard input
+    /// The archive (XVA or OVA, packed with gzip or zstd or not at all), or - for standard input
     #[arg(value_name = "ARCHIVE")]
     archive: PathBuf,
     /// Make images in this new folder, with the configuration for libvirt, and no snapshot

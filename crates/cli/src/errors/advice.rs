@@ -486,7 +486,6 @@ fn plain(exit: Exit, kind: Kind) -> Advice {
 mod tests {
     use std::io::ErrorKind;
 
-    use holdfast_archive::Error as ArchiveError;
     use holdfast_block::Error as DeviceError;
     use holdfast_repo::key::KeyError;
     use holdfast_repo::store::{ObjectName, StoreError};

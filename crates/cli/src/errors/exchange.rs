@@ -16,7 +16,14 @@ pub(super) fn archive_advice(error: &ArchiveError) -> Advice {
             Kind::Damage,
             "whoever sent it was interrupted, or its medium was full: have it sent again",
         ),
-        ArchiveError::Read { source, .. } | ArchiveError::Write { source, .. } => io_advice(source),
+        ArchiveError::Store { source } if source.kind() == std::io::ErrorKind::StorageFull => advice(
+            Exit::Error,
+            Kind::NoSpace,
+            "make room there, or set TMPDIR to a folder that has it",
+        ),
+        ArchiveError::Read { source, .. } | ArchiveError::Write { source, .. } | ArchiveError::Store { source } => {
+            io_advice(source)
+        }
         ArchiveError::NoIndex => advice(
             Exit::Error,
             Kind::Unsupported,

@@ -228,7 +228,8 @@ impl BlockDevice for ArchiveDevice {
         let disk = &state.disks[self.number];
         let end = disk.known_end.min(range.end);
         // What was read holds data, too: whoever reads it again is refused, and not given zeroes.
-        let mut data: Vec<Range<u64>> = disk.gone.clone();
+        let before = disk.gone.partition_point(|gone| gone.end <= range.start);
+        let mut data: Vec<Range<u64>> = disk.gone[before..].to_vec();
         disk.pieces
             .iter()
             .for_each(|piece| add(&mut data, piece.offset..piece.end()));

@@ -1,22 +1,25 @@
 //! `export`: a machine in a snapshot becomes an archive that another hypervisor takes in, or a folder of images.
 
+use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_archive::{PackOptions, Packed, Packer, XvaDisk, XvaWriteOptions, write_xva};
+use holdfast_archive::{
+    OvaDisk, OvaOutput, OvaWriteOptions, PackOptions, Packed, Packer, XvaDisk, XvaWriteOptions, write_ova, write_xva,
+};
 use holdfast_block::BlockDevice;
-use holdfast_hardware::{DiskKind, Dropped, Machine, Translated, libvirt, xen};
+use holdfast_hardware::{DiskKind, Dropped, Machine, Translated, libvirt, ovf, xen};
 use holdfast_host::Uuid;
-use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
+use holdfast_image::{BlockOptions, Format, ImageId, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use super::error::ExchangeError;
 use super::import::{NewFolder, threads, write_file};
-use super::machine::{unknown, unknown_disk};
+use super::machine::{file_name, unknown, unknown_disk};
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -52,6 +55,17 @@ pub struct ExportRequest {
 pub enum ExportFormat {
     /// An archive of XenServer and XCP-ng.
     Xva(PackOptions),
+    /// A package of VMware, VirtualBox and others, whose images are compressed.
+    Ova {
+        /// How hard: 1 to 12; a good default where not given.
+        level: Option<u32>,
+    },
+}
+
+/// Where an archive is written.
+enum Sink {
+    File(File),
+    Stream(Box<dyn Write + Send>),
 }
 
 /// Where an export goes.
@@ -113,7 +127,9 @@ pub fn export(
         .total(exported.disks.iter().map(|disk| disk.record.size_bytes).sum());
     let of_now = (&request.host[..], request.time);
     let written = match request.target {
-        ExportTarget::Stream(stream, format) => exported.write_archive(stream, format, of_now, surroundings, job)?,
+        ExportTarget::Stream(stream, format) => {
+            exported.write_archive(Sink::Stream(stream), format, of_now, surroundings, job)?
+        }
         ExportTarget::File {
             path,
             overwrite,
@@ -132,7 +148,7 @@ pub fn export(
             };
             let file = new.create_private().map_err(failed)?;
             let durable = file.try_clone().map_err(failed)?;
-            let written = exported.write_archive(Box::new(file), format, of_now, surroundings, job)?;
+            let written = exported.write_archive(Sink::File(file), format, of_now, surroundings, job)?;
             durable.sync_all().map_err(failed)?;
             new.finish()?;
             written
@@ -150,6 +166,13 @@ pub fn export(
         duration: job.clock.now().saturating_sub(start),
         snapshot,
     })
+}
+
+/// Who is told how far it is, and may stop it.
+type Told<'t> = dyn FnMut(u64) -> std::io::Result<()> + 't;
+
+fn seconds(time: Timestamp) -> u64 {
+    u64::try_from(time.as_second()).unwrap_or_default()
 }
 
 /// A disk that is exported.
@@ -277,13 +300,36 @@ impl<'m> Exported<'m> {
 
     fn write_archive(
         &mut self,
-        stream: Box<dyn Write + Send>,
+        sink: Sink,
         format: ExportFormat,
-        (host, time): (&str, Timestamp),
+        of_now: (&str, Timestamp),
         surroundings: &Surroundings,
         job: Job<'_>,
     ) -> Result<Packed> {
-        let ExportFormat::Xva(packing) = format;
+        let mut told = 0;
+        let mut progress = |done: u64| {
+            job.progress.advance(done - told);
+            told = done;
+            job.interrupt.check().map_err(std::io::Error::other)
+        };
+        let written = match format {
+            ExportFormat::Xva(packing) => self.write_xva(sink, packing, of_now, (surroundings, job), &mut progress),
+            ExportFormat::Ova { level } => self.write_ova(sink, level, of_now.1, job, &mut progress),
+        };
+        if written.is_err() {
+            job.interrupt.check()?;
+        }
+        written
+    }
+
+    fn write_xva(
+        &mut self,
+        sink: Sink,
+        packing: PackOptions,
+        (host, time): (&str, Timestamp),
+        (surroundings, job): (&Surroundings, Job<'_>),
+        progress: &mut Told<'_>,
+    ) -> Result<Packed> {
         let time_text = time.strftime("%Y%m%dT%H:%M:%SZ").to_string();
         let mut failure = None;
         let mut new_uuid = || {
@@ -316,22 +362,70 @@ impl<'m> Exported<'m> {
                 });
             }
         }
+        let stream: Box<dyn Write + Send> = match sink {
+            Sink::File(file) => Box::new(file),
+            Sink::Stream(stream) => stream,
+        };
         let mut packer = Packer::new(stream, packing)?;
         let options = XvaWriteOptions {
             threads: threads(job).count,
-            time: u64::try_from(time.as_second()).unwrap_or_default(),
+            time: seconds(time),
         };
-        let mut told = 0;
-        let written = write_xva(&mut packer, &records.xml, &disks, options, &mut |done| {
-            job.progress.advance(done - told);
-            told = done;
-            job.interrupt.check().map_err(std::io::Error::other)
-        });
-        if let Err(error) = written {
-            job.interrupt.check()?;
-            return Err(error.into());
-        }
+        write_xva(&mut packer, &records.xml, &disks, options, progress)?;
         Ok(packer.finish()?)
+    }
+
+    fn write_ova(
+        &mut self,
+        sink: Sink,
+        level: Option<u32>,
+        time: Timestamp,
+        job: Job<'_>,
+        progress: &mut Told<'_>,
+    ) -> Result<Packed> {
+        let name = file_name(&self.machine.name);
+        let mut wish = ovf::Wish::default();
+        let mut disks = Vec::new();
+        let in_order: Vec<String> = self.machine.disks.iter().map(|disk| disk.key.clone()).collect();
+        for key in in_order {
+            let Some(disk) = self.disks.iter().find(|disk| disk.record.name == key) else {
+                continue;
+            };
+            let href = format!("{name}-disk{}.vmdk", disks.len() + 1);
+            // A disk of VMware has whole sectors.
+            let capacity_bytes = disk.record.size_bytes.next_multiple_of(512);
+            wish.disks.insert(
+                key.clone(),
+                ovf::DiskFile {
+                    href: href.clone(),
+                    size_bytes: None,
+                    capacity_bytes,
+                    populated_bytes: None,
+                },
+            );
+            self.names.push((key, href.clone(), disk.record.size_bytes));
+            disks.push(OvaDisk {
+                href,
+                id: ImageId::random()?,
+                device: Arc::clone(&disk.device),
+            });
+        }
+        let Translated { value, dropped } = ovf::write(&self.machine, &wish);
+        self.dropped.extend(dropped);
+        let output = match sink {
+            Sink::File(file) => OvaOutput::File(file),
+            Sink::Stream(stream) => OvaOutput::Pipe(stream, std::env::temp_dir()),
+        };
+        let options = OvaWriteOptions {
+            threads: threads(job).count,
+            level,
+            time: seconds(time),
+        };
+        let written = write_ova(output, (&name, &value), &disks, options, progress)?;
+        Ok(Packed {
+            unpacked_bytes: disks.iter().map(|disk| disk.device.size_bytes()).sum(),
+            written_bytes: written.bytes,
+        })
     }
 
     fn write_folder(

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use holdfast_archive::{ArchiveReader, Document, DocumentKind};
-use holdfast_hardware::{Bus, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, libvirt, xen};
+use holdfast_hardware::{
+    Bus, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, libvirt, ovf, proxmox, xen,
+};
 
 use super::error::ExchangeError;
 use crate::error::Result;
@@ -25,7 +27,9 @@ pub(super) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
         let text = String::from_utf8_lossy(&document.content);
         match document.kind {
             DocumentKind::XenRecords => Some(xen::read(&text)),
-            DocumentKind::Ovf | DocumentKind::Proxmox | DocumentKind::Other => None,
+            DocumentKind::Ovf => Some(ovf::read(&text)),
+            DocumentKind::Proxmox => Some(proxmox::read(&text)),
+            DocumentKind::Other => None,
         }
     });
     let translated = known.ok_or_else(|| {
@@ -127,7 +131,7 @@ pub(super) fn domain_xml(machine: &Machine, attached: &[Attached], wish: &Domain
 }
 
 /// A name that leads into no other folder.
-fn file_name(name: &str) -> String {
+pub(super) fn file_name(name: &str) -> String {
     name.chars()
         .map(|character| {
             if character.is_alphanumeric() || "-_.".contains(character) {

@@ -104,6 +104,63 @@ fn a_machine_goes_out_as_an_archive_that_others_read_and_comes_back() {
     assert!(found.status.success(), "{}", stderr(&found));
 }
 
+/// What others make of it, and what they have made, is the same disk.
+#[test]
+fn packages_go_to_others_and_come_from_them() {
+    let (rig, disks) = rig_with_machine();
+    let report = exported(&rig, "web1.ova");
+    assert_eq!(report["disks"][1]["key"], "web1-disk2.vmdk", "{report}");
+    let output = rig.run(&["export", "web1", "-", "--format", "ova"]);
+    rig.write("piped.ova", &output.stdout);
+    for (name, folder) in [("web1.ova", "out1"), ("piped.ova", "out2")] {
+        std::fs::create_dir(rig.path(folder)).unwrap();
+        let line = format!(
+            "cd '{}' && tar xf '{}' && for number in 1 2; do qemu-img convert -O raw web1-disk$number.vmdk $number.raw || exit; \
+             done; sed -n 's/^SHA256(\\(.*\\))= \\(.*\\)/\\2  \\1/p' web1.mf | sha256sum -c --quiet",
+            text(&rig.path(folder)),
+            text(&rig.path(name))
+        );
+        system("/bin/sh", &["-c", &line]).unwrap();
+        for (number, bytes) in ["1.raw", "2.raw"].iter().zip(&disks) {
+            // A disk of VMware has whole sectors.
+            let found = rig.read(&format!("{folder}/{number}"));
+            assert!(
+                found[..bytes.len()] == *bytes && found.len() == bytes.len().next_multiple_of(512),
+                "{name} {number}"
+            );
+        }
+        let checked = rig.report(&["archive", "check", name]);
+        assert_eq!(checked["archive"], "OVA");
+        let machine = format!("from-{folder}");
+        rig.ok(&["import", name, "--machine", &machine]);
+        for (disk, bytes) in ["sda", "sdb"].iter().zip(&disks) {
+            let output = rig.run(&["restore", &format!("{machine}:{disk}"), "-"]);
+            assert!(
+                output.stdout[..bytes.len()] == *bytes,
+                "{name}: {disk}: {}",
+                stderr(&output)
+            );
+        }
+    }
+    // The package again, with images that qemu-img has made, and without a manifest.
+    let line = format!(
+        "cd '{}' && for number in 1 2; do qemu-img convert -O vmdk -o subformat=streamOptimized $number.raw web1-disk$number.vmdk; done && \
+         tar cf ../other.ova web1.ovf web1-disk1.vmdk web1-disk2.vmdk",
+        text(&rig.path("out1"))
+    );
+    system("/bin/sh", &["-c", &line]).unwrap();
+    let output = rig.run_with(&["import", "-", "--to", "other"], &rig.read("other.ova"));
+    assert!(output.status.success(), "{}", stderr(&output));
+    for (disk, bytes) in ["sda", "sdb"].iter().zip(&disks) {
+        let output = rig.run(&["image", "convert", &format!("other/{disk}.qcow2"), "-"]);
+        assert!(output.stdout[..bytes.len()] == *bytes, "{disk}: {}", stderr(&output));
+    }
+    assert_eq!(
+        rig.names("other"),
+        ["domain.xml", "original-web1.ovf", "sda.qcow2", "sdb.qcow2"]
+    );
+}
+
 /// A repeated import takes no room but for what says so.
 #[test]
 fn the_same_archive_again_takes_hardly_any_room() {

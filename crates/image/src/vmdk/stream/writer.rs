@@ -4,11 +4,11 @@ use std::io::Write;
 use std::num::NonZero;
 use std::ops::Range;
 
-use holdfast_block::{AlignedBuffer, BlockDevice, to_usize};
+use holdfast_block::{AlignedBuffer, BlockDevice, is_zero, to_usize};
 use libdeflater::{CompressionLvl, Compressor};
 
 use super::{DIRECTORY, END_OF_STREAM, FOOTER, GRAIN_MARKER_BYTES, SECTOR_BYTES, TABLE, marker};
-use crate::bytes::{is_zero, round_up};
+use crate::bytes::round_up;
 use crate::crew::{Crew, Writing};
 use crate::identity::ImageId;
 use crate::piece::{Part, Piece, Sorted, read_piece};

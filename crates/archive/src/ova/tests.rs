@@ -1,0 +1,259 @@
+use std::fs::File;
+use std::io::{Read as _, Seek as _};
+use std::num::NonZero;
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, SeededRandom};
+use holdfast_image::{Format, ImageId};
+
+use super::{OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, write_ova};
+use crate::reader::{ArchiveReader as _, Piece};
+use crate::tar::{TarReader, header, padding_of};
+use crate::{Error, Result};
+
+const MIB: u64 = 1 << 20;
+const THREADS: NonZero<usize> = NonZero::new(2).unwrap();
+
+fn descriptor(disks: &[(&str, u64)], format: &str) -> String {
+    let numbered = || disks.iter().enumerate();
+    let files: Vec<String> = numbered()
+        .map(|(number, (name, _))| format!("<File ovf:id=\"file{number}\" ovf:href=\"{name}\"/>"))
+        .collect();
+    let entries: Vec<String> = numbered()
+        .map(|(number, (_, size))| {
+            format!(
+                "<Disk ovf:capacity=\"{size}\" ovf:diskId=\"disk{number}\" ovf:fileRef=\"file{number}\" ovf:format=\"{format}\"/>"
+            )
+        })
+        .collect();
+    let (files, entries) = (files.concat(), entries.concat());
+    format!(
+        "<Envelope xmlns=\"http://schemas.dmtf.org/ovf/envelope/1\" xmlns:ovf=\"http://schemas.dmtf.org/ovf/envelope/1\"><References>\
+         {files}</References><DiskSection><Info/>{entries}</DiskSection><VirtualSystem ovf:id=\"web1\"><Info/></VirtualSystem></Envelope>"
+    )
+}
+
+const STREAM: &str = "http://www.vmware.com/interfaces/specifications/vmdk.html#streamOptimized";
+
+fn devices() -> [Arc<MemoryDevice>; 2] {
+    let mut random = SeededRandom::new(5);
+    let first = MemoryDevice::new(5 * MIB);
+    first.write_at(&random.bytes(700_000), 100_000).unwrap();
+    first.write_at(&[7; 3000], 4 * MIB).unwrap();
+    let second = MemoryDevice::new(2 * MIB + 512);
+    second.write_at(&[9; 512], 2 * MIB).unwrap();
+    [Arc::new(first), Arc::new(second)]
+}
+
+fn written(is_file: bool) -> Vec<u8> {
+    let disk = |(number, device): (usize, &Arc<MemoryDevice>)| OvaDisk {
+        href: format!("disk{number}.vmdk"),
+        id: ImageId::random().unwrap(),
+        device: Arc::clone(device) as Arc<dyn BlockDevice>,
+    };
+    let devices = devices();
+    let disks: Vec<OvaDisk> = devices.iter().enumerate().map(disk).collect();
+    let text = descriptor(&[("disk0.vmdk", 5 * MIB), ("disk1.vmdk", 2 * MIB + 512)], STREAM);
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(folder.path().join("a.ova"))
+        .unwrap();
+    let copy = file.try_clone().unwrap();
+    let output = if is_file {
+        OvaOutput::File(copy)
+    } else {
+        OvaOutput::Pipe(Box::new(copy), folder.path().to_owned())
+    };
+    let options = OvaWriteOptions {
+        threads: THREADS,
+        level: None,
+        time: 1,
+    };
+    let mut told = 0;
+    let report = write_ova(output, ("web1", &text), &disks, options, &mut |done| {
+        told = done;
+        Ok(())
+    });
+    assert_eq!(told, 7 * MIB + 512);
+    let mut bytes = Vec::new();
+    file.rewind().unwrap();
+    file.read_to_end(&mut bytes).unwrap();
+    assert_eq!(report.unwrap().bytes, bytes.len() as u64);
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        1,
+        "nothing else is left"
+    );
+    bytes
+}
+
+fn read(archive: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let mut tar = TarReader::new(archive);
+    let first = tar.next()?.unwrap();
+    let mut reader = OvaReader::open_at_descriptor(tar, &first, THREADS)?;
+    let sizes = reader
+        .disks()
+        .iter()
+        .map(|disk| usize::try_from(disk.size_bytes).unwrap());
+    let mut disks: Vec<Vec<u8>> = sizes.map(|size| vec![0; size]).collect();
+    let mut ended = 0;
+    while let Some(piece) = reader.next()? {
+        match piece {
+            Piece::Data { disk, offset, bytes } => {
+                let start = usize::try_from(offset).unwrap();
+                disks[disk][start..start + bytes.len()].copy_from_slice(bytes);
+            }
+            Piece::End { .. } => ended += 1,
+        }
+    }
+    assert_eq!(ended, disks.len());
+    Ok(disks)
+}
+
+/// An archive of these members.
+fn archive(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (name, content) in members {
+        bytes.extend(header(name, content.len() as u64, 0));
+        bytes.extend(*content);
+        bytes.resize(bytes.len() + padding_of(content.len() as u64), 0);
+    }
+    bytes.resize(bytes.len() + 1024, 0);
+    bytes
+}
+
+#[test]
+fn what_is_written_is_read_by_file_and_by_pipe() {
+    for is_file in [true, false] {
+        let found = read(&written(is_file)).unwrap();
+        let [first, second] = devices();
+        assert!(
+            found[0] == first.to_bytes() && found[1] == second.to_bytes(),
+            "{is_file}"
+        );
+    }
+}
+
+#[test]
+fn members_are_named_in_order_and_the_manifest_is_last() {
+    let bytes = written(true);
+    let mut tar = TarReader::new(&bytes[..]);
+    let mut names = Vec::new();
+    while let Some(member) = tar.next().unwrap() {
+        names.push(member.name);
+    }
+    assert_eq!(names, ["web1.ovf", "disk0.vmdk", "disk1.vmdk", "web1.mf"]);
+}
+
+#[test]
+fn a_changed_byte_anywhere_is_found() {
+    let bytes = written(true);
+    for at in (0..bytes.len() - 1024).step_by(1777) {
+        let mut changed = bytes.clone();
+        changed[at] ^= 4;
+        // What fills the space behind a member is nobody's, and a file's owner or time are not about it.
+        if let Ok(found) = read(&changed) {
+            let [first, second] = devices();
+            assert!(found[0] == first.to_bytes() && found[1] == second.to_bytes(), "{at}");
+        }
+    }
+}
+
+#[test]
+fn an_archive_that_is_cut_off_is_never_whole() {
+    let bytes = written(true);
+    for length in (512..bytes.len() - 1024).step_by(4999) {
+        assert!(read(&bytes[..length]).is_err(), "{length}");
+    }
+}
+
+/// Images that are not made for streams, with the manifest in front, as ovftool has it.
+#[test]
+fn other_images_are_read_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, _] = devices();
+    for (format, extension, uri) in [
+        (
+            Format::Vhd,
+            "vhd",
+            "http://technet.microsoft.com/en-us/library/bb676673.aspx",
+        ),
+        (
+            Format::Vmdk,
+            "vmdk",
+            "http://www.vmware.com/interfaces/specifications/vmdk.html#sparse",
+        ),
+        (
+            Format::Raw,
+            "img",
+            "http://www.gnome.org/~markmc/qcow-raw-image-format.html",
+        ),
+    ] {
+        let path = folder.path().join(format!("disk.{extension}"));
+        let options = holdfast_image::CreateOptions::new(format, 5 * MIB);
+        holdfast_image::create(&path, &options).unwrap();
+        let image = holdfast_image::open_mut(
+            &path,
+            &holdfast_image::OpenOptions {
+                format: Some(format),
+                ..Default::default()
+            },
+        )
+        .unwrap();
+        image.write_at(&first.to_bytes(), 0).unwrap();
+        image.flush().unwrap();
+        drop(image);
+        let content = std::fs::read(&path).unwrap();
+        let name = format!("disk.{extension}");
+        let text = descriptor(&[(&name, 5 * MIB)], uri);
+        let digest = crate::checksum::sha1_hex(&content);
+        let manifest = format!(
+            "SHA1(web1.ovf)= {}\nSHA1({name})= {digest}\n",
+            crate::checksum::sha1_hex(text.as_bytes())
+        );
+        let bytes = archive(&[
+            ("web1.ovf", text.as_bytes()),
+            ("web1.mf", manifest.as_bytes()),
+            (&name, &content),
+        ]);
+        assert!(read(&bytes).unwrap()[0] == first.to_bytes(), "{format}");
+        let wrong = manifest.replace(&digest, &"0".repeat(40));
+        let bytes = archive(&[
+            ("web1.ovf", text.as_bytes()),
+            ("web1.mf", wrong.as_bytes()),
+            (&name, &content),
+        ]);
+        let error = read(&bytes).unwrap_err().to_string();
+        assert!(error.contains("the manifest says 0000"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_missing_or_too_much_is_told() {
+    let text = descriptor(&[("disk0.vmdk", MIB)], STREAM);
+    let error = read(&archive(&[("web1.ovf", text.as_bytes())]))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("nothing of disk0"), "{error}");
+    let large = MemoryDevice::new(2 * MIB);
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = File::create(folder.path().join("a")).unwrap();
+    let disk = OvaDisk {
+        href: "disk0.vmdk".to_owned(),
+        id: ImageId::random().unwrap(),
+        device: Arc::new(large),
+    };
+    let options = OvaWriteOptions {
+        threads: THREADS,
+        level: None,
+        time: 1,
+    };
+    let output = OvaOutput::File(file.try_clone().unwrap());
+    write_ova(output, ("web1", &text), &[disk], options, &mut |_| Ok(())).unwrap();
+    std::io::Write::flush(&mut file).unwrap();
+    let error = read(&std::fs::read(folder.path().join("a")).unwrap()).unwrap_err();
+    assert!(matches!(error, Error::Corrupt { what: "disk", .. }), "{error}");
+}

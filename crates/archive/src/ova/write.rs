@@ -1,0 +1,240 @@
+//! Writing an OVA.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom, Write};
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use aws_lc_rs::digest::{Context, SHA256};
+use holdfast_block::BlockDevice;
+use holdfast_image::{Continue, ImageId, StreamOptions, write_stream_optimized};
+
+use super::manifest::line_of;
+use crate::tar::{BLOCK_BYTES, header, padding_of};
+use crate::{Error, Result};
+
+/// A disk that is to be in an archive.
+#[derive(Clone)]
+pub struct OvaDisk {
+    /// What its image is called there, as the descriptor refers to it.
+    pub href: String,
+    /// The identity of its image.
+    pub id: ImageId,
+    /// Its content.
+    pub device: Arc<dyn BlockDevice>,
+}
+
+/// Where an archive goes. How long an image is stands before it, and is known after it.
+pub enum OvaOutput {
+    /// A file, in which lengths are filled in afterwards.
+    File(File),
+    /// A pipe: each image is kept in a file without a name until it is whole, in this folder.
+    Pipe(Box<dyn Write + Send>, PathBuf),
+}
+
+/// How an archive is written.
+#[derive(Debug, Clone, Copy)]
+pub struct OvaWriteOptions {
+    /// Threads that compress.
+    pub threads: NonZero<usize>,
+    /// How hard, 1 to 12; a good default where not given.
+    pub level: Option<u32>,
+    /// When the members were changed, in seconds since 1970.
+    pub time: u64,
+}
+
+/// What was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OvaWritten {
+    /// Bytes of the archive.
+    pub bytes: u64,
+}
+
+/// Writes an archive: the descriptor, which is `NAME.ovf`, the disks in the order in which it names them, and a manifest.
+///
+/// Images are VMDKs for streams, compressed on all cores. `progress` is told how many bytes of the disks are done, and stops it by an error.
+///
+/// # Errors
+/// Reading the disks, writing, what `progress` gives. What was written until then is no archive.
+pub fn write_ova(
+    output: OvaOutput,
+    (name, descriptor): (&str, &str),
+    disks: &[OvaDisk],
+    options: OvaWriteOptions,
+    progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
+) -> Result<OvaWritten> {
+    let mut writer = Writer {
+        output,
+        at: 0,
+        manifest: String::new(),
+        options,
+    };
+    writer.text(&format!("{name}.ovf"), descriptor.as_bytes())?;
+    let mut before = 0;
+    for disk in disks {
+        let mut told = |done| progress(before + done);
+        match &writer.output {
+            OvaOutput::File(_) => writer.disk_in_place(disk, &mut told)?,
+            OvaOutput::Pipe(_, folder) => {
+                let folder = folder.clone();
+                writer.disk_by_detour(disk, &folder, &mut told)?;
+            }
+        }
+        before += disk.device.size_bytes();
+    }
+    let manifest = std::mem::take(&mut writer.manifest);
+    writer.text(&format!("{name}.mf"), manifest.as_bytes())?;
+    writer.put(&[0; 2 * BLOCK_BYTES])?;
+    writer.flush()?;
+    Ok(OvaWritten { bytes: writer.at })
+}
+
+struct Writer {
+    output: OvaOutput,
+    /// Bytes written.
+    at: u64,
+    manifest: String,
+    options: OvaWriteOptions,
+}
+
+impl Writer {
+    fn stream(&mut self) -> &mut dyn Write {
+        match &mut self.output {
+            OvaOutput::File(file) => file,
+            OvaOutput::Pipe(stream, _) => stream,
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let offset = self.at;
+        self.stream()
+            .write_all(bytes)
+            .map_err(|source| Error::Write { offset, source })?;
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let offset = self.at;
+        self.stream().flush().map_err(|source| Error::Write { offset, source })
+    }
+
+    fn text(&mut self, name: &str, content: &[u8]) -> Result<()> {
+        self.put(&header(name, content.len() as u64, self.options.time))?;
+        self.put(content)?;
+        self.put(&vec![0; padding_of(content.len() as u64)])?;
+        let mut context = Context::new(&SHA256);
+        context.update(content);
+        self.manifest += &line_of(name, context.finish().as_ref());
+        Ok(())
+    }
+
+    /// Writes an image behind a header that is filled in afterwards.
+    fn disk_in_place(&mut self, disk: &OvaDisk, progress: &mut dyn FnMut(u64) -> std::io::Result<()>) -> Result<()> {
+        let header_at = self.at;
+        self.put(&[0; BLOCK_BYTES])?;
+        let options = self.options;
+        let (length, digest) = write_image(self.stream(), disk, options, progress)?;
+        self.at += length;
+        self.put(&vec![0; padding_of(length)])?;
+        let end = self.at;
+        if let OvaOutput::File(file) = &mut self.output {
+            let filled = file
+                .seek(SeekFrom::Start(header_at))
+                .and_then(|_| file.write_all(&header(&disk.href, length, options.time)))
+                .and_then(|()| file.seek(SeekFrom::Start(end)));
+            filled.map_err(|source| Error::Write {
+                offset: header_at,
+                source,
+            })?;
+        }
+        self.manifest += &line_of(&disk.href, &digest);
+        Ok(())
+    }
+
+    /// Writes an image into a file, and from there behind its header.
+    fn disk_by_detour(
+        &mut self,
+        disk: &OvaDisk,
+        folder: &std::path::Path,
+        progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
+    ) -> Result<()> {
+        let stored = |source| Error::Store { source };
+        let mut file = tempfile::tempfile_in(folder).map_err(stored)?;
+        let (length, digest) = write_image(&mut file, disk, self.options, progress)?;
+        file.rewind().map_err(stored)?;
+        self.put(&header(&disk.href, length, self.options.time))?;
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            let count = file.read(&mut buffer).map_err(stored)?;
+            if count == 0 {
+                break;
+            }
+            self.put(&buffer[..count])?;
+        }
+        self.put(&vec![0; padding_of(length)])?;
+        self.manifest += &line_of(&disk.href, &digest);
+        Ok(())
+    }
+}
+
+/// Writes an image; its length and its SHA-256.
+fn write_image(
+    output: &mut dyn Write,
+    disk: &OvaDisk,
+    options: OvaWriteOptions,
+    progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
+) -> Result<(u64, Vec<u8>)> {
+    let mut output = Hashing {
+        output,
+        context: Context::new(&SHA256),
+        length: 0,
+    };
+    let image = StreamOptions {
+        name: &disk.href,
+        id: disk.id,
+        level: options.level,
+        threads: options.threads,
+    };
+    let mut stopped = None;
+    let written = write_stream_optimized(&*disk.device, &mut output, &image, &mut |done| match progress(done) {
+        Ok(()) => Continue::Go,
+        Err(error) => {
+            stopped = Some(error);
+            Continue::Stop
+        }
+    });
+    if let Some(source) = stopped {
+        return Err(Error::Write {
+            offset: output.length,
+            source,
+        });
+    }
+    written?;
+    progress(disk.device.size_bytes()).map_err(|source| Error::Write {
+        offset: output.length,
+        source,
+    })?;
+    Ok((output.length, output.context.finish().as_ref().to_vec()))
+}
+
+/// Counts and digests what is written.
+struct Hashing<'a> {
+    output: &'a mut dyn Write,
+    context: Context,
+    length: u64,
+}
+
+impl Write for Hashing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let count = self.output.write(bytes)?;
+        self.context.update(&bytes[..count]);
+        self.length += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.output.flush()
+    }
+}
