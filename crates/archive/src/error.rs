@@ -23,10 +23,12 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// What has to be kept in between could not be.
-    #[error("keep an image of the archive in a file in between")]
-    Store {
-        /// The operating system's reason.
+    /// Disks could not be kept in files until it is their turn.
+    #[error("keep the disks of the archive in a temporary file in {}", folder.display())]
+    Spool {
+        /// Where the files are.
+        folder: std::path::PathBuf,
+        /// The operating system's reason: often, that the file system is full.
         source: std::io::Error,
     },
     /// The archive contradicts itself or its format.

@@ -1,6 +1,6 @@
 //! Which archive a stream is, by what it begins with.
 
-use std::io::Read;
+use std::io::{Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,8 +9,12 @@ use crate::ova::OvaReader;
 use crate::reader::ArchiveReader;
 use crate::tar::TarReader;
 use crate::unpack::{Packing, Unpacked};
+use crate::vma::{MAGIC as VMA_MAGIC, VmaReader};
 use crate::xva::XvaReader;
 use crate::{Error, Result};
+
+/// What lzop writes first; Proxmox packed backups with it for years.
+const LZOP_MAGIC: [u8; 4] = *b"\x89LZO";
 
 /// A kind of archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +23,8 @@ pub enum ArchiveKind {
     Xva,
     /// Of VMware, VirtualBox and others: a package in the Open Virtualization Format.
     Ova,
+    /// Of Proxmox VE.
+    Vma,
 }
 
 impl ArchiveKind {
@@ -27,6 +33,7 @@ impl ArchiveKind {
         match self {
             Self::Xva => "XVA",
             Self::Ova => "OVA",
+            Self::Vma => "VMA",
         }
     }
 }
@@ -59,8 +66,32 @@ impl Counter {
 /// # Errors
 /// [`Error::Unknown`]: it begins with something else. Reading; what the archive says of its machine.
 pub fn open(stream: Box<dyn Read + Send>, threads: Threads) -> Result<OpenArchive> {
-    let stream = Unpacked::new(stream, threads).map_err(|source| Error::Read { offset: 0, source })?;
+    let read_error = |source| Error::Read { offset: 0, source };
+    let mut stream = Unpacked::new(stream, threads).map_err(read_error)?;
     let (packing, read) = (stream.packing(), Counter(stream.counter()));
+    let mut start = Vec::new();
+    let count = VMA_MAGIC.len() as u64;
+    stream
+        .by_ref()
+        .take(count)
+        .read_to_end(&mut start)
+        .map_err(read_error)?;
+    let (is_vma, is_lzop) = (start == VMA_MAGIC, start == LZOP_MAGIC);
+    let stream = Cursor::new(start).chain(stream);
+    if is_vma {
+        return Ok(OpenArchive {
+            kind: ArchiveKind::Vma,
+            packing,
+            read,
+            reader: Box::new(VmaReader::open(stream)?),
+        });
+    }
+    if is_lzop {
+        return Err(Error::Unsupported {
+            feature: "lzop".to_owned(),
+            detail: "unpack it on the way: lzop -dc FILE | holdfast import -".to_owned(),
+        });
+    }
     let mut tar = TarReader::new(stream);
     let unknown = |detail: &str| Error::Unknown {
         detail: detail.to_owned(),

@@ -12,12 +12,17 @@ pub trait ArchiveReader: Send {
     /// The disks, in the order in which their data comes where the format has one.
     fn disks(&self) -> &[ArchiveDisk];
 
+    /// What the archive holds that is neither, by its name there, and that is passed over: the memory of a running machine.
+    fn left_out(&self) -> &[String] {
+        &[]
+    }
+
     /// The next piece, or none at the end of the archive, which has then been checked to its last byte.
     ///
-    /// Pieces of one disk never overlap. What no piece covers is zero.
+    /// Pieces of one disk never overlap. What no piece covers is zero, once the end of the disk was told.
     fn next(&mut self) -> Result<Option<Piece<'_>>>;
 
-    /// Whether all pieces of one disk come before those of the next, at rising offsets.
+    /// Whether all pieces of one disk come before those of the next, at rising offsets. [`Ordered`](crate::Ordered) makes it so.
     fn is_in_order(&self) -> bool;
 }
 

@@ -200,7 +200,7 @@ impl<R: Read> Read for TarReader<R> {
     }
 }
 
-fn read_error(source: std::io::Error, what: &'static str, offset: u64) -> Error {
+pub(crate) fn read_error(source: std::io::Error, what: &'static str, offset: u64) -> Error {
     if source.kind() == std::io::ErrorKind::UnexpectedEof {
         Error::CutOff { what, offset }
     } else {

@@ -74,6 +74,13 @@ impl<R: Read> Read for DiskMember<R> {
     }
 }
 
+fn spool_error(source: std::io::Error) -> Error {
+    Error::Spool {
+        folder: std::env::temp_dir(),
+        source,
+    }
+}
+
 /// The disk in a member.
 pub(super) enum OvaImage<R> {
     /// A VMDK for streams, read as it comes.
@@ -98,13 +105,13 @@ impl<R: Read + Send> OvaImage<R> {
             return Ok(Self::Stream(Box::new(stream)));
         }
         let mut member = member;
-        let folder = tempfile::tempdir().map_err(|source| Error::Store { source })?;
+        let folder = tempfile::tempdir().map_err(spool_error)?;
         let path = folder.path().join("image");
-        let mut stored = File::create_new(&path).map_err(|source| Error::Store { source })?;
+        let mut stored = File::create_new(&path).map_err(spool_error)?;
         // What fails here is either; the archive knows whether it was cut off.
         std::io::copy(&mut member, &mut stored)
             .and_then(|_| stored.flush())
-            .map_err(|source| Error::Store { source })?;
+            .map_err(spool_error)?;
         let (tar, digested) = member.finish()?;
         let options = OpenOptions {
             format: is_raw.then_some(Format::Raw),

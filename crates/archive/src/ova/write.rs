@@ -160,7 +160,10 @@ impl Writer {
         folder: &std::path::Path,
         progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
     ) -> Result<()> {
-        let stored = |source| Error::Store { source };
+        let stored = |source| Error::Spool {
+            folder: folder.to_owned(),
+            source,
+        };
         let mut file = tempfile::tempfile_in(folder).map_err(stored)?;
         let (length, digest) = write_image(&mut file, disk, self.options, progress)?;
         file.rewind().map_err(stored)?;

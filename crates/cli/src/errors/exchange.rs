@@ -16,12 +16,12 @@ pub(super) fn archive_advice(error: &ArchiveError) -> Advice {
             Kind::Damage,
             "whoever sent it was interrupted, or its medium was full: have it sent again",
         ),
-        ArchiveError::Store { source } if source.kind() == std::io::ErrorKind::StorageFull => advice(
+        ArchiveError::Spool { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => advice(
             Exit::Error,
             Kind::NoSpace,
             "make room there, or set TMPDIR to a folder that has it",
         ),
-        ArchiveError::Read { source, .. } | ArchiveError::Write { source, .. } | ArchiveError::Store { source } => {
+        ArchiveError::Read { source, .. } | ArchiveError::Write { source, .. } | ArchiveError::Spool { source, .. } => {
             io_advice(source)
         }
         ArchiveError::NoIndex => advice(

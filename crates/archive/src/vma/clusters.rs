@@ -1,0 +1,43 @@
+//! Which clusters of a disk have come.
+
+use std::collections::HashMap;
+
+use super::format::CLUSTER_BYTES;
+
+const BITS_PER_WORD: u32 = u64::BITS;
+const WORDS_PER_PAGE: u32 = 64;
+const CLUSTERS_PER_PAGE: u32 = WORDS_PER_PAGE * BITS_PER_WORD;
+
+/// A bit per cluster, kept in pages of which only those exist that a cluster has come of: a disk may claim to be large.
+#[derive(Debug)]
+pub(super) struct Clusters {
+    pages: HashMap<u32, Box<[u64; WORDS_PER_PAGE as usize]>>,
+    missing_count: u64,
+}
+
+impl Clusters {
+    /// None have come of a disk of this size.
+    pub(super) fn new(size_bytes: u64) -> Self {
+        Self {
+            pages: HashMap::new(),
+            missing_count: size_bytes.div_ceil(CLUSTER_BYTES),
+        }
+    }
+
+    /// Marks a cluster of the disk; false if it has come before.
+    pub(super) fn insert(&mut self, cluster: u32) -> bool {
+        let page = self.pages.entry(cluster / CLUSTERS_PER_PAGE);
+        let page = page.or_insert_with(|| Box::new([0; WORDS_PER_PAGE as usize]));
+        let word = &mut page[(cluster % CLUSTERS_PER_PAGE / BITS_PER_WORD) as usize];
+        let bit = 1 << (cluster % BITS_PER_WORD);
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        self.missing_count -= u64::from(is_new);
+        is_new
+    }
+
+    /// How many have not come yet.
+    pub(super) fn missing_count(&self) -> u64 {
+        self.missing_count
+    }
+}

@@ -1,0 +1,292 @@
+//! The header of an archive, and those of its extents. Numbers are big-endian but for the lengths of blobs.
+//!
+//! | Header | bytes | |
+//! |---|---|---|
+//! | 0 | 4 | `VMA\0` |
+//! | 4 | 4 | version: 1 |
+//! | 8 | 16 | UUID |
+//! | 24 | 8 | time of creation, seconds since 1970 |
+//! | 32 | 16 | MD5 of the header, these bytes zero |
+//! | 48 | 4 | offset of the blobs |
+//! | 52 | 4 | bytes of the blobs |
+//! | 56 | 4 | bytes of the header with the blobs |
+//! | 2044 | 256 × 4 | names of configurations, as places in the blobs; 0 for none |
+//! | 3068 | 256 × 4 | texts of configurations, likewise |
+//! | 4096 | 256 × 32 | devices: place of the name, 4 bytes unused, size in 8 bytes, 16 bytes unused; the first is no device |
+//! | 12288 | | blobs: a byte unused, then each with its length in 2 bytes, little-endian; names end with a zero byte |
+//!
+//! | Extent | bytes | |
+//! |---|---|---|
+//! | 0 | 4 | `VMAE` |
+//! | 6 | 2 | number of blocks behind the header |
+//! | 8 | 16 | UUID of the archive |
+//! | 24 | 16 | MD5 of the extent's header, these bytes zero |
+//! | 40 | 59 × 8 | clusters: mask in 2 bytes, a byte unused, device in 1 byte (0 for none), number in 4 bytes |
+
+use md5::{Digest as _, Md5};
+
+use crate::Result;
+use crate::reader::{Document, DocumentKind};
+use crate::tar::corrupt;
+
+/// What an archive begins with.
+pub(crate) const MAGIC: [u8; 4] = *b"VMA\0";
+pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION_AT: usize = 4;
+pub(super) const UUID_AT: usize = 8;
+pub(super) const MD5_AT: usize = 32;
+pub(super) const MD5_BYTES: usize = 16;
+pub(super) const BLOBS_OFFSET_AT: usize = 48;
+pub(super) const BLOBS_SIZE_AT: usize = 52;
+pub(super) const HEADER_SIZE_AT: usize = 56;
+pub(super) const CONFIG_NAMES_AT: usize = 2044;
+pub(super) const CONFIG_COUNT_MAX: usize = 256;
+pub(super) const CONFIGS_AT: usize = CONFIG_NAMES_AT + 4 * CONFIG_COUNT_MAX;
+pub(super) const DEVICES_AT: usize = 4096;
+pub(super) const DEVICE_BYTES: usize = 32;
+pub(super) const DEVICE_COUNT: usize = 256;
+/// Bytes of the header before the blobs.
+pub(super) const HEADER_BYTES: usize = DEVICES_AT + DEVICE_COUNT * DEVICE_BYTES;
+/// Proxmox writes at most 512 KiB.
+pub(super) const HEADER_BYTES_MAX: usize = 8 << 20;
+const _: () = assert!(CONFIGS_AT + 4 * CONFIG_COUNT_MAX + 4 == DEVICES_AT && HEADER_BYTES == 12288);
+
+pub(super) const EXTENT_MAGIC: [u8; 4] = *b"VMAE";
+pub(super) const EXTENT_BYTES: usize = 512;
+pub(super) const EXTENT_BLOCK_COUNT_AT: usize = 6;
+pub(super) const EXTENT_MD5_AT: usize = 24;
+pub(super) const EXTENT_CLUSTERS_AT: usize = 40;
+pub(super) const EXTENT_CLUSTER_COUNT: usize = 59;
+const _: () = assert!(EXTENT_CLUSTERS_AT + 8 * EXTENT_CLUSTER_COUNT == EXTENT_BYTES);
+
+/// Bytes of a device that are stored or left out together.
+pub(super) const BLOCK_BYTES: u64 = 4096;
+pub(super) const CLUSTER_BYTES: u64 = 16 * BLOCK_BYTES;
+/// Clusters have numbers of 32 bits.
+pub(super) const DEVICE_BYTES_MAX: u64 = CLUSTER_BYTES << 32;
+/// The device that is the memory of the machine.
+pub(super) const MEMORY_NAME: &str = "vmstate";
+const PROXMOX_NAME: &str = "qemu-server.conf";
+
+/// What a header says.
+pub(super) struct Header {
+    pub(super) uuid: [u8; 16],
+    pub(super) documents: Vec<Document>,
+    pub(super) devices: Vec<Device>,
+}
+
+/// A device of an archive.
+pub(super) struct Device {
+    /// By which clusters refer to it.
+    pub(super) number: u8,
+    pub(super) name: String,
+    pub(super) size_bytes: u64,
+}
+
+/// Bytes of a whole header that begins with these, of which there are [`HEADER_BYTES`].
+pub(super) fn header_bytes(start: &[u8]) -> Result<usize> {
+    let magic: [u8; 4] = array(start, 0);
+    if magic != MAGIC {
+        return Err(corrupt(
+            "header",
+            0,
+            format!("a VMA begins with \"VMA\\0\", and this with {magic:?}"),
+        ));
+    }
+    let version = be_u32(start, VERSION_AT);
+    if version != VERSION {
+        return Err(crate::Error::Unsupported {
+            feature: format!("version {version} of the VMA format"),
+            detail: format!("version {VERSION} is known"),
+        });
+    }
+    let size = to_usize(be_u32(start, HEADER_SIZE_AT));
+    if !(HEADER_BYTES..=HEADER_BYTES_MAX).contains(&size) {
+        let detail = format!("it claims to have {size} bytes; {HEADER_BYTES} to {HEADER_BYTES_MAX} make sense");
+        return Err(corrupt("header", at(HEADER_SIZE_AT), detail));
+    }
+    Ok(size)
+}
+
+impl Header {
+    /// Reads a whole header: as many bytes as [`header_bytes`] says.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
+        check_md5(bytes, MD5_AT, "header", 0)?;
+        let blobs = Blobs::new(bytes)?;
+        let mut devices: Vec<Device> = Vec::new();
+        for number in 1..=u8::MAX {
+            let place = DEVICES_AT + usize::from(number) * DEVICE_BYTES;
+            let (name, size_bytes) = (be_u32(bytes, place), u64::from_be_bytes(array(bytes, place + 8)));
+            // Proxmox takes what has no name or no size for no device, too.
+            if name == 0 || size_bytes == 0 {
+                continue;
+            }
+            let name = blobs.name(name, place)?;
+            if size_bytes > DEVICE_BYTES_MAX {
+                let detail = format!("{name} claims to have {size_bytes} bytes; {DEVICE_BYTES_MAX} can be told apart");
+                return Err(corrupt("device", at(place), detail));
+            }
+            if devices.iter().any(|device| device.name == name) {
+                return Err(corrupt("device", at(place), format!("{name} is there twice")));
+            }
+            devices.push(Device {
+                number,
+                name,
+                size_bytes,
+            });
+        }
+        let mut documents = Vec::new();
+        for place in (0..CONFIG_COUNT_MAX).map(|number| CONFIG_NAMES_AT + 4 * number) {
+            let (name, content) = (
+                be_u32(bytes, place),
+                be_u32(bytes, place + CONFIGS_AT - CONFIG_NAMES_AT),
+            );
+            if name == 0 || content == 0 {
+                continue;
+            }
+            let name = blobs.name(name, place)?;
+            documents.push(Document {
+                kind: if name == PROXMOX_NAME {
+                    DocumentKind::Proxmox
+                } else {
+                    DocumentKind::Other
+                },
+                name,
+                content: blobs.get(content, place)?.to_vec(),
+            });
+        }
+        Ok(Self {
+            uuid: array(bytes, UUID_AT),
+            documents,
+            devices,
+        })
+    }
+}
+
+/// Names and texts behind a header.
+struct Blobs<'a>(&'a [u8]);
+
+impl<'a> Blobs<'a> {
+    fn new(header: &'a [u8]) -> Result<Self> {
+        let start = to_usize(be_u32(header, BLOBS_OFFSET_AT));
+        let end = start.checked_add(to_usize(be_u32(header, BLOBS_SIZE_AT)));
+        let blobs = end.and_then(|end| header.get(start..end));
+        let blobs = blobs.filter(|_| start >= HEADER_BYTES).ok_or_else(|| {
+            let detail = format!("they are at {start} to {end:?} of {} bytes", header.len());
+            corrupt("place of the blobs", at(BLOBS_OFFSET_AT), detail)
+        })?;
+        Ok(Self(blobs))
+    }
+
+    /// The blob at a place that the header names at `named_at`.
+    fn get(&self, place: u32, named_at: usize) -> Result<&'a [u8]> {
+        let rest = self.0.get(to_usize(place)..);
+        let blob = rest.and_then(|rest| {
+            let (length, rest) = rest.split_first_chunk()?;
+            rest.get(..usize::from(u16::from_le_bytes(*length)))
+        });
+        blob.ok_or_else(|| {
+            let detail = format!("it is at {place} of {} bytes, or reaches beyond them", self.0.len());
+            corrupt("place of a blob", at(named_at), detail)
+        })
+    }
+
+    fn name(&self, place: u32, named_at: usize) -> Result<String> {
+        let blob = self.get(place, named_at)?;
+        let name = blob.strip_suffix(b"\0").and_then(|name| std::str::from_utf8(name).ok());
+        let name = name.filter(|name| !name.is_empty() && !name.chars().any(char::is_control));
+        name.map(ToOwned::to_owned)
+            .ok_or_else(|| corrupt("name", at(named_at), "it is no text with a zero byte at its end"))
+    }
+}
+
+/// A cluster in an extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ClusterInfo {
+    pub(super) device: u8,
+    pub(super) cluster: u32,
+    /// Which blocks are stored, the first by the lowest bit.
+    pub(super) mask: u16,
+}
+
+impl ClusterInfo {
+    /// Where it begins in its device.
+    pub(super) fn offset(self) -> u64 {
+        u64::from(self.cluster) * CLUSTER_BYTES
+    }
+
+    /// Bytes that are stored of it.
+    pub(super) fn stored_bytes(self) -> usize {
+        holdfast_block::to_usize(u64::from(self.mask.count_ones()) * BLOCK_BYTES)
+    }
+}
+
+/// Reads the header of an extent that begins at `offset`.
+pub(super) fn parse_extent(bytes: &[u8; EXTENT_BYTES], uuid: &[u8; 16], offset: u64) -> Result<Vec<ClusterInfo>> {
+    let magic: [u8; 4] = array(bytes, 0);
+    if magic != EXTENT_MAGIC {
+        let detail = format!("an extent begins with \"VMAE\", and this with {magic:?}");
+        return Err(corrupt("extent", offset, detail));
+    }
+    check_md5(bytes, EXTENT_MD5_AT, "extent", offset)?;
+    if array::<16>(bytes, UUID_AT) != *uuid {
+        return Err(corrupt(
+            "extent",
+            offset,
+            "it is of another archive: its UUID is not that of the header",
+        ));
+    }
+    let infos = (0..EXTENT_CLUSTER_COUNT).map(|number| {
+        let [mask_high, mask_low, _, device, cluster @ ..] = array::<8>(bytes, EXTENT_CLUSTERS_AT + 8 * number);
+        ClusterInfo {
+            device,
+            cluster: u32::from_be_bytes(cluster),
+            mask: u16::from_be_bytes([mask_high, mask_low]),
+        }
+    });
+    let infos: Vec<ClusterInfo> = infos.filter(|info| info.device != 0).collect();
+    let expected: u32 = infos.iter().map(|info| info.mask.count_ones()).sum();
+    let block_count = u16::from_be_bytes(array(bytes, EXTENT_BLOCK_COUNT_AT));
+    if u32::from(block_count) != expected {
+        let detail = format!("it has {block_count} blocks, and its clusters have {expected}");
+        return Err(corrupt("extent", offset, detail));
+    }
+    Ok(infos)
+}
+
+fn check_md5(bytes: &[u8], md5_at: usize, what: &'static str, offset: u64) -> Result<()> {
+    if md5_without(bytes, md5_at) == array::<MD5_BYTES>(bytes, md5_at) {
+        Ok(())
+    } else {
+        Err(corrupt(what, offset, "its MD5 is not the one that it carries"))
+    }
+}
+
+/// MD5 of `bytes`, those at `md5_at` taken for zero.
+pub(super) fn md5_without(bytes: &[u8], md5_at: usize) -> [u8; MD5_BYTES] {
+    let mut md5 = Md5::new();
+    md5.update(&bytes[..md5_at]);
+    md5.update([0; MD5_BYTES]);
+    md5.update(&bytes[md5_at + MD5_BYTES..]);
+    md5.finalize().into()
+}
+
+fn be_u32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(array(bytes, at))
+}
+
+/// The bytes at a place that exists: callers have checked how many there are.
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(&bytes[at..at + N]);
+    array
+}
+
+/// A place in the header as an offset of the archive.
+fn at(place: usize) -> u64 {
+    place as u64
+}
+
+fn to_usize(number: u32) -> usize {
+    holdfast_block::to_usize(number.into())
+}

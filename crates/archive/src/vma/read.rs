@@ -1,0 +1,268 @@
+//! Reading a VMA.
+
+use std::io::Read;
+
+use super::clusters::Clusters;
+use super::format::{
+    self, BLOCK_BYTES, CLUSTER_BYTES, ClusterInfo, EXTENT_BYTES, HEADER_BYTES, Header, MEMORY_NAME, parse_extent,
+};
+use crate::reader::{ArchiveDisk, ArchiveReader, Document, Piece};
+use crate::tar::{corrupt, read_error};
+use crate::{Error, Result};
+
+/// A VMA that is read as a stream, unpacked already.
+///
+/// Its pieces are not in order: [`crate::Ordered`] puts them into it.
+pub struct VmaReader<R> {
+    stream: R,
+    /// Bytes read.
+    at: u64,
+    uuid: [u8; 16],
+    documents: Vec<Document>,
+    disks: Vec<ArchiveDisk>,
+    left_out: Vec<String>,
+    /// What the devices are, by their numbers.
+    devices: Vec<Device>,
+    /// Which clusters of each disk have come.
+    clusters: Vec<Clusters>,
+    /// Clusters of the extent that are still to be read.
+    infos: std::vec::IntoIter<ClusterInfo>,
+    /// The cluster that was read.
+    cluster: Option<Cluster>,
+    /// Its blocks that are stored.
+    blocks: Vec<u8>,
+    /// The disk whose last cluster that is.
+    ending: Option<usize>,
+    is_over: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Device {
+    None,
+    Disk(usize),
+    /// Not read: the memory of the machine.
+    LeftOut,
+}
+
+/// What of a cluster was not given yet.
+#[derive(Debug, Clone, Copy)]
+struct Cluster {
+    disk: usize,
+    /// Where it begins in the disk.
+    offset: u64,
+    /// Its blocks.
+    mask: u16,
+    /// Where the first of them is in what was read.
+    place: usize,
+}
+
+impl<R: Read> VmaReader<R> {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// The stream is no VMA, or its header is damaged.
+    pub fn open(stream: R) -> Result<Self> {
+        let mut reader = Self {
+            stream,
+            at: 0,
+            uuid: [0; 16],
+            documents: Vec::new(),
+            disks: Vec::new(),
+            left_out: Vec::new(),
+            devices: vec![Device::None; format::DEVICE_COUNT],
+            clusters: Vec::new(),
+            infos: Vec::new().into_iter(),
+            cluster: None,
+            blocks: Vec::new(),
+            ending: None,
+            is_over: false,
+        };
+        let mut header = Vec::new();
+        reader.append(&mut header, HEADER_BYTES, "the header")?;
+        let size = format::header_bytes(&header)?;
+        reader.append(&mut header, size - HEADER_BYTES, "the header")?;
+        let header = Header::parse(&header)?;
+        for device in header.devices {
+            let number = usize::from(device.number);
+            if device.name == MEMORY_NAME {
+                reader.devices[number] = Device::LeftOut;
+                reader.left_out.push(device.name);
+            } else {
+                reader.devices[number] = Device::Disk(reader.disks.len());
+                reader.clusters.push(Clusters::new(device.size_bytes));
+                reader.disks.push(ArchiveDisk {
+                    key: device.name,
+                    size_bytes: device.size_bytes,
+                });
+            }
+        }
+        (reader.uuid, reader.documents) = (header.uuid, header.documents);
+        Ok(reader)
+    }
+
+    /// Reads the header of the next extent; false at the end of the archive.
+    fn read_extent(&mut self) -> Result<bool> {
+        let (offset, mut header) = (self.at, Vec::with_capacity(EXTENT_BYTES));
+        if !self.try_append(&mut header, EXTENT_BYTES, "the header of an extent")? {
+            return Ok(false);
+        }
+        let Some(header) = header.first_chunk() else {
+            return Ok(false);
+        };
+        let infos = parse_extent(header, &self.uuid, offset)?;
+        for info in &infos {
+            self.check(*info, offset)?;
+        }
+        self.infos = infos.into_iter();
+        Ok(true)
+    }
+
+    /// Whether a cluster is of its device, whose end the last one may reach beyond.
+    fn check(&self, info: ClusterInfo, extent_offset: u64) -> Result<()> {
+        let disk = match self.devices[usize::from(info.device)] {
+            Device::LeftOut => return Ok(()),
+            Device::Disk(disk) => &self.disks[disk],
+            Device::None => {
+                let detail = format!(
+                    "it has a cluster of the device {}, which the header does not have",
+                    info.device
+                );
+                return Err(corrupt("extent", extent_offset, detail));
+            }
+        };
+        let left = disk.size_bytes.saturating_sub(info.offset());
+        // Proxmox takes a full mask for a whole cluster at the end of a device, too.
+        let stored_end = match info.mask {
+            u16::MAX => 1,
+            mask => u64::from(u16::BITS - mask.leading_zeros()).saturating_sub(1) * BLOCK_BYTES + 1,
+        };
+        if left < stored_end {
+            let detail = format!("the cluster {} reaches beyond the end of {}", info.cluster, disk.key);
+            return Err(corrupt("extent", extent_offset, detail));
+        }
+        Ok(())
+    }
+
+    /// Reads the blocks of a cluster.
+    fn read_cluster(&mut self, info: ClusterInfo) -> Result<()> {
+        let offset = self.at;
+        let mut blocks = std::mem::take(&mut self.blocks);
+        blocks.clear();
+        self.append(&mut blocks, info.stored_bytes(), "a cluster")?;
+        self.blocks = blocks;
+        let Device::Disk(disk) = self.devices[usize::from(info.device)] else {
+            return Ok(());
+        };
+        if !self.clusters[disk].insert(info.cluster) {
+            let detail = format!("the cluster {} of {} comes twice", info.cluster, self.disks[disk].key);
+            return Err(corrupt("cluster", offset, detail));
+        }
+        self.cluster = Some(Cluster {
+            disk,
+            offset: info.offset(),
+            mask: info.mask,
+            place: 0,
+        });
+        self.ending = (self.clusters[disk].missing_count() == 0).then_some(disk);
+        Ok(())
+    }
+
+    /// All clusters of all disks have come.
+    fn check_whole(&self) -> Result<()> {
+        let mut missing = self.disks.iter().zip(&self.clusters);
+        match missing.find(|(_, clusters)| clusters.missing_count() > 0) {
+            None => Ok(()),
+            Some((disk, clusters)) => {
+                let detail = format!(
+                    "{} of its {} clusters are missing from {}: the archive was cut off, or its backup did not end",
+                    clusters.missing_count(),
+                    disk.size_bytes.div_ceil(CLUSTER_BYTES),
+                    disk.key
+                );
+                Err(corrupt("disk", self.at, detail))
+            }
+        }
+    }
+
+    /// Appends `count` bytes of the stream.
+    fn append(&mut self, bytes: &mut Vec<u8>, count: usize, what: &'static str) -> Result<()> {
+        if count == 0 || self.try_append(bytes, count, what)? {
+            return Ok(());
+        }
+        Err(Error::CutOff { what, offset: self.at })
+    }
+
+    /// Appends `count` bytes of the stream; false if it has ended already.
+    fn try_append(&mut self, bytes: &mut Vec<u8>, count: usize, what: &'static str) -> Result<bool> {
+        let read = self.stream.by_ref().take(count as u64).read_to_end(bytes);
+        let read = read.map_err(|source| read_error(source, what, self.at))?;
+        self.at += read as u64;
+        if read != 0 && read != count {
+            return Err(Error::CutOff { what, offset: self.at });
+        }
+        Ok(read != 0)
+    }
+}
+
+impl Cluster {
+    /// The next blocks that lie side by side: where they belong, and where they are in what was read.
+    fn next(&mut self, size_bytes: u64) -> Option<(u64, std::ops::Range<usize>)> {
+        let skipped = self.mask.trailing_zeros();
+        let rest = self.mask.checked_shr(skipped)?;
+        let count = rest.trailing_ones();
+        let (offset, length) = (
+            self.offset + u64::from(skipped) * BLOCK_BYTES,
+            u64::from(count) * BLOCK_BYTES,
+        );
+        let place = self.place;
+        self.place += holdfast_block::to_usize(length);
+        self.mask &= u16::MAX.checked_shl(skipped + count).unwrap_or(0);
+        // What is beyond the end of the disk was stored because blocks are whole.
+        let length = length.min(size_bytes.saturating_sub(offset));
+        Some((offset, place..place + holdfast_block::to_usize(length)))
+    }
+}
+
+impl<R: Read + Send> ArchiveReader for VmaReader<R> {
+    fn documents(&self) -> &[Document] {
+        &self.documents
+    }
+
+    fn disks(&self) -> &[ArchiveDisk] {
+        &self.disks
+    }
+
+    fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    fn next(&mut self) -> Result<Option<Piece<'_>>> {
+        while !self.is_over {
+            if let Some(cluster) = &mut self.cluster {
+                let disk = cluster.disk;
+                match cluster.next(self.disks[disk].size_bytes) {
+                    None => self.cluster = None,
+                    Some((offset, place)) => {
+                        return Ok(Some(Piece::Data {
+                            disk,
+                            offset,
+                            bytes: &self.blocks[place],
+                        }));
+                    }
+                }
+            } else if let Some(disk) = self.ending.take() {
+                return Ok(Some(Piece::End { disk }));
+            } else if let Some(info) = self.infos.next() {
+                self.read_cluster(info)?;
+            } else if !self.read_extent()? {
+                self.check_whole()?;
+                self.is_over = true;
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_in_order(&self) -> bool {
+        false
+    }
+}

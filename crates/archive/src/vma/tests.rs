@@ -1,0 +1,395 @@
+//! Archives made by hand, and read by hand, with the numbers of the specification and none of the code that is tested.
+
+use md5::{Digest as _, Md5};
+
+use holdfast_block::SeededRandom;
+
+use super::VmaReader;
+use crate::reader::{ArchiveReader, DocumentKind, Piece};
+use crate::{ArchiveKind, Error, Ordered, Result, Threads, open};
+
+const CLUSTER: usize = 65536;
+const UUID: [u8; 16] = *b"0123456789abcdef";
+
+/// MD5 over all of it, the 16 bytes at `place` zero, put there.
+fn seal(bytes: &mut [u8], place: usize) {
+    bytes[place..place + 16].fill(0);
+    let md5: [u8; 16] = Md5::digest(&*bytes).into();
+    bytes[place..place + 16].copy_from_slice(&md5);
+}
+
+/// A header. Devices have the numbers 1, 2 and so on.
+fn header(configs: &[(&str, &[u8])], devices: &[(&str, u64)]) -> Vec<u8> {
+    let mut bytes = vec![0; 12288];
+    let mut blobs = vec![0];
+    let mut add = |content: &[u8]| {
+        let place = u32::try_from(blobs.len()).unwrap();
+        blobs.extend(u16::try_from(content.len()).unwrap().to_le_bytes());
+        blobs.extend(content);
+        place.to_be_bytes()
+    };
+    bytes[..8].copy_from_slice(b"VMA\0\0\0\0\x01");
+    bytes[8..24].copy_from_slice(&UUID);
+    for (number, (name, content)) in configs.iter().enumerate() {
+        bytes[2044 + 4 * number..][..4].copy_from_slice(&add(format!("{name}\0").as_bytes()));
+        bytes[3068 + 4 * number..][..4].copy_from_slice(&add(content));
+    }
+    for (number, (name, size)) in devices.iter().enumerate() {
+        let place = 4096 + 32 * (number + 1);
+        bytes[place..place + 4].copy_from_slice(&add(format!("{name}\0").as_bytes()));
+        bytes[place + 8..place + 16].copy_from_slice(&size.to_be_bytes());
+    }
+    bytes[48..52].copy_from_slice(&12288_u32.to_be_bytes());
+    bytes[52..56].copy_from_slice(&u32::try_from(blobs.len()).unwrap().to_be_bytes());
+    blobs.resize(blobs.len().next_multiple_of(512), 0);
+    bytes[56..60].copy_from_slice(&u32::try_from(12288 + blobs.len()).unwrap().to_be_bytes());
+    bytes.extend(blobs);
+    seal(&mut bytes, 32);
+    bytes
+}
+
+/// A cluster: device, number, content of 64 KiB of which blocks that are zero are left out.
+type HandCluster<'a> = (u8, u32, &'a [u8]);
+
+fn extent(clusters: &[HandCluster]) -> Vec<u8> {
+    let mut bytes = vec![0; 512];
+    bytes[..4].copy_from_slice(b"VMAE");
+    bytes[8..24].copy_from_slice(&UUID);
+    let mut data = Vec::new();
+    for (number, (device, cluster, content)) in clusters.iter().enumerate() {
+        let mut mask = 0_u16;
+        for (block, content) in content.chunks(4096).enumerate() {
+            if content.iter().any(|byte| *byte != 0) {
+                mask |= 1 << block;
+                data.extend(content);
+                data.resize(data.len().next_multiple_of(4096), 0);
+            }
+        }
+        let info = u64::from(mask) << 48 | u64::from(*device) << 32 | u64::from(*cluster);
+        bytes[40 + 8 * number..][..8].copy_from_slice(&info.to_be_bytes());
+    }
+    bytes[6..8].copy_from_slice(&u16::try_from(data.len() / 4096).unwrap().to_be_bytes());
+    seal(&mut bytes, 24);
+    bytes.extend(data);
+    bytes
+}
+
+/// A whole archive of these disks, whose clusters come in the order that `order` makes of them, in extents of `per_extent`.
+fn archive(disks: &[Vec<u8>], per_extent: usize, order: impl FnOnce(&mut Vec<HandCluster>)) -> Vec<u8> {
+    let names: Vec<String> = (0..disks.len()).map(|number| format!("drive-scsi{number}")).collect();
+    let devices: Vec<(&str, u64)> = names
+        .iter()
+        .map(String::as_str)
+        .zip(disks.iter().map(|disk| disk.len() as u64))
+        .collect();
+    let mut bytes = header(&[("qemu-server.conf", b"cores: 2\n")], &devices);
+    let mut clusters: Vec<HandCluster> = Vec::new();
+    for (disk, device) in disks.iter().zip(1..) {
+        clusters.extend(
+            disk.chunks(CLUSTER)
+                .zip(0..)
+                .map(|(content, number)| (device, number, content)),
+        );
+    }
+    order(&mut clusters);
+    for clusters in clusters.chunks(per_extent) {
+        bytes.extend(extent(clusters));
+    }
+    bytes
+}
+
+/// The disks of an archive; checks what readers promise of pieces.
+fn read(reader: &mut dyn ArchiveReader) -> Result<Vec<Vec<u8>>> {
+    let sizes = reader
+        .disks()
+        .iter()
+        .map(|disk| usize::try_from(disk.size_bytes).unwrap());
+    let mut disks: Vec<Vec<u8>> = sizes.map(|size| vec![0; size]).collect();
+    let mut ended = vec![false; disks.len()];
+    let is_in_order = reader.is_in_order();
+    let mut before = (0, 0);
+    while let Some(piece) = reader.next()? {
+        match piece {
+            Piece::Data { disk, offset, bytes } => {
+                let start = usize::try_from(offset).unwrap();
+                assert!(!bytes.is_empty() && !ended[disk]);
+                assert!(
+                    !is_in_order || (disk, start) >= before,
+                    "{disk} {start} after {before:?}"
+                );
+                before = (disk, start + bytes.len());
+                let place = &mut disks[disk][start..start + bytes.len()];
+                assert!(place.iter().all(|byte| *byte == 0), "pieces overlap");
+                place.copy_from_slice(bytes);
+            }
+            Piece::End { disk } => {
+                assert!(!ended[disk]);
+                assert!(!is_in_order || ended[..disk].iter().all(|ended| *ended));
+                ended[disk] = true;
+            }
+        }
+    }
+    assert!(ended.iter().all(|ended| *ended), "{ended:?}");
+    assert!(reader.next()?.is_none());
+    Ok(disks)
+}
+
+fn read_bytes(archive: &[u8]) -> Result<Vec<Vec<u8>>> {
+    read(&mut VmaReader::open(archive)?)
+}
+
+/// A disk with data here and there.
+fn disk(random: &mut SeededRandom, size: u64) -> Vec<u8> {
+    let mut disk = vec![0; usize::try_from(size).unwrap()];
+    for _ in 0..random.below(6) {
+        let offset = random.below(size);
+        let length = random.below(200_000).min(size - offset);
+        let range = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
+        random.fill(&mut disk[range]);
+    }
+    disk
+}
+
+#[test]
+fn clusters_are_read_in_whatever_order_they_come_and_put_into_order() {
+    let mut random = SeededRandom::new(7);
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..40 {
+        let count = random.below(4) + 1;
+        let disks: Vec<_> = (0..count)
+            .map(|_| {
+                let size = random.below(1 << 20) + 1;
+                disk(&mut random, size)
+            })
+            .collect();
+        let per_extent = usize::try_from(random.below(59)).unwrap() + 1;
+        let bytes = archive(&disks, per_extent, |clusters| {
+            for at in (1..clusters.len()).rev() {
+                clusters.swap(at, usize::try_from(random.below(at as u64 + 1)).unwrap());
+            }
+        });
+        assert!(read_bytes(&bytes).unwrap() == disks, "{round}");
+        let reader = VmaReader::open(std::io::Cursor::new(bytes)).unwrap();
+        let mut ordered = Ordered::new(Box::new(reader), folder.path());
+        assert!(ordered.is_in_order());
+        assert_eq!(ordered.disks().len(), disks.len());
+        assert!(read(&mut ordered).unwrap() == disks, "{round}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_header_tells_configurations_and_disks_and_memory_is_passed_over() {
+    let configs: [(&str, &[u8]); 2] = [("qemu-server.conf", b"cores: 2\n"), ("qemu-server.fw", &[b'#'; 65535])];
+    let mut bytes = header(
+        &configs,
+        &[("drive-scsi0", 10_000), ("vmstate", 4096), ("drive-efidisk0", 540_672)],
+    );
+    let memory = [9; CLUSTER];
+    bytes.extend(extent(&[(2, 0, &memory), (1, 0, &[1; 10_000]), (2, 1, &memory)]));
+    let zero = (0..9).map(|number| (3, number, &[][..]));
+    bytes.extend(extent(&zero.collect::<Vec<_>>()));
+    let mut reader = VmaReader::open(&bytes[..]).unwrap();
+    let documents = reader.documents();
+    assert_eq!(documents[0].kind, DocumentKind::Proxmox);
+    assert_eq!((&*documents[0].name, &documents[0].content[..]), configs[0]);
+    assert_eq!(documents[1].kind, DocumentKind::Other);
+    assert_eq!((&*documents[1].name, &documents[1].content[..]), configs[1]);
+    let disks: Vec<_> = reader
+        .disks()
+        .iter()
+        .map(|disk| (&*disk.key, disk.size_bytes))
+        .collect();
+    assert_eq!(disks, [("drive-scsi0", 10_000), ("drive-efidisk0", 540_672)]);
+    assert_eq!(reader.left_out(), ["vmstate"]);
+    assert!(!reader.is_in_order());
+    assert!(read(&mut reader).unwrap() == [vec![1; 10_000], vec![0; 540_672]]);
+}
+
+#[test]
+fn blocks_side_by_side_are_one_piece_and_zeroes_are_none() {
+    let mut content = [0; CLUSTER];
+    content[4096..3 * 4096].fill(1);
+    content[15 * 4096..].fill(2);
+    let mut bytes = header(&[], &[("drive-ide0", 3 * CLUSTER as u64)]);
+    bytes.extend(extent(&[(1, 2, &content), (1, 0, &[]), (1, 1, &[7; CLUSTER])]));
+    let mut reader = VmaReader::open(&bytes[..]).unwrap();
+    let mut pieces = Vec::new();
+    while let Some(piece) = reader.next().unwrap() {
+        pieces.push(match piece {
+            Piece::Data { disk, offset, bytes } => (disk, offset, bytes.len()),
+            Piece::End { disk } => (disk, 0, 0),
+        });
+    }
+    let base = 2 * 65536;
+    let expected = [
+        (0, base + 4096, 8192),
+        (0, base + 15 * 4096, 4096),
+        (0, 65536, CLUSTER),
+        (0, 0, 0),
+    ];
+    assert_eq!(pieces, expected);
+}
+
+#[test]
+fn the_last_cluster_may_be_stored_whole() {
+    let mut bytes = header(&[], &[("drive-ide0", 5000)]);
+    bytes.extend(extent(&[(1, 0, &[3; CLUSTER])]));
+    assert_eq!(read_bytes(&bytes).unwrap(), [vec![3; 5000]]);
+}
+
+/// What is said of an archive with one disk of two clusters and these extents.
+fn refusal(extents: &[Vec<u8>]) -> String {
+    let mut bytes = header(&[], &[("drive-ide0", 2 * CLUSTER as u64)]);
+    bytes.extend(extents.concat());
+    read_bytes(&bytes).unwrap_err().to_string()
+}
+
+#[test]
+fn extents_that_are_not_as_they_should_be_are_told() {
+    let data = [1; CLUSTER];
+    let good = extent(&[(1, 0, &data), (1, 1, &data)]);
+    let changed = |change: &dyn Fn(&mut [u8])| {
+        let mut bytes = good.clone();
+        change(&mut bytes);
+        seal(&mut bytes[..512], 24);
+        refusal(&[bytes])
+    };
+    let cases = [
+        (refusal(&[]), "2 of its 2 clusters are missing from drive-ide0"),
+        (refusal(&[extent(&[(1, 1, &data)])]), "1 of its 2 clusters are missing"),
+        (
+            refusal(&[good.clone(), extent(&[(1, 0, &[])])]),
+            "the cluster 0 of drive-ide0 comes twice",
+        ),
+        (refusal(&[extent(&[(1, 1, &data), (1, 1, &data)])]), "comes twice"),
+        (
+            refusal(&[extent(&[(1, 2, &data)])]),
+            "the cluster 2 reaches beyond the end of drive-ide0",
+        ),
+        (refusal(&[extent(&[(1, 2, &[])])]), "reaches beyond the end"),
+        (refusal(&[extent(&[(1, u32::MAX, &data)])]), "reaches beyond the end"),
+        (
+            refusal(&[extent(&[(2, 0, &data)])]),
+            "the device 2, which the header does not have",
+        ),
+        (changed(&|bytes| bytes[3] = b'F'), "an extent begins with"),
+        (changed(&|bytes| bytes[8] ^= 1), "it is of another archive"),
+        (
+            changed(&|bytes| bytes[7] -= 1),
+            "it has 31 blocks, and its clusters have 32",
+        ),
+        (
+            changed(&|bytes| bytes[40] = 0x7f),
+            "it has 32 blocks, and its clusters have 31",
+        ),
+        (refusal(&[[&good[..], b"more"].concat()]), "it was cut off"),
+        (refusal(&[[&good[..], &[0; 512]].concat()]), "an extent begins with"),
+    ];
+    for (found, expected) in cases {
+        assert!(found.contains(expected), "{found}, and not {expected}");
+    }
+    let mut bytes = good.clone();
+    bytes[511] ^= 1;
+    assert!(refusal(&[bytes]).contains("its MD5 is not the one that it carries"));
+    // A disk that ends within a block ends in it.
+    let mut bytes = header(&[], &[("drive-ide0", 5000)]);
+    let beyond = [[0; 8192], [1; 8192]].concat();
+    bytes.extend(extent(&[(1, 0, &beyond)]));
+    let found = read_bytes(&bytes).unwrap_err().to_string();
+    assert!(found.contains("reaches beyond the end"), "{found}");
+}
+
+#[test]
+fn headers_that_are_not_as_they_should_be_are_told() {
+    let good = header(
+        &[("qemu-server.conf", b"cores: 2\n")],
+        &[("drive-ide0", 5000), ("drive-ide1", 5000)],
+    );
+    let refusal = |bytes: &[u8]| VmaReader::open(bytes).map(|_| ()).unwrap_err().to_string();
+    let changed = |place: usize, with: &[u8]| {
+        let mut bytes = good.clone();
+        bytes[place..place + with.len()].copy_from_slice(with);
+        seal(&mut bytes, 32);
+        refusal(&bytes)
+    };
+    let cases = [
+        (changed(0, b"VMB"), "a VMA begins with"),
+        (changed(7, &[2]), "version 2 of the VMA format"),
+        (changed(56, &[0, 0, 0x2f, 0xff]), "it claims to have 12287 bytes"),
+        (changed(56, &[0xff; 4]), "it claims to have 4294967295 bytes"),
+        (changed(56, &[0, 0x10, 0, 0]), "it was cut off"),
+        (changed(48, &[0; 4]), "place of the blobs"),
+        (changed(52, &[0, 0, 2, 1]), "place of the blobs"),
+        (changed(52, &[0xff; 4]), "place of the blobs"),
+        (changed(2044, &[0xff; 4]), "place of a blob"),
+        (changed(3068, &[0, 0, 0, 60]), "place of a blob"),
+        // The text of the configuration as a name.
+        (
+            changed(4096 + 32, &good[3068..3072]),
+            "it is no text with a zero byte at its end",
+        ),
+        (
+            changed(4096 + 32, &good[4096 + 64..4096 + 68]),
+            "drive-ide1 is there twice",
+        ),
+        (
+            changed(4096 + 32 + 8, &[0, 1, 0, 0, 0, 0, 0, 1]),
+            "claims to have 281474976710657 bytes",
+        ),
+    ];
+    for (found, expected) in cases {
+        assert!(found.contains(expected), "{found}, and not {expected}");
+    }
+    let mut bytes = good.clone();
+    bytes[12288 + 100] ^= 1;
+    assert!(refusal(&bytes).contains("its MD5 is not the one that it carries"));
+}
+
+#[test]
+fn an_archive_that_is_cut_off_is_never_whole() {
+    let mut random = SeededRandom::new(3);
+    let disks = [disk(&mut random, 300_000), disk(&mut random, 200_000)];
+    let bytes = archive(&disks, 3, |clusters| clusters.reverse());
+    for length in (0..bytes.len()).step_by(512).chain([bytes.len() - 1]) {
+        let error = read_bytes(&bytes[..length]).unwrap_err();
+        assert!(
+            matches!(error, Error::CutOff { .. } | Error::Corrupt { .. }),
+            "{length}: {error}"
+        );
+        assert!(error.to_string().contains("cut off"), "{length}: {error}");
+    }
+    assert!(read_bytes(&bytes).unwrap() == disks);
+}
+
+#[test]
+fn a_stream_is_known_by_its_first_bytes_packed_or_not() {
+    let threads = Threads {
+        count: std::num::NonZero::<usize>::MIN,
+        load_max: None,
+    };
+    let bytes = archive(&[vec![5; 70_000]], 59, |_| {});
+    let packed = zstd::bulk::compress(&bytes, 1).unwrap();
+    for stream in [bytes, packed] {
+        let mut archive = open(Box::new(std::io::Cursor::new(stream)), threads).unwrap();
+        assert_eq!(archive.kind, ArchiveKind::Vma);
+        assert_eq!(read(&mut *archive.reader).unwrap(), [vec![5; 70_000]]);
+    }
+    let refusal = |bytes: &'static [u8]| open(Box::new(bytes), threads).map(|_| ()).unwrap_err();
+    assert!(matches!(refusal(b"\x89LZO\0\r\n\x1a\n"), Error::Unsupported { .. }));
+    for other in [&b""[..], b"VM", b"VMA", b"VMDK and so on"] {
+        assert!(matches!(refusal(other), Error::Unknown { .. }), "{other:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_kept_is_an_error_that_names_the_folder() {
+    let bytes = archive(&[vec![5; 70_000]], 59, |_| {});
+    let reader = VmaReader::open(std::io::Cursor::new(bytes)).unwrap();
+    let mut ordered = Ordered::new(Box::new(reader), std::path::Path::new("/nowhere"));
+    let error = ordered.next().unwrap_err();
+    assert!(
+        matches!(error, Error::Spool { .. }) && error.to_string().contains("/nowhere"),
+        "{error}"
+    );
+}
