@@ -30,5 +30,5 @@ pub use ova::{OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, OvaWritten, write_
 pub use packed::{IndexEntry, PackOptions, Packed, PackedFile, PackedIndex, PackedReport, Packer, pack};
 pub use reader::{ArchiveDisk, ArchiveReader, Document, DocumentKind, Piece};
 pub use unpack::{Packing, Unpacked};
-pub use vma::VmaReader;
+pub use vma::{VmaDisk, VmaReader, VmaWriteOptions, VmaWritten, write_vma};
 pub use xva::{XvaDisk, XvaReader, XvaWriteOptions, XvaWritten, write_xva};

@@ -25,15 +25,16 @@
 
 use md5::{Digest as _, Md5};
 
-use crate::Result;
 use crate::reader::{Document, DocumentKind};
 use crate::tar::corrupt;
+use crate::{Error, Result};
 
 /// What an archive begins with.
 pub(crate) const MAGIC: [u8; 4] = *b"VMA\0";
 pub(super) const VERSION: u32 = 1;
 pub(super) const VERSION_AT: usize = 4;
 pub(super) const UUID_AT: usize = 8;
+pub(super) const TIME_AT: usize = 24;
 pub(super) const MD5_AT: usize = 32;
 pub(super) const MD5_BYTES: usize = 16;
 pub(super) const BLOBS_OFFSET_AT: usize = 48;
@@ -95,7 +96,7 @@ pub(super) fn header_bytes(start: &[u8]) -> Result<usize> {
     }
     let version = be_u32(start, VERSION_AT);
     if version != VERSION {
-        return Err(crate::Error::Unsupported {
+        return Err(Error::Unsupported {
             feature: format!("version {version} of the VMA format"),
             detail: format!("version {VERSION} is known"),
         });
@@ -200,6 +201,87 @@ impl<'a> Blobs<'a> {
     }
 }
 
+/// Makes a header with these configurations and devices, each with its size, which have the numbers 1, 2 and so on.
+///
+/// # Errors
+/// [`Error::InvalidOption`]: a configuration that the format has no place for.
+pub(super) fn write_header(
+    uuid: &[u8; 16],
+    time: u64,
+    config: &[(String, Vec<u8>)],
+    devices: &[(&str, u64)],
+) -> Result<Vec<u8>> {
+    let refuse = |detail: String| Error::InvalidOption {
+        option: "configuration of a VMA",
+        detail,
+    };
+    if config.len() > CONFIG_COUNT_MAX {
+        let detail = format!("there are {}; at most {CONFIG_COUNT_MAX} have a place", config.len());
+        return Err(refuse(detail));
+    }
+    let mut header = vec![0; HEADER_BYTES];
+    // The place 0 is none.
+    let mut blobs = vec![0];
+    let mut add = |name: &str, content: &[u8]| {
+        let place = u32::try_from(blobs.len()).ok();
+        let Some((place, length)) = place.zip(u16::try_from(content.len()).ok()) else {
+            let detail = format!(
+                "{name:?} has {} bytes; at most {} have a place",
+                content.len(),
+                u16::MAX
+            );
+            return Err(refuse(detail));
+        };
+        blobs.extend(length.to_le_bytes());
+        blobs.extend(content);
+        Ok(place.to_be_bytes())
+    };
+    let terminated = |name: &str| {
+        // Proxmox writes configurations into files of these names.
+        if name.is_empty() || name.chars().any(|char| char.is_control() || char == '/') {
+            return Err(refuse(format!("{name:?} is no name")));
+        }
+        Ok([name.as_bytes(), b"\0"].concat())
+    };
+    for (number, (name, content)) in config.iter().enumerate() {
+        let place = CONFIG_NAMES_AT + 4 * number;
+        put(&mut header, place, &add(name, &terminated(name)?)?);
+        put(&mut header, place + CONFIGS_AT - CONFIG_NAMES_AT, &add(name, content)?);
+    }
+    for ((name, size_bytes), number) in devices.iter().zip(1..DEVICE_COUNT) {
+        let place = DEVICES_AT + number * DEVICE_BYTES;
+        put(&mut header, place, &add(name, &terminated(name)?)?);
+        put(&mut header, place + 8, &size_bytes.to_be_bytes());
+    }
+    let blobs_bytes = blobs.len();
+    blobs.resize(blobs_bytes.next_multiple_of(EXTENT_BYTES), 0);
+    let size = HEADER_BYTES + blobs.len();
+    if size > HEADER_BYTES_MAX {
+        return Err(refuse(format!(
+            "the header has {size} bytes; at most {HEADER_BYTES_MAX} make sense"
+        )));
+    }
+    put(&mut header, 0, &MAGIC);
+    put(&mut header, VERSION_AT, &VERSION.to_be_bytes());
+    put(&mut header, UUID_AT, uuid);
+    put(&mut header, TIME_AT, &time.to_be_bytes());
+    for (place, number) in [
+        (BLOBS_OFFSET_AT, HEADER_BYTES),
+        (BLOBS_SIZE_AT, blobs_bytes),
+        (HEADER_SIZE_AT, size),
+    ] {
+        put(
+            &mut header,
+            place,
+            &u32::try_from(number).unwrap_or(u32::MAX).to_be_bytes(),
+        );
+    }
+    header.extend(blobs);
+    let md5 = md5_without(&header, MD5_AT);
+    put(&mut header, MD5_AT, &md5);
+    Ok(header)
+}
+
 /// A cluster in an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ClusterInfo {
@@ -280,6 +362,11 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut array = [0; N];
     array.copy_from_slice(&bytes[at..at + N]);
     array
+}
+
+/// Puts bytes to a place that exists.
+pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..at + value.len()].copy_from_slice(value);
 }
 
 /// A place in the header as an offset of the archive.

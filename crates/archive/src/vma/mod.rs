@@ -13,8 +13,10 @@
 mod clusters;
 mod format;
 mod read;
+mod write;
 
 pub(crate) use format::MAGIC;
 pub use read::VmaReader;
+pub use write::{VmaDisk, VmaWriteOptions, VmaWritten, write_vma};
 #[cfg(test)]
 mod tests;
