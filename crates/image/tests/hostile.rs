@@ -69,7 +69,7 @@ fn hostile_images_are_an_error_and_take_no_more_memory_than_they_justify() {
         seeds,
         swollen: swollen(),
         bound: |_| BOUND,
-        case_count: 6000,
+        case_count: 10_000,
         allocator: &ALLOCATOR,
     }
     .run();

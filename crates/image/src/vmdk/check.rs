@@ -7,7 +7,7 @@ use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
 use super::extent::SparseExtent;
-use super::tables::{Opened, PartKind, has_overlap};
+use super::tables::{Opened, PartKind, has_overlap, past_end};
 use crate::blocks::for_each_entry;
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
@@ -41,6 +41,13 @@ fn check_sparse(file: &dyn ImageFile, extent: &SparseExtent, start: u64, report:
         let detail = "two of its tables are in one place, or one is in the header or the descriptor".to_owned();
         grains.corruption(ProblemKind::Structure { detail });
     }
+    let past: Vec<u64> = past_end(&grains.metadata, grains.file_bytes).collect();
+    for offset in past {
+        grains.corruption(ProblemKind::Pointer {
+            what: "table or directory",
+            offset,
+        });
+    }
     let mut tables = Vec::new();
     for_each_entry(file, (extent.directory, extent.table_count()), |number, entry| {
         let place = u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES;
@@ -50,10 +57,7 @@ fn check_sparse(file: &dyn ImageFile, extent: &SparseExtent, start: u64, report:
     })?;
     for (number, place) in tables {
         if place + extent.table_entries * 4 > grains.file_bytes {
-            grains.corruption(ProblemKind::Pointer {
-                what: "table of grains",
-                offset: place,
-            });
+            // It was told of above.
             continue;
         }
         let first = start + number * extent.table_coverage();

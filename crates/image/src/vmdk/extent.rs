@@ -50,6 +50,7 @@ pub(crate) struct SparseExtent {
     pub(crate) table_entries: u64,
     /// 0 where only the footer knows.
     pub(crate) directory: u64,
+    /// A copy, which is only written: it may be past the end of the file.
     pub(crate) second_directory: Option<u64>,
     pub(crate) has_zero_grains: bool,
     pub(crate) is_compressed: bool,
@@ -159,7 +160,7 @@ impl SparseExtent {
             descriptor,
             table_entries,
             directory,
-            second_directory: second.filter(|second| second + directory_bytes <= file_bytes),
+            second_directory: second,
             has_zero_grains: flags & HAS_ZERO_GRAINS != 0,
             is_compressed: flags & IS_COMPRESSED != 0,
             is_open: bytes[72] == 1,

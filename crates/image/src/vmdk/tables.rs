@@ -266,6 +266,12 @@ pub(super) fn has_overlap(ranges: &[Range<u64>]) -> bool {
     ranges.windows(2).any(|pair| pair[1].start < pair[0].end)
 }
 
+/// Where those of the ranges begin that end behind the end of a file of `file_bytes`, which would grow over them.
+pub(super) fn past_end(ranges: &[Range<u64>], file_bytes: u64) -> impl Iterator<Item = u64> + '_ {
+    let is_past = move |range: &&Range<u64>| range.end > file_bytes;
+    ranges.iter().filter(is_past).map(|range| range.start)
+}
+
 impl Tables for VmdkTables {
     fn disk_bytes(&self) -> u64 {
         self.disk_bytes
@@ -318,13 +324,14 @@ impl Tables for VmdkTables {
                 }
                 PartKind::Sparse { window, extent } => {
                     let file = &self.opened.files.files[to_usize(window / WINDOW_BYTES)];
-                    if has_overlap(&extent.metadata(&**file)?) {
-                        return Err(
-                            self.not_writable("two of its tables are in one place; holdfast image check tells which")
-                        );
+                    let (metadata, file_bytes) = (extent.metadata(&**file)?, file.length_bytes()?);
+                    if has_overlap(&metadata) || past_end(&metadata, file_bytes).next().is_some() {
+                        return Err(self.not_writable(
+                            "two of its tables are in one place, or one is past the end; holdfast image check tells which",
+                        ));
                     }
                     // What is behind the last grain, after a crash, stays unused.
-                    window + file.length_bytes()?.next_multiple_of(extent.grain_bytes)
+                    window + file_bytes.next_multiple_of(extent.grain_bytes)
                 }
             });
         }

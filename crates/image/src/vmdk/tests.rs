@@ -11,8 +11,8 @@ use super::joined::Joined;
 use super::stream::specimen::{GRAIN_BYTES, Item, Tables, grain, stream};
 use super::tables::{Opened, Part, PartKind, VmdkTables};
 use crate::Result;
-use crate::blocks::TableLayer;
 use crate::blocks::crash_tests::{Case, survive_crashes};
+use crate::blocks::{TableLayer, Tables as _};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 use crate::layered::{Below, Layered as _};
@@ -125,6 +125,24 @@ fn a_compression_of_another_kind_is_refused() {
         bytes[at] = value;
         let refused = SparseExtent::load(&MemoryFile::new(bytes), "image");
         assert!(matches!(refused, Err(crate::Error::UnsupportedFeature { .. })), "{at}");
+    }
+}
+
+/// The file would grow over what the second directory has behind its end, and entries would be written into what is a grain then.
+#[test]
+fn a_second_directory_or_table_past_the_end_is_damage_that_is_not_written_to() {
+    let good = empty();
+    let extent = SparseExtent::load(&MemoryFile::new(good.clone()), "image").unwrap();
+    let second = to_usize(extent.second_directory.unwrap());
+    let behind = u32::try_from(good.len() / 512 + 16).unwrap();
+    for at in [second, 48] {
+        let mut bytes = good.clone();
+        bytes[at..at + 4].copy_from_slice(&behind.to_le_bytes());
+        let opened = opened(Arc::new(MemoryFile::new(bytes))).unwrap();
+        assert_eq!(super::check::check(&opened).unwrap().corruption_count, 1, "{at}");
+        let mut tables = VmdkTables::new("image".into(), opened);
+        let refused = tables.start().unwrap_err().to_string();
+        assert!(refused.contains("past the end"), "{at}: {refused}");
     }
 }
 
