@@ -25,6 +25,7 @@ check: ## The quick loop: fmt, tidy, clippy, licences, unit tests
 bench: setup ## Measure against other programs, side by side
 	@bench/run
 	@bench/machines
+	@bench/archives
 
 torture: setup ## The long tests: crashes, damage, random histories (release build), fuzzing
 	@PATH="$$PATH:$$HOME/.cargo/bin:/usr/sbin:/sbin" cargo test --locked --workspace --release -- --ignored

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::in_order::Threads;
 use crate::ova::OvaReader;
 use crate::reader::ArchiveReader;
-use crate::tar::TarReader;
+use crate::tar::{TarReader, read_error};
 use crate::unpack::{Packing, Unpacked};
 use crate::vma::{MAGIC as VMA_MAGIC, VmaReader};
 use crate::xva::XvaReader;
@@ -66,7 +66,7 @@ impl Counter {
 /// # Errors
 /// [`Error::Unknown`]: it begins with something else. Reading; what the archive says of its machine.
 pub fn open(stream: Box<dyn Read + Send>, threads: Threads) -> Result<OpenArchive> {
-    let read_error = |source| Error::Read { offset: 0, source };
+    let read_error = |source| read_error(source, "its first bytes", 0);
     let mut stream = Unpacked::new(stream, threads).map_err(read_error)?;
     let (packing, read) = (stream.packing(), Counter(stream.counter()));
     let mut start = Vec::new();

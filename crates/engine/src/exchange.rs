@@ -9,6 +9,7 @@ mod error;
 mod export;
 mod import;
 mod machine;
+mod sectors;
 
 pub use check::{CheckedArchive, check_archive, check_packed, open_packed, read_packed};
 pub use error::ExchangeError;

@@ -160,7 +160,7 @@ fn extents(disk: &VmaDisk, number: u8, options: VmaWriteOptions) -> InOrder<Resu
         move || units.next().transpose(),
         || {
             let (device, mut buffer) = (Arc::clone(&disk.device), Vec::new());
-            move |unit: Result<Unit>| extent(&*device, number, &options.uuid, unit?, &mut buffer)
+            move |unit: Result<Unit>| extent(&*device, number, &options.uuid, &unit?, &mut buffer)
         },
     )
 }
@@ -213,8 +213,8 @@ impl Units {
 }
 
 /// Reads a part of a disk, and makes an extent of it.
-fn extent(device: &dyn BlockDevice, number: u8, uuid: &[u8; 16], unit: Unit, buffer: &mut Vec<u8>) -> Result<Extent> {
-    let Range { start, end } = unit.range;
+fn extent(device: &dyn BlockDevice, number: u8, uuid: &[u8; 16], unit: &Unit, buffer: &mut Vec<u8>) -> Result<Extent> {
+    let Range { start, end } = unit.range.clone();
     let mut extent = Extent {
         bytes: vec![0; EXTENT_BYTES],
         data_bytes: 0,

@@ -26,7 +26,7 @@ pub struct ExportArgs {
     /// The archive or the folder to make, or - for standard output
     #[arg(value_name = "TARGET")]
     target: PathBuf,
-    /// What to make: xva for XenServer and XCP-ng, ova for VMware and VirtualBox, dir for a folder of images with the configuration of libvirt; what the
+    /// What to make: xva for XenServer and XCP-ng, ova for VMware and VirtualBox, vma for Proxmox, dir for a folder of images with the configuration of libvirt; what the
     /// target's name says where not given
     #[arg(long = "format", value_name = "FORMAT", value_enum)]
     format: Option<Kind>,
@@ -54,6 +54,8 @@ enum Kind {
     Xva,
     /// A package of VMware and VirtualBox
     Ova,
+    /// A backup of Proxmox VE
+    Vma,
     /// A folder
     Dir,
 }
@@ -71,6 +73,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Make a package for VMware or VirtualBox",
         line: "holdfast export -r /backup/vms web1 web1.ova",
+    },
+    Example {
+        wish: "Move a machine to Proxmox, where qmrestore takes it in",
+        line: "holdfast export -r /backup/vms web1 vzdump-qemu-100-2026_11_23-12_00_00.vma.zst",
     },
     Example {
         wish: "Make images for VirtualBox",
@@ -107,6 +113,7 @@ impl Done {
             format: match kind {
                 Kind::Xva => "xva",
                 Kind::Ova => "ova",
+                Kind::Vma => "vma",
                 Kind::Dir => "dir",
             },
             snapshot: report.snapshot.id.to_string(),
@@ -174,14 +181,15 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         Kind::Ova => ExportFormat::Ova {
             level: args.packing.level().and_then(|level| u32::try_from(level).ok()),
         },
+        Kind::Vma => ExportFormat::Vma(packing),
         Kind::Xva | Kind::Dir => ExportFormat::Xva(packing),
     };
     let target = match kind {
-        Kind::Xva | Kind::Ova if is_stdout => {
+        Kind::Xva | Kind::Ova | Kind::Vma if is_stdout => {
             context.output().refuse_json("export to standard output")?;
             ExportTarget::Stream(Box::new(stdout()?), format)
         }
-        Kind::Xva | Kind::Ova => ExportTarget::File {
+        Kind::Xva | Kind::Ova | Kind::Vma => ExportTarget::File {
             path: args.target.clone(),
             overwrite: if args.force {
                 Overwrite::Replace
@@ -236,10 +244,11 @@ fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
         (Some(kind), _) => kind,
         (None, "xva") => Kind::Xva,
         (None, "ova") => Kind::Ova,
+        (None, "vma") => Kind::Vma,
         (None, _) => {
             return Err(Error::usage(
                 format!("{} does not say what to make", args.target.display()),
-                "give --format xva, ova or dir, or a name that ends in .xva, .xva.gz, .xva.zst or .ova",
+                "give --format xva, ova, vma or dir, or a name that ends in .xva, .ova or .vma, or in these with .gz or .zst",
             ));
         }
     };
@@ -253,6 +262,7 @@ fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
         (Kind::Dir, args.target.as_os_str() == "-", "standard output"),
         (Kind::Ova, args.packing.packing().or(packing).is_some(), "packing"),
         (Kind::Ova, args.disk_format.is_some(), "--disk-format"),
+        (Kind::Vma, args.disk_format.is_some(), "--disk-format"),
         (Kind::Xva, args.disk_format.is_some(), "--disk-format"),
     ];
     match given.iter().find(|(of, is_given, _)| *of == kind && *is_given) {

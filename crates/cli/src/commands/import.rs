@@ -20,7 +20,7 @@ use crate::{time, units};
 /// Arguments of `import`.
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
-    /// The archive (XVA or OVA, packed with gzip or zstd or not at all), or - for standard input
+    /// The archive (XVA, OVA or VMA, packed with gzip or zstd or not at all), or - for standard input
     #[arg(value_name = "ARCHIVE")]
     archive: PathBuf,
     /// Make images in this new folder, with the configuration for libvirt, and no snapshot
@@ -59,6 +59,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Take a machine of XenServer straight into the repository; the next time, only what is new takes room",
         line: "xe vm-export vm=web1 filename= | holdfast import -r /backup/vms -",
+    },
+    Example {
+        wish: "Take in all that Proxmox has backed up of a machine, oldest first",
+        line: "for backup in vzdump-qemu-101-*.vma.zst; do holdfast import -r /backup/vms --machine web1 $backup; done",
     },
     Example {
         wish: "Make images of it, and a configuration for libvirt",

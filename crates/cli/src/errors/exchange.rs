@@ -1,5 +1,7 @@
 //! What to do about errors of machine archives.
 
+use std::io::ErrorKind;
+
 use holdfast_archive::Error as ArchiveError;
 use holdfast_engine::ExchangeError;
 
@@ -16,7 +18,7 @@ pub(super) fn archive_advice(error: &ArchiveError) -> Advice {
             Kind::Damage,
             "whoever sent it was interrupted, or its medium was full: have it sent again",
         ),
-        ArchiveError::Spool { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => advice(
+        ArchiveError::Spool { source, .. } if source.kind() == ErrorKind::StorageFull => advice(
             Exit::Error,
             Kind::NoSpace,
             "make room there, or set TMPDIR to a folder that has it",
@@ -40,6 +42,14 @@ pub(super) fn archive_advice(error: &ArchiveError) -> Advice {
             "holdfast import --help lists the archives that are known",
         ),
     }
+}
+
+fn cut_off() -> Advice {
+    advice(
+        Exit::Damage,
+        Kind::Damage,
+        "whoever sent it was interrupted, or its medium was full: have it sent again",
+    )
 }
 
 fn damaged() -> Advice {

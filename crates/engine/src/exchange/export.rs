@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_archive::{
-    OvaDisk, OvaOutput, OvaWriteOptions, PackOptions, Packed, Packer, XvaDisk, XvaWriteOptions, write_ova, write_xva,
+    OvaDisk, OvaOutput, OvaWriteOptions, PackOptions, Packed, Packer, VmaDisk, VmaWriteOptions, XvaDisk,
+    XvaWriteOptions, write_ova, write_vma, write_xva,
 };
 use holdfast_block::BlockDevice;
-use holdfast_hardware::{DiskKind, Dropped, Machine, Translated, libvirt, ovf, xen};
+use holdfast_hardware::{DiskKind, Dropped, Machine, Translated, libvirt, ovf, proxmox, xen};
 use holdfast_host::Uuid;
 use holdfast_image::{BlockOptions, Format, ImageId, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings};
@@ -20,6 +21,7 @@ use jiff::tz::TimeZone;
 use super::error::ExchangeError;
 use super::import::{NewFolder, threads, write_file};
 use super::machine::{file_name, unknown, unknown_disk};
+use super::sectors::WholeSectors;
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -31,6 +33,11 @@ use crate::repository::find_snapshot;
 use crate::{SnapshotReference, Unit};
 
 const DOMAIN: &str = "domain.xml";
+/// What Proxmox calls the first machine, its first storage and bridge, where its installer was not told otherwise. Whoever restores a backup says where
+/// to.
+const PROXMOX_NUMBER: u32 = 100;
+const PROXMOX_STORAGE: &str = "local-lvm";
+const PROXMOX_BRIDGE: &str = "vmbr0";
 
 /// What to export, and how.
 pub struct ExportRequest {
@@ -60,6 +67,8 @@ pub enum ExportFormat {
         /// How hard: 1 to 12; a good default where not given.
         level: Option<u32>,
     },
+    /// A backup of Proxmox VE.
+    Vma(PackOptions),
 }
 
 /// Where an archive is written.
@@ -90,6 +99,15 @@ pub enum ExportTarget {
         /// Whether they are compressed.
         storage: Storage,
     },
+}
+
+impl Sink {
+    fn into_stream(self) -> Box<dyn Write + Send> {
+        match self {
+            Self::File(file) => Box::new(file),
+            Self::Stream(stream) => stream,
+        }
+    }
 }
 
 /// What was exported.
@@ -314,6 +332,7 @@ impl<'m> Exported<'m> {
         };
         let written = match format {
             ExportFormat::Xva(packing) => self.write_xva(sink, packing, of_now, (surroundings, job), &mut progress),
+            ExportFormat::Vma(packing) => self.write_vma(sink, packing, of_now.1, (surroundings, job), &mut progress),
             ExportFormat::Ova { level } => self.write_ova(sink, level, of_now.1, job, &mut progress),
         };
         if written.is_err() {
@@ -362,16 +381,58 @@ impl<'m> Exported<'m> {
                 });
             }
         }
-        let stream: Box<dyn Write + Send> = match sink {
-            Sink::File(file) => Box::new(file),
-            Sink::Stream(stream) => stream,
-        };
-        let mut packer = Packer::new(stream, packing)?;
+        let mut packer = Packer::new(sink.into_stream(), packing)?;
         let options = XvaWriteOptions {
             threads: threads(job).count,
             time: seconds(time),
         };
         write_xva(&mut packer, &records.xml, &disks, options, progress)?;
+        Ok(packer.finish()?)
+    }
+
+    fn write_vma(
+        &mut self,
+        sink: Sink,
+        packing: PackOptions,
+        time: Timestamp,
+        (surroundings, job): (&Surroundings, Job<'_>),
+        progress: &mut Told<'_>,
+    ) -> Result<Packed> {
+        let in_sectors = |disk: &ExportedDisk<'_>| WholeSectors(Arc::clone(&disk.device));
+        let sizes = self
+            .disks
+            .iter()
+            .map(|disk| (disk.record.name.clone(), in_sectors(disk).size_bytes()));
+        let Translated { value, dropped } = proxmox::write(
+            &self.machine,
+            &proxmox::Wish {
+                vm_id: PROXMOX_NUMBER,
+                storage: PROXMOX_STORAGE.to_owned(),
+                bridge: PROXMOX_BRIDGE.to_owned(),
+                disks: sizes.collect(),
+            },
+        );
+        self.dropped.extend(dropped);
+        let mut disks = Vec::new();
+        for (key, device_name) in value.disks {
+            if let Some(disk) = self.disks.iter().find(|disk| disk.record.name == key) {
+                self.names.push((key, device_name.clone(), disk.record.size_bytes));
+                disks.push(VmaDisk {
+                    device_name,
+                    device: Arc::new(in_sectors(disk)),
+                });
+            }
+        }
+        let mut uuid = [0; 16];
+        surroundings.randomness.fill(&mut uuid)?;
+        let options = VmaWriteOptions {
+            threads: threads(job).count,
+            time: seconds(time),
+            uuid,
+        };
+        let config = [("qemu-server.conf".to_owned(), value.config.into_bytes())];
+        let mut packer = Packer::new(sink.into_stream(), packing)?;
+        write_vma(&mut packer, &config, &disks, options, progress)?;
         Ok(packer.finish()?)
     }
 

@@ -6,7 +6,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use holdfast_archive::{ArchiveKind, Counter, Document, Packing, Threads, open};
+use holdfast_archive::{ArchiveKind, Counter, Document, Ordered, Packing, Threads, open};
 use holdfast_block::BlockDevice;
 use holdfast_hardware::{Dropped, Machine};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
@@ -130,7 +130,10 @@ pub struct ImportFolder {
 /// # Errors
 /// It is none, or does not say what the machine consists of.
 pub fn open_import(stream: Box<dyn Read + Send>, domain: Domain, job: Job<'_>) -> Result<Importing> {
-    let archive = open(stream, threads(job))?;
+    let mut archive = open(stream, threads(job))?;
+    if !archive.reader.is_in_order() {
+        archive.reader = Box::new(Ordered::new(archive.reader, &std::env::temp_dir()));
+    }
     let mut described = describe(&*archive.reader)?;
     let attached = attach(&*archive.reader, &mut described);
     let wanted: Vec<usize> = attached.iter().map(|disk| disk.number).collect();

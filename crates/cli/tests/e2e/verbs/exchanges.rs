@@ -161,6 +161,32 @@ fn packages_go_to_others_and_come_from_them() {
     );
 }
 
+#[test]
+fn backups_of_proxmox_are_made_and_taken_in() {
+    let (rig, disks) = rig_with_machine();
+    for (number, name) in ["web1.vma", "web1.vma.zst", "web1.vma.gz"].iter().enumerate() {
+        let report = exported(&rig, name);
+        assert_eq!(report["format"], "vma", "{report}");
+        let checked = rig.report(&["archive", "check", name]);
+        assert_eq!(checked["archive"], "VMA");
+        let machine = format!("copy{number}");
+        let output = rig.run_with(&["import", "-", "--machine", &machine], &rig.read(name));
+        assert!(output.status.success(), "{}", stderr(&output));
+        for (disk, bytes) in ["sda", "sdb"].iter().zip(&disks) {
+            let output = rig.run(&["restore", &format!("{machine}:{disk}"), "-"]);
+            let found = output.stdout.get(..bytes.len());
+            assert!(
+                output.status.success() && found == Some(&bytes[..]),
+                "{name}: {disk}: {}",
+                stderr(&output)
+            );
+        }
+        let whole = rig.read(name);
+        let output = rig.run_with(&["import", "-"], &whole[..whole.len() * 2 / 3]);
+        assert_eq!(output.status.code(), Some(5), "{name}: {}", stderr(&output));
+    }
+}
+
 /// A repeated import takes no room but for what says so.
 #[test]
 fn the_same_archive_again_takes_hardly_any_room() {
