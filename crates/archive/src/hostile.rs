@@ -9,8 +9,11 @@ use holdfast_block::hostile::{Outcome, Parser};
 use holdfast_image::ImageId;
 
 use crate::tar::TarReader;
+use crate::vma::hostile as vma_hostile;
 use crate::{ArchiveReader, PackOptions, PackedFile, Packer, Packing, Piece, Threads, Unpacked, XvaReader};
 use crate::{OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, XvaDisk, XvaWriteOptions, write_ova, write_xva};
+
+pub use crate::vma::hostile::vma;
 
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[
@@ -23,6 +26,7 @@ pub const PARSERS: &[Parser] = &[
         name: "packed_stream",
         feed: packed_stream,
     },
+    Parser { name: "vma", feed: vma },
     Parser { name: "xva", feed: xva },
 ];
 
@@ -44,6 +48,8 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("packed_stream", "gzip", gzip),
         ("packed_stream", "zstd", zstd),
         ("ova", "disk", package()),
+        ("vma", "interleaved", vma_hostile::interleaved()),
+        ("vma", "written", vma_hostile::written()),
         ("xva", "disk", archive()),
     ]
 }

@@ -52,11 +52,11 @@ pub(super) const HEADER_BYTES: usize = DEVICES_AT + DEVICE_COUNT * DEVICE_BYTES;
 pub(super) const HEADER_BYTES_MAX: usize = 8 << 20;
 const _: () = assert!(CONFIGS_AT + 4 * CONFIG_COUNT_MAX + 4 == DEVICES_AT && HEADER_BYTES == 12288);
 
-pub(super) const EXTENT_MAGIC: [u8; 4] = *b"VMAE";
+const EXTENT_MAGIC: [u8; 4] = *b"VMAE";
 pub(super) const EXTENT_BYTES: usize = 512;
 pub(super) const EXTENT_BLOCK_COUNT_AT: usize = 6;
 pub(super) const EXTENT_MD5_AT: usize = 24;
-pub(super) const EXTENT_CLUSTERS_AT: usize = 40;
+const EXTENT_CLUSTERS_AT: usize = 40;
 pub(super) const EXTENT_CLUSTER_COUNT: usize = 59;
 const _: () = assert!(EXTENT_CLUSTERS_AT + 8 * EXTENT_CLUSTER_COUNT == EXTENT_BYTES);
 
@@ -334,6 +334,24 @@ pub(super) fn parse_extent(bytes: &[u8; EXTENT_BYTES], uuid: &[u8; 16], offset: 
         return Err(corrupt("extent", offset, detail));
     }
     Ok(infos)
+}
+
+/// Makes the header of an extent with these clusters, of which there are at most [`EXTENT_CLUSTER_COUNT`].
+pub(super) fn write_extent(uuid: &[u8; 16], infos: &[ClusterInfo]) -> [u8; EXTENT_BYTES] {
+    let mut header = [0; EXTENT_BYTES];
+    put(&mut header, 0, &EXTENT_MAGIC);
+    let block_count: u32 = infos.iter().map(|info| info.mask.count_ones()).sum();
+    // The low half: there are at most 59 × 16.
+    put(&mut header, EXTENT_BLOCK_COUNT_AT, &block_count.to_be_bytes()[2..]);
+    put(&mut header, UUID_AT, uuid);
+    for (place, info) in header[EXTENT_CLUSTERS_AT..].chunks_exact_mut(8).zip(infos) {
+        put(place, 0, &info.mask.to_be_bytes());
+        put(place, 3, &[info.device]);
+        put(place, 4, &info.cluster.to_be_bytes());
+    }
+    let md5 = md5_without(&header, EXTENT_MD5_AT);
+    put(&mut header, EXTENT_MD5_AT, &md5);
+    header
 }
 
 fn check_md5(bytes: &[u8], md5_at: usize, what: &'static str, offset: u64) -> Result<()> {

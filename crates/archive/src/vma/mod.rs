@@ -12,6 +12,8 @@
 
 mod clusters;
 mod format;
+#[cfg(feature = "hostile")]
+pub(crate) mod hostile;
 mod read;
 mod write;
 

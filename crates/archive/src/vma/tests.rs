@@ -183,12 +183,15 @@ fn clusters_are_read_in_whatever_order_they_come_and_put_into_order() {
 
 #[test]
 fn the_header_tells_configurations_and_disks_and_memory_is_passed_over() {
-    let configs: [(&str, &[u8]); 2] = [("qemu-server.conf", b"cores: 2\n"), ("qemu-server.fw", &[b'#'; 65535])];
+    let configs: [(&str, &[u8]); 2] = [
+        ("qemu-server.conf", b"cores: 2\n"),
+        ("qemu-server.fw", &vec![b'#'; 65535]),
+    ];
     let mut bytes = header(
         &configs,
         &[("drive-scsi0", 10_000), ("vmstate", 4096), ("drive-efidisk0", 540_672)],
     );
-    let memory = [9; CLUSTER];
+    let memory = vec![9; CLUSTER];
     bytes.extend(extent(&[(2, 0, &memory), (1, 0, &[1; 10_000]), (2, 1, &memory)]));
     let zero = (0..9).map(|number| (3, number, &[][..]));
     bytes.extend(extent(&zero.collect::<Vec<_>>()));
@@ -211,11 +214,11 @@ fn the_header_tells_configurations_and_disks_and_memory_is_passed_over() {
 
 #[test]
 fn blocks_side_by_side_are_one_piece_and_zeroes_are_none() {
-    let mut content = [0; CLUSTER];
+    let mut content = vec![0; CLUSTER];
     content[4096..3 * 4096].fill(1);
     content[15 * 4096..].fill(2);
     let mut bytes = header(&[], &[("drive-ide0", 3 * CLUSTER as u64)]);
-    bytes.extend(extent(&[(1, 2, &content), (1, 0, &[]), (1, 1, &[7; CLUSTER])]));
+    bytes.extend(extent(&[(1, 2, &content), (1, 0, &[]), (1, 1, &vec![7; CLUSTER])]));
     let mut reader = VmaReader::open(&bytes[..]).unwrap();
     let mut pieces = Vec::new();
     while let Some(piece) = reader.next().unwrap() {
@@ -237,7 +240,7 @@ fn blocks_side_by_side_are_one_piece_and_zeroes_are_none() {
 #[test]
 fn the_last_cluster_may_be_stored_whole() {
     let mut bytes = header(&[], &[("drive-ide0", 5000)]);
-    bytes.extend(extent(&[(1, 0, &[3; CLUSTER])]));
+    bytes.extend(extent(&[(1, 0, &vec![3; CLUSTER])]));
     assert_eq!(read_bytes(&bytes).unwrap(), [vec![3; 5000]]);
 }
 
@@ -250,7 +253,7 @@ fn refusal(extents: &[Vec<u8>]) -> String {
 
 #[test]
 fn extents_that_are_not_as_they_should_be_are_told() {
-    let data = [1; CLUSTER];
+    let data = vec![1; CLUSTER];
     let good = extent(&[(1, 0, &data), (1, 1, &data)]);
     let changed = |change: &dyn Fn(&mut [u8])| {
         let mut bytes = good.clone();
@@ -588,7 +591,7 @@ impl BlockDevice for Watched {
 #[test]
 fn disks_are_asked_once_and_read_once_where_they_may_have_data() {
     let device = Arc::new(Watched {
-        device: MemoryDevice::from_bytes(&[5; 20 << 20]),
+        device: MemoryDevice::from_bytes(&vec![5; 20 << 20]),
         reads: Mutex::default(),
         asked: Mutex::default(),
     });

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, ExtentKind, is_zero, to_usize};
 
 use super::format::{
-    BLOCK_BYTES, CLUSTER_BYTES, DEVICE_BYTES_MAX, EXTENT_BLOCK_COUNT_AT, EXTENT_BYTES, EXTENT_CLUSTER_COUNT,
-    EXTENT_CLUSTERS_AT, EXTENT_MAGIC, EXTENT_MD5_AT, MEMORY_NAME, UUID_AT, md5_without, put, write_header,
+    BLOCK_BYTES, CLUSTER_BYTES, ClusterInfo, DEVICE_BYTES_MAX, EXTENT_BYTES, EXTENT_CLUSTER_COUNT, MEMORY_NAME, put,
+    write_extent, write_header,
 };
 use crate::in_order::{InOrder, Threads};
 use crate::{Error, Result};
@@ -220,46 +220,29 @@ fn extent(device: &dyn BlockDevice, number: u8, uuid: &[u8; 16], unit: &Unit, bu
         data_bytes: 0,
         end,
     };
-    let first = start / CLUSTER_BYTES;
-    let count = (end - start).div_ceil(CLUSTER_BYTES);
-    let mut masks = [0_u16; EXTENT_CLUSTER_COUNT];
-    let mut cluster = 0;
-    while cluster < count {
-        let data = unit.data >> cluster;
+    let mut infos: Vec<ClusterInfo> = Vec::with_capacity(EXTENT_CLUSTER_COUNT);
+    let mut at = start;
+    while at < end {
         // Clusters side by side are read at once.
-        let run = u64::from(data.trailing_ones()).min(count - cluster);
-        let from = start + cluster * CLUSTER_BYTES;
-        let length = (run * CLUSTER_BYTES).min(end - from);
+        let run = u64::from((unit.data >> infos.len()).trailing_ones());
+        let clusters = at..end.min(at + run.max(1) * CLUSTER_BYTES);
         buffer.clear();
-        buffer.resize(to_usize(length), 0);
         if run > 0 {
-            device.read_at(buffer, from)?;
+            buffer.resize(to_usize(clusters.end - at), 0);
+            device.read_at(buffer, at)?;
         }
-        for (content, mask) in buffer
-            .chunks(to_usize(CLUSTER_BYTES))
-            .zip(&mut masks[to_usize(cluster)..])
-        {
-            *mask = append_blocks(content, &mut extent);
+        let mut contents = buffer.chunks(to_usize(CLUSTER_BYTES));
+        while at < clusters.end {
+            infos.push(ClusterInfo {
+                device: number,
+                // The size of the disk was checked: all numbers are shorter.
+                cluster: u32::try_from(at / CLUSTER_BYTES).unwrap_or(u32::MAX),
+                mask: contents.next().map_or(0, |content| append_blocks(content, &mut extent)),
+            });
+            at += CLUSTER_BYTES;
         }
-        cluster += run.max(1);
     }
-    let block_count: u32 = masks.iter().map(|mask| mask.count_ones()).sum();
-    let header = &mut extent.bytes[..EXTENT_BYTES];
-    put(header, 0, &EXTENT_MAGIC);
-    // The low half of a number that is at most 59 × 16.
-    put(header, EXTENT_BLOCK_COUNT_AT, &block_count.to_be_bytes()[2..]);
-    put(header, UUID_AT, uuid);
-    let infos = header[EXTENT_CLUSTERS_AT..]
-        .chunks_exact_mut(8)
-        .zip(first..first + count);
-    for ((info, cluster), mask) in infos.zip(masks) {
-        // Disks have at most 2^32 clusters.
-        info.copy_from_slice(&cluster.to_be_bytes());
-        info[..2].copy_from_slice(&mask.to_be_bytes());
-        info[3] = number;
-    }
-    let md5 = md5_without(header, EXTENT_MD5_AT);
-    put(header, EXTENT_MD5_AT, &md5);
+    put(&mut extent.bytes, 0, &write_extent(uuid, &infos));
     Ok(extent)
 }
 
