@@ -1,6 +1,6 @@
 //! Reading a VMA.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 
 use super::clusters::Clusters;
 use super::format::{
@@ -77,10 +77,13 @@ impl<R: Read> VmaReader<R> {
             ending: None,
             is_over: false,
         };
-        let mut header = Vec::new();
-        reader.append(&mut header, HEADER_BYTES, "the header")?;
+        let mut header = vec![0; HEADER_BYTES];
+        reader.fill(&mut header, "the header")?;
         let size = format::header_bytes(&header)?;
-        reader.append(&mut header, size - HEADER_BYTES, "the header")?;
+        header.resize(size, 0);
+        if size > HEADER_BYTES {
+            reader.fill(&mut header[HEADER_BYTES..], "the header")?;
+        }
         let header = Header::parse(&header)?;
         for device in header.devices {
             let number = usize::from(device.number);
@@ -102,14 +105,11 @@ impl<R: Read> VmaReader<R> {
 
     /// Reads the header of the next extent; false at the end of the archive.
     fn read_extent(&mut self) -> Result<bool> {
-        let (offset, mut header) = (self.at, Vec::with_capacity(EXTENT_BYTES));
-        if !self.try_append(&mut header, EXTENT_BYTES, "the header of an extent")? {
+        let (offset, mut header) = (self.at, [0; EXTENT_BYTES]);
+        if !self.fill_or_end(&mut header, "the header of an extent")? {
             return Ok(false);
         }
-        let Some(header) = header.first_chunk() else {
-            return Ok(false);
-        };
-        let infos = parse_extent(header, &self.uuid, offset)?;
+        let infos = parse_extent(&header, &self.uuid, offset)?;
         for info in &infos {
             self.check(*info, offset)?;
         }
@@ -146,10 +146,12 @@ impl<R: Read> VmaReader<R> {
     /// Reads the blocks of a cluster.
     fn read_cluster(&mut self, info: ClusterInfo) -> Result<()> {
         let offset = self.at;
-        let mut blocks = std::mem::take(&mut self.blocks);
-        blocks.clear();
-        self.append(&mut blocks, info.stored_bytes(), "a cluster")?;
-        self.blocks = blocks;
+        if info.mask != 0 {
+            let mut blocks = std::mem::take(&mut self.blocks);
+            blocks.resize(info.stored_bytes(), 0);
+            self.fill(&mut blocks, "a cluster")?;
+            self.blocks = blocks;
+        }
         let Device::Disk(disk) = self.devices[usize::from(info.device)] else {
             return Ok(());
         };
@@ -184,23 +186,30 @@ impl<R: Read> VmaReader<R> {
         }
     }
 
-    /// Appends `count` bytes of the stream.
-    fn append(&mut self, bytes: &mut Vec<u8>, count: usize, what: &'static str) -> Result<()> {
-        if count == 0 || self.try_append(bytes, count, what)? {
+    /// Fills `buffer` from the stream.
+    fn fill(&mut self, buffer: &mut [u8], what: &'static str) -> Result<()> {
+        if self.fill_or_end(buffer, what)? {
             return Ok(());
         }
         Err(Error::CutOff { what, offset: self.at })
     }
 
-    /// Appends `count` bytes of the stream; false if it has ended already.
-    fn try_append(&mut self, bytes: &mut Vec<u8>, count: usize, what: &'static str) -> Result<bool> {
-        let read = self.stream.by_ref().take(count as u64).read_to_end(bytes);
-        let read = read.map_err(|source| read_error(source, what, self.at))?;
-        self.at += read as u64;
-        if read != 0 && read != count {
-            return Err(Error::CutOff { what, offset: self.at });
+    /// Fills `buffer`, which is not empty, from the stream; false if it has ended already.
+    fn fill_or_end(&mut self, buffer: &mut [u8], what: &'static str) -> Result<bool> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.stream.read(&mut buffer[filled..]) {
+                Ok(0) if filled == 0 => return Ok(false),
+                Ok(0) => return Err(Error::CutOff { what, offset: self.at }),
+                Ok(count) => {
+                    filled += count;
+                    self.at += count as u64;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(source) => return Err(read_error(source, what, self.at)),
+            }
         }
-        Ok(read != 0)
+        Ok(true)
     }
 }
 
