@@ -195,9 +195,9 @@ impl<'a> Blobs<'a> {
     fn name(&self, place: u32, named_at: usize) -> Result<String> {
         let blob = self.get(place, named_at)?;
         let name = blob.strip_suffix(b"\0").and_then(|name| std::str::from_utf8(name).ok());
-        let name = name.filter(|name| !name.is_empty() && !name.chars().any(char::is_control));
+        let name = name.filter(|name| is_name(name));
         name.map(ToOwned::to_owned)
-            .ok_or_else(|| corrupt("name", at(named_at), "it is no text with a zero byte at its end"))
+            .ok_or_else(|| corrupt("name", at(named_at), "it is no name with a zero byte at its end"))
     }
 }
 
@@ -211,48 +211,27 @@ pub(super) fn write_header(
     config: &[(String, Vec<u8>)],
     devices: &[(&str, u64)],
 ) -> Result<Vec<u8>> {
-    let refuse = |detail: String| Error::InvalidOption {
-        option: "configuration of a VMA",
-        detail,
-    };
     if config.len() > CONFIG_COUNT_MAX {
         let detail = format!("there are {}; at most {CONFIG_COUNT_MAX} have a place", config.len());
         return Err(refuse(detail));
     }
     let mut header = vec![0; HEADER_BYTES];
-    // The place 0 is none.
-    let mut blobs = vec![0];
-    let mut add = |name: &str, content: &[u8]| {
-        let place = u32::try_from(blobs.len()).ok();
-        let Some((place, length)) = place.zip(u16::try_from(content.len()).ok()) else {
-            let detail = format!(
-                "{name:?} has {} bytes; at most {} have a place",
-                content.len(),
-                u16::MAX
-            );
-            return Err(refuse(detail));
-        };
-        blobs.extend(length.to_le_bytes());
-        blobs.extend(content);
-        Ok(place.to_be_bytes())
-    };
-    let terminated = |name: &str| {
-        // Proxmox writes configurations into files of these names.
-        if name.is_empty() || name.chars().any(|char| char.is_control() || char == '/') {
-            return Err(refuse(format!("{name:?} is no name")));
-        }
-        Ok([name.as_bytes(), b"\0"].concat())
-    };
+    let mut blobs = NewBlobs(vec![0]);
     for (number, (name, content)) in config.iter().enumerate() {
         let place = CONFIG_NAMES_AT + 4 * number;
-        put(&mut header, place, &add(name, &terminated(name)?)?);
-        put(&mut header, place + CONFIGS_AT - CONFIG_NAMES_AT, &add(name, content)?);
+        put(&mut header, place, &blobs.add_name(name)?);
+        put(
+            &mut header,
+            place + CONFIGS_AT - CONFIG_NAMES_AT,
+            &blobs.add(name, content)?,
+        );
     }
     for ((name, size_bytes), number) in devices.iter().zip(1..DEVICE_COUNT) {
         let place = DEVICES_AT + number * DEVICE_BYTES;
-        put(&mut header, place, &add(name, &terminated(name)?)?);
+        put(&mut header, place, &blobs.add_name(name)?);
         put(&mut header, place + 8, &size_bytes.to_be_bytes());
     }
+    let mut blobs = blobs.0;
     let blobs_bytes = blobs.len();
     blobs.resize(blobs_bytes.next_multiple_of(EXTENT_BYTES), 0);
     let size = HEADER_BYTES + blobs.len();
@@ -280,6 +259,46 @@ pub(super) fn write_header(
     let md5 = md5_without(&header, MD5_AT);
     put(&mut header, MD5_AT, &md5);
     Ok(header)
+}
+
+/// Names and texts that are to be behind a header. The place 0 is none, and a byte is there that is not used.
+struct NewBlobs(Vec<u8>);
+
+impl NewBlobs {
+    /// Appends a text, which is called `name`; gives its place as it is written.
+    fn add(&mut self, name: &str, content: &[u8]) -> Result<[u8; 4]> {
+        let place = u32::try_from(self.0.len()).ok();
+        let Some((place, length)) = place.zip(u16::try_from(content.len()).ok()) else {
+            let detail = format!(
+                "{name:?} has {} bytes; at most {} have a place",
+                content.len(),
+                u16::MAX
+            );
+            return Err(refuse(detail));
+        };
+        self.0.extend(length.to_le_bytes());
+        self.0.extend(content);
+        Ok(place.to_be_bytes())
+    }
+
+    fn add_name(&mut self, name: &str) -> Result<[u8; 4]> {
+        if !is_name(name) {
+            return Err(refuse(format!("{name:?} is no name")));
+        }
+        self.add(name, &[name.as_bytes(), b"\0"].concat())
+    }
+}
+
+/// Configurations are written into files of these names: one that is a path is none.
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && !name.chars().any(|char| char.is_control() || char == '/')
+}
+
+fn refuse(detail: String) -> Error {
+    Error::InvalidOption {
+        option: "configuration of a VMA",
+        detail,
+    }
 }
 
 /// A cluster in an extent.

@@ -333,7 +333,7 @@ fn headers_that_are_not_as_they_should_be_are_told() {
         // The text of the configuration as a name.
         (
             changed(4096 + 32, &good[3068..3072]),
-            "it is no text with a zero byte at its end",
+            "it is no name with a zero byte at its end",
         ),
         (
             changed(4096 + 32, &good[4096 + 64..4096 + 68]),
@@ -347,6 +347,8 @@ fn headers_that_are_not_as_they_should_be_are_told() {
     for (found, expected) in cases {
         assert!(found.contains(expected), "{found}, and not {expected}");
     }
+    let path = refusal(&header(&[("../qemu-server.conf", b"cores: 2\n")], &[]));
+    assert!(path.contains("it is no name"), "{path}");
     let mut bytes = good.clone();
     bytes[12288 + 100] ^= 1;
     assert!(refusal(&bytes).contains("its MD5 is not the one that it carries"));
