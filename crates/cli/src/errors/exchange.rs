@@ -12,12 +12,9 @@ use crate::exit::Exit;
 pub(super) fn archive_advice(error: &ArchiveError) -> Advice {
     match error {
         ArchiveError::Corrupt { .. } => damaged(),
-        ArchiveError::Read { source, .. } if source.kind() == std::io::ErrorKind::InvalidData => damaged(),
-        ArchiveError::CutOff { .. } => advice(
-            Exit::Damage,
-            Kind::Damage,
-            "whoever sent it was interrupted, or its medium was full: have it sent again",
-        ),
+        ArchiveError::Read { source, .. } if source.kind() == ErrorKind::InvalidData => damaged(),
+        ArchiveError::Read { source, .. } if source.kind() == ErrorKind::UnexpectedEof => cut_off(),
+        ArchiveError::CutOff { .. } => cut_off(),
         ArchiveError::Spool { source, .. } if source.kind() == ErrorKind::StorageFull => advice(
             Exit::Error,
             Kind::NoSpace,
@@ -31,9 +28,11 @@ pub(super) fn archive_advice(error: &ArchiveError) -> Advice {
             Kind::Unsupported,
             "it can only be read from its start: holdfast compress --decompress",
         ),
-        ArchiveError::InvalidOption { .. } => {
-            advice(Exit::Usage, Kind::Usage, "holdfast compress --help shows the levels")
-        }
+        ArchiveError::InvalidOption { .. } => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "holdfast export --help and holdfast compress --help show what can be",
+        ),
         ArchiveError::Device(error) => device_advice(error),
         ArchiveError::Image(error) => image_advice(error),
         _ => advice(

@@ -45,7 +45,11 @@ pub(super) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
             ),
         }
     })?;
-    let Translated { value, dropped } = translated?;
+    let Translated { value, mut dropped } = translated?;
+    dropped.extend(reader.left_out().iter().map(|name| Dropped {
+        what: format!("{name} of the archive"),
+        why: "is no disk".to_owned(),
+    }));
     Ok(Described {
         machine: value,
         dropped,
