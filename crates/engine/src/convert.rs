@@ -1,6 +1,7 @@
 //! An image becomes an image of another format, or of other options.
 
 mod source;
+mod vmdk_stream;
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -141,20 +142,37 @@ pub fn convert(
     })
 }
 
-/// Writes the disk in the image at `path` to a stream, raw.
+/// What a disk is as a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamForm {
+    /// Its bytes.
+    Raw,
+    /// A VMDK of compressed grains.
+    Vmdk {
+        /// How hard: 1 to 12; a good default where not given.
+        level: Option<u32>,
+    },
+}
+
+/// Writes the disk in the image at `path` to a stream.
 pub fn convert_to_stream(
     path: &Path,
     options: &OpenOptions,
     snapshot: Option<&str>,
-    stream: &mut dyn Write,
+    (stream, form): (&mut dyn Write, StreamForm),
     job: Job<'_>,
 ) -> Result<Vec<Note>> {
     let image = open(path, options)?;
     let device = device_of(&image, snapshot)?;
     tell_what_is_dropped(&image, job);
-    job.progress.phase("converting", Unit::Bytes);
-    job.progress.total(device.size_bytes());
-    write_to_stream(&*device, stream, job).map_err(|error| error.on(path))?;
+    match form {
+        StreamForm::Raw => {
+            job.progress.phase("converting", Unit::Bytes);
+            job.progress.total(device.size_bytes());
+            write_to_stream(&*device, stream, job).map_err(|error| error.on(path))?;
+        }
+        StreamForm::Vmdk { level } => vmdk_stream::to_stream(&*device, path, stream, level, job)?,
+    }
     Ok(image.notes().to_vec())
 }
 
@@ -183,6 +201,9 @@ fn to_file(
             image.tell_of_cleared(job.progress);
             let filled = fill_bulk(device, base.as_ref(), writer, request.storage, job)?;
             (image, Some(filled))
+        }
+        Format::Vmdk if request.storage != Storage::Plain => {
+            vmdk_stream::to_file(request, device, &options, surroundings, job)?
         }
         Format::Raw => convert_to_raw(request, source, &options, surroundings, job)?,
         _ => convert_to_blocks(request, device, &options, surroundings, job)?,

@@ -74,7 +74,7 @@ pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoi
 pub use clone_error::CloneError;
 pub use clone_image::{CloneImageRequest, CloneKind, CloneWay, ImageClone, ImageCloner};
 pub use compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
-pub use convert::{ConvertReport, ConvertRequest, ConvertSource, VerifyImage, convert, convert_to_stream};
+pub use convert::{ConvertReport, ConvertRequest, ConvertSource, StreamForm, VerifyImage, convert, convert_to_stream};
 pub use copy::{
     CopiedSnapshot, CopyOutcome, CopyReport, CopyRequest, CopySelection, CopyStatus, MachineCopyStatus, NOTE_ORIGIN,
     RemovedThere, copy, copy_status, is_same_place,

@@ -5,7 +5,9 @@ use std::io::Seek as _;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
-use holdfast_engine::{ConvertReport, ConvertRequest, ConvertSource, VerifyImage, convert, convert_to_stream};
+use holdfast_engine::{
+    ConvertReport, ConvertRequest, ConvertSource, StreamForm, VerifyImage, convert, convert_to_stream,
+};
 use holdfast_image::{Format, Preallocation, Storage};
 use serde::Serialize;
 
@@ -24,7 +26,8 @@ pub(super) struct ConvertArgs {
     /// The image to read, with all that it is based on; - for a raw disk from standard input
     #[arg(value_name = "IMAGE")]
     source: PathBuf,
-    /// The image to make; or with --force a block device, which gets a raw disk; - for a raw disk to standard output
+    /// The image to make; or with --force a block device, which gets a raw disk; - for a raw disk, or with --to vmdk a compressed
+    /// VMDK, to standard output
     #[arg(value_name = "TARGET")]
     target: PathBuf,
     /// The format of the image to read (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
@@ -36,7 +39,7 @@ pub(super) struct ConvertArgs {
     /// Read the disk as it was when this internal snapshot was taken
     #[arg(long, value_name = "SNAPSHOT")]
     snapshot: Option<String>,
-    /// Compress the clusters of a qcow2 image
+    /// Compress the clusters of a qcow2 image; of a VMDK, which then is one for streams, that is read only
     #[arg(short, long)]
     compress: bool,
     /// How hard; a good default where not given
@@ -73,6 +76,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Make a disk for Hyper-V of one of VirtualBox",
         line: "holdfast image convert web1.vdi web1.vhdx",
+    },
+    Example {
+        wish: "Make a compressed VMDK of it for VMware, on all cores",
+        line: "holdfast image convert --compress web1.qcow2 web1.vmdk",
     },
     Example {
         wish: "Take a disk in from another host",
@@ -147,7 +154,8 @@ pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> 
     if args.target.as_os_str() == "-" {
         return to_stdout(args, format, context);
     }
-    args.new.check(format, &[("--compress", args.compress)])?;
+    args.new
+        .check(format, &[("--compress", args.compress && format != Format::Vmdk)])?;
     args.new.check_blocks(format, &[])?;
     if args.compress && args.new.has_data_file() {
         return Err(Error::usage(
@@ -228,18 +236,31 @@ fn size_of_stdin(args: &ConvertArgs) -> Result<u64, Error> {
 /// Writes the disk to standard output, which then holds nothing else.
 fn to_stdout(args: &ConvertArgs, format: Format, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("image convert to standard output")?;
-    if format != Format::Raw || args.source.as_os_str() == "-" || args.verify || args.compress {
+    let is_raw = format == Format::Raw && !args.compress;
+    if !(is_raw || format == Format::Vmdk) || args.source.as_os_str() == "-" || args.verify {
         return Err(Error::usage(
-            "to standard output goes the raw disk of an image, and it cannot be read back",
-            "leave --to, --compress and --verify out, and name the image",
+            "to standard output goes the raw disk of an image, or a compressed VMDK, and it cannot be read back",
+            "leave --verify out and --to, or give --to vmdk; and name the image",
         ));
     }
+    let form = match format {
+        Format::Vmdk => StreamForm::Vmdk {
+            level: args.compression_level,
+        },
+        _ => StreamForm::Raw,
+    };
     args.new.check(format, &[])?;
     args.new.check_blocks(format, &[])?;
     let options = args.gate.open_options(args.format)?;
     let mut stdout = std::io::stdout().lock();
     let notes = context.work(args.job.thread_count(), |job| {
-        convert_to_stream(&args.source, &options, args.snapshot.as_deref(), &mut stdout, job)
+        convert_to_stream(
+            &args.source,
+            &options,
+            args.snapshot.as_deref(),
+            (&mut stdout, form),
+            job,
+        )
     })?;
     drop(stdout);
     for note in &notes {

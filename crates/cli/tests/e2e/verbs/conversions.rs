@@ -85,6 +85,25 @@ fn disks_come_from_standard_input_and_go_to_standard_output() {
     assert_eq!(rig.names("."), before, "what failed left nothing");
 }
 
+#[test]
+fn vmdks_for_streams_are_made_in_files_and_pipes() {
+    let (rig, bytes) = rig_with_disk();
+    let report = rig.report(&["image", "convert", "--compress", "--verify", "disk.raw", "a.vmdk"]);
+    assert!(report["compressed_bytes"].as_u64() > Some(1 << 20), "{report}");
+    let output = rig.run(&["image", "convert", "disk.raw", "-", "--to", "vmdk"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    rig.write("b.vmdk", &output.stdout);
+    for name in ["a.vmdk", "b.vmdk"] {
+        let info = qemu_img(&rig, &["info", name]);
+        assert!(info.contains("streamOptimized"), "{info}");
+        qemu_img(&rig, &["compare", name, "-f", "vmdk", "-F", "raw", "disk.raw"]);
+        let output = rig.run(&["image", "convert", name, "-"]);
+        assert!(output.stdout == bytes, "{name}");
+    }
+    let output = rig.run(&["image", "convert", "disk.raw", "-", "--to", "vhd"]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
 /// Forgotten, they would leave a person with an image that is not what was asked for.
 #[test]
 fn options_of_qcow2_are_refused_for_a_raw_image() {
