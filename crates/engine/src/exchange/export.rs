@@ -1,27 +1,25 @@
 //! `export`: a machine in a snapshot becomes an archive that another hypervisor takes in, or a folder of images.
 
-use std::fs::File;
+mod archives;
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_archive::{
-    OvaDisk, OvaOutput, OvaWriteOptions, PackOptions, Packed, Packer, VmaDisk, VmaWriteOptions, XvaDisk,
-    XvaWriteOptions, write_ova, write_vma, write_xva,
-};
+use holdfast_archive::{PackOptions, Packed};
 use holdfast_block::BlockDevice;
-use holdfast_hardware::{DiskKind, Dropped, Machine, Translated, libvirt, ovf, proxmox, xen};
-use holdfast_host::Uuid;
-use holdfast_image::{BlockOptions, Format, ImageId, OpenOptions, Qcow2Options, Storage};
+use holdfast_hardware::{DiskKind, Dropped, Machine, Translated, libvirt};
+use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
+use archives::Sink;
+
 use super::error::ExchangeError;
-use super::import::{NewFolder, threads, write_file};
-use super::machine::{file_name, unknown, unknown_disk};
-use super::sectors::WholeSectors;
+use super::import::{NewFolder, write_file};
+use super::machine::{unknown, unknown_disk};
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -33,11 +31,6 @@ use crate::repository::find_snapshot;
 use crate::{SnapshotReference, Unit};
 
 const DOMAIN: &str = "domain.xml";
-/// What Proxmox calls the first machine, its first storage and bridge, where its installer was not told otherwise. Whoever restores a backup says where
-/// to.
-const PROXMOX_NUMBER: u32 = 100;
-const PROXMOX_STORAGE: &str = "local-lvm";
-const PROXMOX_BRIDGE: &str = "vmbr0";
 
 /// What to export, and how.
 pub struct ExportRequest {
@@ -71,12 +64,6 @@ pub enum ExportFormat {
     Vma(PackOptions),
 }
 
-/// Where an archive is written.
-enum Sink {
-    File(File),
-    Stream(Box<dyn Write + Send>),
-}
-
 /// Where an export goes.
 pub enum ExportTarget {
     /// An archive as a stream.
@@ -99,15 +86,6 @@ pub enum ExportTarget {
         /// Whether they are compressed.
         storage: Storage,
     },
-}
-
-impl Sink {
-    fn into_stream(self) -> Box<dyn Write + Send> {
-        match self {
-            Self::File(file) => Box::new(file),
-            Self::Stream(stream) => stream,
-        }
-    }
 }
 
 /// What was exported.
@@ -186,15 +164,8 @@ pub fn export(
     })
 }
 
-/// Who is told how far it is, and may stop it.
-type Told<'t> = dyn FnMut(u64) -> std::io::Result<()> + 't;
-
-fn seconds(time: Timestamp) -> u64 {
-    u64::try_from(time.as_second()).unwrap_or_default()
-}
-
 /// A disk that is exported.
-struct ExportedDisk<'m> {
+pub(super) struct ExportedDisk<'m> {
     record: &'m DiskRecord,
     device: Arc<dyn BlockDevice>,
 }
@@ -314,179 +285,6 @@ impl<'m> Exported<'m> {
                 why: "another hypervisor cannot go on from it: the machine starts".to_owned(),
             });
         }
-    }
-
-    fn write_archive(
-        &mut self,
-        sink: Sink,
-        format: ExportFormat,
-        of_now: (&str, Timestamp),
-        surroundings: &Surroundings,
-        job: Job<'_>,
-    ) -> Result<Packed> {
-        let mut told = 0;
-        let mut progress = |done: u64| {
-            job.progress.advance(done - told);
-            told = done;
-            job.interrupt.check().map_err(std::io::Error::other)
-        };
-        let written = match format {
-            ExportFormat::Xva(packing) => self.write_xva(sink, packing, of_now, (surroundings, job), &mut progress),
-            ExportFormat::Vma(packing) => self.write_vma(sink, packing, of_now.1, (surroundings, job), &mut progress),
-            ExportFormat::Ova { level } => self.write_ova(sink, level, of_now.1, job, &mut progress),
-        };
-        if written.is_err() {
-            job.interrupt.check()?;
-        }
-        written
-    }
-
-    fn write_xva(
-        &mut self,
-        sink: Sink,
-        packing: PackOptions,
-        (host, time): (&str, Timestamp),
-        (surroundings, job): (&Surroundings, Job<'_>),
-        progress: &mut Told<'_>,
-    ) -> Result<Packed> {
-        let time_text = time.strftime("%Y%m%dT%H:%M:%SZ").to_string();
-        let mut failure = None;
-        let mut new_uuid = || {
-            let mut random = [0; 16];
-            failure = surroundings.randomness.fill(&mut random).err().or(failure.take());
-            Uuid::from_random(random).to_string()
-        };
-        let Translated {
-            value: records,
-            dropped,
-        } = xen::write(
-            &self.machine,
-            &mut xen::Wish {
-                host_name: host,
-                time: &time_text,
-                new_uuid: &mut new_uuid,
-            },
-        );
-        if let Some(error) = failure {
-            return Err(error.into());
-        }
-        self.dropped.extend(dropped);
-        let mut disks = Vec::new();
-        for (key, id) in records.disks {
-            if let Some(disk) = self.disks.iter().find(|disk| disk.record.name == key) {
-                self.names.push((key, id.clone(), disk.record.size_bytes));
-                disks.push(XvaDisk {
-                    id,
-                    device: Arc::clone(&disk.device),
-                });
-            }
-        }
-        let mut packer = Packer::new(sink.into_stream(), packing)?;
-        let options = XvaWriteOptions {
-            threads: threads(job).count,
-            time: seconds(time),
-        };
-        write_xva(&mut packer, &records.xml, &disks, options, progress)?;
-        Ok(packer.finish()?)
-    }
-
-    fn write_vma(
-        &mut self,
-        sink: Sink,
-        packing: PackOptions,
-        time: Timestamp,
-        (surroundings, job): (&Surroundings, Job<'_>),
-        progress: &mut Told<'_>,
-    ) -> Result<Packed> {
-        let in_sectors = |disk: &ExportedDisk<'_>| WholeSectors(Arc::clone(&disk.device));
-        let sizes = self
-            .disks
-            .iter()
-            .map(|disk| (disk.record.name.clone(), in_sectors(disk).size_bytes()));
-        let Translated { value, dropped } = proxmox::write(
-            &self.machine,
-            &proxmox::Wish {
-                vm_id: PROXMOX_NUMBER,
-                storage: PROXMOX_STORAGE.to_owned(),
-                bridge: PROXMOX_BRIDGE.to_owned(),
-                disks: sizes.collect(),
-            },
-        );
-        self.dropped.extend(dropped);
-        let mut disks = Vec::new();
-        for (key, device_name) in value.disks {
-            if let Some(disk) = self.disks.iter().find(|disk| disk.record.name == key) {
-                self.names.push((key, device_name.clone(), disk.record.size_bytes));
-                disks.push(VmaDisk {
-                    device_name,
-                    device: Arc::new(in_sectors(disk)),
-                });
-            }
-        }
-        let mut uuid = [0; 16];
-        surroundings.randomness.fill(&mut uuid)?;
-        let options = VmaWriteOptions {
-            threads: threads(job).count,
-            time: seconds(time),
-            uuid,
-        };
-        let config = [("qemu-server.conf".to_owned(), value.config.into_bytes())];
-        let mut packer = Packer::new(sink.into_stream(), packing)?;
-        write_vma(&mut packer, &config, &disks, options, progress)?;
-        Ok(packer.finish()?)
-    }
-
-    fn write_ova(
-        &mut self,
-        sink: Sink,
-        level: Option<u32>,
-        time: Timestamp,
-        job: Job<'_>,
-        progress: &mut Told<'_>,
-    ) -> Result<Packed> {
-        let name = file_name(&self.machine.name);
-        let mut wish = ovf::Wish::default();
-        let mut disks = Vec::new();
-        let in_order: Vec<String> = self.machine.disks.iter().map(|disk| disk.key.clone()).collect();
-        for key in in_order {
-            let Some(disk) = self.disks.iter().find(|disk| disk.record.name == key) else {
-                continue;
-            };
-            let href = format!("{name}-disk{}.vmdk", disks.len() + 1);
-            // A disk of VMware has whole sectors.
-            let capacity_bytes = disk.record.size_bytes.next_multiple_of(512);
-            wish.disks.insert(
-                key.clone(),
-                ovf::DiskFile {
-                    href: href.clone(),
-                    size_bytes: None,
-                    capacity_bytes,
-                    populated_bytes: None,
-                },
-            );
-            self.names.push((key, href.clone(), disk.record.size_bytes));
-            disks.push(OvaDisk {
-                href,
-                id: ImageId::random()?,
-                device: Arc::clone(&disk.device),
-            });
-        }
-        let Translated { value, dropped } = ovf::write(&self.machine, &wish);
-        self.dropped.extend(dropped);
-        let output = match sink {
-            Sink::File(file) => OvaOutput::File(file),
-            Sink::Stream(stream) => OvaOutput::Pipe(stream, std::env::temp_dir()),
-        };
-        let options = OvaWriteOptions {
-            threads: threads(job).count,
-            level,
-            time: seconds(time),
-        };
-        let written = write_ova(output, (&name, &value), &disks, options, progress)?;
-        Ok(Packed {
-            unpacked_bytes: disks.iter().map(|disk| disk.device.size_bytes()).sum(),
-            written_bytes: written.bytes,
-        })
     }
 
     fn write_folder(

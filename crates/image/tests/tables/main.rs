@@ -9,5 +9,6 @@ mod chains;
 mod deltas;
 mod flat;
 mod identities;
+mod matrix;
 mod streams;
 mod vmdks;

@@ -1,0 +1,303 @@
+//! Every format with every kind of content, beside QEMU: the table in `docs/image-matrix.md` is what this has found.
+//!
+//! With `HOLDFAST_UPDATE_SNAPSHOTS=1` the table is written; otherwise it has to be what is found.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+
+use holdfast_block::{BlockDevice as _, BlockDeviceMut as _, MemoryDevice};
+use holdfast_image::{
+    BackingFile, BlockOptions, Continue, CreateOptions, Format, ImageId, ImageKind, OpenOptions, Qcow2Options,
+    StreamOptions, create, open, open_mut, write_stream_optimized,
+};
+
+use crate::peer::{
+    Lab, Random, assert_clean, assert_reads_as, flatten, overwrite, path_text, qemu_img, qemu_io_as, sample_disk, work,
+};
+
+const MIB: u64 = 1 << 20;
+const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/image-matrix.md");
+
+/// A form of image.
+struct Form {
+    name: &'static str,
+    format: Format,
+    kind: ImageKind,
+    /// What makes QEMU write the same.
+    peer: &'static str,
+    /// The largest disk.
+    size_bytes_max: u64,
+}
+
+const FORMS: &[Form] = &[
+    form("raw", Format::Raw, ImageKind::Fixed, "", u64::MAX),
+    form("qcow2", Format::Qcow2, ImageKind::Dynamic, "", u64::MAX),
+    form("VDI, dynamic", Format::Vdi, ImageKind::Dynamic, "", u64::MAX),
+    form("VDI, fixed", Format::Vdi, ImageKind::Fixed, "-o static=on", u64::MAX),
+    form(
+        "VHD, dynamic",
+        Format::Vhd,
+        ImageKind::Dynamic,
+        "-o force_size=on",
+        2040 << 30,
+    ),
+    form(
+        "VHD, fixed",
+        Format::Vhd,
+        ImageKind::Fixed,
+        "-o force_size=on,subformat=fixed",
+        2040 << 30,
+    ),
+    form("VHDX, dynamic", Format::Vhdx, ImageKind::Dynamic, "", u64::MAX),
+    form(
+        "VHDX, fixed",
+        Format::Vhdx,
+        ImageKind::Fixed,
+        "-o subformat=fixed",
+        u64::MAX,
+    ),
+    form(
+        "VMDK, sparse",
+        Format::Vmdk,
+        ImageKind::Dynamic,
+        "-o subformat=monolithicSparse",
+        (2 << 40) - 512,
+    ),
+    form(
+        "VMDK, stream",
+        Format::Vmdk,
+        ImageKind::Stream,
+        "-o subformat=streamOptimized",
+        u64::MAX,
+    ),
+    form("Parallels", Format::Parallels, ImageKind::Dynamic, "", u64::MAX),
+];
+
+const fn form(name: &'static str, format: Format, kind: ImageKind, peer: &'static str, size_bytes_max: u64) -> Form {
+    Form {
+        name,
+        format,
+        kind,
+        peer,
+        size_bytes_max,
+    }
+}
+
+impl Form {
+    fn options(&self, size_bytes: u64) -> CreateOptions {
+        let kind = if self.kind == ImageKind::Stream {
+            ImageKind::Dynamic
+        } else {
+            self.kind
+        };
+        CreateOptions {
+            blocks: BlockOptions {
+                kind,
+                ..BlockOptions::default()
+            },
+            ..CreateOptions::new(self.format, size_bytes)
+        }
+    }
+
+    fn open_options(&self) -> OpenOptions {
+        OpenOptions {
+            format: Some(self.format),
+            ..OpenOptions::default()
+        }
+    }
+
+    /// Makes an image of this disk, as we do.
+    fn make(&self, path: &Path, disk: &[u8]) {
+        let size_bytes = disk.len() as u64;
+        if self.kind == ImageKind::Stream {
+            stream_of(&MemoryDevice::from_bytes(disk), path);
+            return;
+        }
+        create(path, &self.options(size_bytes)).unwrap();
+        let image = open_mut(path, &self.open_options()).unwrap();
+        image.write_at(disk, 0).unwrap();
+        image.flush().unwrap();
+    }
+
+    /// Both sides read an image as this disk.
+    fn agree(&self, path: &Path, disk: &[u8], lab: &Lab, what: &str) {
+        let what = format!("{}, {what}", self.name);
+        assert_reads_as(&open(path, &self.open_options()).unwrap(), disk, &what);
+        if self.format != Format::Raw {
+            assert_clean(path);
+        }
+        // QEMU cannot check raw images, nor VHDs.
+        if !matches!(self.format, Format::Raw | Format::Vhd) {
+            qemu_img(&["check", "-f", self.format.qemu_name(), path_text(path)]);
+        }
+        if self.format == Format::Raw {
+            assert!(fs::read(path).unwrap() == disk, "{what}");
+        } else {
+            assert!(
+                flatten(path, lab)[..disk.len()] == *disk,
+                "{what}: the peer reads something else"
+            );
+        }
+    }
+
+    fn by_peer(&self, lab: &Lab, disk: &[u8]) -> PathBuf {
+        let (raw, image) = (lab.path("source.raw"), lab.path("peer"));
+        overwrite(&raw, disk);
+        let mut words = vec!["convert", "-f", "raw", "-O", self.format.qemu_name()];
+        words.extend(self.peer.split_whitespace());
+        words.extend([path_text(&raw), path_text(&image)]);
+        qemu_img(&words);
+        image
+    }
+
+    /// This content, written by each side and read by both.
+    fn content(&self, disk: &[u8], what: &str) -> &'static str {
+        let lab = Lab::new();
+        let ours = lab.path("ours");
+        self.make(&ours, disk);
+        self.agree(&ours, disk, &lab, what);
+        let theirs = self.by_peer(&lab, disk);
+        self.agree(&theirs, disk, &lab, what);
+        "both ways"
+    }
+
+    fn random_writes(&self) -> &'static str {
+        if self.kind == ImageKind::Stream {
+            return "read only";
+        }
+        let lab = Lab::new();
+        let (image, mut disk) = (lab.path("image"), sample_disk(20 * MIB, 4));
+        self.make(&image, &disk);
+        if self.format == Format::Raw {
+            return "the file is the disk";
+        }
+        for seed in 0..2 {
+            work(&image, &mut disk, &mut Random(seed), 40);
+            self.agree(&image, &disk, &lab, "random writes");
+            qemu_io_as(self.format.qemu_name(), &image, &["write -P 0x5a 3M 2M"]);
+            disk[3 << 20..5 << 20].fill(0x5a);
+            self.agree(&image, &disk, &lab, "the peer's writes");
+        }
+        "both ways"
+    }
+
+    fn large(&self) -> String {
+        let lab = Lab::new();
+        let (image, size_bytes) = (lab.path("image"), 3_u64 << 40);
+        if size_bytes > self.size_bytes_max {
+            assert!(create(&image, &self.options(size_bytes)).is_err(), "{}", self.name);
+            return format!("refused: at most {} GiB", self.size_bytes_max.div_ceil(1 << 30));
+        }
+        let data = [7; 4096];
+        if self.kind == ImageKind::Stream {
+            let device = MemoryDevice::new(size_bytes);
+            device.write_at(&data, size_bytes - 4096).unwrap();
+            stream_of(&device, &image);
+        } else {
+            create(&image, &self.options(size_bytes)).unwrap();
+            let device = open_mut(&image, &self.open_options()).unwrap();
+            device.write_at(&data, size_bytes - 4096).unwrap();
+            device.flush().unwrap();
+        }
+        let opened = open(&image, &self.open_options()).unwrap();
+        let mut found = [0; 4096];
+        opened.read_at(&mut found, size_bytes - 4096).unwrap();
+        assert!(opened.size_bytes() == size_bytes && found == data, "{}", self.name);
+        let commands = ["read -P 7 3221225468k 4k", "read -P 0 0 64k"];
+        qemu_io_as(self.format.qemu_name(), &image, &commands);
+        "written, and read by both".to_owned()
+    }
+
+    /// Three images, each a difference to the one before.
+    fn chain(&self) -> &'static str {
+        if self.format == Format::Raw || matches!(self.kind, ImageKind::Fixed | ImageKind::Stream) {
+            return "not in the format";
+        }
+        if self.format == Format::Parallels {
+            return "by its descriptor; not by the peer";
+        }
+        let lab = Lab::new();
+        let extension = self.format.name();
+        let path = |number: u64| lab.path(&format!("{number}.{extension}"));
+        let size_bytes = 6 * MIB;
+        let mut disk = vec![0; usize::try_from(size_bytes).unwrap()];
+        for number in 0..3_u64 {
+            let mut options = self.options(size_bytes);
+            if let Some(before) = number.checked_sub(1) {
+                if self.format == Format::Qcow2 {
+                    options.qcow2 = Qcow2Options {
+                        backing: Some(BackingFile {
+                            name: format!("{before}.{extension}"),
+                            format: self.format,
+                        }),
+                        ..options.qcow2
+                    };
+                } else {
+                    options.blocks.kind = ImageKind::Differencing;
+                    options.blocks.parent = Some(path(before));
+                }
+            }
+            create(&path(number), &options).unwrap();
+            work(&path(number), &mut disk, &mut Random(number), 20);
+        }
+        assert_reads_as(&open(&path(2), &OpenOptions::default()).unwrap(), &disk, self.name);
+        if matches!(self.format, Format::Qcow2 | Format::Vmdk) {
+            assert!(flatten(&path(2), &lab) == disk, "{}", self.name);
+            "written, and read by both"
+        } else {
+            "written and read; not by the peer"
+        }
+    }
+}
+
+fn stream_of(device: &MemoryDevice, path: &Path) {
+    let options = StreamOptions {
+        name: "image.vmdk",
+        id: ImageId([7; 16]),
+        level: None,
+        threads: NonZero::new(2).unwrap(),
+    };
+    let mut file = fs::File::create(path).unwrap();
+    write_stream_optimized(device, &mut file, &options, &mut |_| Continue::Go).unwrap();
+}
+
+#[test]
+fn the_table_is_what_is_found() {
+    let mut text = String::from(
+        "# Formats of images, beside QEMU\n\nWhat the tests of this version have found: `both ways` is what we write read by QEMU and by us, and what QEMU writes \
+         read by us, byte by byte;\nboth sides check the image. This table is written by the test `tables::matrix`.\n\n\
+         | form | empty | holes and data | full of noise | random writes, in turn | odd size (7 MiB + 512) | 3 TiB, sparse | chain of three |\n\
+         |---|---|---|---|---|---|---|---|\n",
+    );
+    for form in FORMS {
+        let noise = {
+            let mut bytes = vec![0; 8 << 20];
+            Random(9).fill(&mut bytes);
+            bytes
+        };
+        let cells = [
+            form.content(&vec![0; 8 << 20], "empty"),
+            form.content(&sample_disk(16 * MIB, 3), "holes and data"),
+            form.content(&noise, "full"),
+            form.random_writes(),
+            form.content(&sample_disk(7 * MIB + 512, 5), "odd size"),
+            &form.large(),
+            form.chain(),
+        ];
+        writeln!(text, "| {} | {} |", form.name, cells.join(" | ")).unwrap();
+    }
+    text.push_str(
+        "\nFixed images are made sparse. VMDKs of several files (`twoGbMaxExtent...`, `monolithicFlat`) are read and written where they are there, and not made; \
+         ploop of version 1\nis read and written by tests of its own, for QEMU does not know it. QEMU refuses chains of VDI, VHD, VHDX and Parallels: those are \
+         compared with what was\nwritten to them.\n",
+    );
+    if std::env::var_os("HOLDFAST_UPDATE_SNAPSHOTS").is_some() {
+        overwrite(Path::new(TABLE), text.as_bytes());
+    }
+    assert!(
+        fs::read_to_string(TABLE).unwrap_or_default() == text,
+        "docs/image-matrix.md is not what was found: HOLDFAST_UPDATE_SNAPSHOTS=1 writes it"
+    );
+}
