@@ -9,7 +9,7 @@ use std::time::Duration;
 use holdfast_block::{Clock as _, SystemClock};
 
 /// Results that wait to be taken, per thread: enough that a thread has work while another is slow.
-const WAITING_PER_THREAD: usize = 4;
+const WAITING_PER_THREAD: usize = 2;
 /// How often somebody who waits for a calmer machine looks again.
 const LOAD_INTERVAL: Duration = Duration::from_millis(500);
 

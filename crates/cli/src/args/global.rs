@@ -96,8 +96,19 @@ pub struct LikePasswordArgs {
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct JobArgs {
     /// Threads for each kind of work; as many as there are processors where not given
-    #[arg(long, value_name = "N", hide_short_help = true)]
+    #[arg(long, value_name = "N", hide_short_help = true, value_parser = parse_threads)]
     pub threads: Option<NonZeroUsize>,
+}
+
+/// More than any machine has use for; a thread has memory of its own.
+const THREADS_MAX: usize = 1024;
+
+fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
+    let count = text
+        .parse::<NonZeroUsize>()
+        .ok()
+        .filter(|count| count.get() <= THREADS_MAX);
+    count.ok_or_else(|| format!("threads are a number between 1 and {THREADS_MAX}"))
 }
 
 impl JobArgs {
