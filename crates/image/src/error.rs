@@ -165,6 +165,24 @@ pub enum Error {
         /// Why, and what to do.
         detail: String,
     },
+    /// The image cannot be given another size.
+    #[error("{image} cannot be resized: {detail}")]
+    NotResizable {
+        /// The image.
+        image: String,
+        /// Why, and what to do instead.
+        detail: String,
+    },
+    /// The image would lose its end, which was not allowed.
+    #[error("{image} has {before_bytes} bytes, and what is past {after_bytes} would be lost")]
+    WouldShrink {
+        /// The image.
+        image: String,
+        /// Its size.
+        before_bytes: u64,
+        /// The size that it was to get.
+        after_bytes: u64,
+    },
     /// The image is open for writing elsewhere.
     #[error("{image} is in use by another process")]
     Locked {

@@ -2,7 +2,7 @@
 //!
 //! [`open`] gives an image with everything that it is based on as one [`BlockDevice`](holdfast_block::BlockDevice), and
 //! [`open_mut`] as a [`BlockDeviceMut`](holdfast_block::BlockDeviceMut). [`create`] makes an empty image; [`create_bulk`] and
-//! [`fill`] make one from another disk, quickly. [`check`] holds an image's metadata against itself.
+//! [`fill`] make one from another disk, quickly. [`resize`] gives an image another size. [`check`] holds an image's metadata against itself.
 //! [`write_stream_optimized`] and [`StreamReader`] write and read a VMDK that goes through a pipe.
 //!
 //! An image may name other files of the host. Which of them are opened is decided by a [`Gate`], and by default only files
@@ -54,6 +54,7 @@ mod ploop;
 mod qcow2;
 mod raw;
 mod report;
+mod resize;
 mod run;
 mod vdi;
 mod vhd;
@@ -82,4 +83,5 @@ pub use qcow2::bulk::BulkWriter;
 pub use qcow2::codec::{ClusterCompressor, Compression};
 pub use qcow2::snapshot::InternalSnapshot;
 pub use report::{CheckReport, Problem, ProblemKind, Severity};
+pub use resize::{Resized, Shrink, resize};
 pub use vmdk::stream::{StreamGrain, StreamOptions, StreamReader, StreamWritten, write_stream_optimized};

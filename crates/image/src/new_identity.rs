@@ -144,6 +144,52 @@ pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf
         backing: Backing::Ignore,
         ..options.clone()
     };
+    Ok(images_beside(path, extensions, |found| {
+        let opened = open_single(found, &child_options, Access::Read);
+        opened.is_ok_and(|opened| parent_id(&opened) == Some(id))
+    }))
+}
+
+/// The images in the folder of the one at `path`, and in `Snapshots` below it, that are based on it: by its identity, by its last
+/// modification, as a VHDX, or by its path, as a qcow2.
+pub(crate) fn dependents_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+    let image = open_single(path, options, Access::Read)?;
+    let child_options = |format| OpenOptions {
+        format: Some(format),
+        backing: Backing::Ignore,
+        ..options.clone()
+    };
+    match image.info.format {
+        Format::Vhdx => {
+            let modification = image
+                .info
+                .blocks
+                .as_ref()
+                .and_then(|blocks| blocks.modification.clone());
+            let options = child_options(Format::Vhdx);
+            Ok(images_beside(path, &["vhdx", "avhdx"], |found| {
+                let opened = open_single(found, &options, Access::Read).ok();
+                let blocks = opened.and_then(|opened| opened.info.blocks);
+                let parent = blocks.and_then(|blocks| blocks.parent);
+                parent.is_some_and(|parent| parent.modification.is_some() && parent.modification == modification)
+            }))
+        }
+        Format::Qcow2 | Format::Raw => {
+            let options = child_options(Format::Qcow2);
+            Ok(images_beside(path, &["qcow2", "qcow", "img"], |found| {
+                let opened = open_single(found, &options, Access::Read).ok();
+                let qcow2 = opened.and_then(|opened| opened.info.qcow2);
+                let backing = qcow2.and_then(|qcow2| qcow2.backing_file);
+                // An absolute path replaces the folder.
+                backing.is_some_and(|backing| is_same(&directory_of(found).join(backing), path))
+            }))
+        }
+        _ => children_beside(path, options),
+    }
+}
+
+/// The images in the folder of the one at `path`, and in `Snapshots` below it, that have one of these extensions and are its children.
+fn images_beside(path: &Path, extensions: &[&str], is_child: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     let folder = directory_of(path);
     let mut children: Vec<PathBuf> = [folder.join("Snapshots"), folder]
         .iter()
@@ -158,14 +204,11 @@ pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf
             let extension = found.extension().and_then(|extension| extension.to_str());
             extension.is_some_and(|found| extensions.iter().any(|known| known.eq_ignore_ascii_case(found)))
         })
-        .filter(|found| {
-            let opened = open_single(found, &child_options, Access::Read);
-            opened.is_ok_and(|opened| parent_id(&opened) == Some(id))
-        })
+        .filter(|found| is_child(found))
         .map(|found| found.strip_prefix("./").map_or(found.clone(), Path::to_owned))
         .collect();
     children.sort();
-    Ok(children)
+    children
 }
 
 fn parent_id(child: &OpenedFile) -> Option<ImageId> {

@@ -131,6 +131,35 @@ impl Allocator {
         }
     }
 
+    /// Takes `count` free clusters in one row; gives their offsets.
+    ///
+    /// # Errors
+    /// [`Error::NotResizable`] where a row is longer than what one refcount block counts.
+    pub(crate) fn allocate_row(&mut self, count: u64) -> Result<Range<u64>> {
+        // The first cluster of what was never counted has the block that counts it.
+        if count >= self.geometry.refcount_block_entries() {
+            return Err(Error::NotResizable {
+                image: self.image.to_string(),
+                detail: format!(
+                    "its tables would need {count} clusters of {} bytes in a row; convert it to one with larger clusters",
+                    self.geometry.cluster_bytes()
+                ),
+            });
+        }
+        let mut too_short = Vec::new();
+        let row = loop {
+            let found = self.allocate(count)?;
+            if found.end - found.start == self.geometry.offset_of(count) {
+                break found;
+            }
+            too_short.push(found);
+        };
+        for found in too_short {
+            self.give_back(found)?;
+        }
+        Ok(row)
+    }
+
     fn check_free(&self, clusters: &Range<u64>) -> Result<()> {
         for cluster in clusters.clone() {
             if let Some(what) = self.metadata.get(&cluster) {

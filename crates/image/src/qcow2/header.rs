@@ -35,6 +35,8 @@ const HEADER_BYTES_V2: u32 = 72;
 const HEADER_BYTES_V3: u32 = 112;
 const HEADER_BYTES_V3_MIN: u32 = 104;
 /// Offsets of the fields that a writer changes in place.
+pub(crate) const SIZE_AT: u64 = 24;
+pub(crate) const L1_AT: u64 = 36;
 pub(crate) const REFCOUNT_TABLE_AT: u64 = 48;
 pub(crate) const INCOMPATIBLE_AT: u64 = 72;
 pub(crate) const AUTOCLEAR_AT: u64 = 88;

@@ -17,6 +17,7 @@ pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod mapping;
 mod refcount;
+pub(crate) mod resize;
 pub(crate) mod snapshot;
 mod state;
 pub(crate) mod writer;

@@ -1,0 +1,160 @@
+//! After a crash at any point of a change of size, the image is sound, and its disk has the old size or the new one.
+
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
+
+use crate::chain::load_header;
+use crate::create::{CreateOptions, Qcow2Options};
+use crate::file::ImageFile;
+use crate::file::memory::{MemoryFile, Random, RecordingFile};
+use crate::layered::{Below, Layered as _};
+use crate::qcow2;
+use crate::qcow2::layer::Layer;
+use crate::qcow2::layout::{new_header, write_empty};
+use crate::qcow2::writer::Qcow2Mut;
+use crate::{CheckReport, Result};
+
+const KIB: u64 = 1 << 10;
+
+type Backing = Option<Arc<dyn BlockDevice>>;
+
+/// What a format does.
+struct Case {
+    name: &'static str,
+    start: Vec<u8>,
+    before_bytes: u64,
+    after_bytes: u64,
+    resize: Box<dyn Fn(&Arc<dyn ImageFile>, u64) -> Result<()>>,
+    read: Box<dyn Fn(&Arc<dyn ImageFile>) -> Result<Vec<u8>>>,
+    check: fn(&Arc<dyn ImageFile>) -> Result<CheckReport>,
+}
+
+fn bytes_of(file: &dyn ImageFile) -> Vec<u8> {
+    let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
+    file.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn survive(case: &Case) {
+    let memory = |bytes: Vec<u8>| Arc::new(MemoryFile::new(bytes)) as Arc<dyn ImageFile>;
+    let before = (case.read)(&memory(case.start.clone())).unwrap();
+    assert_eq!(before.len() as u64, case.before_bytes);
+    let mut after = before.clone();
+    after.resize(to_usize(case.after_bytes), 0);
+    let kept = before.len().min(after.len());
+    let recording = Arc::new(RecordingFile::new(case.start.clone(), None).with_zero_holes());
+    let file = Arc::clone(&recording) as Arc<dyn ImageFile>;
+    (case.resize)(&file, case.after_bytes).unwrap();
+    assert!((case.read)(&file).unwrap() == after, "{}", case.name);
+    let report = (case.check)(&file).unwrap();
+    assert_eq!(report.corruption_count, 0, "{}: {:?}", case.name, report.problems);
+    let mut random = Random(11);
+    let count = recording.operation_count();
+    for round in 0..5 {
+        for operations in 0..=count {
+            let what = format!("{}, round {round}, after {operations} of {count} operations", case.name);
+            let crashed = memory(recording.crashed_after(operations, |bound| random.below(bound)));
+            let report = (case.check)(&crashed).unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!(report.corruption_count, 0, "{what}: {:?}", report.problems);
+            let found = (case.read)(&crashed).unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert!(found.len() == before.len() || found.len() == after.len(), "{what}");
+            assert!(found[..kept] == before[..kept], "{what}");
+            assert!(
+                found == before || found == after || after.len() < before.len(),
+                "{what}"
+            );
+            // It can be done again.
+            (case.resize)(&crashed, case.after_bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert!((case.read)(&crashed).unwrap() == after, "{what}: done again");
+            let report = (case.check)(&crashed).unwrap();
+            assert_eq!(report.corruption_count, 0, "{what}: {:?}", report.problems);
+        }
+    }
+}
+
+fn open_qcow2(file: &Arc<dyn ImageFile>, backing: Backing) -> Result<Layer> {
+    Layer::new(
+        "image".into(),
+        load_header(&**file, "image")?,
+        Arc::clone(file),
+        None,
+        backing,
+    )
+}
+
+fn qcow2_case(
+    name: &'static str,
+    options: Qcow2Options,
+    (before_bytes, after_bytes): (u64, u64),
+    backing: Backing,
+) -> Case {
+    let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::default());
+    let options = CreateOptions {
+        qcow2: options,
+        ..CreateOptions::qcow2(before_bytes)
+    };
+    write_empty(&*file, new_header(&options).unwrap()).unwrap();
+    let device = Qcow2Mut::new(open_qcow2(&file, backing.clone()).unwrap()).unwrap();
+    let mut random = Random(3);
+    for number in 1..30 {
+        let start = random.below(before_bytes);
+        let length = (1 + random.below(3000)).min(before_bytes - start);
+        device.write_at(&vec![number; to_usize(length)], start).unwrap();
+    }
+    device.write_at(&[99; 100], before_bytes - 100).unwrap();
+    device.flush().unwrap();
+    let below = backing.clone();
+    Case {
+        name,
+        start: bytes_of(&*file),
+        before_bytes,
+        after_bytes,
+        resize: Box::new(move |file, after| qcow2::resize::resize(file, "image", backing.clone(), after)),
+        read: Box::new(move |file| {
+            let layer = open_qcow2(file, below.clone())?;
+            let mut disk = vec![0; to_usize(layer.disk_bytes())];
+            layer.read(&mut disk, 0, Below::Backing)?;
+            Ok(disk)
+        }),
+        check: |file| qcow2::check::check(file, &load_header(&**file, "image")?, "image"),
+    }
+}
+
+#[test]
+fn a_qcow2_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
+    let small = Qcow2Options {
+        cluster_bytes: 512,
+        ..Qcow2Options::default()
+    };
+    let extended = Qcow2Options {
+        cluster_bytes: 16_384,
+        extended_l2: true,
+        ..Qcow2Options::default()
+    };
+    let base = || Some(Arc::new(MemoryDevice::from_bytes(&vec![b'b'; 300_000])) as Arc<dyn BlockDevice>);
+    for (name, options, sizes, backing) in [
+        ("a longer table", small.clone(), (100 * KIB, 4000 * KIB), None),
+        ("a table in place", small.clone(), (100 * KIB - 512, 200 * KIB), None),
+        (
+            "above a longer one",
+            small.clone(),
+            (100 * KIB + 512, 400 * KIB),
+            base(),
+        ),
+        ("subclusters", extended.clone(), (100 * KIB + 512, 500 * KIB), base()),
+        (
+            "version 2",
+            Qcow2Options {
+                version: 2,
+                ..small.clone()
+            },
+            (100 * KIB + 512, 2000 * KIB),
+            base(),
+        ),
+        ("shorter", small, (400 * KIB, 99 * KIB + 512), None),
+        ("shorter above another one", extended, (400 * KIB, 99 * KIB), base()),
+    ] {
+        survive(&qcow2_case(name, options, sizes, backing));
+    }
+}
