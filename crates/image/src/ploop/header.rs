@@ -10,7 +10,11 @@ use crate::info::{BlockInfo, ImageKind};
 
 pub(crate) const HEADER_BYTES: u64 = 64;
 const MAGICS: [&[u8; 16]; 2] = [b"WithoutFreeSpace", b"WithouFreSpacExt"];
+pub(super) const AT_CYLINDERS: u64 = 24;
+pub(super) const AT_ENTRIES: u64 = 32;
 pub(super) const AT_IN_USE: u64 = 44;
+/// As QEMU has them: 16 heads, and 32 sectors.
+pub(super) const CYLINDER_BYTES: u64 = SECTOR_BYTES * 16 * 32;
 pub(super) const AT_EXTENSION: u64 = 56;
 const OPEN: u32 = 0x746f_6e59;
 /// What we write: there are no extensions that could be out of date.
@@ -134,9 +138,8 @@ impl Header {
         let low = |value: u64| u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes();
         put(0, MAGICS[1]);
         put(16, &2_u32.to_le_bytes());
-        // As QEMU has them: 16 heads, and as many cylinders of 32 sectors as there are.
         put(20, &16_u32.to_le_bytes());
-        put(24, &low(self.disk_bytes.div_ceil(SECTOR_BYTES * 16 * 32)));
+        put(24, &low(self.disk_bytes.div_ceil(CYLINDER_BYTES)));
         put(28, &low(self.cluster_bytes / SECTOR_BYTES));
         put(32, &low(self.entry_count));
         put(36, &(self.disk_bytes / SECTOR_BYTES).to_le_bytes());

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// As everybody makes them.
 pub(crate) const BLOCK_BYTES: u64 = 2 << 20;
 /// QEMU takes the size from the footer only of programs that it knows, and from the geometry otherwise, which is another one.
-const CREATOR: [u8; 4] = *b"win ";
+pub(super) const CREATOR: [u8; 4] = *b"win ";
 /// 2000-01-01 UTC, in seconds since 1970.
 const EPOCH_S: u64 = 946_684_800;
 

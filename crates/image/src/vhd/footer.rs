@@ -21,6 +21,7 @@
 
 use holdfast_block::to_usize;
 
+use super::create::CREATOR;
 use super::sparse::SparseHeader;
 use super::{SECTOR_BYTES, checksum};
 use crate::Result;
@@ -94,7 +95,7 @@ impl Geometry {
 }
 
 impl Footer {
-    fn parse(bytes: &[u8], at: u64, image: &str) -> Result<Self> {
+    pub(super) fn parse(bytes: &[u8], at: u64, image: &str) -> Result<Self> {
         let wrong = |field: u64, detail: String| Err(corrupt(image, "footer", at + field, detail));
         if !bytes.starts_with(COOKIE) {
             return wrong(0, "there is none".to_owned());
@@ -145,6 +146,23 @@ impl Footer {
         } else {
             self.current_bytes
         }
+    }
+
+    /// The bytes of a footer that is whole with another size of the disk; what other programs keep in it stays.
+    pub(super) fn resized(bytes: &[u8], size_bytes: u64) -> Vec<u8> {
+        let mut bytes = bytes.to_vec();
+        let creator: [u8; 4] = bytes[28..32].try_into().expect("four bytes");
+        let geometry = Geometry::of(size_bytes);
+        // Who reads the geometry of such a program would take the disk for smaller than it is.
+        if BY_GEOMETRY.contains(&&creator) && geometry.sector_count() * SECTOR_BYTES != size_bytes {
+            bytes[28..32].copy_from_slice(&CREATOR);
+        }
+        bytes[48..56].copy_from_slice(&size_bytes.to_be_bytes());
+        bytes[56..58].copy_from_slice(&geometry.cylinders.to_be_bytes());
+        bytes[58..60].copy_from_slice(&[geometry.heads, geometry.sectors]);
+        let sum = checksum(&bytes, AT_CHECKSUM);
+        bytes[AT_CHECKSUM..AT_CHECKSUM + 4].copy_from_slice(&sum.to_be_bytes());
+        bytes
     }
 
     /// The footer as it is stored.

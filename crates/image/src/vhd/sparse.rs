@@ -27,6 +27,7 @@ use crate::identity::ImageId;
 
 pub(crate) const HEADER_BYTES: u64 = 1024;
 const COOKIE: &[u8] = b"cxsparse";
+pub(super) const AT_ENTRY_COUNT: usize = 28;
 pub(super) const AT_CHECKSUM: usize = 36;
 pub(super) const AT_PARENT: usize = 40;
 const AT_NAME: usize = 64;
@@ -68,7 +69,7 @@ impl SparseHeader {
             );
         }
         let table_offset = u64_at(&bytes, 16);
-        let entry_count = u64::from(u32_at(&bytes, 28));
+        let entry_count = u64::from(u32_at(&bytes, AT_ENTRY_COUNT));
         let block_bytes = u64::from(u32_at(&bytes, 32));
         if !block_bytes.is_power_of_two() || !(4096..=256 << 20).contains(&block_bytes) {
             return wrong(32, format!("a block has {block_bytes} bytes"));

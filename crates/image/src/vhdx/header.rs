@@ -5,7 +5,7 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::log::Replayed;
-use super::metadata::Metadata;
+use super::metadata::{DISK_ID, DISK_SIZE, Metadata};
 use super::{KIB, MIB, checksum, guid, guid_at, seal, u16_at, u32_at, u64_at};
 use crate::error::corrupt;
 use crate::file::{Access, ImageFile};
@@ -50,6 +50,8 @@ pub(crate) struct Opened {
     pub(crate) metadata: Metadata,
     /// Where the metadata has the identity of the disk.
     pub(crate) id_at: u64,
+    /// Where it has the size of the disk.
+    pub(crate) size_at: u64,
     pub(crate) creator: String,
     pub(crate) file: Arc<dyn ImageFile>,
     /// Whether there was something in the log: the image was not closed.
@@ -198,7 +200,8 @@ impl Opened {
         let file = replayed.map_or(file, |replayed| Arc::new(replayed) as Arc<dyn ImageFile>);
         let (bat, region) = load_regions(&*file, image)?;
         let metadata = Metadata::load(&*file, region, image)?;
-        let id_at = super::metadata::id_at(&*file, region, image)?;
+        let id_at = super::metadata::place_of(&*file, region, DISK_ID, image)?;
+        let size_at = super::metadata::place_of(&*file, region, DISK_SIZE, image)?;
         let needed = metadata.entry_count() * 8;
         if needed > bat.length_bytes || bat.offset + needed > file.length_bytes()? {
             return Err(corrupt(
@@ -213,6 +216,7 @@ impl Opened {
             bat,
             metadata,
             id_at,
+            size_at,
             creator: String::from_utf16_lossy(&units),
             file,
             has_log,
@@ -238,6 +242,42 @@ impl Opened {
             creator: Some(self.creator.clone()).filter(|creator| !creator.is_empty()),
         }
     }
+}
+
+/// Writes into both tables of regions, one after another, where a region is now; durable when this returns.
+pub(super) fn move_region(file: &dyn ImageFile, id: ImageId, region: Region) -> Result<()> {
+    let mut tables = REGION_OFFSETS.map(|offset| (offset, vec![0; to_usize(REGION_TABLE_BYTES)]));
+    for (offset, bytes) in &mut tables {
+        file.read_at(bytes, *offset)?;
+    }
+    // The first one that is whole counts, and the other one is to be as it.
+    let whole = tables
+        .iter()
+        .find(|(_, bytes)| bytes.starts_with(b"regi") && u32_at(bytes, 4) == checksum(bytes));
+    let Some((first, mut bytes)) = whole.cloned() else {
+        return Ok(());
+    };
+    for (offset, found) in &tables {
+        if *offset != first && *found != bytes {
+            file.write_at(&bytes, *offset)?;
+            file.sync()?;
+        }
+    }
+    let count = (u32_at(&bytes, 8).min(REGION_COUNT_MAX)) as usize;
+    for entry in bytes[16..].chunks_exact_mut(32).take(count) {
+        if guid_at(entry, 0) == id {
+            entry[16..24].copy_from_slice(&region.offset.to_le_bytes());
+            let length = u32::try_from(region.length_bytes).unwrap_or(u32::MAX);
+            entry[24..28].copy_from_slice(&length.to_le_bytes());
+        }
+    }
+    seal(&mut bytes);
+    // Both are whole here, and while one of them is written, the other one is.
+    for offset in REGION_OFFSETS {
+        file.write_at(&bytes, offset)?;
+        file.sync()?;
+    }
+    Ok(())
 }
 
 /// The identifier and both tables of regions of a new image.

@@ -24,7 +24,7 @@ const ENTRY_COUNT_MAX: u16 = 2047;
 /// An item is not larger.
 const ITEM_BYTES_MAX: u64 = MIB;
 const FILE_PARAMETERS: ImageId = guid(0xcaa1_6737_fa36_4d43_b3b6_33f0_aa44_e76b);
-const DISK_SIZE: ImageId = guid(0x2fa5_4224_cd1b_4876_b211_5dbe_d83b_f4b8);
+pub(super) const DISK_SIZE: ImageId = guid(0x2fa5_4224_cd1b_4876_b211_5dbe_d83b_f4b8);
 pub(super) const DISK_ID: ImageId = guid(0xbeca_12ab_b2e6_4523_93ef_c309_e000_c746);
 const LOGICAL_SECTOR: ImageId = guid(0x8141_bf1d_a96f_4709_ba47_f233_a8fa_ab5f);
 const PHYSICAL_SECTOR: ImageId = guid(0xcda3_48c7_445d_4471_9cc9_e988_5251_c556);
@@ -186,17 +186,13 @@ impl Metadata {
     }
 }
 
-/// Where the identity of the disk is, in bytes of the file.
-pub(super) fn id_at(file: &dyn ImageFile, region: Region, image: &str) -> Result<u64> {
+/// Where the item `id` is, in bytes of the file.
+pub(super) fn place_of(file: &dyn ImageFile, region: Region, id: ImageId, image: &str) -> Result<u64> {
     let items = items(file, region, image)?;
-    let item = items.iter().find(|item| item.id == DISK_ID);
+    let item = items.iter().find(|item| item.id == id);
     item.map(|item| item.offset).ok_or_else(|| {
-        corrupt(
-            image,
-            "metadata",
-            region.offset,
-            "it does not say the identity of the disk",
-        )
+        let detail = "it does not say the size or the identity of the disk";
+        corrupt(image, "metadata", region.offset, detail)
     })
 }
 
