@@ -10,5 +10,6 @@ mod deltas;
 mod flat;
 mod identities;
 mod matrix;
+mod resizing;
 mod streams;
 mod vmdks;
