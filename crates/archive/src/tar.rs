@@ -120,6 +120,11 @@ impl<R: Read> TarReader<R> {
 
     /// All of the member, where it is not longer than `bytes_max`.
     pub(crate) fn read_whole(&mut self, bytes_max: u64) -> Result<Vec<u8>> {
+        self.read_whole_into(Vec::new(), bytes_max)
+    }
+
+    /// The same, into a buffer that is used again.
+    pub(crate) fn read_whole_into(&mut self, mut bytes: Vec<u8>, bytes_max: u64) -> Result<Vec<u8>> {
         if self.left > bytes_max {
             return Err(corrupt(
                 "member",
@@ -127,13 +132,13 @@ impl<R: Read> TarReader<R> {
                 format!("it has {} bytes, and at most {bytes_max} make sense", self.left),
             ));
         }
-        let mut bytes = Vec::new();
+        bytes.clear();
         self.read_into(&mut bytes)?;
         Ok(bytes)
     }
 
     /// Appends the rest of the member to `bytes`. The caller has checked how long it is.
-    pub(crate) fn read_into(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
+    fn read_into(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
         let left = self.left;
         let at = self.at;
         let read = self.stream.by_ref().take(left).read_to_end(bytes);

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, ExtentKind};
 use holdfast_image::{Format, Gate, OpenOptions, StreamReader};
-use tempfile::TempDir;
 
 use super::manifest::{Digested, Digests};
 use crate::tar::TarReader;
@@ -90,8 +89,6 @@ pub(super) enum OvaImage<R> {
         tar: TarReader<R>,
         digested: Digested,
         device: Arc<dyn BlockDevice>,
-        /// It goes when nobody reads it any more.
-        _folder: TempDir,
         at: u64,
         data_end: u64,
     },
@@ -119,11 +116,12 @@ impl<R: Read + Send> OvaImage<R> {
             ..OpenOptions::default()
         };
         let image = holdfast_image::open(&path, &options)?;
+        // It is read by who has it open, and goes with him.
+        folder.close().map_err(spool_error)?;
         Ok(Self::Stored {
             tar,
             digested,
             device: image.device(),
-            _folder: folder,
             at: 0,
             data_end: 0,
         })

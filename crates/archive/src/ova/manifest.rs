@@ -80,9 +80,8 @@ impl Manifest {
     pub(super) fn check(&self, file: &Digested, offset: u64) -> Result<()> {
         for line in self.lines.iter().filter(|line| line.name == file.name) {
             let found = file.digests.iter().find(|(algorithm, _)| *algorithm == line.algorithm);
-            if let Some((_, digest)) = found
-                && *digest != line.digest
-            {
+            let digest = found.map(|(_, digest)| digest.as_str()).unwrap_or_default();
+            if digest != line.digest {
                 return Err(corrupt(
                     "file",
                     offset,
@@ -115,7 +114,7 @@ impl Digests {
     pub(super) fn new(name: &str, manifest: Option<&Manifest>) -> Self {
         let algorithms = match manifest {
             Some(manifest) => manifest.algorithms_of(name),
-            None => vec![Algorithm::Sha1, Algorithm::Sha256],
+            None => vec![Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha512],
         };
         let context = |algorithm: Algorithm| (algorithm, Context::new(algorithm.implementation()));
         Self {

@@ -13,6 +13,8 @@ use crate::{Error, Result};
 
 const TEXT_BYTES_MAX: u64 = 8 << 20;
 const FILE_COUNT_MAX: usize = 10_000;
+/// Capacities are in mebibytes at the most.
+const SLACK_BYTES: u64 = (1 << 20) - 1;
 
 /// An OVA that is read as a stream, unpacked already.
 pub struct OvaReader<R> {
@@ -166,7 +168,8 @@ impl<R: Read + Send> OvaReader<R> {
         let digests = Digests::new(&member.name, self.manifest.as_ref());
         let image = OvaImage::open(DiskMember::new(tar, digests)?, &member.name, *is_raw, self.threads)?;
         let (size_bytes, expected) = (image.size_bytes(), self.disks[disk].size_bytes);
-        if size_bytes.saturating_sub(511) > expected {
+        // Either may be larger by what fills its last unit.
+        if size_bytes.saturating_sub(SLACK_BYTES) > expected || size_bytes + SLACK_BYTES < expected {
             let detail = format!(
                 "{:?} holds a disk of {size_bytes} bytes, and the descriptor says {expected}",
                 member.name

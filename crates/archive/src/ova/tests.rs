@@ -232,13 +232,32 @@ fn other_images_are_read_too() {
 }
 
 #[test]
+fn a_manifest_at_the_end_is_believed_by_every_algorithm() {
+    let (text, content) = (descriptor(&[("disk.img", 4096)], "raw"), vec![7; 4096]);
+    for (name, length) in [("SHA1", 40), ("SHA256", 64), ("SHA512", 128)] {
+        let manifest = format!("{name}(disk.img)= {}\n", "0".repeat(length));
+        let members: [(&str, &[u8]); 3] = [
+            ("a.ovf", text.as_bytes()),
+            ("disk.img", &content),
+            ("a.mf", manifest.as_bytes()),
+        ];
+        assert!(read(&archive(&members)).is_err(), "{name}");
+        assert_eq!(read(&archive(&members[..2])).unwrap(), [content.clone()]);
+    }
+    // Half of a disk is none.
+    let text = descriptor(&[("disk.img", 4 << 20)], "raw");
+    let error = read(&archive(&[("a.ovf", text.as_bytes()), ("disk.img", &content)])).unwrap_err();
+    assert!(matches!(error, Error::Corrupt { what: "disk", .. }), "{error}");
+}
+
+#[test]
 fn what_is_missing_or_too_much_is_told() {
     let text = descriptor(&[("disk0.vmdk", MIB)], STREAM);
     let error = read(&archive(&[("web1.ovf", text.as_bytes())]))
         .unwrap_err()
         .to_string();
     assert!(error.contains("nothing of disk0"), "{error}");
-    let large = MemoryDevice::new(2 * MIB);
+    let large = MemoryDevice::new(4 * MIB);
     let folder = tempfile::tempdir().unwrap();
     let mut file = File::create(folder.path().join("a")).unwrap();
     let disk = OvaDisk {

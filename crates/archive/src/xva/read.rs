@@ -105,6 +105,7 @@ impl<R: Read> XvaReader<R> {
             };
             let (id, number) = split(&member)?;
             if self.drives.iter().any(|drive| drive == id) {
+                self.read_block(&member)?;
                 continue;
             }
             let place = self.disks.iter().position(|disk| disk.key == id);
@@ -146,15 +147,23 @@ impl<R: Read> XvaReader<R> {
                 );
                 return Err(corrupt("member", member.offset, detail));
             };
-            self.block.clear();
-            self.tar.read_into(&mut self.block)?;
-            if self.has_checksums {
-                self.check_block(&member)?;
-            }
+            self.read_block(&member)?;
             self.current = Some(Current { offset: end, ..at });
             if member.size_bytes > 0 {
                 return Ok(Some((disk, at.offset)));
             }
+        }
+    }
+
+    /// Reads a block, and what is behind it.
+    fn read_block(&mut self, member: &Member) -> Result<()> {
+        self.block = self
+            .tar
+            .read_whole_into(std::mem::take(&mut self.block), BLOCK_BYTES_MAX)?;
+        if self.has_checksums {
+            self.check_block(member)
+        } else {
+            Ok(())
         }
     }
 

@@ -197,6 +197,25 @@ fn older_checksums_and_none_at_all_are_read() {
     assert_eq!(read(&hand.end()).unwrap(), [b"data".to_vec()]);
 }
 
+/// The medium in a drive may have come along: it is compared, and passed over.
+#[test]
+fn media_of_drives_are_passed_over() {
+    let drive = "<value><struct><member><name>class</name><value>VBD</value></member><member><name>id</name><value>Ref:7</value></member>\
+         <member><name>snapshot</name><value><struct><member><name>type</name><value>CD</value></member><member><name>VDI</name>\
+         <value>Ref:8</value></member></struct></value></member></struct></value>";
+    let records = records(&[("Ref:5", 4), ("Ref:8", 6)], "2").replace("<data>", &format!("<data>{drive}"));
+    let archive = |medium: &[u8]| {
+        let mut hand = Hand(Vec::new());
+        hand.add("ova.xml", records.as_bytes());
+        hand.block("Ref:5/00000000", b"data").block("Ref:8/00000000", b"medium");
+        let end = hand.end();
+        let at = end.windows(6).position(|window| window == b"medium").unwrap();
+        [&end[..at], medium, &end[at + 6..]].concat()
+    };
+    assert_eq!(read(&archive(b"medium")).unwrap(), [b"data".to_vec()]);
+    assert!(read(&archive(b"Medium")).unwrap_err().to_string().contains("checksum"));
+}
+
 #[test]
 fn what_is_not_as_it_should_be_is_told() {
     let refused = |hand: &Hand, words: &str| {

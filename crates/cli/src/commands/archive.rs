@@ -27,7 +27,7 @@ pub struct ArchiveArgs {
 enum ArchiveVerb {
     /// Show what is in a machine archive, by reading its beginning
     Info(InfoArgs),
-    /// Read a machine archive or a packed stream to its end, and compare it with its checksums
+    /// Read a machine archive, or what holdfast compress packed, to its end, and compare it with its checksums
     Check(CheckArgs),
     /// Write a part of a packed stream to standard output, wherever it is
     Read(ReadArgs),
@@ -82,7 +82,7 @@ struct InfoArgs {
 /// Arguments of `archive check`.
 #[derive(Debug, clap::Args)]
 struct CheckArgs {
-    /// The archive or packed file, or - for standard input
+    /// The archive, or the file that holdfast compress packed; - for an archive from standard input
     #[arg(value_name = "ARCHIVE")]
     archive: PathBuf,
     #[command(flatten)]
@@ -143,7 +143,7 @@ impl Report for Info {
 }
 
 fn info(args: &InfoArgs, context: &Context) -> Result<Exit, Error> {
-    let stream = compress::input(Some(&args.archive))?;
+    let stream = compress::input(Some(&args.archive), context)?;
     let domain = Domain {
         domain_type: "kvm".to_owned(),
         network: "default".to_owned(),
@@ -230,15 +230,13 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
     } else {
         None
     };
-    let stream = compress::input(Some(&args.archive))?;
+    let stream = compress::input(Some(&args.archive), context)?;
     let (blocks, checked) = context.work(args.job.thread_count(), |job| {
         let blocks = packed.as_ref().map(|file| check_packed(file, job)).transpose()?;
         match check_archive(stream, job) {
             Ok(checked) => Ok((blocks, Some(checked))),
             // Whatever is packed there, it is what was packed.
-            Err(holdfast_engine::Error::Archive(holdfast_archive::Error::Unknown { .. })) if blocks.is_some() => {
-                Ok((blocks, None))
-            }
+            Err(error) if blocks.is_some() && is_no_archive(&error) => Ok((blocks, None)),
             Err(error) => Err(error),
         }
     })?;

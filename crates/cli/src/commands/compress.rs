@@ -7,7 +7,8 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 use holdfast_archive::{PackOptions, Packed, Packing, Threads, Unpacked, pack};
-use holdfast_engine::{Job, Unit};
+use holdfast_engine::{Interrupt, Job, Unit};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
@@ -94,7 +95,7 @@ pub(super) fn run(args: &CompressArgs, context: &Context) -> Result<Exit, Error>
         ));
     }
     let threads = threads(args.job.thread_count(), args.max_load);
-    let input = input(args.source.as_deref())?;
+    let input = input(args.source.as_deref(), context)?;
     let output = stdout()?;
     if args.decompress {
         context.work(args.job.thread_count(), |job| unpack(input, output, threads, job))?;
@@ -126,18 +127,44 @@ pub(super) fn threads(count: usize, load_max: Option<f64>) -> Threads {
     }
 }
 
-/// A file, or standard input.
-pub(super) fn input(path: Option<&std::path::Path>) -> Result<Box<dyn Read + Send>, Error> {
-    let Some(path) = path.filter(|path| path.as_os_str() != "-") else {
+/// A file, or standard input, which may be silent for long: who is asked to stop does, meanwhile.
+pub(super) fn input(path: Option<&std::path::Path>, context: &Context) -> Result<Box<dyn Read + Send>, Error> {
+    let interrupt = context.interrupt()?;
+    let file = if let Some(path) = path.filter(|path| path.as_os_str() != "-") {
+        File::open(path).map_err(|source| holdfast_engine::Error::File {
+            action: "open",
+            path: path.to_owned(),
+            source,
+        })?
+    } else {
         let file = std::io::stdin().as_fd().try_clone_to_owned();
-        return Ok(Box::new(File::from(file.map_err(Error::Stdin)?)));
+        File::from(file.map_err(Error::Stdin)?)
     };
-    let file = File::open(path).map_err(|source| holdfast_engine::Error::File {
-        action: "open",
-        path: path.to_owned(),
-        source,
-    })?;
-    Ok(Box::new(file))
+    Ok(Box::new(Patient { file, interrupt }))
+}
+
+/// Looks from time to time whether it is to go on waiting.
+struct Patient {
+    file: File,
+    interrupt: Interrupt,
+}
+
+impl Read for Patient {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        const PATIENCE: Timespec = Timespec {
+            tv_sec: 0,
+            tv_nsec: 200_000_000,
+        };
+        loop {
+            self.interrupt.check().map_err(std::io::Error::other)?;
+            let mut files = [PollFd::new(&self.file, PollFlags::IN)];
+            match poll(&mut files, Some(&PATIENCE)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return self.file.read(buffer),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
 }
 
 /// Standard output, as a file: nobody looks for ends of lines in it.

@@ -261,10 +261,35 @@ fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
         (Kind::Dir, args.force, "--force"),
         (Kind::Dir, args.target.as_os_str() == "-", "standard output"),
         (Kind::Ova, args.packing.packing().or(packing).is_some(), "packing"),
+        (
+            Kind::Ova,
+            args.packing.level().is_some_and(|level| level < 1),
+            "such a --level",
+        ),
         (Kind::Ova, args.disk_format.is_some(), "--disk-format"),
         (Kind::Vma, args.disk_format.is_some(), "--disk-format"),
         (Kind::Xva, args.disk_format.is_some(), "--disk-format"),
     ];
+    if args.packing.level().is_some() && kind != Kind::Ova && args.packing.packing().or(packing).is_none() {
+        return Err(Error::usage(
+            "--level is about packing, and nothing is packed",
+            "give --gzip or --zstd, or a name that ends in .gz or .zst",
+        ));
+    }
+    if let (Some(asked), Some(named)) = (args.packing.packing(), packing)
+        && asked != named
+    {
+        return Err(Error::usage(
+            format!("the name says {}, and the option {}", named.name(), asked.name()),
+            "leave the option out, or choose another name",
+        ));
+    }
+    if args.name.as_deref() == Some("") {
+        return Err(Error::usage(
+            "a machine without a name is taken in by nobody",
+            "give --name NAME",
+        ));
+    }
     match given.iter().find(|(of, is_given, _)| *of == kind && *is_given) {
         Some((_, _, what)) => Err(Error::usage(
             format!("{what} does not go with this format"),

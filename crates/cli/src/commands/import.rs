@@ -264,7 +264,6 @@ pub(super) fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
             "leave --compress out, or make them qcow2",
         ));
     }
-    let stream = compress::input(Some(&args.archive))?;
     let domain = Domain {
         domain_type: args.domain_type.clone(),
         network: args.network.clone(),
@@ -279,6 +278,7 @@ pub(super) fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
                 Storage::Plain
             },
         };
+        let stream = compress::input(Some(&args.archive), context)?;
         let imported = context.work(args.job.thread_count(), |job| {
             open_import(stream, domain, job)?.into_folder(&request, &context.surroundings(), job)
         })?;
@@ -300,6 +300,7 @@ pub(super) fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
         program: super::PROGRAM.to_owned(),
         zone: context.zone().clone(),
     };
+    let stream = compress::input(Some(&args.archive), context)?;
     let report = context.work(args.job.thread_count(), |job| {
         open_import(stream, domain, job)?.into_repository(&repository, request, job)
     })?;

@@ -362,6 +362,12 @@ pub(super) fn image_advice(error: &ImageError) -> Advice {
         ImageError::UnsupportedFormat { .. } | ImageError::UnsupportedFeature { .. } => {
             plain(Exit::Error, Kind::Unsupported)
         }
+        ImageError::WouldShrink { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "--shrink lets it; look first where the last partition and its file system end",
+        ),
+        ImageError::NotResizable { .. } => plain(Exit::Error, Kind::Unsupported),
         ImageError::Refused { .. } => advice(
             Exit::Error,
             Kind::Refused,

@@ -66,6 +66,12 @@ pub(super) fn exchange_advice(error: &ExchangeError) -> Advice {
             Kind::Unsupported,
             "holdfast backup takes its disks by themselves",
         ),
+        ExchangeError::NoSuchDisk { .. } => advice(Exit::Error, Kind::NotFound, "check the names after --exclude"),
+        ExchangeError::Name { .. } => advice(
+            Exit::Error,
+            Kind::BadName,
+            "give it a name of yours with --machine NAME",
+        ),
         ExchangeError::NoDisk { .. } => advice(Exit::Error, Kind::NotFound, "name a snapshot of a machine with disks"),
         ExchangeError::FolderTaken { .. } => advice(Exit::Error, Kind::Exists, "name a new folder, or an empty one"),
         _ => advice(Exit::Error, Kind::Io, "please report it"),

@@ -100,6 +100,7 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     rig.ok(&["image", "create", "b.vdi", "1M"]);
     add("clone", 0, &["b.vdi", "c.vdi"]);
     add("image identity", 0, &["b.vdi", "--renew", "--all-children"]);
+    add("image resize", 0, &["b.qcow2", "2M"]);
     add("image info", 0, &["a.qcow2"]);
     add("image map", 0, &["a.qcow2"]);
     add("image check", 0, &["a.qcow2"]);

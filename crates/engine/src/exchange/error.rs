@@ -18,6 +18,24 @@ pub enum ExchangeError {
         /// The snapshot.
         snapshot: String,
     },
+    /// A disk that an export is to leave out.
+    #[error("{snapshot} has no disk {name}; it has {}", present.join(", "))]
+    NoSuchDisk {
+        /// The snapshot.
+        snapshot: String,
+        /// The disk.
+        name: String,
+        /// Those that there are.
+        present: Vec<String>,
+    },
+    /// A machine that is called in a way in which no machine is called here.
+    #[error("the machine in the archive is called {name:?}, and cannot be listed so")]
+    Name {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: crate::NameError,
+    },
     /// Data of an archive that nobody has asked for.
     #[error("a part of {disk} was not read: this is a mistake of this program, and what was made is not whole")]
     NotRead {

@@ -183,6 +183,19 @@ struct Exported<'m> {
 impl<'m> Exported<'m> {
     fn read(repository: &Repository, snapshot: &'m Manifest, request: &ExportRequest, job: Job<'_>) -> Result<Self> {
         let is_disk = |record: &&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
+        let present: Vec<&DiskRecord> = snapshot.disks.iter().filter(is_disk).collect();
+        if let Some(name) = request
+            .left_out
+            .iter()
+            .find(|name| present.iter().all(|record| record.name != **name))
+        {
+            return Err(ExchangeError::NoSuchDisk {
+                snapshot: snapshot.id.to_string(),
+                name: name.clone(),
+                present: present.iter().map(|record| record.name.clone()).collect(),
+            }
+            .into());
+        }
         let is_chosen = |record: &&DiskRecord| !request.left_out.contains(&record.name);
         let disks: Vec<ExportedDisk<'_>> = snapshot
             .disks

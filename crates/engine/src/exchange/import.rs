@@ -218,7 +218,10 @@ impl Importing {
         let start = job.clock.now();
         let name = match request.machine {
             Some(name) => name,
-            None => MachineName::new(self.name())?,
+            None => MachineName::new(self.name()).map_err(|source| ExchangeError::Name {
+                name: self.name().to_owned(),
+                source,
+            })?,
         };
         let manifests = snapshots(repository, job.progress)?;
         let parent = choose_parent(&request.parent, &request.zone, &manifests, &name)?;
@@ -386,6 +389,15 @@ fn of_archive(error: holdfast_repo::Error) -> Error {
     }
 }
 
+/// Whether it is what a killed program has left of a file that was to be there: whoever makes that file deletes it.
+fn is_left(entry: std::io::Result<std::fs::DirEntry>) -> bool {
+    entry.is_ok_and(|entry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        name.starts_with('.') && name.ends_with(".partial")
+    })
+}
+
 /// A folder on its way; dropped before [`keep`](Self::keep), it is empty, or gone, as it was before.
 pub(super) struct NewFolder {
     path: PathBuf,
@@ -403,7 +415,7 @@ impl NewFolder {
         };
         let was_there = match std::fs::create_dir(path) {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                if std::fs::read_dir(path).map_err(failed)?.next().is_some() {
+                if std::fs::read_dir(path).map_err(failed)?.any(|entry| !is_left(entry)) {
                     return Err(ExchangeError::FolderTaken { path: path.to_owned() }.into());
                 }
                 true

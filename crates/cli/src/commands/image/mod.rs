@@ -8,6 +8,7 @@ mod identity;
 mod info;
 mod map;
 mod options;
+mod resize;
 
 use crate::args::Example;
 use crate::context::Context;
@@ -35,6 +36,8 @@ enum ImageVerb {
     Convert(convert::ConvertArgs),
     /// Make an empty image
     Create(create::CreateArgs),
+    /// Give an image another size
+    Resize(resize::ResizeArgs),
     /// Show by what hypervisors know an image, or give it another identity
     Identity(identity::IdentityArgs),
 }
@@ -55,6 +58,7 @@ pub(super) fn examples_of(path: &str) -> &'static [Example] {
         "image compare" => compare::EXAMPLES,
         "image convert" => convert::EXAMPLES,
         "image create" => create::EXAMPLES,
+        "image resize" => resize::EXAMPLES,
         "image identity" => identity::EXAMPLES,
         _ => &[],
     }
@@ -69,6 +73,7 @@ pub(super) fn run(args: &ImageArgs, context: &Context) -> Result<Exit, Error> {
         ImageVerb::Compare(args) => compare::run(args, context),
         ImageVerb::Convert(args) => convert::run(args, context),
         ImageVerb::Create(args) => create::run(args, context),
+        ImageVerb::Resize(args) => resize::run(args, context),
         ImageVerb::Identity(args) => identity::run(args, context),
     }
 }

@@ -155,3 +155,28 @@ fn a_disk_of_parallels_is_read_at_its_snapshots() {
     let (kind, said) = rig.error(1, &["image", "convert", "disk.hdd", "disk.hdd/old.hds", "--force"]);
     assert_eq!(kind, "refused", "{said}");
 }
+
+#[test]
+fn images_get_another_size_and_keep_what_they_hold() {
+    let rig = Rig::empty();
+    let bytes = noise(3 << 20, 4);
+    rig.write("a.raw", &bytes);
+    rig.ok(&["image", "convert", "a.raw", "a.qcow2"]);
+    for image in ["a.raw", "a.qcow2"] {
+        let report = rig.report(&["image", "resize", image, "+5M"]);
+        assert_eq!(
+            (&report["before_bytes"], &report["size_bytes"]),
+            (&(3 << 20).into(), &(8 << 20).into())
+        );
+        let output = rig.run(&["image", "convert", image, "-"]);
+        assert!(
+            output.stdout[..3 << 20] == bytes && output.stdout[3 << 20..] == vec![0; 5 << 20],
+            "{image}"
+        );
+        let (_, text) = rig.error(1, &["image", "resize", image, "2M"]);
+        assert!(text.contains("--shrink"), "{text}");
+        rig.ok(&["image", "resize", image, "2M", "--shrink"]);
+        let output = rig.run(&["image", "convert", image, "-"]);
+        assert!(output.stdout == bytes[..2 << 20], "{image}");
+    }
+}
