@@ -22,7 +22,8 @@ pub use seeds::seeds;
 pub use stream::vmdk_stream;
 
 use crate::{
-    Backing, BitmapState, CheckReport, Format, Gate, Image, MapContent, OpenOptions, Result, check, detect, open,
+    Backing, BitmapState, CheckReport, Format, Gate, Image, MapContent, OpenOptions, Result, Shrink, check, detect,
+    open,
 };
 
 /// The parsers of this crate.
@@ -254,7 +255,37 @@ fn write(bytes: &[u8], format: Format) -> Outcome {
         !was_sound || (again.is_ok() && is_sound(&after)),
         "writing has made a sound {format} image corrupt: {again:?}, {after:?}"
     );
+    if after.is_ok() {
+        resize_some(&file.path, &options, was_sound);
+    }
     outcome_of(&again)
+}
+
+/// Makes an image larger, and then smaller: what was sound is so afterwards, and what is new is zero.
+fn resize_some(path: &Path, options: &OpenOptions, was_sound: bool) {
+    const GROWN_BYTES: u64 = 3 << 20;
+    let size_of = || open(path, options).map(|image| image.size_bytes());
+    let Ok(before_bytes) = size_of() else { return };
+    let larger = (before_bytes / 512 * 512).saturating_add(GROWN_BYTES);
+    for size_bytes in [larger, before_bytes / 1024 * 512] {
+        if crate::resize(path, options, size_bytes, Shrink::Allow).is_err() || !was_sound {
+            continue;
+        }
+        let image = open(path, options).expect("a sound image that was resized");
+        assert_eq!(image.size_bytes(), size_bytes, "it has another size");
+        if size_bytes == larger {
+            let mut added = vec![0xee; to_usize(larger - before_bytes)];
+            image
+                .read_at(&mut added, before_bytes)
+                .expect("what is new can be read");
+            assert!(added.iter().all(|byte| *byte == 0), "what is new is not zero");
+        }
+        let report = check(path, options).expect("a sound image that was resized");
+        assert_eq!(
+            report.corruption_count, 0,
+            "another size has made it corrupt: {report:?}"
+        );
+    }
 }
 
 const WRITTEN: [u8; 3000] = [0x5a; 3000];

@@ -110,7 +110,7 @@ pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: S
         Content::Qcow2(_) => {
             let below = stack(chain.files, None)?;
             let backing = below.first().map(|layer| Arc::clone(&layer.device));
-            qcow2::resize::resize(&top.file, &image, backing, new_size_bytes)?;
+            qcow2::resize::resize(&top.file, &image, backing.as_ref(), new_size_bytes)?;
         }
         Content::Vmdk(_) => return Err(not_resizable("a VMDK is not given another size here; convert it")),
         Content::Vdi(_) => vdi::resize::resize(&top.file, &image, new_size_bytes)?,

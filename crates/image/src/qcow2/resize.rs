@@ -20,14 +20,14 @@ use crate::{Error, Result};
 pub(crate) fn resize(
     file: &Arc<dyn ImageFile>,
     image: &str,
-    backing: Option<Arc<dyn BlockDevice>>,
+    backing: Option<&Arc<dyn BlockDevice>>,
     after_bytes: u64,
 ) -> Result<()> {
     let header = load_header(&**file, image)?;
     let before_bytes = header.size_bytes;
     require_resizable(&**file, &header, image)?;
-    let backing_bytes = backing.as_ref().map_or(0, |backing| backing.size_bytes());
-    let layer = |header: Header| Layer::new(image.into(), header, Arc::clone(file), None, backing.clone());
+    let backing_bytes = backing.map_or(0, BlockDevice::size_bytes);
+    let layer = |header: Header| Layer::new(image.into(), header, Arc::clone(file), None, backing.cloned());
     if after_bytes > before_bytes {
         grow_l1(State::new(layer(header)?)?, after_bytes)?;
         let mut header = load_header(&**file, image)?;

@@ -23,6 +23,8 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 type Backing = Option<Arc<dyn BlockDevice>>;
+type Resize = Box<dyn Fn(&Arc<dyn ImageFile>, u64) -> Result<()>>;
+type Read = Box<dyn Fn(&Arc<dyn ImageFile>) -> Result<Vec<u8>>>;
 
 /// What a format does.
 struct Case {
@@ -30,8 +32,8 @@ struct Case {
     start: Vec<u8>,
     before_bytes: u64,
     after_bytes: u64,
-    resize: Box<dyn Fn(&Arc<dyn ImageFile>, u64) -> Result<()>>,
-    read: Box<dyn Fn(&Arc<dyn ImageFile>) -> Result<Vec<u8>>>,
+    resize: Resize,
+    read: Read,
     check: fn(&Arc<dyn ImageFile>) -> Result<CheckReport>,
 }
 
@@ -115,7 +117,7 @@ fn qcow2_case(
         start: bytes_of(&*file),
         before_bytes,
         after_bytes,
-        resize: Box::new(move |file, after| qcow2::resize::resize(file, "image", backing.clone(), after)),
+        resize: Box::new(move |file, after| qcow2::resize::resize(file, "image", backing.as_ref(), after)),
         read: Box::new(move |file| {
             let layer = open_qcow2(file, below.clone())?;
             let mut disk = vec![0; to_usize(layer.disk_bytes())];
@@ -175,10 +177,10 @@ struct Format {
 fn tables_case(
     name: &'static str,
     format: Format,
-    file: Arc<dyn ImageFile>,
+    file: &Arc<dyn ImageFile>,
     (before_bytes, after_bytes): (u64, u64),
 ) -> Case {
-    let device = TableMut::new((format.open)(&file).unwrap());
+    let device = TableMut::new((format.open)(file).unwrap());
     let mut random = Random(4);
     for number in 1..20 {
         let start = random.below(before_bytes);
@@ -189,7 +191,7 @@ fn tables_case(
     device.flush().unwrap();
     Case {
         name,
-        start: bytes_of(&*file),
+        start: bytes_of(&**file),
         before_bytes,
         after_bytes,
         resize: Box::new(move |file, after| (format.resize)(file, "image", after)),
@@ -241,7 +243,7 @@ fn a_vhd_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
             parent: None,
         };
         vhd::create::write_empty(&*file, &new).unwrap();
-        survive(&tables_case(name, format, file, sizes));
+        survive(&tables_case(name, format, &file, sizes));
     }
 }
 
@@ -281,7 +283,7 @@ fn a_vhdx_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
             vhdx::seal_all(&mut bytes);
             file.write_at(&bytes, 0).unwrap();
         }
-        survive(&tables_case(name, format, file, sizes));
+        survive(&tables_case(name, format, &file, sizes));
     }
 }
 
@@ -317,7 +319,7 @@ fn a_vdi_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
             parent_modification: ImageId::NIL,
         };
         vdi::create::write_empty(&*file, &new).unwrap();
-        survive(&tables_case(name, format, file, sizes));
+        survive(&tables_case(name, format, &file, sizes));
     }
 }
 
@@ -341,6 +343,6 @@ fn a_delta_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
     for (name, sizes) in [("longer", (98_304 + 512, 200_192)), ("shorter", (98_304 + 512, 50_176))] {
         let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::default());
         ploop::create::write_empty(&*file, sizes.0, 4096).unwrap();
-        survive(&tables_case(name, format, file, sizes));
+        survive(&tables_case(name, format, &file, sizes));
     }
 }

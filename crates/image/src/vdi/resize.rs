@@ -71,7 +71,7 @@ fn grow_map(file: &dyn ImageFile, image: &str, header: &Header, after_bytes: u64
             }
         })?;
         // As many numbers as blocks, of which there are fewer than u32::MAX / 4, and those of an image that is sound are below.
-        let number = |index: u64| u32::try_from(u64::from(next) + index).unwrap_or(FREE).min(FREE);
+        let number = |index: u64| u32::try_from(u64::from(next) + index).unwrap_or(FREE);
         stored_count = number(added);
         let end = |number: u32| header.host(number).saturating_sub(header.extra_bytes);
         clear_room(file, end(next)..end(stored_count))?;

@@ -8,7 +8,7 @@ use holdfast_image::{
     resize,
 };
 
-use crate::peer::{Lab, Random, assert_clean, assert_reads_as, overwrite, path_text, qemu_img, work};
+use crate::peer::{Lab, QemuIo, Random, assert_clean, assert_reads_as, overwrite, path_text, qemu_img, work};
 
 const MIB: u64 = 1 << 20;
 
@@ -159,7 +159,7 @@ fn small_disks_become_large() {
         (Format::Raw, 1 << 40),
         (Format::Qcow2, 40 << 40),
         (Format::Vdi, 255 << 30),
-        (Format::Vhd, 2 << 40),
+        (Format::Vhd, 2040 << 30),
         (Format::Vhdx, 2 << 40),
         (Format::Parallels, 255 << 30),
     ] {
@@ -258,7 +258,10 @@ fn what_cannot_be_resized_says_so() {
     let bitmaps = image("bitmaps.qcow2", Format::Qcow2);
     lab.qemu_img("bitmap --add bitmaps.qcow2 kept");
     assert!(matches!(refusal(&bitmaps, 8 * MIB), Error::NotResizable { .. }));
-    let _open = open_mut(&vdi, &OpenOptions::default()).unwrap();
+    let held = image("held.qcow2", Format::Qcow2);
+    let _peer = QemuIo::hold(&held);
+    let locked = resize(&held, &OpenOptions::default(), 8 * MIB, Shrink::Allow);
+    assert!(matches!(locked, Err(Error::Locked { .. })), "{locked:?}");
 }
 
 /// What a larger backing file has past the end of its overlay does not show when that grows; a snapshot keeps its size.
