@@ -242,7 +242,7 @@ fn a_manifest_at_the_end_is_believed_by_every_algorithm() {
             ("a.mf", manifest.as_bytes()),
         ];
         assert!(read(&archive(&members)).is_err(), "{name}");
-        assert_eq!(read(&archive(&members[..2])).unwrap(), [content.clone()]);
+        assert_eq!(read(&archive(&members[..2])).unwrap()[0], content);
     }
     // Half of a disk is none.
     let text = descriptor(&[("disk.img", 4 << 20)], "raw");

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use holdfast_archive::Packing;
+use holdfast_archive::{Error as ArchiveError, Packing};
 use holdfast_block::BlockDevice as _;
 use holdfast_engine::{Domain, check_archive, check_packed, open_import, open_packed, read_packed};
 use serde::Serialize;
@@ -261,7 +261,18 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 fn is_without_index(error: &holdfast_engine::Error) -> bool {
-    matches!(error, holdfast_engine::Error::Archive(holdfast_archive::Error::NoIndex))
+    matches!(
+        error,
+        holdfast_engine::Error::Archive(ArchiveError::NoIndex | ArchiveError::Unsupported { .. })
+    )
+}
+
+/// What is packed there is something else, or shorter than any machine.
+fn is_no_archive(error: &holdfast_engine::Error) -> bool {
+    matches!(
+        error,
+        holdfast_engine::Error::Archive(ArchiveError::Unknown { .. } | ArchiveError::CutOff { offset: 0, .. })
+    )
 }
 
 fn read(args: &ReadArgs, context: &Context) -> Result<Exit, Error> {

@@ -270,6 +270,18 @@ fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
         (Kind::Vma, args.disk_format.is_some(), "--disk-format"),
         (Kind::Xva, args.disk_format.is_some(), "--disk-format"),
     ];
+    check_packing(args, kind, packing)?;
+    match given.iter().find(|(of, is_given, _)| *of == kind && *is_given) {
+        Some((_, _, what)) => Err(Error::usage(
+            format!("{what} does not go with this format"),
+            "leave it out, or choose another --format",
+        )),
+        None => Ok((kind, packing)),
+    }
+}
+
+/// Options and names that contradict each other.
+fn check_packing(args: &ExportArgs, kind: Kind, packing: Option<Packing>) -> Result<(), Error> {
     if args.packing.level().is_some() && kind != Kind::Ova && args.packing.packing().or(packing).is_none() {
         return Err(Error::usage(
             "--level is about packing, and nothing is packed",
@@ -290,11 +302,5 @@ fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
             "give --name NAME",
         ));
     }
-    match given.iter().find(|(of, is_given, _)| *of == kind && *is_given) {
-        Some((_, _, what)) => Err(Error::usage(
-            format!("{what} does not go with this format"),
-            "leave it out, or choose another --format",
-        )),
-        None => Ok((kind, packing)),
-    }
+    Ok(())
 }

@@ -367,7 +367,6 @@ pub(super) fn image_advice(error: &ImageError) -> Advice {
             Kind::Refused,
             "--shrink lets it; look first where the last partition and its file system end",
         ),
-        ImageError::NotResizable { .. } => plain(Exit::Error, Kind::Unsupported),
         ImageError::Refused { .. } => advice(
             Exit::Error,
             Kind::Refused,
@@ -379,7 +378,7 @@ pub(super) fn image_advice(error: &ImageError) -> Advice {
             Kind::Damage,
             "what was written to the parent is in its children too, in part: restore the parent as it was",
         ),
-        ImageError::NoIdentity { .. } => plain(Exit::Error, Kind::Unsupported),
+        ImageError::NoIdentity { .. } | ImageError::NotResizable { .. } => plain(Exit::Error, Kind::Unsupported),
         ImageError::HasChildren { .. } => advice(
             Exit::Error,
             Kind::Refused,

@@ -169,6 +169,15 @@ impl Importing {
         &self.described.machine.name
     }
 
+    /// What its snapshots are listed under, where nobody says otherwise.
+    fn listed_name(&self) -> Result<MachineName> {
+        let name = MachineName::new(self.name()).map_err(|source| ExchangeError::Name {
+            name: self.name().to_owned(),
+            source,
+        })?;
+        Ok(name)
+    }
+
     fn device(&self, disk: &Attached) -> ArchiveDevice {
         self.disks.device(disk.number)
     }
@@ -218,10 +227,7 @@ impl Importing {
         let start = job.clock.now();
         let name = match request.machine {
             Some(name) => name,
-            None => MachineName::new(self.name()).map_err(|source| ExchangeError::Name {
-                name: self.name().to_owned(),
-                source,
-            })?,
+            None => self.listed_name()?,
         };
         let manifests = snapshots(repository, job.progress)?;
         let parent = choose_parent(&request.parent, &request.zone, &manifests, &name)?;

@@ -1,6 +1,9 @@
 //! Machines in archives of other hypervisors, and packed streams.
 
-use holdfast_block::SeededRandom;
+use std::process::Stdio;
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SeededRandom, SystemClock};
 
 use crate::host::{system, text};
 use crate::program::stderr;
@@ -187,6 +190,50 @@ fn backups_of_proxmox_are_made_and_taken_in() {
     }
 }
 
+/// Whoever stops it need not wait for what does not come.
+#[test]
+fn an_import_from_a_silent_pipe_is_stopped_at_once() {
+    let (rig, _) = rig_with_machine();
+    for words in [
+        &["import", "-"][..],
+        &["archive", "check", "-"],
+        &["compress", "--gzip"],
+    ] {
+        let mut child = rig
+            .command(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let silent = child.stdin.take();
+        // The program has its handlers when the signal no longer kills it; until then that is an end, too.
+        SystemClock::new().sleep(Duration::from_millis(700));
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let start = SystemClock::new();
+        let status = child.wait().unwrap();
+        assert!(
+            !status.success() && start.now() < Duration::from_secs(20),
+            "{words:?}: {status}"
+        );
+        drop(silent);
+    }
+}
+
+/// What a killed import has left in its folder is in nobody's way.
+#[test]
+fn an_import_begins_again_in_the_folder_of_a_killed_one() {
+    let (rig, _) = rig_with_machine();
+    exported(&rig, "web1.xva");
+    rig.write("made/.sda.qcow2.0123abcd.partial", b"half");
+    rig.ok(&["import", "web1.xva", "--to", "made"]);
+    assert_eq!(
+        rig.names("made"),
+        ["domain.xml", "original-ova.xml", "sda.qcow2", "sdb.qcow2"]
+    );
+}
+
 /// A repeated import takes no room but for what says so.
 #[test]
 fn the_same_archive_again_takes_hardly_any_room() {
@@ -234,6 +281,9 @@ fn what_cannot_be_meant_is_refused_in_words() {
     for (code, words, expected) in [
         (1, &["import", "a.raw"][..], "is no machine archive"),
         (2, &["export", "web1", "web1.tar"], "does not say what to make"),
+        (2, &["export", "web1", "x.xva", "--level", "9"], "nothing is packed"),
+        (2, &["export", "web1", "x.xva.zst", "--gzip"], "the name says zstd"),
+        (1, &["export", "web1", "x.xva", "--exclude", "vdz"], "it has vda, vdb"),
         (2, &["export", "web1:vda", "web1.xva"], "names a disk"),
         (
             2,
@@ -301,6 +351,9 @@ fn streams_are_packed_for_everybody_and_read_at_any_place() {
         let output = rig.run(&["compress", "--decompress", "damaged"]);
         assert_eq!(output.status.code(), Some(5), "{}", stderr(&output));
     }
+    let output = rig.run_with(&["compress"], b"short");
+    rig.write("short", &output.stdout);
+    rig.ok(&["archive", "check", "short"]);
     rig.write("damaged", &bytes);
     for (words, code, expected) in [
         (
