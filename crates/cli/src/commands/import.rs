@@ -61,8 +61,8 @@ pub(super) const EXAMPLES: &[Example] = &[
         line: "xe vm-export vm=web1 filename= | holdfast import -r /backup/vms -",
     },
     Example {
-        wish: "Take in all that Proxmox has backed up of a machine, oldest first",
-        line: "for backup in vzdump-qemu-101-*.vma.zst; do holdfast import -r /backup/vms --machine web1 $backup; done",
+        wish: "Take in a backup of Proxmox",
+        line: "holdfast import -r /backup/vms vzdump-qemu-101-2026_11_23-02_00_00.vma.zst",
     },
     Example {
         wish: "Make images of it, and a configuration for libvirt",
