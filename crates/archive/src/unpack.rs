@@ -87,6 +87,20 @@ impl Unpacked {
         Ok(Self { packing, source, read })
     }
 
+    /// Blocks that somebody else unpacks.
+    pub(crate) fn of_blocks(blocks: InOrder<io::Result<Vec<u8>>>) -> Self {
+        Self {
+            packing: Packing::None,
+            source: Source::Chunks {
+                chunks: blocks,
+                chunk: Vec::new(),
+                at: 0,
+                is_over: false,
+            },
+            read: Arc::default(),
+        }
+    }
+
     /// How it is packed.
     pub fn packing(&self) -> Packing {
         self.packing

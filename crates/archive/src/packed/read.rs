@@ -11,7 +11,7 @@ use super::index::{IndexEntry, PackedIndex};
 use super::write::low;
 use crate::checksum::xxh64;
 use crate::in_order::{InOrder, Threads};
-use crate::unpack::Packing;
+use crate::unpack::{Packing, Unpacked};
 use crate::{Error, Result};
 
 /// Blocks that are kept unpacked.
@@ -102,6 +102,24 @@ impl PackedFile {
             progress(at).map_err(failed(at))?;
         }
         Ok(report)
+    }
+
+    /// What is packed in it as a stream, unpacked on `threads` threads; every block is compared with the index on the way.
+    pub fn stream(&self, threads: NonZero<usize>) -> Unpacked {
+        let threads = Threads {
+            count: threads,
+            load_max: None,
+        };
+        let mut numbers = 0..self.inner.index.entries().len();
+        let damaged = |error| std::io::Error::new(std::io::ErrorKind::InvalidData, error);
+        Unpacked::of_blocks(InOrder::start(
+            threads,
+            move || numbers.next(),
+            || {
+                let inner = Arc::clone(&self.inner);
+                move |number| inner.unpack(number).map_err(damaged)
+            },
+        ))
     }
 
     fn block(&self, number: usize) -> Result<Arc<Vec<u8>>> {

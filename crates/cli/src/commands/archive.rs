@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use holdfast_archive::{Error as ArchiveError, Packing};
+use holdfast_archive::{Error as ArchiveError, PackedFile, Packing};
 use holdfast_block::BlockDevice as _;
-use holdfast_engine::{Domain, check_archive, check_packed, open_import, open_packed, read_packed};
+use holdfast_engine::{CheckedArchive, Domain, Job, check_archive, check_packed, open_import, open_packed, read_packed};
 use serde::Serialize;
 
 use super::compress;
@@ -230,16 +230,18 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
     } else {
         None
     };
-    let stream = compress::input(Some(&args.archive), context)?;
-    let (blocks, checked) = context.work(args.job.thread_count(), |job| {
-        let blocks = packed.as_ref().map(|file| check_packed(file, job)).transpose()?;
-        match check_archive(stream, job) {
-            Ok(checked) => Ok((blocks, Some(checked))),
-            // Whatever is packed there, it is what was packed.
-            Err(error) if blocks.is_some() && is_no_archive(&error) => Ok((blocks, None)),
-            Err(error) => Err(error),
+    let (blocks, checked) = match &packed {
+        None => {
+            let stream = compress::input(Some(&args.archive), context)?;
+            let checked = context.work(args.job.thread_count(), |job| check_archive(stream, job))?;
+            (None, Some(checked))
         }
-    })?;
+        Some(file) => {
+            let blocks = file.index().entries().len() as u64;
+            let checked = context.work(args.job.thread_count(), |job| check_indexed(file, job))?;
+            (Some(blocks), checked)
+        }
+    };
     let disk = |(key, size_bytes, data_bytes): &(String, u64, u64)| CheckedDisk {
         key: key.clone(),
         size_bytes: *size_bytes,
@@ -253,11 +255,20 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
         archive: checked.as_ref().map(|checked| checked.kind.name()),
         packing: packing.map_or("none", Packing::name),
         index_block_count: blocks,
-        archive_bytes: read.or(length).unwrap_or_default(),
+        archive_bytes: length.or(read).unwrap_or_default(),
         disks: checked.iter().flat_map(|checked| &checked.disks).map(disk).collect(),
         duration_ms: units::millis(context.clock().now().saturating_sub(start)),
         path: args.archive.display().to_string(),
     })
+}
+
+/// Reads it once: each block is compared with the index, and what is in them with the checksums of the archive, if it is one.
+fn check_indexed(file: &PackedFile, job: Job<'_>) -> holdfast_engine::Result<Option<CheckedArchive>> {
+    let threads = compress::threads(job.thread_count, None).count;
+    match check_archive(Box::new(file.stream(threads)), job) {
+        Err(error) if is_no_archive(&error) => check_packed(file, job).map(|_| None),
+        checked => checked.map(Some),
+    }
 }
 
 fn is_without_index(error: &holdfast_engine::Error) -> bool {
