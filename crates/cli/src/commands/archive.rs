@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use holdfast_archive::{Error as ArchiveError, PackedFile, Packing};
 use holdfast_block::BlockDevice as _;
-use holdfast_engine::{CheckedArchive, Domain, Job, check_archive, check_packed, open_import, open_packed, read_packed};
+use holdfast_engine::{
+    CheckedArchive, Domain, Job, check_archive, check_packed, open_import, open_packed, read_packed,
+};
 use serde::Serialize;
 
 use super::compress;
