@@ -1,20 +1,25 @@
 //! Disks of an archive as devices that are read once, in order.
 //!
 //! Readers ask for what comes next before they read it, and read on several threads. Pieces that were asked for wait in memory until they
-//! are read, so a reader that asks far ahead of what it reads would hold all of it: that is refused.
+//! are read, so a reader that asks far ahead of what it reads would hold all of it: that is refused. Pieces of another disk than the one
+//! that is read, in an archive whose disks come in an order of their own, wait in a file without a name.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use holdfast_archive::{ArchiveReader, Piece};
+use holdfast_archive::{ArchiveReader, Error as ArchiveError, Piece};
 use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, Result as DeviceResult, to_usize};
 
 use super::error::ExchangeError;
 use crate::error::Result;
 
-/// Bytes that wait to be read, at most.
+/// Bytes that wait to be read in memory, at most.
 const HELD_BYTES_MAX: u64 = 1 << 30;
+/// Bytes of other disks that wait in memory before more of them are put into files.
+const OTHERS_BYTES_MAX: u64 = 64 << 20;
 
 /// An archive whose disks are being read.
 pub(super) struct ArchiveDisks {
@@ -39,6 +44,9 @@ struct DiskState {
     known_end: u64,
     /// Data that was read, and is gone: in order, not touching.
     gone: Vec<Range<u64>>,
+    /// Data that waits in a file, at the place that it has on the disk.
+    spooled: Vec<Range<u64>>,
+    spool: Option<File>,
 }
 
 /// Bytes that wait to be read.
@@ -87,9 +95,12 @@ impl ArchiveDisks {
     pub(super) fn finish(&self) -> Result<()> {
         let mut state = self.lock();
         while !state.is_over {
-            state.pull()?;
+            state.pull(usize::MAX)?;
         }
-        let unread = state.disks.iter().position(|disk| !disk.pieces.is_empty());
+        let unread = state
+            .disks
+            .iter()
+            .position(|disk| !disk.pieces.is_empty() || !disk.spooled.is_empty());
         match unread {
             None => Ok(()),
             Some(number) => Err(ExchangeError::NotRead {
@@ -105,8 +116,8 @@ impl ArchiveDisks {
 }
 
 impl State {
-    /// Takes in the next piece.
-    fn pull(&mut self) -> DeviceResult<()> {
+    /// Takes in the next piece, while the disk `reading` is read.
+    fn pull(&mut self, reading: usize) -> DeviceResult<()> {
         let failed = |offset, error: Box<dyn std::error::Error + Send + Sync>| {
             Err(DeviceError::io("read", offset, std::io::Error::other(error)))
         };
@@ -125,12 +136,15 @@ impl State {
             }
             Ok(Some(Piece::End { disk })) => self.disks[disk].known_end = sizes[disk],
             Ok(Some(Piece::Data { disk, offset, bytes })) => {
+                let is_other = disk != reading;
                 let disk = &mut self.disks[disk];
                 if offset < disk.known_end {
                     return failed(offset, "the archive goes back on a disk".into());
                 }
                 disk.known_end = offset + bytes.len() as u64;
-                if disk.is_wanted {
+                if disk.is_wanted && is_other && self.held_bytes > OTHERS_BYTES_MAX {
+                    disk.put_aside(offset, bytes)?;
+                } else if disk.is_wanted {
                     self.held_bytes += bytes.len() as u64;
                     disk.pieces.push_back(Held {
                         offset,
@@ -152,14 +166,44 @@ impl State {
 
     fn learn(&mut self, number: usize, end: u64) -> DeviceResult<()> {
         while self.disks[number].known_end < end && !self.is_over {
-            self.pull()?;
+            self.pull(number)?;
         }
         Ok(())
     }
 }
 
 impl DiskState {
-    /// Copies what there is of `offset` and on to `buffer`, which is zero; how many bytes.
+    /// Puts a piece into the file.
+    fn put_aside(&mut self, offset: u64, bytes: &[u8]) -> DeviceResult<()> {
+        let folder = std::env::temp_dir();
+        let failed = |source| DeviceError::layer(ArchiveError::Spool { folder, source });
+        let written = match &self.spool {
+            Some(file) => file.write_all_at(bytes, offset),
+            None => tempfile::tempfile_in(std::env::temp_dir())
+                .and_then(|file| self.spool.insert(file).write_all_at(bytes, offset)),
+        };
+        written.map_err(failed)?;
+        add(&mut self.spooled, offset..offset + bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Reads what waits in the file of the bytes from `offset` on.
+    fn take_from_file(&mut self, buffer: &mut [u8], offset: u64) -> DeviceResult<()> {
+        let end = offset + buffer.len() as u64;
+        let Some(file) = &self.spool else { return Ok(()) };
+        for range in &self.spooled {
+            let (from, to) = (range.start.max(offset), range.end.min(end));
+            if from < to {
+                file.read_exact_at(&mut buffer[to_usize(from - offset)..to_usize(to - offset)], from)
+                    .map_err(|source| DeviceError::io("read", from, source))?;
+                add(&mut self.gone, from..to);
+            }
+        }
+        remove(&mut self.spooled, &(offset..end));
+        Ok(())
+    }
+
+    /// Copies what there is of `offset` and on to `buffer`, which is zero; how many bytes of those in memory.
     fn take(&mut self, buffer: &mut [u8], offset: u64) -> u64 {
         let end = offset + buffer.len() as u64;
         let mut taken = 0;
@@ -189,6 +233,16 @@ fn add(ranges: &mut Vec<Range<u64>>, new: Range<u64>) {
     ranges.splice(start..end, std::iter::once(first..last));
 }
 
+/// Takes a range out of ranges that are in order.
+fn remove(ranges: &mut Vec<Range<u64>>, cut: &Range<u64>) {
+    let parts = |range: Range<u64>| {
+        let before = range.start..range.end.min(cut.start);
+        let behind = range.start.max(cut.end)..range.end;
+        [before, behind].into_iter().filter(|part| part.start < part.end)
+    };
+    *ranges = std::mem::take(ranges).into_iter().flat_map(parts).collect();
+}
+
 /// A disk of an archive.
 pub(super) struct ArchiveDevice {
     disks: Arc<ArchiveDisks>,
@@ -212,6 +266,7 @@ impl BlockDevice for ArchiveDevice {
             let gone = std::io::Error::other("an archive is read once, and in order");
             return Err(DeviceError::io("read", offset, gone));
         }
+        disk.take_from_file(buffer, offset)?;
         let taken = disk.take(buffer, offset);
         state.held_bytes -= taken;
         Ok(())
@@ -230,6 +285,8 @@ impl BlockDevice for ArchiveDevice {
         // What was read holds data, too: whoever reads it again is refused, and not given zeroes.
         let before = disk.gone.partition_point(|gone| gone.end <= range.start);
         let mut data: Vec<Range<u64>> = disk.gone[before..].to_vec();
+        let waiting = disk.spooled.iter().filter(|spooled| spooled.end > range.start);
+        waiting.for_each(|spooled| add(&mut data, spooled.clone()));
         disk.pieces
             .iter()
             .for_each(|piece| add(&mut data, piece.offset..piece.end()));
@@ -348,6 +405,51 @@ mod tests {
             }
         });
         disks.finish().unwrap();
+    }
+
+    /// What waits for another disk waits in a file when it is much.
+    #[test]
+    fn disks_in_another_order_are_read_all_the_same() {
+        let size = 100_u64 << 20;
+        let piece = |disk: usize, number: u64| (disk, number << 20, vec![u8::try_from(number).unwrap() + 1; 1 << 20]);
+        let pieces = (0..100).filter(|number| number % 3 != 0).map(|number| piece(1, number));
+        let pieces: Vec<_> = pieces.chain((0..100).map(|number| piece(0, number))).collect();
+        let disks = disks(&[size, size], pieces, &[0, 1]);
+        for number in 0..2 {
+            let device = disks.device(number);
+            let mut at = 0;
+            let mut data_bytes = 0;
+            while at < size {
+                let list = device.extents(at..size, 8).unwrap();
+                let data = list.as_slice().iter().filter(|extent| extent.kind == ExtentKind::Data);
+                data_bytes += data.map(|extent| extent.length).sum::<u64>();
+                let mut bytes = vec![9; usize::try_from(list.end() - at).unwrap()];
+                device.read_at(&mut bytes, at).unwrap();
+                for (place, chunk) in bytes.chunks(4096).enumerate() {
+                    let block = (at + place as u64 * 4096) >> 20;
+                    let is_hole = number == 1 && block.is_multiple_of(3);
+                    let expected = if is_hole { 0 } else { u8::try_from(block).unwrap() + 1 };
+                    assert!(
+                        chunk.iter().all(|byte| *byte == expected),
+                        "disk {number}, block {block}"
+                    );
+                }
+                at = list.end();
+            }
+            assert_eq!(data_bytes, if number == 0 { size } else { 66 << 20 });
+        }
+        assert!(disks.lock().disks[1].spool.is_some(), "this test is about the file");
+        disks.finish().unwrap();
+    }
+
+    #[test]
+    fn ranges_are_taken_out() {
+        let mut ranges = vec![0..10, 20..30, 40..50];
+        super::remove(&mut ranges, &(5..25));
+        assert_eq!(ranges, [0..5, 25..30, 40..50]);
+        super::remove(&mut ranges, &(42..44));
+        super::remove(&mut ranges, &(0..5));
+        assert_eq!(ranges, [25..30, 40..42, 44..50]);
     }
 
     #[test]
