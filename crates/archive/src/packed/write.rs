@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::gzip;
@@ -71,8 +72,42 @@ pub struct Packed {
     pub written_bytes: u64,
 }
 
+/// Buffers that were used, and are used again: fresh memory costs more than a part of the packing.
+#[derive(Clone)]
+struct Spare {
+    buffers: Arc<Mutex<Vec<Vec<u8>>>>,
+    /// All are as large: a block that did not get smaller.
+    capacity: usize,
+}
+
+impl Spare {
+    fn new(block_bytes: usize) -> Self {
+        Self {
+            buffers: Arc::default(),
+            capacity: zstd::zstd_safe::compress_bound(block_bytes),
+        }
+    }
+
+    /// An empty buffer.
+    fn take(&self) -> Vec<u8> {
+        let found = self.lock().pop();
+        let mut buffer = found.unwrap_or_else(|| Vec::with_capacity(self.capacity));
+        buffer.clear();
+        buffer
+    }
+
+    fn give(&self, buffer: Vec<u8>) {
+        self.lock().push(buffer);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A stream that is being packed, as something to write to. Whoever forgets [`Packer::finish`] has no whole file.
 pub struct Packer {
+    spare: Spare,
     block: Vec<u8>,
     block_bytes: usize,
     blocks: Option<SyncSender<Vec<u8>>>,
@@ -88,13 +123,17 @@ impl Packer {
         let level = options.level()?;
         let (blocks, handed_in) = sync_channel::<Vec<u8>>(WAITING);
         let packing = options.packing;
+        let spare = Spare::new(options.block_bytes());
+        let of_workers = spare.clone();
         let packed = InOrder::start(
             options.threads,
             move || handed_in.recv().ok(),
-            move || worker(packing, level),
+            move || worker(packing, level, of_workers.clone()),
         );
-        let writer = std::thread::spawn(move || write_all(&packed, packing, output));
+        let of_writer = spare.clone();
+        let writer = std::thread::spawn(move || write_all(&packed, packing, output, &of_writer));
         Ok(Self {
+            spare,
             block: Vec::new(),
             block_bytes: options.block_bytes(),
             blocks: Some(blocks),
@@ -141,7 +180,9 @@ impl Packer {
 
 impl Write for Packer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.block.reserve_exact(self.block_bytes - self.block.len());
+        if self.block.capacity() == 0 {
+            self.block = self.spare.take();
+        }
         let count = bytes.len().min(self.block_bytes - self.block.len());
         self.block.extend_from_slice(&bytes[..count]);
         if self.block.len() == self.block_bytes {
@@ -174,20 +215,31 @@ struct Block {
     checksum: u32,
 }
 
-fn worker(packing: Packing, level: i32) -> impl FnMut(Vec<u8>) -> io::Result<Block> + Send + 'static {
+fn worker(packing: Packing, level: i32, spare: Spare) -> impl FnMut(Vec<u8>) -> io::Result<Block> + Send + 'static {
     let gzip_level = libdeflater::CompressionLvl::new(level).unwrap_or_default();
     let mut deflate = libdeflater::Compressor::new(gzip_level);
     let mut zstd = (packing == Packing::Zstd).then(|| zstd_compressor(level));
     move |bytes| {
         let unpacked_bytes = u32::try_from(bytes.len()).map_err(io::Error::other)?;
-        let (checksum, bytes) = match (packing, &mut zstd) {
+        let (checksum, packed) = match (packing, &mut zstd) {
             (Packing::Gzip, _) => (libdeflater::crc32(&bytes), gzip::pack(&mut deflate, &bytes)?),
-            (Packing::Zstd, Some(Ok(compressor))) => (low(xxh64(&bytes)), compressor.compress(&bytes)?),
+            (Packing::Zstd, Some(Ok(compressor))) => {
+                let mut packed = spare.take();
+                compressor.compress_to_buffer(&bytes, &mut packed)?;
+                (low(xxh64(&bytes)), packed)
+            }
             (Packing::Zstd, Some(Err(error))) => return Err(io::Error::other(error.to_string())),
-            (Packing::Zstd | Packing::None, _) => (0, bytes),
+            (Packing::Zstd | Packing::None, _) => {
+                return Ok(Block {
+                    bytes,
+                    unpacked_bytes,
+                    checksum: 0,
+                });
+            }
         };
+        spare.give(bytes);
         Ok(Block {
-            bytes,
+            bytes: packed,
             unpacked_bytes,
             checksum,
         })
@@ -212,6 +264,7 @@ fn write_all(
     blocks: &InOrder<io::Result<Block>>,
     packing: Packing,
     mut output: Box<dyn Write + Send>,
+    spare: &Spare,
 ) -> Result<Packed> {
     let mut index = PackedIndex::default();
     let mut packed = Packed::default();
@@ -224,6 +277,9 @@ fn write_all(
         index.push(length, block.unpacked_bytes, block.checksum);
         packed.written_bytes += u64::from(length);
         packed.unpacked_bytes += u64::from(block.unpacked_bytes);
+        if packing != Packing::Gzip {
+            spare.give(block.bytes);
+        }
     }
     if packing != Packing::None {
         let bytes = index.encode(packing).map_err(failed(packed.written_bytes))?;
@@ -247,7 +303,7 @@ pub fn pack(
     let mut packer = Packer::new(output, options)?;
     let mut read_bytes = 0;
     loop {
-        let mut block = Vec::with_capacity(packer.block_bytes);
+        let mut block = packer.spare.take();
         let read = input.by_ref().take(packer.block_bytes as u64).read_to_end(&mut block);
         let read = read.and_then(|count| progress(read_bytes + count as u64).map(|()| count));
         let count = read.map_err(|source| Error::Read {
