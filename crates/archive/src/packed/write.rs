@@ -12,11 +12,12 @@ use crate::in_order::{InOrder, Threads};
 use crate::unpack::Packing;
 use crate::{Error, Result};
 
-/// Bytes of a block: for gzip, so many that what its window does not see does not matter; for zstd, as others give to each of their threads.
+/// Bytes of a block: for gzip, so many that what its window does not see does not matter; for zstd, as many as fit into a cache with those of other threads.
 const GZIP_BLOCK_BYTES: usize = 1 << 20;
-const ZSTD_BLOCK_BYTES: usize = 8 << 20;
-/// A block sees all of itself: that is worth five percent of machines at the usual level, and costs no time.
-const ZSTD_WINDOW_LOG: u32 = 23;
+const ZSTD_BLOCK_BYTES: usize = 4 << 20;
+/// A block sees all of itself: at the usual level that makes up for the borders, and costs no time. Larger ones are smaller by some percent, and slower:
+/// two threads with such blocks no longer fit into a cache.
+const ZSTD_WINDOW_LOG: u32 = 22;
 /// Blocks that wait for the thread that hands them out.
 const WAITING: usize = 2;
 const GZIP_LEVEL: i32 = 6;
