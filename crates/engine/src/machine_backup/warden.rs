@@ -174,7 +174,7 @@ impl Warden<'_> {
                 writes.look(&self, &mut watched.load);
             }
         }
-        watched.load.latency_meanwhile = writes.whole(&self);
+        writes.end(&self, &mut watched.load);
         watched
     }
 
@@ -275,8 +275,11 @@ impl Writes {
         }
     }
 
-    fn whole(&self, warden: &Warden<'_>) -> Option<Duration> {
-        warden.counters()?.since(&self.first).average()
+    /// The end, in the middle of a second: what came since the last look counts, too.
+    fn end(&self, warden: &Warden<'_>, load: &mut Load) {
+        let Some(counters) = warden.counters() else { return };
+        load.latency_highest = load.latency_highest.max(counters.since(&self.last).average());
+        load.latency_meanwhile = counters.since(&self.first).average();
     }
 }
 
