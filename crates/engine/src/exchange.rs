@@ -10,6 +10,7 @@ mod export;
 mod import;
 mod machine;
 mod sectors;
+mod store;
 
 pub use check::{CheckedArchive, check_archive, check_packed, open_packed, read_packed};
 pub use error::ExchangeError;

@@ -20,6 +20,7 @@ use archives::Sink;
 use super::error::ExchangeError;
 use super::import::{NewFolder, write_file};
 use super::machine::{unknown, unknown_disk};
+use super::store::DOMAIN;
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -29,8 +30,6 @@ use crate::new_file::{Existing, NewFile};
 use crate::new_image::Overwrite;
 use crate::repository::find_snapshot;
 use crate::{SnapshotReference, Unit};
-
-const DOMAIN: &str = "domain.xml";
 
 /// What to export, and how.
 pub struct ExportRequest {

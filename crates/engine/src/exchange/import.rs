@@ -1,39 +1,36 @@
 //! `import`: the machine in an archive becomes a snapshot, or images in a folder.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write as _};
+use std::io::{Cursor, Read, Write as _};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_archive::{ArchiveKind, Counter, Document, Ordered, Packing, Threads, open};
-use holdfast_block::BlockDevice;
 use holdfast_hardware::{Dropped, Machine};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
-use holdfast_repo::{Parent, Repository, Source, SourceData, Surroundings};
+use holdfast_repo::{Repository, Surroundings};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use super::disks::{ArchiveDevice, ArchiveDisks};
 use super::error::ExchangeError;
 use super::machine::{Attached, Described, DomainWish, attach, describe, domain_xml, kept_name};
+use super::store::{DOMAIN, DiskToStore, MachineToStore, store_machine};
+use crate::MachineName;
 use crate::backup::{BackupReport, NOTE_FORMAT, ParentChoice, choose_parent};
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
-use crate::job::{Counting, Job};
+use crate::job::Job;
 use crate::machine_backup::NOTE_UUID;
-use crate::meter::{Meter, MeteredDevice};
 use crate::new_file::{Existing, NewFile};
 use crate::new_image::Overwrite;
 use crate::repository::snapshots;
-use crate::stages::Stages;
-use crate::{MachineName, Unit};
 
 /// Note of a snapshot: what it was imported from.
 const NOTE_IMPORTED: &str = "imported_from";
 /// Note of a disk: what the archive called it.
 const NOTE_LABEL: &str = "label";
-const DOMAIN: &str = "domain.xml";
 
 /// An archive that was opened: all is known that stands before its first disk.
 pub struct Importing {
@@ -224,63 +221,40 @@ impl Importing {
         request: ImportRepository,
         job: Job<'_>,
     ) -> Result<ImportReport> {
-        let start = job.clock.now();
         let name = match request.machine {
             Some(name) => name,
             None => self.listed_name()?,
         };
         let manifests = snapshots(repository, job.progress)?;
         let parent = choose_parent(&request.parent, &request.zone, &manifests, &name)?;
-        job.progress.phase(&format!("importing {name}"), Unit::Bytes);
         let xml = self.domain_xml(None, Format::Qcow2);
-        let mut streams = vec![(DOMAIN.to_owned(), xml.into_bytes())];
+        let mut texts = vec![(DOMAIN.to_owned(), xml.into_bytes())];
         let documents = self.documents.iter();
-        streams.extend(documents.map(|document| (kept_name(document), document.content.clone())));
-        let stages = Stages::new(job.clock, job.progress);
+        texts.extend(documents.map(|document| (kept_name(document), document.content.clone())));
         let devices: Vec<ArchiveDevice> = self.attached.iter().map(|disk| self.device(disk)).collect();
-        let meters: Vec<Meter> = devices.iter().map(|_| Meter::new()).collect();
-        let metered: Vec<MeteredDevice<'_>> = devices
-            .iter()
-            .zip(&meters)
-            .map(|(device, meter)| MeteredDevice {
-                inner: device,
-                meter,
-                progress: job.progress,
-                stages: &stages,
-            })
-            .collect();
-        let mut readers: Vec<Behind<'_>> = streams
-            .iter()
-            .map(|(_, bytes)| Behind::new(&self.disks, bytes))
-            .collect();
-        let disks = self.attached.iter().zip(&metered);
-        let mut sources: Vec<Source<'_>> = disks.map(|(disk, device)| source(disk, device)).collect();
-        sources.extend(streams.iter().zip(&mut readers).map(|((name, _), bytes)| Source {
-            name: name.clone(),
-            data: SourceData::Stream(bytes),
-            notes: BTreeMap::new(),
-        }));
-        let report = repository.backup(
-            holdfast_repo::BackupRequest {
-                machine: name.to_string(),
-                time_ms: request.time.as_millisecond(),
-                tags: request.tags,
-                parent: parent.map_or(Parent::None, |parent| Parent::Named(parent.id)),
-                host: request.host,
-                program: request.program,
-                notes: self.notes(),
-                sources,
-                thread_count: job.thread_count,
-            },
-            &job.watch_stages(Counting::Elsewhere, &stages),
-        );
-        let report = report.map_err(of_archive)?;
-        let backup = BackupReport {
-            snapshot: report.snapshot,
-            stored_bytes: report.stored_bytes,
-            bottleneck: stages.bottleneck(),
-            duration: job.clock.now().saturating_sub(start),
+        let disks = self.attached.iter().zip(&devices).map(|(disk, device)| DiskToStore {
+            name: disk.target.clone(),
+            device,
+            changed: None,
+            notes: notes_of(disk),
+        });
+        let behind = |(name, bytes)| {
+            let bytes: Box<dyn Read + Send> = Box::new(Behind::new(&self.disks, bytes));
+            (name, bytes)
         };
+        let machine = MachineToStore {
+            name,
+            doing: "importing",
+            parent,
+            tags: request.tags,
+            time: request.time,
+            host: request.host,
+            program: request.program,
+            notes: self.notes(),
+            disks: disks.collect(),
+            streams: texts.into_iter().map(behind).collect(),
+        };
+        let backup = store_machine(repository, machine, job)?;
         Ok(ImportReport {
             backup,
             imported: self.imported(&[]),
@@ -343,32 +317,28 @@ impl Importing {
     }
 }
 
-/// A disk of the archive as a disk of a snapshot.
-fn source<'s>(disk: &Attached, device: &'s dyn BlockDevice) -> Source<'s> {
+/// Notes of a disk of the archive as a disk of a snapshot.
+fn notes_of(disk: &Attached) -> BTreeMap<String, String> {
     let mut notes = BTreeMap::from([(NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned())]);
     if !disk.label.is_empty() {
         notes.insert(NOTE_LABEL.to_owned(), disk.label.clone());
     }
-    Source {
-        name: disk.target.clone(),
-        data: SourceData::Disk(device),
-        notes,
-    }
+    notes
 }
 
 /// Bytes that come after the disks: the first of them is given when the archive was read to its end, so that no snapshot is committed of one
 /// that is damaged behind its disks.
 struct Behind<'a> {
     disks: &'a ArchiveDisks,
-    bytes: &'a [u8],
+    bytes: Cursor<Vec<u8>>,
     is_checked: bool,
 }
 
 impl<'a> Behind<'a> {
-    fn new(disks: &'a ArchiveDisks, bytes: &'a [u8]) -> Self {
+    fn new(disks: &'a ArchiveDisks, bytes: Vec<u8>) -> Self {
         Self {
             disks,
-            bytes,
+            bytes: Cursor::new(bytes),
             is_checked: false,
         }
     }
@@ -381,17 +351,6 @@ impl Read for Behind<'_> {
             self.is_checked = true;
         }
         self.bytes.read(buffer)
-    }
-}
-
-/// What was wrong behind the disks is about the archive, and not about the text that was being stored then.
-fn of_archive(error: holdfast_repo::Error) -> Error {
-    match error {
-        holdfast_repo::Error::Stream { source, name } => match source.downcast::<Error>() {
-            Ok(error) => error,
-            Err(source) => holdfast_repo::Error::Stream { source, name }.into(),
-        },
-        error => error.into(),
     }
 }
 
