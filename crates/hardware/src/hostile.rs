@@ -25,6 +25,10 @@ pub const PARSERS: &[Parser] = &[
         feed: virtualbox_machine,
     },
     Parser {
+        name: "virtualbox_registry",
+        feed: virtualbox_registry,
+    },
+    Parser {
         name: "xen_records",
         feed: xen_records,
     },
@@ -78,6 +82,11 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
             "written",
             written_for_virtualbox(&machine).into_bytes(),
         ),
+        (
+            "virtualbox_registry",
+            "machines",
+            sample(include_str!("../tests/samples/VirtualBox.xml")),
+        ),
         ("xen_records", "machine", written_for_xen(&machine).into_bytes()),
     ]
 }
@@ -119,9 +128,51 @@ pub fn virtualbox_machine(bytes: &[u8]) -> Outcome {
         let knows = |uuid: &String| media.iter().any(|medium| medium.uuid == *uuid);
         let mut parents = media.iter().filter_map(|medium| medium.parent.as_ref());
         assert!(parents.all(knows), "a parent that is not there");
+        restored_for_virtualbox(&text, &media);
+    }
+    if let Ok(said) = virtualbox::settings(&text) {
+        for snapshot in &said.snapshots {
+            virtualbox::read_at(&text, &snapshot.uuid).ok();
+        }
     }
     match virtualbox::read(&text) {
         Ok(read) => written_everywhere(&read.value),
+        Err(_) => Outcome::Refused,
+    }
+}
+
+/// The settings with other images, which stay what they are.
+fn restored_for_virtualbox(text: &str, media: &[virtualbox::Medium]) {
+    let image = |(number, medium): (usize, &virtualbox::Medium)| (medium.uuid.clone(), image_of(number));
+    let wish = virtualbox::RestoredWish {
+        name: "a<b".to_owned(),
+        identity: virtualbox::RestoredIdentity::Same,
+        disks: media.iter().enumerate().map(image).collect(),
+        nvram: None,
+    };
+    let Ok(restored) = virtualbox::restored(text, &wish) else {
+        return;
+    };
+    let listed = virtualbox::media(&restored.value).expect("what was changed can be read");
+    let disks = listed.iter().map(|medium| {
+        let image = wish.disks.values().find(|image| image.uuid == medium.uuid);
+        (
+            medium.uuid.clone(),
+            image.expect("no image comes from elsewhere").clone(),
+        )
+    });
+    let again = virtualbox::RestoredWish {
+        disks: disks.collect(),
+        ..wish.clone()
+    };
+    let again = virtualbox::restored(&restored.value, &again).expect("what was changed can be changed again");
+    assert_eq!(again.value, restored.value, "the second change changes nothing");
+}
+
+/// Which machines a user of VirtualBox has.
+pub fn virtualbox_registry(bytes: &[u8]) -> Outcome {
+    match virtualbox::registry(&String::from_utf8_lossy(bytes)) {
+        Ok(_) => Outcome::Decoded,
         Err(_) => Outcome::Refused,
     }
 }
@@ -194,20 +245,21 @@ fn written_for_proxmox(machine: &Machine) -> String {
 }
 
 fn written_for_virtualbox(machine: &Machine) -> String {
-    let image = |(number, disk): (usize, &Disk)| {
-        let image = virtualbox::Image {
-            uuid: format!("00000000-0000-4000-8000-{number:012}"),
-            location: format!("{number}.vdi"),
-            format: "VDI".to_owned(),
-        };
-        (disk.key.clone(), image)
-    };
+    let image = |(number, disk): (usize, &Disk)| (disk.key.clone(), image_of(number));
     let wish = virtualbox::Wish {
         uuid: "00000000-0000-4000-8000-000000000001".to_owned(),
         disks: machine.disks.iter().enumerate().map(image).collect(),
         network: virtualbox::Network::Nat,
     };
     virtualbox::write(machine, &wish).value
+}
+
+fn image_of(number: usize) -> virtualbox::Image {
+    virtualbox::Image {
+        uuid: format!("00000000-0000-4000-8000-{number:012}"),
+        location: format!("{number}.vdi"),
+        format: "VDI".to_owned(),
+    }
 }
 
 fn written_for_xen(machine: &Machine) -> String {

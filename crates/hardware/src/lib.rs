@@ -5,6 +5,7 @@
 //! window shows the screen, what a hypervisor does with a machine that has crashed.
 
 mod adapt;
+pub mod edits;
 mod error;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]

@@ -146,7 +146,7 @@ pub(crate) fn named<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
 }
 
 /// `text` as it may stand in an element or an attribute. What XML cannot say at all is left out.
-pub(crate) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

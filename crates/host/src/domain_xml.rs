@@ -2,7 +2,6 @@
 //!
 //! Source: <https://libvirt.org/formatdomain.html>. What is not known is left alone: the text itself is what is kept.
 
-mod edits;
 mod rewrite;
 
 use std::path::PathBuf;

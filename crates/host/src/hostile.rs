@@ -9,6 +9,7 @@ use crate::changed_blocks::hostile as changed_blocks;
 use crate::domain_xml::{Identity, NewIdentity, Rewrite, rewrite, with_links_down};
 use crate::provider::{LVM_SPECIMEN, lvm_volumes};
 use crate::qemu::memory::hostile as memory;
+use crate::virtualbox::hostile as virtualbox;
 
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[
@@ -36,6 +37,10 @@ pub const PARSERS: &[Parser] = &[
         name: "lvm_report",
         feed: lvm_report,
     },
+    Parser {
+        name: "vboxmanage",
+        feed: vboxmanage,
+    },
 ];
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
@@ -49,6 +54,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     seeds.extend(memory::seeds());
     seeds.extend(changed_blocks::seeds());
     seeds.push(("lvm_report", "volumes", LVM_SPECIMEN.as_bytes().to_vec()));
+    seeds.extend(virtualbox::seeds());
     seeds
 }
 
@@ -93,6 +99,11 @@ pub fn send_stream(bytes: &[u8]) -> Outcome {
 /// See [`changed_blocks::thin_delta`].
 pub fn thin_delta(bytes: &[u8]) -> Outcome {
     changed_blocks::thin_delta(bytes)
+}
+
+/// What `VBoxManage` answers: owners of machines choose names and descriptions.
+pub fn vboxmanage(bytes: &[u8]) -> Outcome {
+    virtualbox::answer(bytes)
 }
 
 /// What LVM says of its volumes: whoever may name volumes and tag them chose some of it. What is a host snapshot is no dataset.

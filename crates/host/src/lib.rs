@@ -25,6 +25,7 @@ pub mod qmp;
 mod ssh;
 mod swtpm;
 mod tpm;
+pub mod virtualbox;
 
 pub use bare::BareQemu;
 pub use error::{Error, Result};
@@ -34,7 +35,8 @@ pub use identity::{MacAddress, Uuid};
 pub use libvirt::Libvirt;
 pub use live_disks::{CopyState, Life, LiveDisks};
 pub use living::{
-    Living, is_locked_by_others, is_written_by_others, living, open_below, words_of_process, writers_of_device,
+    Living, Writers, is_locked_by_others, is_written_by_others, living, open_below, words_of_process,
+    writers_of_device, writers_of_files,
 };
 pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,

@@ -78,6 +78,53 @@ pub fn writers_of_device(device: u64) -> Vec<Living> {
     found
 }
 
+/// Processes that have files open for writing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Writers {
+    /// Those that were found.
+    pub found: Vec<Living>,
+    /// Whether there are no others: those of other users can be seen by root alone.
+    pub is_complete: bool,
+}
+
+/// The processes, but for this one, that have one of these files open for writing. For programs that lock nothing, as VirtualBox.
+pub fn writers_of_files(paths: &[PathBuf]) -> Writers {
+    let identity = |path: &Path| path.metadata().ok().map(|file| (file.dev(), file.ino()));
+    let files: Vec<(u64, u64)> = paths.iter().filter_map(|path| identity(path)).collect();
+    let Some(processes) = processes() else {
+        return Writers::default();
+    };
+    let mut writers = Writers {
+        found: Vec::new(),
+        is_complete: true,
+    };
+    for (process, folder) in processes {
+        if process == std::process::id() {
+            continue;
+        }
+        let opened = match std::fs::read_dir(folder.join("fd")) {
+            Ok(opened) => opened,
+            // It has ended.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(_) => {
+                writers.is_complete = false;
+                continue;
+            }
+        };
+        let writes = |name: &std::ffi::OsStr| {
+            identity(&folder.join("fd").join(name)).is_some_and(|file| files.contains(&file))
+                && std::fs::read_to_string(folder.join("fdinfo").join(name)).is_ok_and(|info| is_for_writing(&info))
+        };
+        if opened.flatten().any(|file| writes(&file.file_name())) {
+            writers.found.push(Living {
+                process,
+                words: words_of_process(process),
+            });
+        }
+    }
+    writers
+}
+
 /// Whether somebody has a lock on a file, as QEMU has on every image that it uses; false where nobody can tell.
 ///
 /// Nothing is locked to find out: a machine that starts at this moment would be refused its image.
@@ -157,7 +204,10 @@ fn processes() -> Option<Vec<(u32, PathBuf)>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_for_writing, is_locked_by_others, is_of_image, is_of_writer, living, open_below};
+    use std::time::Duration;
+
+    use super::{is_for_writing, is_locked_by_others, is_of_image, is_of_writer, living, open_below, writers_of_files};
+    use crate::Companion;
 
     #[test]
     fn an_open_file_is_seen_and_we_do_not_count_ourselves() {
@@ -169,6 +219,27 @@ mod tests {
         assert_ne!(open_below(&folder), Some(true));
         let found = living("holdfast-of-nobody").unwrap_or_default();
         assert!(found.is_empty());
+    }
+
+    #[test]
+    fn who_writes_a_file_is_found_without_a_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let paths = [file.path().to_owned(), "/nowhere".into()];
+        let ours = writers_of_files(&paths);
+        assert_eq!(ours.found, [], "we do not count ourselves");
+        let script = format!("exec 9>>'{}'; echo ready; read end", file.path().display());
+        let mut other = Companion::start(&"sh".into(), &["-c".into(), script.into()], &[]).unwrap();
+        assert_eq!(other.hear(Duration::from_secs(30)).as_deref(), Some("ready"));
+        let found = writers_of_files(&paths).found;
+        assert_eq!((found.len(), &found[0].words[0][..]), (1, "sh"));
+        other.tell("end").unwrap();
+        other.end().unwrap();
+        assert_eq!(writers_of_files(&paths), ours);
+        let script = format!("exec 9<'{}'; echo ready; read end", file.path().display());
+        let other = Companion::start(&"sh".into(), &["-c".into(), script.into()], &[]).unwrap();
+        assert_eq!(other.hear(Duration::from_secs(30)).as_deref(), Some("ready"));
+        assert_eq!(writers_of_files(&paths).found, [], "one that reads writes nothing");
+        other.end().unwrap();
     }
 
     #[test]

@@ -22,13 +22,57 @@ pub struct Medium {
     pub parent: Option<String>,
     /// Whether VirtualBox has encrypted what is in it.
     pub is_encrypted: bool,
+    /// What VirtualBox does with what its machines write.
+    pub kind: MediumKind,
+}
+
+/// What VirtualBox does with what machines write to an image. That of the base holds for all that differs from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MediumKind {
+    /// It is written, and a snapshot of the machine keeps it as it is.
+    #[default]
+    Normal,
+    /// Nothing of it: what is written goes when the machine starts the next time.
+    Immutable,
+    /// It is written, and snapshots of the machine leave it alone.
+    Writethrough,
+    /// The same, and several machines write it at once.
+    Shareable,
+    /// It is read only.
+    ReadOnly,
+    /// Several machines differ from it, each on its own.
+    MultiAttach,
+}
+
+impl MediumKind {
+    /// Whether a snapshot of the machine keeps it as it was at that instant.
+    pub fn has_snapshots(self) -> bool {
+        !matches!(self, Self::Writethrough | Self::Shareable)
+    }
+
+    /// By its name in settings.
+    fn of(name: Option<&str>) -> Self {
+        match name {
+            Some("Immutable") => Self::Immutable,
+            Some("Writethrough") => Self::Writethrough,
+            Some("Shareable") => Self::Shareable,
+            Some("Readonly") => Self::ReadOnly,
+            Some("MultiAttach") => Self::MultiAttach,
+            _ => Self::Normal,
+        }
+    }
 }
 
 /// The images that the settings of a machine list, parents before their children.
 pub fn media(text: &str) -> Result<Vec<Medium>> {
     let document = xml::parse(text, FORM)?;
+    listed(machine(&document)?)
+}
+
+/// The images that the element `MediaRegistry` of `owner` lists.
+pub(super) fn listed(owner: Node<'_, '_>) -> Result<Vec<Medium>> {
     let mut media = Vec::new();
-    let Some(registry) = child(machine(&document)?, "MediaRegistry") else {
+    let Some(registry) = child(owner, "MediaRegistry") else {
         return Ok(media);
     };
     // Differences are inside of their parents: in the order of the text, not by recursion.
@@ -53,6 +97,7 @@ pub fn media(text: &str) -> Result<Vec<Medium>> {
                     .attribute("name")
                     .is_some_and(|name| name.starts_with("CRYPT/"))
             }),
+            kind: MediumKind::of(node.attribute("type")),
         });
     }
     Ok(media)

@@ -4,15 +4,22 @@
 //! without a type is an Am79C973, a clock shows local time, and a machine starts from floppy, DVD and disk in this order.
 //!
 //! The key of a disk is the UUID of its image; [`media`] says where the images are. An image that was written since a snapshot is a
-//! difference to its parent.
+//! difference to its parent. [`settings()`] has what no other hypervisor has: snapshots, the file of a machine that was saved, the variables of
+//! its firmware. [`restored()`] is the settings as they were, with other images. [`registry()`] reads which machines a user has.
 
 mod media;
 mod read;
+mod registry;
+mod restored;
+mod settings;
 mod write;
 
-pub use media::{Medium, media};
+pub use media::{Medium, MediumKind, media};
 pub(crate) use read::fill;
-pub use read::read;
+pub use read::{read, read_at};
+pub use registry::{RegisteredMachine, Registry, registry};
+pub use restored::{RestoredIdentity, RestoredWish, restored};
+pub use settings::{Settings, Snapshot, settings};
 pub use write::{Image, Network, Wish, write};
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use roxmltree::Node;
 
 use super::media::{FORM, machine, uuid, wrong};
+use super::settings::snapshots_of;
 use crate::machine::bound;
 use crate::xml::{self, attribute, child, children};
 use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Result, Translated, identity};
@@ -14,8 +15,26 @@ const ORDER_COUNT_MAX: u32 = 4;
 pub fn read(text: &str) -> Result<Translated<Machine>> {
     let document = xml::parse(text, FORM)?;
     let machine = machine(&document)?;
-    let hardware = child(machine, "Hardware").ok_or_else(|| wrong("its machine has no hardware"))?;
-    let platform = platform(machine, hardware);
+    read_from(machine, machine)
+}
+
+/// Reads the settings as they were when the snapshot with this UUID was taken: the key of a disk is the UUID of the image that nobody
+/// has written since.
+pub fn read_at(text: &str, snapshot: &str) -> Result<Translated<Machine>> {
+    let document = xml::parse(text, FORM)?;
+    let machine = machine(&document)?;
+    let found =
+        snapshots_of(machine).find(|node| node.attribute("uuid").and_then(identity::uuid).as_deref() == Some(snapshot));
+    read_from(
+        machine,
+        found.ok_or_else(|| wrong(format!("it has no snapshot {snapshot}")))?,
+    )
+}
+
+/// A machine as `state` has it: the machine itself, or a snapshot of it.
+fn read_from(machine: Node<'_, '_>, state: Node<'_, '_>) -> Result<Translated<Machine>> {
+    let hardware = child(state, "Hardware").ok_or_else(|| wrong("its machine has no hardware"))?;
+    let platform = platform(state, hardware);
     let mut dropped = Vec::new();
     let mut value = Machine {
         name: machine.attribute("name").unwrap_or_default().to_owned(),
@@ -26,12 +45,12 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
         memory_bytes: memory(hardware)?,
         firmware: firmware(hardware),
         clock: clock(platform),
-        disks: disks(machine, hardware, &mut dropped)?,
+        disks: disks(state, hardware, &mut dropped)?,
         cards: cards(hardware),
         has_tpm: has_tpm(hardware),
     };
     order(hardware, &mut value.disks);
-    name_others((machine, hardware), &mut dropped);
+    name_others((state, hardware), &mut dropped);
     let value = value.checked(FORM)?;
     Ok(Translated { value, dropped })
 }
@@ -324,10 +343,7 @@ fn name_others((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut 
             "the machine starts with those of a new one",
         );
     }
-    let snapshots = child(machine, "Snapshot").map_or(0, |first| {
-        let nodes = first.descendants();
-        nodes.filter(|node| node.tag_name().name() == "Snapshot").count()
-    });
+    let snapshots = snapshots_of(machine).count();
     if snapshots > 0 {
         add(
             format!("{snapshots} snapshots"),

@@ -1,4 +1,7 @@
-use super::{Image, Medium, Network, Wish, media, read, write};
+use super::{
+    Image, Medium, MediumKind, Network, RegisteredMachine, Snapshot, Wish, media, read, read_at, registry, settings,
+    write,
+};
 use crate::libvirt::tests::specimen;
 use crate::ovf::tests::{layout, what};
 use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Firmware, Machine};
@@ -63,6 +66,7 @@ fn images_know_their_parents() {
         format: format.to_owned(),
         parent: parent.map(str::to_owned),
         is_encrypted,
+        kind: MediumKind::Normal,
     };
     let base = "5a6b2a2c-3f64-4d43-9d5e-3a7b57d1b1a1";
     let expected = [
@@ -72,6 +76,65 @@ fn images_know_their_parents() {
         medium(ISO, "/srv/iso/debian.iso", "", None, false),
     ];
     assert_eq!(media(LAB).unwrap(), expected);
+}
+
+/// A snapshot has the images that nobody has written since.
+#[test]
+fn snapshots_are_the_machine_as_it_was() {
+    let said = settings(LAB).unwrap();
+    assert_eq!((&said.name[..], &said.snapshot_folder[..]), ("lab", "Snapshots"));
+    assert_eq!(said.uuid, "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f");
+    assert_eq!(
+        said.state_file.as_deref(),
+        Some("Snapshots/2026-02-03T04-05-06-000000000Z.sav")
+    );
+    assert_eq!(said.nvram.as_deref(), Some("lab.nvram"));
+    let snapshot = Snapshot {
+        uuid: "11111111-2222-4333-8444-555555555555".to_owned(),
+        name: "before".to_owned(),
+        state_file: None,
+        nvram: None,
+    };
+    assert_eq!(said.snapshots, [snapshot]);
+    let then = read_at(LAB, &said.snapshots[0].uuid).unwrap().value;
+    assert_eq!(
+        (&then.name[..], then.processor_count, then.memory_bytes),
+        ("lab", 1, 512 << 20)
+    );
+    let base = "5a6b2a2c-3f64-4d43-9d5e-3a7b57d1b1a1";
+    assert_eq!(layout(&then), [(base, DiskKind::Disk, Bus::Sata, 0, Some(3))]);
+    read_at(LAB, "11111111-2222-4333-8444-555555555556").unwrap_err();
+
+    // Snapshots are inside of one another, to any depth and width.
+    let inner = "<Snapshots><Snapshot uuid='{22222222-2222-4333-8444-555555555555}' name='a' stateFile='x.sav'/>                 <Snapshot uuid='{33333333-2222-4333-8444-555555555555}' name='a'/></Snapshots></Snapshot>";
+    let text = LAB.replacen("</Snapshot>", inner, 1);
+    let said = settings(&text).unwrap();
+    assert_eq!(said.snapshots.len(), 3);
+    assert_eq!(said.snapshots[1].state_file.as_deref(), Some("x.sav"));
+    settings(&text.replace("{2222", "{222")).unwrap_err();
+    assert_eq!(what(&read(&text).unwrap())[4], "3 snapshots");
+}
+
+#[test]
+fn what_a_user_has_is_read() {
+    let text = "<VirtualBox xmlns='http://www.virtualbox.org/' version='1.12-linux'><Global><ExtraData/><MachineRegistry>\
+                <MachineEntry uuid='{9F6D1B8E-1f2a-4c3d-8e4f-5a6b7c8d9e0f}' src='/home/ana/VirtualBox VMs/lab/lab.vbox'/>\
+                <MachineEntry uuid='{9F6D1B8E-1f2a-4c3d-8e4f-5a6b7c8d9e00}' src='two.vbox'/></MachineRegistry><MediaRegistry>\
+                <HardDisks><HardDisk uuid='{5a6b2a2c-3f64-4d43-9d5e-3a7b57d1b1a1}' location='/a.vdi' format='VDI' type='Immutable'/>\
+                </HardDisks></MediaRegistry><SystemProperties defaultMachineFolder='/home/ana/VirtualBox VMs'/></Global></VirtualBox>";
+    let text = &text.replace("\\", "");
+    let found = registry(text).unwrap();
+    let machine = RegisteredMachine {
+        uuid: "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f".to_owned(),
+        settings: "/home/ana/VirtualBox VMs/lab/lab.vbox".to_owned(),
+    };
+    assert_eq!((found.machines.len(), &found.machines[0]), (2, &machine));
+    assert_eq!(found.machine_folder.as_deref(), Some("/home/ana/VirtualBox VMs"));
+    assert_eq!((found.media.len(), found.media[0].kind), (1, MediumKind::Immutable));
+    assert!(found.media[0].kind.has_snapshots() && !MediumKind::Shareable.has_snapshots());
+    for wrong in [LAB, "", "<VirtualBox/>", &text.replace("{9F6D", "{9F6")] {
+        registry(wrong).unwrap_err();
+    }
 }
 
 /// Before version 1.17 controllers stood beside the hardware; what has its default is not written.

@@ -14,8 +14,8 @@ use std::path::PathBuf;
 
 use roxmltree::Node;
 
-use super::edits::{Edits, escaped};
 use super::{DomainXml, child, children, document_of, nvram_path};
+use holdfast_hardware::edits::{Edits, escaped};
 pub use neighbours::with_name;
 pub use served::{ServedDisks, disk_element, overlays_document, served_folder, with_own_disks, with_served_disks};
 

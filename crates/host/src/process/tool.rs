@@ -1,5 +1,6 @@
 //! Programs of the system that are asked something and answer: `zfs`, `btrfs`.
 
+use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
@@ -111,12 +112,24 @@ pub(super) fn command(program: &str, arguments: &[&str]) -> Command {
 pub struct LocalTools {
     clock: Arc<dyn Clock>,
     time_out: Duration,
+    variables: Vec<(&'static str, OsString)>,
 }
 
 impl LocalTools {
     /// Each may take `time_out`: a pool that is suspended lets them hang, beyond being killed.
     pub fn new(clock: Arc<dyn Clock>, time_out: Duration) -> Self {
-        Self { clock, time_out }
+        Self {
+            clock,
+            time_out,
+            variables: Vec::new(),
+        }
+    }
+
+    /// With a variable of their environment beside those of ours.
+    #[must_use]
+    pub fn with_variable(mut self, name: &'static str, value: OsString) -> Self {
+        self.variables.push((name, value));
+        self
     }
 }
 
@@ -124,7 +137,9 @@ impl Tools for LocalTools {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         let io = |source| ToolError::starting(program, source);
         let words = || format!("{program} {}", arguments.join(" "));
-        let mut child = command(program, arguments).stdin(Stdio::null()).spawn().map_err(io)?;
+        let mut command = command(program, arguments);
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        let mut child = command.stdin(Stdio::null()).spawn().map_err(io)?;
         let output = listen(child.stdout.take(), ANSWER_BYTES_MAX).map_err(io)?;
         let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX).map_err(io)?;
         let Some((is_well, output)) = self.wait(&mut child, &output).map_err(io)? else {
@@ -224,6 +239,8 @@ mod tests {
             (false, "yes C\n", "no\n")
         );
         assert!(tools.ask("true", &[]).unwrap().is_well);
+        let tools = tools.with_variable("SAID", "a b".into());
+        assert_eq!(tools.ask("sh", &["-c", "echo $SAID"]).unwrap().output, "a b\n");
         let missing = tools.ask("holdfast-has-no-such-tool", &[]);
         assert!(matches!(missing, Err(ToolError::NotThere { .. })));
     }

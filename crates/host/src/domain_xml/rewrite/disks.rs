@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use roxmltree::Node;
 
-use super::super::edits::escaped;
 use super::super::{child, children};
 use super::{DiskChange, DiskPlace, Medium, Rewriter, utf8};
+use holdfast_hardware::edits::escaped;
 
 impl Medium {
     /// The `type` of a disk, and the attribute of its source.

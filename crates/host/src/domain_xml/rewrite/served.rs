@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use roxmltree::Node;
 
-use super::super::edits::{Edits, escaped};
 use super::super::{MARK_NAMESPACE, child, children, document_of};
 use super::{DiskPlace, Medium, utf8};
+use holdfast_hardware::edits::{Edits, escaped};
 
 /// Where the disks of a machine come from for the time being.
 #[derive(Debug, Clone, PartialEq, Eq)]

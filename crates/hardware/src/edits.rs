@@ -1,17 +1,20 @@
-//! Changes of a text by ranges: what no edit names stays byte for byte.
+//! Changes of an XML text by ranges: what no edit names stays byte for byte.
 
 use std::ops::Range;
 
 use roxmltree::{Attribute, Node};
 
+pub use crate::xml::escaped;
+
 /// Changes that are gathered while the text is read, and made at once.
-pub(super) struct Edits<'t> {
+pub struct Edits<'t> {
     text: &'t str,
     edits: Vec<(Range<usize>, String)>,
 }
 
 impl<'t> Edits<'t> {
-    pub(super) fn new(text: &'t str) -> Self {
+    /// No change yet of `text`, which is the one that the nodes of all changes are of.
+    pub fn new(text: &'t str) -> Self {
         Self {
             text,
             edits: Vec::new(),
@@ -24,7 +27,7 @@ impl<'t> Edits<'t> {
     }
 
     /// Takes an element out, with its line where it begins one.
-    pub(super) fn remove_element(&mut self, node: Node<'_, '_>) {
+    pub fn remove_element(&mut self, node: Node<'_, '_>) {
         let range = node.range();
         let before = self.text[..range.start].trim_end_matches([' ', '\t']);
         let before = before.strip_suffix('\n').unwrap_or(before);
@@ -33,12 +36,12 @@ impl<'t> Edits<'t> {
     }
 
     /// Puts XML in the place of an element.
-    pub(super) fn replace_element(&mut self, node: Node<'_, '_>, new: String) {
+    pub fn replace_element(&mut self, node: Node<'_, '_>, new: String) {
         self.replace(node.range(), new);
     }
 
     /// Changes the text in an element that has only text, or nothing.
-    pub(super) fn set_text(&mut self, node: Node<'_, '_>, value: &str) {
+    pub fn set_text(&mut self, node: Node<'_, '_>, value: &str) {
         let value = escaped(value);
         let tag = self.start_tag(node);
         if self.text[tag.clone()].ends_with("/>") {
@@ -56,7 +59,7 @@ impl<'t> Edits<'t> {
     }
 
     /// Changes an attribute, or adds it.
-    pub(super) fn set_attribute(&mut self, node: Node<'_, '_>, name: &str, value: &str) {
+    pub fn set_attribute(&mut self, node: Node<'_, '_>, name: &str, value: &str) {
         if let Some(attribute) = attribute_of(node, name) {
             if attribute.value() != value {
                 self.replace(attribute.range_value(), escaped(value));
@@ -70,7 +73,7 @@ impl<'t> Edits<'t> {
     }
 
     /// Has an attribute be this value, or not there.
-    pub(super) fn put_attribute(&mut self, node: Node<'_, '_>, name: &str, value: Option<&str>) {
+    pub fn put_attribute(&mut self, node: Node<'_, '_>, name: &str, value: Option<&str>) {
         match value {
             Some(value) => self.set_attribute(node, name, value),
             None => self.remove_attribute(node, name),
@@ -78,7 +81,7 @@ impl<'t> Edits<'t> {
     }
 
     /// Takes an attribute out, with the white space before it.
-    pub(super) fn remove_attribute(&mut self, node: Node<'_, '_>, name: &str) {
+    pub fn remove_attribute(&mut self, node: Node<'_, '_>, name: &str) {
         if let Some(attribute) = attribute_of(node, name) {
             let range = attribute.range();
             self.replace(self.start_with_space(range.start)..range.end, String::new());
@@ -86,7 +89,7 @@ impl<'t> Edits<'t> {
     }
 
     /// Puts XML at the end of an element's content, on a line of its own as its other content.
-    pub(super) fn append(&mut self, node: Node<'_, '_>, new: &str) {
+    pub fn append(&mut self, node: Node<'_, '_>, new: &str) {
         let Some(last) = node.children().rfind(Node::is_element) else {
             return;
         };
@@ -95,8 +98,14 @@ impl<'t> Edits<'t> {
         self.replace(last.range().end..last.range().end, format!("{space}{new}"));
     }
 
+    /// Puts XML before an element.
+    pub fn insert_before(&mut self, node: Node<'_, '_>, new: String) {
+        let start = node.range().start;
+        self.replace(start..start, new);
+    }
+
     /// The text with all changes.
-    pub(super) fn apply(mut self) -> String {
+    pub fn apply(mut self) -> String {
         self.edits.sort_by_key(|(range, _)| (range.start, range.end));
         let (mut result, mut done) = (String::with_capacity(self.text.len()), 0);
         for (range, new) in self.edits {
@@ -126,22 +135,6 @@ impl<'t> Edits<'t> {
 fn attribute_of<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Attribute<'a, 'input>> {
     node.attributes()
         .find(|attribute| attribute.name() == name && attribute.namespace().is_none())
-}
-
-/// Text as it stands in XML, between tags as between quotes.
-pub(super) fn escaped(text: &str) -> String {
-    let mut result = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => result.push_str("&amp;"),
-            '<' => result.push_str("&lt;"),
-            '>' => result.push_str("&gt;"),
-            '\'' => result.push_str("&apos;"),
-            '"' => result.push_str("&quot;"),
-            other => result.push(other),
-        }
-    }
-    result
 }
 
 #[cfg(test)]

@@ -1,0 +1,245 @@
+//! The settings of a machine as they were, with other images: what no other hypervisor has a word for stays, too.
+
+use std::collections::BTreeMap;
+
+use roxmltree::Node;
+
+use super::media::{FORM, machine, uuid, wrong};
+use super::write::Image;
+use crate::edits::{Edits, escaped};
+use crate::xml::{self, child, children};
+use crate::{Dropped, Result, Translated, identity};
+
+/// What a machine that comes back is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RestoredWish {
+    /// What it is called.
+    pub name: String,
+    /// Who it is.
+    pub identity: RestoredIdentity,
+    /// The image of each disk, by the UUID of the image that it had. A disk that is not among them is left out; drives are empty.
+    pub disks: BTreeMap<String, Image>,
+    /// The file with the variables of its firmware, where there is one.
+    pub nvram: Option<String>,
+}
+
+/// Who a machine is that comes back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RestoredIdentity {
+    /// The one that it was.
+    Same,
+    /// Another one, with this UUID; VirtualBox makes up the addresses of its network cards.
+    New(String),
+}
+
+/// The settings `text` with other images, without snapshots and memory.
+pub fn restored(text: &str, wish: &RestoredWish) -> Result<Translated<String>> {
+    let document = xml::parse(text, FORM)?;
+    let machine = machine(&document)?;
+    let mut edits = Edits::new(text);
+    let mut dropped = Vec::new();
+    edits.set_attribute(machine, "name", &wish.name);
+    if let RestoredIdentity::New(uuid) = &wish.identity {
+        let uuid = identity::uuid(uuid).ok_or_else(|| wrong(format!("{uuid:?} is no UUID of a machine")))?;
+        edits.set_attribute(machine, "uuid", &format!("{{{uuid}}}"));
+    }
+    // The folder of an absolute path is that of the machine as it was, and its snapshots do not come along.
+    edits.set_attribute(machine, "snapshotFolder", "Snapshots");
+    for gone in ["currentSnapshot", "stateFile", "aborted", "currentStateModified"] {
+        edits.remove_attribute(machine, gone);
+    }
+    if let Some(snapshot) = child(machine, "Snapshot") {
+        edits.remove_element(snapshot);
+        dropped.push(Dropped::new(
+            "snapshots of VirtualBox",
+            "only the machine as it was comes along",
+        ));
+    }
+    let hardware = child(machine, "Hardware").ok_or_else(|| wrong("its machine has no hardware"))?;
+    let attached = attach((machine, hardware), wish, &mut edits, &mut dropped)?;
+    register(machine, hardware, &attached, &mut edits);
+    put_nvram(hardware, wish, &mut edits);
+    if wish.identity != RestoredIdentity::Same {
+        let cards = child(hardware, "Network");
+        for card in cards.iter().flat_map(|network| children(*network, "Adapter")) {
+            edits.remove_attribute(card, "MACAddress");
+        }
+    }
+    Ok(Translated {
+        value: edits.apply(),
+        dropped,
+    })
+}
+
+/// Gives each disk its image; the images that disks have now.
+fn attach<'w>(
+    (machine, hardware): (Node<'_, '_>, Node<'_, '_>),
+    wish: &'w RestoredWish,
+    edits: &mut Edits<'_>,
+    dropped: &mut Vec<Dropped>,
+) -> Result<Vec<&'w Image>> {
+    let mut attached: Vec<&Image> = Vec::new();
+    let controllers = child(hardware, "StorageControllers").or_else(|| child(machine, "StorageControllers"));
+    for controller in controllers.iter().flat_map(|node| children(*node, "StorageController")) {
+        let name = controller.attribute("name").unwrap_or_default();
+        for device in children(controller, "AttachedDevice") {
+            let Some(image) = child(device, "Image") else { continue };
+            let place = device.attribute("port").unwrap_or_default();
+            match device.attribute("type") {
+                Some("DVD" | "Floppy") => {
+                    edits.remove_element(image);
+                    dropped.push(Dropped::new(
+                        format!("what is in the drive {name} {place}"),
+                        "the drive is empty",
+                    ));
+                }
+                _ => match wish.disks.get(&uuid(image)?) {
+                    Some(new) if !attached.contains(&new) => {
+                        edits.set_attribute(image, "uuid", &format!("{{{}}}", new.uuid));
+                        attached.push(new);
+                    }
+                    _ => {
+                        edits.remove_element(device);
+                        dropped.push(Dropped::new(format!("disk {name} {place}"), "its content is not there"));
+                    }
+                },
+            }
+        }
+    }
+    Ok(attached)
+}
+
+/// Lists the images that there are, and no others.
+fn register(machine: Node<'_, '_>, hardware: Node<'_, '_>, images: &[&Image], edits: &mut Edits<'_>) {
+    let images = images.iter().map(|image| {
+        format!(
+            "\n        <HardDisk uuid=\"{{{}}}\" location=\"{}\" format=\"{}\" type=\"Normal\"/>",
+            escaped(&image.uuid),
+            escaped(&image.location),
+            escaped(&image.format)
+        )
+    });
+    let registry = format!(
+        "<MediaRegistry>\n      <HardDisks>{}\n      </HardDisks>\n    </MediaRegistry>",
+        images.collect::<String>()
+    );
+    match child(machine, "MediaRegistry") {
+        Some(node) => edits.replace_element(node, registry),
+        None => edits.insert_before(hardware, format!("{registry}\n    ")),
+    }
+}
+
+/// Names the file with the variables of its firmware, or none.
+fn put_nvram(hardware: Node<'_, '_>, wish: &RestoredWish, edits: &mut Edits<'_>) {
+    for outer in ["Firmware", "BIOS"] {
+        let Some(node) = child(hardware, outer).and_then(|outer| child(outer, "NVRAM")) else {
+            continue;
+        };
+        match &wish.nvram {
+            Some(path) => edits.set_attribute(node, "path", path),
+            None => edits.remove_element(node),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Image, media, read, settings};
+    use super::{RestoredIdentity, RestoredWish, restored};
+
+    const LAB: &str = include_str!("../../tests/samples/machine.vbox");
+    const ROOT: &str = "6b7c3b3d-4075-4e54-8e6f-4b8c68e2c2b2";
+    const DATA: &str = "7c8d4c4e-5186-4f65-9f70-5c9d79f3d3c3";
+    const NEW_UUID: &str = "00000000-0000-4000-8000-000000000009";
+
+    fn wish(keys: &[&str]) -> RestoredWish {
+        let image = |(number, key): (u32, &&str)| {
+            let image = Image {
+                uuid: format!("00000000-0000-4000-8000-{number:012}"),
+                location: format!("a & \"b\" {number}.vdi"),
+                format: "VDI".to_owned(),
+            };
+            ((*key).to_owned(), image)
+        };
+        RestoredWish {
+            name: "lab \"2\"".to_owned(),
+            identity: RestoredIdentity::Same,
+            disks: (1..).zip(keys).map(image).collect(),
+            nvram: Some("lab 2.nvram".to_owned()),
+        }
+    }
+
+    fn what(dropped: &[crate::Dropped]) -> Vec<&str> {
+        dropped.iter().map(|dropped| dropped.what.as_str()).collect()
+    }
+
+    #[test]
+    fn settings_come_back_with_other_images_and_all_else() {
+        let written = restored(LAB, &wish(&[ROOT, DATA])).unwrap();
+        assert_eq!(
+            what(&written.dropped),
+            ["snapshots of VirtualBox", "what is in the drive IDE 1"]
+        );
+        let text = written.value;
+        for kept in [
+            "<SharedFolder name=\"home\"",
+            "<Display controller=\"VMSVGA\"",
+            "IDE0MasterEmulationPort",
+            "DO NOT EDIT",
+            "MACAddress=\"080027BB1475\"",
+            "lastStateChange=\"2026-02-03T04:05:06Z\"",
+        ] {
+            assert!(text.contains(kept), "{kept}\n{text}");
+        }
+        for gone in ["stateFile", "currentSnapshot", "<Snapshot ", "CRYPT", "debian.iso"] {
+            assert!(!text.contains(gone), "{gone}\n{text}");
+        }
+        let said = settings(&text).unwrap();
+        assert_eq!((&said.name[..], &said.snapshots[..]), ("lab \"2\"", &[][..]));
+        assert_eq!(said.nvram.as_deref(), Some("lab 2.nvram"));
+        let media = media(&text).unwrap();
+        let locations: Vec<&str> = media.iter().map(|medium| &medium.location[..]).collect();
+        assert_eq!(locations, ["a & \"b\" 1.vdi", "a & \"b\" 2.vdi"]);
+        let (before, after) = (read(LAB).unwrap().value, read(&text).unwrap().value);
+        assert_eq!((&before.cards, &before.uuid), (&after.cards, &after.uuid));
+        assert_eq!(after.disks[2].key, media[0].uuid);
+        assert_eq!(after.disks[3].key, media[1].uuid);
+        // What came back can come back again.
+        let keys: Vec<&str> = media.iter().map(|medium| &medium.uuid[..]).collect();
+        let again = restored(&text, &wish(&keys)).unwrap();
+        assert_eq!((again.value, again.dropped), (text, Vec::new()));
+    }
+
+    #[test]
+    fn another_one_has_another_uuid_and_other_addresses() {
+        let wish = RestoredWish {
+            identity: RestoredIdentity::New(NEW_UUID.to_owned()),
+            nvram: None,
+            ..wish(&[DATA])
+        };
+        let written = restored(LAB, &wish).unwrap();
+        assert!(what(&written.dropped).contains(&"disk SATA 0"));
+        let machine = read(&written.value).unwrap().value;
+        assert_eq!(machine.uuid.as_deref(), Some(NEW_UUID));
+        assert!(machine.cards.len() == 3 && machine.cards.iter().all(|card| card.mac.is_none()));
+        assert_eq!(settings(&written.value).unwrap().nvram, None);
+        assert_eq!(machine.disks.iter().filter(|disk| !disk.key.is_empty()).count(), 1);
+        let nonsense = RestoredWish {
+            identity: RestoredIdentity::New("x".to_owned()),
+            ..wish
+        };
+        restored(LAB, &nonsense).unwrap_err();
+    }
+
+    /// Machines of old have their images in common, and list none.
+    #[test]
+    fn a_machine_without_a_list_of_images_gets_one() {
+        let start = LAB.find("    <MediaRegistry>").unwrap();
+        let end = LAB.find("</MediaRegistry>").unwrap() + "</MediaRegistry>\n".len();
+        let text = format!("{}{}", &LAB[..start], &LAB[end..]);
+        assert_eq!(media(&text).unwrap(), []);
+        let written = restored(&text, &wish(&[ROOT])).unwrap().value;
+        assert_eq!(media(&written).unwrap().len(), 1);
+        read(&written).unwrap();
+    }
+}
