@@ -27,6 +27,11 @@ pub const LIBVIRT_URI: &str = "LIBVIRT_DEFAULT_URI";
 /// The user's folder for sockets.
 pub const RUNTIME_FOLDER: &str = "XDG_RUNTIME_DIR";
 
+/// Where VirtualBox has what belongs to the user: its own programs know it.
+pub const VIRTUALBOX_HOME: &str = "VBOX_USER_HOME";
+/// Where programs are.
+pub const PATH: &str = "PATH";
+
 /// Where the states of machines in host snapshots are kept.
 pub const STATES: &str = "HOLDFAST_STATES";
 
@@ -52,7 +57,7 @@ pub const JOB: &str = "HOLDFAST_JOB";
 pub const HOME: &str = "HOME";
 
 /// All of them, with what they are good for.
-pub const VARIABLES: [(&str, &str); 20] = [
+pub const VARIABLES: [(&str, &str); 21] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
@@ -76,6 +81,10 @@ pub const VARIABLES: [(&str, &str); 20] = [
         "set for what the daemon starts, and for your programs below it: the job",
     ),
     (LIBVIRT_URI, "like --connect, for machines"),
+    (
+        VIRTUALBOX_HOME,
+        "where VirtualBox lists the user's machines; ~/.config/VirtualBox where not set",
+    ),
     (RUNTIME_FOLDER, "where sockets are put; /run where not set"),
     (
         CONFIGURATION_FOLDER,

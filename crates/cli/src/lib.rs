@@ -31,3 +31,4 @@ pub mod states;
 pub mod terminal;
 pub mod time;
 pub mod units;
+pub mod virtualbox;

@@ -21,6 +21,8 @@ const LIBVIRT_DEFAULT: &str = "qemu:///system";
 const QMP: &str = "qmp:";
 const LIBVIRT: &str = "libvirt:";
 const TAG: &str = "tag:";
+/// What stands before a machine of VirtualBox.
+const VBOX: &str = "vbox:";
 
 /// A word that means machines.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +33,9 @@ pub enum MachineWord {
     Tag(String),
     /// The QEMU behind a monitor socket: `qmp:/run/web1.qmp`.
     Qmp(PathBuf),
+    /// A machine of VirtualBox by its name, its UUID or the path of its settings; all that match, where it is a pattern; all, where it is
+    /// nothing: see [`crate::virtualbox`].
+    VirtualBox(String),
 }
 
 impl MachineWord {
@@ -65,6 +70,9 @@ impl MachineWord {
         if let Some(tag) = text.strip_prefix(TAG) {
             return Some(Self::Tag(tag.to_owned()));
         }
+        if let Some(name) = text.strip_prefix(VBOX) {
+            return Some(Self::VirtualBox(name.to_owned()));
+        }
         let is_called_like_one = SourceName::is_called_like_an_image(word);
         let is_image = text == "-" || text.contains(['/', '=']) || is_called_like_one || Path::new(text).exists();
         (!is_image).then(|| Self::Libvirt(text.to_owned()))
@@ -72,16 +80,29 @@ impl MachineWord {
 
     /// Whether a word says by itself that it means machines.
     pub fn says_so(word: &str) -> bool {
-        [QMP, LIBVIRT, TAG].iter().any(|scheme| word.starts_with(scheme))
+        [QMP, LIBVIRT, TAG, VBOX].iter().any(|scheme| word.starts_with(scheme))
     }
 
-    /// Whether it may mean several machines, which libvirt has to be asked for.
+    /// Whether it may mean several machines, for which their hypervisor has to be asked.
     pub fn means_several(&self) -> bool {
         match self {
             Self::Libvirt(text) => Glob::is_one(text),
             Self::Tag(_) => true,
             Self::Qmp(_) => false,
+            Self::VirtualBox(text) => text.is_empty() || (Glob::is_one(text) && !text.contains('/')),
         }
+    }
+
+    /// Those of VirtualBox by themselves, and the others.
+    pub fn apart(words: Vec<Self>) -> (Vec<String>, Vec<Self>) {
+        let (mut of_virtualbox, mut others) = (Vec::new(), Vec::new());
+        for word in words {
+            match word {
+                Self::VirtualBox(text) => of_virtualbox.push(text),
+                other => others.push(other),
+            }
+        }
+        (of_virtualbox, others)
     }
 }
 
@@ -194,6 +215,7 @@ impl<'a> Hypervisors<'a> {
     /// # Errors
     /// A pattern or a tag that no machine has; no machine at all.
     pub fn choose(&self, wish: &Wish) -> Result<Choice, Error> {
+        refuse_virtualbox(&wish.words)?;
         let is_surveyed = wish.everything == Everything::Wanted || wish.words.iter().any(MachineWord::means_several);
         let machines = if is_surveyed { self.survey()? } else { Vec::new() };
         let choice = choose(wish, &machines, &self.uri)?;
@@ -273,6 +295,17 @@ impl<'a> Hypervisors<'a> {
     }
 }
 
+/// What is done with machines by the way to their QEMU is not done with those of VirtualBox.
+fn refuse_virtualbox(words: &[MachineWord]) -> Result<(), Error> {
+    match words.iter().find(|word| matches!(word, MachineWord::VirtualBox(_))) {
+        Some(_) => Err(Error::usage(
+            "this is not done with machines of VirtualBox",
+            "holdfast machines, backup and export are about them, too",
+        )),
+        None => Ok(()),
+    }
+}
+
 /// What a wish means, where these are the machines of libvirt at `uri`.
 fn choose(wish: &Wish, machines: &[(String, Mark)], uri: &str) -> Result<Choice, Error> {
     let mut choice = Choice::default();
@@ -291,6 +324,7 @@ fn choose(wish: &Wish, machines: &[(String, Mark)], uri: &str) -> Result<Choice,
                 choice.add_matching(text, wish, machines, uri, |name, _| glob.matches(name))?;
             }
             MachineWord::Libvirt(name) => choice.add(Chosen::libvirt(name)),
+            MachineWord::VirtualBox(_) => {}
             MachineWord::Tag(tag) => {
                 let said = format!("{TAG}{tag}");
                 choice.add_matching(&said, wish, machines, uri, |_, mark| mark.tags.contains(tag))?;
@@ -391,6 +425,12 @@ mod tests {
             word("qmp:/run/web1.qmp"),
             Some(MachineWord::Qmp("/run/web1.qmp".into()))
         );
+        let of_virtualbox = |name: &str| Some(MachineWord::VirtualBox(name.to_owned()));
+        for (text, several) in [("web 1", false), ("/a/*/b.vbox", false), ("web*", true), ("", true)] {
+            let word = word(&format!("vbox:{text}"));
+            assert_eq!(word, of_virtualbox(text));
+            assert_eq!(word.unwrap().means_several(), several, "{text}");
+        }
         for image in ["-", "./web1", "/dev/vg/web1", "web1.qcow2", "vda=web1"] {
             assert_eq!(word(image), None, "{image}");
         }

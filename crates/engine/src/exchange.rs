@@ -11,10 +11,15 @@ mod import;
 mod machine;
 mod sectors;
 mod store;
+mod virtualbox;
 
 pub use check::{CheckedArchive, check_archive, check_packed, open_packed, read_packed};
 pub use error::ExchangeError;
-pub use export::{ExportFormat, ExportReport, ExportRequest, ExportTarget, export};
+pub use export::{ExportFormat, ExportReport, ExportRequest, ExportTarget, VirtualBoxIdentity, export};
 pub use import::{
     Domain, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, open_import,
+};
+pub use virtualbox::{
+    InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxMachine, VirtualBoxMemory,
+    VirtualBoxReport, VirtualBoxWay, back_up_virtualbox,
 };

@@ -6,6 +6,7 @@ mod hooks;
 mod limits;
 mod machines;
 mod machines_done;
+mod of_virtualbox;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -32,8 +33,8 @@ use crate::{time, units};
 /// Arguments of `backup`.
 #[derive(Debug, clap::Args)]
 pub struct BackupArgs {
-    /// Machines, by name ('web*' matches several, tag:TAG is those with this tag in their own metadata), or as qmp:SOCKET, the
-    /// monitor of a QEMU that libvirt does not know; or images and block devices, the disks of one machine: they have a `/` or
+    /// Machines, by name ('web*' matches several, tag:TAG is those with this tag in their own metadata), as qmp:SOCKET, the
+    /// monitor of a QEMU that libvirt does not know, or as vbox:NAME, vbox:UUID, vbox:FILE.vbox, machines of VirtualBox; or images and block devices, the disks of one machine: they have a `/` or
     /// exist; `-` is standard input, and NAME=IMAGE names the disk
     #[arg(value_name = "SOURCE", required_unless_present = "all")]
     sources: Vec<OsString>,
@@ -47,7 +48,8 @@ pub struct BackupArgs {
     /// The format of the images (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where their content is not to decide; block devices are raw
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
-    /// A file that images may be based on though it lies in another folder; may be given several times
+    /// A file that images may be based on though it lies in another folder, or a file or folder that a machine of VirtualBox has elsewhere;
+    /// may be given several times
     #[arg(long = "allow", value_name = "FILE")]
     allowed: Vec<PathBuf>,
     /// The snapshot to compare with, where it is not the newest of the machine
@@ -85,6 +87,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Back up a machine of a QEMU that was started by hand, by its monitor",
         line: "holdfast backup -r /backup/vms qmp:/run/web1.qmp",
+    },
+    Example {
+        wish: "Back up all machines of VirtualBox, running or not",
+        line: "holdfast backup -r /backup/vms vbox:",
     },
     Example {
         wish: "Have programs of your own called on the way",

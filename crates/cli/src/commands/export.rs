@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use holdfast_archive::{PackOptions, Packing};
-use holdfast_engine::{ExportFormat, ExportReport, ExportRequest, ExportTarget, Overwrite, SnapshotName, export};
+use holdfast_engine::{
+    ExportFormat, ExportReport, ExportRequest, ExportTarget, Overwrite, SnapshotName, VirtualBoxIdentity, export,
+};
 use holdfast_image::{Format, Storage};
 use holdfast_repo::{Processes as _, SystemProcesses};
 use serde::Serialize;
@@ -15,7 +17,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Table};
-use crate::{time, units};
+use crate::{time, units, virtualbox};
 
 /// Arguments of `export`.
 #[derive(Debug, clap::Args)]
@@ -26,8 +28,8 @@ pub struct ExportArgs {
     /// The archive or the folder to make, or - for standard output
     #[arg(value_name = "TARGET")]
     target: PathBuf,
-    /// What to make: xva for XenServer and XCP-ng, ova for VMware and VirtualBox, vma for Proxmox, dir for a folder of images with the configuration of libvirt; what the
-    /// target's name says where not given
+    /// What to make: xva for XenServer and XCP-ng, ova for VMware and VirtualBox, vma for Proxmox, vbox for a folder of VirtualBox with settings and
+    /// VDI images, dir for a folder of images with the configuration of libvirt; what the target's name says where not given
     #[arg(long = "format", value_name = "FORMAT", value_enum)]
     format: Option<Kind>,
     #[command(flatten)]
@@ -44,6 +46,12 @@ pub struct ExportArgs {
     /// Replace the file that is there
     #[arg(long)]
     force: bool,
+    /// Add the machine to those that VirtualBox lists, by VBoxManage
+    #[arg(long)]
+    register: bool,
+    /// Have it be another machine of VirtualBox, with another UUID and other addresses of its network cards
+    #[arg(long)]
+    new_identity: bool,
     #[command(flatten)]
     job: JobArgs,
 }
@@ -56,6 +64,8 @@ enum Kind {
     Ova,
     /// A backup of Proxmox VE
     Vma,
+    /// A folder of VirtualBox
+    Vbox,
     /// A folder
     Dir,
 }
@@ -79,6 +89,10 @@ pub(super) const EXAMPLES: &[Example] = &[
         line: "holdfast export -r /backup/vms web1 vzdump-qemu-100-2026_11_23-12_00_00.vma.zst",
     },
     Example {
+        wish: "Bring a machine back to VirtualBox, beside the one that is there",
+        line: "holdfast export -r /backup/vms web1 '/home/ana/VirtualBox VMs/web1b' --format vbox --name web1b --new-identity --register",
+    },
+    Example {
         wish: "Make images for VirtualBox",
         line: "holdfast export -r /backup/vms web1 /srv/web1 --format dir --disk-format vdi",
     },
@@ -96,6 +110,9 @@ struct Done {
     written_bytes: u64,
     dropped: Vec<DroppedDocument>,
     duration_ms: u64,
+    /// The settings of a machine of VirtualBox.
+    settings: Option<String>,
+    is_registered: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -114,8 +131,11 @@ impl Done {
                 Kind::Xva => "xva",
                 Kind::Ova => "ova",
                 Kind::Vma => "vma",
+                Kind::Vbox => "vbox",
                 Kind::Dir => "dir",
             },
+            settings: report.settings_file.map(|path| path.display().to_string()),
+            is_registered: false,
             snapshot: report.snapshot.id.to_string(),
             machine: report.snapshot.machine.clone(),
             name: report.name,
@@ -158,6 +178,13 @@ impl Report for Done {
             table.row([disk.name.clone(), units::bytes(disk.size_bytes), disk.key.clone()]);
         }
         page.table(&table);
+        if let Some(settings) = &self.settings {
+            page.line(&if self.is_registered {
+                format!("VirtualBox lists it: {settings}")
+            } else {
+                format!("VBoxManage registervm adds it to VirtualBox: {settings}")
+            });
+        }
         list_dropped(&self.dropped, page);
     }
 }
@@ -182,7 +209,7 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
             level: args.packing.level().and_then(|level| u32::try_from(level).ok()),
         },
         Kind::Vma => ExportFormat::Vma(packing),
-        Kind::Xva | Kind::Dir => ExportFormat::Xva(packing),
+        Kind::Xva | Kind::Vbox | Kind::Dir => ExportFormat::Xva(packing),
     };
     let target = match kind {
         Kind::Xva | Kind::Ova | Kind::Vma if is_stdout => {
@@ -198,11 +225,24 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
             },
             format,
         },
+        Kind::Vbox => ExportTarget::VirtualBox {
+            path: args.target.clone(),
+            identity: if args.new_identity {
+                VirtualBoxIdentity::New
+            } else {
+                VirtualBoxIdentity::Same
+            },
+        },
         Kind::Dir => ExportTarget::Folder {
             path: args.target.clone(),
             format: args.disk_format.unwrap_or(Format::Qcow2),
             storage: Storage::Plain,
         },
+    };
+    let place = virtualbox::place(context);
+    let manager = match place.manager() {
+        None if args.register => return Err(virtualbox::no_manager("--register")),
+        manager => manager.filter(|_| args.register),
     };
     let repository = context.open_repository()?;
     let request = ExportRequest {
@@ -223,7 +263,18 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         }
         return Ok(Exit::Ok);
     }
-    context.report(&Done::new(report, args.target.display().to_string(), kind))
+    let settings = report.settings_file.clone();
+    let mut done = Done::new(report, args.target.display().to_string(), kind);
+    if let (Some(manager), Some(settings)) = (manager, settings) {
+        // The folder is whole all the same, and who has it can register it later.
+        match manager.register(&settings) {
+            Ok(()) => done.is_registered = true,
+            Err(error) => context.console().warning(&format!(
+                "VirtualBox does not take it in: {error}; --new-identity makes it another machine"
+            )),
+        }
+    }
+    context.report(&done)
 }
 
 /// What to make, and how its name says that it is packed.
@@ -248,10 +299,11 @@ fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
         (None, _) => {
             return Err(Error::usage(
                 format!("{} does not say what to make", args.target.display()),
-                "give --format xva, ova, vma or dir, or a name that ends in .xva, .ova or .vma, or in these with .gz or .zst",
+                "give --format xva, ova, vma, vbox or dir, or a name that ends in .xva, .ova or .vma, or in these with .gz or .zst",
             ));
         }
     };
+    check_virtualbox(args, kind)?;
     let given = [
         (
             Kind::Dir,
@@ -259,6 +311,14 @@ fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
             "--gzip, --zstd and --level",
         ),
         (Kind::Dir, args.force, "--force"),
+        (
+            Kind::Vbox,
+            args.packing.packing().is_some() || args.packing.level().is_some(),
+            "--gzip, --zstd and --level",
+        ),
+        (Kind::Vbox, args.force, "--force"),
+        (Kind::Vbox, args.disk_format.is_some(), "--disk-format"),
+        (Kind::Vbox, args.target.as_os_str() == "-", "standard output"),
         (Kind::Dir, args.target.as_os_str() == "-", "standard output"),
         (Kind::Ova, args.packing.packing().or(packing).is_some(), "packing"),
         (
@@ -277,6 +337,18 @@ fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
             "leave it out, or choose another --format",
         )),
         None => Ok((kind, packing)),
+    }
+}
+
+/// Options that only VirtualBox understands.
+fn check_virtualbox(args: &ExportArgs, kind: Kind) -> Result<(), Error> {
+    let given = [(args.register, "--register"), (args.new_identity, "--new-identity")];
+    match given.iter().find(|(is_given, _)| *is_given && kind != Kind::Vbox) {
+        Some((_, what)) => Err(Error::usage(
+            format!("{what} goes with --format vbox only"),
+            "leave it out, or choose that format",
+        )),
+        None => Ok(()),
     }
 }
 

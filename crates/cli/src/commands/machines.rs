@@ -2,9 +2,7 @@
 
 use std::ffi::OsString;
 
-use holdfast_host::{
-    Decision, Description, DiskChoice, DiskKind, DiskSource, Machine, MachineDisk, TpmPlace, TpmVersion,
-};
+use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, TpmPlace, TpmVersion};
 use serde::Serialize;
 
 use crate::args::Example;
@@ -13,12 +11,12 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::{Hypervisors, MachineWord};
 use crate::output::{Column, Page, Report, Table};
-use crate::units;
+use crate::{units, virtualbox};
 
 /// Arguments of `machines`.
 #[derive(Debug, clap::Args)]
 pub struct MachinesArgs {
-    /// Only these: a name, a pattern ('web*'), tag:TAG, or qmp:SOCKET
+    /// Only these: a name, a pattern ('web*'), tag:TAG, qmp:SOCKET, vbox:NAME, or vbox: for all machines of VirtualBox
     #[arg(value_name = "MACHINE")]
     machines: Vec<OsString>,
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
@@ -35,6 +33,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "See those that backup tag:db means, for a script",
         line: "holdfast machines tag:db --json",
+    },
+    Example {
+        wish: "See the machines of VirtualBox",
+        line: "holdfast machines vbox:",
     },
 ];
 
@@ -99,12 +101,13 @@ impl From<holdfast_host::Tpm> for Tpm {
 }
 
 impl Listing {
-    fn new(hypervisor: &'static str, machine: &dyn Machine, description: Description) -> Self {
+    /// `size_of` tells how large a disk is.
+    fn new(hypervisor: &'static str, size_of: &dyn Fn(&MachineDisk) -> Option<u64>, description: Description) -> Self {
         let decisions = description.decide(&DiskChoice::default());
         let disks = description.disks.iter().zip(decisions);
         Self {
             disks: disks
-                .map(|(disk, decision)| Disk::new(machine, disk, decision))
+                .map(|(disk, decision)| Disk::new(size_of, disk, decision))
                 .collect(),
             hypervisor,
             name: description.summary.name,
@@ -154,7 +157,7 @@ impl Listing {
 }
 
 impl Disk {
-    fn new(machine: &dyn Machine, disk: &MachineDisk, decision: Decision) -> Self {
+    fn new(size_of: &dyn Fn(&MachineDisk) -> Option<u64>, disk: &MachineDisk, decision: Decision) -> Self {
         Self {
             name: disk.target.clone(),
             kind: match disk.kind {
@@ -165,7 +168,7 @@ impl Disk {
             },
             size_bytes: match disk.source {
                 DiskSource::Empty => None,
-                _ => machine.size_of(disk),
+                _ => size_of(disk),
             },
             format: disk.format.clone(),
             source: match &disk.source {
@@ -233,17 +236,29 @@ impl Report for Listed {
 
 /// Lists machines.
 pub(super) fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
-    let words = MachineWord::parse_all(&args.machines)?;
+    let (of_virtualbox, words) = MachineWord::apart(MachineWord::parse_all(&args.machines)?);
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
     let mut machines = Vec::new();
-    for chosen in hypervisors.all_of(words)? {
+    let chosen = if words.is_empty() && !of_virtualbox.is_empty() {
+        Vec::new()
+    } else {
+        hypervisors.all_of(words)?
+    };
+    for chosen in chosen {
         let found = match hypervisors.find(&chosen) {
             // It has ended while we looked.
             Err(error) if args.machines.is_empty() && error.is_no_such_machine() => continue,
             other => other?,
         };
         let description = found.machine.describe().map_err(holdfast_engine::Error::from)?;
-        machines.push(Listing::new(found.hypervisor, &*found.machine, description));
+        let size_of = |disk: &MachineDisk| found.machine.size_of(disk);
+        machines.push(Listing::new(found.hypervisor, &size_of, description));
+    }
+    let place = virtualbox::place(context);
+    for machine in virtualbox::choose(&place, &of_virtualbox, &[], context)?.chosen {
+        let description = machine.describe()?;
+        let size_of = |disk: &MachineDisk| machine.size_of(disk);
+        machines.push(Listing::new("virtualbox", &size_of, description));
     }
     context.report(&Listed { machines })
 }

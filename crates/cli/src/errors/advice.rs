@@ -138,6 +138,11 @@ fn host_advice(error: &HostError) -> Advice {
             Kind::Locked,
             "try again when that has ended; or give the machine a monitor for backups: -qmp unix:PATH,server=on,wait=off once more",
         ),
+        HostError::Unreachable { address, .. } if address.ends_with(holdfast_host::virtualbox::PROGRAM) => advice(
+            Exit::Error,
+            Kind::Io,
+            "VBoxManage list vms tells whether it works at all",
+        ),
         HostError::Unreachable { address, .. } if address.contains('/') && !address.contains("://") => advice(
             Exit::Error,
             Kind::Io,

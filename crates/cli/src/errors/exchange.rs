@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 
 use holdfast_archive::Error as ArchiveError;
-use holdfast_engine::ExchangeError;
+use holdfast_engine::{ExchangeError, VirtualBoxError};
 
 use super::advice::{advice, device_advice, image_advice, io_advice};
 use super::{Advice, Kind};
@@ -73,7 +73,69 @@ pub(super) fn exchange_advice(error: &ExchangeError) -> Advice {
             "give it a name of yours with --machine NAME",
         ),
         ExchangeError::NoDisk { .. } => advice(Exit::Error, Kind::NotFound, "name a snapshot of a machine with disks"),
+        ExchangeError::VirtualBox(error) => virtualbox_advice(error),
         ExchangeError::FolderTaken { .. } => advice(Exit::Error, Kind::Exists, "name a new folder, or an empty one"),
+        _ => advice(Exit::Error, Kind::Io, "please report it"),
+    }
+}
+
+fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
+    let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
+    match error {
+        VirtualBoxError::NoRegistry { .. } => advice(
+            Exit::Error,
+            Kind::NotFound,
+            format!(
+                "run it as the user whose machines they are, set {}, or name the settings: vbox:/path/to/NAME.vbox",
+                crate::environment::VIRTUALBOX_HOME
+            ),
+        ),
+        VirtualBoxError::Ambiguous { .. } => advice(
+            Exit::Error,
+            Kind::Ambiguous,
+            "name it by its UUID, or by the path of its settings: vbox:UUID, vbox:/path/to/NAME.vbox",
+        ),
+        VirtualBoxError::Settings { .. } => advice(
+            Exit::Damage,
+            Kind::Damage,
+            "VirtualBox keeps the settings before the last change beside them, as NAME.vbox-prev",
+        ),
+        VirtualBoxError::InUse { .. } => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "shut it down first; or run this as the user whose VirtualBox runs it, with VBoxManage in PATH",
+        ),
+        VirtualBoxError::Changed { .. } => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "back it up again: while it runs, it is read from a snapshot if VBoxManage is there",
+        ),
+        VirtualBoxError::Outside { .. } => {
+            refused("if you trust the machine, allow the file or its folder: --allow PATH")
+        }
+        VirtualBoxError::Encrypted { .. } => refused(
+            "VirtualBox can take the encryption away (VBoxManage encryptmedium --oldpassword), or leave the disk out with --exclude",
+        ),
+        VirtualBoxError::Format { .. } => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            "leave the disk out with --exclude, or have VirtualBox clone it as VDI",
+        ),
+        VirtualBoxError::UnknownImage { .. } => refused(
+            "VBoxManage showvminfo tells whether the machine can be started at all; or leave the disk out with --exclude",
+        ),
+        VirtualBoxError::SameUuid { .. } => {
+            refused("holdfast image identity --renew gives a copy of an image a UUID of its own")
+        }
+        VirtualBoxError::OtherImage { .. } => refused(
+            "the file was replaced, or its machine was changed without VirtualBox: VirtualBox would not start it either",
+        ),
+        VirtualBoxError::NoInstant { .. } => refused("back it up while it is shut off"),
+        VirtualBoxError::NoManager { .. } => advice(
+            Exit::Error,
+            Kind::NotFound,
+            "VBoxManage comes with VirtualBox; it has to be in PATH",
+        ),
         _ => advice(Exit::Error, Kind::Io, "please report it"),
     }
 }

@@ -42,6 +42,9 @@ pub enum ExchangeError {
         /// The disk.
         disk: String,
     },
+    /// A machine of VirtualBox.
+    #[error(transparent)]
+    VirtualBox(super::virtualbox::VirtualBoxError),
     /// The folder that is to be made is there already.
     #[error("{} is there already, and is not empty", path.display())]
     FolderTaken {

@@ -1,6 +1,7 @@
 //! `export`: a machine in a snapshot becomes an archive that another hypervisor takes in, or a folder of images.
 
 mod archives;
+mod virtualbox;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use archives::Sink;
+use virtualbox::OfVirtualBox;
 
 use super::error::ExchangeError;
 use super::import::{NewFolder, write_file};
@@ -85,6 +87,22 @@ pub enum ExportTarget {
         /// Whether they are compressed.
         storage: Storage,
     },
+    /// A folder of VirtualBox's: settings, and images.
+    VirtualBox {
+        /// Where.
+        path: PathBuf,
+        /// Who the machine is there.
+        identity: VirtualBoxIdentity,
+    },
+}
+
+/// Who a machine is at VirtualBox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VirtualBoxIdentity {
+    /// The one that it was: VirtualBox takes it in where that is gone.
+    Same,
+    /// Another one, with another UUID and other addresses.
+    New,
 }
 
 /// What was exported.
@@ -104,6 +122,8 @@ pub struct ExportReport {
     pub dropped: Vec<Dropped>,
     /// How long it took.
     pub duration: Duration,
+    /// The settings of a machine of VirtualBox.
+    pub settings_file: Option<PathBuf>,
 }
 
 /// Exports a machine. A file or folder is there whole, or not at all; of a folder, the configuration comes last.
@@ -151,6 +171,10 @@ pub fn export(
         ExportTarget::Folder { path, format, storage } => {
             exported.write_folder(&path, (format, storage), surroundings, job)?
         }
+        ExportTarget::VirtualBox { path, identity } => {
+            exported.of_virtualbox = OfVirtualBox::read(repository, &snapshot)?;
+            exported.write_virtualbox(&path, identity, surroundings, job)?
+        }
     };
     Ok(ExportReport {
         name: exported.machine.name,
@@ -159,6 +183,7 @@ pub fn export(
         unpacked_bytes: written.unpacked_bytes,
         dropped: exported.dropped,
         duration: job.clock.now().saturating_sub(start),
+        settings_file: exported.settings_file,
         snapshot,
     })
 }
@@ -177,6 +202,8 @@ struct Exported<'m> {
     text: Option<String>,
     names: Vec<(String, String, u64)>,
     dropped: Vec<Dropped>,
+    of_virtualbox: OfVirtualBox,
+    settings_file: Option<PathBuf>,
 }
 
 impl<'m> Exported<'m> {
@@ -232,6 +259,8 @@ impl<'m> Exported<'m> {
             text,
             names: Vec::new(),
             dropped,
+            of_virtualbox: OfVirtualBox::default(),
+            settings_file: None,
         };
         if let Some(name) = &request.name {
             exported.machine.name.clone_from(name);
@@ -283,6 +312,7 @@ impl<'m> Exported<'m> {
         for (name, what) in [
             (crate::machine_backup::NVRAM, "variables of the firmware"),
             (crate::machine_backup::TPM, "state of the TPM"),
+            (super::virtualbox::NVRAM, "variables of the firmware"),
         ] {
             if snapshot.disks.iter().any(|record| record.name == name) {
                 self.dropped.push(Dropped {

@@ -12,13 +12,14 @@ use super::BackupArgs;
 use super::hooks::{self, HookArgs};
 use super::limits::LimitArgs;
 use super::machines_done::{Failed, LeftOut, MachineDone, MachinesDone};
+use super::of_virtualbox;
 use crate::context::Context;
 use crate::datasets;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::guests::{MemoryHow, QuiesceWhen};
 use crate::machines::{Choice, Chosen, Everything, Found, Glob, Hypervisors, MachineWord, Wish};
-use crate::{runs, time};
+use crate::{runs, time, virtualbox};
 
 /// How long a write of a guest may wait for its copy.
 const WRITE_DEADLINE: Duration = Duration::from_secs(3);
@@ -35,19 +36,19 @@ pub(super) struct MachineArgs {
     all: bool,
     /// Leave out machines that match, of those that patterns, tags and --all mean; may be given several times
     #[arg(long, value_name = "PATTERN", value_parser = Glob::parse)]
-    exclude_machine: Vec<Glob>,
+    pub(super) exclude_machine: Vec<Glob>,
     /// Back up this disk of the machine only (vda); may be given several times
     #[arg(long, value_name = "DISK")]
-    include: Vec<String>,
+    pub(super) include: Vec<String>,
     /// Leave this disk of the machine out; may be given several times
     #[arg(long, value_name = "DISK")]
-    exclude: Vec<String>,
+    pub(super) exclude: Vec<String>,
     /// Whether to freeze the machine's file systems for the instant, by its guest agent
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
     quiesce: QuiesceWhen,
     /// Take the machine's memory too, of the same instant: restored, it goes on where it was
     #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
-    with_memory: Option<MemoryHow>,
+    pub(super) with_memory: Option<MemoryHow>,
     /// Where to keep what the machine overwrites while it is read: a folder with room, on a local disk
     #[arg(long, value_name = "FOLDER")]
     scratch: Option<PathBuf>,
@@ -56,7 +57,7 @@ pub(super) struct MachineArgs {
     method: Option<MethodHow>,
     /// Wait so long for another backup of the machine, which may be under way; without this, it ends with exit code 4
     #[arg(long, value_name = "SECONDS")]
-    wait: Option<u64>,
+    pub(super) wait: Option<u64>,
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
@@ -110,6 +111,17 @@ impl MachineArgs {
         })
     }
 
+    /// The first option that was given and says nothing to VirtualBox.
+    pub(super) fn foreign_to_virtualbox(&self) -> Option<&'static str> {
+        let given = [
+            (self.quiesce == QuiesceWhen::Require, "--quiesce require"),
+            (self.scratch.is_some(), "--scratch"),
+            (self.method.is_some(), "--method"),
+        ];
+        let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
+        first.or_else(|| self.limits.given()).or_else(|| self.hooks.given())
+    }
+
     /// The options that were given, for an error about them.
     pub(super) fn given(&self) -> Option<&'static str> {
         let given = [
@@ -148,8 +160,20 @@ pub(super) fn run(
         ));
     }
     let hypervisors = Hypervisors::new(args.machines.connect.as_deref(), context);
-    let Choice { chosen, left_out } = hypervisors.choose(&args.machines.wish(words)?)?;
-    if args.machine.is_some() && chosen.len() > 1 {
+    let place = virtualbox::place(context);
+    let mut wish = args.machines.wish(words)?;
+    let (of_virtualbox, others) = MachineWord::apart(wish.words);
+    wish.words = others;
+    let boxes = of_virtualbox::choose(&place, &of_virtualbox, args, context)?;
+    let is_asked = !wish.words.is_empty() || wish.everything == Everything::Wanted;
+    let Choice { chosen, mut left_out } = if is_asked {
+        hypervisors.choose(&wish)?
+    } else {
+        Choice::default()
+    };
+    left_out.extend(boxes.left_out);
+    let machine_count = chosen.len() + boxes.chosen.len();
+    if args.machine.is_some() && machine_count > 1 {
         return Err(Error::usage(
             "--machine names one machine, and there are several",
             "leave --machine out",
@@ -161,20 +185,33 @@ pub(super) fn run(
         failed: Vec::new(),
         left_out_machines: left_out.into_iter().map(LeftOut::from).collect(),
     };
-    for one in &chosen {
-        match back_up(one, args, parent, &hypervisors, &repository, context) {
+    let mut add = |said: &str, outcome: Result<MachineDone, Error>| {
+        match outcome {
             Ok(machine) => done.machines.push(machine),
             // With one machine the error is the answer; and who interrupts one means all.
-            Err(error) if chosen.len() == 1 || matches!(error, Error::Interrupted(_)) => return Err(error),
+            Err(error) if machine_count == 1 || matches!(error, Error::Interrupted(_)) => return Err(error),
             Err(error) => {
                 let causes = chain(&error);
                 context.console().error(&causes, error.advice().hint.as_deref());
                 done.failed.push(Failed {
-                    machine: one.said.clone(),
+                    machine: said.to_owned(),
                     error: causes.join(": "),
                 });
             }
         }
+        Ok(())
+    };
+    for one in &chosen {
+        add(
+            &one.said,
+            back_up(one, args, parent, &hypervisors, &repository, context),
+        )?;
+    }
+    for one in &boxes.chosen {
+        add(
+            one.name(),
+            of_virtualbox::back_up(one, args, parent, &repository, context),
+        )?;
     }
     context.report(&done)
 }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use holdfast_engine::{Bottleneck, Compared, MachineBackupReport, Method, NOTE_CONSISTENCY, Quiesced};
+use holdfast_engine::{
+    Bottleneck, Compared, Load, MachineBackupReport, Method, NOTE_CONSISTENCY, Quiesced, VirtualBoxReport,
+    VirtualBoxWay,
+};
 use serde::Serialize;
 
 use super::limits::LoadDocument;
@@ -23,7 +26,7 @@ pub(super) struct MachinesDone {
 #[derive(Debug, Serialize)]
 pub(super) struct MachineDone {
     snapshot: SnapshotDocument,
-    /// "filter", "reflink", "overlay", "pause" or "images".
+    /// "filter", "reflink", "overlay", "pause", "images" or "virtualbox-snapshot".
     method: &'static str,
     /// Why so, in words.
     method_reason: String,
@@ -51,7 +54,9 @@ pub(super) struct MachineDone {
     #[serde(skip)]
     limit: Option<String>,
     #[serde(skip)]
-    how: Method,
+    how: Option<Method>,
+    #[serde(skip)]
+    taken_in: Option<Duration>,
 }
 
 /// How a disk was compared with the snapshot before.
@@ -67,11 +72,13 @@ struct DiskDone {
 
 impl DiskDone {
     /// How it was compared, in words.
-    fn how(&self, method: Method) -> String {
+    fn how(&self, method: Option<Method>) -> String {
         let dirty = units::bytes(self.dirty_bytes.unwrap_or_default());
         match (&self.reason, method) {
             (Some(reason), _) => format!("read everything: {reason}"),
-            (None, Method::Snapshot) => format!("read what lies elsewhere than in the host snapshot before, {dirty}"),
+            (None, Some(Method::Snapshot)) => {
+                format!("read what lies elsewhere than in the host snapshot before, {dirty}")
+            }
             (None, _) => format!("read what the bitmap names, {dirty}"),
         }
     }
@@ -134,7 +141,8 @@ impl From<MachineBackupReport> for MachineDone {
             snapshot: SnapshotDocument::from(&report.backup.snapshot),
             method: report.method.word(),
             method_reason: report.method_reason,
-            how: report.method,
+            how: Some(report.method),
+            taken_in: None,
             paused_us: report.pause.map(|pause| micros(pause.total)),
             cut_us: report.pause.map(|pause| micros(pause.cut)),
             read_bytes: statistics.read_bytes,
@@ -145,6 +153,55 @@ impl From<MachineBackupReport> for MachineDone {
             limit: load.limit().map(str::to_owned).or(bottleneck),
             load,
             disks: report.compared.into_iter().map(disk).collect(),
+            left_out: left_out.collect(),
+        }
+    }
+}
+
+impl From<VirtualBoxReport> for MachineDone {
+    fn from(report: VirtualBoxReport) -> Self {
+        let statistics = report.backup.snapshot.statistics();
+        let disk = |name| DiskDone {
+            name,
+            is_incremental: false,
+            dirty_bytes: None,
+            reason: Some("VirtualBox keeps no record of what a machine writes".to_owned()),
+        };
+        let bottleneck = report.backup.bottleneck.map(|bottleneck| bottleneck.to_string());
+        let load = LoadDocument::new(&Load::default(), report.backup.duration);
+        let left_out = report
+            .left_out
+            .into_iter()
+            .map(|(name, reason)| LeftOut { name, reason });
+        Self {
+            memory_bytes: report.memory_bytes,
+            frozen_us: None,
+            freeze_us: None,
+            consistency: report
+                .backup
+                .snapshot
+                .notes
+                .get(NOTE_CONSISTENCY)
+                .cloned()
+                .unwrap_or_default(),
+            snapshot: SnapshotDocument::from(&report.backup.snapshot),
+            method: report.way.word(),
+            method_reason: report.reason,
+            how: None,
+            taken_in: match report.way {
+                VirtualBoxWay::Images => None,
+                VirtualBoxWay::Snapshot { taken_in } => Some(taken_in),
+            },
+            paused_us: None,
+            cut_us: None,
+            read_bytes: statistics.read_bytes,
+            changed_bytes: changed_bytes(&statistics),
+            stored_bytes: report.backup.stored_bytes,
+            duration_ms: units::millis(report.backup.duration),
+            bottleneck: report.backup.bottleneck.map(Bottleneck::word),
+            limit: bottleneck,
+            load,
+            disks: report.disks.into_iter().map(disk).collect(),
             left_out: left_out.collect(),
         }
     }
@@ -167,8 +224,26 @@ impl MachineDone {
             &self.snapshot.id[..8],
             parts.join(", ")
         ));
+        match self.how {
+            Some(how) => self.human_of_qemu(how, page),
+            None => self.human_of_virtualbox(page),
+        }
+        for line in self.load.lines() {
+            page.line(&line);
+        }
+        for disk in &self.disks {
+            page.line(&format!("  {}: {}", disk.name, disk.how(self.how)));
+        }
+        for disk in &self.left_out {
+            page.line(&format!("  {}: left out: {}", disk.name, disk.reason));
+        }
+    }
+}
+
+impl MachineDone {
+    fn human_of_qemu(&self, how: Method, page: &mut Page) {
         let time = |us| units::duration(Duration::from_micros(us));
-        let by = match self.how {
+        let by = match how {
             Method::Images => "read from its images",
             Method::Filter => "one instant, by a filter in QEMU",
             Method::Reflink => "one instant, by clones of its images",
@@ -176,7 +251,7 @@ impl MachineDone {
             Method::Snapshot => "one instant, from host snapshots",
             Method::Pause => "one instant, from its images while it stood still",
         };
-        let stood_still = match (self.how, self.paused_us) {
+        let stood_still = match (how, self.paused_us) {
             (Method::Images, _) => String::new(),
             (_, None) => "; it is paused".to_owned(),
             (_, Some(0)) => "; it did not stand still for it".to_owned(),
@@ -187,7 +262,7 @@ impl MachineDone {
             ),
         };
         page.line(&format!("  {by} ({}){stood_still}", self.method_reason));
-        if self.how != Method::Images {
+        if how != Method::Images {
             page.line(&match (self.memory_bytes, self.frozen_us) {
                 (Some(bytes), _) => format!(
                     "  with its memory of {}: restored, it goes on where it was",
@@ -201,14 +276,27 @@ impl MachineDone {
                 (None, None) => "  consistent as after a power cut: its file systems were not frozen".to_owned(),
             });
         }
-        for line in self.load.lines() {
-            page.line(&line);
-        }
-        for disk in &self.disks {
-            page.line(&format!("  {}: {}", disk.name, disk.how(self.how)));
-        }
-        for disk in &self.left_out {
-            page.line(&format!("  {}: left out: {}", disk.name, disk.reason));
+    }
+
+    fn human_of_virtualbox(&self, page: &mut Page) {
+        let instant = match self.taken_in {
+            None => format!("  read from its images ({})", self.method_reason),
+            Some(time) => format!(
+                "  one instant, by a snapshot of VirtualBox, taken in {} and deleted again ({})",
+                units::duration(time),
+                self.method_reason
+            ),
+        };
+        page.line(&instant);
+        match self.memory_bytes {
+            Some(bytes) => page.line(&format!(
+                "  with its memory of {}, as VirtualBox saved it",
+                units::bytes(bytes)
+            )),
+            None if self.taken_in.is_some() => {
+                page.line("  consistent as after a power cut: VirtualBox does not freeze file systems");
+            }
+            None => {}
         }
     }
 }

@@ -1,0 +1,191 @@
+//! A machine as a folder of VirtualBox's: settings, and images beside them.
+//!
+//! A machine that came from VirtualBox gets its own settings back, with what no other hypervisor has a word for; any other one gets settings that say what is
+//! known of it. Images are new, so their UUIDs are too: VirtualBox refuses two images with one UUID.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use holdfast_archive::Packed;
+use holdfast_hardware::virtualbox::{Image, Network, RestoredIdentity, RestoredWish, Wish, read, restored, write};
+use holdfast_hardware::{DiskKind, Dropped, Translated};
+use holdfast_host::Uuid;
+use holdfast_image::{BlockOptions, Format, ImageId, OpenOptions, Qcow2Options, Storage};
+use holdfast_repo::{Manifest, Repository, Surroundings};
+
+use super::{Exported, VirtualBoxIdentity};
+use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
+use crate::error::Result;
+use crate::exchange::import::{NewFolder, write_file};
+use crate::exchange::sectors::WholeSectors;
+use crate::exchange::virtualbox::{NVRAM, SAVED, SETTINGS, targets};
+use crate::job::Job;
+use crate::machine_restore::bytes_of;
+use crate::new_image::Overwrite;
+
+/// Letters of a file's name, at most: four bytes each, with an ending, are what file systems take.
+const NAME_LENGTH_MAX: usize = 60;
+
+/// What of a machine that came from VirtualBox is in its snapshot beside its disks.
+#[derive(Default)]
+pub(super) struct OfVirtualBox {
+    /// Its settings as they were.
+    pub(super) settings: Option<String>,
+    /// The variables of its firmware.
+    pub(super) nvram: Option<Vec<u8>>,
+    /// Whether its memory is there.
+    pub(super) has_memory: bool,
+}
+
+impl OfVirtualBox {
+    /// Reads it.
+    pub(super) fn read(repository: &Repository, snapshot: &Manifest) -> Result<Self> {
+        let stream = |name: &str| snapshot.disks.iter().find(|record| record.name == name);
+        let bytes = |name| stream(name).map(|record| bytes_of(repository, record)).transpose();
+        Ok(Self {
+            settings: bytes(SETTINGS)?.map(|text| String::from_utf8_lossy(&text).into_owned()),
+            nvram: bytes(NVRAM)?,
+            has_memory: stream(SAVED).is_some(),
+        })
+    }
+}
+
+impl Exported<'_> {
+    /// Writes the folder; the settings come last: where they are, all is. Every image is read back and compared.
+    pub(super) fn write_virtualbox(
+        &mut self,
+        folder: &Path,
+        identity: VirtualBoxIdentity,
+        surroundings: &Surroundings,
+        job: Job<'_>,
+    ) -> Result<Packed> {
+        let mut made = NewFolder::make(folder)?;
+        let base = base_name(&self.machine.name);
+        let mut written = Packed::default();
+        let mut images: BTreeMap<String, Image> = BTreeMap::new();
+        for disk in &self.disks {
+            let name = crate::DiskName::new(disk.record.name.as_str())?;
+            let (file, id) = (format!("{base}-{name}.vdi"), ImageId::random()?);
+            let device = WholeSectors(std::sync::Arc::clone(&disk.device));
+            let report = convert(
+                ConvertSource::Device(&device),
+                &ConvertRequest {
+                    open: OpenOptions::default(),
+                    target: made.file(&file),
+                    format: Format::Vdi,
+                    qcow2: Qcow2Options::default(),
+                    blocks: BlockOptions {
+                        id: Some(id),
+                        ..BlockOptions::default()
+                    },
+                    storage: Storage::Plain,
+                    overwrite: Overwrite::Refuse,
+                    verify: VerifyImage::Yes,
+                },
+                surroundings,
+                job,
+            )?;
+            written.unpacked_bytes += report.size_bytes;
+            written.written_bytes += report.allocated_bytes.unwrap_or_default();
+            self.names
+                .push((disk.record.name.clone(), file.clone(), report.size_bytes));
+            let image = Image {
+                uuid: id.to_string(),
+                location: file,
+                format: "VDI".to_owned(),
+            };
+            images.insert(disk.record.name.clone(), image);
+        }
+        let mut random = [0; 16];
+        surroundings.randomness.fill(&mut random)?;
+        let text = self.settings(images, (identity, Uuid::from_random(random)), &base)?;
+        if let Some(nvram) = &self.of_virtualbox.nvram {
+            write_file(&made.file(&format!("{base}.nvram")), nvram, surroundings)?;
+        }
+        let settings = made.file(&format!("{base}.vbox"));
+        write_file(&settings, text.as_bytes(), surroundings)?;
+        self.settings_file = Some(settings);
+        made.keep();
+        Ok(written)
+    }
+
+    /// The settings of a machine whose disks, by name, have these images.
+    fn settings(
+        &mut self,
+        images: BTreeMap<String, Image>,
+        (identity, uuid): (VirtualBoxIdentity, Uuid),
+        base: &str,
+    ) -> Result<String> {
+        let Some(text) = &self.of_virtualbox.settings else {
+            if identity == VirtualBoxIdentity::New {
+                self.machine.uuid = None;
+                self.machine.cards.iter_mut().for_each(|card| card.mac = None);
+            }
+            let wish = Wish {
+                uuid: uuid.to_string(),
+                disks: images,
+                network: Network::Nat,
+            };
+            let Translated { value, dropped } = write(&self.machine, &wish);
+            self.dropped.extend(dropped);
+            return Ok(value);
+        };
+        // The settings know a disk by the image that it had, and the snapshot by the name that libvirt would have for it.
+        let then = read(text)?.value;
+        let named = then.disks.iter().zip(targets(&then));
+        let disks = named
+            .filter(|(disk, _)| disk.kind == DiskKind::Disk)
+            .filter_map(|(disk, name)| Some((disk.key.clone(), images.get(&name)?.clone())))
+            .collect();
+        let wish = RestoredWish {
+            name: self.machine.name.clone(),
+            identity: match identity {
+                VirtualBoxIdentity::Same => RestoredIdentity::Same,
+                VirtualBoxIdentity::New => RestoredIdentity::New(uuid.to_string()),
+            },
+            disks,
+            nvram: self.of_virtualbox.nvram.as_ref().map(|_| format!("{base}.nvram")),
+        };
+        let Translated { value, dropped } = restored(text, &wish)?;
+        // What the translation for others has lost is not lost here.
+        self.dropped = dropped;
+        if self.of_virtualbox.has_memory {
+            self.dropped.push(Dropped {
+                what: "memory".to_owned(),
+                why: "the machine starts; holdfast restore brings back saved-state.sav, and VBoxManage adoptstate takes it".to_owned(),
+            });
+        }
+        Ok(value)
+    }
+}
+
+/// What the files of a machine are called: like it, but for what a file system of any host refuses, or takes for a folder.
+fn base_name(name: &str) -> String {
+    let is_refused = |character: char| character.is_control() || "/\\:*?\"<>|".contains(character);
+    let safe = |character| if is_refused(character) { '_' } else { character };
+    let name: String = name.trim().chars().map(safe).take(NAME_LENGTH_MAX).collect();
+    if name.is_empty() || name.starts_with(['.', '-']) {
+        format!("_{name}")
+    } else {
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::base_name;
+
+    #[test]
+    fn files_are_called_like_their_machine_and_lead_nowhere() {
+        for (name, expected) in [
+            ("Windows 10 (old)", "Windows 10 (old)"),
+            ("../../etc/x", "_.._.._etc_x"),
+            ("a\"b\"\n:c", "a_b___c"),
+            ("-rf", "_-rf"),
+            ("  ", "_"),
+        ] {
+            assert_eq!(base_name(name), expected, "{name:?}");
+        }
+        assert_eq!(base_name(&"ä".repeat(300)).len(), 120);
+    }
+}

@@ -1,0 +1,292 @@
+//! `backup` of a machine of VirtualBox, as a story.
+
+use std::time::Duration;
+
+use holdfast_hardware::Machine;
+use holdfast_host::{Decision, Description, MachineState};
+use holdfast_repo::{Manifest, Repository};
+use jiff::Timestamp;
+
+use super::chain::{Admission, chain_of, open_disk};
+use super::error::VirtualBoxError;
+use super::frozen::{Frozen, delete_left};
+use super::machine::{Condition, Said, targets};
+use super::place::of;
+use super::request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay};
+use super::store::{Instant, Taken};
+use super::unchanged::Check;
+use crate::Unit;
+use crate::backup::choose_parent;
+use crate::error::{Error, Result};
+use crate::exchange::machine::Attached;
+use crate::job::Job;
+use crate::machine_lock::{MachineLock, Work};
+use crate::repository::snapshots;
+
+/// Why a disk of a machine that runs is left out whose writes go to the image whatever snapshots there are.
+const NO_INSTANT: &str = "a snapshot of VirtualBox leaves such a disk alone, and the machine runs";
+
+/// Backs up a machine of VirtualBox.
+///
+/// # Errors
+/// A machine that is harmed by nothing: whatever goes wrong, it runs on if it was running, and a snapshot of VirtualBox's that was taken is
+/// deleted again.
+pub fn back_up_virtualbox(
+    repository: &Repository,
+    request: VirtualBoxBackup<'_>,
+    job: Job<'_>,
+) -> Result<VirtualBoxReport> {
+    let machine = request.machine;
+    let summary = machine.describe()?.summary;
+    let (journal, patience) = (request.journal.as_ref(), (Work::Backup, request.patience));
+    let _lock = MachineLock::take(journal, &summary, patience, (request.now)(), job)?;
+    let mut said = machine.read()?;
+    if let Some(manager) = machine.place().manager()
+        && !delete_left(manager, machine, &said.settings.snapshots, job.progress).is_empty()
+    {
+        said = machine.read()?;
+    }
+    let condition = machine.condition(&said)?;
+    let manifests = snapshots(repository, job.progress)?;
+    let parent = choose_parent(&request.parent, &request.zone, &manifests, &request.name)?;
+    job.interrupt.check()?;
+    let backup = Backup {
+        repository,
+        request,
+        parent,
+        condition,
+        job,
+    };
+    match (backup.condition.state(), &backup.condition) {
+        (MachineState::ShutOff, _) => backup.read_images(&said),
+        (_, Condition::UsedBy(living)) => Err(of(VirtualBoxError::InUse {
+            machine: machine.name().to_owned(),
+            process: living.process,
+            program: living.words.first().cloned().unwrap_or_default(),
+            why_not: match machine.place().manager() {
+                Some(_) => "does not know it",
+                None => "is not there",
+            },
+        })),
+        (MachineState::Running | MachineState::Paused, _) => backup.read_frozen(&said),
+        _ => Err(Error::MachineBetween {
+            machine: machine.name().to_owned(),
+        }),
+    }
+}
+
+pub(super) struct Backup<'a> {
+    pub(super) repository: &'a Repository,
+    pub(super) request: VirtualBoxBackup<'a>,
+    pub(super) parent: Option<&'a Manifest>,
+    condition: Condition,
+    pub(super) job: Job<'a>,
+}
+
+impl Backup<'_> {
+    /// A machine that is off: as long as nothing changes, its images are of one instant.
+    fn read_images(&self, said: &Said) -> Result<VirtualBoxReport> {
+        let machine = self.request.machine;
+        if let Condition::Unused { is_certain } = self.condition {
+            self.job.progress.note(&format!(
+                "VBoxManage cannot be asked whether {} runs: no process {} its images open for writing, so it is taken to be off",
+                machine.name(),
+                if is_certain { "has" } else { "that can be seen has" }
+            ));
+        }
+        let (taken, left_out) = self.open(&said.machine, said)?;
+        let time = (self.request.now)();
+        let check: Check<'_> = Box::new(|| self.check_unchanged(&taken));
+        let instant = Instant {
+            text: &said.text,
+            machine: &said.machine,
+            time,
+            way: VirtualBoxWay::Images,
+            nvram: said.settings.nvram.as_deref(),
+            memory: said.settings.state_file.as_deref(),
+            consistency: if said.settings.state_file.is_some() {
+                "memory"
+            } else {
+                "shut off"
+            },
+        };
+        let (backup, memory_bytes) = self.store(&instant, &taken, check)?;
+        let reason = if said.settings.state_file.is_some() {
+            "it is saved"
+        } else {
+            "it is shut off"
+        };
+        Ok(VirtualBoxReport {
+            backup,
+            way: VirtualBoxWay::Images,
+            reason: reason.to_owned(),
+            disks: taken.into_iter().map(|disk| disk.attached.target).collect(),
+            memory_bytes,
+            left_out,
+        })
+    }
+
+    /// A machine that runs: a snapshot holds what is read.
+    fn read_frozen(&self, before: &Said) -> Result<VirtualBoxReport> {
+        let machine = self.request.machine;
+        let manager = machine.place().manager().ok_or_else(|| {
+            of(VirtualBoxError::NoManager {
+                what: "a machine that runs",
+            })
+        })?;
+        // What cannot be read at all is found out before the machine is disturbed.
+        drop(self.open(&before.machine, before)?);
+        let state = self.condition.state();
+        let start = self.job.clock.now();
+        self.job
+            .progress
+            .phase(&format!("taking a snapshot of {}", machine.name()), Unit::Items);
+        let frozen = Frozen::take(manager, machine, (self.request.run, state), self.job.progress)?;
+        let taken_in = self.job.clock.now().saturating_sub(start);
+        let time = (self.request.now)();
+        let stored = self.store_frozen(before, &frozen, (time, taken_in));
+        // A snapshot that stays is told as a warning; what was read is good all the same.
+        frozen.end();
+        stored
+    }
+
+    fn store_frozen(
+        &self,
+        before: &Said,
+        frozen: &Frozen<'_>,
+        (time, taken_in): (Timestamp, Duration),
+    ) -> Result<VirtualBoxReport> {
+        let machine = self.request.machine;
+        self.job.interrupt.check()?;
+        let said = machine.read()?;
+        let then = machine.read_at(&said, frozen.snapshot())?;
+        let images = |machine: &Machine| machine.disks.iter().map(|disk| disk.key.clone()).collect::<Vec<_>>();
+        if images(&then) != images(&before.machine) {
+            return Err(Error::from(holdfast_host::Error::Busy {
+                machine: machine.name().to_owned(),
+                holder: "somebody who has put it onto other images just now".to_owned(),
+            }));
+        }
+        let (taken, left_out) = self.open(&then, &said)?;
+        let kept = said
+            .settings
+            .snapshots
+            .iter()
+            .find(|snapshot| snapshot.uuid == frozen.snapshot());
+        let memory = kept.and_then(|snapshot| snapshot.state_file.as_deref());
+        let memory = memory.filter(|_| self.request.memory == VirtualBoxMemory::Store);
+        let way = VirtualBoxWay::Snapshot { taken_in };
+        let instant = Instant {
+            text: &before.text,
+            machine: &before.machine,
+            time,
+            way,
+            nvram: kept
+                .and_then(|snapshot| snapshot.nvram.as_deref())
+                .or(before.settings.nvram.as_deref()),
+            memory,
+            consistency: if memory.is_some() { "memory" } else { "crash" },
+        };
+        let check: Check<'_> = Box::new(|| self.check_files(&taken));
+        let (backup, memory_bytes) = self.store(&instant, &taken, check)?;
+        let state = self.condition.state();
+        Ok(VirtualBoxReport {
+            backup,
+            way,
+            reason: format!("it is {state}"),
+            disks: taken.into_iter().map(|disk| disk.attached.target).collect(),
+            memory_bytes,
+            left_out,
+        })
+    }
+
+    /// Opens the disks that are wanted, with the images that `machine` has; why others are left out.
+    fn open(&self, machine: &Machine, said: &Said) -> Result<(Vec<Taken>, Vec<(String, String)>)> {
+        let owner = self.request.machine;
+        let description = owner.description(machine, said, &self.condition);
+        self.check_choice(&description)?;
+        let admission = Admission::new(owner, &self.request.allowed);
+        let (mut taken, mut left_out) = (Vec::new(), Vec::new());
+        let decisions = description.decide(&self.request.choice);
+        let disks = machine.disks.iter().zip(targets(machine)).zip(decisions);
+        for (number, ((disk, target), decision)) in disks.enumerate() {
+            if let Some(why) = self.why_not(decision, said, &disk.key) {
+                left_out.push((target, why));
+                continue;
+            }
+            let source = open_disk(owner, said, (&target, &disk.key), &admission)?;
+            taken.push(Taken {
+                attached: Attached {
+                    number,
+                    target,
+                    key: disk.key.clone(),
+                    label: disk.label.clone(),
+                    size_bytes: source.device.size_bytes(),
+                },
+                source,
+            });
+        }
+        if taken.is_empty() {
+            let machine = owner.name().to_owned();
+            return Err(if left_out.iter().any(|(_, why)| why == NO_INSTANT) {
+                of(VirtualBoxError::NoInstant { machine })
+            } else {
+                Error::NoDisks { machine }
+            });
+        }
+        Ok((taken, left_out))
+    }
+
+    fn check_choice(&self, description: &Description) -> Result<()> {
+        let unknown = description.unknown(&self.request.choice);
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        Err(Error::NoSuchDisk {
+            machine: description.summary.name.clone(),
+            disks: unknown.into_iter().map(str::to_owned).collect(),
+            present: description.disks.iter().map(|disk| disk.target.clone()).collect(),
+        })
+    }
+
+    /// Why a disk is left out.
+    fn why_not(&self, decision: Decision, said: &Said, key: &str) -> Option<String> {
+        match decision {
+            Decision::Leave(why) => Some(why),
+            // Nobody who asks for it by name gets what is written while it is read.
+            Decision::Take if self.condition.state() != MachineState::ShutOff => chain_of(&said.media, key)
+                .last()
+                .filter(|base| !base.kind.has_snapshots())
+                .map(|_| NO_INSTANT.to_owned()),
+            Decision::Take => None,
+        }
+    }
+
+    /// Nobody has started the machine meanwhile, nor written its images.
+    fn check_unchanged(&self, taken: &[Taken]) -> Result<()> {
+        self.check_files(taken)?;
+        let machine = self.request.machine;
+        let now = machine.condition(&machine.read()?)?;
+        match (&now, &self.condition) {
+            (Condition::Unused { .. }, Condition::Unused { .. }) => Ok(()),
+            (now, before) if now == before => Ok(()),
+            _ => Err(self.changed(format!("it was off, and is {}", now.state()))),
+        }
+    }
+
+    fn check_files(&self, taken: &[Taken]) -> Result<()> {
+        for disk in taken {
+            if let Some((path, change)) = disk.source.changes()?.first() {
+                return Err(self.changed(format!("{} ({change})", path.display())));
+            }
+        }
+        Ok(())
+    }
+
+    fn changed(&self, detail: String) -> Error {
+        of(VirtualBoxError::Changed {
+            machine: self.request.machine.name().to_owned(),
+            detail,
+        })
+    }
+}

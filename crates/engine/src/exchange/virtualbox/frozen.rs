@@ -1,0 +1,142 @@
+//! A machine that runs, held by a snapshot of VirtualBox's: what was its image until then is not written any more.
+//!
+//! The snapshot is called `holdfast-backup-XXXXXXXX`, by the number of its run. It is deleted when what it holds is dropped, whatever has happened
+//! by then; only a program that is killed leaves it, and then the next backup finds it by its name. VirtualBox brings down what the machine has
+//! written since, while it runs on.
+
+use holdfast_hardware::virtualbox::Snapshot;
+use holdfast_host::MachineState;
+use holdfast_host::virtualbox::{Meanwhile, VBoxManage};
+
+use super::machine::VirtualBoxMachine;
+use crate::Progress;
+use crate::error::Result;
+
+/// What its name begins with.
+const PREFIX: &str = "holdfast-backup-";
+/// What it says for those who find it.
+const DESCRIPTION: &str = "made by holdfast backup, which deletes it when it has read the machine; if it is still there, the next backup does";
+
+/// A machine held by a snapshot.
+pub(super) struct Frozen<'a> {
+    manager: &'a VBoxManage,
+    machine: &'a VirtualBoxMachine<'a>,
+    progress: &'a dyn Progress,
+    snapshot: Option<String>,
+}
+
+impl<'a> Frozen<'a> {
+    /// Takes a snapshot of a machine that runs, or is paused.
+    pub(super) fn take(
+        manager: &'a VBoxManage,
+        machine: &'a VirtualBoxMachine<'a>,
+        (run, state): (u32, MachineState),
+        progress: &'a dyn Progress,
+    ) -> Result<Self> {
+        let name = format!("{PREFIX}{run:08x}");
+        let meanwhile = match state {
+            MachineState::Running => Meanwhile::RunsOn,
+            _ => Meanwhile::StandsStill,
+        };
+        let taken = manager.take_snapshot(machine.uuid(), (&name, DESCRIPTION), meanwhile);
+        // It may be there although VBoxManage says otherwise, or does not say which one it is.
+        let found = || {
+            let snapshots = machine.read().map(|said| said.settings.snapshots);
+            let found = snapshots.into_iter().flatten().find(|snapshot| snapshot.name == name);
+            found.map(|snapshot| snapshot.uuid)
+        };
+        let (snapshot, error) = match taken {
+            Ok(uuid) => (Some(uuid), None),
+            Err(error) => (found(), Some(error)),
+        };
+        let frozen = Self {
+            manager,
+            machine,
+            progress,
+            snapshot,
+        };
+        match error {
+            // One that was taken by a version that does not tell its UUID is as good.
+            Some(holdfast_host::Error::Configuration { .. }) if frozen.snapshot.is_some() => Ok(frozen),
+            Some(error) => Err(error.into()),
+            None => Ok(frozen),
+        }
+    }
+
+    /// The UUID of the snapshot.
+    pub(super) fn snapshot(&self) -> &str {
+        self.snapshot.as_deref().unwrap_or_default()
+    }
+
+    /// Deletes the snapshot; why it is still there, where it is.
+    pub(super) fn end(mut self) -> Option<String> {
+        self.delete()
+    }
+
+    fn delete(&mut self) -> Option<String> {
+        let snapshot = self.snapshot.take()?;
+        delete(self.manager, self.machine, &snapshot, self.progress)
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        self.delete();
+    }
+}
+
+/// Deletes the snapshots that backups have left which were killed: those that are gone now.
+///
+/// Whoever calls this has made sure that no other backup of the machine is under way.
+pub(super) fn delete_left(
+    manager: &VBoxManage,
+    machine: &VirtualBoxMachine<'_>,
+    snapshots: &[Snapshot],
+    progress: &dyn Progress,
+) -> Vec<String> {
+    // From the youngest on: each is brought down into the one before.
+    let left = snapshots.iter().rev().filter(|snapshot| is_ours(&snapshot.name));
+    let mut deleted = Vec::new();
+    for snapshot in left {
+        if delete(manager, machine, &snapshot.uuid, progress).is_none() {
+            progress.note(&format!(
+                "{}: the snapshot {} of VirtualBox, which a backup had left that was killed, is deleted",
+                machine.name(),
+                snapshot.name
+            ));
+            deleted.push(snapshot.name.clone());
+        }
+    }
+    deleted
+}
+
+/// Whether a backup has made the snapshot of that name.
+pub(super) fn is_ours(name: &str) -> bool {
+    name.strip_prefix(PREFIX)
+        .is_some_and(|run| run.len() == 8 && run.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// Deletes a snapshot; why it is still there, which is told, where it is.
+fn delete(
+    manager: &VBoxManage,
+    machine: &VirtualBoxMachine<'_>,
+    snapshot: &str,
+    progress: &dyn Progress,
+) -> Option<String> {
+    let error = manager.delete_snapshot(machine.uuid(), snapshot).err()?;
+    // The answer may be lost, and the snapshot gone.
+    let is_there = machine.read().map_or(true, |said| {
+        said.settings.snapshots.iter().any(|there| there.uuid == snapshot)
+    });
+    if !is_there {
+        return None;
+    }
+    progress.warning(&format!(
+        "{} keeps the snapshot {snapshot} of VirtualBox, and grows by what it writes until that is gone: {error}; the next backup tries again, or: \
+         {} snapshot {} delete {snapshot}",
+        machine.name(),
+        manager.program(),
+        machine.uuid()
+    ));
+    Some(error.to_string())
+}

@@ -1,0 +1,191 @@
+//! What is stored of a machine of VirtualBox: its disks, its settings as they were and as libvirt has them, the variables of its firmware, and its
+//! memory.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+
+use holdfast_hardware::Machine;
+use holdfast_image::Format;
+use jiff::Timestamp;
+
+use super::backup::Backup;
+use super::chain::Admission;
+use super::request::VirtualBoxWay;
+use super::unchanged::{Behind, Check};
+use crate::backup::{BackupReport, NOTE_FORMAT, NOTE_PATH};
+use crate::error::{Error, Result};
+use crate::exchange::machine::{Attached, DomainWish, domain_xml};
+use crate::exchange::store::{DOMAIN, DiskToStore, MachineToStore, store_machine};
+use crate::job::Job;
+use crate::machine_backup::{NOTE_CONSISTENCY, NOTE_METHOD, NOTE_UUID};
+use crate::source::OpenSource;
+use crate::{Progress, Unit};
+
+/// The stream of a snapshot that holds the settings as they were.
+pub(crate) const SETTINGS: &str = "original-machine.vbox";
+/// The stream of a snapshot that holds the variables of the firmware, in VirtualBox's own format.
+pub(crate) const NVRAM: &str = "virtualbox.nvram";
+/// The stream of a snapshot that holds the memory of a machine that was saved.
+pub(crate) const SAVED: &str = "saved-state.sav";
+/// Note of a snapshot: whose machine it was.
+const NOTE_HYPERVISOR: &str = "imported_from";
+/// Bytes of a file with firmware variables, at most.
+const NVRAM_BYTES_MAX: u64 = 64 << 20;
+
+/// A disk that is read.
+pub(super) struct Taken {
+    pub(super) attached: Attached,
+    pub(super) source: OpenSource,
+}
+
+/// What is stored of one instant.
+pub(super) struct Instant<'i> {
+    /// The settings as they are kept.
+    pub(super) text: &'i str,
+    pub(super) machine: &'i Machine,
+    pub(super) time: Timestamp,
+    pub(super) way: VirtualBoxWay,
+    pub(super) nvram: Option<&'i str>,
+    pub(super) memory: Option<&'i str>,
+    pub(super) consistency: &'static str,
+}
+
+impl Backup<'_> {
+    /// Stores what is open; the snapshot is committed if `check` finds nothing when all disks are read.
+    pub(super) fn store(
+        &self,
+        instant: &Instant<'_>,
+        taken: &[Taken],
+        check: Check<'_>,
+    ) -> Result<(BackupReport, Option<u64>)> {
+        let request = &self.request;
+        let admission = Admission::new(request.machine, &request.allowed);
+        let attached: Vec<Attached> = taken.iter().map(|disk| disk.attached.clone()).collect();
+        let wish = DomainWish {
+            domain_type: "kvm",
+            network: "default",
+            folder: None,
+            format: Format::Qcow2.name(),
+        };
+        let xml = domain_xml(instant.machine, &attached, &wish).value;
+        let mut streams: Vec<(String, Box<dyn Read + Send + '_>)> = vec![
+            (DOMAIN.to_owned(), Box::new(Behind::new(check, xml.into_bytes()))),
+            (
+                SETTINGS.to_owned(),
+                Box::new(std::io::Cursor::new(instant.text.as_bytes())),
+            ),
+        ];
+        if let Some(file) = self.beside(instant.nvram, &admission)? {
+            streams.push((NVRAM.to_owned(), Box::new(file.take(NVRAM_BYTES_MAX))));
+        }
+        let mut memory_bytes = None;
+        if let Some(file) = self.beside(instant.memory, &admission)? {
+            memory_bytes = file.metadata().ok().map(|metadata| metadata.len());
+            streams.push((SAVED.to_owned(), Box::new(file)));
+        }
+        let mut total_bytes = memory_bytes.unwrap_or_default();
+        for disk in taken {
+            self.job.interrupt.check()?;
+            total_bytes += disk.source.allocated_bytes()?;
+        }
+        let disks = taken.iter().map(|disk| DiskToStore {
+            name: disk.attached.target.clone(),
+            device: &*disk.source.device,
+            changed: None,
+            notes: notes_of(disk),
+        });
+        let machine = MachineToStore {
+            name: request.name.clone(),
+            doing: "backing up",
+            parent: self.parent,
+            tags: request.tags.clone(),
+            time: instant.time,
+            host: request.host.clone(),
+            program: request.program.clone(),
+            notes: BTreeMap::from([
+                (NOTE_HYPERVISOR.to_owned(), "VirtualBox".to_owned()),
+                (NOTE_UUID.to_owned(), request.machine.uuid().to_owned()),
+                (NOTE_METHOD.to_owned(), instant.way.word().to_owned()),
+                (NOTE_CONSISTENCY.to_owned(), instant.consistency.to_owned()),
+            ]),
+            disks: disks.collect(),
+            streams,
+        };
+        let progress = WithTotal {
+            inner: self.job.progress,
+            total_bytes,
+        };
+        let job = Job {
+            progress: &progress,
+            ..self.job
+        };
+        let stored = store_machine(self.repository, machine, job);
+        Ok((stored.map_err(|error| self.interrupted_or(error))?, memory_bytes))
+    }
+
+    /// Why it ended: whoever reads tells of an interruption by an error of its own.
+    fn interrupted_or(&self, error: Error) -> Error {
+        self.job.interrupt.check().err().map_or(error, Error::from)
+    }
+
+    /// A file beside the disks that the settings name; one that is not there yet is none.
+    fn beside(&self, said: Option<&str>, admission: &Admission<'_>) -> Result<Option<File>> {
+        let Some(said) = said else { return Ok(None) };
+        let path = self.request.machine.file(said);
+        let opened = admission.admit(&path).and_then(|path| {
+            File::open(&path).map_err(|source| Error::File {
+                action: "open",
+                path,
+                source,
+            })
+        });
+        match opened {
+            Ok(file) => Ok(Some(file)),
+            Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn notes_of(disk: &Taken) -> BTreeMap<String, String> {
+    // What it becomes when it is restored, as `domain.xml` says.
+    BTreeMap::from([
+        (NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned()),
+        (NOTE_PATH.to_owned(), disk.source.canonical.display().to_string()),
+        ("label".to_owned(), disk.attached.label.clone()),
+    ])
+}
+
+/// Listens to a job of which is known how much it reads.
+struct WithTotal<'p> {
+    inner: &'p dyn Progress,
+    total_bytes: u64,
+}
+
+impl Progress for WithTotal<'_> {
+    fn phase(&self, name: &str, unit: Unit) {
+        self.inner.phase(name, unit);
+        self.inner.total(self.total_bytes);
+    }
+
+    fn total(&self, total: u64) {
+        self.inner.total(total);
+    }
+
+    fn advance(&self, amount: u64) {
+        self.inner.advance(amount);
+    }
+
+    fn note(&self, message: &str) {
+        self.inner.note(message);
+    }
+
+    fn warning(&self, message: &str) {
+        self.inner.warning(message);
+    }
+
+    fn bottleneck(&self, bottleneck: crate::Bottleneck) {
+        self.inner.bottleneck(bottleneck);
+    }
+}
