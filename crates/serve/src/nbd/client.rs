@@ -26,6 +26,7 @@ mod option_names;
 mod read_ahead;
 mod status;
 mod stream;
+mod tls;
 mod uri;
 mod violation;
 
@@ -36,6 +37,7 @@ pub use device_mut::NbdDeviceMut;
 pub use error::{Error, Loss, Result};
 pub use export::{BlockSizes, ExportInfo, ListedExport};
 pub use stream::{Connector, Endpoint, PORT, Stream};
+pub use tls::TlsClient;
 pub use uri::{NbdUri, Security};
 pub use violation::Violation;
 

@@ -4,7 +4,7 @@
 //! and never while a thread waits for the peer. What was encrypted has to be sent in that order: a second lock sees to that.
 
 use std::io::{self, IoSlice, Read as _, Write as _};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject as _;
@@ -79,7 +79,7 @@ fn certificates_of(pem: &[u8], action: &'static str) -> Result<Vec<CertificateDe
     Ok(certificates)
 }
 
-fn tls_error<E: std::error::Error + Send + Sync + 'static>(action: &'static str) -> impl FnOnce(E) -> Error {
+pub(crate) fn tls_error<E: std::error::Error + Send + Sync + 'static>(action: &'static str) -> impl FnOnce(E) -> Error {
     move |source| Error::Tls {
         action,
         source: Box::new(source),
@@ -144,8 +144,9 @@ impl TlsLayer {
                 incoming.end = length;
             }
             let processed = self.decrypt(&mut incoming);
-            // Answers of TLS itself: its handshake, new keys, or why it ends.
-            match self.flush(&mut send) {
+            // Answers of TLS itself: its handshake, new keys, or why it ends. Whoever is sending meanwhile may wait for us to receive, and they go
+            // with what is sent next.
+            match self.flush_if_free(&mut send) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 flushed => flushed?,
             }
@@ -187,14 +188,59 @@ impl TlsLayer {
     }
 
     /// Sends what was encrypted and not sent yet.
-    pub(crate) fn flush(&self, mut send: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
-        let mut outgoing = lock(&self.outgoing);
+    pub(crate) fn flush(&self, send: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
+        self.flush_to(lock(&self.outgoing), send)
+    }
+
+    /// The same, unless somebody is sending.
+    pub(crate) fn flush_if_free(&self, send: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
+        match self.outgoing.try_lock() {
+            Ok(outgoing) => self.flush_to(outgoing, send),
+            Err(TryLockError::Poisoned(poisoned)) => self.flush_to(poisoned.into_inner(), send),
+            Err(TryLockError::WouldBlock) => Ok(()),
+        }
+    }
+
+    fn flush_to(
+        &self,
+        mut outgoing: MutexGuard<'_, Vec<u8>>,
+        mut send: impl FnMut(&[u8]) -> io::Result<usize>,
+    ) -> io::Result<()> {
         let mut connection = lock(&self.connection);
         while connection.wants_write() {
             connection.write_tls(&mut *outgoing)?;
         }
         drop(connection);
         send_out(&mut outgoing, &mut send)
+    }
+
+    /// Whether the handshake of TLS is not over.
+    pub(crate) fn is_shaking_hands(&self) -> bool {
+        lock(&self.connection).is_handshaking()
+    }
+
+    /// One step of the handshake of TLS: sends what there is to say, and takes in what the peer has to; 0 when it says no more.
+    pub(crate) fn shake_hands(
+        &self,
+        mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
+        mut send: impl FnMut(&[u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.flush(&mut send)?;
+        if !self.is_shaking_hands() {
+            return Ok(1);
+        }
+        let mut incoming = lock(&self.incoming);
+        if incoming.start == incoming.end {
+            let length = receive(&mut incoming.bytes)?;
+            (incoming.start, incoming.end) = (0, length);
+            if length == 0 {
+                return Ok(0);
+            }
+        }
+        let processed = self.decrypt(&mut incoming);
+        // The last word of the handshake, or why it fails.
+        self.flush(&mut send)?;
+        processed.map(|()| 1)
     }
 
     /// Encrypts a goodbye, which the next flush sends.

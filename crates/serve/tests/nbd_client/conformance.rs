@@ -8,6 +8,7 @@ use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result};
 use holdfast_serve::nbd::client::NbdDeviceMut;
 
 use crate::peer::Server;
+use crate::tls;
 
 /// A device together with the server behind it.
 struct Served {
@@ -60,6 +61,20 @@ fn over_nbdkit(options: &[&str], parameters: &[&str], size: u64) -> Served {
 #[test]
 fn over_nbdkit_in_memory() {
     Conformance::new().check_mutable(|size| over_nbdkit(&[], &[], size));
+}
+
+#[test]
+fn over_nbdkit_under_tls() {
+    let conformance = Conformance::new().with_sizes(&[0, 4097, 300_001]);
+    conformance.check_mutable(|size| {
+        let server = tls::nbdkit(&["memory", &size.to_string()]);
+        let options = tls::options(&[tls::CA], "localhost");
+        Served {
+            device: NbdDeviceMut::connect(&server.endpoint(), "", options).unwrap(),
+            _server: server,
+            _file: None,
+        }
+    });
 }
 
 /// Without structured replies, extents, zeroes and the rest: what the protocol had in the beginning.

@@ -7,4 +7,5 @@ mod crowd;
 mod dialects;
 mod extents;
 mod peer;
+mod tls;
 mod wicked;

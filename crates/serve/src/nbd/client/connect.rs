@@ -9,6 +9,7 @@ use holdfast_block::{Clock, SystemClock};
 use super::connection::{Connection, is_timeout, millis};
 use super::export::{ExportInfo, ListedExport};
 use super::handshake::{Goal, Handshake, Outcome};
+use super::tls::{TlsClient, TlsStream};
 use super::violation::Violation;
 use super::{Endpoint, Error, Stream};
 use crate::nbd::wire::STRING_BYTES_MAX;
@@ -31,6 +32,8 @@ pub struct NbdOptions {
     pub piece_bytes: u32,
     /// Bytes that one operation has under way at a time.
     pub in_flight_bytes: u64,
+    /// Whom the server has to prove to be; without it nothing is encrypted.
+    pub tls: Option<TlsClient>,
     /// Tells the time.
     pub clock: Arc<dyn Clock>,
 }
@@ -44,6 +47,7 @@ impl Default for NbdOptions {
             request_timeout: Duration::from_secs(300),
             piece_bytes: 256 << 10,
             in_flight_bytes: 8 << 20,
+            tls: None,
             clock: Arc::new(SystemClock::new()),
         }
     }
@@ -58,6 +62,7 @@ impl std::fmt::Debug for NbdOptions {
             .field("request_timeout", &self.request_timeout)
             .field("piece_bytes", &self.piece_bytes)
             .field("in_flight_bytes", &self.in_flight_bytes)
+            .field("tls", &self.tls)
             .finish_non_exhaustive()
     }
 }
@@ -130,7 +135,7 @@ fn shake_hands(
     goal: Goal,
     options: &NbdOptions,
     timeout: Duration,
-) -> Result<(Box<dyn Stream>, Outcome), Error> {
+) -> Result<(Arc<dyn Stream>, Outcome), Error> {
     let contexts: &[String] = if let Goal::Transmit { contexts } = &goal {
         contexts
     } else {
@@ -150,19 +155,24 @@ fn shake_hands(
     })?;
     let mut driver = Driver {
         server: &name,
-        stream: &*stream,
+        stream: Arc::from(stream),
+        tls: options.tls.as_ref(),
         clock: &*options.clock,
         end: began + timeout,
         timeout,
     };
     let mut handshake = Handshake::new(server, export, goal);
-    let outcome = driver.drive(&mut handshake).map(|()| handshake.into_outcome());
-    outcome.map(|outcome| (stream, outcome))
+    if options.tls.is_some() {
+        handshake = handshake.over_tls();
+    }
+    driver.drive(&mut handshake)?;
+    Ok((driver.stream, handshake.into_outcome()))
 }
 
 struct Driver<'s> {
     server: &'s str,
-    stream: &'s dyn Stream,
+    stream: Arc<dyn Stream>,
+    tls: Option<&'s TlsClient>,
     clock: &'s dyn Clock,
     end: Duration,
     timeout: Duration,
@@ -179,6 +189,11 @@ impl Driver<'_> {
             while sent < output.len() {
                 sent += self.retry(|| self.stream.write_vectored(&[IoSlice::new(&output[sent..])]))?;
             }
+            if handshake.is_tls_due() {
+                self.begin_tls()?;
+                handshake.tls_has_begun();
+                continue;
+            }
             let wanted = handshake.wanted_bytes();
             if wanted == 0 {
                 return Ok(());
@@ -193,6 +208,17 @@ impl Driver<'_> {
             }
             handshake.feed(&bytes)?;
         }
+    }
+
+    /// Puts TLS between us and the stream.
+    fn begin_tls(&mut self) -> Result<(), Error> {
+        let Some(tls) = self.tls else { return Ok(()) };
+        let tls = TlsStream::new(Arc::clone(&self.stream), tls).map_err(|source| self.ended(source))?;
+        while tls.is_shaking_hands() {
+            self.retry(|| tls.shake_hands())?;
+        }
+        self.stream = Arc::new(tls);
+        Ok(())
     }
 
     fn retry(&self, mut step: impl FnMut() -> io::Result<usize>) -> Result<usize, Error> {

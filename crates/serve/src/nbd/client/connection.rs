@@ -35,7 +35,7 @@ const BYTES_PER_SECOND_MIN: u64 = 64 << 10;
 /// One connection that is past its handshake.
 pub(super) struct Connection {
     server: Arc<str>,
-    stream: Box<dyn Stream>,
+    stream: Arc<dyn Stream>,
     style: HeaderStyle,
     export: ExportInfo,
     contexts: Vec<Context>,
@@ -110,7 +110,7 @@ impl Connection {
     /// Takes over a stream whose handshake came to `outcome`, with information on an export.
     pub(super) fn new(
         server: Arc<str>,
-        stream: Box<dyn Stream>,
+        stream: Arc<dyn Stream>,
         outcome: Outcome,
         export: ExportInfo,
         clock: Arc<dyn Clock>,

@@ -1,12 +1,14 @@
 //! The handshake as a pure dialogue: what to send, how many bytes to wait for, what they mean.
 //!
 //! ```text
-//! greeting -> [EXTENDED_HEADERS] -> [STRUCTURED_REPLY] -> [SET_META_CONTEXT] -> GO | EXPORT_NAME
+//! greeting -> [STARTTLS] -> [EXTENDED_HEADERS] -> [STRUCTURED_REPLY] -> [SET_META_CONTEXT] -> GO | EXPORT_NAME
 //! ```
 //!
 //! Each step in brackets is left out, or passed over, where the server refuses; `EXPORT_NAME` is what remains for a server
-//! that knows no `GO`, or none of the options. Bounds on what a server may say: [`OPTION_BYTES_MAX`] for one reply,
+//! that knows no `GO`, or none of the options. Whoever wishes for TLS gets it or an error: nothing is said in the clear behind it. Bounds on what a server may say: [`OPTION_BYTES_MAX`] for one reply,
 //! [`REPLY_COUNT_MAX`] replies and [`TEXT_BYTES_MAX`] of names for one option.
+
+mod questions;
 
 use std::sync::Arc;
 
@@ -16,7 +18,7 @@ use super::option_names::{name_of, reason_of};
 use super::violation::Violation;
 use crate::nbd::wire::{
     ClientFlags, ExportFlags, Fields, GREETING_MAGIC, GreetingFlags, HeaderStyle, InfoKind, OPTION_BYTES_MAX,
-    OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionKind, OptionReplyKind, STRING_BYTES_MAX,
+    OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionKind, OptionReplyKind,
 };
 
 const GREETING_BYTES: usize = 18;
@@ -62,12 +64,22 @@ enum Wait {
     Nothing,
 }
 
+/// Whether all that is said is to be encrypted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TlsWish {
+    None,
+    Wanted,
+    /// Both sides are ready for it.
+    Due,
+}
+
 /// One handshake, from the first byte of the server to the last one before requests.
 #[derive(Debug)]
 pub(super) struct Handshake {
     server: Arc<str>,
     export: String,
     goal: Goal,
+    tls: TlsWish,
     wait: Wait,
     option: OptionKind,
     reply_count: usize,
@@ -87,6 +99,7 @@ impl Handshake {
             server,
             export: export.to_owned(),
             goal,
+            tls: TlsWish::None,
             wait: Wait::Greeting,
             option: OptionKind(0),
             reply_count: 0,
@@ -103,6 +116,23 @@ impl Handshake {
                 exports: Vec::new(),
             },
         }
+    }
+
+    /// The same over TLS, or not at all.
+    pub(super) fn over_tls(mut self) -> Self {
+        self.tls = TlsWish::Wanted;
+        self
+    }
+
+    /// Whether TLS has to begin, before anything else is sent or read.
+    pub(super) fn is_tls_due(&self) -> bool {
+        self.tls == TlsWish::Due
+    }
+
+    /// TLS has begun: the handshake goes on inside of it.
+    pub(super) fn tls_has_begun(&mut self) {
+        self.tls = TlsWish::None;
+        self.ask_first();
     }
 
     /// What is to be sent now.
@@ -176,80 +206,29 @@ impl Handshake {
             flags |= ClientFlags::FIXED_NEWSTYLE;
         }
         self.output.extend(flags.0.to_be_bytes());
-        match self.goal {
-            // Without the fixed newstyle an unknown option may end the connection: only EXPORT_NAME is sure to be known.
-            Goal::Transmit { .. } if !is_fixed => self.ask_for_export_name(),
-            Goal::Transmit { .. } => self.ask(OptionKind::EXTENDED_HEADERS, &[]),
-            _ if !is_fixed => {
-                let option = if self.goal == Goal::List { "LIST" } else { "INFO" };
-                return self.refused_for_good(
-                    option,
-                    "it speaks the newstyle handshake that is not fixed",
-                    String::new(),
-                );
+        if self.tls == TlsWish::Wanted && is_fixed {
+            self.ask(OptionKind::STARTTLS, &[]);
+            return Ok(());
+        }
+        let option = match self.goal {
+            Goal::Transmit { .. } if !is_fixed && self.tls == TlsWish::None => {
+                // Without the fixed newstyle an unknown option may end the connection: only EXPORT_NAME is sure to be known.
+                self.ask_for_export_name();
+                return Ok(());
             }
-            Goal::List => self.ask(OptionKind::LIST, &[]),
-            Goal::Describe => self.ask(OptionKind::STRUCTURED_REPLY, &[]),
-        }
-        Ok(())
-    }
-
-    fn ask(&mut self, option: OptionKind, data: &[u8]) {
-        self.output.extend(OPTION_MAGIC.to_be_bytes());
-        self.output.extend(option.0.to_be_bytes());
-        let length = u32::try_from(data.len()).expect("options are short");
-        self.output.extend(length.to_be_bytes());
-        self.output.extend(data);
-        self.option = option;
-        self.reply_count = 0;
-        self.text_bytes = 0;
-        self.wait = Wait::ReplyHeader;
-    }
-
-    fn ask_for_export_name(&mut self) {
-        let name = self.export.clone();
-        self.ask(OptionKind::EXPORT_NAME, name.as_bytes());
-        self.wait = Wait::ExportReply;
-    }
-
-    fn ask_for_contexts(&mut self) {
-        let queries: &[String] = match &self.goal {
-            Goal::Transmit { contexts } if contexts.is_empty() => return self.ask_for_export(),
-            Goal::Transmit { contexts } => contexts,
-            Goal::List | Goal::Describe => &[],
+            _ if is_fixed => {
+                self.ask_first();
+                return Ok(());
+            }
+            Goal::Transmit { .. } => "STARTTLS",
+            Goal::List => "LIST",
+            Goal::Describe => "INFO",
         };
-        let option = match self.goal {
-            Goal::Transmit { .. } => OptionKind::SET_META_CONTEXT,
-            Goal::List | Goal::Describe => OptionKind::LIST_META_CONTEXT,
-        };
-        let mut data = Vec::new();
-        push_string(&mut data, &self.export);
-        data.extend(u32::try_from(queries.len()).expect("a few contexts").to_be_bytes());
-        for query in queries {
-            push_string(&mut data, query);
-        }
-        self.ask(option, &data);
-    }
-
-    fn ask_for_export(&mut self) {
-        const ASKED: [InfoKind; 3] = [InfoKind::NAME, InfoKind::DESCRIPTION, InfoKind::BLOCK_SIZE];
-        let mut data = Vec::new();
-        push_string(&mut data, &self.export);
-        data.extend(u16::try_from(ASKED.len()).expect("a few").to_be_bytes());
-        for kind in ASKED {
-            data.extend(kind.0.to_be_bytes());
-        }
-        let option = match self.goal {
-            Goal::Transmit { .. } => OptionKind::GO,
-            Goal::List | Goal::Describe => OptionKind::INFO,
-        };
-        self.ask(option, &data);
-    }
-
-    /// Takes leave; whether the server answers is all the same.
-    fn leave(&mut self) {
-        self.ask(OptionKind::ABORT, &[]);
-        self.wait = Wait::Nothing;
+        self.refused_for_good(
+            option,
+            "it speaks the newstyle handshake that is not fixed",
+            String::new(),
+        )
     }
 
     fn reply_header(&mut self, mut fields: Fields) -> Result<(), Error> {
@@ -317,6 +296,10 @@ impl Handshake {
             return self.too_much("the length of an acknowledgement", data.len(), "0");
         }
         match (self.option, kind) {
+            (OptionKind::STARTTLS, OptionReplyKind::ACK) => {
+                self.tls = TlsWish::Due;
+                self.wait = Wait::Nothing;
+            }
             (OptionKind::EXTENDED_HEADERS, OptionReplyKind::ACK) => {
                 self.outcome.style = HeaderStyle::Extended;
                 self.ask_for_contexts();
@@ -468,13 +451,6 @@ impl Handshake {
             message,
         })
     }
-}
-
-fn push_string(data: &mut Vec<u8>, string: &str) {
-    debug_assert!(string.len() <= STRING_BYTES_MAX, "names are checked where they come in");
-    let length = u32::try_from(string.len()).expect("names are checked where they come in");
-    data.extend(length.to_be_bytes());
-    data.extend(string.as_bytes());
 }
 
 #[cfg(test)]

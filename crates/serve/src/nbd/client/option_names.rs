@@ -6,6 +6,7 @@ use crate::nbd::wire::{OptionKind, OptionReplyKind};
 pub(super) fn name_of(option: OptionKind) -> &'static str {
     match option {
         OptionKind::LIST => "LIST",
+        OptionKind::STARTTLS => "STARTTLS",
         OptionKind::INFO => "INFO",
         OptionKind::GO => "GO",
         OptionKind::STRUCTURED_REPLY => "STRUCTURED_REPLY",
