@@ -26,6 +26,7 @@ mod ssh;
 mod swtpm;
 mod tpm;
 pub mod virtualbox;
+pub mod xapi;
 
 pub use bare::BareQemu;
 pub use error::{Error, Result};

@@ -1,0 +1,150 @@
+//! Where a pool is: `xen://[USER@]HOST[:PORT][/MACHINE]`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{XapiError, XapiResult};
+
+/// What stands before the address of a pool.
+const SCHEME: &str = "xen://";
+/// Who a person is to a pool, where nobody says.
+const USER: &str = "root";
+const PORT: u16 = 443;
+
+/// A pool, and what is meant in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct XenAddress {
+    /// Who logs in.
+    pub user: String,
+    /// The master of the pool, or any host of it: a name or an address.
+    pub host: String,
+    /// The port of HTTPS.
+    pub port: u16,
+    /// What stands behind the host: the name or UUID of a machine, or of a storage repository; none where the pool itself is meant.
+    pub item: Option<String>,
+}
+
+impl XenAddress {
+    /// Whether a text begins like one.
+    pub fn is_one(text: &str) -> bool {
+        text.starts_with(SCHEME)
+    }
+
+    /// The pool, without what is meant in it.
+    pub fn pool(&self) -> String {
+        let host = host_and_port(&self.host, self.port);
+        if self.user == USER {
+            format!("{SCHEME}{host}")
+        } else {
+            format!("{SCHEME}{}@{host}", self.user)
+        }
+    }
+}
+
+/// A host and its port, which is left out where it is that of HTTPS.
+pub(super) fn host_and_port(host: &str, port: u16) -> String {
+    let host = if host.contains(':') {
+        format!("[{host}]")
+    } else {
+        host.to_owned()
+    };
+    if port == PORT { host } else { format!("{host}:{port}") }
+}
+
+/// Reads `HOST`, `HOST:PORT`, `[ADDRESS]:PORT`.
+pub(super) fn split_host(text: &str, default_port: u16) -> Result<(String, u16), &'static str> {
+    let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+        let (host, rest) = rest.split_once(']').ok_or("the bracket of the address is not closed")?;
+        (host, rest.strip_prefix(':').unwrap_or(rest))
+    } else if text.matches(':').count() > 1 {
+        (text, "")
+    } else {
+        text.split_once(':').unwrap_or((text, ""))
+    };
+    if host.is_empty() {
+        return Err("it names no host");
+    }
+    if host.contains(|character: char| character.is_control() || character.is_whitespace()) {
+        return Err("the host is no name");
+    }
+    let port = match port {
+        "" => default_port,
+        digits => digits.parse().map_err(|_| "the port is no number")?,
+    };
+    Ok((host.to_owned(), port))
+}
+
+impl FromStr for XenAddress {
+    type Err = XapiError;
+
+    fn from_str(text: &str) -> XapiResult<Self> {
+        let wrong = |detail| XapiError::Address {
+            text: text.to_owned(),
+            detail,
+        };
+        let rest = text
+            .strip_prefix(SCHEME)
+            .ok_or_else(|| wrong("it does not begin with xen://"))?;
+        let (authority, item) = rest.split_once('/').unwrap_or((rest, ""));
+        let (user, host) = authority.rsplit_once('@').unwrap_or((USER, authority));
+        if user.is_empty() {
+            return Err(wrong("the user is empty"));
+        }
+        if user.contains(':') {
+            return Err(wrong("a password does not belong there, where everybody sees it"));
+        }
+        let (host, port) = split_host(host, PORT).map_err(wrong)?;
+        Ok(Self {
+            user: user.to_owned(),
+            host,
+            port,
+            item: Some(item.to_owned()).filter(|item| !item.is_empty()),
+        })
+    }
+}
+
+impl fmt::Display for XenAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.pool())?;
+        match &self.item {
+            Some(item) => write!(formatter, "/{item}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::XenAddress;
+
+    #[test]
+    fn addresses_are_read_and_written() {
+        let read = |text: &str| text.parse::<XenAddress>();
+        let address = read("xen://lab1/web 1").unwrap();
+        assert_eq!(
+            (address.user.as_str(), address.host.as_str(), address.port),
+            ("root", "lab1", 443)
+        );
+        assert_eq!(address.item.as_deref(), Some("web 1"));
+        for text in [
+            "xen://lab1",
+            "xen://backup@10.0.0.1:8443/web1",
+            "xen://[fd00::1]:444",
+            "xen://[fd00::1]/a/b",
+        ] {
+            assert_eq!(read(text).unwrap().to_string(), text);
+        }
+        assert_eq!(read("xen://fd00::1/").unwrap().to_string(), "xen://[fd00::1]");
+        for wrong in [
+            "lab1",
+            "xen://",
+            "xen:///web1",
+            "xen://root:secret@lab1",
+            "xen://lab1:x/web1",
+            "xen://@lab1",
+            "xen://[fd00",
+        ] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! Machines of a pool, their disks, and their snapshots.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::record::{Record, Reference};
+use super::task::reference_in;
+use super::{Pool, XapiError, XapiResult};
+use crate::machine::{MachineState, MachineSummary};
+
+/// Bytes of the records of one machine, at most.
+const METADATA_BYTES_MAX: u64 = 64 << 20;
+/// Under which key a disk that is kept says what for.
+const KEPT: &str = "holdfast-base";
+
+/// A machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct XenMachine {
+    /// By which the pool knows it as long as it runs.
+    pub reference: Reference,
+    /// Name, UUID and state.
+    pub summary: MachineSummary,
+    /// Its disks, by their places in it.
+    pub disks: Vec<VirtualDisk>,
+    /// Its tags.
+    pub tags: Vec<String>,
+}
+
+/// A disk of a machine, or of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VirtualDisk {
+    /// The virtual disk image.
+    pub reference: Reference,
+    /// Its UUID.
+    pub uuid: String,
+    /// What it is called in the machine: `xvda`.
+    pub device: String,
+    /// What its owner calls it.
+    pub label: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Whether its changed blocks are tracked.
+    pub tracking: Tracking,
+    /// The disk that it is a snapshot of.
+    pub snapshot_of: Reference,
+    /// Whether the machine cannot write it.
+    pub is_read_only: bool,
+    /// Whether other machines may write it at the same time.
+    pub is_shared: bool,
+}
+
+/// Whether changed blocks of a disk are tracked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tracking {
+    /// They are.
+    On,
+    /// They could be.
+    Off,
+    /// Its storage cannot do that.
+    Impossible,
+}
+
+/// A snapshot of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct XenSnapshot {
+    /// The snapshot.
+    pub reference: Reference,
+    /// Its UUID.
+    pub uuid: String,
+    /// Its name.
+    pub label: String,
+    /// Its disks.
+    pub disks: Vec<VirtualDisk>,
+    /// Where its memory is, where it has that.
+    pub memory: Option<VirtualDisk>,
+}
+
+/// Records of a pool that belong together.
+struct Inventory {
+    vbds: HashMap<Reference, Record>,
+    vdis: HashMap<Reference, Record>,
+}
+
+fn by_reference(records: Vec<Record>) -> HashMap<Reference, Record> {
+    records
+        .into_iter()
+        .map(|record| (record.reference.clone(), record))
+        .collect()
+}
+
+impl Inventory {
+    fn read(pool: &Pool) -> XapiResult<Self> {
+        Ok(Self {
+            vbds: by_reference(pool.records("VBD")?),
+            vdis: by_reference(pool.records("VDI")?),
+        })
+    }
+
+    fn machine(&self, record: &Record) -> XapiResult<XenMachine> {
+        Ok(XenMachine {
+            reference: record.reference.clone(),
+            summary: MachineSummary {
+                name: record.text("name_label").to_owned(),
+                uuid: record.text("uuid").to_owned(),
+                state: match record.text("power_state") {
+                    "Running" => MachineState::Running,
+                    "Paused" => MachineState::Paused,
+                    "Halted" => MachineState::ShutOff,
+                    _ => MachineState::Between,
+                },
+            },
+            disks: self.disks(record)?,
+            tags: record.texts("tags"),
+        })
+    }
+
+    fn disks(&self, record: &Record) -> XapiResult<Vec<VirtualDisk>> {
+        let mut disks = Vec::new();
+        for vbd in record.references("VBDs") {
+            let Some(vbd) = self.vbds.get(&vbd) else { continue };
+            let Some(vdi) = self.vdis.get(&vbd.reference("VDI")) else {
+                continue;
+            };
+            if vbd.text("type") != "Disk" || vbd.is("empty") {
+                continue;
+            }
+            let place = vbd.text("userdevice").parse::<u32>().unwrap_or(u32::MAX);
+            disks.push((place, Self::disk(vdi, vbd)?));
+        }
+        disks.sort_by_key(|(place, _)| *place);
+        Ok(disks.into_iter().map(|(_, disk)| disk).collect())
+    }
+
+    fn disk(vdi: &Record, vbd: &Record) -> XapiResult<VirtualDisk> {
+        Ok(VirtualDisk {
+            reference: vdi.reference.clone(),
+            uuid: vdi.text("uuid").to_owned(),
+            device: device_name(vbd),
+            label: vdi.text("name_label").to_owned(),
+            size_bytes: vdi.number("virtual_size")?,
+            tracking: if vdi.is("cbt_enabled") {
+                Tracking::On
+            } else if vdi
+                .texts("allowed_operations")
+                .iter()
+                .any(|operation| operation == "enable_cbt")
+            {
+                Tracking::Off
+            } else {
+                Tracking::Impossible
+            },
+            snapshot_of: vdi.reference("snapshot_of"),
+            is_read_only: vbd.text("mode") == "RO" || vdi.is("read_only"),
+            is_shared: vdi.is("sharable"),
+        })
+    }
+}
+
+/// What a disk is called in its machine: where it does not run, its place says so.
+fn device_name(vbd: &Record) -> String {
+    let device = vbd.text("device");
+    if !device.is_empty() {
+        return device.to_owned();
+    }
+    match vbd.text("userdevice").parse::<u8>() {
+        Ok(place @ 0..26) => format!("xvd{}", char::from(b'a' + place)),
+        _ => format!("xvd{}", vbd.text("userdevice")),
+    }
+}
+
+/// Whether it is a machine of a user: no template, no snapshot, not what runs the host itself.
+fn is_machine(record: &Record) -> bool {
+    !record.is("is_a_template") && !record.is("is_a_snapshot") && !record.is("is_control_domain")
+}
+
+fn quoted(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"")
+}
+
+impl Pool {
+    /// All machines, by name.
+    pub fn machines(&self) -> XapiResult<Vec<XenMachine>> {
+        let inventory = Inventory::read(self)?;
+        let records = self.records("VM")?;
+        let mut machines = records
+            .iter()
+            .filter(|record| is_machine(record))
+            .map(|record| inventory.machine(record))
+            .collect::<XapiResult<Vec<_>>>()?;
+        machines.sort_by(|one, other| {
+            (&one.summary.name, &one.summary.uuid).cmp(&(&other.summary.name, &other.summary.uuid))
+        });
+        Ok(machines)
+    }
+
+    /// The machine of this name or UUID.
+    pub fn machine(&self, name: &str) -> XapiResult<XenMachine> {
+        let text = quoted(name);
+        let condition = format!("field \"name__label\" = \"{text}\" or field \"uuid\" = \"{text}\"");
+        let records = self.records_where("VM", &condition)?;
+        let found: Vec<&Record> = records.iter().filter(|record| is_machine(record)).collect();
+        match found[..] {
+            [] => Err(XapiError::NoMachine {
+                pool: self.title(),
+                name: name.to_owned(),
+            }),
+            [record] => Inventory::read(self)?.machine(record),
+            _ => Err(XapiError::SeveralMachines {
+                pool: self.title(),
+                name: name.to_owned(),
+                uuids: found.iter().map(|record| record.text("uuid").to_owned()).collect(),
+            }),
+        }
+    }
+
+    /// Takes a snapshot, of the memory as well where that is wanted.
+    pub fn take_snapshot(
+        self: &Arc<Self>,
+        machine: &XenMachine,
+        label: &str,
+        with_memory: bool,
+    ) -> XapiResult<XenSnapshot> {
+        let method = if with_memory { "VM.checkpoint" } else { "VM.snapshot" };
+        let result = self.run(method, &[json!(machine.reference.0), json!(label)], &mut |_| ())?;
+        let reference = reference_in(&result).ok_or_else(|| self.nonsense(method, "its result names no snapshot"))?;
+        self.snapshot(&reference)
+    }
+
+    /// A snapshot as it is.
+    fn snapshot(&self, reference: &Reference) -> XapiResult<XenSnapshot> {
+        let record = self.record("VM", reference)?;
+        let inventory = Inventory::read(self)?;
+        inventory.snapshot(&record)
+    }
+
+    /// The snapshots of a machine whose names begin so.
+    pub fn snapshots_labelled(&self, machine: &XenMachine, prefix: &str) -> XapiResult<Vec<XenSnapshot>> {
+        let record = self.record("VM", &machine.reference)?;
+        let inventory = Inventory::read(self)?;
+        let mut found = Vec::new();
+        for reference in record.references("snapshots") {
+            let record = match self.record("VM", &reference) {
+                // It was removed meanwhile.
+                Err(error) if error.is_refusal("HANDLE_INVALID") => continue,
+                other => other?,
+            };
+            if record.text("name_label").starts_with(prefix) {
+                found.push(inventory.snapshot(&record)?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes a snapshot, with its memory, and those of its disks that are not to be `kept`.
+    ///
+    /// # Errors
+    /// The first thing that could not be removed; the others are tried all the same.
+    pub fn remove_snapshot(self: &Arc<Self>, snapshot: &XenSnapshot, kept: &[Reference]) -> XapiResult<()> {
+        let mut first = gone(self.run("VM.destroy", &[json!(snapshot.reference.0)], &mut |_| ()));
+        let disks = snapshot.disks.iter().chain(&snapshot.memory);
+        for disk in disks.filter(|disk| !kept.contains(&disk.reference)) {
+            first = first.and(self.remove_disk(&disk.reference));
+        }
+        first
+    }
+
+    /// Removes a disk.
+    pub fn remove_disk(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
+        gone(self.run("VDI.destroy", &[json!(disk.0)], &mut |_| ()))
+    }
+
+    /// Begins to track what changes on a disk.
+    pub fn track_changes(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
+        self.run("VDI.enable_cbt", &[json!(disk.0)], &mut |_| ()).map(drop)
+    }
+
+    /// Gives back the room of a snapshot of a disk. What it is compared by stays.
+    pub fn remove_data(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
+        self.run("VDI.data_destroy", &[json!(disk.0)], &mut |_| ()).map(drop)
+    }
+
+    /// Notes that a disk is kept, and for `what`.
+    pub fn mark_kept(&self, disk: &Reference, what: &str) -> XapiResult<()> {
+        // A key that is there already cannot be added.
+        drop(self.call("VDI.remove_from_other_config", &[json!(disk.0), json!(KEPT)]));
+        self.call("VDI.add_to_other_config", &[json!(disk.0), json!(KEPT), json!(what)])
+            .map(drop)
+    }
+
+    /// The disks that are kept for `what`.
+    pub fn kept(&self, what: &str) -> XapiResult<Vec<Reference>> {
+        let records = self.records("VDI")?;
+        let kept = records
+            .into_iter()
+            .filter(|record| record.entry("other_config", KEPT) == Some(what));
+        Ok(kept.map(|record| record.reference).collect())
+    }
+
+    /// The disk of this UUID, if there is one.
+    pub fn disk_of_uuid(&self, uuid: &str) -> XapiResult<Option<Record>> {
+        match self.call_for_reference("VDI.get_by_uuid", &[json!(uuid)]) {
+            Ok(reference) => self.record("VDI", &reference).map(Some),
+            Err(error) if error.is_refusal("UUID_INVALID") || error.is_refusal("HANDLE_INVALID") => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The storage repository of this name or UUID; the pool's default where none is named.
+    pub fn storage(&self, name: Option<&str>) -> XapiResult<Record> {
+        let mut storages = self.records("SR")?;
+        let pools = if name.is_none() {
+            self.records("pool")?
+        } else {
+            Vec::new()
+        };
+        let default = pools.first().map(|pool| pool.reference("default_SR"));
+        let is_it = |record: &Record| match name {
+            Some(name) => record.text("name_label") == name || record.text("uuid") == name,
+            None => default.as_ref() == Some(&record.reference),
+        };
+        match storages.iter().position(is_it) {
+            Some(place) => Ok(storages.swap_remove(place)),
+            None => Err(XapiError::NoStorage {
+                pool: self.title(),
+                name: name.unwrap_or_default().to_owned(),
+                present: storages
+                    .iter()
+                    .filter(|record| record.text("content_type") != "iso")
+                    .map(|record| record.text("name_label").to_owned())
+                    .collect(),
+            }),
+        }
+    }
+
+    /// The records of a machine or snapshot, as an archive without disks.
+    pub fn metadata(self: &Arc<Self>, machine: &Reference) -> XapiResult<Vec<u8>> {
+        self.download_metadata(machine)?.to_end(METADATA_BYTES_MAX)
+    }
+}
+
+impl Inventory {
+    fn snapshot(&self, record: &Record) -> XapiResult<XenSnapshot> {
+        let memory = self.vdis.get(&record.reference("suspend_VDI"));
+        let memory = memory.map(|vdi| Self::disk(vdi, &Record::new("VBD", Reference(String::new()), json!({}))));
+        Ok(XenSnapshot {
+            reference: record.reference.clone(),
+            uuid: record.text("uuid").to_owned(),
+            label: record.text("name_label").to_owned(),
+            disks: self.disks(record)?,
+            memory: memory.transpose()?,
+        })
+    }
+}
+
+/// What is gone already is removed.
+fn gone(result: XapiResult<String>) -> XapiResult<()> {
+    match result {
+        Err(error) if error.is_refusal("HANDLE_INVALID") => Ok(()),
+        other => other.map(drop),
+    }
+}

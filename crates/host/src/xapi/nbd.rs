@@ -1,0 +1,67 @@
+//! Where a disk is served by NBD.
+
+use serde_json::json;
+
+use super::trust::{Fingerprint, Trust};
+use super::{Pool, Record, Reference, XapiError, XapiResult};
+
+/// A place that serves a disk. The name of the export holds the session, which has to stay: it is a secret.
+#[derive(Clone, PartialEq, Eq)]
+pub struct NbdPlace {
+    /// The host.
+    pub address: String,
+    /// Its port.
+    pub port: u16,
+    /// The name of the export.
+    pub export: String,
+    /// The name in its certificate.
+    pub name: String,
+    /// The certificate that it has to have; none where nothing is encrypted.
+    pub fingerprint: Option<Fingerprint>,
+}
+
+impl std::fmt::Debug for NbdPlace {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "NbdPlace({}:{})", self.address, self.port)
+    }
+}
+
+impl NbdPlace {
+    /// Whom to trust there.
+    pub fn trust(&self) -> Option<Trust> {
+        self.fingerprint.map(|fingerprint| Trust {
+            fingerprints: vec![fingerprint],
+            authorities: None,
+        })
+    }
+}
+
+impl Pool {
+    /// The places that serve a disk by NBD: none where no network of the pool is meant for that.
+    pub fn nbd_places(&self, disk: &Reference) -> XapiResult<Vec<NbdPlace>> {
+        const METHOD: &str = "VDI.get_nbd_info";
+        let answer = self.call(METHOD, &[json!(disk.0)])?;
+        let list = answer.as_array().cloned().unwrap_or_default();
+        let place = |value| {
+            let record = Record::new("NBD", disk.clone(), value);
+            let port = record.number("port")?;
+            let certificate = record.text("cert");
+            let fingerprint = Fingerprint::of_pem(certificate);
+            if fingerprint.is_none() && !certificate.is_empty() {
+                return Err(self.nonsense(METHOD, "its certificate is none"));
+            }
+            Ok(NbdPlace {
+                address: record.text("address").to_owned(),
+                port: u16::try_from(port).map_err(|_| XapiError::Record {
+                    class: "NBD",
+                    reference: disk.to_string(),
+                    field: "port",
+                })?,
+                export: record.text("exportname").to_owned(),
+                name: record.text("subject").to_owned(),
+                fingerprint,
+            })
+        };
+        list.into_iter().map(place).collect()
+    }
+}

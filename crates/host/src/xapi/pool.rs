@@ -1,0 +1,282 @@
+//! A pool: sessions, and questions to its master.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use serde_json::{Value, json};
+
+use super::address::host_and_port;
+use super::http::{Connection, Surroundings};
+use super::record::{Record, Reference};
+use super::trust::{Fingerprint, Trust};
+use super::{XapiError, XapiResult, XenAddress};
+
+/// Bytes of an answer, at most: all records of a pool of hundreds of machines.
+const ANSWER_BYTES_MAX: u64 = 256 << 20;
+/// How long a host may say nothing while it is asked.
+const CALL_PATIENCE: Duration = Duration::from_secs(120);
+/// What a session is said to be for, in the logs of the pool.
+const ORIGINATOR: &str = "holdfast";
+
+/// Who logs in, and whom he trusts.
+#[derive(Clone)]
+pub struct Login {
+    /// Where, and as whom.
+    pub address: XenAddress,
+    /// The password.
+    pub password: String,
+    /// By what the hosts prove who they are.
+    pub trust: Trust,
+}
+
+/// A pool that we are logged in to; logged out when it goes.
+pub struct Pool {
+    login: Login,
+    state: Mutex<State>,
+    pub(super) surroundings: Surroundings,
+}
+
+struct State {
+    /// The master as far as is known.
+    host: (String, u16),
+    session: Option<String>,
+    /// Certificates of other hosts of the pool, as the master told them.
+    others: Vec<Fingerprint>,
+}
+
+impl Pool {
+    /// Logs in; `is_stopped` tells whether somebody asked to stop.
+    pub fn log_in(
+        login: Login,
+        clock: Arc<dyn Clock>,
+        is_stopped: Arc<dyn Fn() -> bool + Send + Sync>,
+    ) -> XapiResult<Self> {
+        let pool = Self {
+            state: Mutex::new(State {
+                host: (login.address.host.clone(), login.address.port),
+                session: None,
+                others: Vec::new(),
+            }),
+            login,
+            surroundings: Surroundings {
+                clock,
+                is_stopped,
+                patience: CALL_PATIENCE,
+            },
+        };
+        pool.session()?;
+        Ok(pool)
+    }
+
+    /// Another session with the same pool, which nobody stops: for clearing up.
+    pub fn for_clearing_up(&self) -> XapiResult<Self> {
+        let clock = Arc::clone(&self.surroundings.clock);
+        let mut login = self.login.clone();
+        (login.address.host, login.address.port) = self.host();
+        Self::log_in(login, clock, Arc::new(|| false))
+    }
+
+    /// Where it is, for people.
+    pub fn title(&self) -> String {
+        self.login.address.pool()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The master, and its port.
+    pub(super) fn host(&self) -> (String, u16) {
+        self.lock().host.clone()
+    }
+
+    /// Whom we trust, hosts that the master vouched for among them.
+    pub(super) fn trust(&self) -> Trust {
+        self.login.trust.and(self.lock().others.iter().copied())
+    }
+
+    /// The session, which is begun where there is none.
+    pub(super) fn session(&self) -> XapiResult<String> {
+        if let Some(session) = &self.lock().session {
+            return Ok(session.clone());
+        }
+        let address = &self.login.address;
+        let words = json!([address.user, self.login.password, "2.0", ORIGINATOR]);
+        let answer = match self.ask("session.login_with_password", &words) {
+            Err(XapiError::Refused { code, details, .. }) if code == "HOST_IS_SLAVE" => {
+                let Some(master) = details.into_iter().next() else {
+                    return Err(self.nonsense("session.login_with_password", "it names no master"));
+                };
+                self.lock().host.0 = master;
+                self.ask("session.login_with_password", &words)
+            }
+            other => other,
+        };
+        let session = answer.map_err(|error| match error {
+            XapiError::Refused { code, details, .. } if code == "SESSION_AUTHENTICATION_FAILED" => XapiError::Login {
+                host: self.shown(),
+                user: address.user.clone(),
+                detail: details.into_iter().nth(1).unwrap_or(code),
+            },
+            other => other,
+        })?;
+        let Some(session) = session.as_str().filter(|session| !session.is_empty()) else {
+            return Err(self.nonsense("session.login_with_password", "it is no session"));
+        };
+        self.lock().session = Some(session.to_owned());
+        Ok(session.to_owned())
+    }
+
+    /// The session is over: the next question begins another one.
+    pub(super) fn forget_session(&self, session: &str) {
+        let mut state = self.lock();
+        if state.session.as_deref() == Some(session) {
+            state.session = None;
+        }
+    }
+
+    /// Asks the master. A session that has expired is begun anew, once.
+    pub fn call(&self, method: &str, arguments: &[Value]) -> XapiResult<Value> {
+        let mut is_second = false;
+        loop {
+            let session = self.session()?;
+            let words: Vec<Value> = [json!(session)].into_iter().chain(arguments.iter().cloned()).collect();
+            match self.ask(method, &Value::Array(words)) {
+                Err(error) if error.is_refusal("SESSION_INVALID") && !is_second => {
+                    self.forget_session(&session);
+                    is_second = true;
+                }
+                // The pool has another master by now.
+                Err(XapiError::Refused { code, details, .. })
+                    if code == "HOST_IS_SLAVE" && !is_second && !details.is_empty() =>
+                {
+                    self.forget_session(&session);
+                    self.lock().host.0 = details.into_iter().next().unwrap_or_default();
+                    is_second = true;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Asks for a reference.
+    pub fn call_for_reference(&self, method: &str, arguments: &[Value]) -> XapiResult<Reference> {
+        let answer = self.call(method, arguments)?;
+        let text = answer.as_str();
+        text.map(|text| Reference(text.to_owned()))
+            .ok_or_else(|| self.nonsense(method, "it is no reference"))
+    }
+
+    /// The record of an object.
+    pub fn record(&self, class: &'static str, reference: &Reference) -> XapiResult<Record> {
+        let value = self.call(&format!("{class}.get_record"), &[json!(reference.0)])?;
+        Ok(Record::new(class, reference.clone(), value))
+    }
+
+    /// The records of all objects of a class.
+    pub fn records(&self, class: &'static str) -> XapiResult<Vec<Record>> {
+        self.records_of(class, "get_all_records", &[])
+    }
+
+    /// The records of those objects that `condition` is true of: `field "name__label" = "web1"`.
+    pub fn records_where(&self, class: &'static str, condition: &str) -> XapiResult<Vec<Record>> {
+        self.records_of(class, "get_all_records_where", &[json!(condition)])
+    }
+
+    fn records_of(&self, class: &'static str, question: &str, arguments: &[Value]) -> XapiResult<Vec<Record>> {
+        let method = format!("{class}.{question}");
+        match self.call(&method, arguments)? {
+            Value::Object(records) => Ok(records
+                .into_iter()
+                .map(|(reference, value)| Record::new(class, Reference(reference), value))
+                .collect()),
+            _ => Err(self.nonsense(&method, "it is no map of records")),
+        }
+    }
+
+    /// Learns from the master whose certificates its hosts have, so that they are trusted as it is.
+    pub(super) fn learn_certificates(&self) -> XapiResult<()> {
+        let mut others = Vec::new();
+        for host in self.records("host")? {
+            let certificate = self.call("host.get_server_certificate", &[json!(host.reference.0)]);
+            // A host that is away has none to show.
+            let pem = certificate.ok().and_then(|pem| pem.as_str().map(str::to_owned));
+            others.extend(pem.as_deref().and_then(Fingerprint::of_pem));
+        }
+        self.lock().others = others;
+        Ok(())
+    }
+
+    fn shown(&self) -> String {
+        let (host, port) = self.host();
+        host_and_port(&host, port)
+    }
+
+    pub(super) fn nonsense(&self, request: &str, detail: &str) -> XapiError {
+        XapiError::Answer {
+            host: self.shown(),
+            request: request.to_owned(),
+            detail: detail.to_owned(),
+        }
+    }
+
+    /// One question to the master, with all of its words.
+    fn ask(&self, method: &str, words: &Value) -> XapiResult<Value> {
+        let (host, port) = self.host();
+        let mut connection = Connection::open((&host, port), &self.trust().tls()?, &self.surroundings)?;
+        let question = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": words}).to_string();
+        let headers = [
+            "Content-Type: application/json".to_owned(),
+            format!("Content-Length: {}", question.len()),
+        ];
+        connection.ask("POST", "/jsonrpc", &headers)?;
+        connection.send(question.as_bytes())?;
+        let head = connection.head(method)?;
+        if head.status != 200 {
+            return Err(XapiError::Status {
+                host: self.shown(),
+                request: method.to_owned(),
+                status: head.status,
+                reason: head.reason,
+            });
+        }
+        let text = connection.body(&head, method)?.text(method, ANSWER_BYTES_MAX)?;
+        let answer: Value = serde_json::from_str(&text).map_err(|error| self.nonsense(method, &error.to_string()))?;
+        if let Some(error) = answer.get("error").filter(|error| !error.is_null()) {
+            return Err(refusal(method, error));
+        }
+        match answer {
+            Value::Object(mut members) => members
+                .remove("result")
+                .ok_or_else(|| self.nonsense(method, "it has no result")),
+            _ => Err(self.nonsense(method, "it is no answer")),
+        }
+    }
+}
+
+/// What an error of JSON-RPC says.
+pub(super) fn refusal(request: &str, error: &Value) -> XapiError {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    XapiError::Refused {
+        request: request.to_owned(),
+        code: error.get("message").map(text).unwrap_or_default(),
+        details: error
+            .get("data")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .map(text)
+            .collect(),
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let session = self.lock().session.take();
+        if let Some(session) = session {
+            // Sessions end by themselves, too.
+            drop(self.ask("session.logout", &json!([session])));
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Tasks: what takes long, and how it went.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::record::Reference;
+use super::{Pool, XapiError, XapiResult};
+
+/// How often a task is asked how far it is.
+const LOOK_INTERVAL: Duration = Duration::from_millis(300);
+
+/// What became of a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TaskOutcome {
+    /// It has ended well, with this result.
+    Success(String),
+    /// It is under way: so many thousandths are done.
+    Pending(u16),
+}
+
+/// A task of the pool; the pool forgets it when it goes.
+pub struct Task {
+    pool: Arc<Pool>,
+    reference: Reference,
+    request: String,
+}
+
+impl Task {
+    /// Makes one for a transfer.
+    pub(super) fn new(pool: &Arc<Pool>, label: &str, request: &str) -> XapiResult<Self> {
+        let reference = pool.call_for_reference("task.create", &[json!(label), json!("")])?;
+        Ok(Self {
+            pool: Arc::clone(pool),
+            reference,
+            request: request.to_owned(),
+        })
+    }
+
+    /// The task that an asynchronous call has begun.
+    pub(super) fn begin(pool: &Arc<Pool>, method: &str, arguments: &[Value]) -> XapiResult<Self> {
+        let reference = pool.call_for_reference(&format!("Async.{method}"), arguments)?;
+        Ok(Self {
+            pool: Arc::clone(pool),
+            reference,
+            request: method.to_owned(),
+        })
+    }
+
+    pub(super) fn reference(&self) -> &Reference {
+        &self.reference
+    }
+
+    /// How it stands.
+    ///
+    /// # Errors
+    /// It has failed, or was cancelled.
+    pub fn look(&self) -> XapiResult<TaskOutcome> {
+        let record = self.pool.record("task", &self.reference)?;
+        match record.text("status") {
+            "success" => Ok(TaskOutcome::Success(record.text("result").to_owned())),
+            "pending" | "cancelling" => {
+                let thousandths = (record.fraction("progress") * 1000.0).clamp(0.0, 1000.0);
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "between 0 and 1000"
+                )]
+                Ok(TaskOutcome::Pending(thousandths as u16))
+            }
+            "failure" => {
+                let mut reasons = record.texts("error_info").into_iter();
+                Err(XapiError::Refused {
+                    request: self.request.clone(),
+                    code: reasons.next().unwrap_or_default(),
+                    details: reasons.collect(),
+                })
+            }
+            "cancelled" => Err(XapiError::Refused {
+                request: self.request.clone(),
+                code: "TASK_CANCELLED".to_owned(),
+                details: Vec::new(),
+            }),
+            _ => Err(self.pool.nonsense("task.get_record", "its status is none")),
+        }
+    }
+
+    /// Waits for its end; `told` learns how many thousandths are done.
+    ///
+    /// # Errors
+    /// It has failed; or somebody asked to stop, and it was cancelled.
+    pub fn wait(&self, told: &mut dyn FnMut(u16)) -> XapiResult<String> {
+        loop {
+            match self.look()? {
+                TaskOutcome::Success(result) => return Ok(result),
+                TaskOutcome::Pending(thousandths) => told(thousandths),
+            }
+            if (self.pool.surroundings.is_stopped)() {
+                self.cancel();
+                return Err(XapiError::Interrupted);
+            }
+            self.pool.surroundings.clock.sleep(LOOK_INTERVAL);
+        }
+    }
+
+    pub(super) fn nonsense(&self, detail: &str) -> XapiError {
+        self.pool.nonsense(&self.request, detail)
+    }
+
+    /// Asks the pool to give it up.
+    pub(super) fn cancel(&self) {
+        // What cannot be cancelled ends by itself.
+        drop(self.pool.call("task.cancel", &[json!(self.reference.0)]));
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        // Tasks that nobody forgets are forgotten after a day.
+        drop(self.pool.call("task.destroy", &[json!(self.reference.0)]));
+    }
+}
+
+/// The reference in a result: `<value>OpaqueRef:…</value>`.
+pub(super) fn reference_in(result: &str) -> Option<Reference> {
+    let start = result.find("OpaqueRef:")?;
+    let text: String = result[start..]
+        .chars()
+        .take_while(|character| character.is_ascii_alphanumeric() || ":-".contains(*character))
+        .collect();
+    Some(Reference(text))
+}
+
+impl Pool {
+    /// Does what takes long, and gives its result.
+    pub fn run(self: &Arc<Self>, method: &str, arguments: &[Value], told: &mut dyn FnMut(u16)) -> XapiResult<String> {
+        Task::begin(self, method, arguments)?.wait(told)
+    }
+}

@@ -1,0 +1,235 @@
+//! Whom we talk to: a host of a pool has a certificate of its own making, so it is known by that certificate's fingerprint, as hosts are to ssh.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use ::aws_lc_rs::digest::{SHA256, digest};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+
+use super::{XapiError, XapiResult};
+
+/// SHA-256 of a certificate, in DER.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// Of a certificate in PEM.
+    pub fn of_pem(pem: &str) -> Option<Self> {
+        let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        Some(Self::of_certificate(&certificate))
+    }
+
+    pub(super) fn of_certificate(certificate: &CertificateDer<'_>) -> Self {
+        let mut bytes = [0; 32];
+        bytes.copy_from_slice(digest(&SHA256, certificate).as_ref());
+        Self(bytes)
+    }
+}
+
+impl FromStr for Fingerprint {
+    type Err = XapiError;
+
+    /// Reads what `openssl x509 -fingerprint -sha256` prints, with or without colons and what stands before them.
+    fn from_str(text: &str) -> XapiResult<Self> {
+        let wrong = || XapiError::Trust {
+            what: format!("the fingerprint {text:?}"),
+            detail: "it is the SHA-256 of a certificate, 64 hexadecimal digits".to_owned(),
+        };
+        let digits = text.rsplit('=').next().unwrap_or(text);
+        let digits: Vec<u8> = digits.bytes().filter(|byte| *byte != b':').collect();
+        if digits.len() != 64 {
+            return Err(wrong());
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+            let pair = std::str::from_utf8(pair).ok();
+            let pair = pair.filter(|pair| pair.bytes().all(|digit| digit.is_ascii_hexdigit()));
+            *byte = pair
+                .and_then(|pair| u8::from_str_radix(pair, 16).ok())
+                .ok_or_else(wrong)?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, byte) in self.0.iter().enumerate() {
+            write!(formatter, "{}{byte:02X}", if place == 0 { "" } else { ":" })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{self}")
+    }
+}
+
+/// By what hosts prove who they are.
+#[derive(Debug, Clone, Default)]
+pub struct Trust {
+    /// Their certificates are these, whoever signed them, and whatever names are in them.
+    pub fingerprints: Vec<Fingerprint>,
+    /// Or their certificates are for their names, and signed by one of these authorities (PEM).
+    pub authorities: Option<String>,
+}
+
+impl Trust {
+    /// The same, and hosts with these certificates, too.
+    #[must_use]
+    pub fn and(&self, fingerprints: impl IntoIterator<Item = Fingerprint>) -> Self {
+        let mut trust = self.clone();
+        trust.fingerprints.extend(fingerprints);
+        trust
+    }
+
+    /// What TLS needs to know of it. For XenServer's NBD as well.
+    pub fn tls(&self) -> XapiResult<Arc<ClientConfig>> {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let signed = self
+            .authorities
+            .as_deref()
+            .map(|pem| verifier(pem, &provider))
+            .transpose()?;
+        let failed = |error: Error| XapiError::Trust {
+            what: "TLS".to_owned(),
+            detail: error.to_string(),
+        };
+        let known = Known {
+            fingerprints: self.fingerprints.clone(),
+            signed,
+            provider: Arc::clone(&provider),
+        };
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(failed)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(known))
+            .with_no_client_auth();
+        Ok(Arc::new(config))
+    }
+}
+
+fn verifier(pem: &str, provider: &Arc<CryptoProvider>) -> XapiResult<Arc<WebPkiServerVerifier>> {
+    let wrong = |detail: String| XapiError::Trust {
+        what: "the file of authorities".to_owned(),
+        detail,
+    };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+        let certificate = certificate.map_err(|error| wrong(error.to_string()))?;
+        roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
+    }
+    if roots.is_empty() {
+        return Err(wrong("there is no certificate in it".to_owned()));
+    }
+    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+        .build()
+        .map_err(|error| wrong(error.to_string()))
+}
+
+/// Compares certificates with those that are known. That a host has the key of its certificate is checked as always.
+#[derive(Debug)]
+struct Known {
+    fingerprints: Vec<Fingerprint>,
+    signed: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Known {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let fingerprint = Fingerprint::of_certificate(end_entity);
+        if self.fingerprints.contains(&fingerprint) {
+            return Ok(ServerCertVerified::assertion());
+        }
+        match &self.signed {
+            Some(signed) => signed.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now),
+            None => Err(Error::InvalidCertificate(CertificateError::Other(rustls::OtherError(
+                Arc::new(Unknown(fingerprint)),
+            )))),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// A certificate that nobody has told us of.
+#[derive(Debug, thiserror::Error)]
+#[error("the certificate {0} is not known")]
+struct Unknown(Fingerprint);
+
+/// The fingerprint of the certificate that an error of a connection is about.
+pub(super) fn unknown_certificate(error: &std::io::Error) -> Option<String> {
+    let error = error.get_ref()?.downcast_ref::<Error>()?;
+    match error {
+        Error::InvalidCertificate(CertificateError::Other(other)) => {
+            other.0.downcast_ref::<Unknown>().map(|unknown| unknown.0.to_string())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Fingerprint;
+
+    #[test]
+    fn fingerprints_are_read_as_openssl_prints_them() {
+        let hex = "AB".repeat(32);
+        let colons = vec!["AB"; 32].join(":");
+        for text in [
+            hex.clone(),
+            hex.to_lowercase(),
+            colons.clone(),
+            format!("sha256 Fingerprint={colons}"),
+        ] {
+            assert_eq!(text.parse::<Fingerprint>().unwrap().to_string(), colons);
+        }
+        for wrong in [
+            "",
+            "AB",
+            &hex[1..],
+            &format!("{}G", &hex[1..]),
+            &format!("+{}", &hex[1..]),
+        ] {
+            assert!(wrong.parse::<Fingerprint>().is_err(), "{wrong}");
+        }
+    }
+}
