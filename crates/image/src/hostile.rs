@@ -19,7 +19,7 @@ use rustix::fs::MemfdFlags;
 pub use blocks::{parallels, vdi, vhd, vhdx, vmdk};
 pub use descriptor::disk_descriptor;
 pub use seeds::seeds;
-pub use stream::vmdk_stream;
+pub use stream::{vhd_stream, vmdk_stream};
 
 use crate::{
     Backing, BitmapState, CheckReport, Format, Gate, Image, MapContent, OpenOptions, Result, Shrink, check, detect,
@@ -58,6 +58,10 @@ pub const PARSERS: &[Parser] = &[
     },
     Parser { name: "vdi", feed: vdi },
     Parser { name: "vhd", feed: vhd },
+    Parser {
+        name: "vhd_stream",
+        feed: vhd_stream,
+    },
     Parser {
         name: "vhdx",
         feed: vhdx,

@@ -244,7 +244,9 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ),
         ("vhd", "dynamic", vhd(ImageKind::Dynamic, None)),
         ("vhd", "fixed", vhd(ImageKind::Fixed, None)),
-        ("vhd", "differencing", vhd(ImageKind::Differencing, parent)),
+        ("vhd", "differencing", vhd(ImageKind::Differencing, parent.clone())),
+        ("vhd_stream", "dynamic", vhd(ImageKind::Dynamic, None)),
+        ("vhd_stream", "differencing", vhd(ImageKind::Differencing, parent)),
         ("vhdx", "empty", vec![0]),
         ("vhdx", "differencing", vec![1]),
         // The second block is zero.

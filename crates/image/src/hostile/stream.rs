@@ -6,7 +6,9 @@ use holdfast_block::hostile::Outcome;
 use holdfast_block::{BlockDeviceMut as _, MemoryDevice};
 
 use super::{Unnamed, options, outcome_of, read_all, use_check};
-use crate::{Backing, Continue, Format, ImageId, Result, StreamOptions, StreamReader, open, write_stream_optimized};
+use crate::{
+    Backing, Continue, Format, ImageId, Result, StreamOptions, StreamReader, VhdStream, open, write_stream_optimized,
+};
 
 /// Larger disks are not written anew.
 const WRITTEN_BYTES_MAX: u64 = 1 << 20;
@@ -24,6 +26,36 @@ pub fn vmdk_stream(bytes: &[u8]) -> Outcome {
         assert!(disk == again, "a disk that was written reads as something else");
     }
     outcome_of(&whole.and(checked).and(used))
+}
+
+/// A VHD as it comes through a pipe: what is stored comes once, and lies in the disk.
+pub fn vhd_stream(bytes: &[u8]) -> Outcome {
+    let mut sealed = bytes.to_vec();
+    crate::vhd::seal_all(&mut sealed);
+    outcome_of(&read_vhd(bytes).and(read_vhd(&sealed)))
+}
+
+fn read_vhd(bytes: &[u8]) -> Result<()> {
+    let mut stream = VhdStream::open(bytes, "image")?;
+    let size_bytes = stream.size_bytes();
+    let stored = stream.stored();
+    assert!(
+        stored.windows(2).all(|pair| pair[0].end <= pair[1].start),
+        "a block over another one"
+    );
+    while let Some(block) = stream.next_block()? {
+        let end = block.offset + block.bytes.len() as u64;
+        assert!(end <= size_bytes, "a block behind the end of the disk");
+        assert!(
+            stored.iter().any(|range| *range == (block.offset..end)),
+            "a block that was not told of"
+        );
+        assert!(
+            block.ranges().iter().all(|range| range.end <= block.bytes.len()),
+            "sectors behind a block"
+        );
+    }
+    Ok(())
 }
 
 /// Reads all of a stream; gives the disk, where it is small.

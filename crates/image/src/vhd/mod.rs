@@ -14,6 +14,7 @@ pub(crate) mod identity;
 pub(crate) mod locator;
 pub(crate) mod resize;
 pub(crate) mod sparse;
+pub(crate) mod stream;
 pub(crate) mod tables;
 
 #[cfg(test)]

@@ -58,19 +58,37 @@ impl SparseHeader {
         }
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
         file.read_at(&mut bytes, offset)?;
+        let mut header = Self::parse(&bytes, footer, image)?;
+        let table_end = header.tables_end;
+        if table_end > file_bytes {
+            let detail = format!(
+                "the table of {} entries begins at {}",
+                header.entry_count, header.table_offset
+            );
+            return wrong(16, detail);
+        }
+        header.parent_names = locator::names(file, &bytes[AT_LOCATORS..], &bytes[AT_NAME..AT_NAME + NAME_BYTES])?;
+        header.tables_end = end_of_batmap(file, table_end)?;
+        Ok(header)
+    }
+
+    /// What the header says by itself: the places of the parent are not looked up, and nothing is known of what is behind the table.
+    pub(super) fn parse(bytes: &[u8], footer: &Footer, image: &str) -> Result<Self> {
+        let offset = footer.header_offset;
+        let wrong = |field: u64, detail: String| Err(corrupt(image, "header", offset.saturating_add(field), detail));
         if !bytes.starts_with(COOKIE) {
             return wrong(0, "there is none".to_owned());
         }
-        let (stored, computed) = (u32_at(&bytes, AT_CHECKSUM), checksum(&bytes, AT_CHECKSUM));
+        let (stored, computed) = (u32_at(bytes, AT_CHECKSUM), checksum(bytes, AT_CHECKSUM));
         if stored != computed {
             return wrong(
                 36,
                 format!("the checksum is {stored:#010x}, and should be {computed:#010x}"),
             );
         }
-        let table_offset = u64_at(&bytes, 16);
-        let entry_count = u64::from(u32_at(&bytes, AT_ENTRY_COUNT));
-        let block_bytes = u64::from(u32_at(&bytes, 32));
+        let table_offset = u64_at(bytes, 16);
+        let entry_count = u64::from(u32_at(bytes, AT_ENTRY_COUNT));
+        let block_bytes = u64::from(u32_at(bytes, 32));
         if !block_bytes.is_power_of_two() || !(4096..=256 << 20).contains(&block_bytes) {
             return wrong(32, format!("a block has {block_bytes} bytes"));
         }
@@ -82,8 +100,7 @@ impl SparseHeader {
             );
         }
         let table_end = table_offset.checked_add(entry_count * 4);
-        let Some(table_end) = table_end.filter(|end| *end <= file_bytes && table_offset.is_multiple_of(SECTOR_BYTES))
-        else {
+        let Some(tables_end) = table_end.filter(|_| table_offset.is_multiple_of(SECTOR_BYTES)) else {
             return wrong(
                 16,
                 format!("the table of {entry_count} entries begins at {table_offset}"),
@@ -95,9 +112,9 @@ impl SparseHeader {
             entry_count,
             block_bytes,
             parent: ImageId(bytes[AT_PARENT..AT_PARENT + 16].try_into().expect("sixteen bytes")),
-            parent_timestamp: u32_at(&bytes, 56),
-            parent_names: locator::names(file, &bytes[AT_LOCATORS..], &bytes[AT_NAME..AT_NAME + NAME_BYTES])?,
-            tables_end: end_of_batmap(file, table_end)?,
+            parent_timestamp: u32_at(bytes, 56),
+            parent_names: Vec::new(),
+            tables_end,
         })
     }
 

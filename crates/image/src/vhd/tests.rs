@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use holdfast_block::{BlockDevice, to_usize};
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
 
 use super::create::{NewVhd, write_empty};
 use super::footer::{Geometry, Header};
+use super::stream::VhdStream;
 use super::{check, checksum};
 use crate::blocks::TableLayer;
 use crate::blocks::crash_tests::{Case, survive_crashes};
+use crate::blocks::writer::TableMut;
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 use crate::info::ImageKind;
@@ -117,4 +119,64 @@ fn what_contradicts_itself_is_refused() {
         Header::load(&MemoryFile::new(bytes), "image").is_err(),
         "a wrong checksum"
     );
+}
+
+/// A differencing image with some sectors in three of its blocks, and where they are.
+fn differencing() -> (Vec<u8>, Vec<u8>) {
+    let file: Arc<MemoryFile> = Arc::default();
+    file.write_at(&empty(ImageKind::Differencing), 0).unwrap();
+    let parent = MemoryDevice::from_bytes(&vec![9; to_usize(DISK_BYTES)]);
+    let image = TableMut::new(open(Arc::clone(&file) as _, Some(Arc::new(parent))).unwrap());
+    for (offset, length, byte) in [(98_304, 512, 3), (512, 1024, 1), (16_384 * 2, 16_384, 2)] {
+        image.write_at(&vec![byte; length], offset).unwrap();
+    }
+    image.flush().unwrap();
+    let mut disk = vec![0; to_usize(DISK_BYTES)];
+    image.read_at(&mut disk, 0).unwrap();
+    let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
+    file.read_at(&mut bytes, 0).unwrap();
+    (bytes, disk)
+}
+
+#[test]
+fn a_stream_brings_what_is_stored_and_nothing_else() {
+    let (bytes, disk) = differencing();
+    let mut stream = VhdStream::open(&bytes[..], "stream").unwrap();
+    assert_eq!((stream.size_bytes(), stream.id()), (DISK_BYTES, ImageId([1; 16])));
+    assert_eq!(stream.parent(), Some(ImageId([7; 16])));
+    // Blocks were made in another order than that of the disk.
+    assert!(!stream.is_in_order());
+    assert_eq!(stream.stored(), [0..16_384, 32_768..49_152, 98_304..DISK_BYTES]);
+    let mut found = vec![9; to_usize(DISK_BYTES)];
+    let mut count = 0;
+    while let Some(block) = stream.next_block().unwrap() {
+        for range in block.ranges() {
+            count += range.len();
+            let start = to_usize(block.offset) + range.start;
+            found[start..start + range.len()].copy_from_slice(&block.bytes[range]);
+        }
+    }
+    assert!(found == disk);
+    assert_eq!(count, 512 + 1024 + 16_384);
+    assert!(stream.next_block().is_err(), "there is one end");
+}
+
+#[test]
+fn a_stream_that_was_cut_off_is_never_whole() {
+    let (bytes, _) = differencing();
+    let read = |bytes: &[u8]| -> Result<()> {
+        let mut stream = VhdStream::open(bytes, "stream")?;
+        while stream.next_block()?.is_some() {}
+        Ok(())
+    };
+    read(&bytes).unwrap();
+    for end in (0..bytes.len()).step_by(511) {
+        assert!(read(&bytes[..end]).unwrap_err().is_corrupt(), "{end}");
+    }
+    let mut other = bytes.clone();
+    let end = other.len() - 512;
+    other[end + 30] ^= 1;
+    assert!(read(&other).unwrap_err().to_string().contains("footer"));
+    // A fixed image is no stream of blocks.
+    assert!(read(&empty(ImageKind::Fixed)).is_err());
 }

@@ -1,112 +1,18 @@
 //! What is before the first grain of a stream, which is read once, from its start to its end.
 
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 
 use holdfast_block::to_usize;
 
-use super::{SECTOR_BYTES, Sector};
+use super::SECTOR_BYTES;
+use crate::coming::{Coming, SKIP_BYTES};
 use crate::error::corrupt;
 use crate::vmdk::descriptor::{Descriptor, ExtentKind, TEXT_BYTES_MAX};
 use crate::vmdk::extent::{HEADER_BYTES, MAGIC, SparseExtent};
-use crate::{Error, ImageId, Result};
+use crate::{ImageId, Result};
 
 /// A directory in memory is not larger: with tables as everybody has them, that of a disk of 128 TiB.
 const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
-/// Bytes that are passed over at once.
-const SKIP_BYTES: u64 = 64 << 10;
-
-/// A stream, and how far it was read.
-pub(super) struct Source<R> {
-    pub(super) reader: R,
-    /// What errors call it.
-    pub(super) image: String,
-    pub(super) at: u64,
-}
-
-impl<R: Read> Source<R> {
-    /// Reads until `buffer` is full or the stream ends; how many bytes came.
-    fn read_up_to(&mut self, buffer: &mut [u8]) -> Result<usize> {
-        let mut count = 0;
-        while count < buffer.len() {
-            match self.reader.read(&mut buffer[count..]) {
-                Ok(0) => break,
-                Ok(more) => count += more,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(holdfast_block::Error::io("read", self.at + count as u64, error).into()),
-            }
-        }
-        self.at += count as u64;
-        Ok(count)
-    }
-
-    /// Fills `buffer`, with a part of `what`.
-    pub(super) fn read(&mut self, buffer: &mut [u8], what: &'static str) -> Result<()> {
-        let count = self.read_up_to(buffer)?;
-        if count < buffer.len() {
-            return Err(self.cut_off(what));
-        }
-        Ok(())
-    }
-
-    /// The next sector; none where the stream ends before it.
-    pub(super) fn sector(&mut self, what: &'static str) -> Result<Option<Sector>> {
-        let mut sector = [0; to_usize(SECTOR_BYTES)];
-        match self.read_up_to(&mut sector)? {
-            0 => Ok(None),
-            count if count == sector.len() => Ok(Some(sector)),
-            _ => Err(self.cut_off(what)),
-        }
-    }
-
-    /// Passes over what is before `offset`.
-    pub(super) fn skip_to(&mut self, offset: u64, what: &'static str) -> Result<()> {
-        let mut buffer = vec![0; to_usize(SKIP_BYTES.min(offset.saturating_sub(self.at)))];
-        while self.at < offset {
-            let length = to_usize(SKIP_BYTES.min(offset - self.at));
-            self.read(&mut buffer[..length], what)?;
-        }
-        Ok(())
-    }
-
-    /// Passes over all that is left; the place of the first byte that is not zero, if there is one. Gives up after `length_max` bytes.
-    pub(super) fn drain(&mut self, length_max: u64) -> Result<Option<u64>> {
-        let mut buffer = vec![0; to_usize(SKIP_BYTES)];
-        let start = self.at;
-        loop {
-            let before = self.at;
-            let count = self.read_up_to(&mut buffer)?;
-            if let Some(found) = buffer[..count].iter().position(|byte| *byte != 0) {
-                return Ok(Some(before + found as u64));
-            }
-            if count < buffer.len() {
-                return Ok(None);
-            }
-            if self.at - start > length_max {
-                return Ok(Some(self.at));
-            }
-        }
-    }
-
-    /// The error of a stream that ends too early.
-    pub(super) fn cut_off(&self, what: &'static str) -> Error {
-        corrupt(&self.image, what, self.at, "the stream ends here: it was cut off")
-    }
-
-    fn not_in_order(&self, detail: impl Into<String>) -> Error {
-        Error::NotInOrder {
-            image: self.image.clone(),
-            detail: detail.into(),
-        }
-    }
-
-    fn unsupported(&self, feature: &str, detail: &str) -> Error {
-        Error::UnsupportedFeature {
-            image: self.image.clone(),
-            feature: feature.to_owned(),
-            detail: detail.to_owned(),
-        }
-    }
-}
 
 /// What is known of a stream before its first grain.
 pub(super) struct Front {
@@ -120,7 +26,7 @@ pub(super) struct Front {
 
 impl Front {
     /// Reads up to the first grain.
-    pub(super) fn read<R: Read>(source: &mut Source<R>) -> Result<Self> {
+    pub(super) fn read<R: Read>(source: &mut Coming<R>) -> Result<Self> {
         let mut header = [0; to_usize(HEADER_BYTES)];
         source.read(&mut header, "header")?;
         if !header.starts_with(MAGIC) {
@@ -148,7 +54,7 @@ impl Front {
 }
 
 /// What the descriptor, if there is one, says of size and identity.
-fn read_descriptor<R: Read>(source: &mut Source<R>, extent: &SparseExtent) -> Result<(u64, Option<ImageId>)> {
+fn read_descriptor<R: Read>(source: &mut Coming<R>, extent: &SparseExtent) -> Result<(u64, Option<ImageId>)> {
     let Some((offset, length)) = extent.descriptor else {
         return Ok((extent.disk_bytes, None));
     };
@@ -182,7 +88,7 @@ fn read_descriptor<R: Read>(source: &mut Source<R>, extent: &SparseExtent) -> Re
 }
 
 /// How many grains are stored by the tables, which are behind the directory and before the first grain.
-fn count_grains<R: Read>(source: &mut Source<R>, extent: &SparseExtent) -> Result<u64> {
+fn count_grains<R: Read>(source: &mut Coming<R>, extent: &SparseExtent) -> Result<u64> {
     let length = extent.table_count() * 4;
     if length > DIRECTORY_BYTES_MAX {
         let detail = "its directory is too large; read it as a file";
@@ -211,7 +117,7 @@ fn count_grains<R: Read>(source: &mut Source<R>, extent: &SparseExtent) -> Resul
 }
 
 /// The sectors of the tables, as the directory of `length` bytes has them. Takes no more memory than has come.
-fn read_directory<R: Read>(source: &mut Source<R>, length: u64) -> Result<Vec<u32>> {
+fn read_directory<R: Read>(source: &mut Coming<R>, length: u64) -> Result<Vec<u32>> {
     let end = source.at + length;
     let mut tables = Vec::new();
     let mut buffer = vec![0; to_usize(SKIP_BYTES.min(length))];

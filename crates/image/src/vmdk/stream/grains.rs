@@ -5,8 +5,9 @@ use std::io::Read;
 use holdfast_block::to_usize;
 use libdeflater::Decompressor;
 
-use super::front::{Front, Source};
+use super::front::Front;
 use super::{END_OF_STREAM, FOOTER, GRAIN_MARKER_BYTES, SECTOR_BYTES, Sector, check_stored, grain_marker, inflate};
+use crate::coming::Coming;
 use crate::error::corrupt;
 use crate::vmdk::extent::{MAGIC, SparseExtent};
 use crate::{Error, Result};
@@ -52,7 +53,7 @@ impl Grain {
 
 /// The grains that have not come yet.
 pub(super) struct Grains<R> {
-    pub(super) source: Source<R>,
+    pub(super) source: Coming<R>,
     pub(super) front: Front,
     /// Where the next grain may begin.
     end: u64,
@@ -63,7 +64,7 @@ pub(super) struct Grains<R> {
 }
 
 impl<R: Read> Grains<R> {
-    pub(super) fn open(mut source: Source<R>) -> Result<Self> {
+    pub(super) fn open(mut source: Coming<R>) -> Result<Self> {
         Ok(Self {
             front: Front::read(&mut source)?,
             source,

@@ -5,8 +5,8 @@ use std::num::NonZero;
 
 use libdeflater::Decompressor;
 
-use super::front::Source;
 use super::grains::{Grain, Grains};
+use crate::coming::Coming;
 use crate::error::corrupt;
 use crate::{Error, ImageId, Result};
 
@@ -59,7 +59,7 @@ impl<R: Read> StreamReader<R> {
     /// # Errors
     /// [`Error::NotInOrder`] where it is a VMDK that can be read from a file only. [`Error::is_corrupt`] where it is none.
     pub fn open(reader: R, image: &str) -> Result<Self> {
-        let source = Source {
+        let source = Coming {
             reader,
             image: image.to_owned(),
             at: 0,

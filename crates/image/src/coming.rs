@@ -1,0 +1,105 @@
+//! Images that come as a stream, which is read once, from its start to its end.
+
+use std::io::{ErrorKind, Read};
+
+use holdfast_block::to_usize;
+
+use crate::error::corrupt;
+use crate::{Error, Result};
+
+const SECTOR_BYTES: u64 = 512;
+/// Bytes that are passed over at once.
+pub(crate) const SKIP_BYTES: u64 = 64 << 10;
+
+/// A stream, and how far it was read.
+pub(crate) struct Coming<R> {
+    pub(crate) reader: R,
+    /// What errors call it.
+    pub(crate) image: String,
+    pub(crate) at: u64,
+}
+
+impl<R: Read> Coming<R> {
+    /// Reads until `buffer` is full or the stream ends; how many bytes came.
+    pub(crate) fn read_up_to(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let mut count = 0;
+        while count < buffer.len() {
+            match self.reader.read(&mut buffer[count..]) {
+                Ok(0) => break,
+                Ok(more) => count += more,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(holdfast_block::Error::io("read", self.at + count as u64, error).into()),
+            }
+        }
+        self.at += count as u64;
+        Ok(count)
+    }
+
+    /// Fills `buffer`, with a part of `what`.
+    pub(crate) fn read(&mut self, buffer: &mut [u8], what: &'static str) -> Result<()> {
+        let count = self.read_up_to(buffer)?;
+        if count < buffer.len() {
+            return Err(self.cut_off(what));
+        }
+        Ok(())
+    }
+
+    /// The next sector; none where the stream ends before it.
+    pub(crate) fn sector(&mut self, what: &'static str) -> Result<Option<[u8; to_usize(SECTOR_BYTES)]>> {
+        let mut sector = [0; to_usize(SECTOR_BYTES)];
+        match self.read_up_to(&mut sector)? {
+            0 => Ok(None),
+            count if count == sector.len() => Ok(Some(sector)),
+            _ => Err(self.cut_off(what)),
+        }
+    }
+
+    /// Passes over what is before `offset`.
+    pub(crate) fn skip_to(&mut self, offset: u64, what: &'static str) -> Result<()> {
+        let mut buffer = vec![0; to_usize(SKIP_BYTES.min(offset.saturating_sub(self.at)))];
+        while self.at < offset {
+            let length = to_usize(SKIP_BYTES.min(offset - self.at));
+            self.read(&mut buffer[..length], what)?;
+        }
+        Ok(())
+    }
+
+    /// Passes over all that is left; the place of the first byte that is not zero, if there is one. Gives up after `length_max` bytes.
+    pub(crate) fn drain(&mut self, length_max: u64) -> Result<Option<u64>> {
+        let mut buffer = vec![0; to_usize(SKIP_BYTES)];
+        let start = self.at;
+        loop {
+            let before = self.at;
+            let count = self.read_up_to(&mut buffer)?;
+            if let Some(found) = buffer[..count].iter().position(|byte| *byte != 0) {
+                return Ok(Some(before + found as u64));
+            }
+            if count < buffer.len() {
+                return Ok(None);
+            }
+            if self.at - start > length_max {
+                return Ok(Some(self.at));
+            }
+        }
+    }
+
+    /// The error of a stream that ends too early.
+    pub(crate) fn cut_off(&self, what: &'static str) -> Error {
+        corrupt(&self.image, what, self.at, "the stream ends here: it was cut off")
+    }
+
+    pub(crate) fn not_in_order(&self, detail: impl Into<String>) -> Error {
+        Error::NotInOrder {
+            image: self.image.clone(),
+            detail: detail.into(),
+        }
+    }
+
+    pub(crate) fn unsupported(&self, feature: &str, detail: &str) -> Error {
+        Error::UnsupportedFeature {
+            image: self.image.clone(),
+            feature: feature.to_owned(),
+            detail: detail.to_owned(),
+        }
+    }
+}
