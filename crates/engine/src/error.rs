@@ -30,6 +30,9 @@ pub enum Error {
     /// An import or an export.
     #[error(transparent)]
     Exchange(Box<crate::ExchangeError>),
+    /// A backup of a machine of XenServer or XCP-ng.
+    #[error(transparent)]
+    Xen(Box<crate::XenBackupError>),
     /// A disk, a file or a block device.
     #[error(transparent)]
     Device(#[from] holdfast_block::Error),

@@ -4,18 +4,19 @@
 //! ([`disks`]): a backup, a conversion and a writer of archives read them as they read any other, and no byte of them is stored in between.
 
 mod check;
-mod disks;
+pub(crate) mod disks;
 mod error;
 mod export;
 mod import;
-mod machine;
+pub(crate) mod machine;
 mod sectors;
-mod store;
+pub(crate) mod store;
 mod virtualbox;
 
 pub use check::{CheckedArchive, check_archive, check_packed, open_packed, read_packed};
 pub use error::ExchangeError;
 pub use export::{ExportFormat, ExportReport, ExportRequest, ExportTarget, VirtualBoxIdentity, export};
+pub(crate) use import::NOTE_LABEL;
 pub use import::{
     Domain, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, open_import,
 };

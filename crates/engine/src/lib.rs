@@ -69,6 +69,7 @@ mod stored_memory;
 mod stream_device;
 mod verify;
 mod watchdog;
+mod xen_backup;
 
 pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoice, backup};
 pub use clone_error::CloneError;
@@ -156,3 +157,6 @@ pub use snapshot_name::{Moment, SnapshotName, SnapshotReference};
 pub use source::{Origin, SourceName};
 pub use verify::{Against, VerifyRequest, scrub, verify};
 pub use watchdog::{Means as WatchdogMeans, watch_over};
+pub use xen_backup::{
+    XenBackupError, XenBackupReport, XenBackupRequest, XenChange, XenDiskReport, XenWay, back_up_xen,
+};

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::io::{Cursor, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +23,7 @@ const HELD_BYTES_MAX: u64 = 1 << 30;
 const OTHERS_BYTES_MAX: u64 = 64 << 20;
 
 /// An archive whose disks are being read.
-pub(super) struct ArchiveDisks {
+pub(crate) struct ArchiveDisks {
     state: Mutex<State>,
     sizes: Vec<u64>,
 }
@@ -65,7 +66,7 @@ impl Held {
 
 impl ArchiveDisks {
     /// The disks of an archive; those whose numbers are in `wanted` are kept.
-    pub(super) fn new(reader: Box<dyn ArchiveReader>, wanted: &[usize]) -> Self {
+    pub(crate) fn new(reader: Box<dyn ArchiveReader>, wanted: &[usize]) -> Self {
         let sizes: Vec<u64> = reader.disks().iter().map(|disk| disk.size_bytes).collect();
         let disk = |number| DiskState {
             is_wanted: wanted.contains(&number),
@@ -84,7 +85,7 @@ impl ArchiveDisks {
     }
 
     /// A disk, by its number in the archive.
-    pub(super) fn device(self: &Arc<Self>, number: usize) -> ArchiveDevice {
+    pub(crate) fn device(self: &Arc<Self>, number: usize) -> ArchiveDevice {
         ArchiveDevice {
             disks: Arc::clone(self),
             number,
@@ -92,7 +93,7 @@ impl ArchiveDisks {
     }
 
     /// Reads what is left of the archive, and makes sure that all that was wanted was read.
-    pub(super) fn finish(&self) -> Result<()> {
+    pub(crate) fn finish(&self) -> Result<()> {
         let mut state = self.lock();
         while !state.is_over {
             state.pull(usize::MAX)?;
@@ -244,7 +245,7 @@ fn remove(ranges: &mut Vec<Range<u64>>, cut: &Range<u64>) {
 }
 
 /// A disk of an archive.
-pub(super) struct ArchiveDevice {
+pub(crate) struct ArchiveDevice {
     disks: Arc<ArchiveDisks>,
     number: usize,
 }
@@ -299,6 +300,34 @@ impl BlockDevice for ArchiveDevice {
         }
         list.push(end - list.end(), ExtentKind::Zero);
         Ok(list)
+    }
+}
+
+/// Bytes that come after the disks: the first of them is given when the archive was read to its end, so that no snapshot is committed of one
+/// that is damaged behind its disks.
+pub(crate) struct Behind<'a> {
+    disks: &'a ArchiveDisks,
+    bytes: Cursor<Vec<u8>>,
+    is_checked: bool,
+}
+
+impl<'a> Behind<'a> {
+    pub(crate) fn new(disks: &'a ArchiveDisks, bytes: Cursor<Vec<u8>>) -> Self {
+        Self {
+            disks,
+            bytes,
+            is_checked: false,
+        }
+    }
+}
+
+impl Read for Behind<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if !self.is_checked {
+            self.disks.finish().map_err(std::io::Error::other)?;
+            self.is_checked = true;
+        }
+        self.bytes.read(buffer)
     }
 }
 

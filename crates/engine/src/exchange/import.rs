@@ -13,7 +13,7 @@ use holdfast_repo::{Repository, Surroundings};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::disks::{ArchiveDevice, ArchiveDisks};
+use super::disks::{ArchiveDevice, ArchiveDisks, Behind};
 use super::error::ExchangeError;
 use super::machine::{Attached, Described, DomainWish, attach, describe, domain_xml, kept_name};
 use super::store::{DOMAIN, DiskToStore, MachineToStore, store_machine};
@@ -30,7 +30,7 @@ use crate::repository::snapshots;
 /// Note of a snapshot: what it was imported from.
 const NOTE_IMPORTED: &str = "imported_from";
 /// Note of a disk: what the archive called it.
-const NOTE_LABEL: &str = "label";
+pub(crate) const NOTE_LABEL: &str = "label";
 
 /// An archive that was opened: all is known that stands before its first disk.
 pub struct Importing {
@@ -239,7 +239,7 @@ impl Importing {
             notes: notes_of(disk),
         });
         let behind = |(name, bytes)| {
-            let bytes: Box<dyn Read + Send> = Box::new(Behind::new(&self.disks, bytes));
+            let bytes: Box<dyn Read + Send> = Box::new(Behind::new(&self.disks, Cursor::new(bytes)));
             (name, bytes)
         };
         let machine = MachineToStore {
@@ -324,34 +324,6 @@ fn notes_of(disk: &Attached) -> BTreeMap<String, String> {
         notes.insert(NOTE_LABEL.to_owned(), disk.label.clone());
     }
     notes
-}
-
-/// Bytes that come after the disks: the first of them is given when the archive was read to its end, so that no snapshot is committed of one
-/// that is damaged behind its disks.
-struct Behind<'a> {
-    disks: &'a ArchiveDisks,
-    bytes: Cursor<Vec<u8>>,
-    is_checked: bool,
-}
-
-impl<'a> Behind<'a> {
-    fn new(disks: &'a ArchiveDisks, bytes: Vec<u8>) -> Self {
-        Self {
-            disks,
-            bytes: Cursor::new(bytes),
-            is_checked: false,
-        }
-    }
-}
-
-impl Read for Behind<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        if !self.is_checked {
-            self.disks.finish().map_err(std::io::Error::other)?;
-            self.is_checked = true;
-        }
-        self.bytes.read(buffer)
-    }
 }
 
 /// Whether it is what a killed program has left of a file that was to be there: whoever makes that file deletes it.

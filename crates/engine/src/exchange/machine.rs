@@ -16,13 +16,13 @@ const IMAGES: &str = "/var/lib/libvirt/images";
 const UNKNOWN_MEMORY_BYTES: u64 = 2 << 30;
 
 /// A machine that an archive describes.
-pub(super) struct Described {
-    pub(super) machine: Machine,
-    pub(super) dropped: Vec<Dropped>,
+pub(crate) struct Described {
+    pub(crate) machine: Machine,
+    pub(crate) dropped: Vec<Dropped>,
 }
 
 /// Reads the document that describes the machine.
-pub(super) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
+pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
     let known = reader.documents().iter().find_map(|document| {
         let text = String::from_utf8_lossy(&document.content);
         match document.kind {
@@ -58,20 +58,20 @@ pub(super) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
 
 /// A disk of an archive that the machine has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Attached {
+pub(crate) struct Attached {
     /// Its number in the archive.
-    pub(super) number: usize,
+    pub(crate) number: usize,
     /// What it is called in the machine from now on: `vda`.
-    pub(super) target: String,
+    pub(crate) target: String,
     /// What the archive calls it.
-    pub(super) key: String,
+    pub(crate) key: String,
     /// What its owner calls it.
-    pub(super) label: String,
-    pub(super) size_bytes: u64,
+    pub(crate) label: String,
+    pub(crate) size_bytes: u64,
 }
 
 /// The disks of the archive that the machine has, in the order of the archive; of the others is told.
-pub(super) fn attach(reader: &dyn ArchiveReader, described: &mut Described) -> Vec<Attached> {
+pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut Described) -> Vec<Attached> {
     let there = adapt(&described.machine, Place::Qemu).value;
     let targets = there.targets();
     let mut attached = Vec::new();
@@ -99,19 +99,19 @@ pub(super) fn attach(reader: &dyn ArchiveReader, described: &mut Described) -> V
 
 /// How libvirt is to have the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct DomainWish<'a> {
+pub(crate) struct DomainWish<'a> {
     /// `kvm` or `qemu`.
-    pub(super) domain_type: &'a str,
+    pub(crate) domain_type: &'a str,
     /// The network that its cards are plugged into.
-    pub(super) network: &'a str,
+    pub(crate) network: &'a str,
     /// The folder of its images.
-    pub(super) folder: Option<&'a str>,
+    pub(crate) folder: Option<&'a str>,
     /// The format of its images.
-    pub(super) format: &'a str,
+    pub(crate) format: &'a str,
 }
 
 /// Its domain XML.
-pub(super) fn domain_xml(machine: &Machine, attached: &[Attached], wish: &DomainWish<'_>) -> Translated<String> {
+pub(crate) fn domain_xml(machine: &Machine, attached: &[Attached], wish: &DomainWish<'_>) -> Translated<String> {
     let place = |disk: &Attached| {
         let file = match wish.folder {
             Some(folder) => format!("{folder}/{}.{}", disk.target, wish.format),
@@ -135,7 +135,7 @@ pub(super) fn domain_xml(machine: &Machine, attached: &[Attached], wish: &Domain
 }
 
 /// A name that leads into no other folder.
-pub(super) fn file_name(name: &str) -> String {
+pub(crate) fn file_name(name: &str) -> String {
     name.chars()
         .map(|character| {
             if character.is_alphanumeric() || "-_.".contains(character) {
@@ -148,13 +148,13 @@ pub(super) fn file_name(name: &str) -> String {
 }
 
 /// A name for the copy of a document that is kept beside the disks.
-pub(super) fn kept_name(document: &Document) -> String {
+pub(crate) fn kept_name(document: &Document) -> String {
     let name = document.name.rsplit('/').next().unwrap_or_default();
     format!("original-{}", file_name(name))
 }
 
 /// A machine of which nobody knows more than its disks.
-pub(super) fn unknown(name: &str) -> Machine {
+pub(crate) fn unknown(name: &str) -> Machine {
     Machine {
         name: name.to_owned(),
         processor_count: 1,
@@ -165,7 +165,7 @@ pub(super) fn unknown(name: &str) -> Machine {
 }
 
 /// A disk of such a machine.
-pub(super) fn unknown_disk(name: &str, position: u32) -> Disk {
+pub(crate) fn unknown_disk(name: &str, position: u32) -> Disk {
     Disk {
         key: name.to_owned(),
         label: name.to_owned(),

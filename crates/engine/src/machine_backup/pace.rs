@@ -86,9 +86,9 @@ impl<'a> Pace<'a> {
 }
 
 /// A device that is read at a pace. Questions for extents pass freely.
-pub(super) struct PacedDevice<'a, D> {
-    pub(super) inner: D,
-    pub(super) pace: &'a Pace<'a>,
+pub(crate) struct PacedDevice<'a, D> {
+    pub(crate) inner: D,
+    pub(crate) pace: &'a Pace<'a>,
 }
 
 impl<D: BlockDevice> BlockDevice for PacedDevice<'_, D> {

@@ -37,6 +37,8 @@ pub struct VirtualDisk {
     pub uuid: String,
     /// What it is called in the machine: `xvda`.
     pub device: String,
+    /// Its place among the disks of the machine.
+    pub position: u32,
     /// What its owner calls it.
     pub label: String,
     /// Its size.
@@ -126,11 +128,10 @@ impl Inventory {
             if vbd.text("type") != "Disk" || vbd.is("empty") {
                 continue;
             }
-            let place = vbd.text("userdevice").parse::<u32>().unwrap_or(u32::MAX);
-            disks.push((place, Self::disk(vdi, vbd)?));
+            disks.push(Self::disk(vdi, vbd)?);
         }
-        disks.sort_by_key(|(place, _)| *place);
-        Ok(disks.into_iter().map(|(_, disk)| disk).collect())
+        disks.sort_by_key(|disk| disk.position);
+        Ok(disks)
     }
 
     fn disk(vdi: &Record, vbd: &Record) -> XapiResult<VirtualDisk> {
@@ -138,6 +139,7 @@ impl Inventory {
             reference: vdi.reference.clone(),
             uuid: vdi.text("uuid").to_owned(),
             device: device_name(vbd),
+            position: place_of(vbd),
             label: vdi.text("name_label").to_owned(),
             size_bytes: vdi.number("virtual_size")?,
             tracking: if vdi.is("cbt_enabled") {
@@ -156,6 +158,10 @@ impl Inventory {
             is_shared: vdi.is("sharable"),
         })
     }
+}
+
+fn place_of(vbd: &Record) -> u32 {
+    vbd.text("userdevice").parse().unwrap_or(u32::MAX)
 }
 
 /// What a disk is called in its machine: where it does not run, its place says so.

@@ -150,6 +150,11 @@ impl<R: Read> VhdStream<R> {
         start..(start + self.header.block_bytes).min(self.size_bytes)
     }
 
+    /// Gives the reader back, which is behind all that was read.
+    pub fn into_inner(self) -> R {
+        self.source.reader
+    }
+
     /// The next block, or none at the end, where the footer is.
     ///
     /// # Errors

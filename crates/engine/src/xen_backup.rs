@@ -1,0 +1,412 @@
+//! `backup` of a machine of XenServer or XCP-ng: one instant of all its disks, by a snapshot that its pool takes.
+//!
+//! 1. The pool says what the machine is; what is left out is said, with the reason. Snapshots that a killed backup has left are removed.
+//! 2. The pool takes a snapshot. From here on it is removed whatever happens ([`instant`]).
+//! 3. For each disk: what changed since the snapshot before is known from changed-block tracking, or from a disk that the pool has kept since ([`way`]).
+//! 4. The disks are read by NBD, or come as streams ([`streams`]), and are stored as those of any other machine.
+//! 5. Only then is what this run compared with let go, and what the next one compares with marked.
+
+mod error;
+mod instant;
+mod since;
+mod streams;
+mod way;
+
+use std::collections::BTreeMap;
+use std::io::{Cursor, Read};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_archive::{ArchiveReader as _, XvaReader};
+use holdfast_block::BlockDevice;
+use holdfast_hardware::{DiskKind, Dropped, Machine, Place, Translated, adapt, xen};
+use holdfast_host::xapi::{Pool, Reference, VirtualDisk, XenMachine};
+use holdfast_host::{DiskChoice, MachineSummary};
+use holdfast_image::Format;
+use holdfast_repo::{Manifest, Processes, Repository};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use crate::backup::{NOTE_FORMAT, ParentChoice, choose_parent};
+use crate::error::{Error, Result};
+use crate::exchange::machine::{Attached, DomainWish, domain_xml};
+use crate::exchange::store::{DOMAIN, DiskToStore, MachineToStore, store_machine};
+use crate::exchange::{Domain, NOTE_LABEL};
+use crate::job::Job;
+use crate::machine_backup::pace::{Pace, PacedDevice};
+use crate::machine_backup::{NOTE_CONSISTENCY, NOTE_METHOD, NOTE_UUID};
+use crate::machine_lock::{MachineLock, Work};
+use crate::repository::snapshots;
+use crate::run_journal::JournalPlace;
+use crate::{BackupReport, MachineName};
+
+pub use error::XenBackupError;
+use instant::Instant;
+use since::SinceDevice;
+use way::{Opened, open_disks};
+pub use way::{XenChange, XenWay};
+
+/// Note of a disk: the disk of the pool that it is of.
+const NOTE_DISK: &str = "xen_disk";
+/// Note of a disk: the snapshot of it that the pool keeps, to compare with.
+const NOTE_BASE: &str = "xen_base";
+/// The records of the machine, as its pool has them.
+const RECORDS: &str = "original-ova.xml";
+/// The memory of the machine, as its pool has it.
+pub(crate) const XEN_MEMORY: &str = "xen-memory";
+
+/// What to back up.
+pub struct XenBackupRequest<'a> {
+    /// The pool.
+    pub pool: Arc<Pool>,
+    /// The name or UUID of the machine there.
+    pub machine: String,
+    /// What its snapshots are listed under; its own name where not given.
+    pub name: Option<MachineName>,
+    /// Which of its disks: by device (`xvda`).
+    pub choice: DiskChoice,
+    /// How its disks are read; the best way that the pool offers where nobody asks for one.
+    pub way: Option<XenWay>,
+    /// Whether the pool keeps what the next backup is compared with.
+    pub keeps_base: bool,
+    /// Whether its memory is taken, too.
+    pub with_memory: bool,
+    /// What to compare with.
+    pub parent: ParentChoice,
+    /// Words to find the snapshot by.
+    pub tags: Vec<String>,
+    /// Tells the time of day; asked at the instant.
+    pub now: &'a dyn Fn() -> Timestamp,
+    /// The host that backs up.
+    pub host: String,
+    /// The program that backs up.
+    pub program: String,
+    /// In which times of a parent's name are meant.
+    pub zone: TimeZone,
+    /// How libvirt is to have the machine.
+    pub domain: Domain,
+    /// Bytes that are read each second, at most.
+    pub bytes_per_second: Option<NonZeroU64>,
+    /// Connections to one disk at a time, at most: what the host that serves them has to bear.
+    pub connection_count_max: usize,
+    /// Where locks are.
+    pub journal: Option<JournalPlace>,
+    /// Who is alive.
+    pub processes: &'a dyn Processes,
+    /// How long another backup of the machine is waited for.
+    pub patience: Duration,
+    /// A random number, which names the snapshot.
+    pub run: u32,
+}
+
+/// A machine that was backed up.
+#[derive(Debug)]
+pub struct XenBackupReport {
+    /// The snapshot.
+    pub backup: BackupReport,
+    /// Each disk: how it was read.
+    pub disks: Vec<XenDiskReport>,
+    /// Disks that were left out, and why.
+    pub left_out: Vec<(String, String)>,
+    /// What has no meaning for libvirt.
+    pub dropped: Vec<Dropped>,
+    /// How long the pool took for its snapshot. The machine stands still for a part of that.
+    pub snapshot_duration: Duration,
+    /// Bytes of its memory, where that was taken.
+    pub memory_bytes: Option<u64>,
+}
+
+/// How a disk was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct XenDiskReport {
+    /// Its name in the snapshot.
+    pub name: String,
+    /// What it is called in the machine.
+    pub device: String,
+    /// What its owner calls it.
+    pub label: String,
+    /// How it came.
+    pub way: XenWay,
+    /// What of it.
+    pub change: XenChange,
+}
+
+/// A disk that is backed up.
+struct Taken {
+    /// Its name in the snapshot: `vda`.
+    target: String,
+    live: VirtualDisk,
+}
+
+/// A machine on its way.
+struct XenBackup<'a> {
+    repository: &'a Repository,
+    request: XenBackupRequest<'a>,
+    machine: XenMachine,
+    name: MachineName,
+    taken: Vec<Taken>,
+    left_out: Vec<(String, String)>,
+    records: Vec<u8>,
+    translated: Translated<String>,
+    job: Job<'a>,
+}
+
+/// Backs up a machine of a pool.
+pub fn back_up_xen(repository: &Repository, request: XenBackupRequest<'_>, job: Job<'_>) -> Result<XenBackupReport> {
+    let machine = request.pool.machine(&request.machine)?;
+    let name = match &request.name {
+        Some(name) => name.clone(),
+        None => MachineName::new(machine.summary.name.as_str()).map_err(|source| XenBackupError::Name {
+            name: machine.summary.name.clone(),
+            source,
+        })?,
+    };
+    let _lock = lock(&request, &machine.summary, job)?;
+    let (disks, left_out) = decide(&machine, &request.choice)?;
+    for (device, why) in &left_out {
+        job.progress
+            .note(&format!("disk {device} of {name} is left out: {why}"));
+    }
+    let records = request.pool.metadata(&machine.reference)?;
+    let (records, described) = described(&records)?;
+    let (taken, attached) = attach(&described.value, disks);
+    let wish = DomainWish {
+        domain_type: &request.domain.domain_type,
+        network: &request.domain.network,
+        folder: None,
+        format: Format::Qcow2.name(),
+    };
+    let mut translated = domain_xml(&described.value, &attached, &wish);
+    translated.dropped.splice(0..0, described.dropped);
+    instant::clear_up(&request, &machine, job)?;
+    let backup = XenBackup {
+        repository,
+        request,
+        machine,
+        name,
+        taken,
+        left_out,
+        records,
+        translated,
+        job,
+    };
+    backup.run()
+}
+
+fn lock(request: &XenBackupRequest<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<Option<MachineLock>> {
+    let how = (Work::Backup, request.patience);
+    MachineLock::take(request.journal.as_ref(), summary, how, (request.now)(), job)
+}
+
+/// The disks that are backed up, and the others with the reason.
+#[expect(clippy::type_complexity, reason = "two lists")]
+fn decide(machine: &XenMachine, choice: &DiskChoice) -> Result<(Vec<VirtualDisk>, Vec<(String, String)>)> {
+    let is_called = |disk: &VirtualDisk, name: &String| [&disk.device, &disk.uuid, &disk.label].contains(&name);
+    let named = choice.include.iter().chain(&choice.exclude);
+    let unknown: Vec<String> = named
+        .filter(|name| !machine.disks.iter().any(|disk| is_called(disk, name)))
+        .cloned()
+        .collect();
+    if !unknown.is_empty() {
+        return Err(Error::NoSuchDisk {
+            machine: machine.summary.name.clone(),
+            disks: unknown,
+            present: machine.disks.iter().map(|disk| disk.device.clone()).collect(),
+        });
+    }
+    let (mut taken, mut left_out) = (Vec::new(), Vec::new());
+    for disk in &machine.disks {
+        let is_in = |list: &[String]| list.iter().any(|name| is_called(disk, name));
+        let reason = if is_in(&choice.exclude) {
+            "it is excluded"
+        } else if is_in(&choice.include) {
+            taken.push(disk.clone());
+            continue;
+        } else if !choice.include.is_empty() {
+            "others are included"
+        } else if disk.is_shared {
+            "other machines write to it too, so it has no instant of this machine"
+        } else if disk.is_read_only {
+            "the machine cannot write it"
+        } else {
+            taken.push(disk.clone());
+            continue;
+        };
+        left_out.push((disk.device.clone(), reason.to_owned()));
+    }
+    if taken.is_empty() && !machine.disks.is_empty() {
+        return Err(Error::NoDisks {
+            machine: machine.summary.name.clone(),
+        });
+    }
+    Ok((taken, left_out))
+}
+
+/// The machine, as the records in an archive without disks describe it; and these records.
+fn described(archive: &[u8]) -> Result<(Vec<u8>, Translated<Machine>)> {
+    let reader = XvaReader::open(archive)?;
+    let records = reader.documents().first().map(|document| document.content.clone());
+    let records = records.unwrap_or_default();
+    let machine = xen::read(&String::from_utf8_lossy(&records))?;
+    Ok((records, machine))
+}
+
+/// Names for the disks in the snapshot, and where the machine has them.
+fn attach(machine: &Machine, disks: Vec<VirtualDisk>) -> (Vec<Taken>, Vec<Attached>) {
+    let there = adapt(machine, Place::Qemu).value;
+    let targets = there.targets();
+    let (mut taken, mut attached) = (Vec::new(), Vec::new());
+    for live in disks {
+        let place = there
+            .disks
+            .iter()
+            .position(|disk| disk.kind == DiskKind::Disk && disk.position == live.position);
+        let target = place.map_or_else(|| live.device.clone(), |place| targets[place].clone());
+        if let Some(place) = place {
+            attached.push(Attached {
+                number: taken.len(),
+                target: target.clone(),
+                key: there.disks[place].key.clone(),
+                label: live.label.clone(),
+                size_bytes: live.size_bytes,
+            });
+        }
+        taken.push(Taken { target, live });
+    }
+    (taken, attached)
+}
+
+impl XenBackup<'_> {
+    fn run(self) -> Result<XenBackupReport> {
+        let manifests = snapshots(self.repository, self.job.progress)?;
+        let choice = &self.request.parent;
+        let parent = choose_parent(choice, &self.request.zone, &manifests, &self.name)?;
+        self.job.interrupt.check()?;
+        let way = way::choose(&self.request, &self.taken, self.job)?;
+        let mut instant = Instant::take(&self.request, &self.machine, self.job)?;
+        let stored = self.store(&instant, parent, way);
+        let kept = match &stored {
+            Ok(_) if self.request.keeps_base => instant.keep(&self.bases(&instant), way, self.mark(), self.job),
+            _ => false,
+        };
+        instant.remove(self.job);
+        let (backup, disks, memory_bytes) = stored?;
+        if kept {
+            instant.let_go_of_older(&self.mark(), self.job);
+        }
+        Ok(XenBackupReport {
+            backup,
+            disks,
+            memory_bytes,
+            snapshot_duration: instant.duration(),
+            left_out: self.left_out,
+            dropped: self.translated.dropped,
+        })
+    }
+
+    /// What disks that are kept for this repository and machine are marked with.
+    fn mark(&self) -> String {
+        format!("{}/{}", self.repository.config().id, self.machine.summary.uuid)
+    }
+
+    /// The snapshots of the disks that are taken.
+    fn bases(&self, instant: &Instant<'_>) -> Vec<Reference> {
+        let taken = self.taken.iter().filter_map(|taken| instant.snapshot_of(&taken.live));
+        taken.map(|disk| disk.reference.clone()).collect()
+    }
+
+    fn store(
+        &self,
+        instant: &Instant<'_>,
+        parent: Option<&Manifest>,
+        way: XenWay,
+    ) -> Result<(BackupReport, Vec<XenDiskReport>, Option<u64>)> {
+        let (request, job) = (&self.request, self.job);
+        let Opened { disks, streams } =
+            open_disks(self.repository, request, (&self.taken, instant), (parent, way), job)?;
+        let pace = Pace::new(request.bytes_per_second, job);
+        let paced: Vec<PacedDevice<'_, &dyn BlockDevice>> = disks
+            .iter()
+            .map(|disk| PacedDevice {
+                inner: &*disk.device,
+                pace: &pace,
+            })
+            .collect();
+        let total = disks
+            .iter()
+            .map(|disk| disk.change.read_bytes(disk.device.size_bytes()));
+        job.progress.total(total.sum());
+        let to_store = self
+            .taken
+            .iter()
+            .zip(&disks)
+            .zip(&paced)
+            .map(|((taken, disk), device)| DiskToStore {
+                name: taken.target.clone(),
+                device,
+                changed: disk.changed.as_ref(),
+                notes: self.notes_of(taken, instant),
+            });
+        let mut memory = instant.memory();
+        let memory_bytes = memory.as_ref().map(|(_, bytes)| *bytes);
+        let mut texts: Vec<(String, Box<dyn Read + Send + '_>)> = Vec::new();
+        let xml = self.translated.value.clone().into_bytes();
+        // The first of them is given when all disks have come to their ends.
+        texts.push((DOMAIN.to_owned(), Box::new(streams.behind(xml))));
+        texts.push((RECORDS.to_owned(), Box::new(Cursor::new(self.records.clone()))));
+        if let Some((reader, _)) = memory.take() {
+            texts.push((XEN_MEMORY.to_owned(), reader));
+        }
+        let machine = MachineToStore {
+            name: self.name.clone(),
+            doing: "backing up",
+            parent,
+            tags: request.tags.clone(),
+            time: instant.time(),
+            host: request.host.clone(),
+            program: request.program.clone(),
+            notes: self.notes(),
+            disks: to_store.collect(),
+            streams: texts,
+        };
+        let backup = store_machine(self.repository, machine, job)?;
+        let reports = self.taken.iter().zip(&disks).map(|(taken, disk)| XenDiskReport {
+            name: taken.target.clone(),
+            device: taken.live.device.clone(),
+            label: taken.live.label.clone(),
+            way: disk.way,
+            change: disk.change.clone(),
+        });
+        Ok((backup, reports.collect(), memory_bytes))
+    }
+
+    fn notes(&self) -> BTreeMap<String, String> {
+        let consistency = match (self.request.with_memory, self.machine.summary.state) {
+            (true, _) => "memory",
+            (_, holdfast_host::MachineState::ShutOff) => "shut off",
+            _ => "crash",
+        };
+        let notes = [
+            (NOTE_UUID, self.machine.summary.uuid.clone()),
+            (NOTE_METHOD, "xen".to_owned()),
+            (NOTE_CONSISTENCY, consistency.to_owned()),
+            ("pool", self.request.pool.title()),
+        ];
+        notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+    }
+
+    fn notes_of(&self, taken: &Taken, instant: &Instant<'_>) -> BTreeMap<String, String> {
+        let mut notes = BTreeMap::from([
+            (NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned()),
+            (NOTE_DISK.to_owned(), taken.live.uuid.clone()),
+        ]);
+        if let Some(base) = instant.snapshot_of(&taken.live).filter(|_| self.request.keeps_base) {
+            notes.insert(NOTE_BASE.to_owned(), base.uuid.clone());
+        }
+        if !taken.live.label.is_empty() {
+            notes.insert(NOTE_LABEL.to_owned(), taken.live.label.clone());
+        }
+        notes
+    }
+}

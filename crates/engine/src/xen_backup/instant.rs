@@ -1,0 +1,235 @@
+//! The pool's snapshot: taken, and removed whatever happens.
+//!
+//! It is called `holdfast HOST RUN`. Our lock keeps other backups of the machine on this host away, so what is called so when one begins was left by
+//! one that was killed.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_host::xapi::{DiskForm, Pool, Reference, VirtualDisk, XenMachine, XenSnapshot};
+use jiff::Timestamp;
+
+use super::{XenBackupRequest, XenWay};
+use crate::error::Result;
+use crate::job::Job;
+
+/// What the names of our snapshots begin with.
+const LABEL: &str = "holdfast";
+
+fn prefix(host: &str) -> String {
+    format!("{LABEL} {host} ")
+}
+
+/// Removes what a killed backup of this host has left of the machine's snapshots.
+pub(super) fn clear_up(request: &XenBackupRequest<'_>, machine: &XenMachine, job: Job<'_>) -> Result<()> {
+    for snapshot in request.pool.snapshots_labelled(machine, &prefix(&request.host))? {
+        let label = snapshot.label.clone();
+        match request.pool.remove_snapshot(&snapshot, &[]) {
+            Ok(()) => job.progress.note(&format!(
+                "removed the snapshot {label:?}, which a killed backup had left"
+            )),
+            Err(error) => job.progress.warning(&format!(
+                "the snapshot {label:?}, which a killed backup had left, cannot be removed: {error}"
+            )),
+        }
+    }
+    Ok(())
+}
+
+/// A snapshot of the pool.
+pub(super) struct Instant<'a> {
+    pool: Arc<Pool>,
+    machine: &'a str,
+    snapshot: XenSnapshot,
+    is_removed: bool,
+    kept: Vec<Reference>,
+    time: Timestamp,
+    duration: Duration,
+}
+
+impl<'a> Instant<'a> {
+    /// Takes it. Where that fails in the middle, what is there of it is removed.
+    pub(super) fn take(request: &XenBackupRequest<'a>, machine: &'a XenMachine, job: Job<'_>) -> Result<Self> {
+        let label = format!("{}{:08x}", prefix(&request.host), request.run);
+        job.progress.phase(
+            &format!("taking a snapshot of {}", machine.summary.name),
+            crate::Unit::Items,
+        );
+        let (start, time) = (job.clock.now(), (request.now)());
+        let taken = request.pool.take_snapshot(machine, &label, request.with_memory);
+        let duration = job.clock.now().saturating_sub(start);
+        match taken {
+            Ok(snapshot) => Ok(Self {
+                pool: Arc::clone(&request.pool),
+                machine: &machine.summary.name,
+                snapshot,
+                is_removed: false,
+                kept: Vec::new(),
+                time,
+                duration,
+            }),
+            Err(error) => {
+                remove_labelled(&request.pool, machine, &label, job);
+                Err(error.into())
+            }
+        }
+    }
+
+    pub(super) fn time(&self) -> Timestamp {
+        self.time
+    }
+
+    pub(super) fn duration(&self) -> Duration {
+        self.duration
+    }
+
+    /// The snapshot of a disk of the machine.
+    pub(super) fn snapshot_of(&self, disk: &VirtualDisk) -> Option<&VirtualDisk> {
+        let mut disks = self.snapshot.disks.iter();
+        disks.find(|of| of.snapshot_of == disk.reference)
+    }
+
+    /// Its memory, where it has that, and how many bytes it has.
+    pub(super) fn memory(&self) -> Option<(Box<dyn Read + Send>, u64)> {
+        let memory = self.snapshot.memory.as_ref()?;
+        let reader = Memory {
+            pool: Arc::clone(&self.pool),
+            disk: memory.reference.clone(),
+            left: memory.size_bytes,
+            download: None,
+        };
+        Some((Box::new(reader), memory.size_bytes))
+    }
+
+    /// Keeps its disks for the next backup to compare with: by way of NBD only what they are compared by.
+    ///
+    /// Gives whether all are kept.
+    pub(super) fn keep(&mut self, bases: &[Reference], way: XenWay, mark: String, job: Job<'_>) -> bool {
+        let Ok(pool) = self.cleaner(job) else { return false };
+        for base in bases {
+            if let Err(error) = pool.mark_kept(base, &mark) {
+                job.progress.warning(&format!(
+                    "the next backup of {} will read everything: the pool does not keep what it would be compared with: {error}",
+                    self.machine
+                ));
+                return false;
+            }
+        }
+        self.kept = bases.to_vec();
+        self.remove_with(&pool, job);
+        if way == XenWay::Nbd {
+            for base in bases {
+                if let Err(error) = pool.remove_data(base) {
+                    job.progress.warning(&format!(
+                        "the snapshot of a disk of {} takes more room than it needs until the next backup: {error}",
+                        self.machine
+                    ));
+                }
+            }
+        }
+        true
+    }
+
+    /// Lets go of what was kept before this run.
+    pub(super) fn let_go_of_older(&self, mark: &str, job: Job<'_>) {
+        let removed = self.cleaner(job).and_then(|pool| {
+            let older = pool.kept(mark)?;
+            for disk in older.iter().filter(|disk| !self.kept.contains(disk)) {
+                pool.remove_disk(disk)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = removed {
+            job.progress.warning(&format!(
+                "what the backup before this was compared with stays in the pool, and is tried to be removed again by the next one: {error}"
+            ));
+        }
+    }
+
+    /// A session that goes on where somebody has asked us to stop.
+    fn cleaner(&self, _job: Job<'_>) -> Result<Arc<Pool>> {
+        Ok(Arc::new(self.pool.for_clearing_up()?))
+    }
+
+    /// Removes it, and tells where that is impossible.
+    pub(super) fn remove(&mut self, job: Job<'_>) {
+        if self.is_removed {
+            return;
+        }
+        match self.cleaner(job) {
+            Ok(pool) => self.remove_with(&pool, job),
+            Err(error) => self.tell_that_it_stays(&error, job),
+        }
+    }
+
+    fn remove_with(&mut self, pool: &Arc<Pool>, job: Job<'_>) {
+        self.is_removed = true;
+        if let Err(error) = pool.remove_snapshot(&self.snapshot, &self.kept) {
+            self.tell_that_it_stays(&error.into(), job);
+        }
+    }
+
+    fn tell_that_it_stays(&self, error: &crate::Error, job: Job<'_>) {
+        job.progress.warning(&format!(
+            "the snapshot {:?} of {} cannot be removed: {error}; the next backup tries again",
+            self.snapshot.label, self.machine
+        ));
+    }
+}
+
+impl Drop for Instant<'_> {
+    /// A panic must not leave a snapshot behind.
+    fn drop(&mut self) {
+        if !self.is_removed && std::thread::panicking() {
+            let pool = self.pool.for_clearing_up().map(Arc::new);
+            drop(pool.map(|pool| pool.remove_snapshot(&self.snapshot, &[])));
+        }
+    }
+}
+
+/// Removes a snapshot of which the answer was lost, or that was made in part.
+fn remove_labelled(pool: &Arc<Pool>, machine: &XenMachine, label: &str, job: Job<'_>) {
+    let removed = pool.for_clearing_up().map(Arc::new).and_then(|pool| {
+        for snapshot in pool.snapshots_labelled(machine, label)? {
+            pool.remove_snapshot(&snapshot, &[])?;
+        }
+        Ok(())
+    });
+    if let Err(error) = removed {
+        job.progress.warning(&format!(
+            "whether there is a snapshot {label:?} of {} is not known: {error}; the next backup removes it",
+            machine.summary.name
+        ));
+    }
+}
+
+/// The memory of a snapshot, which is downloaded when it is read first.
+struct Memory {
+    pool: Arc<Pool>,
+    disk: Reference,
+    left: u64,
+    download: Option<holdfast_host::xapi::Download>,
+}
+
+impl Read for Memory {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        if count == 0 {
+            return match self.download.take() {
+                Some(download) => download.finish().map(|()| 0).map_err(std::io::Error::other),
+                None => Ok(0),
+            };
+        }
+        let download = match &mut self.download {
+            Some(download) => download,
+            None => {
+                let begun = self.pool.download_disk(&self.disk, &DiskForm::Raw);
+                self.download.insert(begun.map_err(std::io::Error::other)?)
+            }
+        };
+        let read = download.read(&mut buffer[..count])?;
+        self.left -= read as u64;
+        Ok(read)
+    }
+}
