@@ -20,6 +20,7 @@ use crate::output::{
     Console, Format, Output, Paint, ProgressDisplay, Report, RunningProgress, ShowProgress, Verbosity,
 };
 use crate::password::{Password, PasswordError, PasswordSource, PasswordUse};
+use crate::pools::PoolArgs;
 use crate::terminal::{ControllingTerminal, StreamKind};
 use crate::time;
 
@@ -248,6 +249,20 @@ impl Context {
             return Ok(source);
         }
         Ok(PasswordSource::choose_to(args, &self.environment)?)
+    }
+
+    /// The password of the user of a pool.
+    pub fn pool_password(&self, args: &PoolArgs) -> Result<Password, Error> {
+        let source = PasswordSource::choose_of_pool(args, &self.environment)?;
+        if source == PasswordSource::Prompt && self.variable(environment::JOB).is_some() {
+            return Err(PasswordError::NoTerminalForPool.into());
+        }
+        let mut warn = |message: &str| self.console.warning(message);
+        let read = source.read(PasswordUse::Pool, &ControllingTerminal, &mut warn);
+        Ok(read.map_err(|error| match error {
+            PasswordError::NoTerminal => PasswordError::NoTerminalForPool,
+            other => other,
+        })?)
     }
 
     /// A password that is to be new, beside the one that opens the repository.

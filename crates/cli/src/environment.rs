@@ -19,6 +19,14 @@ pub const TO_PASSWORD_FILE: &str = "HOLDFAST_TO_PASSWORD_FILE";
 pub const TO_PASSWORD_COMMAND: &str = "HOLDFAST_TO_PASSWORD_COMMAND";
 /// The password of the repository that is copied to.
 pub const TO_PASSWORD: &str = "HOLDFAST_TO_PASSWORD";
+/// File whose first line is the password of the user of a pool of XenServer.
+pub const POOL_PASSWORD_FILE: &str = "HOLDFAST_POOL_PASSWORD_FILE";
+/// Command whose first line of output is that password.
+pub const POOL_PASSWORD_COMMAND: &str = "HOLDFAST_POOL_PASSWORD_COMMAND";
+/// That password.
+pub const POOL_PASSWORD: &str = "HOLDFAST_POOL_PASSWORD";
+/// Fingerprints of certificates of hosts of pools, with commas between them.
+pub const POOL_CERTIFICATE: &str = "HOLDFAST_POOL_CERTIFICATE";
 /// Folder in which systemd puts the credentials of a service.
 pub const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
@@ -57,20 +65,27 @@ pub const JOB: &str = "HOLDFAST_JOB";
 pub const HOME: &str = "HOME";
 
 /// All of them, with what they are good for.
-pub const VARIABLES: [(&str, &str); 21] = [
+pub const VARIABLES: [(&str, &str); 25] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
     (PASSWORD, "the password; the last resort: other programs may see it"),
     (
         CREDENTIALS_DIRECTORY,
-        "set by systemd; may hold the credentials holdfast.password and holdfast.to-password",
+        "set by systemd; may hold the credentials holdfast.password, holdfast.to-password and holdfast.pool-password",
     ),
     (STATES, "like --states, for host snapshots of machines"),
     (TO_REPOSITORY, "like --to of holdfast copy"),
     (TO_PASSWORD_FILE, "like --to-password-file"),
     (TO_PASSWORD_COMMAND, "like --to-password-command"),
     (TO_PASSWORD, "the password of that repository; the last resort"),
+    (POOL_PASSWORD_FILE, "like --pool-password-file"),
+    (POOL_PASSWORD_COMMAND, "like --pool-password-command"),
+    (
+        POOL_PASSWORD,
+        "the password of the user of a pool of XenServer; the last resort",
+    ),
+    (POOL_CERTIFICATE, "like --pool-certificate, with commas between several"),
     (CONFIG, "like --config; /etc/holdfast/holdfast.toml where not set"),
     (
         STATE_DIRECTORY,

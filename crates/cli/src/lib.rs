@@ -21,6 +21,7 @@ pub mod kernel;
 pub mod machines;
 pub mod output;
 pub mod password;
+pub mod pools;
 pub mod program;
 pub mod prometheus;
 pub mod runs;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_engine::SourceName;
+use holdfast_host::xapi::XenAddress;
 use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine, Mark};
 
 use crate::context::Context;
@@ -36,6 +37,8 @@ pub enum MachineWord {
     /// A machine of VirtualBox by its name, its UUID or the path of its settings; all that match, where it is a pattern; all, where it is
     /// nothing: see [`crate::virtualbox`].
     VirtualBox(String),
+    /// Machines of a pool of XenServer or XCP-ng: see [`crate::pools`].
+    Pool(XenAddress),
 }
 
 impl MachineWord {
@@ -73,6 +76,10 @@ impl MachineWord {
         if let Some(name) = text.strip_prefix(VBOX) {
             return Some(Self::VirtualBox(name.to_owned()));
         }
+        if XenAddress::is_one(text) {
+            // One that cannot be read is told of where it is used.
+            return text.parse().ok().map(Self::Pool);
+        }
         let is_called_like_one = SourceName::is_called_like_an_image(word);
         let is_image = text == "-" || text.contains(['/', '=']) || is_called_like_one || Path::new(text).exists();
         (!is_image).then(|| Self::Libvirt(text.to_owned()))
@@ -80,7 +87,7 @@ impl MachineWord {
 
     /// Whether a word says by itself that it means machines.
     pub fn says_so(word: &str) -> bool {
-        [QMP, LIBVIRT, TAG, VBOX].iter().any(|scheme| word.starts_with(scheme))
+        XenAddress::is_one(word) || [QMP, LIBVIRT, TAG, VBOX].iter().any(|scheme| word.starts_with(scheme))
     }
 
     /// Whether it may mean several machines, for which their hypervisor has to be asked.
@@ -90,20 +97,36 @@ impl MachineWord {
             Self::Tag(_) => true,
             Self::Qmp(_) => false,
             Self::VirtualBox(text) => text.is_empty() || (Glob::is_one(text) && !text.contains('/')),
+            Self::Pool(address) => address
+                .item
+                .as_ref()
+                .is_none_or(|item| Glob::is_one(item) || item.starts_with(TAG)),
         }
     }
 
-    /// Those of VirtualBox by themselves, and the others.
-    pub fn apart(words: Vec<Self>) -> (Vec<String>, Vec<Self>) {
-        let (mut of_virtualbox, mut others) = (Vec::new(), Vec::new());
+    /// Those of VirtualBox and of pools by themselves, and the others.
+    pub fn apart(words: Vec<Self>) -> Apart {
+        let mut apart = Apart::default();
         for word in words {
             match word {
-                Self::VirtualBox(text) => of_virtualbox.push(text),
-                other => others.push(other),
+                Self::VirtualBox(text) => apart.of_virtualbox.push(text),
+                Self::Pool(address) => apart.of_pools.push(address),
+                other => apart.others.push(other),
             }
         }
-        (of_virtualbox, others)
+        apart
     }
+}
+
+/// Words, by what they are about.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Apart {
+    /// Machines of VirtualBox.
+    pub of_virtualbox: Vec<String>,
+    /// Machines of pools of XenServer and XCP-ng.
+    pub of_pools: Vec<XenAddress>,
+    /// Machines of libvirt and of QEMUs.
+    pub others: Vec<MachineWord>,
 }
 
 /// What of all machines is wanted.
@@ -215,7 +238,7 @@ impl<'a> Hypervisors<'a> {
     /// # Errors
     /// A pattern or a tag that no machine has; no machine at all.
     pub fn choose(&self, wish: &Wish) -> Result<Choice, Error> {
-        refuse_virtualbox(&wish.words)?;
+        refuse_others(&wish.words)?;
         let is_surveyed = wish.everything == Everything::Wanted || wish.words.iter().any(MachineWord::means_several);
         let machines = if is_surveyed { self.survey()? } else { Vec::new() };
         let choice = choose(wish, &machines, &self.uri)?;
@@ -295,11 +318,16 @@ impl<'a> Hypervisors<'a> {
     }
 }
 
-/// What is done with machines by the way to their QEMU is not done with those of VirtualBox.
-fn refuse_virtualbox(words: &[MachineWord]) -> Result<(), Error> {
-    match words.iter().find(|word| matches!(word, MachineWord::VirtualBox(_))) {
-        Some(_) => Err(Error::usage(
-            "this is not done with machines of VirtualBox",
+/// What is done with machines by the way to their QEMU is not done with those of VirtualBox and XenServer.
+fn refuse_others(words: &[MachineWord]) -> Result<(), Error> {
+    let whose = words.iter().find_map(|word| match word {
+        MachineWord::VirtualBox(_) => Some("VirtualBox"),
+        MachineWord::Pool(_) => Some("XenServer"),
+        _ => None,
+    });
+    match whose {
+        Some(whose) => Err(Error::usage(
+            format!("this is not done with machines of {whose}"),
             "holdfast machines, backup and export are about them, too",
         )),
         None => Ok(()),
@@ -324,7 +352,7 @@ fn choose(wish: &Wish, machines: &[(String, Mark)], uri: &str) -> Result<Choice,
                 choice.add_matching(text, wish, machines, uri, |name, _| glob.matches(name))?;
             }
             MachineWord::Libvirt(name) => choice.add(Chosen::libvirt(name)),
-            MachineWord::VirtualBox(_) => {}
+            MachineWord::VirtualBox(_) | MachineWord::Pool(_) => {}
             MachineWord::Tag(tag) => {
                 let said = format!("{TAG}{tag}");
                 choice.add_matching(&said, wish, machines, uri, |_, mark| mark.tags.contains(tag))?;

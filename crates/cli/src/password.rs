@@ -12,6 +12,7 @@ use zeroize::Zeroizing;
 use crate::args::{LikePasswordArgs, NewPasswordArgs, PasswordArgs, ToPasswordArgs};
 use crate::command::{CommandError, run_shell};
 use crate::environment::{self, Environment};
+use crate::pools::PoolArgs;
 use crate::terminal::Prompt;
 
 /// Longest password, in bytes.
@@ -46,6 +47,17 @@ const PLACES_TO: Places = Places {
         environment::TO_PASSWORD,
     ],
     credential: "holdfast.to-password",
+};
+
+/// Those of the user of a pool of XenServer.
+const PLACES_OF_POOL: Places = Places {
+    options: ["--pool-password-file", "--pool-password-command"],
+    variables: [
+        environment::POOL_PASSWORD_FILE,
+        environment::POOL_PASSWORD_COMMAND,
+        environment::POOL_PASSWORD,
+    ],
+    credential: "holdfast.pool-password",
 };
 
 /// A password; its memory is overwritten when it is dropped.
@@ -140,6 +152,9 @@ pub enum PasswordError {
         /// The options.
         options: &'static str,
     },
+    /// The same, for the user of a pool.
+    #[error("no password of the pool's user is given, and there is no terminal to ask on")]
+    NoTerminalForPool,
     /// The terminal broke off.
     #[error("ask for the password")]
     Prompt(#[source] std::io::Error),
@@ -155,6 +170,8 @@ pub enum PasswordUse {
     Existing,
     /// To open another repository than the one that the program works on.
     Other,
+    /// To log in to a pool of XenServer.
+    Pool,
     /// To protect something from now on: a person enters it twice.
     New,
 }
@@ -187,6 +204,15 @@ impl PasswordSource {
     pub fn choose_to(args: &ToPasswordArgs, environment: &Environment) -> Result<Self, PasswordError> {
         let options = (args.to_password_file.as_deref(), args.to_password_command.as_deref());
         Self::choose_from(&PLACES_TO, options, environment)
+    }
+
+    /// The same for the user of a pool.
+    pub fn choose_of_pool(args: &PoolArgs, environment: &Environment) -> Result<Self, PasswordError> {
+        let options = (
+            args.pool_password_file.as_deref(),
+            args.pool_password_command.as_deref(),
+        );
+        Self::choose_from(&PLACES_OF_POOL, options, environment)
     }
 
     fn choose_from(
@@ -302,6 +328,7 @@ fn ask(password_use: PasswordUse, prompt: &dyn Prompt) -> Result<Password, Passw
     match password_use {
         PasswordUse::Existing => entry("Password: "),
         PasswordUse::Other => entry("Password of the other repository: "),
+        PasswordUse::Pool => entry("Password of the pool's user: "),
         PasswordUse::New => {
             let first = entry("New password: ")?;
             let second = entry("New password again: ")?;

@@ -24,7 +24,7 @@ use holdfast_hardware::{DiskKind, Dropped, Machine, Place, Translated, adapt, xe
 use holdfast_host::xapi::{Pool, Reference, VirtualDisk, XenMachine};
 use holdfast_host::{DiskChoice, MachineSummary};
 use holdfast_image::Format;
-use holdfast_repo::{Manifest, Processes, Repository};
+use holdfast_repo::{Manifest, Repository};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
@@ -92,8 +92,6 @@ pub struct XenBackupRequest<'a> {
     pub connection_count_max: usize,
     /// Where locks are.
     pub journal: Option<JournalPlace>,
-    /// Who is alive.
-    pub processes: &'a dyn Processes,
     /// How long another backup of the machine is waited for.
     pub patience: Duration,
     /// A random number, which names the snapshot.
@@ -287,7 +285,7 @@ impl XenBackup<'_> {
         let mut instant = Instant::take(&self.request, &self.machine, self.job)?;
         let stored = self.store(&instant, parent, way);
         let kept = match &stored {
-            Ok(_) if self.request.keeps_base => instant.keep(&self.bases(&instant), way, self.mark(), self.job),
+            Ok(_) if self.request.keeps_base => instant.keep(&self.bases(&instant), way, &self.mark(), self.job),
             _ => false,
         };
         instant.remove(self.job);

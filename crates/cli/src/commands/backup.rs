@@ -6,6 +6,7 @@ mod hooks;
 mod limits;
 mod machines;
 mod machines_done;
+mod of_pools;
 mod of_virtualbox;
 
 use std::ffi::OsString;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 use holdfast_engine::{
     BackupReport, BackupRequest, Bottleneck, MachineName, ParentChoice, SnapshotName, SourceName, backup,
 };
+use holdfast_host::xapi::XenAddress;
 use holdfast_image::Format;
 use holdfast_repo::{Processes as _, SystemProcesses};
 use jiff::Timestamp;
@@ -21,6 +23,7 @@ use serde::Serialize;
 
 pub(super) use self::limits::parse_rate;
 use self::machines::MachineArgs;
+use self::of_pools::PoolBackupArgs;
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;
@@ -34,7 +37,8 @@ use crate::{time, units};
 #[derive(Debug, clap::Args)]
 pub struct BackupArgs {
     /// Machines, by name ('web*' matches several, tag:TAG is those with this tag in their own metadata), as qmp:SOCKET, the
-    /// monitor of a QEMU that libvirt does not know, or as vbox:NAME, vbox:UUID, vbox:FILE.vbox, machines of VirtualBox; or images and block devices, the disks of one machine: they have a `/` or
+    /// monitor of a QEMU that libvirt does not know, as vbox:NAME, vbox:UUID, vbox:FILE.vbox, machines of VirtualBox, or as
+    /// xen://HOST/NAME, machines of a pool of XenServer or XCP-ng (xen://USER@HOST/'web*', xen://HOST for all); or images and block devices, the disks of one machine: they have a `/` or
     /// exist; `-` is standard input, and NAME=IMAGE names the disk
     #[arg(value_name = "SOURCE", required_unless_present = "all")]
     sources: Vec<OsString>,
@@ -64,6 +68,8 @@ pub struct BackupArgs {
     #[command(flatten)]
     machines: MachineArgs,
     #[command(flatten)]
+    pools: PoolBackupArgs,
+    #[command(flatten)]
     job: JobArgs,
 }
 
@@ -91,6 +97,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Back up all machines of VirtualBox, running or not",
         line: "holdfast backup -r /backup/vms vbox:",
+    },
+    Example {
+        wish: "Back up a machine of XenServer or XCP-ng",
+        line: "holdfast backup -r /backup/vms xen://xen1/web1 --pool-password-file /etc/holdfast/xen1 --pool-certificate 5A:...",
     },
     Example {
         wish: "Have programs of your own called on the way",
@@ -214,6 +224,10 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         None if args.no_parent => ParentChoice::None,
         None => ParentChoice::Newest,
     };
+    let wrong = |word: &&OsString| word.to_str().is_some_and(XenAddress::is_one) && MachineWord::parse(word).is_none();
+    if let Some(word) = args.sources.iter().find(wrong).and_then(|word| word.to_str()) {
+        word.parse::<XenAddress>().map_err(holdfast_engine::Error::from)?;
+    }
     let of_machines = args
         .sources
         .iter()
@@ -237,7 +251,7 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
             "check the name of the image; back up machines by themselves",
         ));
     }
-    if let Some(option) = args.machines.given() {
+    if let Some(option) = args.machines.given().or_else(|| args.pools.given()) {
         return Err(Error::usage(
             format!("{option} is about machines, and these are images"),
             "leave it out",

@@ -1,11 +1,14 @@
 //! `holdfast export`: a machine in a snapshot becomes an archive for another hypervisor, or a folder of images.
 
+mod to_pool;
+
 use std::path::PathBuf;
 
 use holdfast_archive::{PackOptions, Packing};
 use holdfast_engine::{
     ExportFormat, ExportReport, ExportRequest, ExportTarget, Overwrite, SnapshotName, VirtualBoxIdentity, export,
 };
+use holdfast_host::xapi::XenAddress;
 use holdfast_image::{Format, Storage};
 use holdfast_repo::{Processes as _, SystemProcesses};
 use serde::Serialize;
@@ -17,6 +20,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Table};
+use crate::pools::PoolArgs;
 use crate::{time, units, virtualbox};
 
 /// Arguments of `export`.
@@ -25,7 +29,8 @@ pub struct ExportArgs {
     /// The snapshot; a machine's name is its newest
     #[arg(value_name = "SNAPSHOT|MACHINE")]
     snapshot: SnapshotName,
-    /// The archive or the folder to make, or - for standard output
+    /// The archive or the folder to make, - for standard output, or a pool of XenServer or XCP-ng, with a storage repository of it or
+    /// without: xen://HOST/STORAGE
     #[arg(value_name = "TARGET")]
     target: PathBuf,
     /// What to make: xva for XenServer and XCP-ng, ova for VMware and VirtualBox, vma for Proxmox, vbox for a folder of VirtualBox with settings and
@@ -49,9 +54,11 @@ pub struct ExportArgs {
     /// Add the machine to those that VirtualBox lists, by VBoxManage
     #[arg(long)]
     register: bool,
-    /// Have it be another machine of VirtualBox, with another UUID and other addresses of its network cards
+    /// Have it be another machine of VirtualBox or of a pool, with another UUID and other addresses of its network cards
     #[arg(long)]
     new_identity: bool,
+    #[command(flatten)]
+    pools: PoolArgs,
     #[command(flatten)]
     job: JobArgs,
 }
@@ -75,6 +82,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Move a machine to XCP-ng",
         line: "holdfast export -r /backup/vms web1 web1.xva.zst",
+    },
+    Example {
+        wish: "Bring it back to its pool, or to another one",
+        line: "holdfast export -r /backup/vms web1 xen://xen1/local-storage",
     },
     Example {
         wish: "Send it there at once",
@@ -113,6 +124,8 @@ struct Done {
     /// The settings of a machine of VirtualBox.
     settings: Option<String>,
     is_registered: bool,
+    /// The machine in a pool of XenServer.
+    uuid: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -136,6 +149,7 @@ impl Done {
             },
             settings: report.settings_file.map(|path| path.display().to_string()),
             is_registered: false,
+            uuid: None,
             snapshot: report.snapshot.id.to_string(),
             machine: report.snapshot.machine.clone(),
             name: report.name,
@@ -143,6 +157,16 @@ impl Done {
             written_bytes: report.written_bytes,
             dropped: report.dropped.iter().map(DroppedDocument::from).collect(),
             duration_ms: units::millis(report.duration),
+        }
+    }
+}
+
+impl Done {
+    /// A machine that is in a pool now.
+    fn in_pool(report: ExportReport, target: String, uuid: String) -> Self {
+        Self {
+            uuid: Some(uuid),
+            ..Self::new(report, target, Kind::Xva)
         }
     }
 }
@@ -185,6 +209,9 @@ impl Report for Done {
                 format!("VBoxManage registervm adds it to VirtualBox: {settings}")
             });
         }
+        if let Some(uuid) = &self.uuid {
+            page.line(&format!("the pool has it as {uuid}"));
+        }
         list_dropped(&self.dropped, page);
     }
 }
@@ -195,6 +222,18 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         return Err(Error::usage(
             "a machine is exported, and this names a disk",
             "leave the disk out; --exclude leaves out others; holdfast restore brings back one disk",
+        ));
+    }
+    if let Some(address) = args.target.to_str().filter(|text| XenAddress::is_one(text)) {
+        return to_pool::run(args, address, context);
+    }
+    if let Some(option) = args.pools.given() {
+        return Err(Error::usage(
+            format!(
+                "{option} is about pools of XenServer, and {} is none",
+                args.target.display()
+            ),
+            "leave it out",
         ));
     }
     let is_stdout = args.target.as_os_str() == "-";

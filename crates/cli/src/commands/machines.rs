@@ -1,5 +1,6 @@
 //! `holdfast machines`: which machines there are, and what a backup would take of them.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 
 use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, TpmPlace, TpmVersion};
@@ -9,8 +10,9 @@ use crate::args::Example;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::machines::{Hypervisors, MachineWord};
+use crate::machines::{Apart, Hypervisors, MachineWord};
 use crate::output::{Column, Page, Report, Table};
+use crate::pools::{self, PoolArgs};
 use crate::{units, virtualbox};
 
 /// Arguments of `machines`.
@@ -22,6 +24,8 @@ pub struct MachinesArgs {
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
+    #[command(flatten)]
+    pools: PoolArgs,
 }
 
 /// What a person may want of it.
@@ -37,6 +41,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "See the machines of VirtualBox",
         line: "holdfast machines vbox:",
+    },
+    Example {
+        wish: "See those of a pool of XenServer or XCP-ng",
+        line: "holdfast machines xen://xen1",
     },
 ];
 
@@ -236,10 +244,14 @@ impl Report for Listed {
 
 /// Lists machines.
 pub(super) fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
-    let (of_virtualbox, words) = MachineWord::apart(MachineWord::parse_all(&args.machines)?);
+    let Apart {
+        of_virtualbox,
+        of_pools,
+        others: words,
+    } = MachineWord::apart(MachineWord::parse_all(&args.machines)?);
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
     let mut machines = Vec::new();
-    let chosen = if words.is_empty() && !of_virtualbox.is_empty() {
+    let chosen = if words.is_empty() && !(of_virtualbox.is_empty() && of_pools.is_empty()) {
         Vec::new()
     } else {
         hypervisors.all_of(words)?
@@ -259,6 +271,16 @@ pub(super) fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error>
         let description = machine.describe()?;
         let size_of = |disk: &MachineDisk| machine.size_of(disk);
         machines.push(Listing::new("virtualbox", &size_of, description));
+    }
+    for address in &of_pools {
+        let interrupt = context.interrupt()?;
+        let pool = pools::log_in(args.pools.login(address, context)?, context, &interrupt)?;
+        for machine in pools::machines(&pool, address, &[])? {
+            let sizes = machine.disks.iter().map(|disk| (disk.device.clone(), disk.size_bytes));
+            let sizes: HashMap<String, u64> = sizes.collect();
+            let size_of = |disk: &MachineDisk| sizes.get(&disk.target).copied();
+            machines.push(Listing::new("xen", &size_of, machine.describe()));
+        }
     }
     context.report(&Listed { machines })
 }

@@ -14,6 +14,7 @@ use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
 use super::exchange::{archive_advice, exchange_advice};
+use super::pools::xen_advice;
 use super::providers::provider_advice;
 use super::refusals::refusal_advice;
 use super::{Error, Kind};
@@ -105,6 +106,11 @@ fn password_advice(error: &PasswordError) -> Advice {
             Exit::Usage,
             Kind::NoPassword,
             "give --new-password-file FILE or --new-password-command COMMAND",
+        ),
+        PasswordError::NoTerminalForPool => advice(
+            Exit::Usage,
+            Kind::NoPassword,
+            "give --pool-password-file or --pool-password-command, or set HOLDFAST_POOL_PASSWORD_FILE",
         ),
         PasswordError::NoTerminalForOther { options } => {
             advice(Exit::Usage, Kind::NoPassword, format!("give {options}"))
@@ -223,6 +229,7 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::Archive(error) => archive_advice(error),
         JobError::Hardware(_) => advice(Exit::Error, Kind::Unsupported, "what it was made of is not understood"),
         JobError::Exchange(error) => exchange_advice(error),
+        JobError::Xen(error) => xen_advice(error),
         JobError::Scheme { .. } => advice(
             Exit::Usage,
             Kind::Unsupported,

@@ -74,6 +74,11 @@ pub(super) fn exchange_advice(error: &ExchangeError) -> Advice {
         ),
         ExchangeError::NoDisk { .. } => advice(Exit::Error, Kind::NotFound, "name a snapshot of a machine with disks"),
         ExchangeError::VirtualBox(error) => virtualbox_advice(error),
+        ExchangeError::Twin { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "--new-identity makes another machine of it; or remove the one that is there",
+        ),
         ExchangeError::FolderTaken { .. } => advice(Exit::Error, Kind::Exists, "name a new folder, or an empty one"),
         _ => advice(Exit::Error, Kind::Io, "please report it"),
     }

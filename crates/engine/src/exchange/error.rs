@@ -45,6 +45,16 @@ pub enum ExchangeError {
     /// A machine of VirtualBox.
     #[error(transparent)]
     VirtualBox(super::virtualbox::VirtualBoxError),
+    /// A machine that is there would get a twin with the same addresses.
+    #[error("the pool {pool} has this machine: {name} ({uuid})")]
+    Twin {
+        /// The pool.
+        pool: String,
+        /// What it is called there.
+        name: String,
+        /// Its UUID.
+        uuid: String,
+    },
     /// The folder that is to be made is there already.
     #[error("{} is there already, and is not empty", path.display())]
     FolderTaken {

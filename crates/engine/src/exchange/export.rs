@@ -1,6 +1,7 @@
 //! `export`: a machine in a snapshot becomes an archive that another hypervisor takes in, or a folder of images.
 
 mod archives;
+mod to_pool;
 mod virtualbox;
 
 use std::io::Write;
@@ -17,6 +18,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use archives::Sink;
+pub use to_pool::{ExportToPool, ExportedToPool, export_to_pool};
 use virtualbox::OfVirtualBox;
 
 use super::error::ExchangeError;

@@ -105,10 +105,10 @@ impl<'a> Instant<'a> {
     /// Keeps its disks for the next backup to compare with: by way of NBD only what they are compared by.
     ///
     /// Gives whether all are kept.
-    pub(super) fn keep(&mut self, bases: &[Reference], way: XenWay, mark: String, job: Job<'_>) -> bool {
-        let Ok(pool) = self.cleaner(job) else { return false };
+    pub(super) fn keep(&mut self, bases: &[Reference], way: XenWay, mark: &str, job: Job<'_>) -> bool {
+        let Ok(pool) = self.cleaner() else { return false };
         for base in bases {
-            if let Err(error) = pool.mark_kept(base, &mark) {
+            if let Err(error) = pool.mark_kept(base, mark) {
                 job.progress.warning(&format!(
                     "the next backup of {} will read everything: the pool does not keep what it would be compared with: {error}",
                     self.machine
@@ -133,7 +133,7 @@ impl<'a> Instant<'a> {
 
     /// Lets go of what was kept before this run.
     pub(super) fn let_go_of_older(&self, mark: &str, job: Job<'_>) {
-        let removed = self.cleaner(job).and_then(|pool| {
+        let removed = self.cleaner().and_then(|pool| {
             let older = pool.kept(mark)?;
             for disk in older.iter().filter(|disk| !self.kept.contains(disk)) {
                 pool.remove_disk(disk)?;
@@ -148,7 +148,7 @@ impl<'a> Instant<'a> {
     }
 
     /// A session that goes on where somebody has asked us to stop.
-    fn cleaner(&self, _job: Job<'_>) -> Result<Arc<Pool>> {
+    fn cleaner(&self) -> Result<Arc<Pool>> {
         Ok(Arc::new(self.pool.for_clearing_up()?))
     }
 
@@ -157,7 +157,7 @@ impl<'a> Instant<'a> {
         if self.is_removed {
             return;
         }
-        match self.cleaner(job) {
+        match self.cleaner() {
             Ok(pool) => self.remove_with(&pool, job),
             Err(error) => self.tell_that_it_stays(&error, job),
         }
@@ -221,12 +221,11 @@ impl Read for Memory {
                 None => Ok(0),
             };
         }
-        let download = match &mut self.download {
-            Some(download) => download,
-            None => {
-                let begun = self.pool.download_disk(&self.disk, &DiskForm::Raw);
-                self.download.insert(begun.map_err(std::io::Error::other)?)
-            }
+        let download = if let Some(download) = &mut self.download {
+            download
+        } else {
+            let begun = self.pool.download_disk(&self.disk, &DiskForm::Raw);
+            self.download.insert(begun.map_err(std::io::Error::other)?)
         };
         let read = download.read(&mut buffer[..count])?;
         self.left -= read as u64;

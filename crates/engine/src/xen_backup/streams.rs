@@ -71,8 +71,8 @@ impl Streams {
 
 /// What a download is read as.
 enum Current {
-    Raw { download: Download, at: u64 },
-    Vhd(VhdStream<Download>),
+    Raw { download: Box<Download>, at: u64 },
+    Vhd(Box<VhdStream<Download>>),
 }
 
 /// The streams as an archive without texts.
@@ -102,11 +102,14 @@ impl Reader {
         };
         let download = self.pool.download_disk(&planned.disk, &form).map_err(read_error)?;
         if form == DiskForm::Raw {
-            return Ok(Current::Raw { download, at: 0 });
+            return Ok(Current::Raw {
+                download: Box::new(download),
+                at: 0,
+            });
         }
         let stream = VhdStream::open(download, &planned.label)?;
         check_size(&stream, planned)?;
-        Ok(Current::Vhd(stream))
+        Ok(Current::Vhd(Box::new(stream)))
     }
 
     /// Takes the next piece of the current disk into `self.piece`, and gives its place; none at the end.
@@ -125,7 +128,7 @@ impl Reader {
             return Ok(place);
         }
         let download = match current {
-            Current::Raw { download, .. } => download,
+            Current::Raw { download, .. } => *download,
             Current::Vhd(stream) => stream.into_inner(),
         };
         download.finish().map_err(read_error)?;
@@ -212,17 +215,15 @@ impl ArchiveReader for Reader {
             return Ok(None);
         }
         let disk = self.next;
-        match self.next_piece()? {
-            Some(offset) => Ok(Some(Piece::Data {
-                disk,
-                offset,
-                bytes: &self.piece,
-            })),
-            None => {
-                self.next += 1;
-                Ok(Some(Piece::End { disk }))
-            }
-        }
+        let Some(offset) = self.next_piece()? else {
+            self.next += 1;
+            return Ok(Some(Piece::End { disk }));
+        };
+        Ok(Some(Piece::Data {
+            disk,
+            offset,
+            bytes: &self.piece,
+        }))
     }
 
     fn is_in_order(&self) -> bool {

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::record::{Record, Reference};
 use super::task::reference_in;
 use super::{Pool, XapiError, XapiResult};
-use crate::machine::{MachineState, MachineSummary};
+use crate::machine::{Description, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark};
 
 /// Bytes of the records of one machine, at most.
 const METADATA_BYTES_MAX: u64 = 64 << 20;
@@ -26,6 +26,32 @@ pub struct XenMachine {
     pub disks: Vec<VirtualDisk>,
     /// Its tags.
     pub tags: Vec<String>,
+}
+
+impl XenMachine {
+    /// What a backup has to know of it.
+    pub fn describe(&self) -> Description {
+        let disk = |disk: &VirtualDisk| MachineDisk {
+            target: disk.device.clone(),
+            kind: DiskKind::Disk,
+            source: DiskSource::Other(format!("{} ({})", disk.label, disk.uuid)),
+            format: None,
+            is_read_only: disk.is_read_only,
+            is_shared: disk.is_shared,
+            alias: None,
+        };
+        Description {
+            summary: self.summary.clone(),
+            disks: self.disks.iter().map(disk).collect(),
+            nvram: None,
+            tpm: None,
+            has_agent_channel: false,
+            mark: Mark {
+                tags: self.tags.clone(),
+                ..Mark::default()
+            },
+        }
+    }
 }
 
 /// A disk of a machine, or of a snapshot.

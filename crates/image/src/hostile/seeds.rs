@@ -196,19 +196,6 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         vdi::create::write_empty(&file, &new).expect("memory can be written");
         bytes_of(&file)
     };
-    let vhd = |kind, parent| {
-        let file = MemoryFile::default();
-        let new = NewVhd {
-            size_bytes: 20_480,
-            block_bytes: 4096,
-            kind,
-            id: ImageId([1; 16]),
-            created_s: 0,
-            parent,
-        };
-        vhd::create::write_empty(&file, &new).expect("memory can be written");
-        bytes_of(&file)
-    };
     let vmdk = || {
         let file = MemoryFile::default();
         let new = NewVmdk {
@@ -252,6 +239,21 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         // The second block is zero.
         ("vhdx", "zero", vec![0, 7, 8, 0, 1, 2]),
     ]
+}
+
+/// An empty VHD.
+fn vhd(kind: ImageKind, parent: Option<(ImageId, u32, String)>) -> Vec<u8> {
+    let file = MemoryFile::default();
+    let new = NewVhd {
+        size_bytes: 20_480,
+        block_bytes: 4096,
+        kind,
+        id: ImageId([1; 16]),
+        created_s: 0,
+        parent,
+    };
+    vhd::create::write_empty(&file, &new).expect("memory can be written");
+    bytes_of(&file)
 }
 
 /// A stream with grains at both ends, under two tables.

@@ -182,6 +182,8 @@ impl<R: Read> VhdStream<R> {
 
     /// What is behind the last block: the footer once more.
     fn end(&mut self) -> Result<()> {
+        self.source
+            .skip_to(self.source.at.next_multiple_of(SECTOR_BYTES), "end")?;
         let mut footer = vec![0; to_usize(FOOTER_BYTES)];
         // Blocks begin at whole pages in what some programs write.
         for _ in 0..16 {

@@ -41,6 +41,14 @@ impl LimitArgs {
         given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
     }
 
+    /// The first of these options that was given and is about what a guest feels.
+    pub(super) fn of_guests(&self) -> Option<&'static str> {
+        self.given().filter(|option| *option != "--bwlimit").or_else(|| {
+            let latency = self.max_latency.map(|_| "--max-latency");
+            self.scratch_max.map(|_| "--scratch-max").or(latency)
+        })
+    }
+
     pub(super) fn limits(&self) -> Limits {
         Limits {
             bytes_per_second: self.bwlimit,

@@ -12,7 +12,7 @@ use super::BackupArgs;
 use super::hooks::{self, HookArgs};
 use super::limits::LimitArgs;
 use super::machines_done::{Failed, LeftOut, MachineDone, MachinesDone};
-use super::of_virtualbox;
+use super::{of_pools, of_virtualbox};
 use crate::context::Context;
 use crate::datasets;
 use crate::errors::{Error, chain};
@@ -59,7 +59,7 @@ pub(super) struct MachineArgs {
     #[arg(long, value_name = "SECONDS")]
     pub(super) wait: Option<u64>,
     #[command(flatten)]
-    limits: LimitArgs,
+    pub(super) limits: LimitArgs,
     #[command(flatten)]
     hooks: HookArgs,
 }
@@ -109,6 +109,17 @@ impl MachineArgs {
             },
             excluded: self.exclude_machine.clone(),
         })
+    }
+
+    /// The first option that was given and says nothing to pools of XenServer.
+    pub(super) fn foreign_to_pools(&self) -> Option<&'static str> {
+        let given = [
+            (self.quiesce == QuiesceWhen::Require, "--quiesce require"),
+            (self.scratch.is_some(), "--scratch"),
+            (self.method.is_some(), "--method"),
+        ];
+        let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
+        first.or_else(|| self.limits.of_guests()).or_else(|| self.hooks.given())
     }
 
     /// The first option that was given and says nothing to VirtualBox.
@@ -162,9 +173,10 @@ pub(super) fn run(
     let hypervisors = Hypervisors::new(args.machines.connect.as_deref(), context);
     let place = virtualbox::place(context);
     let mut wish = args.machines.wish(words)?;
-    let (of_virtualbox, others) = MachineWord::apart(wish.words);
-    wish.words = others;
-    let boxes = of_virtualbox::choose(&place, &of_virtualbox, args, context)?;
+    let apart = MachineWord::apart(wish.words);
+    wish.words = apart.others;
+    let boxes = of_virtualbox::choose(&place, &apart.of_virtualbox, args, context)?;
+    let of_pools = of_pools::choose(&apart.of_pools, args, context)?;
     let is_asked = !wish.words.is_empty() || wish.everything == Everything::Wanted;
     let Choice { chosen, mut left_out } = if is_asked {
         hypervisors.choose(&wish)?
@@ -172,7 +184,7 @@ pub(super) fn run(
         Choice::default()
     };
     left_out.extend(boxes.left_out);
-    let machine_count = chosen.len() + boxes.chosen.len();
+    let machine_count = chosen.len() + boxes.chosen.len() + of_pools.len();
     if args.machine.is_some() && machine_count > 1 {
         return Err(Error::usage(
             "--machine names one machine, and there are several",
@@ -212,6 +224,10 @@ pub(super) fn run(
             one.name(),
             of_virtualbox::back_up(one, args, parent, &repository, context),
         )?;
+    }
+    for one in &of_pools {
+        let outcome = of_pools::back_up(one, args, parent, &repository, context);
+        add(&one.said(), outcome)?;
     }
     context.report(&done)
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast_engine::{
     Bottleneck, Compared, Load, MachineBackupReport, Method, NOTE_CONSISTENCY, Quiesced, VirtualBoxReport,
-    VirtualBoxWay,
+    VirtualBoxWay, XenBackupReport, XenChange, XenDiskReport,
 };
 use serde::Serialize;
 
@@ -26,7 +26,7 @@ pub(super) struct MachinesDone {
 #[derive(Debug, Serialize)]
 pub(super) struct MachineDone {
     snapshot: SnapshotDocument,
-    /// "filter", "reflink", "overlay", "pause", "images" or "virtualbox-snapshot".
+    /// "filter", "reflink", "overlay", "pause", "images" or "virtualbox-snapshot"; for a pool of XenServer "nbd", "vhd" or "raw".
     method: &'static str,
     /// Why so, in words.
     method_reason: String,
@@ -54,9 +54,17 @@ pub(super) struct MachineDone {
     #[serde(skip)]
     limit: Option<String>,
     #[serde(skip)]
-    how: Option<Method>,
+    how: How,
     #[serde(skip)]
     taken_in: Option<Duration>,
+}
+
+/// How a machine was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    Qemu(Method),
+    VirtualBox,
+    Pool,
 }
 
 /// How a disk was compared with the snapshot before.
@@ -72,13 +80,14 @@ struct DiskDone {
 
 impl DiskDone {
     /// How it was compared, in words.
-    fn how(&self, method: Option<Method>) -> String {
+    fn how(&self, method: How) -> String {
         let dirty = units::bytes(self.dirty_bytes.unwrap_or_default());
         match (&self.reason, method) {
             (Some(reason), _) => format!("read everything: {reason}"),
-            (None, Some(Method::Snapshot)) => {
+            (None, How::Qemu(Method::Snapshot)) => {
                 format!("read what lies elsewhere than in the host snapshot before, {dirty}")
             }
+            (None, How::Pool) => format!("read what the pool says has changed, {dirty}"),
             (None, _) => format!("read what the bitmap names, {dirty}"),
         }
     }
@@ -141,7 +150,7 @@ impl From<MachineBackupReport> for MachineDone {
             snapshot: SnapshotDocument::from(&report.backup.snapshot),
             method: report.method.word(),
             method_reason: report.method_reason,
-            how: Some(report.method),
+            how: How::Qemu(report.method),
             taken_in: None,
             paused_us: report.pause.map(|pause| micros(pause.total)),
             cut_us: report.pause.map(|pause| micros(pause.cut)),
@@ -187,7 +196,7 @@ impl From<VirtualBoxReport> for MachineDone {
             snapshot: SnapshotDocument::from(&report.backup.snapshot),
             method: report.way.word(),
             method_reason: report.reason,
-            how: None,
+            how: How::VirtualBox,
             taken_in: match report.way {
                 VirtualBoxWay::Images => None,
                 VirtualBoxWay::Snapshot { taken_in } => Some(taken_in),
@@ -225,8 +234,9 @@ impl MachineDone {
             parts.join(", ")
         ));
         match self.how {
-            Some(how) => self.human_of_qemu(how, page),
-            None => self.human_of_virtualbox(page),
+            How::Qemu(method) => self.human_of_qemu(method, page),
+            How::VirtualBox => self.human_of_virtualbox(page),
+            How::Pool => self.human_of_pool(page),
         }
         for line in self.load.lines() {
             page.line(&line);
@@ -240,7 +250,69 @@ impl MachineDone {
     }
 }
 
+impl From<XenBackupReport> for MachineDone {
+    fn from(report: XenBackupReport) -> Self {
+        let statistics = report.backup.snapshot.statistics();
+        let way = report.disks.first().map_or("none", |disk| disk.way.name());
+        let load = LoadDocument::new(&Load::default(), report.backup.duration);
+        let consistency = report.backup.snapshot.notes.get(NOTE_CONSISTENCY).cloned();
+        let disk = |disk: XenDiskReport| match disk.change {
+            XenChange::Since { changed_bytes } => DiskDone {
+                name: disk.name,
+                is_incremental: true,
+                dirty_bytes: Some(changed_bytes),
+                reason: None,
+            },
+            XenChange::Everything(reason) => DiskDone {
+                name: disk.name,
+                is_incremental: false,
+                dirty_bytes: None,
+                reason: Some(reason),
+            },
+        };
+        let left_out = report
+            .left_out
+            .into_iter()
+            .map(|(name, reason)| LeftOut { name, reason });
+        Self {
+            memory_bytes: report.memory_bytes,
+            frozen_us: None,
+            freeze_us: None,
+            consistency: consistency.unwrap_or_default(),
+            method: way,
+            method_reason: format!("its disks come from a snapshot of the pool, read by {way}"),
+            how: How::Pool,
+            taken_in: Some(report.snapshot_duration),
+            paused_us: None,
+            cut_us: None,
+            read_bytes: statistics.read_bytes,
+            changed_bytes: changed_bytes(&statistics),
+            stored_bytes: report.backup.stored_bytes,
+            duration_ms: units::millis(report.backup.duration),
+            bottleneck: report.backup.bottleneck.map(Bottleneck::word),
+            limit: report.backup.bottleneck.map(|bottleneck| bottleneck.to_string()),
+            load,
+            disks: report.disks.into_iter().map(disk).collect(),
+            left_out: left_out.collect(),
+            snapshot: SnapshotDocument::from(&report.backup.snapshot),
+        }
+    }
+}
+
 impl MachineDone {
+    fn human_of_pool(&self, page: &mut Page) {
+        page.line(&format!(
+            "  one instant, by a snapshot of the pool, taken in {} and removed again ({})",
+            units::duration(self.taken_in.unwrap_or_default()),
+            self.method_reason
+        ));
+        match (self.memory_bytes, &self.consistency[..]) {
+            (Some(bytes), _) => page.line(&format!("  with its memory of {}", units::bytes(bytes))),
+            (None, "shut off") => {}
+            (None, _) => page.line("  consistent as after a power cut: its file systems were not frozen"),
+        }
+    }
+
     fn human_of_qemu(&self, how: Method, page: &mut Page) {
         let time = |us| units::duration(Duration::from_micros(us));
         let by = match how {

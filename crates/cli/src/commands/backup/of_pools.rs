@@ -1,0 +1,174 @@
+//! `holdfast backup` of machines of pools of XenServer and XCP-ng.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_engine::{Domain, MachineName, ParentChoice, XenBackupRequest, XenWay, back_up_xen};
+use holdfast_host::DiskChoice;
+use holdfast_host::xapi::{Pool, XenAddress, XenMachine};
+use holdfast_repo::{Processes as _, Repository, SystemProcesses};
+
+use super::BackupArgs;
+use super::machines_done::MachineDone;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::pools::{self, PoolArgs};
+use crate::{runs, time};
+
+/// Options of `backup` that are about machines of pools.
+#[derive(Debug, clap::Args)]
+pub(super) struct PoolBackupArgs {
+    #[command(flatten)]
+    login: PoolArgs,
+    /// How to read the disks of machines of pools; without this, the best way that the pool offers
+    #[arg(
+        long = "pool-read",
+        value_enum,
+        value_name = "HOW",
+        help_heading = "Options for pools of XenServer and XCP-ng"
+    )]
+    read: Option<ReadHow>,
+    /// Leave nothing in the pool that the next backup could be compared by: it reads everything
+    #[arg(
+        long = "pool-keep-nothing",
+        help_heading = "Options for pools of XenServer and XCP-ng"
+    )]
+    keep_nothing: bool,
+    /// Connections to one disk of a pool at a time, which its host has to bear
+    #[arg(
+        long = "pool-connections",
+        value_name = "N",
+        default_value = "2",
+        help_heading = "Options for pools of XenServer and XCP-ng"
+    )]
+    connections: NonZeroUsize,
+}
+
+/// How disks of pools are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum ReadHow {
+    /// By NBD, where the pool has a network for that; it tracks which blocks change
+    Nbd,
+    /// As VHDs; the pool keeps a snapshot, and sends what has changed since
+    Vhd,
+    /// All of their bytes
+    Raw,
+}
+
+impl From<ReadHow> for XenWay {
+    fn from(how: ReadHow) -> Self {
+        match how {
+            ReadHow::Nbd => Self::Nbd,
+            ReadHow::Vhd => Self::Vhd,
+            ReadHow::Raw => Self::Raw,
+        }
+    }
+}
+
+impl PoolBackupArgs {
+    /// The options that were given, for an error about them.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let own = [
+            (self.read.is_some(), "--pool-read"),
+            (self.keep_nothing, "--pool-keep-nothing"),
+        ];
+        let own = own.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
+        self.login.given().or(own)
+    }
+}
+
+/// A machine that was chosen.
+pub(super) struct OfPool {
+    pool: Arc<Pool>,
+    machine: XenMachine,
+}
+
+impl OfPool {
+    /// What it is called where it is spoken of.
+    pub(super) fn said(&self) -> String {
+        format!("{}/{}", self.pool.title(), self.machine.summary.name)
+    }
+}
+
+/// The machines that words mean.
+///
+/// # Errors
+/// A pool cannot be reached; options say nothing to pools.
+pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context) -> Result<Vec<OfPool>, Error> {
+    if let Some(option) = args.machines.foreign_to_pools().filter(|_| !words.is_empty()) {
+        return Err(Error::usage(
+            format!("{option} says nothing to pools of XenServer"),
+            "leave it out, and back up machines of pools by themselves",
+        ));
+    }
+    let interrupt = context.interrupt()?;
+    let mut pools: BTreeMap<String, Arc<Pool>> = BTreeMap::new();
+    let mut chosen: Vec<OfPool> = Vec::new();
+    for address in words {
+        let pool = match pools.get(&address.pool()) {
+            Some(pool) => Arc::clone(pool),
+            None => {
+                let login = args.pools.login.login(address, context)?;
+                let pool = pools::log_in(login, context, &interrupt)?;
+                pools.insert(address.pool(), Arc::clone(&pool));
+                pool
+            }
+        };
+        for machine in pools::machines(&pool, address, &args.machines.exclude_machine)? {
+            let is_same = |known: &OfPool| known.machine.summary.uuid == machine.summary.uuid;
+            if !chosen.iter().any(is_same) {
+                chosen.push(OfPool {
+                    pool: Arc::clone(&pool),
+                    machine,
+                });
+            }
+        }
+    }
+    Ok(chosen)
+}
+
+/// Backs up a machine.
+pub(super) fn back_up(
+    one: &OfPool,
+    args: &BackupArgs,
+    parent: &ParentChoice,
+    repository: &Repository,
+    context: &Context,
+) -> Result<MachineDone, Error> {
+    let name = match &args.machine {
+        Some(name) => name.clone(),
+        None => MachineName::new(one.machine.summary.name.as_str())?,
+    };
+    let way = ["--connect".into(), one.said().into()];
+    let request = XenBackupRequest {
+        pool: Arc::clone(&one.pool),
+        machine: one.machine.summary.uuid.clone(),
+        name: Some(name),
+        choice: DiskChoice {
+            include: args.machines.include.clone(),
+            exclude: args.machines.exclude.clone(),
+        },
+        way: args.pools.read.map(XenWay::from),
+        keeps_base: !args.pools.keep_nothing,
+        with_memory: args.machines.with_memory.is_some(),
+        parent: parent.clone(),
+        tags: args.tags.clone(),
+        now: &time::now,
+        host: SystemProcesses.this().host,
+        program: crate::commands::PROGRAM.to_owned(),
+        zone: context.zone().clone(),
+        domain: Domain {
+            domain_type: "kvm".to_owned(),
+            network: "default".to_owned(),
+        },
+        bytes_per_second: args.machines.limits.limits().bytes_per_second,
+        connection_count_max: args.pools.connections.get(),
+        journal: runs::journal(context, &way),
+        patience: Duration::from_secs(args.machines.wait.unwrap_or_default()),
+        run: runs::new_run()?,
+    };
+    let report = context.work(args.job.thread_count(), |job| back_up_xen(repository, request, job))?;
+    Ok(MachineDone::from(report))
+}

@@ -1,0 +1,84 @@
+//! What to do about errors of pools of XenServer and XCP-ng.
+
+use holdfast_engine::XenBackupError;
+use holdfast_host::xapi::XapiError;
+
+use super::advice::{advice, io_advice};
+use super::{Advice, Kind};
+use crate::exit::Exit;
+
+pub(super) fn xen_advice(error: &XenBackupError) -> Advice {
+    match error {
+        XenBackupError::Pool(error) => pool_advice(error),
+        XenBackupError::Name { .. } => advice(
+            Exit::Error,
+            Kind::BadName,
+            "give it a name of yours with --machine NAME",
+        ),
+        XenBackupError::NoWay { .. } => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            "leave --pool-read out, and the best way that the pool offers is taken",
+        ),
+        _ => advice(
+            Exit::Error,
+            Kind::Io,
+            "somebody may have changed the machine in this moment: try again",
+        ),
+    }
+}
+
+fn pool_advice(error: &XapiError) -> Advice {
+    match error {
+        XapiError::Address { .. } => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "pools are named xen://HOST, and machines xen://HOST/NAME; the user, where it is not root, stands before the host: xen://backup@HOST/NAME",
+        ),
+        XapiError::Trust { .. } => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "openssl x509 -noout -fingerprint -sha256 -in /etc/xensource/xapi-ssl.pem prints the fingerprint on the host",
+        ),
+        XapiError::Untrusted { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "compare it with what openssl x509 -noout -fingerprint -sha256 -in /etc/xensource/xapi-ssl.pem prints on that host, and where it is the same, give it with --pool-certificate",
+        ),
+        XapiError::Connect { source, .. } | XapiError::Broken { source, .. } => io_advice(source),
+        XapiError::Login { .. } => advice(
+            Exit::Error,
+            Kind::Permission,
+            "check the user in the address and the password; a user of its own with the role vm-power-admin is enough",
+        ),
+        XapiError::NoMachine { .. } => advice(
+            Exit::Error,
+            Kind::NotFound,
+            "holdfast machines xen://HOST lists the machines of a pool",
+        ),
+        XapiError::SeveralMachines { .. } => advice(Exit::Error, Kind::Usage, "name it by its UUID"),
+        XapiError::NoStorage { .. } => advice(
+            Exit::Error,
+            Kind::NotFound,
+            "name one behind the pool: xen://HOST/STORAGE",
+        ),
+        XapiError::Refused { code, .. } if code == "SR_BACKEND_FAILURE_44" || code == "SR_FULL" => advice(
+            Exit::Error,
+            Kind::NoSpace,
+            "make room in the storage repository: a snapshot takes as much as is written while it is there",
+        ),
+        XapiError::Refused { code, .. } if code == "RBAC_PERMISSION_DENIED" => advice(
+            Exit::Error,
+            Kind::Permission,
+            "give the user the role vm-power-admin, or pool-operator to change what is tracked",
+        ),
+        XapiError::Refused { code, .. } if code == "OTHER_OPERATION_IN_PROGRESS" || code == "VDI_IN_USE" => {
+            advice(Exit::Locked, Kind::Locked, "try again when it has ended")
+        }
+        _ => advice(
+            Exit::Error,
+            Kind::Io,
+            "the log of the host (/var/log/xensource.log) says more",
+        ),
+    }
+}

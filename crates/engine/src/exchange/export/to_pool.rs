@@ -1,0 +1,144 @@
+//! `export` to a pool of XenServer or XCP-ng: a machine in a snapshot becomes a machine there, by an XVA that is stored nowhere in between.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use holdfast_archive::{PackOptions, Packing};
+use holdfast_host::xapi::{Pool, Upload, XapiError};
+use holdfast_repo::{Repository, Surroundings};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use super::{ExportFormat, ExportReport, ExportRequest, ExportTarget, export};
+use crate::error::{Error, Result};
+use crate::exchange::ExchangeError;
+use crate::exchange::import::threads;
+use crate::job::Job;
+use crate::machine_backup::NOTE_UUID;
+use crate::repository::find_snapshot;
+use crate::{SnapshotReference, Unit};
+
+/// What to export to a pool, and how.
+pub struct ExportToPool {
+    /// The pool.
+    pub pool: Arc<Pool>,
+    /// The storage repository that gets the disks, by name or UUID; the pool's default where not given.
+    pub storage: Option<String>,
+    /// Whether the machine keeps its UUID and the addresses of its network cards, as one that comes back does.
+    pub keeps_identity: bool,
+    /// The snapshot.
+    pub snapshot: SnapshotReference,
+    /// Disks that are left out, by name.
+    pub left_out: Vec<String>,
+    /// What the machine is called there; as here where not given.
+    pub name: Option<String>,
+    /// The host that exports.
+    pub host: String,
+    /// Now.
+    pub time: Timestamp,
+    /// In which times of the snapshot's name are meant.
+    pub zone: TimeZone,
+}
+
+/// A machine that is in a pool now.
+#[derive(Debug)]
+pub struct ExportedToPool {
+    /// What was sent.
+    pub export: ExportReport,
+    /// Its UUID there.
+    pub uuid: String,
+    /// The storage repository that its disks are in.
+    pub storage: String,
+}
+
+/// An upload that a writer of archives writes to and whoever began it ends.
+#[derive(Clone)]
+struct Shared(Arc<Mutex<Option<Upload>>>);
+
+impl Shared {
+    fn take(&self) -> Option<Upload> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(upload) => upload.write(bytes),
+            None => Err(std::io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Two machines with the same addresses of their network cards would disturb each other.
+fn refuse_twins(pool: &Pool, uuid: Option<&String>) -> Result<()> {
+    let Some(uuid) = uuid else { return Ok(()) };
+    match pool.machine(uuid) {
+        Ok(machine) => Err(ExchangeError::Twin {
+            pool: pool.title(),
+            name: machine.summary.name,
+            uuid: uuid.clone(),
+        }
+        .into()),
+        Err(XapiError::NoMachine { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Exports a machine to a pool. Where that fails, the pool removes what it has of it.
+pub fn export_to_pool(
+    repository: &Repository,
+    request: ExportToPool,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<ExportedToPool> {
+    let pool = request.pool;
+    if request.keeps_identity {
+        let snapshot = find_snapshot(repository, &request.snapshot, &request.zone, job.progress)?;
+        refuse_twins(&pool, snapshot.notes.get(NOTE_UUID))?;
+    }
+    let storage = pool.storage(request.storage.as_deref())?;
+    let upload = pool.upload_machine(&storage.reference, request.keeps_identity)?;
+    let shared = Shared(Arc::new(Mutex::new(Some(upload))));
+    let packing = PackOptions {
+        packing: Packing::None,
+        level: None,
+        threads: threads(job),
+    };
+    let sent = export(
+        repository,
+        ExportRequest {
+            snapshot: request.snapshot,
+            left_out: request.left_out,
+            target: ExportTarget::Stream(Box::new(shared.clone()), ExportFormat::Xva(packing)),
+            name: request.name,
+            host: request.host,
+            time: request.time,
+            zone: request.zone,
+        },
+        surroundings,
+        job,
+    );
+    let Some(upload) = shared.take() else {
+        return Err(Error::from(crate::Interrupted));
+    };
+    let export = match sent {
+        Ok(export) => export,
+        Err(error) => {
+            upload.give_up();
+            return Err(job.interrupt.check().err().map_or(error, Error::from));
+        }
+    };
+    job.progress.phase("waiting for the pool to take it in", Unit::Items);
+    let machine = upload.finish(&mut |_| ())?;
+    let record = pool.record("VM", &machine)?;
+    Ok(ExportedToPool {
+        export,
+        uuid: record.text("uuid").to_owned(),
+        storage: storage.text("name_label").to_owned(),
+    })
+}
