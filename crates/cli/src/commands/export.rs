@@ -250,34 +250,7 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         Kind::Vma => ExportFormat::Vma(packing),
         Kind::Xva | Kind::Vbox | Kind::Dir => ExportFormat::Xva(packing),
     };
-    let target = match kind {
-        Kind::Xva | Kind::Ova | Kind::Vma if is_stdout => {
-            context.output().refuse_json("export to standard output")?;
-            ExportTarget::Stream(Box::new(stdout()?), format)
-        }
-        Kind::Xva | Kind::Ova | Kind::Vma => ExportTarget::File {
-            path: args.target.clone(),
-            overwrite: if args.force {
-                Overwrite::Replace
-            } else {
-                Overwrite::Refuse
-            },
-            format,
-        },
-        Kind::Vbox => ExportTarget::VirtualBox {
-            path: args.target.clone(),
-            identity: if args.new_identity {
-                VirtualBoxIdentity::New
-            } else {
-                VirtualBoxIdentity::Same
-            },
-        },
-        Kind::Dir => ExportTarget::Folder {
-            path: args.target.clone(),
-            format: args.disk_format.unwrap_or(Format::Qcow2),
-            storage: Storage::Plain,
-        },
-    };
+    let target = target_of(args, kind, format, context)?;
     let place = virtualbox::place(context);
     let manager = match place.manager() {
         None if args.register => return Err(virtualbox::no_manager("--register")),
@@ -314,6 +287,38 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         }
     }
     context.report(&done)
+}
+
+/// Where it goes.
+fn target_of(args: &ExportArgs, kind: Kind, format: ExportFormat, context: &Context) -> Result<ExportTarget, Error> {
+    Ok(match kind {
+        Kind::Xva | Kind::Ova | Kind::Vma if args.target.as_os_str() == "-" => {
+            context.output().refuse_json("export to standard output")?;
+            ExportTarget::Stream(Box::new(stdout()?), format)
+        }
+        Kind::Xva | Kind::Ova | Kind::Vma => ExportTarget::File {
+            path: args.target.clone(),
+            overwrite: if args.force {
+                Overwrite::Replace
+            } else {
+                Overwrite::Refuse
+            },
+            format,
+        },
+        Kind::Vbox => ExportTarget::VirtualBox {
+            path: args.target.clone(),
+            identity: if args.new_identity {
+                VirtualBoxIdentity::New
+            } else {
+                VirtualBoxIdentity::Same
+            },
+        },
+        Kind::Dir => ExportTarget::Folder {
+            path: args.target.clone(),
+            format: args.disk_format.unwrap_or(Format::Qcow2),
+            storage: Storage::Plain,
+        },
+    })
 }
 
 /// What to make, and how its name says that it is packed.

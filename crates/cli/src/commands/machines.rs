@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::args::Example;
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::machines::{Apart, Hypervisors, MachineWord};
 use crate::output::{Column, Page, Report, Table};
@@ -267,8 +267,17 @@ pub(super) fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error>
         machines.push(Listing::new(found.hypervisor, &size_of, description));
     }
     let place = virtualbox::place(context);
-    for machine in virtualbox::choose(&place, &of_virtualbox, &[], context)?.chosen {
-        let description = machine.describe()?;
+    let chosen = virtualbox::choose(&place, &of_virtualbox, &[], context)?.chosen;
+    let is_one = chosen.len() == 1;
+    for machine in chosen {
+        let description = match machine.describe() {
+            Err(error) if !is_one => {
+                let causes = chain(&Error::from(error)).join(": ");
+                context.console().warning(&format!("{}: {causes}", machine.name()));
+                continue;
+            }
+            other => other?,
+        };
         let size_of = |disk: &MachineDisk| machine.size_of(disk);
         machines.push(Listing::new("virtualbox", &size_of, description));
     }

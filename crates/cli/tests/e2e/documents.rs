@@ -123,7 +123,8 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
         reports.entry(verb).or_default().push(report);
     }
     reports.insert("replicate", crate::replication::reports());
-    for (verb, report) in crate::verbs::exchanges::reports() {
+    let of_others = crate::verbs::exchanges::reports().into_iter();
+    for (verb, report) in of_others.chain(crate::verbs::virtualbox::reports()) {
         reports.entry(verb).or_default().push(report);
     }
     for (verb, report) in crate::schedules::reports_of_schedules() {

@@ -158,18 +158,7 @@ pub(super) fn run(
     parent: &ParentChoice,
     context: &Context,
 ) -> Result<Exit, Error> {
-    if args.machines.with_memory.is_some() && args.machines.quiesce == QuiesceWhen::Require {
-        return Err(Error::usage(
-            "--with-memory and --quiesce require do not go together: memory holds what the file systems have not written yet",
-            "leave one of them out",
-        ));
-    }
-    if args.machines.method == Some(MethodHow::Pause) && args.machines.quiesce == QuiesceWhen::Require {
-        return Err(Error::usage(
-            "--method pause and --quiesce require do not go together: file systems that are frozen thaw by themselves after seconds",
-            "leave one of them out",
-        ));
-    }
+    check_options(args)?;
     let hypervisors = Hypervisors::new(args.machines.connect.as_deref(), context);
     let place = virtualbox::place(context);
     let mut wish = args.machines.wish(words)?;
@@ -230,6 +219,23 @@ pub(super) fn run(
         add(&one.said(), outcome)?;
     }
     context.report(&done)
+}
+
+/// Options that contradict each other.
+fn check_options(args: &BackupArgs) -> Result<(), Error> {
+    if args.machines.with_memory.is_some() && args.machines.quiesce == QuiesceWhen::Require {
+        return Err(Error::usage(
+            "--with-memory and --quiesce require do not go together: memory holds what the file systems have not written yet",
+            "leave one of them out",
+        ));
+    }
+    if args.machines.method == Some(MethodHow::Pause) && args.machines.quiesce == QuiesceWhen::Require {
+        return Err(Error::usage(
+            "--method pause and --quiesce require do not go together: file systems that are frozen thaw by themselves after seconds",
+            "leave one of them out",
+        ));
+    }
+    Ok(())
 }
 
 fn back_up(

@@ -57,6 +57,8 @@ pub(super) struct MachineDone {
     how: How,
     #[serde(skip)]
     taken_in: Option<Duration>,
+    #[serde(skip)]
+    has_remains: bool,
 }
 
 /// How a machine was read.
@@ -152,6 +154,7 @@ impl From<MachineBackupReport> for MachineDone {
             method_reason: report.method_reason,
             how: How::Qemu(report.method),
             taken_in: None,
+            has_remains: false,
             paused_us: report.pause.map(|pause| micros(pause.total)),
             cut_us: report.pause.map(|pause| micros(pause.cut)),
             read_bytes: statistics.read_bytes,
@@ -201,6 +204,7 @@ impl From<VirtualBoxReport> for MachineDone {
                 VirtualBoxWay::Images => None,
                 VirtualBoxWay::Snapshot { taken_in } => Some(taken_in),
             },
+            has_remains: report.remains.is_some(),
             paused_us: None,
             cut_us: None,
             read_bytes: statistics.read_bytes,
@@ -354,8 +358,13 @@ impl MachineDone {
         let instant = match self.taken_in {
             None => format!("  read from its images ({})", self.method_reason),
             Some(time) => format!(
-                "  one instant, by a snapshot of VirtualBox, taken in {} and deleted again ({})",
+                "  one instant, by a snapshot of VirtualBox, taken in {} and {} ({})",
                 units::duration(time),
+                if self.has_remains {
+                    "still there"
+                } else {
+                    "deleted again"
+                },
                 self.method_reason
             ),
         };

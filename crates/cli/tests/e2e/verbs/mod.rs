@@ -17,3 +17,4 @@ mod refusals;
 mod restores;
 mod retention;
 mod serving;
+pub(crate) mod virtualbox;

@@ -15,7 +15,7 @@ use holdfast_repo::{Manifest, Repository, Surroundings};
 
 use super::{Exported, VirtualBoxIdentity};
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exchange::import::{NewFolder, write_file};
 use crate::exchange::sectors::WholeSectors;
 use crate::exchange::virtualbox::{NVRAM, SAVED, SETTINGS, targets};
@@ -59,7 +59,13 @@ impl Exported<'_> {
         surroundings: &Surroundings,
         job: Job<'_>,
     ) -> Result<Packed> {
-        let mut made = NewFolder::make(folder)?;
+        // VBoxManage looks for it from another folder.
+        let folder = std::path::absolute(folder).map_err(|source| Error::File {
+            action: "find",
+            path: folder.to_owned(),
+            source,
+        })?;
+        let mut made = NewFolder::make(&folder)?;
         let base = base_name(&self.machine.name);
         let mut written = Packed::default();
         let mut images: BTreeMap<String, Image> = BTreeMap::new();

@@ -83,6 +83,13 @@ pub(super) struct Backup<'a> {
     pub(super) job: Job<'a>,
 }
 
+/// The disks of a machine, as they were chosen.
+struct Opened {
+    taken: Vec<Taken>,
+    /// Those that are left out, and why.
+    left_out: Vec<(String, String)>,
+}
+
 impl Backup<'_> {
     /// A machine that is off: as long as nothing changes, its images are of one instant.
     fn read_images(&self, said: &Said) -> Result<VirtualBoxReport> {
@@ -94,7 +101,7 @@ impl Backup<'_> {
                 if is_certain { "has" } else { "that can be seen has" }
             ));
         }
-        let (taken, left_out) = self.open(&said.machine, said)?;
+        let Opened { taken, left_out } = self.open(&said.machine, said)?;
         let time = (self.request.now)();
         let check: Check<'_> = Box::new(|| self.check_unchanged(&taken));
         let instant = Instant {
@@ -123,6 +130,7 @@ impl Backup<'_> {
             disks: taken.into_iter().map(|disk| disk.attached.target).collect(),
             memory_bytes,
             left_out,
+            remains: None,
         })
     }
 
@@ -146,8 +154,8 @@ impl Backup<'_> {
         let time = (self.request.now)();
         let stored = self.store_frozen(before, &frozen, (time, taken_in));
         // A snapshot that stays is told as a warning; what was read is good all the same.
-        frozen.end();
-        stored
+        let remains = frozen.end();
+        Ok(VirtualBoxReport { remains, ..stored? })
     }
 
     fn store_frozen(
@@ -167,7 +175,7 @@ impl Backup<'_> {
                 holder: "somebody who has put it onto other images just now".to_owned(),
             }));
         }
-        let (taken, left_out) = self.open(&then, &said)?;
+        let Opened { taken, left_out } = self.open(&then, &said)?;
         let kept = said
             .settings
             .snapshots
@@ -197,11 +205,12 @@ impl Backup<'_> {
             disks: taken.into_iter().map(|disk| disk.attached.target).collect(),
             memory_bytes,
             left_out,
+            remains: None,
         })
     }
 
     /// Opens the disks that are wanted, with the images that `machine` has; why others are left out.
-    fn open(&self, machine: &Machine, said: &Said) -> Result<(Vec<Taken>, Vec<(String, String)>)> {
+    fn open(&self, machine: &Machine, said: &Said) -> Result<Opened> {
         let owner = self.request.machine;
         let description = owner.description(machine, said, &self.condition);
         self.check_choice(&description)?;
@@ -234,7 +243,7 @@ impl Backup<'_> {
                 Error::NoDisks { machine }
             });
         }
-        Ok((taken, left_out))
+        Ok(Opened { taken, left_out })
     }
 
     fn check_choice(&self, description: &Description) -> Result<()> {

@@ -191,3 +191,80 @@ fn compare(disk: &str, chain: &[&Medium], files: &[PathBuf], options: &OpenOptio
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use holdfast_hardware::virtualbox::{Medium, MediumKind};
+    use holdfast_image::Format;
+
+    use super::{Admission, chain_of, format_of};
+    use crate::Error;
+
+    fn medium(uuid: &str, parent: Option<&str>) -> Medium {
+        Medium {
+            uuid: uuid.to_owned(),
+            location: format!("{uuid}.vdi"),
+            format: "VDI".to_owned(),
+            parent: parent.map(str::to_owned),
+            is_encrypted: false,
+            kind: MediumKind::Normal,
+        }
+    }
+
+    #[test]
+    fn a_chain_goes_down_to_its_base_and_ends() {
+        let names = |media: &[Medium], uuid: &str| -> Vec<String> {
+            let chain = chain_of(media, uuid);
+            chain.iter().map(|medium| medium.uuid.clone()).collect()
+        };
+        let media = [medium("a", None), medium("b", Some("a")), medium("c", Some("b"))];
+        assert_eq!(names(&media, "c"), ["c", "b", "a"]);
+        assert_eq!(names(&media, "a"), ["a"]);
+        assert!(names(&media, "d").is_empty());
+        let circle = [medium("a", Some("b")), medium("b", Some("a"))];
+        assert_eq!(names(&circle, "a"), ["a", "b"]);
+        assert_eq!(names(&[medium("a", Some("a"))], "a"), ["a"]);
+    }
+
+    #[test]
+    fn only_what_is_read_has_a_format() {
+        assert_eq!(format_of("VDI"), Some(Format::Vdi));
+        assert_eq!(format_of("vmdk"), Some(Format::Vmdk));
+        assert_eq!(format_of("VHD"), Some(Format::Vhd));
+        for other in ["iSCSI", "QCOW", "QED", "Parallels", "", "luks"] {
+            assert_eq!(format_of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn files_elsewhere_are_refused_whether_they_are_there_or_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let here = root.join("here");
+        for name in ["here/sub", "there/sub"] {
+            std::fs::create_dir_all(root.join(name)).unwrap();
+        }
+        for name in ["here/a", "here/sub/b", "there/c"] {
+            std::fs::File::create(root.join(name)).unwrap();
+        }
+        std::os::unix::fs::symlink(root.join("there/c"), here.join("link")).unwrap();
+        let admitted = |allowed: &[PathBuf], path: &Path| {
+            let folder = here.clone();
+            Admission { folder, allowed }.admit(path)
+        };
+        let is_refused = |path: &str| matches!(admitted(&[], &here.join(path)), Err(Error::Exchange(_)));
+        assert_eq!(admitted(&[], &here.join("sub/../sub/b")).unwrap(), here.join("sub/b"));
+        for path in ["../there/c", "link", "../there/gone", "../nowhere/gone", "/etc/shadow"] {
+            assert!(is_refused(path), "{path}");
+        }
+        assert!(matches!(admitted(&[], &here.join("gone")), Err(Error::File { .. })));
+        for allowed in [root.join("there"), root.join("there/c")] {
+            let allowed = [allowed];
+            assert_eq!(admitted(&allowed, &here.join("link")).unwrap(), root.join("there/c"));
+            assert_eq!(admitted(&allowed, &root.join("there/c")).unwrap(), root.join("there/c"));
+            admitted(&allowed, Path::new("/etc/shadow")).unwrap_err();
+        }
+    }
+}

@@ -140,3 +140,25 @@ fn delete(
     ));
     Some(error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::is_ours;
+
+    #[test]
+    fn snapshots_of_others_are_not_ours() {
+        assert!(is_ours("holdfast-backup-0000002a"));
+        for other in [
+            "",
+            "mine",
+            "holdfast-backup-",
+            "holdfast-backup-2a",
+            "holdfast-backup-0000002g",
+            "holdfast-backup-0000002a1",
+            "a holdfast-backup-0000002a",
+            "holdfast-backup-before-the-upgrade",
+        ] {
+            assert!(!is_ours(other), "{other}");
+        }
+    }
+}

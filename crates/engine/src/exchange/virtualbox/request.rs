@@ -90,4 +90,6 @@ pub struct VirtualBoxReport {
     pub memory_bytes: Option<u64>,
     /// Disks that were left out, and why.
     pub left_out: Vec<(String, String)>,
+    /// Why VirtualBox still has the snapshot that was taken for it, where it does.
+    pub remains: Option<String>,
 }
