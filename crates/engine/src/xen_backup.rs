@@ -113,6 +113,8 @@ pub struct XenBackupReport {
     pub snapshot_duration: Duration,
     /// Bytes of its memory, where that was taken.
     pub memory_bytes: Option<u64>,
+    /// Whether the snapshot could not be removed.
+    pub has_remains: bool,
 }
 
 /// How a disk was read.
@@ -298,6 +300,7 @@ impl XenBackup<'_> {
             disks,
             memory_bytes,
             snapshot_duration: instant.duration(),
+            has_remains: instant.has_remains(),
             left_out: self.left_out,
             dropped: self.translated.dropped,
         })

@@ -43,6 +43,7 @@ pub(super) struct Instant<'a> {
     machine: &'a str,
     snapshot: XenSnapshot,
     is_removed: bool,
+    has_remains: bool,
     kept: Vec<Reference>,
     time: Timestamp,
     duration: Duration,
@@ -65,6 +66,7 @@ impl<'a> Instant<'a> {
                 machine: &machine.summary.name,
                 snapshot,
                 is_removed: false,
+                has_remains: false,
                 kept: Vec::new(),
                 time,
                 duration,
@@ -82,6 +84,11 @@ impl<'a> Instant<'a> {
 
     pub(super) fn duration(&self) -> Duration {
         self.duration
+    }
+
+    /// Whether it could not be removed, which was told.
+    pub(super) fn has_remains(&self) -> bool {
+        self.has_remains
     }
 
     /// The snapshot of a disk of the machine.
@@ -170,7 +177,8 @@ impl<'a> Instant<'a> {
         }
     }
 
-    fn tell_that_it_stays(&self, error: &crate::Error, job: Job<'_>) {
+    fn tell_that_it_stays(&mut self, error: &crate::Error, job: Job<'_>) {
+        self.has_remains = true;
         job.progress.warning(&format!(
             "the snapshot {:?} of {} cannot be removed: {error}; the next backup tries again",
             self.snapshot.label, self.machine

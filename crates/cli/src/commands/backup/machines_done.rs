@@ -286,6 +286,7 @@ impl From<XenBackupReport> for MachineDone {
             method: way,
             method_reason: format!("its disks come from a snapshot of the pool, read by {way}"),
             how: How::Pool,
+            has_remains: report.has_remains,
             taken_in: Some(report.snapshot_duration),
             paused_us: None,
             cut_us: None,
@@ -306,8 +307,9 @@ impl From<XenBackupReport> for MachineDone {
 impl MachineDone {
     fn human_of_pool(&self, page: &mut Page) {
         page.line(&format!(
-            "  one instant, by a snapshot of the pool, taken in {} and removed again ({})",
+            "  one instant, by a snapshot of the pool, taken in {} and {} ({})",
             units::duration(self.taken_in.unwrap_or_default()),
+            if self.has_remains { "still there" } else { "removed again" },
             self.method_reason
         ));
         match (self.memory_bytes, &self.consistency[..]) {

@@ -13,6 +13,7 @@ mod images;
 mod interruptions;
 mod keys;
 mod monitoring;
+mod pools;
 mod refusals;
 mod restores;
 mod retention;

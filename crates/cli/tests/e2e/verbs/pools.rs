@@ -1,0 +1,334 @@
+//! Machines of pools of XenServer and XCP-ng. There is no XenServer here: a stand-in built from its public sources answers (`rigs/xapi-server`).
+
+use std::process::Output;
+
+use holdfast_xapi_server::{Fault, Habits, NbdPurpose, NewDisk, NewVm, Server, SrPlace, VhdBitmaps, VhdOrder};
+use serde_json::Value;
+
+use crate::program::{stderr, stdout};
+use crate::rig::{Rig, noise};
+
+const MIB: u64 = 1 << 20;
+
+/// A pool with a machine of two disks.
+struct World {
+    rig: Rig,
+    pool: Server,
+    vm: String,
+    /// Where the pool keeps its disks.
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::on(SrPlace::Shared)
+    }
+
+    /// The second disk is on a storage that not every host sees.
+    fn on(place: SrPlace) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let pool = Server::start(folder.path()).unwrap();
+        let mut second = NewDisk::new("xvdb", 5 * MIB);
+        second.place = place;
+        let vm = pool.add_vm(&NewVm {
+            name: "web1".to_owned(),
+            disks: vec![NewDisk::new("xvda", 12 * MIB), second],
+            power_state: "Running".to_owned(),
+        });
+        let rig = Rig::new();
+        rig.write("password", format!("{}\n", pool.password()).as_bytes());
+        let world = Self {
+            rig,
+            pool,
+            vm,
+            _folder: folder,
+        };
+        world.write("xvda", 3 * MIB + 700, 3_000_000, 1);
+        world.write("xvdb", 0, 100_000, 2);
+        world.write("xvdb", 5 * MIB - 512, 512, 3);
+        world
+    }
+
+    fn write(&self, device: &str, offset: u64, length: usize, seed: u64) {
+        self.pool.write_disk(&self.vm, device, offset, &noise(length, seed));
+    }
+
+    fn address(&self) -> String {
+        format!("xen://{}", self.pool.address())
+    }
+
+    fn machine(&self) -> String {
+        format!("{}/web1", self.address())
+    }
+
+    /// The words, and what it takes to log in.
+    fn words<'w>(&'w self, words: &[&'w str], fingerprints: &'w str) -> Vec<&'w str> {
+        let login = ["--pool-password-file", "password", "--pool-certificate", fingerprints];
+        [words, &login].concat()
+    }
+
+    fn report(&self, words: &[&str]) -> Value {
+        let fingerprint = self.pool.fingerprint();
+        self.rig.report(&self.words(words, &fingerprint))
+    }
+
+    fn fails(&self, code: i32, words: &[&str]) -> (String, String) {
+        let fingerprint = self.pool.fingerprint();
+        self.rig.error(code, &self.words(words, &fingerprint))
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        let fingerprint = self.pool.fingerprint();
+        self.rig.run(&self.words(words, &fingerprint))
+    }
+
+    /// Backs the machine up, and gives what is told of it.
+    fn back_up(&self, options: &[&str]) -> Value {
+        let machine = self.machine();
+        let report = self.report(&[&["backup", &machine[..]], options].concat());
+        report["machines"][0].clone()
+    }
+
+    /// The newest snapshot has what the disks hold now.
+    fn assert_holds(&self) {
+        for (disk, device) in [("vda", "xvda"), ("vdb", "xvdb")] {
+            let target = format!("{disk}.raw");
+            drop(std::fs::remove_file(self.rig.path(&target)));
+            self.rig.ok(&["restore", &format!("web1:{disk}"), &target]);
+            assert!(
+                self.rig.read(&target) == self.pool.disk_bytes(&self.vm, device),
+                "disk {disk}"
+            );
+        }
+    }
+
+    /// Nothing of ours is in the pool but `kept` disks to compare with.
+    fn assert_clean(&self, kept: usize) {
+        let vms: Vec<_> = self.pool.vms().into_iter().filter(|vm| vm.is_a_snapshot).collect();
+        assert_eq!(vms, [], "snapshots of machines");
+        let snapshots = self.pool.vdis().into_iter().filter(|vdi| vdi.is_a_snapshot);
+        let snapshots: Vec<_> = snapshots.collect();
+        assert_eq!(snapshots.len(), kept, "{snapshots:?}");
+        assert_eq!(self.pool.tasks(), []);
+        assert_eq!(self.pool.session_count(), 0);
+    }
+}
+
+fn dirty_bytes(report: &Value) -> Vec<Option<u64>> {
+    let disks = report["disks"].as_array().unwrap();
+    disks.iter().map(|disk| disk["dirty_bytes"].as_u64()).collect()
+}
+
+#[test]
+fn what_has_changed_is_read_by_nbd() {
+    let world = World::new();
+    let first = world.back_up(&[]);
+    assert_eq!(first["method"], "nbd", "{first}");
+    assert_eq!(dirty_bytes(&first), [None, None]);
+    world.assert_holds();
+    world.assert_clean(2);
+    let kinds: Vec<String> = world.pool.vdis().into_iter().filter(|vdi| vdi.is_a_snapshot).map(|vdi| vdi.kind).collect();
+    assert_eq!(kinds, ["cbt_metadata", "cbt_metadata"], "no room is taken in the pool");
+
+    world.write("xvda", 7 * MIB + 5, 100, 4);
+    let second = world.back_up(&[]);
+    assert_eq!(dirty_bytes(&second), [Some(65_536), Some(0)], "{second}");
+    assert!(second["read_bytes"].as_u64().unwrap() < MIB, "{second}");
+    world.assert_holds();
+    world.assert_clean(2);
+
+    // Somebody has reset the tracking: everything is read, and said why.
+    let vdis = world.pool.vdis();
+    assert!(vdis.iter().any(|vdi| vdi.cbt_enabled));
+    world.back_up(&["--pool-keep-nothing"]);
+    world.assert_clean(2);
+    let machine = world.machine();
+    let output = world.run(&["backup", &machine]);
+    let text = stdout(&output);
+    assert!(text.contains("read everything: the pool was not to keep"), "{text}");
+    assert!(text.contains("one instant, by a snapshot of the pool"), "{text}");
+}
+
+#[test]
+fn what_has_changed_comes_as_a_vhd() {
+    for bitmaps in [VhdBitmaps::Full, VhdBitmaps::Changed] {
+        let world = World::new();
+        world.pool.set_nbd_purpose(NbdPurpose::None);
+        world.pool.change_habits(|habits: &mut Habits| habits.vhd_bitmaps = bitmaps);
+        let first = world.back_up(&[]);
+        assert_eq!(first["method"], "vhd", "{first}");
+        world.assert_holds();
+        world.assert_clean(2);
+        world.write("xvda", 9 * MIB + 512, 5000, 4);
+        world.write("xvda", 11 * MIB, 70_000, 5);
+        let second = world.back_up(&[]);
+        assert_eq!(dirty_bytes(&second), [Some(4 * MIB), Some(0)], "{second}");
+        world.assert_holds();
+        world.assert_clean(2);
+        // All of it was compared with what the pool has.
+        let calls = world.pool.calls();
+        assert!(calls.iter().any(|call| call.contains("base=")), "{calls:?}");
+    }
+}
+
+#[test]
+fn blocks_in_another_order_and_raw_bytes_are_read_as_well() {
+    let world = World::new();
+    world.pool.set_nbd_purpose(NbdPurpose::None);
+    world.back_up(&["--pool-read", "raw"]);
+    world.assert_holds();
+    world.pool.change_habits(|habits: &mut Habits| habits.vhd_order = VhdOrder::Reversed);
+    world.write("xvda", 0, 5_000_000, 6);
+    let report = world.back_up(&["--pool-read", "vhd"]);
+    assert!(report["disks"][0]["reason"].as_str().unwrap().contains("order"), "{report}");
+    world.assert_holds();
+    world.assert_clean(2);
+}
+
+#[test]
+fn hosts_send_us_to_each_other() {
+    let world = World::on(SrPlace::OnSlave);
+    world.pool.set_nbd_purpose(NbdPurpose::None);
+    world.back_up(&[]);
+    world.assert_holds();
+    // A host that is not the master says who is.
+    let slave = format!("xen://{}/web1", world.pool.slave_address());
+    let both = [world.pool.fingerprint(), world.pool.slave_fingerprint()];
+    let words = [
+        "backup",
+        &slave,
+        "--pool-password-file",
+        "password",
+        "--pool-certificate",
+        &both[0],
+        "--pool-certificate",
+        &both[1],
+    ];
+    world.rig.report(&words);
+    world.assert_holds();
+    world.assert_clean(2);
+}
+
+#[test]
+fn a_machine_goes_back_to_its_pool() {
+    let world = World::on(SrPlace::OnSlave);
+    world.back_up(&[]);
+    let address = world.address();
+    let (message, hint) = world.fails(1, &["export", "web1", &address]);
+    assert!(message.contains("has this machine: web1"), "{message}");
+    assert!(hint.contains("--new-identity"), "{hint}");
+    let report = world.report(&["export", "web1", &address, "--new-identity", "--name", "again"]);
+    let uuid = report["uuid"].as_str().unwrap();
+    for device in ["xvda", "xvdb"] {
+        let [old, new] = [&world.vm[..], uuid].map(|vm| world.pool.disk_bytes(vm, device));
+        assert!(old == new, "{device}");
+    }
+    assert_eq!(world.pool.tasks(), []);
+    // What is wrong with it is found by the pool, and told in its words.
+    world.pool.faults().once(Fault::TransferFails(vec!["SR_BACKEND_FAILURE_44".to_owned(), "full".to_owned()]));
+    let (message, hint) = world.fails(1, &["export", "web1", &address, "--new-identity"]);
+    assert!(message.contains("not enough room"), "{message}");
+    assert!(hint.contains("make room"), "{hint}");
+    let (message, _) = world.fails(1, &["export", "web1", &format!("{address}/nowhere")]);
+    assert!(message.contains("no storage repository \"nowhere\""), "{message}");
+}
+
+#[test]
+fn whoever_is_not_known_is_not_talked_to() {
+    let world = World::new();
+    let machine = world.machine();
+    let wrong = "00:".repeat(31) + "00";
+    let words = ["backup", &machine, "--pool-password-file", "password", "--pool-certificate", &wrong];
+    let (message, hint) = world.rig.error(1, &words);
+    assert!(message.contains(&world.pool.fingerprint()), "{message}");
+    assert!(hint.contains("--pool-certificate"), "{hint}");
+    assert_eq!(world.pool.calls(), [] as [String; 0], "no password was sent");
+    world.rig.write("password", b"guess\n");
+    let (message, _) = world.fails(1, &["backup", &machine]);
+    assert!(message.contains("does not let root in"), "{message}");
+    let (message, _) = world.fails(2, &["backup", "xen://root:secret@host/web1"]);
+    assert!(message.contains("a password does not belong there"), "{message}");
+}
+
+#[test]
+fn machines_are_listed_and_chosen() {
+    let world = World::new();
+    world.pool.add_vm(&NewVm {
+        name: "db1".to_owned(),
+        disks: vec![NewDisk::new("xvda", MIB)],
+        power_state: String::new(),
+    });
+    let address = world.address();
+    let report = world.report(&["machines", &address]);
+    let names: Vec<&str> = report["machines"].as_array().unwrap().iter().map(|machine| machine["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["db1", "web1"]);
+    assert_eq!(report["machines"][1]["disks"][0]["size_bytes"], 12 * MIB);
+    let report = world.report(&["backup", &address, "--exclude-machine", "web*"]);
+    assert_eq!(report["machines"].as_array().unwrap().len(), 1);
+    assert_eq!(report["machines"][0]["consistency"], "shut off");
+    let (message, _) = world.fails(1, &["backup", &format!("{address}/nobody")]);
+    assert!(message.contains("no machine \"nobody\""), "{message}");
+    let report = world.report(&["backup", &world.machine(), "--exclude", "xvdb"]);
+    assert_eq!(report["machines"][0]["disks"].as_array().unwrap().len(), 1);
+    let (message, _) = world.fails(1, &["backup", &world.machine(), "--include", "xvdz"]);
+    assert!(message.contains("xvdz"), "{message}");
+}
+
+#[test]
+fn whatever_happens_the_pool_is_left_clean() {
+    let faults: [(&str, Fault, bool); 5] = [
+        ("the session expires", Fault::SessionExpiresAfterCalls(12), true),
+        ("the session expires in a transfer", Fault::SessionExpiresAfterBytes(MIB), true),
+        ("a transfer is cut off", Fault::CutDownloadAfter(2 * MIB + 77), true),
+        ("a handler fails", Fault::HandlerStatus(500), false),
+        (
+            "a transfer fails behind its answer",
+            Fault::TransferFails(vec!["VDI_IO_ERROR".to_owned(), "device".to_owned()]),
+            false,
+        ),
+    ];
+    for (what, fault, goes_on) in faults {
+        let world = World::new();
+        world.pool.set_nbd_purpose(NbdPurpose::None);
+        world.pool.faults().once(fault);
+        let machine = world.machine();
+        let output = world.run(&["backup", &machine]);
+        assert_eq!(output.status.success(), goes_on, "{what}: {}", stderr(&output));
+        if goes_on {
+            world.assert_holds();
+        } else {
+            assert_eq!(world.rig.snapshot_count(), 0, "{what}");
+        }
+        world.assert_clean(if goes_on { 2 } else { 0 });
+    }
+    let world = World::new();
+    world.pool.faults().fail_snapshot_out_of_space();
+    let machine = world.machine();
+    let (message, hint) = world.fails(1, &["backup", &machine]);
+    assert!(message.contains("not enough room"), "{message}");
+    assert!(hint.contains("storage repository"), "{hint}");
+    world.assert_clean(0);
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_removed_is_removed_by_the_next_backup() {
+    let world = World::new();
+    world.pool.faults().fail_call("VM.destroy", &["OTHER_OPERATION_IN_PROGRESS", "VM", "OpaqueRef:x"]);
+    let machine = world.machine();
+    let output = world.run(&["backup", &machine]);
+    assert!(stderr(&output).contains("cannot be removed"), "{}", stderr(&output));
+    let output = world.run(&["backup", &machine]);
+    assert!(stderr(&output).contains("which a killed backup had left"), "{}", stderr(&output));
+    world.assert_holds();
+    world.assert_clean(2);
+}
+
+#[test]
+fn memory_comes_along() {
+    let world = World::new();
+    let report = world.back_up(&["--with-memory"]);
+    assert!(report["memory_bytes"].as_u64().unwrap() > 0, "{report}");
+    assert_eq!(report["consistency"], "memory");
+    world.assert_holds();
+    world.assert_clean(2);
+}
