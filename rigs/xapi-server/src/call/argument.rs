@@ -1,0 +1,47 @@
+//! What a call was given.
+
+use std::num::TryFromIntError;
+
+use serde_json::{Map, Value};
+
+use crate::failure::{Answer, Failure};
+
+/// Exactly `N` arguments.
+pub(super) fn exactly<'a, const N: usize>(method: &str, arguments: &'a [Value]) -> Answer<&'a [Value; N]> {
+    arguments.try_into().map_err(|_| mismatch(method, N, arguments.len()))
+}
+
+/// The answer to a wrong number of arguments; the session is not counted.
+pub(super) fn mismatch(method: &str, expected: usize, received: usize) -> Failure {
+    let (expected, received) = (expected.to_string(), received.to_string());
+    Failure::new("MESSAGE_PARAMETER_COUNT_MISMATCH", &[method, &expected, &received])
+}
+
+fn wrong(name: &str) -> Failure {
+    Failure::new("FIELD_TYPE_ERROR", &[name])
+}
+
+pub(super) fn text<'a>(value: &'a Value, name: &str) -> Answer<&'a str> {
+    value.as_str().ok_or_else(|| wrong(name))
+}
+
+/// A number of JSON, or the digits that XML-RPC has instead.
+pub(super) fn number(value: &Value, name: &str) -> Answer<u64> {
+    let digits = value.as_str().and_then(|text| text.parse::<i64>().ok());
+    let number = value.as_i64().or(digits).ok_or_else(|| wrong(name))?;
+    u64::try_from(number)
+        .map_err(|_: TryFromIntError| Failure::new("VALUE_NOT_SUPPORTED", &[name, &number.to_string(), ""]))
+}
+
+pub(super) fn flag(value: &Value, name: &str) -> Answer<bool> {
+    value.as_bool().ok_or_else(|| wrong(name))
+}
+
+pub(super) fn map<'a>(value: &'a Value, name: &str) -> Answer<&'a Map<String, Value>> {
+    value.as_object().ok_or_else(|| wrong(name))
+}
+
+/// `field` of the record that a `create` was given.
+pub(super) fn field<'a>(record: &'a Map<String, Value>, field: &str) -> Answer<&'a Value> {
+    record.get(field).ok_or_else(|| wrong(field))
+}

@@ -1,0 +1,15 @@
+//! Calls and answers on the wire: JSON-RPC and XML-RPC.
+//!
+//! Source: `doc/content/xen-api/wire-protocol.md` of xen-api. Within the server, values are those of JSON.
+
+pub(crate) mod json;
+pub(crate) mod xml;
+
+use serde_json::Value;
+
+/// A call that came in.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct MethodCall {
+    pub(crate) method: String,
+    pub(crate) parameters: Vec<Value>,
+}

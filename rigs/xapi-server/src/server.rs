@@ -1,0 +1,376 @@
+//! The server: its listeners, its threads, and what a test asks of it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use holdfast_block::to_usize;
+use rustls::ServerConnection;
+
+use crate::call::vm;
+use crate::database::{flag, number, text, texts};
+use crate::failure::Failure;
+use crate::faults::Faults;
+use crate::habits::{Habits, NbdPurpose};
+use crate::http::Connection;
+use crate::info::{NewVm, TaskInfo, VdiInfo, VmInfo};
+use crate::pool::{ADDRESSES, PASSWORD, Pool, USER, host_number, new_identity};
+use crate::{handlers, nbd};
+
+/// How often a port is looked for that is free on the addresses of both hosts.
+const PORT_ATTEMPT_COUNT: u32 = 50;
+
+/// A pool of two hosts, which answers until it is dropped.
+pub struct Server {
+    pool: Arc<Pool>,
+    threads: Arc<Threads>,
+    doors: Vec<JoinHandle<()>>,
+    nbd: Vec<holdfast_serve::nbd::Server>,
+}
+
+/// The connections that are open, each with its thread.
+#[derive(Default)]
+struct Threads {
+    open: Mutex<BTreeMap<u64, TcpStream>>,
+    running: Mutex<Vec<JoinHandle<()>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Listens on one port, which the system chooses, on the addresses of both hosts.
+pub(crate) fn on_both_hosts<T>(listen: impl Fn((Ipv4Addr, u16)) -> io::Result<(T, u16)>) -> io::Result<([T; 2], u16)> {
+    let mut last = None;
+    for _ in 0..PORT_ATTEMPT_COUNT {
+        let (first, port) = listen((ADDRESSES[0], 0))?;
+        match listen((ADDRESSES[1], port)) {
+            Ok((second, _)) => return Ok(([first, second], port)),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| io::Error::other("no port is free")))
+}
+
+impl Server {
+    /// Starts a pool whose master is 127.0.0.1 and whose slave is 127.0.0.2, on the same port, under TLS.
+    ///
+    /// The bytes of disks are kept in files of `folder`, which has to be there.
+    pub fn start(folder: &Path) -> io::Result<Self> {
+        let (listeners, port) = on_both_hosts(|address| {
+            let listener = TcpListener::bind(SocketAddr::from(address))?;
+            let port = listener.local_addr()?.port();
+            Ok((listener, port))
+        })?;
+        let (nbd_listeners, nbd_port) = nbd::listen()?;
+        let identities = [Arc::new(new_identity(0)?), Arc::new(new_identity(1)?)];
+        let pool = Arc::new(Pool::new(folder, port, nbd_port, identities));
+        let threads = Arc::new(Threads::default());
+        let mut doors = Vec::new();
+        for listener in listeners {
+            let (pool, threads) = (Arc::clone(&pool), Arc::clone(&threads));
+            let name = "xapi-listener".to_owned();
+            doors.push(
+                std::thread::Builder::new()
+                    .name(name)
+                    .spawn(move || welcome(&pool, &threads, &listener))?,
+            );
+        }
+        Ok(Self {
+            nbd: nbd::start(&pool, nbd_listeners)?,
+            pool,
+            threads,
+            doors,
+        })
+    }
+
+    /// Address and port of the master at the beginning: `127.0.0.1:PORT`.
+    pub fn address(&self) -> String {
+        format!("{}:{}", ADDRESSES[0], self.pool.port)
+    }
+
+    /// Address and port of the slave at the beginning: `127.0.0.2:PORT`.
+    pub fn slave_address(&self) -> String {
+        format!("{}:{}", ADDRESSES[1], self.pool.port)
+    }
+
+    /// SHA-256 of the certificate of 127.0.0.1, as `openssl x509 -fingerprint -sha256` prints it: pairs of digits with colons.
+    pub fn fingerprint(&self) -> String {
+        self.pool.identity(0).fingerprint()
+    }
+
+    /// The same of 127.0.0.2.
+    pub fn slave_fingerprint(&self) -> String {
+        self.pool.identity(1).fingerprint()
+    }
+
+    /// The certificate of 127.0.0.1.
+    pub fn certificate_pem(&self) -> String {
+        self.pool.identity(0).certificate_pem()
+    }
+
+    /// The certificate of 127.0.0.2.
+    pub fn slave_certificate_pem(&self) -> String {
+        self.pool.identity(1).certificate_pem()
+    }
+
+    /// Who may log in.
+    pub fn user(&self) -> &str {
+        USER
+    }
+
+    /// With what.
+    pub fn password(&self) -> &str {
+        PASSWORD
+    }
+
+    /// The uuid of the storage that both hosts see, which is the default.
+    pub fn shared_sr(&self) -> String {
+        let state = self.pool.state();
+        let record = state
+            .database
+            .get("SR", &state.shared_sr)
+            .expect("storage is never removed");
+        text(record, "uuid").to_owned()
+    }
+
+    /// The uuid of the storage that only the slave sees.
+    pub fn slave_sr(&self) -> String {
+        let state = self.pool.state();
+        let record = state
+            .database
+            .get("SR", &state.slave_sr)
+            .expect("storage is never removed");
+        text(record, "uuid").to_owned()
+    }
+
+    /// Makes a machine; gives its uuid.
+    pub fn add_vm(&self, vm: &NewVm) -> String {
+        let mut state = self.pool.state();
+        let reference = vm::add(&self.pool, &mut state, vm).expect("the disks can be made");
+        let record = state.database.get("VM", &reference).expect("it was just made");
+        text(record, "uuid").to_owned()
+    }
+
+    /// The guest writes `bytes` at `offset` of the disk that it sees as `device`; changed block tracking sees it.
+    pub fn write_disk(&self, vm_uuid: &str, device: &str, offset: u64, bytes: &[u8]) {
+        let mut state = self.pool.state();
+        let vdi = disk_of(&state.database, vm_uuid, device).expect("the machine has this disk");
+        let disk = state.disk_mut(&vdi).expect("a disk has bytes");
+        disk.write(offset, bytes).expect("the disk can be written");
+    }
+
+    /// What is on the disk that the machine sees as `device`.
+    pub fn disk_bytes(&self, vm_uuid: &str, device: &str) -> Vec<u8> {
+        let vdi = disk_of(&self.pool.state().database, vm_uuid, device).expect("the machine has this disk");
+        self.bytes_of(&vdi)
+    }
+
+    /// What is on the disk with this uuid.
+    pub fn vdi_bytes(&self, vdi_uuid: &str) -> Vec<u8> {
+        let vdi = self
+            .pool
+            .state()
+            .database
+            .by_uuid("VDI", vdi_uuid)
+            .expect("there is this disk");
+        self.bytes_of(&vdi)
+    }
+
+    fn bytes_of(&self, vdi: &str) -> Vec<u8> {
+        let disk = self.pool.state().disk(vdi).expect("a disk has bytes").clone();
+        let mut bytes = vec![0; to_usize(disk.size_bytes)];
+        let file = disk.file().expect("the data was not destroyed");
+        file.read_exact_at(&mut bytes, 0).expect("the disk can be read");
+        bytes
+    }
+
+    /// The machine is now `Running`, `Halted`, `Paused` or `Suspended`.
+    pub fn set_power_state(&self, vm_uuid: &str, power_state: &str) {
+        let mut state = self.pool.state();
+        let vm = state.database.by_uuid("VM", vm_uuid).expect("there is this machine");
+        vm::set_power_state(&mut state, &vm, power_state).expect("its devices are there");
+    }
+
+    /// All machines, templates and snapshots.
+    pub fn vms(&self) -> Vec<VmInfo> {
+        let state = self.pool.state();
+        let info = |(reference, record): (&String, &crate::database::Record)| VmInfo {
+            reference: reference.clone(),
+            uuid: text(record, "uuid").to_owned(),
+            name: text(record, "name_label").to_owned(),
+            power_state: text(record, "power_state").to_owned(),
+            is_a_snapshot: flag(record, "is_a_snapshot"),
+            snapshot_of: text(record, "snapshot_of").to_owned(),
+        };
+        state.database.all("VM").map(info).collect()
+    }
+
+    /// All disks and snapshots of disks.
+    pub fn vdis(&self) -> Vec<VdiInfo> {
+        let state = self.pool.state();
+        let info = |(reference, record): (&String, &crate::database::Record)| VdiInfo {
+            reference: reference.clone(),
+            uuid: text(record, "uuid").to_owned(),
+            name: text(record, "name_label").to_owned(),
+            kind: text(record, "type").to_owned(),
+            size_bytes: number(record, "virtual_size"),
+            is_a_snapshot: flag(record, "is_a_snapshot"),
+            cbt_enabled: flag(record, "cbt_enabled"),
+            snapshot_of: text(record, "snapshot_of").to_owned(),
+        };
+        state.database.all("VDI").map(info).collect()
+    }
+
+    /// Tasks that nobody destroyed.
+    pub fn tasks(&self) -> Vec<TaskInfo> {
+        let state = self.pool.state();
+        let info = |(reference, record): (&String, &crate::database::Record)| TaskInfo {
+            reference: reference.clone(),
+            name: text(record, "name_label").to_owned(),
+            status: text(record, "status").to_owned(),
+            error_info: texts(record, "error_info"),
+        };
+        state.database.all("task").map(info).collect()
+    }
+
+    /// Sessions that nobody ended.
+    pub fn session_count(&self) -> usize {
+        self.pool.state().database.all("session").count()
+    }
+
+    /// The record of any object: `("VM", uuid)`.
+    pub fn record(&self, class: &str, uuid: &str) -> Option<serde_json::Value> {
+        let class = crate::schema::class(class)?;
+        let state = self.pool.state();
+        let reference = state.database.by_uuid(class, uuid).ok()?;
+        let record = state.database.get(class, &reference).ok()?;
+        Some(serde_json::Value::Object(record.clone()))
+    }
+
+    /// What can go wrong.
+    pub fn faults(&self) -> &Faults {
+        &self.pool.faults
+    }
+
+    /// Changes how this pool does what pools do differently.
+    pub fn change_habits(&self, change: impl FnOnce(&mut Habits)) {
+        self.pool.change_habits(change);
+    }
+
+    /// Changes for what the network may be used.
+    pub fn set_nbd_purpose(&self, purpose: NbdPurpose) {
+        self.pool.set_nbd_purpose(purpose);
+    }
+
+    /// All sessions end now.
+    pub fn end_sessions(&self) {
+        self.pool.state().end_sessions();
+    }
+
+    /// The other host is the master from now on.
+    pub fn move_master(&self) {
+        let mut state = self.pool.state();
+        state.master = 1 - state.master;
+        let master = serde_json::json!(state.hosts[state.master]);
+        let pools: Vec<String> = state.database.all("pool").map(|(pool, _)| pool.clone()).collect();
+        for pool in pools {
+            state
+                .database
+                .set("pool", &pool, "master", master.clone())
+                .expect("it was just listed");
+        }
+    }
+
+    /// 127.0.0.1 has a new certificate, as after a new installation; NBD keeps the old one.
+    pub fn change_certificate(&self) -> io::Result<()> {
+        self.pool.change_identity(0)
+    }
+
+    /// What was called so far, in order: methods, and the request lines of transfers (`GET /export_raw_vdi?...`).
+    pub fn calls(&self) -> Vec<String> {
+        self.pool.state().calls.clone()
+    }
+
+    /// Forgets what was called so far.
+    pub fn forget_calls(&self) {
+        self.pool.state().calls.clear();
+    }
+}
+
+fn disk_of(database: &crate::database::Database, vm_uuid: &str, device: &str) -> Result<String, Failure> {
+    let vm = database.by_uuid("VM", vm_uuid)?;
+    let vbd = database
+        .all("VBD")
+        .find(|(_, record)| text(record, "VM") == vm && text(record, "device") == device);
+    let by_number = || {
+        // A disk that was never attached has no name yet; its number says which the guest would see.
+        let number = device.bytes().last().filter(u8::is_ascii_lowercase)? - b'a';
+        database
+            .all("VBD")
+            .find(|(_, record)| text(record, "VM") == vm && text(record, "userdevice") == number.to_string())
+    };
+    let (_, record) = vbd
+        .or_else(by_number)
+        .ok_or_else(|| Failure::new("INVALID_DEVICE", &[device]))?;
+    Ok(text(record, "VDI").to_owned())
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.pool.is_stopping.store(true, Ordering::Relaxed);
+        for address in ADDRESSES {
+            // Wakes the thread that waits for clients there.
+            drop(TcpStream::connect((address, self.pool.port)));
+        }
+        for door in self.doors.drain(..) {
+            drop(door.join());
+        }
+        for stream in lock(&self.threads.open).values() {
+            drop(stream.shutdown(Shutdown::Both));
+        }
+        let running: Vec<_> = lock(&self.threads.running).drain(..).collect();
+        for thread in running {
+            drop(thread.join());
+        }
+        self.nbd.clear();
+    }
+}
+
+/// Takes in clients until the server stops.
+fn welcome(pool: &Arc<Pool>, threads: &Arc<Threads>, listener: &TcpListener) {
+    let mut number = 0;
+    while let Ok((socket, _)) = listener.accept() {
+        if pool.is_stopping() {
+            return;
+        }
+        number += 1;
+        // A client that cannot be served is gone for reasons of its own.
+        drop(take_in(pool, threads, socket, number));
+    }
+}
+
+fn take_in(pool: &Arc<Pool>, threads: &Arc<Threads>, socket: TcpStream, number: u64) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let host = host_number(socket.local_addr()?.ip());
+    // Both listeners count by themselves: the number of the host keeps them apart.
+    let number = number * 2 + host as u64;
+    lock(&threads.open).insert(number, socket.try_clone()?);
+    let tls = ServerConnection::new(Arc::clone(&pool.identity(host).config)).map_err(io::Error::other)?;
+    let (pool, ours) = (Arc::clone(pool), Arc::clone(threads));
+    let thread = std::thread::Builder::new()
+        .name("xapi-client".to_owned())
+        .spawn(move || {
+            if let Ok(mut connection) = Connection::new(tls, socket) {
+                handlers::serve(&pool, host, &mut connection);
+            }
+            lock(&ours.open).remove(&number);
+        })?;
+    lock(&threads.running).push(thread);
+    Ok(())
+}
