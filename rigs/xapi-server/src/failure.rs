@@ -43,8 +43,23 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// The failure that an error of a stream carries.
+    pub(crate) fn carried_by(error: &std::io::Error) -> Option<Self> {
+        error.get_ref().and_then(|inner| inner.downcast_ref::<Self>()).cloned()
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words().join(" "))
+    }
+}
+
+impl std::error::Error for Failure {}
+
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        Self::internal(format!("Unix.Unix_error: {error}"))
+        Self::carried_by(&error).unwrap_or_else(|| Self::internal(format!("Unix.Unix_error: {error}")))
     }
 }

@@ -59,6 +59,8 @@ pub struct Habits {
     pub pending_polls: u32,
     /// Whether `VM.snapshot` takes the third argument `ignore_vdis`.
     pub has_ignore_vdis: bool,
+    /// How `Transfer-Encoding: chunked` is refused for a disk: 403 by older versions, 404 by newer ones.
+    pub chunked_status: u16,
     /// Bytes that a transfer moves at once.
     pub piece_bytes: usize,
 }
@@ -73,6 +75,7 @@ impl Default for Habits {
             vhd_order: VhdOrder::default(),
             pending_polls: 1,
             has_ignore_vdis: true,
+            chunked_status: 403,
             piece_bytes: 256 << 10,
         }
     }

@@ -1,5 +1,9 @@
 //! Who answers which request.
 
+mod raw;
+mod target;
+mod transfer;
+
 use std::io;
 use std::time::Duration;
 
@@ -13,6 +17,8 @@ use crate::http::{Connection, Request};
 use crate::pool::Pool;
 use crate::rpc::{MethodCall, json, xml};
 
+pub(crate) use target::Target;
+
 /// How often a client that waits for events is looked after.
 const EVENT_TICK: Duration = Duration::from_millis(10);
 
@@ -22,6 +28,8 @@ pub(crate) fn serve(pool: &Pool, host: usize, connection: &mut Connection) {
         let answered = match (request.method.as_str(), request.path.as_str()) {
             ("POST", "/jsonrpc") => rpc(pool, host, connection, &request, Dialect::Json),
             ("POST", "/" | "/RPC2") => rpc(pool, host, connection, &request, Dialect::Xml),
+            ("GET", "/export_raw_vdi") => raw::export(pool, host, connection, &request),
+            ("PUT", "/import_raw_vdi") => raw::import(pool, host, connection, &request),
             _ => connection.send_error(404, "The page is not here.").map(|()| Next::End),
         };
         match answered {

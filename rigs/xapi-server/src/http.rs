@@ -1,7 +1,7 @@
 //! Requests and answers, over TLS or not.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, TcpStream};
+use std::net::TcpStream;
 
 use rustls::{ServerConnection, StreamOwned};
 
@@ -15,8 +15,6 @@ const CALL_BYTES_MAX: u64 = 8 << 20;
 /// The connection of a client.
 pub(crate) struct Connection {
     stream: BufReader<StreamOwned<ServerConnection, TcpStream>>,
-    /// The host that the client came to.
-    pub(crate) host: IpAddr,
 }
 
 /// What a client asks for.
@@ -31,10 +29,9 @@ pub(crate) struct Request {
 }
 
 impl Connection {
-    pub(crate) fn new(tls: ServerConnection, socket: TcpStream) -> io::Result<Self> {
-        let host = socket.local_addr()?.ip();
+    pub(crate) fn new(tls: ServerConnection, socket: TcpStream) -> Self {
         let stream = BufReader::with_capacity(64 << 10, StreamOwned::new(tls, socket));
-        Ok(Self { stream, host })
+        Self { stream }
     }
 
     /// Receives a request without its body; `None` where the client says no more.

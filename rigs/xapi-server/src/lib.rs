@@ -40,6 +40,7 @@ mod pool;
 mod rpc;
 mod schema;
 mod server;
+mod vhd;
 
 pub use faults::{Fault, Faults};
 pub use habits::{Checksum, Habits, NbdPurpose, VhdBitmaps, VhdOrder};

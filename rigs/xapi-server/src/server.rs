@@ -366,9 +366,7 @@ fn take_in(pool: &Arc<Pool>, threads: &Arc<Threads>, socket: TcpStream, number: 
     let thread = std::thread::Builder::new()
         .name("xapi-client".to_owned())
         .spawn(move || {
-            if let Ok(mut connection) = Connection::new(tls, socket) {
-                handlers::serve(&pool, host, &mut connection);
-            }
+            handlers::serve(&pool, host, &mut Connection::new(tls, socket));
             lock(&ours.open).remove(&number);
         })?;
     lock(&threads.running).push(thread);

@@ -1,0 +1,344 @@
+//! What all transfers have in common: who may begin one, which task tells of it, and what goes wrong on the way.
+
+use std::io::{self, Read, Write};
+
+use holdfast_block::Clock;
+use serde_json::{Value, json};
+
+use crate::base64;
+use crate::call::{end_task, new_task};
+use crate::database::text;
+use crate::failure::{Answer, Failure};
+use crate::faults::Fault;
+use crate::http::{Connection, Request};
+use crate::nbd::release;
+use crate::pool::{ADDRESSES, PASSWORD, Pool, USER};
+
+/// A transfer that may begin.
+pub(crate) struct Transfer<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) request: &'a Request,
+    /// The host that was asked.
+    pub(crate) host: usize,
+    pub(crate) task: String,
+    /// Whether the task is the server's own, and gone when the transfer is over.
+    owns_task: bool,
+    planned_end: Option<Failure>,
+}
+
+/// Looks whether a transfer may begin; answers those that may not.
+pub(crate) fn admit<'a>(
+    pool: &'a Pool,
+    host: usize,
+    connection: &mut Connection,
+    request: &'a Request,
+) -> io::Result<Option<Transfer<'a>>> {
+    let line = format!("{} {}", request.method, request.target);
+    pool.state().calls.push(line);
+    let status = pool.faults.take(|fault| match fault {
+        Fault::HandlerStatus(status) => Some(*status),
+        _ => None,
+    });
+    if let Some(status) = status {
+        connection.send_error(status, "")?;
+        return Ok(None);
+    }
+    let given = request.parameter("task_id").map(str::to_owned);
+    if !is_known(pool, request) {
+        let failure = Failure::new("SESSION_AUTHENTICATION_FAILED", &[]);
+        if let Some(task) = given {
+            end_task(pool, &mut pool.state(), &task, &Err(failure));
+        }
+        connection.send_error(401, "Please check your credentials and retry.")?;
+        return Ok(None);
+    }
+    let planned_end = pool.faults.take(|fault| match fault {
+        Fault::TransferFails(error) => Some(Failure::from_words(error)),
+        _ => None,
+    });
+    Ok(Some(Transfer {
+        pool,
+        request,
+        host,
+        owns_task: given.is_none(),
+        task: given.unwrap_or_else(|| new_task(pool, &mut pool.state(), "transfer")),
+        planned_end,
+    }))
+}
+
+/// Whether the request comes with a session, or with a name and a password.
+fn is_known(pool: &Pool, request: &Request) -> bool {
+    if let Some(session) = request.parameter("session_id") {
+        return pool.state().database.exists("session", session);
+    }
+    let basic = request
+        .header("authorization")
+        .and_then(|value| value.strip_prefix("Basic "));
+    basic.and_then(base64::decode) == Some(format!("{USER}:{PASSWORD}").into_bytes())
+}
+
+impl Transfer<'_> {
+    /// Sends the client to a host that sees the storage, if the one that was asked does not; whether it was sent away.
+    pub(crate) fn redirect(&mut self, connection: &mut Connection, sr: &str) -> io::Result<bool> {
+        let state = self.pool.state();
+        if state.host_sees(self.host, sr) {
+            return Ok(false);
+        }
+        let other = (0..ADDRESSES.len()).find(|host| state.host_sees(*host, sr));
+        drop(state);
+        let Some(other) = other else {
+            connection.send_error(500, "no host sees the storage")?;
+            return Ok(true);
+        };
+        let location = format!("https://{}:{}{}", ADDRESSES[other], self.pool.port, self.request.target);
+        let head = [
+            "HTTP/1.1 302 Found".to_owned(),
+            "Connection: close".to_owned(),
+            "Cache-Control: no-cache, no-store".to_owned(),
+            format!("Location: {location}"),
+        ];
+        connection.send_head(&head)?;
+        // The host that it was sent to ends the task.
+        self.planned_end = None;
+        self.discard_own_task();
+        Ok(true)
+    }
+
+    /// Answers 200, before any byte was moved.
+    pub(crate) fn accept(&self, connection: &mut Connection, version: &str, headers: &[String]) -> io::Result<()> {
+        let mut head = vec![
+            format!("HTTP/{version} 200 OK"),
+            "Connection: close".to_owned(),
+            "Cache-Control: no-cache, no-store".to_owned(),
+            format!("task-id: {}", self.task),
+        ];
+        head.extend_from_slice(headers);
+        connection.send_head(&head)
+    }
+
+    /// Notes how the transfer ended.
+    pub(crate) fn end(mut self, answer: Answer<Value>) {
+        let answer = match (answer, self.planned_end.take()) {
+            (Ok(_), Some(planned)) => Err(planned),
+            (answer, _) => answer,
+        };
+        end_task(self.pool, &mut self.pool.state(), &self.task, &answer);
+        self.discard_own_task();
+    }
+
+    fn discard_own_task(&self) {
+        if self.owns_task {
+            // A client may have found and destroyed it.
+            drop(self.pool.state().database.remove("task", &self.task));
+        }
+    }
+
+    /// The disk that the query calls `name`, by reference or uuid.
+    pub(crate) fn vdi(&self, name: &str) -> Answer<Option<String>> {
+        let given = self.request.parameter(name);
+        given
+            .map(|vdi| self.pool.state().database.by_reference_or_uuid("VDI", vdi))
+            .transpose()
+    }
+
+    /// The storage that the query names.
+    pub(crate) fn sr(&self) -> Answer<Option<String>> {
+        let state = self.pool.state();
+        if let Some(sr) = self.request.parameter("sr_id") {
+            return state.database.get("SR", sr).map(|_| Some(sr.to_owned()));
+        }
+        let uuid = self.request.parameter("sr_uuid");
+        uuid.map(|uuid| state.database.by_uuid("SR", uuid)).transpose()
+    }
+
+    /// The bytes of the transfer, on their way.
+    pub(crate) fn flow<'a>(
+        &'a self,
+        connection: &'a mut Connection,
+        direction: Direction,
+        total_bytes: u64,
+    ) -> Flow<'a> {
+        let delay = self.pool.faults.take(|fault| match fault {
+            Fault::TransferDelayed(delay) => Some(*delay),
+            _ => None,
+        });
+        if let Some(delay) = delay {
+            self.pool.clock.sleep(delay);
+        }
+        let cut_after = self.pool.faults.take(|fault| match (direction, fault) {
+            (Direction::Down, Fault::CutDownloadAfter(bytes)) | (Direction::Up, Fault::CutUploadAfter(bytes)) => {
+                Some(*bytes)
+            }
+            _ => None,
+        });
+        let sessions_end_after = self.pool.faults.take(|fault| match fault {
+            Fault::SessionExpiresAfterBytes(bytes) => Some(*bytes),
+            _ => None,
+        });
+        Flow {
+            transfer: self,
+            connection,
+            moved_bytes: 0,
+            limit_bytes: match direction {
+                Direction::Down => None,
+                Direction::Up => self.request.content_length(),
+            },
+            total_bytes,
+            cut_after,
+            sessions_end_after,
+            needs_session: false,
+            piece_bytes: self.pool.habits().piece_bytes.max(1),
+        }
+    }
+}
+
+/// Which way the bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Down,
+    Up,
+}
+
+/// The bytes of a transfer.
+pub(crate) struct Flow<'a> {
+    transfer: &'a Transfer<'a>,
+    connection: &'a mut Connection,
+    moved_bytes: u64,
+    /// Where the body of an upload ends; none where it ends with the connection.
+    limit_bytes: Option<u64>,
+    /// For the progress of the task.
+    total_bytes: u64,
+    cut_after: Option<u64>,
+    sessions_end_after: Option<u64>,
+    /// Whether the session is touched for each piece, as it is for an XVA.
+    pub(crate) needs_session: bool,
+    piece_bytes: usize,
+}
+
+impl Flow<'_> {
+    /// How many bytes of `length` may move now; fails where the transfer is over.
+    fn allow(&mut self, length: usize) -> io::Result<usize> {
+        let next = |limit: Option<u64>| {
+            let left = limit.map(|limit| limit.saturating_sub(self.moved_bytes));
+            left.map_or(usize::MAX, holdfast_block::to_usize)
+        };
+        if next(self.cut_after) == 0 {
+            self.connection.cut();
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        let mut length = length.min(self.piece_bytes).min(next(self.cut_after));
+        let pool = self.transfer.pool;
+        let mut state = pool.state();
+        if next(self.sessions_end_after) == 0 {
+            self.sessions_end_after = None;
+            state.end_sessions();
+        }
+        length = length.min(self.sessions_end_after.map_or(usize::MAX, |limit| {
+            holdfast_block::to_usize(limit.saturating_sub(self.moved_bytes))
+        }));
+        let session = self.transfer.request.parameter("session_id");
+        let is_gone = |session: &&str| self.needs_session && !state.database.exists("session", session);
+        if let Some(session) = session.filter(is_gone) {
+            return Err(io::Error::other(Failure::new("SESSION_INVALID", &[session])));
+        }
+        let task = &self.transfer.task;
+        let is_cancelled = state
+            .database
+            .get("task", task)
+            .is_ok_and(|task| text(task, "status") == "cancelling");
+        if is_cancelled || pool.is_stopping() {
+            return Err(io::Error::other(Failure::new("TASK_CANCELLED", &[task])));
+        }
+        Ok(length)
+    }
+
+    fn note(&mut self, length: usize) {
+        let before = self.percent();
+        self.moved_bytes += length as u64;
+        let now = self.percent();
+        if now != before {
+            let mut state = self.transfer.pool.state();
+            #[expect(clippy::cast_precision_loss, reason = "at most 99")]
+            let progress = json!(now as f64 / 100.0);
+            // Who destroyed the task does not want to know.
+            drop(state.database.set("task", &self.transfer.task, "progress", progress));
+        }
+    }
+
+    fn percent(&self) -> u64 {
+        (self.moved_bytes * 100 / self.total_bytes.max(1)).min(99)
+    }
+}
+
+impl Write for Flow<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let length = self.allow(bytes.len())?;
+        let written = self.connection.write(&bytes[..length])?;
+        if self.cut_after.is_some() {
+            // What the client shall get before the cut must not wait in a buffer.
+            self.connection.flush()?;
+        }
+        self.note(written);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.connection.flush()
+    }
+}
+
+impl Read for Flow<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.limit_bytes.map_or(u64::MAX, |limit| limit - self.moved_bytes);
+        let wanted = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        if wanted == 0 {
+            return Ok(0);
+        }
+        let length = self.allow(wanted)?;
+        let received = self.connection.read(&mut buffer[..length])?;
+        if received == 0 && self.limit_bytes.is_some() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.note(received);
+        Ok(received)
+    }
+}
+
+/// A disk that a transfer uses; it counts as in use until this is dropped.
+pub(crate) struct Attached<'a> {
+    pool: &'a Pool,
+    vdi: String,
+}
+
+/// What a transfer does with a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    ReadOnly,
+    ReadWrite,
+}
+
+impl<'a> Attached<'a> {
+    /// Attaches a disk to the host; a disk that a running machine has cannot be, nor one that is written meanwhile.
+    pub(crate) fn new(pool: &'a Pool, vdi: &str, mode: Mode) -> Answer<Self> {
+        let mut state = pool.state();
+        let is_writable = |vbd: &crate::database::Record| mode == Mode::ReadWrite || text(vbd, "mode") == "RW";
+        let is_attached = state.database.all("VBD").any(|(_, vbd)| {
+            text(vbd, "VDI") == vdi && crate::database::flag(vbd, "currently_attached") && is_writable(vbd)
+        });
+        if is_attached || (mode == Mode::ReadWrite && state.users.contains_key(vdi)) {
+            let word = if mode == Mode::ReadOnly { "RO" } else { "RW" };
+            return Err(Failure::new("VDI_IN_USE", &[vdi, word]));
+        }
+        *state.users.entry(vdi.to_owned()).or_default() += 1;
+        Ok(Self {
+            pool,
+            vdi: vdi.to_owned(),
+        })
+    }
+}
+
+impl Drop for Attached<'_> {
+    fn drop(&mut self) {
+        release(&mut self.pool.state(), &self.vdi);
+    }
+}
