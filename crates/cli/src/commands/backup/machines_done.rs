@@ -309,7 +309,11 @@ impl MachineDone {
         page.line(&format!(
             "  one instant, by a snapshot of the pool, taken in {} and {} ({})",
             units::duration(self.taken_in.unwrap_or_default()),
-            if self.has_remains { "still there" } else { "removed again" },
+            if self.has_remains {
+                "still there"
+            } else {
+                "removed again"
+            },
             self.method_reason
         ));
         match (self.memory_bytes, &self.consistency[..]) {

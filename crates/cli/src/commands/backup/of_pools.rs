@@ -107,14 +107,13 @@ pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context)
     let mut pools: BTreeMap<String, Arc<Pool>> = BTreeMap::new();
     let mut chosen: Vec<OfPool> = Vec::new();
     for address in words {
-        let pool = match pools.get(&address.pool()) {
-            Some(pool) => Arc::clone(pool),
-            None => {
-                let login = args.pools.login.login(address, context)?;
-                let pool = pools::log_in(login, context, &interrupt)?;
-                pools.insert(address.pool(), Arc::clone(&pool));
-                pool
-            }
+        let pool = if let Some(pool) = pools.get(&address.pool()) {
+            Arc::clone(pool)
+        } else {
+            let login = args.pools.login.login(address, context)?;
+            let pool = pools::log_in(login, context, &interrupt)?;
+            pools.insert(address.pool(), Arc::clone(&pool));
+            pool
         };
         for machine in pools::machines(&pool, address, &args.machines.exclude_machine)? {
             let is_same = |known: &OfPool| known.machine.summary.uuid == machine.summary.uuid;

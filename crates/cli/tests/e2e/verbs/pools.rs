@@ -61,25 +61,19 @@ impl World {
         format!("{}/web1", self.address())
     }
 
-    /// The words, and what it takes to log in.
-    fn words<'w>(&'w self, words: &[&'w str], fingerprints: &'w str) -> Vec<&'w str> {
-        let login = ["--pool-password-file", "password", "--pool-certificate", fingerprints];
-        [words, &login].concat()
-    }
-
     fn report(&self, words: &[&str]) -> Value {
         let fingerprint = self.pool.fingerprint();
-        self.rig.report(&self.words(words, &fingerprint))
+        self.rig.report(&with_login(words, &fingerprint))
     }
 
     fn fails(&self, code: i32, words: &[&str]) -> (String, String) {
         let fingerprint = self.pool.fingerprint();
-        self.rig.error(code, &self.words(words, &fingerprint))
+        self.rig.error(code, &with_login(words, &fingerprint))
     }
 
     fn run(&self, words: &[&str]) -> Output {
         let fingerprint = self.pool.fingerprint();
-        self.rig.run(&self.words(words, &fingerprint))
+        self.rig.run(&with_login(words, &fingerprint))
     }
 
     /// Backs the machine up, and gives what is told of it.
@@ -114,6 +108,12 @@ impl World {
     }
 }
 
+/// The words, and what it takes to log in.
+fn with_login<'w>(words: &[&'w str], fingerprint: &'w str) -> Vec<&'w str> {
+    let login = ["--pool-password-file", "password", "--pool-certificate", fingerprint];
+    [words, &login].concat()
+}
+
 fn dirty_bytes(report: &Value) -> Vec<Option<u64>> {
     let disks = report["disks"].as_array().unwrap();
     disks.iter().map(|disk| disk["dirty_bytes"].as_u64()).collect()
@@ -127,7 +127,13 @@ fn what_has_changed_is_read_by_nbd() {
     assert_eq!(dirty_bytes(&first), [None, None]);
     world.assert_holds();
     world.assert_clean(2);
-    let kinds: Vec<String> = world.pool.vdis().into_iter().filter(|vdi| vdi.is_a_snapshot).map(|vdi| vdi.kind).collect();
+    let kinds: Vec<String> = world
+        .pool
+        .vdis()
+        .into_iter()
+        .filter(|vdi| vdi.is_a_snapshot)
+        .map(|vdi| vdi.kind)
+        .collect();
     assert_eq!(kinds, ["cbt_metadata", "cbt_metadata"], "no room is taken in the pool");
 
     world.write("xvda", 7 * MIB + 5, 100, 4);
@@ -154,7 +160,9 @@ fn what_has_changed_comes_as_a_vhd() {
     for bitmaps in [VhdBitmaps::Full, VhdBitmaps::Changed] {
         let world = World::new();
         world.pool.set_nbd_purpose(NbdPurpose::None);
-        world.pool.change_habits(|habits: &mut Habits| habits.vhd_bitmaps = bitmaps);
+        world
+            .pool
+            .change_habits(|habits: &mut Habits| habits.vhd_bitmaps = bitmaps);
         let first = world.back_up(&[]);
         assert_eq!(first["method"], "vhd", "{first}");
         world.assert_holds();
@@ -177,10 +185,15 @@ fn blocks_in_another_order_and_raw_bytes_are_read_as_well() {
     world.pool.set_nbd_purpose(NbdPurpose::None);
     world.back_up(&["--pool-read", "raw"]);
     world.assert_holds();
-    world.pool.change_habits(|habits: &mut Habits| habits.vhd_order = VhdOrder::Reversed);
+    world
+        .pool
+        .change_habits(|habits: &mut Habits| habits.vhd_order = VhdOrder::Reversed);
     world.write("xvda", 0, 5_000_000, 6);
     let report = world.back_up(&["--pool-read", "vhd"]);
-    assert!(report["disks"][0]["reason"].as_str().unwrap().contains("order"), "{report}");
+    assert!(
+        report["disks"][0]["reason"].as_str().unwrap().contains("order"),
+        "{report}"
+    );
     world.assert_holds();
     world.assert_clean(2);
 }
@@ -225,7 +238,10 @@ fn a_machine_goes_back_to_its_pool() {
     }
     assert_eq!(world.pool.tasks(), []);
     // What is wrong with it is found by the pool, and told in its words.
-    world.pool.faults().once(Fault::TransferFails(vec!["SR_BACKEND_FAILURE_44".to_owned(), "full".to_owned()]));
+    world.pool.faults().once(Fault::TransferFails(vec![
+        "SR_BACKEND_FAILURE_44".to_owned(),
+        "full".to_owned(),
+    ]));
     let (message, hint) = world.fails(1, &["export", "web1", &address, "--new-identity"]);
     assert!(message.contains("not enough room"), "{message}");
     assert!(hint.contains("make room"), "{hint}");
@@ -238,7 +254,14 @@ fn whoever_is_not_known_is_not_talked_to() {
     let world = World::new();
     let machine = world.machine();
     let wrong = "00:".repeat(31) + "00";
-    let words = ["backup", &machine, "--pool-password-file", "password", "--pool-certificate", &wrong];
+    let words = [
+        "backup",
+        &machine,
+        "--pool-password-file",
+        "password",
+        "--pool-certificate",
+        &wrong,
+    ];
     let (message, hint) = world.rig.error(1, &words);
     assert!(message.contains(&world.pool.fingerprint()), "{message}");
     assert!(hint.contains("--pool-certificate"), "{hint}");
@@ -260,7 +283,12 @@ fn machines_are_listed_and_chosen() {
     });
     let address = world.address();
     let report = world.report(&["machines", &address]);
-    let names: Vec<&str> = report["machines"].as_array().unwrap().iter().map(|machine| machine["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> = report["machines"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|machine| machine["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names, ["db1", "web1"]);
     assert_eq!(report["machines"][1]["disks"][0]["size_bytes"], 12 * MIB);
     let report = world.report(&["backup", &address, "--exclude-machine", "web*"]);
@@ -278,7 +306,11 @@ fn machines_are_listed_and_chosen() {
 fn whatever_happens_the_pool_is_left_clean() {
     let faults: [(&str, Fault, bool); 5] = [
         ("the session expires", Fault::SessionExpiresAfterCalls(12), true),
-        ("the session expires in a transfer", Fault::SessionExpiresAfterBytes(MIB), true),
+        (
+            "the session expires in a transfer",
+            Fault::SessionExpiresAfterBytes(MIB),
+            true,
+        ),
         ("a transfer is cut off", Fault::CutDownloadAfter(2 * MIB + 77), true),
         ("a handler fails", Fault::HandlerStatus(500), false),
         (
@@ -313,12 +345,19 @@ fn whatever_happens_the_pool_is_left_clean() {
 #[test]
 fn a_snapshot_that_cannot_be_removed_is_removed_by_the_next_backup() {
     let world = World::new();
-    world.pool.faults().fail_call("VM.destroy", &["OTHER_OPERATION_IN_PROGRESS", "VM", "OpaqueRef:x"]);
+    world
+        .pool
+        .faults()
+        .fail_call("VM.destroy", &["OTHER_OPERATION_IN_PROGRESS", "VM", "OpaqueRef:x"]);
     let machine = world.machine();
     let output = world.run(&["backup", &machine]);
     assert!(stderr(&output).contains("cannot be removed"), "{}", stderr(&output));
     let output = world.run(&["backup", &machine]);
-    assert!(stderr(&output).contains("which a killed backup had left"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("which a killed backup had left"),
+        "{}",
+        stderr(&output)
+    );
     world.assert_holds();
     world.assert_clean(2);
 }
