@@ -184,7 +184,7 @@ fn check_modification(image: &str, parent: &str, found: ImageId, expected: Image
 }
 
 /// The files of a folder whose names have this extension, in the order of their names.
-fn images_in(folder: &Path, extension: &str) -> Vec<PathBuf> {
+pub(super) fn images_in(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();
     };

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
+use super::parents::images_in;
 use super::{OpenedFile, Opener};
 use crate::error::corrupt;
-use crate::file::{Access, HostFile, ImageFile};
+use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::info::{BlockInfo, ImageKind, ParentInfo};
-use crate::vmdk::descriptor::{Descriptor, ExtentKind, TEXT_BYTES_MAX};
+use crate::vmdk::descriptor::{Descriptor, ExtentKind, NO_PARENT, TEXT_BYTES_MAX};
 use crate::vmdk::extent::{MAGIC, SparseExtent};
 use crate::vmdk::joined::{Joined, WINDOW_BYTES};
 use crate::vmdk::tables::{Opened, Part, PartKind};
@@ -175,11 +176,15 @@ impl Opener {
         Ok((window, opened))
     }
 
-    /// The parent of a VMDK, which is named by a path, and has to have the CID that its child says.
+    /// The parent of a VMDK, which is named by a path, and has to have the CID that its child says. Where VirtualBox has made the child, it is known by its
+    /// UUID alone, and looked for beside the child and among the files that the user has allowed.
     pub(super) fn parent_of_vmdk(&mut self, overlay: &OpenedFile, vmdk: &Vmdk) -> Result<Option<OpenedFile>> {
         let Some((content_id, hint)) = &vmdk.descriptor.parent else {
             return Ok(None);
         };
+        if *content_id == NO_PARENT {
+            return self.parent_of_virtualbox(overlay, vmdk, hint).map(Some);
+        }
         let is_parent = |file: Arc<HostFile>, name: &str| match load_descriptor(&*file, name) {
             Ok((found, ..)) if found.content_id == *content_id => Ok(true),
             Ok(_) => Err(Error::ParentChanged {
@@ -192,6 +197,21 @@ impl Opener {
         let shown = format!("{hint} with CID {content_id:08x}");
         self.parent_of_names(overlay, Format::Vmdk, &names, &shown, &is_parent)
             .map(Some)
+    }
+
+    /// The parent that only its UUID leads to.
+    fn parent_of_virtualbox(&mut self, overlay: &OpenedFile, vmdk: &Vmdk, hint: &str) -> Result<OpenedFile> {
+        let wanted = vmdk.descriptor.parent_id;
+        let is_parent = |file: Arc<HostFile>, name: &str| {
+            let found = load_descriptor(&*file, name);
+            Ok(found.is_ok_and(|(found, ..)| found.id.is_some() && found.id == wanted))
+        };
+        let beside = images_in(&directory_of(&overlay.path), "vmdk");
+        let beside = beside.iter().filter_map(|path| Some(path.to_str()?.to_owned()));
+        let hint = Some(hint).filter(|hint| !hint.is_empty()).map(str::to_owned);
+        let names: Vec<String> = hint.into_iter().chain(beside).collect();
+        let shown = wanted.unwrap_or_default().to_string();
+        self.parent_of_names(overlay, Format::Vmdk, &names, &shown, &is_parent)
     }
 }
 
@@ -219,8 +239,8 @@ impl Vmdk {
             modification: Some(format!("{:08x}", self.descriptor.content_id)),
             parent: self.descriptor.parent.as_ref().map(|(content_id, hint)| ParentInfo {
                 id: self.descriptor.parent_id,
-                modification: Some(format!("{content_id:08x}")),
-                names: vec![hint.clone()],
+                modification: (*content_id != NO_PARENT).then(|| format!("{content_id:08x}")),
+                names: Some(hint.clone()).filter(|hint| !hint.is_empty()).into_iter().collect(),
             }),
             creator: None,
         }

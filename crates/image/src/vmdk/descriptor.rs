@@ -24,7 +24,7 @@ use crate::{Error, Result};
 pub(crate) const TEXT_BYTES_MAX: u64 = 1 << 20;
 const EXTENT_COUNT_MAX: usize = 4096;
 /// What an image without a parent says of it.
-const NO_PARENT: u32 = 0xffff_ffff;
+pub(crate) const NO_PARENT: u32 = 0xffff_ffff;
 
 /// What the text says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) struct Descriptor {
     pub(crate) content_id: u32,
     /// Where its digits stand in the text: up to eight, for QEMU leaves out zeroes at the front.
     pub(crate) content_id_at: Range<usize>,
-    /// The parent's, and where it is.
+    /// The parent's, and where it is; [`NO_PARENT`] where it is known by [`parent_id`](Self::parent_id) alone, as VirtualBox has it.
     pub(crate) parent: Option<(u32, String)>,
     pub(crate) extents: Vec<NamedExtent>,
     pub(crate) id: Option<ImageId>,
@@ -125,7 +125,8 @@ impl Descriptor {
         if found.content_id_at.is_empty() || found.content_id_at.len() > 8 {
             return Err(corrupt(image, "descriptor", 0, "it has no CID"));
         }
-        if parent_id != NO_PARENT {
+        // VirtualBox knows a parent by its UUID alone.
+        if parent_id != NO_PARENT || found.parent_id.is_some() {
             found.parent = Some((parent_id, hint));
         }
         Ok(found)

@@ -223,3 +223,48 @@ fn what_contradicts_itself_is_refused() {
         assert!(is_refused(at, value), "{what}");
     }
 }
+
+/// VirtualBox writes no CID and no name of a parent: who opened such an image would have read zeroes in its place.
+#[test]
+fn a_parent_is_found_by_its_uuid_alone() {
+    use holdfast_block::BlockDeviceMut as _;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::create_dir(path("Snapshots")).unwrap();
+    let (base, child) = (path("base.vmdk"), path("Snapshots/child.vmdk"));
+    crate::create(&base, &crate::CreateOptions::new(crate::Format::Vmdk, 1 << 20)).unwrap();
+    let image = crate::open_mut(&base, &crate::OpenOptions::default()).unwrap();
+    image.write_at(&[7; 512], 4096).unwrap();
+    drop(image);
+    let mut options = crate::CreateOptions::new(crate::Format::Vmdk, 1 << 20);
+    options.blocks.parent = Some(base.clone());
+    options.blocks.kind = crate::ImageKind::Differencing;
+    crate::create(&child, &options).unwrap();
+    let mut bytes = std::fs::read(&child).unwrap();
+    for (key, length) in [(&b"parentCID="[..], 8), (b"parentFileNameHint=", 1)] {
+        let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
+        if length == 8 {
+            bytes[at + key.len()..at + key.len() + 8].copy_from_slice(b"ffffffff");
+        } else {
+            bytes[at] = b'#';
+        }
+    }
+    let mut file = std::fs::File::create(&child).unwrap();
+    std::io::Write::write_all(&mut file, &bytes).unwrap();
+    let open = |allow: &[std::path::PathBuf]| {
+        let options = crate::OpenOptions {
+            allow: allow.to_vec(),
+            ..crate::OpenOptions::default()
+        };
+        crate::open(&child, &options)
+    };
+    assert!(matches!(open(&[]), Err(crate::Error::ParentNotFound { .. })));
+    let image = open(&[base.clone()]).unwrap();
+    let mut read = [0; 512];
+    image.read_at(&mut read, 4096).unwrap();
+    assert_eq!((read, image.layers().len()), ([7; 512], 2));
+    drop(image);
+    std::fs::rename(&base, path("Snapshots/other name.vmdk")).unwrap();
+    assert_eq!(open(&[]).unwrap().layers().len(), 2, "beside it");
+}

@@ -196,7 +196,7 @@ def take(machine, name, description):
     folder = os.path.join(machine.folder, machine.element.get("snapshotFolder", "Snapshots"))
     os.makedirs(folder, exist_ok=True)
     if machine.state() != "poweroff":
-        state = "Snapshots/2026-11-23T08-45-16-000000000Z.sav"
+        state = "Snapshots/%s.sav" % own
         snapshot.set("stateFile", state)
         with open(os.path.join(machine.folder, state), "wb") as file:
             file.write(b"\x7fVirtualBox SavedState V2.0\n" + bytes(4096))

@@ -440,13 +440,15 @@ fn whatever_goes_wrong_no_snapshot_is_left_behind_in_silence() {
     world.is_as_before();
     // The repository cannot be written: what was taken is deleted.
     let count = world.rig.snapshot_count();
-    std::fs::rename(world.rig.path("repo/packs"), world.rig.path("repo/gone")).unwrap();
-    world.rig.write("repo/packs", b"");
+    std::fs::rename(world.rig.path("repo/tmp"), world.rig.path("gone")).unwrap();
+    world.rig.write("repo/tmp", b"");
+    world.set("asked", "");
     let output = world.command(&["backup", "vbox:", "--no-parent"]).output().unwrap();
     assert!(!output.status.success(), "{}", stderr(&output));
+    assert!(world.asked().contains("\"take\""), "{}", world.asked());
     world.is_as_before();
-    std::fs::remove_file(world.rig.path("repo/packs")).unwrap();
-    std::fs::rename(world.rig.path("repo/gone"), world.rig.path("repo/packs")).unwrap();
+    std::fs::remove_file(world.rig.path("repo/tmp")).unwrap();
+    std::fs::rename(world.rig.path("gone"), world.rig.path("repo/tmp")).unwrap();
     assert_eq!(world.rig.snapshot_count(), count);
     // It is neither on nor off, or in a state of tomorrow.
     for state in ["livesnapshotting", "gurumeditation", "dreaming"] {
@@ -670,4 +672,46 @@ fn a_machine_of_another_hypervisor_goes_to_virtualbox() {
     ] {
         world.run(2, words);
     }
+}
+
+/// Images of VMware's format, which VirtualBox knows by their UUIDs alone: that of the disk is in another folder than its base.
+#[test]
+fn a_chain_of_vmdks_is_read() {
+    let world = World::new();
+    world.rig.ok(&["image", "convert", "a.raw", "vms/lab/base.vmdk"]);
+    let base = world.id("vms/lab/base.vmdk");
+    world.rig.ok(&[
+        "image",
+        "create",
+        "vms/lab/Snapshots/top.vmdk",
+        "--parent",
+        "vms/lab/base.vmdk",
+        "--format",
+        "vmdk",
+    ]);
+    let mut bytes = world.rig.read("vms/lab/Snapshots/top.vmdk");
+    for (key, new) in [
+        ("parentCID=", "parentCID=ffffffff"),
+        ("parentFileNameHint", "#arentFileNameHint"),
+    ] {
+        let at = bytes
+            .windows(key.len())
+            .position(|window| window == key.as_bytes())
+            .unwrap();
+        bytes[at..at + new.len()].copy_from_slice(new.as_bytes());
+    }
+    world.rig.write("vms/lab/Snapshots/top.vmdk", &bytes);
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let (_, rest) = text.split_once("ddb.uuid.image=\"").unwrap();
+    let top = &rest[..36];
+    world.write_settings("vms/lab/lab.vbox", LAB, "lab", &[("base.vmdk", &base, "")]);
+    let settings = world
+        .settings()
+        .replace("format=\"VDI\" type=\"Normal\"/>", &format!(
+            "format=\"VMDK\" type=\"Normal\"><HardDisk uuid=\"{{{top}}}\" location=\"Snapshots/top.vmdk\" format=\"VMDK\"/></HardDisk>"
+        ))
+        .replace(&format!("<Image uuid=\"{{{base}}}\"/>"), &format!("<Image uuid=\"{{{top}}}\"/>"));
+    world.rig.write("vms/lab/lab.vbox", settings.as_bytes());
+    world.back_up(0, &["vbox:lab"]);
+    world.holds("lab", &[("sda", &world.disks[0])]);
 }
