@@ -66,30 +66,31 @@ pub struct MachineInfo {
 /// Reads what `list vms` says: `"name" {uuid}`. A name may have quotes and line ends in it.
 pub(super) fn machines_of(text: &str) -> Result<Vec<ListedMachine>, String> {
     let mut machines = Vec::new();
-    let mut begun = String::new();
+    // What came of a name that goes on in the next line.
+    let mut begun: Option<String> = None;
     for line in text.lines() {
         // Warnings of the program come before the list, and no machine's line begins like them.
-        if begun.is_empty() && !line.starts_with('"') {
-            continue;
-        }
-        if !begun.is_empty() {
-            begun.push('\n');
-        }
-        begun.push_str(line);
-        let Some((name, uuid)) = begun.rsplit_once("\" {").and_then(|(name, rest)| {
-            let uuid = uuid_of(rest.strip_suffix('}')?)?;
-            Some((name.get(1..)?, uuid))
-        }) else {
+        let (mut name, line) = match (begun.take(), line.strip_prefix('"')) {
+            (Some(begun), _) => (begun, line),
+            (None, Some(rest)) => (String::new(), rest),
+            (None, None) => continue,
+        };
+        // The end of a name, with the UUID behind it, is on one line.
+        let end = line.rsplit_once("\" {");
+        let Some((rest, uuid)) = end.and_then(|(rest, end)| Some((rest, uuid_of(end.strip_suffix('}')?)?))) else {
+            name.push_str(line);
+            name.push('\n');
+            begun = Some(name);
             continue;
         };
+        name.push_str(rest);
         if machines.len() == MACHINE_COUNT_MAX {
             return Err(format!("there are more than {MACHINE_COUNT_MAX} machines"));
         }
         machines.push(ListedMachine {
-            name: (name != INACCESSIBLE).then(|| name.to_owned()),
+            name: (name != INACCESSIBLE).then_some(name),
             uuid,
         });
-        begun.clear();
     }
     Ok(machines)
 }
