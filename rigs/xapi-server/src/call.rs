@@ -20,6 +20,7 @@ use crate::pool::{ADDRESSES, Outcome, Pending, Pool, State};
 use crate::rpc::{MethodCall, xml};
 use crate::schema;
 
+pub(crate) use device::mac_from;
 pub(crate) use task::{end_task, new_task};
 
 /// What a call works with.

@@ -1,5 +1,7 @@
 //! Who answers which request.
 
+mod export_vm;
+mod import_vm;
 mod raw;
 mod target;
 mod transfer;
@@ -28,6 +30,10 @@ pub(crate) fn serve(pool: &Pool, host: usize, connection: &mut Connection) {
         let answered = match (request.method.as_str(), request.path.as_str()) {
             ("POST", "/jsonrpc") => rpc(pool, host, connection, &request, Dialect::Json),
             ("POST", "/" | "/RPC2") => rpc(pool, host, connection, &request, Dialect::Xml),
+            ("GET", "/export") => export_vm::export(pool, host, connection, &request),
+            ("GET", "/export_metadata") => export_vm::export_metadata(pool, host, connection, &request),
+            ("PUT", "/import") => import_vm::import(pool, host, connection, &request),
+            ("PUT", "/import_metadata") => import_vm::import_metadata(pool, host, connection, &request),
             ("GET", "/export_raw_vdi") => raw::export(pool, host, connection, &request),
             ("PUT", "/import_raw_vdi") => raw::import(pool, host, connection, &request),
             _ => connection.send_error(404, "The page is not here.").map(|()| Next::End),

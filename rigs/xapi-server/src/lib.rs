@@ -41,6 +41,7 @@ mod rpc;
 mod schema;
 mod server;
 mod vhd;
+mod xva;
 
 pub use faults::{Fault, Faults};
 pub use habits::{Checksum, Habits, NbdPurpose, VhdBitmaps, VhdOrder};

@@ -126,7 +126,7 @@ fn create_vif(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
 }
 
 /// A locally administered address made from random digits.
-pub(super) fn mac_from(uuid: &str) -> String {
+pub(crate) fn mac_from(uuid: &str) -> String {
     let digits: String = uuid.chars().filter(char::is_ascii_hexdigit).take(10).collect();
     let pairs: Vec<&str> = (0..5).map(|pair| &digits[pair * 2..pair * 2 + 2]).collect();
     format!("02:{}", pairs.join(":"))
