@@ -39,7 +39,7 @@ pub(crate) fn new_uuid() -> String {
     aws_lc_rs::rand::fill(&mut bytes).expect("the system has randomness");
     bytes[6] = bytes[6] & 0x0F | 0x40;
     bytes[8] = bytes[8] & 0x3F | 0x80;
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = format!("{:032x}", u128::from_be_bytes(bytes));
     format!(
         "{}-{}-{}-{}-{}",
         &hex[..8],

@@ -23,7 +23,7 @@ pub(crate) const USER: &str = "root";
 pub(crate) const PASSWORD: &str = "correct horse";
 
 /// Addresses of the hosts, by their number.
-pub(crate) const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 2)];
+pub(crate) const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2)];
 
 /// The day on which the server begins, for dates in records: nothing here reads the real one.
 const FIRST_DAY: u64 = 20_260_101;

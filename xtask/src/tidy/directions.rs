@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::imports::{imports, root_names};
 use super::modules::crate_folders;
-use super::rust_text::RustFile;
+use super::rust_text::{Purpose, RustFile};
 use super::{Finding, Tree};
 
 /// A crate below `crates/`, and the crates that it may depend on. ARCHITECTURE.md draws the same picture.
@@ -32,6 +32,10 @@ pub(crate) const LEVELS: &[Level] = &[
         ],
     ),
 ];
+
+/// Servers below `rigs/` that stand in for programs of others, and the crates that each may depend on. Only tests may depend on
+/// them. What a rig stands in for it does by itself: a mistake that both ends share is found by no test.
+pub(crate) const RIGS: &[Level] = &[("xapi-server", &["block", "serve"])];
 
 /// Files that must not use some modules of their own crate.
 pub(crate) struct ModuleRule {
@@ -71,22 +75,25 @@ pub(crate) const MODULE_RULES: &[ModuleRule] = &[
 ];
 
 /// Checks the dependencies that each crate's Cargo.toml names, those for tests included.
-pub(crate) fn check_crates(tree: &Tree, levels: &[Level]) -> Vec<Finding> {
+pub(crate) fn check_crates(tree: &Tree, levels: &[Level], rigs: &[Level]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for folder in crate_folders(tree) {
-        let Some(name) = folder.strip_prefix("crates/") else {
-            continue;
+        let (name, known, list) = match folder.split_once('/') {
+            Some(("crates", name)) => (name, levels, "LEVELS"),
+            Some(("rigs", name)) => (name, rigs, "RIGS"),
+            _ => continue,
         };
         let manifest = format!("{folder}/Cargo.toml");
-        let Some((_, allowed)) = levels.iter().find(|(level, _)| *level == name) else {
-            let advice = format!("{name} has no level: add it to LEVELS in xtask and to ARCHITECTURE.md");
+        let Some((_, allowed)) = known.iter().find(|(level, _)| *level == name) else {
+            let advice = format!("{name} has no level: add it to {list} in xtask and to ARCHITECTURE.md");
             findings.push(Finding::new(&manifest, 0, "direction", advice));
             continue;
         };
         let text = tree.get(&manifest).unwrap_or_default();
-        for (line, dependency) in own_dependencies(text) {
+        for (line, dependency, purpose) in own_dependencies(text) {
+            let is_rig_of_tests = purpose == Purpose::Test && rigs.iter().any(|(rig, _)| *rig == dependency);
             // Tests of a crate that turn a feature of it on name the crate itself.
-            if dependency != name && !allowed.contains(&dependency) {
+            if dependency != name && !is_rig_of_tests && !allowed.contains(&dependency) {
                 let advice = format!(
                     "{name} must not depend on {dependency} (only on: {}): if both need it, it belongs lower",
                     if allowed.is_empty() {
@@ -99,9 +106,11 @@ pub(crate) fn check_crates(tree: &Tree, levels: &[Level]) -> Vec<Finding> {
             }
         }
     }
-    for (name, _) in levels {
-        if tree.get(&format!("crates/{name}/Cargo.toml")).is_none() {
-            let advice = format!("there is no crate {name}: take it out of LEVELS");
+    let crates = levels.iter().map(|(name, _)| ("crates", *name, "LEVELS"));
+    let rigs = rigs.iter().map(|(name, _)| ("rigs", *name, "RIGS"));
+    for (folder, name, list) in crates.chain(rigs) {
+        if tree.get(&format!("{folder}/{name}/Cargo.toml")).is_none() {
+            let advice = format!("there is no crate {name}: take it out of {list}");
             findings.push(Finding::new("xtask/src/tidy/directions.rs", 0, "direction", advice));
         }
     }
@@ -151,15 +160,21 @@ fn is_within(path: &str, within: &str) -> bool {
         .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
 }
 
-/// Line and name (without `holdfast-`) of each dependency on a crate of ours.
-fn own_dependencies(manifest: &str) -> Vec<(usize, &str)> {
+/// Line, name (without `holdfast-`) and purpose of each dependency on a crate of ours.
+fn own_dependencies(manifest: &str) -> Vec<(usize, &str, Purpose)> {
     let mut in_dependencies = false;
+    let mut purpose = Purpose::Production;
     let mut found = Vec::new();
     for (index, line) in manifest.lines().enumerate() {
         let line = line.trim();
         let name = if let Some(section) = line.strip_prefix('[') {
             let section = section.trim_end_matches(']');
             in_dependencies = section.ends_with("dependencies");
+            purpose = if section.starts_with("dev-") {
+                Purpose::Test
+            } else {
+                Purpose::Production
+            };
             // [dependencies.holdfast-block]
             section.split_once("dependencies.").map(|(_, name)| name)
         } else {
@@ -169,7 +184,7 @@ fn own_dependencies(manifest: &str) -> Vec<(usize, &str)> {
             let end = name
                 .find(|c: char| !c.is_alphanumeric() && c != '-')
                 .unwrap_or(name.len());
-            found.push((index + 1, &name[..end]));
+            found.push((index + 1, &name[..end], purpose));
         }
     }
     found
@@ -178,7 +193,7 @@ fn own_dependencies(manifest: &str) -> Vec<(usize, &str)> {
 #[cfg(test)]
 mod tests {
     use super::super::rust_text::{Purpose, RustFile};
-    use super::{ModuleRule, Tree, check_crates, check_modules};
+    use super::{Level, ModuleRule, Tree, check_crates, check_modules};
 
     #[test]
     fn a_crate_depends_on_lower_crates_only() {
@@ -189,7 +204,8 @@ mod tests {
             ("crates/block/Cargo.toml", ""),
             ("crates/stray/Cargo.toml", ""),
         ]);
-        let findings = check_crates(&tree, &[("block", &[]), ("image", &["block"]), ("gone", &[])]);
+        let levels: &[Level] = &[("block", &[]), ("image", &["block"]), ("gone", &[])];
+        let findings = check_crates(&tree, levels, &[]);
         let places: Vec<_> = findings
             .iter()
             .map(|finding| (finding.path.as_str(), finding.line))
@@ -204,6 +220,36 @@ mod tests {
             ],
             "{findings:?}"
         );
+    }
+
+    #[test]
+    fn only_tests_depend_on_a_rig_and_a_rig_keeps_to_its_own() {
+        let tree = Tree::of(&[
+            (
+                "crates/host/Cargo.toml",
+                "[dev-dependencies]\nholdfast-server.workspace = true\n",
+            ),
+            (
+                "crates/cli/Cargo.toml",
+                "[dependencies]\nholdfast-server.workspace = true\n",
+            ),
+            (
+                "rigs/server/Cargo.toml",
+                "[dependencies]\nholdfast-host.workspace = true\n",
+            ),
+            ("rigs/stray/Cargo.toml", ""),
+        ]);
+        let findings = check_crates(&tree, &[("host", &[]), ("cli", &["host"])], &[("server", &[])]);
+        let places: Vec<_> = findings
+            .iter()
+            .map(|finding| (finding.path.as_str(), finding.line))
+            .collect();
+        let expected = [
+            ("crates/cli/Cargo.toml", 2),
+            ("rigs/server/Cargo.toml", 2),
+            ("rigs/stray/Cargo.toml", 0),
+        ];
+        assert_eq!(places, expected, "{findings:?}");
     }
 
     #[test]

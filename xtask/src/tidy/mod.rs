@@ -116,7 +116,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>, String> {
     let tree = Tree::read(root)?;
     let sources = modules::sources(&tree);
     let mut findings = modules::check(&tree, &sources);
-    findings.extend(directions::check_crates(&tree, directions::LEVELS));
+    findings.extend(directions::check_crates(&tree, directions::LEVELS, directions::RIGS));
     findings.extend(directions::check_modules(&sources, directions::MODULE_RULES));
     findings.extend(banned::check(&sources, banned::BANS, banned::ALLOWED));
     findings.extend(lengths::check(&sources, lengths::RATCHET));

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::rust_text::{Purpose, RustFile, is_word, word_offsets};
 use super::{Finding, Tree};
 
-/// Folders of the repository that hold a crate each: `crates/NAME` and `xtask`.
+/// Folders of the repository that hold a crate each: `crates/NAME`, `rigs/NAME` and `xtask`.
 pub(crate) fn crate_folders(tree: &Tree) -> BTreeSet<String> {
     tree.iter()
         .filter_map(|(path, _)| path.strip_suffix("/Cargo.toml"))
-        .filter(|folder| folder.starts_with("crates/") || *folder == "xtask")
+        .filter(|folder| folder.starts_with("crates/") || folder.starts_with("rigs/") || *folder == "xtask")
         .map(str::to_owned)
         .collect()
 }

@@ -16,9 +16,8 @@ pub(super) fn needs_none(method: &str) -> bool {
 pub(super) fn open(pool: &Pool, state: &mut State, method: &str, arguments: &[Value]) -> Answer<Value> {
     let words: Vec<&str> = arguments.iter().filter_map(Value::as_str).collect();
     // The version and who calls may be left out: old clients do.
-    let (user, password) = match words[..] {
-        [user, password] | [user, password, _] | [user, password, _, _] => (user, password),
-        _ => return Err(mismatch(method, 4, arguments.len())),
+    let ([user, password] | [user, password, _] | [user, password, _, _]) = words[..] else {
+        return Err(mismatch(method, 4, arguments.len()));
     };
     if (user, password) != (USER, PASSWORD) {
         let reason = "Authentication failure";

@@ -105,22 +105,24 @@ fn append(value: &Value, text: &mut String) {
             "<boolean>0</boolean>"
         }),
         Value::Number(number) if number.is_f64() => {
-            text.push_str(&format!("<double>{number}</double>"));
+            text.extend(["<double>", &number.to_string(), "</double>"]);
         }
         Value::Number(number) => text.push_str(&number.to_string()),
         Value::String(word) if is_date(word) => {
-            text.push_str(&format!("<dateTime.iso8601>{word}</dateTime.iso8601>"));
+            text.extend(["<dateTime.iso8601>", word, "</dateTime.iso8601>"]);
         }
         Value::String(word) => text.push_str(&escape(word)),
         Value::Array(items) => {
             text.push_str("<array><data>");
-            items.iter().for_each(|item| append(item, text));
+            for item in items {
+                append(item, text);
+            }
             text.push_str("</data></array>");
         }
         Value::Object(members) => {
             text.push_str("<struct>");
             for (name, member) in members {
-                text.push_str(&format!("<member><name>{}</name>", escape(name)));
+                text.extend(["<member><name>", &escape(name), "</name>"]);
                 append(member, text);
                 text.push_str("</member>");
             }

@@ -11,8 +11,8 @@ pub(super) fn of(kind: Checksum, block: &[u8]) -> (&'static str, String) {
         Checksum::Xxhash => (".xxhash", format!("{:016X}", XxHash64::oneshot(0, block))),
         Checksum::Sha1 => {
             let digest = digest::digest(&SHA1_FOR_LEGACY_USE_ONLY, block);
-            let digits = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-            (".checksum", digits)
+            let digits: Vec<String> = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+            (".checksum", digits.concat())
         }
     }
 }
