@@ -218,19 +218,19 @@ fn a_machine_that_is_exported_is_left_alone() {
     let rig = Rig::new();
     let uuid = rig.add_vm("Halted", DISK_BYTES);
     let vm = rig.call("VM.get_by_uuid", &[json!(uuid)]);
-    rig.server
-        .faults()
-        .once(Fault::TransferDelayed(Duration::from_millis(1500)));
+    rig.server.faults().once(Fault::TransferDelayed(Duration::from_secs(4)));
     let url = rig.url(&rig.server.address(), "/export", &[("uuid", &uuid)]);
     let file = rig.path("out");
     std::thread::scope(|scope| {
         let download = scope.spawn(|| download(&url, &file));
-        // The head of the answer is there before the delay, so the machine is locked when the file is.
         let clock = SystemClock::new();
-        while !rig.server.calls().iter().any(|call| call.starts_with("GET /export")) {
+        let is_locked = || {
+            let record = rig.server.record("VM", &uuid).unwrap();
+            record["current_operations"] != json!({})
+        };
+        while !is_locked() {
             clock.sleep(Duration::from_millis(5));
         }
-        clock.sleep(Duration::from_millis(200));
         let error = rig.try_call("VM.destroy", std::slice::from_ref(&vm)).unwrap_err();
         assert_eq!(
             &error[..4],
