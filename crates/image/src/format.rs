@@ -156,8 +156,14 @@ pub(crate) fn of_file(file: &dyn ImageFile) -> Result<Format> {
     let length_bytes = file.length_bytes()?;
     let mut head = vec![0; to_usize(HEAD_BYTES.min(length_bytes))];
     file.read_at(&mut head, 0)?;
-    let mut tail = vec![0; to_usize(TAIL_BYTES.min(length_bytes))];
-    file.read_at(&mut tail, length_bytes.saturating_sub(TAIL_BYTES))?;
+    // Old versions of Virtual PC wrote a footer of 511 bytes behind whole sectors.
+    let tail_bytes = if length_bytes % TAIL_BYTES == TAIL_BYTES - 1 {
+        TAIL_BYTES - 1
+    } else {
+        TAIL_BYTES.min(length_bytes)
+    };
+    let mut tail = vec![0; to_usize(tail_bytes)];
+    file.read_at(&mut tail, length_bytes - tail_bytes)?;
     Ok(of_content(&head, &tail))
 }
 

@@ -22,8 +22,8 @@ pub use seeds::seeds;
 pub use stream::{vhd_stream, vmdk_stream};
 
 use crate::{
-    Backing, BitmapState, CheckReport, Format, Gate, Image, MapContent, OpenOptions, Result, Shrink, check, detect,
-    open,
+    Backing, BitmapState, CheckReport, Format, Gate, Image, MapContent, OpenOptions, RepairIntent, RepairMode, Result,
+    Shrink, check, detect, open, plan_repair,
 };
 
 /// The parsers of this crate.
@@ -139,6 +139,7 @@ pub fn qcow2(bytes: &[u8]) -> Outcome {
     let used = alone.and_then(|image| use_image(&image));
     let outcome = outcome_of(&checked.and(used));
     assert!(file.bytes() == bytes, "reading changed the image");
+    mend(bytes, Format::Qcow2);
     outcome
 }
 
@@ -263,6 +264,29 @@ fn write(bytes: &[u8], format: Format) -> Outcome {
         resize_some(&file.path, &options, was_sound);
     }
     outcome_of(&again)
+}
+
+/// Mends an image in every way: it gets no worse, what is looked at only stays as it is, and there is nothing left to do.
+fn mend(bytes: &[u8], format: Format) {
+    let options = options(Some(format), Backing::Ignore);
+    for mode in [RepairMode::Leaks, RepairMode::Safe, RepairMode::All] {
+        let file = Unnamed::new(bytes);
+        let plan = |intent| plan_repair(&file.path, &options, mode, intent);
+        let Ok(looked) = plan(RepairIntent::Look) else { continue };
+        assert!(file.bytes() == bytes, "a plan wrote");
+        let (before, actions) = (looked.before().clone(), looked.actions().len());
+        drop(looked);
+        let planned = plan(RepairIntent::Mend).expect("what can be looked at can be mended");
+        assert_eq!(planned.actions().len(), actions, "another plan");
+        let after = planned.execute().expect("what was planned can be done");
+        assert!(
+            after.corruption_count <= before.corruption_count,
+            "a repair made it worse: {before:?}, {after:?}"
+        );
+        assert!(actions > 0 || file.bytes() == bytes, "changed without a word");
+        let again = plan(RepairIntent::Look).expect("what was mended can be looked at");
+        assert_eq!(again.actions(), [], "it was mended, and is to be mended again");
+    }
 }
 
 /// Makes an image larger, and then smaller: what was sound is so afterwards, and what is new is zero.

@@ -2,7 +2,8 @@
 //!
 //! [`open`] gives an image with everything that it is based on as one [`BlockDevice`](holdfast_block::BlockDevice), and
 //! [`open_mut`] as a [`BlockDeviceMut`](holdfast_block::BlockDeviceMut). [`create`] makes an empty image; [`create_bulk`] and
-//! [`fill`] make one from another disk, quickly. [`resize`] gives an image another size. [`check`] holds an image's metadata against itself.
+//! [`fill`] make one from another disk, quickly. [`resize`] gives an image another size. [`check`] holds an image's metadata against itself,
+//! and [`plan_repair`] mends what it finds.
 //! [`write_stream_optimized`] and [`StreamReader`] write and read a VMDK that goes through a pipe.
 //!
 //! An image may name other files of the host. Which of them are opened is decided by a [`Gate`], and by default only files
@@ -54,6 +55,7 @@ mod piece;
 mod ploop;
 mod qcow2;
 mod raw;
+mod repair;
 mod report;
 mod resize;
 mod run;
@@ -83,6 +85,7 @@ pub use qcow2::bitmap::{BitmapState, PersistentBitmap, Recording};
 pub use qcow2::bulk::BulkWriter;
 pub use qcow2::codec::{ClusterCompressor, Compression};
 pub use qcow2::snapshot::InternalSnapshot;
+pub use repair::{Repair, RepairAction, RepairIntent, RepairMode, plan_repair};
 pub use report::{CheckReport, Problem, ProblemKind, Severity};
 pub use resize::{Resized, Shrink, resize};
 pub use vhd::stream::{VhdBlock, VhdStream};

@@ -98,12 +98,17 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     add("image convert", 0, &["a.raw", "a.qcow2"]);
     add("image create", 0, &["b.qcow2", "1M"]);
     rig.ok(&["image", "create", "b.vdi", "1M"]);
+    rig.ok(&["image", "create", "b.vhd", "1M"]);
     add("clone", 0, &["b.vdi", "c.vdi"]);
     add("image identity", 0, &["b.vdi", "--renew", "--all-children"]);
     add("image resize", 0, &["b.qcow2", "2M"]);
     add("image info", 0, &["a.qcow2"]);
     add("image map", 0, &["a.qcow2"]);
     add("image check", 0, &["a.qcow2"]);
+    let whole = std::fs::read(rig.path("b.vhd")).unwrap();
+    rig.write("b.vhd", &whole[..whole.len() - 1]);
+    add("image check", 3, &["b.vhd", "--repair", "--dry-run"]);
+    add("image check", 0, &["b.vhd", "--repair"]);
     add("image compare", 1, &["a.raw", "b.qcow2"]);
     rig.write("sanoid.conf", b"[tank]\nhourly = 3\nuse_template = gone\n");
     add("config check", 3, &["sanoid.conf"]);

@@ -167,6 +167,19 @@ pub(crate) fn write_entries<const N: usize>(
     Ok(())
 }
 
+/// Copies bytes of the file to where they do not overlap those that they are from.
+pub(crate) fn copy_room(file: &dyn ImageFile, from: u64, to: u64, length_bytes: u64) -> Result<()> {
+    const BYTES_AT_ONCE: u64 = 1 << 20;
+    let mut done = 0;
+    while done < length_bytes {
+        let mut piece = vec![0; to_usize((length_bytes - done).min(BYTES_AT_ONCE))];
+        file.read_at(&mut piece, from + done)?;
+        file.write_at(&piece, to + done)?;
+        done += piece.len() as u64;
+    }
+    Ok(())
+}
+
 /// Makes `room` a part of the file that reads as zero: what a crash has left there goes.
 pub(crate) fn clear_room(file: &dyn ImageFile, room: Range<u64>) -> Result<()> {
     let file_bytes = file.length_bytes()?;

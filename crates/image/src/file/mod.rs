@@ -7,12 +7,14 @@
 mod host;
 #[cfg(any(test, feature = "hostile"))]
 pub(crate) mod memory;
+mod staged;
 
 use std::ops::Range;
 
 use holdfast_block::{ExtentList, Result};
 
 pub(crate) use host::{Access, HostFile, directory_of};
+pub(crate) use staged::Staged;
 
 /// A file of changing length.
 ///

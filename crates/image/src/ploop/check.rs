@@ -16,6 +16,10 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
         image_end: header.data_offset,
         ..CheckReport::default()
     };
+    if header.is_open {
+        let detail = "it was not closed cleanly, or is open".to_owned();
+        report.add(Severity::Leak, ProblemKind::Structure { detail });
+    }
     let mut seen = HashSet::new();
     for_each_cluster(file, header, |_, host| {
         report.allocated_count += 1;

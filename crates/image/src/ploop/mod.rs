@@ -23,6 +23,7 @@ pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod descriptor;
 pub(crate) mod header;
+pub(crate) mod repair;
 pub(crate) mod resize;
 pub(crate) mod tables;
 

@@ -94,7 +94,9 @@ impl Tables for PloopTables {
 
     fn start(&mut self) -> Result<()> {
         if self.header.is_open {
-            return Err(self.not_writable("it was not closed cleanly, or is open; qemu-img check -r all mends it"));
+            return Err(
+                self.not_writable("it was not closed cleanly, or is open; holdfast image check --repair mends it")
+            );
         }
         let cluster = self.header.cluster_bytes;
         let (mut end, mut is_wrong, mut seen) = (self.header.data_offset, false, HashSet::new());

@@ -4,13 +4,16 @@
 //! with a stored count below its uses would be given away while in use: a corruption. One above is a leak: wasted
 //! space. The `copied` flag must say exactly whether the count is 1.
 
+use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
+use super::counts::Counts;
 use super::entry::{COPIED, DataPlace, Entry, Meaning, Sharing};
+use super::features::look_at_marks;
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{AUTOCLEAR_BITMAPS, Header, TableAt};
 use super::mapping::{L2Table, entry_in, read_l2};
@@ -23,47 +26,87 @@ use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 
 /// Checks the image in `file`, whose header was read.
 pub(crate) fn check(file: &Arc<dyn ImageFile>, header: &Header, image: &str) -> Result<CheckReport> {
-    let mut checker = Checker {
-        file: &**file,
-        header,
-        geometry: header.geometry,
-        image,
-        stored: StoredRefcounts::load(&**file, header, image)?,
-        file_bytes: file.length_bytes()?,
-        counts: Counts::default(),
-        metadata: HashMap::new(),
-        report: CheckReport {
-            cluster_count: header.geometry.clusters_for(header.size_bytes),
-            ..CheckReport::default()
-        },
-    };
-    checker.run()?;
+    let mut report = compared(&**file, header, image)?;
+    look_at_marks(header, &mut report);
+    Ok(report)
+}
+
+/// Whether nothing contradicts anything, leaks apart; what other programs have noted is not asked.
+pub(super) fn is_sound(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
+    match compared(file, header, image) {
+        Ok(report) => Ok(report.corruption_count == 0),
+        Err(error) if error.is_corrupt() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn compared(file: &dyn ImageFile, header: &Header, image: &str) -> Result<CheckReport> {
+    let mut checker = Checker::new(file, header, image, StoredRefcounts::load(file, header, image)?)?;
+    checker.claim_refcounts()?;
+    checker.walk()?;
+    checker.compare();
     Ok(checker.report)
 }
 
-struct Checker<'a> {
+/// Counts what is used of the image in `file`, but for what its refcounts take themselves, and looks for references that cannot be.
+/// Nothing is asked of the refcounts.
+pub(super) fn count_uses<'a>(file: &'a dyn ImageFile, header: &'a Header, image: &'a str) -> Result<Checker<'a>> {
+    let mut checker = Checker::new(file, header, image, StoredRefcounts::none(file, header, image))?;
+    checker.walk()?;
+    Ok(checker)
+}
+
+pub(super) struct Checker<'a> {
     file: &'a dyn ImageFile,
     header: &'a Header,
     geometry: Geometry,
     image: &'a str,
     stored: StoredRefcounts<'a>,
     file_bytes: u64,
-    counts: Counts,
-    metadata: HashMap<u64, &'static str>,
+    /// Uses of each cluster.
+    pub(super) counts: Counts,
+    /// What is in the clusters that are not data; the first that was met.
+    pub(super) metadata: HashMap<u64, &'static str>,
+    /// The L2 tables that can be read.
+    pub(super) l2_tables: BTreeMap<u64, L2Use>,
+    /// References that lead nowhere, or to where they must not, and structures that cannot be read: what they would lead to is not counted.
+    pub(super) damage_count: u64,
+    /// Whether some of that has to do with bitmaps.
+    pub(super) has_damaged_bitmaps: bool,
     report: CheckReport,
 }
 
 /// How an L2 table is used: by how many L1 entries, and by which of the active table.
 #[derive(Debug, Clone, Copy, Default)]
-struct L2Use {
+pub(super) struct L2Use {
     count: u32,
-    active_index: Option<u64>,
+    pub(super) active_index: Option<u64>,
 }
 
-impl Checker<'_> {
-    fn run(&mut self) -> Result<()> {
+impl<'a> Checker<'a> {
+    fn new(file: &'a dyn ImageFile, header: &'a Header, image: &'a str, stored: StoredRefcounts<'a>) -> Result<Self> {
+        Ok(Self {
+            file,
+            header,
+            geometry: header.geometry,
+            image,
+            stored,
+            file_bytes: file.length_bytes()?,
+            counts: Counts::default(),
+            metadata: HashMap::new(),
+            l2_tables: BTreeMap::new(),
+            damage_count: 0,
+            has_damaged_bitmaps: false,
+            report: CheckReport {
+                cluster_count: header.geometry.clusters_for(header.size_bytes),
+                ..CheckReport::default()
+            },
+        })
+    }
+
+    /// Counts all that the header leads to, but the refcounts.
+    fn walk(&mut self) -> Result<()> {
         self.claim("header", 0..1)?;
-        self.claim_refcounts()?;
         let tables = self.claim_snapshots()?;
         self.claim_bitmaps()?;
         let l2_tables = self.claim_l1_tables(&tables)?;
@@ -71,18 +114,24 @@ impl Checker<'_> {
             self.mark("l2 table", self.geometry.cluster_of(*offset));
         }
         let known = KnownLength::default();
-        for (offset, used) in l2_tables {
-            let range = offset..offset + self.geometry.cluster_bytes();
+        for (offset, used) in &l2_tables {
+            let range = *offset..offset + self.geometry.cluster_bytes();
             if !self.count("l2 table", range, used.count)? {
                 continue;
             }
-            match read_l2(self.file, &known, self.geometry, offset, self.image) {
-                Ok(table) => self.check_l2(&table, used)?,
+            match read_l2(self.file, &known, self.geometry, *offset, self.image) {
+                Ok(table) => self.check_l2(&table, *used)?,
                 Err(error) => self.structure(&error),
             }
         }
-        self.compare();
+        self.l2_tables = l2_tables;
         Ok(())
+    }
+
+    /// A contradiction by which something may not be found.
+    fn damage(&mut self, kind: ProblemKind) {
+        self.damage_count += 1;
+        self.corruption(kind);
     }
 
     fn corruption(&mut self, kind: ProblemKind) {
@@ -90,7 +139,7 @@ impl Checker<'_> {
     }
 
     fn structure(&mut self, error: &Error) {
-        self.corruption(ProblemKind::Structure {
+        self.damage(ProblemKind::Structure {
             detail: error.to_string(),
         });
     }
@@ -107,21 +156,32 @@ impl Checker<'_> {
     }
 
     fn mark(&mut self, what: &'static str, cluster: u64) {
-        if let Some(first) = self.metadata.insert(cluster, what) {
-            let offset = self.geometry.offset_of(cluster);
-            self.corruption(ProblemKind::Overlap {
-                offset,
-                first,
-                second: what,
-            });
+        match self.metadata.entry(cluster) {
+            Slot::Vacant(slot) => {
+                slot.insert(what);
+            }
+            Slot::Occupied(slot) => {
+                let (first, offset) = (*slot.get(), self.geometry.offset_of(cluster));
+                self.has_damaged_bitmaps |= first.starts_with("bitmap") || what.starts_with("bitmap");
+                self.damage(ProblemKind::Overlap {
+                    offset,
+                    first,
+                    second: what,
+                });
+            }
         }
+    }
+
+    /// The last cluster may be cut off by the end of the file, but must begin in it.
+    pub(super) fn is_inside(&self, range: &Range<u64>) -> bool {
+        range.end <= self.file_bytes || range.end - self.file_bytes < self.geometry.cluster_bytes()
     }
 
     /// Counts `uses` of the clusters that `range` touches; false where that leads out of the file.
     fn count(&mut self, what: &'static str, range: Range<u64>, uses: u32) -> Result<bool> {
-        // The last cluster may be cut off by the end of the file, but must begin in it.
-        if range.end > self.file_bytes && range.end - self.file_bytes >= self.geometry.cluster_bytes() {
-            self.corruption(ProblemKind::Pointer {
+        if !self.is_inside(&range) {
+            self.has_damaged_bitmaps |= what.starts_with("bitmap");
+            self.damage(ProblemKind::Pointer {
                 what,
                 offset: range.start,
             });
@@ -189,6 +249,7 @@ impl Checker<'_> {
         let (directory, bitmaps) = match found {
             Ok(found) => found,
             Err(error) => {
+                self.has_damaged_bitmaps = true;
                 self.structure(&error);
                 return Ok(());
             }
@@ -204,7 +265,8 @@ impl Checker<'_> {
             table_bytes += bitmap.table.entries * POINTER_BYTES;
             if table_bytes > self.file_bytes {
                 let detail = "the bitmap tables are larger than the file: some overlap".to_owned();
-                self.corruption(ProblemKind::Structure { detail });
+                self.has_damaged_bitmaps = true;
+                self.damage(ProblemKind::Structure { detail });
                 break;
             }
             let start = self.geometry.cluster_of(bitmap.table.offset);
@@ -234,7 +296,7 @@ impl Checker<'_> {
             read_bytes += table_bytes;
             if read_bytes > self.file_bytes.next_multiple_of(self.geometry.cluster_bytes()) {
                 let detail = "the l1 tables are larger than the file: some overlap".to_owned();
-                self.corruption(ProblemKind::Structure { detail });
+                self.damage(ProblemKind::Structure { detail });
                 break;
             }
             let start = self.geometry.cluster_of(table.offset);
@@ -248,8 +310,8 @@ impl Checker<'_> {
                 if offset == 0 {
                     continue;
                 }
-                if !self.geometry.is_aligned(offset) || offset >= self.file_bytes {
-                    self.corruption(ProblemKind::Pointer {
+                if !self.can_be_table(offset) {
+                    self.damage(ProblemKind::Pointer {
                         what: "l2 table",
                         offset,
                     });
@@ -264,6 +326,11 @@ impl Checker<'_> {
             }
         }
         Ok(l2_tables)
+    }
+
+    /// Whether an L2 table may be at `offset`.
+    pub(super) fn can_be_table(&self, offset: u64) -> bool {
+        self.geometry.is_aligned(offset) && offset < self.file_bytes
     }
 
     fn check_copied(&mut self, offset: u64, is_copied: bool) -> Result<()> {
@@ -289,23 +356,31 @@ impl Checker<'_> {
         Ok(())
     }
 
-    fn check_entry(&mut self, entry: Entry, used: L2Use, disk_offset: Option<u64>) -> Result<()> {
-        let place = if self.header.has_data_file() {
+    /// Where data is.
+    pub(super) fn place(&self) -> DataPlace {
+        if self.header.has_data_file() {
             DataPlace::External
         } else {
             DataPlace::Inside
-        };
-        let is_active = disk_offset.is_some();
-        let shown_offset = disk_offset.unwrap_or_default();
-        let meaning = match entry.meaning(self.geometry, place) {
-            Ok(Meaning::Zero { .. }) if !self.header.has_zero_clusters() => {
+        }
+    }
+
+    /// What an entry means in this image, or why it means nothing.
+    pub(super) fn meaning_of(&self, entry: Entry) -> Result<Meaning, String> {
+        match entry.meaning(self.geometry, self.place())? {
+            Meaning::Zero { .. } if !self.header.has_zero_clusters() => {
                 Err("zero cluster in a version 2 image".to_owned())
             }
-            other => other,
-        };
-        let host = match meaning {
+            meaning => Ok(meaning),
+        }
+    }
+
+    fn check_entry(&mut self, entry: Entry, used: L2Use, disk_offset: Option<u64>) -> Result<()> {
+        let is_active = disk_offset.is_some();
+        let shown_offset = disk_offset.unwrap_or_default();
+        let host = match self.meaning_of(entry) {
             Err(detail) => {
-                self.corruption(ProblemKind::Entry {
+                self.damage(ProblemKind::Entry {
                     disk_offset: shown_offset,
                     detail,
                 });
@@ -331,7 +406,7 @@ impl Checker<'_> {
             Ok(_) => return Ok(()),
         };
         self.report.allocated_count += u64::from(is_active);
-        if place == DataPlace::External {
+        if self.place() == DataPlace::External {
             if self.header.is_data_file_raw() && disk_offset.is_some_and(|offset| offset != host.offset) {
                 let detail = format!("at {} of the raw data file", host.offset);
                 self.corruption(ProblemKind::Entry {
@@ -350,8 +425,9 @@ impl Checker<'_> {
     fn count_data(&mut self, range: Range<u64>, uses: u32) -> Result<()> {
         for cluster in self.geometry.cluster_of(range.start)..self.geometry.clusters_for(range.end) {
             if let Some(first) = self.metadata.get(&cluster) {
-                let offset = self.geometry.offset_of(cluster);
-                self.corruption(ProblemKind::Overlap {
+                let (first, offset) = (*first, self.geometry.offset_of(cluster));
+                self.has_damaged_bitmaps |= first.starts_with("bitmap");
+                self.damage(ProblemKind::Overlap {
                     offset,
                     first,
                     second: "data",
@@ -405,52 +481,5 @@ impl Checker<'_> {
                 counted,
             },
         );
-    }
-}
-
-const PAGE_CLUSTERS: u64 = 32;
-/// Memory for counting: 512 MiB of pages, enough for 8 TiB of 64 KiB clusters that are all in use.
-const PAGE_COUNT_MAX: usize = 4 << 20;
-
-/// Uses per host cluster, sparse by pages: a file may claim to be of any length.
-#[derive(Default)]
-struct Counts {
-    pages: HashMap<u64, [u32; to_usize(PAGE_CLUSTERS)]>,
-}
-
-impl Counts {
-    fn add(&mut self, cluster: u64, uses: u32, image: &str) -> Result<()> {
-        if self.pages.len() > PAGE_COUNT_MAX {
-            return Err(Error::UnsupportedFeature {
-                image: image.to_owned(),
-                feature: format!("more than {PAGE_COUNT_MAX} groups of clusters"),
-                detail: "the check keeps its counts in memory, which has a bound".to_owned(),
-            });
-        }
-        let page = self.pages.entry(cluster / PAGE_CLUSTERS).or_default();
-        let count = &mut page[to_usize(cluster % PAGE_CLUSTERS)];
-        *count = count.saturating_add(uses);
-        Ok(())
-    }
-
-    fn take(&mut self, cluster: u64) -> u64 {
-        match self.pages.get_mut(&(cluster / PAGE_CLUSTERS)) {
-            Some(page) => u64::from(std::mem::take(&mut page[to_usize(cluster % PAGE_CLUSTERS)])),
-            None => 0,
-        }
-    }
-
-    fn rest(&self) -> Vec<(u64, u64)> {
-        let mut rest: Vec<_> = self
-            .pages
-            .iter()
-            .flat_map(|(number, page)| {
-                let clusters = number * PAGE_CLUSTERS..;
-                clusters.zip(page.iter().map(|count| u64::from(*count)))
-            })
-            .filter(|(_, count)| *count > 0)
-            .collect();
-        rest.sort_unstable();
-        rest
     }
 }

@@ -1,7 +1,9 @@
 //! What an image needs of its readers: encryption and feature bits, and the names that it gives them.
 
-use super::header::{EXTENSION_FEATURE_NAMES, Extension, INCOMPATIBLE_KNOWN};
-use crate::{Error, Result};
+use super::header::{
+    EXTENSION_FEATURE_NAMES, Extension, Header, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY, INCOMPATIBLE_KNOWN,
+};
+use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 
 pub(crate) fn refuse_encryption(method: u32, image: &str) -> Result<()> {
     let feature = match method {
@@ -45,6 +47,26 @@ fn feature_name(extensions: &[Extension], bit: u8) -> Option<String> {
         .filter(|letter| !letter.is_control())
         .collect();
     (!name.is_empty()).then_some(name)
+}
+
+/// Tells what other programs have noted about the image.
+pub(super) fn look_at_marks(header: &Header, report: &mut CheckReport) {
+    let mut mark = |bit: u64, severity, detail: &str| {
+        if header.incompatible & bit != 0 {
+            let detail = detail.to_owned();
+            report.add(severity, ProblemKind::Structure { detail });
+        }
+    };
+    mark(
+        INCOMPATIBLE_DIRTY,
+        Severity::Leak,
+        "it was not closed cleanly, or is open: its refcounts are not kept up to date meanwhile",
+    );
+    mark(
+        INCOMPATIBLE_CORRUPT,
+        Severity::Corruption,
+        "it is marked as corrupt: no program writes to it",
+    );
 }
 
 /// The table of feature names that new images carry.

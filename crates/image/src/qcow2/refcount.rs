@@ -112,6 +112,17 @@ impl<'a> StoredRefcounts<'a> {
         })
     }
 
+    /// No refcounts at all: all are 0.
+    pub(crate) fn none(file: &'a dyn ImageFile, header: &Header, image: &'a str) -> Self {
+        Self {
+            file,
+            geometry: header.geometry,
+            image,
+            table: Vec::new(),
+            blocks: Lru::new(BLOCK_CACHE_BYTES),
+        }
+    }
+
     /// Block `index` of the table, if there is one.
     pub(crate) fn block(&self, index: u64) -> Result<Option<Arc<Vec<u8>>>> {
         let offset = self.table.get(to_usize(index)).copied().unwrap_or_default();

@@ -57,12 +57,12 @@ impl State {
         let header = &layer.header;
         if header.incompatible & INCOMPATIBLE_CORRUPT != 0 {
             return Err(not_writable(
-                "it is marked as corrupt; repair it with qemu-img check -r all, or restore it",
+                "it is marked as corrupt; repair it with holdfast image check --repair, or restore it",
             ));
         }
         if header.incompatible & INCOMPATIBLE_DIRTY != 0 {
             return Err(not_writable(
-                "it was not closed cleanly and its refcounts may be wrong; repair it with qemu-img check -r all",
+                "it was not closed cleanly and its refcounts may be wrong; holdfast image check --repair mends them",
             ));
         }
         let mut allocator = Allocator::load(&layer.file, header, &layer.image)?;

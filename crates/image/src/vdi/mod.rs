@@ -35,6 +35,7 @@ pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod header;
 pub(crate) mod identity;
+pub(crate) mod repair;
 pub(crate) mod resize;
 pub(crate) mod tables;
 

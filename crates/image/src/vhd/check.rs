@@ -1,35 +1,36 @@
 //! Holding footers, table and bitmaps against the file.
 
-use super::footer::{FOOTER_BYTES, Header};
+use super::footer::Header;
 use super::sparse::SparseHeader;
 use super::tables::for_each_sector;
 use super::{FREE, SECTOR_BYTES};
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
+fn structure(report: &mut CheckReport, severity: Severity, detail: &str) {
+    let detail = detail.to_owned();
+    report.add(severity, ProblemKind::Structure { detail });
+}
+
 /// Checks the image in `file`.
 pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport> {
     let file_bytes = file.length_bytes()?;
     let Some(sparse) = &header.sparse else {
         let sectors = header.footer.disk_bytes().div_ceil(SECTOR_BYTES);
-        return Ok(CheckReport {
+        let mut report = CheckReport {
             cluster_count: sectors,
             allocated_count: sectors,
             image_end: file_bytes,
             ..CheckReport::default()
-        });
+        };
+        if header.is_footer_short {
+            structure(&mut report, Severity::Leak, SHORT);
+        }
+        return Ok(report);
     };
     let mut report = CheckReport {
         cluster_count: header.footer.disk_bytes().div_ceil(sparse.block_bytes),
         ..CheckReport::default()
-    };
-    let structure = |report: &mut CheckReport, severity, detail: &str| {
-        report.add(
-            severity,
-            ProblemKind::Structure {
-                detail: detail.to_owned(),
-            },
-        );
     };
     if header.has_footer_at_end {
         let mut copy = vec![0; header.footer_bytes.len()];
@@ -49,22 +50,17 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
             "there is no footer at the end; its copy at the start is whole",
         );
     }
-    check_table(file, (file_bytes, header.has_footer_at_end), sparse, &mut report)?;
+    if header.is_footer_short {
+        structure(&mut report, Severity::Leak, SHORT);
+    }
+    check_table(file, header.footer_start(file_bytes), sparse, &mut report)?;
     Ok(report)
 }
 
-fn check_table(
-    file: &dyn ImageFile,
-    (file_bytes, has_footer): (u64, bool),
-    sparse: &SparseHeader,
-    report: &mut CheckReport,
-) -> Result<()> {
+const SHORT: &str = "the footer has 511 bytes, as old versions of Virtual PC wrote it: not every program knows that";
+
+fn check_table(file: &dyn ImageFile, room_end: u64, sparse: &SparseHeader, report: &mut CheckReport) -> Result<()> {
     let whole = sparse.bitmap_bytes() + sparse.block_bytes;
-    let room_end = if has_footer {
-        file_bytes - FOOTER_BYTES
-    } else {
-        file_bytes
-    };
     let mut starts = Vec::new();
     for_each_sector(file, sparse, |sector| {
         if sector == FREE {

@@ -32,6 +32,8 @@ use crate::identity::ImageId;
 use crate::info::{BlockInfo, ImageKind, ParentInfo};
 
 pub(crate) const FOOTER_BYTES: u64 = 512;
+/// Old versions of Virtual PC left out the last byte, which is zero.
+pub(crate) const FOOTER_BYTES_SHORT: u64 = 511;
 const COOKIE: &[u8] = b"conectix";
 pub(super) const AT_CHECKSUM: usize = 64;
 pub(super) const AT_ID: usize = 68;
@@ -194,6 +196,10 @@ impl Footer {
     }
 }
 
+fn start_of_footer(file_bytes: u64, is_short: bool) -> u64 {
+    file_bytes.saturating_sub(if is_short { FOOTER_BYTES_SHORT } else { FOOTER_BYTES })
+}
+
 /// All that an image says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
@@ -204,13 +210,15 @@ pub(crate) struct Header {
     pub(crate) footer_bytes: Vec<u8>,
     /// Whether the footer at the end is as it should be; where it is not, its copy counts.
     pub(crate) has_footer_at_end: bool,
+    /// Whether that has 511 bytes only.
+    pub(crate) is_footer_short: bool,
 }
 
 impl Header {
     /// Reads the header of `file`, called `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let file_bytes = file.length_bytes()?;
-        if file_bytes < FOOTER_BYTES {
+        if file_bytes < FOOTER_BYTES_SHORT {
             return Err(corrupt(
                 image,
                 "footer",
@@ -223,7 +231,13 @@ impl Header {
             file.read_at(&mut bytes, at)?;
             Footer::parse(&bytes, at, image).map(|footer| (footer, bytes))
         };
-        let at_end = footer_at(file_bytes - FOOTER_BYTES);
+        let mut at_end = footer_at(file_bytes.saturating_sub(FOOTER_BYTES));
+        let mut is_footer_short = false;
+        if at_end.is_err()
+            && let Ok(short) = footer_at(file_bytes - FOOTER_BYTES_SHORT)
+        {
+            (at_end, is_footer_short) = (Ok(short), true);
+        }
         let has_footer_at_end = at_end.is_ok();
         let (footer, footer_bytes) = match at_end {
             Ok(found) => found,
@@ -234,7 +248,7 @@ impl Header {
             },
         };
         let disk_bytes = footer.disk_bytes();
-        if footer.kind == ImageKind::Fixed && disk_bytes > file_bytes - FOOTER_BYTES {
+        if footer.kind == ImageKind::Fixed && disk_bytes > start_of_footer(file_bytes, is_footer_short) {
             return Err(corrupt(
                 image,
                 "footer",
@@ -251,7 +265,17 @@ impl Header {
             sparse,
             footer_bytes,
             has_footer_at_end,
+            is_footer_short,
         })
+    }
+
+    /// Where the footer at the end begins in a file of `file_bytes`; their end where there is none.
+    pub(crate) fn footer_start(&self, file_bytes: u64) -> u64 {
+        if self.has_footer_at_end {
+            start_of_footer(file_bytes, self.is_footer_short)
+        } else {
+            file_bytes
+        }
     }
 
     /// What there is to know about it.

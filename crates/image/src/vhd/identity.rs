@@ -3,7 +3,7 @@
 use holdfast_block::to_usize;
 
 use super::checksum;
-use super::footer::{AT_CHECKSUM, AT_ID, FOOTER_BYTES, Header};
+use super::footer::{AT_CHECKSUM, AT_ID, Header};
 use super::sparse::{self, HEADER_BYTES};
 use crate::Result;
 use crate::file::ImageFile;
@@ -19,7 +19,7 @@ pub(crate) fn set(file: &dyn ImageFile, header: &Header, id: ImageId) -> Result<
         file.sync()?;
     }
     if header.has_footer_at_end {
-        file.write_at(&footer, file.length_bytes()? - FOOTER_BYTES)?;
+        file.write_at(&footer, header.footer_start(file.length_bytes()?))?;
         file.sync()?;
     }
     Ok(())

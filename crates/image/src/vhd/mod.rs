@@ -12,6 +12,7 @@ pub(crate) mod create;
 pub(crate) mod footer;
 pub(crate) mod identity;
 pub(crate) mod locator;
+pub(crate) mod repair;
 pub(crate) mod resize;
 pub(crate) mod sparse;
 pub(crate) mod stream;

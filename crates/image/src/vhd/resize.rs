@@ -10,14 +10,14 @@ use super::footer::{FOOTER_BYTES, Footer, Header};
 use super::sparse::{AT_CHECKSUM, AT_ENTRY_COUNT, HEADER_BYTES, SparseHeader};
 use super::tables::{DISK_BYTES_MAX, for_each_sector};
 use super::{FREE, SECTOR_BYTES, check, checksum};
-use crate::blocks::clear_room;
+use crate::blocks::{clear_room, copy_room};
 use crate::file::ImageFile;
 use crate::info::ImageKind;
 use crate::resize::{refuse_differencing, require_sound, zero_tables};
 use crate::{Error, Result};
 
-/// What a block is copied by.
-const COPY_BYTES: u64 = 1 << 20;
+/// What a table is written by.
+const WRITE_BYTES: u64 = 1 << 20;
 /// Data of blocks that move begins at such multiples.
 const ALIGNMENT: u64 = 4096;
 
@@ -27,6 +27,12 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     require_sound(&check::check(&**file, &header)?, image)?;
     if header.footer.kind == ImageKind::Differencing {
         return Err(refuse_differencing(image));
+    }
+    if header.is_footer_short {
+        return Err(Error::NotResizable {
+            image: image.to_owned(),
+            detail: "its footer has 511 bytes; holdfast image check --repair makes it whole".to_owned(),
+        });
     }
     if after_bytes > DISK_BYTES_MAX {
         return Err(Error::InvalidOption {
@@ -131,7 +137,7 @@ fn grow_table(file: &dyn ImageFile, image: &str, header: &Header, sparse: &Spars
     }
     let mut at = old_end;
     while at < new_end {
-        let length = (new_end - at).min(COPY_BYTES);
+        let length = (new_end - at).min(WRITE_BYTES);
         file.write_at(&vec![0xff; to_usize(length)], at)?;
         at += length;
     }
@@ -193,7 +199,7 @@ fn move_blocks(file: &dyn ImageFile, image: &str, header: &Header, sparse: &Spar
             image: image.to_owned(),
             detail: "the file is as large as its table can reach; convert it to another format".to_owned(),
         })?;
-        copy(file, *start, place, whole)?;
+        copy_room(file, *start, place, whole)?;
         end = place + whole;
         file.write_at(&header.footer_bytes, end)?;
         file_end = end + FOOTER_BYTES;
@@ -208,15 +214,4 @@ fn move_blocks(file: &dyn ImageFile, image: &str, header: &Header, sparse: &Spar
         file.punch(start.max(limit)..(start + whole).max(limit))?;
     }
     Ok(file_end)
-}
-
-fn copy(file: &dyn ImageFile, from: u64, to: u64, length: u64) -> Result<()> {
-    let mut done = 0;
-    while done < length {
-        let mut piece = vec![0; to_usize((length - done).min(COPY_BYTES))];
-        file.read_at(&mut piece, from + done)?;
-        file.write_at(&piece, to + done)?;
-        done += piece.len() as u64;
-    }
-    Ok(())
 }

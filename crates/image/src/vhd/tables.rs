@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::footer::{FOOTER_BYTES, Header};
+use super::footer::{FOOTER_BYTES, FOOTER_BYTES_SHORT, Header};
 use super::sparse::SparseHeader;
 use super::{FREE, SECTOR_BYTES};
 use crate::blocks::bits::BitOrder;
@@ -85,7 +85,8 @@ struct SparseTables {
     footer: Vec<u8>,
     file: Arc<dyn ImageFile>,
     pages: Pages,
-    has_footer_at_end: bool,
+    /// Bytes of the footer at the end; 0 where there is none.
+    footer_bytes_at_end: u64,
     /// End of the last block; known once writing has started.
     end: u64,
 }
@@ -99,7 +100,11 @@ impl SparseTables {
             kind: header.footer.kind,
             header: sparse,
             footer: header.footer_bytes,
-            has_footer_at_end: header.has_footer_at_end,
+            footer_bytes_at_end: match (header.has_footer_at_end, header.is_footer_short) {
+                (false, _) => 0,
+                (true, false) => FOOTER_BYTES,
+                (true, true) => FOOTER_BYTES_SHORT,
+            },
             pages: Pages::new(Arc::clone(&file), CACHE_BYTES),
             file,
             end: 0,
@@ -226,15 +231,11 @@ impl Tables for SparseTables {
         }
         // What other programs keep behind the blocks, and before the footer, stays.
         let file_bytes = self.file.length_bytes()?;
-        let last = if self.has_footer_at_end {
-            file_bytes - FOOTER_BYTES
-        } else {
-            file_bytes
-        };
+        let last = file_bytes - self.footer_bytes_at_end;
         self.end = end.max(last.next_multiple_of(SECTOR_BYTES));
-        if !self.has_footer_at_end {
+        if self.footer_bytes_at_end == 0 {
             self.file.write_at(&self.footer, self.end)?;
-            self.has_footer_at_end = true;
+            self.footer_bytes_at_end = FOOTER_BYTES;
         }
         if self.end >= 2 * DISK_BYTES_MAX {
             return Err(corrupt(&self.image, "table", self.header.table_offset, "leads too far"));

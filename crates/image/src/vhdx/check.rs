@@ -1,18 +1,27 @@
 //! Holding the table of blocks against the file.
 
 use super::MIB;
-use super::header::Opened;
+use super::header::{Opened, Twin, broken_twins};
 use super::tables::{Entry, for_each_block, is_of_bits, state};
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
 /// Checks an opened image.
 pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
     let metadata = &opened.metadata;
+    let twins = broken_twins(&*opened.file)?;
     let file_bytes = opened.file.length_bytes()?;
     let mut report = CheckReport {
         cluster_count: metadata.block_count(),
         ..CheckReport::default()
     };
+    for twin in twins {
+        let detail = match twin {
+            Twin::Header => "one of its two headers is damaged; the other one counts",
+            Twin::Regions => "its two tables of regions differ; the first that is whole counts",
+        };
+        let detail = detail.to_owned();
+        report.add(Severity::Leak, ProblemKind::Structure { detail });
+    }
     let mut used: Vec<(u64, u64, &'static str)> = vec![(0, MIB, "the headers")];
     let bat_bytes = opened.bat.length_bytes.next_multiple_of(MIB);
     used.push((opened.bat.offset, bat_bytes, "the table of blocks"));
@@ -52,7 +61,7 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
     Ok(report)
 }
 
-fn disk_offset(opened: &Opened, number: u64) -> u64 {
+pub(super) fn disk_offset(opened: &Opened, number: u64) -> u64 {
     let chunk = opened.metadata.chunk_blocks() + 1;
     (number - number / chunk) * opened.metadata.block_bytes
 }

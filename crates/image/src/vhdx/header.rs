@@ -244,25 +244,66 @@ impl Opened {
     }
 }
 
-/// Writes into both tables of regions, one after another, where a region is now; durable when this returns.
-pub(super) fn move_region(file: &dyn ImageFile, id: ImageId, region: Region) -> Result<()> {
+/// What an image has twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Twin {
+    Header,
+    Regions,
+}
+
+/// What of `file` is whole in one place only, or differs where both are to be the same.
+pub(super) fn broken_twins(file: &dyn ImageFile) -> Result<Vec<Twin>> {
+    let mut broken = Vec::new();
+    for (slot, offset) in HEADER_OFFSETS.into_iter().enumerate() {
+        let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+        file.read_at(&mut bytes, offset)?;
+        if Header::parse(&bytes, slot).is_err() {
+            broken.push(Twin::Header);
+        }
+    }
+    let [(_, first), (_, second)] = load_region_tables(file)?;
+    if first != second {
+        broken.push(Twin::Regions);
+    }
+    Ok(broken)
+}
+
+type RegionTable = (u64, Vec<u8>);
+
+fn load_region_tables(file: &dyn ImageFile) -> Result<[RegionTable; 2]> {
     let mut tables = REGION_OFFSETS.map(|offset| (offset, vec![0; to_usize(REGION_TABLE_BYTES)]));
     for (offset, bytes) in &mut tables {
         file.read_at(bytes, *offset)?;
     }
-    // The first one that is whole counts, and the other one is to be as it.
+    Ok(tables)
+}
+
+/// Makes the table of regions that does not count as the one that does: the first that is whole. Gives the latter; nothing where none is.
+fn equal_regions(file: &dyn ImageFile) -> Result<Option<Vec<u8>>> {
+    let tables = load_region_tables(file)?;
     let whole = tables
         .iter()
         .find(|(_, bytes)| bytes.starts_with(b"regi") && u32_at(bytes, 4) == checksum(bytes));
-    let Some((first, mut bytes)) = whole.cloned() else {
-        return Ok(());
-    };
+    let Some((first, bytes)) = whole else { return Ok(None) };
     for (offset, found) in &tables {
-        if *offset != first && *found != bytes {
-            file.write_at(&bytes, *offset)?;
+        if offset != first && found != bytes {
+            file.write_at(bytes, *offset)?;
             file.sync()?;
         }
     }
+    Ok(Some(bytes.clone()))
+}
+
+/// Mends the table of regions that is damaged; false where both are.
+pub(super) fn mend_regions(file: &dyn ImageFile) -> Result<bool> {
+    Ok(equal_regions(file)?.is_some())
+}
+
+/// Writes into both tables of regions, one after another, where a region is now; durable when this returns.
+pub(super) fn move_region(file: &dyn ImageFile, id: ImageId, region: Region) -> Result<()> {
+    let Some(mut bytes) = equal_regions(file)? else {
+        return Ok(());
+    };
     let count = (u32_at(&bytes, 8).min(REGION_COUNT_MAX)) as usize;
     for entry in bytes[16..].chunks_exact_mut(32).take(count) {
         if guid_at(entry, 0) == id {

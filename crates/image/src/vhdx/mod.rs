@@ -22,6 +22,7 @@ pub(crate) mod header;
 pub(crate) mod identity;
 pub(crate) mod log;
 pub(crate) mod metadata;
+pub(crate) mod repair;
 pub(crate) mod resize;
 pub(crate) mod tables;
 

@@ -8,6 +8,7 @@ use holdfast_block::to_usize;
 use super::SECTOR_BYTES;
 use super::extent::SparseExtent;
 use super::tables::{Opened, PartKind, has_overlap, past_end};
+use super::twins::{Finding, Twins};
 use crate::blocks::for_each_entry;
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
@@ -29,7 +30,14 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
     Ok(report)
 }
 
-fn check_sparse(file: &dyn ImageFile, extent: &SparseExtent, start: u64, report: &mut CheckReport) -> Result<()> {
+/// Checks the extent in `file`, which begins at `start` of the disk.
+pub(super) fn check_sparse(
+    file: &dyn ImageFile,
+    extent: &SparseExtent,
+    start: u64,
+    report: &mut CheckReport,
+) -> Result<()> {
+    look_beside(file, extent, report)?;
     let mut grains = Grains {
         file_bytes: file.length_bytes()?,
         extent,
@@ -64,6 +72,26 @@ fn check_sparse(file: &dyn ImageFile, extent: &SparseExtent, start: u64, report:
         for_each_entry(file, (place, extent.table_entries), |index, entry| {
             grains.entry(u32::from_le_bytes(entry), first + index * extent.grain_bytes);
         })?;
+    }
+    Ok(())
+}
+
+/// Tells whether the directories differ, and whether somebody has the extent open: nothing is lost by that.
+fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckReport) -> Result<()> {
+    let mut leak = |detail: String| report.add(Severity::Leak, ProblemKind::Structure { detail });
+    if extent.is_open {
+        leak("it was not closed cleanly, or is open".to_owned());
+    }
+    if extent.is_compressed {
+        return Ok(());
+    }
+    let mut count = 0_u64;
+    Twins::load(file, extent)?.for_each(|finding| {
+        count += u64::from(matches!(finding, Finding::Entry { .. } | Finding::Table { .. }));
+        Ok(())
+    })?;
+    if count > 0 {
+        leak(format!("its two directories differ in {count} entries"));
     }
     Ok(())
 }

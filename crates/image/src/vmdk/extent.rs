@@ -39,6 +39,8 @@ const IS_COMPRESSED: u32 = 1 << 16;
 const HAS_MARKERS: u32 = 1 << 17;
 const DEFLATE: u16 = 1;
 const AT_END: u64 = u64::MAX;
+/// Where the mark is that somebody has it open.
+pub(super) const AT_IS_OPEN: u64 = 72;
 const NEWLINES: &[u8; 4] = b"\n \r\n";
 
 /// A header that was checked against its file. Places are in bytes of the file.
@@ -163,7 +165,7 @@ impl SparseExtent {
             second_directory: second,
             has_zero_grains: flags & HAS_ZERO_GRAINS != 0,
             is_compressed: flags & IS_COMPRESSED != 0,
-            is_open: bytes[72] == 1,
+            is_open: bytes[to_usize(AT_IS_OPEN)] == 1,
             overhead: place(64).unwrap_or_default(),
         })
     }
@@ -178,16 +180,25 @@ impl SparseExtent {
         self.disk_bytes.div_ceil(self.table_coverage())
     }
 
-    /// What of `file` is not grains, in order: header, descriptor, directories and tables.
-    pub(super) fn metadata(&self, file: &dyn ImageFile) -> Result<Vec<Range<u64>>> {
+    /// Header, descriptor and the first directory: what is not grains, and where the header says.
+    pub(super) fn fixed_metadata(&self) -> Vec<Range<u64>> {
         let descriptor = self
             .descriptor
             .map(|(offset, length)| offset..offset.saturating_add(length));
         let mut ranges: Vec<Range<u64>> = descriptor.into_iter().collect();
         ranges.push(0..HEADER_BYTES);
+        ranges.push(self.directory..self.directory + self.table_count() * 4);
+        ranges
+    }
+
+    /// What of `file` is not grains, in order: header, descriptor, directories and tables.
+    pub(super) fn metadata(&self, file: &dyn ImageFile) -> Result<Vec<Range<u64>>> {
+        let mut ranges = self.fixed_metadata();
+        if let Some(second) = self.second_directory {
+            ranges.push(second..second + self.table_count() * 4);
+        }
         let table_bytes = self.table_entries * 4;
         for directory in [Some(self.directory), self.second_directory].into_iter().flatten() {
-            ranges.push(directory..directory + self.table_count() * 4);
             for_each_entry(file, (directory, self.table_count()), |_, entry| {
                 let table = u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES;
                 if table != 0 {

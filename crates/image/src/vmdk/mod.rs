@@ -10,8 +10,10 @@ pub(crate) mod descriptor;
 pub(crate) mod extent;
 pub(crate) mod identity;
 pub(crate) mod joined;
+pub(crate) mod repair;
 pub(crate) mod stream;
 pub(crate) mod tables;
+mod twins;
 
 #[cfg(test)]
 mod tests;

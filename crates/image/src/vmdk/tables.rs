@@ -53,6 +53,18 @@ pub(crate) struct Opened {
     pub(crate) content_id_at: Range<u64>,
 }
 
+impl Opened {
+    /// Reads the headers of the extents again, which may have changed.
+    pub(crate) fn reload(&mut self, image: &str) -> Result<()> {
+        for part in &mut self.parts {
+            if let PartKind::Sparse { window, extent } = &mut part.kind {
+                *extent = SparseExtent::load(&*self.files.files[to_usize(*window / WINDOW_BYTES)], image)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A decompressed grain.
 struct Grain {
     /// Its first sector of the extent, as its marker says.
@@ -320,7 +332,7 @@ impl Tables for VmdkTables {
                     return Err(self.not_writable("what is compressed cannot be changed; convert it first"));
                 }
                 PartKind::Sparse { extent, .. } if extent.is_open => {
-                    return Err(self.not_writable("it was not closed cleanly, or is open"));
+                    return Err(self.not_writable("it was not closed cleanly, or is open; holdfast image check --repair mends it"));
                 }
                 PartKind::Sparse { window, extent } => {
                     let file = &self.opened.files.files[to_usize(window / WINDOW_BYTES)];

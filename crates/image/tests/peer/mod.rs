@@ -4,6 +4,8 @@
 #![expect(clippy::disallowed_methods, reason = "tests run the peer")]
 #![expect(clippy::unwrap_used, reason = "only tests use this")]
 
+pub mod others;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -10,6 +10,7 @@ mod deltas;
 mod flat;
 mod identities;
 mod matrix;
+mod repairing;
 mod resizing;
 mod streams;
 mod vmdks;

@@ -28,7 +28,7 @@ enum ImageVerb {
     Info(info::InfoArgs),
     /// Show where the bytes of a disk are: which file of the chain, and where in it
     Map(map::MapArgs),
-    /// Compare the metadata of an image with itself; changes nothing
+    /// Compare the metadata of an image with itself, and mend it on request
     Check(check::CheckArgs),
     /// Compare the disks in two images: exit code 0 if they are equal, 1 if not
     Compare(compare::CompareArgs),

@@ -1,0 +1,92 @@
+//! The log is replayed, and a damaged header or table of regions is written anew from its twin. Where that was asked for, a log that cannot
+//! be replayed is emptied, and blocks that lead nowhere are given up.
+
+use std::sync::Arc;
+
+use super::MIB;
+use super::header::{Header, Opened, Twin, broken_twins, mend_regions};
+use super::tables::{Entry, for_each_block, is_of_bits, state};
+use crate::file::{Access, ImageFile};
+use crate::identity::ImageId;
+use crate::repair::{RepairAction, RepairMode};
+use crate::{Error, Result};
+
+/// Mends the image in `file`.
+pub(crate) fn mend(
+    file: &Arc<dyn ImageFile>,
+    image: &str,
+    mode: RepairMode,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
+    if mode < RepairMode::Safe {
+        return Ok(());
+    }
+    let twins = broken_twins(&**file)?;
+    if twins.contains(&Twin::Regions) && mend_regions(&**file)? {
+        actions.push(RepairAction::Rewritten {
+            what: "a table of regions",
+            from: "the other one",
+        });
+    }
+    let opened = match Opened::load(Arc::clone(file), Access::Write, image) {
+        Err(Error::Corrupt { what: "log", .. }) if mode == RepairMode::All => {
+            let mut header = Header::load(&**file, image)?;
+            header.log = ImageId::NIL;
+            header.store_next(&**file)?;
+            actions.push(RepairAction::LogGivenUp);
+            Opened::load(Arc::clone(file), Access::Write, image)?
+        }
+        other => other?,
+    };
+    if opened.has_log {
+        actions.push(RepairAction::LogReplayed);
+    }
+    if twins.contains(&Twin::Header) {
+        // Emptying the log has written it already.
+        if broken_twins(&**file)?.contains(&Twin::Header) {
+            let mut header = Header::load(&**file, image)?;
+            header.store_next(&**file)?;
+        }
+        actions.push(RepairAction::Rewritten {
+            what: "a header",
+            from: "the other one",
+        });
+    }
+    if mode == RepairMode::All {
+        give_up(&opened, actions)?;
+    }
+    Ok(())
+}
+
+/// Makes blocks that are past the end of the file, or of a state that there is not, absent.
+fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
+    let metadata = &opened.metadata;
+    let file_bytes = opened.file.length_bytes()?;
+    let mut lost = Vec::new();
+    for_each_block(&*opened.file, opened.bat, metadata, |number, entry| {
+        let is_lost = match entry.state() {
+            _ if is_of_bits(metadata, number) => false,
+            state::FULL | state::PARTIAL => entry.offset() < MIB || entry.offset() >= file_bytes,
+            state::NOT_PRESENT | state::UNDEFINED | state::ZERO | state::UNMAPPED => false,
+            _ => true,
+        };
+        if is_lost {
+            lost.push(number);
+        }
+    })?;
+    let Some(first) = lost.first() else { return Ok(()) };
+    let absent = Entry::new(state::NOT_PRESENT, 0);
+    for number in &lost {
+        opened
+            .file
+            .write_at(&absent.0.to_le_bytes(), opened.bat.offset + number * 8)?;
+    }
+    opened.file.sync()?;
+    actions.push(RepairAction::GivenUp {
+        what: "blocks",
+        count: lost.len() as u64,
+        unit_bytes: metadata.block_bytes,
+        first_disk_offset: Some(super::check::disk_offset(opened, *first)),
+    });
+    Ok(())
+}

@@ -1,0 +1,200 @@
+//! The directories of an extent beside each other: they are to say the same, in tables of their own.
+//!
+//! The first one is read, the second one is there for the day when a part of the first is lost. Where an entry of one cannot be right, that
+//! of the other one counts. Where both can be right and differ, the first one counts, unless it says that there is nothing.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use holdfast_block::to_usize;
+
+use super::SECTOR_BYTES;
+use super::extent::{HEADER_BYTES, SparseExtent};
+use crate::Result;
+use crate::blocks::for_each_entry;
+use crate::file::ImageFile;
+
+/// One of the two directories.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    First,
+    Second,
+}
+
+/// Something that is not as it has to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Finding {
+    /// The table of one side is lost, and that of the other one is at `from`.
+    Table { side: Side, number: u64, from: u64 },
+    /// The table of neither side is where one can be.
+    LostTable { number: u64 },
+    /// An entry at `place` of the file is to be `value`, as on the other side.
+    Entry { side: Side, place: u64, value: u32 },
+    /// The entries at `places`, which are those of all sides, lead to where no grain can be.
+    LostEntry { disk_offset: u64, places: Vec<u64> },
+}
+
+/// An extent whose tables are looked at.
+pub(super) struct Twins<'a> {
+    file: &'a dyn ImageFile,
+    extent: &'a SparseExtent,
+    file_bytes: u64,
+    /// What is not grains, in order.
+    metadata: Vec<Range<u64>>,
+    /// Where those begin that lie over others.
+    clashes: HashSet<u64>,
+    first: Vec<u64>,
+    second: Option<Vec<u64>>,
+}
+
+impl<'a> Twins<'a> {
+    pub(super) fn load(file: &'a dyn ImageFile, extent: &'a SparseExtent) -> Result<Self> {
+        let file_bytes = file.length_bytes()?;
+        let directory_bytes = extent.table_count() * 4;
+        let places = |directory: u64| -> Result<Vec<u64>> {
+            let mut places = Vec::new();
+            for_each_entry(file, (directory, extent.table_count()), |_, entry| {
+                places.push(u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES);
+            })?;
+            Ok(places)
+        };
+        let first = places(extent.directory)?;
+        let mut metadata = extent.fixed_metadata();
+        // One that lies over something else, or past the end, cannot be written.
+        let free = |start: u64, metadata: &[Range<u64>]| {
+            let end = start.saturating_add(directory_bytes);
+            end <= file_bytes && metadata.iter().all(|range| range.end <= start || range.start >= end)
+        };
+        let second = match extent.second_directory {
+            Some(place) if free(place, &metadata) => {
+                metadata.push(place..place + directory_bytes);
+                Some(places(place)?)
+            }
+            _ => None,
+        };
+        let table_bytes = extent.table_entries * 4;
+        let mut tables = first.clone();
+        for (number, place) in second.iter().flatten().enumerate() {
+            // One table for both sides is not two in one place.
+            if first[number] != *place {
+                tables.push(*place);
+            }
+        }
+        metadata.extend(
+            tables
+                .into_iter()
+                .filter(|place| *place != 0)
+                .map(|place| place..place + table_bytes),
+        );
+        metadata.sort_unstable_by_key(|range| range.start);
+        let (mut clashes, mut last) = (HashSet::new(), 0..0);
+        for range in &metadata {
+            if range.start < last.end {
+                clashes.extend([range.start, last.start]);
+            }
+            if range.end > last.end {
+                last = range.clone();
+            }
+        }
+        Ok(Self {
+            file,
+            extent,
+            file_bytes,
+            metadata,
+            clashes,
+            first,
+            second,
+        })
+    }
+
+    fn can_be_table(&self, place: u64) -> bool {
+        place >= HEADER_BYTES
+            && place + self.extent.table_entries * 4 <= self.file_bytes
+            && !self.clashes.contains(&place)
+    }
+
+    fn can_be_entry(&self, sector: u32) -> bool {
+        if sector == 0 || sector == 1 && self.extent.has_zero_grains {
+            return true;
+        }
+        let host = u64::from(sector) * SECTOR_BYTES;
+        let end = host + self.extent.grain_bytes;
+        let next = self.metadata.partition_point(|range| range.start < end);
+        host < self.file_bytes && (next == 0 || self.metadata[next - 1].end <= host)
+    }
+
+    /// Calls `visit` with all that is not as it has to be.
+    pub(super) fn for_each(&self, mut visit: impl FnMut(Finding) -> Result<()>) -> Result<()> {
+        for (number, first) in (0..).zip(self.first.iter().copied()) {
+            let second = self.second.as_ref().map(|second| second[to_usize(number)]);
+            match (self.can_be_table(first), second) {
+                (true, Some(second)) if second != first && self.can_be_table(second) => {
+                    self.compare(number, &[first, second], &mut visit)?;
+                }
+                (true, _) => {
+                    self.compare(number, &[first], &mut visit)?;
+                    if second.is_some() {
+                        let side = Side::Second;
+                        visit(Finding::Table {
+                            side,
+                            number,
+                            from: first,
+                        })?;
+                    }
+                }
+                (false, Some(second)) if self.can_be_table(second) => {
+                    self.compare(number, &[second], &mut visit)?;
+                    let side = Side::First;
+                    visit(Finding::Table {
+                        side,
+                        number,
+                        from: second,
+                    })?;
+                }
+                (false, second) => {
+                    if first != 0 || second.is_some_and(|second| second != 0) {
+                        visit(Finding::LostTable { number })?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Holds the tables of all sides, which are at `places`, beside each other.
+    fn compare(&self, number: u64, places: &[u64], visit: &mut impl FnMut(Finding) -> Result<()>) -> Result<()> {
+        let mut tables = Vec::new();
+        for place in places {
+            let mut table = Vec::new();
+            for_each_entry(self.file, (*place, self.extent.table_entries), |_, entry| {
+                table.push(u32::from_le_bytes(entry));
+            })?;
+            tables.push(table);
+        }
+        for index in 0..self.extent.table_entries {
+            let at = to_usize(index);
+            let first = tables[0][at];
+            let second = tables.get(1).map_or(first, |table| table[at]);
+            let place_of = |side: usize| places[side] + index * 4;
+            let disk_offset = number * self.extent.table_coverage() + index * self.extent.grain_bytes;
+            match (self.can_be_entry(first), self.can_be_entry(second)) {
+                (false, false) => visit(Finding::LostEntry {
+                    disk_offset,
+                    places: (0..places.len()).map(place_of).collect(),
+                })?,
+                _ if first == second => {}
+                (is_right, true) if !is_right || first == 0 => visit(Finding::Entry {
+                    side: Side::First,
+                    place: place_of(0),
+                    value: second,
+                })?,
+                _ => visit(Finding::Entry {
+                    side: Side::Second,
+                    place: place_of(1),
+                    value: first,
+                })?,
+            }
+        }
+        Ok(())
+    }
+}

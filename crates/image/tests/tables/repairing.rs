@@ -1,0 +1,284 @@
+//! Images that QEMU wrote are damaged and mended: QEMU finds nothing wrong any more and reads what was there, and mends the same itself.
+
+use std::fs;
+use std::path::Path;
+
+use holdfast_image::{
+    BackingFile, CreateOptions, Error, Format, OpenOptions, RepairAction, RepairIntent, RepairMode, check, create,
+    open, plan_repair,
+};
+
+use crate::peer::{
+    Lab, QemuIo, assert_clean, assert_reads_as, flatten, overwrite, path_text, qemu_check, qemu_img, qemu_io_as,
+    sample_disk,
+};
+
+const MIB: u64 = 1 << 20;
+
+fn repair(image: &Path, mode: RepairMode) -> Vec<&'static str> {
+    let options = OpenOptions::default();
+    let before = fs::read(image).unwrap();
+    let looked = plan_repair(image, &options, mode, RepairIntent::Look).unwrap();
+    let planned: Vec<_> = looked.actions().iter().map(RepairAction::name).collect();
+    drop(looked);
+    assert!(fs::read(image).unwrap() == before, "a plan wrote");
+    let plan = plan_repair(image, &options, mode, RepairIntent::Mend).unwrap();
+    let actions: Vec<_> = plan.actions().iter().map(RepairAction::name).collect();
+    assert_eq!(actions, planned, "what was shown is not what is done");
+    let after = plan.after().clone();
+    assert_eq!(plan.execute().unwrap(), after);
+    actions
+}
+
+/// An image of QEMU with this disk in it.
+fn by_qemu(lab: &Lab, name: &str, words: &str, disk: &[u8]) -> std::path::PathBuf {
+    let (raw, image) = (lab.path("source.raw"), lab.path(name));
+    overwrite(&raw, disk);
+    let mut arguments = vec!["convert", "-f", "raw"];
+    arguments.extend(words.split_whitespace());
+    arguments.extend([path_text(&raw), path_text(&image)]);
+    qemu_img(&arguments);
+    image
+}
+
+fn change(image: &Path, damage: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = fs::read(image).unwrap();
+    damage(&mut bytes);
+    overwrite(image, &bytes);
+}
+
+fn be64(bytes: &[u8], at: usize) -> usize {
+    usize::try_from(u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00).unwrap()
+}
+
+/// What is done to a qcow2 image, and how it is mended.
+type Damage = fn(&mut Vec<u8>);
+
+const QCOW2_DAMAGE: [(&str, Damage, RepairMode, &[&str]); 5] = [
+    (
+        "leaks",
+        |bytes| {
+            // The counts of clusters behind the end.
+            let block = be64(bytes, be64(bytes, 48));
+            let clusters = bytes.len() / 65_536;
+            bytes[block + 2 * clusters + 1] = 1;
+            bytes[block + 2 * clusters + 9] = 3;
+        },
+        RepairMode::Leaks,
+        &["refcounts"],
+    ),
+    (
+        "counts of zero",
+        |bytes| {
+            let block = be64(bytes, be64(bytes, 48));
+            bytes[block + 8..block + 40].fill(0);
+        },
+        RepairMode::Safe,
+        &["refcounts"],
+    ),
+    (
+        "no counts",
+        |bytes| {
+            let table = be64(bytes, 48);
+            bytes[table..table + 8].fill(0);
+        },
+        RepairMode::Safe,
+        &["refcounts-rebuilt"],
+    ),
+    (
+        "flags",
+        |bytes| {
+            let l1 = be64(bytes, 40);
+            let l2 = be64(bytes, l1);
+            bytes[l1] ^= 0x80;
+            for at in (l2..l2 + 800).step_by(8) {
+                if be64(bytes, at) != 0 {
+                    bytes[at] &= 0x7f;
+                }
+            }
+        },
+        RepairMode::Safe,
+        &["copied-flags"],
+    ),
+    (
+        "marks",
+        |bytes| bytes[79] |= 3,
+        RepairMode::Safe,
+        &["mark-cleared", "mark-cleared"],
+    ),
+];
+
+#[test]
+fn what_is_mended_in_a_qcow2_qemu_finds_sound() {
+    for (name, damage, mode, actions) in QCOW2_DAMAGE {
+        let lab = Lab::new();
+        let disk = sample_disk(12 * MIB, 6);
+        let image = by_qemu(&lab, "image.qcow2", "-O qcow2", &disk);
+        lab.qemu_img("snapshot -c first image.qcow2");
+        qemu_io_as("qcow2", &image, &["write -P 0x77 1M 3M", "write -z 5M 1M"]);
+        let now = flatten(&image, &lab);
+        change(&image, damage);
+        assert!(!check(&image, &OpenOptions::default()).unwrap().is_clean(), "{name}");
+        // The same by the peer, from the same damage.
+        let twin = lab.path("twin.qcow2");
+        fs::copy(&image, &twin).unwrap();
+        let how = if mode == RepairMode::Leaks { "leaks" } else { "all" };
+        qemu_img(&["check", "-q", "-f", "qcow2", "-r", how, path_text(&twin)]);
+        assert_eq!(repair(&image, mode), actions, "{name}");
+        assert_eq!(qemu_check(&image), (0, 0), "{name}");
+        assert_clean(&image);
+        for image in [&image, &twin] {
+            assert!(flatten(image, &lab) == now, "{name}");
+        }
+        assert!(
+            repair(&twin, RepairMode::All).is_empty(),
+            "{name}: the peer left something"
+        );
+        // It can be written to again, and its snapshot is still the one.
+        qemu_io_as("qcow2", &image, &["write -P 0x11 0 6M"]);
+        lab.qemu_img("snapshot -a first image.qcow2");
+        assert!(flatten(&image, &lab) == disk, "{name}: the snapshot");
+        assert_eq!(qemu_check(&image), (0, 0), "{name}: written again");
+    }
+}
+
+#[test]
+fn a_qcow2_above_another_one_reads_that_where_it_lost_its_own() {
+    let lab = Lab::new();
+    let disk = sample_disk(4 * MIB, 7);
+    by_qemu(&lab, "base.qcow2", "-O qcow2", &disk);
+    let mut options = CreateOptions::qcow2(4 * MIB);
+    options.qcow2.backing = Some(BackingFile {
+        name: "base.qcow2".to_owned(),
+        format: Format::Qcow2,
+    });
+    let image = lab.path("top.qcow2");
+    create(&image, &options).unwrap();
+    qemu_io_as("qcow2", &image, &["write -P 9 0 256k"]);
+    change(&image, |bytes| {
+        let entry = be64(bytes, be64(bytes, 40));
+        bytes[entry..entry + 8].copy_from_slice(&(1_u64 << 63 | 1 << 40).to_be_bytes());
+    });
+    assert_eq!(repair(&image, RepairMode::Safe), [""; 0]);
+    assert_eq!(repair(&image, RepairMode::All), ["given-up", "refcounts"]);
+    assert_eq!(qemu_check(&image), (0, 0));
+    let mut expected = disk;
+    expected[65_536..262_144].fill(9);
+    assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &expected, "mended");
+    assert!(flatten(&image, &lab) == expected);
+}
+
+#[test]
+fn images_of_other_formats_are_mended_and_qemu_reads_them() {
+    let disk = sample_disk(8 * MIB, 8);
+    type Case = (&'static str, &'static str, Damage, RepairMode, &'static [&'static str]);
+    let cases: [Case; 7] = [
+        (
+            "image.vhd",
+            "-O vpc -o force_size=on",
+            |bytes| bytes.truncate(bytes.len() - 512),
+            RepairMode::Safe,
+            &["rewritten"],
+        ),
+        (
+            "image.vhd",
+            "-O vpc -o force_size=on",
+            |bytes| bytes[100] ^= 1,
+            RepairMode::Safe,
+            &["rewritten"],
+        ),
+        (
+            "image.vhd",
+            "-O vpc -o force_size=on,subformat=fixed",
+            |bytes| bytes.truncate(bytes.len() - 1),
+            RepairMode::Safe,
+            &["number"],
+        ),
+        (
+            "image.vhdx",
+            "-O vhdx",
+            |bytes| bytes[(64 << 10) + 20] ^= 1,
+            RepairMode::Safe,
+            &["rewritten"],
+        ),
+        (
+            "image.vdi",
+            "-O vdi",
+            |bytes| bytes[0x184..0x188].fill(0),
+            RepairMode::Safe,
+            &["number"],
+        ),
+        (
+            "image.vmdk",
+            "-O vmdk",
+            |bytes| {
+                let place = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) * 512;
+                let directory = usize::try_from(place(56)).unwrap();
+                bytes[directory..directory + 4].fill(0xff);
+                bytes[72] = 1;
+            },
+            RepairMode::Safe,
+            &["from-twin", "mark-cleared"],
+        ),
+        (
+            "image.hds",
+            "-O parallels",
+            |bytes| {
+                bytes[44..48].copy_from_slice(&0x746f_6e59_u32.to_le_bytes());
+                bytes.resize(bytes.len() + (3 << 20), 7);
+            },
+            RepairMode::Safe,
+            &["cut", "mark-cleared"],
+        ),
+    ];
+    for (name, words, damage, mode, actions) in cases {
+        let lab = Lab::new();
+        let image = by_qemu(&lab, name, words, &disk);
+        change(&image, damage);
+        assert_eq!(repair(&image, mode), actions, "{words}");
+        assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &disk, words);
+        let format = words.split_whitespace().nth(1).unwrap();
+        assert!(flatten(&image, &lab)[..disk.len()] == disk, "{words}");
+        if format != "vpc" {
+            qemu_img(&["check", "-q", "-f", format, path_text(&image)]);
+        }
+        let report = check(&image, &OpenOptions::default()).unwrap();
+        assert_eq!(report.problems, [], "{words}");
+    }
+}
+
+#[test]
+fn what_somebody_has_open_or_has_no_metadata_is_not_mended() {
+    let lab = Lab::new();
+    let options = OpenOptions::default();
+    let image = by_qemu(&lab, "image.qcow2", "-O qcow2", &sample_disk(MIB, 9));
+    change(&image, |bytes| {
+        let block = be64(bytes, be64(bytes, 48));
+        bytes[block + 100] = 1;
+    });
+    {
+        let _held = QemuIo::hold(&image);
+        let refused = plan_repair(&image, &options, RepairMode::Safe, RepairIntent::Mend);
+        assert!(matches!(refused.err(), Some(Error::Locked { .. })));
+    }
+    let (raw, _) = lab.raw("disk.raw", MIB, 1);
+    let refused = plan_repair(&raw, &options, RepairMode::Safe, RepairIntent::Look);
+    assert!(matches!(refused.err(), Some(Error::UnsupportedFormat { .. })));
+}
+
+/// The parts of a disk in several files are mended each for itself.
+#[test]
+fn an_extent_of_several_is_mended() {
+    let lab = Lab::new();
+    let disk = sample_disk(3 * MIB, 2);
+    let image = by_qemu(&lab, "disk.vmdk", "-O vmdk -o subformat=twoGbMaxExtentSparse", &disk);
+    let extent = lab.path("disk-s001.vmdk");
+    change(&extent, |bytes| bytes[72] = 1);
+    assert_eq!(check(&image, &OpenOptions::default()).unwrap().leak_count, 1);
+    let before = fs::read(&image).unwrap();
+    let plan = plan_repair(&image, &OpenOptions::default(), RepairMode::Safe, RepairIntent::Mend).unwrap();
+    assert_eq!(plan.execute().unwrap().problems, []);
+    assert!(fs::read(&image).unwrap() == before, "the descriptor has changed");
+    assert_eq!(fs::read(&extent).unwrap()[72], 0);
+    assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &disk, "mended");
+}
