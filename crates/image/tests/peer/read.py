@@ -105,7 +105,9 @@ def dissect(disk_format, paths):
     if disk_format == "parallels":
         return dissect_hds(paths)
     if disk_format == "vmdk":
-        stream = vmdk.VMDK(paths[0])
+        image = vmdk.VMDK(paths[0])
+        # 3.21: the stream reads whole units of 8 KiB, also past the end of the disk, where there is no extent (VMDK.read_sectors).
+        return Device(image.size, MIB, lambda offset, length: image.read_sectors(offset // 512, length // 512))
     elif disk_format == "vhd":
         # 3.21 has no bitmaps of sectors and no parents for VHD.
         stream = vhd.VHD(paths[0].open("rb"))
@@ -120,34 +122,37 @@ def dissect(disk_format, paths):
 def libvhdi(_disk_format, paths):
     import pyvhdi
 
-    parent = None
+    # 20210425: of a differing VHDX without bitmaps it takes the start of the file for one. What the tests write has them.
+
+    chain = []
     for path in reversed(paths):
         image = pyvhdi.file()
         image.open(str(path))
-        if parent is not None:
-            image.set_parent(parent)
-        parent = image
-    return of_library(image)
+        if chain:
+            image.set_parent(chain[-1])
+        chain.append(image)
+    return of_library(chain)
 
 
 def libvmdk(_disk_format, paths):
     import pyvmdk
 
-    parent = None
+    chain = []
     for path in reversed(paths):
         image = pyvmdk.handle()
         image.open(str(path))
         # Extents are named from where the program is.
         os.chdir(path.parent)
         image.open_extent_data_files()
-        if parent is not None:
-            image.set_parent(parent)
-        parent = image
-    return of_library(image)
+        if chain:
+            image.set_parent(chain[-1])
+        chain.append(image)
+    return of_library(chain)
 
 
-def of_library(image):
-    return Device(image.media_size, MIB, lambda offset, length: image.read_buffer_at_offset(length, offset))
+def of_library(chain):
+    # They do not keep their parents themselves: the chain does, as long as it is read.
+    return Device(chain[-1].media_size, MIB, lambda offset, length: chain[-1].read_buffer_at_offset(length, offset))
 
 
 def main():

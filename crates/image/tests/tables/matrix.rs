@@ -122,8 +122,14 @@ impl Form {
         image.flush().unwrap();
     }
 
-    /// Both sides read an image as this disk.
+    /// All read an image as this disk.
     fn agree(&self, path: &Path, disk: &[u8], lab: &Lab, what: &str) {
+        self.both_agree(path, disk, lab, what);
+        self.others_agree(&[path], disk, lab, &format!("{}, {what}", self.name));
+    }
+
+    /// QEMU and we do.
+    fn both_agree(&self, path: &Path, disk: &[u8], lab: &Lab, what: &str) {
         let what = format!("{}, {what}", self.name);
         assert_reads_as(&open(path, &self.open_options()).unwrap(), disk, &what);
         if self.format != Format::Raw {
@@ -141,7 +147,6 @@ impl Form {
                 "{what}: the peer reads something else"
             );
         }
-        self.others_agree(&[path], disk, lab, &what);
     }
 
     /// Readers of this format beside QEMU.
@@ -176,12 +181,7 @@ impl Form {
         let readers = self
             .readers()
             .filter(|reader| !is_chain || self.format != Format::Vhd || *reader != Reader::Dissect);
-        let names: Vec<_> = readers.map(Reader::name).collect();
-        if names.is_empty() {
-            found.to_owned()
-        } else {
-            format!("{found}; {}", names.join(", "))
-        }
+        named(found, &readers.map(Reader::name).collect::<Vec<_>>())
     }
 
     fn by_peer(&self, lab: &Lab, disk: &[u8]) -> PathBuf {
@@ -217,11 +217,12 @@ impl Form {
         }
         for seed in 0..2 {
             work(&image, &mut disk, &mut Random(seed), 40);
-            self.agree(&image, &disk, &lab, "random writes");
+            self.both_agree(&image, &disk, &lab, "random writes");
             qemu_io_as(self.format.qemu_name(), &image, &["write -P 0x5a 3M 2M"]);
             disk[3 << 20..5 << 20].fill(0x5a);
-            self.agree(&image, &disk, &lab, "the peer's writes");
+            self.both_agree(&image, &disk, &lab, "the peer's writes");
         }
+        self.others_agree(&[&image], &disk, &lab, "random writes");
         self.with_readers("both ways", false)
     }
 
@@ -249,12 +250,20 @@ impl Form {
         assert!(opened.size_bytes() == size_bytes && found == data, "{}", self.name);
         let commands = ["read -P 7 3221225468k 4k", "read -P 0 0 64k"];
         qemu_io_as(self.format.qemu_name(), &image, &commands);
+        let mut names = Vec::new();
         for reader in self.readers() {
             let found = reader.read_at(self.format, &image, &lab, size_bytes - 4096, 4096);
             let (size, bytes) = found.unwrap_or_else(|error| panic!("{}: {}: {error}", self.name, reader.name()));
+            if self.kind == ImageKind::Fixed && reader == Reader::Libvhdi {
+                // Of a fixed VHDX it counts the entries of blocks as if there were none of bitmaps between them, as there are in every VHDX
+                // (MS-VHDX, 2.5): past the first 4 GiB it reads another block.
+                assert!(bytes != data, "libvhdi was mended: say so in the table");
+                continue;
+            }
             assert!(size == size_bytes && bytes == data, "{}: {}", self.name, reader.name());
+            names.push(reader.name());
         }
-        self.with_readers("written, and read by both", false)
+        named("written, and read by both", &names)
     }
 
     /// Three images, each a difference to the one before.
@@ -302,6 +311,15 @@ impl Form {
     }
 }
 
+/// What was found, and by whom beside QEMU.
+fn named(found: &str, readers: &[&str]) -> String {
+    if readers.is_empty() {
+        found.to_owned()
+    } else {
+        format!("{found}; {}", readers.join(", "))
+    }
+}
+
 fn stream_of(device: &MemoryDevice, path: &Path) {
     let options = StreamOptions {
         name: "image.vmdk",
@@ -344,7 +362,8 @@ fn the_table_is_what_is_found() {
         "\nFixed images are made sparse. VMDKs of several files (`twoGbMaxExtent...`, `monolithicFlat`) are read and written where they are there, and not made; \
          ploop of version 1\nis read and written by tests of its own, for QEMU does not know it. QEMU refuses chains of VDI, VHD, VHDX and Parallels: those are \
          compared with what was\nwritten to them, and by the others.\n\nDefects of these programs that the tests go around: dissect reads VDI right block by block only, Parallels \
-         cluster by cluster, and a VHDX that\ndiffers from another one by whole bytes of its bitmaps; it has no differing VHDs.\n",
+         cluster by cluster, and a VHDX that\ndiffers from another one by whole bytes of its bitmaps; it has no differing VHDs, and its stream of a VMDK ends before a\ndisk does that is not a multiple of 8 KiB. libvhdi reads a fixed VHDX wrong past the first 4 GiB (it takes no notice of the\nentries for \
+         bitmaps in its table of blocks), and takes the start of the file for the bitmaps of a differing VHDX that has none.\n",
     );
     if std::env::var_os("HOLDFAST_UPDATE_SNAPSHOTS").is_some() {
         overwrite(Path::new(TABLE), text.as_bytes());

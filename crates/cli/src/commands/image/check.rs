@@ -19,11 +19,10 @@ pub(super) struct CheckArgs {
     /// The image
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
-    /// Mend what is found: leaks gives back space only; safe also all that can be mended without doubt; all also gives up what leads nowhere,
-    /// so that it reads as zero. safe where nothing is said
+    /// Mend what is found, as far as MODE says; safe where nothing is said
     #[arg(
         long,
-        value_name = "HOW FAR",
+        value_name = "MODE",
         value_enum,
         num_args = 0..=1,
         require_equals = true,
@@ -44,7 +43,7 @@ enum HowFar {
     Leaks,
     /// Mend what can be mended without doubt
     Safe,
-    /// Also give up what leads nowhere
+    /// Also give up what leads nowhere: it reads as zero afterwards
     All,
 }
 
@@ -209,15 +208,29 @@ impl Repaired {
         let is_mended = self.corruption_count + self.leak_count == 0;
         if self.actions.is_empty() && !is_clean {
             page.line("nothing of that can be repaired in this way: the image is as it was");
-        } else if !self.actions.is_empty() {
-            let word = if self.is_dry_run { "would be left" } else { "left" };
-            page.line(&format!("{word}:"));
+        } else if is_mended && !is_clean {
+            let word = if self.is_dry_run {
+                "nothing would be left"
+            } else {
+                "nothing is left"
+            };
+            page.styled(Style::Good, word);
+        } else if !is_mended {
+            let word = if self.is_dry_run {
+                "what would be left:"
+            } else {
+                "what is left:"
+            };
+            page.line(word);
             tell_problems(page, &self.problems, (self.corruption_count, self.leak_count));
         }
-        if !is_mended && self.mode != "all" {
-            page.line(
+        match self.mode {
+            _ if is_mended => {}
+            "leaks" => page.line("--repair does more, and loses nothing either"),
+            "safe" => page.line(
                 "--repair=all does more, and gives up what cannot be saved: see what with --dry-run, and keep a copy",
-            );
+            ),
+            _ => {}
         }
     }
 }
