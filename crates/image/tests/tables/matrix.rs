@@ -322,7 +322,8 @@ fn named(found: &str, readers: &[&str]) -> String {
 
 fn stream_of(device: &MemoryDevice, path: &Path) {
     let options = StreamOptions {
-        name: "image.vmdk",
+        // Readers look for the file that the descriptor names.
+        name: path.file_name().unwrap().to_str().unwrap(),
         id: ImageId([7; 16]),
         level: None,
         threads: NonZero::new(2).unwrap(),

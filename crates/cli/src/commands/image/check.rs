@@ -224,13 +224,12 @@ impl Repaired {
             page.line(word);
             tell_problems(page, &self.problems, (self.corruption_count, self.leak_count));
         }
-        match self.mode {
-            _ if is_mended => {}
-            "leaks" => page.line("--repair does more, and loses nothing either"),
-            "safe" => page.line(
+        if !is_mended && self.mode == "leaks" {
+            page.line("--repair does more, and loses nothing either");
+        } else if !is_mended && self.mode == "safe" {
+            page.line(
                 "--repair=all does more, and gives up what cannot be saved: see what with --dry-run, and keep a copy",
-            ),
-            _ => {}
+            );
         }
     }
 }
