@@ -135,7 +135,7 @@ impl Mender<'_> {
         }
         let (mut raised_count, mut lowered_count, mut flag_count) = (0, 0, 0);
         if mode >= RepairMode::Safe {
-            raised_count = self.change_counts(uses, |stored, counted| stored.max(counted))?;
+            raised_count = self.change_counts(uses, u64::max)?;
             self.file.sync()?;
             let raised = StoredRefcounts::load(self.file, self.header, self.image)?;
             flag_count += self.mend_flags(uses, Flags::Wrong, |cluster| {
@@ -149,7 +149,7 @@ impl Mender<'_> {
             self.file.sync()?;
         }
         if self.is_whole {
-            lowered_count = self.change_counts(uses, |stored, counted| stored.min(counted))?;
+            lowered_count = self.change_counts(uses, u64::min)?;
             self.file.sync()?;
         }
         // With leaks, too: flags of what a lowered count says to be used once.

@@ -337,6 +337,9 @@ fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }
 
+/// What is done to an image.
+type Damage<'a> = Box<dyn Fn(&mut Vec<u8>) + 'a>;
+
 /// Where things are in an image of clusters of 512 bytes.
 struct Places {
     refcount_table: usize,
@@ -417,7 +420,7 @@ fn refcounts_of_a_qcow2_become_what_is_counted() {
         &["refcounts", "copied-flags"],
     );
     let low = damaged(&image, |image| {
-        image[at.refcount_block..at.refcount_block + 512].fill(0)
+        image[at.refcount_block..at.refcount_block + 512].fill(0);
     });
     untouched(
         "too low, and only leaks are mended",
@@ -471,7 +474,6 @@ fn refcounts_that_cannot_be_used_are_written_anew() {
         });
         let at = places(&image);
         let file_bytes = image.len() as u64;
-        type Damage<'a> = Box<dyn Fn(&mut Vec<u8>) + 'a>;
         let cases: [(&str, Damage<'_>); 5] = [
             ("no block", Box::new(|image| put(image, at.refcount_table, &[0; 8]))),
             (

@@ -134,7 +134,7 @@ fn place_of_footer(file: &dyn ImageFile, sparse: &SparseHeader) -> Result<u64> {
     Ok(if used_end <= last { last } else { end })
 }
 
-/// What the last sector can be, behind all blocks: the damaged footer, or a part of a block that a crash has left, which nothing has.
+/// Gives up blocks that begin past the end or in the tables, and the ends of those that were cut off.
 fn give_up(
     file: &dyn ImageFile,
     header: &Header,

@@ -54,6 +54,9 @@ fn be64(bytes: &[u8], at: usize) -> usize {
 /// What is done to a qcow2 image, and how it is mended.
 type Damage = fn(&mut Vec<u8>);
 
+/// An image by its name, how QEMU makes it, what is done to it, and how it is mended.
+type Case = (&'static str, &'static str, Damage, RepairMode, &'static [&'static str]);
+
 const QCOW2_DAMAGE: [(&str, Damage, RepairMode, &[&str]); 5] = [
     (
         "leaks",
@@ -172,7 +175,6 @@ fn a_qcow2_above_another_one_reads_that_where_it_lost_its_own() {
 #[test]
 fn images_of_other_formats_are_mended_and_qemu_reads_them() {
     let disk = sample_disk(8 * MIB, 8);
-    type Case = (&'static str, &'static str, Damage, RepairMode, &'static [&'static str]);
     let cases: [Case; 7] = [
         (
             "image.vhd",
