@@ -23,6 +23,7 @@ pub mod provider;
 pub mod qemu;
 pub mod qmp;
 mod ssh;
+mod ssh_signature;
 mod swtpm;
 mod tpm;
 pub mod virtualbox;
@@ -48,4 +49,7 @@ pub use process::{
     Worker,
 };
 pub use ssh::{Ssh, SshAddress, shell_line};
+pub use ssh_signature::{
+    AllowedSigners, PassphraseFrom, SSH_SIGNATURE_BYTES_MAX, Signed, SshSignatureError, SshSignatures, Verdict,
+};
 pub use tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};

@@ -1,5 +1,6 @@
 //! The one place that starts a subprocess.
 
+mod at_terminal;
 mod piped;
 mod tool;
 mod worker;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use rustix::process::{Pid, Signal, kill_process_group};
 
+pub(crate) use at_terminal::ask_at_terminal;
 pub use piped::{Piped, PipedEnd, Programs};
 pub(crate) use tool::PATH as PROGRAM_PATH;
 pub use tool::{Answer, LocalTools, ToolError, Tools};

@@ -63,7 +63,7 @@ pub use fingerprint::BLOCK_BYTES;
 pub use gc::{GcPlan, GcReport, GcRequest};
 pub use id::{ChunkId, PackId, ParseIdError, RepositoryId, SegmentId, SnapshotId, WriterId};
 pub use init::{InitRequest, Opened};
-pub use lease::GcPause;
+pub use lease::{Claim, GcPause};
 pub use manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest};
 pub use repair::{RepairAction, RepairPlan, RepairReport, RepairRequest};
 pub use repository::Repository;
