@@ -59,13 +59,19 @@ pub const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 pub const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
 /// Set where standard error is systemd's journal.
 pub const JOURNAL_STREAM: &str = "JOURNAL_STREAM";
+/// The SSH key that templates are signed with.
+pub const TEMPLATE_KEY: &str = "HOLDFAST_TEMPLATE_KEY";
+/// Whose signatures of templates count.
+pub const ALLOWED_SIGNERS: &str = "HOLDFAST_ALLOWED_SIGNERS";
+/// Keys whose signatures of templates count no more.
+pub const REVOKED_SIGNERS: &str = "HOLDFAST_REVOKED_SIGNERS";
 /// Set for what a scheduler starts: the job.
 pub const JOB: &str = "HOLDFAST_JOB";
 /// The user's own folder.
 pub const HOME: &str = "HOME";
 
 /// All of them, with what they are good for.
-pub const VARIABLES: [(&str, &str); 25] = [
+pub const VARIABLES: [(&str, &str); 28] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
@@ -86,6 +92,9 @@ pub const VARIABLES: [(&str, &str); 25] = [
         "the password of the user of a pool of XenServer; the last resort",
     ),
     (POOL_CERTIFICATE, "like --pool-certificate, with commas between several"),
+    (TEMPLATE_KEY, "like --sign of holdfast template push"),
+    (ALLOWED_SIGNERS, "like --allowed-signers of holdfast template"),
+    (REVOKED_SIGNERS, "like --revoked-signers of holdfast template"),
     (CONFIG, "like --config; /etc/holdfast/holdfast.toml where not set"),
     (
         STATE_DIRECTORY,

@@ -78,11 +78,37 @@ pub struct BackupReport {
 ///
 /// A source that changes, or shrinks, while it is read is a warning: the snapshot is there, and may not be of one instant.
 pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>) -> Result<BackupReport> {
-    let start = job.clock.now();
     let machine = machine_name(&request)?;
-    let names = disk_names(&request.sources, job.progress)?;
     let manifests = snapshots(repository, job.progress)?;
     let parent = choose_parent(&request.parent, &request.zone, &manifests, &machine)?;
+    let listing = Listing {
+        machine: machine.to_string(),
+        notes: BTreeMap::new(),
+        parent,
+    };
+    store_disks(repository, request, listing, job)
+}
+
+/// What disks are stored under.
+pub(crate) struct Listing<'m> {
+    /// The name that the snapshot is listed under.
+    pub(crate) machine: String,
+    /// What to keep with the snapshot.
+    pub(crate) notes: BTreeMap<String, String>,
+    /// What it is compared with.
+    pub(crate) parent: Option<&'m Manifest>,
+}
+
+/// Stores disks as one snapshot, which is listed as is said; what the request says of that does not count.
+pub(crate) fn store_disks(
+    repository: &Repository,
+    request: BackupRequest<'_>,
+    listing: Listing<'_>,
+    job: Job<'_>,
+) -> Result<BackupReport> {
+    let start = job.clock.now();
+    let Listing { machine, notes, parent } = listing;
+    let names = disk_names(&request.sources, job.progress)?;
     let opened = open_sources(&request, &names, parent, job.progress)?;
     if let Some(parent) = parent {
         warn_of_other_origins(&opened, &names, parent, &request.host, job.progress);
@@ -124,13 +150,13 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
     }
     let stored = repository.backup(
         holdfast_repo::BackupRequest {
-            machine: machine.to_string(),
+            machine,
             time_ms: request.time.as_millisecond(),
             tags: request.tags,
             parent: parent.map_or(Parent::None, |parent| Parent::Named(parent.id)),
             host: request.host,
             program: request.program,
-            notes: BTreeMap::new(),
+            notes,
             sources,
             thread_count: job.thread_count,
         },
@@ -246,7 +272,7 @@ fn warn_of_other_origins(
 }
 
 /// Says how much there is to read, where that is known.
-fn tell_total(opened: &[Option<OpenSource>], machine: &MachineName, job: Job<'_>) -> Result<()> {
+fn tell_total(opened: &[Option<OpenSource>], machine: &str, job: Job<'_>) -> Result<()> {
     job.progress.phase(&format!("backing up {machine}"), Unit::Bytes);
     let mut total = 0;
     for source in opened {

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::new_image::Overwrite;
 
 /// Whether there is a block device at `path`, perhaps behind symbolic links as those of LVM.
-pub(crate) fn is_block_device(path: &Path) -> bool {
+pub fn is_block_device(path: &Path) -> bool {
     path.metadata()
         .is_ok_and(|metadata| metadata.file_type().is_block_device())
 }

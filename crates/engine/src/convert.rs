@@ -46,6 +46,8 @@ pub enum ConvertSource<'a> {
     },
     /// Any other disk, which is read once, from its start to its end.
     Device(&'a dyn BlockDevice),
+    /// The same, and who is asked once all was read, before the new image gets its name: an error ends the conversion.
+    Checked(&'a dyn BlockDevice, &'a dyn Fn() -> Result<()>),
 }
 
 /// What to make of it.
@@ -121,6 +123,7 @@ pub fn convert(
         }
         ConvertSource::Stream { stream, size_bytes } => Source::Stream(StreamDevice::new(stream, size_bytes)),
         ConvertSource::Device(device) => Source::Device(device),
+        ConvertSource::Checked(device, check) => Source::Checked(device, check),
     };
     job.interrupt.check()?;
     let made = if is_block_device(&request.target) {
@@ -137,7 +140,7 @@ pub fn convert(
         duration: job.clock.now().saturating_sub(start),
         notes: match &opened {
             Source::Image { image, .. } => image.notes().to_vec(),
-            Source::Stream(_) | Source::Device(_) => Vec::new(),
+            Source::Stream(_) | Source::Device(_) | Source::Checked(..) => Vec::new(),
         },
     })
 }
@@ -279,7 +282,9 @@ fn with_medium(error: Error, source: &Source<'_>, request: &ConvertRequest) -> E
         Source::Image { path, .. } if is_read => error.on(path),
         Source::Stream(_) if is_read => error.on(Path::new("-")),
         // It knows better where its bytes come from.
-        Source::Device(_) if is_read => error,
+        Source::Device(_) | Source::Checked(..) if is_read => error,
+        // It is about what was read, not about the image.
+        Source::Checked(..) if matches!(error, Error::Template(_)) => error,
         _ => error.on(&request.target),
     }
 }

@@ -21,7 +21,8 @@ use crate::forget::Execution;
 use crate::job::{Counting, Job};
 use crate::list::{ListRequest, is_wanted};
 use crate::machine_backup::pace::Pace;
-use crate::repository::{find_in, snapshots, time_of};
+use crate::repository::{all_snapshots, find_in, find_of_machines, time_of};
+use crate::template::{is_draft, is_template, protect};
 use crate::{Location, Progress, SnapshotReference, Unit};
 pub use origin::NOTE_ORIGIN;
 use origin::{Holdings, Standing};
@@ -123,8 +124,10 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
         Execution::Execute => pause_gc(from, job.progress),
         Execution::DryRun => None,
     };
-    let (all, damaged) = from.snapshots()?;
-    let holdings = Holdings::new(to.config().id, snapshots(to, job.progress)?);
+    let (mut all, damaged) = from.snapshots()?;
+    // What a push has not finished is nothing yet.
+    all.retain(|manifest| !is_draft(manifest));
+    let holdings = Holdings::new(to.config().id, all_snapshots(to, job.progress)?);
     let (chosen, removed) = choose(&all, request)?;
     let pace = Pace::new(request.bytes_per_second, job);
     let mut copy = Copy {
@@ -141,7 +144,10 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
     let mut outcomes: Vec<Option<CopyOutcome>> = Vec::new();
     for &index in &chosen {
         let outcome = match (copy.holdings.standing(&all[index]), removed) {
-            (Standing::Present(id), _) => Some(CopyOutcome::Present(id)),
+            (Standing::Present(id), _) => {
+                copy.keep_template(&all[index], request.execution)?;
+                Some(CopyOutcome::Present(id))
+            }
             (Standing::Removed, RemovedThere::StayAway) => Some(CopyOutcome::Removed),
             (Standing::Removed, RemovedThere::ComeBack) | (Standing::Missing, _) => None,
         };
@@ -193,7 +199,7 @@ fn pause_gc<'a>(from: &'a Repository, progress: &dyn Progress) -> Option<GcPause
 fn choose(all: &[Manifest], request: &CopyRequest) -> Result<(Vec<usize>, RemovedThere)> {
     let (mut chosen, removed): (Vec<usize>, _) = match &request.selection {
         CopySelection::Named(references) => {
-            let find = |reference| find_in(all, reference, &request.zone);
+            let find = |reference| find_named(all, reference, &request.zone);
             let found: Result<_> = references.iter().map(find).collect();
             (found?, RemovedThere::ComeBack)
         }
@@ -208,6 +214,14 @@ fn choose(all: &[Manifest], request: &CopyRequest) -> Result<(Vec<usize>, Remove
     chosen.sort_unstable();
     chosen.dedup();
     Ok((chosen, removed))
+}
+
+/// Of what means the newest snapshot, that of a machine; a template is meant where its id is given.
+fn find_named(all: &[Manifest], reference: &SnapshotReference, zone: &TimeZone) -> Result<usize> {
+    match find_of_machines(all, reference, zone) {
+        Err(Error::Template(_)) => find_in(all, reference, zone),
+        other => other,
+    }
 }
 
 struct Copy<'a> {
@@ -245,6 +259,14 @@ impl<'a> Copy<'a> {
             .find(|other| Some(other.id) == manifest.parent)
             .or_else(|| usable().rfind(|other| key(other) < key(manifest)))
             .or_else(|| usable().next())
+    }
+
+    /// Templates are protected in every repository, from programs that do not know them; also one that such a program has copied.
+    fn keep_template(&self, manifest: &Manifest, execution: Execution) -> Result<()> {
+        match self.holdings.counterpart(manifest) {
+            Some(there) if is_template(there) && execution == Execution::Execute => protect(self.to, there),
+            _ => Ok(()),
+        }
     }
 
     fn survey(&mut self, manifest: &Manifest, surveyor: &mut holdfast_repo::Surveyor<'_>) -> Result<CopyOutcome> {
@@ -305,6 +327,7 @@ impl<'a> Copy<'a> {
             other => other?,
         };
         let id = self.settle(manifest, report.snapshot)?;
+        self.keep_template(manifest, Execution::Execute)?;
         Ok(CopyOutcome::Copied {
             id,
             read_bytes: report.statistics.read_bytes,

@@ -33,6 +33,9 @@ pub enum Error {
     /// A backup of a machine of XenServer or XCP-ng.
     #[error(transparent)]
     Xen(Box<crate::XenBackupError>),
+    /// A template.
+    #[error(transparent)]
+    Template(Box<crate::TemplateError>),
     /// A disk, a file or a block device.
     #[error(transparent)]
     Device(#[from] holdfast_block::Error),

@@ -27,3 +27,4 @@ pub use virtualbox::{
     InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxMachine, VirtualBoxMemory,
     VirtualBoxReport, VirtualBoxWay, back_up_virtualbox,
 };
+pub(crate) use import::{NewFolder, write_file};

@@ -5,7 +5,7 @@ use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::repository::{find_in, snapshots};
+use crate::repository::{all_snapshots, find_of_machines};
 use crate::{Moment, SnapshotReference};
 
 /// Whether a plan is carried out.
@@ -38,10 +38,11 @@ pub fn forget(
     zone: &TimeZone,
     job: Job<'_>,
 ) -> Result<ForgetReport> {
-    let manifests = snapshots(repository, job.progress)?;
+    let manifests = all_snapshots(repository, job.progress)?;
     let mut report = ForgetReport::default();
     for reference in references {
-        match find_in(&manifests, reference, zone) {
+        match find_of_machines(&manifests, reference, zone) {
+            Err(error @ Error::Template(_)) => return Err(error),
             Ok(index) => {
                 let manifest = &manifests[index];
                 if !is_exact(reference, manifest) {
@@ -137,8 +138,8 @@ fn choose(
     zone: &TimeZone,
     job: Job<'_>,
 ) -> Result<Vec<Manifest>> {
-    let manifests = snapshots(repository, job.progress)?;
-    let find = |reference| Ok(manifests[find_in(&manifests, reference, zone)?].clone());
+    let manifests = all_snapshots(repository, job.progress)?;
+    let find = |reference| Ok(manifests[find_of_machines(&manifests, reference, zone)?].clone());
     references.iter().map(find).collect()
 }
 

@@ -38,6 +38,10 @@ pub const PARSERS: &[Parser] = &[
         name: "snapshot_name",
         feed: snapshot_name,
     },
+    Parser {
+        name: "template_statement",
+        feed: template_statement,
+    },
 ];
 
 /// Valid text for every parser of this crate: name of the parser, name of the seed, bytes.
@@ -81,7 +85,30 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     ] {
         seeds.push(("snapshot_name", name, text.as_bytes().to_vec()));
     }
+    let digest = "0123456789abcdef".repeat(4);
+    for (name, text) in [
+        (
+            "disk",
+            format!(
+                "holdfast-template 1\nname debian\ntag latest\ntime 2026-11-23T20:50:09.500Z\ndisk 512 {digest} disk\n"
+            ),
+        ),
+        (
+            "machine",
+            format!(
+                "holdfast-template 1\nname team/web\ntag 1.0\ntime 2026-11-23T20:50:09.000Z\ndescription nginx, b\u{fc}ro\n\
+                 disk 5368709120 {digest} vda\ndisk 0 {digest} data disk\nfile 4096 {digest} domain.xml\n"
+            ),
+        ),
+    ] {
+        seeds.push(("template_statement", name, text.into_bytes()));
+    }
     seeds
+}
+
+/// What a template says that it is.
+pub fn template_statement(bytes: &[u8]) -> Outcome {
+    crate::template::hostile_statement(bytes)
 }
 
 /// What another host asks of one that lets it add to a dataset.

@@ -2,7 +2,7 @@
 //!
 //! One file per verb that a user knows, each to be read from top to bottom: [`init()`], [keys](add_key), [`backup()`],
 //! [`restore()`], [`list()`], [`show`], [`diff()`], [`prune()`], [`forget()`],
-//! [`gc()`], [`copy()`], [`stats`], [`verify()`], [`scrub`], [`repair()`], [`replicate()`] and [`doctor()`], and for images
+//! [`gc()`], [`copy()`], [templates](prepare_push), [`stats`], [`verify()`], [`scrub`], [`repair()`], [`replicate()`] and [`doctor()`], and for images
 //! [`convert()`], [`compare()`] and [`create_image()`]. A job takes everything it needs (the repository, paths, times, randomness) as
 //! parameters and answers with a report.
 //!
@@ -67,11 +67,13 @@ mod source;
 mod stages;
 mod stored_memory;
 mod stream_device;
+mod template;
 mod verify;
 mod watchdog;
 mod xen_backup;
 
 pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoice, backup};
+pub use block_target::is_block_device as is_device;
 pub use clone_error::CloneError;
 pub use clone_image::{CloneImageRequest, CloneKind, CloneWay, ImageClone, ImageCloner};
 pub use compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
@@ -156,6 +158,14 @@ pub use run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_path, not
 pub use serve::{ServeDoor, ServeRequest, Served, Writes, serve};
 pub use snapshot_name::{Moment, SnapshotName, SnapshotReference};
 pub use source::{Origin, SourceName};
+pub use template::{
+    Digest as TemplateDigest, KeepIdentity, ListedHistory, ListedTemplate, Piece as TemplatePiece,
+    PieceKind as TemplatePieceKind, Publication, Published, PullReport, PullRequest, PullTarget, PulledDisk,
+    PushRequest, PushSource, RemovalSelection, Replace, SignedBy, Statement as TemplateStatement, TEMPLATE_NAMESPACE,
+    TemplateError, TemplateHistory, TemplateLabel, TemplateListing, TemplateName, TemplateReference, TemplateRemoval,
+    TemplateTag, TemplateVersion, Trust, Unsealed, Unsigned, list_templates, prepare_push, prepare_tag, pull_template,
+    remove_templates, show_template,
+};
 pub use verify::{Against, VerifyRequest, scrub, verify};
 pub use watchdog::{Means as WatchdogMeans, watch_over};
 pub use xen_backup::{

@@ -8,6 +8,7 @@ use jiff::tz::TimeZone;
 use crate::error::Result;
 use crate::machine_backup::is_memory;
 use crate::repository::find_snapshot;
+use crate::template::is_template;
 use crate::{DiskName, MachineName, Progress, SnapshotName};
 
 /// Which snapshots are wanted; without any wish, all.
@@ -30,10 +31,10 @@ pub struct ListReport {
     pub damaged: Vec<holdfast_repo::Error>,
 }
 
-/// Lists snapshots.
+/// Lists snapshots of machines; templates are [elsewhere](crate::list_templates).
 pub fn list(repository: &Repository, request: &ListRequest) -> Result<ListReport> {
     let (mut snapshots, damaged) = repository.snapshots()?;
-    snapshots.retain(|snapshot| is_wanted(snapshot, request));
+    snapshots.retain(|snapshot| !is_template(snapshot) && is_wanted(snapshot, request));
     Ok(ListReport {
         snapshots,
         protected: repository.protected()?,

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
+use crate::template::{TemplateError, is_template};
 use crate::{Candidate, Progress, SnapshotReference, resolve};
 
 /// Where a repository is: the path of a directory, which may be written `file:PATH`.
@@ -162,8 +163,15 @@ pub(crate) fn paper_key_text(password: &[u8]) -> Option<&str> {
     start.eq_ignore_ascii_case("hf1").then_some(text)
 }
 
-/// All snapshots, oldest first; those that cannot be read become warnings.
+/// All snapshots of machines, oldest first; those that cannot be read become warnings.
 pub(crate) fn snapshots(repository: &Repository, progress: &dyn Progress) -> Result<Vec<Manifest>> {
+    let mut manifests = all_snapshots(repository, progress)?;
+    manifests.retain(|manifest| !is_template(manifest));
+    Ok(manifests)
+}
+
+/// The same with templates.
+pub(crate) fn all_snapshots(repository: &Repository, progress: &dyn Progress) -> Result<Vec<Manifest>> {
     let (manifests, errors) = repository.snapshots()?;
     for error in errors {
         progress.warning(&error.to_string());
@@ -184,9 +192,34 @@ pub fn find_snapshot(
     zone: &TimeZone,
     progress: &dyn Progress,
 ) -> Result<Manifest> {
-    let mut manifests = snapshots(repository, progress)?;
-    let index = find_in(&manifests, reference, zone)?;
+    let mut manifests = all_snapshots(repository, progress)?;
+    let index = find_of_machines(&manifests, reference, zone)?;
     Ok(manifests.swap_remove(index))
+}
+
+/// The place in `manifests`, where templates are too, of the snapshot that a person means.
+///
+/// # Errors
+/// It means a template: for those there are verbs that look at signatures.
+pub(crate) fn find_of_machines(
+    manifests: &[Manifest],
+    reference: &SnapshotReference,
+    zone: &TimeZone,
+) -> Result<usize> {
+    let machines: Vec<usize> = (0..manifests.len())
+        .filter(|&index| !is_template(&manifests[index]))
+        .collect();
+    let of_machines: Vec<Manifest> = machines.iter().map(|&index| manifests[index].clone()).collect();
+    let error = match find_in(&of_machines, reference, zone) {
+        Ok(place) => return Ok(machines[place]),
+        Err(error) => error,
+    };
+    match find_in(manifests, reference, zone) {
+        Ok(index) if is_template(&manifests[index]) && matches!(reference, SnapshotReference::Word(_)) => {
+            Err(TemplateError::of_snapshot(&manifests[index]).into())
+        }
+        _ => Err(error),
+    }
 }
 
 /// The place in `manifests` of the snapshot that a person means.

@@ -41,6 +41,7 @@ mod serve;
 mod show;
 mod snapshot;
 mod stats;
+mod template;
 mod verify;
 mod version;
 mod watchdog;
@@ -118,6 +119,8 @@ pub enum Verb {
     Diff(diff::DiffArgs),
     /// Prove that snapshots can be read, and are what was stored
     Verify(verify::VerifyArgs),
+    /// Share prepared images and machines with colleagues, by name and tag, signed
+    Template(template::TemplateArgs),
     /// Copy snapshots to another repository, and tell what is where
     Copy(copy::CopyArgs),
     /// Remove the snapshots that no rule keeps
@@ -194,6 +197,7 @@ impl Verb {
             Self::Compress(args) => compress::run(args, context),
             Self::Diff(args) => diff::run(args, context),
             Self::Verify(args) => verify::run(args, context),
+            Self::Template(args) => template::run(args, context),
             Self::Copy(args) => copy::run(args, context),
             Self::Prune(args) => prune::run(args, context),
             Self::Forget(args) => forget::run_forget(args, context),
@@ -293,6 +297,7 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         "watchdog" => watchdog::EXAMPLES,
         _ if path.starts_with("monitor") => monitor::examples_of(path),
         _ if path.starts_with("archive") => archive::examples_of(path),
+        _ if path.starts_with("template") => template::examples_of(path),
         _ if path.starts_with("host") => host::examples_of(path),
         _ => image::examples_of(path),
     }

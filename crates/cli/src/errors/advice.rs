@@ -17,6 +17,7 @@ use super::exchange::{archive_advice, exchange_advice};
 use super::pools::xen_advice;
 use super::providers::provider_advice;
 use super::refusals::refusal_advice;
+use super::templates::template_advice;
 use super::{Error, Kind};
 use crate::environment;
 use crate::exit::Exit;
@@ -230,6 +231,7 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::Hardware(_) => advice(Exit::Error, Kind::Unsupported, "what it was made of is not understood"),
         JobError::Exchange(error) => exchange_advice(error),
         JobError::Xen(error) => xen_advice(error),
+        JobError::Template(error) => template_advice(error),
         JobError::Scheme { .. } => advice(
             Exit::Usage,
             Kind::Unsupported,

@@ -9,6 +9,7 @@ mod kind;
 mod pools;
 mod providers;
 mod refusals;
+mod templates;
 
 use std::borrow::Cow;
 use std::path::PathBuf;

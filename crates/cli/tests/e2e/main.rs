@@ -13,5 +13,6 @@ mod program;
 mod replication;
 mod rig;
 mod schedules;
+mod templates;
 mod terminals;
 mod verbs;

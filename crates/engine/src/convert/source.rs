@@ -26,6 +26,7 @@ pub(super) enum Source<'a> {
     },
     Stream(StreamDevice<'a>),
     Device(&'a dyn BlockDevice),
+    Checked(&'a dyn BlockDevice, &'a dyn Fn() -> Result<()>),
 }
 
 impl Source<'_> {
@@ -33,7 +34,7 @@ impl Source<'_> {
         match self {
             Self::Image { device, .. } => &**device,
             Self::Stream(device) => device,
-            Self::Device(device) => *device,
+            Self::Device(device) | Self::Checked(device, _) => *device,
         }
     }
 
@@ -42,6 +43,7 @@ impl Source<'_> {
         match self {
             Self::Image { .. } | Self::Device(_) => Ok(()),
             Self::Stream(device) => device.check_end(),
+            Self::Checked(_, check) => check(),
         }
     }
 }

@@ -10,7 +10,8 @@ use super::origin::{Holdings, Standing};
 use crate::error::Result;
 use crate::job::Job;
 use crate::list::{ListRequest, is_wanted};
-use crate::repository::{snapshots, time_of};
+use crate::repository::{all_snapshots, time_of};
+use crate::template::is_draft;
 
 /// One machine in two repositories.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -50,11 +51,11 @@ pub struct CopyStatus {
 
 /// Compares what two repositories have of the machines and tags that are wanted. What cannot be read becomes a warning.
 pub fn copy_status(from: &Repository, to: &Repository, wanted: &ListRequest, job: Job<'_>) -> Result<CopyStatus> {
-    let mut here = snapshots(from, job.progress)?;
-    let mut there = snapshots(to, job.progress)?;
+    let mut here = all_snapshots(from, job.progress)?;
+    let mut there = all_snapshots(to, job.progress)?;
     let holdings = Holdings::new(to.config().id, there.clone());
-    here.retain(|manifest| is_wanted(manifest, wanted));
-    there.retain(|manifest| is_wanted(manifest, wanted));
+    here.retain(|manifest| !is_draft(manifest) && is_wanted(manifest, wanted));
+    there.retain(|manifest| !is_draft(manifest) && is_wanted(manifest, wanted));
     Ok(CopyStatus {
         machines: compare(&here, &there, &holdings),
     })

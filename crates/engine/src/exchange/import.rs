@@ -336,7 +336,7 @@ fn is_left(entry: std::io::Result<std::fs::DirEntry>) -> bool {
 }
 
 /// A folder on its way; dropped before [`keep`](Self::keep), it is empty, or gone, as it was before.
-pub(super) struct NewFolder {
+pub(crate) struct NewFolder {
     path: PathBuf,
     was_there: bool,
     files: Vec<PathBuf>,
@@ -344,7 +344,7 @@ pub(super) struct NewFolder {
 
 impl NewFolder {
     /// Makes it. It may be there if nothing is in it.
-    pub(super) fn make(path: &Path) -> Result<Self> {
+    pub(crate) fn make(path: &Path) -> Result<Self> {
         let failed = |source| Error::File {
             action: "create",
             path: path.to_owned(),
@@ -370,14 +370,14 @@ impl NewFolder {
     }
 
     /// Where a file of it goes, which goes with it.
-    pub(super) fn file(&mut self, name: &str) -> PathBuf {
+    pub(crate) fn file(&mut self, name: &str) -> PathBuf {
         let path = self.path.join(name);
         self.files.push(path.clone());
         path
     }
 
     /// It is whole.
-    pub(super) fn keep(mut self) {
+    pub(crate) fn keep(mut self) {
         self.files.clear();
         self.was_there = true;
     }
@@ -396,7 +396,7 @@ impl Drop for NewFolder {
 }
 
 /// Writes a small file, durably.
-pub(super) fn write_file(path: &Path, bytes: &[u8], surroundings: &Surroundings) -> Result<()> {
+pub(crate) fn write_file(path: &Path, bytes: &[u8], surroundings: &Surroundings) -> Result<()> {
     let new = NewFile::begin(path, Existing::Keep, surroundings)?;
     let write = || {
         let mut file = new.create_private()?;

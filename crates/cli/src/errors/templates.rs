@@ -1,0 +1,95 @@
+//! What to do about errors of templates.
+
+use holdfast_engine::TemplateError;
+use holdfast_host::SshSignatureError;
+
+use super::advice::{advice, io_advice};
+use super::{Advice, Kind};
+use crate::environment;
+use crate::exit::Exit;
+
+pub(super) fn template_advice(error: &TemplateError) -> Advice {
+    let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
+    let usage = |kind, hint: &str| advice(Exit::Usage, kind, hint);
+    match error {
+        TemplateError::Name { .. } | TemplateError::Tag { .. } | TemplateError::Digest { .. } => {
+            usage(Kind::BadName, "a template is named as NAME, NAME:TAG or NAME@DIGEST")
+        }
+        TemplateError::Unsayable { .. } => usage(Kind::Usage, "holdfast template push --help shows what can be said"),
+        TemplateError::FutureVersion { .. } => advice(
+            Exit::Error,
+            Kind::NewerFormat,
+            "use the program that has pushed it, or a later one",
+        ),
+        TemplateError::Statement { .. } | TemplateError::Contradiction { .. } => advice(
+            Exit::Damage,
+            Kind::Damage,
+            "somebody has written into the repository what this program would not: push the template again",
+        ),
+        TemplateError::Unknown { .. } => advice(
+            Exit::Error,
+            Kind::NotFound,
+            "holdfast template list shows what there is",
+        ),
+        TemplateError::Ambiguous { .. } => advice(Exit::Error, Kind::Ambiguous, "give more digits of the digest"),
+        TemplateError::IsTemplate { .. } => {
+            refused("holdfast template show, pull and remove work on templates, and look at their signatures")
+        }
+        TemplateError::TagTaken { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "give another tag, or --replace: what is there stays, under its digest",
+        ),
+        TemplateError::FromTheFuture { .. } => {
+            refused("set the clock; if that of the other host was wrong, remove the tag first")
+        }
+        TemplateError::IsCurrent { .. } => {
+            refused("remove the tag with all that it has meant, or let it mean something else first")
+        }
+        TemplateError::LostClaim => advice(Exit::Locked, Kind::Locked, "push again: what was stored is found again"),
+        TemplateError::NoStream => usage(Kind::Usage, "write it to a file first, and push that"),
+        TemplateError::StreamDisk { .. } => refused("restore it to a file, and push that"),
+        TemplateError::Unsigned { .. } => {
+            refused("have it pushed again with --sign; --unsigned takes it although nobody vouches for it")
+        }
+        TemplateError::NoSigners { .. } => refused_without_signers(),
+        TemplateError::NotAllowed { .. } => refused(
+            "if the key is of somebody you trust, add it to the file of allowed signers: NAME namespaces=\"holdfast-template\" KEY",
+        ),
+        TemplateError::Revoked { .. } => refused("have it signed with another key: holdfast template tag does that"),
+        TemplateError::BadSignature { .. } | TemplateError::OtherContent { .. } => advice(
+            Exit::Damage,
+            Kind::Damage,
+            "somebody who cannot sign has changed it, or it is damaged: do not use it, and find out who can write to the repository",
+        ),
+        TemplateError::SeveralDisks { .. } => usage(Kind::Usage, "give a new folder as target"),
+        TemplateError::Configuration { .. } => refused("of a template with one disk, an image as target leaves it out"),
+        TemplateError::Signatures(error) => signature_advice(error),
+        _ => refused("check the key with ssh-keygen -Y sign"),
+    }
+}
+
+fn refused_without_signers() -> Advice {
+    let hint = format!(
+        "give --allowed-signers FILE, set {}, or write /etc/holdfast/allowed_signers: a line for each, with a name and the public key",
+        environment::ALLOWED_SIGNERS
+    );
+    advice(Exit::Error, Kind::Refused, hint)
+}
+
+fn signature_advice(error: &SshSignatureError) -> Advice {
+    match error {
+        SshSignatureError::NoProgram => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            "install it: the package is openssh-client, or openssh-clients",
+        ),
+        SshSignatureError::Io(source) | SshSignatureError::Signers { source, .. } => io_advice(source),
+        SshSignatureError::NotSigned { .. } => advice(
+            Exit::Error,
+            Kind::Key,
+            "a key with a passphrase needs a terminal, or an agent: ssh-add KEY; what was stored is found again",
+        ),
+        _ => advice(Exit::Usage, Kind::Usage, "give it a path that is text"),
+    }
+}

@@ -1,0 +1,624 @@
+//! Templates: shared by name and tag, signed with real SSH keys, and believed only then.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SystemClock};
+use serde_json::Value;
+
+use crate::program::{stderr, stdout};
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+
+/// Runs `ssh-keygen` in the folder of a rig.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "these tests run ssh-keygen as administrators do"
+)]
+fn keygen(rig: &Rig, words: &[&str]) {
+    let output = Command::new("ssh-keygen")
+        .args(words)
+        .current_dir(rig.path("."))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+}
+
+/// A rig with keys of Anna and Bert, whose signatures count, and of Eve, whose do not.
+fn rig() -> Rig {
+    let rig = Rig::new();
+    for (name, kind) in [("anna", "ed25519"), ("bert", "rsa"), ("eve", "ed25519")] {
+        keygen(&rig, &["-q", "-t", kind, "-N", "", "-f", name]);
+    }
+    let line = |name: &str| {
+        let public = String::from_utf8(rig.read(&format!("{name}.pub"))).unwrap();
+        format!("{name}@example.com namespaces=\"holdfast-template\" {public}")
+    };
+    rig.write("signers", (line("anna") + &line("bert")).as_bytes());
+    rig
+}
+
+/// An image with a hole, and the bytes of its disk.
+fn image(rig: &Rig, name: &str, seed: u64) -> Vec<u8> {
+    let mut bytes = noise(3 * MIB + 512, seed);
+    bytes.resize(9 * MIB, 0);
+    bytes.extend(noise(MIB + 1024, seed + 100));
+    rig.write(name, &bytes);
+    bytes
+}
+
+fn push(rig: &Rig, label: &str, source: &str, signer: &str, more: &[&str]) -> Value {
+    rig.report(&[&["template", "push", label, source, "--sign", signer], more].concat())
+}
+
+const TRUST: [&str; 2] = ["--allowed-signers", "signers"];
+
+fn pull_words<'w>(template: &'w str, target: &'w str) -> Vec<&'w str> {
+    [&["template", "pull", template, target][..], &TRUST].concat()
+}
+
+/// Pulls, and compares with the bytes of the disk.
+fn assert_pulls(rig: &Rig, template: &str, bytes: &[u8]) -> Value {
+    let report = rig.report(&pull_words(template, "pulled.raw"));
+    assert!(rig.read("pulled.raw") == bytes, "{template} is something else");
+    std::fs::remove_file(rig.path("pulled.raw")).unwrap();
+    report
+}
+
+/// What is refused, why, and with which code; nothing is left.
+fn assert_refused(rig: &Rig, words: &[&str], code: i32, kind: &str, reason: &str) {
+    let before = rig.names(".");
+    let (found, text) = rig.error(code, words);
+    assert_eq!(
+        (found.as_str(), text.contains(reason)),
+        (kind, true),
+        "{words:?}: {text}"
+    );
+    assert_eq!(rig.names("."), before, "{words:?} has left something");
+}
+
+#[test]
+fn a_signed_template_is_pulled_as_it_was_pushed() {
+    let rig = rig();
+    let bytes = image(&rig, "debian.raw", 1);
+    let pushed = push(
+        &rig,
+        "debian12",
+        "debian.raw",
+        "anna",
+        &["--description", "Debian 12, büro"],
+    );
+    assert_eq!(
+        (pushed["tag"].as_str(), pushed["is_signed"].as_bool()),
+        (Some("latest"), Some(true))
+    );
+    let pulled = assert_pulls(&rig, "debian12", &bytes);
+    assert_eq!(pulled["signer"], "anna@example.com");
+    assert_eq!(pulled["content"], pushed["content"]);
+    for format in ["qcow2", "vdi", "vhd", "vhdx", "vmdk"] {
+        let target = format!("pulled.{format}");
+        rig.ok(&pull_words("debian12:latest", &target));
+        assert!(
+            rig.ok(&["image", "compare", "debian.raw", &target, "--json"])
+                .contains("\"different_bytes\":0"),
+            "{format}"
+        );
+    }
+    // Two that are pulled are two.
+    rig.ok(&pull_words("debian12", "other.vdi"));
+    let id = |name: &str| rig.report(&["image", "identity", name])["images"][0]["id"].to_string();
+    assert_ne!(id("pulled.vdi"), id("other.vdi"));
+    let listed = rig.report(&[&["template", "list"][..], &TRUST].concat());
+    let template = &listed["templates"][0];
+    assert_eq!(template["signature"], "good");
+    assert_eq!(template["description"], "Debian 12, büro");
+    assert_eq!(template["size_bytes"], bytes.len());
+    assert_eq!(template["own_bytes"], template["data_bytes"]);
+}
+
+/// An image in another format has the same disk, so it is the same content.
+#[test]
+fn the_content_does_not_depend_on_the_format_the_name_of_the_file_or_the_repository() {
+    let rig = rig();
+    image(&rig, "debian.raw", 1);
+    rig.ok(&["image", "convert", "debian.raw", "other-name.qcow2"]);
+    let one = push(&rig, "debian", "debian.raw", "anna", &[]);
+    let again = push(&rig, "debian", "other-name.qcow2", "bert", &[]);
+    assert_eq!(one["content"], again["content"]);
+    rig.ok(&["-r", "second", "init", "--no-encryption"]);
+    let elsewhere = push(&rig, "another/name", "debian.raw", "anna", &["-r", "second"]);
+    assert_eq!(one["content"], elsewhere["content"]);
+    let content = one["content"].as_str().unwrap();
+    let shown = rig.report(&[&["template", "show", "debian"][..], &TRUST].concat());
+    assert_eq!(shown["template"]["content"], content);
+    assert_eq!(shown["template"]["signer"], "bert@example.com");
+    assert_eq!(shown["same_content"][0]["signer"], "anna@example.com");
+}
+
+#[test]
+fn only_what_somebody_vouches_for_is_pulled() {
+    let rig = rig();
+    let bytes = image(&rig, "debian.raw", 1);
+    assert_refused(
+        &rig,
+        &["template", "push", "debian", "debian.raw"],
+        2,
+        "usage",
+        "no key is given",
+    );
+    assert_refused(
+        &rig,
+        &["template", "push", "debian", "debian.raw", "--sign", "missing"],
+        1,
+        "io",
+        "missing",
+    );
+    push(&rig, "eves", "debian.raw", "eve", &[]);
+    push(&rig, "annas", "debian.raw", "anna", &[]);
+    rig.ok(&["template", "push", "nobodys", "debian.raw", "--unsigned"]);
+    assert_refused(&rig, &pull_words("eves", "x.raw"), 1, "refused", "does not count");
+    assert_refused(&rig, &pull_words("nobodys", "x.raw"), 1, "refused", "nobody has signed");
+    let unheard = ["template", "pull", "annas", "x.raw"];
+    assert_refused(&rig, &unheard, 1, "refused", "nobody has said whose signatures count");
+    let revoked = [&pull_words("annas", "x.raw")[..], &["--revoked-signers", "anna.pub"]].concat();
+    assert_refused(&rig, &revoked, 1, "refused", "revoked");
+    let missing = ["template", "pull", "annas", "x.raw", "--allowed-signers", "missing"];
+    assert_refused(&rig, &missing, 1, "io", "missing");
+    for name in ["eves", "nobodys"] {
+        let words = [&pull_words(name, "x.raw")[..], &["--unsigned"]].concat();
+        let output = rig.code(3, &words);
+        assert!(
+            stderr(&output).contains("nobody whose signature counts"),
+            "{}",
+            stderr(&output)
+        );
+        assert!(rig.read("x.raw") == bytes);
+        std::fs::remove_file(rig.path("x.raw")).unwrap();
+    }
+    // For another purpose, or until yesterday.
+    let public = String::from_utf8(rig.read("anna.pub")).unwrap();
+    for options in ["namespaces=\"git\"", "valid-before=\"20200101\""] {
+        rig.write("signers", format!("anna {options} {public}").as_bytes());
+        assert_refused(&rig, &pull_words("annas", "x.raw"), 1, "refused", "does not count");
+    }
+}
+
+#[test]
+fn signers_come_from_the_environment_and_the_configuration_of_the_user() {
+    let mut rig = rig();
+    image(&rig, "debian.raw", 1);
+    let run = |rig: &Rig, words: &[&str], variables: &[(&str, &str)]| {
+        let output = rig.command(words).envs(variables.iter().copied()).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+    };
+    run(
+        &rig,
+        &["template", "push", "debian", "debian.raw"],
+        &[("HOLDFAST_TEMPLATE_KEY", "anna")],
+    );
+    run(
+        &rig,
+        &["template", "pull", "debian", "1.raw"],
+        &[("HOLDFAST_ALLOWED_SIGNERS", "signers")],
+    );
+    std::fs::create_dir_all(rig.path("config/holdfast")).unwrap();
+    std::fs::copy(rig.path("signers"), rig.path("config/holdfast/allowed_signers")).unwrap();
+    rig.have_configurations_in(rig.path("config"));
+    run(&rig, &["template", "pull", "debian", "2.raw"], &[]);
+    std::fs::copy(rig.path("anna.pub"), rig.path("config/holdfast/revoked_signers")).unwrap();
+    assert_refused(&rig, &["template", "pull", "debian", "3.raw"], 1, "refused", "revoked");
+}
+
+/// A key that asks for its passphrase would wait for ever where nobody is there.
+#[test]
+fn a_key_with_a_passphrase_is_an_error_without_a_terminal_and_nothing_is_left() {
+    let rig = rig();
+    image(&rig, "debian.raw", 1);
+    keygen(&rig, &["-q", "-t", "ed25519", "-N", "open sesame", "-f", "sealed"]);
+    let words = ["template", "push", "debian", "debian.raw", "--sign", "sealed"];
+    assert_refused(&rig, &words, 1, "key", "nothing was signed");
+    assert_eq!(
+        rig.report(&["template", "list"])["templates"].as_array().unwrap().len(),
+        0
+    );
+    assert!(rig.names("repo/snapshots").is_empty());
+    push(&rig, "debian", "debian.raw", "anna", &[]);
+}
+
+#[test]
+fn a_tag_is_moved_only_on_request_and_what_it_meant_stays_under_its_digest() {
+    let rig = rig();
+    let first = image(&rig, "debian.raw", 1);
+    let one = push(&rig, "debian:stable", "debian.raw", "anna", &[]);
+    // The same again is no other content.
+    push(&rig, "debian:stable", "debian.raw", "anna", &[]);
+    let second = image(&rig, "debian.raw", 2);
+    let words = ["template", "push", "debian:stable", "debian.raw", "--sign", "anna"];
+    assert_refused(&rig, &words, 1, "exists", "with other content");
+    let two = push(&rig, "debian:stable", "debian.raw", "anna", &["--replace"]);
+    assert_eq!(two["before"], one["content"]);
+    assert_pulls(&rig, "debian:stable", &second);
+    let before = format!("debian@{}", &one["content"].as_str().unwrap()[..12]);
+    assert_pulls(&rig, &before, &first);
+    assert_refused(
+        &rig,
+        &pull_words("debian@00000000", "x.raw"),
+        1,
+        "not-found",
+        "there is no template",
+    );
+    assert_refused(
+        &rig,
+        &pull_words("debian:old", "x.raw"),
+        1,
+        "not-found",
+        "there is debian:stable",
+    );
+    assert_refused(
+        &rig,
+        &pull_words("debian@12", "x.raw"),
+        2,
+        "bad-name",
+        "8 hexadecimal digits",
+    );
+
+    // Back, as a new push.
+    let tag = [
+        "template",
+        "tag",
+        &before,
+        "debian:stable",
+        "--sign",
+        "bert",
+        "--allowed-signers",
+        "signers",
+    ];
+    assert_refused(&rig, &tag, 1, "exists", "with other content");
+    rig.ok(&[&tag[..], &["--replace"]].concat());
+    assert_pulls(&rig, "debian:stable", &first);
+    let listed = rig.report(&["template", "list", "debian", "--all"]);
+    let times: Vec<&str> = listed["templates"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["time"].as_str().unwrap())
+        .collect();
+    assert_eq!(times.len(), 4);
+    assert!(times.is_sorted_by(|one, other| one < other), "{times:?}");
+    assert_eq!(
+        rig.report(&["template", "list"])["templates"].as_array().unwrap().len(),
+        1
+    );
+}
+
+#[test]
+fn a_tag_is_given_only_to_what_somebody_vouches_for() {
+    let rig = rig();
+    let bytes = image(&rig, "debian.raw", 1);
+    push(&rig, "debian", "debian.raw", "eve", &[]);
+    let tag = [
+        "template",
+        "tag",
+        "debian",
+        "debian:stable",
+        "--sign",
+        "anna",
+        "--allowed-signers",
+        "signers",
+    ];
+    assert_refused(&rig, &tag, 1, "refused", "does not count");
+    push(&rig, "debian", "debian.raw", "anna", &["--description", "new"]);
+    let tagged = rig.report(&tag);
+    assert_eq!(
+        (tagged["tag"].as_str(), tagged["description"].as_str()),
+        (Some("stable"), Some("new"))
+    );
+    assert_eq!(tagged["own_bytes"], 0);
+    assert_pulls(&rig, "debian:stable", &bytes);
+}
+
+/// A tag that went back to what it meant before would be a rollback that nobody has asked for.
+#[test]
+fn what_is_removed_never_brings_back_what_a_tag_meant_before() {
+    let rig = rig();
+    image(&rig, "debian.raw", 1);
+    let one = push(&rig, "debian", "debian.raw", "anna", &[]);
+    image(&rig, "debian.raw", 2);
+    let two = push(&rig, "debian", "debian.raw", "anna", &["--replace"]);
+    let name = |pushed: &Value| format!("debian@{}", &pushed["content"].as_str().unwrap()[..16]);
+    assert_refused(
+        &rig,
+        &["template", "remove", &name(&two)],
+        1,
+        "refused",
+        "what debian:latest means now",
+    );
+    let planned = rig.report(&["template", "remove", "debian", "--dry-run"]);
+    assert_eq!(planned["templates"].as_array().unwrap().len(), 2);
+    rig.ok(&["template", "remove", &name(&one)]);
+    assert_refused(
+        &rig,
+        &pull_words(&name(&one), "x.raw"),
+        1,
+        "not-found",
+        "there is no template",
+    );
+    rig.ok(&pull_words("debian", "x.raw"));
+    rig.ok(&["template", "remove", "debian"]);
+    assert_refused(
+        &rig,
+        &["template", "remove", "debian"],
+        1,
+        "not-found",
+        "there is no template",
+    );
+    push(&rig, "debian:a", "debian.raw", "anna", &[]);
+    push(&rig, "debian:b", "debian.raw", "anna", &[]);
+    assert_eq!(
+        rig.report(&["template", "remove", "debian", "--all"])["templates"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+    rig.ok(&["gc", "--repack-below", "0"]);
+    assert!(rig.names("repo/snapshots").is_empty());
+    assert!(rig.names("repo/protected").is_empty());
+}
+
+/// Everything that walks the snapshots of machines leaves templates alone; everything that keeps and checks bytes does not.
+#[test]
+fn templates_are_no_backups_of_machines() {
+    let rig = rig();
+    let bytes = image(&rig, "debian.raw", 1);
+    rig.ok(&["backup", "debian.raw", "--time", "2026-01-01T10:00:00Z"]);
+    rig.ok(&["backup", "debian.raw", "--time", "2026-01-02T10:00:00Z"]);
+    let pushed = push(&rig, "debian", "debian.raw", "anna", &[]);
+    let id = pushed["snapshot"].as_str().unwrap();
+    assert_eq!(rig.snapshot_count(), 2);
+    // "The newest" is that of a machine.
+    assert_eq!(rig.report(&["show", "latest"])["snapshot"]["machine"], "debian");
+    for words in [
+        &["show", id][..],
+        &["forget", id],
+        &["unprotect", id],
+        &["protect", id],
+        &["restore", id, "x.raw"],
+    ] {
+        assert_refused(&rig, words, 1, "refused", "is the template debian:latest");
+    }
+    rig.ok(&["prune", "--keep-last", "1"]);
+    assert_eq!(rig.snapshot_count(), 1);
+    rig.ok(&[
+        "forget",
+        &rig.report(&["list"])["snapshots"][0]["id"].as_str().unwrap().to_owned(),
+    ]);
+    rig.ok(&["gc", "--repack-below", "100"]);
+    assert_pulls(&rig, "debian", &bytes);
+    assert_eq!(
+        rig.report(&["verify"])["snapshots"].as_u64(),
+        rig.report(&["verify"])["snapshots"].as_u64()
+    );
+    rig.ok(&["scrub"]);
+    assert_eq!(rig.report(&["stats"])["snapshot_count"], 1);
+    // A program that does not know templates looks for this.
+    assert!(rig.names("repo/protected").contains(&id.to_owned()));
+    let status = rig.report(&["template", "list"]);
+    assert_eq!(status["templates"][0]["snapshot"], id);
+}
+
+#[test]
+fn a_machine_of_a_snapshot_becomes_another_one_in_a_folder() {
+    let rig = rig();
+    let (disk, data) = (image(&rig, "in/vda.raw", 1), image(&rig, "in/vdb.raw", 2));
+    let xml = "<domain type='kvm'><name>web1</name><uuid>9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f</uuid><memory unit='MiB'>512</memory>\
+        <os><type arch='x86_64' machine='q35'>hvm</type></os><devices>\
+        <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/secret/vda.raw'/><target dev='vda' bus='virtio'/></disk>\
+        <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/secret/vdb.raw'/><target dev='vdb' bus='virtio'/></disk>\
+        <interface type='network'><mac address='52:54:00:11:22:33'/><source network='default'/></interface></devices></domain>";
+    rig.write("domain.xml", xml.as_bytes());
+    machine_snapshot(&rig);
+    let pushed = push(&rig, "web", "web1", "anna", &[]);
+    let names = |key: &str| -> Vec<&str> {
+        let list = pushed[key].as_array().unwrap();
+        list.iter().map(|one| one["name"].as_str().unwrap()).collect()
+    };
+    assert_eq!(
+        (names("disks"), names("files")),
+        (vec!["vda", "vdb"], vec!["domain.xml"])
+    );
+    assert_refused(&rig, &pull_words("web", "x.qcow2"), 2, "usage", "has 2 disks");
+    let pulled = rig.report(&pull_words("web", "web7"));
+    assert_eq!(pulled["machine"], "web7");
+    for (name, bytes) in [("vda", &disk), ("vdb", &data)] {
+        rig.ok(&["image", "convert", &format!("web7/{name}.qcow2"), "back.raw"]);
+        assert!(rig.read("back.raw") == **bytes, "{name}");
+        std::fs::remove_file(rig.path("back.raw")).unwrap();
+    }
+    let text = String::from_utf8(rig.read("web7/domain.xml")).unwrap();
+    assert!(
+        text.contains("<name>web7</name>") && text.contains("web7/vda.qcow2"),
+        "{text}"
+    );
+    for old in ["9f6d1b8e", "52:54:00:11:22:33", "/secret", "raw"] {
+        assert!(!text.contains(old), "{old} is in {text}");
+    }
+    // What was signed lies beside it, and can be checked by hand.
+    let statement = rig.read("web7/template.txt");
+    let words = [
+        "-Y",
+        "verify",
+        "-f",
+        "signers",
+        "-I",
+        "anna@example.com",
+        "-n",
+        "holdfast-template",
+        "-s",
+        "web7/template.txt.sig",
+    ];
+    verify_by_hand(&rig, &words, &statement);
+    assert_refused(&rig, &pull_words("web", "web7"), 1, "exists", "web7");
+    let kept = [&pull_words("web", "web1")[..], &["--keep-identity", "--to", "raw"]].concat();
+    rig.ok(&kept);
+    let text = String::from_utf8(rig.read("web1/domain.xml")).unwrap();
+    assert!(
+        text.contains("9f6d1b8e-1f2a") && text.contains("52:54:00:11:22:33"),
+        "{text}"
+    );
+    assert_eq!(
+        rig.names("web1"),
+        ["domain.xml", "template.txt", "template.txt.sig", "vda.raw", "vdb.raw"]
+    );
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "these tests run ssh-keygen as administrators do"
+)]
+fn verify_by_hand(rig: &Rig, words: &[&str], text: &[u8]) {
+    let mut child = Command::new("ssh-keygen")
+        .args(words)
+        .current_dir(rig.path("."))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), text).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+/// A snapshot of the machine `web1`, as one that was backed up under libvirt: its images, and its configuration as a stream.
+fn machine_snapshot(rig: &Rig) {
+    let words = [
+        "backup",
+        "--machine",
+        "web1",
+        "vda=./in/vda.raw",
+        "vdb=./in/vdb.raw",
+        "domain.xml=-",
+    ];
+    let output = rig.run_with(&words, &rig.read("domain.xml"));
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
+fn a_copy_in_another_repository_is_as_good_and_stays() {
+    let rig = rig();
+    let bytes = image(&rig, "debian.raw", 1);
+    rig.ok(&["backup", "debian.raw"]);
+    let pushed = push(&rig, "debian", "debian.raw", "anna", &[]);
+    rig.ok(&["-r", "second", "init", "--no-encryption"]);
+    rig.ok(&["copy", "--to", "second", "--all"]);
+    rig.ok(&["copy", "--to", "second", "--all"]);
+    let there = ["-r", "second"];
+    rig.ok(&[&there[..], &["prune", "--keep-last", "1"]].concat());
+    let listed = rig.report(&[&there[..], &["template", "list"], &TRUST].concat());
+    assert_eq!(listed["templates"].as_array().unwrap().len(), 1);
+    assert_eq!(listed["templates"][0]["content"], pushed["content"]);
+    assert_eq!(listed["templates"][0]["signer"], "anna@example.com");
+    let id = listed["templates"][0]["snapshot"].as_str().unwrap().to_owned();
+    assert!(rig.names("second/protected").contains(&id));
+    // A program that does not know templates has copied it, and not protected it: the next copy does.
+    std::fs::remove_file(rig.path(&format!("second/protected/{id}"))).unwrap();
+    rig.ok(&["copy", "--to", "second", "--all"]);
+    assert!(rig.names("second/protected").contains(&id));
+    let words = [&there[..], &pull_words("debian", "x.raw")].concat();
+    rig.ok(&words);
+    assert!(rig.read("x.raw") == bytes);
+    // What is removed there does not come back.
+    rig.ok(&[&there[..], &["template", "remove", "debian"]].concat());
+    rig.ok(&["copy", "--to", "second", "--all"]);
+    assert_eq!(
+        rig.report(&[&there[..], &["template", "list"]].concat())["templates"]
+            .as_array()
+            .unwrap()
+            .len(),
+        0
+    );
+}
+
+#[test]
+fn pushes_of_one_tag_at_once_leave_one_of_them() {
+    let rig = rig();
+    let images: Vec<Vec<u8>> = (0..4)
+        .map(|seed| image(&rig, &format!("{seed}.raw"), seed + 1))
+        .collect();
+    let children: Vec<_> = (0..4)
+        .map(|seed| {
+            let source = format!("{seed}.raw");
+            rig.command(&["template", "push", "debian", &source, "--sign", "anna"])
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let codes: Vec<Option<i32>> = children
+        .into_iter()
+        .map(|child| child.wait_with_output().unwrap().status.code())
+        .collect();
+    assert_eq!(codes.iter().filter(|code| **code == Some(0)).count(), 1, "{codes:?}");
+    assert!(codes.iter().all(|code| matches!(code, Some(0 | 1 | 4))), "{codes:?}");
+    let winner = codes.iter().position(|code| *code == Some(0)).unwrap();
+    assert_pulls(&rig, "debian", &images[winner]);
+    assert_eq!(
+        rig.report(&["template", "list", "--all"])["templates"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+    assert_eq!(rig.names("repo/snapshots").len(), 1);
+    assert!(rig.names("repo/writers").is_empty());
+}
+
+/// A push that is killed leaves no template, nothing that keeps others out, and nothing that stays.
+#[test]
+fn a_push_that_is_killed_leaves_nothing_for_long() {
+    let rig = rig();
+    image(&rig, "debian.raw", 1);
+    let fifo = rig.path("waits");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    // Whoever reads the key waits until somebody writes it: first ourselves, to let it begin, and then nobody.
+    let mut child = rig
+        .command(&["template", "push", "debian", "debian.raw", "--sign", "waits"])
+        .spawn()
+        .unwrap();
+    drop(std::fs::File::options().write(true).open(&fifo).unwrap());
+    let clock = SystemClock::new();
+    let is_there = |folder: &str| {
+        rig.path(folder)
+            .read_dir()
+            .is_ok_and(|mut entries| entries.next().is_some())
+    };
+    while !is_there("repo/snapshots") || !is_there("repo/writers") {
+        assert!(clock.now() < Duration::from_secs(60), "it does not come to sign");
+        clock.sleep(Duration::from_millis(10));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(
+        rig.report(&["template", "list"])["templates"].as_array().unwrap().len(),
+        0
+    );
+    assert_eq!(rig.snapshot_count(), 0);
+    let output = rig.run(&["template", "push", "debian", "debian.raw", "--sign", "anna"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("that was killed"), "{}", stderr(&output));
+    assert_eq!(rig.names("repo/snapshots").len(), 1);
+}
+
+#[test]
+fn what_lies_where_a_template_goes_stays_unless_it_is_to_be_replaced() {
+    let rig = rig();
+    let bytes = image(&rig, "debian.raw", 1);
+    push(&rig, "debian", "debian.raw", "anna", &[]);
+    rig.write("there.raw", b"precious");
+    assert_refused(&rig, &pull_words("debian", "there.raw"), 1, "exists", "there.raw");
+    assert_eq!(rig.read("there.raw"), b"precious");
+    rig.ok(&[&pull_words("debian", "there.raw")[..], &["--force"]].concat());
+    assert!(rig.read("there.raw") == bytes);
+    let text = stdout(&rig.code(0, &[&["template", "show", "debian"][..], &TRUST].concat()));
+    assert!(text.contains("signed by anna@example.com (ED25519 SHA256:"), "{text}");
+}

@@ -1,0 +1,130 @@
+//! `template list` and `template show`.
+
+use holdfast_repo::{Manifest, Repository};
+
+use super::error::TemplateError;
+use super::label::{TemplateName, TemplateReference};
+use super::publish::NOTE_OWN;
+use super::shelf::{Entry, Shelf};
+use super::statement::Statement;
+use super::trust::{SignedBy, Trust};
+use crate::Progress;
+use crate::error::Result;
+
+/// A template, and what its signature is worth.
+#[derive(Debug, Clone)]
+pub struct ListedTemplate {
+    /// The snapshot that it is.
+    pub snapshot: Manifest,
+    /// What it is.
+    pub statement: Statement,
+    /// Who vouches for it.
+    pub signed: SignedBy,
+    /// Whether this is what its tag means now.
+    pub is_current: bool,
+    /// Bytes of its disks that are not zero.
+    pub data_bytes: u64,
+    /// How many of them were new to the repository when it was pushed; none where that is not known.
+    pub own_bytes: Option<u64>,
+}
+
+/// Which of what tags meant is listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ListedHistory {
+    /// What they mean now.
+    Current,
+    /// Also what they meant before.
+    All,
+}
+
+/// The templates of a repository.
+#[derive(Debug)]
+pub struct TemplateListing {
+    /// By name and tag, then by time.
+    pub templates: Vec<ListedTemplate>,
+    /// Those that make no sense, and why.
+    pub unreadable: Vec<(Manifest, TemplateError)>,
+    /// Why snapshots could not be read: they may be templates.
+    pub damaged: Vec<holdfast_repo::Error>,
+}
+
+/// Everything about one template.
+#[derive(Debug)]
+pub struct TemplateHistory {
+    /// The template.
+    pub template: ListedTemplate,
+    /// What its tag meant at other times, the newest first.
+    pub history: Vec<ListedTemplate>,
+    /// The same content under other tags of the name, and as it was signed at other times, the newest first.
+    pub same_content: Vec<ListedTemplate>,
+}
+
+fn listed(entry: &Entry, shelf: &Shelf, trust: &Trust<'_>) -> Result<ListedTemplate> {
+    let manifest = &entry.manifest;
+    let data_bytes = manifest
+        .logical_bytes()
+        .saturating_sub(manifest.statistics().zero_bytes);
+    let own_bytes = manifest.notes.get(NOTE_OWN).and_then(|text| text.parse().ok());
+    Ok(ListedTemplate {
+        snapshot: manifest.clone(),
+        statement: entry.statement.clone(),
+        signed: trust.judge(entry)?,
+        is_current: shelf.is_current(entry),
+        data_bytes,
+        own_bytes: own_bytes.map(|bytes: u64| bytes.min(data_bytes)),
+    })
+}
+
+/// Lists templates of all names, or of one.
+pub fn list_templates(
+    repository: &Repository,
+    name: Option<&TemplateName>,
+    history: ListedHistory,
+    trust: &Trust<'_>,
+) -> Result<TemplateListing> {
+    let shelf = Shelf::read(repository)?;
+    let is_wanted = |entry: &&Entry| {
+        name.is_none_or(|name| entry.statement.label.name == *name)
+            && (history == ListedHistory::All || shelf.is_current(entry))
+    };
+    let chosen = shelf.entries.iter().filter(is_wanted);
+    let mut templates = chosen
+        .map(|entry| listed(entry, &shelf, trust))
+        .collect::<Result<Vec<_>>>()?;
+    templates.sort_by(|one, other| {
+        let key = |template: &ListedTemplate| (template.statement.label.clone(), template.statement.time);
+        key(one).cmp(&key(other))
+    });
+    Ok(TemplateListing {
+        templates,
+        unreadable: shelf.unreadable,
+        damaged: shelf.damaged,
+    })
+}
+
+/// Shows everything about one template.
+pub fn show_template(
+    repository: &Repository,
+    reference: &TemplateReference,
+    trust: &Trust<'_>,
+    progress: &dyn Progress,
+) -> Result<TemplateHistory> {
+    let shelf = Shelf::read(repository)?;
+    shelf.tell_of_unreadable(progress);
+    let entry = shelf.find(reference)?;
+    let others = |is_wanted: &dyn Fn(&Entry) -> bool| {
+        let others = shelf.entries.iter().rev();
+        let others = others.filter(|other| other.manifest.id != entry.manifest.id && is_wanted(other));
+        others
+            .map(|other| listed(other, &shelf, trust))
+            .collect::<Result<Vec<_>>>()
+    };
+    let content = entry.statement.content();
+    Ok(TemplateHistory {
+        template: listed(entry, &shelf, trust)?,
+        history: others(&|other| other.statement.label == entry.statement.label)?,
+        same_content: others(&|other| {
+            other.statement.label.name == entry.statement.label.name && other.statement.content() == content
+        })?,
+    })
+}

@@ -1,0 +1,274 @@
+//! From what is stored to a template: the statement is made, signed by whoever asked, and committed with the content.
+//!
+//! The content is a snapshot already: of a machine, of another template, or a draft that a push has stored. The template is a second one
+//! that shares all of it. So its statement is about bytes that are in the repository, whatever became of the image meanwhile, and the
+//! template is there whole, or not at all.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use holdfast_host::SshSignatures;
+use holdfast_repo::{
+    BackupRequest, Claim, CopyMemory, Error as RepositoryError, Manifest, Parent, Repository, SnapshotId, Source,
+    SourceData, StoredDisk,
+};
+use jiff::{SignedDuration, Timestamp};
+
+use super::digest::Digest;
+use super::error::TemplateError;
+use super::label::TemplateLabel;
+use super::shelf::Shelf;
+use super::statement::{Piece, Statement};
+use super::trust::signed;
+use super::{MACHINE_PREFIX, NOTE_SIGNATURE, NOTE_STATEMENT, protect};
+use crate::backup::NOTE_FORMAT;
+use crate::error::{Error, Result};
+use crate::job::{Counting, Job};
+use crate::{Progress, Unit};
+
+/// Note of a template: bytes that were new to the repository when it was pushed.
+pub(super) const NOTE_OWN: &str = "template-own-bytes";
+/// A template that says that it was pushed so much after now is not of a clock that is a little late.
+const AHEAD_MAX: SignedDuration = SignedDuration::from_hours(24);
+
+/// What becomes of a tag that is there with other content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replace {
+    /// The push is refused.
+    Refuse,
+    /// The tag means the new content from now on; the old one stays, under its digest.
+    Replace,
+}
+
+/// What a template is to be called, and what is said of it.
+#[derive(Debug, Clone)]
+pub struct Publication {
+    /// Name and tag.
+    pub label: TemplateLabel,
+    /// What is to be known of it, in one line; may be empty.
+    pub description: String,
+    /// What becomes of a tag that is there.
+    pub replace: Replace,
+    /// Now.
+    pub time: Timestamp,
+    /// The host that pushes.
+    pub host: String,
+    /// The program that pushes.
+    pub program: String,
+}
+
+/// A template that lacks its signature only.
+///
+/// As long as there is one, nobody else pushes to its tag. Dropped, nothing is left of it.
+pub struct Unsealed<'r> {
+    repository: &'r Repository,
+    claim: Claim<'r>,
+    statement: Statement,
+    source: Manifest,
+    /// What goes when this does.
+    _draft: Option<Draft<'r>>,
+    publication: Publication,
+    own_bytes: u64,
+    before: Option<Digest>,
+}
+
+/// A template that was pushed.
+#[derive(Debug, Clone)]
+pub struct Published {
+    /// The snapshot that it is.
+    pub snapshot: SnapshotId,
+    /// What it is.
+    pub statement: Statement,
+    /// Bytes that were new to the repository.
+    pub own_bytes: u64,
+    /// Bytes of its disks that are not zero.
+    pub data_bytes: u64,
+    /// The content that the tag meant before; none where there was no such tag.
+    pub before: Option<Digest>,
+    /// How long it took to commit it.
+    pub duration: Duration,
+}
+
+/// What a push has stored on its way; gone when this is dropped.
+pub(super) struct Draft<'r> {
+    pub(super) repository: &'r Repository,
+    pub(super) snapshot: SnapshotId,
+}
+
+impl Drop for Draft<'_> {
+    fn drop(&mut self) {
+        // Where it stays, the next push takes it away.
+        self.repository.forget(self.snapshot, "template push: it is over").ok();
+    }
+}
+
+/// Content that is in the repository, with its digests.
+pub(super) struct Content<'r> {
+    pub(super) source: Manifest,
+    pub(super) pieces: Vec<Piece>,
+    pub(super) own_bytes: u64,
+    pub(super) draft: Option<Draft<'r>>,
+}
+
+/// Makes a statement about content.
+///
+/// # Errors
+/// The tag is there with other content, or somebody else is pushing to it.
+pub(super) fn unseal<'r>(
+    repository: &'r Repository,
+    content: Content<'r>,
+    publication: Publication,
+    progress: &dyn Progress,
+) -> Result<Unsealed<'r>> {
+    let claim = repository.claim("a push to this tag", &format!("template {}", publication.label))?;
+    let shelf = Shelf::read(repository)?;
+    shelf.tell_of_unreadable(progress);
+    let current = shelf.current(&publication.label);
+    let newest = current.map(|entry| entry.statement.time);
+    let time = time_after(publication.time, newest, &publication.label)?;
+    let description = publication.description.clone();
+    let statement = Statement::new(publication.label.clone(), time, description, content.pieces)?;
+    let before = current.map(|entry| entry.statement.content());
+    if publication.replace == Replace::Refuse
+        && let Some(current) = current.filter(|current| current.statement.content() != statement.content())
+    {
+        return Err(TemplateError::TagTaken {
+            label: publication.label.to_string(),
+            time: current.statement.time,
+        }
+        .into());
+    }
+    Ok(Unsealed {
+        repository,
+        claim,
+        statement,
+        source: content.source,
+        _draft: content.draft,
+        own_bytes: content.own_bytes,
+        publication,
+        before,
+    })
+}
+
+/// The time of a push, which is after that of the one before: what a tag means is what was pushed last.
+fn time_after(now: Timestamp, newest: Option<Timestamp>, label: &TemplateLabel) -> Result<Timestamp> {
+    let now = Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now);
+    let Some(newest) = newest.filter(|newest| *newest >= now) else {
+        return Ok(now);
+    };
+    let next = newest.checked_add(SignedDuration::from_millis(1));
+    match next {
+        Ok(next) if newest.duration_since(now) <= AHEAD_MAX => Ok(next),
+        _ => Err(TemplateError::FromTheFuture {
+            label: label.to_string(),
+            time: newest,
+        }
+        .into()),
+    }
+}
+
+impl Unsealed<'_> {
+    /// The text to sign.
+    pub fn text(&self) -> String {
+        self.statement.encode()
+    }
+
+    /// What it is.
+    pub fn statement(&self) -> &Statement {
+        &self.statement
+    }
+
+    /// Commits it, with its signature if it has one.
+    ///
+    /// # Errors
+    /// The signature is not one of the text.
+    pub fn publish(self, signature: Option<(String, &SshSignatures<'_>)>, job: Job<'_>) -> Result<Published> {
+        let start = job.clock.now();
+        let text = self.statement.encode();
+        if let Some((signature, signatures)) = &signature {
+            let judged = signatures.judge(&signed(&text, signature, self.statement.time), None);
+            if let holdfast_host::Verdict::Bad { reason } = judged.map_err(TemplateError::from)? {
+                return Err(TemplateError::SignedWrong { reason }.into());
+            }
+        }
+        let mut notes = BTreeMap::from([
+            (NOTE_STATEMENT.to_owned(), text),
+            (NOTE_OWN.to_owned(), self.own_bytes.to_string()),
+        ]);
+        notes.extend(signature.map(|(signature, _)| (NOTE_SIGNATURE.to_owned(), signature)));
+        job.progress.phase("committing the template", Unit::Bytes);
+        job.progress.total(self.statement.size_bytes());
+        job.interrupt.check()?;
+        if !self.claim.holds()? {
+            return Err(TemplateError::LostClaim.into());
+        }
+        let manifest = self.commit(notes, job)?;
+        // Programs that do not know templates may see it from the commit on. This comes right behind it; should this process be killed in
+        // between, the next push protects it.
+        protect(self.repository, &manifest)?;
+        let statistics = manifest.statistics();
+        Ok(Published {
+            snapshot: manifest.id,
+            own_bytes: self.own_bytes,
+            data_bytes: manifest.logical_bytes().saturating_sub(statistics.zero_bytes),
+            before: self.before,
+            statement: self.statement,
+            duration: job.clock.now().saturating_sub(start),
+        })
+    }
+
+    fn commit(&self, notes: BTreeMap<String, String>, job: Job<'_>) -> Result<Manifest> {
+        let memory = CopyMemory::default();
+        let sources = self.statement.pieces.iter().map(|piece| {
+            let disk = self.source.disk(Some(piece.name.as_str()))?;
+            let data = SourceData::Stored(StoredDisk {
+                repository: self.repository,
+                disk,
+                base: Some(disk),
+                pace: &|_| {},
+                memory: &memory,
+            });
+            // Where an image lay is nobody's business whom it is shared with.
+            let format = disk.notes.get_key_value(NOTE_FORMAT);
+            let notes = format.map(|(name, format)| (name.clone(), format.clone()));
+            Ok(Source {
+                name: disk.name.clone(),
+                data,
+                notes: notes.into_iter().collect(),
+            })
+        });
+        let sources = sources.collect::<std::result::Result<Vec<_>, RepositoryError>>()?;
+        let request = BackupRequest {
+            machine: format!("{MACHINE_PREFIX}{}", self.publication.label.name),
+            time_ms: self.statement.time.as_millisecond(),
+            tags: Vec::new(),
+            parent: Parent::Named(self.source.id),
+            host: self.publication.host.clone(),
+            program: self.publication.program.clone(),
+            notes,
+            sources,
+            thread_count: job.thread_count,
+        };
+        let report = self
+            .repository
+            .backup(request, &job.watch(Counting::Bytes))
+            .map_err(Error::from)?;
+        Ok(report.snapshot)
+    }
+}
+
+/// Protects templates that a push has committed and was killed before it could, or that an earlier program has copied.
+pub(super) fn protect_all(repository: &Repository, shelf: &Shelf, progress: &dyn Progress) -> Result<()> {
+    let protected = repository.protected()?;
+    for entry in shelf
+        .entries
+        .iter()
+        .filter(|entry| !protected.contains(&entry.manifest.id))
+    {
+        if let Err(error) = protect(repository, &entry.manifest) {
+            let label = &entry.statement.label;
+            progress.warning(&format!("{label} is not protected from earlier programs: {error}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,278 @@
+//! `template push` and `template tag`: what is to be a template is stored, if it is not there yet, and read for its digests.
+
+use std::collections::BTreeMap;
+use std::io::empty;
+use std::path::PathBuf;
+
+use holdfast_image::Format;
+use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings};
+use jiff::tz::TimeZone;
+
+use super::digest::{digest_bytes, digest_device};
+use super::error::TemplateError;
+use super::label::TemplateReference;
+use super::publish::{Content, Draft, Publication, Replace, Unsealed, protect_all, unseal};
+use super::shelf::{Entry, Shelf};
+use super::statement::{Piece, PieceKind};
+use super::trust::{Trust, Unsigned};
+use super::{MACHINE_PREFIX, NOTE_DRAFT};
+use crate::backup::{BackupRequest, Listing, ParentChoice, store_disks};
+use crate::error::Result;
+use crate::job::Job;
+use crate::machine_backup::{NVRAM, TPM, is_memory};
+use crate::machine_restore::bytes_of;
+use crate::repository::find_snapshot;
+use crate::source::{OpenSource, Origin, SourceName, disk_names};
+use crate::{DiskName, SnapshotReference, Unit};
+
+/// What the only disk of a template is called where nobody says otherwise: its content is to have the same digest whatever the file was called.
+const ONLY_DISK: &str = "disk";
+/// The configuration that the hypervisor keeps.
+pub(super) const DOMAIN: &str = "domain.xml";
+
+/// What a template is made of.
+#[derive(Debug, Clone)]
+pub enum PushSource {
+    /// Images.
+    Images {
+        /// The images, each a disk.
+        disks: Vec<SourceName>,
+        /// The format of all, where their content is not to decide.
+        format: Option<Format>,
+        /// Files that they may be based on although they lie elsewhere.
+        allowed: Vec<PathBuf>,
+    },
+    /// A snapshot of a machine: its disks, its configuration and the variables of its firmware.
+    Snapshot(SnapshotReference),
+}
+
+/// What to push.
+#[derive(Debug, Clone)]
+pub struct PushRequest {
+    /// What it is made of.
+    pub source: PushSource,
+    /// What it is to be called.
+    pub publication: Publication,
+    /// In which times of a snapshot's name are meant.
+    pub zone: TimeZone,
+}
+
+/// Brings what is to be a template to where it lacks its signature only.
+///
+/// # Errors
+/// The tag is there with other content, and nobody said that it is to be replaced.
+pub fn prepare_push<'r>(
+    repository: &'r Repository,
+    request: PushRequest,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<Unsealed<'r>> {
+    let shelf = Shelf::read(repository)?;
+    shelf.clear_dead_drafts(repository, surroundings, job.progress);
+    protect_all(repository, &shelf, job.progress)?;
+    let content = match request.source {
+        PushSource::Images { disks, format, allowed } => {
+            let images = Images {
+                disks: named(disks)?,
+                format,
+                allowed,
+                publication: &request.publication,
+            };
+            images.refuse_taken(&shelf, job)?;
+            images.store(repository, &shelf, surroundings, job)?
+        }
+        PushSource::Snapshot(reference) => {
+            let snapshot = find_snapshot(repository, &reference, &request.zone, job.progress)?;
+            stored(repository, snapshot, job)?
+        }
+    };
+    unseal(repository, content, request.publication, job.progress)
+}
+
+/// Another name or tag for a template: brings it to where it lacks its signature only. Whoever signs vouches for the content, so the template
+/// has to be vouched for, and its content is read.
+pub fn prepare_tag<'r>(
+    repository: &'r Repository,
+    of: &TemplateReference,
+    publication: Publication,
+    (trust, unsigned): (&Trust<'_>, Unsigned),
+    job: Job<'_>,
+) -> Result<Unsealed<'r>> {
+    let shelf = Shelf::read(repository)?;
+    shelf.tell_of_unreadable(job.progress);
+    protect_all(repository, &shelf, job.progress)?;
+    let entry = shelf.find(of)?;
+    if unsigned == Unsigned::Refuse {
+        trust.demand(entry)?;
+    }
+    let content = Content {
+        pieces: digested(
+            repository,
+            &entry.manifest,
+            &entry.manifest.disks.iter().collect::<Vec<_>>(),
+            job,
+        )?,
+        source: entry.manifest.clone(),
+        own_bytes: 0,
+        draft: None,
+    };
+    if let Some((piece, _)) = content
+        .pieces
+        .iter()
+        .zip(&entry.statement.pieces)
+        .find(|(found, said)| found != said)
+    {
+        let name = piece.name.to_string();
+        return Err(TemplateError::OtherContent { name }.into());
+    }
+    let description = match publication.description.as_str() {
+        "" => entry.statement.description.clone(),
+        given => given.to_owned(),
+    };
+    let publication = Publication {
+        description,
+        ..publication
+    };
+    unseal(repository, content, publication, job.progress)
+}
+
+/// A name for the only disk that has none.
+fn named(mut disks: Vec<SourceName>) -> Result<Vec<SourceName>> {
+    if disks.iter().any(|disk| disk.origin == Origin::StandardInput) {
+        return Err(TemplateError::NoStream.into());
+    }
+    if let [only] = &mut disks[..]
+        && only.disk.is_none()
+    {
+        only.disk = Some(DiskName::new(ONLY_DISK)?);
+    }
+    Ok(disks)
+}
+
+struct Images<'a> {
+    disks: Vec<SourceName>,
+    format: Option<Format>,
+    allowed: Vec<PathBuf>,
+    publication: &'a Publication,
+}
+
+impl Images<'_> {
+    /// What would be refused in the end is refused before anything is stored of it.
+    fn refuse_taken(&self, shelf: &Shelf, job: Job<'_>) -> Result<()> {
+        let current = shelf.current(&self.publication.label);
+        let Some(current) = current.filter(|_| self.publication.replace == Replace::Refuse) else {
+            return Ok(());
+        };
+        let names = disk_names(&self.disks, job.progress)?;
+        let mut is_same = names.len() == current.statement.pieces.len();
+        job.progress
+            .phase("comparing with the template that is there", Unit::Bytes);
+        for ((disk, name), piece) in self.disks.iter().zip(&names).zip(&current.statement.pieces) {
+            let Origin::Path(path) = &disk.origin else { continue };
+            let image = OpenSource::open(path, self.format, &self.allowed)?;
+            let is_alike = is_same && piece.name.as_str() == name && piece.size_bytes == image.device.size_bytes();
+            is_same = is_alike && digest_device(&*image.device, job)? == piece.digest;
+        }
+        if is_same {
+            return Ok(());
+        }
+        Err(TemplateError::TagTaken {
+            label: self.publication.label.to_string(),
+            time: current.statement.time,
+        }
+        .into())
+    }
+
+    /// Stores the images as a draft.
+    fn store<'r>(
+        self,
+        repository: &'r Repository,
+        shelf: &Shelf,
+        surroundings: &Surroundings,
+        job: Job<'_>,
+    ) -> Result<Content<'r>> {
+        let name = &self.publication.label.name;
+        let of_name = |entry: &&Entry| entry.statement.label.name == *name;
+        let process = serde_json::to_string(&surroundings.processes.this());
+        let process = process.expect("an identity is made of strings and numbers");
+        let listing = Listing {
+            machine: format!("{MACHINE_PREFIX}{name}"),
+            notes: BTreeMap::from([(NOTE_DRAFT.to_owned(), process)]),
+            parent: shelf.entries.iter().rfind(of_name).map(|entry| &entry.manifest),
+        };
+        let request = BackupRequest {
+            sources: self.disks,
+            machine: None,
+            format: self.format,
+            allowed: self.allowed,
+            parent: ParentChoice::None,
+            tags: Vec::new(),
+            time: self.publication.time,
+            host: self.publication.host.clone(),
+            program: self.publication.program.clone(),
+            zone: TimeZone::UTC,
+            stdin: &mut empty(),
+        };
+        let report = store_disks(repository, request, listing, job)?;
+        let draft = Draft {
+            repository,
+            snapshot: report.snapshot.id,
+        };
+        let disks: Vec<&DiskRecord> = report.snapshot.disks.iter().collect();
+        Ok(Content {
+            pieces: digested(repository, &report.snapshot, &disks, job)?,
+            own_bytes: report.snapshot.statistics().new_bytes,
+            source: report.snapshot,
+            draft: Some(draft),
+        })
+    }
+}
+
+/// What a snapshot of a machine gives to a template.
+fn stored<'r>(repository: &'r Repository, snapshot: Manifest, job: Job<'_>) -> Result<Content<'r>> {
+    let is_disk = |record: &&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
+    let has_file = |name: &str| snapshot.disks.iter().find(|record| record.name == name);
+    let files = [DOMAIN, NVRAM].into_iter().filter_map(has_file);
+    let records: Vec<&DiskRecord> = snapshot.disks.iter().filter(is_disk).chain(files).collect();
+    if snapshot.disks.iter().any(is_memory) {
+        job.progress
+            .note("the memory of the machine is left out: a template starts anew");
+    }
+    if snapshot.disks.iter().any(|record| record.name == TPM) {
+        job.progress
+            .note("the state of the TPM is left out: its secrets are for one machine only");
+    }
+    if let (true, Some(stream)) = (records.is_empty(), snapshot.disks.first()) {
+        let (id, name) = (snapshot.id, stream.name.clone());
+        return Err(TemplateError::StreamDisk { id, name }.into());
+    }
+    Ok(Content {
+        pieces: digested(repository, &snapshot, &records, job)?,
+        own_bytes: 0,
+        source: snapshot,
+        draft: None,
+    })
+}
+
+/// Reads the disks and files of a snapshot for their digests.
+fn digested(repository: &Repository, snapshot: &Manifest, records: &[&DiskRecord], job: Job<'_>) -> Result<Vec<Piece>> {
+    job.progress.phase("hashing what is stored", Unit::Bytes);
+    job.progress.total(snapshot.logical_bytes());
+    let mut pieces = Vec::new();
+    for record in records {
+        let (kind, digest) = match record.content {
+            DiskContent::Blocks => {
+                let device = repository.device_checking_prints(record);
+                (PieceKind::Disk, digest_device(&device, job)?)
+            }
+            DiskContent::Stream => (PieceKind::File, digest_bytes(&bytes_of(repository, record)?)),
+        };
+        pieces.push(Piece {
+            kind,
+            size_bytes: record.size_bytes,
+            digest,
+            name: DiskName::new(record.name.as_str())?,
+        });
+    }
+    Ok(pieces)
+}
