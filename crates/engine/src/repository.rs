@@ -206,13 +206,9 @@ pub(crate) fn find_of_machines(
     reference: &SnapshotReference,
     zone: &TimeZone,
 ) -> Result<usize> {
-    let machines: Vec<usize> = (0..manifests.len())
-        .filter(|&index| !is_template(&manifests[index]))
-        .collect();
-    let of_machines: Vec<Manifest> = machines.iter().map(|&index| manifests[index].clone()).collect();
-    let error = match find_in(&of_machines, reference, zone) {
-        Ok(place) => return Ok(machines[place]),
+    let error = match find_among(manifests, reference, zone, |manifest| !is_template(manifest)) {
         Err(error) => error,
+        found => return found,
     };
     match find_in(manifests, reference, zone) {
         Ok(index) if is_template(&manifests[index]) && matches!(reference, SnapshotReference::Word(_)) => {
@@ -224,17 +220,28 @@ pub(crate) fn find_of_machines(
 
 /// The place in `manifests` of the snapshot that a person means.
 pub fn find_in(manifests: &[Manifest], reference: &SnapshotReference, zone: &TimeZone) -> Result<usize> {
-    let ids: Vec<String> = manifests.iter().map(|manifest| manifest.id.to_string()).collect();
-    let candidates: Vec<Candidate<'_>> = manifests
+    find_among(manifests, reference, zone, |_| true)
+}
+
+fn find_among(
+    manifests: &[Manifest],
+    reference: &SnapshotReference,
+    zone: &TimeZone,
+    is_meant: impl Fn(&Manifest) -> bool,
+) -> Result<usize> {
+    let numbered = manifests.iter().enumerate().filter(|(_, manifest)| is_meant(manifest));
+    let meant: Vec<(usize, &Manifest, String)> = numbered
+        .map(|(index, manifest)| (index, manifest, manifest.id.to_string()))
+        .collect();
+    let candidates: Vec<Candidate<'_>> = meant
         .iter()
-        .zip(&ids)
-        .map(|(manifest, id)| Candidate {
+        .map(|(_, manifest, id)| Candidate {
             id,
             machine: &manifest.machine,
             time: time_of(manifest),
         })
         .collect();
-    Ok(resolve(reference, &candidates, zone)?)
+    Ok(meant[resolve(reference, &candidates, zone)?].0)
 }
 
 #[cfg(test)]

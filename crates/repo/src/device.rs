@@ -8,7 +8,7 @@ use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, 
 
 use crate::check::{Depth, check_frame};
 use crate::error::{Error, Result};
-use crate::fingerprint::FingerprintKeys;
+use crate::fingerprint::{BLOCK_LENGTH, FingerprintKeys};
 use crate::id::{PackId, SnapshotId};
 use crate::lru::LruCache;
 use crate::manifest::DiskRecord;
@@ -132,6 +132,11 @@ impl SnapshotDevice {
     ///
     /// Who reads at one place may never come back, and gets the start of the frame. Who comes back for more gets it whole.
     fn frame(&self, (pack, frame): (PackId, u32), wanted: usize, part: Part) -> Result<Arc<Vec<u8>>> {
+        // Prints are of whole blocks, and a disk may end within one.
+        let wanted = match (&self.print_keys, self.unit) {
+            (Some(_), Unit::Block) => wanted.next_multiple_of(BLOCK_LENGTH),
+            _ => wanted,
+        };
         let known = lock(&self.frames).get(&(pack, frame));
         let part = match known {
             Some(raw) if raw.len() >= wanted => return Ok(raw),

@@ -5,8 +5,27 @@
 mod common;
 
 use common::{Rig, request, source};
-use holdfast_block::BlockDevice as _;
+use holdfast_block::{BlockDevice as _, MemoryDevice};
 use holdfast_repo::{Parent, SourceData};
+
+/// A frame whose start was decoded ends with a whole block, also where the disk does not: prints are of whole blocks.
+#[test]
+fn the_end_of_a_disk_within_a_block_is_read_and_checked() {
+    for seed in 60..68 {
+        let rig = Rig::new(seed);
+        let bytes: Vec<u8> = (0..300_700_u32).map(|number| (number % 251) as u8).collect();
+        let disk = MemoryDevice::from_bytes(&bytes);
+        let sources = vec![source("vda", SourceData::Disk(&disk))];
+        let request = request("m", 1, sources, Parent::None, 1);
+        let snapshot = rig.repository.backup(request, &rig.progress).unwrap().snapshot;
+        for length in [1, 700, 5000, 200_000] {
+            let device = rig.repository.device_checking_prints(&snapshot.disks[0]);
+            let mut end = vec![0; length];
+            device.read_at(&mut end, (bytes.len() - length) as u64).unwrap();
+            assert!(end == bytes[bytes.len() - length..], "{length}");
+        }
+    }
+}
 
 /// A part of a frame was decoded, and all of its chunks were checked.
 #[test]

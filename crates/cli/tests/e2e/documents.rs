@@ -93,6 +93,12 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     add("copy", 0, &["--to", "far", "--all"]);
     add("copy", 0, &["--to", "far", "--status"]);
+    add("template push", 0, &["t", "a.raw", "--unsigned"]);
+    add("template tag", 0, &["t", "t:two", "--unsigned"]);
+    add("template list", 0, &[]);
+    add("template show", 0, &["t"]);
+    add("template pull", 3, &["t", "t.raw", "--unsigned"]);
+    add("template remove", 0, &["t", "--all"]);
     add("gc", 0, &["--dry-run"]);
     add("gc", 0, &[]);
     add("image convert", 0, &["a.raw", "a.qcow2"]);

@@ -1,0 +1,332 @@
+//! A stranger who can write to the repository, and cannot sign: what he puts there is refused, and nothing of it is left.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use holdfast_block::MemoryDevice;
+use holdfast_engine::{Location, NoProgress, Unlock};
+use holdfast_repo::key::SystemRandomness;
+use holdfast_repo::{
+    BackupProgress, BackupRequest, DiskContent, Manifest, Parent, Repository, Source, SourceData, Surroundings,
+    SystemProcesses,
+};
+
+use crate::rig::Rig;
+use crate::templates::{assert_refused, image, machine_snapshot, pull_words, push, rig};
+
+struct Silent(AtomicBool);
+
+impl BackupProgress for Silent {
+    fn advance(&self, _: u64) {}
+    fn note(&self, _: String) {}
+    fn warn(&self, _: String) {}
+    fn cancelled(&self) -> &AtomicBool {
+        &self.0
+    }
+}
+
+/// What is forged of a template.
+#[derive(Default)]
+struct Forgery<'a> {
+    /// Another name to be listed under.
+    machine: Option<&'a str>,
+    /// Other bytes of a part; all others are zeroes of the right size.
+    bytes: BTreeMap<&'a str, Vec<u8>>,
+    /// A part more.
+    more: Option<&'a str>,
+    /// Changes of the statement.
+    statement: Option<(&'a str, &'a str)>,
+    /// Another signature.
+    signature: Option<String>,
+}
+
+fn open(rig: &Rig) -> Repository {
+    let surroundings = Surroundings {
+        randomness: Arc::new(SystemRandomness),
+        processes: Arc::new(SystemProcesses),
+        now_ms: Arc::new(|| 1_795_000_000_000),
+    };
+    let location = Location::parse(rig.path("repo").as_os_str()).unwrap();
+    holdfast_engine::open(&location, Unlock::Nothing, &surroundings, &NoProgress).unwrap()
+}
+
+impl Forgery<'_> {
+    /// Puts it beside the template that is in the snapshot `id`, or in its place.
+    fn put(&self, rig: &Rig, id: &str, in_its_place: bool) {
+        let repository = open(rig);
+        let original = repository.snapshot(id.parse().unwrap()).unwrap();
+        if in_its_place {
+            repository.unprotect(original.id).unwrap();
+            repository.forget(original.id, "forged").unwrap();
+        }
+        self.commit(&repository, &original);
+    }
+
+    fn commit(&self, repository: &Repository, original: &Manifest) {
+        let contents: Vec<(String, DiskContent, Vec<u8>)> = original
+            .disks
+            .iter()
+            .map(|disk| {
+                let zeroes = || vec![0; usize::try_from(disk.size_bytes).unwrap()];
+                let bytes = self.bytes.get(disk.name.as_str()).cloned().unwrap_or_else(zeroes);
+                (disk.name.clone(), disk.content, bytes)
+            })
+            .chain(
+                self.more
+                    .map(|name| (name.to_owned(), DiskContent::Blocks, vec![1; 4096])),
+            )
+            .collect();
+        let devices: Vec<MemoryDevice> = contents
+            .iter()
+            .map(|(_, _, bytes)| MemoryDevice::from_bytes(bytes))
+            .collect();
+        let mut streams: Vec<&[u8]> = contents.iter().map(|(_, _, bytes)| &bytes[..]).collect();
+        let parts = contents.iter().zip(&devices).zip(&mut streams);
+        let sources = parts.map(|(((name, content, _), device), stream)| Source {
+            name: name.clone(),
+            data: match content {
+                DiskContent::Blocks => SourceData::Disk(device),
+                DiskContent::Stream => SourceData::Stream(stream),
+            },
+            notes: BTreeMap::new(),
+        });
+        let mut notes = original.notes.clone();
+        if let Some((from, to)) = self.statement {
+            let text = &notes["template"];
+            assert!(text.contains(from), "{text}");
+            let forged = text.replacen(from, to, 1);
+            notes.insert("template".to_owned(), forged);
+        }
+        if let Some(signature) = &self.signature {
+            notes.insert("template-signature".to_owned(), signature.clone());
+        }
+        let request = BackupRequest {
+            machine: self.machine.unwrap_or(&original.machine).to_owned(),
+            time_ms: original.time_ms + 1000,
+            tags: Vec::new(),
+            parent: Parent::None,
+            host: String::new(),
+            program: String::new(),
+            notes,
+            sources: sources.collect(),
+            thread_count: 1,
+        };
+        repository.backup(request, &Silent(AtomicBool::new(false))).unwrap();
+    }
+}
+
+fn pushed_id(rig: &Rig, label: &str) -> String {
+    image(rig, "debian.raw", 1);
+    push(rig, label, "debian.raw", "anna", &[])["snapshot"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+const DIFFERS: &str = "is not what was signed";
+
+#[test]
+fn another_disk_under_a_signed_statement_is_found_while_it_is_written() {
+    let rig = rig();
+    let id = pushed_id(&rig, "debian");
+    // As much as possible is right: one bit of one block is not.
+    let mut bytes = rig.read("debian.raw");
+    *bytes.last_mut().unwrap() ^= 1;
+    let forgery = Forgery {
+        bytes: BTreeMap::from([("disk", bytes)]),
+        ..Forgery::default()
+    };
+    forgery.put(&rig, &id, true);
+    for target in ["x.raw", "x.qcow2", "x.vdi", "x.vmdk", "folder"] {
+        assert_refused(&rig, &pull_words("debian", target), 5, "damage", DIFFERS);
+    }
+    // Nor does anybody vouch for it by another tag, or take it without a signature.
+    let tag = [
+        "template",
+        "tag",
+        "debian",
+        "debian:good",
+        "--sign",
+        "anna",
+        "--allowed-signers",
+        "signers",
+    ];
+    assert_refused(&rig, &tag, 5, "damage", DIFFERS);
+    let unsigned = [&pull_words("debian", "x.raw")[..], &["--unsigned"]].concat();
+    assert_refused(&rig, &unsigned, 5, "damage", DIFFERS);
+    // What was there before under another file's name stays.
+    rig.write("there.raw", b"precious");
+    let force = [&pull_words("debian", "there.raw")[..], &["--force"]].concat();
+    assert_refused(&rig, &force, 5, "damage", DIFFERS);
+    assert_eq!(rig.read("there.raw"), b"precious");
+}
+
+#[test]
+fn zeroes_under_a_signed_statement_are_found_too() {
+    let rig = rig();
+    let id = pushed_id(&rig, "debian");
+    Forgery::default().put(&rig, &id, true);
+    assert_refused(&rig, &pull_words("debian", "x.raw"), 5, "damage", DIFFERS);
+}
+
+#[test]
+fn a_signed_statement_counts_for_its_own_name_and_tag_only() {
+    let rig = rig();
+    let id = pushed_id(&rig, "debian:old");
+    let elsewhere = Forgery {
+        machine: Some("template:other"),
+        ..Forgery::default()
+    };
+    elsewhere.put(&rig, &id, false);
+    assert_refused(
+        &rig,
+        &pull_words("other:old", "x.raw"),
+        1,
+        "not-found",
+        "there is no template",
+    );
+    for (from, to, asked) in [
+        ("tag old", "tag stable", "debian:stable"),
+        ("name debian", "name other", "other:old"),
+    ] {
+        let renamed = Forgery {
+            statement: Some((from, to)),
+            ..Forgery::default()
+        };
+        renamed.put(&rig, &id, false);
+        assert_refused(&rig, &pull_words(asked, "x.raw"), 5, "damage", "is not of what it says");
+    }
+}
+
+/// A later time would make it what the tag means; but the time is signed.
+#[test]
+fn an_older_statement_does_not_become_the_newest() {
+    let rig = rig();
+    let old = pushed_id(&rig, "debian");
+    let second = image(&rig, "debian.raw", 2);
+    push(&rig, "debian", "debian.raw", "anna", &["--replace"]);
+    Forgery::default().put(&rig, &old, false);
+    rig.ok(&pull_words("debian", "x.raw"));
+    assert!(rig.read("x.raw") == second);
+    let later = Forgery {
+        statement: Some(("time 20", "time 30")),
+        ..Forgery::default()
+    };
+    later.put(&rig, &old, false);
+    assert_refused(
+        &rig,
+        &pull_words("debian", "y.raw"),
+        5,
+        "damage",
+        "is not of what it says",
+    );
+    // Nor does it lead a push into the next millennium.
+    let words = [
+        "template",
+        "push",
+        "debian",
+        "debian.raw",
+        "--sign",
+        "anna",
+        "--replace",
+    ];
+    assert_refused(&rig, &words, 1, "refused", "still to come");
+    rig.ok(&["template", "remove", "debian"]);
+    push(&rig, "debian", "debian.raw", "anna", &[]);
+}
+
+#[test]
+fn another_configuration_and_another_number_of_parts_are_refused() {
+    let rig = rig();
+    image(&rig, "in/vda.raw", 1);
+    image(&rig, "in/vdb.raw", 2);
+    rig.write("domain.xml", b"<domain type='kvm'><name>web1</name><devices/></domain>");
+    machine_snapshot(&rig);
+    let id = push(&rig, "web", "web1", "anna", &[])["snapshot"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let bytes = |name: &str| rig.read(&format!("in/{name}.raw"));
+    let configuration = Forgery {
+        bytes: BTreeMap::from([
+            ("vda", bytes("vda")),
+            ("vdb", bytes("vdb")),
+            (
+                "domain.xml",
+                b"<domain type='kvm'><name>evil</name><devices/></domain>".to_vec(),
+            ),
+        ]),
+        ..Forgery::default()
+    };
+    configuration.put(&rig, &id, true);
+    assert_refused(&rig, &pull_words("web", "folder"), 5, "damage", DIFFERS);
+    rig.ok(&["template", "remove", "web"]);
+    let id = push(&rig, "web", "web1", "anna", &[])["snapshot"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let more = Forgery {
+        more: Some("vdc"),
+        ..Forgery::default()
+    };
+    more.put(&rig, &id, true);
+    assert_refused(
+        &rig,
+        &pull_words("web", "folder"),
+        1,
+        "not-found",
+        "there is no template",
+    );
+    let listed = rig.json(3, &["template", "list"]);
+    assert_eq!(listed["report"]["unreadable"].as_array().unwrap().len(), 1);
+    rig.ok(&["template", "remove", "web", "--all"]);
+    assert_eq!(
+        rig.report(&["template", "list"])["unreadable"]
+            .as_array()
+            .unwrap()
+            .len(),
+        0
+    );
+}
+
+#[test]
+fn a_hostile_signature_and_statement_reach_nobody() {
+    let rig = rig();
+    let id = pushed_id(&rig, "debian");
+    for signature in [
+        "",
+        "-f\n/etc/passwd",
+        "-----BEGIN SSH SIGNATURE-----\n-----END SSH SIGNATURE-----\n",
+        "$(touch pwned)",
+    ] {
+        let forgery = Forgery {
+            signature: Some(signature.to_owned()),
+            statement: Some(("time 20", "time 30")),
+            ..Forgery::default()
+        };
+        forgery.put(&rig, &id, false);
+        assert_refused(
+            &rig,
+            &pull_words("debian", "x.raw"),
+            5,
+            "damage",
+            "is not of what it says",
+        );
+    }
+    for to in ["disk ../../x ", "disk 99999999999999999999 ", "\u{1b}]0;x ", "disk -1 "] {
+        let forgery = Forgery {
+            statement: Some(("disk ", to)),
+            ..Forgery::default()
+        };
+        forgery.put(&rig, &id, false);
+    }
+    assert_eq!(
+        rig.json(3, &["template", "list"])["report"]["unreadable"]
+            .as_array()
+            .unwrap()
+            .len(),
+        4
+    );
+    assert!(!rig.path("pwned").exists());
+}
