@@ -138,16 +138,7 @@ pub(crate) fn store_disks(
             }),
         })
         .collect();
-    let mut sources = Vec::new();
-    for (((name, source), device), stream) in names.iter().zip(&opened).zip(&devices).zip(&mut streams) {
-        let data = match (device, stream) {
-            (Some(device), _) => SourceData::Disk(device),
-            (None, Some(stream)) => SourceData::Stream(stream),
-            (None, None) => return Err(Error::StandardInputTwice),
-        };
-        let (name, notes) = (name.clone(), source.as_ref().map(notes_of).unwrap_or_default());
-        sources.push(Source { name, data, notes });
-    }
+    let sources = named_sources(&names, &opened, &devices, &mut streams)?;
     let stored = repository.backup(
         holdfast_repo::BackupRequest {
             machine,
@@ -172,6 +163,25 @@ pub(crate) fn store_disks(
         bottleneck: stages.bottleneck(),
         duration: job.clock.now().saturating_sub(start),
     })
+}
+
+fn named_sources<'a>(
+    names: &[String],
+    opened: &[Option<OpenSource>],
+    devices: &'a [Option<MeteredDevice<'a>>],
+    streams: &'a mut [Option<MeteredStream<'_>>],
+) -> Result<Vec<Source<'a>>> {
+    let mut sources = Vec::new();
+    for (((name, source), device), stream) in names.iter().zip(opened).zip(devices).zip(streams) {
+        let data = match (device, stream) {
+            (Some(device), _) => SourceData::Disk(device),
+            (None, Some(stream)) => SourceData::Stream(stream),
+            (None, None) => return Err(Error::StandardInputTwice),
+        };
+        let (name, notes) = (name.clone(), source.as_ref().map(notes_of).unwrap_or_default());
+        sources.push(Source { name, data, notes });
+    }
+    Ok(sources)
 }
 
 /// Why a backup ended: a stream tells of an interruption by an error of its own.

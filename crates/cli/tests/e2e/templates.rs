@@ -386,10 +386,7 @@ fn templates_are_no_backups_of_machines() {
     }
     rig.ok(&["prune", "--keep-last", "1"]);
     assert_eq!(rig.snapshot_count(), 1);
-    rig.ok(&[
-        "forget",
-        &rig.report(&["list"])["snapshots"][0]["id"].as_str().unwrap().to_owned(),
-    ]);
+    rig.ok(&["forget", rig.report(&["list"])["snapshots"][0]["id"].as_str().unwrap()]);
     rig.ok(&["gc", "--repack-below", "100"]);
     assert_pulls(&rig, "debian", &bytes);
     assert_eq!(rig.report(&["verify"])["snapshot_count"], 1);

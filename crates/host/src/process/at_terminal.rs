@@ -1,9 +1,8 @@
 //! Programs that may ask whoever sits at the terminal.
 
 use std::io::{Read as _, Write as _};
-use std::process::{Command, Stdio};
 
-use super::tool::PATH;
+use super::tool::command_in_foreground;
 
 /// Bytes of an answer, at most.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
@@ -13,15 +12,7 @@ const ANSWER_BYTES_MAX: u64 = 64 << 10;
 ///
 /// It stays in our process group: one in the background is stopped when it asks. So Ctrl-C ends it, too, and nothing waits for ever.
 pub(crate) fn ask_at_terminal(program: &str, arguments: &[&str], input: &[u8]) -> std::io::Result<Option<String>> {
-    #[expect(clippy::disallowed_methods, reason = "this is the place")]
-    let mut command = Command::new(program);
-    let mut child = command
-        .args(arguments)
-        .env("PATH", PATH)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()?;
+    let mut child = command_in_foreground(program, arguments).spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
         // It is small, and fits into the pipe. A program that does not read to the end says so by how it ends.
         drop(stdin.write_all(input));

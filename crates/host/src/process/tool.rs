@@ -108,6 +108,19 @@ pub(super) fn command(program: &str, arguments: &[&str]) -> Command {
     command
 }
 
+/// A program that can talk to whoever sits at the terminal, in the words of that person.
+pub(super) fn command_in_foreground(program: &str, arguments: &[&str]) -> Command {
+    #[expect(clippy::disallowed_methods, reason = "this is the place")]
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env("PATH", PATH)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit());
+    command
+}
+
 /// Programs of this host.
 pub struct LocalTools {
     clock: Arc<dyn Clock>,

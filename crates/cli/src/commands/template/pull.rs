@@ -34,12 +34,8 @@ pub(super) struct PullArgs {
     /// Replace the image that is there, or write over the block device
     #[arg(long)]
     force: bool,
-    /// What the machine is to be called; like the folder where not given
-    #[arg(long, value_name = "NAME")]
-    name: Option<String>,
-    /// Let the machine keep its name, UUID and network addresses: only where the one that was pushed is gone
-    #[arg(long)]
-    keep_identity: bool,
+    #[command(flatten)]
+    machine: MachineArgs,
     /// Take it also where nobody who is trusted has signed it
     #[arg(long)]
     unsigned: bool,
@@ -47,6 +43,17 @@ pub(super) struct PullArgs {
     trust: TrustArgs,
     #[command(flatten)]
     job: JobArgs,
+}
+
+/// Who the machine is, in a folder.
+#[derive(Debug, clap::Args)]
+struct MachineArgs {
+    /// What the machine is to be called; like the folder where not given
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Let the machine keep its name, UUID and network addresses: only where the one that was pushed is gone
+    #[arg(long)]
+    keep_identity: bool,
 }
 
 /// What a person may want of it.
@@ -132,14 +139,17 @@ fn target(args: &PullArgs) -> Result<PullTarget, Error> {
         Some(extension) => Format::from_name(extension).filter(|format| Format::SUPPORTED.contains(format)),
         None => None,
     };
-    let identity = if args.keep_identity {
+    let identity = if args.machine.keep_identity {
         KeepIdentity::Yes
     } else {
         KeepIdentity::No
     };
     let is_device = holdfast_engine::is_device(&path);
     let is_image = named.is_some() || is_device || args.force;
-    let about_machines = [("--name", args.name.is_some()), ("--keep-identity", args.keep_identity)];
+    let about_machines = [
+        ("--name", args.machine.name.is_some()),
+        ("--keep-identity", args.machine.keep_identity),
+    ];
     if is_image && let Some((option, _)) = about_machines.iter().find(|(_, is_given)| *is_given) {
         return Err(Error::usage(
             format!("{option} is about a machine, and {} is an image", path.display()),
@@ -160,11 +170,11 @@ fn target(args: &PullArgs) -> Result<PullTarget, Error> {
         });
     }
     let format = args.format.unwrap_or(Format::Qcow2);
-    if args.name.is_some() || args.format.is_none() {
+    if args.machine.name.is_some() || args.format.is_none() {
         return Ok(PullTarget::Folder {
             path,
             format,
-            name: args.name.clone(),
+            name: args.machine.name.clone(),
             identity,
         });
     }
