@@ -125,7 +125,7 @@ fn the_content_does_not_depend_on_the_format_the_name_of_the_file_or_the_reposit
     image(&rig, "debian.raw", 1);
     rig.ok(&["image", "convert", "debian.raw", "other-name.qcow2"]);
     let one = push(&rig, "debian", "debian.raw", "anna", &[]);
-    let again = push(&rig, "debian", "other-name.qcow2", "bert", &[]);
+    let again = push(&rig, "debian", "other-name.qcow2", "bert", &["--format", "qcow2"]);
     assert_eq!(one["content"], again["content"]);
     rig.ok(&["-r", "second", "init", "--no-encryption"]);
     let elsewhere = push(&rig, "another/name", "debian.raw", "anna", &["-r", "second"]);
