@@ -282,7 +282,12 @@ fn a_machine_that_is_off_is_read_from_its_images_and_comes_back_as_it_was() {
         "vbox:lab*".to_owned(),
     ] {
         let report = world.back_up(0, &[&word])["report"].clone();
-        assert_eq!(report["machines"][0]["changed_bytes"], 0, "{report}");
+        let disks = &report["machines"][0]["snapshot"]["disks"];
+        assert_eq!(
+            (&disks[0]["new_bytes"], &disks[1]["unchanged_bytes"]),
+            (&0.into(), &(3 * MIB).into()),
+            "{report}"
+        );
     }
 
     // Under the identity that it had, VirtualBox takes it in where the other one is gone.
@@ -542,6 +547,7 @@ fn settings_lead_nowhere_and_images_are_who_they_should_be() {
     let world = World::new();
     let id = world.id("vms/lab/lab.vdi");
     let lab = |images: &[(&str, &str, &str)]| world.write_settings("vms/lab/lab.vbox", LAB, "lab", images);
+    std::fs::create_dir(world.rig.path("elsewhere")).unwrap();
     world.rig.ok(&["image", "convert", "a.raw", "elsewhere/secret.vdi"]);
     let secret = world.id("elsewhere/secret.vdi");
     let outside = world.rig.path("elsewhere/secret.vdi").display().to_string();
