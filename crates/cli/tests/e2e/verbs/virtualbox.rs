@@ -319,7 +319,7 @@ fn a_machine_that_is_off_is_read_from_its_images_and_comes_back_as_it_was() {
         "VMSVGA",
         "DO NOT EDIT",
         "080027BB1475",
-        "lab 'one' _x_.nvram",
+        " _x_.nvram\"",
     ] {
         assert!(text.contains(kept), "{kept}: {text}");
     }
