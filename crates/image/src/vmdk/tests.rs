@@ -236,6 +236,7 @@ fn a_parent_is_found_by_its_uuid_alone() {
     crate::create(&base, &crate::CreateOptions::new(crate::Format::Vmdk, 1 << 20)).unwrap();
     let image = crate::open_mut(&base, &crate::OpenOptions::default()).unwrap();
     image.write_at(&[7; 512], 4096).unwrap();
+    image.flush().unwrap();
     drop(image);
     let mut options = crate::CreateOptions::new(crate::Format::Vmdk, 1 << 20);
     options.blocks.parent = Some(base.clone());
