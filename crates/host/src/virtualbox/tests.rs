@@ -31,7 +31,7 @@ impl Tools for Replayed {
         Ok(Answer {
             is_well,
             output: output[usize::from(!is_well)..].join("\n"),
-            complaint: complaints.iter().map(|line| format!("{}\n", &line[2..])).collect(),
+            complaint: complaints.iter().map(|line| &line[2..]).collect::<Vec<_>>().join("\n"),
         })
     }
 }

@@ -261,7 +261,7 @@ fn a_parent_is_found_by_its_uuid_alone() {
         crate::open(&child, &options)
     };
     assert!(matches!(open(&[]), Err(crate::Error::ParentNotFound { .. })));
-    let image = open(&[base.clone()]).unwrap();
+    let image = open(std::slice::from_ref(&base)).unwrap();
     let mut read = [0; 512];
     image.read_at(&mut read, 4096).unwrap();
     assert_eq!((read, image.layers().len()), ([7; 512], 2));
