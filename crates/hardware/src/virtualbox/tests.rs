@@ -122,7 +122,6 @@ fn what_a_user_has_is_read() {
                 <MachineEntry uuid='{9F6D1B8E-1f2a-4c3d-8e4f-5a6b7c8d9e00}' src='two.vbox'/></MachineRegistry><MediaRegistry>\
                 <HardDisks><HardDisk uuid='{5a6b2a2c-3f64-4d43-9d5e-3a7b57d1b1a1}' location='/a.vdi' format='VDI' type='Immutable'/>\
                 </HardDisks></MediaRegistry><SystemProperties defaultMachineFolder='/home/ana/VirtualBox VMs'/></Global></VirtualBox>";
-    let text = &text.replace("\\", "");
     let found = registry(text).unwrap();
     let machine = RegisteredMachine {
         uuid: "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f".to_owned(),
