@@ -45,6 +45,17 @@ impl PoolArgs {
         given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
     }
 
+    /// Refuses these options, where `what` is about no pool.
+    pub fn refuse(&self, what: &str) -> Result<(), Error> {
+        match self.given() {
+            None => Ok(()),
+            Some(option) => Err(Error::usage(
+                format!("{option} is about pools of XenServer, and {what} is not"),
+                "leave it out, or name a pool: xen://HOST",
+            )),
+        }
+    }
+
     /// Whom to log in to a pool as.
     pub fn login(&self, address: &XenAddress, context: &Context) -> Result<Login, Error> {
         let trust = self.trust(context)?;

@@ -23,8 +23,8 @@ pub(crate) use import::NOTE_LABEL;
 pub use import::{
     Domain, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, open_import,
 };
+pub(crate) use import::{NewFolder, write_file};
 pub use virtualbox::{
     InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxMachine, VirtualBoxMemory,
     VirtualBoxReport, VirtualBoxWay, back_up_virtualbox,
 };
-pub(crate) use import::{NewFolder, write_file};

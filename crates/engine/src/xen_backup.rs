@@ -21,7 +21,7 @@ use std::time::Duration;
 use holdfast_archive::{ArchiveReader as _, XvaReader};
 use holdfast_block::BlockDevice;
 use holdfast_hardware::{DiskKind, Dropped, Machine, Place, Translated, adapt, xen};
-use holdfast_host::xapi::{Pool, Reference, VirtualDisk, XenMachine};
+use holdfast_host::xapi::{Pool, Reference, Tracking, VirtualDisk, XenMachine};
 use holdfast_host::{DiskChoice, MachineSummary};
 use holdfast_image::Format;
 use holdfast_repo::{Manifest, Repository};
@@ -287,7 +287,7 @@ impl XenBackup<'_> {
         let mut instant = Instant::take(&self.request, &self.machine, self.job)?;
         let stored = self.store(&instant, parent, way);
         let kept = match &stored {
-            Ok(_) if self.request.keeps_base => instant.keep(&self.bases(&instant), way, &self.mark(), self.job),
+            Ok(_) if self.request.keeps_base => instant.keep(&self.bases(&instant, way), way, &self.mark(), self.job),
             _ => false,
         };
         instant.remove(self.job);
@@ -311,10 +311,19 @@ impl XenBackup<'_> {
         format!("{}/{}", self.repository.config().id, self.machine.summary.uuid)
     }
 
-    /// The snapshots of the disks that are taken.
-    fn bases(&self, instant: &Instant<'_>) -> Vec<Reference> {
-        let taken = self.taken.iter().filter_map(|taken| instant.snapshot_of(&taken.live));
-        taken.map(|disk| disk.reference.clone()).collect()
+    /// What the next backup of a disk is compared with. By way of NBD that is of use only where changes are tracked.
+    fn base<'i>(&self, taken: &Taken, instant: &'i Instant<'_>, way: XenWay) -> Option<&'i VirtualDisk> {
+        let snapshot = instant.snapshot_of(&taken.live).filter(|_| self.request.keeps_base);
+        snapshot.filter(|disk| match way {
+            XenWay::Nbd => disk.tracking == Tracking::On,
+            XenWay::Vhd => true,
+            XenWay::Raw => false,
+        })
+    }
+
+    fn bases(&self, instant: &Instant<'_>, way: XenWay) -> Vec<Reference> {
+        let bases = self.taken.iter().filter_map(|taken| self.base(taken, instant, way));
+        bases.map(|disk| disk.reference.clone()).collect()
     }
 
     fn store(
@@ -347,7 +356,7 @@ impl XenBackup<'_> {
                 name: taken.target.clone(),
                 device,
                 changed: disk.changed.as_ref(),
-                notes: self.notes_of(taken, instant),
+                notes: self.notes_of(taken, instant, way),
             });
         let mut memory = instant.memory();
         let memory_bytes = memory.as_ref().map(|(_, bytes)| *bytes);
@@ -397,12 +406,12 @@ impl XenBackup<'_> {
         notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
     }
 
-    fn notes_of(&self, taken: &Taken, instant: &Instant<'_>) -> BTreeMap<String, String> {
+    fn notes_of(&self, taken: &Taken, instant: &Instant<'_>, way: XenWay) -> BTreeMap<String, String> {
         let mut notes = BTreeMap::from([
             (NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned()),
             (NOTE_DISK.to_owned(), taken.live.uuid.clone()),
         ]);
-        if let Some(base) = instant.snapshot_of(&taken.live).filter(|_| self.request.keeps_base) {
+        if let Some(base) = self.base(taken, instant, way) {
             notes.insert(NOTE_BASE.to_owned(), base.uuid.clone());
         }
         if !taken.live.label.is_empty() {

@@ -148,6 +148,7 @@ pub(crate) fn perform(
             snapshot::call(&mut context, operation, arguments).or_else(|| vm::call(&mut context, operation, arguments))
         }
         "VDI" => vdi::call(&mut context, operation, arguments),
+        "host" if operation == "get_server_certificate" => Some(server_certificate(&context, arguments)),
         "VBD" | "VIF" => device::call(&mut context, name, operation, arguments),
         _ => None,
     };
@@ -156,6 +157,17 @@ pub(crate) fn perform(
     }
     let class = schema::class(name).ok_or_else(unknown)?;
     generic::call(&mut context, class, operation, arguments).unwrap_or_else(|| Err(unknown()))
+}
+
+/// The certificate of a host, in PEM.
+fn server_certificate(context: &Context<'_>, arguments: &[Value]) -> Answer<Value> {
+    let [host] = argument::exactly(context.method, arguments)?;
+    let reference = argument::text(host, "self")?;
+    context.state.database.get("host", reference)?;
+    let number = context.state.hosts.iter().position(|known| known == reference);
+    Ok(json!(
+        context.pool.identity(number.unwrap_or_default()).certificate_pem()
+    ))
 }
 
 /// Makes a task for a call, and does what was called unless a fault holds it back.

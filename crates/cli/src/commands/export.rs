@@ -227,15 +227,7 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
     if let Some(address) = args.target.to_str().filter(|text| XenAddress::is_one(text)) {
         return to_pool::run(args, address, context);
     }
-    if let Some(option) = args.pools.given() {
-        return Err(Error::usage(
-            format!(
-                "{option} is about pools of XenServer, and {} is none",
-                args.target.display()
-            ),
-            "leave it out",
-        ));
-    }
+    args.pools.refuse("what is made")?;
     let is_stdout = args.target.as_os_str() == "-";
     let (kind, named) = kind_of(args)?;
     let packing = PackOptions {

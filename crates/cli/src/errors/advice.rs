@@ -14,6 +14,7 @@ use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
 use super::exchange::{archive_advice, exchange_advice};
+use super::passwords::password_advice;
 use super::pools::xen_advice;
 use super::providers::provider_advice;
 use super::refusals::refusal_advice;
@@ -21,7 +22,6 @@ use super::templates::template_advice;
 use super::{Error, Kind};
 use crate::environment;
 use crate::exit::Exit;
-use crate::password::PasswordError;
 
 const HINT_DAMAGE: &str = "holdfast scrub finds everything that is damaged, and holdfast repair mends what it can";
 const HINT_LOCATION: &str = "check --repository; holdfast init makes a new repository";
@@ -86,46 +86,6 @@ impl Error {
             Self::File { source, .. } | Self::Stdout(source) | Self::Stdin(source) => io_advice(source),
             Self::Json(_) | Self::Signals(_) => plain(Exit::Error, Kind::Io),
         }
-    }
-}
-
-fn password_advice(error: &PasswordError) -> Advice {
-    match error {
-        PasswordError::Ambiguous { first, second } => {
-            advice(Exit::Usage, Kind::Usage, format!("leave out {first} or {second}"))
-        }
-        PasswordError::NoTerminal => advice(
-            Exit::Usage,
-            Kind::NoPassword,
-            format!(
-                "give --password-file FILE or --password-command COMMAND, set {} or {}, or add the systemd credential holdfast.password",
-                environment::PASSWORD_FILE,
-                environment::PASSWORD_COMMAND
-            ),
-        ),
-        PasswordError::NoTerminalForNew => advice(
-            Exit::Usage,
-            Kind::NoPassword,
-            "give --new-password-file FILE or --new-password-command COMMAND",
-        ),
-        PasswordError::NoTerminalForPool => advice(
-            Exit::Usage,
-            Kind::NoPassword,
-            "give --pool-password-file or --pool-password-command, or set HOLDFAST_POOL_PASSWORD_FILE",
-        ),
-        PasswordError::NoTerminalForOther { options } => {
-            advice(Exit::Usage, Kind::NoPassword, format!("give {options}"))
-        }
-        PasswordError::File { .. } | PasswordError::Prompt(_) => plain(Exit::Error, Kind::Password),
-        PasswordError::Command(_) | PasswordError::CommandFailed { .. } => advice(
-            Exit::Error,
-            Kind::Password,
-            "run the command by itself with /bin/sh -c and see what it says",
-        ),
-        PasswordError::Empty { .. } | PasswordError::TooLong { .. } => {
-            advice(Exit::Error, Kind::Password, "the password is all of the first line")
-        }
-        PasswordError::Mismatch => advice(Exit::Error, Kind::Password, "nothing was changed; try again"),
     }
 }
 
@@ -497,7 +457,7 @@ pub(super) fn advice(exit: Exit, kind: Kind, hint: impl Into<String>) -> Advice 
     }
 }
 
-fn plain(exit: Exit, kind: Kind) -> Advice {
+pub(super) fn plain(exit: Exit, kind: Kind) -> Advice {
     Advice { exit, kind, hint: None }
 }
 

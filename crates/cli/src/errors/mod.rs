@@ -6,6 +6,7 @@
 mod advice;
 mod exchange;
 mod kind;
+mod passwords;
 mod pools;
 mod providers;
 mod refusals;

@@ -124,6 +124,12 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     }
     std::fs::create_dir(rig.path("pages")).unwrap();
     add("man", 0, &["pages"]);
+    reports_of_machines(&mut reports);
+    reports
+}
+
+/// Reports of verbs that need machines, pools or other hosts.
+fn reports_of_machines(reports: &mut BTreeMap<&'static str, Vec<Value>>) {
     reports
         .entry("backup")
         .or_default()
@@ -135,7 +141,10 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     }
     reports.insert("replicate", crate::replication::reports());
     let of_others = crate::verbs::exchanges::reports().into_iter();
-    for (verb, report) in of_others.chain(crate::verbs::virtualbox::reports()) {
+    for (verb, report) in of_others
+        .chain(crate::verbs::virtualbox::reports())
+        .chain(crate::verbs::pools::reports())
+    {
         reports.entry(verb).or_default().push(report);
     }
     for (verb, report) in crate::schedules::reports_of_schedules() {
@@ -147,7 +156,6 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
         .entry("restore")
         .or_default()
         .extend(crate::machines::reports_of_machine_restores());
-    reports
 }
 
 #[test]

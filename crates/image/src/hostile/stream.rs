@@ -46,10 +46,7 @@ fn read_vhd(bytes: &[u8]) -> Result<()> {
     while let Some(block) = stream.next_block()? {
         let end = block.offset + block.bytes.len() as u64;
         assert!(end <= size_bytes, "a block behind the end of the disk");
-        assert!(
-            stored.iter().any(|range| *range == (block.offset..end)),
-            "a block that was not told of"
-        );
+        assert!(stored.contains(&(block.offset..end)), "a block that was not told of");
         assert!(
             block.ranges().iter().all(|range| range.end <= block.bytes.len()),
             "sectors behind a block"

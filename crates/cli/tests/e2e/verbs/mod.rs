@@ -13,7 +13,7 @@ mod images;
 mod interruptions;
 mod keys;
 mod monitoring;
-mod pools;
+pub(crate) mod pools;
 mod refusals;
 mod restores;
 mod retention;

@@ -1,5 +1,7 @@
 //! Machines of pools of XenServer and XCP-ng. There is no XenServer here: a stand-in built from its public sources answers (`rigs/xapi-server`).
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Output;
 
 use holdfast_xapi_server::{Fault, Habits, NbdPurpose, NewDisk, NewVm, Server, SrPlace, VhdBitmaps, VhdOrder};
@@ -37,6 +39,7 @@ impl World {
         });
         let rig = Rig::new();
         rig.write("password", format!("{}\n", pool.password()).as_bytes());
+        std::fs::set_permissions(rig.path("password"), Permissions::from_mode(0o600)).unwrap();
         let world = Self {
             rig,
             pool,
@@ -85,7 +88,7 @@ impl World {
 
     /// The newest snapshot has what the disks hold now.
     fn assert_holds(&self) {
-        for (disk, device) in [("vda", "xvda"), ("vdb", "xvdb")] {
+        for (disk, device) in [("sda", "xvda"), ("sdb", "xvdb")] {
             let target = format!("{disk}.raw");
             drop(std::fs::remove_file(self.rig.path(&target)));
             self.rig.ok(&["restore", &format!("web1:{disk}"), &target]);
@@ -117,6 +120,17 @@ fn with_login<'w>(words: &[&'w str], fingerprint: &'w str) -> Vec<&'w str> {
 fn dirty_bytes(report: &Value) -> Vec<Option<u64>> {
     let disks = report["disks"].as_array().unwrap();
     disks.iter().map(|disk| disk["dirty_bytes"].as_u64()).collect()
+}
+
+/// Reports of what is done with pools.
+pub(crate) fn reports() -> Vec<(&'static str, Value)> {
+    let world = World::new();
+    let (address, machine) = (world.address(), world.machine());
+    vec![
+        ("machines", world.report(&["machines", &address])),
+        ("backup", world.report(&["backup", &machine])),
+        ("export", world.report(&["export", "web1", &address, "--new-identity"])),
+    ]
 }
 
 #[test]

@@ -1,0 +1,47 @@
+//! What to do about passwords that cannot be had.
+
+use super::advice::{advice, plain};
+use super::{Advice, Kind};
+use crate::environment;
+use crate::exit::Exit;
+use crate::password::PasswordError;
+
+pub(super) fn password_advice(error: &PasswordError) -> Advice {
+    match error {
+        PasswordError::Ambiguous { first, second } => {
+            advice(Exit::Usage, Kind::Usage, format!("leave out {first} or {second}"))
+        }
+        PasswordError::NoTerminal => advice(
+            Exit::Usage,
+            Kind::NoPassword,
+            format!(
+                "give --password-file FILE or --password-command COMMAND, set {} or {}, or add the systemd credential holdfast.password",
+                environment::PASSWORD_FILE,
+                environment::PASSWORD_COMMAND
+            ),
+        ),
+        PasswordError::NoTerminalForNew => advice(
+            Exit::Usage,
+            Kind::NoPassword,
+            "give --new-password-file FILE or --new-password-command COMMAND",
+        ),
+        PasswordError::NoTerminalForPool => advice(
+            Exit::Usage,
+            Kind::NoPassword,
+            "give --pool-password-file or --pool-password-command, or set HOLDFAST_POOL_PASSWORD_FILE",
+        ),
+        PasswordError::NoTerminalForOther { options } => {
+            advice(Exit::Usage, Kind::NoPassword, format!("give {options}"))
+        }
+        PasswordError::File { .. } | PasswordError::Prompt(_) => plain(Exit::Error, Kind::Password),
+        PasswordError::Command(_) | PasswordError::CommandFailed { .. } => advice(
+            Exit::Error,
+            Kind::Password,
+            "run the command by itself with /bin/sh -c and see what it says",
+        ),
+        PasswordError::Empty { .. } | PasswordError::TooLong { .. } => {
+            advice(Exit::Error, Kind::Password, "the password is all of the first line")
+        }
+        PasswordError::Mismatch => advice(Exit::Error, Kind::Password, "nothing was changed; try again"),
+    }
+}
