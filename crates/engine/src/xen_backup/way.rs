@@ -368,6 +368,10 @@ fn as_vhd(
         Ok(base) => changed_in_vhd(&request.pool, snapshot, &base.disk)?.map(|changed| (base, changed)),
     };
     Ok(match since {
+        Err(reason) if !is_in_order(&request.pool, snapshot)? => {
+            let reason = format!("{reason}; and raw bytes, since the pool sends the blocks of a VHD in another order");
+            stream(planned, snapshot, Form::Raw, XenChange::Everything(reason))
+        }
         Err(reason) => stream(planned, snapshot, Form::Vhd, XenChange::Everything(reason)),
         Ok((base, changed)) => {
             let changed_bytes = changed.dirty_bytes();
@@ -405,6 +409,12 @@ fn stream(planned: &mut Vec<Planned>, snapshot: &VirtualDisk, form: Form, change
         since: None,
         change,
     }
+}
+
+/// Whether the blocks of a disk come in its order, as the table of the VHD tells, which comes first.
+fn is_in_order(pool: &Arc<Pool>, disk: &VirtualDisk) -> Result<bool> {
+    let download = pool.download_disk(&disk.reference, &DiskForm::Vhd)?;
+    Ok(VhdStream::open(download, &disk.device)?.is_in_order())
 }
 
 /// Where a disk has changed since another one, as the table of a differencing VHD tells, which comes first.
