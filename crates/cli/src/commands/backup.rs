@@ -100,7 +100,7 @@ pub(super) const EXAMPLES: &[Example] = &[
     },
     Example {
         wish: "Back up a machine of XenServer or XCP-ng",
-        line: "holdfast backup -r /backup/vms xen://xen1/web1 --pool-password-file /etc/holdfast/xen1 --pool-certificate 5A:...",
+        line: "holdfast backup -r /backup/vms xen://xen1/web1 --pool-password-file /etc/holdfast/xen1",
     },
     Example {
         wish: "Have programs of your own called on the way",
