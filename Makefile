@@ -26,6 +26,7 @@ bench: setup ## Measure against other programs, side by side
 	@bench/run
 	@bench/machines
 	@bench/archives
+	@bench/clones
 
 torture: setup ## The long tests: crashes, damage, random histories (release build), fuzzing
 	@PATH="$$PATH:$$HOME/.cargo/bin:/usr/sbin:/sbin" cargo test --locked --workspace --release -- --ignored
