@@ -33,20 +33,16 @@ pub(in crate::commands) fn parse_rate(text: &str) -> Result<NonZeroU64, String> 
 impl LimitArgs {
     /// The first of these options that was given.
     pub(super) fn given(&self) -> Option<&'static str> {
-        let given = [
-            (self.bwlimit.is_some(), "--bwlimit"),
-            (self.scratch_max.is_some(), "--scratch-max"),
-            (self.max_latency.is_some(), "--max-latency"),
-        ];
-        given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
+        self.bwlimit.map(|_| "--bwlimit").or_else(|| self.of_guests())
     }
 
     /// The first of these options that was given and is about what a guest feels.
     pub(super) fn of_guests(&self) -> Option<&'static str> {
-        self.given().filter(|option| *option != "--bwlimit").or_else(|| {
-            let latency = self.max_latency.map(|_| "--max-latency");
-            self.scratch_max.map(|_| "--scratch-max").or(latency)
-        })
+        let given = [
+            (self.scratch_max.is_some(), "--scratch-max"),
+            (self.max_latency.is_some(), "--max-latency"),
+        ];
+        given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
     }
 
     pub(super) fn limits(&self) -> Limits {

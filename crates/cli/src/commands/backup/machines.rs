@@ -111,26 +111,15 @@ impl MachineArgs {
         })
     }
 
-    /// The first option that was given and says nothing to pools of XenServer.
-    pub(super) fn foreign_to_pools(&self) -> Option<&'static str> {
+    /// The first option that was given and is about machines of QEMU alone; limits are not looked at.
+    pub(super) fn only_of_qemu(&self) -> Option<&'static str> {
         let given = [
             (self.quiesce == QuiesceWhen::Require, "--quiesce require"),
             (self.scratch.is_some(), "--scratch"),
             (self.method.is_some(), "--method"),
         ];
         let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
-        first.or_else(|| self.limits.of_guests()).or_else(|| self.hooks.given())
-    }
-
-    /// The first option that was given and says nothing to VirtualBox.
-    pub(super) fn foreign_to_virtualbox(&self) -> Option<&'static str> {
-        let given = [
-            (self.quiesce == QuiesceWhen::Require, "--quiesce require"),
-            (self.scratch.is_some(), "--scratch"),
-            (self.method.is_some(), "--method"),
-        ];
-        let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
-        first.or_else(|| self.limits.given()).or_else(|| self.hooks.given())
+        first.or_else(|| self.hooks.given())
     }
 
     /// The options that were given, for an error about them.

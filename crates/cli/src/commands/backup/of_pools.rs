@@ -97,7 +97,11 @@ impl OfPool {
 /// # Errors
 /// A pool cannot be reached; options say nothing to pools.
 pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context) -> Result<Vec<OfPool>, Error> {
-    if let Some(option) = args.machines.foreign_to_pools().filter(|_| !words.is_empty()) {
+    let foreign = args
+        .machines
+        .only_of_qemu()
+        .or_else(|| args.machines.limits.of_guests());
+    if let Some(option) = foreign.filter(|_| !words.is_empty()) {
         return Err(Error::usage(
             format!("{option} says nothing to pools of XenServer"),
             "leave it out, and back up machines of pools by themselves",

@@ -22,7 +22,8 @@ pub(super) fn choose<'a>(
     args: &BackupArgs,
     context: &Context,
 ) -> Result<Choice<'a>, Error> {
-    if let Some(option) = args.machines.foreign_to_virtualbox().filter(|_| !words.is_empty()) {
+    let foreign = args.machines.only_of_qemu().or_else(|| args.machines.limits.given());
+    if let Some(option) = foreign.filter(|_| !words.is_empty()) {
         return Err(Error::usage(
             format!("{option} says nothing to VirtualBox"),
             "leave it out, and back up machines of VirtualBox by themselves",

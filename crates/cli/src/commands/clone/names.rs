@@ -14,7 +14,7 @@ pub(super) struct NameArgs {
     /// How many to make
     #[arg(long, value_name = "N", requires = "template", value_parser = clap::value_parser!(u32).range(1..=i64::from(COUNT_MAX)))]
     count: Option<u32>,
-    /// What they are called: {n} is the number of each, {n:03} the same in three digits
+    /// What they are called, with n in braces for the number of each, or n:03 in braces for the same in three digits: web-{n:03}.qcow2
     #[arg(long = "name-template", value_name = "TEMPLATE", conflicts_with = "name")]
     template: Option<String>,
     /// The number of the first one; 1 where not given
