@@ -237,8 +237,10 @@ impl Tables for VhdxTables {
     }
 
     fn start(&mut self) -> Result<()> {
-        // Room is given behind all that the file has: it is of the table, the log, or of blocks.
-        let mut end = self.file.length_bytes()?;
+        // Room is given behind all that the file has: it is of the table, the log, or of blocks. The first two may say that they go on behind its end.
+        let table_end = self.bat.offset.saturating_add(self.bat.length_bytes);
+        let log_end = self.header.log_offset.saturating_add(self.header.log_bytes.into());
+        let mut end = self.file.length_bytes()?.max(table_end).max(log_end);
         let mut is_wild = false;
         for_each_block(&*self.file, self.bat, &self.metadata, |number, entry| {
             let length = if is_of_bits(&self.metadata, number) {
