@@ -12,6 +12,8 @@ url = urllib.parse.urlsplit(sys.argv[1])
 context = ssl.create_default_context()
 context.check_hostname = False
 context.verify_mode = ssl.CERT_NONE
+# Python has OpenSSL take the one for the other, as old versions of it did.
+context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 1 << 7)
 plain = socket.create_connection((url.hostname, url.port))
 stream = context.wrap_socket(plain, suppress_ragged_eofs=False)
 stream.sendall(f"GET {url.path}?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n".encode())
@@ -20,7 +22,12 @@ end = "goodbye"
 try:
     while piece := stream.recv(1 << 16):
         answer += piece
-except (ssl.SSLEOFError, ConnectionResetError):
+except ConnectionResetError:
+    end = "cut"
+except ssl.SSLError as error:
+    # Not every version has an exception of its own for it.
+    if "EOF" not in (error.reason or ""):
+        raise
     end = "cut"
 head, body = bytes(answer).split(b"\r\n\r\n", 1)
 print(json.dumps({"status": int(head.split()[1]), "bytes": len(body), "end": end}))
