@@ -292,7 +292,7 @@ impl XenBackup<'_> {
         };
         instant.remove(self.job);
         let (backup, disks, memory_bytes) = stored?;
-        if kept {
+        if kept || !self.request.keeps_base {
             instant.let_go_of_older(&self.mark(), self.job);
         }
         Ok(XenBackupReport {

@@ -291,7 +291,9 @@ impl Pool {
     /// The first thing that could not be removed; the others are tried all the same.
     pub fn remove_snapshot(self: &Arc<Self>, snapshot: &XenSnapshot, kept: &[Reference]) -> XapiResult<()> {
         let mut first = gone(self.run("VM.destroy", &[json!(snapshot.reference.0)], &mut |_| ()));
-        let disks = snapshot.disks.iter().chain(&snapshot.memory);
+        // What is no snapshot of a disk is a disk of somebody's, whatever leads to it.
+        let of_disks = snapshot.disks.iter().filter(|disk| !disk.snapshot_of.is_null());
+        let disks = of_disks.chain(&snapshot.memory);
         for disk in disks.filter(|disk| !kept.contains(&disk.reference)) {
             first = first.and(self.remove_disk(&disk.reference));
         }
