@@ -4,6 +4,7 @@ use std::io;
 use std::num::NonZero;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Scope;
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
@@ -38,18 +39,48 @@ struct Order<T, R> {
     result: Sender<R>,
 }
 
-impl<R: Send + 'static> InOrder<R> {
+impl<R: Send> InOrder<R> {
     /// Starts the threads: one hands out what `feed` gives until it gives none, the others do what `make_worker` makes.
     ///
     /// All of them end when this is dropped, the first as soon as `feed` comes back.
     pub(crate) fn start<T, W>(
         threads: Threads,
-        mut feed: impl FnMut() -> Option<T> + Send + 'static,
+        feed: impl FnMut() -> Option<T> + Send + 'static,
         make_worker: impl Fn() -> W,
     ) -> Self
     where
         T: Send + 'static,
         W: FnMut(T) -> R + Send + 'static,
+        R: 'static,
+    {
+        Self::spawn(threads, feed, make_worker, &|thread| drop(std::thread::spawn(thread)))
+    }
+
+    /// The same with threads of `scope`, which may use what outlives it.
+    pub(crate) fn start_within<'scope, T, W>(
+        scope: &'scope Scope<'scope, '_>,
+        threads: Threads,
+        feed: impl FnMut() -> Option<T> + Send + 'scope,
+        make_worker: impl Fn() -> W,
+    ) -> Self
+    where
+        T: Send + 'scope,
+        W: FnMut(T) -> R + Send + 'scope,
+        R: 'scope,
+    {
+        Self::spawn(threads, feed, make_worker, &|thread| drop(scope.spawn(thread)))
+    }
+
+    fn spawn<'t, T, W>(
+        threads: Threads,
+        mut feed: impl FnMut() -> Option<T> + Send + 't,
+        make_worker: impl Fn() -> W,
+        spawn: &dyn Fn(Box<dyn FnOnce() + Send + 't>),
+    ) -> Self
+    where
+        T: Send + 't,
+        W: FnMut(T) -> R + Send + 't,
+        R: 't,
     {
         let (orders, taken) = channel::<Order<T, R>>();
         let (ahead, results) = sync_channel(threads.count.get() * WAITING_PER_THREAD);
@@ -57,7 +88,7 @@ impl<R: Send + 'static> InOrder<R> {
         for number in 0..threads.count.get() {
             let (mut worker, taken) = (make_worker(), Arc::clone(&taken));
             let load_max = threads.load_max.filter(|_| number > 0);
-            std::thread::spawn(move || {
+            spawn(Box::new(move || {
                 loop {
                     if let Some(load_max) = load_max {
                         await_calm(load_max);
@@ -67,9 +98,9 @@ impl<R: Send + 'static> InOrder<R> {
                     // Nobody may want it any more.
                     result.send(worker(what)).ok();
                 }
-            });
+            }));
         }
-        std::thread::spawn(move || hand_out(&mut feed, &orders, &ahead));
+        spawn(Box::new(move || hand_out(&mut feed, &orders, &ahead)));
         Self { results }
     }
 

@@ -12,7 +12,6 @@ use holdfast_host::{Call, Ending, MachineState, MachineSummary};
 
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::machine_backup::MachineBackupReport;
 
 /// Programs to call, and how.
 #[derive(Debug, Clone)]
@@ -145,15 +144,22 @@ impl<'a> HookCalls<'a> {
         }
     }
 
-    /// Does the job between the calls for its start and its end.
-    pub(crate) fn around(&self, work: impl FnOnce() -> Result<MachineBackupReport>) -> Result<MachineBackupReport> {
+    /// Does the job between the calls for its start and its end. `told` is what the end is told of it: the snapshot, where one was made, and its
+    /// consistency.
+    pub(crate) fn around<T>(
+        &self,
+        work: impl FnOnce() -> Result<T>,
+        told: impl FnOnce(&T) -> (Option<String>, String),
+    ) -> Result<T> {
         let result = self.call(HookEvent::JobStart, Vec::new()).and_then(|()| work());
         let ended = match &result {
             Ok(report) => {
-                let snapshot = &report.backup.snapshot;
-                let consistency = snapshot.notes.get(crate::NOTE_CONSISTENCY).cloned().unwrap_or_default();
-                let variables = vec![(SNAPSHOT, snapshot.id.to_string()), (CONSISTENCY, consistency)];
-                self.call(HookEvent::JobEnd, variables)
+                let (snapshot, consistency) = told(report);
+                let snapshot = snapshot.map(|id| (SNAPSHOT, id));
+                self.call(
+                    HookEvent::JobEnd,
+                    snapshot.into_iter().chain([(CONSISTENCY, consistency)]).collect(),
+                )
             }
             Err(error) => self.call(HookEvent::JobAbort, vec![(ERROR, whole(error))]),
         };

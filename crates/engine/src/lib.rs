@@ -94,8 +94,8 @@ pub use doctor::{
 };
 pub use error::{Error, Result};
 pub use exchange::{
-    CheckedArchive, Domain, ExchangeError, ExportFormat, ExportReport, ExportRequest, ExportTarget, ExportToPool,
-    ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing,
+    CheckedArchive, Domain, ExchangeError, ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget,
+    ExportToPool, ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing,
     InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxIdentity, VirtualBoxMachine,
     VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay, back_up_virtualbox, check_archive, check_packed, export,
     export_to_pool, open_import, open_packed, read_packed,
@@ -125,8 +125,8 @@ pub use job::Job;
 pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
 pub use list::{ListReport, ListRequest, ShowReport, disk_count, list, show};
 pub use machine_backup::{
-    Compared, GivenUp, Limits, Load, MachineBackupReport, MachineBackupRequest, Method, NOTE_CONSISTENCY, NOTE_METHOD,
-    ReadAll, back_up_machine,
+    Compared, GivenUp, Limits, Load, MachineBackupReport, MachineReadRequest, MachineReading, Method, NOTE_CONSISTENCY,
+    NOTE_METHOD, ReadAll, SnapshotWish, back_up_machine,
 };
 pub use machine_restore::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,

@@ -15,6 +15,7 @@ mod from_images;
 mod frozen;
 mod frozen_device;
 mod host_snapshots;
+mod keeper;
 mod memory;
 mod method;
 mod noted;
@@ -35,18 +36,16 @@ use holdfast_host::qemu::memory::MemoryWay;
 use holdfast_host::qemu::{Pause, Standstill};
 use holdfast_host::qmp::wake_patiently;
 use holdfast_host::{Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState, Overlays};
-use holdfast_repo::{Manifest, Parent, Processes, Repository, Source, SourceData};
+use holdfast_repo::{Processes, Repository, Source, SourceData};
 use jiff::Timestamp;
-use jiff::tz::TimeZone;
 
-use crate::backup::{NOTE_FORMAT, NOTE_PATH, ParentChoice, choose_parent};
+use crate::backup::{NOTE_FORMAT, NOTE_PATH};
 use crate::error::{Error, Result};
 use crate::hooks::{HookCalls, Hooks};
 use crate::host_snapshot::Providers;
-use crate::job::{Counting, Job};
+use crate::job::Job;
 use crate::meter::{Meter, MeteredDevice};
 use crate::quiesce::{Quiesce, Quiesced};
-use crate::repository::snapshots;
 use crate::run_journal::{JournalPlace, Phase};
 use crate::stages::Stages;
 use crate::{BackupReport, MachineName, Unit};
@@ -58,6 +57,9 @@ pub(crate) use compare_images::{Sent, Told, TwoStates, below, options_in_view};
 use frozen::Freezer;
 pub(crate) use frozen::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE};
 pub(crate) use host_snapshots::path_of;
+use keeper::InRepository;
+pub use keeper::SnapshotWish;
+pub(crate) use keeper::{Before, Instant, Keeper};
 pub(crate) use memory::{MEMORY, MEMORY_STATE, is_memory};
 pub(crate) use memory::{begin as begin_memory, not_kept};
 pub use method::Method;
@@ -77,8 +79,8 @@ pub const NOTE_CONSISTENCY: &str = "consistency";
 /// Note of a snapshot: the machine's UUID at its hypervisor.
 pub(crate) const NOTE_UUID: &str = "uuid";
 
-/// What to back up.
-pub struct MachineBackupRequest<'a> {
+/// Which machine is read, and how.
+pub struct MachineReadRequest<'a> {
     /// The machine at its hypervisor.
     pub machine: &'a dyn Machine,
     /// What its snapshots are listed under.
@@ -93,18 +95,10 @@ pub struct MachineBackupRequest<'a> {
     pub choice: DiskChoice,
     /// Images of a machine that is shut off may be based on these files although they lie elsewhere.
     pub allowed: Vec<PathBuf>,
-    /// What to compare with.
-    pub parent: ParentChoice,
-    /// Words to find the snapshot by.
-    pub tags: Vec<String>,
     /// Tells the time of day; asked at the instant.
     pub now: &'a dyn Fn() -> Timestamp,
-    /// The host that backs up.
-    pub host: String,
-    /// The program that backs up.
+    /// The program that reads it.
     pub program: String,
-    /// In which times of a parent's name are meant.
-    pub zone: TimeZone,
     /// Where what the guest overwrites meanwhile is kept.
     pub scratch: PathBuf,
     /// Where the socket between QEMU and us is: a short path that QEMU's user can reach.
@@ -136,10 +130,19 @@ pub struct MachineBackupRequest<'a> {
 pub struct MachineBackupReport {
     /// The snapshot.
     pub backup: BackupReport,
+    /// How it was read.
+    pub reading: MachineReading,
+}
+
+/// How a machine was read.
+#[derive(Debug)]
+pub struct MachineReading {
     /// How the disks were read.
     pub method: Method,
     /// Why so, in words.
     pub method_reason: String,
+    /// Of what kind the instant is.
+    pub consistency: String,
     /// How long the machine stood still; none where it was not running.
     pub pause: Option<Pause>,
     /// What became of freezing the guest's file systems.
@@ -160,9 +163,22 @@ pub struct MachineBackupReport {
 /// A machine that is harmed by nothing: whatever goes wrong, it runs on if it was running.
 pub fn back_up_machine(
     repository: &Repository,
-    request: MachineBackupRequest<'_>,
+    request: MachineReadRequest<'_>,
+    wish: SnapshotWish,
     job: Job<'_>,
 ) -> Result<MachineBackupReport> {
+    let keeper = InRepository::new(repository, wish, job);
+    let reading = read_machine(&keeper, request, job)?;
+    let backup = keeper.into_report().expect("what was read was kept");
+    Ok(MachineBackupReport { backup, reading })
+}
+
+/// Reads a machine; `keeper` takes it in.
+pub(crate) fn read_machine(
+    keeper: &dyn Keeper,
+    request: MachineReadRequest<'_>,
+    job: Job<'_>,
+) -> Result<MachineReading> {
     let description = request.machine.describe()?;
     let unknown = description.unknown(&request.choice);
     if !unknown.is_empty() {
@@ -176,40 +192,39 @@ pub fn back_up_machine(
     let hooks = request.hooks.clone();
     let listed = request.name.to_string();
     let calls = HookCalls::new(&hooks, &listed, &description.summary, request.run, job);
-    calls.around(|| back_up_described(repository, request, description.clone(), &calls, job))
+    calls.around(
+        || read_described(keeper, request, description.clone(), &calls, job),
+        |reading| (keeper.snapshot(), reading.consistency.clone()),
+    )
 }
 
-fn back_up_described(
-    repository: &Repository,
-    request: MachineBackupRequest<'_>,
+fn read_described(
+    keeper: &dyn Keeper,
+    request: MachineReadRequest<'_>,
     description: Description,
     hooks: &HookCalls<'_>,
     job: Job<'_>,
-) -> Result<MachineBackupReport> {
+) -> Result<MachineReading> {
     let (taken, left_out) = decide(&description, &request.choice);
     for (target, why) in &left_out {
         job.progress
             .note(&format!("disk {target} of {} is left out: {why}", request.name));
     }
-    let start = job.clock.now();
     check_choice(&description, (&taken, request.memory.is_some()), job)?;
     // Before anything is put into QEMU: it is not to be in what describes the machine.
     let configuration = request.machine.configuration()?;
-    let manifests = snapshots(repository, job.progress)?;
-    let parent = choose_parent(&request.parent, &request.zone, &manifests, &request.name)?;
+    keeper.begin(&request.name)?;
     job.interrupt.check()?;
-    job.progress.phase(&format!("backing up {}", request.name), Unit::Bytes);
+    job.progress.phase(&keeper.phase(&request.name), Unit::Bytes);
     let backup = MachineBackup {
-        repository,
+        keeper,
         request,
-        parent,
         description,
         configuration,
         taken,
         left_out,
         hooks,
         job,
-        start,
     };
     match backup.description.summary.state {
         MachineState::ShutOff => match (backup.request.method, backup.no_snapshot()) {
@@ -235,17 +250,14 @@ fn back_up_described(
 }
 
 struct MachineBackup<'a> {
-    repository: &'a Repository,
-    request: MachineBackupRequest<'a>,
-    parent: Option<&'a Manifest>,
+    keeper: &'a dyn Keeper,
+    request: MachineReadRequest<'a>,
     description: Description,
     configuration: Vec<(String, Vec<u8>)>,
     taken: Vec<MachineDisk>,
     left_out: Vec<(String, String)>,
     hooks: &'a HookCalls<'a>,
     job: Job<'a>,
-    /// When it began, on the job's clock.
-    start: Duration,
 }
 
 /// A disk, ready to be read.
@@ -270,8 +282,11 @@ impl Ready<'_> {
     }
 }
 
+/// All of it was read in so long; how each disk was compared.
+type Stored = (Duration, Vec<(String, Compared)>);
+
 impl MachineBackup<'_> {
-    fn read_images(self) -> Result<MachineBackupReport> {
+    fn read_images(self) -> Result<MachineReading> {
         if self.request.memory.is_some() {
             self.job.progress.note("the machine is shut off, so it has no memory");
         }
@@ -287,9 +302,9 @@ impl MachineBackup<'_> {
         let disks = disks.collect::<Vec<_>>();
         let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
         let rest = beside.rest(None, self.job.progress);
-        let (backup, compared) = self.store(&disks, rest, time, (Method::Images, "shut off"), &pace)?;
+        let (duration, compared) = self.store(&disks, rest, time, (Method::Images, "shut off"), &pace)?;
         let load = Load {
-            waited: pace.waited(backup.duration),
+            waited: pace.waited(duration),
             ..Load::default()
         };
         // What was started meanwhile has written to what was read, even if it was shut off again.
@@ -300,26 +315,25 @@ impl MachineBackup<'_> {
         }
         if has_changed {
             self.job.progress.warning(&format!(
-                "{} was started while it was read: the snapshot is not of one instant",
+                "{} was started while it was read: what was read is not of one instant",
                 self.request.name
             ));
         }
         let method = (Method::Images, "it is shut off".to_owned());
-        Ok(self.report(backup, method, (None, Quiesced::NotNeeded, load), compared))
+        Ok(self.reading(method, "shut off", (None, Quiesced::NotNeeded, load), compared))
     }
 
     fn freezer(&self) -> Freezer<'_> {
         Freezer::new(
-            self.repository,
+            self.keeper.before(),
             &self.request,
             self.description.summary.name.clone(),
-            self.parent,
             self.hooks,
             self.job,
         )
     }
 
-    fn read_frozen_disks(self, reason: String) -> Result<MachineBackupReport> {
+    fn read_frozen_disks(self, reason: String) -> Result<MachineReading> {
         let has_others = self.description.nvram.is_some() || self.description.tpm.is_some();
         let mut freezer = self.freezer();
         if has_others {
@@ -339,11 +353,15 @@ impl MachineBackup<'_> {
         })?;
         let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
         let warden = frozen.warden(&self.request, &pace, self.job);
+        let consistency = match frozen.memory() {
+            Some(_) => "memory",
+            None => frozen.quiesced().consistency(),
+        };
         let read = || {
             let beside = beside?;
             let disks = self.taken.iter().zip(frozen.disks()).map(|(disk, frozen)| {
                 let mut notes = notes_of(disk);
-                notes.insert(NOTE_BITMAP.to_owned(), frozen.next_bitmap.clone());
+                notes.extend(frozen.next_bitmap.clone().map(|name| (NOTE_BITMAP.to_owned(), name)));
                 Ready {
                     target: disk.target.clone(),
                     device: &frozen.device,
@@ -352,10 +370,6 @@ impl MachineBackup<'_> {
                 }
             });
             let time = time.unwrap_or_else(|| (self.request.now)());
-            let consistency = match frozen.memory() {
-                Some(_) => "memory",
-                None => frozen.quiesced().consistency(),
-            };
             let rest = beside.rest(frozen.memory(), self.job.progress);
             let of = (Method::Filter, consistency);
             self.store(&disks.collect::<Vec<_>>(), rest, time, of, &pace)
@@ -368,10 +382,10 @@ impl MachineBackup<'_> {
         noted.phase(Phase::ClearingUp);
         freezer.finish(frozen, &stored);
         noted.end();
-        let (backup, compared) = stored?;
-        Ok(MachineBackupReport {
+        let (_, compared) = stored?;
+        Ok(MachineReading {
             memory_bytes,
-            ..self.report(backup, (Method::Filter, reason), held_up, compared)
+            ..self.reading((Method::Filter, reason), consistency, held_up, compared)
         })
     }
 
@@ -382,17 +396,17 @@ impl MachineBackup<'_> {
         }
     }
 
-    fn report(
+    fn reading(
         self,
-        backup: BackupReport,
         (method, method_reason): (Method, String),
+        consistency: &str,
         (pause, quiesced, load): (Option<Pause>, Quiesced, Load),
         compared: Vec<(String, Compared)>,
-    ) -> MachineBackupReport {
-        MachineBackupReport {
-            backup,
+    ) -> MachineReading {
+        MachineReading {
             method,
             method_reason,
+            consistency: consistency.to_owned(),
             quiesced,
             memory_bytes: None,
             load,
@@ -402,7 +416,7 @@ impl MachineBackup<'_> {
         }
     }
 
-    /// Stores disks, and what belongs to the instant besides, as one snapshot.
+    /// Has disks, and what belongs to the instant besides, kept.
     fn store(
         &self,
         disks: &[Ready<'_>],
@@ -410,7 +424,8 @@ impl MachineBackup<'_> {
         time: Timestamp,
         (method, consistency): (Method, &str),
         pace: &Pace<'_>,
-    ) -> Result<(BackupReport, Vec<(String, Compared)>)> {
+    ) -> Result<Stored> {
+        let start = self.job.clock.now();
         let compared = disks.iter().map(|disk| (disk.target.clone(), disk.changes.compared()));
         let compared: Vec<(String, Compared)> = compared.collect();
         self.job
@@ -431,27 +446,13 @@ impl MachineBackup<'_> {
             .map(|(disk, device)| disk.source(device))
             .collect();
         sources.extend(sources_of(memory.as_ref(), &streams, &mut readers));
-        let report = self.repository.backup(
-            holdfast_repo::BackupRequest {
-                machine: self.request.name.to_string(),
-                time_ms: time.as_millisecond(),
-                tags: self.request.tags.clone(),
-                parent: self.parent.map_or(Parent::None, |parent| Parent::Named(parent.id)),
-                host: self.request.host.clone(),
-                program: self.request.program.clone(),
-                notes: self.notes(method, consistency),
-                sources,
-                thread_count: self.job.thread_count,
-            },
-            &self.job.watch_stages(Counting::Elsewhere, &stages),
-        )?;
-        let report = BackupReport {
-            snapshot: report.snapshot,
-            stored_bytes: report.stored_bytes,
-            bottleneck: stages.bottleneck(),
-            duration: self.job.clock.now().saturating_sub(self.start),
-        };
-        Ok((report, compared))
+        self.keeper.keep(Instant {
+            time,
+            notes: self.notes(method, consistency),
+            sources,
+            stages: &stages,
+        })?;
+        Ok((self.job.clock.now().saturating_sub(start), compared))
     }
 
     /// A disk as it is read: at the pace that it may be, and measured.

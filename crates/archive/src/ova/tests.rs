@@ -52,7 +52,7 @@ fn written(is_file: bool) -> Vec<u8> {
         device: Arc::clone(device) as Arc<dyn BlockDevice>,
     };
     let devices = devices();
-    let disks: Vec<OvaDisk> = devices.iter().enumerate().map(disk).collect();
+    let disks: Vec<OvaDisk<'_>> = devices.iter().enumerate().map(disk).collect();
     let text = descriptor(&[("disk0.vmdk", 5 * MIB), ("disk1.vmdk", 2 * MIB + 512)], STREAM);
     let folder = tempfile::tempdir().unwrap();
     let mut file = File::options()

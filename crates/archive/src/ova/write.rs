@@ -16,13 +16,13 @@ use crate::{Error, Result};
 
 /// A disk that is to be in an archive.
 #[derive(Clone)]
-pub struct OvaDisk {
+pub struct OvaDisk<'d> {
     /// What its image is called there, as the descriptor refers to it.
     pub href: String,
     /// The identity of its image.
     pub id: ImageId,
     /// Its content.
-    pub device: Arc<dyn BlockDevice>,
+    pub device: Arc<dyn BlockDevice + 'd>,
 }
 
 /// Where an archive goes. How long an image is stands before it, and is known after it.
@@ -60,7 +60,7 @@ pub struct OvaWritten {
 pub fn write_ova(
     output: OvaOutput,
     (name, descriptor): (&str, &str),
-    disks: &[OvaDisk],
+    disks: &[OvaDisk<'_>],
     options: OvaWriteOptions,
     progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
 ) -> Result<OvaWritten> {
@@ -131,7 +131,11 @@ impl Writer {
     }
 
     /// Writes an image behind a header that is filled in afterwards.
-    fn disk_in_place(&mut self, disk: &OvaDisk, progress: &mut dyn FnMut(u64) -> std::io::Result<()>) -> Result<()> {
+    fn disk_in_place(
+        &mut self,
+        disk: &OvaDisk<'_>,
+        progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
+    ) -> Result<()> {
         let header_at = self.at;
         self.put(&[0; BLOCK_BYTES])?;
         let options = self.options;
@@ -156,7 +160,7 @@ impl Writer {
     /// Writes an image into a file, and from there behind its header.
     fn disk_by_detour(
         &mut self,
-        disk: &OvaDisk,
+        disk: &OvaDisk<'_>,
         folder: &std::path::Path,
         progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
     ) -> Result<()> {
@@ -185,7 +189,7 @@ impl Writer {
 /// Writes an image; its length and its SHA-256.
 fn write_image(
     output: &mut dyn Write,
-    disk: &OvaDisk,
+    disk: &OvaDisk<'_>,
     options: OvaWriteOptions,
     progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
 ) -> Result<(u64, Vec<u8>)> {

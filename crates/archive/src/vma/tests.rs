@@ -490,7 +490,7 @@ fn found(archive: &[u8]) -> Found {
 }
 
 fn write(config: &[(String, Vec<u8>)], disks: &[(&str, Arc<dyn BlockDevice>)]) -> Result<(Vec<u8>, VmaWritten)> {
-    let disks: Vec<VmaDisk> = disks
+    let disks: Vec<VmaDisk<'_>> = disks
         .iter()
         .map(|(name, device)| VmaDisk {
             device_name: (*name).to_owned(),

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread::Scope;
 
 use holdfast_block::{BlockDevice, ExtentKind, is_zero, to_usize};
 
@@ -25,11 +26,11 @@ const RANGE_COUNT_MAX: usize = 256;
 
 /// A disk that is to be in an archive.
 #[derive(Clone)]
-pub struct VmaDisk {
+pub struct VmaDisk<'d> {
     /// By what the configuration refers to it: `drive-scsi0`.
     pub device_name: String,
     /// Its content: a multiple of 512 bytes.
-    pub device: Arc<dyn BlockDevice>,
+    pub device: Arc<dyn BlockDevice + 'd>,
 }
 
 /// How an archive is written.
@@ -64,7 +65,7 @@ pub struct VmaWritten {
 pub fn write_vma(
     output: &mut dyn Write,
     config: &[(String, Vec<u8>)],
-    disks: &[VmaDisk],
+    disks: &[VmaDisk<'_>],
     options: VmaWriteOptions,
     progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
 ) -> Result<VmaWritten> {
@@ -87,16 +88,19 @@ pub fn write_vma(
     )?;
     let mut before = 0;
     for (disk, number) in disks.iter().zip(1..) {
-        let extents = extents(disk, number, options);
-        while let Some(extent) = extents.next().map_err(|source| Error::Read { offset: 0, source })? {
-            let extent = extent?;
-            put(&extent.bytes, &mut written)?;
-            written.data_bytes += extent.data_bytes;
-            progress(before + extent.end).map_err(|source| Error::Write {
-                offset: written.bytes,
-                source,
-            })?;
-        }
+        std::thread::scope(|scope| {
+            let extents = extents(scope, disk, number, options);
+            while let Some(extent) = extents.next().map_err(|source| Error::Read { offset: 0, source })? {
+                let extent = extent?;
+                put(&extent.bytes, &mut written)?;
+                written.data_bytes += extent.data_bytes;
+                progress(before + extent.end).map_err(|source| Error::Write {
+                    offset: written.bytes,
+                    source,
+                })?;
+            }
+            Ok::<(), Error>(())
+        })?;
         before += disk.device.size_bytes();
     }
     output.flush().map_err(|source| Error::Write {
@@ -144,9 +148,14 @@ struct Extent {
 }
 
 /// The extents of a disk, in order.
-fn extents(disk: &VmaDisk, number: u8, options: VmaWriteOptions) -> InOrder<Result<Extent>> {
+fn extents<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    disk: &'scope VmaDisk<'_>,
+    number: u8,
+    options: VmaWriteOptions,
+) -> InOrder<Result<Extent>> {
     let mut units = Units {
-        device: Arc::clone(&disk.device),
+        device: &*disk.device,
         at: 0,
         data: VecDeque::new(),
         asked: 0,
@@ -155,12 +164,13 @@ fn extents(disk: &VmaDisk, number: u8, options: VmaWriteOptions) -> InOrder<Resu
         count: options.threads,
         load_max: None,
     };
-    InOrder::start(
+    InOrder::start_within(
+        scope,
         threads,
         move || units.next().transpose(),
         || {
-            let (device, mut buffer) = (Arc::clone(&disk.device), Vec::new());
-            move |unit: Result<Unit>| extent(&*device, number, &options.uuid, &unit?, &mut buffer)
+            let mut buffer = Vec::new();
+            move |unit: Result<Unit>| extent(&*disk.device, number, &options.uuid, &unit?, &mut buffer)
         },
     )
 }
@@ -174,8 +184,8 @@ struct Unit {
 }
 
 /// The parts of a disk.
-struct Units {
-    device: Arc<dyn BlockDevice>,
+struct Units<'d> {
+    device: &'d dyn BlockDevice,
     at: u64,
     /// What may be data and lies behind `at`.
     data: VecDeque<Range<u64>>,
@@ -183,7 +193,7 @@ struct Units {
     asked: u64,
 }
 
-impl Units {
+impl Units<'_> {
     fn next(&mut self) -> Result<Option<Unit>> {
         let size_bytes = self.device.size_bytes();
         if self.at >= size_bytes {

@@ -85,7 +85,7 @@ fn read(archive: &[u8]) -> Result<Vec<Vec<u8>>> {
 fn written(disks: &[(&str, &Arc<MemoryDevice>)]) -> Vec<u8> {
     let mut archive = Vec::new();
     let sizes: Vec<_> = disks.iter().map(|(id, device)| (*id, device.size_bytes())).collect();
-    let all: Vec<XvaDisk> = disks
+    let all: Vec<XvaDisk<'_>> = disks
         .iter()
         .map(|(id, device)| XvaDisk {
             id: (*id).to_owned(),

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread::Scope;
 
 use holdfast_block::{BlockDevice, ExtentKind, is_zero};
 
@@ -20,11 +21,11 @@ const EXTENT_COUNT_MAX: usize = 256;
 
 /// A disk that is to be in an archive.
 #[derive(Clone)]
-pub struct XvaDisk {
+pub struct XvaDisk<'d> {
     /// By what the records refer to it: `Ref:7`. Disks come in the order of their ids as text.
     pub id: String,
     /// Its content.
-    pub device: Arc<dyn BlockDevice>,
+    pub device: Arc<dyn BlockDevice + 'd>,
 }
 
 /// How an archive is written.
@@ -55,7 +56,7 @@ pub struct XvaWritten {
 pub fn write_xva(
     output: &mut dyn Write,
     records: &str,
-    disks: &[XvaDisk],
+    disks: &[XvaDisk<'_>],
     options: XvaWriteOptions,
     progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
 ) -> Result<XvaWritten> {
@@ -70,21 +71,24 @@ pub fn write_xva(
     let mut text = Vec::new();
     append(&mut text, "ova.xml", records.as_bytes(), options.time);
     put(&text, &mut written)?;
-    let mut disks: Vec<&XvaDisk> = disks.iter().collect();
+    let mut disks: Vec<&XvaDisk<'_>> = disks.iter().collect();
     disks.sort_by(|one, other| one.id.cmp(&other.id));
     let mut before = 0;
     for disk in disks {
-        let blocks = blocks(disk, options);
-        while let Some(batch) = blocks.next().map_err(|source| Error::Read { offset: 0, source })? {
-            let batch = batch?;
-            put(&batch.members, &mut written)?;
-            written.data_bytes += batch.data_bytes;
-            let done = before + batch.end;
-            progress(done).map_err(|source| Error::Write {
-                offset: written.bytes,
-                source,
-            })?;
-        }
+        std::thread::scope(|scope| {
+            let blocks = blocks(scope, disk, options);
+            while let Some(batch) = blocks.next().map_err(|source| Error::Read { offset: 0, source })? {
+                let batch = batch?;
+                put(&batch.members, &mut written)?;
+                written.data_bytes += batch.data_bytes;
+                let done = before + batch.end;
+                progress(done).map_err(|source| Error::Write {
+                    offset: written.bytes,
+                    source,
+                })?;
+            }
+            Ok::<(), Error>(())
+        })?;
         before += disk.device.size_bytes();
     }
     put(&[0; 2 * TAR_BLOCK_BYTES], &mut written)?;
@@ -110,9 +114,13 @@ struct Batch {
 }
 
 /// Blocks of a disk, in order.
-fn blocks(disk: &XvaDisk, options: XvaWriteOptions) -> InOrder<Result<Batch>> {
+fn blocks<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    disk: &'scope XvaDisk<'_>,
+    options: XvaWriteOptions,
+) -> InOrder<Result<Batch>> {
     let mut batches = Batches {
-        device: Arc::clone(&disk.device),
+        device: &*disk.device,
         at: 0,
         data_end: 0,
         asked: 0,
@@ -121,18 +129,19 @@ fn blocks(disk: &XvaDisk, options: XvaWriteOptions) -> InOrder<Result<Batch>> {
         count: options.threads,
         load_max: None,
     };
-    InOrder::start(
+    InOrder::start_within(
+        scope,
         threads,
         move || batches.next().transpose(),
         || {
-            let (disk, mut block) = (disk.clone(), Vec::new());
-            move |range: Result<Range<u64>>| members(&disk, range?, &mut block, options.time)
+            let mut block = Vec::new();
+            move |range: Result<Range<u64>>| members(disk, range?, &mut block, options.time)
         },
     )
 }
 
 /// Reads a part of a disk, and makes members of what is not zero.
-fn members(disk: &XvaDisk, range: Range<u64>, block: &mut Vec<u8>, time: u64) -> Result<Batch> {
+fn members(disk: &XvaDisk<'_>, range: Range<u64>, block: &mut Vec<u8>, time: u64) -> Result<Batch> {
     let size_bytes = disk.device.size_bytes();
     let last = size_bytes.saturating_sub(1) / BLOCK_BYTES;
     let mut batch = Batch {
@@ -158,8 +167,8 @@ fn members(disk: &XvaDisk, range: Range<u64>, block: &mut Vec<u8>, time: u64) ->
 }
 
 /// The parts of a disk that are looked at: what may be data, the first block and the last.
-struct Batches {
-    device: Arc<dyn BlockDevice>,
+struct Batches<'d> {
+    device: &'d dyn BlockDevice,
     at: u64,
     /// End of the data that `at` lies in.
     data_end: u64,
@@ -167,7 +176,7 @@ struct Batches {
     asked: u64,
 }
 
-impl Batches {
+impl Batches<'_> {
     fn next(&mut self) -> Result<Option<Range<u64>>> {
         let size_bytes = self.device.size_bytes();
         let last = size_bytes.saturating_sub(1) / BLOCK_BYTES * BLOCK_BYTES;

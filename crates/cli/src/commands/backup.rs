@@ -8,6 +8,7 @@ mod machines;
 mod machines_done;
 mod of_pools;
 mod of_virtualbox;
+mod reading;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,7 +24,9 @@ use serde::Serialize;
 
 pub(super) use self::limits::parse_rate;
 use self::machines::MachineArgs;
+pub(super) use self::machines_done::InstantShown;
 use self::of_pools::PoolBackupArgs;
+pub(super) use self::reading::{ReadingArgs, ReadingWish};
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;

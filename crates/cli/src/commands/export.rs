@@ -1,18 +1,22 @@
 //! `holdfast export`: a machine in a snapshot becomes an archive for another hypervisor, or a folder of images.
 
+mod now;
 mod to_pool;
 
 use std::path::PathBuf;
 
 use holdfast_archive::{PackOptions, Packing};
 use holdfast_engine::{
-    ExportFormat, ExportReport, ExportRequest, ExportTarget, Overwrite, SnapshotName, VirtualBoxIdentity, export,
+    ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, Overwrite, SnapshotName, VirtualBoxIdentity,
+    export,
 };
 use holdfast_host::xapi::XenAddress;
 use holdfast_image::{Format, Storage};
 use holdfast_repo::{Processes as _, SystemProcesses};
 use serde::Serialize;
 
+use self::now::InstantDocument;
+use super::backup::ReadingArgs;
 use super::compress::{PackingArgs, stdout, threads};
 use super::import::{DroppedDocument, list_dropped};
 use crate::args::{Example, JobArgs};
@@ -26,9 +30,9 @@ use crate::{time, units, virtualbox};
 /// Arguments of `export`.
 #[derive(Debug, clap::Args)]
 pub struct ExportArgs {
-    /// The snapshot; a machine's name is its newest
+    /// The snapshot; a machine's name is its newest. With --now a machine of libvirt, by name, or as qmp:SOCKET
     #[arg(value_name = "SNAPSHOT|MACHINE")]
-    snapshot: SnapshotName,
+    what: String,
     /// The archive or the folder to make, - for standard output, or a pool of XenServer or XCP-ng, with a storage repository of it or
     /// without: xen://HOST/STORAGE
     #[arg(value_name = "TARGET")]
@@ -42,6 +46,9 @@ pub struct ExportArgs {
     /// The format of the images in a folder (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels)
     #[arg(long, value_name = "FORMAT", value_parser = super::backup::parse_format)]
     disk_format: Option<Format>,
+    /// Export the machine as it is at this moment, running or not: no repository is needed, and nothing is stored in between
+    #[arg(long)]
+    now: bool,
     /// Leave this disk out; may be given several times
     #[arg(long = "exclude", value_name = "DISK")]
     left_out: Vec<String>,
@@ -61,6 +68,8 @@ pub struct ExportArgs {
     pools: PoolArgs,
     #[command(flatten)]
     job: JobArgs,
+    #[command(flatten)]
+    reading: ReadingArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -92,6 +101,10 @@ pub(super) const EXAMPLES: &[Example] = &[
         line: "holdfast export -r /backup/vms web1@2026-11-20 - --format xva | ssh xen1 xe vm-import filename=/dev/stdin",
     },
     Example {
+        wish: "Move a machine as it runs to another hypervisor, without a repository",
+        line: "holdfast export --now web1 - --format xva | ssh xen1 xe vm-import filename=/dev/stdin",
+    },
+    Example {
         wish: "Make a package for VMware or VirtualBox",
         line: "holdfast export -r /backup/vms web1 web1.ova",
     },
@@ -114,7 +127,8 @@ pub(super) const EXAMPLES: &[Example] = &[
 struct Done {
     target: String,
     format: &'static str,
-    snapshot: String,
+    /// The snapshot; null of a machine as it was at this moment.
+    snapshot: Option<String>,
     machine: String,
     name: String,
     disks: Vec<DiskDocument>,
@@ -126,6 +140,8 @@ struct Done {
     is_registered: bool,
     /// The machine in a pool of XenServer.
     uuid: Option<String>,
+    /// How the machine was read; null of a snapshot.
+    instant: Option<InstantDocument>,
 }
 
 #[derive(Debug, Serialize)]
@@ -150,8 +166,9 @@ impl Done {
             settings: report.settings_file.map(|path| path.display().to_string()),
             is_registered: false,
             uuid: None,
-            snapshot: report.snapshot.id.to_string(),
-            machine: report.snapshot.machine.clone(),
+            snapshot: report.snapshot.as_ref().map(|snapshot| snapshot.id.to_string()),
+            instant: report.reading.as_ref().map(InstantDocument::new),
+            machine: report.machine,
             name: report.name,
             disks: report.disks.into_iter().map(disk).collect(),
             written_bytes: report.written_bytes,
@@ -186,13 +203,13 @@ impl Report for Done {
         parts.extend(
             units::rate(size_bytes, duration).map(|rate| format!("{} of disks", units::bytes_per_second(rate))),
         );
-        page.line(&format!(
-            "{}  {} as of snapshot {}: {}",
-            self.target,
-            self.name,
-            &self.snapshot[..8],
-            parts.join(", ")
-        ));
+        let of = match &self.snapshot {
+            Some(snapshot) => format!("as of snapshot {}", &snapshot[..8]),
+            None => "as it was at this moment".to_owned(),
+        };
+        page.line(&format!("{}  {} {of}: {}", self.target, self.name, parts.join(", ")));
+        let instant = self.instant.iter().flat_map(|instant| &instant.lines);
+        instant.for_each(|line| page.line(line));
         let mut table = Table::new([
             Column::long_text("DISK"),
             Column::number("SIZE"),
@@ -218,12 +235,7 @@ impl Report for Done {
 
 /// Exports.
 pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
-    if args.snapshot.disk.is_some() {
-        return Err(Error::usage(
-            "a machine is exported, and this names a disk",
-            "leave the disk out; --exclude leaves out others; holdfast restore brings back one disk",
-        ));
-    }
+    check_source(args)?;
     if let Some(address) = args.target.to_str().filter(|text| XenAddress::is_one(text)) {
         return to_pool::run(args, address, context);
     }
@@ -248,18 +260,16 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         None if args.register => return Err(virtualbox::no_manager("--register")),
         manager => manager.filter(|_| args.register),
     };
-    let repository = context.open_repository()?;
     let request = ExportRequest {
-        snapshot: args.snapshot.snapshot.clone(),
-        left_out: args.left_out.clone(),
         target,
         name: args.name.clone(),
         host: SystemProcesses.this().host,
         time: time::now(),
-        zone: context.zone().clone(),
     };
-    let report = context.work(args.job.thread_count(), |job| {
-        export(&repository, request, &context.surroundings(), job)
+    let report = from(args, context, |from| {
+        context.work(args.job.thread_count(), |job| {
+            export(from, request, &context.surroundings(), job)
+        })
     })?;
     if is_stdout {
         for dropped in &report.dropped {
@@ -279,6 +289,53 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         }
     }
     context.report(&done)
+}
+
+/// Has `work` export what is asked for.
+fn from<T>(
+    args: &ExportArgs,
+    context: &Context,
+    work: impl FnOnce(ExportFrom<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    if args.now {
+        return now::from(args, context, work);
+    }
+    let repository = context.open_repository()?;
+    work(ExportFrom::Snapshot {
+        repository: &repository,
+        reference: snapshot_name(&args.what)?.snapshot,
+        zone: context.zone().clone(),
+        left_out: args.left_out.clone(),
+    })
+}
+
+fn snapshot_name(text: &str) -> Result<SnapshotName, Error> {
+    text.parse().map_err(|error| {
+        Error::usage(
+            format!("{text}: {error}"),
+            "holdfast list shows all snapshots; --now exports a machine as it is",
+        )
+    })
+}
+
+/// What is exported, and options that are about something else.
+fn check_source(args: &ExportArgs) -> Result<(), Error> {
+    if args.now {
+        return args.reading.check();
+    }
+    if let Some(option) = args.reading.given() {
+        return Err(Error::usage(
+            format!("{option} is about a machine as it is now, and this is a snapshot"),
+            "leave it out, or give --now",
+        ));
+    }
+    match snapshot_name(&args.what)?.disk {
+        None => Ok(()),
+        Some(_) => Err(Error::usage(
+            "a machine is exported, and this names a disk",
+            "leave the disk out; --exclude leaves out others; holdfast restore brings back one disk",
+        )),
+    }
 }
 
 /// Where it goes.

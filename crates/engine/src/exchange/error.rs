@@ -13,10 +13,10 @@ pub enum ExchangeError {
         detail: String,
     },
     /// A disk that an export is to have.
-    #[error("{snapshot} has no disk")]
+    #[error("{machine} has no disk")]
     NoDisk {
-        /// The snapshot.
-        snapshot: String,
+        /// The machine, or its snapshot.
+        machine: String,
     },
     /// A disk that an export is to leave out.
     #[error("{snapshot} has no disk {name}; it has {}", present.join(", "))]

@@ -1,46 +1,59 @@
-//! `export`: a machine in a snapshot becomes an archive that another hypervisor takes in, or a folder of images.
+//! `export`: a machine, in a snapshot or as it is now, becomes an archive that another hypervisor takes in, or a folder of images.
 
 mod archives;
+mod content;
+mod now;
 mod to_pool;
 mod virtualbox;
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_archive::{PackOptions, Packed};
-use holdfast_block::BlockDevice;
+use holdfast_block::BlockDevice as _;
 use holdfast_hardware::{DiskKind, Dropped, Machine, Translated, libvirt};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
-use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings};
+use holdfast_repo::{Manifest, Repository, Surroundings};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use archives::Sink;
+use content::{Content, ContentDisk, Reads};
 pub use to_pool::{ExportToPool, ExportedToPool, export_to_pool};
 use virtualbox::OfVirtualBox;
 
-use super::error::ExchangeError;
 use super::import::{NewFolder, write_file};
 use super::machine::{unknown, unknown_disk};
 use super::store::DOMAIN;
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::machine_backup::is_memory;
-use crate::machine_restore::bytes_of;
+use crate::machine_backup::{MachineReadRequest, MachineReading};
 use crate::new_file::{Existing, NewFile};
 use crate::new_image::Overwrite;
 use crate::repository::find_snapshot;
 use crate::{SnapshotReference, Unit};
 
-/// What to export, and how.
+/// What is exported.
+pub enum ExportFrom<'a> {
+    /// The machine in a snapshot.
+    Snapshot {
+        /// Where the snapshot is.
+        repository: &'a Repository,
+        /// Which one.
+        reference: SnapshotReference,
+        /// In which times of its name are meant.
+        zone: TimeZone,
+        /// Disks that are left out, by name.
+        left_out: Vec<String>,
+    },
+    /// A machine as it is now, read from its hypervisor.
+    Now(Box<MachineReadRequest<'a>>),
+}
+
+/// Where to, and how.
 pub struct ExportRequest {
-    /// The snapshot.
-    pub snapshot: SnapshotReference,
-    /// Disks that are left out, by name.
-    pub left_out: Vec<String>,
     /// Where to.
     pub target: ExportTarget,
     /// What the machine is called there; as here where not given.
@@ -49,8 +62,6 @@ pub struct ExportRequest {
     pub host: String,
     /// Now.
     pub time: Timestamp,
-    /// In which times of the snapshot's name are meant.
-    pub zone: TimeZone,
 }
 
 /// What is made of a machine.
@@ -110,8 +121,12 @@ pub enum VirtualBoxIdentity {
 /// What was exported.
 #[derive(Debug)]
 pub struct ExportReport {
-    /// The snapshot.
-    pub snapshot: Manifest,
+    /// The snapshot; none of a machine as it was.
+    pub snapshot: Option<Manifest>,
+    /// How the machine was read; none of a snapshot.
+    pub reading: Option<MachineReading>,
+    /// What the machine is called here.
+    pub machine: String,
     /// What the machine is called there.
     pub name: String,
     /// Each disk: its name, what it is called there, and its size.
@@ -130,77 +145,175 @@ pub struct ExportReport {
 
 /// Exports a machine. A file or folder is there whole, or not at all; of a folder, the configuration comes last.
 pub fn export(
-    repository: &Repository,
+    from: ExportFrom<'_>,
     request: ExportRequest,
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<ExportReport> {
     let start = job.clock.now();
-    let snapshot = find_snapshot(repository, &request.snapshot, &request.zone, job.progress)?;
-    let mut exported = Exported::read(repository, &snapshot, &request, job)?;
-    job.progress
-        .phase(&format!("exporting {}", snapshot.machine), Unit::Bytes);
-    job.progress
-        .total(exported.disks.iter().map(|disk| disk.record.size_bytes).sum());
-    let of_now = (&request.host[..], request.time);
-    let written = match request.target {
-        ExportTarget::Stream(stream, format) => {
-            exported.write_archive(Sink::Stream(stream), format, of_now, surroundings, job)?
-        }
-        ExportTarget::File {
-            path,
-            overwrite,
-            format,
+    // What cannot be written is found before a machine is disturbed.
+    let target = Target::open(request.target, surroundings, job)?;
+    let of = OfExport {
+        name: request.name,
+        host: request.host,
+        time: request.time,
+        surroundings,
+        job,
+    };
+    let (report, snapshot, reading) = match from {
+        ExportFrom::Snapshot {
+            repository,
+            reference,
+            zone,
+            left_out,
         } => {
-            let existing = match overwrite {
-                Overwrite::Refuse => Existing::Keep,
-                Overwrite::Replace => Existing::Replace,
-            };
-            let new = NewFile::begin(&path, existing, surroundings)?;
-            new.tell_of_cleared(job.progress);
-            let failed = |source| Error::File {
-                action: "write",
-                path: path.clone(),
-                source,
-            };
-            let file = new.create_private().map_err(failed)?;
-            let durable = file.try_clone().map_err(failed)?;
-            let written = exported.write_archive(Sink::File(file), format, of_now, surroundings, job)?;
-            durable.sync_all().map_err(failed)?;
-            new.finish()?;
-            written
+            let snapshot = find_snapshot(repository, &reference, &zone, job.progress)?;
+            job.progress
+                .phase(&format!("exporting {}", snapshot.machine), Unit::Bytes);
+            let content = content::of_snapshot(repository, &snapshot, &left_out)?;
+            let (report, made) = of.write(content, target)?;
+            made.finish()?;
+            (report, Some(snapshot), None)
         }
-        ExportTarget::Folder { path, format, storage } => {
-            exported.write_folder(&path, (format, storage), surroundings, job)?
-        }
-        ExportTarget::VirtualBox { path, identity } => {
-            exported.of_virtualbox = OfVirtualBox::read(repository, &snapshot)?;
-            exported.write_virtualbox(&path, identity, surroundings, job)?
+        ExportFrom::Now(request) => {
+            let (report, reading) = now::export(*request, of, target)?;
+            (report, None, Some(reading))
         }
     };
     Ok(ExportReport {
-        name: exported.machine.name,
-        disks: exported.names,
-        written_bytes: written.written_bytes,
-        unpacked_bytes: written.unpacked_bytes,
-        dropped: exported.dropped,
-        duration: job.clock.now().saturating_sub(start),
-        settings_file: exported.settings_file,
         snapshot,
+        reading,
+        duration: job.clock.now().saturating_sub(start),
+        ..report
     })
 }
 
-/// A disk that is exported.
-pub(super) struct ExportedDisk<'m> {
-    record: &'m DiskRecord,
-    device: Arc<dyn BlockDevice>,
+/// Where an export goes, begun.
+enum Target {
+    Stream(Box<dyn Write + Send>, ExportFormat),
+    File(NewFile, PathBuf, ExportFormat),
+    Folder(NewFolder, Format, Storage),
+    VirtualBox(NewFolder, VirtualBoxIdentity),
+}
+
+impl Target {
+    fn open(target: ExportTarget, surroundings: &Surroundings, job: Job<'_>) -> Result<Self> {
+        Ok(match target {
+            ExportTarget::Stream(stream, format) => Self::Stream(stream, format),
+            ExportTarget::File {
+                path,
+                overwrite,
+                format,
+            } => {
+                let existing = match overwrite {
+                    Overwrite::Refuse => Existing::Keep,
+                    Overwrite::Replace => Existing::Replace,
+                };
+                let new = NewFile::begin(&path, existing, surroundings)?;
+                new.tell_of_cleared(job.progress);
+                Self::File(new, path, format)
+            }
+            ExportTarget::Folder { path, format, storage } => Self::Folder(NewFolder::make(&path)?, format, storage),
+            ExportTarget::VirtualBox { path, identity } => {
+                // VBoxManage looks for it from another folder.
+                let absolute = std::path::absolute(&path).map_err(|source| Error::File {
+                    action: "find",
+                    path,
+                    source,
+                })?;
+                Self::VirtualBox(NewFolder::make(&absolute)?, identity)
+            }
+        })
+    }
+}
+
+/// What an export has made: it goes again if it is dropped.
+enum Made {
+    Stream,
+    File(NewFile),
+    Folder(NewFolder),
+}
+
+impl Made {
+    /// All is well.
+    fn finish(self) -> Result<()> {
+        match self {
+            Self::Stream => Ok(()),
+            Self::File(new) => new.finish(),
+            Self::Folder(new) => {
+                new.keep();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// How a machine is exported.
+struct OfExport<'a> {
+    name: Option<String>,
+    host: String,
+    time: Timestamp,
+    surroundings: &'a Surroundings,
+    job: Job<'a>,
+}
+
+impl OfExport<'_> {
+    fn write(self, content: Content<'_>, target: Target) -> Result<(ExportReport, Made)> {
+        let (surroundings, job) = (self.surroundings, self.job);
+        let machine = content.machine.clone();
+        let mut exported = Exported::new(content, self.name, job)?;
+        job.progress
+            .total(exported.disks.iter().map(|disk| disk.device.size_bytes()).sum());
+        let of_now = (&self.host[..], self.time);
+        let (written, made) = match target {
+            Target::Stream(stream, format) => {
+                let written = exported.write_archive(Sink::Stream(stream), format, of_now, surroundings, job)?;
+                (written, Made::Stream)
+            }
+            Target::File(new, path, format) => {
+                let failed = |source| Error::File {
+                    action: "write",
+                    path: path.clone(),
+                    source,
+                };
+                let file = new.create_private().map_err(failed)?;
+                let durable = file.try_clone().map_err(failed)?;
+                let written = exported.write_archive(Sink::File(file), format, of_now, surroundings, job)?;
+                durable.sync_all().map_err(failed)?;
+                (written, Made::File(new))
+            }
+            Target::Folder(mut made, format, storage) => {
+                let written = exported.write_folder(&mut made, (format, storage), surroundings, job)?;
+                (written, Made::Folder(made))
+            }
+            Target::VirtualBox(mut made, identity) => {
+                let written = exported.write_virtualbox(&mut made, identity, surroundings, job)?;
+                (written, Made::Folder(made))
+            }
+        };
+        let report = ExportReport {
+            snapshot: None,
+            reading: None,
+            machine,
+            name: exported.machine.name,
+            disks: exported.names,
+            written_bytes: written.written_bytes,
+            unpacked_bytes: written.unpacked_bytes,
+            dropped: exported.dropped,
+            duration: Duration::ZERO,
+            settings_file: exported.settings_file,
+        };
+        Ok((report, made))
+    }
 }
 
 /// A machine on its way.
 struct Exported<'m> {
     machine: Machine,
-    disks: Vec<ExportedDisk<'m>>,
-    /// The configuration as it was, where the snapshot has it.
+    disks: Vec<ContentDisk<'m>>,
+    /// How often its disks can be read.
+    reads: Reads,
+    /// The configuration as it was, where it is known.
     text: Option<String>,
     names: Vec<(String, String, u64)>,
     dropped: Vec<Dropped>,
@@ -209,81 +322,49 @@ struct Exported<'m> {
 }
 
 impl<'m> Exported<'m> {
-    fn read(repository: &Repository, snapshot: &'m Manifest, request: &ExportRequest, job: Job<'_>) -> Result<Self> {
-        let is_disk = |record: &&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
-        let present: Vec<&DiskRecord> = snapshot.disks.iter().filter(is_disk).collect();
-        if let Some(name) = request
-            .left_out
-            .iter()
-            .find(|name| present.iter().all(|record| record.name != **name))
-        {
-            return Err(ExchangeError::NoSuchDisk {
-                snapshot: snapshot.id.to_string(),
-                name: name.clone(),
-                present: present.iter().map(|record| record.name.clone()).collect(),
-            }
-            .into());
-        }
-        let is_chosen = |record: &&DiskRecord| !request.left_out.contains(&record.name);
-        let disks: Vec<ExportedDisk<'_>> = snapshot
-            .disks
-            .iter()
-            .filter(is_disk)
-            .filter(is_chosen)
-            .map(|record| ExportedDisk {
-                record,
-                device: Arc::new(repository.device_checking_prints(record)),
-            })
-            .collect();
-        if disks.is_empty() {
-            return Err(ExchangeError::NoDisk {
-                snapshot: snapshot.id.to_string(),
-            }
-            .into());
-        }
-        let text = snapshot.disks.iter().find(|record| record.name == DOMAIN);
-        let text = text.map(|record| bytes_of(repository, record)).transpose()?;
-        let text = text.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        let Translated { value, dropped } = if let Some(text) = &text {
+    fn new(content: Content<'m>, name: Option<String>, job: Job<'_>) -> Result<Self> {
+        let Translated { value, dropped } = if let Some(text) = &content.text {
             libvirt::read(text)?
         } else {
-            job.progress.warning(
-                "the snapshot is of images only: nobody knows what the machine consists of, so it gets one processor and 2 GiB of memory",
-            );
+            job.progress.warning(&format!(
+                "{}: nobody knows what the machine consists of, so it gets one processor and 2 GiB of memory",
+                content.why_unknown
+            ));
             Translated {
-                value: unknown(&snapshot.machine),
+                value: unknown(&content.machine),
                 dropped: Vec::new(),
             }
         };
         let mut exported = Self {
             machine: value,
-            disks,
-            text,
+            disks: content.disks,
+            reads: content.reads,
+            text: content.text,
             names: Vec::new(),
             dropped,
-            of_virtualbox: OfVirtualBox::default(),
+            of_virtualbox: content.of_virtualbox,
             settings_file: None,
         };
-        if let Some(name) = &request.name {
-            exported.machine.name.clone_from(name);
+        if let Some(name) = name {
+            exported.machine.name = name;
         }
         exported.attach();
-        exported.tell_of_streams(snapshot);
+        exported.dropped.extend(content.dropped);
         Ok(exported)
     }
 
     /// The machine has the disks that are exported, and no others.
     fn attach(&mut self) {
         for disk in &mut self.machine.disks {
-            let exported = self.disks.iter().find(|exported| exported.record.name == disk.key);
-            disk.size_bytes = exported.map(|exported| exported.record.size_bytes);
+            let exported = self.disks.iter().find(|exported| exported.name == disk.key);
+            disk.size_bytes = exported.map(|exported| exported.device.size_bytes());
             if disk.label.is_empty() {
                 disk.label.clone_from(&disk.key);
             }
             if disk.kind != DiskKind::Disk && !disk.key.is_empty() {
                 self.dropped.push(Dropped {
                     what: format!("medium in drive {}", disk.key),
-                    why: "is not in the snapshot".to_owned(),
+                    why: "is not kept".to_owned(),
                 });
                 disk.key.clear();
             }
@@ -294,54 +375,32 @@ impl<'m> Exported<'m> {
             if !stays {
                 dropped.push(Dropped {
                     what: format!("disk {}", disk.key),
-                    why: "is not in the snapshot, or was left out".to_owned(),
+                    why: "was left out".to_owned(),
                 });
             }
             stays
         });
         for exported in &self.disks {
-            let name = &exported.record.name;
+            let name = &exported.name;
             if self.machine.disks.iter().all(|disk| disk.key != *name) {
                 let position = u32::try_from(self.machine.disks.len()).unwrap_or(u32::MAX);
                 let mut disk = unknown_disk(name, position);
-                disk.size_bytes = Some(exported.record.size_bytes);
+                disk.size_bytes = Some(exported.device.size_bytes());
                 self.machine.disks.push(disk);
             }
         }
     }
 
-    fn tell_of_streams(&mut self, snapshot: &Manifest) {
-        for (name, what) in [
-            (crate::machine_backup::NVRAM, "variables of the firmware"),
-            (crate::machine_backup::TPM, "state of the TPM"),
-            (super::virtualbox::NVRAM, "variables of the firmware"),
-        ] {
-            if snapshot.disks.iter().any(|record| record.name == name) {
-                self.dropped.push(Dropped {
-                    what: what.to_owned(),
-                    why: "stays behind: it is of another hypervisor's make".to_owned(),
-                });
-            }
-        }
-        if snapshot.disks.iter().any(is_memory) {
-            self.dropped.push(Dropped {
-                what: "memory".to_owned(),
-                why: "another hypervisor cannot go on from it: the machine starts".to_owned(),
-            });
-        }
-    }
-
     fn write_folder(
         &mut self,
-        folder: &std::path::Path,
+        made: &mut NewFolder,
         (format, storage): (Format, Storage),
         surroundings: &Surroundings,
         job: Job<'_>,
     ) -> Result<Packed> {
-        let mut made = NewFolder::make(folder)?;
         let mut written = Packed::default();
         for disk in &self.disks {
-            let file = format!("{}.{format}", crate::DiskName::new(disk.record.name.as_str())?);
+            let file = format!("{}.{format}", crate::DiskName::new(disk.name.as_str())?);
             let report = convert(
                 ConvertSource::Device(&disk.device),
                 &ConvertRequest {
@@ -359,12 +418,11 @@ impl<'m> Exported<'m> {
             )?;
             written.unpacked_bytes += report.size_bytes;
             written.written_bytes += report.allocated_bytes.unwrap_or_default();
-            self.names.push((disk.record.name.clone(), file, report.size_bytes));
+            self.names.push((disk.name.clone(), file, report.size_bytes));
         }
         if let Some(text) = &self.text {
             write_file(&made.file(DOMAIN), text.as_bytes(), surroundings)?;
         }
-        made.keep();
         Ok(written)
     }
 }

@@ -8,9 +8,9 @@ use holdfast_block::{BlockDevice, ExtentKind, ExtentList, Result, to_usize};
 const SECTOR_BYTES: u64 = 512;
 
 /// A disk, with zeroes up to the end of its last sector.
-pub(super) struct WholeSectors(pub(super) Arc<dyn BlockDevice>);
+pub(super) struct WholeSectors<'d>(pub(super) Arc<dyn BlockDevice + 'd>);
 
-impl BlockDevice for WholeSectors {
+impl BlockDevice for WholeSectors<'_> {
     fn size_bytes(&self) -> u64 {
         self.0.size_bytes().next_multiple_of(SECTOR_BYTES)
     }

@@ -20,8 +20,7 @@ use super::method::{Method, Offer, overlay_of, run_of_overlay};
 use super::noted::Noted;
 use super::pace::Pace;
 use super::warden::{GivenUp, Kept, Load, Warden, Watched};
-use super::{Beside, Compared, MachineBackup, MachineBackupReport, Ready, notes_of};
-use crate::BackupReport;
+use super::{Beside, MachineBackup, MachineReading, Ready, Stored, notes_of};
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
 use crate::job::Job;
@@ -34,8 +33,6 @@ use crate::watchdog::Guard;
 
 /// A machine that stands still while it is read may do so for this long; the watchdog ends it earlier if we die.
 const READ_DEADLINE: Duration = Duration::from_secs(24 * 3600);
-
-type Stored = Result<(BackupReport, Vec<(String, Compared)>)>;
 
 /// What is made of the images at the instant.
 enum Cut<'a> {
@@ -132,7 +129,7 @@ impl MachineBackup<'_> {
         OpenSource::open(path, format, &self.request.allowed)
     }
 
-    pub(super) fn read_from_images(self, (method, reason): (Method, String)) -> Result<MachineBackupReport> {
+    pub(super) fn read_from_images(self, (method, reason): (Method, String)) -> Result<MachineReading> {
         let is_still = method == Method::Pause;
         let mut freezer = self.freezer();
         if is_still {
@@ -150,7 +147,7 @@ impl MachineBackup<'_> {
                 let stored = beside.and_then(|beside| {
                     let opened = self.open_images(&[])?;
                     let stored = self.store_images(&opened, beside, time, (method, "crash"), &pace)?;
-                    self.check_stood_still(&stored.0)?;
+                    self.check_stood_still()?;
                     Ok(stored)
                 });
                 stored_within = Some(stored);
@@ -174,13 +171,8 @@ impl MachineBackup<'_> {
                 return stored;
             }
             let (time, beside) = instant.expect("the instant was told");
-            let beside = beside?;
-            let opened = match &mut cut {
-                // Their names go; they are there as long as they are open.
-                Cut::Clones(clones) => self.open_images(&std::mem::take(clones))?,
-                _ => self.open_images(&[])?,
-            };
-            self.store_images(&opened, beside, time, (method, quiesced.consistency()), &pace)
+            let opened = self.open_cut(&mut cut)?;
+            self.store_images(&opened, beside?, time, (method, quiesced.consistency()), &pace)
         };
         let (stored, watched) = if is_still {
             (read(), Watched::default())
@@ -195,16 +187,30 @@ impl MachineBackup<'_> {
         if self.undo(cut, Some(guard)) {
             noted.end();
         }
-        let (backup, compared) = stored?;
+        let (duration, compared) = stored?;
         let load = Load {
-            waited: pace.waited(backup.duration),
+            waited: pace.waited(duration),
             ..watched.load
         };
-        Ok(self.report(backup, (method, reason), (Some(pause), quiesced, load), compared))
+        Ok(self.reading(
+            (method, reason),
+            quiesced.consistency(),
+            (Some(pause), quiesced, load),
+            compared,
+        ))
+    }
+
+    /// What is read after the instant.
+    fn open_cut(&self, cut: &mut Cut<'_>) -> Result<Vec<OpenSource>> {
+        match cut {
+            // Their names go; they are there as long as they are open.
+            Cut::Clones(clones) => self.open_images(&std::mem::take(clones)),
+            _ => self.open_images(&[]),
+        }
     }
 
     /// A machine that somebody has let run on while it was read: the snapshot is of no instant, and goes again.
-    fn check_stood_still(&self, stored: &BackupReport) -> Result<()> {
+    fn check_stood_still(&self) -> Result<()> {
         let monitor = self.request.machine.monitor();
         self.wake();
         let status = monitor.execute(&QmpCommand::new("query-status", serde_json::Value::Null));
@@ -212,7 +218,7 @@ impl MachineBackup<'_> {
             return Ok(());
         }
         let reason = "somebody let it run on while it was read".to_owned();
-        self.repository.forget(stored.snapshot.id, &reason)?;
+        self.keeper.take_back(&reason)?;
         Err(Error::from(holdfast_host::Error::Refused {
             action: "read",
             machine: self.request.name.to_string(),
@@ -304,7 +310,7 @@ impl MachineBackup<'_> {
         time: jiff::Timestamp,
         of: (Method, &str),
         pace: &Pace<'_>,
-    ) -> Stored {
+    ) -> Result<Stored> {
         let disks = self.taken.iter().zip(opened).map(|(disk, source)| Ready {
             target: disk.target.clone(),
             device: &*source.device,

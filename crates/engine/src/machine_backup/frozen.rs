@@ -7,12 +7,12 @@ use holdfast_host::qemu::memory::{Memory, MemoryMode};
 use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, Pause, QemuDisk, RunId, Standstill, disks};
 use holdfast_host::qmp::{MonitorError, QmpCommand};
 use holdfast_host::{Error as HostError, MachineDisk, MachineState};
-use holdfast_repo::{Manifest, Repository};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 
-use super::MachineBackupRequest;
+use super::MachineReadRequest;
 use super::changes::{BitmapNames, Changes, ReadAll, check_spots, usable_bitmap};
 use super::frozen_device::FrozenDevice;
+use super::keeper::Before;
 use super::memory::not_kept;
 use super::noted::is_off;
 use super::pace::Pace;
@@ -35,11 +35,11 @@ pub(crate) const LIVE_MEMORY_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Freezes disks, and clears up.
 pub(super) struct Freezer<'a> {
-    repository: &'a Repository,
-    request: &'a MachineBackupRequest<'a>,
+    before: Option<Before<'a>>,
+    request: &'a MachineReadRequest<'a>,
     machine: String,
-    parent: Option<&'a Manifest>,
-    names: BitmapNames,
+    /// None where no next backup asks for one.
+    names: Option<BitmapNames>,
     hooks: &'a HookCalls<'a>,
     job: Job<'a>,
     /// How long the machine may stand still.
@@ -68,7 +68,7 @@ pub(super) struct FrozenDisk {
     pub(super) device: FrozenDevice,
     pub(super) changes: Changes,
     /// The bitmap that has begun at this instant.
-    pub(super) next_bitmap: String,
+    pub(super) next_bitmap: Option<String>,
     node: String,
 }
 
@@ -92,7 +92,7 @@ impl Frozen {
     /// Who looks after the machine while these are read. The scratch files are his from now on.
     pub(super) fn warden<'w>(
         &mut self,
-        request: &'w MachineBackupRequest<'_>,
+        request: &'w MachineReadRequest<'_>,
         pace: &'w Pace<'w>,
         job: Job<'w>,
     ) -> Warden<'w> {
@@ -112,20 +112,18 @@ impl Frozen {
 
 impl<'a> Freezer<'a> {
     pub(super) fn new(
-        repository: &'a Repository,
-        request: &'a MachineBackupRequest<'a>,
+        before: Option<Before<'a>>,
+        request: &'a MachineReadRequest<'a>,
         machine: String,
-        parent: Option<&'a Manifest>,
         hooks: &'a HookCalls<'a>,
         job: Job<'a>,
     ) -> Self {
-        let id = repository.config().id.to_string();
+        let names = |before: Before<'_>| BitmapNames::new(&before.repository.config().id.to_string(), request.run);
         Self {
-            names: BitmapNames::new(&id, request.run),
-            repository,
+            names: before.map(names),
+            before,
             request,
             machine,
-            parent,
             hooks,
             job,
             pause_deadline: PAUSE_DEADLINE,
@@ -153,7 +151,7 @@ impl<'a> Freezer<'a> {
         let wanted = self.devices(taken)?;
         let usable: Vec<_> = wanted
             .iter()
-            .map(|(target, disk)| usable_bitmap(disk, target, self.parent))
+            .map(|(target, disk)| usable_bitmap(disk, target, self.before.and_then(|before| before.parent)))
             .collect();
         let (folder, listener) = listen(&self.request.runtime)?;
         let (cut_disks, watched) = self.cut_disks(&wanted, &usable)?;
@@ -208,7 +206,7 @@ impl<'a> Freezer<'a> {
             Err(error) => {
                 let nodes: Vec<&str> = wanted.iter().map(|(_, disk)| &disk.node[..]).collect();
                 self.release(cut);
-                self.remove_bitmaps(nodes.iter().map(|node| (*node, self.names.next())));
+                self.remove_bitmaps(nodes.iter().filter_map(|node| Some((*node, self.next_bitmap()?))));
                 guard.done();
                 Err(error)
             }
@@ -228,7 +226,7 @@ impl<'a> Freezer<'a> {
             cut_disks.push(CutDisk {
                 scratch: scratch.given,
                 disk: disk.clone(),
-                next_bitmap: Some(self.names.next()),
+                next_bitmap: self.next_bitmap(),
                 changes: usable.as_ref().ok().cloned(),
             });
         }
@@ -317,11 +315,17 @@ impl<'a> Freezer<'a> {
         status.is_ok_and(|status| status["running"] == true)
     }
 
+    /// The bitmap that this run begins.
+    fn next_bitmap(&self) -> Option<String> {
+        self.names.as_ref().map(BitmapNames::next)
+    }
+
     /// The bitmaps of earlier runs for this repository, with their nodes.
     fn bitmaps_of_ours(&self, wanted: &[(String, QemuDisk)]) -> Vec<(String, String)> {
         let mut old_bitmaps = Vec::new();
+        let Some(names) = &self.names else { return old_bitmaps };
         for (_, disk) in wanted {
-            let ours = disk.bitmaps.iter().filter(|bitmap| self.names.is_ours(&bitmap.name));
+            let ours = disk.bitmaps.iter().filter(|bitmap| names.is_ours(&bitmap.name));
             old_bitmaps.extend(ours.map(|bitmap| (disk.node.clone(), bitmap.name.clone())));
         }
         old_bitmaps
@@ -377,7 +381,7 @@ impl<'a> Freezer<'a> {
             opened.push(FrozenDisk {
                 device,
                 changes,
-                next_bitmap: self.names.next(),
+                next_bitmap: self.next_bitmap(),
                 node: disk.node.clone(),
             });
         }
@@ -388,13 +392,17 @@ impl<'a> Freezer<'a> {
     fn changes(&self, device: &FrozenDevice, context: &str, target: &str) -> Result<Changes> {
         let name = context.trim_start_matches("qemu:dirty-bitmap:");
         let changed = device.inner.as_read().dirty_bitmap(name)?;
-        let Some(parent) = self.parent else {
+        let Some(Before {
+            repository,
+            parent: Some(parent),
+        }) = self.before
+        else {
             return Ok(Changes::all(ReadAll::NoParent));
         };
         let checked = check_spots(
             device,
             &changed,
-            (self.repository, parent, target),
+            (repository, parent, target),
             u64::from(self.request.run),
         );
         Ok(match checked {
@@ -419,7 +427,7 @@ impl<'a> Freezer<'a> {
         if stored.is_ok() {
             self.remove_bitmaps(old_bitmaps.iter().map(|(node, name)| (&node[..], name.clone())));
         } else {
-            self.remove_bitmaps(nodes.iter().map(|node| (&node[..], self.names.next())));
+            self.remove_bitmaps(nodes.iter().filter_map(|node| Some((&node[..], self.next_bitmap()?))));
         }
         guard.done();
     }

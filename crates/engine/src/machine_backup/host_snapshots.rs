@@ -13,12 +13,14 @@ use holdfast_host::provider::{HostSnapshot, HostSnapshotName, Place, Provider, P
 use holdfast_host::qemu::Pause;
 use holdfast_host::{Description, MachineDisk};
 use holdfast_image::Format;
+use holdfast_repo::{Manifest, Repository};
 
 use super::changes::{Changes, ReadAll, check_spots};
 use super::compare_images::{Sent, TwoStates, below, options_in_view};
+use super::keeper::Before;
 use super::pace::Pace;
 use super::warden::Load;
-use super::{Beside, MachineBackup, MachineBackupReport, Method, Ready, notes_of};
+use super::{Beside, MachineBackup, MachineReading, Method, Ready, notes_of};
 use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookEvent};
 use crate::host_snapshot::{GuestRequest, HostSnapshotRequest, NamedCut, Subject, places_of, take_host_snapshots};
@@ -80,7 +82,7 @@ pub(crate) fn path_of(disk: &MachineDisk) -> &Path {
 }
 
 impl MachineBackup<'_> {
-    pub(super) fn read_host_snapshots(self, reason: String) -> Result<MachineBackupReport> {
+    pub(super) fn read_host_snapshots(self, reason: String) -> Result<MachineReading> {
         let state = self.description.summary.state;
         let mut guard = self.hooks_guard()?;
         guard.owes(&[HookEvent::PostThaw, HookEvent::JobAbort])?;
@@ -118,21 +120,21 @@ impl MachineBackup<'_> {
             let time = time.unwrap_or(report.time);
             self.store(&disks, rest, time, (Method::Snapshot, consistency), &pace)
         });
-        self.clear_up(cut, stored.is_ok());
+        self.clear_up(cut, stored.is_ok() && self.keeper.before().is_some());
         guard.done();
-        let (backup, compared) = stored?;
+        let (duration, compared) = stored?;
         let pause = Pause {
             total: paused.unwrap_or_default(),
             cut: report.cut,
             ..Pause::default()
         };
         let load = Load {
-            waited: pace.waited(backup.duration),
+            waited: pace.waited(duration),
             ..Load::default()
         };
-        Ok(self.report(
-            backup,
+        Ok(self.reading(
             (Method::Snapshot, reason),
+            consistency,
             (Some(pause), quiesced, load),
             compared,
         ))
@@ -146,7 +148,12 @@ impl MachineBackup<'_> {
 
     /// What host snapshots of this machine for this repository are called, up to the number of the run.
     fn prefix(&self) -> String {
-        let repository = self.repository.config().id.to_string();
+        let kept_in = self
+            .keeper
+            .before()
+            .map(|before| before.repository.config().id.to_string());
+        // What is read for nobody who comes again is told by a number that no repository has.
+        let repository = kept_in.unwrap_or_else(|| "00000000".to_owned());
         let uuid = &self.description.summary.uuid;
         let digits = |text: &str| -> String { text.chars().filter(char::is_ascii_hexdigit).take(8).collect() };
         format!("holdfast-backup-{}-{}-", digits(&repository), digits(uuid))
@@ -231,9 +238,9 @@ impl MachineBackup<'_> {
     /// What changed since the snapshot before, if the file system can tell, and it stands a test.
     fn changes_since_parent(&self, disk: &MachineDisk, now: &OpenSource, cut: &Cut) -> Changes {
         let changed = self.changed_between(disk, now, cut).and_then(|changed| {
-            let parent = self.parent.ok_or(ReadAll::NoParent)?;
+            let (repository, parent) = self.parent()?;
             let seed = u64::from(self.request.run);
-            let checked = check_spots(&*now.device, &changed, (self.repository, parent, &disk.target), seed);
+            let checked = check_spots(&*now.device, &changed, (repository, parent, &disk.target), seed);
             checked.map_err(|found| match found {
                 ReadAll::SpotCheck { offset } => {
                     ReadAll::NotComparable(format!("offset {offset} is said to be unchanged, and is not"))
@@ -251,7 +258,7 @@ impl MachineBackup<'_> {
         now: &OpenSource,
         cut: &Cut,
     ) -> std::result::Result<DirtyBitmap, ReadAll> {
-        let parent = self.parent.ok_or(ReadAll::NoParent)?;
+        let (_, parent) = self.parent()?;
         let before = parent.disk(Some(&disk.target)).map_err(|_| ReadAll::NewDisk)?;
         let note = |key: &str| before.notes.get(key).ok_or(ReadAll::NoHostSnapshotThen);
         let (name, identity) = (note(NOTE_HOST_SNAPSHOT)?, note(NOTE_HOST_IDENTITY)?);
@@ -310,6 +317,12 @@ impl MachineBackup<'_> {
         told.map_err(ReadAll::NotComparable)
     }
 
+    /// The snapshot to compare with, and where it is.
+    fn parent(&self) -> std::result::Result<(&Repository, &Manifest), ReadAll> {
+        let Before { repository, parent } = self.keeper.before().ok_or(ReadAll::NoParent)?;
+        Ok((repository, parent.ok_or(ReadAll::NoParent)?))
+    }
+
     /// What a backup leaves: the host snapshots of the newest snapshot. What cannot be removed now is removed by the next one.
     fn clear_up(&self, mut cut: Cut, is_stored: bool) {
         // What is looked into cannot be removed.
@@ -324,7 +337,11 @@ impl MachineBackup<'_> {
             for snapshot in ours {
                 let is_new = snapshot.name.name == cut.name;
                 // What nobody can compare with is not kept, and what a failed backup was to be compared with is.
-                let stays = if is_new { is_stored } else { !is_stored };
+                let stays = if is_new {
+                    is_stored
+                } else {
+                    !is_stored && self.keeper.before().is_some()
+                };
                 if !stays {
                     self.remove(provider, &snapshot);
                 }

@@ -4,20 +4,20 @@ use holdfast_host::qemu::{RunId, runs_in};
 use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{Description, Machine, MachineState};
 
-use super::MachineBackupRequest;
+use super::MachineReadRequest;
 use crate::job::Job;
 use crate::run_journal::{Phase, RunNote, RunRecord};
 
 /// A backup that may be noted. Where it cannot be, the watchdog alone watches over the machine, and it is said.
 pub(super) struct Noted<'a> {
-    request: &'a MachineBackupRequest<'a>,
+    request: &'a MachineReadRequest<'a>,
     job: Job<'a>,
     was_running: bool,
     note: Option<RunNote>,
 }
 
 impl<'a> Noted<'a> {
-    pub(super) fn begin(request: &'a MachineBackupRequest<'a>, description: &Description, job: Job<'a>) -> Self {
+    pub(super) fn begin(request: &'a MachineReadRequest<'a>, description: &Description, job: Job<'a>) -> Self {
         let was_running = description.summary.state == MachineState::Running;
         let mut noted = Self {
             request,

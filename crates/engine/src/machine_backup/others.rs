@@ -7,7 +7,7 @@ use holdfast_host::qmp::{Monitor, MonitorError};
 use holdfast_host::{Description, Living, MachineSummary, living};
 use holdfast_repo::Liveness;
 
-use super::MachineBackupRequest;
+use super::MachineReadRequest;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_lock::{INSTANT_PATIENCE, MachineLock, Work};
@@ -20,7 +20,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Keeps other backups of the machine away until the lock is dropped; gives what the machine is by then, since one that is under way
 /// may have been waited for.
 pub(super) fn keep_away(
-    request: &MachineBackupRequest<'_>,
+    request: &MachineReadRequest<'_>,
     description: Description,
     job: Job<'_>,
 ) -> Result<(Option<MachineLock>, Description)> {
@@ -37,7 +37,7 @@ pub(super) fn keep_away(
 ///
 /// # Errors
 /// [`holdfast_host::Error::Busy`] where one is, or where nobody can tell whether it is.
-pub(super) fn make_way(request: &MachineBackupRequest<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<()> {
+pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<()> {
     // Who freezes it at this moment is none of those who are in the way.
     let (journal, patience) = (request.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
     let _lock = MachineLock::take(journal, summary, patience, (request.now)(), job)?;
@@ -82,7 +82,7 @@ pub(super) fn make_way(request: &MachineBackupRequest<'_>, summary: &MachineSumm
 }
 
 /// The note of a run that is at work on the machine: it may have nothing in QEMU, and overlays on its disks.
-fn living_note(request: &MachineBackupRequest<'_>, uuid: &str) -> Result<Option<RunRecord>> {
+fn living_note(request: &MachineReadRequest<'_>, uuid: &str) -> Result<Option<RunRecord>> {
     let Some(place) = &request.journal else {
         return Ok(None);
     };
@@ -91,7 +91,7 @@ fn living_note(request: &MachineBackupRequest<'_>, uuid: &str) -> Result<Option<
     Ok(noted.filter(is_at_work).find(|note| note.run.0 != request.run))
 }
 
-fn note_of(request: &MachineBackupRequest<'_>, run: RunId) -> Result<Option<RunRecord>> {
+fn note_of(request: &MachineReadRequest<'_>, run: RunId) -> Result<Option<RunRecord>> {
     let Some(place) = &request.journal else {
         return Ok(None);
     };

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use holdfast_engine::{
-    Bottleneck, Compared, Load, MachineBackupReport, Method, NOTE_CONSISTENCY, Quiesced, VirtualBoxReport,
-    VirtualBoxWay, XenBackupReport, XenChange, XenDiskReport,
+    Bottleneck, Compared, Load, MachineBackupReport, MachineReading, Method, NOTE_CONSISTENCY, Quiesced,
+    VirtualBoxReport, VirtualBoxWay, XenBackupReport, XenChange, XenDiskReport,
 };
 use serde::Serialize;
 
@@ -117,8 +117,8 @@ pub(super) struct Failed {
 }
 
 impl From<MachineBackupReport> for MachineDone {
-    fn from(report: MachineBackupReport) -> Self {
-        let statistics = report.backup.snapshot.statistics();
+    fn from(MachineBackupReport { backup, reading }: MachineBackupReport) -> Self {
+        let statistics = backup.snapshot.statistics();
         let disk = |(name, compared): (String, Compared)| match compared {
             Compared::ByBitmap { dirty_bytes } | Compared::ByHostSnapshots { dirty_bytes } => DiskDone {
                 name,
@@ -133,38 +133,40 @@ impl From<MachineBackupReport> for MachineDone {
                 reason: Some(why.to_string()),
             },
         };
-        let (frozen, freeze) = match &report.quiesced {
-            Quiesced::Yes { frozen, freeze, .. } => (Some(*frozen), Some(*freeze)),
-            _ => (None, None),
-        };
-        let load = LoadDocument::new(&report.load, report.backup.duration);
-        let bottleneck = report.backup.bottleneck.map(|bottleneck| bottleneck.to_string());
-        let consistency = report.backup.snapshot.notes.get(NOTE_CONSISTENCY);
-        let left_out = report
+        let InstantShown {
+            paused_us,
+            cut_us,
+            frozen_us,
+            freeze_us,
+            ..
+        } = InstantShown::new(&reading);
+        let load = LoadDocument::new(&reading.load, backup.duration);
+        let bottleneck = backup.bottleneck.map(|bottleneck| bottleneck.to_string());
+        let left_out = reading
             .left_out
             .into_iter()
             .map(|(name, reason)| LeftOut { name, reason });
         Self {
-            memory_bytes: report.memory_bytes,
-            frozen_us: frozen.map(micros),
-            freeze_us: freeze.map(micros),
-            consistency: consistency.cloned().unwrap_or_default(),
-            snapshot: SnapshotDocument::from(&report.backup.snapshot),
-            method: report.method.word(),
-            method_reason: report.method_reason,
-            how: How::Qemu(report.method),
+            memory_bytes: reading.memory_bytes,
+            frozen_us,
+            freeze_us,
+            consistency: reading.consistency,
+            snapshot: SnapshotDocument::from(&backup.snapshot),
+            method: reading.method.word(),
+            method_reason: reading.method_reason,
+            how: How::Qemu(reading.method),
             taken_in: None,
             has_remains: false,
-            paused_us: report.pause.map(|pause| micros(pause.total)),
-            cut_us: report.pause.map(|pause| micros(pause.cut)),
+            paused_us,
+            cut_us,
             read_bytes: statistics.read_bytes,
             changed_bytes: changed_bytes(&statistics),
-            stored_bytes: report.backup.stored_bytes,
-            duration_ms: units::millis(report.backup.duration),
-            bottleneck: report.backup.bottleneck.map(Bottleneck::word),
+            stored_bytes: backup.stored_bytes,
+            duration_ms: units::millis(backup.duration),
+            bottleneck: backup.bottleneck.map(Bottleneck::word),
             limit: load.limit().map(str::to_owned).or(bottleneck),
             load,
-            disks: report.compared.into_iter().map(disk).collect(),
+            disks: reading.compared.into_iter().map(disk).collect(),
             left_out: left_out.collect(),
         }
     }
@@ -324,40 +326,16 @@ impl MachineDone {
     }
 
     fn human_of_qemu(&self, how: Method, page: &mut Page) {
-        let time = |us| units::duration(Duration::from_micros(us));
-        let by = match how {
-            Method::Images => "read from its images",
-            Method::Filter => "one instant, by a filter in QEMU",
-            Method::Reflink => "one instant, by clones of its images",
-            Method::Overlay => "one instant, by overlays that are brought down again",
-            Method::Snapshot => "one instant, from host snapshots",
-            Method::Pause => "one instant, from its images while it stood still",
+        let instant = InstantShown {
+            method: how,
+            reason: &self.method_reason,
+            paused_us: self.paused_us,
+            cut_us: self.cut_us,
+            memory_bytes: self.memory_bytes,
+            frozen_us: self.frozen_us,
+            freeze_us: self.freeze_us,
         };
-        let stood_still = match (how, self.paused_us) {
-            (Method::Images, _) => String::new(),
-            (_, None) => "; it is paused".to_owned(),
-            (_, Some(0)) => "; it did not stand still for it".to_owned(),
-            (_, Some(us)) => format!(
-                "; it stood still for {}, {} of it for the cut",
-                time(us),
-                time(self.cut_us.unwrap_or_default())
-            ),
-        };
-        page.line(&format!("  {by} ({}){stood_still}", self.method_reason));
-        if how != Method::Images {
-            page.line(&match (self.memory_bytes, self.frozen_us) {
-                (Some(bytes), _) => format!(
-                    "  with its memory of {}: restored, it goes on where it was",
-                    units::bytes(bytes)
-                ),
-                (None, Some(us)) => format!(
-                    "  consistent for its file systems, which were frozen for {}, {} of it until they were",
-                    time(us),
-                    time(self.freeze_us.unwrap_or_default())
-                ),
-                (None, None) => "  consistent as after a power cut: its file systems were not frozen".to_owned(),
-            });
-        }
+        instant.lines().iter().for_each(|line| page.line(line));
     }
 
     fn human_of_virtualbox(&self, page: &mut Page) {
@@ -385,6 +363,73 @@ impl MachineDone {
             }
             None => {}
         }
+    }
+}
+
+/// What is told of the instant of a machine.
+pub(in crate::commands) struct InstantShown<'a> {
+    method: Method,
+    reason: &'a str,
+    pub(in crate::commands) paused_us: Option<u64>,
+    cut_us: Option<u64>,
+    memory_bytes: Option<u64>,
+    pub(in crate::commands) frozen_us: Option<u64>,
+    freeze_us: Option<u64>,
+}
+
+impl<'a> InstantShown<'a> {
+    pub(in crate::commands) fn new(reading: &'a MachineReading) -> Self {
+        let (frozen, freeze) = match &reading.quiesced {
+            Quiesced::Yes { frozen, freeze, .. } => (Some(*frozen), Some(*freeze)),
+            _ => (None, None),
+        };
+        Self {
+            method: reading.method,
+            reason: &reading.method_reason,
+            paused_us: reading.pause.map(|pause| micros(pause.total)),
+            cut_us: reading.pause.map(|pause| micros(pause.cut)),
+            memory_bytes: reading.memory_bytes,
+            frozen_us: frozen.map(micros),
+            freeze_us: freeze.map(micros),
+        }
+    }
+
+    pub(in crate::commands) fn lines(&self) -> Vec<String> {
+        let time = |us| units::duration(Duration::from_micros(us));
+        let by = match self.method {
+            Method::Images => "read from its images",
+            Method::Filter => "one instant, by a filter in QEMU",
+            Method::Reflink => "one instant, by clones of its images",
+            Method::Overlay => "one instant, by overlays that are brought down again",
+            Method::Snapshot => "one instant, from host snapshots",
+            Method::Pause => "one instant, from its images while it stood still",
+        };
+        let stood_still = match (self.method, self.paused_us) {
+            (Method::Images, _) => String::new(),
+            (_, None) => "; it is paused".to_owned(),
+            (_, Some(0)) => "; it did not stand still for it".to_owned(),
+            (_, Some(us)) => format!(
+                "; it stood still for {}, {} of it for the cut",
+                time(us),
+                time(self.cut_us.unwrap_or_default())
+            ),
+        };
+        let mut lines = vec![format!("  {by} ({}){stood_still}", self.reason)];
+        if self.method != Method::Images {
+            lines.push(match (self.memory_bytes, self.frozen_us) {
+                (Some(bytes), _) => format!(
+                    "  with its memory of {}: restored, it goes on where it was",
+                    units::bytes(bytes)
+                ),
+                (None, Some(us)) => format!(
+                    "  consistent for its file systems, which were frozen for {}, {} of it until they were",
+                    time(us),
+                    time(self.freeze_us.unwrap_or_default())
+                ),
+                (None, None) => "  consistent as after a power cut: its file systems were not frozen".to_owned(),
+            });
+        }
+        lines
     }
 }
 

@@ -99,8 +99,9 @@ impl OfPool {
 pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context) -> Result<Vec<OfPool>, Error> {
     let foreign = args
         .machines
+        .reading
         .only_of_qemu()
-        .or_else(|| args.machines.limits.of_guests());
+        .or_else(|| args.machines.reading.limits.of_guests());
     if let Some(option) = foreign.filter(|_| !words.is_empty()) {
         return Err(Error::usage(
             format!("{option} says nothing to pools of XenServer"),
@@ -166,10 +167,10 @@ pub(super) fn back_up(
             domain_type: "kvm".to_owned(),
             network: "default".to_owned(),
         },
-        bytes_per_second: args.machines.limits.limits().bytes_per_second,
+        bytes_per_second: args.machines.reading.limits.limits().bytes_per_second,
         connection_count_max: args.pools.connections.get(),
         journal: runs::journal(context, &way),
-        patience: Duration::from_secs(args.machines.wait.unwrap_or_default()),
+        patience: Duration::from_secs(args.machines.reading.wait.unwrap_or_default()),
         run: runs::new_run()?,
     };
     let report = context.work(args.job.thread_count(), |job| back_up_xen(repository, request, job))?;

@@ -22,7 +22,11 @@ pub(super) fn choose<'a>(
     args: &BackupArgs,
     context: &Context,
 ) -> Result<Choice<'a>, Error> {
-    let foreign = args.machines.only_of_qemu().or_else(|| args.machines.limits.given());
+    let foreign = args
+        .machines
+        .reading
+        .only_of_qemu()
+        .or_else(|| args.machines.reading.limits.given());
     if let Some(option) = foreign.filter(|_| !words.is_empty()) {
         return Err(Error::usage(
             format!("{option} says nothing to VirtualBox"),
@@ -65,7 +69,7 @@ pub(super) fn back_up(
         program: crate::commands::PROGRAM.to_owned(),
         zone: context.zone().clone(),
         journal: runs::journal(context, &way),
-        patience: Duration::from_secs(args.machines.wait.unwrap_or_default()),
+        patience: Duration::from_secs(args.machines.reading.wait.unwrap_or_default()),
         run: runs::new_run()?,
     };
     let report = context.work(args.job.thread_count(), |job| {

@@ -4,7 +4,7 @@ use holdfast_engine::{ExportToPool, export_to_pool};
 use holdfast_host::xapi::XenAddress;
 use holdfast_repo::{Processes as _, SystemProcesses};
 
-use super::{Done, ExportArgs};
+use super::{Done, ExportArgs, from};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -31,22 +31,21 @@ pub(super) fn run(args: &ExportArgs, address: &str, context: &Context) -> Result
         return Err(Error::usage(format!("{option} says nothing to a pool"), "leave it out"));
     }
     let login = args.pools.login(&address, context)?;
-    let repository = context.open_repository()?;
     let interrupt = context.interrupt()?;
     let pool = pools::log_in(login, context, &interrupt)?;
-    let request = ExportToPool {
-        pool,
-        storage: address.item.clone(),
-        keeps_identity: !args.new_identity,
-        snapshot: args.snapshot.snapshot.clone(),
-        left_out: args.left_out.clone(),
-        name: args.name.clone(),
-        host: SystemProcesses.this().host,
-        time: time::now(),
-        zone: context.zone().clone(),
-    };
-    let report = context.work(args.job.thread_count(), |job| {
-        export_to_pool(&repository, request, &context.surroundings(), job)
+    let report = from(args, context, |from| {
+        let request = ExportToPool {
+            pool,
+            storage: address.item.clone(),
+            keeps_identity: !args.new_identity,
+            from,
+            name: args.name.clone(),
+            host: SystemProcesses.this().host,
+            time: time::now(),
+        };
+        context.work(args.job.thread_count(), |job| {
+            export_to_pool(request, &context.surroundings(), job)
+        })
     })?;
     let target = format!("{}/{}", address.pool(), report.storage);
     context.report(&Done::in_pool(report.export, target, report.uuid))

@@ -8,6 +8,7 @@ mod doctors;
 mod doctors_storage;
 mod doctors_work;
 mod exchanges;
+mod exports;
 #[path = "../../../../host/tests/providers/lab.rs"]
 #[expect(
     dead_code,

@@ -15,7 +15,8 @@ use holdfast_image::ImageId;
 use holdfast_repo::Surroundings;
 use jiff::Timestamp;
 
-use super::{ExportFormat, Exported, ExportedDisk};
+use super::content::ContentDisk;
+use super::{ExportFormat, Exported};
 use crate::error::Result;
 use crate::exchange::import::threads;
 use crate::exchange::machine::file_name;
@@ -48,6 +49,10 @@ type Told<'t> = dyn FnMut(u64) -> std::io::Result<()> + 't;
 
 fn seconds(time: Timestamp) -> u64 {
     u64::try_from(time.as_second()).unwrap_or_default()
+}
+
+fn in_sectors<'d>(disk: &ContentDisk<'d>) -> WholeSectors<'d> {
+    WholeSectors(Arc::clone(&disk.device))
 }
 
 impl Exported<'_> {
@@ -108,8 +113,8 @@ impl Exported<'_> {
         self.dropped.extend(dropped);
         let mut disks = Vec::new();
         for (key, id) in records.disks {
-            if let Some(disk) = self.disks.iter().find(|disk| disk.record.name == key) {
-                self.names.push((key, id.clone(), disk.record.size_bytes));
+            if let Some(disk) = self.disks.iter().find(|disk| disk.name == key) {
+                self.names.push((key, id.clone(), disk.device.size_bytes()));
                 disks.push(XvaDisk {
                     id,
                     device: Arc::clone(&disk.device),
@@ -133,11 +138,10 @@ impl Exported<'_> {
         (surroundings, job): (&Surroundings, Job<'_>),
         progress: &mut Told<'_>,
     ) -> Result<Packed> {
-        let in_sectors = |disk: &ExportedDisk<'_>| WholeSectors(Arc::clone(&disk.device));
         let sizes = self
             .disks
             .iter()
-            .map(|disk| (disk.record.name.clone(), in_sectors(disk).size_bytes()));
+            .map(|disk| (disk.name.clone(), in_sectors(disk).size_bytes()));
         let Translated { value, dropped } = proxmox::write(
             &self.machine,
             &proxmox::Wish {
@@ -150,8 +154,8 @@ impl Exported<'_> {
         self.dropped.extend(dropped);
         let mut disks = Vec::new();
         for (key, device_name) in value.disks {
-            if let Some(disk) = self.disks.iter().find(|disk| disk.record.name == key) {
-                self.names.push((key, device_name.clone(), disk.record.size_bytes));
+            if let Some(disk) = self.disks.iter().find(|disk| disk.name == key) {
+                self.names.push((key, device_name.clone(), disk.device.size_bytes()));
                 disks.push(VmaDisk {
                     device_name,
                     device: Arc::new(in_sectors(disk)),
@@ -184,12 +188,12 @@ impl Exported<'_> {
         let mut disks = Vec::new();
         let in_order: Vec<String> = self.machine.disks.iter().map(|disk| disk.key.clone()).collect();
         for key in in_order {
-            let Some(disk) = self.disks.iter().find(|disk| disk.record.name == key) else {
+            let Some(disk) = self.disks.iter().find(|disk| disk.name == key) else {
                 continue;
             };
             let href = format!("{name}-disk{}.vmdk", disks.len() + 1);
             // A disk of VMware has whole sectors.
-            let capacity_bytes = disk.record.size_bytes.next_multiple_of(512);
+            let capacity_bytes = disk.device.size_bytes().next_multiple_of(512);
             wish.disks.insert(
                 key.clone(),
                 ovf::DiskFile {
@@ -199,7 +203,7 @@ impl Exported<'_> {
                     populated_bytes: None,
                 },
             );
-            self.names.push((key, href.clone(), disk.record.size_bytes));
+            self.names.push((key, href.clone(), disk.device.size_bytes()));
             disks.push(OvaDisk {
                 href,
                 id: ImageId::random()?,

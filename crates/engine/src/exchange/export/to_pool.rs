@@ -5,39 +5,34 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_archive::{PackOptions, Packing};
 use holdfast_host::xapi::{Pool, Upload, XapiError};
-use holdfast_repo::{Repository, Surroundings};
+use holdfast_repo::Surroundings;
 use jiff::Timestamp;
-use jiff::tz::TimeZone;
 
-use super::{ExportFormat, ExportReport, ExportRequest, ExportTarget, export};
+use super::{ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, export};
+use crate::Unit;
 use crate::error::{Error, Result};
 use crate::exchange::ExchangeError;
 use crate::exchange::import::threads;
 use crate::job::Job;
 use crate::machine_backup::NOTE_UUID;
 use crate::repository::find_snapshot;
-use crate::{SnapshotReference, Unit};
 
 /// What to export to a pool, and how.
-pub struct ExportToPool {
+pub struct ExportToPool<'a> {
     /// The pool.
     pub pool: Arc<Pool>,
     /// The storage repository that gets the disks, by name or UUID; the pool's default where not given.
     pub storage: Option<String>,
     /// Whether the machine keeps its UUID and the addresses of its network cards, as one that comes back does.
     pub keeps_identity: bool,
-    /// The snapshot.
-    pub snapshot: SnapshotReference,
-    /// Disks that are left out, by name.
-    pub left_out: Vec<String>,
+    /// What is exported.
+    pub from: ExportFrom<'a>,
     /// What the machine is called there; as here where not given.
     pub name: Option<String>,
     /// The host that exports.
     pub host: String,
     /// Now.
     pub time: Timestamp,
-    /// In which times of the snapshot's name are meant.
-    pub zone: TimeZone,
 }
 
 /// A machine that is in a pool now.
@@ -74,14 +69,30 @@ impl Write for Shared {
     }
 }
 
+/// The UUID of the machine that is exported.
+fn uuid_of(from: &ExportFrom<'_>, job: Job<'_>) -> Result<Option<String>> {
+    match from {
+        ExportFrom::Snapshot {
+            repository,
+            reference,
+            zone,
+            ..
+        } => {
+            let snapshot = find_snapshot(repository, reference, zone, job.progress)?;
+            Ok(snapshot.notes.get(NOTE_UUID).cloned())
+        }
+        ExportFrom::Now(request) => Ok(Some(request.machine.describe()?.summary.uuid)),
+    }
+}
+
 /// Two machines with the same addresses of their network cards would disturb each other.
-fn refuse_twins(pool: &Pool, uuid: Option<&String>) -> Result<()> {
+fn refuse_twins(pool: &Pool, uuid: Option<String>) -> Result<()> {
     let Some(uuid) = uuid else { return Ok(()) };
-    match pool.machine(uuid) {
+    match pool.machine(&uuid) {
         Ok(machine) => Err(ExchangeError::Twin {
             pool: pool.title(),
             name: machine.summary.name,
-            uuid: uuid.clone(),
+            uuid,
         }
         .into()),
         Err(XapiError::NoMachine { .. }) => Ok(()),
@@ -90,16 +101,10 @@ fn refuse_twins(pool: &Pool, uuid: Option<&String>) -> Result<()> {
 }
 
 /// Exports a machine to a pool. Where that fails, the pool removes what it has of it.
-pub fn export_to_pool(
-    repository: &Repository,
-    request: ExportToPool,
-    surroundings: &Surroundings,
-    job: Job<'_>,
-) -> Result<ExportedToPool> {
+pub fn export_to_pool(request: ExportToPool<'_>, surroundings: &Surroundings, job: Job<'_>) -> Result<ExportedToPool> {
     let pool = request.pool;
     if request.keeps_identity {
-        let snapshot = find_snapshot(repository, &request.snapshot, &request.zone, job.progress)?;
-        refuse_twins(&pool, snapshot.notes.get(NOTE_UUID))?;
+        refuse_twins(&pool, uuid_of(&request.from, job)?)?;
     }
     let storage = pool.storage(request.storage.as_deref())?;
     let upload = pool.upload_machine(&storage.reference, request.keeps_identity)?;
@@ -110,15 +115,12 @@ pub fn export_to_pool(
         threads: threads(job),
     };
     let sent = export(
-        repository,
+        request.from,
         ExportRequest {
-            snapshot: request.snapshot,
-            left_out: request.left_out,
             target: ExportTarget::Stream(Box::new(shared.clone()), ExportFormat::Xva(packing)),
             name: request.name,
             host: request.host,
             time: request.time,
-            zone: request.zone,
         },
         surroundings,
         job,

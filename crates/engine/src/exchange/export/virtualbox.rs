@@ -4,7 +4,6 @@
 //! known of it. Images are new, so their UUIDs are too: VirtualBox refuses two images with one UUID.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use holdfast_archive::Packed;
 use holdfast_hardware::virtualbox::{Image, Network, RestoredIdentity, RestoredWish, Wish, read, restored, write};
@@ -13,9 +12,10 @@ use holdfast_host::Uuid;
 use holdfast_image::{BlockOptions, Format, ImageId, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{Manifest, Repository, Surroundings};
 
+use super::content::Reads;
 use super::{Exported, VirtualBoxIdentity};
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::exchange::import::{NewFolder, write_file};
 use crate::exchange::sectors::WholeSectors;
 use crate::exchange::virtualbox::{NVRAM, SAVED, SETTINGS, targets};
@@ -51,26 +51,19 @@ impl OfVirtualBox {
 }
 
 impl Exported<'_> {
-    /// Writes the folder; the settings come last: where they are, all is. Every image is read back and compared.
+    /// Writes the folder; the settings come last: where they are, all is. Every image is read back and compared, where that is possible.
     pub(super) fn write_virtualbox(
         &mut self,
-        folder: &Path,
+        made: &mut NewFolder,
         identity: VirtualBoxIdentity,
         surroundings: &Surroundings,
         job: Job<'_>,
     ) -> Result<Packed> {
-        // VBoxManage looks for it from another folder.
-        let folder = std::path::absolute(folder).map_err(|source| Error::File {
-            action: "find",
-            path: folder.to_owned(),
-            source,
-        })?;
-        let mut made = NewFolder::make(&folder)?;
         let base = base_name(&self.machine.name);
         let mut written = Packed::default();
         let mut images: BTreeMap<String, Image> = BTreeMap::new();
         for disk in &self.disks {
-            let name = crate::DiskName::new(disk.record.name.as_str())?;
+            let name = crate::DiskName::new(disk.name.as_str())?;
             let (file, id) = (format!("{base}-{name}.vdi"), ImageId::random()?);
             let device = WholeSectors(std::sync::Arc::clone(&disk.device));
             let report = convert(
@@ -86,21 +79,23 @@ impl Exported<'_> {
                     },
                     storage: Storage::Plain,
                     overwrite: Overwrite::Refuse,
-                    verify: VerifyImage::Yes,
+                    verify: match self.reads {
+                        Reads::Any => VerifyImage::Yes,
+                        Reads::Once => VerifyImage::No,
+                    },
                 },
                 surroundings,
                 job,
             )?;
             written.unpacked_bytes += report.size_bytes;
             written.written_bytes += report.allocated_bytes.unwrap_or_default();
-            self.names
-                .push((disk.record.name.clone(), file.clone(), report.size_bytes));
+            self.names.push((disk.name.clone(), file.clone(), report.size_bytes));
             let image = Image {
                 uuid: id.to_string(),
                 location: file,
                 format: "VDI".to_owned(),
             };
-            images.insert(disk.record.name.clone(), image);
+            images.insert(disk.name.clone(), image);
         }
         let mut random = [0; 16];
         surroundings.randomness.fill(&mut random)?;
@@ -111,7 +106,6 @@ impl Exported<'_> {
         let settings = made.file(&format!("{base}.vbox"));
         write_file(&settings, text.as_bytes(), surroundings)?;
         self.settings_file = Some(settings);
-        made.keep();
         Ok(written)
     }
 

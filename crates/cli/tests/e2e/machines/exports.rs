@@ -1,0 +1,255 @@
+//! `export --now`: a machine as it is, without a repository. What is exported is one instant, and the machine is as before.
+
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SystemClock};
+use holdfast_host::MachineState;
+use holdfast_host::qemu::{disks, runs_in};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::{World, at};
+use crate::program::stderr;
+use crate::rig::Rig;
+
+impl World {
+    fn export_now(&self, words: &[&str]) -> Value {
+        let words = [&["export", "--now"], words].concat();
+        self.rig.report(&at(&self.lab.uri(), &words))
+    }
+
+    /// Asserts that an archive holds what the disks hold.
+    fn assert_archive_is_right(&self, archive: &str) {
+        let rig = Rig::new();
+        let path = self.rig.path(archive);
+        rig.ok(&["import", path.to_str().unwrap()]);
+        let shown = rig.report(&["show", "web1"]);
+        let names = shown["snapshot"]["disks"].as_array().unwrap().iter();
+        let mut names: Vec<&str> = names.filter_map(|disk| disk["name"].as_str()).collect();
+        // What else there is has an ending.
+        names.retain(|name| !name.contains('.'));
+        assert_eq!(names.len(), 2, "{archive}: {names:?}");
+        for (target, bytes) in names.iter().zip(&self.disks) {
+            rig.ok(&["restore", "--force", &format!("web1@latest:{target}"), "disk"]);
+            assert!(rig.read("disk") == *bytes, "{archive}: {target}");
+        }
+    }
+
+    /// What is in the folder but for what the program remembers of its runs.
+    fn made(&self) -> Vec<String> {
+        let mut names = self.rig.names("");
+        names.retain(|name| name != "state");
+        names
+    }
+
+    fn bitmaps(&self) -> Vec<String> {
+        let disks = disks(self.machine().monitor()).unwrap().into_iter();
+        disks.flat_map(|disk| disk.bitmaps).map(|bitmap| bitmap.name).collect()
+    }
+}
+
+#[test]
+fn a_machine_that_runs_becomes_every_kind_of_archive_without_a_repository() {
+    let mut world = World::new();
+    world.rig = Rig::empty();
+    world.write(0, 7, 1 << 20, 65_536);
+    world.write(1, 9, 3000, 100_000);
+    for archive in ["web1.xva", "web1.xva.zst", "web1.ova", "web1.vma", "web1.vma.gz"] {
+        let report = world.export_now(&["web1", archive]);
+        assert!(report["snapshot"].is_null() && report["machine"] == "web1", "{report}");
+        assert_eq!(report["instant"]["method"], "filter");
+        assert_eq!(report["instant"]["consistency"], "crash");
+        assert!(report["instant"]["paused_us"].as_u64().unwrap() > 0);
+        assert!(report["written_bytes"].as_u64().unwrap() > 0, "{report}");
+        world.assert_runs_and_is_clean();
+        world.assert_archive_is_right(archive);
+    }
+    world.export_now(&["web1", "folder", "--format", "dir", "--disk-format", "raw"]);
+    assert_eq!(world.rig.names("folder"), ["domain.xml", "vda.raw", "vdb.raw"]);
+    assert!(world.rig.read("folder/vda.raw") == world.disks[0] && world.rig.read("folder/vdb.raw") == world.disks[1]);
+    let report = world.export_now(&["web1", "box", "--format", "vbox", "--exclude", "vdb"]);
+    assert_eq!(report["disks"].as_array().unwrap().len(), 1);
+    assert!(report["dropped"].to_string().contains("disk vdb"), "{report}");
+    world.rig.ok(&["image", "convert", "box/web1-vda.vdi", "vda.raw"]);
+    assert!(world.rig.read("vda.raw") == world.disks[0]);
+    let uri = world.lab.uri();
+    let output = world
+        .rig
+        .run(&at(&uri, &["export", "--now", "web1", "-", "--format", "xva"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    world.rig.write("piped.xva", &output.stdout);
+    world.assert_archive_is_right("piped.xva");
+    world.assert_runs_and_is_clean();
+    assert!(world.bitmaps().is_empty());
+    let shown = world.rig.ok(&at(&uri, &["export", "--now", "web1", "again.xva"]));
+    assert!(
+        shown.contains("as it was at this moment") && shown.contains("it stood still for"),
+        "{shown}"
+    );
+}
+
+/// What the guest writes while it is exported is not in the archive; and backups go on from where they were.
+#[test]
+fn an_archive_is_of_one_instant_and_backups_do_not_notice() {
+    let mut world = World::new();
+    world.back_up();
+    let known = world.bitmaps();
+    assert_eq!(known.len(), 2);
+    let uri = world.lab.uri();
+    let words = ["export", "--now", "web1", "web1.xva", "--bwlimit=4M"];
+    let mut child = world.rig.command(&at(&uri, &words)).spawn().unwrap();
+    let machine = world.machine();
+    while runs_in(machine.monitor()).unwrap().is_empty() {
+        assert!(
+            child.try_wait().unwrap().is_none(),
+            "it ended before anything was seen of it"
+        );
+        world.lab.clock.sleep(Duration::from_millis(5));
+    }
+    // The filter is there from before the instant: it is over when the machine is read.
+    world.lab.clock.sleep(Duration::from_millis(500));
+    let before = world.disks.clone();
+    world.write(0, 33, 7 << 20, 65_536);
+    world.write(1, 34, 7 << 20, 65_536);
+    assert!(
+        child.try_wait().unwrap().is_none(),
+        "it was read too fast for this test"
+    );
+    assert!(child.wait().unwrap().success());
+    let now = std::mem::replace(&mut world.disks, before);
+    world.assert_archive_is_right("web1.xva");
+    world.disks = now;
+    world.assert_runs_and_is_clean();
+    assert_eq!(world.bitmaps(), known);
+    let next = world.back_up();
+    for disk in next["disks"].as_array().unwrap() {
+        assert_eq!(
+            (&disk["is_incremental"], &disk["dirty_bytes"]),
+            (&true.into(), &65_536.into()),
+            "{disk}"
+        );
+    }
+    world.assert_snapshot_is_right("after an export");
+}
+
+#[test]
+fn by_every_way_to_read_a_machine() {
+    let mut world = World::new();
+    world.rig = Rig::empty();
+    world.write(0, 7, 65_536, 65_536);
+    for method in ["overlay", "pause"] {
+        let report = world.export_now(&["web1", &format!("{method}.xva"), "--method", method]);
+        assert_eq!(report["instant"]["method"], method);
+        world.assert_archive_is_right(&format!("{method}.xva"));
+        world.assert_runs_and_is_clean();
+    }
+    world.lab.virsh(&["suspend", "web1"]);
+    let report = world.export_now(&["web1", "paused.xva"]);
+    assert!(report["instant"]["paused_us"].is_null());
+    assert_eq!(world.machine().describe().unwrap().summary.state, MachineState::Paused);
+    world.assert_archive_is_right("paused.xva");
+    world.lab.virsh(&["resume", "web1"]);
+    world.lab.virsh(&["destroy", "web1"]);
+    let report = world.export_now(&["web1", "off.ova"]);
+    assert_eq!(report["instant"]["method"], "images");
+    assert_eq!(report["instant"]["consistency"], "shut off");
+    world.assert_archive_is_right("off.ova");
+}
+
+/// What somebody lets run on while it stands still is of no instant: no file is left that could be taken for one.
+#[test]
+fn what_turns_out_to_be_of_no_instant_is_not_kept() {
+    let mut world = World::new();
+    world.rig = Rig::empty();
+    for (target, kind) in [("web1.xva", "xva"), ("folder", "dir")] {
+        let words = [
+            "export",
+            "--now",
+            "web1",
+            target,
+            "--format",
+            kind,
+            "--method=pause",
+            "--bwlimit=3M",
+        ];
+        let mut command = world.rig.command(&at(&world.lab.uri(), &words));
+        let child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+        while world.lab.virsh(&["domstate", "web1"]).trim() != "paused" {
+            world.lab.clock.sleep(Duration::from_millis(5));
+        }
+        world.lab.virsh(&["resume", "web1"]);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains("let it run on"), "{}", stderr(&output));
+        assert!(world.made().is_empty(), "{:?}", world.made());
+    }
+}
+
+#[test]
+fn killed_it_leaves_the_machine_running_and_no_archive() {
+    let mut world = World::new();
+    world.rig = Rig::empty();
+    let words = ["export", "--now", "web1", "web1.xva", "--bwlimit=2M"];
+    let mut child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
+    let (machine, clock) = (world.machine(), SystemClock::new());
+    while runs_in(machine.monitor()).unwrap().is_empty() {
+        clock.sleep(Duration::from_millis(5));
+    }
+    clock.sleep(Duration::from_millis(300));
+    kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+    child.wait().unwrap();
+    let dead_since = clock.now();
+    while !runs_in(machine.monitor()).unwrap().is_empty() {
+        let waited = clock.now().saturating_sub(dead_since);
+        assert!(
+            waited < Duration::from_secs(20),
+            "the watchdog has not cleared up after {waited:?}"
+        );
+        clock.sleep(Duration::from_millis(50));
+    }
+    world.assert_runs_and_is_clean();
+    let left = world.made();
+    assert!(
+        left.iter()
+            .all(|name| name.starts_with('.') && name.ends_with(".partial")),
+        "{left:?}"
+    );
+    world.export_now(&["web1", "web1.xva"]);
+    world.assert_archive_is_right("web1.xva");
+    assert_eq!(world.made(), ["web1.xva"]);
+}
+
+#[test]
+fn what_cannot_be_exported_is_told_before_the_machine_is_touched() {
+    let mut world = World::new();
+    world.rig = Rig::empty();
+    world.rig.write("taken.xva", b"mine");
+    world.rig.write("full/mine", b"mine");
+    let uri = world.lab.uri();
+    for (code, words, said) in [
+        (1, &["web1", "taken.xva"][..], "exists"),
+        (1, &["web1", "full", "--format", "dir"], "not empty"),
+        (2, &["web1", "x.xva", "--exclude", "vdz"], "vdz"),
+        (1, &["nobody", "x.xva"], "nobody"),
+        (2, &["web*", "x.xva"], "may mean several"),
+        (2, &["tag:x", "x.xva"], "may mean several"),
+        (2, &["vbox:web1", "x.xva"], "another's"),
+        (2, &["xen://xen1/web1", "x.xva"], "another's"),
+        (2, &["./disk.raw", "x.xva"], "no machine"),
+        (
+            2,
+            &["web1", "x.xva", "--method=pause", "--quiesce=require"],
+            "do not go together",
+        ),
+    ] {
+        let (_, error) = world
+            .rig
+            .error(code, &at(&uri, &[&["export", "--now"], words].concat()));
+        assert!(error.contains(said), "{words:?}: {error}");
+    }
+    let (_, error) = world.rig.error(2, &["export", "web1", "x.xva", "--quiesce=off"]);
+    assert!(error.contains("give --now"), "{error}");
+    assert!(world.rig.read("taken.xva") == b"mine" && world.rig.names("full") == ["mine"]);
+    assert_eq!(world.made(), ["full", "taken.xva"]);
+    world.assert_runs_and_is_clean();
+}

@@ -1,0 +1,112 @@
+//! What there is of a machine to export.
+
+use std::sync::Arc;
+
+use holdfast_block::BlockDevice;
+use holdfast_hardware::Dropped;
+use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
+
+use super::virtualbox::OfVirtualBox;
+use crate::error::Result;
+use crate::exchange::error::ExchangeError;
+use crate::exchange::store::DOMAIN;
+use crate::exchange::virtualbox;
+use crate::machine_backup::{NVRAM, TPM, is_memory};
+use crate::machine_restore::bytes_of;
+
+/// What there is of a machine.
+pub(super) struct Content<'m> {
+    /// What it is called here.
+    pub(super) machine: String,
+    pub(super) disks: Vec<ContentDisk<'m>>,
+    pub(super) reads: Reads,
+    /// Its configuration as libvirt writes it, where it is known.
+    pub(super) text: Option<String>,
+    /// Why it is not, where it is not.
+    pub(super) why_unknown: &'static str,
+    /// What is never carried over.
+    pub(super) dropped: Vec<Dropped>,
+    pub(super) of_virtualbox: OfVirtualBox,
+}
+
+/// How often disks can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reads {
+    /// As often as anybody wants.
+    Any,
+    /// From the beginning to the end, once.
+    Once,
+}
+
+/// A disk to export.
+pub(super) struct ContentDisk<'m> {
+    pub(super) name: String,
+    pub(super) device: Arc<dyn BlockDevice + 'm>,
+}
+
+/// The machine in a snapshot, without the disks that are to be left out.
+pub(super) fn of_snapshot<'m>(
+    repository: &Repository,
+    snapshot: &Manifest,
+    left_out: &[String],
+) -> Result<Content<'m>> {
+    let is_disk = |record: &&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
+    let present: Vec<&DiskRecord> = snapshot.disks.iter().filter(is_disk).collect();
+    if let Some(name) = left_out
+        .iter()
+        .find(|name| present.iter().all(|record| record.name != **name))
+    {
+        return Err(ExchangeError::NoSuchDisk {
+            snapshot: snapshot.id.to_string(),
+            name: name.clone(),
+            present: present.iter().map(|record| record.name.clone()).collect(),
+        }
+        .into());
+    }
+    let chosen = present.into_iter().filter(|record| !left_out.contains(&record.name));
+    let disks: Vec<ContentDisk<'_>> = chosen
+        .map(|record| ContentDisk {
+            name: record.name.clone(),
+            device: Arc::new(repository.device_checking_prints(record)),
+        })
+        .collect();
+    if disks.is_empty() {
+        return Err(ExchangeError::NoDisk {
+            machine: format!("snapshot {}", snapshot.id),
+        }
+        .into());
+    }
+    let text = snapshot.disks.iter().find(|record| record.name == DOMAIN);
+    let text = text.map(|record| bytes_of(repository, record)).transpose()?;
+    let mut dropped = left_behind(snapshot.disks.iter().map(|record| &record.name[..]));
+    if snapshot.disks.iter().any(|record| is_memory(record)) {
+        dropped.push(Dropped {
+            what: "memory".to_owned(),
+            why: "another hypervisor cannot go on from it: the machine starts".to_owned(),
+        });
+    }
+    Ok(Content {
+        machine: snapshot.machine.clone(),
+        disks,
+        reads: Reads::Any,
+        text: text.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
+        why_unknown: "the snapshot is of images only",
+        dropped,
+        of_virtualbox: OfVirtualBox::read(repository, snapshot)?,
+    })
+}
+
+/// What belongs to a machine by these names, and means nothing to another hypervisor.
+pub(super) fn left_behind<'n>(names: impl Iterator<Item = &'n str>) -> Vec<Dropped> {
+    let what = |name| match name {
+        NVRAM | virtualbox::NVRAM => Some("variables of the firmware"),
+        TPM => Some("state of the TPM"),
+        _ => None,
+    };
+    let left = names.filter_map(what);
+    left.map(|what| Dropped {
+        what: what.to_owned(),
+        why: "stays behind: it is of another hypervisor's make".to_owned(),
+    })
+    .collect()
+}

@@ -1,0 +1,128 @@
+//! A machine as it is now: what is read of it at its instant is exported as it comes, and stored nowhere in between.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use holdfast_repo::SourceData;
+
+use super::content::{Content, ContentDisk, Reads, left_behind};
+use super::virtualbox::OfVirtualBox;
+use super::{ExportReport, Made, OfExport, Target};
+use crate::error::Result;
+use crate::exchange::error::ExchangeError;
+use crate::exchange::store::DOMAIN;
+use crate::job::Job;
+use crate::machine_backup::{Before, Instant, Keeper, MachineReadRequest, MachineReading, read_machine};
+use crate::{Bottleneck, MachineName, Progress, Unit};
+
+/// Reads a machine, and exports what is read.
+pub(super) fn export(
+    request: MachineReadRequest<'_>,
+    of: OfExport<'_>,
+    target: Target,
+) -> Result<(ExportReport, MachineReading)> {
+    let job = of.job;
+    let quiet = Counted(job.progress);
+    let keeper = Exporter {
+        machine: request.name.to_string(),
+        job,
+        wish: RefCell::new(Some((of, target))),
+        exported: RefCell::new(None),
+    };
+    let job = Job {
+        progress: &quiet,
+        ..job
+    };
+    let reading = read_machine(&keeper, request, job)?;
+    let (report, made) = keeper.exported.into_inner().expect("what was read was exported");
+    made.finish()?;
+    Ok((report, reading))
+}
+
+/// Exports what is read.
+struct Exporter<'a> {
+    machine: String,
+    job: Job<'a>,
+    wish: RefCell<Option<(OfExport<'a>, Target)>>,
+    exported: RefCell<Option<(ExportReport, Made)>>,
+}
+
+impl Keeper for Exporter<'_> {
+    fn phase(&self, machine: &MachineName) -> String {
+        format!("exporting {machine}")
+    }
+
+    fn begin(&self, machine: &MachineName) -> Result<()> {
+        self.job.progress.phase(&self.phase(machine), Unit::Bytes);
+        Ok(())
+    }
+
+    fn before(&self) -> Option<Before<'_>> {
+        None
+    }
+
+    fn keep(&self, instant: Instant<'_>) -> Result<()> {
+        let (of, target) = self.wish.take().expect("it is kept once");
+        let mut content = Content {
+            machine: self.machine.clone(),
+            disks: Vec::new(),
+            reads: Reads::Once,
+            text: None,
+            why_unknown: "the machine is known by its monitor only",
+            dropped: left_behind(instant.sources.iter().map(|source| &source.name[..])),
+            of_virtualbox: OfVirtualBox::default(),
+        };
+        for source in instant.sources {
+            match source.data {
+                SourceData::Disk(device) | SourceData::Changes { device, .. } => content.disks.push(ContentDisk {
+                    name: source.name,
+                    device: Arc::new(device),
+                }),
+                SourceData::Stream(stream) if source.name == DOMAIN => {
+                    let mut text = Vec::new();
+                    stream.read_to_end(&mut text).expect("it is in memory");
+                    content.text = Some(String::from_utf8_lossy(&text).into_owned());
+                }
+                SourceData::Stream(_) | SourceData::Stored(_) => {}
+            }
+        }
+        if content.disks.is_empty() {
+            return Err(ExchangeError::NoDisk {
+                machine: self.machine.clone(),
+            }
+            .into());
+        }
+        self.exported.replace(Some(of.write(content, target)?));
+        Ok(())
+    }
+
+    fn take_back(&self, _reason: &str) -> Result<()> {
+        self.exported.take();
+        Ok(())
+    }
+
+    fn snapshot(&self) -> Option<String> {
+        None
+    }
+}
+
+/// How far an export is, is told by who writes; by who reads it would be counted twice.
+struct Counted<'a>(&'a dyn Progress);
+
+impl Progress for Counted<'_> {
+    fn phase(&self, _name: &str, _unit: Unit) {}
+    fn total(&self, _total: u64) {}
+    fn advance(&self, _amount: u64) {}
+
+    fn note(&self, message: &str) {
+        self.0.note(message);
+    }
+
+    fn warning(&self, message: &str) {
+        self.0.warning(message);
+    }
+
+    fn bottleneck(&self, bottleneck: Bottleneck) {
+        self.0.bottleneck(bottleneck);
+    }
+}
