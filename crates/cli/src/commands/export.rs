@@ -15,8 +15,7 @@ use holdfast_image::{Format, Storage};
 use holdfast_repo::{Processes as _, SystemProcesses};
 use serde::Serialize;
 
-use self::now::InstantDocument;
-use super::backup::ReadingArgs;
+use self::now::{InstantDocument, NowArgs};
 use super::compress::{PackingArgs, stdout, threads};
 use super::import::{DroppedDocument, list_dropped};
 use crate::args::{Example, JobArgs};
@@ -46,9 +45,6 @@ pub struct ExportArgs {
     /// The format of the images in a folder (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels)
     #[arg(long, value_name = "FORMAT", value_parser = super::backup::parse_format)]
     disk_format: Option<Format>,
-    /// Export the machine as it is at this moment, running or not: no repository is needed, and nothing is stored in between
-    #[arg(long)]
-    now: bool,
     /// Leave this disk out; may be given several times
     #[arg(long = "exclude", value_name = "DISK")]
     left_out: Vec<String>,
@@ -69,7 +65,7 @@ pub struct ExportArgs {
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
-    reading: ReadingArgs,
+    now: NowArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -297,7 +293,7 @@ fn from<T>(
     context: &Context,
     work: impl FnOnce(ExportFrom<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    if args.now {
+    if args.now.is_wanted {
         return now::from(args, context, work);
     }
     let repository = context.open_repository()?;
@@ -320,10 +316,10 @@ fn snapshot_name(text: &str) -> Result<SnapshotName, Error> {
 
 /// What is exported, and options that are about something else.
 fn check_source(args: &ExportArgs) -> Result<(), Error> {
-    if args.now {
-        return args.reading.check();
+    if args.now.is_wanted {
+        return args.now.reading.check();
     }
-    if let Some(option) = args.reading.given() {
+    if let Some(option) = args.now.reading.given() {
         return Err(Error::usage(
             format!("{option} is about a machine as it is now, and this is a snapshot"),
             "leave it out, or give --now",

@@ -7,10 +7,20 @@ use holdfast_host::DiskChoice;
 use serde::Serialize;
 
 use super::ExportArgs;
-use crate::commands::backup::{InstantShown, ReadingWish};
+use crate::commands::backup::{InstantShown, ReadingArgs, ReadingWish};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::machines::{MachineWord, Wish};
+
+/// Options about a machine as it is.
+#[derive(Debug, clap::Args)]
+pub(super) struct NowArgs {
+    /// Export the machine as it is at this moment, running or not: no repository is needed, and nothing is stored in between
+    #[arg(long = "now")]
+    pub(super) is_wanted: bool,
+    #[command(flatten)]
+    pub(super) reading: ReadingArgs,
+}
 
 /// How a machine was read.
 #[derive(Debug, Serialize)]
@@ -71,7 +81,7 @@ pub(super) fn from<T>(
             ));
         }
     };
-    let hypervisors = args.reading.hypervisors(context);
+    let hypervisors = args.now.reading.hypervisors(context);
     let choice = hypervisors.choose(&Wish {
         words: vec![word],
         ..Wish::default()
@@ -89,7 +99,7 @@ pub(super) fn from<T>(
         allowed: Vec::new(),
         memory: None,
     };
-    args.reading.read(wish, &hypervisors, context, |request| {
+    args.now.reading.read(wish, &hypervisors, context, |request| {
         work(ExportFrom::Now(Box::new(request)))
     })
 }

@@ -79,7 +79,7 @@ pub(super) fn of_snapshot<'m>(
     let text = snapshot.disks.iter().find(|record| record.name == DOMAIN);
     let text = text.map(|record| bytes_of(repository, record)).transpose()?;
     let mut dropped = left_behind(snapshot.disks.iter().map(|record| &record.name[..]));
-    if snapshot.disks.iter().any(|record| is_memory(record)) {
+    if snapshot.disks.iter().any(is_memory) {
         dropped.push(Dropped {
             what: "memory".to_owned(),
             why: "another hypervisor cannot go on from it: the machine starts".to_owned(),
