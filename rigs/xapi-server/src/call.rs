@@ -5,6 +5,7 @@ mod device;
 mod event;
 mod filter;
 mod generic;
+mod memory;
 mod session;
 mod snapshot;
 mod task;
@@ -114,7 +115,7 @@ fn session_of<'a>(pool: &Pool, state: &mut State, call: &'a MethodCall) -> Answe
 }
 
 /// Whether a test wants this call to fail, and how.
-fn planned_failure(pool: &Pool, method: &str) -> Option<Failure> {
+pub(crate) fn planned_failure(pool: &Pool, method: &str) -> Option<Failure> {
     pool.faults.take(|fault| match fault {
         Fault::CallFails { method: known, error } if known == method => Some(Failure::from_words(error)),
         _ => None,

@@ -1,6 +1,7 @@
 //! Who answers which request.
 
 mod export_vm;
+mod import_objects;
 mod import_vm;
 mod raw;
 mod target;

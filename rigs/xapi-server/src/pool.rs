@@ -217,6 +217,23 @@ impl State {
             "pool",
             json!({"name_label": "stand-in", "master": self.hosts[0], "default_SR": self.shared_sr}),
         );
+        self.set_processors("GenuineIntel");
+    }
+
+    /// Has all hosts have processors of this maker.
+    pub(crate) fn set_processors(&mut self, vendor: &str) {
+        let info = json!({"cpu_count": "8", "socket_count": "1", "vendor": vendor});
+        for class in ["pool", "host"] {
+            let all: Vec<String> = self
+                .database
+                .all(class)
+                .map(|(reference, _)| reference.clone())
+                .collect();
+            for reference in all {
+                let set = self.database.set(class, &reference, "cpu_info", info.clone());
+                debug_assert!(set.is_ok(), "it was just listed");
+            }
+        }
     }
 
     /// Whether the host with this number sees the storage.

@@ -11,9 +11,10 @@ use std::thread::JoinHandle;
 
 use holdfast_block::to_usize;
 use rustls::ServerConnection;
+use serde_json::json;
 
-use crate::call::vm;
-use crate::database::{flag, number, text, texts};
+use crate::call::{perform, vm};
+use crate::database::{NULL, flag, number, text, texts};
 use crate::failure::Failure;
 use crate::faults::Faults;
 use crate::habits::{Habits, NbdPurpose};
@@ -195,6 +196,74 @@ impl Server {
         let mut state = self.pool.state();
         let vm = state.database.by_uuid("VM", vm_uuid).expect("there is this machine");
         vm::set_power_state(&mut state, &vm, power_state).expect("its devices are there");
+    }
+
+    /// The hosts have processors of this maker from now on (`GenuineIntel` from the beginning): machines that were started on others do not go on.
+    pub fn set_processors(&self, vendor: &str) {
+        self.pool.state().set_processors(vendor);
+    }
+
+    /// The uuid of the disk with the memory of a machine that is suspended.
+    pub fn memory_of(&self, vm_uuid: &str) -> Option<String> {
+        let state = self.pool.state();
+        let vm = state.database.by_uuid("VM", vm_uuid).ok()?;
+        let vdi = text(state.database.get("VM", &vm).ok()?, "suspend_VDI");
+        let record = state.database.get("VDI", vdi).ok()?;
+        Some(text(record, "uuid").to_owned())
+    }
+
+    /// The addresses of the network cards of a machine.
+    pub fn addresses_of(&self, vm_uuid: &str) -> Vec<String> {
+        let state = self.pool.state();
+        let Ok(vm) = state.database.by_uuid("VM", vm_uuid) else {
+            return Vec::new();
+        };
+        let vifs = state.database.all("VIF").filter(|(_, vif)| text(vif, "VM") == vm);
+        vifs.map(|(_, vif)| text(vif, "MAC").to_owned()).collect()
+    }
+
+    /// A person puts a tag on a machine.
+    pub fn add_tag(&self, vm_uuid: &str, tag: &str) {
+        let mut state = self.pool.state();
+        let vm = state.database.by_uuid("VM", vm_uuid).expect("there is this machine");
+        state
+            .database
+            .append("VM", &vm, "tags", tag)
+            .expect("it was just found");
+    }
+
+    /// `VM.resume`, as a person does it.
+    ///
+    /// # Errors
+    /// The words in which the pool refuses.
+    pub fn resume(&self, vm_uuid: &str) -> Result<(), Vec<String>> {
+        let mut state = self.pool.state();
+        let words = |failure: Failure| failure.words();
+        let vm = state.database.by_uuid("VM", vm_uuid).map_err(words)?;
+        let arguments = [json!(vm), json!(false), json!(false)];
+        let done = perform(&self.pool, &mut state, "", "VM.resume", &arguments);
+        done.map(drop).map_err(words)
+    }
+
+    /// `VM.destroy` with all of its disks, as somebody does it who has a backup.
+    ///
+    /// # Errors
+    /// The words in which the pool refuses.
+    pub fn destroy(&self, vm_uuid: &str) -> Result<(), Vec<String>> {
+        let mut state = self.pool.state();
+        let words = |failure: Failure| failure.words();
+        let vm = state.database.by_uuid("VM", vm_uuid).map_err(words)?;
+        let record = state.database.get("VM", &vm).map_err(words)?.clone();
+        let of_vbds = texts(&record, "VBDs").into_iter().filter_map(|vbd| {
+            let vbd = state.database.get("VBD", &vbd).ok()?;
+            (text(vbd, "type") == "Disk").then(|| text(vbd, "VDI").to_owned())
+        });
+        let vdis: Vec<String> = of_vbds.chain([text(&record, "suspend_VDI").to_owned()]).collect();
+        perform(&self.pool, &mut state, "", "VM.destroy", &[json!(vm)]).map_err(words)?;
+        for vdi in vdis.iter().filter(|vdi| *vdi != NULL) {
+            perform(&self.pool, &mut state, "", "VDI.destroy", &[json!(vdi)]).map_err(words)?;
+        }
+        Ok(())
     }
 
     /// All machines, templates and snapshots.

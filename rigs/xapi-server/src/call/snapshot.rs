@@ -3,14 +3,11 @@
 use serde_json::{Map, Value, json};
 
 use super::argument::{mismatch, text};
-use super::vdi::{CopyKind, copy_vdi, new_vdi, remove as remove_vdi};
-use super::{Context, device, generation_id};
+use super::vdi::{CopyKind, copy_vdi, remove as remove_vdi};
+use super::{Context, device, generation_id, memory};
 use crate::database::{NULL, flag, new_uuid, text as text_of, texts};
 use crate::failure::{Answer, Failure};
 use crate::pool::State;
-
-/// Bytes of the memory image that a checkpoint of a machine here leaves.
-const SUSPEND_BYTES: u64 = 4 << 20;
 
 /// What a copy of a machine is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,10 +61,10 @@ fn copy(context: &mut Context<'_>, kind: Kind, arguments: &[Value]) -> Answer<St
     }
     let vdis = copy_disks(context, &record, kind, &ignored)?;
     let copy = copy_record(context, vm, &record, kind, name)?;
-    copy_vbds(context.state, &record, &copy, &vdis)?;
+    copy_vbds(context.state, (&record, kind), &copy, &vdis)?;
     copy_vifs(context.state, &record, &copy, kind)?;
     if kind == Kind::Checkpoint {
-        add_memory(context, &copy, name)?;
+        add_memory(context, &record, &copy)?;
     }
     Ok(copy)
 }
@@ -136,10 +133,14 @@ fn copy_record(
         } else {
             json!({})
         },
+        "snapshot_metadata": if is_snapshot { format!("(('uuid' '{}'))", text_of(original, "uuid")) } else { String::new() },
         "generation_id": generation_id(), "current_operations": {},
     });
     if let Value::Object(changes) = changes {
         record.extend(changes);
+    }
+    if !is_snapshot && let Some(config) = record.get_mut("other_config").and_then(Value::as_object_mut) {
+        config.insert("mac_seed".to_owned(), json!(new_uuid()));
     }
     let database = &mut context.state.database;
     let copy = database.insert("VM", record);
@@ -150,7 +151,12 @@ fn copy_record(
     Ok(copy)
 }
 
-fn copy_vbds(state: &mut State, original: &Map<String, Value>, copy: &str, vdis: &Map<String, Value>) -> Answer<()> {
+fn copy_vbds(
+    state: &mut State,
+    (original, kind): (&Map<String, Value>, Kind),
+    copy: &str,
+    vdis: &Map<String, Value>,
+) -> Answer<()> {
     for vbd in texts(original, "VBDs") {
         let mut record = state.database.get("VBD", &vbd)?.clone();
         let vdi = text_of(&record, "VDI").to_owned();
@@ -160,14 +166,10 @@ fn copy_vbds(state: &mut State, original: &Map<String, Value>, copy: &str, vdis:
             continue;
         }
         let new = copied.unwrap_or(&vdi).to_owned();
-        for (name, value) in [
-            ("uuid", json!(new_uuid())),
-            ("VM", json!(copy)),
-            ("VDI", json!(new)),
-            ("currently_attached", json!(false)),
-        ] {
+        for (name, value) in [("uuid", json!(new_uuid())), ("VM", json!(copy)), ("VDI", json!(new))] {
             record.insert(name.to_owned(), value);
         }
+        detach_unless_suspended(&mut record, kind);
         let vbd = state.database.insert("VBD", record);
         state.database.append("VM", copy, "VBDs", &vbd)?;
         if new != NULL {
@@ -175,6 +177,13 @@ fn copy_vbds(state: &mut State, original: &Map<String, Value>, copy: &str, vdis:
         }
     }
     Ok(())
+}
+
+/// The devices of a checkpoint stay attached, as those of any machine that is suspended.
+fn detach_unless_suspended(device: &mut Map<String, Value>, kind: Kind) {
+    if kind != Kind::Checkpoint {
+        device.insert("currently_attached".to_owned(), json!(false));
+    }
 }
 
 fn copy_vifs(state: &mut State, original: &Map<String, Value>, copy: &str, kind: Kind) -> Answer<()> {
@@ -187,7 +196,7 @@ fn copy_vifs(state: &mut State, original: &Map<String, Value>, copy: &str, kind:
         }
         record.insert("uuid".to_owned(), json!(uuid));
         record.insert("VM".to_owned(), json!(copy));
-        record.insert("currently_attached".to_owned(), json!(false));
+        detach_unless_suspended(&mut record, kind);
         let network = text_of(&record, "network").to_owned();
         let vif = state.database.insert("VIF", record);
         state.database.append("VM", copy, "VIFs", &vif)?;
@@ -196,14 +205,19 @@ fn copy_vifs(state: &mut State, original: &Map<String, Value>, copy: &str, kind:
     Ok(())
 }
 
-/// The disk that holds the memory of a machine at a checkpoint.
-fn add_memory(context: &mut Context<'_>, copy: &str, name: &str) -> Answer<()> {
-    let sr = context.state.shared_sr.clone();
-    let fields = json!({
-        "name_label": format!("Suspend image for {name}"), "type": "suspend", "name_description": "Suspend image",
-    });
-    let fields = fields.as_object().cloned().unwrap_or_default();
-    let vdi = new_vdi(context.pool, context.state, &sr, SUSPEND_BYTES, &fields)?;
-    context.state.disk_mut(&vdi)?.write(0, b"XenSavedDomain\n")?;
-    context.state.database.set("VM", copy, "suspend_VDI", json!(vdi))
+/// The disk that holds the memory of a machine at a checkpoint: a snapshot of what it was suspended to.
+fn add_memory(context: &mut Context<'_>, original: &Map<String, Value>, copy: &str) -> Answer<()> {
+    let suspended = text_of(original, "suspend_VDI").to_owned();
+    if text_of(original, "power_state") == "Suspended" && suspended != NULL {
+        let vdi = copy_vdi(context.pool, context.state, &suspended, CopyKind::Snapshot)?;
+        return context.state.database.set("VM", copy, "suspend_VDI", json!(vdi));
+    }
+    // A machine that runs is suspended for it, and goes on; what it was suspended to is gone by then.
+    let (vdi, record) = memory::save(context.pool, context.state, "Suspend image")?;
+    let vdi_of_copy = copy_vdi(context.pool, context.state, &vdi, CopyKind::Snapshot)?;
+    remove_vdi(context.state, &vdi)?;
+    context.state.database.change("VM", copy, |machine| {
+        machine.insert("suspend_VDI".to_owned(), json!(vdi_of_copy));
+        machine.insert("last_booted_record".to_owned(), json!(record));
+    })
 }

@@ -5,7 +5,7 @@ use std::fs::File;
 use serde_json::{Map, Value, json};
 
 use super::argument::{exactly, field, map, mismatch, text};
-use super::{Context, device, generation_id, vdi};
+use super::{Context, device, generation_id, memory, vdi};
 use crate::database::{NULL, new_uuid, text as text_of, texts};
 use crate::disk::copy_sparse;
 use crate::failure::{Answer, Failure};
@@ -84,6 +84,11 @@ fn change_power(context: &mut Context<'_>, arguments: &[Value], from: &[&str], t
         ));
     }
     refuse_power_state(record, vm, from)?;
+    match context.method {
+        "VM.suspend" => memory::suspend(context, vm)?,
+        "VM.resume" => memory::resume(context, vm, arguments.get(2) == Some(&json!(true)))?,
+        _ => {}
+    }
     set_power_state(context.state, vm, to)?;
     Ok(json!(""))
 }
@@ -92,12 +97,17 @@ fn change_power(context: &mut Context<'_>, arguments: &[Value], from: &[&str], t
 pub(crate) fn set_power_state(state: &mut State, vm: &str, power_state: &str) -> Answer<()> {
     let host = state.hosts[state.master].clone();
     let is_on = matches!(power_state, "Running" | "Paused");
-    let devices = state
-        .database
-        .get("VM", vm)
-        .map(|record| (texts(record, "VBDs"), texts(record, "VIFs")))?;
+    // What a machine was started on is of interest as long as it runs on; its devices are its own even while it is suspended.
+    let processors = memory::processors(state);
+    let record = state.database.get("VM", vm)?;
+    let is_started = is_on && text_of(record, "power_state") == "Halted";
+    let is_attached = power_state != "Halted";
+    let devices = (texts(record, "VBDs"), texts(record, "VIFs"));
     state.database.change("VM", vm, |record| {
         record.insert("power_state".to_owned(), json!(power_state));
+        if is_started {
+            record.insert("last_boot_CPU_flags".to_owned(), processors);
+        }
         record.insert("domid".to_owned(), json!(if is_on { 7 } else { -1 }));
         record.insert(
             "resident_on".to_owned(),
@@ -105,10 +115,14 @@ pub(crate) fn set_power_state(state: &mut State, vm: &str, power_state: &str) ->
         );
     })?;
     for vbd in devices.0 {
-        state.database.set("VBD", &vbd, "currently_attached", json!(is_on))?;
+        state
+            .database
+            .set("VBD", &vbd, "currently_attached", json!(is_attached))?;
     }
     for vif in devices.1 {
-        state.database.set("VIF", &vif, "currently_attached", json!(is_on))?;
+        state
+            .database
+            .set("VIF", &vif, "currently_attached", json!(is_attached))?;
     }
     Ok(())
 }
@@ -159,7 +173,7 @@ fn destroy(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     let record = context.state.database.get("VM", vm)?;
     refuse_while_busy(record, vm)?;
     if record.get("is_a_snapshot") != Some(&json!(true)) {
-        refuse_power_state(record, vm, &["Halted"])?;
+        refuse_power_state(record, vm, &["Halted", "Suspended"])?;
     }
     remove(context.state, vm)?;
     Ok(json!(""))
@@ -214,7 +228,7 @@ pub(crate) fn add(pool: &Pool, state: &mut State, new: &NewVm) -> Answer<String>
         "VM",
         json!({
             "name_label": new.name, "guest_metrics": guest, "metrics": metrics, "generation_id": generation_id(),
-            "other_config": {"base_template_name": "Debian Bookworm 12", "import_task": ""},
+            "other_config": {"base_template_name": "Debian Bookworm 12", "import_task": "", "mac_seed": new_uuid()},
         }),
     );
     for (index, disk) in new.disks.iter().enumerate() {

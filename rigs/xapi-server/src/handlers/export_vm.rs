@@ -113,7 +113,12 @@ fn unlock(transfer: &Transfer<'_>, vm: &str) {
 
 fn send(transfer: &Transfer<'_>, connection: &mut Connection, vm: &str) -> Answer<Value> {
     let pool = transfer.pool;
-    let (ova, pieces) = plan(pool, vm)?;
+    let scope = if transfer.request.flag("preserve_power_state") {
+        Scope::State
+    } else {
+        Scope::Machine
+    };
+    let (ova, pieces) = plan(pool, vm, scope)?;
     let attached: Vec<_> = pieces
         .iter()
         .map(|piece| Attached::new(pool, &piece.vdi, Mode::ReadOnly))
@@ -140,18 +145,24 @@ fn send(transfer: &Transfer<'_>, connection: &mut Connection, vm: &str) -> Answe
 }
 
 /// What goes into the archive: `ova.xml`, and the disks in the order of their names.
-fn plan(pool: &Pool, vm: &str) -> Answer<(String, Vec<Piece>)> {
+fn plan(pool: &Pool, vm: &str, scope: Scope) -> Answer<(String, Vec<Piece>)> {
     let state = pool.state();
     let mut names = Names::default();
-    names.add_vm(&state.database, vm, Scope::Machine)?;
-    let ova = names.write(&state.database, Scope::Machine)?;
-    let mut pieces = Vec::new();
-    for vbd in texts(state.database.get("VM", vm)?, "VBDs") {
-        let vbd = state.database.get("VBD", &vbd)?;
-        let vdi = text(vbd, "VDI");
-        if text(vbd, "type") == "CD" || !state.database.exists("VDI", vdi) {
-            continue;
+    names.add_vm(&state.database, vm, scope)?;
+    let ova = names.write(&state.database, scope)?;
+    let record = state.database.get("VM", vm)?;
+    let mut vdis = Vec::new();
+    if scope == Scope::State && text(record, "power_state") == "Suspended" {
+        vdis.push(text(record, "suspend_VDI"));
+    }
+    for vbd in &texts(record, "VBDs") {
+        let vbd = state.database.get("VBD", vbd)?;
+        if text(vbd, "type") != "CD" {
+            vdis.push(text(vbd, "VDI"));
         }
+    }
+    let mut pieces = Vec::new();
+    for vdi in vdis.into_iter().filter(|vdi| state.database.exists("VDI", vdi)) {
         pieces.push(Piece {
             prefix: names.short(vdi).unwrap_or_default().to_owned(),
             vdi: vdi.to_owned(),
@@ -205,7 +216,7 @@ pub(crate) fn export_metadata(
 
 fn metadata(transfer: &Transfer<'_>) -> Answer<Vec<u8>> {
     let scope = match transfer.request.query("export_snapshots") {
-        Some("false") => Scope::Machine,
+        Some("false") => Scope::State,
         _ => Scope::Everything,
     };
     let vms = if transfer.request.flag("all") {
@@ -223,7 +234,7 @@ fn metadata(transfer: &Transfer<'_>) -> Answer<Vec<u8>> {
     for vm in vms {
         names.add_vm(&state.database, &vm, scope)?;
     }
-    let ova = names.write(&state.database, Scope::Everything)?;
+    let ova = names.write(&state.database, scope)?;
     let mut archive = Vec::new();
     tar::write(&mut archive, "ova.xml", ova.as_bytes())?;
     tar::write_end(&mut archive)?;

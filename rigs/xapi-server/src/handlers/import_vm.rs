@@ -2,41 +2,23 @@
 //!
 //! Source: `ocaml/xapi/import.ml`. What was made before something went wrong is removed again.
 
-use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
 
 use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 
 use super::Next;
+use super::import_objects::{Disks, Made, make, streamed};
 use super::target::Target;
 use super::transfer::{Direction, Flow, Transfer, admit};
-use crate::call::vdi::{new_vdi, remove as remove_vdi, rounded_size};
+use crate::call::vdi::remove as remove_vdi;
 use crate::call::vm::remove as remove_vm;
-use crate::database::{NULL, Record, new_uuid, number, text};
+use crate::database::number;
 use crate::failure::{Answer, Failure};
 use crate::http::{Connection, Request};
 use crate::pool::{Pool, State};
 use crate::xva::disks::{self, Strictness};
-use crate::xva::ova::{self, Object};
-use crate::xva::tar;
-
-/// Where the disks of a machine come from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Disks {
-    /// The archive has them; they go to this storage.
-    InArchive { sr: String },
-    /// They are there already, under the uuid that the archive says.
-    InPool,
-}
-
-/// What an import has made so far.
-#[derive(Debug, Default)]
-struct Made {
-    vms: Vec<String>,
-    /// Disks by their names in the archive.
-    vdis: BTreeMap<String, String>,
-}
+use crate::xva::{ova, tar};
 
 /// Answers `PUT /import`.
 pub(crate) fn import(pool: &Pool, host: usize, connection: &mut Connection, request: &Request) -> io::Result<Next> {
@@ -103,12 +85,17 @@ fn take_in(transfer: &Transfer<'_>, connection: &mut Connection, disks: &Disks) 
     let mut made = Made::default();
     let taken = unpack(&mut flow)
         .map_err(Failure::from)
-        .and_then(|mut stream| read(transfer, &mut *stream, disks, &mut made));
+        .and_then(|mut stream| read(transfer, &mut *stream, disks, &mut made))
+        .and_then(|()| transfer.planned_end());
     if let Err(failure) = taken {
         if !transfer.request.flag("force") {
             undo(&mut transfer.pool.state(), disks, &made);
         }
         return Err(failure);
+    }
+    let mut state = transfer.pool.state();
+    for vm in &made.vms {
+        state.database.set("VM", vm, "current_operations", json!({}))?;
     }
     Ok(json!(made.vms))
 }
@@ -136,7 +123,8 @@ fn read(transfer: &Transfer<'_>, stream: &mut dyn Read, disks: &Disks, made: &mu
     if *disks == Disks::InPool && transfer.request.flag("dry_run") {
         return Ok(());
     }
-    make(transfer, &objects, disks, made)?;
+    let import = transfer.task.clone();
+    make(pool, &objects, (disks, transfer.request.flag("restore"), &import), made)?;
     if *disks != Disks::InPool {
         let strictness = if transfer.request.flag("force") {
             Strictness::Forced
@@ -145,21 +133,14 @@ fn read(transfer: &Transfer<'_>, stream: &mut dyn Read, disks: &Disks, made: &mu
         };
         let mut first_length = None;
         // The names are in order in the map, as they are in the archive.
+        let streamed = streamed(&objects)?;
         for (prefix, vdi) in &made.vdis {
-            let size_bytes = objects
-                .iter()
-                .find(|object| object.id == *prefix)
-                .map(|vdi| number(&vdi.record, "virtual_size"));
+            let Some(object) = streamed.iter().find(|object| object.id == *prefix) else {
+                continue;
+            };
             let target = Target::new(pool, vdi)?;
-            disks::read(
-                stream,
-                prefix,
-                &target,
-                size_bytes.unwrap_or(0),
-                &mut first_length,
-                strictness,
-            )
-            .map_err(premature)?;
+            let size_bytes = number(&object.record, "virtual_size");
+            disks::read(stream, prefix, &target, size_bytes, &mut first_length, strictness).map_err(premature)?;
         }
     }
     // The end of the archive, and what may follow it.
@@ -174,116 +155,14 @@ fn premature(error: io::Error) -> Failure {
     error.into()
 }
 
-fn make(transfer: &Transfer<'_>, objects: &[Object], disks: &Disks, made: &mut Made) -> Answer<()> {
-    let mut state = transfer.pool.state();
-    let is_restore = transfer.request.flag("restore");
-    let used = objects
-        .iter()
-        .filter(|object| object.class == "VBD" && text(&object.record, "type") != "CD");
-    let used: Vec<&str> = used.map(|vbd| text(&vbd.record, "VDI")).collect();
-    for object in objects
-        .iter()
-        .filter(|object| object.class == "VDI" && used.contains(&object.id.as_str()))
-    {
-        let vdi = match disks {
-            Disks::InArchive { sr } => {
-                let size_bytes = rounded_size(number(&object.record, "virtual_size"));
-                new_vdi(transfer.pool, &mut state, sr, size_bytes, &kept_of_vdi(&object.record))?
-            }
-            Disks::InPool => match state.database.by_uuid("VDI", text(&object.record, "uuid")) {
-                Ok(vdi) => vdi,
-                Err(_) => return Err(Failure::new("IMPORT_ERROR_ATTACHED_DISKS_NOT_FOUND", &[&object.id])),
-            },
-        };
-        made.vdis.insert(object.id.clone(), vdi);
-    }
-    for object in objects.iter().filter(|object| object.class == "VM") {
-        make_vm(&mut state, objects, object, is_restore, made)?;
-    }
-    Ok(())
-}
-
-fn kept_of_vdi(record: &Record) -> Record {
-    let kept = [
-        "name_label",
-        "name_description",
-        "type",
-        "sharable",
-        "read_only",
-        "other_config",
-        "tags",
-    ];
-    let fields = record.iter().filter(|(name, _)| kept.contains(&name.as_str()));
-    fields.map(|(name, value)| (name.clone(), value.clone())).collect()
-}
-
-fn make_vm(state: &mut State, objects: &[Object], object: &Object, is_restore: bool, made: &mut Made) -> Answer<()> {
-    let mut record = object.record.clone();
-    let uuid = text(&record, "uuid").to_owned();
-    if is_restore && state.database.by_uuid("VM", &uuid).is_ok() {
-        return Err(Failure::new("DUPLICATE_VM", &[&state.database.by_uuid("VM", &uuid)?]));
-    }
-    let changes = json!({
-        "uuid": if is_restore { uuid } else { new_uuid() }, "power_state": "Halted", "VBDs": [], "VIFs": [], "snapshots": [],
-        "snapshot_of": NULL, "is_a_snapshot": false, "parent": NULL, "children": [], "metrics": NULL, "guest_metrics": NULL,
-        "resident_on": NULL, "affinity": NULL, "domid": -1, "suspend_VDI": NULL, "current_operations": {}, "VTPMs": [],
-    });
-    if let Value::Object(changes) = changes {
-        record.extend(changes);
-    }
-    let vm = state.database.insert("VM", record);
-    made.vms.push(vm.clone());
-    let of_this_vm = |class: &'static str| {
-        objects
-            .iter()
-            .filter(move |it| it.class == class && text(&it.record, "VM") == object.id)
-    };
-    for vbd in of_this_vm("VBD") {
-        let vdi = made.vdis.get(text(&vbd.record, "VDI")).cloned();
-        if vdi.is_none() && text(&vbd.record, "type") != "CD" {
-            continue;
-        }
-        let mut record = vbd.record.clone();
-        record.insert("uuid".to_owned(), json!(new_uuid()));
-        record.insert("VM".to_owned(), json!(vm));
-        record.insert("VDI".to_owned(), json!(vdi.as_deref().unwrap_or(NULL)));
-        record.insert("empty".to_owned(), json!(vdi.is_none()));
-        record.insert("currently_attached".to_owned(), json!(false));
-        let vbd = state.database.insert("VBD", record);
-        state.database.append("VM", &vm, "VBDs", &vbd)?;
-        if let Some(vdi) = vdi {
-            state.database.append("VDI", &vdi, "VBDs", &vbd)?;
-        }
-    }
-    for vif in of_this_vm("VIF") {
-        make_vif(state, &vm, vif, is_restore)?;
-    }
-    Ok(())
-}
-
-/// A network card; its address is kept only where a machine is restored.
-fn make_vif(state: &mut State, vm: &str, vif: &Object, is_restore: bool) -> Answer<()> {
-    let network = state.network.clone();
-    let uuid = new_uuid();
-    let mut record = vif.record.clone();
-    if !is_restore {
-        record.insert("MAC".to_owned(), json!(crate::call::mac_from(&uuid)));
-        record.insert("MAC_autogenerated".to_owned(), json!(true));
-    }
-    record.insert("uuid".to_owned(), json!(uuid));
-    record.insert("VM".to_owned(), json!(vm));
-    record.insert("network".to_owned(), json!(network));
-    record.insert("currently_attached".to_owned(), json!(false));
-    let vif = state.database.insert("VIF", record);
-    state.database.append("VM", vm, "VIFs", &vif)?;
-    state.database.append("network", &network, "VIFs", &vif)
-}
-
 /// Removes what an import that failed has made; disks that were there before stay.
 fn undo(state: &mut State, disks: &Disks, made: &Made) {
     for vm in &made.vms {
         // A client that found it may have destroyed it.
         drop(remove_vm(state, vm));
+    }
+    for network in &made.networks {
+        drop(state.database.remove("network", network));
     }
     if *disks != Disks::InPool {
         for vdi in made.vdis.values() {

@@ -104,6 +104,11 @@ impl Transfer<'_> {
         Ok(true)
     }
 
+    /// As what a test wants it to end, if not well: what would have been made is to go then.
+    pub(crate) fn planned_end(&self) -> Answer<()> {
+        self.planned_end.clone().map_or(Ok(()), Err)
+    }
+
     /// Answers 200, before any byte was moved.
     pub(crate) fn accept(&self, connection: &mut Connection, version: &str, headers: &[String]) -> io::Result<()> {
         let mut head = vec![
@@ -322,8 +327,14 @@ impl<'a> Attached<'a> {
     pub(crate) fn new(pool: &'a Pool, vdi: &str, mode: Mode) -> Answer<Self> {
         let mut state = pool.state();
         let is_writable = |vbd: &crate::database::Record| mode == Mode::ReadWrite || text(vbd, "mode") == "RW";
+        // Devices of a machine that is suspended are attached by name only.
+        let is_suspended = |vbd: &crate::database::Record| {
+            let vm = state.database.get("VM", text(vbd, "VM"));
+            vm.is_ok_and(|vm| text(vm, "power_state") == "Suspended")
+        };
         let is_attached = state.database.all("VBD").any(|(_, vbd)| {
-            text(vbd, "VDI") == vdi && crate::database::flag(vbd, "currently_attached") && is_writable(vbd)
+            let is_of_it = text(vbd, "VDI") == vdi && crate::database::flag(vbd, "currently_attached");
+            is_of_it && is_writable(vbd) && !is_suspended(vbd)
         });
         if is_attached || (mode == Mode::ReadWrite && state.users.contains_key(vdi)) {
             let word = if mode == Mode::ReadOnly { "RO" } else { "RW" };

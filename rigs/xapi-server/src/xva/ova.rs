@@ -11,12 +11,17 @@ use crate::schema;
 
 /// The version of the format: from 1 on, checksums stand between the blocks.
 const EXPORT_VERSION: u64 = 2;
+/// The version of XAPI itself.
+const XAPI_MAJOR: u64 = 1;
+const XAPI_MINOR: u64 = 20;
 
 /// What an archive is to say of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// The machine as it is, as if it had been shut down.
+    /// The machine as if it had been shut down.
     Machine,
+    /// The machine with its state: what is suspended stays so.
+    State,
     /// With its state and its snapshots: metadata only.
     Everything,
 }
@@ -57,8 +62,10 @@ impl Names {
         }
         if scope == Scope::Everything {
             for snapshot in texts(record, "snapshots") {
-                self.add_vm(database, &snapshot, Scope::Machine)?;
+                self.add_vm(database, &snapshot, Scope::State)?;
             }
+        }
+        if scope != Scope::Machine && text(record, "power_state") == "Suspended" {
             self.add_vdi(database, text(record, "suspend_VDI"));
         }
         self.add(database, "VM_metrics", text(record, "metrics"));
@@ -95,6 +102,9 @@ impl Names {
                 if scope == Scope::Machine {
                     forget_state(class, &mut record);
                 }
+                if scope != Scope::Everything {
+                    forget_snapshots(class, &mut record);
+                }
                 let snapshot: Record = record
                     .into_iter()
                     .map(|(field, value)| (field, self.shortened(value)))
@@ -105,7 +115,7 @@ impl Names {
         let header = json!({
             "version": {
                 "hostname": "xapi-stand-in-1", "date": "2024-09-20", "product_version": "8.3.0", "product_brand": "XCP-ng",
-                "build_number": "cloud", "xapi_major": 1, "xapi_minor": 20, "export_vsn": EXPORT_VERSION,
+                "build_number": "cloud", "xapi_major": XAPI_MAJOR, "xapi_minor": XAPI_MINOR, "export_vsn": EXPORT_VERSION,
             },
             "objects": objects,
         });
@@ -126,15 +136,26 @@ impl Names {
     }
 }
 
-/// An exported machine is shut down and is no snapshot, whatever it was.
+/// An exported machine is shut down, whatever it was.
 fn forget_state(class: &str, record: &mut Record) {
     let changes = match class {
+        "VM" => json!({"power_state": "Halted", "suspend_VDI": NULL}),
+        "VBD" | "VIF" => json!({"currently_attached": false}),
+        _ => json!({}),
+    };
+    if let Value::Object(changes) = changes {
+        record.extend(changes);
+    }
+}
+
+/// An exported machine is no snapshot, and has none. A snapshot stays a template.
+fn forget_snapshots(class: &str, record: &mut Record) {
+    let changes = match class {
         "VM" => json!({
-            "power_state": "Halted", "is_a_snapshot": false, "snapshot_of": NULL, "snapshots": [], "parent": NULL, "children": [],
-            "snapshot_time": schema::EPOCH, "suspend_VDI": NULL, "current_operations": {}, "allowed_operations": [],
-            "transportable_snapshot_id": "",
+            "is_a_snapshot": false, "snapshot_of": NULL, "snapshots": [], "parent": NULL, "children": [],
+            "snapshot_time": schema::EPOCH, "transportable_snapshot_id": "", "current_operations": {}, "allowed_operations": [],
         }),
-        "VBD" | "VIF" => json!({"currently_attached": false, "current_operations": {}, "allowed_operations": []}),
+        "VBD" | "VIF" => json!({"current_operations": {}, "allowed_operations": []}),
         _ => json!({}),
     };
     if let Value::Object(changes) = changes {
@@ -158,10 +179,10 @@ pub(crate) fn read(content: &[u8]) -> Answer<Vec<Object>> {
         .ok()
         .and_then(xml::read_value)
         .ok_or_else(bad)?;
-    let version = value["version"]["export_vsn"]
-        .as_str()
-        .and_then(|digits| digits.parse::<u64>().ok());
-    if version != Some(EXPORT_VERSION) {
+    let version = |name: &str| value["version"][name].as_str()?.parse::<u64>().ok();
+    // What a newer pool has exported is not understood.
+    let is_newer = (version("xapi_major"), version("xapi_minor")) > (Some(XAPI_MAJOR), Some(XAPI_MINOR));
+    if version("export_vsn") != Some(EXPORT_VERSION) || is_newer {
         return Err(Failure::new("IMPORT_INCOMPATIBLE_VERSION", &[]));
     }
     let objects = value["objects"].as_array().ok_or_else(bad)?;
