@@ -32,6 +32,10 @@ pub const PARSERS: &[Parser] = &[
         name: "xen_records",
         feed: xen_records,
     },
+    Parser {
+        name: "xen_suspended",
+        feed: xen_suspended,
+    },
 ];
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
@@ -88,6 +92,11 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
             sample(include_str!("../tests/samples/VirtualBox.xml")),
         ),
         ("xen_records", "machine", written_for_xen(&machine).into_bytes()),
+        (
+            "xen_suspended",
+            "checkpoint",
+            sample(include_str!("../tests/samples/suspended-ova.xml")),
+        ),
     ]
 }
 
@@ -187,6 +196,25 @@ pub fn xen_records(bytes: &[u8]) -> Outcome {
         Ok(read) => written_everywhere(&read.value),
         Err(_) => Outcome::Refused,
     }
+}
+
+/// The records of a machine of XenServer that is suspended, changed to those of another one.
+pub fn xen_suspended(bytes: &[u8]) -> Outcome {
+    let text = String::from_utf8_lossy(bytes);
+    let Ok(before) = xen::SuspendedMachine::read(&text) else {
+        return Outcome::Refused;
+    };
+    let Ok(changed) = xen::suspended_machine(&text, &text, Some("a<b")) else {
+        return Outcome::Refused;
+    };
+    let after = xen::SuspendedMachine::read(&changed).expect("what was changed can be read");
+    assert_eq!(after.name, "a<b");
+    let named = xen::SuspendedMachine {
+        name: before.name.clone(),
+        ..after
+    };
+    assert_eq!(named, before, "what it goes on from is another");
+    Outcome::Decoded
 }
 
 fn written_everywhere(machine: &Machine) -> Outcome {

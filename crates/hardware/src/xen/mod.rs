@@ -5,10 +5,12 @@
 
 mod read;
 mod records;
+mod suspended;
 pub mod value;
 mod write;
 
 pub use read::{XenDisk, XenRecords, read};
+pub use suspended::{SuspendedDisk, SuspendedMachine, suspended_machine};
 pub use write::{Exported, Wish, write};
 
 #[cfg(test)]

@@ -92,11 +92,29 @@ impl XenRecords {
         self.objects.iter().filter(move |object| object.class == class)
     }
 
-    fn find(&self, class: &str, id: &str) -> Option<&Value> {
+    /// The records of a class.
+    pub(super) fn records<'a>(&'a self, class: &'a str) -> impl Iterator<Item = &'a Value> {
+        self.of_class(class).map(|object| &object.record)
+    }
+
+    pub(super) fn find(&self, class: &str, id: &str) -> Option<&Value> {
         self.objects
             .iter()
             .find(|object| object.class == class && object.id == id)
             .map(|object| &object.record)
+    }
+
+    /// The record of the machine itself.
+    pub(super) fn machine_record(&self) -> Result<&Value> {
+        self.machine().map(|machine| &machine.record)
+    }
+
+    /// The record of the only machine.
+    pub(super) fn only_machine(&self) -> Result<&Value> {
+        match self.records("VM").count() {
+            1 => self.machine_record(),
+            count => Err(wrong(format!("it has {count} machines"))),
+        }
     }
 
     /// The machine itself: not a snapshot of it that came along.
@@ -110,7 +128,7 @@ impl XenRecords {
     }
 }
 
-fn wrong(detail: String) -> Error {
+pub(super) fn wrong(detail: String) -> Error {
     Error::Malformed { form: FORM, detail }
 }
 

@@ -1,4 +1,5 @@
-use super::{Wish, XenRecords, read, write};
+use super::value::Value;
+use super::{SuspendedMachine, Wish, XenRecords, read, suspended_machine, write};
 use crate::libvirt::tests::specimen;
 use crate::{Bus, CardModel, Clock, DiskKind, Firmware, Machine, Topology};
 
@@ -196,4 +197,93 @@ fn records_of_others_are_read() {
     ] {
         read(wrong).unwrap_err();
     }
+}
+
+const CHECKPOINT: &str = include_str!("../../tests/samples/suspended-ova.xml");
+const RUNNING: &str = include_str!("../../tests/samples/running-ova.xml");
+
+#[test]
+fn a_checkpoint_says_what_its_machine_needs_to_go_on() {
+    let machine = SuspendedMachine::read(CHECKPOINT).unwrap();
+    assert_eq!(
+        (&machine.memory.id[..], machine.memory.size_bytes),
+        ("Ref:10", 2_810_183_680)
+    );
+    assert_eq!(machine.processor_vendor.as_deref(), Some("GenuineIntel"));
+    let disks: Vec<_> = machine
+        .disks
+        .iter()
+        .map(|disk| (&disk.disk.id[..], &disk.device[..], &disk.label[..]))
+        .collect();
+    // What is in the drive is of a library, which the pool has.
+    assert_eq!(disks, [("Ref:6", "xvda", "till root"), ("Ref:7", "xvdb", "till data")]);
+    // The disk with the memory is one whose content an archive has.
+    let all = XenRecords::parse(CHECKPOINT).unwrap().disks().unwrap();
+    let all: Vec<_> = all.iter().map(|disk| &disk.id[..]).collect();
+    assert_eq!(all, ["Ref:10", "Ref:6", "Ref:7"]);
+
+    let wrong = |from: &str, to: &str| {
+        assert!(CHECKPOINT.contains(from), "{from}");
+        SuspendedMachine::read(&CHECKPOINT.replace(from, to))
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(wrong("<value>Suspended<", "<value>Halted<").contains("power state is \"Halted\""));
+    assert!(wrong("suspend_VDI</name><value>Ref:10", "suspend_VDI</name><value>Ref:99").contains("Ref:99"));
+    assert!(wrong("<value>VM_metrics<", "<value>VM<").contains("2 machines"));
+    assert!(SuspendedMachine::read(RUNNING).is_err());
+}
+
+/// The pool gets its own words back but for what makes a checkpoint of a machine.
+#[test]
+fn a_checkpoint_becomes_its_machine_again() {
+    let text = suspended_machine(CHECKPOINT, RUNNING, None).unwrap();
+    let named = SuspendedMachine {
+        name: "till & shop".to_owned(),
+        ..SuspendedMachine::read(CHECKPOINT).unwrap()
+    };
+    assert_eq!(SuspendedMachine::read(&text).unwrap(), named);
+    let machine = read(&text).unwrap().value;
+    assert_eq!(machine.name, "till & shop");
+    assert_eq!(machine.uuid.as_deref(), Some("7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f"));
+    assert_eq!(machine.cards[0].mac.as_deref(), Some("0a:1b:2c:3d:4e:5f"));
+    let has = |words: &str| assert!(text.contains(words), "{words}");
+    has("<name>is_a_template</name><value><boolean>0</boolean></value>");
+    has("<name>snapshot_info</name><value><struct></struct></value>");
+    has("<name>order</name><value>3</value>");
+    has("<name>start_delay</name><value>30</value>");
+    has("<name>power_state</name><value>Suspended</value>");
+    has("<double>2.5</double>");
+    has("{&quot;VmExtra&quot;");
+    // All else is as it was.
+    let objects = |text: &str| Value::parse(text, "records").unwrap().get("objects").cloned().unwrap();
+    let [before, after] = [objects(CHECKPOINT), objects(&text)];
+    let members = |object: &Value| match object.get("snapshot") {
+        Some(Value::Struct(members)) => members.clone(),
+        other => panic!("{other:?}"),
+    };
+    let mut changed = Vec::new();
+    for (before, after) in before.as_array().iter().zip(after.as_array()) {
+        let pairs = members(before).into_iter().zip(members(after));
+        changed.extend(
+            pairs
+                .filter(|(before, after)| before != after)
+                .map(|(_, (name, _))| name),
+        );
+    }
+    let expected = [
+        "uuid",
+        "name_label",
+        "is_a_template",
+        "snapshot_info",
+        "snapshot_metadata",
+        "start_delay",
+        "order",
+    ];
+    assert_eq!(changed, expected);
+
+    let named = suspended_machine(CHECKPOINT, RUNNING, Some("a<b")).unwrap();
+    assert_eq!(read(&named).unwrap().value.name, "a<b");
+    suspended_machine(RUNNING, RUNNING, None).unwrap_err();
+    suspended_machine(CHECKPOINT, "<value/>", None).unwrap_err();
 }

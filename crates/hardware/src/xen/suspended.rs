@@ -1,0 +1,187 @@
+//! A machine that is suspended: its pool's own records of it, from which it goes on.
+//!
+//! Source: xen-api, `ocaml/xapi/export.ml`, `import.ml` and `xapi_vm_clone.ml`. A checkpoint is exported as what it is, a template with a name and a
+//! UUID of its own, whose power state is `Suspended`; `suspend_VDI` names the disk with its memory, and `last_booted_record` has what the hypervisor
+//! wants beside that. Nothing of it can be translated, so the text stays as it is but for what makes it the machine again: it is changed by ranges.
+
+use roxmltree::Node;
+
+use super::read::{XenDisk, XenRecords, wrong};
+use super::value::Value;
+use super::write::NULL;
+use crate::edits::Edits;
+use crate::xml::{self, child, children};
+use crate::{Error, Result};
+
+const FORM: &str = "ova.xml of a suspended machine";
+/// The power state of a machine that can go on.
+const SUSPENDED: &str = "Suspended";
+/// The form of archives whose blocks have their checksums behind them, and nothing else.
+const EXPORT_VERSION: &str = "2";
+/// What a checkpoint has of its own, and the machine otherwise.
+const OF_THE_MACHINE: [&str; 5] = ["uuid", "name_label", "start_delay", "shutdown_delay", "order"];
+
+/// What there has to be for a machine to go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SuspendedMachine {
+    /// What it is called.
+    pub name: String,
+    /// The disk with its memory.
+    pub memory: XenDisk,
+    /// Its other disks.
+    pub disks: Vec<SuspendedDisk>,
+    /// The maker of the processors that it was started on, where that is known: it does not go on elsewhere.
+    pub processor_vendor: Option<String>,
+}
+
+/// A disk of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SuspendedDisk {
+    /// The disk.
+    pub disk: XenDisk,
+    /// Its UUID in the pool of that time.
+    pub uuid: String,
+    /// What it is called in the machine: `xvda`.
+    pub device: String,
+    /// What its owner calls it.
+    pub label: String,
+}
+
+impl SuspendedMachine {
+    /// Reads the records of a machine that is suspended.
+    ///
+    /// # Errors
+    /// They are of no machine that is suspended, or of several.
+    pub fn read(text: &str) -> Result<Self> {
+        let records = XenRecords::parse(text)?;
+        let machine = records.only_machine()?;
+        if machine.text_of("power_state") != SUSPENDED {
+            let detail = format!("the power state is {:?}", machine.text_of("power_state"));
+            return Err(wrong(detail));
+        }
+        let id = machine.text_of("suspend_VDI");
+        let all = records.disks()?;
+        let memory = all.iter().find(|disk| disk.id == id).cloned();
+        let memory = memory.ok_or_else(|| wrong(format!("the disk {id:?} with the memory is not there")))?;
+        let mut disks = Vec::new();
+        for vbd in records.records("VBD").filter(|vbd| vbd.text_of("type") != "CD") {
+            let id = vbd.text_of("VDI");
+            let (Some(vdi), Some(disk)) = (records.find("VDI", id), all.iter().find(|disk| disk.id == id)) else {
+                continue;
+            };
+            let storage = records.find("SR", vdi.text_of("SR"));
+            // What is in a library of media is looked for there.
+            if storage.is_some_and(|storage| storage.text_of("content_type") == "iso") {
+                continue;
+            }
+            disks.push(SuspendedDisk {
+                disk: disk.clone(),
+                uuid: vdi.text_of("uuid").to_owned(),
+                device: device_of(vbd),
+                label: vdi.text_of("name_label").to_owned(),
+            });
+        }
+        let vendor = machine.get("last_boot_CPU_flags").map(|flags| flags.text_of("vendor"));
+        Ok(Self {
+            name: machine.text_of("name_label").to_owned(),
+            memory,
+            disks,
+            processor_vendor: vendor.filter(|vendor| !vendor.is_empty()).map(str::to_owned),
+        })
+    }
+}
+
+/// What a disk is called in its machine: where the pool has forgotten that, its place says so.
+fn device_of(vbd: &Value) -> String {
+    match (vbd.text_of("device"), vbd.text_of("userdevice").parse::<u8>()) {
+        ("", Ok(place @ 0..26)) => format!("xvd{}", char::from(b'a' + place)),
+        ("", _) => format!("xvd{}", vbd.text_of("userdevice")),
+        (device, _) => device.to_owned(),
+    }
+}
+
+/// The records of a checkpoint as those of the machine that it is of, which `original` describes: it is no template any more, and has the machine's
+/// UUID and name, or another `name`.
+///
+/// # Errors
+/// One of the texts is not what it should be.
+pub fn suspended_machine(text: &str, original: &str, name: Option<&str>) -> Result<String> {
+    let machine = SuspendedMachine::read(text)?;
+    let original = XenRecords::parse(original)?;
+    let original = original.machine_record()?;
+    let document = xml::parse(text, FORM)?;
+    let top = member(document.root_element(), "version").zip(member(document.root_element(), "objects"));
+    let (version, objects) = top.ok_or_else(|| malformed("it has no version or no objects"))?;
+    let mut edits = Edits::new(text);
+    put(version, "export_vsn", &Value::text(EXPORT_VERSION), &mut edits);
+    for object in objects_in(objects) {
+        let text_of = |name: &str| member(object, name).map(text_in).unwrap_or_default();
+        let record = member(object, "snapshot").ok_or_else(|| malformed("an object has no record"))?;
+        match text_of("class") {
+            "VM" => {
+                for field in OF_THE_MACHINE {
+                    match (field, name) {
+                        ("name_label", Some(name)) => put(record, field, &Value::text(name), &mut edits),
+                        _ if original.get(field).is_none() => {}
+                        _ => put(record, field, &Value::text(original.text_of(field)), &mut edits),
+                    }
+                }
+                no_checkpoint(record, &mut edits);
+            }
+            // Only of this type is it brought along.
+            "VDI" if text_of("id") == machine.memory.id => put(record, "type", &Value::text("suspend"), &mut edits),
+            _ => {}
+        }
+    }
+    Ok(edits.apply())
+}
+
+/// What makes a template or a snapshot of a machine goes.
+fn no_checkpoint(record: Node<'_, '_>, edits: &mut Edits<'_>) {
+    for (field, value) in [
+        ("is_a_template", Value::Bool(false)),
+        ("is_a_snapshot", Value::Bool(false)),
+        ("snapshot_of", Value::text(NULL)),
+        ("snapshots", Value::Array(Vec::new())),
+        ("snapshot_info", Value::Struct(Vec::new())),
+        ("snapshot_metadata", Value::text("")),
+        ("transportable_snapshot_id", Value::text("")),
+        ("parent", Value::text(NULL)),
+    ] {
+        put(record, field, &value, edits);
+    }
+}
+
+/// Changes a field, where there is such a field: pools of different versions have different ones.
+fn put(record: Node<'_, '_>, field: &str, value: &Value, edits: &mut Edits<'_>) {
+    if let Some(node) = member(record, field) {
+        edits.replace_element(node, value.to_xml());
+    }
+}
+
+/// The value of the member of that name of a struct.
+fn member<'a, 'input>(value: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
+    let structure = child(value, "struct")?;
+    let mut members = children(structure, "member");
+    let member = members.find(|member| child(*member, "name").and_then(|name| name.text()) == Some(name))?;
+    child(member, "value")
+}
+
+/// The elements of an array.
+fn objects_in<'a, 'input>(value: Node<'a, 'input>) -> impl Iterator<Item = Node<'a, 'input>> {
+    let data = child(value, "array").and_then(|array| child(array, "data"));
+    data.into_iter().flat_map(|data| children(data, "value"))
+}
+
+/// The text of a value, with a type around it or not.
+fn text_in<'a>(value: Node<'a, '_>) -> &'a str {
+    let typed = value.children().find(Node::is_element);
+    typed.unwrap_or(value).text().unwrap_or_default()
+}
+
+fn malformed(detail: &str) -> Error {
+    Error::Malformed {
+        form: FORM,
+        detail: detail.to_owned(),
+    }
+}
