@@ -11,6 +11,7 @@ mod jobs;
 mod keys;
 mod kinds;
 mod notify;
+mod pools;
 mod sections;
 
 use crate::Lapse;
@@ -20,6 +21,7 @@ pub use error::{ConfigError, ConfigWarning};
 pub use jobs::Job;
 pub use kinds::{JobKind, Judgement};
 pub use notify::{Channel, Event, Notify};
+pub use pools::ConfiguredPool;
 
 /// A `holdfast.toml` in which everything has its form, and everything that is named is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub struct Config {
     pub daemon: DaemonSettings,
     /// By name, in their order in the file.
     pub repositories: Vec<ConfiguredRepository>,
+    /// By name, in their order in the file.
+    pub pools: Vec<ConfiguredPool>,
     /// In their order in the file.
     pub jobs: Vec<Job>,
     /// In their order in the file.
@@ -124,6 +128,11 @@ impl Config {
         self.repositories.iter().find(|repository| repository.name == name)
     }
 
+    /// The pool of that name.
+    pub fn pool(&self, name: &str) -> Option<&ConfiguredPool> {
+        self.pools.iter().find(|pool| pool.name == name)
+    }
+
     /// The words of the command line that does a job, without the program's name.
     pub fn command(&self, job: &Job) -> Vec<String> {
         let mut words: Vec<String> = job.kind.verb.iter().map(|word| (*word).to_owned()).collect();
@@ -132,10 +141,16 @@ impl Config {
             words.extend(repository.words());
         }
         words.extend(job.options.iter().cloned());
+        let pool = job.pool.as_deref().and_then(|name| self.pool(name));
+        words.extend(pool.map(ConfiguredPool::words).unwrap_or_default());
         if !job.positional.is_empty() {
             // What is called like an option is none.
             words.push("--".to_owned());
-            words.extend(job.positional.iter().cloned());
+            let addressed = |word: &String| {
+                pool.and_then(|pool| pool.addressed(word))
+                    .unwrap_or_else(|| word.clone())
+            };
+            words.extend(job.positional.iter().map(addressed));
         }
         words
     }

@@ -22,6 +22,14 @@ jobs_at_once = 2
 [repositories.main]
 path = "/backup"
 password_file = "/etc/key"
+[pools.xen1]
+address = "xen1.example.org:8443"
+user = "backup"
+password_command = "pass xen1"
+certificate = ["5A:0B", "00:01"]
+read = "vhd"
+connections = 4
+keep_nothing = true
 [retention.standard]
 keep_last = 3
 keep_within = "1d"
@@ -38,6 +46,9 @@ jitter = "20min"
 do = "prune"
 retention = "standard"
 when = ["Sat 06:00", "12:00"]
+[jobs.pool]
+do = "backup"
+machines = ["xen://xen1/tag:nightly", "xen://ana@xen1/web1"]
 [notify.admin]
 by = "mail"
 to = ["root"]
@@ -91,6 +102,10 @@ pub fn holdfast_toml(bytes: &[u8]) -> Outcome {
             for job in &config.jobs {
                 assert!(!config.command(job).is_empty(), "a job without a command");
                 assert!(config.job(&job.name).is_some(), "a job that is not found");
+            }
+            for pool in &config.pools {
+                let word = format!("xen://{}/a", pool.name);
+                assert!(pool.addressed(&word).is_some(), "a pool that its name does not mean");
             }
             Outcome::Decoded
         }

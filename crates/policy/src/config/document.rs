@@ -51,7 +51,7 @@ impl Section {
 }
 
 /// Groups whose sections have names of their own.
-pub(super) const NAMED: [&str; 4] = ["repositories", "retention", "jobs", "notify"];
+pub(super) const NAMED: [&str; 5] = ["repositories", "pools", "retention", "jobs", "notify"];
 /// Groups that are one section.
 pub(super) const SINGLE: [&str; 2] = ["daemon", "defaults"];
 /// What stands before the first section.

@@ -7,7 +7,7 @@ use super::error::{ConfigError, ConfigWarning};
 use super::form::{Form, Value};
 use super::kinds::{Claim, JobKind, JobOption, KEEP, KINDS};
 use super::sections::{Values, place, values};
-use super::{ConfigSetting, ConfiguredRepository, keys};
+use super::{ConfigSetting, ConfiguredPool, ConfiguredRepository, keys, pools};
 use crate::nearest::nearest;
 use crate::sanoid::Origin;
 use crate::schedule::{Claims, Thing, Timing, own_delay};
@@ -46,6 +46,8 @@ pub struct Job {
     pub settings: Vec<ConfigSetting>,
     /// What it uses while it runs.
     pub claims: Claims,
+    /// The pool of which its machines are, where that has a section.
+    pub(super) pool: Option<String>,
     pub(super) options: Vec<String>,
     pub(super) positional: Vec<String>,
 }
@@ -72,6 +74,7 @@ impl Job {
 /// What jobs may name.
 pub(super) struct Surroundings<'a> {
     pub(super) repositories: &'a [ConfiguredRepository],
+    pub(super) pools: &'a [ConfiguredPool],
     pub(super) retentions: &'a [(&'a Section, Values)],
     pub(super) notify_names: &'a [String],
     pub(super) defaults: &'a Values,
@@ -112,6 +115,7 @@ pub(super) fn read(section: &Section, around: &Surroundings<'_>, errors: &mut Ve
     }
     check_needs(section, kind, |key| form_of(key).is_some(), errors);
     check_together(section, &own, errors);
+    let pool = pools::of_job(section, kind, &own, around.pools, errors);
     check_notify(section, &own, around, errors);
     let (mut options, mut positional) = (Vec::new(), Vec::new());
     for option in kind.options {
@@ -149,6 +153,7 @@ pub(super) fn read(section: &Section, around: &Surroundings<'_>, errors: &mut Ve
         retention: text("retention"),
         notify: get("notify").map(|value| value.texts().to_vec()).unwrap_or_default(),
         settings: found.iter().map(Found::shown).collect(),
+        pool,
         options,
         positional,
     })
@@ -198,6 +203,7 @@ fn found(
     let rules = retention(section, own, around, errors);
     let common = keys::JOB.iter().map(|(key, built_in)| (key.name, key.form, *built_in));
     let options = kind.options.iter().map(|option| (option.key, option.form, ""));
+    let is_of_pools = pools::is_of_pools(own);
     let mut found = Vec::new();
     for (key, form, built_in) in common.chain(options) {
         if (key == "repository" && !kind.needs_repository) || (key == "retention" && !has_rules(kind)) {
@@ -207,8 +213,9 @@ fn found(
         let of_defaults = around.defaults.get(key).map(|entry| ("defaults".to_owned(), entry));
         let written = own.get(key).map(|entry| (section.title(), entry));
         let written = written.or_else(|| of_rules.map(|(title, entry)| (title.to_owned(), entry)));
-        // Some kinds mean something else by a name than the one that the defaults are checked by.
-        let is_fit = kind.option(key).is_none_or(JobOption::is_for_defaults);
+        // Some kinds mean something else by a name than the one that the defaults are checked by; and pools have no use for some.
+        let is_fit =
+            kind.option(key).is_none_or(JobOption::is_for_defaults) && !(is_of_pools && pools::is_of_guests(key));
         match written.or_else(|| of_defaults.filter(|_| is_fit)) {
             Some((section, (line, value))) => found.push(Found {
                 key,
@@ -366,6 +373,7 @@ fn machine(word: &str) -> Thing {
     let name = word.strip_prefix("libvirt:").unwrap_or(word);
     match Glob::parse(name) {
         _ if word.starts_with("tag:") => Thing::SomeMachines,
+        _ if pools::is_of_pool(word) && pools::means_several(word) => Thing::SomeMachines,
         _ if word.starts_with("qmp:") => Thing::Other(word.to_owned()),
         Ok(glob) if Glob::is_one(name) => Thing::Machines(glob),
         _ => Thing::Machine(name.to_owned()),

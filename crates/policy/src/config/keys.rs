@@ -31,6 +31,18 @@ pub(super) const REPOSITORY: &[Key] = &[
     key("jobs_at_once", Form::Count { min: 1, max: 1000 }),
 ];
 
+pub(super) const POOL: &[Key] = &[
+    key("address", Form::Text),
+    key("user", Form::Text),
+    key("password_file", Form::Path),
+    key("password_command", Form::Text),
+    key("certificate", Form::Texts),
+    key("authorities", Form::Path),
+    key("read", Form::OneOf(&["nbd", "vhd", "raw"])),
+    key("connections", Form::Count { min: 1, max: 64 }),
+    key("keep_nothing", Form::Flag),
+];
+
 pub(super) const NOTIFY: &[Key] = &[
     key("by", Form::OneOf(&CHANNELS)),
     key("on", Form::SomeOf(&EVENTS)),
@@ -100,7 +112,12 @@ pub(super) fn of(keys: &[Key], name: &str) -> Option<Form> {
 
 /// The names of all settings of all sections.
 pub(super) fn all_names() -> impl Iterator<Item = &'static str> {
-    let sections = DAEMON.iter().chain(REPOSITORY).chain(NOTIFY).map(|key| key.name);
+    let sections = DAEMON
+        .iter()
+        .chain(REPOSITORY)
+        .chain(POOL)
+        .chain(NOTIFY)
+        .map(|key| key.name);
     let jobs = JOB.iter().map(|(key, _)| key.name);
     let options = KINDS.iter().flat_map(|kind| kind.options).map(|option| option.key);
     sections.chain(jobs).chain(options)

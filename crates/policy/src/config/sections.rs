@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::document::{Entry, ROOT, Raw, Section};
+use super::document::{Entry, NAMED, ROOT, Raw, Section};
 use super::form::{Form, Value};
 use super::jobs::{self, Surroundings};
-use super::{Config, ConfigError, ConfigSetting, ConfigWarning, ConfiguredRepository, DaemonSettings, keys, notify};
+use super::{
+    Config, ConfigError, ConfigSetting, ConfigWarning, ConfiguredPool, ConfiguredRepository, DaemonSettings, keys,
+    notify,
+};
 use crate::Lapse;
 use crate::nearest::nearest;
 use crate::sanoid::Origin;
@@ -25,12 +28,14 @@ pub(super) type Values = BTreeMap<String, (u32, Value)>;
 pub(super) fn read(sections: &[Section], errors: &mut Vec<ConfigError>) -> Config {
     let of = |group: &'static str| sections.iter().filter(move |section| section.group == group);
     of(ROOT).for_each(|root| version(root, errors));
-    let named = ["repositories", "retention", "jobs", "notify"];
-    for section in sections.iter().filter(|section| named.contains(&&section.group[..])) {
+    for section in sections.iter().filter(|section| NAMED.contains(&&section.group[..])) {
         name(section, errors);
     }
     let daemon = daemon(of("daemon").next(), errors);
     let repositories: Vec<_> = of("repositories").map(|section| repository(section, errors)).collect();
+    let pools: Vec<_> = of("pools")
+        .map(|section| ConfiguredPool::read(section, errors))
+        .collect();
     let retentions = of("retention").map(|section| {
         let values = values(section, keys::of_retention, keys::names_of_retention(), errors);
         (section, values)
@@ -43,6 +48,7 @@ pub(super) fn read(sections: &[Section], errors: &mut Vec<ConfigError>) -> Confi
     let defaults = defaults.map(|section| values(section, keys::of_defaults, keys::names_of_defaults(), errors));
     let surroundings = Surroundings {
         repositories: &repositories,
+        pools: &pools,
         retentions: &retentions,
         notify_names: &of("notify")
             .filter_map(|section| section.name.clone())
@@ -83,6 +89,7 @@ pub(super) fn read(sections: &[Section], errors: &mut Vec<ConfigError>) -> Confi
     Config {
         daemon,
         repositories,
+        pools,
         jobs,
         notifies,
         warnings,

@@ -234,3 +234,57 @@ fn any_bytes_are_borne() {
         }
     });
 }
+
+const POOLS: &str = r#"
+version = 1
+[repositories.main]
+path = "/backup"
+[pools.lab]
+address = "xen1.example.org:8443"
+user = "backup"
+password_command = "pass lab"
+certificate = ["AA", "BB"]
+read = "vhd"
+connections = 4
+keep_nothing = true
+[pools.bare]
+[defaults]
+repository = "main"
+quiesce = "require"
+scratch = "/var/scratch"
+threads = 2
+[jobs.lab]
+do = "backup"
+machines = ["xen://lab/tag:nightly", "xen://ana@lab/web1"]
+[jobs.bare]
+do = "backup"
+machines = "xen://bare"
+[jobs.host]
+do = "backup"
+machines = "xen://10.0.0.1/web*"
+"#;
+
+#[test]
+fn a_job_has_the_options_of_the_pool_that_it_names() {
+    let config = Config::parse(POOLS).unwrap();
+    let words = |name: &str| config.command(config.job(name).unwrap()).join(" ");
+    assert_eq!(
+        words("lab"),
+        "backup --repository /backup --threads 2 --pool-password-command pass lab --pool-certificate AA --pool-certificate BB \
+         --pool-read vhd --pool-connections 4 --pool-keep-nothing -- xen://backup@xen1.example.org:8443/tag:nightly \
+         xen://ana@xen1.example.org:8443/web1"
+    );
+    assert_eq!(words("bare"), "backup --repository /backup --threads 2 -- xen://bare");
+    assert_eq!(
+        words("host"),
+        "backup --repository /backup --threads 2 -- xen://10.0.0.1/web*"
+    );
+    let pool = config.pool("lab").unwrap();
+    assert_eq!(pool.addressed("xen://other/web1"), None);
+    assert_eq!(pool.addressed("lab"), None);
+    assert_eq!(
+        pool.addressed("xen://lab").as_deref(),
+        Some("xen://backup@xen1.example.org:8443")
+    );
+    assert_eq!(config.pool("bare").unwrap().address, "bare");
+}

@@ -1,0 +1,229 @@
+//! Pools of XenServer and XCP-ng, which are named once: where they are, who logs in, whom to trust, and how their machines are read.
+
+use super::ConfigError;
+use super::document::Section;
+use super::form::Value;
+use super::keys;
+use super::kinds::JobKind;
+use super::sections::{Values, count, place, text, values_of};
+
+/// What stands before the address of a pool.
+const SCHEME: &str = "xen://";
+
+/// A pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfiguredPool {
+    /// What jobs and command lines call it: `xen://NAME/web1`.
+    pub name: String,
+    /// The line of its section.
+    pub line: u32,
+    /// The host, with its port where that is not the one of HTTPS.
+    pub address: String,
+    /// The line that says so, or that of the section.
+    pub address_line: u32,
+    /// Who logs in, where the address does not say.
+    pub user: Option<String>,
+    /// The file whose first line is his password.
+    pub password_file: Option<String>,
+    /// The command whose first line of output is his password.
+    pub password_command: Option<String>,
+    /// Fingerprints of the certificates of its hosts.
+    pub certificates: Vec<String>,
+    /// The line of these.
+    pub certificates_line: u32,
+    /// The file with the authorities that have signed certificates for the names of its hosts.
+    pub authorities: Option<String>,
+    /// How disks are read.
+    pub read: Option<String>,
+    /// Connections to one disk at a time.
+    pub connections: Option<usize>,
+    /// Whether nothing is left in the pool that the next backup could be compared by.
+    pub keeps_nothing: Option<bool>,
+}
+
+/// The parts of `xen://[USER@]HOST[/ITEM]`.
+struct Parts<'w> {
+    user: Option<&'w str>,
+    host: &'w str,
+    /// With the `/` before it; empty where there is none.
+    item: &'w str,
+}
+
+/// Whether a word names machines of a pool.
+pub(super) fn is_of_pool(word: &str) -> bool {
+    word.starts_with(SCHEME)
+}
+
+fn parts(word: &str) -> Option<Parts<'_>> {
+    let rest = word.strip_prefix(SCHEME)?;
+    let (authority, item) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let (user, host) = match authority.rsplit_once('@') {
+        Some((user, host)) => (Some(user), host),
+        None => (None, authority),
+    };
+    Some(Parts { user, host, item })
+}
+
+/// What a word calls its pool: a name, or the address of a host.
+fn host_of(word: &str) -> Option<&str> {
+    parts(word).map(|parts| parts.host)
+}
+
+/// Whether a word may mean several machines of its pool.
+pub(super) fn means_several(word: &str) -> bool {
+    parts(word).is_none_or(|parts| {
+        let item = parts.item.trim_start_matches('/');
+        item.is_empty() || item.starts_with("tag:") || crate::Glob::is_one(item)
+    })
+}
+
+impl ConfiguredPool {
+    /// Reads a section.
+    pub(super) fn read(section: &Section, errors: &mut Vec<ConfigError>) -> Self {
+        let values = values_of(section, keys::POOL, errors);
+        let name = section.name.clone().unwrap_or_default();
+        let line_of = |key: &str| values.get(key).map_or(section.line, |(line, _)| *line);
+        if let (Some(_), Some((line, _))) = (values.get("password_file"), values.get("password_command")) {
+            errors.push(ConfigError::Together {
+                line: *line,
+                place: place(section),
+                what: "password_file and password_command are both given, and only one can hold the password"
+                    .to_owned(),
+            });
+        }
+        let address = text(&values, "address").unwrap_or_else(|| name.clone());
+        for (key, word) in [("address", Some(&address)), ("user", text(&values, "user").as_ref())] {
+            // What would become another part of the address.
+            if word.is_some_and(|word| word.contains(|c: char| "/@".contains(c) || c.is_whitespace() || c.is_control()))
+            {
+                errors.push(ConfigError::Value {
+                    line: line_of(key),
+                    place: place(section),
+                    key: key.to_owned(),
+                    wanted: if key == "address" {
+                        "a host, with a port or without: \"xen1.example.org\", \"xen1:8443\"; the user stands in user"
+                    } else {
+                        "a user by his name alone"
+                    }
+                    .to_owned(),
+                });
+            }
+        }
+        Self {
+            line: section.line,
+            address_line: line_of("address"),
+            address,
+            name,
+            user: text(&values, "user"),
+            password_file: text(&values, "password_file"),
+            password_command: text(&values, "password_command"),
+            certificates: values
+                .get("certificate")
+                .map(|(_, value)| value.texts().to_vec())
+                .unwrap_or_default(),
+            certificates_line: line_of("certificate"),
+            authorities: text(&values, "authorities"),
+            read: text(&values, "read"),
+            connections: count(&values, "connections"),
+            keeps_nothing: match values.get("keep_nothing") {
+                Some((_, Value::Flag(flag))) => Some(*flag),
+                _ => None,
+            },
+        }
+    }
+
+    /// A word that names this pool, with its address instead.
+    pub fn addressed(&self, word: &str) -> Option<String> {
+        let parts = parts(word).filter(|parts| parts.host == self.name)?;
+        let user = parts.user.or(self.user.as_deref());
+        let user = user.map(|user| format!("{user}@")).unwrap_or_default();
+        Some(format!("{SCHEME}{user}{}{}", self.address, parts.item))
+    }
+
+    /// The options of a backup that its other settings mean.
+    pub(super) fn words(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        let mut add = |option: &str, value: Option<String>| {
+            words.extend(value.into_iter().flat_map(|value| [option.to_owned(), value]));
+        };
+        add("--pool-password-file", self.password_file.clone());
+        add("--pool-password-command", self.password_command.clone());
+        for certificate in &self.certificates {
+            add("--pool-certificate", Some(certificate.clone()));
+        }
+        add("--pool-authorities", self.authorities.clone());
+        add("--pool-read", self.read.clone());
+        add("--pool-connections", self.connections.map(|count| count.to_string()));
+        if self.keeps_nothing == Some(true) {
+            words.push("--pool-keep-nothing".to_owned());
+        }
+        words
+    }
+}
+
+/// The machines that a job names.
+fn machines(own: &Values) -> impl Iterator<Item = &String> {
+    let value = own.get("machines").map(|(_, value)| value.texts());
+    value.unwrap_or_default().iter()
+}
+
+/// Whether a job is for machines of a pool.
+pub(super) fn is_of_pools(own: &Values) -> bool {
+    machines(own).any(|word| is_of_pool(word))
+}
+
+/// Whether a setting of a backup is about what a guest of QEMU feels or does, and says nothing to a pool.
+pub(super) fn is_of_guests(key: &str) -> bool {
+    let all = [
+        "quiesce",
+        "method",
+        "scratch",
+        "scratch_max",
+        "max_latency",
+        "hook",
+        "hook_folder",
+        "hook_timeout",
+        "hook_failure",
+    ];
+    all.contains(&key)
+}
+
+/// Machines of pools: those of one at a time, for a command line has one password; by themselves, and without what says nothing to pools. Gives the
+/// name of the pool, where that has a section.
+pub(super) fn of_job(
+    section: &Section,
+    kind: &JobKind,
+    own: &Values,
+    known: &[ConfiguredPool],
+    errors: &mut Vec<ConfigError>,
+) -> Option<String> {
+    let first = machines(own).find(|word| is_of_pool(word))?;
+    let line = own.get("machines").map_or(section.line, |(line, _)| *line);
+    let mut wrong = |line: u32, what: String| {
+        errors.push(ConfigError::Together {
+            line,
+            place: place(section),
+            what,
+        });
+    };
+    if kind.name != "backup" {
+        let what = "machines of pools are backed up, and nothing else is done with them there; their snapshots go by their names alone";
+        wrong(line, what.to_owned());
+        return None;
+    }
+    let host = host_of(first);
+    if let Some(other) = machines(own).find(|word| host_of(word) != host) {
+        wrong(
+            line,
+            format!("{first} and {other} are not done by one job: make one of each pool, and one of other machines"),
+        );
+    }
+    for (key, (line, value)) in own.iter().filter(|(key, _)| is_of_guests(key)) {
+        // Where file systems cannot be frozen, trying to is as good as not.
+        if !(key == "quiesce" && value.texts().iter().all(|how| how != "require")) {
+            wrong(*line, format!("{key} says nothing to pools"));
+        }
+    }
+    let named = known.iter().find(|pool| Some(&pool.name[..]) == host);
+    named.map(|pool| pool.name.clone())
+}
