@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use holdfast_block::{Clock, SystemClock};
 use holdfast_engine::{Interrupt, Job, Location, Protection, Unlock, protection};
+use holdfast_policy::config::ConfiguredPool;
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{Repository, Surroundings, SystemProcesses};
 use jiff::tz::TimeZone;
@@ -251,9 +252,16 @@ impl Context {
         Ok(PasswordSource::choose_to(args, &self.environment)?)
     }
 
-    /// The password of the user of a pool.
-    pub fn pool_password(&self, args: &PoolArgs) -> Result<Password, Error> {
-        let source = PasswordSource::choose_of_pool(args, &self.environment)?;
+    /// The password of the user of a pool, of which holdfast.toml may say where it is.
+    pub fn pool_password(&self, args: &PoolArgs, configured: Option<&ConfiguredPool>) -> Result<Password, Error> {
+        let is_given = args.pool_password_file.is_some() || args.pool_password_command.is_some();
+        let configured = configured
+            .filter(|_| !is_given)
+            .and_then(holdfast_file::password_of_pool);
+        let source = match configured {
+            Some(source) => source,
+            None => PasswordSource::choose_of_pool(args, &self.environment)?,
+        };
         if source == PasswordSource::Prompt && self.variable(environment::JOB).is_some() {
             return Err(PasswordError::NoTerminalForPool.into());
         }

@@ -4,7 +4,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue};
-use holdfast_policy::config::{Channel, Config, ConfigError, ConfigWarning, ConfiguredRepository, Job};
+use holdfast_host::xapi::{Fingerprint, XenAddress};
+use holdfast_policy::config::{Channel, Config, ConfigError, ConfigWarning, ConfiguredPool, ConfiguredRepository, Job};
 use holdfast_policy::sanoid::Origin;
 use rustix::fs::{Access, access};
 
@@ -118,11 +119,59 @@ pub fn password_of(word: &OsStr, context: &Context) -> Result<Option<PasswordSou
     Ok(file.or_else(|| command.map(|command| PasswordSource::Command(command.into()))))
 }
 
+/// The pool that an address names in holdfast.toml, rather than a host. Jobs have it all on their command lines.
+///
+/// # Errors
+/// The host may be such a name, and what it means is not known since something is wrong with the file.
+pub fn pool(address: &XenAddress, context: &Context) -> Result<Option<ConfiguredPool>, Error> {
+    let file = HoldfastFileArgs { config: None };
+    let is_job = context.variable(environment::JOB).is_some();
+    if is_job || !address.may_be_name() || !may_be_name(OsStr::new(&address.host)) {
+        return Ok(None);
+    }
+    // Who may not read the file has no names from it.
+    if access(file.path(context), Access::READ_OK).is_err() {
+        return Ok(None);
+    }
+    Ok(file.load(context)?.pool(&address.host).cloned())
+}
+
+/// Where the password of a pool's user comes from, where holdfast.toml says that.
+pub fn password_of_pool(pool: &ConfiguredPool) -> Option<PasswordSource> {
+    let file = pool
+        .password_file
+        .as_ref()
+        .map(|file| PasswordSource::File(file.into()));
+    let command = || {
+        let command = pool.password_command.as_ref()?;
+        Some(PasswordSource::Command(command.into()))
+    };
+    file.or_else(command)
+}
+
+/// What of a pool is no address, and no fingerprint, each with its line.
+fn refusals_of_pool(pool: &ConfiguredPool) -> Vec<(u32, String)> {
+    let place = format!("[pools.{}]", pool.name);
+    let mut wrong = Vec::new();
+    if let Err(error) = format!("xen://{}", pool.address).parse::<XenAddress>() {
+        wrong.push((pool.address_line, format!("address in {place}: {error}")));
+    }
+    for text in &pool.certificates {
+        if let Err(error) = text.parse::<Fingerprint>() {
+            wrong.push((pool.certificates_line, format!("certificate in {place}: {error}")));
+        }
+    }
+    wrong
+}
+
 /// The configuration in a text, whose jobs the program can do; or all that is wrong with it, in words.
 pub fn parse(text: &str) -> Result<Config, Vec<String>> {
     let words = |errors: Vec<ConfigError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>();
     let config = Config::parse(text).map_err(words)?;
-    let mut wrong: Vec<(u32, String)> = config.jobs.iter().filter_map(|job| refusal(&config, job)).collect();
+    let mut wrong: Vec<(u32, String)> = config.pools.iter().flat_map(refusals_of_pool).collect();
+    if wrong.is_empty() {
+        wrong.extend(config.jobs.iter().filter_map(|job| refusal(&config, job)));
+    }
     wrong.sort();
     if wrong.is_empty() {
         return Ok(config);
@@ -173,6 +222,15 @@ pub fn doubts(config: &Config, context: &Context) -> Vec<String> {
         needs(repository.line, &place, &repository.path, "the folder");
         if let Some(file) = &repository.password_file {
             needs(repository.line, &place, file, "the password file");
+        }
+    }
+    for pool in &config.pools {
+        let place = format!("[pools.{}]", pool.name);
+        if let Some(file) = &pool.password_file {
+            needs(pool.line, &place, file, "the password file");
+        }
+        if let Some(file) = &pool.authorities {
+            needs(pool.line, &place, file, "the authorities");
         }
     }
     for notify in &config.notifies {

@@ -7,10 +7,11 @@ use std::sync::atomic::Ordering;
 use holdfast_engine::Interrupt;
 use holdfast_host::xapi::{Fingerprint, Login, Pool, Trust, XapiError, XenAddress, XenMachine};
 use holdfast_policy::Glob;
+use holdfast_policy::config::ConfiguredPool;
 
 use crate::context::Context;
-use crate::environment;
 use crate::errors::Error;
+use crate::{environment, holdfast_file};
 
 /// What stands before a tag.
 const TAG: &str = "tag:";
@@ -56,10 +57,36 @@ impl PoolArgs {
         }
     }
 
-    /// Whom to log in to a pool as.
-    pub fn login(&self, address: &XenAddress, context: &Context) -> Result<Login, Error> {
-        let trust = self.trust(context)?;
-        let password = context.pool_password(self)?;
+    /// Which pool an address means, and whom to log in to it as: what an option says, else what holdfast.toml says of a pool that is named, else
+    /// what is left.
+    pub fn way(&self, address: &XenAddress, context: &Context) -> Result<PoolWay, Error> {
+        let configured = holdfast_file::pool(address, context)?;
+        let address = match &configured {
+            None => address.clone(),
+            Some(pool) => {
+                let there: XenAddress = format!("xen://{}", pool.address).parse().map_err(job_error)?;
+                XenAddress {
+                    user: address.user.clone().or_else(|| pool.user.clone()),
+                    item: address.item.clone(),
+                    ..there
+                }
+            }
+        };
+        Ok(PoolWay {
+            login: self.login(&address, configured.as_ref(), context)?,
+            address,
+            configured,
+        })
+    }
+
+    fn login(
+        &self,
+        address: &XenAddress,
+        configured: Option<&ConfiguredPool>,
+        context: &Context,
+    ) -> Result<Login, Error> {
+        let trust = self.trust(configured, context)?;
+        let password = context.pool_password(self, configured)?;
         let text = std::str::from_utf8(password.as_bytes());
         let password =
             text.map_err(|_| Error::usage("the password of the pool's user is no UTF-8", "give it another one"));
@@ -70,17 +97,24 @@ impl PoolArgs {
         })
     }
 
-    fn trust(&self, context: &Context) -> Result<Trust, Error> {
+    fn trust(&self, configured: Option<&ConfiguredPool>, context: &Context) -> Result<Trust, Error> {
         let mut trust = Trust {
             fingerprints: self.certificates.clone(),
             authorities: None,
         };
+        let mut authorities = self.authorities.clone();
+        if let Some(pool) = configured.filter(|_| self.certificates.is_empty() && self.authorities.is_none()) {
+            for text in &pool.certificates {
+                trust.fingerprints.push(text.parse().map_err(job_error)?);
+            }
+            authorities = pool.authorities.as_ref().map(PathBuf::from);
+        }
         if let Some(list) = context.variable(environment::POOL_CERTIFICATE) {
             for text in list.to_string_lossy().split(',').filter(|text| !text.trim().is_empty()) {
                 trust.fingerprints.push(text.trim().parse().map_err(job_error)?);
             }
         }
-        if let Some(path) = &self.authorities {
+        if let Some(path) = &authorities {
             let text = std::fs::read_to_string(path).map_err(|source| holdfast_engine::Error::File {
                 action: "read",
                 path: path.clone(),
@@ -90,6 +124,16 @@ impl PoolArgs {
         }
         Ok(trust)
     }
+}
+
+/// The way to a pool.
+pub struct PoolWay {
+    /// Where it is, and what is meant in it.
+    pub address: XenAddress,
+    /// Who logs in.
+    pub login: Login,
+    /// What holdfast.toml says of it.
+    pub configured: Option<ConfiguredPool>,
 }
 
 /// What went wrong with a pool, as what went wrong with a job.

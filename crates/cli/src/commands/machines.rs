@@ -283,8 +283,9 @@ pub(super) fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error>
     }
     for address in &of_pools {
         let interrupt = context.interrupt()?;
-        let pool = pools::log_in(args.pools.login(address, context)?, context, &interrupt)?;
-        for machine in pools::machines(&pool, address, &[])? {
+        let way = args.pools.way(address, context)?;
+        let pool = pools::log_in(way.login, context, &interrupt)?;
+        for machine in pools::machines(&pool, &way.address, &[])? {
             let sizes = machine.disks.iter().map(|disk| (disk.device.clone(), disk.size_bytes));
             let sizes: HashMap<String, u64> = sizes.collect();
             let size_of = |disk: &MachineDisk| sizes.get(&disk.target).copied();

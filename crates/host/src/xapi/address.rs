@@ -14,8 +14,8 @@ const PORT: u16 = 443;
 /// A pool, and what is meant in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XenAddress {
-    /// Who logs in.
-    pub user: String,
+    /// Who logs in, where somebody says.
+    pub user: Option<String>,
     /// The master of the pool, or any host of it: a name or an address.
     pub host: String,
     /// The port of HTTPS.
@@ -30,13 +30,22 @@ impl XenAddress {
         text.starts_with(SCHEME)
     }
 
+    /// Who logs in.
+    pub fn user(&self) -> &str {
+        self.user.as_deref().unwrap_or(USER)
+    }
+
+    /// Whether the host may be a name that somebody has given a pool, rather than its address.
+    pub fn may_be_name(&self) -> bool {
+        self.port == PORT
+    }
+
     /// The pool, without what is meant in it.
     pub fn pool(&self) -> String {
         let host = host_and_port(&self.host, self.port);
-        if self.user == USER {
-            format!("{SCHEME}{host}")
-        } else {
-            format!("{SCHEME}{}@{host}", self.user)
+        match self.user() {
+            USER => format!("{SCHEME}{host}"),
+            user => format!("{SCHEME}{user}@{host}"),
         }
     }
 }
@@ -86,16 +95,19 @@ impl FromStr for XenAddress {
             .strip_prefix(SCHEME)
             .ok_or_else(|| wrong("it does not begin with xen://"))?;
         let (authority, item) = rest.split_once('/').unwrap_or((rest, ""));
-        let (user, host) = authority.rsplit_once('@').unwrap_or((USER, authority));
-        if user.is_empty() {
+        let (user, host) = match authority.rsplit_once('@') {
+            Some((user, host)) => (Some(user), host),
+            None => (None, authority),
+        };
+        if user.is_some_and(str::is_empty) {
             return Err(wrong("the user is empty"));
         }
-        if user.contains(':') {
+        if user.is_some_and(|user| user.contains(':')) {
             return Err(wrong("a password does not belong there, where everybody sees it"));
         }
         let (host, port) = split_host(host, PORT).map_err(wrong)?;
         Ok(Self {
-            user: user.to_owned(),
+            user: user.map(str::to_owned),
             host,
             port,
             item: Some(item.to_owned()).filter(|item| !item.is_empty()),
@@ -122,7 +134,7 @@ mod tests {
         let read = |text: &str| text.parse::<XenAddress>();
         let address = read("xen://lab1/web 1").unwrap();
         assert_eq!(
-            (address.user.as_str(), address.host.as_str(), address.port),
+            (address.user(), address.host.as_str(), address.port),
             ("root", "lab1", 443)
         );
         assert_eq!(address.item.as_deref(), Some("web 1"));

@@ -102,7 +102,7 @@ impl Pool {
             return Ok(session.clone());
         }
         let address = &self.login.address;
-        let words = json!([address.user, self.login.password, "2.0", ORIGINATOR]);
+        let words = json!([address.user(), self.login.password, "2.0", ORIGINATOR]);
         let answer = match self.ask("session.login_with_password", &words) {
             Err(XapiError::Refused { code, details, .. }) if code == "HOST_IS_SLAVE" => {
                 let Some(master) = details.into_iter().next() else {
@@ -116,7 +116,7 @@ impl Pool {
         let session = answer.map_err(|error| match error {
             XapiError::Refused { code, details, .. } if code == "SESSION_AUTHENTICATION_FAILED" => XapiError::Login {
                 host: self.shown(),
-                user: address.user.clone(),
+                user: address.user().to_owned(),
                 detail: details.into_iter().nth(1).unwrap_or(code),
             },
             other => other,

@@ -5,9 +5,11 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ValueEnum as _;
 use holdfast_engine::{Domain, MachineName, ParentChoice, XenBackupRequest, XenWay, back_up_xen};
 use holdfast_host::DiskChoice;
 use holdfast_host::xapi::{Pool, XenAddress, XenMachine};
+use holdfast_policy::config::ConfiguredPool;
 use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 
 use super::BackupArgs;
@@ -33,18 +35,24 @@ pub(super) struct PoolBackupArgs {
     /// Leave nothing in the pool that the next backup could be compared by: it reads everything
     #[arg(
         long = "pool-keep-nothing",
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
         help_heading = "Options for pools of XenServer and XCP-ng"
     )]
-    keep_nothing: bool,
-    /// Connections to one disk of a pool at a time, which its host has to bear
+    keep_nothing: Option<bool>,
+    /// Connections to one disk of a pool at a time, which its host has to bear; 2 where not given
     #[arg(
         long = "pool-connections",
         value_name = "N",
-        default_value = "2",
         help_heading = "Options for pools of XenServer and XCP-ng"
     )]
-    connections: NonZeroUsize,
+    connections: Option<NonZeroUsize>,
 }
+
+/// Connections to one disk, where nobody says.
+const CONNECTION_COUNT: usize = 2;
 
 /// How disks of pools are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -72,10 +80,30 @@ impl PoolBackupArgs {
     pub(super) fn given(&self) -> Option<&'static str> {
         let own = [
             (self.read.is_some(), "--pool-read"),
-            (self.keep_nothing, "--pool-keep-nothing"),
+            (self.keep_nothing.is_some(), "--pool-keep-nothing"),
+            (self.connections.is_some(), "--pool-connections"),
         ];
         let own = own.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
         self.login.given().or(own)
+    }
+}
+
+/// What the options say, else holdfast.toml.
+impl PoolBackupArgs {
+    fn way_of(&self, configured: Option<&ConfiguredPool>) -> Option<XenWay> {
+        let named = || ReadHow::from_str(configured?.read.as_deref()?, false).ok();
+        self.read.or_else(named).map(XenWay::from)
+    }
+
+    fn keeps_nothing(&self, configured: Option<&ConfiguredPool>) -> bool {
+        self.keep_nothing
+            .or_else(|| configured?.keeps_nothing)
+            .unwrap_or_default()
+    }
+
+    fn connection_count(&self, configured: Option<&ConfiguredPool>) -> usize {
+        let given = self.connections.map(NonZeroUsize::get);
+        given.or_else(|| configured?.connections).unwrap_or(CONNECTION_COUNT)
     }
 }
 
@@ -83,6 +111,8 @@ impl PoolBackupArgs {
 pub(super) struct OfPool {
     pool: Arc<Pool>,
     machine: XenMachine,
+    /// What holdfast.toml says of the pool.
+    configured: Option<ConfiguredPool>,
 }
 
 impl OfPool {
@@ -109,23 +139,28 @@ pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context)
         ));
     }
     let interrupt = context.interrupt()?;
-    let mut pools: BTreeMap<String, Arc<Pool>> = BTreeMap::new();
+    let mut pools: BTreeMap<String, (Arc<Pool>, XenAddress, Option<ConfiguredPool>)> = BTreeMap::new();
     let mut chosen: Vec<OfPool> = Vec::new();
     for address in words {
-        let pool = if let Some(pool) = pools.get(&address.pool()) {
-            Arc::clone(pool)
+        let known = pools.get(&address.pool()).cloned();
+        let (pool, address, configured) = if let Some((pool, there, configured)) = known {
+            // The pool is known by what it was called here before.
+            let item = address.item.clone();
+            (pool, XenAddress { item, ..there }, configured)
         } else {
-            let login = args.pools.login.login(address, context)?;
-            let pool = pools::log_in(login, context, &interrupt)?;
-            pools.insert(address.pool(), Arc::clone(&pool));
-            pool
+            let way = args.pools.login.way(address, context)?;
+            let pool = pools::log_in(way.login, context, &interrupt)?;
+            let known = (Arc::clone(&pool), way.address.clone(), way.configured.clone());
+            pools.insert(address.pool(), known);
+            (pool, way.address, way.configured)
         };
-        for machine in pools::machines(&pool, address, &args.machines.exclude_machine)? {
+        for machine in pools::machines(&pool, &address, &args.machines.exclude_machine)? {
             let is_same = |known: &OfPool| known.machine.summary.uuid == machine.summary.uuid;
             if !chosen.iter().any(is_same) {
                 chosen.push(OfPool {
                     pool: Arc::clone(&pool),
                     machine,
+                    configured: configured.clone(),
                 });
             }
         }
@@ -154,8 +189,8 @@ pub(super) fn back_up(
             include: args.machines.include.clone(),
             exclude: args.machines.exclude.clone(),
         },
-        way: args.pools.read.map(XenWay::from),
-        keeps_base: !args.pools.keep_nothing,
+        way: args.pools.way_of(one.configured.as_ref()),
+        keeps_base: !args.pools.keeps_nothing(one.configured.as_ref()),
         with_memory: args.machines.with_memory.is_some(),
         parent: parent.clone(),
         tags: args.tags.clone(),
@@ -168,7 +203,7 @@ pub(super) fn back_up(
             network: "default".to_owned(),
         },
         bytes_per_second: args.machines.reading.limits.limits().bytes_per_second,
-        connection_count_max: args.pools.connections.get(),
+        connection_count_max: args.pools.connection_count(one.configured.as_ref()),
         journal: runs::journal(context, &way),
         patience: Duration::from_secs(args.machines.reading.wait.unwrap_or_default()),
         run: runs::new_run()?,

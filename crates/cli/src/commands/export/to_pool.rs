@@ -30,13 +30,13 @@ pub(super) fn run(args: &ExportArgs, address: &str, context: &Context) -> Result
     if let Some(option) = foreign(args) {
         return Err(Error::usage(format!("{option} says nothing to a pool"), "leave it out"));
     }
-    let login = args.pools.login(&address, context)?;
+    let way = args.pools.way(&address, context)?;
     let interrupt = context.interrupt()?;
-    let pool = pools::log_in(login, context, &interrupt)?;
+    let pool = pools::log_in(way.login, context, &interrupt)?;
     let report = from(args, context, |from| {
         let request = ExportToPool {
             pool,
-            storage: address.item.clone(),
+            storage: way.address.item.clone(),
             keeps_identity: !args.new_identity,
             from,
             name: args.name.clone(),
@@ -47,6 +47,6 @@ pub(super) fn run(args: &ExportArgs, address: &str, context: &Context) -> Result
             export_to_pool(request, &context.surroundings(), job)
         })
     })?;
-    let target = format!("{}/{}", address.pool(), report.storage);
+    let target = format!("{}/{}", way.address.pool(), report.storage);
     context.report(&Done::in_pool(report.export, target, report.uuid))
 }
