@@ -16,8 +16,8 @@ mod virtualbox;
 pub use check::{CheckedArchive, check_archive, check_packed, open_packed, read_packed};
 pub use error::ExchangeError;
 pub use export::{
-    ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, ExportToPool, ExportedToPool,
-    VirtualBoxIdentity, export, export_to_pool,
+    ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, ExportToPool, ExportedToPool, PoolReturn,
+    VirtualBoxIdentity, XvaExport, export, export_to_pool,
 };
 pub(crate) use import::NOTE_LABEL;
 pub use import::{

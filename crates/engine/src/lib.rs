@@ -96,9 +96,9 @@ pub use error::{Error, Result};
 pub use exchange::{
     CheckedArchive, Domain, ExchangeError, ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget,
     ExportToPool, ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing,
-    InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxIdentity, VirtualBoxMachine,
-    VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay, back_up_virtualbox, check_archive, check_packed, export,
-    export_to_pool, open_import, open_packed, read_packed,
+    InaccessibleMachine, PoolReturn, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxIdentity,
+    VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay, XvaExport, back_up_virtualbox, check_archive,
+    check_packed, export, export_to_pool, open_import, open_packed, read_packed,
 };
 pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use gc::{GcOutcome, gc, stats};

@@ -8,6 +8,7 @@
 
 mod error;
 mod instant;
+mod memory;
 mod since;
 mod streams;
 mod way;
@@ -51,8 +52,12 @@ pub use way::{XenChange, XenWay};
 const NOTE_DISK: &str = "xen_disk";
 /// Note of a disk: the snapshot of it that the pool keeps, to compare with.
 const NOTE_BASE: &str = "xen_base";
+/// Note of a disk of a machine with memory: what the pool called it in its own records of that instant.
+pub(crate) const NOTE_SUSPENDED_DISK: &str = "xen_suspended_disk";
 /// The records of the machine, as its pool has them.
-const RECORDS: &str = "original-ova.xml";
+pub(crate) const RECORDS: &str = "original-ova.xml";
+/// The records of the machine as it was suspended, by which alone it can go on from its memory.
+pub(crate) const SUSPENDED_RECORDS: &str = "suspended-ova.xml";
 /// The memory of the machine, as its pool has it.
 pub(crate) const XEN_MEMORY: &str = "xen-memory";
 
@@ -245,11 +250,16 @@ fn decide(machine: &XenMachine, choice: &DiskChoice) -> Result<(Vec<VirtualDisk>
 
 /// The machine, as the records in an archive without disks describe it; and these records.
 fn described(archive: &[u8]) -> Result<(Vec<u8>, Translated<Machine>)> {
-    let reader = XvaReader::open(archive)?;
-    let records = reader.documents().first().map(|document| document.content.clone());
-    let records = records.unwrap_or_default();
+    let records = records_in(archive)?;
     let machine = xen::read(&String::from_utf8_lossy(&records))?;
     Ok((records, machine))
+}
+
+/// The records in an archive without disks.
+fn records_in(archive: &[u8]) -> Result<Vec<u8>> {
+    let reader = XvaReader::open(archive)?;
+    let records = reader.documents().first().map(|document| document.content.clone());
+    Ok(records.unwrap_or_default())
 }
 
 /// Names for the disks in the snapshot, and where the machine has them.
@@ -333,6 +343,7 @@ impl XenBackup<'_> {
         way: XenWay,
     ) -> Result<(BackupReport, Vec<XenDiskReport>, Option<u64>)> {
         let (request, job) = (&self.request, self.job);
+        let suspended = self.suspended(instant)?;
         let Opened { disks, streams } =
             open_disks(self.repository, request, (&self.taken, instant), (parent, way), job)?;
         let pace = Pace::new(request.bytes_per_second, job);
@@ -365,6 +376,9 @@ impl XenBackup<'_> {
         // The first of them is given when all disks have come to their ends.
         texts.push((DOMAIN.to_owned(), Box::new(streams.behind(xml))));
         texts.push((RECORDS.to_owned(), Box::new(Cursor::new(self.records.clone()))));
+        if let Some(records) = suspended {
+            texts.push((SUSPENDED_RECORDS.to_owned(), Box::new(Cursor::new(records))));
+        }
         if let Some((reader, _)) = memory.take() {
             texts.push((XEN_MEMORY.to_owned(), reader));
         }
@@ -413,6 +427,11 @@ impl XenBackup<'_> {
         ]);
         if let Some(base) = self.base(taken, instant, way) {
             notes.insert(NOTE_BASE.to_owned(), base.uuid.clone());
+        }
+        if self.request.with_memory
+            && let Some(disk) = instant.snapshot_of(&taken.live)
+        {
+            notes.insert(NOTE_SUSPENDED_DISK.to_owned(), disk.uuid.clone());
         }
         if !taken.live.label.is_empty() {
             notes.insert(NOTE_LABEL.to_owned(), taken.live.label.clone());

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use holdfast_archive::{PackOptions, Packing};
 use holdfast_engine::{
     ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, Overwrite, SnapshotName, VirtualBoxIdentity,
-    export,
+    XvaExport, export,
 };
 use holdfast_host::xapi::XenAddress;
 use holdfast_image::{Format, Storage};
@@ -27,6 +27,7 @@ use crate::pools::PoolArgs;
 use crate::{time, units, virtualbox};
 
 /// Arguments of `export`.
+#[expect(clippy::struct_excessive_bools, reason = "options that are given or not")]
 #[derive(Debug, clap::Args)]
 pub struct ExportArgs {
     /// The snapshot; a machine's name is its newest. With --now a machine of libvirt, by name, or as qmp:SOCKET
@@ -60,6 +61,10 @@ pub struct ExportArgs {
     /// Have it be another machine of VirtualBox or of a pool, with another UUID and other addresses of its network cards
     #[arg(long)]
     new_identity: bool,
+    /// Have it go on where it was: with the memory of a machine that was backed up from a pool --with-memory, as a suspended machine of a
+    /// pool, or as an xva of one
+    #[arg(long)]
+    with_memory: bool,
     #[command(flatten)]
     pools: PoolArgs,
     #[command(flatten)]
@@ -91,6 +96,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Bring it back to its pool, or to another one",
         line: "holdfast export -r /backup/vms web1 xen://xen1/local-storage",
+    },
+    Example {
+        wish: "Have it go on in its pool where it was, if it was backed up --with-memory",
+        line: "holdfast export -r /backup/vms web1 xen://xen1/local-storage --with-memory",
     },
     Example {
         wish: "Send it there at once",
@@ -138,6 +147,8 @@ struct Done {
     uuid: Option<String>,
     /// How the machine was read; null of a snapshot.
     instant: Option<InstantDocument>,
+    /// The memory that it goes on from; null where it starts.
+    memory_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -162,6 +173,7 @@ impl Done {
             settings: report.settings_file.map(|path| path.display().to_string()),
             is_registered: false,
             uuid: None,
+            memory_bytes: report.memory_bytes,
             snapshot: report.snapshot.as_ref().map(|snapshot| snapshot.id.to_string()),
             instant: report.reading.as_ref().map(InstantDocument::new),
             machine: report.machine,
@@ -222,8 +234,17 @@ impl Report for Done {
                 format!("VBoxManage registervm adds it to VirtualBox: {settings}")
             });
         }
-        if let Some(uuid) = &self.uuid {
-            page.line(&format!("the pool has it as {uuid}"));
+        let memory = self.memory_bytes.map(units::bytes);
+        match (&self.uuid, memory) {
+            (Some(uuid), None) => page.line(&format!("the pool has it as {uuid}")),
+            (Some(uuid), Some(memory)) => page.line(&format!(
+                "the pool has it as {uuid}, suspended with {memory} of memory: xe vm-resume uuid={uuid} has it go on"
+            )),
+            (None, Some(memory)) => page.line(&format!(
+                "it is suspended with {memory} of memory: xe vm-import preserve=true filename={} takes it in, and xe vm-resume has it go on",
+                self.target
+            )),
+            (None, None) => {}
         }
         list_dropped(&self.dropped, page);
     }
@@ -248,7 +269,10 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
             level: args.packing.level().and_then(|level| u32::try_from(level).ok()),
         },
         Kind::Vma => ExportFormat::Vma(packing),
-        Kind::Xva | Kind::Vbox | Kind::Dir => ExportFormat::Xva(packing),
+        Kind::Xva | Kind::Vbox | Kind::Dir => ExportFormat::Xva(XvaExport {
+            packing,
+            goes_on: args.with_memory,
+        }),
     };
     let target = target_of(args, kind, format, context)?;
     let place = virtualbox::place(context);
@@ -268,9 +292,7 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         })
     })?;
     if is_stdout {
-        for dropped in &report.dropped {
-            context.console().note(&format!("not carried over: {dropped}"));
-        }
+        tell_beside_stream(&report, context);
         return Ok(Exit::Ok);
     }
     let settings = report.settings_file.clone();
@@ -316,7 +338,19 @@ fn snapshot_name(text: &str) -> Result<SnapshotName, Error> {
 
 /// What is exported, and options that are about something else.
 fn check_source(args: &ExportArgs) -> Result<(), Error> {
+    if args.with_memory && args.new_identity {
+        return Err(Error::usage(
+            "--with-memory and --new-identity do not go together: what runs has its addresses in its memory, and would disturb the machine whose they are",
+            "leave one of them out; without --with-memory it starts, and takes what it is given",
+        ));
+    }
     if args.now.is_wanted {
+        if args.with_memory {
+            return Err(Error::usage(
+                "--with-memory is about a machine that was backed up from a pool, and --now about one of libvirt or QEMU",
+                "leave one of them out; holdfast backup --with-memory keeps the memory of a machine as it is",
+            ));
+        }
         return args.now.reading.check();
     }
     if let Some(option) = args.now.reading.given() {
@@ -331,6 +365,17 @@ fn check_source(args: &ExportArgs) -> Result<(), Error> {
             "a machine is exported, and this names a disk",
             "leave the disk out; --exclude leaves out others; holdfast restore brings back one disk",
         )),
+    }
+}
+
+/// What a person hears of an archive that is on standard output.
+fn tell_beside_stream(report: &ExportReport, context: &Context) {
+    if report.memory_bytes.is_some() {
+        let note = "it is suspended: xe vm-import preserve=true takes it in, and xe vm-resume has it go on";
+        context.console().note(note);
+    }
+    for dropped in &report.dropped {
+        context.console().note(&format!("not carried over: {dropped}"));
     }
 }
 
@@ -392,7 +437,7 @@ fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
             ));
         }
     };
-    check_virtualbox(args, kind)?;
+    check_kind(args, kind)?;
     let given = [
         (
             Kind::Dir,
@@ -429,8 +474,14 @@ fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
     }
 }
 
-/// Options that only VirtualBox understands.
-fn check_virtualbox(args: &ExportArgs, kind: Kind) -> Result<(), Error> {
+/// Options that only one kind understands.
+fn check_kind(args: &ExportArgs, kind: Kind) -> Result<(), Error> {
+    if args.with_memory && kind != Kind::Xva {
+        return Err(Error::usage(
+            "--with-memory goes with pools and --format xva only: another hypervisor cannot go on from it",
+            "leave it out, and the machine starts",
+        ));
+    }
     let given = [(args.register, "--register"), (args.new_identity, "--new-identity")];
     match given.iter().find(|(is_given, _)| *is_given && kind != Kind::Vbox) {
         Some((_, what)) => Err(Error::usage(

@@ -79,6 +79,34 @@ pub(super) fn exchange_advice(error: &ExchangeError) -> Advice {
             Kind::Exists,
             "--new-identity makes another machine of it; or remove the one that is there",
         ),
+        ExchangeError::NoMemory { is_of_qemu, .. } => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            if *is_of_qemu {
+                "holdfast restore --to-machine --resume has it go on under libvirt; without --with-memory it starts in the pool"
+            } else {
+                "holdfast backup --with-memory takes it; without --with-memory the machine starts"
+            },
+        ),
+        ExchangeError::NoSuspendedRecords { .. } => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            "an older version has made it; back it up again with --with-memory, or leave that out here, and the machine starts",
+        ),
+        ExchangeError::DiskOfMemory { is_left_out, .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            if *is_left_out {
+                "leave --exclude or --with-memory out: what runs knows all of its disks"
+            } else {
+                "without --with-memory the machine starts with the disks that there are"
+            },
+        ),
+        ExchangeError::Processors { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "what runs knows its processors; without --with-memory the machine starts there",
+        ),
         ExchangeError::FolderTaken { .. } => advice(Exit::Error, Kind::Exists, "name a new folder, or an empty one"),
         _ => advice(Exit::Error, Kind::Io, "please report it"),
     }

@@ -55,6 +55,50 @@ pub enum ExchangeError {
         /// Its UUID.
         uuid: String,
     },
+    /// A machine is to go on from memory that the snapshot does not have.
+    #[error("{snapshot} has no memory that a pool could go on from{}", if *is_of_qemu { ": it is of QEMU" } else { "" })]
+    NoMemory {
+        /// The snapshot.
+        snapshot: String,
+        /// Whether it has the memory of a machine of QEMU.
+        is_of_qemu: bool,
+    },
+    /// The memory is there, and what the pool knew beside it is not: older versions did not keep that.
+    #[error(
+        "{snapshot} has the memory of the machine, but not what its pool knew of it at that instant, without which it does not go on"
+    )]
+    NoSuspendedRecords {
+        /// The snapshot.
+        snapshot: String,
+    },
+    /// A machine that goes on knows all of its disks.
+    #[error("the machine cannot go on without the disk {disk}, which {}", if *is_left_out { "is to be left out" } else { "is not in the snapshot" })]
+    DiskOfMemory {
+        /// The disk.
+        disk: String,
+        /// Whether it is there, and somebody wants it to be left out.
+        is_left_out: bool,
+    },
+    /// What the pool knew of a disk, and what is stored, do not belong together.
+    #[error("{name} has {size_bytes} bytes, and the records of the machine say {said_bytes}")]
+    SizeOfMemory {
+        /// The disk, or the memory.
+        name: String,
+        /// By the records.
+        said_bytes: u64,
+        /// As stored.
+        size_bytes: u64,
+    },
+    /// A machine does not go on on processors of another make.
+    #[error("the machine was started on processors of {vendor}, and {pool} has those of {there}")]
+    Processors {
+        /// The pool.
+        pool: String,
+        /// Whose processors it has.
+        there: String,
+        /// Whose processors the machine knows.
+        vendor: String,
+    },
     /// The folder that is to be made is there already.
     #[error("{} is there already, and is not empty", path.display())]
     FolderTaken {

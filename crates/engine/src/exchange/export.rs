@@ -3,6 +3,7 @@
 mod archives;
 mod content;
 mod now;
+mod suspended;
 mod to_pool;
 mod virtualbox;
 
@@ -20,7 +21,8 @@ use jiff::tz::TimeZone;
 
 use archives::Sink;
 use content::{Content, ContentDisk, Reads};
-pub use to_pool::{ExportToPool, ExportedToPool, export_to_pool};
+use suspended::Suspended;
+pub use to_pool::{ExportToPool, ExportedToPool, PoolReturn, export_to_pool};
 use virtualbox::OfVirtualBox;
 
 use super::import::{NewFolder, write_file};
@@ -68,7 +70,7 @@ pub struct ExportRequest {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ExportFormat {
     /// An archive of XenServer and XCP-ng.
-    Xva(PackOptions),
+    Xva(XvaExport),
     /// A package of VMware, VirtualBox and others, whose images are compressed.
     Ova {
         /// How hard: 1 to 12; a good default where not given.
@@ -76,6 +78,15 @@ pub enum ExportFormat {
     },
     /// A backup of Proxmox VE.
     Vma(PackOptions),
+}
+
+/// An archive of XenServer and XCP-ng.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct XvaExport {
+    /// How it is packed.
+    pub packing: PackOptions,
+    /// Whether the machine goes on from its memory, which then comes along, instead of starting.
+    pub goes_on: bool,
 }
 
 /// Where an export goes.
@@ -107,6 +118,20 @@ pub enum ExportTarget {
         /// Who the machine is there.
         identity: VirtualBoxIdentity,
     },
+}
+
+impl ExportTarget {
+    /// The archive of XenServer, where it is one.
+    fn xva(&self) -> Option<XvaExport> {
+        match self {
+            Self::Stream(_, ExportFormat::Xva(xva))
+            | Self::File {
+                format: ExportFormat::Xva(xva),
+                ..
+            } => Some(*xva),
+            _ => None,
+        }
+    }
 }
 
 /// Who a machine is at VirtualBox.
@@ -141,6 +166,8 @@ pub struct ExportReport {
     pub duration: Duration,
     /// The settings of a machine of VirtualBox.
     pub settings_file: Option<PathBuf>,
+    /// Bytes of the memory that it goes on from; none where it starts.
+    pub memory_bytes: Option<u64>,
 }
 
 /// Exports a machine. A file or folder is there whole, or not at all; of a folder, the configuration comes last.
@@ -152,6 +179,7 @@ pub fn export(
 ) -> Result<ExportReport> {
     let start = job.clock.now();
     // What cannot be written is found before a machine is disturbed.
+    let xva = request.target.xva();
     let target = Target::open(request.target, surroundings, job)?;
     let of = OfExport {
         name: request.name,
@@ -170,7 +198,8 @@ pub fn export(
             let snapshot = find_snapshot(repository, &reference, &zone, job.progress)?;
             job.progress
                 .phase(&format!("exporting {}", snapshot.machine), Unit::Bytes);
-            let content = content::of_snapshot(repository, &snapshot, &left_out)?;
+            let wish = (xva, of.name.as_deref());
+            let content = content::of_snapshot(repository, &snapshot, &left_out, wish)?;
             let (report, made) = of.write(content, target)?;
             made.finish()?;
             (report, Some(snapshot), None)
@@ -262,8 +291,9 @@ impl OfExport<'_> {
         let (surroundings, job) = (self.surroundings, self.job);
         let machine = content.machine.clone();
         let mut exported = Exported::new(content, self.name, job)?;
-        job.progress
-            .total(exported.disks.iter().map(|disk| disk.device.size_bytes()).sum());
+        let memory_bytes = exported.suspended.as_ref().map(Suspended::memory_bytes);
+        let disks_bytes: u64 = exported.disks.iter().map(|disk| disk.device.size_bytes()).sum();
+        job.progress.total(disks_bytes + memory_bytes.unwrap_or_default());
         let of_now = (&self.host[..], self.time);
         let (written, made) = match target {
             Target::Stream(stream, format) => {
@@ -302,6 +332,7 @@ impl OfExport<'_> {
             dropped: exported.dropped,
             duration: Duration::ZERO,
             settings_file: exported.settings_file,
+            memory_bytes,
         };
         Ok((report, made))
     }
@@ -319,6 +350,8 @@ struct Exported<'m> {
     dropped: Vec<Dropped>,
     of_virtualbox: OfVirtualBox,
     settings_file: Option<PathBuf>,
+    /// What it goes on from, where it does not start.
+    suspended: Option<Suspended>,
 }
 
 impl<'m> Exported<'m> {
@@ -344,11 +377,17 @@ impl<'m> Exported<'m> {
             dropped,
             of_virtualbox: content.of_virtualbox,
             settings_file: None,
+            suspended: content.suspended,
         };
         if let Some(name) = name {
             exported.machine.name = name;
         }
         exported.attach();
+        if let Some(suspended) = &exported.suspended {
+            exported.machine.name.clone_from(&suspended.machine().name);
+            // Its pool gets its own records back: nothing was translated.
+            exported.dropped.clear();
+        }
         exported.dropped.extend(content.dropped);
         Ok(exported)
     }

@@ -97,6 +97,11 @@ impl<'a> Instant<'a> {
         disks.find(|of| of.snapshot_of == disk.reference)
     }
 
+    /// What its pool says of it, as an archive without disks.
+    pub(super) fn records(&self) -> Result<Vec<u8>> {
+        Ok(self.pool.metadata(&self.snapshot.reference)?)
+    }
+
     /// Its memory, where it has that, and how many bytes it has.
     pub(super) fn memory(&self) -> Option<(Box<dyn Read + Send>, u64)> {
         let memory = self.snapshot.memory.as_ref()?;

@@ -1,6 +1,6 @@
 //! `holdfast export` to a pool of XenServer or XCP-ng.
 
-use holdfast_engine::{ExportToPool, export_to_pool};
+use holdfast_engine::{ExportToPool, PoolReturn, export_to_pool};
 use holdfast_host::xapi::XenAddress;
 use holdfast_repo::{Processes as _, SystemProcesses};
 
@@ -37,7 +37,11 @@ pub(super) fn run(args: &ExportArgs, address: &str, context: &Context) -> Result
         let request = ExportToPool {
             pool,
             storage: way.address.item.clone(),
-            keeps_identity: !args.new_identity,
+            comes: match (args.with_memory, args.new_identity) {
+                (true, _) => PoolReturn::GoesOn,
+                (false, false) => PoolReturn::Starts,
+                (false, true) => PoolReturn::AsAnother,
+            },
             from,
             name: args.name.clone(),
             host: SystemProcesses.this().host,

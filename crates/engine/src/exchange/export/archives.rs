@@ -71,7 +71,10 @@ impl Exported<'_> {
             job.interrupt.check().map_err(std::io::Error::other)
         };
         let written = match format {
-            ExportFormat::Xva(packing) => self.write_xva(sink, packing, of_now, (surroundings, job), &mut progress),
+            ExportFormat::Xva(xva) => match &self.suspended {
+                Some(_) => self.write_suspended(sink, xva.packing, of_now.1, job, &mut progress),
+                None => self.write_xva(sink, xva.packing, of_now, (surroundings, job), &mut progress),
+            },
             ExportFormat::Vma(packing) => self.write_vma(sink, packing, of_now.1, (surroundings, job), &mut progress),
             ExportFormat::Ova { level } => self.write_ova(sink, level, of_now.1, job, &mut progress),
         };
@@ -127,6 +130,37 @@ impl Exported<'_> {
             time: seconds(time),
         };
         write_xva(&mut packer, &records.xml, &disks, options, progress)?;
+        Ok(packer.finish()?)
+    }
+
+    /// The records as their pool had them, and the memory among the disks.
+    fn write_suspended(
+        &mut self,
+        sink: Sink,
+        packing: PackOptions,
+        time: Timestamp,
+        job: Job<'_>,
+        progress: &mut Told<'_>,
+    ) -> Result<Packed> {
+        let Some(suspended) = &self.suspended else {
+            unreachable!("it is asked for where it is there")
+        };
+        let mut disks = vec![suspended.memory()];
+        for (id, name) in suspended.disks() {
+            if let Some(disk) = self.disks.iter().find(|disk| disk.name == *name) {
+                self.names.push((name.clone(), id.clone(), disk.device.size_bytes()));
+                disks.push(XvaDisk {
+                    id: id.clone(),
+                    device: Arc::clone(&disk.device),
+                });
+            }
+        }
+        let mut packer = Packer::new(sink.into_stream(), packing)?;
+        let options = XvaWriteOptions {
+            threads: threads(job).count,
+            time: seconds(time),
+        };
+        write_xva(&mut packer, suspended.records(), &disks, options, progress)?;
         Ok(packer.finish()?)
     }
 

@@ -6,6 +6,8 @@ use holdfast_block::BlockDevice;
 use holdfast_hardware::Dropped;
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 
+use super::XvaExport;
+use super::suspended::Suspended;
 use super::virtualbox::OfVirtualBox;
 use crate::error::Result;
 use crate::exchange::error::ExchangeError;
@@ -13,6 +15,10 @@ use crate::exchange::store::DOMAIN;
 use crate::exchange::virtualbox;
 use crate::machine_backup::{NVRAM, TPM, is_memory};
 use crate::machine_restore::bytes_of;
+use crate::xen_backup::{SUSPENDED_RECORDS, XEN_MEMORY};
+
+/// Why memory stays behind.
+const ELSEWHERE: &str = "another hypervisor cannot go on from it: the machine starts";
 
 /// What there is of a machine.
 pub(super) struct Content<'m> {
@@ -27,6 +33,8 @@ pub(super) struct Content<'m> {
     /// What is never carried over.
     pub(super) dropped: Vec<Dropped>,
     pub(super) of_virtualbox: OfVirtualBox,
+    /// What it goes on from, where it does not start.
+    pub(super) suspended: Option<Suspended>,
 }
 
 /// How often disks can be read.
@@ -49,6 +57,7 @@ pub(super) fn of_snapshot<'m>(
     repository: &Repository,
     snapshot: &Manifest,
     left_out: &[String],
+    (xva, name): (Option<XvaExport>, Option<&str>),
 ) -> Result<Content<'m>> {
     let is_disk = |record: &&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
     let present: Vec<&DiskRecord> = snapshot.disks.iter().filter(is_disk).collect();
@@ -78,13 +87,14 @@ pub(super) fn of_snapshot<'m>(
     }
     let text = snapshot.disks.iter().find(|record| record.name == DOMAIN);
     let text = text.map(|record| bytes_of(repository, record)).transpose()?;
-    let mut dropped = left_behind(snapshot.disks.iter().map(|record| &record.name[..]));
-    if snapshot.disks.iter().any(is_memory) {
-        dropped.push(Dropped {
-            what: "memory".to_owned(),
-            why: "another hypervisor cannot go on from it: the machine starts".to_owned(),
-        });
-    }
+    let suspended = match xva {
+        Some(XvaExport { goes_on: true, .. }) => Some(Suspended::read(repository, snapshot, name, left_out)?),
+        _ => None,
+    };
+    let dropped = match &suspended {
+        Some(_) => Vec::new(),
+        None => left_of(snapshot, xva),
+    };
     Ok(Content {
         machine: snapshot.machine.clone(),
         disks,
@@ -93,7 +103,30 @@ pub(super) fn of_snapshot<'m>(
         why_unknown: "the snapshot is of images only",
         dropped,
         of_virtualbox: OfVirtualBox::read(repository, snapshot)?,
+        suspended,
     })
+}
+
+/// What of a snapshot is left behind by a machine that starts.
+fn left_of(snapshot: &Manifest, xva: Option<XvaExport>) -> Vec<Dropped> {
+    let mut dropped = left_behind(snapshot.disks.iter().map(|record| &record.name[..]));
+    let has = |name: &str| snapshot.disks.iter().any(|record| record.name == name);
+    let why = if has(XEN_MEMORY) {
+        match (xva, has(SUSPENDED_RECORDS)) {
+            (Some(_), true) => "stays behind: the machine starts; --with-memory has it go on instead",
+            (Some(_), false) => "the snapshot lacks what its pool knew beside it: the machine starts",
+            (None, _) => ELSEWHERE,
+        }
+    } else if snapshot.disks.iter().any(is_memory) {
+        ELSEWHERE
+    } else {
+        return dropped;
+    };
+    dropped.push(Dropped {
+        what: "memory".to_owned(),
+        why: why.to_owned(),
+    });
+    dropped
 }
 
 /// What belongs to a machine by these names, and means nothing to another hypervisor.

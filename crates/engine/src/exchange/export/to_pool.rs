@@ -4,11 +4,13 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_archive::{PackOptions, Packing};
+use holdfast_hardware::xen::SuspendedMachine;
 use holdfast_host::xapi::{Pool, Upload, XapiError};
 use holdfast_repo::Surroundings;
 use jiff::Timestamp;
 
-use super::{ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, export};
+use super::suspended::Suspended;
+use super::{ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, XvaExport, export};
 use crate::Unit;
 use crate::error::{Error, Result};
 use crate::exchange::ExchangeError;
@@ -23,8 +25,8 @@ pub struct ExportToPool<'a> {
     pub pool: Arc<Pool>,
     /// The storage repository that gets the disks, by name or UUID; the pool's default where not given.
     pub storage: Option<String>,
-    /// Whether the machine keeps its UUID and the addresses of its network cards, as one that comes back does.
-    pub keeps_identity: bool,
+    /// As what the machine comes.
+    pub comes: PoolReturn,
     /// What is exported.
     pub from: ExportFrom<'a>,
     /// What the machine is called there; as here where not given.
@@ -33,6 +35,17 @@ pub struct ExportToPool<'a> {
     pub host: String,
     /// Now.
     pub time: Timestamp,
+}
+
+/// As what a machine comes to a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolReturn {
+    /// As the one that it was, with its UUID and the addresses of its network cards. It starts.
+    Starts,
+    /// The same, and it goes on from its memory. What is in its memory knows these addresses, so it cannot have others.
+    GoesOn,
+    /// As another one, with others.
+    AsAnother,
 }
 
 /// A machine that is in a pool now.
@@ -69,16 +82,20 @@ impl Write for Shared {
     }
 }
 
-/// The UUID of the machine that is exported.
-fn uuid_of(from: &ExportFrom<'_>, job: Job<'_>) -> Result<Option<String>> {
-    match from {
+/// The UUID of the machine that is exported. One that is to go on is refused here where it cannot.
+fn uuid_of(request: &ExportToPool<'_>, job: Job<'_>) -> Result<Option<String>> {
+    match &request.from {
         ExportFrom::Snapshot {
             repository,
             reference,
             zone,
-            ..
+            left_out,
         } => {
             let snapshot = find_snapshot(repository, reference, zone, job.progress)?;
+            if request.comes == PoolReturn::GoesOn {
+                let suspended = Suspended::read(repository, &snapshot, request.name.as_deref(), left_out)?;
+                refuse_other_processors(&request.pool, suspended.machine())?;
+            }
             Ok(snapshot.notes.get(NOTE_UUID).cloned())
         }
         ExportFrom::Now(request) => Ok(Some(request.machine.describe()?.summary.uuid)),
@@ -100,24 +117,43 @@ fn refuse_twins(pool: &Pool, uuid: Option<String>) -> Result<()> {
     }
 }
 
+/// A machine goes on only on processors of the maker that it was started on: its pool would take it in for hours, and then refuse.
+fn refuse_other_processors(pool: &Pool, machine: &SuspendedMachine) -> Result<()> {
+    let pools = pool.records("pool")?;
+    let there = pools.first().and_then(|record| record.entry("cpu_info", "vendor"));
+    match (there, &machine.processor_vendor) {
+        (Some(there), Some(vendor)) if !there.is_empty() && there != vendor => Err(ExchangeError::Processors {
+            pool: pool.title(),
+            there: there.to_owned(),
+            vendor: vendor.clone(),
+        }
+        .into()),
+        _ => Ok(()),
+    }
+}
+
 /// Exports a machine to a pool. Where that fails, the pool removes what it has of it.
 pub fn export_to_pool(request: ExportToPool<'_>, surroundings: &Surroundings, job: Job<'_>) -> Result<ExportedToPool> {
-    let pool = request.pool;
-    if request.keeps_identity {
-        refuse_twins(&pool, uuid_of(&request.from, job)?)?;
+    let pool = Arc::clone(&request.pool);
+    let keeps_identity = request.comes != PoolReturn::AsAnother;
+    if keeps_identity {
+        refuse_twins(&pool, uuid_of(&request, job)?)?;
     }
     let storage = pool.storage(request.storage.as_deref())?;
-    let upload = pool.upload_machine(&storage.reference, request.keeps_identity)?;
+    let upload = pool.upload_machine(&storage.reference, keeps_identity)?;
     let shared = Shared(Arc::new(Mutex::new(Some(upload))));
-    let packing = PackOptions {
-        packing: Packing::None,
-        level: None,
-        threads: threads(job),
+    let xva = XvaExport {
+        packing: PackOptions {
+            packing: Packing::None,
+            level: None,
+            threads: threads(job),
+        },
+        goes_on: request.comes == PoolReturn::GoesOn,
     };
     let sent = export(
         request.from,
         ExportRequest {
-            target: ExportTarget::Stream(Box::new(shared.clone()), ExportFormat::Xva(packing)),
+            target: ExportTarget::Stream(Box::new(shared.clone()), ExportFormat::Xva(xva)),
             name: request.name,
             host: request.host,
             time: request.time,

@@ -1,0 +1,116 @@
+//! A machine of a pool that goes on where it was: its memory, and the records that its pool had of it at that instant.
+
+use std::sync::Arc;
+
+use holdfast_archive::XvaDisk;
+use holdfast_block::BlockDevice;
+use holdfast_hardware::xen::{self, SuspendedMachine};
+use holdfast_repo::{DiskRecord, Manifest, Repository};
+
+use crate::error::Result;
+use crate::exchange::ExchangeError;
+use crate::machine_backup::is_memory;
+use crate::machine_restore::bytes_of;
+use crate::xen_backup::{NOTE_SUSPENDED_DISK, RECORDS, SUSPENDED_RECORDS, XEN_MEMORY};
+
+/// What a machine goes on from.
+pub(super) struct Suspended {
+    /// As its pool had them, but for what makes it the machine again.
+    records: String,
+    machine: SuspendedMachine,
+    memory: Arc<dyn BlockDevice>,
+    /// The id of each disk in the records, and its name in the snapshot.
+    disks: Vec<(String, String)>,
+}
+
+impl Suspended {
+    /// Reads it; the machine is called `name` from now on, or as it was.
+    ///
+    /// # Errors
+    /// The snapshot has not all that the machine needs to go on, or something of it is to be left out.
+    pub(super) fn read(
+        repository: &Repository,
+        snapshot: &Manifest,
+        name: Option<&str>,
+        left_out: &[String],
+    ) -> Result<Self> {
+        let record = |name: &str| snapshot.disks.iter().find(|record| record.name == name);
+        let memory = record(XEN_MEMORY).ok_or_else(|| ExchangeError::NoMemory {
+            snapshot: snapshot.id.to_string(),
+            is_of_qemu: snapshot.disks.iter().any(is_memory),
+        })?;
+        let Some((suspended, original)) = record(SUSPENDED_RECORDS).zip(record(RECORDS)) else {
+            return Err(ExchangeError::NoSuspendedRecords {
+                snapshot: snapshot.id.to_string(),
+            }
+            .into());
+        };
+        let text = |record| bytes_of(repository, record).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let records = xen::suspended_machine(&text(suspended)?, &text(original)?, name)?;
+        let machine = SuspendedMachine::read(&records)?;
+        check_size(machine.memory.size_bytes, memory)?;
+        let mut disks = Vec::new();
+        for disk in &machine.disks {
+            let is_it = |record: &&DiskRecord| record.notes.get(NOTE_SUSPENDED_DISK) == Some(&disk.uuid);
+            let known = snapshot.disks.iter().find(is_it);
+            let Some(record) = known.filter(|record| !left_out.contains(&record.name)) else {
+                return Err(ExchangeError::DiskOfMemory {
+                    disk: known.map_or_else(
+                        || format!("{} ({})", disk.device, disk.label),
+                        |record| record.name.clone(),
+                    ),
+                    is_left_out: known.is_some(),
+                }
+                .into());
+            };
+            check_size(disk.disk.size_bytes, record)?;
+            disks.push((disk.disk.id.clone(), record.name.clone()));
+        }
+        Ok(Self {
+            records,
+            memory: Arc::new(repository.device_checking_prints(memory)),
+            machine,
+            disks,
+        })
+    }
+
+    /// The text that begins the archive.
+    pub(super) fn records(&self) -> &str {
+        &self.records
+    }
+
+    /// What it is called, and needs.
+    pub(super) fn machine(&self) -> &SuspendedMachine {
+        &self.machine
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.machine.memory.size_bytes
+    }
+
+    /// The disk with its memory.
+    pub(super) fn memory(&self) -> XvaDisk<'static> {
+        XvaDisk {
+            id: self.machine.memory.id.clone(),
+            device: Arc::clone(&self.memory),
+        }
+    }
+
+    /// The id of each of its disks, and the name of that in the snapshot.
+    pub(super) fn disks(&self) -> &[(String, String)] {
+        &self.disks
+    }
+}
+
+/// A disk of another size than the records say would be read beyond its end, or not to it.
+fn check_size(said_bytes: u64, record: &DiskRecord) -> Result<()> {
+    if said_bytes == record.size_bytes {
+        return Ok(());
+    }
+    Err(ExchangeError::SizeOfMemory {
+        name: record.name.clone(),
+        said_bytes,
+        size_bytes: record.size_bytes,
+    }
+    .into())
+}
