@@ -13,6 +13,8 @@ mod images;
 mod interruptions;
 mod keys;
 mod monitoring;
+mod pool_memory;
+mod pool_names;
 pub(crate) mod pools;
 mod refusals;
 mod restores;

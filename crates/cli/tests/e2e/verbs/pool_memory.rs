@@ -1,0 +1,341 @@
+//! Machines of pools that go on where they were. The stand-in lets a machine go on only from its own memory, undamaged, and with the record that
+//! belongs to it: its image has a checksum, which that record has, too.
+
+use std::process::Stdio;
+
+use holdfast_xapi_server::Fault;
+use serde_json::Value;
+
+use super::pools::{MIB, World, with_login};
+use crate::program::{stderr, stdout};
+use crate::rig::noise;
+use crate::schedules::wait_until;
+
+const DEVICES: [&str; 2] = ["xvda", "xvdb"];
+
+/// What a machine is, as far as it can be seen from outside.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    name: Value,
+    uuid: Value,
+    mac: Value,
+    platform: Value,
+    seed: Value,
+}
+
+fn seen(world: &World) -> Seen {
+    let machine = world.pool.record("VM", &world.vm).unwrap();
+    let macs = world.pool.addresses_of(&world.vm);
+    Seen {
+        name: machine["name_label"].clone(),
+        uuid: machine["uuid"].clone(),
+        mac: macs.into(),
+        platform: machine["platform"].clone(),
+        seed: machine["other_config"]["mac_seed"].clone(),
+    }
+}
+
+fn disks(world: &World) -> Vec<Vec<u8>> {
+    DEVICES.map(|device| world.pool.disk_bytes(&world.vm, device)).to_vec()
+}
+
+/// A machine that was backed up with its memory, has gone on, and is lost. What it was at that instant.
+fn lost(options: &[&str]) -> (World, Seen, Vec<Vec<u8>>) {
+    let world = World::new();
+    let before = (seen(&world), disks(&world));
+    let report = world.back_up(&[&["--with-memory"], options].concat());
+    assert_eq!(report["consistency"], "memory", "{report}");
+    assert!(report["memory_bytes"].as_u64().unwrap() > 0, "{report}");
+    world.write("xvda", 9 * MIB, 4000, 77);
+    world.pool.set_power_state(&world.vm, "Halted");
+    world.pool.destroy(&world.vm).unwrap();
+    (world, before.0, before.1)
+}
+
+/// The memory in the newest snapshot.
+fn memory(world: &World) -> Vec<u8> {
+    world.rig.ok(&["restore", "web1:xen-memory", "memory", "--force"]);
+    world.rig.read("memory")
+}
+
+/// The machine is in the pool as it was, with its memory, and goes on.
+fn assert_goes_on(world: &World, before: &Seen, disks_before: &[Vec<u8>]) {
+    assert_eq!(seen(world), *before);
+    let machine = world.pool.record("VM", &world.vm).unwrap();
+    assert_eq!(machine["power_state"], "Suspended");
+    assert_eq!(machine["is_a_template"], false);
+    assert_eq!(machine["is_a_snapshot"], false);
+    assert_eq!(machine["snapshot_info"], serde_json::json!({}));
+    for (device, (before, after)) in DEVICES.iter().zip(disks_before.iter().zip(disks(world))) {
+        // A pool gives room in blocks of 2 MiB.
+        let (same, more) = after.split_at(before.len());
+        assert!(before == same && more.iter().all(|byte| *byte == 0), "{device}");
+    }
+    let kept = world.pool.memory_of(&world.vm).unwrap();
+    assert!(
+        world.pool.vdi_bytes(&kept) == memory(world),
+        "the memory is another one"
+    );
+    world.pool.resume(&world.vm).unwrap();
+    assert_eq!(world.pool.record("VM", &world.vm).unwrap()["power_state"], "Running");
+}
+
+/// Nothing of the machine is in the pool.
+fn assert_not_there(world: &World) {
+    assert_eq!(world.pool.vms(), []);
+    let disks: Vec<_> = world.pool.vdis().into_iter().filter(|vdi| !vdi.is_a_snapshot).collect();
+    assert_eq!(disks, []);
+    assert_eq!(world.pool.tasks(), []);
+    assert_eq!(world.pool.session_count(), 0);
+}
+
+#[test]
+fn a_machine_of_a_pool_goes_on_where_it_was() {
+    for read in ["nbd", "vhd"] {
+        let (world, before, disks) = lost(&["--pool-read", read]);
+        let report = world.report(&["export", "web1", &world.address(), "--with-memory"]);
+        assert_eq!(report["uuid"], before.uuid, "{report}");
+        assert_eq!(report["memory_bytes"], memory(&world).len());
+        assert_eq!(report["dropped"], serde_json::json!([]));
+        assert_eq!(report["disks"].as_array().unwrap().len(), 2, "{report}");
+        assert_goes_on(&world, &before, &disks);
+        assert_eq!(world.pool.tasks(), []);
+        // It was no visit: it is backed up as ever.
+        world.back_up(&[]);
+    }
+}
+
+#[test]
+fn what_goes_on_may_have_another_name() {
+    let (world, before, disks) = lost(&[]);
+    let address = world.address();
+    let output = world.run(&["export", "web1", &address, "--with-memory", "--name", "web1 <again>"]);
+    let text = stdout(&output);
+    assert!(text.contains("suspended with 4.0 MiB of memory"), "{text}");
+    assert!(text.contains(&format!("xe vm-resume uuid={}", world.vm)), "{text}");
+    let renamed = Seen {
+        name: "web1 <again>".into(),
+        ..before
+    };
+    assert_goes_on(&world, &renamed, &disks);
+}
+
+#[test]
+fn an_archive_has_the_memory_and_the_pool_takes_it_in() {
+    let (world, before, disks) = lost(&[]);
+    let rig = &world.rig;
+    let report = rig.report(&["export", "web1", "web1.xva", "--with-memory"]);
+    assert_eq!(report["memory_bytes"], memory(&world).len());
+    let page = rig.ok(&["export", "web1", "web1.xva", "--with-memory", "--force"]);
+    assert!(page.contains("xe vm-import preserve=true filename=web1.xva"), "{page}");
+    // A reader of another make finds the disks and the memory.
+    std::fs::create_dir(rig.path("found")).unwrap();
+    rig.write("xva_reader.py", include_bytes!("xva_reader.py"));
+    system(
+        "/usr/bin/python3",
+        &rig.path("xva_reader.py"),
+        &[&rig.path("web1.xva"), &rig.path("found")],
+    );
+    let names = rig.names("found");
+    assert_eq!(names.len(), 3, "{names:?}");
+    let found = |bytes: &[u8]| names.iter().any(|name| rig.read(&format!("found/{name}")) == bytes);
+    assert!(found(&memory(&world)), "the memory");
+    assert!(found(&disks[0]) && found(&disks[1]), "the disks");
+    // We ourselves read it as a machine, and say what does not come along.
+    let imported = rig.report(&["import", "web1.xva", "--machine", "again"]);
+    assert!(imported.to_string().contains("memory"), "{imported}");
+
+    let url = format!("https://{}/import?restore=true", world.pool.address());
+    let user = format!("{}:{}", world.pool.user(), world.pool.password());
+    let archive = rig.path("web1.xva");
+    let words = [
+        "--insecure",
+        "--silent",
+        "--show-error",
+        "--user",
+        &user,
+        "--upload-file",
+    ];
+    system_in(
+        "/usr/bin/curl",
+        &[&words[..], &[archive.to_str().unwrap(), &url]].concat(),
+    );
+    assert_goes_on(&world, &before, &disks);
+}
+
+fn system(program: &str, script: &std::path::Path, arguments: &[&std::path::Path]) {
+    let arguments: Vec<&str> = std::iter::once(&script)
+        .chain(arguments)
+        .map(|path| path.to_str().unwrap())
+        .collect();
+    system_in(program, &arguments);
+}
+
+#[expect(clippy::disallowed_methods, reason = "others judge what was written")]
+fn system_in(program: &str, arguments: &[&str]) {
+    let output = std::process::Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program}: {}", stderr(&output));
+}
+
+#[test]
+fn without_its_memory_it_starts_and_the_way_to_it_is_said() {
+    let (world, ..) = lost(&[]);
+    let address = world.address();
+    let report = world.report(&["export", "web1", &address]);
+    assert_eq!(report["memory_bytes"], Value::Null);
+    let dropped = report["dropped"].to_string();
+    assert!(
+        dropped.contains("memory") && dropped.contains("--with-memory"),
+        "{dropped}"
+    );
+    assert_eq!(world.pool.record("VM", &world.vm).unwrap()["power_state"], "Halted");
+    let report = world.rig.report(&["export", "web1", "web1.ova"]);
+    let dropped = report["dropped"].to_string();
+    assert!(dropped.contains("another hypervisor cannot go on from it"), "{dropped}");
+}
+
+#[test]
+fn what_cannot_go_on_is_not_begun() {
+    let (world, ..) = lost(&[]);
+    let address = world.address();
+    let wrong: [(i32, &str, &[&str], &str); 4] = [
+        (2, "usage", &["--new-identity"], "addresses in its memory"),
+        (1, "refused", &["--exclude", "sdb"], "cannot go on without the disk sdb"),
+        (2, "usage", &["--format", "xva"], "says nothing to a pool"),
+        (1, "not-found", &["--exclude", "sdz"], "no disk sdz"),
+    ];
+    for (code, kind, options, words) in wrong {
+        let all = [&["export", "web1", &address, "--with-memory"], options].concat();
+        let (found, message) = world.fails(code, &all);
+        assert!(message.contains(words), "{options:?}: {message}");
+        assert_eq!(found, kind, "{options:?}");
+    }
+    for format in ["ova", "vma", "dir"] {
+        let words = ["export", "web1", "made", "--format", format, "--with-memory"];
+        let (_, message) = world.rig.error(2, &words);
+        assert!(message.contains("pools and --format xva only"), "{message}");
+    }
+    // Other processors: nothing is sent, for the pool would refuse hours later.
+    world.pool.set_processors("AuthenticAMD");
+    world.pool.forget_calls();
+    let (kind, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
+    assert!(
+        message.contains("GenuineIntel") && message.contains("AuthenticAMD"),
+        "{message}"
+    );
+    assert_eq!(kind, "refused");
+    assert!(
+        !world.pool.calls().iter().any(|call| call.contains("/import")),
+        "{:?}",
+        world.pool.calls()
+    );
+    assert_not_there(&world);
+    // It starts there.
+    world.report(&["export", "web1", &address]);
+    // It is there now.
+    world.pool.set_processors("GenuineIntel");
+    let (kind, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
+    assert!(message.contains("has this machine: web1"), "{message}");
+    assert_eq!(kind, "exists");
+}
+
+#[test]
+fn snapshots_that_lack_something_say_what() {
+    let world = World::new();
+    let address = world.address();
+    world.back_up(&[]);
+    let (kind, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
+    assert!(
+        message.contains("has no memory that a pool could go on from"),
+        "{message}"
+    );
+    assert_eq!(kind, "unsupported");
+    // One that an older version has made: the memory, and nothing of what the pool knew beside it.
+    world.rig.write("a.raw", &noise(70_000, 5));
+    let output = world.rig.run_with(
+        &["backup", "--machine", "old", "sda=a.raw", "xen-memory=-"],
+        b"XenSavedDomain\n",
+    );
+    assert!(output.status.success(), "{}", stderr(&output));
+    let (kind, message) = world.fails(1, &["export", "old", &address, "--with-memory"]);
+    assert!(
+        message.contains("not what its pool knew of it at that instant"),
+        "{message}"
+    );
+    assert!(message.contains("an older version has made it"), "{message}");
+    assert_eq!(kind, "unsupported");
+    let report = world.rig.json(3, &["export", "old", "old.xva"])["report"].clone();
+    assert!(
+        report["dropped"].to_string().contains("lacks what its pool knew"),
+        "{report}"
+    );
+    // A disk that was left out is known to what runs; it is told while something can be done about it.
+    let machine = world.machine();
+    let output = world.run(&["backup", &machine, "--with-memory", "--exclude", "xvdb"]);
+    let said = stderr(&output);
+    assert!(
+        output.status.success()
+            && said.contains("will not go on from its memory, but start")
+            && said.contains("xvdb (web1 1)"),
+        "{said}"
+    );
+    let (kind, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
+    assert!(
+        message.contains("cannot go on without the disk xvdb (web1 1), which is not in the snapshot"),
+        "{message}"
+    );
+    assert_eq!(kind, "refused");
+}
+
+#[test]
+fn what_goes_wrong_on_the_way_leaves_nothing_in_the_pool() {
+    let (world, before, disks) = lost(&[]);
+    let address = world.address();
+    let faults: [(&str, Fault, &str); 5] = [
+        ("the connection is cut", Fault::CutUploadAfter(3 * MIB + 5), ""),
+        ("the session expires", Fault::SessionExpiresAfterBytes(2 * MIB), ""),
+        ("the host is out of order", Fault::HandlerStatus(500), "500"),
+        (
+            "the storage is full",
+            Fault::CallFails {
+                method: "VDI.create".to_owned(),
+                error: vec!["SR_BACKEND_FAILURE_44".to_owned(), "full".to_owned()],
+            },
+            "not enough room",
+        ),
+        (
+            "the pool finds damage",
+            Fault::TransferFails(vec!["IMPORT_ERROR_SOME_CHECKSUMS_FAILED".to_owned()]),
+            "IMPORT_ERROR_SOME_CHECKSUMS_FAILED",
+        ),
+    ];
+    for (what, fault, words) in faults {
+        world.pool.faults().once(fault);
+        let (_, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
+        assert!(message.contains(words), "{what}: {message}");
+        // Who goes does not wait for the pool to clear up.
+        wait_until(what, || world.pool.vms().is_empty());
+        assert_not_there(&world);
+    }
+    // Killed in the middle, and so not even able to say so.
+    world
+        .pool
+        .faults()
+        .once(Fault::TransferDelayed(std::time::Duration::from_secs(2)));
+    let fingerprint = world.pool.fingerprint();
+    let words = with_login(&["export", "web1", &address, "--with-memory"], &fingerprint);
+    let mut command = world.rig.command(&words);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("the upload", || {
+        world.pool.calls().iter().any(|call| call.starts_with("PUT /import?"))
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_until("the pool to clear up", || {
+        let is_disk = |vdi: &holdfast_xapi_server::VdiInfo| !vdi.is_a_snapshot;
+        world.pool.vms().is_empty() && !world.pool.vdis().iter().any(is_disk)
+    });
+    // None of it is in the way of the next attempt.
+    world.report(&["export", "web1", &address, "--with-memory"]);
+    assert_goes_on(&world, &before, &disks);
+}
