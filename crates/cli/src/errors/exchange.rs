@@ -77,7 +77,7 @@ pub(super) fn exchange_advice(error: &ExchangeError) -> Advice {
         ExchangeError::Twin { .. } => advice(
             Exit::Error,
             Kind::Exists,
-            "--new-identity makes another machine of it; or remove the one that is there",
+            "--new-identity makes another machine of it, which starts; or remove the one that is there",
         ),
         ExchangeError::NoMemory { is_of_qemu, .. } => advice(
             Exit::Error,

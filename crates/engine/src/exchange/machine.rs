@@ -19,14 +19,20 @@ const UNKNOWN_MEMORY_BYTES: u64 = 2 << 30;
 pub(crate) struct Described {
     pub(crate) machine: Machine,
     pub(crate) dropped: Vec<Dropped>,
+    /// What the archive calls the disk with its memory, where it is suspended.
+    memory: Option<String>,
 }
 
 /// Reads the document that describes the machine.
 pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
+    let mut memory = None;
     let known = reader.documents().iter().find_map(|document| {
         let text = String::from_utf8_lossy(&document.content);
         match document.kind {
-            DocumentKind::XenRecords => Some(xen::read(&text)),
+            DocumentKind::XenRecords => {
+                memory = xen::SuspendedMachine::read(&text).ok().map(|machine| machine.memory.id);
+                Some(xen::read(&text))
+            }
             DocumentKind::Ovf => Some(ovf::read(&text)),
             DocumentKind::Proxmox => Some(proxmox::read(&text)),
             DocumentKind::Other => None,
@@ -53,6 +59,7 @@ pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
     Ok(Described {
         machine: value,
         dropped,
+        memory,
     })
 }
 
@@ -88,6 +95,8 @@ pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut Described) -> V
                 label: there.disks[place].label.clone(),
                 size_bytes: disk.size_bytes,
             }),
+            // That it stays behind is said already.
+            None if described.memory.as_ref() == Some(&disk.key) => {}
             None => described.dropped.push(Dropped {
                 what: format!("disk {} of the archive", disk.key),
                 why: "is in no slot of the machine".to_owned(),
