@@ -49,7 +49,7 @@ assert "holdfast" not in x.VM.get_other_config(vm)
 # A running machine is not destroyed, nor are its disks.
 [vbd] = [vbd for vbd in record["VBDs"] if x.VBD.get_type(vbd) == "Disk"]
 vdi = x.VBD.get_VDI(vbd)
-assert fails("VM_BAD_POWER_STATE", x.VM.destroy, vm) == [vm, "halted", "running"]
+assert fails("VM_BAD_POWER_STATE", x.VM.destroy, vm) == [vm, "halted, suspended", "running"]
 assert fails("VDI_IN_USE", x.VDI.destroy, vdi) == [vdi, "destroy"]
 
 
