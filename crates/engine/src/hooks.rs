@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_host::{Call, Ending, MachineState, MachineSummary};
+use holdfast_repo::Manifest;
 
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -58,14 +59,17 @@ pub const VARIABLES: [(&str, &str); 11] = [
     (MACHINE, "the name that the snapshot is listed under"),
     (NAME, "the machine's name at its hypervisor"),
     (UUID, "its UUID"),
-    (HYPERVISOR, "where it is: qemu:///system, qmp:/run/web1.qmp"),
+    (HYPERVISOR, "where it is: qemu:///system, qmp:/run/web1.qmp, vbox:"),
     (STATE, "running, paused or \"shut off\", as the backup begins"),
     (RUN, "the number of the run"),
     (
         FROZEN_MS,
         "post-thaw: how long its file systems were frozen, 0 where they were not",
     ),
-    (PAUSED_MS, "post-thaw: how long it stood still"),
+    (
+        PAUSED_MS,
+        "post-thaw: how long it stood still; VirtualBox does not tell it",
+    ),
     (SNAPSHOT, "job-end: the id of the snapshot"),
     (CONSISTENCY, "job-end: \"file system\", crash or \"shut off\""),
     (ERROR, "job-abort: why"),
@@ -175,11 +179,12 @@ impl<'a> HookCalls<'a> {
         }
     }
 
-    /// The instant is over.
-    pub(crate) fn post_thaw(&self, state: MachineState, held_up: HeldUp) {
+    /// The instant is over. `held_up` is none where nobody tells it.
+    pub(crate) fn post_thaw(&self, state: MachineState, held_up: Option<HeldUp>) {
         if state == MachineState::Running {
             let millis = |duration: Duration| duration.as_millis().to_string();
-            let variables = vec![(FROZEN_MS, millis(held_up.frozen)), (PAUSED_MS, millis(held_up.paused))];
+            let told = |held_up: HeldUp| [(FROZEN_MS, millis(held_up.frozen)), (PAUSED_MS, millis(held_up.paused))];
+            let variables = held_up.map(told).into_iter().flatten().collect();
             self.call(HookEvent::PostThaw, variables).ok();
         }
     }
@@ -255,6 +260,12 @@ impl Hooks {
             other => Err(other.to_string()),
         }
     }
+}
+
+/// What the end of a job is told of a snapshot: its id, and its consistency.
+pub(crate) fn of_snapshot(snapshot: &Manifest) -> (Option<String>, String) {
+    let consistency = snapshot.notes.get(crate::NOTE_CONSISTENCY).cloned();
+    (Some(snapshot.id.to_string()), consistency.unwrap_or_default())
 }
 
 /// An error with its causes.

@@ -264,7 +264,7 @@ impl<'a> Freezer<'a> {
                 paused: cut.pause.total,
             },
         );
-        self.hooks.post_thaw(state, held_up);
+        self.hooks.post_thaw(state, Some(held_up));
         guard.owes(&[HookEvent::JobAbort])?;
         made
     }

@@ -99,7 +99,7 @@ impl MachineBackup<'_> {
             frozen: guest.quiesced.frozen(),
             paused: guest.paused.unwrap_or_default(),
         });
-        self.hooks.post_thaw(state, held_up);
+        self.hooks.post_thaw(state, Some(held_up));
         guard.owes(&[HookEvent::JobAbort])?;
         let (cut, report) = made?;
         let (consistency, quiesced, paused) = match report.guests.first() {

@@ -1,5 +1,6 @@
 //! How fast a machine is read: as fast as it goes, at most as fast as a person says, and slower where the guest's writes suffer.
 
+use std::io::Read;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,7 +67,7 @@ impl<'a> Pace<'a> {
     }
 
     /// How long readers have waited, of `elapsed`; readers that wait at once are counted once.
-    pub(super) fn waited(&self, elapsed: Duration) -> Duration {
+    pub(crate) fn waited(&self, elapsed: Duration) -> Duration {
         Duration::from_micros(self.waited_us.load(Ordering::Relaxed)).min(elapsed)
     }
 
@@ -113,6 +114,20 @@ impl<D: BlockDevice> BlockDevice for PacedDevice<'_, D> {
 
     fn block_size_bytes(&self) -> u32 {
         self.inner.block_size_bytes()
+    }
+}
+
+/// A stream that is read at a pace.
+pub(crate) struct PacedReader<'a, R> {
+    pub(crate) inner: R,
+    pub(crate) pace: &'a Pace<'a>,
+}
+
+impl<R: Read> Read for PacedReader<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.pace.pass(read as u64);
+        Ok(read)
     }
 }
 

@@ -28,10 +28,10 @@ pub(super) struct MachineArgs {
     pub(super) exclude_machine: Vec<Glob>,
     /// Back up this disk of the machine only (vda); may be given several times
     #[arg(long, value_name = "DISK")]
-    pub(super) include: Vec<String>,
+    include: Vec<String>,
     /// Leave this disk of the machine out; may be given several times
     #[arg(long, value_name = "DISK")]
-    pub(super) exclude: Vec<String>,
+    exclude: Vec<String>,
     /// Take the machine's memory too, of the same instant: restored, it goes on where it was
     #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
     pub(super) with_memory: Option<MemoryHow>,
@@ -57,6 +57,25 @@ impl MachineArgs {
             },
             excluded: self.exclude_machine.clone(),
         })
+    }
+
+    /// Refuses options that are about machines of QEMU alone, and `others` that were given and say nothing to `whom` either.
+    pub(super) fn refuse_foreign(&self, others: Option<&'static str>, whom: &str) -> Result<(), Error> {
+        match self.reading.only_of_qemu().or(others) {
+            Some(option) => Err(Error::usage(
+                format!("{option} says nothing to {whom}"),
+                format!("leave it out, and back up machines of {whom} by themselves"),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Which disks of a machine are wanted.
+    pub(super) fn disks(&self) -> DiskChoice {
+        DiskChoice {
+            include: self.include.clone(),
+            exclude: self.exclude.clone(),
+        }
     }
 
     /// The options that were given, for an error about them.
@@ -166,10 +185,7 @@ fn back_up(
     let wish = ReadingWish {
         chosen,
         name: args.machine.clone(),
-        choice: DiskChoice {
-            include: args.machines.include.clone(),
-            exclude: args.machines.exclude.clone(),
-        },
+        choice: args.machines.disks(),
         allowed: args.allowed.clone(),
         memory: args.machines.with_memory.map(MemoryWay::from),
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use holdfast_engine::{
-    Bottleneck, Compared, Load, MachineBackupReport, MachineReading, Method, NOTE_CONSISTENCY, Quiesced,
+    BackupReport, Bottleneck, Compared, Load, MachineBackupReport, MachineReading, Method, NOTE_CONSISTENCY, Quiesced,
     VirtualBoxReport, VirtualBoxWay, XenBackupReport, XenChange, XenDiskReport,
 };
 use serde::Serialize;
@@ -81,6 +81,26 @@ struct DiskDone {
 }
 
 impl DiskDone {
+    /// One of which only what may have changed was read.
+    fn incremental(name: String, dirty_bytes: u64) -> Self {
+        Self {
+            name,
+            is_incremental: true,
+            dirty_bytes: Some(dirty_bytes),
+            reason: None,
+        }
+    }
+
+    /// One of which everything was read, and why.
+    fn whole(name: String, reason: String) -> Self {
+        Self {
+            name,
+            is_incremental: false,
+            dirty_bytes: None,
+            reason: Some(reason),
+        }
+    }
+
     /// How it was compared, in words.
     fn how(&self, method: How) -> String {
         let dirty = units::bytes(self.dirty_bytes.unwrap_or_default());
@@ -116,22 +136,52 @@ pub(super) struct Failed {
     pub(super) error: String,
 }
 
+impl MachineDone {
+    /// What there is to say of every backup; how the machine was read is told by `how`, a word for it, and why.
+    fn of(
+        backup: &BackupReport,
+        (how, method, method_reason): (How, &'static str, String),
+        load: &Load,
+        left_out: Vec<(String, String)>,
+    ) -> Self {
+        let statistics = backup.snapshot.statistics();
+        let load = LoadDocument::new(load, backup.duration);
+        let bottleneck = backup.bottleneck.map(|bottleneck| bottleneck.to_string());
+        let consistency = backup.snapshot.notes.get(NOTE_CONSISTENCY);
+        let left_out = left_out.into_iter().map(|(name, reason)| LeftOut { name, reason });
+        Self {
+            snapshot: SnapshotDocument::from(&backup.snapshot),
+            method,
+            method_reason,
+            how,
+            consistency: consistency.cloned().unwrap_or_default(),
+            memory_bytes: None,
+            taken_in: None,
+            has_remains: false,
+            paused_us: None,
+            cut_us: None,
+            frozen_us: None,
+            freeze_us: None,
+            read_bytes: statistics.read_bytes,
+            changed_bytes: changed_bytes(&statistics),
+            stored_bytes: backup.stored_bytes,
+            duration_ms: units::millis(backup.duration),
+            bottleneck: backup.bottleneck.map(Bottleneck::word),
+            limit: load.limit().map(str::to_owned).or(bottleneck),
+            load,
+            disks: Vec::new(),
+            left_out: left_out.collect(),
+        }
+    }
+}
+
 impl From<MachineBackupReport> for MachineDone {
     fn from(MachineBackupReport { backup, reading }: MachineBackupReport) -> Self {
-        let statistics = backup.snapshot.statistics();
         let disk = |(name, compared): (String, Compared)| match compared {
-            Compared::ByBitmap { dirty_bytes } | Compared::ByHostSnapshots { dirty_bytes } => DiskDone {
-                name,
-                is_incremental: true,
-                dirty_bytes: Some(dirty_bytes),
-                reason: None,
-            },
-            Compared::ByContent(why) => DiskDone {
-                name,
-                is_incremental: false,
-                dirty_bytes: None,
-                reason: Some(why.to_string()),
-            },
+            Compared::ByBitmap { dirty_bytes } | Compared::ByHostSnapshots { dirty_bytes } => {
+                DiskDone::incremental(name, dirty_bytes)
+            }
+            Compared::ByContent(why) => DiskDone::whole(name, why.to_string()),
         };
         let InstantShown {
             paused_us,
@@ -140,84 +190,59 @@ impl From<MachineBackupReport> for MachineDone {
             freeze_us,
             ..
         } = InstantShown::new(&reading);
-        let load = LoadDocument::new(&reading.load, backup.duration);
-        let bottleneck = backup.bottleneck.map(|bottleneck| bottleneck.to_string());
-        let left_out = reading
-            .left_out
-            .into_iter()
-            .map(|(name, reason)| LeftOut { name, reason });
+        let way = (How::Qemu(reading.method), reading.method.word(), reading.method_reason);
         Self {
             memory_bytes: reading.memory_bytes,
-            frozen_us,
-            freeze_us,
-            consistency: reading.consistency,
-            snapshot: SnapshotDocument::from(&backup.snapshot),
-            method: reading.method.word(),
-            method_reason: reading.method_reason,
-            how: How::Qemu(reading.method),
-            taken_in: None,
-            has_remains: false,
             paused_us,
             cut_us,
-            read_bytes: statistics.read_bytes,
-            changed_bytes: changed_bytes(&statistics),
-            stored_bytes: backup.stored_bytes,
-            duration_ms: units::millis(backup.duration),
-            bottleneck: backup.bottleneck.map(Bottleneck::word),
-            limit: load.limit().map(str::to_owned).or(bottleneck),
-            load,
+            frozen_us,
+            freeze_us,
             disks: reading.compared.into_iter().map(disk).collect(),
-            left_out: left_out.collect(),
+            ..Self::of(&backup, way, &reading.load, reading.left_out)
         }
     }
 }
 
 impl From<VirtualBoxReport> for MachineDone {
     fn from(report: VirtualBoxReport) -> Self {
-        let statistics = report.backup.snapshot.statistics();
-        let disk = |name| DiskDone {
-            name,
-            is_incremental: false,
-            dirty_bytes: None,
-            reason: Some("VirtualBox keeps no record of what a machine writes".to_owned()),
+        let disk = |name| DiskDone::whole(name, "VirtualBox keeps no record of what a machine writes".to_owned());
+        let way = (How::VirtualBox, report.way.word(), report.reason);
+        let load = Load {
+            waited: report.waited,
+            ..Load::default()
         };
-        let bottleneck = report.backup.bottleneck.map(|bottleneck| bottleneck.to_string());
-        let load = LoadDocument::new(&Load::default(), report.backup.duration);
-        let left_out = report
-            .left_out
-            .into_iter()
-            .map(|(name, reason)| LeftOut { name, reason });
         Self {
             memory_bytes: report.memory_bytes,
-            frozen_us: None,
-            freeze_us: None,
-            consistency: report
-                .backup
-                .snapshot
-                .notes
-                .get(NOTE_CONSISTENCY)
-                .cloned()
-                .unwrap_or_default(),
-            snapshot: SnapshotDocument::from(&report.backup.snapshot),
-            method: report.way.word(),
-            method_reason: report.reason,
-            how: How::VirtualBox,
             taken_in: match report.way {
                 VirtualBoxWay::Images => None,
                 VirtualBoxWay::Snapshot { taken_in } => Some(taken_in),
             },
             has_remains: report.remains.is_some(),
-            paused_us: None,
-            cut_us: None,
-            read_bytes: statistics.read_bytes,
-            changed_bytes: changed_bytes(&statistics),
-            stored_bytes: report.backup.stored_bytes,
-            duration_ms: units::millis(report.backup.duration),
-            bottleneck: report.backup.bottleneck.map(Bottleneck::word),
-            limit: bottleneck,
-            load,
             disks: report.disks.into_iter().map(disk).collect(),
-            left_out: left_out.collect(),
+            ..Self::of(&report.backup, way, &load, report.left_out)
+        }
+    }
+}
+
+impl From<XenBackupReport> for MachineDone {
+    fn from(report: XenBackupReport) -> Self {
+        let disk = |disk: XenDiskReport| match disk.change {
+            XenChange::Since { changed_bytes } => DiskDone::incremental(disk.name, changed_bytes),
+            XenChange::Everything(reason) => DiskDone::whole(disk.name, reason),
+        };
+        let word = report.disks.first().map_or("none", |disk| disk.way.name());
+        let reason = format!("its disks come from a snapshot of the pool, read by {word}");
+        Self {
+            memory_bytes: report.memory_bytes,
+            has_remains: report.has_remains,
+            taken_in: Some(report.snapshot_duration),
+            disks: report.disks.into_iter().map(disk).collect(),
+            ..Self::of(
+                &report.backup,
+                (How::Pool, word, reason),
+                &Load::default(),
+                report.left_out,
+            )
         }
     }
 }
@@ -254,59 +279,7 @@ impl MachineDone {
             page.line(&format!("  {}: left out: {}", disk.name, disk.reason));
         }
     }
-}
 
-impl From<XenBackupReport> for MachineDone {
-    fn from(report: XenBackupReport) -> Self {
-        let statistics = report.backup.snapshot.statistics();
-        let way = report.disks.first().map_or("none", |disk| disk.way.name());
-        let load = LoadDocument::new(&Load::default(), report.backup.duration);
-        let consistency = report.backup.snapshot.notes.get(NOTE_CONSISTENCY).cloned();
-        let disk = |disk: XenDiskReport| match disk.change {
-            XenChange::Since { changed_bytes } => DiskDone {
-                name: disk.name,
-                is_incremental: true,
-                dirty_bytes: Some(changed_bytes),
-                reason: None,
-            },
-            XenChange::Everything(reason) => DiskDone {
-                name: disk.name,
-                is_incremental: false,
-                dirty_bytes: None,
-                reason: Some(reason),
-            },
-        };
-        let left_out = report
-            .left_out
-            .into_iter()
-            .map(|(name, reason)| LeftOut { name, reason });
-        Self {
-            memory_bytes: report.memory_bytes,
-            frozen_us: None,
-            freeze_us: None,
-            consistency: consistency.unwrap_or_default(),
-            method: way,
-            method_reason: format!("its disks come from a snapshot of the pool, read by {way}"),
-            how: How::Pool,
-            has_remains: report.has_remains,
-            taken_in: Some(report.snapshot_duration),
-            paused_us: None,
-            cut_us: None,
-            read_bytes: statistics.read_bytes,
-            changed_bytes: changed_bytes(&statistics),
-            stored_bytes: report.backup.stored_bytes,
-            duration_ms: units::millis(report.backup.duration),
-            bottleneck: report.backup.bottleneck.map(Bottleneck::word),
-            limit: report.backup.bottleneck.map(|bottleneck| bottleneck.to_string()),
-            load,
-            disks: report.disks.into_iter().map(disk).collect(),
-            left_out: left_out.collect(),
-            snapshot: SnapshotDocument::from(&report.backup.snapshot),
-        }
-    }
-}
-
-impl MachineDone {
     fn human_of_pool(&self, page: &mut Page) {
         page.line(&format!(
             "  one instant, by a snapshot of the pool, taken in {} and {} ({})",

@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::ValueEnum as _;
-use holdfast_engine::{Domain, MachineName, ParentChoice, XenBackupRequest, XenWay, back_up_xen};
-use holdfast_host::DiskChoice;
+use holdfast_engine::{Domain, ParentChoice, XenBackupRequest, XenWay, back_up_xen};
 use holdfast_host::xapi::{Pool, XenAddress, XenMachine};
 use holdfast_policy::config::ConfiguredPool;
 use holdfast_repo::{Processes as _, Repository, SystemProcesses};
@@ -127,16 +125,9 @@ impl OfPool {
 /// # Errors
 /// A pool cannot be reached; options say nothing to pools.
 pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context) -> Result<Vec<OfPool>, Error> {
-    let foreign = args
-        .machines
-        .reading
-        .only_of_qemu()
-        .or_else(|| args.machines.reading.limits.of_guests());
-    if let Some(option) = foreign.filter(|_| !words.is_empty()) {
-        return Err(Error::usage(
-            format!("{option} says nothing to pools of XenServer"),
-            "leave it out, and back up machines of pools by themselves",
-        ));
+    if !words.is_empty() {
+        let hooks = args.machines.reading.hooks.given();
+        args.machines.refuse_foreign(hooks, "pools of XenServer")?;
     }
     let interrupt = context.interrupt()?;
     let mut pools: BTreeMap<String, (Arc<Pool>, XenAddress, Option<ConfiguredPool>)> = BTreeMap::new();
@@ -176,19 +167,12 @@ pub(super) fn back_up(
     repository: &Repository,
     context: &Context,
 ) -> Result<MachineDone, Error> {
-    let name = match &args.machine {
-        Some(name) => name.clone(),
-        None => MachineName::new(one.machine.summary.name.as_str())?,
-    };
     let way = ["--connect".into(), one.said().into()];
     let request = XenBackupRequest {
         pool: Arc::clone(&one.pool),
         machine: one.machine.summary.uuid.clone(),
-        name: Some(name),
-        choice: DiskChoice {
-            include: args.machines.include.clone(),
-            exclude: args.machines.exclude.clone(),
-        },
+        name: Some(args.listed(&one.machine.summary.name)?),
+        choice: args.machines.disks(),
         way: args.pools.way_of(one.configured.as_ref()),
         keeps_base: !args.pools.keeps_nothing(one.configured.as_ref()),
         with_memory: args.machines.with_memory.is_some(),
@@ -205,7 +189,7 @@ pub(super) fn back_up(
         bytes_per_second: args.machines.reading.limits.limits().bytes_per_second,
         connection_count_max: args.pools.connection_count(one.configured.as_ref()),
         journal: runs::journal(context, &way),
-        patience: Duration::from_secs(args.machines.reading.wait.unwrap_or_default()),
+        patience: args.machines.reading.patience(),
         run: runs::new_run()?,
     };
     let report = context.work(args.job.thread_count(), |job| back_up_xen(repository, request, job))?;

@@ -1,11 +1,8 @@
 //! `holdfast backup` of machines of VirtualBox.
 
-use std::time::Duration;
-
 use holdfast_engine::{
-    MachineName, ParentChoice, VirtualBox, VirtualBoxBackup, VirtualBoxMachine, VirtualBoxMemory, back_up_virtualbox,
+    ParentChoice, VirtualBox, VirtualBoxBackup, VirtualBoxMachine, VirtualBoxMemory, back_up_virtualbox,
 };
-use holdfast_host::DiskChoice;
 use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 
 use super::BackupArgs;
@@ -15,6 +12,9 @@ use crate::errors::Error;
 use crate::virtualbox::{self, Choice};
 use crate::{runs, time};
 
+/// Where machines of VirtualBox are, for programs that are called.
+const HYPERVISOR: &str = "vbox:";
+
 /// The machines that words mean; options that say nothing to VirtualBox are refused.
 pub(super) fn choose<'a>(
     place: &'a VirtualBox,
@@ -22,16 +22,8 @@ pub(super) fn choose<'a>(
     args: &BackupArgs,
     context: &Context,
 ) -> Result<Choice<'a>, Error> {
-    let foreign = args
-        .machines
-        .reading
-        .only_of_qemu()
-        .or_else(|| args.machines.reading.limits.given());
-    if let Some(option) = foreign.filter(|_| !words.is_empty()) {
-        return Err(Error::usage(
-            format!("{option} says nothing to VirtualBox"),
-            "leave it out, and back up machines of VirtualBox by themselves",
-        ));
+    if !words.is_empty() {
+        args.machines.refuse_foreign(None, "VirtualBox")?;
     }
     virtualbox::choose(place, words, &args.machines.exclude_machine, context)
 }
@@ -44,18 +36,11 @@ pub(super) fn back_up(
     repository: &Repository,
     context: &Context,
 ) -> Result<MachineDone, Error> {
-    let name = match &args.machine {
-        Some(name) => name.clone(),
-        None => MachineName::new(machine.name())?,
-    };
     let way = ["--connect".into(), format!("vbox:{}", machine.uuid()).into()];
     let request = VirtualBoxBackup {
         machine,
-        name,
-        choice: DiskChoice {
-            include: args.machines.include.clone(),
-            exclude: args.machines.exclude.clone(),
-        },
+        name: args.listed(machine.name())?,
+        choice: args.machines.disks(),
         allowed: args.allowed.clone(),
         memory: if args.machines.with_memory.is_some() {
             VirtualBoxMemory::Store
@@ -69,7 +54,9 @@ pub(super) fn back_up(
         program: crate::commands::PROGRAM.to_owned(),
         zone: context.zone().clone(),
         journal: runs::journal(context, &way),
-        patience: Duration::from_secs(args.machines.reading.wait.unwrap_or_default()),
+        patience: args.machines.reading.patience(),
+        hooks: args.machines.reading.hooks.hooks(HYPERVISOR)?,
+        bytes_per_second: args.machines.reading.limits.limits().bytes_per_second,
         run: runs::new_run()?,
     };
     let report = context.work(args.job.thread_count(), |job| {

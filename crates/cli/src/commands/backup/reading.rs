@@ -38,11 +38,11 @@ pub(in crate::commands) struct ReadingArgs {
     method: Option<MethodHow>,
     /// Wait so long for another backup of the machine, which may be under way; without this, it ends with exit code 4
     #[arg(long, value_name = "SECONDS")]
-    pub(super) wait: Option<u64>,
+    wait: Option<u64>,
     #[command(flatten)]
     pub(super) limits: LimitArgs,
     #[command(flatten)]
-    hooks: HookArgs,
+    pub(super) hooks: HookArgs,
 }
 
 /// How the disks of a machine that runs are read.
@@ -100,7 +100,12 @@ impl ReadingArgs {
         Ok(())
     }
 
-    /// The first option that was given and is about machines of QEMU alone; limits are not looked at.
+    /// How long another backup of the machine is waited for.
+    pub(super) fn patience(&self) -> Duration {
+        Duration::from_secs(self.wait.unwrap_or_default())
+    }
+
+    /// The first option that was given and is about machines of QEMU alone.
     pub(super) fn only_of_qemu(&self) -> Option<&'static str> {
         let given = [
             (self.quiesce == QuiesceWhen::Require, "--quiesce require"),
@@ -108,7 +113,7 @@ impl ReadingArgs {
             (self.method.is_some(), "--method"),
         ];
         let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
-        first.or_else(|| self.hooks.given())
+        first.or_else(|| self.limits.of_guests())
     }
 
     /// The first option that was given, for an error about it.
@@ -172,7 +177,7 @@ impl ReadingArgs {
             processes: &SystemProcesses,
             hooks,
             limits: self.limits.limits(),
-            patience: Duration::from_secs(self.wait.unwrap_or_default()),
+            patience: self.patience(),
             run,
         })
     }

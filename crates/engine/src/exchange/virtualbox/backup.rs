@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use holdfast_hardware::Machine;
-use holdfast_host::{Decision, Description, MachineState};
+use holdfast_host::{Decision, Description, MachineState, MachineSummary};
 use holdfast_repo::{Manifest, Repository};
 use jiff::Timestamp;
 
@@ -19,6 +19,7 @@ use crate::Unit;
 use crate::backup::choose_parent;
 use crate::error::{Error, Result};
 use crate::exchange::machine::Attached;
+use crate::hooks::{HookCalls, of_snapshot};
 use crate::job::Job;
 use crate::machine_lock::{MachineLock, Work};
 use crate::repository::snapshots;
@@ -37,9 +38,29 @@ pub fn back_up_virtualbox(
     job: Job<'_>,
 ) -> Result<VirtualBoxReport> {
     let machine = request.machine;
-    let summary = machine.describe()?.summary;
+    let unasked = MachineSummary {
+        name: machine.name().to_owned(),
+        uuid: machine.uuid().to_owned(),
+        state: MachineState::Between,
+    };
     let (journal, patience) = (request.journal.as_ref(), (Work::Backup, request.patience));
-    let _lock = MachineLock::take(journal, &summary, patience, (request.now)(), job)?;
+    let _lock = MachineLock::take(journal, &unasked, patience, (request.now)(), job)?;
+    let summary = machine.describe()?.summary;
+    let (hooks, listed) = (request.hooks.clone(), request.name.to_string());
+    let calls = HookCalls::new(&hooks, &listed, &summary, request.run, job);
+    calls.around(
+        || back_up_locked(repository, request, &calls, job),
+        |report| of_snapshot(&report.backup.snapshot),
+    )
+}
+
+fn back_up_locked(
+    repository: &Repository,
+    request: VirtualBoxBackup<'_>,
+    hooks: &HookCalls<'_>,
+    job: Job<'_>,
+) -> Result<VirtualBoxReport> {
+    let machine = request.machine;
     let mut said = machine.read()?;
     if let Some(manager) = machine.place().manager()
         && !delete_left(manager, machine, &said.settings.snapshots, job.progress).is_empty()
@@ -55,6 +76,7 @@ pub fn back_up_virtualbox(
         request,
         parent,
         condition,
+        hooks,
         job,
     };
     match (backup.condition.state(), &backup.condition) {
@@ -80,6 +102,7 @@ pub(super) struct Backup<'a> {
     pub(super) request: VirtualBoxBackup<'a>,
     pub(super) parent: Option<&'a Manifest>,
     condition: Condition,
+    hooks: &'a HookCalls<'a>,
     pub(super) job: Job<'a>,
 }
 
@@ -117,20 +140,17 @@ impl Backup<'_> {
                 "shut off"
             },
         };
-        let (backup, memory_bytes) = self.store(&instant, &taken, check)?;
+        let stored = self.store(&instant, &taken, check)?;
         let reason = if said.settings.state_file.is_some() {
             "it is saved"
         } else {
             "it is shut off"
         };
         Ok(VirtualBoxReport {
-            backup,
             way: VirtualBoxWay::Images,
             reason: reason.to_owned(),
-            disks: taken.into_iter().map(|disk| disk.attached.target).collect(),
-            memory_bytes,
             left_out,
-            remains: None,
+            ..stored.report(taken)
         })
     }
 
@@ -149,9 +169,14 @@ impl Backup<'_> {
         self.job
             .progress
             .phase(&format!("taking a snapshot of {}", machine.name()), Unit::Items);
-        let frozen = Frozen::take(manager, machine, (self.request.run, state), self.job.progress)?;
+        let frozen = self
+            .hooks
+            .pre_freeze(state)
+            .and_then(|()| Frozen::take(manager, machine, (self.request.run, state), self.job.progress));
         let taken_in = self.job.clock.now().saturating_sub(start);
         let time = (self.request.now)();
+        self.hooks.post_thaw(state, None);
+        let frozen = frozen?;
         let stored = self.store_frozen(before, &frozen, (time, taken_in));
         // A snapshot that stays is told as a warning; what was read is good all the same.
         let remains = frozen.end();
@@ -196,16 +221,13 @@ impl Backup<'_> {
             consistency: if memory.is_some() { "memory" } else { "crash" },
         };
         let check: Check<'_> = Box::new(|| self.check_files(&taken));
-        let (backup, memory_bytes) = self.store(&instant, &taken, check)?;
+        let stored = self.store(&instant, &taken, check)?;
         let state = self.condition.state();
         Ok(VirtualBoxReport {
-            backup,
             way,
             reason: format!("it is {state}"),
-            disks: taken.into_iter().map(|disk| disk.attached.target).collect(),
-            memory_bytes,
             left_out,
-            remains: None,
+            ..stored.report(taken)
         })
     }
 

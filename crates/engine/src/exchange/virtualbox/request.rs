@@ -1,5 +1,6 @@
 //! What is asked of a backup of a machine of VirtualBox, and what it answers.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use jiff::tz::TimeZone;
 use super::machine::VirtualBoxMachine;
 use crate::MachineName;
 use crate::backup::{BackupReport, ParentChoice};
+use crate::hooks::Hooks;
 use crate::run_journal::JournalPlace;
 
 /// What to back up.
@@ -40,6 +42,10 @@ pub struct VirtualBoxBackup<'a> {
     pub journal: Option<JournalPlace>,
     /// How long another backup of the machine is waited for, before this one gives up.
     pub patience: Duration,
+    /// Programs to call on the way.
+    pub hooks: Hooks,
+    /// Bytes read each second, at most.
+    pub bytes_per_second: Option<NonZeroU64>,
     /// A random number, which names what is made at VirtualBox.
     pub run: u32,
 }
@@ -90,6 +96,8 @@ pub struct VirtualBoxReport {
     pub memory_bytes: Option<u64>,
     /// Disks that were left out, and why.
     pub left_out: Vec<(String, String)>,
+    /// How long reading waited, to be no faster than it may.
+    pub waited: Duration,
     /// Why VirtualBox still has the snapshot that was taken for it, where it does.
     pub remains: Option<String>,
 }

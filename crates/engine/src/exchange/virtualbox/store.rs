@@ -4,20 +4,23 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::time::Duration;
 
+use holdfast_block::BlockDevice;
 use holdfast_hardware::Machine;
 use holdfast_image::Format;
 use jiff::Timestamp;
 
 use super::backup::Backup;
 use super::chain::Admission;
-use super::request::VirtualBoxWay;
+use super::request::{VirtualBoxReport, VirtualBoxWay};
 use super::unchanged::{Behind, Check};
 use crate::backup::{BackupReport, NOTE_FORMAT, NOTE_PATH};
 use crate::error::{Error, Result};
 use crate::exchange::machine::{Attached, DomainWish, domain_xml};
 use crate::exchange::store::{DOMAIN, DiskToStore, MachineToStore, store_machine};
 use crate::job::Job;
+use crate::machine_backup::pace::{Pace, PacedDevice, PacedReader};
 use crate::machine_backup::{NOTE_CONSISTENCY, NOTE_METHOD, NOTE_UUID};
 use crate::source::OpenSource;
 use crate::{Progress, Unit};
@@ -51,15 +54,41 @@ pub(super) struct Instant<'i> {
     pub(super) consistency: &'static str,
 }
 
+/// What was stored.
+pub(super) struct Stored {
+    backup: BackupReport,
+    memory_bytes: Option<u64>,
+    waited: Duration,
+}
+
+impl Stored {
+    /// What there is to say of it so far.
+    pub(super) fn report(self, taken: Vec<Taken>) -> VirtualBoxReport {
+        VirtualBoxReport {
+            backup: self.backup,
+            way: VirtualBoxWay::Images,
+            reason: String::new(),
+            disks: taken.into_iter().map(|disk| disk.attached.target).collect(),
+            memory_bytes: self.memory_bytes,
+            left_out: Vec::new(),
+            waited: self.waited,
+            remains: None,
+        }
+    }
+}
+
 impl Backup<'_> {
     /// Stores what is open; the snapshot is committed if `check` finds nothing when all disks are read.
-    pub(super) fn store(
-        &self,
-        instant: &Instant<'_>,
-        taken: &[Taken],
-        check: Check<'_>,
-    ) -> Result<(BackupReport, Option<u64>)> {
+    pub(super) fn store(&self, instant: &Instant<'_>, taken: &[Taken], check: Check<'_>) -> Result<Stored> {
         let request = &self.request;
+        let pace = Pace::new(request.bytes_per_second, self.job);
+        let paced: Vec<PacedDevice<'_, &dyn BlockDevice>> = taken
+            .iter()
+            .map(|disk| PacedDevice {
+                inner: &*disk.source.device,
+                pace: &pace,
+            })
+            .collect();
         let admission = Admission::new(request.machine, &request.allowed);
         let attached: Vec<Attached> = taken.iter().map(|disk| disk.attached.clone()).collect();
         let wish = DomainWish {
@@ -82,20 +111,50 @@ impl Backup<'_> {
         let mut memory_bytes = None;
         if let Some(file) = self.beside(instant.memory, &admission)? {
             memory_bytes = file.metadata().ok().map(|metadata| metadata.len());
-            streams.push((SAVED.to_owned(), Box::new(file)));
+            let paced = PacedReader {
+                inner: file,
+                pace: &pace,
+            };
+            streams.push((SAVED.to_owned(), Box::new(paced)));
         }
         let mut total_bytes = memory_bytes.unwrap_or_default();
         for disk in taken {
             self.job.interrupt.check()?;
             total_bytes += disk.source.allocated_bytes()?;
         }
-        let disks = taken.iter().map(|disk| DiskToStore {
+        let disks = taken.iter().zip(&paced).map(|(disk, device)| DiskToStore {
             name: disk.attached.target.clone(),
-            device: &*disk.source.device,
+            device,
             changed: None,
             notes: notes_of(disk),
         });
-        let machine = MachineToStore {
+        let machine = self.to_store(instant, disks.collect(), streams);
+        let progress = WithTotal {
+            inner: self.job.progress,
+            total_bytes,
+        };
+        let job = Job {
+            progress: &progress,
+            ..self.job
+        };
+        let stored = store_machine(self.repository, machine, job);
+        let backup = stored.map_err(|error| self.interrupted_or(error))?;
+        Ok(Stored {
+            waited: pace.waited(backup.duration),
+            backup,
+            memory_bytes,
+        })
+    }
+
+    /// A snapshot of one instant.
+    fn to_store<'s>(
+        &'s self,
+        instant: &Instant<'_>,
+        disks: Vec<DiskToStore<'s>>,
+        streams: Vec<(String, Box<dyn Read + Send + 's>)>,
+    ) -> MachineToStore<'s> {
+        let request = &self.request;
+        MachineToStore {
             name: request.name.clone(),
             doing: "backing up",
             parent: self.parent,
@@ -109,19 +168,9 @@ impl Backup<'_> {
                 (NOTE_METHOD.to_owned(), instant.way.word().to_owned()),
                 (NOTE_CONSISTENCY.to_owned(), instant.consistency.to_owned()),
             ]),
-            disks: disks.collect(),
+            disks,
             streams,
-        };
-        let progress = WithTotal {
-            inner: self.job.progress,
-            total_bytes,
-        };
-        let job = Job {
-            progress: &progress,
-            ..self.job
-        };
-        let stored = store_machine(self.repository, machine, job);
-        Ok((stored.map_err(|error| self.interrupted_or(error))?, memory_bytes))
+        }
     }
 
     /// Why it ended: whoever reads tells of an interruption by an error of its own.
