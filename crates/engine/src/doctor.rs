@@ -17,6 +17,7 @@ mod look;
 mod mend;
 mod mend_host;
 mod seen;
+mod virtualbox;
 
 use std::path::PathBuf;
 
@@ -24,6 +25,7 @@ use holdfast_host::{Hypervisor, Machine, Overlays};
 use holdfast_repo::{ProcessIdentity, Processes, Repository};
 
 use crate::error::Result;
+use crate::exchange::VirtualBoxMachine;
 use crate::forget::Execution;
 use crate::job::Job;
 use diagnose::diagnose;
@@ -37,6 +39,8 @@ const ROUND_COUNT: usize = 4;
 pub struct DoctorRequest<'a> {
     /// The machines.
     pub patients: Vec<Patient<'a>>,
+    /// The machines of VirtualBox.
+    pub virtualbox: Vec<VirtualBoxMachine<'a>>,
     /// Machines that could not be reached, and why.
     pub unreachable: Vec<(String, String)>,
     /// The address at which libvirt is examined.

@@ -98,6 +98,15 @@ impl MachineLock {
         Ok(Some(Self { _file: file }))
     }
 
+    /// Whether somebody has a machine at this moment. Nobody is told, and nothing is made.
+    pub(crate) fn is_held(place: &JournalPlace, summary: &MachineSummary, work: Work) -> bool {
+        let Some(Ok(file)) = path(place, summary, work).map(File::open) else {
+            return false;
+        };
+        // Gone when the file is closed, which is at once.
+        flock(&file, FlockOperation::NonBlockingLockShared).is_err()
+    }
+
     /// Locks the instants of all machines that are not shut off. Everybody locks them in the same order, so that no two wait for each
     /// other.
     pub(crate) fn instants<'m>(
@@ -225,7 +234,10 @@ mod tests {
         let instants = MachineLock::instants([(Some(&place), &machine("a"))].into_iter(), Timestamp::UNIX_EPOCH, job);
         assert_eq!(instants.unwrap().len(), 1, "a backup that reads is no instant");
         assert!(take("b", Work::Backup, Duration::ZERO).unwrap().is_some());
+        let is_held = |uuid, work| MachineLock::is_held(&place, &machine(uuid), work);
+        assert!(is_held("a", Work::Backup) && !is_held("b", Work::Backup) && !is_held("c", Work::Backup));
         drop(first);
+        assert!(!is_held("a", Work::Backup));
         assert!(take("a", Work::Backup, Duration::ZERO).unwrap().is_some());
         // One that waits can be stopped.
         let _held = take("a", Work::Instant, INSTANT_PATIENCE).unwrap();

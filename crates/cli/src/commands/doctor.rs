@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use holdfast_engine::{
     DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Execution, Outcome, Patient, Remedy, StateStore,
-    Treatment, doctor, noted_runs,
+    Treatment, VirtualBox, doctor, noted_runs,
 };
 use holdfast_host::provider::Dataset;
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
@@ -22,13 +22,14 @@ use crate::exit::Exit;
 use crate::machines::{Found, Hypervisors, MachineWord, libvirt_address};
 use crate::output::{Page, Report, Style};
 use crate::states::StateArgs;
+use crate::virtualbox::{self, Choice};
 use crate::{datasets, runs, time, units};
 
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
-    /// Only these: a name, a pattern ('web*'), tag:TAG, or qmp:SOCKET; or datasets; all machines of libvirt, and what configurations name,
-    /// where none is named
+    /// Only these: a name, a pattern ('web*'), tag:TAG, qmp:SOCKET, or vbox:NAME (vbox: is all of VirtualBox); or datasets; all machines of
+    /// libvirt and VirtualBox, and what configurations name, where none is named
     #[arg(value_name = "MACHINE|DATASET")]
     targets: Vec<OsString>,
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
@@ -64,6 +65,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Look at one QEMU that libvirt does not know",
         line: "holdfast doctor qmp:/run/web1.qmp",
+    },
+    Example {
+        wish: "Delete the snapshots that killed backups have left in machines of VirtualBox",
+        line: "holdfast doctor vbox: --fix",
     },
 ];
 
@@ -206,6 +211,11 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     if everything {
         datasets = named::datasets(context);
     }
+    let (boxes, words): (Vec<_>, Vec<_>) = words
+        .into_iter()
+        .partition(|word| matches!(word, MachineWord::VirtualBox(_)));
+    let place = virtualbox::place(context);
+    let boxes = of_virtualbox(&place, boxes, everything, context)?;
     let is_about_libvirt = everything || words.iter().any(|word| !matches!(word, MachineWord::Qmp(_)));
     let journal = runs::journal_folder(context);
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
@@ -218,9 +228,13 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     let repository = repository(context);
     let providers = datasets::providers(context);
     let states = states(args, context)?;
+    let names_of_boxes = boxes.chosen.iter().map(|machine| machine.name().to_owned());
+    let mut machines: Vec<String> = found.iter().map(|found| found.machine.name().to_owned()).collect();
+    machines.extend(names_of_boxes);
     let names = datasets.iter().map(ToString::to_string).collect();
     let request = DoctorRequest {
         patients: found.iter().map(patient).collect(),
+        virtualbox: boxes.chosen,
         unreachable,
         address: libvirt_address(args.connect.as_deref(), context),
         neighbours: libvirt.map(|libvirt| libvirt as _),
@@ -255,11 +269,25 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&Examined {
         fix: args.fix,
         is_healthy: report.left_count() == 0,
-        machines: found.iter().map(|found| found.machine.name().to_owned()).collect(),
+        machines,
         datasets: names,
         findings: report.findings.iter().map(FindingDocument::from).collect(),
         notes: report.notes,
     })
+}
+
+/// The machines of VirtualBox that words mean; where none is named, all that the user has.
+fn of_virtualbox<'a>(
+    place: &'a VirtualBox,
+    words: Vec<MachineWord>,
+    everything: bool,
+    context: &Context,
+) -> Result<Choice<'a>, Error> {
+    let mut said: Vec<String> = MachineWord::apart(words).of_virtualbox;
+    if everything && place.registry_file().exists() {
+        said.push(String::new());
+    }
+    virtualbox::choose(place, &said, &[], context)
 }
 
 /// Machines that cannot be examined, each with why.

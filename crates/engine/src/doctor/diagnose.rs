@@ -8,7 +8,7 @@ use super::seen::{
     Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenOverlay, SeenRun,
 };
 use super::{Finding, FindingKind, Mend, Remedy};
-use super::{diagnose_disks, diagnose_host, emptied, instants};
+use super::{diagnose_disks, diagnose_host, emptied, instants, virtualbox};
 use crate::run_journal::Phase;
 
 /// What is wrong, the most urgent first; and what is worth knowing.
@@ -39,6 +39,10 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     diagnosis.findings.extend(left);
     let of_host = diagnose_host::diagnose(seen, &mut diagnosis.notes);
     diagnosis.findings.extend(of_host);
+    for machine in &seen.boxes {
+        let finding = virtualbox::diagnose(machine, &mut diagnosis.notes);
+        diagnosis.findings.extend(finding);
+    }
     diagnosis.leftovers();
     diagnosis.dead_runs();
     if seen.repository.is_some() {

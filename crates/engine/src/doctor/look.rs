@@ -13,7 +13,7 @@ use super::emptied::emptied;
 use super::leftovers::leftovers;
 use super::seen::{Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun};
 use super::{DoctorRequest, Patient};
-use super::{host_work, instants};
+use super::{host_work, instants, virtualbox};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::NOTE_BITMAP;
@@ -24,6 +24,13 @@ use crate::run_journal::noted_runs;
 const AGENT_DEADLINE: Duration = Duration::from_secs(5);
 
 pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
+    let mut seen = look_at_machines(request, job)?;
+    virtualbox::look(request, &mut seen);
+    Ok(seen)
+}
+
+/// All but machines of VirtualBox, which are no machines of QEMU.
+fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     // First who is at work: what such a one has made by then is his.
     let found = living(request.program);
     let living = found.map(|found| found.into_iter().map(|process| process.words).collect());

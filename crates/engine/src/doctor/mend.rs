@@ -7,10 +7,9 @@ use holdfast_host::agent;
 use holdfast_host::qemu::{dismiss_job, remove_bitmap, remove_run, resume};
 
 use super::commit::commit;
-use super::emptied;
 use super::instants::abandon;
 use super::seen::Mend;
-use super::{DoctorRequest, Finding, Patient, Remedy, Treatment, mend_host};
+use super::{DoctorRequest, Finding, Patient, Remedy, Treatment, emptied, mend_host, virtualbox};
 use crate::job::Job;
 use crate::new_file::delete_left;
 use crate::run_journal::forget_run;
@@ -34,6 +33,7 @@ pub(super) fn mend(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>)
         Mend::FinishClone(clone) => mend_host::finish_clone(request, clone),
         Mend::RemoveHalfClone(uuid) => mend_host::remove_half_clone(request, uuid),
         Mend::ForgetWork(uuid) => mend_host::forget_work(request, uuid),
+        Mend::DeleteSnapshots(uuid) => virtualbox::delete(request, uuid, job),
         Mend::ForgetStates => mend_host::forget_states(request, job),
         Mend::Abandon(folder) => abandon(request, folder, job.clock),
         Mend::ForgetRun(run) => {

@@ -8,6 +8,7 @@ use holdfast_host::qemu::{Bitmap, QemuJob, RunId};
 use holdfast_repo::Liveness;
 
 use super::host_work::SeenHost;
+use super::virtualbox::SeenBox;
 use crate::instant_restore::InstantState;
 use crate::run_journal::RunRecord;
 
@@ -29,6 +30,8 @@ pub(super) struct Seen {
     pub(super) repository: Option<SeenRepository>,
     /// What was left of work on host snapshots.
     pub(super) host: SeenHost,
+    /// Machines of VirtualBox with snapshots of ours.
+    pub(super) boxes: Vec<SeenBox>,
     pub(super) everything: bool,
     /// The address at which libvirt was examined.
     pub(super) address: String,
@@ -178,6 +181,8 @@ pub enum FindingKind {
     HostSnapshot,
     /// States of machines are kept whose host snapshots are gone.
     States,
+    /// A snapshot of VirtualBox's was left.
+    VirtualBoxSnapshot,
     /// A machine cannot be examined.
     Unreachable,
 }
@@ -200,6 +205,7 @@ impl FindingKind {
             Self::Clone => "clone",
             Self::HostSnapshot => "host-snapshot",
             Self::States => "states",
+            Self::VirtualBoxSnapshot => "virtualbox-snapshot",
             Self::Unreachable => "unreachable",
         }
     }
@@ -260,6 +266,8 @@ pub enum Mend {
     RemoveHalfClone(String),
     /// Take the note of work on a machine away; its UUID.
     ForgetWork(String),
+    /// Delete the snapshots of ours that a machine of VirtualBox has; its UUID.
+    DeleteSnapshots(String),
     /// Forget the states whose host snapshots are gone.
     ForgetStates,
 }

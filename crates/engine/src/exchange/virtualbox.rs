@@ -26,6 +26,7 @@ mod unchanged;
 
 pub use backup::back_up_virtualbox;
 pub use error::VirtualBoxError;
+pub(crate) use frozen::LeftSnapshot;
 pub use machine::VirtualBoxMachine;
 pub(super) use machine::targets;
 pub use place::{InaccessibleMachine, VirtualBox};

@@ -85,6 +85,39 @@ impl Drop for Frozen<'_> {
     }
 }
 
+/// A snapshot of VirtualBox's that a backup has made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LeftSnapshot {
+    pub(crate) uuid: String,
+    pub(crate) name: String,
+}
+
+impl VirtualBoxMachine<'_> {
+    /// The snapshots that backups have made, the oldest first: of one that is at work, or left by one that was killed.
+    pub(crate) fn left_snapshots(&self) -> Result<Vec<LeftSnapshot>> {
+        let snapshots = self.read()?.settings.snapshots.into_iter();
+        let ours = snapshots.filter(|snapshot| is_ours(&snapshot.name));
+        let left = |Snapshot { uuid, name, .. }| LeftSnapshot { uuid, name };
+        Ok(ours.map(left).collect())
+    }
+
+    /// Deletes the snapshots that backups have left which were killed: the names of those that are gone now. Who cannot ask `VBoxManage`
+    /// deletes none.
+    ///
+    /// Whoever calls this has made sure that no backup of the machine is under way.
+    pub(crate) fn delete_left(&self, progress: &dyn Progress) -> Result<Vec<String>> {
+        let snapshots = self.read()?.settings.snapshots;
+        Ok(self
+            .manager()
+            .map_or_else(Vec::new, |manager| delete_left(manager, self, &snapshots, progress)))
+    }
+
+    /// The program that takes and deletes snapshots.
+    pub(crate) fn manager(&self) -> Option<&VBoxManage> {
+        self.place().manager()
+    }
+}
+
 /// Deletes the snapshots that backups have left which were killed: those that are gone now.
 ///
 /// Whoever calls this has made sure that no other backup of the machine is under way.
