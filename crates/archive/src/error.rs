@@ -80,6 +80,14 @@ pub enum Error {
     /// A disk could not be read to be written into an archive.
     #[error(transparent)]
     Device(#[from] holdfast_block::Error),
+    /// A disk of the archive is an image that cannot be read, which waits in a file without a name.
+    #[error("the image {name} in the archive")]
+    StoredImage {
+        /// What it is called in the archive.
+        name: String,
+        /// What is wrong with it.
+        source: holdfast_image::Error,
+    },
     /// A disk of the archive is an image that cannot be read.
     #[error(transparent)]
     Image(#[from] holdfast_image::Error),

@@ -9,6 +9,7 @@ mod error;
 mod export;
 mod import;
 pub(crate) mod machine;
+mod new_folder;
 mod sectors;
 pub(crate) mod store;
 mod virtualbox;
@@ -23,7 +24,8 @@ pub(crate) use import::NOTE_LABEL;
 pub use import::{
     Domain, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, open_import,
 };
-pub(crate) use import::{NewFolder, write_file};
+pub(crate) use new_folder::{NewFolder, write_file};
+pub(crate) use virtualbox::LeftSnapshot;
 pub use virtualbox::{
     InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxMachine, VirtualBoxMemory,
     VirtualBoxReport, VirtualBoxWay, back_up_virtualbox,

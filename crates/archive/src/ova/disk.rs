@@ -1,8 +1,9 @@
 //! An image in a package, as it comes.
 
-use std::fs::File;
 use std::io::{Read, Write as _};
 use std::num::NonZero;
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, ExtentKind};
@@ -102,9 +103,8 @@ impl<R: Read + Send> OvaImage<R> {
             return Ok(Self::Stream(Box::new(stream)));
         }
         let mut member = member;
-        let folder = tempfile::tempdir().map_err(spool_error)?;
-        let path = folder.path().join("image");
-        let mut stored = File::create_new(&path).map_err(spool_error)?;
+        // Without a name: nothing is left of it, however this program ends.
+        let mut stored = tempfile::tempfile().map_err(spool_error)?;
         // What fails here is either; the archive knows whether it was cut off.
         std::io::copy(&mut member, &mut stored)
             .and_then(|_| stored.flush())
@@ -115,9 +115,11 @@ impl<R: Read + Send> OvaImage<R> {
             gate: Gate::Deny,
             ..OpenOptions::default()
         };
-        let image = holdfast_image::open(&path, &options)?;
-        // It is read by who has it open, and goes with him.
-        folder.close().map_err(spool_error)?;
+        let path = format!("/proc/self/fd/{}", stored.as_raw_fd());
+        let image = holdfast_image::open(Path::new(&path), &options).map_err(|source| Error::StoredImage {
+            name: name.to_owned(),
+            source,
+        })?;
         Ok(Self::Stored {
             tar,
             digested,

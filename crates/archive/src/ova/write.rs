@@ -169,7 +169,10 @@ impl Writer {
             source,
         };
         let mut file = tempfile::tempfile_in(folder).map_err(stored)?;
-        let (length, digest) = write_image(&mut file, disk, self.options, progress)?;
+        let (length, digest) = write_image(&mut file, disk, self.options, progress).map_err(|error| match error {
+            Error::Write { source, .. } => stored(source),
+            other => other,
+        })?;
         file.rewind().map_err(stored)?;
         self.put(&header(&disk.href, length, self.options.time))?;
         let mut buffer = vec![0; 1 << 20];
@@ -197,6 +200,7 @@ fn write_image(
         output,
         context: Context::new(&SHA256),
         length: 0,
+        failure: None,
     };
     let image = StreamOptions {
         name: &disk.href,
@@ -218,6 +222,13 @@ fn write_image(
             source,
         });
     }
+    // What could not be written is told as such: an image does not know what it is written to.
+    if let Some(source) = output.failure {
+        return Err(Error::Write {
+            offset: output.length,
+            source,
+        });
+    }
     written?;
     progress(disk.device.size_bytes()).map_err(|source| Error::Write {
         offset: output.length,
@@ -226,16 +237,29 @@ fn write_image(
     Ok((output.length, output.context.finish().as_ref().to_vec()))
 }
 
-/// Counts and digests what is written.
+/// An error that is told twice.
+fn copy_of(error: &std::io::Error) -> std::io::Error {
+    match error.raw_os_error() {
+        Some(number) => std::io::Error::from_raw_os_error(number),
+        None => std::io::Error::new(error.kind(), error.to_string()),
+    }
+}
+
+/// Counts and digests what is written, and remembers why it could not be.
 struct Hashing<'a> {
     output: &'a mut dyn Write,
     context: Context,
     length: u64,
+    failure: Option<std::io::Error>,
 }
 
 impl Write for Hashing<'_> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let count = self.output.write(bytes)?;
+        let count = self.output.write(bytes).inspect_err(|error| {
+            if error.kind() != std::io::ErrorKind::Interrupted {
+                self.failure = Some(copy_of(error));
+            }
+        })?;
         self.context.update(&bytes[..count]);
         self.length += count as u64;
         Ok(count)

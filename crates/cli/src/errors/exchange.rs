@@ -15,14 +15,17 @@ pub(super) fn archive_advice(error: &ArchiveError) -> Advice {
         ArchiveError::Read { source, .. } if source.kind() == ErrorKind::InvalidData => damaged(),
         ArchiveError::Read { source, .. } if source.kind() == ErrorKind::UnexpectedEof => cut_off(),
         ArchiveError::CutOff { .. } => cut_off(),
-        ArchiveError::Spool { source, .. } if source.kind() == ErrorKind::StorageFull => advice(
-            Exit::Error,
-            Kind::NoSpace,
-            "make room there, or set TMPDIR to a folder that has it",
-        ),
-        ArchiveError::Read { source, .. } | ArchiveError::Write { source, .. } | ArchiveError::Spool { source, .. } => {
-            io_advice(source)
-        }
+        ArchiveError::Spool { source, .. } => Advice {
+            hint: Some(
+                if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
+                    "make room there, or set TMPDIR to a folder that has it".to_owned()
+                } else {
+                    "set TMPDIR to a folder that can be written to, and has room for a disk".to_owned()
+                },
+            ),
+            ..io_advice(source)
+        },
+        ArchiveError::Read { source, .. } | ArchiveError::Write { source, .. } => io_advice(source),
         ArchiveError::NoIndex => advice(
             Exit::Error,
             Kind::Unsupported,
@@ -34,7 +37,7 @@ pub(super) fn archive_advice(error: &ArchiveError) -> Advice {
             "holdfast export --help and holdfast compress --help show what can be",
         ),
         ArchiveError::Device(error) => device_advice(error),
-        ArchiveError::Image(error) => image_advice(error),
+        ArchiveError::Image(error) | ArchiveError::StoredImage { source: error, .. } => image_advice(error),
         _ => advice(
             Exit::Error,
             Kind::Unsupported,
@@ -107,6 +110,7 @@ pub(super) fn exchange_advice(error: &ExchangeError) -> Advice {
             Kind::Refused,
             "what runs knows its processors; without --with-memory the machine starts there",
         ),
+        ExchangeError::FileTaken { .. } => advice(Exit::Error, Kind::Exists, "--force replaces it"),
         ExchangeError::FolderTaken { .. } => advice(Exit::Error, Kind::Exists, "name a new folder, or an empty one"),
         _ => advice(Exit::Error, Kind::Io, "please report it"),
     }

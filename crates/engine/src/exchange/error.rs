@@ -99,6 +99,12 @@ pub enum ExchangeError {
         /// Whose processors the machine knows.
         vendor: String,
     },
+    /// The archive that is to be made is there already.
+    #[error("{} is there already", path.display())]
+    FileTaken {
+        /// The file.
+        path: std::path::PathBuf,
+    },
     /// The folder that is to be made is there already.
     #[error("{} is there already, and is not empty", path.display())]
     FolderTaken {

@@ -25,8 +25,9 @@ use suspended::Suspended;
 pub use to_pool::{ExportToPool, ExportedToPool, PoolReturn, export_to_pool};
 use virtualbox::OfVirtualBox;
 
-use super::import::{NewFolder, write_file};
+use super::error::ExchangeError;
 use super::machine::{unknown, unknown_disk};
+use super::new_folder::{NewFolder, write_file};
 use super::store::DOMAIN;
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
@@ -238,7 +239,7 @@ impl Target {
                     Overwrite::Refuse => Existing::Keep,
                     Overwrite::Replace => Existing::Replace,
                 };
-                let new = NewFile::begin(&path, existing, surroundings)?;
+                let new = NewFile::begin(&path, existing, surroundings).map_err(taken)?;
                 new.tell_of_cleared(job.progress);
                 Self::File(new, path, format)
             }
@@ -268,7 +269,7 @@ impl Made {
     fn finish(self) -> Result<()> {
         match self {
             Self::Stream => Ok(()),
-            Self::File(new) => new.finish(),
+            Self::File(new) => new.finish().map_err(taken),
             Self::Folder(new) => {
                 new.keep();
                 Ok(())
@@ -297,7 +298,9 @@ impl OfExport<'_> {
         let of_now = (&self.host[..], self.time);
         let (written, made) = match target {
             Target::Stream(stream, format) => {
-                let written = exported.write_archive(Sink::Stream(stream), format, of_now, surroundings, job)?;
+                let written = exported
+                    .write_archive(Sink::Stream(stream), format, of_now, surroundings, job)
+                    .map_err(|error| not_written(error, Error::Stdout))?;
                 (written, Made::Stream)
             }
             Target::File(new, path, format) => {
@@ -308,7 +311,9 @@ impl OfExport<'_> {
                 };
                 let file = new.create_private().map_err(failed)?;
                 let durable = file.try_clone().map_err(failed)?;
-                let written = exported.write_archive(Sink::File(file), format, of_now, surroundings, job)?;
+                let written = exported
+                    .write_archive(Sink::File(file), format, of_now, surroundings, job)
+                    .map_err(|error| not_written(error, failed))?;
                 durable.sync_all().map_err(failed)?;
                 (written, Made::File(new))
             }
@@ -335,6 +340,22 @@ impl OfExport<'_> {
             memory_bytes,
         };
         Ok((report, made))
+    }
+}
+
+/// An error with what it is that could not be written, where it is about that.
+fn not_written(error: Error, target: impl FnOnce(std::io::Error) -> Error) -> Error {
+    match error {
+        Error::Archive(holdfast_archive::Error::Write { source, .. }) => target(source),
+        other => other,
+    }
+}
+
+/// An archive is never written into what is there.
+fn taken(error: Error) -> Error {
+    match error {
+        Error::TargetExists { path } => ExchangeError::FileTaken { path }.into(),
+        other => other,
     }
 }
 
@@ -440,27 +461,29 @@ impl<'m> Exported<'m> {
         let mut written = Packed::default();
         for disk in &self.disks {
             let file = format!("{}.{format}", crate::DiskName::new(disk.name.as_str())?);
-            let report = convert(
-                ConvertSource::Device(&disk.device),
-                &ConvertRequest {
-                    open: OpenOptions::default(),
-                    target: made.file(&file),
-                    format,
-                    qcow2: Qcow2Options::default(),
-                    blocks: BlockOptions::default(),
-                    storage,
-                    overwrite: Overwrite::Refuse,
-                    verify: VerifyImage::No,
-                },
-                surroundings,
-                job,
-            )?;
+            let report = made.file(&file, |target| {
+                convert(
+                    ConvertSource::Device(&disk.device),
+                    &ConvertRequest {
+                        open: OpenOptions::default(),
+                        target: target.to_owned(),
+                        format,
+                        qcow2: Qcow2Options::default(),
+                        blocks: BlockOptions::default(),
+                        storage,
+                        overwrite: Overwrite::Refuse,
+                        verify: VerifyImage::No,
+                    },
+                    surroundings,
+                    job,
+                )
+            })?;
             written.unpacked_bytes += report.size_bytes;
             written.written_bytes += report.allocated_bytes.unwrap_or_default();
             self.names.push((disk.name.clone(), file, report.size_bytes));
         }
         if let Some(text) = &self.text {
-            write_file(&made.file(DOMAIN), text.as_bytes(), surroundings)?;
+            made.file(DOMAIN, |path| write_file(path, text.as_bytes(), surroundings))?;
         }
         Ok(written)
     }

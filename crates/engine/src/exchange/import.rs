@@ -1,9 +1,9 @@
 //! `import`: the machine in an archive becomes a snapshot, or images in a folder.
 
 use std::collections::BTreeMap;
-use std::io::{Cursor, Read, Write as _};
+use std::io::{Cursor, Read};
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use holdfast_archive::{ArchiveKind, Counter, Document, Ordered, Packing, Threads, open};
@@ -16,6 +16,7 @@ use jiff::tz::TimeZone;
 use super::disks::{ArchiveDevice, ArchiveDisks, Behind};
 use super::error::ExchangeError;
 use super::machine::{Attached, Described, DomainWish, attach, describe, domain_xml, kept_name};
+use super::new_folder::{NewFolder, write_file};
 use super::store::{DOMAIN, DiskToStore, MachineToStore, store_machine};
 use crate::MachineName;
 use crate::backup::{BackupReport, NOTE_FORMAT, ParentChoice, choose_parent};
@@ -23,7 +24,6 @@ use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::NOTE_UUID;
-use crate::new_file::{Existing, NewFile};
 use crate::new_image::Overwrite;
 use crate::repository::snapshots;
 
@@ -280,30 +280,34 @@ impl Importing {
         let xml = self.domain_xml(Some(&folder.display().to_string()), request.format);
         let mut paths = Vec::new();
         for disk in &self.attached {
-            let target = made.file(&format!("{}.{}", disk.target, request.format));
             let device = self.device(disk);
-            convert(
-                ConvertSource::Device(&device),
-                &ConvertRequest {
-                    open: OpenOptions::default(),
-                    target: target.clone(),
-                    format: request.format,
-                    qcow2: Qcow2Options::default(),
-                    blocks: BlockOptions::default(),
-                    storage: request.storage,
-                    overwrite: Overwrite::Refuse,
-                    verify: VerifyImage::No,
-                },
-                surroundings,
-                job,
-            )?;
+            let target = made.file(&format!("{}.{}", disk.target, request.format), |target| {
+                convert(
+                    ConvertSource::Device(&device),
+                    &ConvertRequest {
+                        open: OpenOptions::default(),
+                        target: target.to_owned(),
+                        format: request.format,
+                        qcow2: Qcow2Options::default(),
+                        blocks: BlockOptions::default(),
+                        storage: request.storage,
+                        overwrite: Overwrite::Refuse,
+                        verify: VerifyImage::No,
+                    },
+                    surroundings,
+                    job,
+                )?;
+                Ok(target.to_owned())
+            })?;
             paths.push(target);
         }
         self.disks.finish()?;
         for document in &self.documents {
-            write_file(&made.file(&kept_name(document)), &document.content, surroundings)?;
+            made.file(&kept_name(document), |path| {
+                write_file(path, &document.content, surroundings)
+            })?;
         }
-        write_file(&made.file(DOMAIN), xml.as_bytes(), surroundings)?;
+        made.file(DOMAIN, |path| write_file(path, xml.as_bytes(), surroundings))?;
         made.keep();
         Ok(self.imported(&paths))
     }
@@ -324,89 +328,4 @@ fn notes_of(disk: &Attached) -> BTreeMap<String, String> {
         notes.insert(NOTE_LABEL.to_owned(), disk.label.clone());
     }
     notes
-}
-
-/// Whether it is what a killed program has left of a file that was to be there: whoever makes that file deletes it.
-fn is_left(entry: std::io::Result<std::fs::DirEntry>) -> bool {
-    entry.is_ok_and(|entry| {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        name.starts_with('.') && name.ends_with(".partial")
-    })
-}
-
-/// A folder on its way; dropped before [`keep`](Self::keep), it is empty, or gone, as it was before.
-pub(crate) struct NewFolder {
-    path: PathBuf,
-    was_there: bool,
-    files: Vec<PathBuf>,
-}
-
-impl NewFolder {
-    /// Makes it. It may be there if nothing is in it.
-    pub(crate) fn make(path: &Path) -> Result<Self> {
-        let failed = |source| Error::File {
-            action: "create",
-            path: path.to_owned(),
-            source,
-        };
-        let was_there = match std::fs::create_dir(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                if std::fs::read_dir(path).map_err(failed)?.any(|entry| !is_left(entry)) {
-                    return Err(ExchangeError::FolderTaken { path: path.to_owned() }.into());
-                }
-                true
-            }
-            other => {
-                other.map_err(failed)?;
-                false
-            }
-        };
-        Ok(Self {
-            path: path.to_owned(),
-            was_there,
-            files: Vec::new(),
-        })
-    }
-
-    /// Where a file of it goes, which goes with it.
-    pub(crate) fn file(&mut self, name: &str) -> PathBuf {
-        let path = self.path.join(name);
-        self.files.push(path.clone());
-        path
-    }
-
-    /// It is whole.
-    pub(crate) fn keep(mut self) {
-        self.files.clear();
-        self.was_there = true;
-    }
-}
-
-impl Drop for NewFolder {
-    fn drop(&mut self) {
-        // An error that brought us here says more than one about this. What others have put there stays.
-        for file in &self.files {
-            drop(std::fs::remove_file(file));
-        }
-        if !self.was_there {
-            drop(std::fs::remove_dir(&self.path));
-        }
-    }
-}
-
-/// Writes a small file, durably.
-pub(crate) fn write_file(path: &Path, bytes: &[u8], surroundings: &Surroundings) -> Result<()> {
-    let new = NewFile::begin(path, Existing::Keep, surroundings)?;
-    let write = || {
-        let mut file = new.create_private()?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(|source| Error::File {
-        action: "write",
-        path: path.to_owned(),
-        source,
-    })?;
-    new.finish()
 }

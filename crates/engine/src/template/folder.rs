@@ -45,12 +45,15 @@ pub(super) fn write_folder(
     let mut made = NewFolder::make(&folder)?;
     let mut disks = Vec::new();
     for piece in pull.entry.statement.disks() {
-        let target = made.file(&file_name(piece.name.as_str(), format));
-        disks.push(pull.disk(piece, target, format, Overwrite::Refuse)?);
+        let disk = made.file(&file_name(piece.name.as_str(), format), |target| {
+            pull.disk(piece, target.to_owned(), format, Overwrite::Refuse)
+        })?;
+        disks.push(disk);
     }
     let write = |made: &mut NewFolder, name: &str, bytes: &[u8]| {
-        let path = made.file(name);
-        write_file(&path, bytes, pull.surroundings).map(|()| path)
+        made.file(name, |path| {
+            write_file(path, bytes, pull.surroundings).map(|()| path.to_owned())
+        })
     };
     if let Some(bytes) = &nvram {
         let name = machine.as_ref().map_or(NVRAM.to_owned(), Configured::nvram_name);

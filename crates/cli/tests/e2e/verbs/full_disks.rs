@@ -49,6 +49,49 @@ fn id_of(rig: &Rig, machine: &str) -> String {
     report["snapshot"]["id"].as_str().unwrap().to_owned()
 }
 
+/// An archive that cannot be written says where, and what to do: in a file, in a pipe, and in between.
+#[test]
+fn an_export_says_what_is_full() {
+    let Some((rig, _small)) = rig_on_small_file_system() else {
+        return;
+    };
+    rig.write("a.raw", &noise(24 * MIB, 7));
+    rig.ok(&["backup", "a.raw", "--machine", "web1"]);
+    std::fs::create_dir(rig.path("small/tmp")).unwrap();
+    fill(&rig);
+    for kind in ["xva", "ova", "vma"] {
+        let target = format!("small/web1.{kind}");
+        let (_, text) = rig.error(1, &["export", "web1", &target]);
+        assert!(text.contains(&format!("write {target}")), "{text}");
+        assert!(!text.contains("offset") && !text.contains("--in-place"), "{text}");
+        assert_no_space(&rig, &["export", "web1", &target], &["make room"]);
+        assert!(!rig.path(&target).exists());
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut command = rig.command(&["export", "web1", "-", "--format", kind]);
+        let output = command.stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let text = stderr(&output);
+        assert!(
+            text.contains("write to standard output") && text.contains("make room"),
+            "{text}"
+        );
+    }
+    // A package goes to a pipe by a file in between.
+    let mut command = rig.command(&["export", "web1", "-", "--format", "ova"]);
+    let output = command.env("TMPDIR", rig.path("small/tmp")).output().unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("small/tmp") && text.contains("set TMPDIR"), "{text}");
+    assert!(rig.names("small/tmp").is_empty());
+    // One that is there already.
+    rig.write("web1.xva", b"");
+    let (kind, text) = rig.error(1, &["export", "web1", "web1.xva"]);
+    assert!(
+        kind == "exists" && text.contains("--force") && !text.contains("--in-place"),
+        "{text}"
+    );
+}
+
 #[test]
 fn on_a_full_disk_nothing_half_is_left_and_what_was_there_is_good() {
     let Some((rig, _small)) = rig_on_small_file_system() else {

@@ -16,9 +16,9 @@ use super::content::Reads;
 use super::{Exported, VirtualBoxIdentity};
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::Result;
-use crate::exchange::import::{NewFolder, write_file};
 use crate::exchange::sectors::WholeSectors;
 use crate::exchange::virtualbox::{NVRAM, SAVED, SETTINGS, targets};
+use crate::exchange::{NewFolder, write_file};
 use crate::job::Job;
 use crate::machine_restore::bytes_of;
 use crate::new_image::Overwrite;
@@ -66,27 +66,29 @@ impl Exported<'_> {
             let name = crate::DiskName::new(disk.name.as_str())?;
             let (file, id) = (format!("{base}-{name}.vdi"), ImageId::random()?);
             let device = WholeSectors(std::sync::Arc::clone(&disk.device));
-            let report = convert(
-                ConvertSource::Device(&device),
-                &ConvertRequest {
-                    open: OpenOptions::default(),
-                    target: made.file(&file),
-                    format: Format::Vdi,
-                    qcow2: Qcow2Options::default(),
-                    blocks: BlockOptions {
-                        id: Some(id),
-                        ..BlockOptions::default()
+            let report = made.file(&file, |target| {
+                convert(
+                    ConvertSource::Device(&device),
+                    &ConvertRequest {
+                        open: OpenOptions::default(),
+                        target: target.to_owned(),
+                        format: Format::Vdi,
+                        qcow2: Qcow2Options::default(),
+                        blocks: BlockOptions {
+                            id: Some(id),
+                            ..BlockOptions::default()
+                        },
+                        storage: Storage::Plain,
+                        overwrite: Overwrite::Refuse,
+                        verify: match self.reads {
+                            Reads::Any => VerifyImage::Yes,
+                            Reads::Once => VerifyImage::No,
+                        },
                     },
-                    storage: Storage::Plain,
-                    overwrite: Overwrite::Refuse,
-                    verify: match self.reads {
-                        Reads::Any => VerifyImage::Yes,
-                        Reads::Once => VerifyImage::No,
-                    },
-                },
-                surroundings,
-                job,
-            )?;
+                    surroundings,
+                    job,
+                )
+            })?;
             written.unpacked_bytes += report.size_bytes;
             written.written_bytes += report.allocated_bytes.unwrap_or_default();
             self.names.push((disk.name.clone(), file.clone(), report.size_bytes));
@@ -101,10 +103,12 @@ impl Exported<'_> {
         surroundings.randomness.fill(&mut random)?;
         let text = self.settings(images, (identity, Uuid::from_random(random)), &base)?;
         if let Some(nvram) = &self.of_virtualbox.nvram {
-            write_file(&made.file(&format!("{base}.nvram")), nvram, surroundings)?;
+            made.file(&format!("{base}.nvram"), |path| write_file(path, nvram, surroundings))?;
         }
-        let settings = made.file(&format!("{base}.vbox"));
-        write_file(&settings, text.as_bytes(), surroundings)?;
+        let settings = made.file(&format!("{base}.vbox"), |path| {
+            write_file(path, text.as_bytes(), surroundings)?;
+            Ok(path.to_owned())
+        })?;
         self.settings_file = Some(settings);
         Ok(written)
     }
