@@ -89,6 +89,33 @@ impl Home {
     }
 }
 
+/// A file with bytes of the disk as they are.
+struct FlatFile {
+    path: PathBuf,
+    /// Where it begins among all files.
+    window: u64,
+    length_bytes: u64,
+    /// The bytes of it that extents have.
+    taken: Vec<Range<u64>>,
+}
+
+impl FlatFile {
+    /// Where an extent is among all files; why it cannot be there. Two that had the same bytes would change each other.
+    fn take(&mut self, sector: u64, length: u64) -> std::result::Result<u64, &'static str> {
+        let start = sector.checked_mul(SECTOR_BYTES);
+        let range = start.and_then(|start| Some(start..start.checked_add(length)?));
+        let range = range.filter(|range| range.end <= self.length_bytes);
+        let range = range.ok_or("an extent ends behind the end of its file")?;
+        let is_shared = |taken: &Range<u64>| taken.start < range.end && range.start < taken.end;
+        if self.taken.iter().any(is_shared) {
+            return Err("two extents have the same bytes of a file");
+        }
+        let host = self.window + range.start;
+        self.taken.push(range);
+        Ok(host)
+    }
+}
+
 impl Opener {
     /// Opens what the VMDK in `file` is made of.
     pub(super) fn open_vmdk(&mut self, file: Arc<dyn ImageFile>, path: &Path, access: Access) -> Result<Vmdk> {
@@ -97,6 +124,7 @@ impl Opener {
         let (mut files, mut extent_files) = (vec![file], Vec::new());
         let (mut own, text) = home.split();
         let (mut parts, mut start) = (Vec::new(), 0_u64);
+        let mut flats: Vec<FlatFile> = Vec::new();
         for named in &descriptor.extents {
             let length = named
                 .sectors
@@ -118,20 +146,21 @@ impl Opener {
                     }
                 }
                 ExtentKind::Flat { file, offset } => {
-                    let (window, file) = self.extent_file((&mut files, &mut extent_files), path, file, access)?;
-                    let end = offset
-                        .checked_mul(SECTOR_BYTES)
-                        .and_then(|offset| offset.checked_add(length));
-                    if end.is_none_or(|end| end > file.length_bytes().unwrap_or(0)) {
-                        return Err(corrupt(
-                            &image,
-                            "descriptor",
-                            0,
-                            "an extent ends behind the end of its file",
-                        ));
+                    // Several of them may be in one file, each behind the other.
+                    let name = self.keeper.admit(path, file)?;
+                    if !flats.iter().any(|flat| flat.path == name) {
+                        let (window, opened) = self.extent_file((&mut files, &mut extent_files), path, file, access)?;
+                        flats.push(FlatFile {
+                            path: name.clone(),
+                            window,
+                            length_bytes: opened.length_bytes()?,
+                            taken: Vec::new(),
+                        });
                     }
+                    let flat = flats.iter_mut().find(|flat| flat.path == name);
+                    let host = flat.expect("it is among them by now").take(*offset, length);
                     PartKind::Flat {
-                        host: window + offset * SECTOR_BYTES,
+                        host: host.map_err(|detail| corrupt(&image, "descriptor", 0, detail))?,
                     }
                 }
             };

@@ -118,6 +118,52 @@ fn an_extent_that_is_cut_off_is_an_error_and_not_zeroes() {
     assert!(crate::peer::corruptions(&image) > 0);
 }
 
+/// VMware puts several extents of a disk into one file, each behind the other.
+#[test]
+fn extents_of_one_file_are_read_and_written_where_they_are() {
+    let lab = Lab::new();
+    let image = lab.path("two.vmdk");
+    let mut flat: Vec<u8> = (0..8 * 512)
+        .map(|at: u32| at.to_le_bytes()[0] ^ at.to_le_bytes()[1])
+        .collect();
+    std::io::Write::write_all(&mut std::fs::File::create(lab.path("two-flat.vmdk")).unwrap(), &flat).unwrap();
+    let write = |extents: &str| {
+        let text = format!(
+            "# Disk DescriptorFile\nversion=1\nCID=7c0bd2a4\nparentCID=ffffffff\ncreateType=\"vmfs\"\n{extents}\n"
+        );
+        std::io::Write::write_all(&mut std::fs::File::create(&image).unwrap(), text.as_bytes()).unwrap();
+    };
+    // The second half of the file comes first.
+    write("RW 4 FLAT \"two-flat.vmdk\" 4\nRW 4 FLAT \"two-flat.vmdk\" 0");
+    let opened = open(&image, &OpenOptions::default()).unwrap();
+    let mut all = vec![0; 8 * 512];
+    opened.read_at(&mut all, 0).unwrap();
+    assert!(all == [&flat[2048..], &flat[..2048]].concat());
+    drop(opened);
+    let device = open_mut(&image, &OpenOptions::default()).unwrap();
+    device.write_at(&[0xaa; 1024], 2048 - 512).unwrap();
+    device.flush().unwrap();
+    drop(device);
+    flat[4096 - 512..].fill(0xaa);
+    flat[..512].fill(0xaa);
+    assert!(std::fs::read(lab.path("two-flat.vmdk")).unwrap() == flat);
+    // Extents that share bytes would change each other, and one behind the end is not there.
+    for (extents, says) in [
+        (
+            "RW 4 FLAT \"two-flat.vmdk\" 0\nRW 4 FLAT \"two-flat.vmdk\" 3",
+            "the same bytes",
+        ),
+        (
+            "RW 4 FLAT \"two-flat.vmdk\" 0\nRW 5 FLAT \"two-flat.vmdk\" 4",
+            "behind the end",
+        ),
+    ] {
+        write(extents);
+        let error = open(&image, &OpenOptions::default()).err().unwrap().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
 #[test]
 fn an_extent_elsewhere_is_not_opened() {
     let lab = Lab::new();
