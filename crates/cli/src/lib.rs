@@ -28,6 +28,7 @@ pub mod runs;
 pub mod sanoid_file;
 pub mod service;
 pub mod snapshot;
+pub mod standard_streams;
 pub mod states;
 pub mod terminal;
 pub mod time;

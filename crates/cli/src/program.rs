@@ -16,6 +16,7 @@ use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::interrupt::end_by;
 use crate::output::{Format, error_document};
+use crate::standard_streams::open_output;
 
 /// Runs the program as this process.
 pub fn main() -> ExitCode {
@@ -32,7 +33,7 @@ fn run(words: &[OsString], environment: Environment) -> Exit {
     match parsed {
         Ok((path, arguments)) => {
             let context = Context::of_process(arguments.global, environment);
-            let ended = arguments.verb.run(&context);
+            let ended = open_output().and_then(|()| arguments.verb.run(&context));
             let exit = ended.unwrap_or_else(|error| fail(&path, &error, &context));
             if let Exit::Signal(number) = exit
                 && let Err(error) = end_by(number.into())

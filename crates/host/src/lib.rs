@@ -24,6 +24,7 @@ pub mod qemu;
 pub mod qmp;
 mod ssh;
 mod ssh_signature;
+mod standard_streams;
 mod swtpm;
 mod tpm;
 pub mod virtualbox;
@@ -52,4 +53,5 @@ pub use ssh::{Ssh, SshAddress, shell_line};
 pub use ssh_signature::{
     AllowedSigners, PassphraseFrom, SSH_SIGNATURE_BYTES_MAX, Signed, SshSignatureError, SshSignatures, Verdict,
 };
+pub use standard_streams::StandardStream;
 pub use tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};

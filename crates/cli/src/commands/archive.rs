@@ -16,6 +16,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Table};
+use crate::standard_streams::{StandardOutput, stopped_or};
 use crate::units;
 
 /// Arguments of `archive`.
@@ -303,9 +304,9 @@ fn read(args: &ReadArgs, context: &Context) -> Result<Exit, Error> {
                 "choose --offset and --length within it",
             )
         })?;
-    let mut stdout = compress::stdout()?;
+    let mut stdout = StandardOutput::open(context)?;
     context.work(args.job.thread_count(), |job| {
-        read_packed(&file, args.offset..end, &mut stdout, job)
+        stopped_or(read_packed(&file, args.offset..end, &mut stdout, job), job)
     })?;
     Ok(Exit::Ok)
 }

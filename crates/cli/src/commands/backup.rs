@@ -34,6 +34,7 @@ use crate::exit::Exit;
 use crate::machines::MachineWord;
 use crate::output::{Column, Page, Report, Table};
 use crate::snapshot::{SnapshotDocument, changed_bytes};
+use crate::standard_streams::open_input;
 use crate::{time, units};
 
 /// Arguments of `backup`.
@@ -74,6 +75,25 @@ pub struct BackupArgs {
     pools: PoolBackupArgs,
     #[command(flatten)]
     job: JobArgs,
+}
+
+impl BackupArgs {
+    /// Refuses to read a standard input that is closed.
+    fn check_input(&self) -> Result<(), Error> {
+        let is_input = |source: &OsString| source == "-" || source.as_encoded_bytes().ends_with(b"=-");
+        if self.sources.iter().any(is_input) {
+            open_input()?;
+        }
+        Ok(())
+    }
+
+    /// What a machine is listed under that its hypervisor calls `name`.
+    fn listed(&self, name: &str) -> Result<MachineName, Error> {
+        match &self.machine {
+            Some(listed) => Ok(listed.clone()),
+            None => Ok(MachineName::new(name)?),
+        }
+    }
 }
 
 /// The format of that name.
@@ -262,6 +282,7 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
     }
     let sources = args.sources.iter().map(|image| SourceName::parse(image));
     let sources = sources.collect::<Result<_, _>>()?;
+    args.check_input()?;
     let repository = context.open_repository()?;
     let request = BackupRequest {
         sources,

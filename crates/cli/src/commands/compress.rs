@@ -3,17 +3,16 @@
 use std::fs::File;
 use std::io::{IsTerminal as _, Read, Write};
 use std::num::NonZero;
-use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 use holdfast_archive::{PackOptions, Packed, Packing, Threads, Unpacked, pack};
-use holdfast_engine::{Interrupt, Job, Unit};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use holdfast_engine::{Job, Unit};
 
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
+use crate::standard_streams::{PatientInput, StandardOutput, standard_input, stopped_or};
 use crate::units;
 
 /// Arguments of `compress`.
@@ -96,9 +95,11 @@ pub(super) fn run(args: &CompressArgs, context: &Context) -> Result<Exit, Error>
     }
     let threads = threads(args.job.thread_count(), args.max_load);
     let input = input(args.source.as_deref(), context)?;
-    let output = stdout()?;
+    let output = StandardOutput::open(context)?;
     if args.decompress {
-        context.work(args.job.thread_count(), |job| unpack(input, output, threads, job))?;
+        context.work(args.job.thread_count(), |job| {
+            stopped_or(unpack(input, output, threads, job), job)
+        })?;
         return Ok(Exit::Ok);
     }
     let options = PackOptions {
@@ -137,40 +138,9 @@ pub(super) fn input(path: Option<&std::path::Path>, context: &Context) -> Result
             source,
         })?
     } else {
-        let file = std::io::stdin().as_fd().try_clone_to_owned();
-        File::from(file.map_err(Error::Stdin)?)
+        standard_input()?
     };
-    Ok(Box::new(Patient { file, interrupt }))
-}
-
-/// Looks from time to time whether it is to go on waiting.
-struct Patient {
-    file: File,
-    interrupt: Interrupt,
-}
-
-impl Read for Patient {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        const PATIENCE: Timespec = Timespec {
-            tv_sec: 0,
-            tv_nsec: 200_000_000,
-        };
-        loop {
-            self.interrupt.check().map_err(std::io::Error::other)?;
-            let mut files = [PollFd::new(&self.file, PollFlags::IN)];
-            match poll(&mut files, Some(&PATIENCE)) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => return self.file.read(buffer),
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-}
-
-/// Standard output, as a file: nobody looks for ends of lines in it.
-pub(super) fn stdout() -> Result<File, Error> {
-    let file = std::io::stdout().as_fd().try_clone_to_owned();
-    Ok(File::from(file.map_err(holdfast_engine::Error::Stdout)?))
+    Ok(Box::new(PatientInput::new(file, interrupt)))
 }
 
 fn step(job: Job<'_>, told: &mut u64, done: u64) -> std::io::Result<()> {
@@ -181,7 +151,7 @@ fn step(job: Job<'_>, told: &mut u64, done: u64) -> std::io::Result<()> {
 
 fn unpack(
     input: Box<dyn Read + Send>,
-    mut output: File,
+    mut output: StandardOutput,
     threads: Threads,
     job: Job<'_>,
 ) -> holdfast_engine::Result<()> {

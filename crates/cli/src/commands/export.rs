@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use self::kind::{Kind, kind_of};
 use self::now::{InstantDocument, NowArgs};
-use super::compress::{PackingArgs, stdout, threads};
+use super::compress::{PackingArgs, threads};
 use super::import::{DroppedDocument, list_dropped};
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
@@ -26,6 +26,7 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Table};
 use crate::pools::PoolArgs;
+use crate::standard_streams::StandardOutput;
 use crate::{time, units, virtualbox};
 
 /// Arguments of `export`.
@@ -372,7 +373,7 @@ fn target_of(args: &ExportArgs, kind: Kind, format: ExportFormat, context: &Cont
     Ok(match kind {
         Kind::Xva | Kind::Ova | Kind::Vma if args.target.as_os_str() == "-" => {
             context.output().refuse_json("export to standard output")?;
-            ExportTarget::Stream(Box::new(stdout()?), format)
+            ExportTarget::Stream(Box::new(StandardOutput::open(context)?), format)
         }
         Kind::Xva | Kind::Ova | Kind::Vma => ExportTarget::File {
             path: args.target.clone(),

@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
+use crate::standard_streams::{StandardOutput, stopped_or};
 use crate::units;
 
 /// Arguments of `restore`.
@@ -188,9 +189,9 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
         (false, false) => RestoreMode::New,
     };
     let repository = context.open_repository()?;
-    let mut stdout = std::io::stdout().lock();
-    let target = if is_stream {
-        Target::Stream(&mut stdout)
+    let mut stdout = is_stream.then(|| StandardOutput::open(context)).transpose()?;
+    let target = if let Some(stdout) = &mut stdout {
+        Target::Stream(stdout)
     } else {
         Target::Path(target.into())
     };
@@ -202,9 +203,8 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
         zone: context.zone().clone(),
     };
     let report = context.work(args.job.thread_count(), |job| {
-        restore(&repository, request, &context.surroundings(), job)
+        stopped_or(restore(&repository, request, &context.surroundings(), job), job)
     })?;
-    drop(stdout);
     if is_stream {
         // Standard output holds the disk, and nothing else.
         let warning_count = context.console().warnings().len();

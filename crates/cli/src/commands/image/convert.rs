@@ -1,8 +1,6 @@
 //! `holdfast image convert`: an image becomes one of another format or of other options.
 
-use std::fs::File;
 use std::io::Seek as _;
-use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 use holdfast_engine::{
@@ -18,6 +16,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
+use crate::standard_streams::{StandardOutput, standard_input, stopped_or};
 use crate::units;
 
 /// Arguments of `image convert`.
@@ -218,7 +217,7 @@ fn size_of_stdin(args: &ConvertArgs) -> Result<u64, Error> {
             format!("leave {option} out, or give an image"),
         ));
     }
-    let file = File::from(std::io::stdin().as_fd().try_clone_to_owned().map_err(Error::Stdin)?);
+    let file = standard_input()?;
     let metadata = file.metadata().map_err(Error::Stdin)?;
     match (args.size, metadata.is_file()) {
         (Some(size_bytes), _) => Ok(size_bytes),
@@ -252,17 +251,17 @@ fn to_stdout(args: &ConvertArgs, format: Format, context: &Context) -> Result<Ex
     args.new.check(format, &[])?;
     args.new.check_blocks(format, &[])?;
     let options = args.gate.open_options(args.format)?;
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = StandardOutput::open(context)?;
     let notes = context.work(args.job.thread_count(), |job| {
-        convert_to_stream(
+        let written = convert_to_stream(
             &args.source,
             &options,
             args.snapshot.as_deref(),
             (&mut stdout, form),
             job,
-        )
+        );
+        stopped_or(written, job)
     })?;
-    drop(stdout);
     for note in &notes {
         context.console().warning(&note.to_string());
     }

@@ -1,13 +1,15 @@
 //! Ctrl-C in the middle of a job: it ends by the signal, nothing half is left, and the next job works.
 
+use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::host::{system, text};
 use crate::program::{stderr, stdout};
 use crate::rig::{Rig, noise};
 
@@ -44,6 +46,133 @@ fn has_partial(rig: &Rig) -> bool {
 
 fn remove(rig: &Rig, name: &str) {
     std::fs::remove_file(rig.path(name)).unwrap();
+}
+
+/// Whoever reads what comes stands still: Ctrl-C ends the program all the same, and soon.
+#[test]
+fn nobody_waits_for_a_reader_that_stands_still() {
+    let rig = Rig::new();
+    rig.write("web1.raw", &noise(8 * MIB, 5));
+    rig.ok(&["backup", "web1.raw", "--machine", "web1"]);
+    rig.ok(&["image", "convert", "web1.raw", "web1.qcow2"]);
+    std::fs::create_dir(rig.path("tmp")).unwrap();
+    let clock = SystemClock::new();
+    for words in [
+        &["export", "web1", "-", "--format", "xva"][..],
+        &["export", "web1", "-", "--format", "ova"],
+        &["export", "web1", "-", "--format", "vma"],
+        &["compress", "web1.raw"],
+        &["restore", "web1", "-"],
+        &["image", "convert", "web1.qcow2", "-"],
+    ] {
+        let mut command = rig.command(words);
+        let command = command.env("TMPDIR", rig.path("tmp"));
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut child = command.stdout(writer).stderr(Stdio::null()).spawn().unwrap();
+        // The pipe takes no more: what is in it stays the same for a while.
+        let held = || rustix::io::ioctl_fionread(&reader).unwrap();
+        let mut before = 0;
+        while before < 4096 || held() != before {
+            assert!(child.try_wait().unwrap().is_none(), "{words:?}");
+            before = held();
+            clock.sleep(Duration::from_millis(300));
+        }
+        let start = clock.now();
+        kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.signal(), Some(2), "{words:?}: {status}");
+        assert!(clock.now().saturating_sub(start) < Duration::from_secs(2), "{words:?}");
+        drop(reader);
+    }
+}
+
+/// Where nobody can get the answer, nothing is done.
+#[test]
+fn standard_streams_that_are_closed_are_no_place_for_a_disk() {
+    let rig = Rig::new();
+    rig.write("web1.raw", &noise(MIB, 5));
+    let run = |line: &str| {
+        let program = rig.command(&[]).get_program().to_owned();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", &format!("exec \"$0\" {line}")]).arg(program);
+        let repository = rig.path("repo");
+        command
+            .current_dir(rig.path("."))
+            .env("HOLDFAST_REPOSITORY", repository);
+        command.output().unwrap()
+    };
+    for line in [
+        "image convert web1.raw - >&-",
+        "compress web1.raw >&-",
+        "list >&-",
+        "backup - --machine web1 <&-",
+        "compress <&- >out",
+    ] {
+        let output = run(line);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{line}: {text}");
+        assert!(text.contains("is closed"), "{line}: {text}");
+    }
+    assert_eq!(rig.snapshot_count(), 0);
+    // Nothing in their place is something else, and closing what is not wanted is nobody's business.
+    for line in ["version >/dev/null", "version <&-", "version 2>&-"] {
+        assert_eq!(run(line).status.code(), Some(0), "{line}");
+    }
+}
+
+/// An image that waits in between has no name: nothing of it is left of a program that is killed.
+#[test]
+fn a_killed_import_leaves_nothing_in_the_temporary_folder() {
+    let rig = Rig::new();
+    rig.write("web1.raw", &noise(2 * MIB, 6));
+    rig.ok(&["backup", "web1.raw", "--machine", "web1"]);
+    // Of an image alone, nobody knows what its machine consists of.
+    rig.code(3, &["export", "web1", "web1.ova"]);
+    std::fs::create_dir_all(rig.path("inside")).unwrap();
+    std::fs::create_dir(rig.path("tmp")).unwrap();
+    let (inside, archive) = (rig.path("inside"), rig.path("web1.ova"));
+    system("tar", &["xf", text(&archive), "-C", text(&inside)]).unwrap();
+    // A VMDK that is no stream has to be stored before it can be read.
+    let image = rig
+        .names("inside")
+        .into_iter()
+        .find(|name| name.ends_with(".vmdk"))
+        .unwrap();
+    std::fs::remove_file(inside.join(&image)).unwrap();
+    rig.ok(&["image", "convert", "web1.raw", &format!("inside/{image}")]);
+    let descriptor = rig
+        .names("inside")
+        .into_iter()
+        .find(|name| name.ends_with(".ovf"))
+        .unwrap();
+    let other = rig.path("other.ova");
+    system("tar", &["cf", text(&other), "-C", text(&inside), &descriptor, &image]).unwrap();
+    let bytes = rig.read("other.ova");
+    let clock = SystemClock::new();
+    let mut command = rig.command(&["import", "-", "--to", "out"]);
+    let command = command.env("TMPDIR", rig.path("tmp")).stdin(Stdio::piped());
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(&bytes[..bytes.len() - MIB]).unwrap();
+    let temporary = rig.path("tmp").display().to_string();
+    let files = format!("/proc/{}/fd", child.id());
+    let is_stored = || {
+        let links = std::fs::read_dir(&files).unwrap().flatten();
+        let mut links = links.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        links.any(|link| link.display().to_string().starts_with(&temporary))
+    };
+    while !is_stored() {
+        assert!(child.try_wait().unwrap().is_none());
+        clock.sleep(Duration::from_millis(2));
+    }
+    assert!(rig.names("tmp").is_empty(), "it has a name");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(rig.names("tmp").is_empty());
+    // The whole of it is read all the same.
+    let output = rig.run_with(&["import", "-", "--to", "out", "--format", "raw"], &bytes);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(rig.read("out/sda.raw") == rig.read("web1.raw"));
 }
 
 #[test]

@@ -1,0 +1,201 @@
+//! Standard input and output of disks and archives: whoever is at their other end may stand still for long, and who is asked to stop does,
+//! meanwhile.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+
+use holdfast_engine::{Interrupt, Job};
+use holdfast_host::StandardStream;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::context::Context;
+use crate::errors::Error;
+
+/// How long nobody looks whether to go on waiting.
+const PATIENCE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 200_000_000,
+};
+/// So much a pipe always takes that takes anything at all.
+const PIECE_BYTES: usize = 4096;
+
+/// Standard output, as a file: nobody looks for ends of lines in it.
+pub struct StandardOutput {
+    file: File,
+    way: Way,
+    interrupt: Interrupt,
+}
+
+/// How much is written at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// All of it: a file is never in want of a reader.
+    AtOnce,
+    /// As much as there is room for.
+    WithoutWaiting,
+    /// Little: once there is any room, this does not have to wait.
+    InPieces,
+}
+
+impl StandardOutput {
+    /// Standard output of this process.
+    pub fn open(context: &Context) -> Result<Self, Error> {
+        let file = std::io::stdout().as_fd().try_clone_to_owned();
+        Self::of(File::from(file.map_err(Error::Stdout)?), context.interrupt()?).map_err(Error::Stdout)
+    }
+
+    fn of(file: File, interrupt: Interrupt) -> std::io::Result<Self> {
+        let kind = file.metadata()?.file_type();
+        let (file, way) = if kind.is_fifo() {
+            // Opened once more: whoever has the same end as we must not be surprised by one that does not wait.
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+            match File::options().write(true).custom_flags(nonblocking).open(path) {
+                Ok(opened) => (opened, Way::WithoutWaiting),
+                Err(_) => (file, Way::InPieces),
+            }
+        } else if kind.is_socket() || rustix::termios::isatty(&file) {
+            (file, Way::InPieces)
+        } else {
+            (file, Way::AtOnce)
+        };
+        Ok(Self { file, way, interrupt })
+    }
+}
+
+impl Write for StandardOutput {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let bytes = match self.way {
+            Way::AtOnce => return self.file.write(bytes),
+            Way::WithoutWaiting => bytes,
+            Way::InPieces => &bytes[..bytes.len().min(PIECE_BYTES)],
+        };
+        loop {
+            wait(&self.file, PollFlags::OUT, &self.interrupt)?;
+            match self.file.write(bytes) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// A file or pipe that is read.
+pub struct PatientInput {
+    file: File,
+    interrupt: Interrupt,
+}
+
+impl PatientInput {
+    /// A file that is open.
+    pub fn new(file: File, interrupt: Interrupt) -> Self {
+        Self { file, interrupt }
+    }
+}
+
+impl Read for PatientInput {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        wait(&self.file, PollFlags::IN, &self.interrupt)?;
+        self.file.read(buffer)
+    }
+}
+
+/// Standard input, as a file.
+pub fn standard_input() -> Result<File, Error> {
+    open_input()?;
+    let file = std::io::stdin().as_fd().try_clone_to_owned();
+    Ok(File::from(file.map_err(Error::Stdin)?))
+}
+
+/// Refuses to read a standard input that was closed: there is nothing in its place, and that would be taken for all there is.
+pub fn open_input() -> Result<(), Error> {
+    if StandardStream::Input.was_closed() {
+        return Err(Error::usage(
+            "standard input is closed",
+            "give it what is to be read: < FILE, or a pipe; < /dev/null is nothing",
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses to work where nobody can get the answer.
+pub fn open_output() -> Result<(), Error> {
+    if StandardStream::Output.was_closed() {
+        return Err(Error::usage(
+            "standard output is closed",
+            "send it somewhere: > FILE; > /dev/null where nobody is to read it",
+        ));
+    }
+    Ok(())
+}
+
+/// What came of a job that writes to standard output: one that was asked to stop did so, whatever it says of its stream.
+pub fn stopped_or<T>(done: holdfast_engine::Result<T>, job: Job<'_>) -> holdfast_engine::Result<T> {
+    if done.is_err() {
+        job.interrupt.check()?;
+    }
+    done
+}
+
+/// Waits until something can be read or written, or whoever would do it is asked to stop.
+fn wait(file: &File, flags: PollFlags, interrupt: &Interrupt) -> std::io::Result<()> {
+    loop {
+        interrupt.check().map_err(std::io::Error::other)?;
+        match poll(&mut [PollFd::new(file, flags)], Some(&PATIENCE)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Read as _, Write as _};
+    use std::os::fd::OwnedFd;
+
+    use holdfast_engine::Interrupt;
+
+    use super::{StandardOutput, Way};
+
+    /// All of it comes, in whatever way it is written; and who is asked to stop does, though nobody reads.
+    #[test]
+    fn nobody_waits_for_a_reader_that_stands_still() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let pairs: [(OwnedFd, OwnedFd, Way); 2] = [
+            (reader.into(), writer.into(), Way::WithoutWaiting),
+            (near.into(), far.into(), Way::InPieces),
+        ];
+        for (reader, writer, way) in pairs {
+            let interrupt = Interrupt::new();
+            let mut output = StandardOutput::of(File::from(writer), interrupt.clone()).unwrap();
+            assert_eq!(output.way, way);
+            let bytes: Vec<u8> = (0..3 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
+            let mut reader = File::from(reader);
+            std::thread::scope(|scope| {
+                let read = scope.spawn(|| {
+                    let mut read = vec![0; bytes.len()];
+                    reader.read_exact(&mut read).unwrap();
+                    read
+                });
+                output.write_all(&bytes).unwrap();
+                assert!(read.join().unwrap() == bytes);
+            });
+            std::thread::scope(|scope| {
+                let stopped = scope.spawn(|| output.write_all(&bytes));
+                interrupt.request();
+                stopped.join().unwrap().unwrap_err();
+            });
+        }
+        let output = StandardOutput::of(tempfile::tempfile().unwrap(), Interrupt::new()).unwrap();
+        assert_eq!(output.way, Way::AtOnce);
+    }
+}
