@@ -128,8 +128,7 @@ mod tests {
     fn made(path: &Path) -> NewFolder {
         let mut made = NewFolder::make(path).unwrap();
         for name in ["a", "b"] {
-            made.file(name, |path| Ok(File::create_new(path).map(drop).unwrap()))
-                .unwrap();
+            made.file(name, |path| Ok(File::create_new(path).unwrap())).unwrap();
         }
         made
     }
@@ -190,8 +189,7 @@ mod tests {
         let mut new = NewFolder::make(&path).unwrap();
         rename(&path, &away).unwrap();
         create_dir(&path).unwrap();
-        new.file("a", |path| Ok(File::create_new(path).map(drop).unwrap()))
-            .unwrap();
+        new.file("a", |path| Ok(File::create_new(path).unwrap())).unwrap();
         drop(new);
         assert_eq!(names(&path), ["a"]);
     }

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
@@ -91,15 +91,14 @@ fn nobody_waits_for_a_reader_that_stands_still() {
 fn standard_streams_that_are_closed_are_no_place_for_a_disk() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(MIB, 5));
+    // The exit code, and what was said.
     let run = |line: &str| {
-        let program = rig.command(&[]).get_program().to_owned();
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", &format!("exec \"$0\" {line}")]).arg(program);
-        let repository = rig.path("repo");
-        command
-            .current_dir(rig.path("."))
-            .env("HOLDFAST_REPOSITORY", repository);
-        command.output().unwrap()
+        let program = rig.command(&[]).get_program().display().to_string();
+        let folder = rig.path(".").display().to_string();
+        let script = format!("cd {folder}; HOLDFAST_REPOSITORY=repo {program} 2>err {line}; echo $?");
+        let told = system("/bin/sh", &["-c", &script]).unwrap();
+        let code = told.lines().last().unwrap_or_default().to_owned();
+        (code, String::from_utf8(rig.read("err")).unwrap())
     };
     for line in [
         "image convert web1.raw - >&-",
@@ -108,15 +107,13 @@ fn standard_streams_that_are_closed_are_no_place_for_a_disk() {
         "backup - --machine web1 <&-",
         "compress <&- >out",
     ] {
-        let output = run(line);
-        let text = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{line}: {text}");
-        assert!(text.contains("is closed"), "{line}: {text}");
+        let (code, text) = run(line);
+        assert!(code == "2" && text.contains("is closed"), "{line}: {code}: {text}");
     }
     assert_eq!(rig.snapshot_count(), 0);
     // Nothing in their place is something else, and closing what is not wanted is nobody's business.
     for line in ["version >/dev/null", "version <&-", "version 2>&-"] {
-        assert_eq!(run(line).status.code(), Some(0), "{line}");
+        assert_eq!(run(line).0, "0", "{line}");
     }
 }
 
@@ -136,14 +133,14 @@ fn a_killed_import_leaves_nothing_in_the_temporary_folder() {
     let image = rig
         .names("inside")
         .into_iter()
-        .find(|name| name.ends_with(".vmdk"))
+        .find(|name| name.contains(".vmdk"))
         .unwrap();
     std::fs::remove_file(inside.join(&image)).unwrap();
     rig.ok(&["image", "convert", "web1.raw", &format!("inside/{image}")]);
     let descriptor = rig
         .names("inside")
         .into_iter()
-        .find(|name| name.ends_with(".ovf"))
+        .find(|name| name.contains(".ovf"))
         .unwrap();
     let other = rig.path("other.ova");
     system("tar", &["cf", text(&other), "-C", text(&inside), &descriptor, &image]).unwrap();
