@@ -99,3 +99,26 @@ fn example(has_footers: bool) -> Vec<u8> {
     stream.extend([4, 0, 0, 0, 9, 3, b'c', b'p', b'u', 0]);
     stream
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{PAGE_BYTES, example, make_store};
+    use crate::qemu::memory::take_apart;
+
+    /// Two blocks of one name: pages of the second would be taken for the first's.
+    #[test]
+    fn blocks_of_one_name_are_refused() {
+        let stream = example(true);
+        let at = stream
+            .windows(4)
+            .position(|bytes| bytes == b"\x03rom")
+            .expect("it has such a block");
+        let mut twins = stream[..at].to_vec();
+        twins.extend(b"\x06pc.ram");
+        twins.extend(&stream[at + 4..]);
+        let error = take_apart(&mut &twins[..], PAGE_BYTES, &mut make_store)
+            .err()
+            .expect("it is refused");
+        assert!(error.to_string().contains("the name or the size"), "{error}");
+    }
+}

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read};
 
 use holdfast_block::{BlockDeviceMut, DirtyBitmap, to_usize};
 
-use super::state::{MemoryState, RamBlock, are_possible, is_page_size};
+use super::state::{BLOCK_COUNT_MAX, MemoryState, RamBlock, are_possible, is_page_size};
 use super::{RAM, STREAM_MAGIC, STREAM_VERSION, record, section};
 
 /// The name of a machine's type, at most.
@@ -230,9 +230,12 @@ impl Parser<'_> {
             let after = left.checked_sub(block.size_bytes);
             left = after.ok_or_else(|| self.senseless("the blocks are larger than the memory".to_owned()))?;
             blocks.push(block);
-            if !are_possible(&blocks, self.page_bytes) {
-                return Err(self.senseless("the size of a block".to_owned()));
+            if blocks.len() > BLOCK_COUNT_MAX as usize {
+                return Err(self.senseless(format!("more than {BLOCK_COUNT_MAX} blocks")));
             }
+        }
+        if !are_possible(&blocks, self.page_bytes) {
+            return Err(self.senseless("the name or the size of a block".to_owned()));
         }
         Ok(blocks)
     }

@@ -2,10 +2,12 @@
 //!
 //! `docs/format/memory-state.md` describes the bytes.
 
+use std::collections::BTreeSet;
+
 const MAGIC: &[u8; 8] = b"HFMEMORY";
 const VERSION: u32 = 1;
 /// Blocks of a machine: main memory, firmware, video memory, and some per device.
-const BLOCK_COUNT_MAX: u32 = 4096;
+pub(super) const BLOCK_COUNT_MAX: u32 = 4096;
 /// Memory of the largest machines that QEMU makes, and some.
 const MEMORY_BYTES_MAX: u64 = 64 << 40;
 /// A page of QEMU's: 4 KiB nearly everywhere, 64 KiB on some.
@@ -140,7 +142,7 @@ impl MemoryState {
         }
         if !are_possible(&blocks, page_bytes) {
             return Err(StateError::Field {
-                field: "size of a block",
+                field: "name or size of a block",
             });
         }
         let (head, tail) = (rest.part()?, rest.part()?);
@@ -159,7 +161,7 @@ impl MemoryState {
     }
 }
 
-/// Whether blocks are made of pages, and their sizes can be added.
+/// Whether blocks have names of their own and are made of pages, and their sizes can be added.
 pub(super) fn are_possible(blocks: &[RamBlock], page_bytes: u64) -> bool {
     let sum = blocks.iter().try_fold(0_u64, |sum, block| {
         block
@@ -167,7 +169,10 @@ pub(super) fn are_possible(blocks: &[RamBlock], page_bytes: u64) -> bool {
             .is_multiple_of(page_bytes)
             .then(|| sum.checked_add(block.size_bytes))?
     });
-    sum.is_some_and(|sum| sum <= MEMORY_BYTES_MAX) && blocks.len() <= BLOCK_COUNT_MAX as usize
+    let names: BTreeSet<&str> = blocks.iter().map(|block| &block.name[..]).collect();
+    sum.is_some_and(|sum| sum <= MEMORY_BYTES_MAX)
+        && names.len() == blocks.len()
+        && blocks.len() <= BLOCK_COUNT_MAX as usize
 }
 
 /// Whether QEMU has pages of this size.
