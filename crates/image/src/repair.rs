@@ -45,6 +45,9 @@ pub enum RepairIntent {
     Mend,
 }
 
+/// What is mended may show what else there is to mend, where parts of an image lie over one another; so often it is looked again.
+const ROUND_COUNT_MAX: usize = 4;
+
 /// A planned repair.
 pub struct Repair {
     target: Target,
@@ -72,7 +75,14 @@ pub fn plan_repair(path: &Path, options: &OpenOptions, mode: RepairMode, intent:
 impl Repair {
     fn plan(mut target: Target, mode: RepairMode) -> Result<Self> {
         let before = target.check_or_tell()?;
-        let mut actions = target.mend(mode)?;
+        let mut actions = Vec::new();
+        for _ in 0..ROUND_COUNT_MAX {
+            let found = target.mend(mode)?;
+            if found.is_empty() {
+                break;
+            }
+            actions.extend(found);
+        }
         let mut after = target.check_or_tell()?;
         let is_worse = (after.corruption_count, after.leak_count) > (before.corruption_count, before.leak_count);
         if is_worse || actions.is_empty() {

@@ -177,7 +177,7 @@ impl Complaint {
                 .or_else(|| words.strip_prefix("Code "));
             if let Some(rest) = coded {
                 code = code.or_else(|| rest.split_whitespace().next().map(str::to_owned));
-            } else if !words.starts_with("Context: ") {
+            } else if !words.is_empty() && !words.starts_with("Context: ") {
                 message.push(words);
             }
         }

@@ -18,6 +18,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         seed("list", LIST),
         seed("snapshot", TAKE),
         seed("locked", LOCKED),
+        seed("without-words", "VBoxManage: error: \n"),
     ]
 }
 

@@ -564,6 +564,20 @@ fn what_leads_nowhere_in_a_qcow2_is_given_up_only_by_request() {
     assert!(raised_count > 0 && report.corruption_count > 0);
 }
 
+/// The footer lies over the table: that blocks are given up makes an end of it, which is mended in the same repair.
+#[test]
+fn what_a_repair_brings_to_light_is_mended_with_it() {
+    let damaged = include_bytes!("fixtures/footer-in-table.vhd");
+    let expected = ["rewritten", "given-up", "rewritten"];
+    mended(
+        "a footer in the table",
+        Format::Vhd,
+        damaged,
+        RepairMode::All,
+        &expected,
+    );
+}
+
 #[test]
 fn footers_of_a_vhd_are_written_from_their_copies() {
     let image = sample(Format::Vhd);
