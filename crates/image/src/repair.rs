@@ -74,19 +74,23 @@ pub fn plan_repair(path: &Path, options: &OpenOptions, mode: RepairMode, intent:
 
 impl Repair {
     fn plan(mut target: Target, mode: RepairMode) -> Result<Self> {
-        let before = target.check_or_tell()?;
+        let (before, was_readable) = target.check_or_tell()?;
         let mut actions = Vec::new();
+        let mut is_done = false;
         for _ in 0..ROUND_COUNT_MAX {
             let found = target.mend(mode)?;
             if found.is_empty() {
+                is_done = true;
                 break;
             }
             actions.extend(found);
         }
-        let mut after = target.check_or_tell()?;
-        let is_worse = (after.corruption_count, after.leak_count) > (before.corruption_count, before.leak_count);
-        if is_worse || actions.is_empty() {
-            // Whatever was tried is forgotten: no change without its reason, and none for the worse.
+        let (mut after, is_readable) = target.check_or_tell()?;
+        let is_worse = (after.corruption_count, after.leak_count) > (before.corruption_count, before.leak_count)
+            || (was_readable && !is_readable)
+            || !target.keeps_descriptors()?;
+        if is_worse || !is_done || actions.is_empty() {
+            // Whatever was tried is forgotten: no change without its reason, none for the worse, and none that never comes to an end.
             target.forget()?;
             actions.clear();
             after = before.clone();
@@ -126,7 +130,7 @@ impl Repair {
         }
         let mut target = self.target;
         target.forget()?;
-        target.check_or_tell()
+        Ok(target.check_or_tell()?.0)
     }
 }
 
@@ -223,17 +227,30 @@ impl Target {
         }
     }
 
-    /// The same; damage that keeps it from being opened is a problem like any other.
-    fn check_or_tell(&self) -> Result<CheckReport> {
+    /// The same; damage that keeps it from being opened is a problem like any other. With whether it can be.
+    fn check_or_tell(&self) -> Result<(CheckReport, bool)> {
         match self.check() {
             Err(error) if error.is_corrupt() => {
                 let mut report = CheckReport::default();
                 let detail = error.to_string();
                 report.add(Severity::Corruption, ProblemKind::Structure { detail });
-                Ok(report)
+                Ok((report, false))
             }
-            other => other,
+            other => Ok((other?, true)),
         }
+    }
+
+    /// Whether what describes a VMDK in its extents is as it was: tables that lie over it must not be mended.
+    fn keeps_descriptors(&self) -> Result<bool> {
+        if self.format != Format::Vmdk {
+            return Ok(true);
+        }
+        for (base, file) in self.base.iter().zip(&self.files) {
+            if file.is_changed() && vmdk::extent::descriptor_of(&**base)? != vmdk::extent::descriptor_of(&**file)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Mends what there is to mend, in memory.

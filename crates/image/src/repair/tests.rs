@@ -285,7 +285,7 @@ fn survive(name: &str, format: Format, damaged: &[u8], mode: RepairMode) -> (Vec
         for operations in 0..=count {
             let what = format!("{name}, round {round}, after {operations} of {count} operations");
             let crashed = memory(recording.crashed_after(operations, |bound| random.below(bound)));
-            let found = target(format, &crashed).unwrap().check_or_tell().unwrap();
+            let found = target(format, &crashed).unwrap().check_or_tell().unwrap().0;
             assert!(
                 harm(&found) <= harm(&before),
                 "{what}: {:?} after {:?}",

@@ -243,3 +243,20 @@ impl SparseExtent {
         bytes
     }
 }
+
+/// The text that describes the image, where `file` is an extent that has it, as its header says: no more of it than any has.
+pub(crate) fn descriptor_of(file: &dyn ImageFile) -> Result<Vec<u8>> {
+    const DESCRIPTOR_BYTES_MAX: u64 = 1 << 20;
+    let mut first = [0; 48];
+    file.read_at(&mut first, 0)?;
+    if first[..4] != *MAGIC {
+        return Ok(Vec::new());
+    }
+    let [start, length] = [28, 36].map(|at| u64_at(&first, at).saturating_mul(SECTOR_BYTES));
+    let there = file.length_bytes()?.saturating_sub(start);
+    let mut text = vec![0; to_usize(length.min(there).min(DESCRIPTOR_BYTES_MAX))];
+    if !text.is_empty() {
+        file.read_at(&mut text, start)?;
+    }
+    Ok(text)
+}
