@@ -21,6 +21,7 @@ use crate::info::ImageKind;
 use crate::{ImageId, Result};
 
 const HEAD_BYTES_MAX: u64 = 64 << 20;
+const HEAD_PIECE_BYTES: u64 = 1 << 20;
 const BLOCK_BYTES_MAX: u64 = 16 << 20;
 
 /// A dynamic or differencing VHD that is read as it comes.
@@ -217,9 +218,11 @@ impl<R: Read> Head<R> {
         if end > HEAD_BYTES_MAX {
             return Err(self.source.not_in_order(format!("its tables end at {end}")));
         }
-        let start = self.bytes.len();
-        if to_usize(end) > start {
-            self.bytes.resize(to_usize(end), 0);
+        // Room is made as bytes come: a header alone does not justify what it says of its table.
+        while self.source.at < end {
+            let start = self.bytes.len();
+            let piece = HEAD_PIECE_BYTES.min(end - self.source.at);
+            self.bytes.resize(start + to_usize(piece), 0);
             self.source.read(&mut self.bytes[start..], "tables")?;
         }
         Ok(&self.bytes)

@@ -1,5 +1,6 @@
 //! Crashes, sizes, and what headers may not say.
 
+use std::io::Read;
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
@@ -181,4 +182,29 @@ fn a_stream_that_was_cut_off_is_never_whole() {
     read(&empty(ImageKind::Dynamic)).unwrap();
     // A fixed image is no stream of blocks.
     assert!(read(&empty(ImageKind::Fixed)).is_err());
+}
+
+/// What is read into, and how much room there was at the most.
+struct Asked<'a> {
+    bytes: &'a [u8],
+    most: usize,
+}
+
+impl Read for Asked<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.most = self.most.max(buffer.len());
+        self.bytes.read(buffer)
+    }
+}
+
+/// A header of 1 KiB told of a table of 35 MiB, and had it.
+#[test]
+fn a_table_that_is_only_told_of_takes_no_memory() {
+    let mut bytes = empty(ImageKind::Dynamic);
+    bytes[512 + 28..512 + 32].copy_from_slice(&(12u32 << 20).to_be_bytes());
+    super::seal_all(&mut bytes);
+    let mut asked = Asked { bytes: &bytes, most: 0 };
+    let error = VhdStream::open(&mut asked, "stream").err().unwrap();
+    assert!(error.to_string().contains("cut off"), "{error}");
+    assert!(asked.most <= 1 << 20, "{}", asked.most);
 }
