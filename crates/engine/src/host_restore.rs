@@ -6,6 +6,7 @@
 
 mod contents;
 mod notes;
+mod passing;
 mod point;
 mod since;
 
@@ -27,6 +28,8 @@ use crate::machine_restore::{
 use crate::machine_state::StateStore;
 use crate::new_image::Overwrite;
 use notes::{CloneNote, RollbackNote};
+pub use passing::PassingSnapshots;
+pub(crate) use passing::remove_unless_needed;
 pub use point::{HostPoint, HostPointRequest, PointName, open_host_point};
 use since::Since;
 

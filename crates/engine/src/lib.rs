@@ -105,8 +105,8 @@ pub use gc::{GcOutcome, gc, stats};
 pub use guest_identity::GuestIdentity;
 pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
 pub use host_restore::{
-    ClonePlan, CloneWish, HostPoint, HostPointRequest, HostRestore, PlannedClone, PointName, RollbackReport,
-    RollbackWish, open_host_point,
+    ClonePlan, CloneWish, HostPoint, HostPointRequest, HostRestore, PassingSnapshots, PlannedClone, PointName,
+    RollbackReport, RollbackWish, open_host_point,
 };
 pub use host_snapshot::{
     GuestReport, GuestRequest, HostPruneReport, HostPruneRequest, HostPruneTarget, HostRemovalReport,

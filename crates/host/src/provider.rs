@@ -101,6 +101,17 @@ pub struct Dataset {
     pub name: String,
 }
 
+impl Dataset {
+    /// One as it is displayed.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (provider, name) = text.split_once(':')?;
+        Some(Self {
+            provider: ProviderKind::from_word(provider)?,
+            name: name.to_owned(),
+        })
+    }
+}
+
 /// `zfs:tank/vm`, `btrfs:/srv/vms`, `lvm:vg0/web1`.
 impl fmt::Display for Dataset {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -115,6 +126,17 @@ pub struct HostSnapshotName {
     pub dataset: Dataset,
     /// Its own name.
     pub name: String,
+}
+
+impl HostSnapshotName {
+    /// One as it is displayed.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (dataset, name) = text.rsplit_once('@')?;
+        Some(Self {
+            dataset: Dataset::parse(dataset)?,
+            name: name.to_owned(),
+        })
+    }
 }
 
 /// `zfs:tank/vm@daily`.

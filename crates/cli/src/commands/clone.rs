@@ -3,20 +3,22 @@
 mod image;
 mod names;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_engine::{AfterRestore, CloneWish, Job, MachineName};
+use holdfast_engine::{AfterRestore, CloneWish, HostSnapshotReport, Job, MachineName};
 use serde::Serialize;
 
-use super::point::{OpenPoint, PointArgs, Use};
+use super::point::{OpenPoint, PointArgs, Use, When, split};
 use super::restore::machine::Done;
 use super::rollback::tell;
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
+use crate::guests::{GuestDocument, MemoryHow, QuiesceWhen};
 use crate::output::{Page, Report};
 use crate::units;
 use image::{ImageCloneArgs, ImageDocument};
@@ -25,8 +27,8 @@ use names::NameArgs;
 /// Arguments of `clone`.
 #[derive(Debug, clap::Args)]
 pub struct CloneArgs {
-    /// The machine and the name of its host snapshots (web1@before-update, web1@latest), or the file of an image
-    #[arg(value_name = "MACHINE@SNAPSHOT|IMAGE")]
+    /// A machine as it is now (web1), or as it was in host snapshots (web1@before-update, web1@latest), or the file of an image
+    #[arg(value_name = "MACHINE[@SNAPSHOT]|IMAGE")]
     of: OsString,
     #[command(flatten)]
     point: PointArgs,
@@ -40,9 +42,12 @@ pub struct CloneArgs {
     /// Start the new machine
     #[arg(long)]
     start: bool,
-    /// Let it go on from the memory of that instant, with its network cards unplugged (of a snapshot --with-memory)
+    /// Let it go on from the memory of that instant, with its network cards unplugged (of a snapshot --with-memory, or of now)
     #[arg(long, conflicts_with = "start")]
     resume: bool,
+    /// Of a machine as it is now: whether to freeze its file systems for the instant, by its guest agent; try where not given
+    #[arg(long, value_enum, value_name = "WHEN")]
+    quiesce: Option<QuiesceWhen>,
     /// Show what would be made; make nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -54,7 +59,7 @@ pub struct CloneArgs {
 pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Try an update on a machine like this one, which takes no room and is there at once",
-        line: "holdfast clone web1@latest web1-trial --start",
+        line: "holdfast clone web1 web1-trial --start",
     },
     Example {
         wish: "See where its disks would be",
@@ -70,9 +75,28 @@ pub(super) const EXAMPLES: &[Example] = &[
 #[derive(Debug, Serialize)]
 struct Clones {
     dry_run: bool,
+    /// Host snapshots that were made for it; null where it is of what was there.
+    instant: Option<InstantDocument>,
     machines: Vec<MachineClone>,
     images: Vec<ImageDocument>,
     duration_ms: u64,
+}
+
+/// The host snapshots of a machine as it is now, of which its clones are made.
+#[derive(Debug, Serialize)]
+struct InstantDocument {
+    /// The machine.
+    of: String,
+    /// What its clones are called.
+    clones: Vec<String>,
+    /// When; null with --dry-run.
+    time: Option<String>,
+    /// What the host snapshots are of.
+    datasets: Vec<String>,
+    /// How long the providers took; null with --dry-run.
+    cut_us: Option<u64>,
+    /// What became of the machine; null with --dry-run.
+    machine: Option<GuestDocument>,
 }
 
 /// A machine that was made.
@@ -93,6 +117,9 @@ impl Report for Clones {
     }
 
     fn human(&self, page: &mut Page) {
+        if let Some(instant) = &self.instant {
+            instant.human(page);
+        }
         for machine in &self.machines {
             machine.human(self.dry_run, page);
         }
@@ -103,6 +130,26 @@ impl Report for Clones {
         if count > 1 && !self.dry_run {
             let duration = units::duration(Duration::from_millis(self.duration_ms));
             page.line(&format!("{count} clones in {duration}"));
+        }
+    }
+}
+
+impl InstantDocument {
+    fn human(&self, page: &mut Page) {
+        if let Some(machine) = &self.machine {
+            page.line(&machine.line());
+            return;
+        }
+        for dataset in &self.datasets {
+            page.line(&format!(
+                "would make a host snapshot of {dataset}, and remove it unless it is needed"
+            ));
+        }
+        for clone in &self.clones {
+            page.line(&format!(
+                "  {} as of then would become the new machine {clone}",
+                self.of
+            ));
         }
     }
 }
@@ -132,13 +179,16 @@ pub(super) fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
     let start = context.clock().now();
     let mut clones = Clones {
         dry_run: args.dry_run,
+        instant: None,
         machines: Vec::new(),
         images: Vec::new(),
         duration_ms: 0,
     };
-    match Some(Path::new(&args.of)).filter(|path| path.is_file()) {
-        Some(file) => clones.images = clone_images(args, file, &names, context)?,
-        None => clones.machines = clone_machines(args, &names, context)?,
+    if let Some(file) = Some(Path::new(&args.of)).filter(|path| path.is_file()) {
+        clones.images = clone_images(args, file, &names, context)?;
+    } else {
+        args.image.refuse()?;
+        clone_machines(args, &names, context, &mut clones)?;
     }
     clones.duration_ms = units::millis(context.clock().now().saturating_sub(start));
     context.report(&clones)
@@ -154,6 +204,7 @@ fn clone_images(
         ("--start", args.start),
         ("--resume", args.resume),
         ("--storage", args.storage.is_some()),
+        ("--quiesce", args.quiesce.is_some()),
     ];
     if let Some((option, _)) = of_machines.iter().find(|(_, is_given)| *is_given) {
         return Err(Error::usage(
@@ -165,8 +216,7 @@ fn clone_images(
         .clone_images(file, names, (context, args.job.thread_count(), args.dry_run))
 }
 
-fn clone_machines(args: &CloneArgs, names: &[String], context: &Context) -> Result<Vec<MachineClone>, Error> {
-    args.image.refuse()?;
+fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones: &mut Clones) -> Result<(), Error> {
     let wishes = names
         .iter()
         .map(|name| {
@@ -181,21 +231,85 @@ fn clone_machines(args: &CloneArgs, names: &[String], context: &Context) -> Resu
             })
         })
         .collect::<Result<Vec<_>, Error>>()?;
+    let text = args.of.to_string_lossy();
+    let (machine, when) = match split(&text) {
+        Some((machine, name)) if args.quiesce.is_none() => (machine, When::Then(name)),
+        Some(_) => {
+            return Err(Error::usage(
+                format!("--quiesce is for machines as they are now, and {text} is of then"),
+                "leave --quiesce out",
+            ));
+        }
+        None => (text.into_owned(), args.now()?),
+    };
+    if let (When::Now { .. }, true) = (&when, args.dry_run) {
+        let (wanted, guest) = args.point.planned_now(&machine, context)?;
+        clones.instant = Some(InstantDocument {
+            of: guest.description.summary.name,
+            clones: names.to_vec(),
+            time: None,
+            datasets: wanted.iter().map(|one| one.dataset.to_string()).collect(),
+            cut_us: None,
+            machine: None,
+        });
+        return Ok(());
+    }
     let how = (context, args.job.thread_count(), Use::of(args.dry_run));
-    args.point.open(&args.of, how, |mut point, job| {
-        wishes.iter().map(|wish| make(args, wish, &mut point, job)).collect()
-    })
+    let made = args.point.open((&machine, when), how, |mut point, job| {
+        let instant = point.made.map(|made| InstantDocument::of(made, names));
+        let mut told = BTreeSet::new();
+        let made = wishes.iter().map(|wish| make(args, wish, (&mut point, &mut told), job));
+        Ok((instant, made.collect::<holdfast_engine::Result<_>>()?))
+    })?;
+    (clones.instant, clones.machines) = made;
+    Ok(())
+}
+
+impl CloneArgs {
+    /// A machine as it is now.
+    fn now(&self) -> Result<When, Error> {
+        let quiesce = self.quiesce.unwrap_or(QuiesceWhen::Try);
+        if self.resume && quiesce == QuiesceWhen::Require {
+            return Err(Error::usage(
+                "--resume and --quiesce require do not go together: memory holds what the file systems have not written yet",
+                "leave one of them out",
+            ));
+        }
+        Ok(When::Now {
+            quiesce,
+            memory: self.resume.then_some(MemoryHow::Auto),
+        })
+    }
+}
+
+impl InstantDocument {
+    fn of(made: &HostSnapshotReport, names: &[String]) -> Self {
+        Self {
+            of: made.guests.first().map(|guest| guest.name.clone()).unwrap_or_default(),
+            clones: names.to_vec(),
+            time: Some(made.time.to_string()),
+            datasets: made.snapshots.iter().map(|name| name.dataset.to_string()).collect(),
+            cut_us: Some(u64::try_from(made.cut.as_micros()).unwrap_or(u64::MAX)),
+            machine: made.guests.first().map(GuestDocument::from),
+        }
+    }
 }
 
 fn make(
     args: &CloneArgs,
     wish: &CloneWish,
-    open: &mut OpenPoint<'_>,
+    (open, told): (&mut OpenPoint<'_>, &mut BTreeSet<String>),
     job: Job<'_>,
 ) -> holdfast_engine::Result<MachineClone> {
     let OpenPoint { restore, point, .. } = open;
     let plan = restore.plan_clone(point, wish, job)?;
-    tell(&plan.restore.warnings, job);
+    // What holds for a hundred clones is said once.
+    let warnings = plan.restore.warnings.iter();
+    let new: Vec<String> = warnings
+        .filter(|warning| told.insert((*warning).clone()))
+        .cloned()
+        .collect();
+    tell(&new, job);
     let report = if args.dry_run {
         None
     } else {

@@ -7,15 +7,15 @@ use holdfast_engine::{
 };
 use serde::Serialize;
 
-use super::point::{OpenPoint, PointArgs, Use};
+use super::point::{OpenPoint, PointArgs, Use, When, parse};
 use super::restore::machine::Done;
-use super::snapshot::default_name;
+use super::snapshot::{default_name, request_of};
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
-use crate::{runs, time};
+use crate::runs;
 
 /// Arguments of `rollback`.
 #[derive(Debug, clap::Args)]
@@ -104,9 +104,10 @@ impl Report for RolledBack {
 /// Goes back.
 pub(super) fn run(args: &RollbackArgs, context: &Context) -> Result<Exit, Error> {
     let how = (context, args.job.thread_count(), Use::of(args.dry_run));
-    let done = args
-        .point
-        .open(&args.of, how, |point, job| roll_back(args, &point, context, job))?;
+    let (machine, name) = parse(&args.of)?;
+    let done = args.point.open((&machine, When::Then(name)), how, |point, job| {
+        roll_back(args, &point, context, job)
+    })?;
     context.report(&done)
 }
 
@@ -141,24 +142,20 @@ fn roll_back(
     let mut now = guest.request(holdfast_engine::Quiesce::Off, true, context)?;
     now.description.summary.state = holdfast_host::MachineState::ShutOff;
     let set = runs::new_set()?;
+    let cut = NamedCut {
+        // Two rollbacks in a second are no reason to refuse the second one.
+        name: format!(
+            "{}_before-rollback-{:04x}",
+            default_name(Some(point.machine)),
+            set.0 & 0xffff
+        ),
+        wanted: guest.places.wanted(),
+    };
     let request = HostSnapshotRequest {
-        providers: point.restore.providers,
-        cuts: vec![NamedCut {
-            // Two rollbacks in a second are no reason to refuse the second one.
-            name: format!(
-                "{}_before-rollback-{:04x}",
-                default_name(Some(point.machine)),
-                set.0 & 0xffff
-            ),
-            wanted: guest.places.wanted(),
-        }],
         guests: vec![GuestRequest { memory: None, ..now }],
         // Its configuration of now may have other disks than it ran with.
         subject: Subject::Datasets(&|_| Vec::new()),
-        now: &time::now,
-        program: super::PROGRAM.to_owned(),
-        set,
-        states: Some(point.restore.states),
+        ..request_of(point.restore.providers, cut, set, Some(point.restore.states))
     };
     if !args.without_safety_snapshot {
         wish.safety = Some(&request);

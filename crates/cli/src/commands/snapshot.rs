@@ -1,10 +1,12 @@
 //! `holdfast snapshot`: host snapshots of machines and datasets.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::time::Duration;
 
 use holdfast_engine::{
-    GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, NamedCut, Subject, name_of_instant, take_host_snapshots,
+    GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, NamedCut, Providers, SetId, StateStore, Subject,
+    name_of_instant, take_host_snapshots,
 };
 use holdfast_host::provider::{Place, Wanted};
 use serde::Serialize;
@@ -272,10 +274,27 @@ fn guests_in(
 /// What is made for a machine.
 fn plan_of(guest: KnownGuest, args: &SnapshotArgs, context: &Context) -> Result<Plan, Error> {
     let name = &guest.description.summary.name;
+    let wanted = wanted_of(&guest, "holdfast backup needs no such file system", context)?;
+    Ok(Plan {
+        targets: vec![name.clone()],
+        wanted,
+        name: args.name.clone().unwrap_or_else(|| default_name(Some(name))),
+        guests: vec![guest],
+        is_of_machine: true,
+    })
+}
+
+/// The datasets with the disks of a machine. Where one of them is in none, that is refused with this advice.
+pub(super) fn wanted_of(
+    guest: &KnownGuest,
+    advice: impl Into<Cow<'static, str>>,
+    context: &Context,
+) -> Result<Vec<Wanted>, Error> {
+    let name = &guest.description.summary.name;
     if let Some((disk, why)) = guest.places.nowhere.first() {
         return Err(Error::usage(
             format!("there can be no host snapshot of {name} with all its disks: disk {disk}: {why}"),
-            "holdfast backup needs no such file system",
+            advice,
         ));
     }
     let wanted = guest.places.wanted_with_bases();
@@ -290,13 +309,7 @@ fn plan_of(guest: KnownGuest, args: &SnapshotArgs, context: &Context) -> Result<
             "what the disk {disk} of {name} is based on is not in its snapshot, and must not change as long as that is needed: {why}"
         ));
     }
-    Ok(Plan {
-        targets: vec![name.clone()],
-        wanted,
-        name: args.name.clone().unwrap_or_else(|| default_name(Some(name))),
-        guests: vec![guest],
-        is_of_machine: true,
-    })
+    Ok(wanted)
 }
 
 /// `holdfast_web1_2026-11-22_16:45:10Z`: in UTC, since names are to sort and to be read elsewhere.
@@ -356,38 +369,66 @@ fn take(
         Some(_) => Some(args.states.open_for_memory(context, job)?),
         None => args.states.open_if_possible(context, job),
     };
-    let memory = states::memory_wish(args.with_memory, store.as_ref(), context);
-    let guests = plan.guests.iter().map(|guest| {
-        let request = guest.request(args.quiesce.into(), store.is_some(), context)?;
-        Ok(GuestRequest {
-            memory: memory.clone(),
-            ..request
-        })
-    });
+    let how = (args.quiesce, args.with_memory, store.as_ref());
+    let guests = plan.guests.iter().map(|guest| held_still(guest, how, context));
     let guests = guests.collect::<holdfast_engine::Result<Vec<_>>>()?;
-    let has_moved = |guest: &&GuestRequest<'_>| plan.is_of_machine && guest.places.wanted_with_bases() != plan.wanted;
-    if let Some(guest) = guests.iter().find(has_moved) {
-        return Err(holdfast_host::Error::Refused {
-            action: "make a host snapshot of",
-            machine: guest.description.summary.name.clone(),
-            reason: "its disks have been moved since it was looked at; do it again".to_owned(),
-        }
-        .into());
+    if plan.is_of_machine {
+        guests.iter().try_for_each(|guest| check_moved(guest, &plan.wanted))?;
     }
+    let cut = NamedCut {
+        name: plan.name.clone(),
+        wanted: plan.wanted.clone(),
+    };
     let request = HostSnapshotRequest {
-        providers: &providers,
-        cuts: vec![NamedCut {
-            name: plan.name.clone(),
-            wanted: plan.wanted.clone(),
-        }],
         guests,
         subject,
-        now: &time::now,
-        program: super::PROGRAM.to_owned(),
-        set: runs::new_set()?,
-        states: store.as_ref(),
+        ..request_of(&providers, cut, runs::new_set()?, store.as_ref())
     };
     take_host_snapshots(&request, &mut || (), job)
+}
+
+/// What is asked of a machine that is to hold still, and where what is kept of it goes.
+pub(super) fn held_still<'g>(
+    guest: &'g KnownGuest,
+    (quiesce, memory, store): (QuiesceWhen, Option<MemoryHow>, Option<&StateStore>),
+    context: &Context,
+) -> holdfast_engine::Result<GuestRequest<'g>> {
+    Ok(GuestRequest {
+        memory: states::memory_wish(memory, store, context),
+        ..guest.request(quiesce.into(), store.is_some(), context)?
+    })
+}
+
+/// Refuses a machine whose disks are not in what is wanted of them any more.
+pub(super) fn check_moved(guest: &GuestRequest<'_>, wanted: &[Wanted]) -> holdfast_engine::Result<()> {
+    if guest.places.wanted_with_bases() == wanted {
+        return Ok(());
+    }
+    Err(holdfast_host::Error::Refused {
+        action: "make a host snapshot of",
+        machine: guest.description.summary.name.clone(),
+        reason: "its disks have been moved since it was looked at; do it again".to_owned(),
+    }
+    .into())
+}
+
+/// A host snapshot for which no machine has to hold still yet.
+pub(super) fn request_of<'a>(
+    providers: &'a Providers,
+    cut: NamedCut,
+    set: SetId,
+    states: Option<&'a StateStore>,
+) -> HostSnapshotRequest<'a> {
+    HostSnapshotRequest {
+        providers,
+        cuts: vec![cut],
+        guests: Vec::new(),
+        subject: Subject::Machines,
+        now: &time::now,
+        program: super::PROGRAM.to_owned(),
+        set,
+        states,
+    }
 }
 
 /// Disks of a machine that are not in what is wanted.

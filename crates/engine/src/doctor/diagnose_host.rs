@@ -10,9 +10,17 @@ use crate::machine_state::UnfinishedKind;
 /// What is wrong; `notes` gets what is worth knowing.
 pub(super) fn diagnose(seen: &Seen, notes: &mut Vec<String>) -> Vec<Finding> {
     let host = &seen.host;
-    let mut findings: Vec<Finding> = host.works.iter().filter_map(|work| of_work(work, notes)).collect();
-    findings.extend(host.cuts.iter().map(of_cut));
+    // What was made of an instant goes before it.
+    let is_instant = |work: &&SeenWork| work.work.kind == UnfinishedKind::Instant;
+    let (instants, works): (Vec<_>, Vec<_>) = host.works.iter().partition(is_instant);
+    let mut findings: Vec<Finding> = works.iter().filter_map(|work| of_work(work, notes)).collect();
+    let is_passing = |cut: &&SeenCut| {
+        let mut there = cut.there.iter();
+        there.all(|name| instants.iter().any(|work| work.work.safety.contains(&name.to_string())))
+    };
+    findings.extend(host.cuts.iter().filter(|cut| !is_passing(cut)).map(of_cut));
     findings.extend(host.clones.iter().filter_map(|clone| of_clone(clone, seen)));
+    findings.extend(instants.iter().filter_map(|work| of_work(work, notes)));
     findings.extend(remains(host));
     findings.extend(half_notes(host));
     findings.extend(states(host));
@@ -33,15 +41,18 @@ fn finding(kind: FindingKind, what: String, since_ms: Option<i64>, remedy: Remed
 
 fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
     let work = &seen.work;
+    let word = match work.kind {
+        UnfinishedKind::Instant => UnfinishedKind::Clone.word(),
+        kind => kind.word(),
+    };
     match seen.life {
         Liveness::Alive => {
-            notes.push(format!("a {} is at work on {}", work.kind.word(), work.machine));
+            notes.push(format!("a {word} is at work on {}", work.machine));
             return None;
         }
         Liveness::Unknown => {
             notes.push(format!(
-                "whether the {} of {} is at work cannot be told from here: ask again on its host",
-                work.kind.word(),
+                "whether the {word} of {} is at work cannot be told from here: ask again on its host",
                 work.machine
             ));
             return None;
@@ -59,6 +70,19 @@ fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
             Remedy::Mend(Mend::ForgetWork(work.uuid.clone()), "take its note away".to_owned()),
         ),
         (UnfinishedKind::Rollback, _) => half_rolled_back(seen),
+        (UnfinishedKind::Instant, _) => finding(
+            FindingKind::HostSnapshot,
+            format!(
+                "a clone of {} as it was then was killed, and left the host snapshots that it was made of: {}",
+                work.of,
+                work.safety.join(", ")
+            ),
+            Some(work.start_ms),
+            Remedy::Mend(
+                Mend::RemoveInstant(work.uuid.clone()),
+                "remove them, as far as no clone needs them".to_owned(),
+            ),
+        ),
         (UnfinishedKind::Clone, Some(true)) => finding(
             FindingKind::Clone,
             format!(
@@ -68,30 +92,33 @@ fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
             Some(work.start_ms),
             Remedy::Mend(Mend::ForgetWork(work.uuid.clone()), "take its note away".to_owned()),
         ),
-        (UnfinishedKind::Clone, defined) => {
-            let files = match &seen.files[..] {
-                [] => "no file of it is there".to_owned(),
-                files => {
-                    let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
-                    format!("what it had made of it is there: {}", files.join(", "))
-                }
-            };
-            let remedy = if defined == Some(false) {
-                Remedy::Mend(
-                    Mend::RemoveHalfClone(work.uuid.clone()),
-                    "delete that, where no machine has it".to_owned(),
-                )
-            } else {
-                Remedy::Advice("ask again when libvirt can be asked whether the machine is there".to_owned())
-            };
-            let what = format!(
-                "a clone {} of {} was killed before the machine was there; {files}",
-                work.machine, work.of
-            );
-            finding(FindingKind::Clone, what, Some(work.start_ms), remedy)
-        }
+        (UnfinishedKind::Clone, defined) => half_clone(seen, defined),
     };
     Some(found)
+}
+
+fn half_clone(seen: &SeenWork, is_defined: Option<bool>) -> Finding {
+    let work = &seen.work;
+    let files = match &seen.files[..] {
+        [] => "no file of it is there".to_owned(),
+        files => {
+            let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+            format!("what it had made of it is there: {}", files.join(", "))
+        }
+    };
+    let remedy = if is_defined == Some(false) {
+        Remedy::Mend(
+            Mend::RemoveHalfClone(work.uuid.clone()),
+            "delete that, where no machine has it".to_owned(),
+        )
+    } else {
+        Remedy::Advice("ask again when libvirt can be asked whether the machine is there".to_owned())
+    };
+    let what = format!(
+        "a clone {} of {} was killed before the machine was there; {files}",
+        work.machine, work.of
+    );
+    finding(FindingKind::Clone, what, Some(work.start_ms), remedy)
 }
 
 fn half_rolled_back(seen: &SeenWork) -> Finding {
@@ -270,7 +297,7 @@ mod tests {
     #[test]
     fn who_is_at_work_or_may_be_is_left_alone() {
         for life in [Liveness::Alive, Liveness::Unknown] {
-            for kind in [UnfinishedKind::Clone, UnfinishedKind::Rollback] {
+            for kind in [UnfinishedKind::Clone, UnfinishedKind::Rollback, UnfinishedKind::Instant] {
                 for is_defined in [None, Some(true), Some(false)] {
                     let host = SeenHost {
                         works: vec![work(kind, life, is_defined)],

@@ -264,12 +264,16 @@ fn works(request: &DoctorRequest<'_>, store: &StateStore, descriptions: &[Descri
             },
             None => None,
         };
-        if request.everything || is_described {
+        let is_of_described = || {
+            let mut all = descriptions.iter();
+            work.kind == UnfinishedKind::Instant && all.any(|description| description.summary.name == work.of)
+        };
+        if request.everything || is_described || is_of_described() {
             works.push(SeenWork {
                 life: life_of(request, Some(&work.process)),
                 files: match work.kind {
                     UnfinishedKind::Clone => left_files(&work),
-                    UnfinishedKind::Rollback => Vec::new(),
+                    UnfinishedKind::Rollback | UnfinishedKind::Instant => Vec::new(),
                 },
                 is_defined,
                 work,

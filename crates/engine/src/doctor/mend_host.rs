@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use holdfast_host::provider::{LeftClone, LeftCloneKind, Provider as _, Remain};
+use holdfast_host::provider::{HostSnapshotName, LeftClone, LeftCloneKind, Provider as _, Remain};
 
 use super::DoctorRequest;
 use super::chains::{is_used, used_images};
 use super::host_work::{DoctorStorage, left_files};
 use crate::forget::Execution;
+use crate::host_restore::remove_unless_needed;
 use crate::job::Job;
 use crate::machine_state::{StateStore, sweep_states};
 use crate::new_file::delete_left;
@@ -101,6 +102,26 @@ pub(super) fn remove_half_clone(request: &DoctorRequest<'_>, uuid: &str) -> Mend
     Ok(match &kept[..] {
         [] => deleted,
         kept => format!("{deleted}; a machine has {}, which stays", kept.join(", ")),
+    })
+}
+
+/// Removes host snapshots that were there until clones of them were made, as far as no clone needs them.
+pub(super) fn remove_instant(request: &DoctorRequest<'_>, set: &str, job: Job<'_>) -> Mended {
+    let (storage, states) = (storage(request)?, states(request)?);
+    let work = states.unfinished_on(set).map_err(|error| error.to_string())?;
+    let work = work.ok_or("somebody else has seen to it")?;
+    let mut kept = Vec::new();
+    for name in work.safety.iter().filter_map(|text| HostSnapshotName::parse(text)) {
+        let removed = remove_unless_needed(storage.providers, &name).map_err(|error| error.to_string())?;
+        kept.extend(removed.map(|clones| format!("{name}, from which {} came", clones.join(", "))));
+    }
+    states.forget_unfinished(set).map_err(|error| error.to_string())?;
+    // The state of its machine is not needed any more either.
+    let swept = sweep_states(states, storage.providers, Execution::Execute, job);
+    swept.map_err(|error| error.to_string())?;
+    Ok(match &kept[..] {
+        [] => "removed them".to_owned(),
+        kept => format!("removed what no clone needs; there stays {}", kept.join(", ")),
     })
 }
 

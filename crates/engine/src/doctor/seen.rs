@@ -264,6 +264,8 @@ pub enum Mend {
     FinishClone(LeftClone),
     /// Delete the files of a clone whose machine is not there; its UUID.
     RemoveHalfClone(String),
+    /// Remove host snapshots that were there for clones only; their set.
+    RemoveInstant(String),
     /// Take the note of work on a machine away; its UUID.
     ForgetWork(String),
     /// Delete the snapshots of ours that a machine of VirtualBox has; its UUID.

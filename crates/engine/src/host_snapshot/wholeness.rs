@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_host::provider::{Dataset, HostSnapshot, HostSnapshotName, NotedSnapshot, ProviderKind};
+use holdfast_host::provider::{Dataset, HostSnapshot, HostSnapshotName, NotedSnapshot};
 
 use super::{HostSnapshotRecord, Providers};
 
@@ -67,7 +67,7 @@ impl<'a> Wholeness<'a> {
         name: &HostSnapshotName,
         record: &HostSnapshotRecord,
     ) -> Vec<(Dataset, Option<HostSnapshotRecord>)> {
-        let datasets = record.datasets.iter().filter_map(|text| parse(text));
+        let datasets = record.datasets.iter().filter_map(|text| Dataset::parse(text));
         let datasets = datasets.filter(|dataset| *dataset != name.dataset);
         let mut others = Vec::new();
         for dataset in datasets {
@@ -116,13 +116,4 @@ impl<'a> Wholeness<'a> {
             _ => Together::Unknown("they were not made at one instant".to_owned()),
         }
     }
-}
-
-/// A dataset as records name it.
-fn parse(text: &str) -> Option<Dataset> {
-    let (provider, name) = text.split_once(':')?;
-    Some(Dataset {
-        provider: ProviderKind::from_word(provider)?,
-        name: name.to_owned(),
-    })
 }

@@ -1,4 +1,5 @@
-//! Work on machines that has begun and not ended: rollbacks that write to their disks, and clones that are not there yet.
+//! Work on machines that has begun and not ended: rollbacks that write to their disks, clones that are not there yet, and host snapshots that
+//! are there only for these.
 //!
 //! Each is noted in `STORE/unfinished/UUID.json`, durably, before the first byte is changed, and the note goes when all is done. So what a
 //! killed one has left is known, and whose it was.
@@ -26,14 +27,19 @@ pub enum UnfinishedKind {
     Rollback,
     /// It is made, of host snapshots of another one.
     Clone,
+    /// Host snapshots of it are there until clones of them are made. What counts as its UUID is the set of these.
+    Instant,
 }
 
 impl UnfinishedKind {
+    const ALL: [Self; 3] = [Self::Rollback, Self::Clone, Self::Instant];
+
     /// The word for it.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Rollback => "rollback",
             Self::Clone => "clone",
+            Self::Instant => "instant",
         }
     }
 }
@@ -51,7 +57,7 @@ pub struct Unfinished {
     pub of: String,
     /// The name of the point in time.
     pub point: String,
-    /// Host snapshots of what was there before, the oldest first: a rollback may have been begun several times.
+    /// Host snapshots: of what was there before, the oldest first, as a rollback may have been begun several times; those of an instant.
     pub safety: Vec<String>,
     /// New files.
     pub files: Vec<UnfinishedFile>,
@@ -113,9 +119,7 @@ impl Unfinished {
         };
         let safety = value.get("safety")?.as_array()?.iter();
         Some(Self {
-            kind: [UnfinishedKind::Rollback, UnfinishedKind::Clone]
-                .into_iter()
-                .find(|known| known.word() == kind)?,
+            kind: UnfinishedKind::ALL.into_iter().find(|known| known.word() == kind)?,
             machine: text("machine")?,
             uuid: text("uuid")?,
             of: text("of")?,

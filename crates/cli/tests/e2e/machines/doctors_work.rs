@@ -124,6 +124,46 @@ fn a_clone_on_zfs_that_is_killed_leaves_nothing() {
     a_clone_that_is_killed_leaves_nothing("zfs");
 }
 
+/// The host snapshots of a clone of now go with it, whenever that is killed.
+#[test]
+fn a_clone_of_now_that_is_killed_leaves_nothing() {
+    let Some(on) = on("xfs") else { return };
+    let mut before = on.world.files();
+    before.push(".holdfast".into());
+    let mut random = SeededRandom::new(29);
+    let mut left = 0;
+    for round in 0..10 {
+        let wait = Duration::from_millis(random.below(60));
+        let is_time = || {
+            !on.unfinished().is_empty() && {
+                on.world.lab.clock.sleep(wait);
+                true
+            }
+        };
+        on.kill_when(&["clone", "web1", "trial"], &is_time);
+        let is_defined = on.world.machines().contains(&"trial".to_owned());
+        left += usize::from(!on.unfinished().is_empty());
+        on.world.doctor_answers(&["--fix"]);
+        let after = on.doctor(0, &[]);
+        assert_eq!(found(&after), [""; 0], "round {round}: {after:#}");
+        assert_eq!(
+            (on.unfinished(), on.listed(&["web1"])),
+            (vec![], vec![]),
+            "round {round}"
+        );
+        if is_defined {
+            on.world.lab.virsh(&["undefine", "trial"]);
+            for disk in ["trial-a", "trial-b"] {
+                std::fs::remove_file(on.world.lab.path(disk)).ok();
+            }
+        }
+        let mut files = on.world.files();
+        files.retain(|file| !before.contains(file));
+        assert_eq!((files, on.hidden()), (Vec::new(), Vec::new()), "round {round}");
+    }
+    assert!(left > 0, "no clone was killed in time");
+}
+
 /// What has another content than what was made, or belongs to a machine, is not deleted.
 #[test]
 fn files_of_others_that_are_called_like_those_of_a_dead_clone_stay() {

@@ -245,6 +245,82 @@ fn a_clone_runs_beside_on_zfs() {
     a_clone_runs_beside("zfs");
 }
 
+/// A machine that runs is cloned as it is now: to two at once, and with its memory. What was made of it for that is gone afterwards, where no
+/// clone needs it.
+pub(super) fn a_machine_is_cloned_as_it_is_now(kind: &'static str) {
+    let Some(mut on) = on(kind) else { return };
+    on.world.restart_with_memory(7);
+    on.world.write(0, 55, 0, 65_536);
+    let datasets = on.point(0, &["clone", "web1", "trial", "--dry-run"])["instant"]["datasets"].clone();
+    assert!(!datasets.as_array().unwrap().is_empty());
+    assert_eq!(
+        (on.world.machines(), on.listed(&["web1"])),
+        (vec!["web1".to_owned()], vec![])
+    );
+    let report = on.point(3, &["clone", "web1", "--count", "2", "--name-template", "trial{n}"]);
+    assert_eq!(on.world.machines(), ["trial1", "trial2", "web1"]);
+    let instant = &report["instant"];
+    assert_eq!(
+        (&instant["datasets"], &instant["of"]),
+        (&datasets, &json!("web1")),
+        "{report:#}"
+    );
+    assert_eq!(instant["machine"]["consistency"], "crash");
+    let needs_them = kind == "zfs" || kind == "volumes";
+    for made in report["machines"].as_array().unwrap() {
+        for file in made["restore"]["files"].as_array().unwrap() {
+            assert_eq!(file["way"], if needs_them { "cloned" } else { "shared" }, "{report:#}");
+        }
+    }
+    assert_eq!(on.unfinished(), [""; 0]);
+    let left = on.listed(&["web1"]);
+    assert_eq!(!left.is_empty(), needs_them, "{left:#?}");
+    // What it writes afterwards is not in them.
+    on.world.write(0, 99, 0, 65_536);
+    on.world.rig.ok(&at(&on.world.lab.uri(), &["backup", "trial2"]));
+    on.world.rig.ok(&["restore", "trial2@latest:vda", "clone.raw"]);
+    let clone = on.world.rig.read("clone.raw");
+    assert!(clone[..65_536].iter().all(|byte| *byte == 55) && clone[65_536..].iter().all(|byte| *byte == 1));
+    on.world.put_memory(9);
+    let report = on.point(3, &["clone", "web1", "twin", "--resume"]);
+    assert_eq!(report["instant"]["machine"]["consistency"], "memory", "{report:#}");
+    // One that had started would have found a 9.
+    assert!(on.world.memory_of("twin").ends_with("0x07"));
+    assert_eq!(on.world.state_of("web1"), MachineState::Running);
+    assert_eq!(on.unfinished(), [""; 0]);
+    on.world.lab.virsh(&["destroy", "twin"]);
+    // One that cannot be made leaves nothing of the instant either.
+    let before = on.listed(&["web1"]).len();
+    let (error, said) = on.point_refused(&["clone", "web1", "trial1"]);
+    assert_eq!(error, "exists", "{said}");
+    assert_eq!((on.listed(&["web1"]).len(), on.unfinished()), (before, vec![]));
+    let (_, said) = on.point_refused(&["clone", "nobody", "other"]);
+    assert!(said.contains("nobody"), "{said}");
+}
+
+#[test]
+fn a_machine_on_btrfs_is_cloned_as_it_is_now() {
+    a_machine_is_cloned_as_it_is_now("btrfs");
+}
+
+#[test]
+fn a_machine_on_xfs_is_cloned_as_it_is_now() {
+    a_machine_is_cloned_as_it_is_now("xfs");
+}
+
+#[test]
+fn a_machine_on_zfs_is_cloned_as_it_is_now() {
+    a_machine_is_cloned_as_it_is_now("zfs");
+}
+
+/// Elsewhere it is said what does the same.
+#[test]
+fn a_machine_that_cannot_be_cloned_as_it_is_now_says_what_else_there_is() {
+    let world = super::World::new();
+    let (error, said) = world.rig.error(2, &at(&world.lab.uri(), &["clone", "web1", "trial"]));
+    assert!(error == "usage" && said.contains("--to-machine --live"), "{said}");
+}
+
 /// The files of a host snapshot, where a person wants them.
 fn a_host_snapshot_is_mounted(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
