@@ -3,7 +3,7 @@
 //! A host that does not see the storage sends us to one that does (302): its certificate is then learnt from the master, if nobody has told us. The
 //! status of HTTP comes before the transfer, so only the task of a transfer says whether it went well.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -284,6 +284,12 @@ impl Pool {
 }
 
 impl Upload {
+    /// Sends the next bytes, all of them.
+    pub fn send(&mut self, bytes: &[u8]) -> XapiResult<()> {
+        let sent = self.connection.send(bytes);
+        sent.map_err(|error| self.reason(error))
+    }
+
     /// All was sent: waits for what the pool makes of it. Gives the machine.
     pub fn finish(mut self, told: &mut dyn FnMut(u16)) -> XapiResult<Reference> {
         let ended = self.connection.end_sending();
@@ -305,18 +311,6 @@ impl Upload {
             Err(reason @ XapiError::Refused { .. }) => reason,
             _ => error,
         }
-    }
-}
-
-impl Write for Upload {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let sent = self.connection.send(bytes);
-        sent.map_err(|error| io::Error::other(self.reason(error)))?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_archive::{PackOptions, Packing};
 use holdfast_hardware::xen::SuspendedMachine;
-use holdfast_host::xapi::{Pool, Upload, XapiError};
+use holdfast_host::xapi::{Pool, Reference, Upload, XapiError, XapiResult};
 use holdfast_repo::Surroundings;
 use jiff::Timestamp;
 
@@ -59,22 +59,77 @@ pub struct ExportedToPool {
     pub storage: String,
 }
 
-/// An upload that a writer of archives writes to and whoever began it ends.
+/// What a writer of archives writes to: the upload begins with the first byte, when all that could be refused here was looked at.
 #[derive(Clone)]
-struct Shared(Arc<Mutex<Option<Upload>>>);
+struct Sender(Arc<Mutex<Sending>>);
 
-impl Shared {
-    fn take(&self) -> Option<Upload> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+struct Sending {
+    pool: Arc<Pool>,
+    /// The storage repository that gets the disks.
+    storage: Reference,
+    keeps_identity: bool,
+    state: SendingState,
+}
+
+enum SendingState {
+    NotBegun,
+    Begun(Box<Upload>),
+    /// What the pool, or the way there, had to say.
+    Failed(XapiError),
+    /// Nobody waits for more.
+    Over,
+}
+
+impl Sender {
+    /// What was sent, and the upload that it was sent by; or why that is not so. Then it is given up.
+    fn ended(&self, sent: Result<ExportReport>, job: Job<'_>) -> Result<(ExportReport, Upload)> {
+        let mut sending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = std::mem::replace(&mut sending.state, SendingState::Over);
+        let error = match (state, sent) {
+            (SendingState::Begun(upload), Ok(export)) => return Ok((export, *upload)),
+            (SendingState::Begun(upload), Err(error)) => {
+                upload.give_up();
+                error
+            }
+            (SendingState::Failed(error), _) => error.into(),
+            (_, Err(error)) => error,
+            // An archive has a beginning, at the least.
+            (_, Ok(_)) => unreachable!("an archive was written, and nothing was sent"),
+        };
+        // That somebody wanted it to end is more than what it ended by.
+        Err(job.interrupt.check().err().map_or(error, Error::from))
     }
 }
 
-impl Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(upload) => upload.write(bytes),
-            None => Err(std::io::ErrorKind::BrokenPipe.into()),
+impl Sending {
+    /// Sends bytes; false where it is over.
+    fn send(&mut self, bytes: &[u8]) -> XapiResult<bool> {
+        if let SendingState::NotBegun = self.state {
+            let upload = self.pool.upload_machine(&self.storage, self.keeps_identity)?;
+            self.state = SendingState::Begun(Box::new(upload));
         }
+        match &mut self.state {
+            SendingState::Begun(upload) => upload.send(bytes).map(|()| true),
+            _ => Ok(false),
+        }
+    }
+}
+
+impl Write for Sender {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let mut sending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match sending.send(bytes) {
+            Ok(true) => return Ok(bytes.len()),
+            Ok(false) => {}
+            // It is kept for whoever asks how it ended: an error of writing has no room for it.
+            Err(error) => {
+                let state = std::mem::replace(&mut sending.state, SendingState::Failed(error));
+                if let SendingState::Begun(upload) = state {
+                    upload.give_up();
+                }
+            }
+        }
+        Err(std::io::ErrorKind::BrokenPipe.into())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -140,8 +195,12 @@ pub fn export_to_pool(request: ExportToPool<'_>, surroundings: &Surroundings, jo
         refuse_twins(&pool, uuid_of(&request, job)?)?;
     }
     let storage = pool.storage(request.storage.as_deref())?;
-    let upload = pool.upload_machine(&storage.reference, keeps_identity)?;
-    let shared = Shared(Arc::new(Mutex::new(Some(upload))));
+    let sender = Sender(Arc::new(Mutex::new(Sending {
+        pool: Arc::clone(&pool),
+        storage: storage.reference.clone(),
+        keeps_identity,
+        state: SendingState::NotBegun,
+    })));
     let xva = XvaExport {
         packing: PackOptions {
             packing: Packing::None,
@@ -153,7 +212,7 @@ pub fn export_to_pool(request: ExportToPool<'_>, surroundings: &Surroundings, jo
     let sent = export(
         request.from,
         ExportRequest {
-            target: ExportTarget::Stream(Box::new(shared.clone()), ExportFormat::Xva(xva)),
+            target: ExportTarget::Stream(Box::new(sender.clone()), ExportFormat::Xva(xva)),
             name: request.name,
             host: request.host,
             time: request.time,
@@ -161,16 +220,7 @@ pub fn export_to_pool(request: ExportToPool<'_>, surroundings: &Surroundings, jo
         surroundings,
         job,
     );
-    let Some(upload) = shared.take() else {
-        return Err(Error::from(crate::Interrupted));
-    };
-    let export = match sent {
-        Ok(export) => export,
-        Err(error) => {
-            upload.give_up();
-            return Err(job.interrupt.check().err().map_or(error, Error::from));
-        }
-    };
+    let (export, upload) = sender.ended(sent, job)?;
     job.progress.phase("waiting for the pool to take it in", Unit::Items);
     let machine = upload.finish(&mut |_| ())?;
     let record = pool.record("VM", &machine)?;
