@@ -119,6 +119,9 @@ pub fn suspended_machine(text: &str, original: &str, name: Option<&str>) -> Resu
         let record = member(object, "snapshot").ok_or_else(|| malformed("an object has no record"))?;
         match text_of("class") {
             "VM" => {
+                if member(record, "name_label").is_none() {
+                    return Err(malformed("the machine has no name"));
+                }
                 for field in OF_THE_MACHINE {
                     match (field, name) {
                         ("name_label", Some(name)) => put(record, field, &Value::text(name), &mut edits),
