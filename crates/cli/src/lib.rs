@@ -26,6 +26,7 @@ pub mod program;
 pub mod prometheus;
 pub mod runs;
 pub mod sanoid_file;
+pub mod search_path;
 pub mod service;
 pub mod snapshot;
 pub mod standard_streams;

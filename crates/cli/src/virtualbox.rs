@@ -1,7 +1,6 @@
 //! Which machines of VirtualBox the words of a command line mean, and the way to them.
 
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use holdfast_engine::{ExchangeError, VirtualBox, VirtualBoxError, VirtualBoxMachine};
 use holdfast_host::virtualbox::{PROGRAM, VBoxManage, home_folder};
@@ -10,6 +9,7 @@ use holdfast_policy::Glob;
 use crate::context::Context;
 use crate::environment;
 use crate::errors::{Error, chain};
+use crate::search_path;
 
 /// What is said of machines that are left out.
 const EXCLUDED: &str = "it is excluded";
@@ -28,20 +28,9 @@ pub fn place(context: &Context) -> VirtualBox {
         folder(environment::HOME).as_deref(),
         context.configuration_folder().as_deref(),
     );
-    let manager = program(context).map(|program| VBoxManage::new(&program, said.as_deref(), context.clock()));
+    let manager =
+        search_path::find(PROGRAM, context).map(|program| VBoxManage::new(&program, said.as_deref(), context.clock()));
     VirtualBox::new(home, manager)
-}
-
-/// Its own program, where that is in the user's path.
-fn program(context: &Context) -> Option<PathBuf> {
-    let path = context.variable(environment::PATH)?;
-    let is_program = |path: &Path| {
-        path.metadata()
-            .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
-    };
-    std::env::split_paths(path)
-        .map(|folder| folder.join(PROGRAM))
-        .find(|path| path.is_absolute() && is_program(path))
 }
 
 /// The error of somebody who wants what only `VBoxManage` can do.

@@ -15,7 +15,7 @@ use holdfast_image::{
 use holdfast_repo::Surroundings;
 
 use crate::clone_error::CloneError;
-use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
+use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert_and};
 use crate::error::{Error, Result};
 use crate::guest_identity::{GuestIdentity, renew_guest};
 use crate::job::Job;
@@ -191,7 +191,7 @@ impl<'a> ImageCloner<'a> {
             };
             set_identity(file.partial(), &self.reopen(), &wish)?;
         }
-        self.renew(file.partial(), self.top().format)?;
+        self.renew((target, file.partial()), self.top().format)?;
         let synced = File::open(file.partial()).and_then(|file| file.sync_all());
         synced.map_err(failed("sync"))?;
         file.finish()?;
@@ -212,7 +212,7 @@ impl<'a> ImageCloner<'a> {
         let file = NewFile::begin(target, Existing::Keep, self.surroundings)?;
         file.tell_of_cleared(job.progress);
         create(file.partial(), &options)?;
-        self.renew(file.partial(), options.format)?;
+        self.renew((target, file.partial()), options.format)?;
         file.finish()?;
         Ok(CloneKind::Overlay)
     }
@@ -295,16 +295,14 @@ impl<'a> ImageCloner<'a> {
             path: self.request.source.clone(),
             snapshot: None,
         };
-        convert(source, &request, self.surroundings, job)?;
-        // A copy whose guest believes to be another one is none that anybody asked for.
-        self.renew(target, top.format)
-            .inspect_err(|_| drop(std::fs::remove_file(target)))
+        let change = |path: &Path| self.renew((target, path), top.format);
+        convert_and(source, &request, &change, (self.surroundings, job)).map(drop)
     }
 
-    /// Makes anew in the guest what is to be its own.
-    fn renew(&self, path: &Path, format: Format) -> Result<()> {
+    /// Makes anew in the guest what is to be its own: of the clone that is to be at `target`, and lies at `path`.
+    fn renew(&self, (target, path): (&Path, &Path), format: Format) -> Result<()> {
         match &self.request.guest {
-            Some((identity, tools)) => renew_guest(path, format, identity, *tools),
+            Some((identity, tools)) => renew_guest(target, &[(path, format)], identity, *tools),
             None => Ok(()),
         }
     }

@@ -108,6 +108,16 @@ pub fn convert(
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<ConvertReport> {
+    convert_and(source, request, &|_| Ok(()), (surroundings, job))
+}
+
+/// The same, and has the new file changed before it gets its name, by somebody who makes that durable. A block device is not.
+pub(crate) fn convert_and(
+    source: ConvertSource<'_>,
+    request: &ConvertRequest,
+    change: &dyn Fn(&Path) -> Result<()>,
+    (surroundings, job): (&Surroundings, Job<'_>),
+) -> Result<ConvertReport> {
     let start = job.clock.now();
     let opened = match source {
         ConvertSource::Image { path, snapshot } => {
@@ -129,7 +139,7 @@ pub fn convert(
     let made = if is_block_device(&request.target) {
         to_block_device(request, &opened, job).map(|filled| (filled, None))
     } else {
-        to_file(request, &opened, surroundings, job)
+        to_file(request, &opened, change, (surroundings, job))
     };
     let (filled, allocated_bytes) = made.map_err(|error| with_medium(error, &opened, request))?;
     Ok(ConvertReport {
@@ -183,8 +193,8 @@ pub fn convert_to_stream(
 fn to_file(
     request: &ConvertRequest,
     source: &Source<'_>,
-    surroundings: &Surroundings,
-    job: Job<'_>,
+    change: &dyn Fn(&Path) -> Result<()>,
+    (surroundings, job): (&Surroundings, Job<'_>),
 ) -> Result<(Option<FillReport>, Option<u64>)> {
     let device = source.device();
     let options = CreateOptions {
@@ -216,6 +226,8 @@ fn to_file(
         let written = open(image.partial(), &reopen(request))?;
         verify(device, &written, request, job)?;
     }
+    job.interrupt.check()?;
+    change(image.partial())?;
     job.interrupt.check()?;
     image.finish()?;
     let opened = open(&request.target, &reopen(request))?;

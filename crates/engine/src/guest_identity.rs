@@ -3,48 +3,81 @@
 //! Two machines with one `/etc/machine-id` get one address by DHCP, and two with one SSH host key cannot be told apart. virt-sysprep knows
 //! the systems and their files; it starts a small machine of its own for that, and has to be on this host.
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 
 use holdfast_host::{ToolError, Tools};
 use holdfast_image::Format;
 
 use crate::clone_error::CloneError;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// What is made anew.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestIdentity {
     /// What the guest is to call itself; none where it keeps its name.
     pub host_name: Option<String>,
+    /// Where virt-sysprep is; its name where nobody knows.
+    pub program: PathBuf,
 }
 
-const PROGRAM: &str = "virt-sysprep";
-/// What identifies a guest, and nothing else of all that virt-sysprep can do: no accounts, no logs, no configuration.
-const OPERATIONS: &str = "machine-id,ssh-hostkeys,net-hwaddr,udev-persistent-net,dhcp-client-state,random-seed";
+/// The program that knows guests.
+pub const SYSPREP: &str = "virt-sysprep";
+/// What identifies a guest, and nothing else of all that virt-sysprep can do: no accounts, no logs, no configuration. `customize` gives it
+/// its name, and a random seed of its own.
+const OPERATIONS: &str = "machine-id,ssh-hostkeys,net-hwaddr,udev-persistent-net,dhcp-client-state,customize";
 
-/// Has virt-sysprep make a guest's identity anew, in the image at `path`, which nobody uses.
-pub(crate) fn renew_guest(path: &Path, format: Format, identity: &GuestIdentity, tools: &dyn Tools) -> Result<()> {
-    let path = path.to_str().ok_or_else(|| CloneError::GuestIdentity {
-        path: path.to_owned(),
-        reason: "its path is no text".to_owned(),
-    })?;
-    let operations = match identity.host_name {
-        Some(_) => format!("{OPERATIONS},customize"),
-        None => OPERATIONS.to_owned(),
+/// Has virt-sysprep make a guest's identity anew, in its images, which nobody uses; durably. Errors call it `name`.
+///
+/// # Errors
+/// virt-sysprep is not on this host, finds no system that it knows in the images, or does not get to its end.
+pub(crate) fn renew_guest(
+    name: &Path,
+    images: &[(&Path, Format)],
+    identity: &GuestIdentity,
+    tools: &dyn Tools,
+) -> Result<()> {
+    let wrong = |reason: String| CloneError::GuestIdentity {
+        path: name.to_owned(),
+        reason,
     };
-    let mut words = vec!["--quiet", "--format", format.qemu_name(), "--operations", &operations];
+    let mut added = Vec::new();
+    for (path, format) in images {
+        let path = path.to_str().ok_or_else(|| wrong("its path is no text".to_owned()))?;
+        added.extend(["--format", format.qemu_name(), "--add", path]);
+    }
+    let mut words = vec!["--quiet", "--operations", OPERATIONS];
     if let Some(name) = &identity.host_name {
         words.extend(["--hostname", name]);
     }
-    words.extend(["--add", path]);
-    let reason = match tools.ask(PROGRAM, &words) {
-        Ok(answer) if answer.is_well => return Ok(()),
-        Ok(answer) => answer.complaint.trim().to_owned(),
-        Err(ToolError::NotThere { .. }) => format!("there is no {PROGRAM} on this host"),
+    words.extend(added);
+    let program = identity.program.to_str().unwrap_or(SYSPREP);
+    let reason = match tools.ask(program, &words) {
+        Ok(answer) if answer.is_well => return sync(images),
+        // What comes after an empty line is how to report bugs.
+        Ok(answer) => answer
+            .complaint
+            .trim()
+            .split("\n\n")
+            .next()
+            .unwrap_or_default()
+            .to_owned(),
+        Err(ToolError::NotThere { .. }) => format!("there is no {SYSPREP} on this host"),
         Err(error) => error.to_string(),
     };
-    let path = path.into();
-    Err(CloneError::GuestIdentity { path, reason }.into())
+    Err(wrong(reason).into())
+}
+
+fn sync(images: &[(&Path, Format)]) -> Result<()> {
+    for (path, _) in images {
+        let synced = File::open(path).and_then(|file| file.sync_all());
+        synced.map_err(|source| Error::File {
+            action: "sync",
+            path: (*path).to_owned(),
+            source,
+        })?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -55,7 +88,7 @@ mod tests {
     use holdfast_host::{Answer, ToolError, Tools};
     use holdfast_image::Format;
 
-    use super::{GuestIdentity, renew_guest};
+    use super::{GuestIdentity, SYSPREP, renew_guest};
 
     /// Writes down what it is asked, and answers as it was told.
     struct Scribe {
@@ -71,12 +104,21 @@ mod tests {
         }
     }
 
+    fn identity(host_name: Option<&str>) -> GuestIdentity {
+        GuestIdentity {
+            host_name: host_name.map(str::to_owned),
+            program: SYSPREP.into(),
+        }
+    }
+
     fn ask(identity: &GuestIdentity, answer: fn() -> Result<Answer, ToolError>) -> (String, Result<(), String>) {
         let scribe = Scribe {
             asked: Mutex::default(),
             answer,
         };
-        let outcome = renew_guest(Path::new("/images/web2.qcow2"), Format::Qcow2, identity, &scribe);
+        let (system, data) = (Path::new("/dev/null"), Path::new("/dev/zero"));
+        let images = [(system, Format::Qcow2), (data, Format::Raw)];
+        let outcome = renew_guest(Path::new("web2"), &images, identity, &scribe);
         let asked = scribe.asked.into_inner().unwrap().remove(0);
         (asked, outcome.map_err(|error| error.to_string()))
     }
@@ -90,22 +132,23 @@ mod tests {
                 complaint: String::new(),
             })
         };
-        let (asked, outcome) = ask(&GuestIdentity::default(), well);
+        let (asked, outcome) = ask(&identity(None), well);
         outcome.unwrap();
         assert!(
-            asked.starts_with("virt-sysprep --quiet --format qcow2 --operations machine-id,ssh-hostkeys,"),
+            asked.starts_with("virt-sysprep --quiet --operations machine-id,ssh-hostkeys,"),
             "{asked}"
         );
         assert!(
-            !asked.contains("customize") && asked.ends_with("--add /images/web2.qcow2"),
+            !asked.contains("customize")
+                && asked.ends_with("--format qcow2 --add /dev/null --format raw --add /dev/zero"),
             "{asked}"
         );
-        let named = GuestIdentity {
-            host_name: Some("web2".to_owned()),
-        };
-        let (asked, outcome) = ask(&named, well);
+        let (asked, outcome) = ask(&identity(Some("web2")), well);
         outcome.unwrap();
-        assert!(asked.contains(",customize --hostname web2 --add"), "{asked}");
+        assert!(
+            asked.contains(",customize --hostname web2 --format qcow2 --add"),
+            "{asked}"
+        );
     }
 
     #[test]
@@ -114,17 +157,17 @@ mod tests {
             Ok(Answer {
                 is_well: false,
                 output: String::new(),
-                complaint: "virt-sysprep: error: no operating systems were found\n".to_owned(),
+                complaint: "virt-sysprep: error: no operating systems were found\n\nIf reporting bugs...\n".to_owned(),
             })
         };
-        let (_, outcome) = ask(&GuestIdentity::default(), badly);
+        let (_, outcome) = ask(&identity(None), badly);
         assert!(outcome.unwrap_err().ends_with("no operating systems were found"));
         let missing = || {
             Err(ToolError::NotThere {
                 program: "virt-sysprep".to_owned(),
             })
         };
-        let (_, outcome) = ask(&GuestIdentity::default(), missing);
+        let (_, outcome) = ask(&identity(None), missing);
         assert!(outcome.unwrap_err().contains("there is no virt-sysprep"));
     }
 }

@@ -27,6 +27,7 @@ use crate::machine_restore::{
 };
 use crate::machine_state::StateStore;
 use crate::new_image::Overwrite;
+pub use notes::OwnGuest;
 use notes::{CloneNote, RollbackNote};
 pub use passing::PassingSnapshots;
 pub(crate) use passing::remove_unless_needed;
@@ -223,9 +224,15 @@ impl HostRestore<'_> {
         })
     }
 
-    /// Makes it. What was cloned goes again where it fails.
-    pub fn make_clone(&self, point: &HostPoint, plan: &ClonePlan, job: Job<'_>) -> Result<MachineRestoreReport> {
-        let mut note = CloneNote::begin(self, (point, plan))?;
+    /// Makes it, and gives its guest an identity of its own, where that is wanted, before it starts. What was cloned goes again where that fails.
+    pub fn make_clone(
+        &self,
+        point: &HostPoint,
+        plan: &ClonePlan,
+        guest: Option<&OwnGuest<'_>>,
+        job: Job<'_>,
+    ) -> Result<MachineRestoreReport> {
+        let mut note = CloneNote::begin(self, (point, plan), guest, job)?;
         let mut made = Vec::new();
         let restored = self
             .clone_datasets(plan, &mut made)

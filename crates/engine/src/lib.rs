@@ -102,11 +102,11 @@ pub use exchange::{
 };
 pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use gc::{GcOutcome, gc, stats};
-pub use guest_identity::GuestIdentity;
+pub use guest_identity::{GuestIdentity, SYSPREP};
 pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
 pub use host_restore::{
-    ClonePlan, CloneWish, HostPoint, HostPointRequest, HostRestore, PassingSnapshots, PlannedClone, PointName,
-    RollbackReport, RollbackWish, open_host_point,
+    ClonePlan, CloneWish, HostPoint, HostPointRequest, HostRestore, OwnGuest, PassingSnapshots, PlannedClone,
+    PointName, RollbackReport, RollbackWish, open_host_point,
 };
 pub use host_snapshot::{
     GuestReport, GuestRequest, HostPruneReport, HostPruneRequest, HostPruneTarget, HostRemovalReport,
@@ -159,12 +159,12 @@ pub use serve::{ServeDoor, ServeRequest, Served, Writes, serve};
 pub use snapshot_name::{Moment, SnapshotName, SnapshotReference};
 pub use source::{Origin, SourceName};
 pub use template::{
-    Digest as TemplateDigest, KeepIdentity, ListedHistory, ListedTemplate, Piece as TemplatePiece,
-    PieceKind as TemplatePieceKind, Publication, Published, PullReport, PullRequest, PullTarget, PulledDisk,
-    PushRequest, PushSource, RemovalSelection, Replace, SignedBy, Statement as TemplateStatement, TEMPLATE_NAMESPACE,
-    TemplateError, TemplateHistory, TemplateLabel, TemplateListing, TemplateName, TemplateReference, TemplateRemoval,
-    TemplateTag, TemplateVersion, Trust, Unsealed, Unsigned, list_templates, prepare_push, prepare_tag, pull_template,
-    remove_templates, show_template,
+    Digest as TemplateDigest, Guest as TemplateGuest, KeepIdentity, ListedHistory, ListedTemplate,
+    Piece as TemplatePiece, PieceKind as TemplatePieceKind, Publication, Published, PullReport, PullRequest,
+    PullTarget, PulledDisk, PushRequest, PushSource, RemovalSelection, Replace, SignedBy,
+    Statement as TemplateStatement, TEMPLATE_NAMESPACE, TemplateError, TemplateHistory, TemplateLabel, TemplateListing,
+    TemplateName, TemplateReference, TemplateRemoval, TemplateTag, TemplateVersion, Trust, Unsealed, Unsigned,
+    list_templates, prepare_push, prepare_tag, pull_template, remove_templates, show_template,
 };
 pub use verify::{Against, VerifyRequest, scrub, verify};
 pub use watchdog::{Means as WatchdogMeans, watch_over};

@@ -31,7 +31,7 @@ pub use error::TemplateError;
 pub use label::{TemplateLabel, TemplateName, TemplateReference, TemplateTag, TemplateVersion};
 pub use list::{ListedHistory, ListedTemplate, TemplateHistory, TemplateListing, list_templates, show_template};
 pub use publish::{Publication, Published, Replace, Unsealed};
-pub use pull::{KeepIdentity, PullReport, PullRequest, PullTarget, PulledDisk, pull_template};
+pub use pull::{Guest, KeepIdentity, PullReport, PullRequest, PullTarget, PulledDisk, pull_template};
 pub use push::{PushRequest, PushSource, prepare_push, prepare_tag};
 pub use remove::{RemovalSelection, TemplateRemoval, remove_templates};
 pub use statement::{Piece, PieceKind, Statement};

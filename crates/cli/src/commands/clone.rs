@@ -6,9 +6,13 @@ mod names;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_engine::{AfterRestore, CloneWish, HostSnapshotReport, Job, MachineName};
+use holdfast_engine::{
+    AfterRestore, CloneWish, GuestIdentity, HostSnapshotReport, Job, MachineName, OwnGuest, SYSPREP,
+};
+use holdfast_host::LocalTools;
 use serde::Serialize;
 
 use super::point::{OpenPoint, PointArgs, Use, When, split};
@@ -20,12 +24,21 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::guests::{GuestDocument, MemoryHow, QuiesceWhen};
 use crate::output::{Page, Report};
-use crate::units;
-use image::{ImageCloneArgs, ImageDocument};
+use crate::{search_path, units};
+use image::{ImageCloneArgs, ImageDocument, Sysprep};
 use names::NameArgs;
+
+/// virt-sysprep boots a small system, which takes minutes where processors are emulated.
+pub(super) const SYSPREP_TIME_OUT: Duration = Duration::from_secs(30 * 60);
+
+/// The virt-sysprep in the user's path; its name where there is none.
+pub(super) fn sysprep_program(context: &Context) -> PathBuf {
+    search_path::find(SYSPREP, context).unwrap_or_else(|| SYSPREP.into())
+}
 
 /// Arguments of `clone`.
 #[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub struct CloneArgs {
     /// A machine as it is now (web1), or as it was in host snapshots (web1@before-update, web1@latest), or the file of an image
     #[arg(value_name = "MACHINE[@SNAPSHOT]|IMAGE")]
@@ -48,6 +61,9 @@ pub struct CloneArgs {
     /// Of a machine as it is now: whether to freeze its file systems for the instant, by its guest agent; try where not given
     #[arg(long, value_enum, value_name = "WHEN")]
     quiesce: Option<QuiesceWhen>,
+    /// Have virt-sysprep make machine id, SSH host keys and the like of the guest anew, and name it like the machine, or the image
+    #[arg(long, conflicts_with = "resume")]
+    sysprep: bool,
     /// Show what would be made; make nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -212,8 +228,9 @@ fn clone_images(
             format!("leave {option} out"),
         ));
     }
-    args.image
-        .clone_images(file, names, (context, args.job.thread_count(), args.dry_run))
+    let sysprep = if args.sysprep { Sysprep::Yes } else { Sysprep::No };
+    let how = (context, args.job.thread_count());
+    args.image.clone_images(file, names, (sysprep, args.dry_run), how)
 }
 
 fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones: &mut Clones) -> Result<(), Error> {
@@ -258,7 +275,17 @@ fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones:
     let made = args.point.open((&machine, when), how, |mut point, job| {
         let instant = point.made.map(|made| InstantDocument::of(made, names));
         let mut told = BTreeSet::new();
-        let made = wishes.iter().map(|wish| make(args, wish, (&mut point, &mut told), job));
+        let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
+        let made = wishes.iter().map(|wish| {
+            let guest = args.sysprep.then(|| OwnGuest {
+                identity: GuestIdentity {
+                    host_name: Some(wish.name.to_string()),
+                    program: sysprep_program(context),
+                },
+                tools: &tools,
+            });
+            make(args, (wish, guest.as_ref()), (&mut point, &mut told), job)
+        });
         Ok((instant, made.collect::<holdfast_engine::Result<_>>()?))
     })?;
     (clones.instant, clones.machines) = made;
@@ -297,7 +324,7 @@ impl InstantDocument {
 
 fn make(
     args: &CloneArgs,
-    wish: &CloneWish,
+    (wish, guest): (&CloneWish, Option<&OwnGuest<'_>>),
     (open, told): (&mut OpenPoint<'_>, &mut BTreeSet<String>),
     job: Job<'_>,
 ) -> holdfast_engine::Result<MachineClone> {
@@ -313,7 +340,7 @@ fn make(
     let report = if args.dry_run {
         None
     } else {
-        Some(restore.make_clone(point, &plan, job)?)
+        Some(restore.make_clone(point, &plan, guest, job)?)
     };
     Ok(MachineClone {
         point: point.name.clone(),

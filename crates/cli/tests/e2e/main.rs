@@ -13,6 +13,7 @@ mod program;
 mod replication;
 mod rig;
 mod schedules;
+mod sysprep;
 mod template_forgeries;
 mod templates;
 mod terminals;

@@ -18,6 +18,8 @@ pub(crate) struct Rig {
     sees_files_of: Option<u32>,
     /// The user's folder for configurations.
     configurations: Option<PathBuf>,
+    /// A folder whose programs are found before those of the system.
+    programs: Option<PathBuf>,
 }
 
 impl Rig {
@@ -27,6 +29,7 @@ impl Rig {
             folder: tempfile::tempdir().unwrap(),
             sees_files_of: None,
             configurations: None,
+            programs: None,
         }
     }
 
@@ -71,6 +74,15 @@ impl Rig {
         self.configurations = Some(folder);
     }
 
+    /// From now on the program finds a program of this name and text before that of the system.
+    pub(crate) fn have_program(&mut self, name: &str, text: &str) {
+        let path = format!("programs/{name}");
+        self.write(&path, text.as_bytes());
+        let runs = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(self.path(&path), runs).unwrap();
+        self.programs = Some(self.path("programs"));
+    }
+
     /// The program, to be run in the folder.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = match self.sees_files_of {
@@ -78,8 +90,12 @@ impl Rig {
             None => program(words),
         };
         let configurations = self.configurations.iter().map(|folder| ("XDG_CONFIG_HOME", folder));
+        let system = std::env::var("PATH").unwrap_or_default();
+        let programs = self.programs.iter();
+        let search = programs.map(|folder| ("PATH", format!("{}:{system}", folder.display())));
         command
             .envs(configurations)
+            .envs(search)
             .current_dir(self.folder.path())
             .env("HOLDFAST_REPOSITORY", self.path("repo"))
             .env("XDG_STATE_HOME", self.path("state"))

@@ -3,11 +3,16 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
+use holdfast_host::Tools;
 use holdfast_host::provider::HostSnapshotName;
+use holdfast_image::Format;
 
 use super::{ClonePlan, HostPoint, HostRestore};
+use crate::Unit;
 use crate::error::Result;
-use crate::machine_restore::{FileWay, MachineRestorePlan, Witness};
+use crate::guest_identity::{GuestIdentity, renew_guest};
+use crate::job::Job;
+use crate::machine_restore::{Content, FileWay, MachineRestorePlan, Witness};
 use crate::machine_state::{StateStore, Unfinished, UnfinishedFile, UnfinishedKind};
 
 /// Of a rollback, from its first byte on.
@@ -46,10 +51,26 @@ impl Witness for RollbackNote<'_> {
 pub(super) struct CloneNote<'a> {
     states: &'a StateStore,
     work: Unfinished,
+    plan: &'a MachineRestorePlan,
+    guest: Option<&'a OwnGuest<'a>>,
+    job: Job<'a>,
+}
+
+/// A guest that is to have an identity of its own, and the programs that can give it one.
+pub struct OwnGuest<'a> {
+    /// What is made anew.
+    pub identity: GuestIdentity,
+    /// The programs of this host.
+    pub tools: &'a dyn Tools,
 }
 
 impl<'a> CloneNote<'a> {
-    pub(super) fn begin(restore: &HostRestore<'a>, (point, plan): (&HostPoint, &ClonePlan)) -> Result<Self> {
+    pub(super) fn begin(
+        restore: &HostRestore<'a>,
+        (point, plan): (&HostPoint, &'a ClonePlan),
+        guest: Option<&'a OwnGuest<'a>>,
+        job: Job<'a>,
+    ) -> Result<Self> {
         let is_new = |way| matches!(way, FileWay::NewFile | FileWay::Shared);
         let files = plan.restore.files.iter().filter(|file| is_new(file.way));
         let files = files.map(|file| UnfinishedFile {
@@ -62,6 +83,9 @@ impl<'a> CloneNote<'a> {
                 files: files.collect(),
                 ..work(UnfinishedKind::Clone, restore, (point, &plan.restore))
             },
+            plan: &plan.restore,
+            guest,
+            job,
         };
         note.states.note_unfinished(&note.work)?;
         Ok(note)
@@ -77,6 +101,18 @@ impl Witness for CloneNote<'_> {
             file.identity = found.map(|found| (found.dev(), found.ino()));
         }
         self.states.note_unfinished(&self.work)
+    }
+
+    fn has_files(&mut self) -> Result<()> {
+        let Some(OwnGuest { identity, tools }) = self.guest else {
+            return Ok(());
+        };
+        let phase = format!("giving the guest of {} an identity of its own", self.plan.machine.name);
+        self.job.progress.phase(&phase, Unit::Items);
+        let files = self.plan.files.iter();
+        let disks = files.filter(|file| matches!(file.content, Content::Disk(_)));
+        let images: Vec<(&Path, Format)> = disks.map(|file| (&*file.to, file.format)).collect();
+        renew_guest(Path::new(&self.plan.machine.name), &images, identity, *tools)
     }
 }
 

@@ -102,6 +102,11 @@ pub(crate) fn restore_point(
     for output in outputs {
         locked.extend(finish(output, &mut made)?);
     }
+    if plan.machine.is_new {
+        // Its hypervisor does not know of it yet, so that nothing starts with them.
+        locked.clear();
+        witness.has_files()?;
+    }
     execution.define(&mut made)?;
     drop(locked);
     execution.relocked.take();

@@ -15,6 +15,11 @@ pub(crate) trait Witness {
     fn about_to_name(&mut self, _new: &[(&Path, &Path)]) -> Result<()> {
         Ok(())
     }
+
+    /// The files of a new machine are there and not open here any more, and it is not defined yet. Where this fails they go again.
+    fn has_files(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Notes nothing.

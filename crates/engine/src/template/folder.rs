@@ -46,10 +46,17 @@ pub(super) fn write_folder(
     let mut disks = Vec::new();
     for piece in pull.entry.statement.disks() {
         let disk = made.file(&file_name(piece.name.as_str(), format), |target| {
-            pull.disk(piece, target.to_owned(), format, Overwrite::Refuse)
+            pull.disk(piece, (target, format), Overwrite::Refuse, &|_| Ok(()))
         })?;
         disks.push(disk);
     }
+    // A guest may have its system on one disk, and what identifies it on another.
+    let images: Vec<(&Path, Format)> = disks.iter().map(|disk| (&*disk.path, format)).collect();
+    let host_name = match &machine {
+        Some(machine) => Some(machine.name.clone()),
+        None => folder.file_name().map(|name| name.to_string_lossy().into_owned()),
+    };
+    pull.renew_guest(&folder, &images, host_name.as_deref())?;
     let write = |made: &mut NewFolder, name: &str, bytes: &[u8]| {
         made.file(name, |path| {
             write_file(path, bytes, pull.surroundings).map(|()| path.to_owned())

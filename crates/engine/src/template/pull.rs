@@ -3,10 +3,10 @@
 //! The statement counts only after its signature was judged, and the content only after it was found to have the digests of the statement:
 //! the bytes that are written are those that were hashed, and nothing has its name before the last of them was.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_host::Verdict;
+use holdfast_host::{Tools, Verdict};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{Repository, SnapshotId, Surroundings};
 
@@ -18,8 +18,10 @@ use super::label::TemplateReference;
 use super::shelf::{Entry, Shelf};
 use super::statement::{Piece, Statement};
 use super::trust::{SignedBy, Trust, Unsigned};
-use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
+use crate::Unit;
+use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert_and};
 use crate::error::Result;
+use crate::guest_identity::{GuestIdentity, renew_guest};
 use crate::job::Job;
 use crate::machine_restore::bytes_of;
 use crate::new_image::Overwrite;
@@ -80,6 +82,17 @@ pub struct PullRequest {
     pub storage: Storage,
     /// When the images are made, in seconds since 1970; a VHD says it.
     pub created_s: u64,
+    /// Whether the guest gets an identity of its own, and is called like its machine, or the image.
+    pub guest: Guest,
+}
+
+/// What becomes of a guest's own identity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Guest {
+    /// It stays as it was pushed.
+    Keep,
+    /// It is made anew, by the `virt-sysprep` that is there; not on a block device.
+    Renew(PathBuf),
 }
 
 /// A disk that was pulled.
@@ -120,7 +133,7 @@ pub fn pull_template(
     repository: &Repository,
     request: &PullRequest,
     trust: &Trust<'_>,
-    surroundings: &Surroundings,
+    (surroundings, tools): (&Surroundings, &dyn Tools),
     job: Job<'_>,
 ) -> Result<PullReport> {
     let start = job.clock.now();
@@ -140,9 +153,9 @@ pub fn pull_template(
     let pull = Pull {
         repository,
         entry,
-        storage: request.storage,
-        created_s: request.created_s,
+        request,
         surroundings,
+        tools,
         job,
     };
     let format = match &request.target {
@@ -197,9 +210,9 @@ fn vouched(entry: &Entry, trust: &Trust<'_>, unsigned: Unsigned, job: Job<'_>) -
 pub(super) struct Pull<'a> {
     pub(super) repository: &'a Repository,
     pub(super) entry: &'a Entry,
-    storage: Storage,
-    created_s: u64,
+    request: &'a PullRequest,
     pub(super) surroundings: &'a Surroundings,
+    tools: &'a dyn Tools,
     pub(super) job: Job<'a>,
 }
 
@@ -221,16 +234,33 @@ impl Pull<'_> {
                 .progress
                 .note("the configuration of its machine is left out: a folder as target gets it, too");
         }
-        Ok(vec![self.disk(only, path, format, overwrite)?])
+        let named = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let renew = |partial: &Path| self.renew_guest(&path, &[(partial, format)], named.as_deref());
+        Ok(vec![self.disk(only, (&path, format), overwrite, &renew)?])
     }
 
-    /// Writes a disk, which gets its name when all of it was found to be what was signed.
+    /// Gives the guest an identity of its own, if that is wanted.
+    pub(super) fn renew_guest(&self, name: &Path, images: &[(&Path, Format)], host_name: Option<&str>) -> Result<()> {
+        let Guest::Renew(program) = &self.request.guest else {
+            return Ok(());
+        };
+        self.job
+            .progress
+            .phase("giving the guest an identity of its own", Unit::Items);
+        let identity = GuestIdentity {
+            host_name: host_name.map(str::to_owned),
+            program: program.clone(),
+        };
+        renew_guest(name, images, &identity, self.tools)
+    }
+
+    /// Writes a disk, which gets its name when all of it was found to be what was signed, and then was changed.
     pub(super) fn disk(
         &self,
         piece: &Piece,
-        path: PathBuf,
-        format: Format,
+        (path, format): (&Path, Format),
         overwrite: Overwrite,
+        change: &dyn Fn(&Path) -> Result<()>,
     ) -> Result<PulledDisk> {
         let record = self.entry.manifest.disk(Some(piece.name.as_str()))?;
         let stored = self.repository.device_checking_prints(record);
@@ -238,26 +268,22 @@ impl Pull<'_> {
         let check = || checked.check_end(piece);
         let request = ConvertRequest {
             open: OpenOptions::default(),
-            target: path.clone(),
+            target: path.to_owned(),
             format,
             qcow2: Qcow2Options::default(),
             blocks: BlockOptions {
-                created_s: self.created_s,
+                created_s: self.request.created_s,
                 ..BlockOptions::default()
             },
-            storage: self.storage,
+            storage: self.request.storage,
             overwrite,
             verify: VerifyImage::No,
         };
-        convert(
-            ConvertSource::Checked(&checked, &check),
-            &request,
-            self.surroundings,
-            self.job,
-        )?;
+        let source = ConvertSource::Checked(&checked, &check);
+        convert_and(source, &request, change, (self.surroundings, self.job))?;
         Ok(PulledDisk {
             name: piece.name.to_string(),
-            path,
+            path: path.to_owned(),
             size_bytes: piece.size_bytes,
         })
     }

@@ -9,13 +9,11 @@ use holdfast_host::{LocalTools, Tools};
 use holdfast_image::{Backing, OpenOptions};
 use serde::Serialize;
 
+use super::{SYSPREP_TIME_OUT, sysprep_program};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::output::Page;
 use crate::{time, units};
-
-/// virt-sysprep boots a small system, which takes minutes where processors are emulated.
-const SYSPREP_TIME_OUT: Duration = Duration::from_secs(30 * 60);
 
 /// How images are cloned.
 #[derive(Debug, clap::Args)]
@@ -26,12 +24,18 @@ pub(super) struct ImageCloneArgs {
     /// Of an image: copy all of it
     #[arg(long)]
     copy: bool,
-    /// Of an image: have virt-sysprep make machine id, SSH host keys and the like of the guest anew, and name it like the file
-    #[arg(long)]
-    sysprep: bool,
     /// Of an image: a file that it may open though it lies in another folder; may be given several times
     #[arg(long = "allow-file", visible_alias = "allow", value_name = "FILE")]
     files: Vec<PathBuf>,
+}
+
+/// Whether guests get an identity of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sysprep {
+    /// They do.
+    Yes,
+    /// They do not.
+    No,
 }
 
 /// A clone of an image.
@@ -107,7 +111,6 @@ impl ImageCloneArgs {
         let own = [
             ("--overlay", self.overlay),
             ("--copy", self.copy),
-            ("--sysprep", self.sysprep),
             ("--allow-file", !self.files.is_empty()),
         ];
         match own.iter().find(|(_, is_given)| *is_given) {
@@ -124,7 +127,8 @@ impl ImageCloneArgs {
         &self,
         file: &Path,
         names: &[String],
-        (context, threads, dry_run): (&Context, usize, bool),
+        (sysprep, dry_run): (Sysprep, bool),
+        (context, threads): (&Context, usize),
     ) -> Result<Vec<ImageDocument>, Error> {
         let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
         let surroundings = context.surroundings();
@@ -147,7 +151,7 @@ impl ImageCloneArgs {
                         _ => CloneWay::Quick,
                     },
                     created_s: u64::try_from(time::now().as_second()).unwrap_or_default(),
-                    guest: self.sysprep.then(|| (guest_of(name), &tools as &dyn Tools)),
+                    guest: (sysprep == Sysprep::Yes).then(|| (guest_of(name, context), &tools as &dyn Tools)),
                 };
                 let cloner = ImageCloner::open(&request, &surroundings)?;
                 if dry_run {
@@ -170,9 +174,12 @@ impl ImageCloneArgs {
 }
 
 /// The guest is called like its image.
-fn guest_of(name: &str) -> GuestIdentity {
+fn guest_of(name: &str, context: &Context) -> GuestIdentity {
     let stem = Path::new(name)
         .file_stem()
         .map(|stem| stem.to_string_lossy().into_owned());
-    GuestIdentity { host_name: stem }
+    GuestIdentity {
+        host_name: stem,
+        program: sysprep_program(context),
+    }
 }

@@ -1,15 +1,20 @@
 //! `holdfast template pull`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_engine::{KeepIdentity, Overwrite, PullReport, PullRequest, PullTarget, TemplateReference, pull_template};
+use holdfast_engine::{
+    KeepIdentity, Overwrite, PullReport, PullRequest, PullTarget, TemplateGuest, TemplateReference, pull_template,
+};
+use holdfast_host::LocalTools;
 use holdfast_image::{Format, Storage};
 use serde::Serialize;
 
 use super::document::{SignedDocument, StatementDocument};
 use super::signers::{TrustArgs, signatures, unsigned};
 use crate::args::{Example, JobArgs};
+use crate::commands::clone::{SYSPREP_TIME_OUT, sysprep_program};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -18,6 +23,7 @@ use crate::{time, units};
 
 /// Arguments of `template pull`.
 #[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(super) struct PullArgs {
     /// The template, by its tag or by its digest
     #[arg(value_name = "NAME[:TAG]|NAME@DIGEST")]
@@ -31,6 +37,9 @@ pub(super) struct PullArgs {
     /// Compress the images where their format can
     #[arg(long)]
     compress: bool,
+    /// Have virt-sysprep make machine id, SSH host keys and the like of the guest anew, and name it like the machine, or the image
+    #[arg(long)]
+    sysprep: bool,
     /// Replace the image that is there, or write over the block device
     #[arg(long)]
     force: bool,
@@ -146,6 +155,15 @@ fn target(args: &PullArgs) -> Result<PullTarget, Error> {
     };
     let is_device = holdfast_engine::is_device(&path);
     let is_image = named.is_some() || is_device || args.force;
+    if is_device && args.sysprep {
+        return Err(Error::usage(
+            format!(
+                "--sysprep is for images in files, and {} is a block device",
+                path.display()
+            ),
+            "leave it out, and do it in the guest",
+        ));
+    }
     let about_machines = [
         ("--name", args.machine.name.is_some()),
         ("--keep-identity", args.machine.keep_identity),
@@ -193,13 +211,19 @@ pub(super) fn run(args: &PullArgs, context: &Context) -> Result<Exit, Error> {
             Storage::Plain
         },
         created_s: u64::try_from(time::now().as_second()).unwrap_or_default(),
+        guest: if args.sysprep {
+            TemplateGuest::Renew(sysprep_program(context))
+        } else {
+            TemplateGuest::Keep
+        },
     };
+    let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
     let repository = context.open_repository()?;
     let surroundings = context.surroundings();
     let signatures = signatures(context);
     let trust = args.trust.trust(&signatures, context);
     let report = context.work(args.job.thread_count(), |job| {
-        pull_template(&repository, &request, &trust, &surroundings, job)
+        pull_template(&repository, &request, &trust, (&surroundings, &tools), job)
     })?;
     context.report(&pulled(&report, context))
 }

@@ -46,6 +46,7 @@ mod restore_refusals;
 mod restores;
 mod rollback_mishaps;
 mod rollbacks;
+mod sysprep;
 mod thin_volumes;
 mod tpm;
 mod volumes;

@@ -1,0 +1,115 @@
+//! Guests with an identity of their own: what virt-sysprep is asked, and what becomes of it.
+//!
+//! virt-sysprep is a stand-in: it writes a mark into the first sector of every image that it is given, by a program that locks images as QEMU does.
+
+use crate::rig::{Rig, noise};
+use crate::templates;
+
+const MIB: usize = 1 << 20;
+
+/// Marks the images; notes what it was asked.
+const WELL: &str = r#"#!/bin/sh
+echo "$*" >>"${0%/*}/asked"
+while [ $# -gt 0 ]; do
+  case $1 in
+    --format) format=$2; shift ;;
+    --add) qemu-io -f "$format" -c 'write -P 0xab 0 512' "$2" >/dev/null || exit 1; shift ;;
+  esac
+  shift
+done
+"#;
+
+const BADLY: &str = "#!/bin/sh\necho 'virt-sysprep: error: no operating systems were found' >&2\nexit 1\n";
+
+/// From now on virt-sysprep is there, and marks images.
+pub(crate) fn works(rig: &mut Rig) {
+    rig.have_program("virt-sysprep", WELL);
+}
+
+/// From now on virt-sysprep is there, and finds no guest.
+pub(crate) fn fails(rig: &mut Rig) {
+    rig.have_program("virt-sysprep", BADLY);
+}
+
+/// What it was asked since this was asked last.
+pub(crate) fn asked(rig: &Rig) -> String {
+    let asked = String::from_utf8(rig.read("programs/asked")).unwrap();
+    std::fs::remove_file(rig.path("programs/asked")).unwrap();
+    asked
+}
+
+/// The bytes of a disk after the mark was made.
+pub(crate) fn marked(bytes: &[u8]) -> Vec<u8> {
+    let mut marked = bytes.to_vec();
+    marked[..512].fill(0xab);
+    marked
+}
+
+fn disk_of(rig: &Rig, image: &str) -> Vec<u8> {
+    rig.ok(&["image", "convert", "--force", image, "out.raw"]);
+    rig.read("out.raw")
+}
+
+#[test]
+fn clones_of_an_image_get_guests_of_their_own_before_they_have_their_names() {
+    let mut rig = Rig::empty();
+    let bytes = noise(2 * MIB, 7);
+    rig.write("base.raw", &bytes);
+    rig.ok(&["image", "convert", "base.raw", "base.qcow2"]);
+    works(&mut rig);
+    for (name, way) in [
+        ("web1.qcow2", &[][..]),
+        ("web2.qcow2", &["--overlay"]),
+        ("web3.qcow2", &["--copy"]),
+    ] {
+        rig.ok(&[&["clone", "base.qcow2", name, "--sysprep"][..], way].concat());
+        let words = asked(&rig);
+        let host = name.trim_end_matches(".qcow2");
+        assert!(
+            words.contains("ssh-hostkeys") && words.contains(&format!("--hostname {host} ")),
+            "{words}"
+        );
+        // Not under its own name.
+        assert!(words.trim_end().ends_with(".partial"), "{words}");
+        assert!(disk_of(&rig, name) == marked(&bytes), "{name}");
+    }
+    assert!(disk_of(&rig, "base.qcow2") == bytes, "the image was changed");
+    let before = rig.names(".");
+    fails(&mut rig);
+    for way in ["--overlay", "--copy"] {
+        let (_, said) = rig.error(1, &["clone", "base.qcow2", "web4.qcow2", "--sysprep", way]);
+        assert!(
+            said.contains("web4.qcow2") && said.contains("no operating systems"),
+            "{said}"
+        );
+    }
+    assert_eq!(rig.names("."), before);
+}
+
+#[test]
+fn what_is_pulled_of_a_template_gets_a_guest_of_its_own() {
+    let mut rig = templates::rig();
+    let bytes = templates::image(&rig, "base.raw", 1);
+    templates::push(&rig, "debian", "base.raw", "anna", &[]);
+    let sysprep = |target| [&templates::pull_words("debian", target)[..], &["--sysprep"]].concat();
+    works(&mut rig);
+    rig.ok(&sysprep("web7.qcow2"));
+    assert!(asked(&rig).contains("--hostname web7 "));
+    assert!(disk_of(&rig, "web7.qcow2") == marked(&bytes));
+    rig.ok(&sysprep("machines"));
+    let words = asked(&rig);
+    assert!(words.contains("--hostname machines --format qcow2 --add "), "{words}");
+    let names = rig.names("machines");
+    let image = names.iter().find(|name| name.contains(".qcow2")).unwrap();
+    assert!(disk_of(&rig, &format!("machines/{image}")) == marked(&bytes));
+    // The template is as it was.
+    rig.ok(&templates::pull_words("debian", "again.raw"));
+    assert!(rig.read("again.raw") == bytes);
+    let before = rig.names(".");
+    fails(&mut rig);
+    for target in ["web8.qcow2", "others"] {
+        let (_, said) = rig.error(1, &sysprep(target));
+        assert!(said.contains(target) && said.contains("no operating systems"), "{said}");
+    }
+    assert_eq!(rig.names("."), before);
+}
