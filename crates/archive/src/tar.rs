@@ -85,8 +85,22 @@ impl<R: Read> TarReader<R> {
                         offset,
                     }));
                 }
-                // Folders, links and the like hold no data.
-                _ => long_name = None,
+                // Folders, attributes of all members, and the names of what links lead to, hold no data.
+                b'5' => long_name = None,
+                b'g' | b'K' => {}
+                // Without what it leads to, a disk would have zeroes there.
+                kind => {
+                    let name = long_name.take().unwrap_or(header.name);
+                    let what = match kind {
+                        b'1' | b'2' => "a link to another member".to_owned(),
+                        b'S' => "a member with holes".to_owned(),
+                        kind => format!("a member of type {:?}", char::from(kind)),
+                    };
+                    return Err(Error::Unsupported {
+                        feature: format!("{what} ({name:?})"),
+                        detail: "a machine archive has plain files only; unpack it, and pack it again with tar --hard-dereference -h".to_owned(),
+                    });
+                }
             }
         }
     }
@@ -361,6 +375,27 @@ mod tests {
             let bytes = header("disk.vmdk", size, 1);
             assert_eq!(TarReader::new(&bytes[..]).next().unwrap().unwrap().size_bytes, size);
         }
+    }
+
+    /// Blocks of a disk that were links to others became zeroes.
+    #[test]
+    fn links_are_refused_and_folders_are_not() {
+        let of_kind = |kind: u8| {
+            let mut header = header("a", 0, 0);
+            header[156] = kind;
+            let sum = super::checksum(&header);
+            header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+            [&header[..], &archive(&[("b", b"content")])].concat()
+        };
+        for kind in *b"123467S" {
+            let bytes = of_kind(kind);
+            let mut reader = TarReader::new(&bytes[..]);
+            let found = reader.next();
+            let is_plain = kind == b'7';
+            assert_eq!(found.is_ok(), is_plain, "{}: {found:?}", char::from(kind));
+        }
+        let bytes = of_kind(b'5');
+        assert_eq!(TarReader::new(&bytes[..]).next().unwrap().unwrap().name, "b");
     }
 
     #[test]

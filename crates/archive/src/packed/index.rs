@@ -207,6 +207,10 @@ impl PackedIndex {
             if packed > most || bytes > most {
                 return Err(wrong(packed_bytes, "a block of it is larger than any"));
             }
+            // It would be passed over, and everything behind it be somewhere else.
+            if bytes == 0 && count > 1 {
+                return Err(wrong(packed_bytes, "a block of it holds nothing"));
+            }
             index.push(packed, bytes, le32(&entry[8..]));
         }
         if index.packed_bytes() == packed_bytes {
