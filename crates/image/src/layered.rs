@@ -125,7 +125,8 @@ fn push_backing(backing: Option<&dyn BlockDevice>, list: &mut ExtentList, length
     Ok(list.push(end - list.end(), ExtentKind::Zero))
 }
 
-/// Appends `length` bytes at `host` of `file` as the file's own holes describe them; zero past its end.
+/// Appends `length` bytes at `host` of `file` as the file's own holes describe them. What is past its end is lost data and no hole: whoever
+/// reads it is told so.
 pub(crate) fn push_file(
     file: &dyn crate::file::ImageFile,
     list: &mut ExtentList,
@@ -142,7 +143,7 @@ pub(crate) fn push_file(
             }
         }
     }
-    Ok(list.push(length - held, ExtentKind::Zero))
+    Ok(list.push(length - held, ExtentKind::Data))
 }
 
 /// A layer with all that is below it.

@@ -18,6 +18,7 @@ use holdfast_block::{BlockDevice, ExtentList, to_usize};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::layered::{Layered, push_file};
+use crate::repair::RepairAction;
 use crate::run::{Compressed, KnownLength, Run};
 use crate::{Error, Result};
 
@@ -107,9 +108,8 @@ impl Layered for TableLayer {
     }
 
     fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()> {
-        // Its end may be cut off by the end of the file; data of which nothing is there is lost.
-        let unit = self.tables.unit_bytes();
-        let last = (host + buffer.len() as u64 - 1).saturating_sub(unit - 1).max(host);
+        // Whoever makes a block makes all of it, as far as the disk goes: what is not there was cut off, and is lost.
+        let last = host + buffer.len() as u64 - 1;
         if !self.length.contains(&*self.file, last)? {
             return Err(corrupt(&self.image, "block", last, "past the end of the file"));
         }
@@ -165,6 +165,47 @@ pub(crate) fn write_entries<const N: usize>(
         index = end;
     }
     Ok(())
+}
+
+/// Where block `number` of the disk, which begins at `host`, ends in its file at the least: its part of the disk has to be there, and of one
+/// that is behind the disk the beginning.
+pub(crate) fn end_of_block(host: u64, number: u64, block_bytes: u64, disk_bytes: u64) -> u64 {
+    let of_disk = disk_bytes.saturating_sub(number.saturating_mul(block_bytes));
+    host.saturating_add(block_bytes.min(of_disk).max(1))
+}
+
+/// A block whose end is not in its file any more, as far as a repair has met it.
+#[derive(Default)]
+pub(crate) struct CutOff {
+    end: u64,
+    disk_offset: u64,
+}
+
+impl CutOff {
+    /// Block `number`, which begins at `host`, inside of the file.
+    pub(crate) fn meet(&mut self, host: u64, number: u64, block_bytes: u64, disk_bytes: u64) {
+        let end = end_of_block(host, number, block_bytes, disk_bytes);
+        if end > self.end {
+            (self.end, self.disk_offset) = (end, number * block_bytes);
+        }
+    }
+
+    /// Gives up what was cut off: it reads as zero from now on.
+    pub(crate) fn give_up(&self, file: &dyn ImageFile, actions: &mut Vec<RepairAction>) -> Result<()> {
+        let file_bytes = file.length_bytes()?;
+        if self.end <= file_bytes {
+            return Ok(());
+        }
+        file.set_length(self.end)?;
+        file.sync()?;
+        actions.push(RepairAction::GivenUp {
+            what: "ends of blocks",
+            count: 1,
+            unit_bytes: self.end - file_bytes,
+            first_disk_offset: Some(self.disk_offset),
+        });
+        Ok(())
+    }
 }
 
 /// Copies bytes of the file to where they do not overlap those that they are from.

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use super::header::Header;
 use super::tables::for_each_cluster;
+use crate::blocks::end_of_block;
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
@@ -21,10 +22,11 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
         report.add(Severity::Leak, ProblemKind::Structure { detail });
     }
     let mut seen = HashSet::new();
-    for_each_cluster(file, header, |_, host| {
+    for_each_cluster(file, header, |index, host| {
         report.allocated_count += 1;
         let is_aligned = host.wrapping_sub(header.data_offset).is_multiple_of(cluster);
-        if host < header.data_offset || host >= file_bytes || !is_aligned {
+        let is_there = end_of_block(host, index, cluster, header.disk_bytes) <= file_bytes;
+        if host < header.data_offset || !is_there || !is_aligned {
             let kind = ProblemKind::Pointer {
                 what: "cluster",
                 offset: host,

@@ -7,7 +7,7 @@ use super::check::check;
 use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_BYTES, Header};
 use super::tables::for_each_cluster;
 use crate::Result;
-use crate::blocks::copy_room;
+use crate::blocks::{CutOff, copy_room};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::repair::{RepairAction, RepairMode};
@@ -40,11 +40,15 @@ fn give_up_and_separate(
 ) -> Result<()> {
     let (file_bytes, cluster) = (file.length_bytes()?, header.cluster_bytes);
     let (mut lost, mut twice, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+    let mut cut_off = CutOff::default();
     for_each_cluster(file, header, |index, host| {
         let is_aligned = host.wrapping_sub(header.data_offset).is_multiple_of(cluster);
         if host < header.data_offset || host >= file_bytes || !is_aligned {
             lost.push(index);
-        } else if !seen.insert(host) {
+            return;
+        }
+        cut_off.meet(host, index, cluster, header.disk_bytes);
+        if !seen.insert(host) {
             twice.push((index, host));
         }
     })?;
@@ -61,6 +65,7 @@ fn give_up_and_separate(
             first_disk_offset: Some(first * cluster),
         });
     }
+    cut_off.give_up(file, actions)?;
     let Some((first, _)) = twice.first() else { return Ok(()) };
     let start = header.data_offset + (file_bytes.saturating_sub(header.data_offset)).next_multiple_of(cluster);
     let mut entries = Vec::new();

@@ -115,10 +115,15 @@ impl Layered for Layer {
     }
 
     fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()> {
-        // A cluster may be cut off by the end of the file, its rest being zero; one that begins there is lost data.
+        // A cluster may be cut off by the end of the file, its rest being zero; one that begins there is lost data. An external data file is
+        // as long as its disk.
         let geometry = self.header.geometry;
-        let last = geometry.offset_of(geometry.cluster_of(host + buffer.len() as u64 - 1));
-        if self.mapping.place == DataPlace::Inside && !self.data_length.contains(&*self.data, last)? {
+        let last = host + buffer.len() as u64 - 1;
+        let last = match self.mapping.place {
+            DataPlace::Inside => geometry.offset_of(geometry.cluster_of(last)),
+            DataPlace::External => last,
+        };
+        if !self.data_length.contains(&*self.data, last)? {
             return Err(corrupt(&self.image, "data cluster", last, "past the end of the file"));
         }
         Ok(self.data.read_at(buffer, host)?)

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::ZERO;
 use super::header::Header;
 use super::tables::for_each_number;
+use crate::blocks::end_of_block;
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
@@ -25,7 +26,7 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
         let host = header.host(entry);
         report.allocated_count += 1;
         next = next.max(entry + 1);
-        if host >= file_bytes {
+        if end_of_block(host, index, header.block_bytes, header.disk_bytes) > file_bytes {
             report.add(
                 Severity::Corruption,
                 ProblemKind::Pointer {

@@ -7,7 +7,7 @@ use super::header::{AT_STORED, Header};
 use super::tables::for_each_number;
 use super::{FREE, ZERO};
 use crate::Result;
-use crate::blocks::copy_room;
+use crate::blocks::{CutOff, copy_room};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::repair::{RepairAction, RepairMode};
@@ -19,6 +19,7 @@ pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions:
         return Ok(());
     }
     let file_bytes = file.length_bytes()?;
+    let mut cut_off = CutOff::default();
     let (mut lost, mut twice, mut seen, mut next) = (Vec::new(), Vec::new(), HashSet::new(), 0);
     for_each_number(file, &header, |index, entry| {
         if entry >= ZERO {
@@ -28,6 +29,7 @@ pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions:
             lost.push(index);
             return;
         }
+        cut_off.meet(header.host(entry), index, header.block_bytes, header.disk_bytes);
         next = next.max(entry + 1);
         if !seen.insert(entry) {
             twice.push((index, entry));
@@ -44,6 +46,9 @@ pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions:
             unit_bytes: header.block_bytes,
             first_disk_offset: Some(first * header.block_bytes),
         });
+    }
+    if mode == RepairMode::All {
+        cut_off.give_up(file, actions)?;
     }
     let first_copy = next;
     if mode == RepairMode::All {

@@ -193,7 +193,17 @@ impl<R: Read> VhdStream<R> {
                 break;
             }
         }
-        if footer == self.footer {
+        // An export that broke and was taken up again is another image of the same content: it may have an identity and a time of its own.
+        let at = self.source.at - FOOTER_BYTES;
+        let same = |bytes: &[u8], at: u64| {
+            let footer = Footer::parse(bytes, at, &self.source.image)?;
+            Ok::<_, crate::Error>(Footer {
+                id: self.id,
+                timestamp: 0,
+                ..footer
+            })
+        };
+        if footer == self.footer || same(&footer, at)? == same(&self.footer, 0)? {
             return Ok(());
         }
         let detail = "there is no footer, or not that of the start".to_owned();

@@ -3,6 +3,7 @@
 use super::MIB;
 use super::header::{Opened, Twin, broken_twins};
 use super::tables::{Entry, for_each_block, is_of_bits, state};
+use crate::blocks::end_of_block;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
 /// Checks an opened image.
@@ -23,6 +24,7 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
         report.add(Severity::Leak, ProblemKind::Structure { detail });
     }
     let mut used: Vec<(u64, u64, &'static str)> = vec![(0, MIB, "the headers")];
+    let mut cut_off = Vec::new();
     let bat_bytes = opened.bat.length_bytes.next_multiple_of(MIB);
     used.push((opened.bat.offset, bat_bytes, "the table of blocks"));
     used.push((opened.header.log_offset, opened.header.log_bytes.into(), "the log"));
@@ -40,6 +42,9 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
             state::FULL | state::PARTIAL => {
                 report.allocated_count += 1;
                 used.push((entry.offset(), metadata.block_bytes, "a block"));
+                if entry.offset() < file_bytes && block_end(opened, number, entry) > file_bytes {
+                    cut_off.push(entry.offset());
+                }
                 if entry.state() == state::PARTIAL {
                     partial.push((number, entry));
                 }
@@ -57,8 +62,24 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
     for (number, entry) in partial {
         check_partial(opened, (number, entry), &bits, &mut report);
     }
+    for offset in cut_off {
+        report.add(
+            Severity::Corruption,
+            ProblemKind::Pointer {
+                what: "a block",
+                offset,
+            },
+        );
+    }
     check_places(&mut used, file_bytes, &mut report);
     Ok(report)
+}
+
+/// Where a block ends in the file at the least.
+fn block_end(opened: &Opened, number: u64, entry: Entry) -> u64 {
+    let metadata = &opened.metadata;
+    let of_disk = disk_offset(opened, number) / metadata.block_bytes;
+    end_of_block(entry.offset(), of_disk, metadata.block_bytes, metadata.disk_bytes)
 }
 
 pub(super) fn disk_offset(opened: &Opened, number: u64) -> u64 {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::MIB;
 use super::header::{Header, Opened, Twin, broken_twins, mend_regions};
 use super::tables::{Entry, for_each_block, is_of_bits, state};
+use crate::blocks::CutOff;
 use crate::file::{Access, ImageFile};
 use crate::identity::ImageId;
 use crate::repair::{RepairAction, RepairMode};
@@ -62,7 +63,7 @@ pub(crate) fn mend(
 fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
     let metadata = &opened.metadata;
     let file_bytes = opened.file.length_bytes()?;
-    let mut lost = Vec::new();
+    let (mut lost, mut cut_off) = (Vec::new(), CutOff::default());
     for_each_block(&*opened.file, opened.bat, metadata, |number, entry| {
         let is_lost = match entry.state() {
             _ if is_of_bits(metadata, number) => false,
@@ -72,8 +73,12 @@ fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
         };
         if is_lost {
             lost.push(number);
+        } else if matches!(entry.state(), state::FULL | state::PARTIAL) && !is_of_bits(metadata, number) {
+            let of_disk = super::check::disk_offset(opened, number) / metadata.block_bytes;
+            cut_off.meet(entry.offset(), of_disk, metadata.block_bytes, metadata.disk_bytes);
         }
     })?;
+    cut_off.give_up(&*opened.file, actions)?;
     let Some(first) = lost.first() else { return Ok(()) };
     let absent = Entry::new(state::NOT_PRESENT, 0);
     for number in &lost {

@@ -9,7 +9,7 @@ use super::SECTOR_BYTES;
 use super::extent::SparseExtent;
 use super::tables::{Opened, PartKind, has_overlap, past_end};
 use super::twins::{Finding, Twins};
-use crate::blocks::for_each_entry;
+use crate::blocks::{end_of_block, for_each_entry};
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
@@ -40,6 +40,7 @@ pub(super) fn check_sparse(
     look_beside(file, extent, report)?;
     let mut grains = Grains {
         file_bytes: file.length_bytes()?,
+        disk_end: start + extent.disk_bytes,
         extent,
         metadata: extent.metadata(file)?,
         seen: HashMap::new(),
@@ -99,6 +100,8 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
 /// The grains of an extent, as they are met.
 struct Grains<'a> {
     file_bytes: u64,
+    /// Where the extent ends in the disk.
+    disk_end: u64,
     extent: &'a SparseExtent,
     /// What is not grains, in order.
     metadata: Vec<Range<u64>>,
@@ -121,8 +124,15 @@ impl Grains<'_> {
         self.report.allocated_count += 1;
         self.report.compressed_count += u64::from(self.extent.is_compressed);
         self.report.image_end = self.report.image_end.max(host + self.extent.grain_bytes);
-        if host >= self.file_bytes {
-            let detail = format!("its grain would be at {host}, past the end of the file");
+        let end = if self.extent.is_compressed {
+            // How long it is stands before it.
+            host + 1
+        } else {
+            let of_disk = self.disk_end.saturating_sub(disk_offset);
+            end_of_block(host, 0, self.extent.grain_bytes, of_disk)
+        };
+        if end > self.file_bytes {
+            let detail = format!("its grain would be at {host}, and the file ends before the end of that");
             self.corruption(ProblemKind::Entry { disk_offset, detail });
             return;
         }
