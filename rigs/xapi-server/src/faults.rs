@@ -12,7 +12,7 @@ pub enum Fault {
     /// All sessions end when the next transfer has moved this many bytes. An XVA breaks off there, as in XAPI, which touches the
     /// session for each block; a single disk is moved to its end.
     SessionExpiresAfterBytes(u64),
-    /// The connection of the next download is cut after this many bytes of its body.
+    /// The connection of the next download that has more bytes than these is cut after them.
     CutDownloadAfter(u64),
     /// The connection of the next upload is cut after this many bytes of its body.
     CutUploadAfter(u64),

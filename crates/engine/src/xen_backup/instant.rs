@@ -21,10 +21,20 @@ fn prefix(host: &str) -> String {
     format!("{LABEL} {host} ")
 }
 
+/// Whether a name is that of a snapshot of ours: a person may call one of his own in a similar way.
+fn is_of_run(label: &str, prefix: &str) -> bool {
+    let run = label.strip_prefix(prefix).unwrap_or_default();
+    run.len() == 8 && run.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// Removes what a killed backup of this host has left of the machine's snapshots.
 pub(super) fn clear_up(request: &XenBackupRequest<'_>, machine: &XenMachine, job: Job<'_>) -> Result<()> {
-    for snapshot in request.pool.snapshots_labelled(machine, &prefix(&request.host))? {
+    let prefix = prefix(&request.host);
+    for snapshot in request.pool.snapshots_labelled(machine, &prefix)? {
         let label = snapshot.label.clone();
+        if !is_of_run(&label, &prefix) {
+            continue;
+        }
         match request.pool.remove_snapshot(&snapshot, &[]) {
             Ok(()) => job.progress.note(&format!(
                 "removed the snapshot {label:?}, which a killed backup had left"
@@ -243,5 +253,28 @@ impl Read for Memory {
         let read = download.read(&mut buffer[..count])?;
         self.left -= read as u64;
         Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{is_of_run, prefix};
+
+    /// A snapshot that its owner had called "holdfast vm before upgrade" was removed.
+    #[test]
+    fn what_a_person_has_named_is_not_ours() {
+        let prefix = prefix("vm");
+        assert!(is_of_run("holdfast vm 0123abcd", &prefix));
+        for other in [
+            "holdfast vm before upgrade",
+            "holdfast vm ",
+            "holdfast vm 0123ABCD",
+            "holdfast vm 0123abcd ",
+            "holdfast vm 0123abcde",
+            "holdfast vm2 0123abcd",
+            "vm 0123abcd",
+        ] {
+            assert!(!is_of_run(other, &prefix), "{other}");
+        }
     }
 }

@@ -178,16 +178,51 @@ fn place_of(location: &str, port: u16) -> Option<(String, u16)> {
 }
 
 impl Download {
-    /// Takes the download up again where it broke.
+    /// Takes the download up again where it broke. What breaks on the way there is one of the few times, too.
     fn take_up(&mut self, reason: io::Error) -> io::Result<()> {
-        self.retry_count += 1;
-        if self.retry_count > RETRY_COUNT_MAX {
-            return Err(reason);
+        let mut reason = reason;
+        loop {
+            if (self.pool.surroundings.is_stopped)() {
+                return Err(io::Error::other(XapiError::Interrupted));
+            }
+            self.retry_count += 1;
+            if self.retry_count > RETRY_COUNT_MAX {
+                return Err(io::Error::other(self.broken(reason)));
+            }
+            // What had failed is of no further interest.
+            self.task.cancel();
+            match self.pool.download(self.what.clone()) {
+                Ok(again) => (self.task, self.body) = (again.task, again.body),
+                Err(error @ (XapiError::Broken { .. } | XapiError::Status { status: 500.., .. })) => {
+                    reason = io::Error::other(error);
+                    continue;
+                }
+                Err(error) => return Err(io::Error::other(error)),
+            }
+            match self.skip() {
+                Ok(()) => return Ok(()),
+                Err(error) => reason = error,
+            }
         }
-        let again = self.pool.download(self.what.clone()).map_err(io::Error::other)?;
-        // What had failed is of no further interest.
-        self.task.cancel();
-        (self.task, self.body) = (again.task, again.body);
+    }
+
+    /// Why it is given up.
+    fn broken(&self, reason: io::Error) -> XapiError {
+        match reason.downcast::<XapiError>() {
+            Ok(error) => error,
+            Err(source) => {
+                let host = self.pool.host();
+                XapiError::Broken {
+                    action: "read from",
+                    host: host_and_port(&host.0, host.1),
+                    source,
+                }
+            }
+        }
+    }
+
+    /// Passes over what had come before.
+    fn skip(&mut self) -> io::Result<()> {
         let mut left = self.position;
         let mut buffer = vec![0; DISCARD_BYTES];
         while left > 0 {

@@ -171,9 +171,9 @@ impl Transfer<'_> {
             self.pool.clock.sleep(delay);
         }
         let cut_after = self.pool.faults.take(|fault| match (direction, fault) {
-            (Direction::Down, Fault::CutDownloadAfter(bytes)) | (Direction::Up, Fault::CutUploadAfter(bytes)) => {
-                Some(*bytes)
-            }
+            // It is for one that comes so far: the records of a machine do not use up what was meant for its disk.
+            (Direction::Down, Fault::CutDownloadAfter(bytes)) => Some(*bytes).filter(|bytes| *bytes < total_bytes),
+            (Direction::Up, Fault::CutUploadAfter(bytes)) => Some(*bytes),
             _ => None,
         });
         let sessions_end_after = self.pool.faults.take(|fault| match fault {
