@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use holdfast_block::{Clock, SystemClock};
-use holdfast_engine::{Interrupt, Job, Location, Protection, Unlock, protection};
+use holdfast_engine::{Interrupt, Interrupted, Job, Location, Protection, Unlock, protection};
 use holdfast_policy::config::ConfiguredPool;
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{Repository, Surroundings, SystemProcesses};
@@ -120,12 +120,17 @@ impl Context {
     ) -> Result<T, Error> {
         let interrupt = self.interrupt()?;
         let progress = self.progress();
-        Ok(work(Job {
+        let done = work(Job {
             progress: &*progress,
             interrupt: &interrupt,
             clock: &*self.clock,
             thread_count,
-        })?)
+        });
+        // Who was asked to stop may say so as an error of what he read.
+        match done {
+            Err(error) if says_interrupted(&error) => Err(holdfast_engine::Error::from(Interrupted).into()),
+            done => Ok(done?),
+        }
     }
 
     /// Where the repository is: a path, or what holdfast.toml says of a name.
@@ -337,4 +342,13 @@ impl Context {
         self.output.data(text.as_bytes())?;
         Ok(exit)
     }
+}
+
+/// Whether an error was brought about by somebody who was asked to stop, however far down that stands.
+fn says_interrupted(error: &(dyn std::error::Error + 'static)) -> bool {
+    // What an error of I/O holds is not told of as its cause.
+    let held = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    error.is::<Interrupted>()
+        || held.is_some_and(|held| says_interrupted(held))
+        || error.source().is_some_and(says_interrupted)
 }

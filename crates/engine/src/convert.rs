@@ -26,7 +26,7 @@ use crate::new_image::{NewImage, Overwrite};
 use crate::restore_stream::write_to_stream;
 use crate::stream_device::StreamDevice;
 use crate::{Interrupted, Unit};
-use source::{Source, device_of, refuse_to_replace_source, tell_what_is_dropped};
+use source::{Source, device_of, refuse_to_replace_source, tell_of_writers, tell_what_is_dropped};
 
 /// What to convert.
 pub enum ConvertSource<'a> {
@@ -124,6 +124,7 @@ pub(crate) fn convert_and(
             let image = open(&path, &request.open)?;
             refuse_to_replace_source(&image, &request.target)?;
             let device = device_of(&image, snapshot.as_deref())?;
+            tell_of_writers(&image, job);
             tell_what_is_dropped(&image, job);
             Source::Image {
                 path,
@@ -177,6 +178,7 @@ pub fn convert_to_stream(
 ) -> Result<Vec<Note>> {
     let image = open(path, options)?;
     let device = device_of(&image, snapshot)?;
+    tell_of_writers(&image, job);
     tell_what_is_dropped(&image, job);
     match form {
         StreamForm::Raw => {
@@ -231,6 +233,13 @@ fn to_file(
     job.interrupt.check()?;
     image.finish()?;
     let opened = open(&request.target, &reopen(request))?;
+    let more_bytes = opened.size_bytes().saturating_sub(device.size_bytes());
+    if more_bytes > 0 {
+        job.progress.note(&format!(
+            "{} holds whole sectors only: the new disk has {more_bytes} bytes more than the old one",
+            request.format
+        ));
+    }
     Ok((filled, opened.layers()[0].allocated_bytes))
 }
 
@@ -395,13 +404,6 @@ fn convert_to_blocks(
     let content = TargetContent::Zeroes;
     let filled = fill_device(device, &target, content, threads(job), &mut steps(device, job));
     let filled = unless_interrupted(filled, job)?;
-    if target.size_bytes() > device.size_bytes() {
-        job.progress.note(&format!(
-            "{} holds whole sectors only: the new disk has {} bytes more than the old one",
-            request.format,
-            target.size_bytes() - device.size_bytes()
-        ));
-    }
     Ok((image, Some(filled)))
 }
 

@@ -395,7 +395,16 @@ fn create_vdi(path: &Path, options: &CreateOptions) -> Result<()> {
     vdi::create::write_empty(&HostFile::create_new(path)?, &new)
 }
 
+/// The same for a disk of whole sectors: QEMU does not see a part of one at the end of a disk.
+fn of_whole_sectors(options: &CreateOptions) -> CreateOptions {
+    CreateOptions {
+        size_bytes: round_up(options.size_bytes, 512),
+        ..options.clone()
+    }
+}
+
 fn create_qcow2(path: &Path, options: &CreateOptions) -> Result<()> {
+    let options = &of_whole_sectors(options);
     let header = new_header(options)?;
     check_backing(path, &options.qcow2)?;
     let file: Arc<dyn ImageFile> = Arc::new(HostFile::create_new(path)?);
@@ -426,6 +435,7 @@ pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
             detail,
         });
     }
+    let options = &of_whole_sectors(options);
     let header = new_header(options)?;
     check_backing(path, &options.qcow2)?;
     if options.qcow2.preallocation != Preallocation::Off {

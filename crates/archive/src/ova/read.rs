@@ -67,9 +67,18 @@ impl<R: Read + Send> OvaReader<R> {
                     detail: "have it exported as whole disks".to_owned(),
                 });
             }
-            // Media of drives have no capacity, and are passed over.
-            let Some(size_bytes) = disk.capacity_bytes.filter(|_| !disk.format.is_empty()) else {
+            // Media of drives are no disks of the package, and are passed over.
+            if disk.format.is_empty() {
                 continue;
+            }
+            let Some(size_bytes) = disk.capacity_bytes else {
+                return Err(Error::Unsupported {
+                    feature: format!(
+                        "the disk {}, of which the descriptor does not say how large it is",
+                        disk.key
+                    ),
+                    detail: "write its size into ovf:capacity of the descriptor".to_owned(),
+                });
             };
             disks.push(ArchiveDisk {
                 key: disk.key,

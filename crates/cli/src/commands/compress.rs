@@ -5,7 +5,7 @@ use std::io::{IsTerminal as _, Read, Write};
 use std::num::NonZero;
 use std::path::PathBuf;
 
-use holdfast_archive::{PackOptions, Packed, Packing, Threads, Unpacked, pack};
+use holdfast_archive::{Error as ArchiveError, PackOptions, Packed, Packing, Threads, Unpacked, pack};
 use holdfast_engine::{Job, Unit};
 
 use crate::args::{Example, JobArgs};
@@ -162,6 +162,9 @@ fn unpack(
     let mut done = 0;
     loop {
         let count = stream.read(&mut buffer).map_err(read_error(done))?;
+        if done == 0 && stream.packing() == Packing::None {
+            return Err(not_packed(&buffer[..count]).into());
+        }
         if count == 0 {
             return output.flush().map_err(holdfast_engine::Error::Stdout);
         }
@@ -171,6 +174,22 @@ fn unpack(
         done += count as u64;
         job.progress.advance(count as u64);
         job.interrupt.check()?;
+    }
+}
+
+/// What is not packed is not passed on as if it had been unpacked: whoever sent it may have failed at his first bytes.
+fn not_packed(start: &[u8]) -> ArchiveError {
+    let is_cut = |magic: &[u8]| magic.starts_with(start);
+    if is_cut(&[0x1f, 0x8b]) || is_cut(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        return ArchiveError::CutOff {
+            what: "the packed stream",
+            offset: 0,
+        };
+    }
+    ArchiveError::Corrupt {
+        what: "packed stream",
+        offset: 0,
+        detail: "it begins neither as gzip's do nor as those of zstd".to_owned(),
     }
 }
 

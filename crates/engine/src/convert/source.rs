@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_block::BlockDevice;
+use holdfast_host::is_written_by_others;
 use holdfast_image::{Image, LayerInfo};
 
 use crate::error::{Error, Result};
@@ -45,6 +46,18 @@ impl Source<'_> {
             Self::Stream(device) => device.check_end(),
             Self::Checked(_, check) => check(),
         }
+    }
+}
+
+/// Warns of files that somebody else may write to while they are read.
+pub(super) fn tell_of_writers(source: &Image, job: Job<'_>) {
+    let files = source.layers().iter();
+    let files = files.flat_map(|layer| std::iter::once(&layer.path).chain(&layer.extent_files));
+    for path in files.filter(|path| is_written_by_others(path)) {
+        job.progress.warning(&format!(
+            "{} is in use: a machine may write to it while it is read, and what is read is of no one instant then",
+            path.display()
+        ));
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use holdfast_archive::{ArchiveKind, Counter, Document, Ordered, Packing, Threads, open};
-use holdfast_hardware::{Dropped, Machine};
+use holdfast_hardware::{DiskKind, Dropped, Machine};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{Repository, Surroundings};
 use jiff::Timestamp;
@@ -133,6 +133,14 @@ pub fn open_import(stream: Box<dyn Read + Send>, domain: Domain, job: Job<'_>) -
     }
     let mut described = describe(&*archive.reader)?;
     let attached = attach(&*archive.reader, &mut described);
+    let has_content = |key: &str| attached.iter().any(|disk| disk.key == key);
+    let disks = described.machine.disks.iter();
+    for disk in disks.filter(|disk| disk.kind == DiskKind::Disk && !has_content(&disk.key)) {
+        let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
+        job.progress.warning(&format!(
+            "the machine has a disk {name:?}, and the archive has nothing of it: it is left out"
+        ));
+    }
     let wanted: Vec<usize> = attached.iter().map(|disk| disk.number).collect();
     Ok(Importing {
         kind: archive.kind,

@@ -247,7 +247,11 @@ fn disk(node: Node<'_, '_>, file: Option<&OvfFile>) -> Result<OvfDisk> {
         key: key.to_owned(),
         file: file.cloned(),
         capacity_bytes,
-        format: named(node, "format").unwrap_or_default().to_owned(),
+        // Some leave it out: it is a disk all the same, and its first bytes say of which format.
+        format: named(node, "format")
+            .filter(|uri| !uri.is_empty())
+            .unwrap_or("unspecified")
+            .to_owned(),
         populated_bytes: number(node, "populatedSize")?,
         parent_ref: named(node, "parentRef")
             .filter(|parent| !parent.is_empty())

@@ -111,6 +111,8 @@ pub(super) struct OfPool {
     machine: XenMachine,
     /// What holdfast.toml says of the pool.
     configured: Option<ConfiguredPool>,
+    /// Whether another one that was chosen has its name: in a repository they would be one machine.
+    has_namesake: bool,
 }
 
 impl OfPool {
@@ -152,9 +154,15 @@ pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context)
                     pool: Arc::clone(&pool),
                     machine,
                     configured: configured.clone(),
+                    has_namesake: false,
                 });
             }
         }
+    }
+    let names: Vec<String> = chosen.iter().map(|one| one.machine.summary.name.clone()).collect();
+    for one in &mut chosen {
+        let of_name = names.iter().filter(|name| **name == one.machine.summary.name);
+        one.has_namesake = of_name.count() > 1;
     }
     Ok(chosen)
 }
@@ -167,6 +175,15 @@ pub(super) fn back_up(
     repository: &Repository,
     context: &Context,
 ) -> Result<MachineDone, Error> {
+    if one.has_namesake {
+        let (said, uuid) = (one.said(), &one.machine.summary.uuid);
+        return Err(Error::usage(
+            format!(
+                "{said} ({uuid}): another machine that is to be backed up has this name, and they would be listed as one"
+            ),
+            format!("back each of them up by its UUID, under a name of yours: {uuid} with --machine NAME"),
+        ));
+    }
     let way = ["--connect".into(), one.said().into()];
     let request = XenBackupRequest {
         pool: Arc::clone(&one.pool),

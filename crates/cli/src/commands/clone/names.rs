@@ -26,6 +26,13 @@ impl NameArgs {
     /// The names of all.
     pub(super) fn all(&self) -> Result<Vec<String>, Error> {
         let Some(template) = &self.template else {
+            let of_many = [("--count", self.count.is_some()), ("--first", self.first.is_some())];
+            if let Some((option, _)) = of_many.iter().find(|(_, is_given)| *is_given) {
+                return Err(Error::usage(
+                    format!("{option} is for many clones, and one name is given"),
+                    "say what all of them are called: --name-template 'web{n:02}.qcow2'",
+                ));
+            }
             return Ok(self.name.iter().cloned().collect());
         };
         let (before, width, after) = split(template)?;

@@ -85,6 +85,8 @@ fn many_are_named_by_a_template_and_a_dry_run_makes_none() {
     assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
     for wrong in [
         &["clone", "base.vdi", "--count", "2"][..],
+        &["clone", "base.vdi", "a.vdi", "--count", "2"],
+        &["clone", "base.vdi", "a.vdi", "--first", "2"],
         &["clone", "base.vdi", "--name-template", "web.vdi"],
         &["clone", "base.vdi", "a.vdi", "--start"],
         &["clone", "base.vdi"],

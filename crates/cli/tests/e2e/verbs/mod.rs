@@ -7,6 +7,7 @@ mod conversions;
 mod copies;
 mod copy_mishaps;
 mod crashes;
+mod cut_images;
 pub(crate) mod exchanges;
 mod full_disks;
 mod images;

@@ -364,6 +364,55 @@ fn whatever_happens_the_pool_is_left_clean() {
     world.assert_clean(0);
 }
 
+/// What comes after a break is a download of its own: a VHD with another identity, which may break before the place of the first break.
+#[test]
+fn a_disk_that_breaks_off_is_read_on_wherever_that_was() {
+    for way in ["vhd", "raw"] {
+        for cuts in [&[3 * MIB + 77][..], &[4 * MIB, MIB], &[5 * MIB, 2 * MIB, 6 * MIB]] {
+            let world = World::new();
+            world.pool.set_nbd_purpose(NbdPurpose::None);
+            for cut in cuts {
+                world.pool.faults().once(Fault::CutDownloadAfter(*cut));
+            }
+            let machine = world.machine();
+            world.report(&["backup", &machine, "--pool-read", way]);
+            world.assert_holds();
+        }
+        let world = World::new();
+        world.pool.set_nbd_purpose(NbdPurpose::None);
+        world.pool.faults().times(Fault::CutDownloadAfter(4 * MIB), 9);
+        let machine = world.machine();
+        // It is the way there that is broken, not what is stored.
+        let (kind, message) = world.fails(1, &["backup", &machine, "--pool-read", way]);
+        assert_eq!(kind, "io", "{message}");
+        assert_eq!(world.rig.snapshot_count(), 0);
+    }
+}
+
+#[test]
+fn machines_of_one_name_are_not_listed_as_one() {
+    let world = World::new();
+    let twin = world.pool.add_vm(&NewVm {
+        name: "web1".to_owned(),
+        disks: vec![NewDisk::new("xvda", MIB)],
+        power_state: "Halted".to_owned(),
+    });
+    world.pool.add_vm(&NewVm {
+        name: "web2".to_owned(),
+        disks: vec![NewDisk::new("xvda", MIB)],
+        power_state: "Halted".to_owned(),
+    });
+    let address = world.address();
+    let output = world.run(&["backup", &address]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains(&twin), "{}", stderr(&output));
+    // The others are backed up all the same.
+    assert_eq!(world.rig.snapshot_count(), 1);
+    let by_uuid = format!("{address}/{twin}");
+    world.report(&["backup", &by_uuid, "--machine", "web1-old"]);
+    assert_eq!(world.rig.snapshot_count(), 2);
+}
+
 #[test]
 fn a_snapshot_that_cannot_be_removed_is_removed_by_the_next_backup() {
     let world = World::new();

@@ -1,0 +1,131 @@
+//! Images of which a part is not there any more, which have an odd size, or which somebody is writing to: never a wrong disk without a word.
+
+use std::fs::File;
+use std::process::{Command, Stdio};
+
+use crate::host::text;
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+
+/// What was cut off of a disk was read as zeroes, and nobody was told.
+#[test]
+fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
+    let rig = Rig::new();
+    rig.write("disk.raw", &noise(8 * MIB, 1));
+    let images = [
+        ("a.vdi", &[][..]),
+        ("fixed.vdi", &["--fixed"]),
+        ("a.vhdx", &[]),
+        ("fixed.vhdx", &["--fixed"]),
+        ("a.hds", &[]),
+        ("a.vmdk", &[]),
+        ("a.vhd", &[]),
+    ];
+    for (image, options) in images {
+        rig.ok(&[&["image", "convert", "disk.raw", image][..], options].concat());
+        let whole = rig.read(image);
+        for cut in [700, 3 * MIB] {
+            File::options()
+                .write(true)
+                .open(rig.path(image))
+                .unwrap()
+                .set_len((whole.len() - cut) as u64)
+                .unwrap();
+            let what = format!("{image} without {cut} bytes");
+            let before = rig.names(".");
+            for words in [
+                &["image", "check", image][..],
+                &["image", "convert", "--verify", image, "out.raw"],
+                &["image", "convert", image, "out.qcow2"],
+                &["clone", "--copy", image, "out.clone"],
+                &["backup", "--machine", "cut", image],
+            ] {
+                let output = rig.run(words);
+                assert_eq!(output.status.code(), Some(5), "{what}: {words:?}: {output:?}");
+            }
+            assert_eq!(rig.names("."), before, "{what}");
+            rig.write(image, &whole);
+        }
+        assert_eq!(rig.report(&["image", "compare", "disk.raw", image])["is_equal"], true);
+    }
+    assert_eq!(rig.snapshot_count(), 0);
+}
+
+#[test]
+fn a_disk_of_an_odd_size_is_whole_to_qemu_as_well() {
+    let rig = Rig::empty();
+    for length in [1, 513, MIB + 1000] {
+        let bytes = noise(length, 3);
+        rig.write("disk.raw", &bytes);
+        for options in [&[][..], &["--compress"]] {
+            rig.ok(&[
+                &["image", "convert", "--force", "--verify", "disk.raw", "disk.qcow2"][..],
+                options,
+            ]
+            .concat());
+            let back = by_qemu(&rig, &["convert", "-O", "raw", "disk.qcow2", "back.raw"]);
+            assert!(back.success(), "{length}");
+            let back = rig.read("back.raw");
+            assert!(
+                back.len() == length.next_multiple_of(512) && back.starts_with(&bytes),
+                "{length}: {}",
+                back.len()
+            );
+        }
+        rig.ok(&["image", "create", &format!("{length}.qcow2"), &length.to_string()]);
+        let info = rig.report(&["image", "info", &format!("{length}.qcow2")]);
+        assert_eq!(info["images"][0]["size_bytes"], length.next_multiple_of(512), "{info}");
+    }
+}
+
+#[test]
+fn an_image_that_is_written_to_is_converted_with_a_warning() {
+    let rig = Rig::empty();
+    rig.write("disk.raw", &noise(MIB, 5));
+    rig.ok(&["image", "convert", "disk.raw", "disk.qcow2"]);
+    let socket = rig.path("nbd");
+    let served = by_qemu_nbd(
+        &rig,
+        &[
+            "-f",
+            "qcow2",
+            "-k",
+            text(&socket),
+            "--fork",
+            "--pid-file",
+            "pid",
+            "disk.qcow2",
+        ],
+    );
+    assert!(served.success());
+    let document = rig.json(3, &["image", "convert", "disk.qcow2", "out.raw"]);
+    let pid = String::from_utf8(rig.read("pid")).unwrap().trim().parse().unwrap();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid).unwrap(),
+        rustix::process::Signal::TERM,
+    )
+    .unwrap();
+    assert!(document["warnings"].to_string().contains("is in use"), "{document}");
+}
+
+#[expect(clippy::disallowed_methods, reason = "another program reads the images")]
+fn by_qemu(rig: &Rig, words: &[&str]) -> std::process::ExitStatus {
+    Command::new("qemu-img")
+        .args(words)
+        .current_dir(rig.path("."))
+        .status()
+        .unwrap()
+}
+
+#[expect(clippy::disallowed_methods, reason = "another program has the image open")]
+fn by_qemu_nbd(rig: &Rig, words: &[&str]) -> std::process::ExitStatus {
+    Command::new("qemu-nbd")
+        .args(words)
+        .current_dir(rig.path("."))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap()
+}
