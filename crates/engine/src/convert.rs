@@ -26,7 +26,7 @@ use crate::new_image::{NewImage, Overwrite};
 use crate::restore_stream::write_to_stream;
 use crate::stream_device::StreamDevice;
 use crate::{Interrupted, Unit};
-use source::{Source, device_of, refuse_to_replace_source, tell_of_writers, tell_what_is_dropped};
+use source::{Source, device_of, refuse_to_replace_source, tell_of_name, tell_of_writers, tell_what_is_dropped};
 
 /// What to convert.
 pub enum ConvertSource<'a> {
@@ -124,6 +124,7 @@ pub(crate) fn convert_and(
             let image = open(&path, &request.open)?;
             refuse_to_replace_source(&image, &request.target)?;
             let device = device_of(&image, snapshot.as_deref())?;
+            tell_of_name(&image, job);
             tell_of_writers(&image, job);
             tell_what_is_dropped(&image, job);
             Source::Image {
@@ -178,6 +179,7 @@ pub fn convert_to_stream(
 ) -> Result<Vec<Note>> {
     let image = open(path, options)?;
     let device = device_of(&image, snapshot)?;
+    tell_of_name(&image, job);
     tell_of_writers(&image, job);
     tell_what_is_dropped(&image, job);
     match form {

@@ -1,11 +1,12 @@
 //! What is converted.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_block::BlockDevice;
 use holdfast_host::is_written_by_others;
-use holdfast_image::{Image, LayerInfo};
+use holdfast_image::{Format, FormatSource, Image, LayerInfo};
 
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -46,6 +47,20 @@ impl Source<'_> {
             Self::Stream(device) => device.check_end(),
             Self::Checked(_, check) => check(),
         }
+    }
+}
+
+/// Warns of a file that is called like an image and holds none: what tells its format is damaged, or its name is wrong.
+pub(super) fn tell_of_name(source: &Image, job: Job<'_>) {
+    let top = &source.layers()[0];
+    let extension = top.path.extension().and_then(OsStr::to_str).and_then(Format::from_name);
+    if let (Format::Raw, FormatSource::Content, Some(named)) = (top.format, top.format_source, extension)
+        && named != Format::Raw
+    {
+        job.progress.warning(&format!(
+            "{} is called like a {named} image, and does not begin as one: it is read as a raw disk (--format raw says that it is one)",
+            top.path.display()
+        ));
     }
 }
 

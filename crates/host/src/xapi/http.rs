@@ -20,6 +20,8 @@ use super::{XapiError, XapiResult};
 
 const HEAD_BYTES_MAX: usize = 64 << 10;
 const HEADER_COUNT_MAX: usize = 100;
+/// Answers that come before the real one, at most.
+const INTERIM_COUNT_MAX: u32 = 16;
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often it is looked whether somebody asked to stop.
@@ -223,12 +225,17 @@ impl Connection {
 
     /// Reads the head of the answer; `request` is for errors.
     pub(super) fn head(&mut self, request: &str) -> XapiResult<Head> {
+        let mut interim_count = 0;
         loop {
             let parsed = Head::parse(&self.ahead).map_err(|detail| self.nonsense(request, detail))?;
             if let Some((head, length)) = parsed {
                 self.ahead.drain(..length);
                 // What comes before the real answer.
                 if (100..200).contains(&head.status) {
+                    interim_count += 1;
+                    if interim_count > INTERIM_COUNT_MAX {
+                        return Err(self.nonsense(request, "it says again and again that the answer comes".to_owned()));
+                    }
                     continue;
                 }
                 return Ok(head);

@@ -49,7 +49,8 @@ impl Opener {
         }
         let mut head = vec![0; to_usize(format::HEAD_BYTES.min(file.length_bytes()?))];
         file.read_at(&mut head, 0)?;
-        if !is_descriptor(&head) {
+        // One that is damaged is no disk of text.
+        if !is_descriptor(&head) && path.file_name() != Some(OsStr::new(FILE_NAME)) {
             return Ok(None);
         }
         Ok(Some(DeltaTree {

@@ -139,6 +139,10 @@ impl ImageCloneArgs {
         };
         context.work(threads, |job| {
             let mut made = Vec::new();
+            // Where one of many is taken, none is made.
+            if let Some(taken) = names.iter().find(|name| Path::new(name).symlink_metadata().is_ok()) {
+                return Err(holdfast_engine::Error::TargetExists { path: taken.into() });
+            }
             job.progress.phase("cloning", Unit::Items);
             job.progress.total(names.len() as u64);
             for name in names {

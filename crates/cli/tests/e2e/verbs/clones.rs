@@ -83,6 +83,25 @@ fn many_are_named_by_a_template_and_a_dry_run_makes_none() {
         .map(|name| id(&rig, name))
         .to_vec();
     assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
+    // One name of many is taken: none of the others is made.
+    let before = rig.names(".");
+    let taken = [
+        "clone",
+        "base.vdi",
+        "--count",
+        "3",
+        "--name-template",
+        "web{n:02}.vdi",
+        "--first",
+        "11",
+    ];
+    for more in [&[][..], &["--dry-run"]] {
+        let (kind, said) = rig.error(1, &[&taken[..2], &["--first", "8"], &taken[2..6], more].concat());
+        assert!(kind == "exists" && said.contains("web09.vdi"), "{said}");
+        let (kind, _) = rig.error(1, &[&taken[..], more].concat());
+        assert_eq!(kind, "exists");
+    }
+    assert_eq!(rig.names("."), before);
     for wrong in [
         &["clone", "base.vdi", "--count", "2"][..],
         &["clone", "base.vdi", "a.vdi", "--count", "2"],

@@ -129,3 +129,34 @@ fn by_qemu_nbd(rig: &Rig, words: &[&str]) -> std::process::ExitStatus {
         .status()
         .unwrap()
 }
+
+/// The container would have become the disk, and nobody would have been told.
+#[test]
+fn what_is_called_like_an_image_and_is_none_is_told() {
+    let rig = Rig::empty();
+    rig.write("disk.raw", &noise(MIB, 6));
+    rig.ok(&["image", "convert", "disk.raw", "disk.qcow2"]);
+    let mut bytes = rig.read("disk.qcow2");
+    bytes[0] ^= 1;
+    rig.write("disk.qcow2", &bytes);
+    let document = rig.json(3, &["image", "convert", "disk.qcow2", "out.raw"]);
+    assert!(
+        document["warnings"].to_string().contains("called like a qcow2"),
+        "{document}"
+    );
+    rig.ok(&[
+        "image",
+        "convert",
+        "--force",
+        "--format",
+        "raw",
+        "disk.qcow2",
+        "out.raw",
+    ]);
+    // A folder of Parallels whose descriptor is damaged is no disk of text.
+    for text in ["", "<?xml version=\"1.0\"?><Parallels_disk_image"] {
+        rig.write("disk.hdd/DiskDescriptor.xml", text.as_bytes());
+        let (kind, said) = rig.error(5, &["image", "convert", "disk.hdd", "none.raw"]);
+        assert_eq!(kind, "damage", "{said}");
+    }
+}
