@@ -27,6 +27,10 @@ pub const SYSPREP: &str = "virt-sysprep";
 /// its name, and a random seed of its own.
 const OPERATIONS: &str = "machine-id,ssh-hostkeys,net-hwaddr,udev-persistent-net,dhcp-client-state,customize";
 
+/// What is done in the guest when its keys are gone: Debian and its like make no new ones by themselves, and sshd does not start without. Where others
+/// do, ours would have the wrong labels for SELinux.
+const NEW_KEYS: &str = "if [ -e /etc/debian_version ] && command -v ssh-keygen >/dev/null; then ssh-keygen -A; fi";
+
 /// Has virt-sysprep make a guest's identity anew, in its images, which nobody uses; durably. Errors call it `name`.
 ///
 /// # Errors
@@ -46,7 +50,7 @@ pub(crate) fn renew_guest(
         let path = path.to_str().ok_or_else(|| wrong("its path is no text".to_owned()))?;
         added.extend(["--format", format.qemu_name(), "--add", path]);
     }
-    let mut words = vec!["--quiet", "--operations", OPERATIONS];
+    let mut words = vec!["--quiet", "--operations", OPERATIONS, "--run-command", NEW_KEYS];
     if let Some(name) = &identity.host_name {
         words.extend(["--hostname", name]);
     }
