@@ -144,14 +144,14 @@ mod tests {
             "{asked}"
         );
         assert!(
-            !asked.contains("customize")
+            !asked.contains("--hostname")
                 && asked.ends_with("--format qcow2 --add Cargo.toml --format raw --add src/lib.rs"),
             "{asked}"
         );
         let (asked, outcome) = ask(&identity(Some("web2")), well);
         outcome.unwrap();
         assert!(
-            asked.contains(",customize --hostname web2 --format qcow2 --add"),
+            asked.contains(",customize --run-command ") && asked.contains(" --hostname web2 --format qcow2 --add"),
             "{asked}"
         );
     }
