@@ -64,7 +64,10 @@ impl<R: Read> TarReader<R> {
             self.fill(&mut header, "the header of a member")?;
             if header.iter().all(|byte| *byte == 0) {
                 self.is_over = true;
-                self.read_to_end()?;
+                // One that begins with its end is empty, however much follows.
+                if offset > 0 {
+                    self.read_to_end()?;
+                }
                 return Ok(None);
             }
             let header = Header::parse(&header, offset)?;
@@ -375,6 +378,13 @@ mod tests {
             let bytes = header("disk.vmdk", size, 1);
             assert_eq!(TarReader::new(&bytes[..]).next().unwrap().unwrap().size_bytes, size);
         }
+    }
+
+    #[test]
+    fn what_begins_with_its_end_is_not_read_to_another_one() {
+        let mut reader = TarReader::new(std::io::repeat(0));
+        assert_eq!(reader.next().unwrap(), None);
+        assert_eq!(reader.next().unwrap(), None);
     }
 
     /// Blocks of a disk that were links to others became zeroes.
