@@ -392,6 +392,12 @@ fn target_of(args: &ExportArgs, kind: Kind, format: ExportFormat, context: &Cont
                 VirtualBoxIdentity::Same
             },
         },
+        Kind::Dir if args.name.is_some() => {
+            return Err(Error::usage(
+                "--name is what another hypervisor calls the machine, and a folder of images has its configuration as it was",
+                "leave it out",
+            ));
+        }
         Kind::Dir => ExportTarget::Folder {
             path: args.target.clone(),
             format: args.disk_format.unwrap_or(Format::Qcow2),

@@ -8,6 +8,7 @@
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs as _};
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use holdfast_block::Clock;
@@ -127,7 +128,7 @@ impl Connection {
             host: shown.clone(),
             source,
         };
-        let socket = connect(host, port).map_err(failed)?;
+        let socket = connect(host, port, &*surroundings.is_stopped).map_err(|error| stopped_or(error, failed))?;
         socket.set_nodelay(true).map_err(failed)?;
         socket.set_read_timeout(Some(TICK)).map_err(failed)?;
         socket.set_write_timeout(Some(TICK)).map_err(failed)?;
@@ -389,7 +390,23 @@ fn stopped_or(error: io::Error, other: impl FnOnce(io::Error) -> XapiError) -> X
     }
 }
 
-fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+/// Connects to a host. Who is asked to stop meanwhile does not wait for one that does not answer.
+fn connect(host: &str, port: u16, is_stopped: &dyn Fn() -> bool) -> io::Result<TcpStream> {
+    let (sender, receiver) = mpsc::channel();
+    let place = host.to_owned();
+    // It ends by itself, whoever still listens.
+    std::thread::spawn(move || sender.send(connect_to_any(&place, port)));
+    loop {
+        match receiver.recv_timeout(TICK) {
+            Ok(connected) => return connected,
+            Err(_) if is_stopped() => return Err(io::Error::other(Stopped)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+fn connect_to_any(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut failure = None;
     for address in (host, port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
