@@ -255,7 +255,7 @@ impl<'a> ImageCloner<'a> {
                         }),
                         ..Qcow2Options::default()
                     },
-                    ..CreateOptions::qcow2(size_bytes)
+                    ..CreateOptions::qcow2(size_bytes).of_whole_sectors()
                 })
             }
             Format::Vdi if !is_beside => Err(no("one that differs from a VDI has to lie beside it")),

@@ -207,7 +207,8 @@ fn to_file(
         qcow2: request.qcow2.clone(),
         blocks: request.blocks.clone(),
         name: request.target.file_name().map(OsStr::to_owned),
-    };
+    }
+    .of_whole_sectors();
     let base = open_base(request)?;
     let (image, filled) = match request.format {
         Format::Qcow2 => {

@@ -68,7 +68,8 @@ pub fn create_image(request: &CreateImageRequest, surroundings: &Surroundings) -
         qcow2: request.qcow2.clone(),
         blocks: request.blocks.clone(),
         name: request.path.file_name().map(OsStr::to_owned),
-    };
+    }
+    .of_whole_sectors();
     let (image, ()) = NewImage::begin(&request.path, request.overwrite, &options, surroundings, |partial| {
         Ok(holdfast_image::create(partial, &options)?)
     })
@@ -77,6 +78,6 @@ pub fn create_image(request: &CreateImageRequest, surroundings: &Surroundings) -
     Ok(CreateImageReport {
         path: request.path.clone(),
         format: request.format,
-        size_bytes,
+        size_bytes: options.size_bytes,
     })
 }

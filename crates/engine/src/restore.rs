@@ -312,7 +312,9 @@ impl Restorer<'_> {
                 file.tell_of_cleared(self.job.progress);
                 holdfast_image::create(
                     file.partial(),
-                    &CreateOptions::new(format, disk.size_bytes).to_be_at(path),
+                    &CreateOptions::new(format, disk.size_bytes)
+                        .to_be_at(path)
+                        .of_whole_sectors(),
                 )?;
                 let target = holdfast_image::open_mut(file.partial(), &image_of(format))?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
@@ -402,7 +404,8 @@ impl DiskTarget<'_> {
     /// What is behind the end of the disk is not what it was on any.
     pub(crate) fn tell_of_spare(&self, disk: &DiskRecord, job: Job<'_>) {
         let spare_bytes = self.device.size_bytes().saturating_sub(disk.size_bytes);
-        if spare_bytes > 0 {
+        // A new image holds whole sectors, the last of which ends with zeroes.
+        if spare_bytes > 0 && self.state != TargetState::Zeroed {
             job.progress.warning(&format!(
                 "{} is larger than disk {}: its last {spare_bytes} bytes were left as they were",
                 self.path.display(),

@@ -54,6 +54,17 @@ impl CreateOptions {
         Self { name, ..self }
     }
 
+    /// The same for a qcow2 that is to be read by QEMU, which does not see a part of a sector at the end of a disk. The other formats hold whole
+    /// sectors in any case, and a raw disk has the size that it has.
+    #[must_use]
+    pub fn of_whole_sectors(self) -> Self {
+        let size_bytes = match self.format {
+            Format::Qcow2 => round_up(self.size_bytes, 512),
+            _ => self.size_bytes,
+        };
+        Self { size_bytes, ..self }
+    }
+
     /// A raw disk of `size_bytes`.
     pub fn raw(size_bytes: u64) -> Self {
         Self::new(Format::Raw, size_bytes)
@@ -395,16 +406,7 @@ fn create_vdi(path: &Path, options: &CreateOptions) -> Result<()> {
     vdi::create::write_empty(&HostFile::create_new(path)?, &new)
 }
 
-/// The same for a disk of whole sectors: QEMU does not see a part of one at the end of a disk.
-fn of_whole_sectors(options: &CreateOptions) -> CreateOptions {
-    CreateOptions {
-        size_bytes: round_up(options.size_bytes, 512),
-        ..options.clone()
-    }
-}
-
 fn create_qcow2(path: &Path, options: &CreateOptions) -> Result<()> {
-    let options = &of_whole_sectors(options);
     let header = new_header(options)?;
     check_backing(path, &options.qcow2)?;
     let file: Arc<dyn ImageFile> = Arc::new(HostFile::create_new(path)?);
@@ -435,7 +437,6 @@ pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
             detail,
         });
     }
-    let options = &of_whole_sectors(options);
     let header = new_header(options)?;
     check_backing(path, &options.qcow2)?;
     if options.qcow2.preallocation != Preallocation::Off {

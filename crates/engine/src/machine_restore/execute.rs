@@ -239,7 +239,8 @@ impl<'a> Execution<'a> {
                 Some(OutputDevice::Plain(new.create_sparse(record.size_bytes)?))
             }
             (Content::Disk(_), Some(new)) => {
-                holdfast_image::create(new.partial(), &CreateOptions::new(file.format, record.size_bytes))?;
+                let options = CreateOptions::new(file.format, record.size_bytes).of_whole_sectors();
+                holdfast_image::create(new.partial(), &options)?;
                 Some(OutputDevice::Image(open_image(new.partial(), file.format)?))
             }
             (Content::Disk(_), None) if file.way == FileWay::Cloned => None,
