@@ -1,4 +1,4 @@
-//! `holdfast clone`: new machines of a host snapshot of another one, and new images of an image.
+//! `holdfast clone`: new machines of another one, as it is now or as it was in a host snapshot, and new images of an image.
 
 mod image;
 mod names;
