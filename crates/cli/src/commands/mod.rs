@@ -69,7 +69,7 @@ pub enum Verb {
     Snapshot(snapshot::SnapshotArgs),
     /// Take a machine back to a host snapshot
     Rollback(rollback::RollbackArgs),
-    /// Make a new machine of a host snapshot of another one, which shares all with it
+    /// Make another machine of one as it is or was, or an image, which shares all with it
     Clone(clone::CloneArgs),
     /// Mount a host snapshot, to look into it
     Mount(mount::MountArgs),
