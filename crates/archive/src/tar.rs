@@ -83,7 +83,7 @@ impl<R: Read> TarReader<R> {
                 }
                 b'0' | 0 | b'7' => {
                     return Ok(Some(Member {
-                        name: long_name.take().unwrap_or(header.name),
+                        name: plain_name(long_name.take().unwrap_or(header.name)),
                         size_bytes,
                         offset,
                     }));
@@ -219,6 +219,14 @@ impl<R: Read> Read for TarReader<R> {
         self.at += count as u64;
         self.left -= count as u64;
         Ok(count)
+    }
+}
+
+/// The name without the `./` before it that `tar -c .` writes.
+pub(crate) fn plain_name(name: String) -> String {
+    match name.trim_start_matches("./") {
+        plain if plain.len() == name.len() => name,
+        plain => plain.to_owned(),
     }
 }
 

@@ -3,15 +3,21 @@
 //! Frames of bounded length, as `holdfast compress` and others that work in parallel write them, are unpacked on all cores; what is one
 //! long frame, on one thread beside the reader's.
 
-use std::io::{self, Cursor, Read};
+use std::io::{self, BufReader, Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use flate2::bufread::GzDecoder;
 
 use crate::in_order::{InOrder, Threads};
 use crate::packed::{gzip, zstd_frame};
 
 /// Bytes of a chunk of a stream that is unpacked on one thread.
 const CHUNK_BYTES: usize = 1 << 20;
+/// Bytes that are read ahead of a member that does not say how long it is.
+const AHEAD_BYTES: usize = 64 << 10;
+/// What zstd says of a frame that needs a larger window than its decoder allows by itself.
+const ZSTD_WINDOW: &str = "requires too much memory";
 /// Frames that are longer, packed or unpacked, are unpacked piecemeal.
 pub(crate) const FRAME_BYTES_MAX: usize = 64 << 20;
 
@@ -164,6 +170,12 @@ impl Source {
 
 /// The error of an unpacker as what it is; one of the operating system stays what it is.
 fn damaged(error: io::Error) -> io::Error {
+    if error.to_string().contains(ZSTD_WINDOW) {
+        return io::Error::new(
+            io::ErrorKind::Unsupported,
+            "the packed stream takes more than 128 MiB of memory to unpack: unpack it on the way, zstd -dc --long=31 FILE | holdfast ...",
+        );
+    }
     let is_of_stream = error.raw_os_error().is_none() && error.kind() != io::ErrorKind::UnexpectedEof;
     if is_of_stream {
         io::Error::new(
@@ -189,7 +201,9 @@ struct Unpacking {
 
 enum State {
     Frames(Input, Packing),
-    /// Piecemeal, from here to the end.
+    /// A member of gzip, piecemeal.
+    Member(Box<GzDecoder<BufReader<Input>>>),
+    /// zstd, piecemeal, from here to the end.
     Stream(Box<dyn Read + Send>),
     Over,
 }
@@ -205,6 +219,7 @@ impl Unpacking {
         let (part, state) = match std::mem::replace(&mut self.state, State::Over) {
             State::Over => return None,
             State::Frames(input, packing) => Self::frame(input, packing),
+            State::Member(member) => Self::part_of(member),
             State::Stream(stream) => Self::chunk(stream),
         };
         self.state = state;
@@ -228,22 +243,36 @@ impl Unpacking {
             }
             Ok(Frame::Long { start }) => {
                 input.give_back(start);
-                match Self::stream(input, packing) {
-                    Ok(stream) => Self::chunk(stream),
-                    Err(error) => (Some(Part::Ready(Err(error))), State::Over),
-                }
+                Self::piecemeal(input, packing)
             }
         }
     }
 
-    fn stream(input: Input, packing: Packing) -> io::Result<Box<dyn Read + Send>> {
-        Ok(match packing {
-            Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(io::BufReader::with_capacity(
-                CHUNK_BYTES,
-                input,
-            ))),
-            Packing::Zstd | Packing::None => Box::new(zstd::stream::read::Decoder::new(input)?),
-        })
+    fn piecemeal(input: Input, packing: Packing) -> (Option<Part>, State) {
+        if packing == Packing::Gzip {
+            return Self::part_of(Box::new(GzDecoder::new(BufReader::with_capacity(AHEAD_BYTES, input))));
+        }
+        match zstd::stream::read::Decoder::new(input) {
+            Ok(stream) => Self::chunk(Box::new(stream)),
+            Err(error) => (Some(Part::Ready(Err(error))), State::Over),
+        }
+    }
+
+    /// A part of a member of gzip. Where that is over, another one may follow.
+    fn part_of(mut member: Box<GzDecoder<BufReader<Input>>>) -> (Option<Part>, State) {
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
+        let read = member.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk);
+        match read {
+            Err(error) => (Some(Part::Ready(Err(damaged(error)))), State::Over),
+            Ok(0) => {
+                let reader = member.into_inner();
+                let ahead = reader.buffer().to_vec();
+                let mut input = reader.into_inner();
+                input.give_back(ahead);
+                Self::frame(input, Packing::Gzip)
+            }
+            Ok(_) => (Some(Part::Ready(Ok(chunk))), State::Member(member)),
+        }
     }
 
     fn chunk(mut stream: Box<dyn Read + Send>) -> (Option<Part>, State) {

@@ -13,6 +13,7 @@ use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine, Mark};
 use crate::context::Context;
 use crate::environment;
 use crate::errors::Error;
+use crate::pools::job_error;
 
 pub use holdfast_policy::Glob;
 
@@ -48,6 +49,9 @@ impl MachineWord {
     /// One means an image.
     pub fn parse_all(words: &[OsString]) -> Result<Vec<Self>, Error> {
         let word = |word: &OsString| {
+            if let Some(text) = word.to_str().filter(|text| XenAddress::is_one(text)) {
+                text.parse::<XenAddress>().map_err(job_error)?;
+            }
             Self::parse(word).ok_or_else(|| {
                 Error::usage(
                     format!("{} means an image", word.display()),

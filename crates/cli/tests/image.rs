@@ -121,7 +121,7 @@ fn images_of_other_hypervisors_are_made_and_read() {
         ("b.vhd", "vpc", &["--uuid", "7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f"]),
         ("c.vhdx", "vhdx", &[]),
         ("c.vmdk", "vmdk", &["--verify"]),
-        ("c.hdd", "parallels", &[]),
+        ("c.hds", "parallels", &["--to", "parallels"]),
         ("d.qcow2", "qcow2", &[]),
         ("e.vdi", "vdi", &["--fixed"]),
         ("f.vhd", "vpc", &["--fixed"]),
@@ -161,10 +161,34 @@ fn images_of_other_hypervisors_are_made_and_read() {
         &["convert", "disk.raw", "x.vdi", "--compress"],
         &["convert", "disk.raw", "x.vhd", "--uuid", "7c0bd2a4"],
         &["create", "x.qcow2", "--parent", "a.vdi"],
+        &["convert", "disk.raw", "x.qcow2", "--size", "1G"],
+        // Two images of one chain are not one.
+        &[
+            "create",
+            "x.vhd",
+            "--parent",
+            "b.vhd",
+            "--uuid",
+            "7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f",
+        ],
+        &["identity", "child.vhd", "--set", "7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f"],
         &["create", "x.vhdx", "--parent", "c.vhdx", "--fixed"],
     ] {
         assert_eq!(code(&folder, words), 2, "{words:?}");
     }
+    // A VHDX is known to its children by its last modification: they are shown, and need no change.
+    let shown = report(&folder, &["identity", "c.vhdx"]);
+    assert!(
+        shown["children"][0].as_str().unwrap().ends_with("child.vhdx"),
+        "{shown}"
+    );
+    let renewed = report(&folder, &["identity", "c.vhdx", "--renew"]);
+    assert_eq!(renewed["children"].as_array().unwrap().len(), 0, "{renewed}");
+    assert_eq!(code(&folder, &["compare", "disk.raw", "child.vhdx"]), 0);
+    // A size is rounded up to whole sectors, and said as it is.
+    fs::write(folder.path().join("odd.raw"), [7; 1000]).unwrap();
+    let odd = report(&folder, &["convert", "odd.raw", "odd.vhd"]);
+    assert_eq!(odd["size_bytes"], 1024, "{odd}");
     assert_eq!(
         code(&folder, &["create", "x.vhd", "1M", "--parent", "b.vhd"]),
         2,

@@ -1,5 +1,6 @@
 //! An image becomes an image of another format, or of other options.
 
+mod device;
 mod source;
 mod vmdk_stream;
 
@@ -10,7 +11,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_block::{BlockDevice, BlockDeviceMut as _, Error as DeviceError, FileDeviceMut, IoMode, SliceDevice};
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, Error as DeviceError, FileDeviceMut, IoMode};
 use holdfast_image::{
     BlockOptions, BulkWriter, Continue, CreateOptions, Error as ImageError, FillOptions, FillReport, Format, Image,
     Note, OpenOptions, Qcow2Options, Storage, TargetContent, create_bulk, fill, fill_above, fill_device, open,
@@ -18,7 +19,7 @@ use holdfast_image::{
 };
 use holdfast_repo::Surroundings;
 
-use crate::block_target::{is_block_device, open_block_target};
+use crate::block_target::is_block_device;
 use crate::compare::compare;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -26,6 +27,7 @@ use crate::new_image::{NewImage, Overwrite};
 use crate::restore_stream::write_to_stream;
 use crate::stream_device::StreamDevice;
 use crate::{Interrupted, Unit};
+use device::to_block_device;
 use source::{Source, device_of, refuse_to_replace_source, tell_of_name, tell_of_writers, tell_what_is_dropped};
 
 /// What to convert.
@@ -83,7 +85,7 @@ pub enum VerifyImage {
 /// What a conversion did.
 #[derive(Debug, Clone)]
 pub struct ConvertReport {
-    /// Size of the disk.
+    /// Size of the new disk, which some formats round up; of what was written to a block device.
     pub size_bytes: u64,
     /// What became of its bytes; none where the file system shares them with the source.
     pub filled: Option<FillReport>,
@@ -139,15 +141,19 @@ pub(crate) fn convert_and(
     };
     job.interrupt.check()?;
     let made = if is_block_device(&request.target) {
-        to_block_device(request, &opened, job).map(|filled| (filled, None))
+        to_block_device(request, &opened, job).map(|filled| Made {
+            filled,
+            allocated_bytes: None,
+            size_bytes: opened.device().size_bytes(),
+        })
     } else {
         to_file(request, &opened, change, (surroundings, job))
     };
-    let (filled, allocated_bytes) = made.map_err(|error| with_medium(error, &opened, request))?;
+    let made = made.map_err(|error| with_medium(error, &opened, request))?;
     Ok(ConvertReport {
-        size_bytes: opened.device().size_bytes(),
-        filled,
-        allocated_bytes,
+        size_bytes: made.size_bytes,
+        filled: made.filled,
+        allocated_bytes: made.allocated_bytes,
         verify: request.verify,
         duration: job.clock.now().saturating_sub(start),
         notes: match &opened {
@@ -193,13 +199,20 @@ pub fn convert_to_stream(
     Ok(image.notes().to_vec())
 }
 
-/// Makes a new file; also what it takes on its medium.
+/// What was made: as in [`ConvertReport`].
+struct Made {
+    filled: Option<FillReport>,
+    allocated_bytes: Option<u64>,
+    size_bytes: u64,
+}
+
+/// Makes a new file.
 fn to_file(
     request: &ConvertRequest,
     source: &Source<'_>,
     change: &dyn Fn(&Path) -> Result<()>,
     (surroundings, job): (&Surroundings, Job<'_>),
-) -> Result<(Option<FillReport>, Option<u64>)> {
+) -> Result<Made> {
     let device = source.device();
     let options = CreateOptions {
         format: request.format,
@@ -212,10 +225,13 @@ fn to_file(
     let base = open_base(request)?;
     let (image, filled) = match request.format {
         Format::Qcow2 => {
-            let (image, writer) =
-                NewImage::begin(&request.target, request.overwrite, &options, surroundings, |partial| {
-                    Ok(create_bulk(partial, &options)?)
-                })?;
+            let (image, writer) = NewImage::begin(
+                &request.target,
+                request.overwrite,
+                &options,
+                surroundings,
+                |partial, options| Ok(create_bulk(partial, options)?),
+            )?;
             image.tell_of_cleared(job.progress);
             let filled = fill_bulk(device, base.as_ref(), writer, request.storage, job)?;
             (image, Some(filled))
@@ -228,14 +244,14 @@ fn to_file(
     };
     source.check_end()?;
     if request.verify == VerifyImage::Yes {
-        let written = open(image.partial(), &reopen(request))?;
+        let written = open(image.partial(), &reopen(request, image.partial_data()))?;
         verify(device, &written, request, job)?;
     }
     job.interrupt.check()?;
     change(image.partial())?;
     job.interrupt.check()?;
     image.finish()?;
-    let opened = open(&request.target, &reopen(request))?;
+    let opened = open(&request.target, &reopen(request, None))?;
     let more_bytes = opened.size_bytes().saturating_sub(device.size_bytes());
     if more_bytes > 0 {
         job.progress.note(&format!(
@@ -243,54 +259,11 @@ fn to_file(
             request.format
         ));
     }
-    Ok((filled, opened.layers()[0].allocated_bytes))
-}
-
-/// Writes over a block device.
-fn to_block_device(request: &ConvertRequest, source: &Source<'_>, job: Job<'_>) -> Result<Option<FillReport>> {
-    let (path, device) = (&request.target, source.device());
-    if request.format != Format::Raw {
-        return Err(Error::DeviceFormat {
-            path: path.clone(),
-            format: request.format.to_string(),
-        });
-    }
-    let target = open_block_target(path, request.overwrite, device.size_bytes())?;
-    let fill = || -> Result<FillReport> {
-        let filled = fill_device(
-            device,
-            &*target,
-            TargetContent::Unknown,
-            threads(job),
-            &mut steps(device, job),
-        );
-        let filled = unless_interrupted(filled, job)?;
-        target.check_alone()?;
-        source.check_end()?;
-        if request.verify == VerifyImage::Yes {
-            verify(
-                device,
-                &SliceDevice::new(&*target, 0..device.size_bytes())?,
-                request,
-                job,
-            )?;
-        }
-        Ok(filled)
-    };
-    let filled = fill().inspect_err(|_| {
-        job.progress.warning(&format!(
-            "{} holds a part of the new disk over what it held before: convert again before it is used",
-            path.display()
-        ));
-    })?;
-    let spare_bytes = target.size_bytes() - device.size_bytes();
-    if spare_bytes > 0 {
-        job.progress.warning(&format!(
-            "{} is larger than the disk: its last {spare_bytes} bytes were left as they were",
-            path.display()
-        ));
-    }
-    Ok(Some(filled))
+    Ok(Made {
+        filled,
+        allocated_bytes: opened.layers()[0].allocated_bytes,
+        size_bytes: opened.size_bytes(),
+    })
 }
 
 /// Says which of the two files an error is about: devices below know only offsets.
@@ -357,9 +330,13 @@ fn begin_empty(
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<NewImage> {
-    let (image, ()) = NewImage::begin(&request.target, request.overwrite, options, surroundings, |partial| {
-        Ok(holdfast_image::create(partial, options)?)
-    })?;
+    let (image, ()) = NewImage::begin(
+        &request.target,
+        request.overwrite,
+        options,
+        surroundings,
+        |partial, options| Ok(holdfast_image::create(partial, options)?),
+    )?;
     image.tell_of_cleared(job.progress);
     Ok(image)
 }
@@ -403,7 +380,7 @@ fn convert_to_blocks(
     job: Job<'_>,
 ) -> Result<(NewImage, Option<FillReport>)> {
     let image = begin_empty(request, options, surroundings, job)?;
-    let target = open_mut(image.partial(), &reopen(request))?;
+    let target = open_mut(image.partial(), &reopen(request, None))?;
     let content = TargetContent::Zeroes;
     let filled = fill_device(device, &target, content, threads(job), &mut steps(device, job));
     let filled = unless_interrupted(filled, job)?;
@@ -441,16 +418,18 @@ fn verify(device: &dyn BlockDevice, written: &dyn BlockDevice, request: &Convert
     }
 }
 
-/// How to open the new image, whose other files the user has named.
-fn reopen(request: &ConvertRequest) -> OpenOptions {
+/// How to open the new image, whose other files the user has named; its data file may not have its name yet.
+fn reopen(request: &ConvertRequest, partial_data: Option<&Path>) -> OpenOptions {
     let mut allow = request.open.allow.clone();
     let folder = request.target.with_file_name("");
     allow.extend(request.qcow2.backing.iter().map(|backing| folder.join(&backing.name)));
-    allow.extend(request.qcow2.data_file.iter().map(|data| folder.join(&data.name)));
+    let data = request.qcow2.data_file.iter().filter(|_| partial_data.is_none());
+    allow.extend(data.map(|data| folder.join(&data.name)));
     OpenOptions {
         format: Some(request.format),
         gate: request.open.gate.clone(),
         allow,
+        data_file: partial_data.map(Path::to_owned),
         ..OpenOptions::default()
     }
 }

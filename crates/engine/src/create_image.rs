@@ -70,9 +70,13 @@ pub fn create_image(request: &CreateImageRequest, surroundings: &Surroundings) -
         name: request.path.file_name().map(OsStr::to_owned),
     }
     .of_whole_sectors();
-    let (image, ()) = NewImage::begin(&request.path, request.overwrite, &options, surroundings, |partial| {
-        Ok(holdfast_image::create(partial, &options)?)
-    })
+    let (image, ()) = NewImage::begin(
+        &request.path,
+        request.overwrite,
+        &options,
+        surroundings,
+        |partial, options| Ok(holdfast_image::create(partial, options)?),
+    )
     .map_err(|error| error.on(&request.path))?;
     image.finish()?;
     Ok(CreateImageReport {

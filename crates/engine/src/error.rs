@@ -23,7 +23,7 @@ pub enum Error {
     Image(#[from] holdfast_image::Error),
     /// A machine archive, or a packed stream.
     #[error(transparent)]
-    Archive(#[from] holdfast_archive::Error),
+    Archive(holdfast_archive::Error),
     /// What a machine consists of, as another hypervisor says it.
     #[error(transparent)]
     Hardware(#[from] holdfast_hardware::Error),

@@ -98,7 +98,7 @@ pub use exchange::{
     ExportToPool, ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing,
     InaccessibleMachine, PoolReturn, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxIdentity,
     VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay, XvaExport, back_up_virtualbox, check_archive,
-    check_packed, export, export_to_pool, open_import, open_packed, read_packed,
+    check_packed, check_stream, export, export_to_pool, open_import, open_packed, read_packed,
 };
 pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use gc::{GcOutcome, gc, stats};

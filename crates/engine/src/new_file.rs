@@ -1,4 +1,4 @@
-//! A file that is there complete, or not at all.
+//! A file, or a disk of Parallels that is a folder, that is there complete, or not at all.
 //!
 //! It is written under another name in the folder where it will be, and gets its own when it is complete and durable. What a
 //! killed program leaves is called `.NAME.RANDOM.partial`; the next one that makes the same file deletes it.
@@ -7,10 +7,10 @@
 //! shares one, and only who has it alone deletes what others left. Where folders cannot be locked, nothing is deleted.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{DirEntry, File, FileType};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{FileDeviceMut, IoMode};
@@ -49,8 +49,17 @@ impl NewFile {
     /// Chooses a name to write under; there is nothing at it yet.
     ///
     /// # Errors
-    /// A machine uses the file that is to be replaced.
+    /// What is there is no file, or a machine uses the one that is to be replaced.
     pub(crate) fn begin(path: &Path, existing: Existing, surroundings: &Surroundings) -> Result<Self> {
+        if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(Error::NotAFile { path: path.to_owned() });
+        }
+        // Who replaces what a link leads to means that, and not the link: it may have been put on a larger medium.
+        let linked = path.canonicalize().ok();
+        let path = match (existing, &linked) {
+            (Existing::Replace, Some(linked)) if path.is_symlink() => linked,
+            _ => path,
+        };
         let mut random = [0; 4];
         surroundings.randomness.fill(&mut random)?;
         let replaced = match existing {
@@ -103,6 +112,11 @@ impl NewFile {
         &self.partial
     }
 
+    /// Where it will be.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Makes it an empty file that nobody else may read.
     pub(crate) fn create_private(&self) -> std::io::Result<File> {
         File::options()
@@ -123,6 +137,8 @@ impl NewFile {
     }
 
     /// Gives it its name, durably. What is in it must be durable already.
+    ///
+    /// What takes the place of a file has its owner and mode: whoever could use the one can use the other.
     pub(crate) fn finish(mut self) -> Result<()> {
         let failed = |source: std::io::Error| Error::File {
             action: "create",
@@ -130,7 +146,7 @@ impl NewFile {
             source,
         };
         match self.existing {
-            Existing::Replace => std::fs::rename(&self.partial, &self.path).map_err(failed)?,
+            Existing::Replace => self.replace().map_err(failed)?,
             Existing::Keep => self.rename_if_free()?,
         }
         File::open(folder_of(&self.path))
@@ -138,6 +154,23 @@ impl NewFile {
             .map_err(failed)?;
         self.is_finished = true;
         Ok(())
+    }
+
+    fn replace(&self) -> std::io::Result<()> {
+        let is_folder = self.partial.is_dir();
+        if let Ok(old) = self.path.symlink_metadata()
+            && old.is_file()
+        {
+            if is_folder {
+                // A folder cannot take the place of a file, but change it with it.
+                renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::EXCHANGE)?;
+                return std::fs::remove_file(&self.partial);
+            }
+            // Not everybody may give files away: the mode is then for whoever made the new one.
+            std::os::unix::fs::chown(&self.partial, Some(old.uid()), Some(old.gid())).ok();
+            std::fs::set_permissions(&self.partial, old.permissions())?;
+        }
+        std::fs::rename(&self.partial, &self.path)
     }
 
     fn rename_if_free(&self) -> Result<()> {
@@ -182,8 +215,7 @@ fn lock_folder(path: &Path, name: &OsStr) -> (Option<File>, Vec<PathBuf>) {
     let mut cleared = Vec::new();
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-            if is_file && is_partial_of(&entry.file_name(), name) && std::fs::remove_file(entry.path()).is_ok() {
+            if is_partial_of(&entry, name) && remove_partial(&entry.path()).is_ok() {
                 cleared.push(entry.path());
             }
         }
@@ -196,10 +228,13 @@ fn lock_folder(path: &Path, name: &OsStr) -> (Option<File>, Vec<PathBuf>) {
 /// others from being deleted.
 pub(crate) fn clear_left(paths: &[&Path], progress: &dyn Progress) {
     for path in paths {
-        if let Some(name) = path.file_name() {
-            tell_of(&lock_folder(path, name).1, progress);
-        }
+        tell_of(&clear(path), progress);
     }
+}
+
+/// Deletes what killed programs left of the file `path`, if nobody else is at work in its folder; says what that was.
+pub(crate) fn clear(path: &Path) -> Vec<PathBuf> {
+    path.file_name().map_or_else(Vec::new, |name| lock_folder(path, name).1)
 }
 
 /// What killed programs left of the file `path`; nothing where somebody may be at work in its folder.
@@ -211,8 +246,7 @@ pub(crate) fn left_of(path: &Path) -> Vec<PathBuf> {
         return Vec::new();
     }
     let entries = std::fs::read_dir(folder_of(path)).into_iter().flatten().flatten();
-    let left = entries
-        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()) && is_partial_of(&entry.file_name(), name));
+    let left = entries.filter(|entry| is_partial_of(entry, name));
     left.map(|entry| entry.path()).collect()
 }
 
@@ -220,33 +254,46 @@ pub(crate) fn left_of(path: &Path) -> Vec<PathBuf> {
 pub(crate) fn delete_left(partial: &Path) -> std::io::Result<()> {
     let lock = File::open(folder_of(partial))?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-    std::fs::remove_file(partial)
+    remove_partial(partial)
 }
 
-fn tell_of(cleared: &[PathBuf], progress: &dyn Progress) {
+/// Says what was deleted of what killed programs had left.
+pub(crate) fn tell_of(cleared: &[PathBuf], progress: &dyn Progress) {
     for path in cleared {
         progress.note(&format!("deleted {}, which a killed program had left", path.display()));
     }
 }
 
-/// Whether `found` is `.NAME.RANDOM.partial`.
-fn is_partial_of(found: &OsStr, name: &OsStr) -> bool {
+/// Deletes a file or folder that was on its way.
+fn remove_partial(partial: &Path) -> std::io::Result<()> {
+    if partial.symlink_metadata()?.is_dir() {
+        std::fs::remove_dir_all(partial)
+    } else {
+        std::fs::remove_file(partial)
+    }
+}
+
+/// Whether `entry` is a file or folder called `.NAME.RANDOM.partial`.
+fn is_partial_of(entry: &DirEntry, name: &OsStr) -> bool {
+    let found = entry.file_name();
+    let is_ours = |kind: FileType| kind.is_file() || kind.is_dir();
     let random = found
         .as_bytes()
         .strip_prefix(b".")
         .and_then(|rest| rest.strip_prefix(name.as_bytes()))
         .and_then(|rest| rest.strip_prefix(b"."))
         .and_then(|rest| rest.strip_suffix(b".partial"));
-    random.is_some_and(|random| {
-        random.len() == 8 && random.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
-    })
+    entry.file_type().is_ok_and(is_ours)
+        && random.is_some_and(|random| {
+            random.len() == 8 && random.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+        })
 }
 
 impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.is_finished {
             // It may not exist yet, or no longer; an error that brought us here says more than one about this.
-            drop(std::fs::remove_file(&self.partial));
+            drop(remove_partial(&self.partial));
         }
     }
 }

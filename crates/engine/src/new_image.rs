@@ -1,14 +1,13 @@
 //! An image that is there complete, with its data file, or not at all.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use holdfast_image::{CreateOptions, Error as ImageError};
+use holdfast_image::CreateOptions;
 use holdfast_repo::Surroundings;
 
 use crate::Progress;
 use crate::error::{Error, Result};
-use crate::new_file::{Existing, NewFile};
+use crate::new_file::{Existing, NewFile, clear, tell_of};
 
 /// What to do about a file that is where the new image is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,65 +21,54 @@ pub enum Overwrite {
 /// An image on its way; dropped before [`finish`](Self::finish), neither it nor its data file was ever there.
 pub(crate) struct NewImage {
     file: NewFile,
-    data_file: NewDataFile,
-}
-
-/// The external data file of an image on its way; none where the image holds its data itself.
-struct NewDataFile(Option<PathBuf>);
-
-impl Drop for NewDataFile {
-    fn drop(&mut self) {
-        if let Some(path) = &self.0 {
-            // It may not exist yet; an error that brought us here says more than one about this.
-            drop(std::fs::remove_file(path));
-        }
-    }
+    /// The external data file; none where the image holds its data itself.
+    data_file: Option<NewFile>,
+    /// What killed programs had left of the data file.
+    cleared: Vec<PathBuf>,
 }
 
 impl NewImage {
-    /// Chooses a name to write under, and has `create` make the image there.
+    /// Chooses a name to write under, and has `create` make the image there, with the options as they are then.
     ///
-    /// A data file gets its own name at once, since that name is in the image; nothing may be there in any case.
+    /// A data file is not replaced in any case.
     pub(crate) fn begin<T>(
         path: &Path,
         overwrite: Overwrite,
         options: &CreateOptions,
         surroundings: &Surroundings,
-        create: impl FnOnce(&Path) -> Result<T>,
+        create: impl FnOnce(&Path, &CreateOptions) -> Result<T>,
     ) -> Result<(Self, T)> {
-        // A device or a pipe is not replaced by a file of its name.
-        if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
-            return Err(Error::NotAFile { path: path.to_owned() });
-        }
         let existing = match overwrite {
             Overwrite::Refuse => Existing::Keep,
             Overwrite::Replace => Existing::Replace,
         };
+        let mut options = options.clone();
+        let (mut data_file, mut cleared) = (None, Vec::new());
+        if let Some(data) = &mut options.qcow2.data_file {
+            let place = path.parent().unwrap_or(Path::new("")).join(&data.name);
+            // As long as the image itself is begun, nobody is known to be gone.
+            cleared = clear(&place);
+            data_file = Some(place);
+        }
         let file = NewFile::begin(path, existing, surroundings)?;
-        let data_file = options.qcow2.data_file.as_ref();
-        let data_file = data_file.map(|data| path.parent().unwrap_or(Path::new("")).join(&data.name));
-        if let Some(path) = &data_file
-            && path.symlink_metadata().is_ok()
-        {
-            return Err(Error::DataFileExists { path: path.clone() });
+        let begin = |place: PathBuf| NewFile::begin(&place, Existing::Keep, surroundings);
+        let data_file = data_file.map(begin).transpose().map_err(of_data_file)?;
+        if let (Some(data), Some(new)) = (&mut options.qcow2.data_file, &data_file) {
+            data.made_at = Some(new.partial().to_owned());
         }
-        let mut data_file = NewDataFile(data_file);
-        match create(file.partial()) {
-            Ok(made) => Ok((Self { file, data_file }, made)),
-            Err(error) => {
-                // Somebody made a data file just now: it is theirs.
-                if matches!(&error, Error::Image(ImageError::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists)
-                {
-                    data_file.0 = None;
-                }
-                Err(error)
-            }
-        }
+        let made = create(file.partial(), &options)?;
+        let new = Self {
+            file,
+            data_file,
+            cleared,
+        };
+        Ok((new, made))
     }
 
     /// As [`NewFile::tell_of_cleared`].
     pub(crate) fn tell_of_cleared(&self, progress: &dyn Progress) {
         self.file.tell_of_cleared(progress);
+        tell_of(&self.cleared, progress);
     }
 
     /// Where it is being written.
@@ -88,11 +76,29 @@ impl NewImage {
         self.file.partial()
     }
 
+    /// Where its data is being written, if that is another file.
+    pub(crate) fn partial_data(&self) -> Option<&Path> {
+        self.data_file.as_ref().map(NewFile::partial)
+    }
+
     /// Gives it its name, durably. What is in it must be durable already.
     pub(crate) fn finish(self) -> Result<()> {
-        let Self { file, mut data_file } = self;
-        file.finish()?;
-        data_file.0 = None;
-        Ok(())
+        // An image without its data would be none; data without an image is whole all the same, and can be removed.
+        let data_path = self.data_file.as_ref().map(|data| data.path().to_owned());
+        self.data_file.map_or(Ok(()), NewFile::finish).map_err(of_data_file)?;
+        self.file.finish().inspect_err(|_| {
+            if let Some(path) = data_path {
+                // The error says more than one about this.
+                drop(std::fs::remove_file(path));
+            }
+        })
+    }
+}
+
+/// The same for what is in the way of a data file.
+fn of_data_file(error: Error) -> Error {
+    match error {
+        Error::TargetExists { path } | Error::NotAFile { path } => Error::DataFileExists { path },
+        other => other,
     }
 }

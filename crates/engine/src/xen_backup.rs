@@ -167,7 +167,7 @@ pub fn back_up_xen(repository: &Repository, request: XenBackupRequest<'_>, job: 
             source,
         })?,
     };
-    let _lock = lock(&request, &machine.summary, job)?;
+    let lock = lock(&request, &machine.summary, job)?;
     let (disks, left_out) = decide(&machine, &request.choice)?;
     for (device, why) in &left_out {
         job.progress
@@ -184,7 +184,10 @@ pub fn back_up_xen(repository: &Repository, request: XenBackupRequest<'_>, job: 
     };
     let mut translated = domain_xml(&described.value, &attached, &wish);
     translated.dropped.splice(0..0, described.dropped);
-    instant::clear_up(&request, &machine, job)?;
+    // Without a lock, what is there may belong to somebody at work.
+    if lock.is_some() {
+        instant::clear_up(&request, &machine, job)?;
+    }
     let backup = XenBackup {
         repository,
         request,

@@ -3,13 +3,15 @@
 //! A guest from elsewhere may have no drivers for what is fastest here. It is given what every system since 2007 knows: SATA disks and Intel's
 //! network card. Whoever knows the guest better changes it afterwards.
 
-use crate::{Bus, CardModel, Dropped, Firmware, Machine, Translated};
+use crate::{Bus, CardModel, Disk, DiskKind, Dropped, Firmware, Machine, Translated};
 
 /// Where a machine goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// QEMU, by libvirt or Proxmox.
+    /// QEMU, by libvirt.
     Qemu,
+    /// QEMU, by Proxmox VE.
+    Proxmox,
     /// XenServer and XCP-ng.
     Xen,
     /// Whoever reads OVF: VMware, VirtualBox.
@@ -55,7 +57,27 @@ pub fn adapt(machine: &Machine, place: Place) -> Translated<Machine> {
         ));
         value.firmware = Firmware::Bios;
     }
+    if place == Place::Qemu {
+        without_ide(&mut value, &mut dropped);
+    }
     Translated { value, dropped }
+}
+
+/// IDE is for systems that know no other: on the older board, which has no UEFI. A drive alone is no reason for that board.
+fn without_ide(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
+    let is_hard_disk = |disk: &Disk| disk.bus == Bus::Ide && disk.kind == DiskKind::Disk;
+    if machine.firmware == Firmware::Bios && machine.disks.iter().any(is_hard_disk) {
+        return;
+    }
+    for disk in machine.disks.iter_mut().filter(|disk| disk.bus == Bus::Ide) {
+        if disk.kind == DiskKind::Disk {
+            dropped.push(Dropped::new(
+                format!("disk {} on IDE", disk.label),
+                "is on SATA now: UEFI knows no IDE here",
+            ));
+        }
+        disk.bus = Bus::Sata;
+    }
 }
 
 fn bus_at(bus: Bus, place: Place) -> Bus {
@@ -65,10 +87,10 @@ fn bus_at(bus: Bus, place: Place) -> Bus {
         // It would need a USB controller beside.
         (Place::VirtualBox, Bus::Usb) => Bus::Sata,
         (_, Bus::Ide | Bus::Sata | Bus::Usb)
-        | (Place::Qemu, Bus::Virtio | Bus::VirtioScsi)
+        | (Place::Qemu | Place::Proxmox, Bus::Virtio | Bus::VirtioScsi)
         | (Place::Ovf, Bus::Scsi | Bus::Nvme)
         | (Place::VirtualBox, Bus::Scsi | Bus::Nvme | Bus::VirtioScsi) => bus,
-        (Place::Qemu | Place::Ovf | Place::VirtualBox, _) => Bus::Sata,
+        (Place::Qemu | Place::Proxmox | Place::Ovf | Place::VirtualBox, _) => Bus::Sata,
     }
 }
 
@@ -76,12 +98,12 @@ fn card_at(model: &CardModel, place: Place) -> CardModel {
     match (place, model) {
         (Place::Xen, _) => CardModel::Xen,
         (
-            Place::Qemu,
+            Place::Qemu | Place::Proxmox,
             CardModel::Virtio | CardModel::E1000 | CardModel::E1000e | CardModel::Rtl8139 | CardModel::Pcnet,
         )
         | (Place::Ovf, CardModel::E1000 | CardModel::E1000e | CardModel::Vmxnet3 | CardModel::Pcnet)
         | (Place::VirtualBox, CardModel::Virtio | CardModel::E1000 | CardModel::Pcnet) => model.clone(),
-        (Place::Qemu, CardModel::Vmxnet3) => CardModel::E1000e,
+        (Place::Qemu | Place::Proxmox, CardModel::Vmxnet3) => CardModel::E1000e,
         _ => CardModel::E1000,
     }
 }

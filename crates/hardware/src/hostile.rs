@@ -295,6 +295,7 @@ fn written_for_xen(machine: &Machine) -> String {
         host_name: "host",
         time: "19700101T00:00:00Z",
         new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),
+        original: None,
     };
     xen::write(machine, &mut wish).value.xml
 }

@@ -231,6 +231,9 @@ impl CardModel {
     }
 }
 
+/// Places of disks, by number, that every hypervisor has.
+pub(crate) const PLACE_COUNT: u32 = 16;
+
 /// More than any machine has; what a configuration says beyond is nonsense, or hostile.
 pub(crate) mod bound {
     pub(crate) const PROCESSORS: u32 = 4096;
@@ -260,30 +263,35 @@ impl Machine {
         Ok(self)
     }
 
-    /// What its disks are called in a machine of this kind, one name for each: `vda`, `sdb`, `hdc`. Names that say which bus a disk hangs on, with a
-    /// letter for each disk of the same first letters.
+    /// What its disks are called in a machine of this kind, one name for each: `vda`, `sdb`, `hdc`. Names that say which bus a disk hangs on, and by
+    /// their letter its place there, as far as that is free: a guest may know its disks by it.
     pub fn targets(&self) -> Vec<String> {
         let mut taken: Vec<(&str, u32)> = Vec::new();
-        let mut names = Vec::new();
         for disk in &self.disks {
-            let prefix = match disk.bus {
-                Bus::Virtio => "vd",
-                Bus::Ide => "hd",
-                Bus::Floppy => "fd",
-                Bus::Xen => "xvd",
-                Bus::Sata | Bus::Scsi | Bus::VirtioScsi | Bus::Nvme | Bus::Usb => "sd",
+            // A controller of IDE or of floppy drives has few places, and is the only one.
+            let (prefix, place_count) = match disk.bus {
+                Bus::Virtio => ("vd", PLACE_COUNT),
+                Bus::Ide => ("hd", 4),
+                Bus::Floppy => ("fd", 2),
+                Bus::Xen => ("xvd", PLACE_COUNT),
+                Bus::Sata | Bus::Scsi | Bus::VirtioScsi | Bus::Nvme | Bus::Usb => ("sd", PLACE_COUNT),
             };
-            let known = taken.iter_mut().find(|(known, _)| *known == prefix);
-            let number = if let Some((_, number)) = known {
-                *number += 1;
-                *number
-            } else {
-                taken.push((prefix, 0));
-                0
-            };
-            names.push(format!("{prefix}{}", letters(number)));
+            let number = disk.place_of(place_count, |number| !taken.contains(&(prefix, number)));
+            taken.push((prefix, number));
         }
-        names
+        taken
+            .into_iter()
+            .map(|(prefix, number)| format!("{prefix}{}", letters(number)))
+            .collect()
+    }
+}
+
+impl Disk {
+    /// Its place among the disks that share its numbers: its own where that is free and one of the first `place_count`, or else the first
+    /// that is free.
+    pub(crate) fn place_of(&self, place_count: u32, is_free: impl Fn(u32) -> bool) -> u32 {
+        let own = Some(self.position).filter(|place| *place < place_count && is_free(*place));
+        own.or_else(|| (0..).find(|place| is_free(*place))).unwrap_or_default()
     }
 }
 

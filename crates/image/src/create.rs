@@ -10,6 +10,7 @@ use crate::bytes::round_up;
 use crate::chain::load_header;
 use crate::chain::vmdk::identities_of;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
+use crate::new_identity::require_other_id;
 use crate::qcow2::layer::Layer;
 use crate::qcow2::layout::{new_header, write_empty};
 use crate::qcow2::writer::Qcow2Mut;
@@ -31,7 +32,8 @@ pub struct CreateOptions {
     pub qcow2: Qcow2Options,
     /// What the other formats but raw have.
     pub blocks: BlockOptions,
-    /// What its file will be called, where it is made under another name: a VMDK says it.
+    /// What its file will be called, where it is made under another name: a VMDK says it, and for a disk of Parallels it decides
+    /// whether that is a folder.
     pub name: Option<OsString>,
 }
 
@@ -157,6 +159,8 @@ pub struct DataFile {
     pub name: String,
     /// What it can be used as.
     pub kind: DataFileKind,
+    /// Where it is made, if it gets that name later.
+    pub made_at: Option<PathBuf>,
 }
 
 /// What an external data file can be used as.
@@ -180,7 +184,9 @@ pub enum Preallocation {
 
 /// Creates an empty image at `path`, where nothing may be yet; durable when this returns.
 ///
-/// A disk of Parallels is a folder where `path` ends in `.hdd`, and a single delta elsewhere.
+/// A disk of Parallels is a folder where its name ends in `.hdd`, with `DiskDescriptor.xml` and the root delta `root.hds`, as ploop and
+/// Virtuozzo call them; it is a single delta elsewhere. Only its owner may look into the folder, and its [`id`](BlockOptions::id) is
+/// that of the disk: the delta has the GUID of every top.
 pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
     if options.blocks.kind == ImageKind::Stream {
         return Err(Error::InvalidOption {
@@ -198,7 +204,9 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
         Format::Vdi => create_vdi(path, options)?,
         Format::Vhd => create_vhd(path, options)?,
         Format::Vhdx => create_vhdx(path, options)?,
-        Format::Parallels if is_folder_name(path) => create_parallels_folder(path, options)?,
+        Format::Parallels if is_folder_name(options.name.as_deref().map_or(path, Path::new)) => {
+            create_parallels_folder(path, options)?;
+        }
         Format::Parallels => create_ploop(path, options)?,
         Format::Vmdk => create_vmdk(path, options)?,
         other => {
@@ -231,8 +239,11 @@ impl BlockOptions {
         }
     }
 
-    fn id(&self) -> Result<ImageId> {
-        self.id.map_or_else(ImageId::random, Ok)
+    /// Its identity, which is not that of its parent.
+    fn id(&self, parent: Option<ImageId>) -> Result<ImageId> {
+        let id = self.id.map_or_else(ImageId::random, Ok)?;
+        require_other_id(id, parent)?;
+        Ok(id)
     }
 }
 
@@ -252,6 +263,7 @@ fn create_vhd(path: &Path, options: &CreateOptions) -> Result<()> {
     let size_bytes = round_up(options.size_bytes, 512);
     let parent = blocks.parent(|file, name| vhd::footer::Header::load(&file, name))?;
     check_size(size_bytes, parent.as_ref().map(|parent| parent.footer.disk_bytes()))?;
+    let id = blocks.id(parent.as_ref().map(|parent| parent.footer.id))?;
     let parent = match (parent, &blocks.parent) {
         (Some(header), Some(parent)) => Some((header.footer.id, header.footer.timestamp, name_from(path, parent)?)),
         _ => None,
@@ -260,7 +272,7 @@ fn create_vhd(path: &Path, options: &CreateOptions) -> Result<()> {
         size_bytes,
         block_bytes: vhd::create::BLOCK_BYTES,
         kind: blocks.kind,
-        id: blocks.id()?,
+        id,
         created_s: blocks.created_s,
         parent,
     };
@@ -273,6 +285,7 @@ fn create_vhdx(path: &Path, options: &CreateOptions) -> Result<()> {
     let load = |file: HostFile, name: &str| vhdx::header::Opened::load(Arc::new(file), Access::Read, name);
     let parent = blocks.parent(load)?;
     check_size(size_bytes, parent.as_ref().map(|parent| parent.metadata.disk_bytes))?;
+    let id = blocks.id(parent.as_ref().map(|parent| parent.metadata.id))?;
     let sector_bytes = parent.as_ref().map_or(512, |parent| parent.metadata.sector_bytes);
     let parent = match (parent, &blocks.parent) {
         (Some(opened), Some(parent)) => Some(vhdx::metadata::Parent {
@@ -286,7 +299,7 @@ fn create_vhdx(path: &Path, options: &CreateOptions) -> Result<()> {
         block_bytes: vhdx::create::block_bytes_for(size_bytes),
         sector_bytes,
         kind: blocks.kind,
-        id: blocks.id()?,
+        id,
         parent,
     };
     vhdx::create::write_empty(&HostFile::create_new(path)?, &new)
@@ -303,6 +316,7 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
     let size_bytes = round_up(options.size_bytes, 512);
     let parent = blocks.parent(|file, name| identities_of(&file, name))?;
     check_size(size_bytes, parent.map(|parent| parent.disk_bytes))?;
+    let id = blocks.id(parent.and_then(|parent| parent.id))?;
     let parent = match (parent, &blocks.parent) {
         (Some(found), Some(parent)) => Some(vmdk::descriptor::Parent {
             content_id: found.content_id,
@@ -317,18 +331,14 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
         size_bytes,
         grain_bytes: vmdk::create::GRAIN_BYTES,
         name,
-        id: blocks.id()?,
+        id,
         parent,
     };
     vmdk::create::write_empty(&HostFile::create_new(path)?, &new)
 }
 
-/// Creates an empty disk of Parallels as a folder at `path`, where nothing may be yet: `DiskDescriptor.xml`, and the root delta `root.hds`, as
-/// ploop and Virtuozzo call them. Durable when this returns; after an error nothing is left.
-///
-/// [`create`] does this for a path that ends in `.hdd`. The folder may have another name until it is whole: it does not know its
-/// own. Only its owner may look into it. Its [`id`](BlockOptions::id) is that of the disk: the delta has the GUID of every top.
-pub fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
+/// After an error nothing is left.
+fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
     let size_bytes = round_up(options.size_bytes, 512);
     if size_bytes == 0 {
         return Err(Error::InvalidOption {
@@ -399,7 +409,7 @@ fn create_vdi(path: &Path, options: &CreateOptions) -> Result<()> {
             _ if parent.is_some() => vdi::header::Kind::Differencing,
             _ => vdi::header::Kind::Dynamic,
         },
-        id: options.blocks.id()?,
+        id: options.blocks.id(parent.as_ref().map(|parent| parent.id))?,
         parent: parent.as_ref().map_or(ImageId::NIL, |parent| parent.id),
         parent_modification: parent.as_ref().map_or(ImageId::NIL, |parent| parent.modification),
     };
@@ -468,7 +478,7 @@ fn create_data_file(path: &Path, options: &CreateOptions) -> Result<Option<Arc<d
     let Some(data) = &options.qcow2.data_file else {
         return Ok(None);
     };
-    let place = beside(path, &data.name);
+    let place = data.made_at.clone().unwrap_or_else(|| beside(path, &data.name));
     let file = HostFile::create_new(&place)?;
     file.set_length(options.size_bytes)?;
     file.sync()?;

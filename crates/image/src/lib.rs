@@ -68,7 +68,6 @@ mod windows_path;
 pub use changes::changed_on_disk;
 pub use create::{
     BackingFile, BlockOptions, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options, create, create_bulk,
-    create_parallels_folder,
 };
 pub use error::{Error, Result};
 pub use fill::{Continue, FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};

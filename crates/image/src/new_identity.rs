@@ -68,7 +68,7 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
     // Before anything is locked: a lock ends when any opening of its file does.
     let others: Vec<PathBuf> = match new.beside {
         ChildrenBeside::Leave => Vec::new(),
-        ChildrenBeside::Change | ChildrenBeside::Refuse => children_beside(path, options)?,
+        ChildrenBeside::Change | ChildrenBeside::Refuse => children_to_change(path, options)?,
     }
     .into_iter()
     .filter(|found| !children.iter().any(|child| is_same(child, found)))
@@ -89,6 +89,7 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
     }
     let before = image.info.blocks.as_ref().and_then(|blocks| blocks.id);
     require_identity(&image)?;
+    require_other_id(new.id, parent_id(&image))?;
     let child_options = OpenOptions {
         format: Some(image.info.format),
         ..options.clone()
@@ -97,7 +98,11 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
     for child in &children {
         let child = open_single(child, &child_options, Access::Write)?;
         require_child(&child, &image, new.id)?;
+        require_other_id(new.id, child.info.blocks.as_ref().and_then(|blocks| blocks.id))?;
         opened.push(child);
+    }
+    if image.info.format == Format::Vhdx {
+        children.clear();
     }
     for child in opened {
         set_parent(&child, new.id)?;
@@ -108,6 +113,15 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
         after: Some(new.id),
         children,
     })
+}
+
+/// The children beside the image at `path` that know it by its identity. Those of a VHDX do not.
+fn children_to_change(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+    let format = open_single(path, options, Access::Read)?.info.format;
+    if format == Format::Vhdx {
+        return Ok(Vec::new());
+    }
+    children_beside(path, options)
 }
 
 /// Makes the identities in a descriptor anew. Its top delta is locked meanwhile.
@@ -127,16 +141,18 @@ fn renew_deltas(path: &Path, new: &NewIdentity) -> Result<IdentityChange> {
     })
 }
 
-/// The images in the folder of the one at `path`, and in `Snapshots` below it, that know it as their parent by its identity.
+/// The images in the folder of the one at `path`, and in `Snapshots` below it, that know it as their parent: by its identity, or by its
+/// last modification, as a VHDX.
 pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
     let image = open_single(path, options, Access::Read)?;
     let extensions: &[&str] = match image.info.format {
         Format::Vdi => &["vdi"],
         Format::Vhd => &["vhd", "avhd", "vpc"],
         Format::Vmdk => &["vmdk"],
+        Format::Vhdx => &["vhdx", "avhdx"],
         _ => return Ok(Vec::new()),
     };
-    let Some(id) = image.info.blocks.as_ref().and_then(|blocks| blocks.id) else {
+    let Some(blocks) = image.info.blocks else {
         return Ok(Vec::new());
     };
     let child_options = OpenOptions {
@@ -146,12 +162,17 @@ pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf
     };
     Ok(images_beside(path, extensions, |found| {
         let opened = open_single(found, &child_options, Access::Read);
-        opened.is_ok_and(|opened| parent_id(&opened) == Some(id))
+        opened.is_ok_and(|opened| match opened.info.format {
+            Format::Vhdx => {
+                blocks.modification.is_some() && parent_modification(&opened) == blocks.modification.as_ref()
+            }
+            _ => blocks.id.is_some() && parent_id(&opened) == blocks.id,
+        })
     }))
 }
 
-/// The images in the folder of the one at `path`, and in `Snapshots` below it, that are based on it: by its identity, by its last
-/// modification, as a VHDX, or by its path, as a qcow2.
+/// The images in the folder of the one at `path`, and in `Snapshots` below it, that are based on it: as its
+/// children, or by its path, as a qcow2.
 pub(crate) fn dependents_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
     let image = open_single(path, options, Access::Read)?;
     let child_options = |format| OpenOptions {
@@ -160,20 +181,6 @@ pub(crate) fn dependents_beside(path: &Path, options: &OpenOptions) -> Result<Ve
         ..options.clone()
     };
     match image.info.format {
-        Format::Vhdx => {
-            let modification = image
-                .info
-                .blocks
-                .as_ref()
-                .and_then(|blocks| blocks.modification.clone());
-            let options = child_options(Format::Vhdx);
-            Ok(images_beside(path, &["vhdx", "avhdx"], |found| {
-                let opened = open_single(found, &options, Access::Read).ok();
-                let blocks = opened.and_then(|opened| opened.info.blocks);
-                let parent = blocks.and_then(|blocks| blocks.parent);
-                parent.is_some_and(|parent| parent.modification.is_some() && parent.modification == modification)
-            }))
-        }
         Format::Qcow2 | Format::Raw => {
             let options = child_options(Format::Qcow2);
             Ok(images_beside(path, &["qcow2", "qcow", "img"], |found| {
@@ -215,6 +222,10 @@ fn parent_id(child: &OpenedFile) -> Option<ImageId> {
     child.info.blocks.as_ref()?.parent.as_ref()?.id
 }
 
+fn parent_modification(child: &OpenedFile) -> Option<&String> {
+    child.info.blocks.as_ref()?.parent.as_ref()?.modification.as_ref()
+}
+
 fn is_same(one: &Path, other: &Path) -> bool {
     match (one.canonicalize(), other.canonicalize()) {
         (Ok(one), Ok(other)) => one == other,
@@ -246,6 +257,17 @@ fn require_child(child: &OpenedFile, parent: &OpenedFile, after: ImageId) -> Res
         parent: parent.path.display().to_string(),
         detail,
     })
+}
+
+/// Two images of one chain are not one: a hypervisor that knows them by their identity would read the wrong one.
+pub(crate) fn require_other_id(own: ImageId, other: Option<ImageId>) -> Result<()> {
+    if other == Some(own) {
+        return Err(Error::InvalidOption {
+            option: "uuid",
+            detail: format!("{own} is that of another image of its chain"),
+        });
+    }
+    Ok(())
 }
 
 fn require_identity(image: &OpenedFile) -> Result<()> {

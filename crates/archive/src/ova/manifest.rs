@@ -6,7 +6,7 @@ use aws_lc_rs::digest::{self, Context};
 
 use crate::Result;
 use crate::checksum::hex;
-use crate::tar::corrupt;
+use crate::tar::{corrupt, plain_name};
 
 /// An algorithm, as manifests call it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,13 +59,15 @@ impl Manifest {
     fn line(text: &str) -> Option<Line> {
         let (head, digest) = text.rsplit_once('=')?;
         let (algorithm, name) = head.trim_end().strip_suffix(')')?.split_once('(')?;
-        let (_, algorithm) = Algorithm::ALL.into_iter().find(|(word, _)| *word == algorithm.trim())?;
+        let (_, algorithm) = Algorithm::ALL
+            .into_iter()
+            .find(|(word, _)| word.eq_ignore_ascii_case(algorithm.trim()))?;
         let digest = digest.trim().to_ascii_lowercase();
         let length = algorithm.implementation().output_len() * 2;
         let is_digest = digest.len() == length && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
         is_digest.then(|| Line {
             algorithm,
-            name: name.to_owned(),
+            name: plain_name(name.to_owned()),
             digest,
         })
     }

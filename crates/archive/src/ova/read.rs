@@ -8,7 +8,7 @@ use holdfast_hardware::ovf::OvfPackage;
 use super::disk::{DiskMember, OvaImage};
 use super::manifest::{Digested, Digests, Manifest};
 use crate::reader::{ArchiveDisk, ArchiveReader, Document, DocumentKind, Piece};
-use crate::tar::{Member, TarReader, corrupt};
+use crate::tar::{Member, TarReader, corrupt, plain_name};
 use crate::{Error, Result};
 
 const TEXT_BYTES_MAX: u64 = 8 << 20;
@@ -84,7 +84,8 @@ impl<R: Read + Send> OvaReader<R> {
                 key: disk.key,
                 size_bytes,
             });
-            files.push((file.names(), disk.format.contains("raw")));
+            let names = file.names().into_iter().map(plain_name).collect();
+            files.push((names, disk.format.contains("raw")));
         }
         let mut reader = Self {
             state: State::Over,

@@ -99,6 +99,10 @@ pub(crate) fn read_member(input: &mut Input) -> io::Result<Frame> {
     if bytes.is_empty() {
         return Ok(Frame::End);
     }
+    // Tapes, and whoever writes whole blocks, put zeroes behind the last one; gzip passes over them.
+    if bytes.iter().all(|byte| *byte == 0) && is_rest_zero(input)? {
+        return Ok(Frame::End);
+    }
     match sizes(&bytes) {
         Some((length, unpacked_bytes))
             if (MEMBER_HEAD_BYTES + TAIL_BYTES..=FRAME_BYTES_MAX).contains(&length)
@@ -108,6 +112,21 @@ pub(crate) fn read_member(input: &mut Input) -> io::Result<Frame> {
             Ok(Frame::Whole { bytes, unpacked_bytes })
         }
         _ => Ok(Frame::Long { start: bytes }),
+    }
+}
+
+/// Whether all that follows is zero; it is read for that.
+fn is_rest_zero(input: &mut Input) -> io::Result<bool> {
+    use io::Read as _;
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let count = input.read(&mut buffer)?;
+        if count == 0 {
+            return Ok(true);
+        }
+        if buffer[..count].iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
     }
 }
 

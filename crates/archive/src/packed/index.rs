@@ -164,7 +164,7 @@ impl PackedIndex {
             table.extend_from_slice(entries);
             at += sizes.map_or(0, <[u8]>::len) as u64;
         }
-        Self::decode(&table, count, end_at - length)
+        Self::decode(&table, count, end_at - length)?.of_all(Packing::Gzip, end_at - length, read)
     }
 
     fn read_zstd(file_bytes: u64, read: &mut dyn FnMut(u64, usize) -> Result<Vec<u8>>) -> Result<Self> {
@@ -193,7 +193,7 @@ impl PackedIndex {
         }
         // The file has as many bytes, so that nobody is made to allocate what is not there.
         let table_bytes = usize::try_from(table_bytes).map_err(|_| wrong(start, "it is too long"))?;
-        Self::decode(&read(table_at, table_bytes)?, count, start)
+        Self::decode(&read(table_at, table_bytes)?, count, start)?.of_all(Packing::Zstd, start, read)
     }
 
     fn decode(table: &[u8], count: u64, packed_bytes: u64) -> Result<Self> {
@@ -213,11 +213,26 @@ impl PackedIndex {
             }
             index.push(packed, bytes, le32(&entry[8..]));
         }
-        if index.packed_bytes() == packed_bytes {
-            Ok(index)
-        } else {
-            Err(wrong(packed_bytes, "its blocks do not end where it begins"))
+        Ok(index)
+    }
+
+    /// The same, if its blocks are all that stands before it.
+    ///
+    /// # Errors
+    /// [`Error::NoIndex`]: others stand before them, as where packed files were joined; both formats allow that.
+    fn of_all(
+        self,
+        packing: Packing,
+        index_at: u64,
+        read: &mut dyn FnMut(u64, usize) -> Result<Vec<u8>>,
+    ) -> Result<Self> {
+        let wrong = || wrong(index_at, "its blocks do not end where it begins");
+        let start = index_at.checked_sub(self.packed_bytes()).ok_or_else(wrong)?;
+        if start == 0 {
+            return Ok(self);
         }
+        let is_joined = !self.entries.is_empty() && Packing::sniff(&read(start, 4)?) == packing;
+        Err(if is_joined { Error::NoIndex } else { wrong() })
     }
 }
 

@@ -1,11 +1,12 @@
 //! `holdfast archive`: machine archives and packed streams in files, without a repository.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use holdfast_archive::{Error as ArchiveError, PackedFile, Packing};
 use holdfast_block::BlockDevice as _;
 use holdfast_engine::{
-    CheckedArchive, Domain, Job, check_archive, check_packed, open_import, open_packed, read_packed,
+    CheckedArchive, Domain, Job, check_archive, check_packed, check_stream, open_import, open_packed, read_packed,
 };
 use serde::Serialize;
 
@@ -233,16 +234,18 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
     } else {
         None
     };
-    let (blocks, checked) = match &packed {
+    let thread_count = args.job.thread_count();
+    let (packing, checked) = match &packed {
         None => {
             let stream = compress::input(Some(&args.archive), context)?;
-            let checked = context.work(args.job.thread_count(), |job| check_archive(stream, job))?;
-            (None, Some(checked))
+            // What comes from standard input is not read a second time.
+            let again = args.archive.is_file().then_some(&args.archive);
+            let again = again.map(|path| compress::input(Some(path), context)).transpose()?;
+            context.work(thread_count, |job| check_unindexed(stream, again, job))?
         }
         Some(file) => {
-            let blocks = file.index().entries().len() as u64;
-            let checked = context.work(args.job.thread_count(), |job| check_indexed(file, job))?;
-            (Some(blocks), checked)
+            let checked = context.work(thread_count, |job| check_indexed(file, job))?;
+            (file.packing(), checked)
         }
     };
     let disk = |(key, size_bytes, data_bytes): &(String, u64, u64)| CheckedDisk {
@@ -250,15 +253,16 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
         size_bytes: *size_bytes,
         data_bytes: *data_bytes,
     };
-    let packing = packed.as_ref().map(holdfast_archive::PackedFile::packing);
-    let packing = packing.or(checked.as_ref().map(|checked| checked.packing));
-    let length = packed.as_ref().map(|file| file.index().packed_bytes());
-    let read = checked.as_ref().map(|checked| checked.read_bytes);
+    let length = match (&packed, &checked) {
+        (Some(file), _) => Some(file.index().packed_bytes()),
+        (None, Some(checked)) => Some(checked.read_bytes),
+        (None, None) => args.archive.metadata().ok().map(|metadata| metadata.len()),
+    };
     context.report(&Checked {
         archive: checked.as_ref().map(|checked| checked.kind.name()),
-        packing: packing.map_or("none", Packing::name),
-        index_block_count: blocks,
-        archive_bytes: length.or(read).unwrap_or_default(),
+        packing: packing.name(),
+        index_block_count: packed.as_ref().map(|file| file.index().entries().len() as u64),
+        archive_bytes: length.unwrap_or_default(),
         disks: checked.iter().flat_map(|checked| &checked.disks).map(disk).collect(),
         duration_ms: units::millis(context.clock().now().saturating_sub(start)),
         path: args.archive.display().to_string(),
@@ -271,6 +275,21 @@ fn check_indexed(file: &PackedFile, job: Job<'_>) -> holdfast_engine::Result<Opt
     match check_archive(Box::new(file.stream(threads)), job) {
         Err(error) if is_no_archive(&error) => check_packed(file, job).map(|_| None),
         checked => checked.map(Some),
+    }
+}
+
+/// Reads what has no index: a machine archive, or else a packed stream, which is then read `again`.
+fn check_unindexed(
+    stream: Box<dyn Read + Send>,
+    again: Option<Box<dyn Read + Send>>,
+    job: Job<'_>,
+) -> holdfast_engine::Result<(Packing, Option<CheckedArchive>)> {
+    match check_archive(stream, job) {
+        Err(error) if is_no_archive(&error) => match again.map(|stream| check_stream(stream, job)).transpose()? {
+            Some(Some(packing)) => Ok((packing, None)),
+            _ => Err(error),
+        },
+        checked => checked.map(|checked| (checked.packing, Some(checked))),
     }
 }
 

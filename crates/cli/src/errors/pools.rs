@@ -3,7 +3,7 @@
 use holdfast_engine::XenBackupError;
 use holdfast_host::xapi::XapiError;
 
-use super::advice::{advice, io_advice};
+use super::advice::advice;
 use super::{Advice, Kind};
 use crate::exit::Exit;
 
@@ -45,7 +45,16 @@ fn pool_advice(error: &XapiError) -> Advice {
             Kind::Refused,
             "compare it with what openssl x509 -noout -fingerprint -sha256 -in /etc/xensource/xapi-ssl.pem prints on that host, and where it is the same, give it with --pool-certificate",
         ),
-        XapiError::Connect { source, .. } | XapiError::Broken { source, .. } => io_advice(source),
+        XapiError::Connect { .. } => advice(
+            Exit::Error,
+            Kind::Io,
+            "check the address: it is that of the pool's master, or of any host of it, and its HTTPS port has to be reached from here",
+        ),
+        XapiError::Broken { .. } => advice(
+            Exit::Error,
+            Kind::Io,
+            "the network between, or the toolstack of the host, may have had a break: try again",
+        ),
         XapiError::Login { .. } => advice(
             Exit::Error,
             Kind::Permission,

@@ -30,9 +30,13 @@ pub(super) fn to_file(
         Storage::Compressed { level } => level,
         Storage::Plain => None,
     };
-    let (image, mut file) = NewImage::begin(&request.target, request.overwrite, options, surroundings, |partial| {
-        File::create_new(partial).map_err(|source| file_error("create", partial, source))
-    })?;
+    let (image, mut file) = NewImage::begin(
+        &request.target,
+        request.overwrite,
+        options,
+        surroundings,
+        |partial, _| File::create_new(partial).map_err(|source| file_error("create", partial, source)),
+    )?;
     image.tell_of_cleared(job.progress);
     let written = write(device, &name_of(&request.target), &mut file, level, job)?;
     file.sync_all()

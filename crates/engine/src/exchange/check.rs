@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use holdfast_archive::{ArchiveKind, PackedFile, Packing, Piece, open};
+use holdfast_archive::{ArchiveKind, Error as ArchiveError, PackedFile, Packing, Piece, Unpacked, open};
 use holdfast_block::{BlockDevice as _, FileDevice, IoMode};
 
 use super::import::threads;
@@ -60,6 +60,40 @@ pub fn check_archive(stream: Box<dyn Read + Send>, job: Job<'_>) -> Result<Check
 pub fn open_packed(path: &Path) -> Result<PackedFile> {
     let file = FileDevice::open(path, IoMode::Buffered).map_err(|error| crate::Error::from(error).on(path))?;
     PackedFile::open(Arc::new(file)).map_err(|error| crate::Error::from(error).on(path))
+}
+
+/// Reads a packed stream to its end: every gzip and zstd checksum on the way is compared. How it is packed; none where
+/// it is not.
+///
+/// # Errors
+/// It is damaged, or was cut off.
+pub fn check_stream(stream: Box<dyn Read + Send>, job: Job<'_>) -> Result<Option<Packing>> {
+    let read_error = |offset| {
+        move |source: std::io::Error| match source.kind() {
+            std::io::ErrorKind::UnexpectedEof => ArchiveError::CutOff {
+                what: "the packed stream",
+                offset,
+            },
+            _ => ArchiveError::Read { offset, source },
+        }
+    };
+    let mut stream = Unpacked::new(stream, threads(job)).map_err(read_error(0))?;
+    if stream.packing() == Packing::None {
+        return Ok(None);
+    }
+    job.progress.phase("checking the packed stream", Unit::Bytes);
+    let mut buffer = vec![0; 1 << 20];
+    let mut unpacked_bytes = 0;
+    loop {
+        let count = stream.read(&mut buffer).map_err(read_error(unpacked_bytes))?;
+        if count == 0 {
+            break;
+        }
+        unpacked_bytes += count as u64;
+        job.progress.advance(count as u64);
+        job.interrupt.check()?;
+    }
+    Ok(Some(stream.packing()))
 }
 
 /// Unpacks every block that the index of a file names, on all threads, and compares it; gives how many there are.

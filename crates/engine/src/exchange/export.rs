@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use holdfast_archive::{PackOptions, Packed};
 use holdfast_block::BlockDevice as _;
+use holdfast_hardware::xen::XenRecords;
 use holdfast_hardware::{DiskKind, Dropped, Machine, Translated, libvirt};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{Manifest, Repository, Surroundings};
@@ -370,6 +371,7 @@ struct Exported<'m> {
     names: Vec<(String, String, u64)>,
     dropped: Vec<Dropped>,
     of_virtualbox: OfVirtualBox,
+    of_xen: Option<XenRecords>,
     settings_file: Option<PathBuf>,
     /// What it goes on from, where it does not start.
     suspended: Option<Suspended>,
@@ -397,6 +399,7 @@ impl<'m> Exported<'m> {
             names: Vec::new(),
             dropped,
             of_virtualbox: content.of_virtualbox,
+            of_xen: content.of_xen,
             settings_file: None,
             suspended: content.suspended,
         };

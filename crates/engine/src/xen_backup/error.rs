@@ -53,3 +53,16 @@ impl From<XapiError> for Error {
         }
     }
 }
+
+/// What breaks a disk that comes from a pool is about the pool, and not about an archive, as which it is read.
+impl From<holdfast_archive::Error> for Error {
+    fn from(error: holdfast_archive::Error) -> Self {
+        match error {
+            holdfast_archive::Error::Read { offset, source } => match source.downcast::<XapiError>() {
+                Ok(error) => error.into(),
+                Err(source) => Self::Archive(holdfast_archive::Error::Read { offset, source }),
+            },
+            other => Self::Archive(other),
+        }
+    }
+}

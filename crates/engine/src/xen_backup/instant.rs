@@ -1,7 +1,8 @@
 //! The pool's snapshot: taken, and removed whatever happens.
 //!
-//! It is called `holdfast HOST RUN`. Our lock keeps other backups of the machine on this host away, so what is called so when one begins was left by
-//! one that was killed.
+//! It is called `holdfast HOST PLACE RUN`. PLACE stands for the folder of locks on this host: our lock there keeps other backups of the
+//! machine away, so what is called so when one begins was left by one that was killed. Other hosts of this name, and other users, have
+//! another one.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -17,8 +18,23 @@ use crate::job::Job;
 /// What the names of our snapshots begin with.
 const LABEL: &str = "holdfast";
 
-fn prefix(host: &str) -> String {
-    format!("{LABEL} {host} ")
+fn prefix_of(request: &XenBackupRequest<'_>) -> String {
+    // Not every host has one; its name and the folder are there in any case.
+    let machine_id = std::fs::read("/etc/machine-id").unwrap_or_default();
+    let folder = request.journal.as_ref().map(|place| place.folder.as_os_str());
+    prefix(
+        &request.host,
+        &machine_id,
+        folder.unwrap_or_default().as_encoded_bytes(),
+    )
+}
+
+fn prefix(host: &str, machine_id: &[u8], folder: &[u8]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(machine_id);
+    hasher.update(folder);
+    let digits = hasher.finalize().to_hex();
+    format!("{LABEL} {host} {} ", &digits[..8])
 }
 
 /// Whether a name is that of a snapshot of ours: a person may call one of his own in a similar way.
@@ -27,9 +43,9 @@ fn is_of_run(label: &str, prefix: &str) -> bool {
     run.len() == 8 && run.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Removes what a killed backup of this host has left of the machine's snapshots.
+/// Removes what a killed backup of this host has left of the machine's snapshots. The machine is locked.
 pub(super) fn clear_up(request: &XenBackupRequest<'_>, machine: &XenMachine, job: Job<'_>) -> Result<()> {
-    let prefix = prefix(&request.host);
+    let prefix = prefix_of(request);
     for snapshot in request.pool.snapshots_labelled(machine, &prefix)? {
         let label = snapshot.label.clone();
         if !is_of_run(&label, &prefix) {
@@ -62,7 +78,7 @@ pub(super) struct Instant<'a> {
 impl<'a> Instant<'a> {
     /// Takes it. Where that fails in the middle, what is there of it is removed.
     pub(super) fn take(request: &XenBackupRequest<'a>, machine: &'a XenMachine, job: Job<'_>) -> Result<Self> {
-        let label = format!("{}{:08x}", prefix(&request.host), request.run);
+        let label = format!("{}{:08x}", prefix_of(request), request.run);
         job.progress.phase(
             &format!("taking a snapshot of {}", machine.summary.name),
             crate::Unit::Items,
@@ -263,18 +279,20 @@ mod tests {
     /// A snapshot that its owner had called "holdfast vm before upgrade" was removed.
     #[test]
     fn what_a_person_has_named_is_not_ours() {
-        let prefix = prefix("vm");
-        assert!(is_of_run("holdfast vm 0123abcd", &prefix));
+        let place = prefix("vm", b"1", b"/var/lib/holdfast/runs");
+        assert!(is_of_run(&format!("{place}0123abcd"), &place));
+        for run in ["before upgrade", "", "0123ABCD", "0123abcd ", "0123abcde"] {
+            assert!(!is_of_run(&format!("{place}{run}"), &place), "{run}");
+        }
+        // Nor is that of another host of this name, or of another user of this host, who may be at work.
         for other in [
-            "holdfast vm before upgrade",
-            "holdfast vm ",
-            "holdfast vm 0123ABCD",
-            "holdfast vm 0123abcd ",
-            "holdfast vm 0123abcde",
-            "holdfast vm2 0123abcd",
-            "vm 0123abcd",
+            prefix("vm", b"2", b"/var/lib/holdfast/runs"),
+            prefix("vm", b"1", b"/home/ana/.local/state/holdfast/runs"),
+            prefix("vm2", b"1", b"/var/lib/holdfast/runs"),
+            "holdfast vm ".to_owned(),
+            String::new(),
         ] {
-            assert!(!is_of_run(other, &prefix), "{other}");
+            assert!(!is_of_run(&format!("{other}0123abcd"), &place), "{other}");
         }
     }
 }

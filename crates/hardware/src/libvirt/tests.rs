@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::{DiskPlace, Wish, read, write};
-use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Firmware, Machine, Topology};
+use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Firmware, Machine, Place, Topology, adapt};
 
 /// A machine with one of most things.
 pub(crate) fn specimen() -> Machine {
@@ -52,6 +52,85 @@ fn wish(keys: &[&str]) -> Wish {
         domain_type: "qemu".to_owned(),
         disks: keys.iter().map(place).collect::<BTreeMap<_, _>>(),
         network: "default".to_owned(),
+    }
+}
+
+/// Who stores a disk calls it as the machine is going to: with a drive or a disk on IDE, another disk came back under a name.
+#[test]
+fn disks_are_called_as_the_adapted_machine_says() {
+    let disk = |key: &str, bus, position| Disk {
+        key: key.to_owned(),
+        label: key.to_owned(),
+        kind: if key.is_empty() {
+            DiskKind::Cdrom
+        } else {
+            DiskKind::Disk
+        },
+        bus,
+        position,
+        size_bytes: Some(1 << 20),
+        boot_order: None,
+        is_read_only: false,
+    };
+    for (firmware, disks, expected, board) in [
+        (
+            Firmware::Bios,
+            vec![disk("", Bus::Ide, 0), disk("a", Bus::Sata, 0)],
+            &["sda", "sdb"][..],
+            "q35",
+        ),
+        (
+            Firmware::Bios,
+            vec![disk("", Bus::Ide, 2), disk("a", Bus::Sata, 0)],
+            &["sdc", "sda"],
+            "q35",
+        ),
+        (
+            Firmware::Uefi,
+            vec![disk("a", Bus::Ide, 0), disk("b", Bus::Sata, 0)],
+            &["sda", "sdb"],
+            "q35",
+        ),
+        (
+            Firmware::Uefi,
+            vec![disk("a", Bus::Ide, 0), disk("b", Bus::Ide, 3)],
+            &["sda", "sdd"],
+            "q35",
+        ),
+        (
+            Firmware::Bios,
+            vec![disk("a", Bus::Ide, 0), disk("", Bus::Ide, 2), disk("b", Bus::Sata, 7)],
+            &["hda", "hdc", "sdh"],
+            "pc",
+        ),
+        (
+            Firmware::Paravirtual,
+            vec![disk("a", Bus::Xen, 0), disk("b", Bus::Xen, 5)],
+            &["sda", "sdf"],
+            "q35",
+        ),
+    ] {
+        let machine = Machine {
+            firmware,
+            disks,
+            ..specimen()
+        };
+        let written = write(&machine, &wish(&["a", "b"])).value;
+        let there = adapt(&machine, Place::Qemu).value;
+        assert_eq!(there.targets(), expected);
+        assert!(written.contains(&format!("machine='{board}'")), "{written}");
+        for (disk, target) in there
+            .disks
+            .iter()
+            .zip(expected)
+            .filter(|(disk, _)| !disk.key.is_empty())
+        {
+            let source = format!(
+                "<source file='/images/{}.qcow2'/>\n      <target dev='{target}' ",
+                disk.key
+            );
+            assert!(written.contains(&source), "{source} in {written}");
+        }
     }
 }
 

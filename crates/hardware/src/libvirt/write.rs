@@ -32,7 +32,7 @@ pub struct DiskPlace {
 pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
     let Translated { mut value, mut dropped } = adapt(machine, Place::Qemu);
     check_topology(&mut value, &mut dropped);
-    let board = board(&mut value, &mut dropped);
+    let board = board(&value);
     let mut xml = String::new();
     head(&mut xml, &value, (wish, board));
     xml.push_str("  <devices>\n");
@@ -71,25 +71,13 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
     Translated { value: xml, dropped }
 }
 
-/// The board that has what the machine needs. IDE is on the older one only, and systems that old know no other; UEFI is for the newer one.
-fn board(machine: &mut Machine, dropped: &mut Vec<Dropped>) -> &'static str {
-    let has_ide = machine
-        .disks
-        .iter()
-        .any(|disk| disk.bus == Bus::Ide && disk.kind == DiskKind::Disk);
-    if has_ide && matches!(machine.firmware, Firmware::Bios | Firmware::Paravirtual) {
-        return "pc";
+/// The board that has what the machine needs. IDE is on the older one only.
+fn board(machine: &Machine) -> &'static str {
+    if machine.disks.iter().any(|disk| disk.bus == Bus::Ide) {
+        "pc"
+    } else {
+        "q35"
     }
-    for disk in machine.disks.iter_mut().filter(|disk| disk.bus == Bus::Ide) {
-        if disk.kind == DiskKind::Disk {
-            dropped.push(Dropped::new(
-                format!("disk {} on IDE", disk.label),
-                "is on SATA now: UEFI knows no IDE here",
-            ));
-        }
-        disk.bus = Bus::Sata;
-    }
-    "q35"
 }
 
 /// libvirt wants a topology of as many processors as there are.

@@ -33,7 +33,7 @@ pub struct Exported {
 
 /// Writes the configuration of a machine for a VMA.
 pub fn write(machine: &Machine, wish: &Wish) -> Translated<Exported> {
-    let Translated { mut value, mut dropped } = adapt(machine, Place::Qemu);
+    let Translated { mut value, mut dropped } = adapt(machine, Place::Proxmox);
     let mut disks = std::mem::take(&mut value.disks);
     let disks = placed(&mut disks, wish, &mut dropped);
     let mut settings = settings(&value, &mut dropped);

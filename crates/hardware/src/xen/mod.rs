@@ -3,6 +3,7 @@
 //! Source: xen-api, the note on the format in `ocaml/xapi/xva.ml` and the data model of the XenAPI. The text is one value of XML-RPC: `version`, and
 //! `objects`, each with its `class`, the `id` by which others refer to it (`Ref:7`), and its record as `snapshot`.
 
+mod original;
 mod read;
 mod records;
 mod suspended;

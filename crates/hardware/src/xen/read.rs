@@ -109,6 +109,30 @@ impl XenRecords {
         self.machine().map(|machine| &machine.record)
     }
 
+    /// Where the machine's disks are plugged in, in the order of their places.
+    pub(super) fn disks_of_machine(&self) -> Vec<&Value> {
+        self.of_machine("VBD", "userdevice")
+    }
+
+    /// The machine's network cards, in their order.
+    pub(super) fn cards_of_machine(&self) -> Vec<&Value> {
+        self.of_machine("VIF", "device")
+    }
+
+    /// The machine's records of a class, by the numbers in a field.
+    fn of_machine(&self, class: &str, field: &str) -> Vec<&Value> {
+        let id = self.machine().map(|machine| machine.id.as_str()).unwrap_or_default();
+        let mut records: Vec<&Value> = self
+            .objects
+            .iter()
+            .filter(|object| object.class == class)
+            .map(|object| &object.record)
+            .collect();
+        records.retain(|record| record.text_of("VM") == id);
+        records.sort_by_key(|record| number_in(record, field));
+        records
+    }
+
     /// The record of the only machine.
     pub(super) fn only_machine(&self) -> Result<&Value> {
         match self.records("VM").count() {
@@ -135,8 +159,7 @@ pub(super) fn wrong(detail: String) -> Error {
 /// Reads the machine of an `ova.xml`; the key of a disk is the id of its VDI.
 pub fn read(text: &str) -> Result<Translated<Machine>> {
     let records = XenRecords::parse(text)?;
-    let machine = records.machine()?;
-    let (id, vm) = (&machine.id, &machine.record);
+    let vm = records.machine_record()?;
     let mut dropped = Vec::new();
     let platform = vm.get("platform").cloned().unwrap_or(Value::Struct(Vec::new()));
     let processor_count = vm.text_of("VCPUs_at_startup").parse().map_err(|_| {
@@ -164,6 +187,12 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
             "only the machine as it is comes along",
         ));
     }
+    if matches!(vm.get("NVRAM"), Some(Value::Struct(members)) if !members.is_empty()) {
+        dropped.push(Dropped::new(
+            "variables of the firmware",
+            "another hypervisor starts with new ones, and looks for what to start anew",
+        ));
+    }
     if !matches!(vm.text_of("suspend_VDI"), "" | "OpaqueRef:NULL") {
         dropped.push(Dropped::new("its memory", "another hypervisor cannot go on from it"));
     }
@@ -176,12 +205,17 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
         memory_bytes: memory.ok_or_else(|| wrong("it does not say how much memory there is".to_owned()))?,
         firmware: firmware(vm, &platform),
         clock: clock(&platform),
-        disks: disks(&records, (id, vm), &mut dropped),
-        cards: cards(&records, id),
+        disks: disks(&records, vm, &mut dropped),
+        cards: cards(&records),
         has_tpm: platform.is_true("vtpm") || vm.get("VTPMs").is_some_and(|tpms| !tpms.as_array().is_empty()),
     };
     let value = value.checked(FORM)?;
     Ok(Translated { value, dropped })
+}
+
+/// The number in a field; behind all others where there is none.
+fn number_in(record: &Value, field: &str) -> u32 {
+    record.text_of(field).parse().unwrap_or(u32::MAX)
 }
 
 fn topology(processor_count: u32, platform: &Value) -> Option<Topology> {
@@ -224,7 +258,7 @@ fn clock(platform: &Value) -> Clock {
     }
 }
 
-fn disks(records: &XenRecords, (id, vm): (&str, &Value), dropped: &mut Vec<Dropped>) -> Vec<Disk> {
+fn disks(records: &XenRecords, vm: &Value, dropped: &mut Vec<Dropped>) -> Vec<Disk> {
     let order = vm
         .get("HVM_boot_params")
         .map(|boot| boot.text_of("order"))
@@ -235,15 +269,8 @@ fn disks(records: &XenRecords, (id, vm): (&str, &Value), dropped: &mut Vec<Dropp
             .position(|found| found == letter)
             .and_then(|at| u32::try_from(at + 1).ok())
     };
-    let mut vbds: Vec<&Value> = records
-        .of_class("VBD")
-        .map(|object| &object.record)
-        .filter(|vbd| vbd.text_of("VM") == id)
-        .collect();
-    let position = |vbd: &Value| vbd.text_of("userdevice").parse::<u32>().unwrap_or(u32::MAX);
-    vbds.sort_by_key(|vbd| position(vbd));
     let mut disks: Vec<Disk> = Vec::new();
-    for vbd in vbds {
+    for vbd in records.disks_of_machine() {
         let kind = match vbd.text_of("type") {
             "CD" => DiskKind::Cdrom,
             "Floppy" => DiskKind::Floppy,
@@ -269,7 +296,7 @@ fn disks(records: &XenRecords, (id, vm): (&str, &Value), dropped: &mut Vec<Dropp
             } else {
                 Bus::Xen
             },
-            position: position(vbd),
+            position: number_in(vbd, "userdevice"),
             size_bytes: vdi.and_then(|vdi| vdi.text_of("virtual_size").parse().ok()),
             boot_order: match kind {
                 _ if !is_first => None,
@@ -283,14 +310,8 @@ fn disks(records: &XenRecords, (id, vm): (&str, &Value), dropped: &mut Vec<Dropp
     disks
 }
 
-fn cards(records: &XenRecords, id: &str) -> Vec<Card> {
-    let mut vifs: Vec<&Value> = records
-        .of_class("VIF")
-        .map(|object| &object.record)
-        .filter(|vif| vif.text_of("VM") == id)
-        .collect();
-    vifs.sort_by_key(|vif| vif.text_of("device").parse::<u32>().unwrap_or(u32::MAX));
-    let card = |vif: &&Value| Card {
+fn cards(records: &XenRecords) -> Vec<Card> {
+    let card = |vif: &Value| Card {
         mac: Some(vif.text_of("MAC").to_ascii_lowercase()).filter(|mac| !mac.is_empty()),
         network: records
             .find("network", vif.text_of("network"))
@@ -298,5 +319,5 @@ fn cards(records: &XenRecords, id: &str) -> Vec<Card> {
             .filter(|name| !name.is_empty()),
         model: CardModel::Xen,
     };
-    vifs.iter().map(card).collect()
+    records.cards_of_machine().into_iter().map(card).collect()
 }

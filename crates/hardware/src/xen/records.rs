@@ -89,7 +89,7 @@ pub(super) fn storage_record(vdis: Vec<Value>, wish: &mut Wish<'_>) -> Value {
 }
 
 /// The network that the cards were plugged into.
-pub(super) fn network_record(name: String, vifs: Vec<Value>, wish: &mut Wish<'_>) -> Value {
+pub(super) fn network_record(name: &str, vifs: Vec<Value>, wish: &mut Wish<'_>) -> Value {
     structure([
         ("uuid", Value::text((wish.new_uuid)())),
         ("name_label", Value::text(name)),
@@ -126,7 +126,7 @@ fn epoch() -> Value {
     Value::Time("19700101T00:00:00Z".to_owned())
 }
 
-pub(super) fn vbd_record((disk, number): (&Disk, usize), (vm, vdi): (&str, &str), wish: &mut Wish<'_>) -> Value {
+pub(super) fn vbd_record((disk, place): (&Disk, u32), (vm, vdi): (&str, &str), wish: &mut Wish<'_>) -> Value {
     structure([
         ("uuid", Value::text((wish.new_uuid)())),
         ("allowed_operations", none()),
@@ -134,7 +134,7 @@ pub(super) fn vbd_record((disk, number): (&Disk, usize), (vm, vdi): (&str, &str)
         ("VM", Value::text(vm)),
         ("VDI", Value::text(vdi)),
         ("device", Value::text("")),
-        ("userdevice", Value::text(number.to_string())),
+        ("userdevice", Value::text(place.to_string())),
         (
             "bootable",
             Value::Bool(disk.kind == DiskKind::Disk && disk.boot_order.is_some()),

@@ -1,7 +1,7 @@
 use super::value::Value;
 use super::{SuspendedMachine, Wish, XenRecords, read, suspended_machine, write};
 use crate::libvirt::tests::specimen;
-use crate::{Bus, CardModel, Clock, DiskKind, Firmware, Machine, Topology};
+use crate::{Bus, CardModel, Clock, DiskKind, Firmware, Machine, Place, Topology, adapt};
 
 pub(crate) fn written(machine: &Machine) -> super::Exported {
     let mut number = 0;
@@ -12,6 +12,7 @@ pub(crate) fn written(machine: &Machine) -> super::Exported {
             number += 1;
             format!("00000000-0000-4000-8000-{number:012}")
         },
+        original: None,
     };
     write(machine, &mut wish).value
 }
@@ -69,6 +70,92 @@ fn a_machine_comes_back_from_its_records() {
         .map(|disk| disk.size_bytes)
         .collect();
     assert_eq!(sizes, [10 << 30, 3 << 30]);
+}
+
+/// The guest knows its disks by their places, and the owner the machine by what XenServer alone has words for.
+#[test]
+fn a_machine_of_xenserver_goes_back_as_what_it_was() {
+    let mut machine = specimen();
+    let cards = machine.cards.clone();
+    machine.cards.extend(cards);
+    machine.cards[0].network = Some("lan".to_owned());
+    machine.cards[1].network = Some("dmz".to_owned());
+    let places = [0, 5, 3];
+    for (disk, place) in machine.disks.iter_mut().zip(places) {
+        disk.position = place;
+    }
+    let list = |text: &str| format!("<value><array><data><value>{text}</value></data></array></value>");
+    let map =
+        |text: &str| format!("<value><struct><member><name>{text}</name><value>x</value></member></struct></value>");
+    let original = written(&machine)
+        .xml
+        .replace(
+            "<name>tags</name><value><array><data></data></array></value>",
+            &format!("<name>tags</name>{}", list("nightly")),
+        )
+        .replace(
+            "<name>NVRAM</name><value><struct></struct></value>",
+            &format!("<name>NVRAM</name>{}", map("EFI-variables")),
+        )
+        .replace(
+            "<name>VCPUs_max</name><value>4</value>",
+            "<name>VCPUs_max</name><value>8</value>",
+        )
+        .replace(
+            "<name>bridge</name><value>xenbr0</value>",
+            "<name>bridge</name><value>xenbr7</value>",
+        );
+    let records = XenRecords::parse(&original).unwrap();
+    let there = read(&original).unwrap();
+    assert!(
+        there
+            .dropped
+            .iter()
+            .any(|dropped| dropped.what == "variables of the firmware"),
+        "{:?}",
+        there.dropped
+    );
+    // By way of QEMU, where disks are called by their places, and networks otherwise.
+    let mut here = adapt(&there.value, Place::Qemu).value;
+    let targets = here.targets();
+    assert_eq!(targets, ["sda", "sdd", "sdf"]);
+    for card in &mut here.cards {
+        card.network = Some("default".to_owned());
+    }
+    let mut wish = Wish {
+        host_name: "host",
+        time: "20261123T09:30:00Z",
+        new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),
+        original: Some(&records),
+    };
+    let back = write(&here, &mut wish).value.xml;
+    let back = XenRecords::parse(&back).unwrap();
+    let of = |class: &str, field: &str| -> Vec<String> {
+        let mut texts: Vec<String> = back
+            .records(class)
+            .map(|record| record.text_of(field).to_owned())
+            .collect();
+        texts.sort();
+        texts
+    };
+    assert_eq!(of("VBD", "userdevice"), ["0", "3", "5"]);
+    assert_eq!(of("network", "name_label"), ["dmz", "lan"]);
+    assert_eq!(of("network", "bridge"), ["xenbr7", "xenbr7"]);
+    assert_eq!(of("VDI", "name_label"), {
+        let mut labels: Vec<_> = records
+            .records("VDI")
+            .map(|vdi| vdi.text_of("name_label").to_owned())
+            .collect();
+        labels.sort();
+        labels
+    });
+    let vm = back.machine_record().unwrap();
+    assert_eq!(vm.get("tags").unwrap().as_array().len(), 1);
+    assert_eq!(vm.get("NVRAM").unwrap().text_of("EFI-variables"), "x");
+    assert_eq!((vm.text_of("VCPUs_max"), vm.text_of("VCPUs_at_startup")), ("8", "4"));
+    for vif in back.cards_of_machine() {
+        assert!(back.find("network", vif.text_of("network")).is_some());
+    }
 }
 
 /// Written by hand after exports of XenServer 7: numbers without a type, a snapshot that came along, an empty drive.

@@ -50,6 +50,18 @@ impl Value {
         }
     }
 
+    /// Gives a struct the members of `other` that have these names.
+    pub(super) fn take_over(&mut self, other: &Self, names: &[&str]) {
+        let Self::Struct(members) = self else { return };
+        for name in names {
+            let Some(value) = other.get(name) else { continue };
+            match members.iter_mut().find(|(member, _)| member == name) {
+                Some((_, member)) => *member = value.clone(),
+                None => members.push(((*name).to_owned(), value.clone())),
+            }
+        }
+    }
+
     /// The text of the member of that name; empty where there is none.
     pub fn text_of(&self, name: &str) -> &str {
         self.get(name).and_then(Self::as_text).unwrap_or_default()

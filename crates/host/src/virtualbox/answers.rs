@@ -109,12 +109,13 @@ pub(super) fn info_of(text: &str) -> Result<MachineInfo, String> {
 fn the_one(text: &str, key: &str) -> Result<String, String> {
     let mut values = text.lines().filter_map(|line| {
         let value = line.strip_prefix(key)?.strip_prefix("=\"")?;
-        Some(value.strip_suffix('"').unwrap_or(value))
+        Some(value.strip_suffix('"'))
     });
     let first = values
         .next()
-        .ok_or_else(|| format!("VBoxManage does not say its {key}"))?;
-    if values.any(|other| other != first) {
+        .ok_or_else(|| format!("VBoxManage does not say its {key}"))?
+        .ok_or_else(|| format!("VBoxManage says its {key} over several lines"))?;
+    if values.any(|other| other != Some(first)) {
         return Err(format!(
             "VBoxManage says its {key} twice, and not the same: its name or description has a line that looks like it"
         ));

@@ -66,6 +66,11 @@ pub(super) fn split_host(text: &str, default_port: u16) -> Result<(String, u16),
         let (host, rest) = rest.split_once(']').ok_or("the bracket of the address is not closed")?;
         (host, rest.strip_prefix(':').unwrap_or(rest))
     } else if text.matches(':').count() > 1 {
+        // A link-local address may name the link that it is on.
+        let address = text.split('%').next().unwrap_or_default();
+        if address.parse::<std::net::Ipv6Addr>().is_err() {
+            return Err("it has more colons than a host and a port, and is no address of IPv6");
+        }
         (text, "")
     } else {
         text.split_once(':').unwrap_or((text, ""))
@@ -88,7 +93,7 @@ impl FromStr for XenAddress {
 
     fn from_str(text: &str) -> XapiResult<Self> {
         let wrong = |detail| XapiError::Address {
-            text: text.to_owned(),
+            text: without_password(text),
             detail,
         };
         let rest = text
@@ -113,6 +118,16 @@ impl FromStr for XenAddress {
             item: Some(item.to_owned()).filter(|item| !item.is_empty()),
         })
     }
+}
+
+/// The text as it can be shown: whoever put a password into it has shown it to more than he knows already.
+fn without_password(text: &str) -> String {
+    let hidden = text.rsplit_once('@').and_then(|(before, host)| {
+        let (scheme, user) = before.split_once("://")?;
+        let (user, _) = user.split_once(':')?;
+        Some(format!("{scheme}://{user}:...@{host}"))
+    });
+    hidden.unwrap_or_else(|| text.to_owned())
 }
 
 impl fmt::Display for XenAddress {

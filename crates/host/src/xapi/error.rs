@@ -32,12 +32,16 @@ pub enum XapiError {
         source: std::io::Error,
     },
     /// The host proves to be somebody else, or nobody that is known.
-    #[error("{host} proves itself by a certificate that is not trusted, with the SHA-256 fingerprint {fingerprint}")]
+    #[error(
+        "{host} proves itself by a certificate that is not trusted{reason}, with the SHA-256 fingerprint {fingerprint}"
+    )]
     Untrusted {
         /// Which host.
         host: String,
         /// What its certificate says who it is.
         fingerprint: String,
+        /// What the authorities that are trusted have against it: ` (...)`; empty where there are none.
+        reason: String,
     },
     /// A connection broke, or stood still for too long.
     #[error("{action} {host}")]
@@ -138,6 +142,11 @@ impl XapiError {
     /// Whether it is this refusal.
     pub fn is_refusal(&self, wanted: &str) -> bool {
         matches!(self, Self::Refused { code, .. } if code == wanted)
+    }
+
+    /// Whether it may be over in a moment: a connection that broke, or a host that is too busy to answer.
+    pub(super) fn is_passing(&self) -> bool {
+        matches!(self, Self::Broken { .. } | Self::Status { status: 500.., .. })
     }
 }
 

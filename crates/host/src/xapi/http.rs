@@ -25,6 +25,12 @@ const HEADER_COUNT_MAX: usize = 100;
 const INTERIM_COUNT_MAX: u32 = 16;
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// What lies between attempts at what can be done again.
+const PAUSES: [Duration; 3] = [
+    Duration::from_millis(250),
+    Duration::from_secs(1),
+    Duration::from_secs(3),
+];
 /// How often it is looked whether somebody asked to stop.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -36,6 +42,31 @@ pub(super) struct Surroundings {
     pub(super) is_stopped: Arc<dyn Fn() -> bool + Send + Sync>,
     /// How long a host may say, or take, nothing.
     pub(super) patience: Duration,
+}
+
+impl Surroundings {
+    /// Does what can be done again until it goes well, or has failed for the last time; by then a host that is busy, or a toolstack that is
+    /// started again, may have come back.
+    pub(super) fn again<T>(&self, mut attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
+        for pause in PAUSES {
+            match attempt() {
+                Err(error) if error.is_passing() => self.pause(pause)?,
+                other => return other,
+            }
+        }
+        attempt()
+    }
+
+    fn pause(&self, duration: Duration) -> XapiResult<()> {
+        let start = self.clock.now();
+        while self.clock.now().saturating_sub(start) < duration {
+            if (self.is_stopped)() {
+                return Err(XapiError::Interrupted);
+            }
+            self.clock.sleep(TICK.min(duration));
+        }
+        Ok(())
+    }
 }
 
 /// A connection to a host.
@@ -144,9 +175,10 @@ impl Connection {
         while connection.tls.conn.is_handshaking() {
             let step = connection.patiently(|tls| tls.conn.complete_io(&mut tls.sock));
             step.map_err(|error| match unknown_certificate(&error) {
-                Some(fingerprint) => XapiError::Untrusted {
+                Some((fingerprint, reason)) => XapiError::Untrusted {
                     host: shown.clone(),
                     fingerprint,
+                    reason,
                 },
                 None => stopped_or(error, failed),
             })?;

@@ -370,7 +370,8 @@ impl Pool {
 
     /// The records of a machine or snapshot, as an archive without disks.
     pub fn metadata(self: &Arc<Self>, machine: &Reference) -> XapiResult<Vec<u8>> {
-        self.download_metadata(machine)?.to_end(METADATA_BYTES_MAX)
+        self.surroundings
+            .again(|| self.download_metadata(machine)?.to_end(METADATA_BYTES_MAX))
     }
 }
 

@@ -221,8 +221,16 @@ impl Pool {
         }
     }
 
-    /// One question to the master, with all of its words.
+    /// One question to the master, with all of its words. Where that changes nothing, it is asked again if its way there or back breaks.
     fn ask(&self, method: &str, words: &Value) -> XapiResult<Value> {
+        if changes_nothing(method) {
+            self.surroundings.again(|| self.ask_once(method, words))
+        } else {
+            self.ask_once(method, words)
+        }
+    }
+
+    fn ask_once(&self, method: &str, words: &Value) -> XapiResult<Value> {
         let (host, port) = self.host();
         let mut connection = Connection::open((&host, port), &self.trust().tls()?, &self.surroundings)?;
         let question = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": words}).to_string();
@@ -253,6 +261,12 @@ impl Pool {
             _ => Err(self.nonsense(method, "it is no answer")),
         }
     }
+}
+
+/// Whether a question can be asked twice without harm. A login that was answered to nobody leaves a session, which ends by itself.
+fn changes_nothing(method: &str) -> bool {
+    let (_, verb) = method.split_once('.').unwrap_or_default();
+    verb.starts_with("get_") || verb == "login_with_password"
 }
 
 /// What an error of JSON-RPC says.

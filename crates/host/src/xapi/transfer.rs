@@ -65,7 +65,7 @@ impl Pool {
                 query.push(("base", base.0.clone()));
             }
         }
-        self.download(What {
+        self.download(&What {
             path: "/export_raw_vdi",
             query,
             label: format!("export of the disk {disk}"),
@@ -74,14 +74,19 @@ impl Pool {
 
     /// The records of a machine or snapshot as an archive without disks.
     pub fn download_metadata(self: &Arc<Self>, machine: &Reference) -> XapiResult<Download> {
-        self.download(What {
+        self.download_once(What {
             path: "/export_metadata",
             query: vec![("ref", machine.0.clone()), ("export_snapshots", "false".to_owned())],
             label: format!("export of the records of {machine}"),
         })
     }
 
-    fn download(self: &Arc<Self>, what: What) -> XapiResult<Download> {
+    /// Begins a download; again where its beginning breaks.
+    fn download(self: &Arc<Self>, what: &What) -> XapiResult<Download> {
+        self.surroundings.again(|| self.download_once(what.clone()))
+    }
+
+    fn download_once(self: &Arc<Self>, what: What) -> XapiResult<Download> {
         let task = Task::new(self, "holdfast", &what.label)?;
         let body = self.get(&what, &task)?;
         Ok(Download {
@@ -191,9 +196,9 @@ impl Download {
             }
             // What had failed is of no further interest.
             self.task.cancel();
-            match self.pool.download(self.what.clone()) {
+            match self.pool.download_once(self.what.clone()) {
                 Ok(again) => (self.task, self.body) = (again.task, again.body),
-                Err(error @ (XapiError::Broken { .. } | XapiError::Status { status: 500.., .. })) => {
+                Err(error) if error.is_passing() => {
                     reason = io::Error::other(error);
                     continue;
                 }

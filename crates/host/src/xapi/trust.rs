@@ -157,12 +157,18 @@ impl ServerCertVerifier for Known {
         if self.fingerprints.contains(&fingerprint) {
             return Ok(ServerCertVerified::assertion());
         }
-        match &self.signed {
-            Some(signed) => signed.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now),
-            None => Err(Error::InvalidCertificate(CertificateError::Other(rustls::OtherError(
-                Arc::new(Unknown(fingerprint)),
-            )))),
-        }
+        let reason = match &self.signed {
+            Some(signed) => {
+                match signed.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+                    Err(Error::InvalidCertificate(reason)) => format!(" ({reason})"),
+                    other => return other,
+                }
+            }
+            None => String::new(),
+        };
+        Err(Error::InvalidCertificate(CertificateError::Other(rustls::OtherError(
+            Arc::new(Unknown { fingerprint, reason }),
+        ))))
     }
 
     fn verify_tls12_signature(
@@ -192,15 +198,19 @@ impl ServerCertVerifier for Known {
 
 /// A certificate that nobody has told us of.
 #[derive(Debug, thiserror::Error)]
-#[error("the certificate {0} is not known")]
-struct Unknown(Fingerprint);
+#[error("the certificate {fingerprint} is not known{reason}")]
+struct Unknown {
+    fingerprint: Fingerprint,
+    reason: String,
+}
 
-/// The fingerprint of the certificate that an error of a connection is about.
-pub(super) fn unknown_certificate(error: &std::io::Error) -> Option<String> {
+/// The fingerprint of the certificate that an error of a connection is about, and what authorities have against it.
+pub(super) fn unknown_certificate(error: &std::io::Error) -> Option<(String, String)> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     match error {
         Error::InvalidCertificate(CertificateError::Other(other)) => {
-            other.0.downcast_ref::<Unknown>().map(|unknown| unknown.0.to_string())
+            let unknown = other.0.downcast_ref::<Unknown>()?;
+            Some((unknown.fingerprint.to_string(), unknown.reason.clone()))
         }
         _ => None,
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, DirtyBitmap};
 use holdfast_image::{
     Backing, BlockOptions, CreateOptions, DiskDescriptor, Error, Format, FormatSource, Gate, ImageId, ImageKind,
-    MapContent, Note, OpenOptions, changed_on_disk, check, create, create_parallels_folder, detect, open, open_mut,
+    MapContent, Note, OpenOptions, changed_on_disk, check, create, detect, open, open_mut,
 };
 
 use crate::peer::{
@@ -326,15 +326,10 @@ fn a_new_disk_is_a_folder_that_the_peer_knows_the_delta_of() {
         },
         ..CreateOptions::new(Format::Parallels, size)
     };
-    for (name, make) in [
-        (
-            "web1.hdd",
-            create as fn(&Path, &CreateOptions) -> holdfast_image::Result<()>,
-        ),
-        (".web1.hdd.0123abcd.partial", create_parallels_folder),
-    ] {
+    let late = options.clone().to_be_at(Path::new("web1.hdd"));
+    for (name, options) in [("web1.hdd", &options), (".web1.hdd.0123abcd.partial", &late)] {
         let path = lab.path(name);
-        make(&path, &options).unwrap();
+        create(&path, options).unwrap();
         let mut disk = vec![0; usize::try_from(size).unwrap()];
         work(&path, &mut disk, &mut Random(7), 60);
         let peer = flatten(&path.join("root.hds"), &lab);
@@ -359,7 +354,7 @@ fn a_new_disk_is_a_folder_that_the_peer_knows_the_delta_of() {
         }
         // Nothing is written over.
         assert!(matches!(
-            make(&whole, &options),
+            create(&whole, options),
             Err(Error::Io { .. } | Error::InvalidOption { .. })
         ));
         assert_reads_as(&open(&whole, &OpenOptions::default()).unwrap(), &disk, name);

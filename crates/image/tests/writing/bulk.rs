@@ -72,6 +72,7 @@ fn a_bulk_copy_into_a_data_file_and_over_a_backing_file() {
         let data_file = Some(DataFile {
             name: path_text(&lab.path(&format!("{kind:?}.data"))).to_owned(),
             kind,
+            made_at: None,
         });
         let qcow2 = Qcow2Options {
             data_file,

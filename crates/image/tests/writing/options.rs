@@ -16,6 +16,7 @@ fn options_that_make_no_sense_are_refused() {
     let raw = Some(DataFile {
         name: "data".to_owned(),
         kind: DataFileKind::Raw,
+        made_at: None,
     });
     let backing = Some(BackingFile {
         name: "gone".to_owned(),

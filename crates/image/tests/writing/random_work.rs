@@ -99,6 +99,7 @@ fn random_work_on_external_data_files() {
             let data_file = Some(DataFile {
                 name: path_text(&lab.path("data")).to_owned(),
                 kind,
+                made_at: None,
             });
             let qcow2 = Qcow2Options {
                 data_file,

@@ -78,6 +78,9 @@ impl Report for Identity {
         if let (true, Some(before)) = (self.changed, &self.before) {
             page.line(&format!("  it was {before}"));
         }
+        if self.changed && self.id.is_none() {
+            page.line("  the disk has none of its own; those of its deltas are new");
+        }
         if let Some(modification) = &self.modification {
             page.line(&format!("  last modified as {modification}"));
         }

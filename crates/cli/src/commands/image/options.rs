@@ -127,7 +127,11 @@ impl NewImageArgs {
             lazy_refcounts: self.lazy_refcounts,
             refcount_bits: self.refcount_bits.unwrap_or(usual.refcount_bits),
             backing,
-            data_file: self.data_file.clone().map(|name| DataFile { name, kind }),
+            data_file: self.data_file.clone().map(|name| DataFile {
+                name,
+                kind,
+                made_at: None,
+            }),
             preallocation,
         })
     }

@@ -389,3 +389,58 @@ fn streams_are_packed_for_everybody_and_read_at_any_place() {
         assert!(stderr(&output).contains(expected), "{}", stderr(&output));
     }
 }
+
+/// What others do to packed files: join them, pad them, cut them off; and what others pack in their own way.
+#[test]
+fn a_packed_stream_without_an_index_is_read_to_its_end() {
+    let rig = Rig::empty();
+    let (one, two) = (noise(3 * MIB, 31), noise(2 * MIB, 32));
+    let both = [&one[..], &two].concat();
+    for (option, peer) in [("--gzip", "gzip -1"), ("--zstd", "zstd -q -1")] {
+        let packed = |bytes: &[u8]| rig.run_with(&["compress", option], bytes).stdout;
+        rig.write("one", &one);
+        let line = format!(
+            "{peer} -c < '{}' > '{}'",
+            text(&rig.path("one")),
+            text(&rig.path("peer"))
+        );
+        system("/bin/sh", &["-c", &line]).unwrap();
+        // Ours behind that of a peer, in front of it, and two of ours.
+        for file in [
+            [packed(&one), packed(&two)].concat(),
+            [rig.read("peer"), packed(&two)].concat(),
+            [packed(&one), rig.run_with(&["compress", option], &two).stdout].concat(),
+        ] {
+            rig.write("joined", &file);
+            let output = rig.run(&["compress", "--decompress", "joined"]);
+            assert!(
+                output.status.success() && output.stdout == both,
+                "{option}: {}",
+                stderr(&output)
+            );
+            let report = rig.report(&["archive", "check", "joined"]);
+            assert!(
+                report["archive"].is_null() && report["index_block_count"].is_null(),
+                "{report}"
+            );
+            let output = rig.code(1, &["archive", "read", "joined", "--length", "1"]);
+            assert!(stderr(&output).contains("has no index"), "{}", stderr(&output));
+            let cut = &file[..file.len() - MIB];
+            rig.write("cut", cut);
+            let (kind, said) = rig.error(5, &["archive", "check", "cut"]);
+            assert!(kind == "damage" && said.contains("cut off"), "{kind}: {said}");
+            let mut damaged = file.clone();
+            damaged[MIB] ^= 1;
+            rig.write("damaged", &damaged);
+            rig.error(5, &["archive", "check", "damaged"]);
+        }
+    }
+    // gzip passes over zeroes, and so does everybody who reads from a tape.
+    let padded = [rig.run_with(&["compress", "--gzip"], &one).stdout, vec![0; 70_000]].concat();
+    rig.write("padded.gz", &padded);
+    system("gzip", &["-t", text(&rig.path("padded.gz"))]).unwrap();
+    let output = rig.run(&["compress", "--decompress", "padded.gz"]);
+    assert!(output.status.success() && output.stdout == one, "{}", stderr(&output));
+    rig.write("garbage.gz", &[&padded[..], b"x"].concat());
+    rig.error(5, &["archive", "check", "garbage.gz"]);
+}

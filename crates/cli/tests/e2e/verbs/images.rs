@@ -180,3 +180,80 @@ fn images_get_another_size_and_keep_what_they_hold() {
         assert!(output.stdout == bytes[..2 << 20], "{image}");
     }
 }
+
+/// A folder for Parallels, as its name promises, whoever makes it.
+#[test]
+fn a_disk_called_hdd_is_a_folder() {
+    let rig = Rig::empty();
+    let bytes = noise(3 * MIB, 23);
+    rig.write("disk.raw", &bytes);
+    let uuid = "7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f";
+    rig.ok(&["image", "convert", "disk.raw", "a.hdd", "--verify", "--uuid", uuid]);
+    assert_eq!(rig.names("a.hdd"), ["DiskDescriptor.xml", "root.hds"]);
+    assert_eq!(rig.report(&["image", "identity", "a.hdd"])["id"], uuid);
+    system(
+        "qemu-img",
+        &[
+            "compare",
+            "-f",
+            "raw",
+            "-F",
+            "parallels",
+            text(&rig.path("disk.raw")),
+            text(&rig.path("a.hdd/root.hds")),
+        ],
+    )
+    .unwrap();
+    rig.ok(&["image", "create", "empty.hdd", "5M", "--format", "parallels"]);
+    assert_eq!(rig.names("empty.hdd"), ["DiskDescriptor.xml", "root.hds"]);
+    rig.ok(&["image", "check", "empty.hdd"]);
+    // What is there is not replaced by a folder without being asked; a folder never.
+    for (target, force) in [("a.hdd", &[][..]), ("a.hdd", &["--force"])] {
+        let (_, said) = rig.error(1, &[&["image", "convert", "disk.raw", target], force].concat());
+        assert!(said.contains("not a regular file"), "{said}");
+    }
+    rig.ok(&["image", "convert", "disk.raw", "single.hds", "--to", "parallels"]);
+    std::fs::rename(rig.path("single.hds"), rig.path("single.hdd")).unwrap();
+    rig.ok(&["image", "convert", "disk.raw", "single.hdd", "--force"]);
+    assert_eq!(rig.names("single.hdd"), ["DiskDescriptor.xml", "root.hds"]);
+    rig.ok(&["image", "compare", "disk.raw", "single.hdd"]);
+    rig.ok(&["clone", "a.hdd/root.hds", "copy.hdd", "--copy"]);
+    rig.ok(&["image", "compare", "disk.raw", "copy.hdd"]);
+    assert!(rig.names(".").iter().all(|name| !name.ends_with(".partial")));
+}
+
+/// Whoever could use the old file can use the new one, where it was.
+#[test]
+fn what_takes_the_place_of_a_file_has_its_mode_and_is_where_a_link_leads() {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+    let rig = Rig::empty();
+    let bytes = noise(MIB, 24);
+    rig.write("disk.raw", &bytes);
+    std::fs::create_dir(rig.path("large")).unwrap();
+    rig.write("large/web1.qcow2", b"old");
+    let large = rig.path("large/web1.qcow2");
+    std::fs::set_permissions(&large, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let owner = if rustix::process::getuid().is_root() {
+        12_345
+    } else {
+        large.metadata().unwrap().uid()
+    };
+    chown(&large, Some(owner), None).unwrap();
+    std::os::unix::fs::symlink("large/web1.qcow2", rig.path("web1.qcow2")).unwrap();
+    rig.ok(&["image", "convert", "disk.raw", "web1.qcow2", "--force"]);
+    assert!(rig.path("web1.qcow2").is_symlink());
+    rig.ok(&["image", "compare", "disk.raw", "large/web1.qcow2"]);
+    let now = large.metadata().unwrap();
+    assert_eq!((now.permissions().mode() & 0o777, now.uid()), (0o640, owner));
+    // A pipe is not a file that could be replaced.
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        rig.path("pipe"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        0,
+    )
+    .unwrap();
+    let (_, said) = rig.error(1, &["image", "convert", "disk.raw", "pipe", "--force", "--to", "qcow2"]);
+    assert!(said.contains("not a regular file"), "{said}");
+}

@@ -182,7 +182,6 @@ fn a_conversion_leaves_nothing() {
         let output = interrupt(&rig, &words, begun, || remove(&rig, target));
         assert!(stderr(&output).contains("interrupted"), "{}", stderr(&output));
         assert_eq!(rig.names("."), ["disk.raw"], "{target}");
-        // With a data file, which has its name from the beginning.
         if target == "new.qcow2" {
             let words = [&words[..], &["--data-file", "new.data"]].concat();
             interrupt(&rig, &words, begun, || {
@@ -192,7 +191,45 @@ fn a_conversion_leaves_nothing() {
             assert_eq!(rig.names("."), ["disk.raw"]);
         }
     }
+    // What is killed cannot tidy up: the next one does, of the image, its data file and its folder, and says so.
+    for words in [&["new.qcow2", "--data-file", "new.data"][..], &["new.hdd"]] {
+        let words = [&["image", "convert", "disk.raw"], words].concat();
+        kill_when_begun(&rig, &words);
+        let left = rig.names(".");
+        assert!(
+            left.len() > 1 && left.iter().all(|name| name == "disk.raw" || name.ends_with(".partial")),
+            "{left:?}"
+        );
+        let said = stderr(&rig.code(0, &words));
+        assert_eq!(
+            said.matches("a killed program had left").count(),
+            left.len() - 1,
+            "{said}"
+        );
+        assert!(!has_partial(&rig));
+        for name in ["new.qcow2", "new.data"] {
+            std::fs::remove_file(rig.path(name)).ok();
+        }
+        std::fs::remove_dir_all(rig.path("new.hdd")).ok();
+    }
     rig.ok(&["image", "convert", "disk.raw", "new.qcow2"]);
+}
+
+/// Kills the program as soon as it has begun to write.
+fn kill_when_begun(rig: &Rig, words: &[&str]) {
+    let clock = SystemClock::new();
+    let mut child = rig
+        .command(words)
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    while !has_partial(rig) {
+        assert!(child.try_wait().unwrap().is_none(), "it was too quick");
+        clock.sleep(Duration::from_micros(200));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]

@@ -413,6 +413,42 @@ fn machines_of_one_name_are_not_listed_as_one() {
     assert_eq!(world.rig.snapshot_count(), 2);
 }
 
+/// A toolstack that is started again answers nothing for a moment, and then all.
+#[test]
+fn questions_that_change_nothing_are_asked_again() {
+    let world = World::new();
+    let faults = world.pool.faults();
+    faults.times(Fault::RpcStatus(503), 2);
+    faults.once(Fault::HandlerStatus(503));
+    world.report(&["backup", &world.machine()]);
+    world.assert_holds();
+    world.assert_clean(1);
+    // For ever it is not asked.
+    faults.times(Fault::RpcStatus(503), 100);
+    let (kind, message) = world.fails(1, &["backup", &world.machine()]);
+    assert_eq!(kind, "io", "{message}");
+    assert!(message.contains("503"), "{message}");
+    faults.clear();
+    world.assert_clean(1);
+}
+
+#[test]
+fn an_address_that_is_none_is_told_without_its_password() {
+    let world = World::new();
+    for (word, expected) in [
+        ("xen://root:secret@host/web1", "password does not belong there"),
+        ("xen://host:443:/web1", "more colons"),
+        ("xen:///web1", "names no host"),
+    ] {
+        for words in [&["machines", word][..], &["backup", word]] {
+            let output = world.run(words);
+            let said = stderr(&output);
+            assert_eq!(output.status.code(), Some(2), "{said}");
+            assert!(said.contains(expected) && !said.contains("secret"), "{said}");
+        }
+    }
+}
+
 #[test]
 fn a_snapshot_that_cannot_be_removed_is_removed_by_the_next_backup() {
     let world = World::new();

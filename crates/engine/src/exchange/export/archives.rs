@@ -108,6 +108,7 @@ impl Exported<'_> {
                 host_name: host,
                 time: &time_text,
                 new_uuid: &mut new_uuid,
+                original: self.of_xen.as_ref(),
             },
         );
         if let Some(error) = failure {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use holdfast_block::BlockDevice;
 use holdfast_hardware::Dropped;
+use holdfast_hardware::xen::XenRecords;
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 
 use super::XvaExport;
@@ -15,7 +16,7 @@ use crate::exchange::store::DOMAIN;
 use crate::exchange::virtualbox;
 use crate::machine_backup::{NVRAM, TPM, is_memory};
 use crate::machine_restore::bytes_of;
-use crate::xen_backup::{SUSPENDED_RECORDS, XEN_MEMORY};
+use crate::xen_backup::{RECORDS, SUSPENDED_RECORDS, XEN_MEMORY};
 
 /// Why memory stays behind.
 const ELSEWHERE: &str = "another hypervisor cannot go on from it: the machine starts";
@@ -33,6 +34,8 @@ pub(super) struct Content<'m> {
     /// What is never carried over.
     pub(super) dropped: Vec<Dropped>,
     pub(super) of_virtualbox: OfVirtualBox,
+    /// What its pool said of it, if it is of XenServer.
+    pub(super) of_xen: Option<XenRecords>,
     /// What it goes on from, where it does not start.
     pub(super) suspended: Option<Suspended>,
 }
@@ -103,8 +106,16 @@ pub(super) fn of_snapshot<'m>(
         why_unknown: "the snapshot is of images only",
         dropped,
         of_virtualbox: OfVirtualBox::read(repository, snapshot)?,
+        of_xen: of_xen(repository, snapshot)?,
         suspended,
     })
+}
+
+/// What the pool said of the machine in a snapshot. Where that is not understood, the machine is what its other configuration says.
+fn of_xen(repository: &Repository, snapshot: &Manifest) -> Result<Option<XenRecords>> {
+    let record = snapshot.disks.iter().find(|record| record.name == RECORDS);
+    let bytes = record.map(|record| bytes_of(repository, record)).transpose()?;
+    Ok(bytes.and_then(|bytes| XenRecords::parse(&String::from_utf8_lossy(&bytes)).ok()))
 }
 
 /// What of a snapshot is left behind by a machine that starts.

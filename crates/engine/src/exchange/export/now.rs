@@ -71,6 +71,7 @@ impl Keeper for Exporter<'_> {
             why_unknown: "the machine is known by its monitor only",
             dropped: left_behind(instant.sources.iter().map(|source| &source.name[..])),
             of_virtualbox: OfVirtualBox::default(),
+            of_xen: None,
             suspended: None,
         };
         for source in instant.sources {

@@ -1,0 +1,121 @@
+//! What the records of a machine of XenServer say, and no other hypervisor has a word for: a machine that comes back has it again.
+
+use super::read::XenRecords;
+use super::value::Value;
+
+/// Of the machine. Not its identity, nor what is true of the moment only, nor the generation by which a guest learns that it was restored.
+const OF_MACHINE: &[&str] = &[
+    "user_version",
+    "memory_static_max",
+    "memory_static_min",
+    "memory_dynamic_max",
+    "memory_dynamic_min",
+    "VCPUs_params",
+    "VCPUs_max",
+    "VCPUs_at_startup",
+    "actions_after_shutdown",
+    "actions_after_reboot",
+    "actions_after_crash",
+    "actions_after_softreboot",
+    "PV_bootloader",
+    "PV_kernel",
+    "PV_ramdisk",
+    "PV_args",
+    "PV_bootloader_args",
+    "PV_legacy_args",
+    "HVM_boot_policy",
+    "HVM_boot_params",
+    "HVM_shadow_multiplier",
+    "platform",
+    "other_config",
+    "domain_type",
+    "has_vendor_device",
+    "start_delay",
+    "shutdown_delay",
+    "order",
+    "hardware_platform_version",
+    "recommendations",
+    "xenstore_data",
+    "bios_strings",
+    "NVRAM",
+    "tags",
+];
+/// Of a disk.
+const OF_DISK: &[&str] = &["name_label", "name_description", "tags"];
+/// Of a card.
+const OF_CARD: &[&str] = &[
+    "device",
+    "MTU",
+    "other_config",
+    "qos_algorithm_type",
+    "qos_algorithm_params",
+    "locking_mode",
+    "ipv4_allowed",
+    "ipv6_allowed",
+];
+/// Of a network.
+const OF_NETWORK: &[&str] = &[
+    "uuid",
+    "name_description",
+    "MTU",
+    "other_config",
+    "bridge",
+    "tags",
+    "purpose",
+];
+
+/// The records of the machine that is written.
+pub(super) struct Original<'o> {
+    records: &'o XenRecords,
+    machine: &'o Value,
+    /// Its cards, in their order.
+    cards: Vec<&'o Value>,
+}
+
+impl<'o> Original<'o> {
+    /// The machine in these records, if there is one.
+    pub(super) fn of(records: &'o XenRecords) -> Option<Self> {
+        Some(Self {
+            records,
+            machine: records.machine_record().ok()?,
+            cards: records.cards_of_machine(),
+        })
+    }
+
+    pub(super) fn describe_machine(&self, record: &mut Value) {
+        record.take_over(self.machine, OF_MACHINE);
+    }
+
+    /// The disk that was at `place`.
+    pub(super) fn describe_disk(&self, place: u32, record: &mut Value) {
+        let place = place.to_string();
+        let mut vbds = self.records.disks_of_machine().into_iter();
+        let vbd = vbds.find(|vbd| vbd.text_of("type") != "CD" && vbd.text_of("userdevice") == place);
+        if let Some(vdi) = vbd.and_then(|vbd| self.records.find("VDI", vbd.text_of("VDI"))) {
+            record.take_over(vdi, OF_DISK);
+        }
+    }
+
+    pub(super) fn describe_card(&self, number: usize, record: &mut Value) {
+        if let Some(card) = self.cards.get(number) {
+            record.take_over(card, OF_CARD);
+        }
+    }
+
+    /// The name of the network that a card was plugged into.
+    pub(super) fn network_of(&self, number: usize) -> Option<&str> {
+        let card = self.cards.get(number)?;
+        let name = self
+            .records
+            .find("network", card.text_of("network"))?
+            .text_of("name_label");
+        Some(name).filter(|name| !name.is_empty())
+    }
+
+    pub(super) fn describe_network(&self, name: &str, record: &mut Value) {
+        let mut networks = self.records.records("network");
+        if let Some(network) = networks.find(|network| network.text_of("name_label") == name) {
+            record.take_over(network, OF_NETWORK);
+        }
+    }
+}
