@@ -300,10 +300,11 @@ fn checksum(header: &[u8; BLOCK_BYTES]) -> u32 {
     sum(&header[..148]) + 8 * u32::from(b' ') + sum(&header[156..])
 }
 
-/// The header of a file. The name must not be longer than 100 bytes, and is cut off there.
+/// The header of a file. The name is not longer than 100 bytes.
 pub(crate) fn header(name: &str, size_bytes: u64, time: u64) -> [u8; BLOCK_BYTES] {
     let mut header = [0; BLOCK_BYTES];
-    let name = &name.as_bytes()[..name.len().min(100)];
+    let name = name.as_bytes();
+    assert!(name.len() <= 100, "whoever writes an archive chooses its names");
     header[..name.len()].copy_from_slice(name);
     let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
     put(100, "0000644\0");

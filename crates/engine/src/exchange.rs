@@ -26,6 +26,7 @@ pub use import::{
 };
 pub(crate) use new_folder::{NewFolder, write_file};
 pub(crate) use virtualbox::LeftSnapshot;
+pub(crate) use virtualbox::NVRAM as VIRTUALBOX_NVRAM;
 pub use virtualbox::{
     InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxMachine, VirtualBoxMemory,
     VirtualBoxReport, VirtualBoxWay, back_up_virtualbox,

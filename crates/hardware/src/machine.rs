@@ -291,7 +291,8 @@ impl Disk {
     /// that is free.
     pub(crate) fn place_of(&self, place_count: u32, is_free: impl Fn(u32) -> bool) -> u32 {
         let own = Some(self.position).filter(|place| *place < place_count && is_free(*place));
-        own.or_else(|| (0..).find(|place| is_free(*place))).unwrap_or_default()
+        own.or_else(|| (0..=u32::MAX).find(|place| is_free(*place)))
+            .unwrap_or_default()
     }
 }
 

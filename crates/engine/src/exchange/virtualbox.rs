@@ -31,4 +31,5 @@ pub use machine::VirtualBoxMachine;
 pub(super) use machine::targets;
 pub use place::{InaccessibleMachine, VirtualBox};
 pub use request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay};
-pub(super) use store::{NVRAM, SAVED, SETTINGS};
+pub(crate) use store::NVRAM;
+pub(super) use store::{SAVED, SETTINGS};

@@ -20,6 +20,7 @@ use super::{in_place, new_machine};
 use crate::block_target::is_block_device;
 use crate::contents::Contents;
 use crate::error::{Error, Result};
+use crate::exchange::VIRTUALBOX_NVRAM;
 use crate::job::Job;
 use crate::new_image::Overwrite;
 use crate::repository::find_snapshot;
@@ -300,6 +301,12 @@ pub(crate) fn plan_point(
     let (mut notes, mut warnings) = (drafted.notes, drafted.warnings);
     if resumption.is_none() && super::stored::has_memory(&snapshot) {
         notes.push("its memory is not restored, and it starts as after a power cut: --resume lets it go on".to_owned());
+    }
+    if snapshot.disks.iter().any(|record| record.name == VIRTUALBOX_NVRAM) {
+        notes.push(
+            "the variables of its firmware are VirtualBox's, and stay behind: it looks for what to start anew"
+                .to_owned(),
+        );
     }
     if let Some(definition) = &drafted.definition
         && let Some(reason) = planner.hypervisor.check(&definition.text)?

@@ -111,7 +111,7 @@ pub fn show_template(
 ) -> Result<TemplateHistory> {
     let shelf = Shelf::read(repository)?;
     shelf.tell_of_unreadable(progress);
-    let entry = shelf.find(reference)?;
+    let entry = shelf.find(reference, Some(trust))?;
     let others = |is_wanted: &dyn Fn(&Entry) -> bool| {
         let others = shelf.entries.iter().rev();
         let others = others.filter(|other| other.manifest.id != entry.manifest.id && is_wanted(other));

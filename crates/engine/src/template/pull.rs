@@ -148,7 +148,7 @@ pub fn pull_template(
         .ok();
     let shelf = Shelf::read(repository)?;
     shelf.tell_of_unreadable(job.progress);
-    let entry = shelf.find(&request.template)?;
+    let entry = shelf.find(&request.template, Some(trust))?;
     let signed = vouched(entry, trust, request.unsigned, job)?;
     let pull = Pull {
         repository,

@@ -101,7 +101,7 @@ pub fn prepare_tag<'r>(
     let shelf = Shelf::read(repository)?;
     shelf.tell_of_unreadable(job.progress);
     protect_all(repository, &shelf, job.progress)?;
-    let entry = shelf.find(of)?;
+    let entry = shelf.find(of, Some(trust))?;
     if unsigned == Unsigned::Refuse {
         trust.demand(entry)?;
     }

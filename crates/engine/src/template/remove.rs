@@ -90,7 +90,7 @@ fn choose<'s>(shelf: &'s Shelf, selection: &RemovalSelection) -> Result<Vec<&'s 
     match selection {
         RemovalSelection::Name(name) => Ok(all().filter(|entry| entry.statement.label.name == *name).collect()),
         RemovalSelection::One(reference) => {
-            let found = shelf.find(reference)?;
+            let found = shelf.find(reference, None)?;
             let content = found.statement.content();
             if matches!(reference.version, TemplateVersion::Tag(_)) {
                 return Ok(shelf.history(&found.statement.label));

@@ -9,6 +9,7 @@ use holdfast_repo::{
 use super::error::TemplateError;
 use super::label::{TemplateLabel, TemplateReference, TemplateVersion};
 use super::statement::{PieceKind, Statement};
+use super::trust::Trust;
 use super::{MACHINE_PREFIX, NOTE_DRAFT, NOTE_SIGNATURE, NOTE_STATEMENT, is_draft, is_template};
 use crate::Progress;
 use crate::error::Result;
@@ -139,8 +140,9 @@ impl Shelf {
         current.is_some_and(|current| current.manifest.id == entry.manifest.id)
     }
 
-    /// The template that a person means.
-    pub(super) fn find(&self, reference: &TemplateReference) -> Result<&Entry> {
+    /// The template that a person means. Of several that have signed one content, it is that of somebody who counts, if there is any: whoever
+    /// signs it too does not take it away.
+    pub(super) fn find(&self, reference: &TemplateReference, trust: Option<&Trust<'_>>) -> Result<&Entry> {
         let unknown = || TemplateError::Unknown {
             wanted: reference.to_string(),
             similar: self.similar(reference),
@@ -167,7 +169,8 @@ impl Shelf {
                     let wanted = reference.to_string();
                     return Err(TemplateError::Ambiguous { wanted, contents }.into());
                 }
-                matching.last().copied()
+                let counts = |entry: &&&Entry| trust.is_some_and(|trust| trust.demand(entry).is_ok());
+                matching.iter().rfind(counts).or(matching.last()).copied()
             }
         };
         Ok(found.ok_or_else(unknown)?)

@@ -16,7 +16,7 @@ mod write;
 
 pub use media::{Medium, MediumKind, media};
 pub(crate) use read::fill;
-pub use read::{read, read_at};
+pub use read::{UNKNOWN_CONTROLLER, read, read_at};
 pub use registry::{RegisteredMachine, Registry, registry};
 pub use restored::{RestoredIdentity, RestoredWish, restored};
 pub use settings::{Settings, Snapshot, settings};

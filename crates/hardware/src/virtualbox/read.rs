@@ -121,6 +121,9 @@ fn has_tpm(hardware: Node<'_, '_>) -> bool {
     attribute(hardware, "TrustedPlatformModule", "type").is_some_and(|kind| kind != "None")
 }
 
+/// What is told of a storage controller that is not known, and has disks.
+pub const UNKNOWN_CONTROLLER: &str = "what hangs on the storage controller";
+
 fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Dropped>) -> Result<Vec<Disk>> {
     // Since version 1.17 they are inside of the hardware.
     let controllers = child(hardware, "StorageControllers").or_else(|| child(machine, "StorageControllers"));
@@ -129,8 +132,13 @@ fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Droppe
     for controller in controllers.iter().flat_map(|node| children(*node, "StorageController")) {
         let kind = controller.attribute("type").unwrap_or_default();
         let Some(bus) = bus(kind) else {
-            let what = format!("the storage controller {kind:?} and what hangs on it");
-            dropped.push(Dropped::new(what, "it is not known"));
+            let is_used = children(controller, "AttachedDevice").any(|device| child(device, "Image").is_some());
+            let what = if is_used {
+                UNKNOWN_CONTROLLER
+            } else {
+                "an empty controller"
+            };
+            dropped.push(Dropped::new(format!("{what} {kind:?}"), "it is not known"));
             continue;
         };
         let before = taken.iter().filter(|other| **other == bus).count();

@@ -56,6 +56,10 @@ pub fn restored(text: &str, wish: &RestoredWish) -> Result<Translated<String>> {
         ));
     }
     let hardware = child(machine, "Hardware").ok_or_else(|| wrong("its machine has no hardware"))?;
+    if matches!(wish.identity, RestoredIdentity::New(_)) {
+        // What the guest sees; without it, it is the machine's own.
+        edits.remove_attribute(hardware, "uuid");
+    }
     let attached = attach((machine, hardware), wish, &mut edits, &mut dropped)?;
     register(machine, hardware, &attached, &mut edits);
     put_nvram(hardware, wish, &mut edits);

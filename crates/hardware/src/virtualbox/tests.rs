@@ -144,11 +144,17 @@ fn settings_of_old_are_read() {
                 <StorageController name='A' type='LsiLogicSas'><AttachedDevice type='HardDisk' port='3'>\
                 <Image uuid='{5a6b2a2c-3f64-4d43-9d5e-3a7b57d1b1a1}'/></AttachedDevice><AttachedDevice type='HardDisk'/>\
                 </StorageController><StorageController name='B' type='BusLogic'><AttachedDevice type='DVD' port='1'/>\
-                </StorageController><StorageController name='C' type='Newer'/></StorageControllers></Machine></VirtualBox>";
+                </StorageController><StorageController name='C' type='Newer'/>\
+                <StorageController name='D' type='Newest'><AttachedDevice type='HardDisk'>\
+                <Image uuid='{5a6b2a2c-3f64-4d43-9d5e-3a7b57d1b1a2}'/></AttachedDevice></StorageController></StorageControllers></Machine></VirtualBox>";
     let read = read(text).unwrap();
     assert_eq!(
         what(&read),
-        ["disk A 0", "the storage controller \"Newer\" and what hangs on it"]
+        [
+            "disk A 0",
+            "an empty controller \"Newer\"",
+            "what hangs on the storage controller \"Newest\""
+        ]
     );
     let machine = read.value;
     assert_eq!((machine.processor_count, &machine.uuid), (1, &None));

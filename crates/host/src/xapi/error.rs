@@ -144,9 +144,14 @@ impl XapiError {
         matches!(self, Self::Refused { code, .. } if code == wanted)
     }
 
-    /// Whether it may be over in a moment: a connection that broke, or a host that is too busy to answer.
+    /// Whether it may be over in a moment: a connection that broke, or a host that is too busy to answer. One that said nothing for long was
+    /// waited for already.
     pub(super) fn is_passing(&self) -> bool {
-        matches!(self, Self::Broken { .. } | Self::Status { status: 500.., .. })
+        match self {
+            Self::Broken { source, .. } => source.kind() != std::io::ErrorKind::TimedOut,
+            Self::Status { status, .. } => *status >= 500,
+            _ => false,
+        }
     }
 }
 

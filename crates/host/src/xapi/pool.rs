@@ -16,6 +16,8 @@ use super::{XapiError, XapiResult, XenAddress};
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 /// How long a host may say nothing while it is asked.
 const CALL_PATIENCE: Duration = Duration::from_secs(120);
+/// The same where something is cleared up: whoever has asked to stop waits for that.
+const CLEARING_PATIENCE: Duration = Duration::from_secs(30);
 /// What a session is said to be for, in the logs of the pool.
 const ORIGINATOR: &str = "holdfast";
 
@@ -52,6 +54,15 @@ impl Pool {
         clock: Arc<dyn Clock>,
         is_stopped: Arc<dyn Fn() -> bool + Send + Sync>,
     ) -> XapiResult<Self> {
+        let surroundings = Surroundings {
+            clock,
+            is_stopped,
+            patience: CALL_PATIENCE,
+        };
+        Self::log_in_with(login, surroundings)
+    }
+
+    fn log_in_with(login: Login, surroundings: Surroundings) -> XapiResult<Self> {
         let pool = Self {
             state: Mutex::new(State {
                 host: (login.address.host.clone(), login.address.port),
@@ -59,22 +70,22 @@ impl Pool {
                 others: Vec::new(),
             }),
             login,
-            surroundings: Surroundings {
-                clock,
-                is_stopped,
-                patience: CALL_PATIENCE,
-            },
+            surroundings,
         };
         pool.session()?;
         Ok(pool)
     }
 
-    /// Another session with the same pool, which nobody stops: for clearing up.
+    /// Another session with the same pool, which nobody stops: for clearing up. It waits less for a pool that says nothing.
     pub fn for_clearing_up(&self) -> XapiResult<Self> {
-        let clock = Arc::clone(&self.surroundings.clock);
+        let surroundings = Surroundings {
+            clock: Arc::clone(&self.surroundings.clock),
+            is_stopped: Arc::new(|| false),
+            patience: CLEARING_PATIENCE,
+        };
         let mut login = self.login.clone();
         (login.address.host, login.address.port) = self.host();
-        Self::log_in(login, clock, Arc::new(|| false))
+        Self::log_in_with(login, surroundings)
     }
 
     /// Where it is, for people.

@@ -371,9 +371,11 @@ fn things<'v>(kind: &JobKind, get: &impl Fn(&str) -> Option<&'v Value>) -> Vec<T
 /// What a word means that names machines.
 fn machine(word: &str) -> Thing {
     let name = word.strip_prefix("libvirt:").unwrap_or(word);
+    if let Some((host, machine)) = pools::meant_by(word) {
+        return Thing::OfPool { host, machine };
+    }
     match Glob::parse(name) {
         _ if word.starts_with("tag:") => Thing::SomeMachines,
-        _ if pools::is_of_pool(word) && pools::means_several(word) => Thing::SomeMachines,
         _ if word.starts_with("qmp:") => Thing::Other(word.to_owned()),
         Ok(glob) if Glob::is_one(name) => Thing::Machines(glob),
         _ => Thing::Machine(name.to_owned()),

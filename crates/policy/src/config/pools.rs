@@ -77,6 +77,13 @@ pub(super) fn means_several(word: &str) -> bool {
     })
 }
 
+/// What a pool is called in a word that means machines of one, and the machine, if it is a single one.
+pub(super) fn meant_by(word: &str) -> Option<(String, Option<String>)> {
+    let parts = parts(word)?;
+    let machine = parts.item.trim_start_matches('/').to_owned();
+    Some((parts.host.to_owned(), Some(machine).filter(|_| !means_several(word))))
+}
+
 impl ConfiguredPool {
     /// Reads a section.
     pub(super) fn read(section: &Section, errors: &mut Vec<ConfigError>) -> Self {

@@ -22,6 +22,13 @@ pub enum Thing {
     Machines(Glob),
     /// Machines that nobody can tell the names of here: those with a tag.
     SomeMachines,
+    /// A machine of a pool, or some that nobody can tell the names of.
+    OfPool {
+        /// What the pool is called.
+        host: String,
+        /// Its name there, if one is meant.
+        machine: Option<String>,
+    },
     /// Anything else, known by its name: an image, a dataset, a kind of job.
     Other(String),
 }
@@ -34,8 +41,15 @@ impl Thing {
             (Self::Machine(name), Self::Machines(glob)) | (Self::Machines(glob), Self::Machine(name)) => {
                 glob.matches(name)
             }
+            (
+                Self::OfPool { host, machine },
+                Self::OfPool {
+                    host: other_host,
+                    machine: other,
+                },
+            ) => host == other_host && (machine.is_none() || other.is_none() || machine == other),
+            (Self::OfPool { .. } | Self::Other(_), _) | (_, Self::OfPool { .. } | Self::Other(_)) => false,
             // Whether two patterns have a name in common depends on names that are not there yet.
-            (Self::Other(_), _) | (_, Self::Other(_)) => false,
             _ => true,
         }
     }
@@ -118,6 +132,31 @@ mod tests {
             claims,
         });
         turns(&candidates.collect::<Vec<_>>(), running, at_once)
+    }
+
+    /// A pool that hangs holds up nobody who is at work on another one, or on machines of libvirt.
+    #[test]
+    fn pools_are_apart() {
+        let of_pool = |host: &str, machine: Option<&str>| {
+            let (host, machine) = (host.to_owned(), machine.map(str::to_owned));
+            claims(None, &[Thing::OfPool { host, machine }])
+        };
+        let (all, web1, db1) = (
+            of_pool("one", None),
+            of_pool("one", Some("web1")),
+            of_pool("one", Some("db1")),
+        );
+        assert!(all.exclude(&all) && all.exclude(&web1) && web1.exclude(&all) && web1.exclude(&web1));
+        assert!(!web1.exclude(&db1));
+        let others = [
+            of_pool("two", None),
+            of_pool("two", Some("web1")),
+            claims(None, &[Thing::SomeMachines]),
+            claims(None, &[machine("web1")]),
+        ];
+        for other in &others {
+            assert!(!all.exclude(other) && !other.exclude(&web1), "{other:?}");
+        }
     }
 
     #[test]

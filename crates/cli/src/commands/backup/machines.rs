@@ -114,7 +114,7 @@ pub(super) fn run(
         Choice::default()
     };
     left_out.extend(boxes.left_out);
-    let machine_count = chosen.len() + boxes.chosen.len() + of_pools.len();
+    let machine_count = chosen.len() + boxes.chosen.len() + of_pools.count();
     if args.machine.is_some() && machine_count > 1 {
         return Err(Error::usage(
             "--machine names one machine, and there are several",
@@ -155,9 +155,11 @@ pub(super) fn run(
             of_virtualbox::back_up(one, args, parent, &repository, context),
         )?;
     }
-    for one in &of_pools {
-        let outcome = of_pools::back_up(one, args, parent, &repository, context);
-        add(&one.said(), outcome)?;
+    for (said, error) in of_pools.failed {
+        add(&said, Err(error))?;
+    }
+    for one in &of_pools.chosen {
+        add(&one.said(), of_pools::back_up(one, args, parent, &repository, context))?;
     }
     context.report(&done)
 }

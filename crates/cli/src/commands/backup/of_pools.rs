@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use clap::ValueEnum as _;
-use holdfast_engine::{Domain, ParentChoice, XenBackupRequest, XenWay, back_up_xen};
+use holdfast_engine::{Domain, Interrupt, ParentChoice, XenBackupRequest, XenWay, back_up_xen};
 use holdfast_host::xapi::{Pool, XenAddress, XenMachine};
 use holdfast_policy::config::ConfiguredPool;
 use holdfast_repo::{Processes as _, Repository, SystemProcesses};
@@ -122,49 +122,101 @@ impl OfPool {
     }
 }
 
+/// What words about pools mean.
+#[derive(Default)]
+pub(super) struct ChoiceOfPools {
+    /// Machines that are to be backed up.
+    pub(super) chosen: Vec<OfPool>,
+    /// Words that mean none, and why: a pool that is away does not keep others from being backed up.
+    pub(super) failed: Vec<(String, Error)>,
+}
+
+/// A pool that was logged in to.
+#[derive(Clone)]
+struct Known {
+    pool: Arc<Pool>,
+    address: XenAddress,
+    configured: Option<ConfiguredPool>,
+}
+
 /// The machines that words mean.
 ///
 /// # Errors
-/// A pool cannot be reached; options say nothing to pools.
-pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context) -> Result<Vec<OfPool>, Error> {
+/// Options say nothing to pools; somebody asked to stop.
+pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context) -> Result<ChoiceOfPools, Error> {
     if !words.is_empty() {
         let hooks = args.machines.reading.hooks.given();
         args.machines.refuse_foreign(hooks, "pools of XenServer")?;
     }
     let interrupt = context.interrupt()?;
-    let mut pools: BTreeMap<String, (Arc<Pool>, XenAddress, Option<ConfiguredPool>)> = BTreeMap::new();
-    let mut chosen: Vec<OfPool> = Vec::new();
+    let mut pools: BTreeMap<String, Known> = BTreeMap::new();
+    let mut choice = ChoiceOfPools::default();
     for address in words {
-        let known = pools.get(&address.pool()).cloned();
-        let (pool, address, configured) = if let Some((pool, there, configured)) = known {
-            // The pool is known by what it was called here before.
-            let item = address.item.clone();
-            (pool, XenAddress { item, ..there }, configured)
-        } else {
-            let way = args.pools.login.way(address, context)?;
-            let pool = pools::log_in(way.login, context, &interrupt)?;
-            let known = (Arc::clone(&pool), way.address.clone(), way.configured.clone());
-            pools.insert(address.pool(), known);
-            (pool, way.address, way.configured)
+        match meant(address, &mut pools, args, (context, &interrupt)) {
+            Ok((known, machines)) => choice.add(&known, machines),
+            Err(error @ Error::Interrupted(_)) => return Err(error),
+            Err(error) => choice.failed.push((address.to_string(), error)),
+        }
+    }
+    let names: Vec<String> = choice
+        .chosen
+        .iter()
+        .map(|one| one.machine.summary.name.clone())
+        .collect();
+    for one in &mut choice.chosen {
+        let of_name = names.iter().filter(|name| **name == one.machine.summary.name);
+        one.has_namesake = of_name.count() > 1;
+    }
+    Ok(choice)
+}
+
+/// The machines that a word means.
+fn meant(
+    address: &XenAddress,
+    pools: &mut BTreeMap<String, Known>,
+    args: &BackupArgs,
+    (context, interrupt): (&Context, &Interrupt),
+) -> Result<(Known, Vec<XenMachine>), Error> {
+    let known = if let Some(known) = pools.get(&address.pool()) {
+        known.clone()
+    } else {
+        let way = args.pools.login.way(address, context)?;
+        let known = Known {
+            pool: pools::log_in(way.login, context, interrupt)?,
+            address: way.address,
+            configured: way.configured,
         };
-        for machine in pools::machines(&pool, &address, &args.machines.exclude_machine)? {
-            let is_same = |known: &OfPool| known.machine.summary.uuid == machine.summary.uuid;
-            if !chosen.iter().any(is_same) {
-                chosen.push(OfPool {
-                    pool: Arc::clone(&pool),
+        pools.insert(address.pool(), known.clone());
+        known
+    };
+    // The pool is known by what it was called here before.
+    let there = XenAddress {
+        item: address.item.clone(),
+        ..known.address.clone()
+    };
+    let machines = pools::machines(&known.pool, &there, &args.machines.exclude_machine)?;
+    Ok((known, machines))
+}
+
+impl ChoiceOfPools {
+    /// How many words and machines there is something to say of.
+    pub(super) fn count(&self) -> usize {
+        self.chosen.len() + self.failed.len()
+    }
+
+    fn add(&mut self, known: &Known, machines: Vec<XenMachine>) {
+        for machine in machines {
+            let is_same = |one: &OfPool| one.machine.summary.uuid == machine.summary.uuid;
+            if !self.chosen.iter().any(is_same) {
+                self.chosen.push(OfPool {
+                    pool: Arc::clone(&known.pool),
                     machine,
-                    configured: configured.clone(),
+                    configured: known.configured.clone(),
                     has_namesake: false,
                 });
             }
         }
     }
-    let names: Vec<String> = chosen.iter().map(|one| one.machine.summary.name.clone()).collect();
-    for one in &mut chosen {
-        let of_name = names.iter().filter(|name| **name == one.machine.summary.name);
-        one.has_namesake = of_name.count() > 1;
-    }
-    Ok(chosen)
 }
 
 /// Backs up a machine.

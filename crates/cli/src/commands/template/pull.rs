@@ -153,6 +153,12 @@ fn target(args: &PullArgs) -> Result<PullTarget, Error> {
     } else {
         KeepIdentity::No
     };
+    if path.as_os_str() == "-" {
+        return Err(Error::usage(
+            "a template is not written to standard output: it is read back before it counts",
+            "give the name of a file or folder",
+        ));
+    }
     let is_device = holdfast_engine::is_device(&path);
     let is_image = named.is_some() || is_device || args.force;
     if is_device && args.sysprep {

@@ -129,7 +129,10 @@ pub(crate) fn reports() -> Vec<(&'static str, Value)> {
     vec![
         ("machines", world.report(&["machines", &address])),
         ("backup", world.report(&["backup", &machine])),
-        ("export", world.report(&["export", "web1", &address, "--new-identity"])),
+        (
+            "export",
+            world.report(&["export", "web1", &address, "--new-identity", "--name", "web2"]),
+        ),
     ]
 }
 
@@ -334,7 +337,7 @@ fn whatever_happens_the_pool_is_left_clean() {
             true,
         ),
         ("a transfer is cut off", Fault::CutDownloadAfter(2 * MIB + 77), true),
-        ("a handler fails", Fault::HandlerStatus(500), false),
+        ("a handler fails once", Fault::HandlerStatus(500), true),
         (
             "a transfer fails behind its answer",
             Fault::TransferFails(vec!["VDI_IO_ERROR".to_owned(), "device".to_owned()]),
@@ -422,14 +425,31 @@ fn questions_that_change_nothing_are_asked_again() {
     faults.once(Fault::HandlerStatus(503));
     world.report(&["backup", &world.machine()]);
     world.assert_holds();
-    world.assert_clean(1);
+    world.assert_clean(2);
     // For ever it is not asked.
     faults.times(Fault::RpcStatus(503), 100);
     let (kind, message) = world.fails(1, &["backup", &world.machine()]);
     assert_eq!(kind, "io", "{message}");
     assert!(message.contains("503"), "{message}");
     faults.clear();
-    world.assert_clean(1);
+    world.assert_clean(2);
+}
+
+/// One that is gone, or a pool that is away, is no reason to leave the others without a backup.
+#[test]
+fn what_cannot_be_found_does_not_keep_others_from_being_backed_up() {
+    let world = World::new();
+    let gone = format!("{}/gone", world.address());
+    let machine = world.machine();
+    for words in [[&gone[..], &machine], [&machine[..], "xen://127.0.0.1:1/web9"]] {
+        let before = world.rig.snapshot_count();
+        let output = world.run(&[&["backup"], &words[..]].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert_eq!(world.rig.snapshot_count(), before + 1, "{}", stderr(&output));
+    }
+    // Where nothing else was asked for, that is the answer.
+    let (kind, message) = world.fails(1, &["backup", &gone]);
+    assert!(kind == "not-found" && message.contains("gone"), "{kind}: {message}");
 }
 
 #[test]

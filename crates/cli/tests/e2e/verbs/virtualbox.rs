@@ -838,3 +838,96 @@ fn a_chain_of_vmdks_is_read() {
     world.back_up(0, &["vbox:lab"]);
     world.holds("lab", &[("sda", &world.disks[0])]);
 }
+
+/// A drive on IDE before a disk is what VirtualBox makes by itself: each disk comes back under its own name, and where it was.
+#[test]
+fn disks_beside_ide_stay_what_they_are() {
+    let world = World::new();
+    let drive = "<StorageController name=\"IDE\" type=\"PIIX4\" PortCount=\"2\" Bootable=\"true\">\
+                 <AttachedDevice passthrough=\"false\" type=\"DVD\" hotpluggable=\"false\" port=\"0\" device=\"0\"/></StorageController>";
+    let settings = world.settings();
+    let with_drive = settings.replace("<StorageControllers>", &format!("<StorageControllers>{drive}"));
+    // Firmware of UEFI, whose board has no IDE, with the first disk on it.
+    let with_disk = settings.replace("name=\"SATA\" type=\"AHCI\"", "name=\"IDE\" type=\"PIIX4\"");
+    for (number, text) in [with_drive, with_disk].iter().enumerate() {
+        world.rig.write("vms/lab/lab.vbox", text.as_bytes());
+        let name = format!("lab{number}");
+        let report = world.back_up(0, &["vbox:", "--machine", &name])["report"].clone();
+        let disks = report["machines"][0]["disks"].as_array().unwrap();
+        let xml = stdout(&world.rig.run(&["restore", &format!("{name}:domain.xml"), "-"]));
+        for (disk, bytes) in disks.iter().zip(&world.disks) {
+            let target = disk["name"].as_str().or(disk.as_str()).unwrap();
+            world.holds(&name, &[(target, bytes)]);
+            let (before, _) = xml.split_once(&format!("<target dev='{target}'")).unwrap();
+            assert!(
+                before.rsplit("<disk ").next().unwrap().contains("device='disk'"),
+                "{target}: {xml}"
+            );
+        }
+        for format in ["ova", "xva", "vma"] {
+            let file = format!("{name}.{format}");
+            world.run(0, &["export", &name, &file]);
+            let folder = format!("{name}-{format}");
+            world.rig.run(&["import", &file, "--to", &folder, "--format", "raw"]);
+            let images: Vec<String> = world
+                .rig
+                .names(&folder)
+                .into_iter()
+                .filter(|name| name.contains(".raw"))
+                .collect();
+            assert_eq!(images.len(), 2, "{images:?}");
+            for (image, bytes) in images.iter().zip(&world.disks) {
+                assert!(
+                    world.rig.read(&format!("{folder}/{image}")) == *bytes,
+                    "{folder}/{image}"
+                );
+            }
+        }
+    }
+}
+
+/// What cannot be taken is said, and nobody waits for it.
+#[test]
+fn what_settings_name_and_is_not_there_or_no_file_is_told() {
+    let world = World::new();
+    let settings = world.settings();
+    // Memory that is gone.
+    world.state("saved");
+    let text = settings.replace(" lastStateChange", " stateFile=\"Snapshots/gone.sav\" lastStateChange");
+    world.rig.write("vms/lab/lab.vbox", text.as_bytes());
+    let document = world.back_up(3, &["vbox:"]);
+    assert_eq!(document["report"]["machines"][0]["consistency"], "crash", "{document}");
+    assert!(document.to_string().contains("gone.sav"), "{document}");
+    world.state("poweroff");
+    // A controller that nobody knows.
+    let text = settings.replace(
+        "</StorageControllers>",
+        "<StorageController name=\"X\" type=\"Newest\"><AttachedDevice type=\"HardDisk\" port=\"0\" device=\"0\"><Image \
+         uuid=\"{5a6b2a2c-3f64-4d43-9d5e-3a7b57d1b1a2}\"/></AttachedDevice></StorageController></StorageControllers>",
+    );
+    world.rig.write("vms/lab/lab.vbox", text.as_bytes());
+    let document = world.back_up(3, &["vbox:"]);
+    assert!(document.to_string().contains("Newest"), "{document}");
+    world.rig.write("vms/lab/lab.vbox", settings.as_bytes());
+    // A pipe, which nobody writes to.
+    std::fs::remove_file(world.rig.path("vms/lab/lab.nvram")).unwrap();
+    system("/usr/bin/mkfifo", &[text_of(&world, "vms/lab/lab.nvram").as_str()]).unwrap();
+    let document = world.back_up(1, &["vbox:"]);
+    assert!(document.to_string().contains("not a regular file"), "{document}");
+}
+
+fn text_of(world: &World, path: &str) -> String {
+    text(&world.rig.path(path)).to_owned()
+}
+
+/// Tape archives hold names of 100 bytes, and machines have longer ones.
+#[test]
+fn a_machine_with_a_long_name_goes_into_an_ova() {
+    let world = World::new();
+    world.back_up(0, &["vbox:"]);
+    let long = "ä".repeat(60);
+    world.run(0, &["export", NAME, "long.ova", "--name", &long]);
+    world.rig.ok(&["archive", "check", "long.ova"]);
+    world.rig.ok(&["import", "long.ova", "--to", "out", "--format", "raw"]);
+    assert!(world.rig.read("out/sda.raw") == world.disks[0] && world.rig.read("out/sdb.raw") == world.disks[1]);
+}

@@ -23,6 +23,9 @@ use crate::exchange::machine::file_name;
 use crate::exchange::sectors::WholeSectors;
 use crate::job::Job;
 
+/// Bytes of the name that all members of a package share: behind it stand `-disk123.vmdk`, and a tape archive has room for 100.
+const MEMBER_NAME_BYTES_MAX: usize = 80;
+
 /// What Proxmox calls the first machine, its first storage and bridge, where its installer was not told otherwise. Whoever restores a backup says where
 /// to.
 const PROXMOX_NUMBER: u32 = 100;
@@ -218,7 +221,7 @@ impl Exported<'_> {
         job: Job<'_>,
         progress: &mut Told<'_>,
     ) -> Result<Packed> {
-        let name = file_name(&self.machine.name);
+        let name = member_name(&self.machine.name);
         let mut wish = ovf::Wish::default();
         let mut disks = Vec::new();
         let in_order: Vec<String> = self.machine.disks.iter().map(|disk| disk.key.clone()).collect();
@@ -261,5 +264,32 @@ impl Exported<'_> {
             unpacked_bytes: disks.iter().map(|disk| disk.device.size_bytes()).sum(),
             written_bytes: written.bytes,
         })
+    }
+}
+
+/// What the members of a package are called: like the machine, but as long as a tape archive of any age holds it with what stands behind.
+fn member_name(machine: &str) -> String {
+    let mut name = file_name(machine);
+    while name.len() > MEMBER_NAME_BYTES_MAX {
+        name.pop();
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MEMBER_NAME_BYTES_MAX, member_name};
+
+    #[test]
+    fn names_of_members_are_not_cut_in_the_middle_of_a_letter() {
+        assert_eq!(member_name("web 1"), "web_1");
+        for name in ["L".repeat(90), "ä".repeat(60), "a".to_owned() + &"語".repeat(60)] {
+            let member = member_name(&name);
+            assert!(
+                name.starts_with(&member) && member.len() <= MEMBER_NAME_BYTES_MAX,
+                "{member}"
+            );
+            assert!(member.len() > MEMBER_NAME_BYTES_MAX - 4, "{member}");
+        }
     }
 }

@@ -172,6 +172,17 @@ fn refuse_twins(pool: &Pool, uuid: Option<String>) -> Result<()> {
     }
 }
 
+/// Backups by a name that two machines have are refused, those of the older one among them.
+fn tell_of_namesakes(pool: &Pool, name: &str, job: Job<'_>) {
+    if let Err(XapiError::SeveralMachines { uuids, .. }) = pool.machine(name) {
+        job.progress.warning(&format!(
+            "the pool has {} machines {name:?} now ({}): whoever names one has to do it by its UUID; --name would have called the new one otherwise",
+            uuids.len(),
+            uuids.join(", ")
+        ));
+    }
+}
+
 /// A machine goes on only on processors of the maker that it was started on: its pool would take it in for hours, and then refuse.
 fn refuse_other_processors(pool: &Pool, machine: &SuspendedMachine) -> Result<()> {
     let pools = pool.records("pool")?;
@@ -224,6 +235,7 @@ pub fn export_to_pool(request: ExportToPool<'_>, surroundings: &Surroundings, jo
     job.progress.phase("waiting for the pool to take it in", Unit::Items);
     let machine = upload.finish(&mut |_| ())?;
     let record = pool.record("VM", &machine)?;
+    tell_of_namesakes(&pool, record.text("name_label"), job);
     Ok(ExportedToPool {
         export,
         uuid: record.text("uuid").to_owned(),

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_hardware::Machine;
+use holdfast_hardware::virtualbox::UNKNOWN_CONTROLLER;
+use holdfast_hardware::{Dropped, Machine};
 use holdfast_host::{Decision, Description, MachineState, MachineSummary};
 use holdfast_repo::{Manifest, Repository};
 use jiff::Timestamp;
@@ -67,6 +68,12 @@ fn back_up_locked(
     {
         said = machine.read()?;
     }
+    // A disk among it is not backed up.
+    let disks = |dropped: &&Dropped| dropped.what.starts_with(UNKNOWN_CONTROLLER);
+    for dropped in said.dropped.iter().filter(disks) {
+        let message = format!("{}: {} is left out: {}", machine.name(), dropped.what, dropped.why);
+        job.progress.warning(&message);
+    }
     let condition = machine.condition(&said)?;
     let manifests = snapshots(repository, job.progress)?;
     let parent = choose_parent(&request.parent, &request.zone, &manifests, &request.name)?;
@@ -125,6 +132,7 @@ impl Backup<'_> {
             ));
         }
         let Opened { taken, left_out } = self.open(&said.machine, said)?;
+        let memory = self.saved_memory(said)?;
         let time = (self.request.now)();
         let check: Check<'_> = Box::new(|| self.check_unchanged(&taken));
         let instant = Instant {
@@ -133,11 +141,11 @@ impl Backup<'_> {
             time,
             way: VirtualBoxWay::Images,
             nvram: said.settings.nvram.as_deref(),
-            memory: said.settings.state_file.as_deref(),
-            consistency: if said.settings.state_file.is_some() {
-                "memory"
-            } else {
-                "shut off"
+            memory,
+            consistency: match (memory, &said.settings.state_file) {
+                (Some(_), _) => "memory",
+                (None, Some(_)) => "crash",
+                (None, None) => "shut off",
             },
         };
         let stored = self.store(&instant, &taken, check)?;
@@ -152,6 +160,24 @@ impl Backup<'_> {
             left_out,
             ..stored.report(taken)
         })
+    }
+
+    /// The file with the memory of a machine that is saved. Without it the machine starts from its disks, as after a crash.
+    fn saved_memory<'s>(&self, said: &'s Said) -> Result<Option<&'s str>> {
+        let machine = self.request.machine;
+        let Some(file) = said.settings.state_file.as_deref() else {
+            return Ok(None);
+        };
+        let admission = Admission::new(machine, &self.request.allowed);
+        if self.beside(Some(file), &admission)?.is_some() {
+            return Ok(Some(file));
+        }
+        self.job.progress.warning(&format!(
+            "{} is saved, and the file with its memory is not there: {}; its disks are stored as after a crash",
+            machine.name(),
+            machine.file(file).display()
+        ));
+        Ok(None)
     }
 
     /// A machine that runs: a snapshot holds what is read.

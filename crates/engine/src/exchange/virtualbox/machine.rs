@@ -1,15 +1,18 @@
 //! A machine of VirtualBox: what its settings say, and what it is doing.
 
-use std::io::Read as _;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use holdfast_hardware::virtualbox::{Medium, MediumKind, Settings, media, read, read_at, settings};
-use holdfast_hardware::{DiskKind as HardwareKind, Machine, Place, adapt};
+use holdfast_hardware::{DiskKind as HardwareKind, Dropped, Machine, Place, Translated, adapt};
 use holdfast_host::virtualbox::{MachineInfo, VirtualBoxState};
 use holdfast_host::{
     Description, DiskKind, DiskSource, Living, MachineDisk, MachineState, MachineSummary, Mark, writers_of_files,
 };
 use holdfast_image::{Backing, OpenOptions};
+use rustix::fs::OFlags;
 
 use super::chain::chain_of;
 use super::error::VirtualBoxError;
@@ -35,6 +38,8 @@ pub(super) struct Said {
     pub(super) settings: Settings,
     /// What everybody has: the key of a disk is the UUID of its image.
     pub(super) machine: Machine,
+    /// What of it nobody else has a word for.
+    pub(super) dropped: Vec<Dropped>,
     /// All images, parents before their children.
     pub(super) media: Vec<Medium>,
 }
@@ -122,9 +127,11 @@ impl<'a> VirtualBoxMachine<'a> {
         let wrong = said_by(&self.path);
         let mut media = media(&text).map_err(&wrong)?;
         media.extend(self.place.common_media()?);
+        let Translated { value, dropped } = read(&text).map_err(&wrong)?;
         Ok(Said {
             settings: settings(&text).map_err(&wrong)?,
-            machine: read(&text).map_err(&wrong)?.value,
+            machine: value,
+            dropped,
             media,
             text,
         })
@@ -236,10 +243,21 @@ pub(crate) fn targets(machine: &Machine) -> Vec<String> {
     adapt(machine, Place::Qemu).value.targets()
 }
 
+/// Opens a file that settings name: anybody may have written them, and who opens a pipe waits for its other end.
+pub(super) fn open_regular(path: &Path) -> std::io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(std::io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"))
+    }
+}
+
 /// Reads a file of VirtualBox.
 pub(super) fn read_text(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
-    std::fs::File::open(path)
+    open_regular(path)
         .and_then(|file| file.take(TEXT_BYTES_MAX).read_to_end(&mut bytes))
         .map_err(|source| Error::File {
             action: "read",

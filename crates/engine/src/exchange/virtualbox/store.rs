@@ -13,6 +13,7 @@ use jiff::Timestamp;
 
 use super::backup::Backup;
 use super::chain::Admission;
+use super::machine::open_regular;
 use super::request::{VirtualBoxReport, VirtualBoxWay};
 use super::unchanged::{Behind, Check};
 use crate::backup::{BackupReport, NOTE_FORMAT, NOTE_PATH};
@@ -105,8 +106,8 @@ impl Backup<'_> {
                 Box::new(std::io::Cursor::new(instant.text.as_bytes())),
             ),
         ];
-        if let Some(file) = self.beside(instant.nvram, &admission)? {
-            streams.push((NVRAM.to_owned(), Box::new(file.take(NVRAM_BYTES_MAX))));
+        if let Some(file) = self.nvram(instant, &admission)? {
+            streams.push((NVRAM.to_owned(), Box::new(file)));
         }
         let mut memory_bytes = None;
         if let Some(file) = self.beside(instant.memory, &admission)? {
@@ -178,12 +179,32 @@ impl Backup<'_> {
         self.job.interrupt.check().err().map_or(error, Error::from)
     }
 
+    /// The variables of its firmware.
+    fn nvram(&self, instant: &Instant<'_>, admission: &Admission<'_>) -> Result<Option<File>> {
+        let file = self.beside(instant.nvram, admission)?;
+        let length = file
+            .as_ref()
+            .and_then(|file| file.metadata().ok())
+            .map_or(0, |metadata| metadata.len());
+        if length <= NVRAM_BYTES_MAX {
+            return Ok(file);
+        }
+        Err(Error::File {
+            action: "store the variables of the firmware in",
+            path: self.request.machine.file(instant.nvram.unwrap_or_default()),
+            source: std::io::Error::new(
+                std::io::ErrorKind::InvalidData,
+                format!("it has {length} bytes, and no firmware has more than {NVRAM_BYTES_MAX}"),
+            ),
+        })
+    }
+
     /// A file beside the disks that the settings name; one that is not there yet is none.
-    fn beside(&self, said: Option<&str>, admission: &Admission<'_>) -> Result<Option<File>> {
+    pub(super) fn beside(&self, said: Option<&str>, admission: &Admission<'_>) -> Result<Option<File>> {
         let Some(said) = said else { return Ok(None) };
         let path = self.request.machine.file(said);
         let opened = admission.admit(&path).and_then(|path| {
-            File::open(&path).map_err(|source| Error::File {
+            open_regular(&path).map_err(|source| Error::File {
                 action: "open",
                 path,
                 source,
