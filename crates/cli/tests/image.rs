@@ -231,24 +231,44 @@ fn what_qemu_makes_is_read() {
 fn a_map_covers_the_disk_and_tells_the_file() {
     let folder = folder();
     report(&folder, &["convert", "disk.raw", "disk.qcow2"]);
-    let map = report(&folder, &["map", "disk.qcow2"]);
-    let image = fs::read(folder.path().join("disk.qcow2")).unwrap();
-    let disk = fs::read(folder.path().join("disk.raw")).unwrap();
-    let mut end = 0;
-    for extent in map["extents"].as_array().unwrap() {
-        let at = |name: &str| usize::try_from(extent[name].as_u64().unwrap()).unwrap();
-        let (offset, length) = (at("offset"), at("length_bytes"));
-        assert_eq!(offset, end);
-        end += length;
-        match extent["kind"].as_str().unwrap() {
-            "data" => {
-                let host = at("host_offset");
-                assert!(image[host..host + length] == disk[offset..end], "{extent}");
-            }
-            _ => assert!(disk[offset..end].iter().all(|byte| *byte == 0), "{extent}"),
-        }
+    for (name, subformat) in [("flat.vmdk", "monolithicFlat"), ("split.vmdk", "twoGbMaxExtentSparse")] {
+        let options = format!("subformat={subformat}");
+        qemu_img(
+            &folder,
+            &["convert", "-f", "raw", "-O", "vmdk", "-o", &options, "disk.raw", name],
+        );
     }
-    assert_eq!(end as u64, DISK_BYTES);
+    let disk = fs::read(folder.path().join("disk.raw")).unwrap();
+    for name in ["disk.raw", "disk.qcow2", "flat.vmdk", "split.vmdk"] {
+        let map = report(&folder, &["map", name]);
+        let files: Vec<Vec<u8>> = map["files"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|path| fs::read(folder.path().join(path.as_str().unwrap())).unwrap())
+            .collect();
+        let mut end = 0;
+        for extent in map["extents"].as_array().unwrap() {
+            let at = |name: &str| usize::try_from(extent[name].as_u64().unwrap()).unwrap();
+            let (offset, length) = (at("offset"), at("length_bytes"));
+            assert_eq!(offset, end);
+            end += length;
+            match extent["kind"].as_str().unwrap() {
+                "data" => {
+                    let (file, host) = (at("file"), at("host_offset"));
+                    assert!(
+                        files[file][host..host + length] == disk[offset..end],
+                        "{name}: {extent}"
+                    );
+                }
+                _ => assert!(disk[offset..end].iter().all(|byte| *byte == 0), "{name}: {extent}"),
+            }
+        }
+        assert_eq!(end as u64, DISK_BYTES, "{name}");
+        let info = report(&folder, &["info", name]);
+        let bytes: usize = files.iter().map(Vec::len).sum();
+        assert_eq!(info["images"][0]["file_bytes"], bytes, "{info}");
+    }
 }
 
 #[test]

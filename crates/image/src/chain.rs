@@ -266,8 +266,14 @@ impl Opener {
                 Content::Ploop(header) => header.disk_bytes,
                 Content::Vmdk(vmdk) => vmdk.disk_bytes(),
             },
-            file_bytes,
-            allocated_bytes: file.allocated_bytes()?,
+            file_bytes: match &content {
+                Content::Vmdk(vmdk) => vmdk.opened.files.sum_bytes()?,
+                _ => file_bytes,
+            },
+            allocated_bytes: match &content {
+                Content::Vmdk(vmdk) => vmdk.opened.files.allocated_bytes()?,
+                _ => file.allocated_bytes()?,
+            },
             delta: None,
             extent_files: match &content {
                 Content::Vmdk(vmdk) => vmdk.extent_files.clone(),

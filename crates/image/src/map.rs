@@ -5,6 +5,7 @@ use holdfast_block::{BlockDevice as _, ExtentKind};
 use crate::Result;
 use crate::chain::ChainLayer;
 use crate::run::RunKind;
+use crate::vmdk::joined::WINDOW_BYTES;
 
 /// A run of bytes of a disk that come from one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,13 +25,23 @@ pub struct MapEntry {
 pub enum MapContent {
     /// Reads as zero, and takes no space.
     Zero,
-    /// Stored as it is, beginning at `host_offset` of the layer's file (or its data file).
+    /// Stored as it is, beginning at `host_offset` of one of the layer's files (of its data file, where a qcow2 has one).
     Data {
+        /// Which one: 0 is the file of the layer itself, others are its [`extent_files`](crate::LayerInfo::extent_files), from 1 on.
+        file: usize,
         /// Offset in that file.
         host_offset: u64,
     },
     /// Stored compressed.
     Compressed,
+}
+
+/// Bytes at a place among the files of a layer, which are one behind the other in windows.
+fn data_at(host: u64) -> MapContent {
+    MapContent::Data {
+        file: usize::try_from(host / WINDOW_BYTES).unwrap_or(usize::MAX),
+        host_offset: host % WINDOW_BYTES,
+    }
 }
 
 pub(crate) fn map_at(layers: &[ChainLayer], offset: u64, length_bytes_max: u64) -> Result<MapEntry> {
@@ -48,14 +59,14 @@ pub(crate) fn map_at(layers: &[ChainLayer], offset: u64, length_bytes_max: u64) 
             let content = match run.kind {
                 RunKind::Absent => None,
                 RunKind::Zero => Some(MapContent::Zero),
-                RunKind::Data { host } => Some(MapContent::Data { host_offset: host }),
+                RunKind::Data { host } => Some(data_at(host)),
                 RunKind::Compressed(_) => Some(MapContent::Compressed),
             };
             (run.length, content)
         } else {
             let list = layer.alone.extents(offset..offset + asked, 1)?;
             let content = match list.as_slice().first().map(|extent| extent.kind) {
-                Some(ExtentKind::Data) | None => MapContent::Data { host_offset: offset },
+                Some(ExtentKind::Data) | None => data_at(offset),
                 Some(ExtentKind::Zero | ExtentKind::Absent) => MapContent::Zero,
             };
             (list.end() - offset, Some(content))

@@ -200,7 +200,9 @@ pub(super) fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
         images: Vec::new(),
         duration_ms: 0,
     };
-    if let Some(file) = Some(Path::new(&args.of)).filter(|path| path.is_file()) {
+    // A disk of Parallels is a folder.
+    let is_image = |path: &&Path| path.is_file() || path.join("DiskDescriptor.xml").is_file();
+    if let Some(file) = Some(Path::new(&args.of)).filter(is_image) {
         clones.images = clone_images(args, file, &names, context)?;
     } else {
         args.image.refuse()?;

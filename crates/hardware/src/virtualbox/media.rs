@@ -50,6 +50,18 @@ impl MediumKind {
         !matches!(self, Self::Writethrough | Self::Shareable)
     }
 
+    /// Its name in settings.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Normal => "Normal",
+            Self::Immutable => "Immutable",
+            Self::Writethrough => "Writethrough",
+            Self::Shareable => "Shareable",
+            Self::ReadOnly => "Readonly",
+            Self::MultiAttach => "MultiAttach",
+        }
+    }
+
     /// By its name in settings.
     fn of(name: Option<&str>) -> Self {
         match name {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use roxmltree::Node;
 
-use super::media::{FORM, machine, uuid, wrong};
+use super::media::{FORM, MediumKind, machine, media, uuid, wrong};
 use super::write::Image;
 use crate::edits::{Edits, escaped};
 use crate::xml::{self, child, children};
@@ -53,6 +53,16 @@ pub fn restored(text: &str, wish: &RestoredWish) -> Result<Translated<String>> {
         dropped.push(Dropped::new(
             "snapshots of VirtualBox",
             "only the machine as it was comes along",
+        ));
+    }
+    for medium in media(text)?.iter().filter(|medium| medium.parent.is_none()) {
+        let kind = match medium.kind {
+            MediumKind::Normal | MediumKind::ReadOnly => continue,
+            kind => kind.name(),
+        };
+        dropped.push(Dropped::new(
+            format!("that the disk {} is of the type {kind}", medium.location),
+            "it is an ordinary disk now: VBoxManage modifymedium changes that",
         ));
     }
     let hardware = child(machine, "Hardware").ok_or_else(|| wrong("its machine has no hardware"))?;

@@ -16,6 +16,13 @@ pub(crate) struct Joined {
 }
 
 impl Joined {
+    /// Bytes of all files.
+    pub(crate) fn sum_bytes(&self) -> Result<u64> {
+        self.files
+            .iter()
+            .try_fold(0, |sum, file| Ok(file.length_bytes()? + sum))
+    }
+
     fn file(&self, offset: u64) -> Result<(&dyn ImageFile, u64)> {
         let index = usize::try_from(offset / WINDOW_BYTES).unwrap_or(usize::MAX);
         let file = self.files.get(index).ok_or_else(|| {

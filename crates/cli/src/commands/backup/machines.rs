@@ -152,7 +152,7 @@ pub(super) fn run(
     for one in &boxes.chosen {
         add(
             one.name(),
-            of_virtualbox::back_up(one, args, parent, &repository, context),
+            of_virtualbox::back_up((one, &boxes.chosen), args, parent, &repository, context),
         )?;
     }
     for (said, error) in of_pools.failed {

@@ -28,14 +28,23 @@ pub(super) fn choose<'a>(
     virtualbox::choose(place, words, &args.machines.exclude_machine, context)
 }
 
-/// Backs up a machine.
+/// Backs up a machine, one of those that were chosen.
 pub(super) fn back_up(
-    machine: &VirtualBoxMachine<'_>,
+    (machine, chosen): (&VirtualBoxMachine<'_>, &[VirtualBoxMachine<'_>]),
     args: &BackupArgs,
     parent: &ParentChoice,
     repository: &Repository,
     context: &Context,
 ) -> Result<MachineDone, Error> {
+    if chosen.iter().filter(|other| other.name() == machine.name()).count() > 1 {
+        let (name, uuid) = (machine.name(), machine.uuid());
+        return Err(Error::usage(
+            format!(
+                "{name} ({uuid}): another machine that is to be backed up has this name, and they would be listed as one"
+            ),
+            format!("back each of them up by itself, under a name of yours: vbox:{uuid} with --machine NAME"),
+        ));
+    }
     let way = ["--connect".into(), format!("vbox:{}", machine.uuid()).into()];
     let request = VirtualBoxBackup {
         machine,

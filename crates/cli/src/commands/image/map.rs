@@ -67,24 +67,23 @@ struct MapExtent {
     host_offset: Option<u64>,
 }
 
-impl From<MapEntry> for MapExtent {
-    fn from(entry: MapEntry) -> Self {
-        let (kind, host_offset) = match entry.content {
-            MapContent::Zero => ("zero", None),
-            MapContent::Data { host_offset } => ("data", Some(host_offset)),
-            MapContent::Compressed => ("compressed", None),
+impl MapExtent {
+    /// `firsts` says of each layer where its files begin among all.
+    fn new(entry: MapEntry, firsts: &[usize]) -> Self {
+        let (kind, part, host_offset) = match entry.content {
+            MapContent::Zero => ("zero", 0, None),
+            MapContent::Data { file, host_offset } => ("data", file, Some(host_offset)),
+            MapContent::Compressed => ("compressed", 0, None),
         };
         Self {
             offset: entry.offset,
             length_bytes: entry.length,
             kind,
-            file: entry.depth,
+            file: entry.depth.map(|depth| firsts[depth] + part),
             host_offset,
         }
     }
-}
 
-impl MapExtent {
     /// Appends `next` if it continues this extent, in its file too.
     fn absorb(&mut self, next: &Self) -> bool {
         let continued = self.host_offset.map(|offset| offset + self.length_bytes);
@@ -126,13 +125,21 @@ impl Report for Map {
 pub(super) fn run(args: &MapArgs, context: &Context) -> Result<Exit, Error> {
     let image = open_and_warn(&args.image, &args.gate.open_options(args.format)?, context)?;
     let interrupt = context.interrupt()?;
+    let (mut files, mut firsts) = (Vec::new(), Vec::new());
+    for layer in image.layers() {
+        firsts.push(files.len());
+        // A folder of Parallels is read by its delta.
+        let extents = layer.extent_files.iter().filter(|_| layer.delta.is_none());
+        let all = std::iter::once(&layer.path).chain(extents);
+        files.extend(all.map(|path| path.display().to_string()));
+    }
     let mut extents: Vec<MapExtent> = Vec::new();
     let mut offset = args.start;
     let mut next_offset = None;
     while offset < image.size_bytes() {
         interrupt.check()?;
         let entry = image.map_at(offset, u64::MAX).map_err(holdfast_engine::Error::from)?;
-        let extent = MapExtent::from(entry);
+        let extent = MapExtent::new(entry, &firsts);
         if !extents.last_mut().is_some_and(|last| last.absorb(&extent)) {
             if extents.len() == EXTENT_COUNT_MAX {
                 next_offset = Some(offset);
@@ -145,11 +152,7 @@ pub(super) fn run(args: &MapArgs, context: &Context) -> Result<Exit, Error> {
         offset += entry.length;
     }
     context.report(&Map {
-        files: image
-            .layers()
-            .iter()
-            .map(|layer| layer.path.display().to_string())
-            .collect(),
+        files,
         extents,
         next_offset,
     })

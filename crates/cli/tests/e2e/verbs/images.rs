@@ -217,8 +217,15 @@ fn a_disk_called_hdd_is_a_folder() {
     rig.ok(&["image", "convert", "disk.raw", "single.hdd", "--force"]);
     assert_eq!(rig.names("single.hdd"), ["DiskDescriptor.xml", "root.hds"]);
     rig.ok(&["image", "compare", "disk.raw", "single.hdd"]);
-    rig.ok(&["clone", "a.hdd/root.hds", "copy.hdd", "--copy"]);
-    rig.ok(&["image", "compare", "disk.raw", "copy.hdd"]);
+    for (number, source) in ["a.hdd", "a.hdd/root.hds"].iter().enumerate() {
+        let copy = format!("copy{number}.hdd");
+        rig.ok(&["clone", source, &copy, "--copy"]);
+        assert_eq!(rig.names(&copy), ["DiskDescriptor.xml", "root.hds"]);
+        rig.ok(&["image", "compare", "disk.raw", &copy]);
+    }
+    // It cannot be had at once: several files are no clone of one.
+    let (_, said) = rig.error(1, &["clone", "a.hdd", "b.hdd"]);
+    assert!(said.contains("parallels"), "{said}");
     assert!(rig.names(".").iter().all(|name| !name.ends_with(".partial")));
 }
 

@@ -931,3 +931,20 @@ fn a_machine_with_a_long_name_goes_into_an_ova() {
     world.rig.ok(&["import", "long.ova", "--to", "out", "--format", "raw"]);
     assert!(world.rig.read("out/sda.raw") == world.disks[0] && world.rig.read("out/sdb.raw") == world.disks[1]);
 }
+
+/// They would be one line of snapshots, each the parent of the next.
+#[test]
+fn machines_of_one_name_are_not_listed_as_one() {
+    const TWIN: &str = "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9eaa";
+    let world = World::new();
+    std::fs::create_dir_all(world.rig.path("vms/twin")).unwrap();
+    world.rig.ok(&["image", "convert", "b.raw", "vms/twin/data.vdi"]);
+    let id = world.id("vms/twin/data.vdi");
+    world.write_settings("vms/twin/twin.vbox", TWIN, NAME, &[("data.vdi", &id, "")]);
+    world.register(&[(LAB, "vms/lab/lab.vbox"), (TWIN, "vms/twin/twin.vbox")]);
+    let document = world.back_up(1, &["vbox:"]);
+    assert!(document.to_string().contains(TWIN), "{document}");
+    assert_eq!(world.rig.snapshot_count(), 0);
+    world.back_up(0, &[&format!("vbox:{TWIN}"), "--machine", "twin"]);
+    world.holds("twin", &[("sda", &world.disks[1])]);
+}
