@@ -33,6 +33,22 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// The UUID of a QEMU that was given none.
 const NO_UUID: &str = "00000000-0000-0000-0000-000000000000";
 
+/// Eight digits that stand for the folder of locks on this host: what hypervisors keep for backups has them in its name. Who has locked a machine
+/// there knows that nobody is at work on what has the same ones; of another host of the same name, or of another user, he does not.
+pub(crate) fn place_digits(place: Option<&JournalPlace>) -> String {
+    // Not every host has one; the folder is there in any case.
+    let machine_id = std::fs::read("/etc/machine-id").unwrap_or_default();
+    let folder = place.map(|place| place.folder.as_os_str()).unwrap_or_default();
+    digits_of(&machine_id, folder.as_encoded_bytes())
+}
+
+fn digits_of(machine_id: &[u8], folder: &[u8]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(machine_id);
+    hasher.update(folder);
+    hasher.finalize().to_hex()[..8].to_owned()
+}
+
 /// What is done with a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
@@ -194,6 +210,17 @@ mod tests {
     use super::{INSTANT_PATIENCE, MachineLock, Work};
     use crate::run_journal::JournalPlace;
     use crate::{Interrupt, Job, NoProgress};
+
+    #[test]
+    fn places_of_other_hosts_and_users_are_others() {
+        let here = super::digits_of(b"1", b"/var/lib/holdfast/runs");
+        assert!(
+            here.len() == 8 && here.bytes().all(|digit| digit.is_ascii_hexdigit()),
+            "{here}"
+        );
+        assert_ne!(here, super::digits_of(b"2", b"/var/lib/holdfast/runs"));
+        assert_ne!(here, super::digits_of(b"1", b"/home/ana/.local/state/holdfast/runs"));
+    }
 
     #[test]
     fn each_kind_of_work_has_one_at_a_time_who_is_told() {

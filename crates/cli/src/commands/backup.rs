@@ -87,11 +87,16 @@ impl BackupArgs {
         Ok(())
     }
 
-    /// What a machine is listed under that its hypervisor calls `name`.
-    fn listed(&self, name: &str) -> Result<MachineName, Error> {
+    /// What a machine is listed under that its hypervisor calls `name`; `word` means it alone.
+    fn listed(&self, name: &str, word: &str) -> Result<MachineName, Error> {
         match &self.machine {
             Some(listed) => Ok(listed.clone()),
-            None => Ok(MachineName::new(name)?),
+            None => MachineName::new(name).map_err(|error| {
+                Error::usage(
+                    format!("{word}: {error}"),
+                    format!("back it up by itself, under a name of yours: holdfast backup {word} --machine NAME"),
+                )
+            }),
         }
     }
 }

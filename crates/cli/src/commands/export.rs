@@ -53,7 +53,7 @@ pub struct ExportArgs {
     #[arg(long = "exclude", value_name = "DISK")]
     left_out: Vec<String>,
     /// What the machine is called there
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: Option<String>,
     /// Replace the file that is there
     #[arg(long)]
@@ -290,9 +290,16 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         // The folder is whole all the same, and who has it can register it later.
         match manager.register(&settings) {
             Ok(()) => done.is_registered = true,
-            Err(error) => context.console().warning(&format!(
-                "VirtualBox does not take it in: {error}; --new-identity makes it another machine"
-            )),
+            Err(error) => {
+                let text = error.to_string();
+                let advice = if text.contains("already exists") {
+                    "; --new-identity makes it another machine"
+                } else {
+                    ""
+                };
+                let message = format!("VirtualBox does not take it in: {text}{advice}");
+                context.console().warning(&message);
+            }
         }
     }
     context.report(&done)

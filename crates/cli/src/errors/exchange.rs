@@ -58,7 +58,7 @@ fn damaged() -> Advice {
     advice(
         Exit::Damage,
         Kind::Damage,
-        "have it exported again; nothing of it was kept",
+        "have it exported again, or sent again: what came before cannot be relied on",
     )
 }
 

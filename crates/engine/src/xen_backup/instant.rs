@@ -14,27 +14,17 @@ use jiff::Timestamp;
 use super::{XenBackupRequest, XenWay};
 use crate::error::Result;
 use crate::job::Job;
+use crate::machine_lock::place_digits;
 
 /// What the names of our snapshots begin with.
 const LABEL: &str = "holdfast";
 
 fn prefix_of(request: &XenBackupRequest<'_>) -> String {
-    // Not every host has one; its name and the folder are there in any case.
-    let machine_id = std::fs::read("/etc/machine-id").unwrap_or_default();
-    let folder = request.journal.as_ref().map(|place| place.folder.as_os_str());
-    prefix(
-        &request.host,
-        &machine_id,
-        folder.unwrap_or_default().as_encoded_bytes(),
-    )
+    prefix(&request.host, &place_digits(request.journal.as_ref()))
 }
 
-fn prefix(host: &str, machine_id: &[u8], folder: &[u8]) -> String {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(machine_id);
-    hasher.update(folder);
-    let digits = hasher.finalize().to_hex();
-    format!("{LABEL} {host} {} ", &digits[..8])
+fn prefix(host: &str, place: &str) -> String {
+    format!("{LABEL} {host} {place} ")
 }
 
 /// Whether a name is that of a snapshot of ours: a person may call one of his own in a similar way.
@@ -279,16 +269,15 @@ mod tests {
     /// A snapshot that its owner had called "holdfast vm before upgrade" was removed.
     #[test]
     fn what_a_person_has_named_is_not_ours() {
-        let place = prefix("vm", b"1", b"/var/lib/holdfast/runs");
+        let place = prefix("vm", "01234567");
         assert!(is_of_run(&format!("{place}0123abcd"), &place));
         for run in ["before upgrade", "", "0123ABCD", "0123abcd ", "0123abcde"] {
             assert!(!is_of_run(&format!("{place}{run}"), &place), "{run}");
         }
         // Nor is that of another host of this name, or of another user of this host, who may be at work.
         for other in [
-            prefix("vm", b"2", b"/var/lib/holdfast/runs"),
-            prefix("vm", b"1", b"/home/ana/.local/state/holdfast/runs"),
-            prefix("vm2", b"1", b"/var/lib/holdfast/runs"),
+            prefix("vm", "01234568"),
+            prefix("vm2", "01234567"),
             "holdfast vm ".to_owned(),
             String::new(),
         ] {

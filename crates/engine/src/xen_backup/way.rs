@@ -323,6 +323,7 @@ fn connect(request: &XenBackupRequest<'_>, disk: &VirtualDisk) -> Result<NbdDevi
         let options = NbdOptions {
             tls,
             connection_count_max: request.connection_count_max,
+            is_stopped: Some(request.pool.is_stopped()),
             ..NbdOptions::default()
         };
         // The name of the export has the session in it: it must not be said.

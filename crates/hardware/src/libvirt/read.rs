@@ -259,7 +259,7 @@ fn bus(named: Option<&str>, target: &str, devices: Node<'_, '_>) -> Bus {
 }
 
 /// `vdc` is at 2.
-fn position(target: &str) -> u32 {
+pub(super) fn position(target: &str) -> u32 {
     let letters = target.trim_end_matches(|character: char| character.is_ascii_digit());
     let letters = letters.strip_prefix("xvd").or(letters.get(2..)).unwrap_or_default();
     let mut number = 0_u32;

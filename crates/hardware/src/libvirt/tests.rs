@@ -55,6 +55,23 @@ fn wish(keys: &[&str]) -> Wish {
     }
 }
 
+/// libvirt hangs `sdp` on its third controller, and makes that itself where nobody says of which model.
+#[test]
+fn all_controllers_of_virtio_scsi_are_written() {
+    let mut machine = specimen();
+    for (place, count) in [(0, 1), (6, 1), (7, 2), (15, 3)] {
+        machine.disks[1].position = place;
+        let written = write(&machine, &wish(&["vda", "sda"])).value;
+        assert_eq!(
+            written.matches("model='virtio-scsi'").count(),
+            count,
+            "{place}: {written}"
+        );
+    }
+    machine.disks.remove(1);
+    assert!(!write(&machine, &wish(&["vda"])).value.contains("virtio-scsi"));
+}
+
 /// Who stores a disk calls it as the machine is going to: with a drive or a disk on IDE, another disk came back under a name.
 #[test]
 fn disks_are_called_as_the_adapted_machine_says() {

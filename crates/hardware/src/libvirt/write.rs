@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use super::read::position;
 use crate::xml::escaped;
 use crate::{Bus, Card, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt};
 
@@ -44,9 +45,7 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
             (place, _) => write_disk(&mut xml, disk, place, &target),
         }
     }
-    if value.disks.iter().any(|disk| disk.bus == Bus::VirtioScsi) {
-        xml.push_str("    <controller type='scsi' model='virtio-scsi'/>\n");
-    }
+    write_scsi_controllers(&mut xml, &value);
     for (number, card) in value.cards.iter().enumerate() {
         write_card(&mut xml, card, wish);
         if let Some(network) = card.network.as_ref().filter(|network| **network != wish.network) {
@@ -171,6 +170,20 @@ fn write_disk(xml: &mut String, disk: &Disk, place: Option<&DiskPlace>, target: 
     lines.extend(disk.boot_order.map(|order| format!("      <boot order='{order}'/>")));
     lines.push("    </disk>\n".to_owned());
     xml.push_str(&lines.join("\n"));
+}
+
+/// The controllers that libvirt hangs SCSI disks on, seven on each by their letters: it would make others than the first of another model.
+fn write_scsi_controllers(xml: &mut String, machine: &Machine) {
+    let targets = machine.targets();
+    let disks = machine
+        .disks
+        .iter()
+        .zip(&targets)
+        .filter(|(disk, _)| disk.bus == Bus::VirtioScsi);
+    let last = disks.map(|(_, target)| position(target) / 7).max();
+    for index in 0..last.map_or(0, |last| last + 1) {
+        writeln!(xml, "    <controller type='scsi' index='{index}' model='virtio-scsi'/>").expect("a string takes all");
+    }
 }
 
 fn write_card(xml: &mut String, card: &Card, wish: &Wish) {

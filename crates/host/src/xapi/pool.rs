@@ -88,6 +88,11 @@ impl Pool {
         Self::log_in_with(login, surroundings)
     }
 
+    /// Tells whether somebody asked to stop.
+    pub fn is_stopped(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
+        Arc::clone(&self.surroundings.is_stopped)
+    }
+
     /// Where it is, for people.
     pub fn title(&self) -> String {
         self.login.address.pool()

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -157,6 +158,25 @@ fn read_error(reply: impl FnOnce(&mut Peer, &Request) -> Option<()> + Send + 'st
     let second = device.read_at(&mut [0; 4096], 8192).unwrap_err().to_string();
     assert_eq!(first, second, "the connection must be lost for later requests too");
     first
+}
+
+/// A server that says nothing has a long time for it, and who is asked to stop has not.
+#[test]
+fn who_is_asked_to_stop_does_not_wait_for_an_answer() {
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&is_stopped);
+    let (endpoint, _server) = server(move |peer| {
+        peer.request()?;
+        asked.store(true, Ordering::Release);
+        peer.request().map(|_| ())
+    });
+    let options = NbdOptions {
+        is_stopped: Some(Arc::new(move || is_stopped.load(Ordering::Acquire))),
+        ..options(LONG)
+    };
+    let device = NbdDevice::connect(&endpoint, "", options).unwrap();
+    let error = device.read_at(&mut [0; 4096], 8192).unwrap_err().to_string();
+    assert!(error.contains("asked to stop"), "{error}");
 }
 
 #[test]

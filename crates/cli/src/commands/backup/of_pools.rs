@@ -236,11 +236,12 @@ pub(super) fn back_up(
             format!("back each of them up by its UUID, under a name of yours: {uuid} with --machine NAME"),
         ));
     }
+    let by_uuid = format!("{}/{}", one.pool.title(), one.machine.summary.uuid);
     let way = ["--connect".into(), one.said().into()];
     let request = XenBackupRequest {
         pool: Arc::clone(&one.pool),
         machine: one.machine.summary.uuid.clone(),
-        name: Some(args.listed(&one.machine.summary.name)?),
+        name: Some(args.listed(&one.machine.summary.name, &by_uuid)?),
         choice: args.machines.disks(),
         way: args.pools.way_of(one.configured.as_ref()),
         keeps_base: !args.pools.keeps_nothing(one.configured.as_ref()),

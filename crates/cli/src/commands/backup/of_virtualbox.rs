@@ -48,7 +48,7 @@ pub(super) fn back_up(
     let way = ["--connect".into(), format!("vbox:{}", machine.uuid()).into()];
     let request = VirtualBoxBackup {
         machine,
-        name: args.listed(machine.name())?,
+        name: args.listed(machine.name(), &format!("vbox:{}", machine.uuid()))?,
         choice: args.machines.disks(),
         allowed: args.allowed.clone(),
         memory: if args.machines.with_memory.is_some() {

@@ -639,6 +639,7 @@ fn machines_that_cannot_be_meant_or_read_are_told() {
     let (kind, said) = world.refused(1, &[&format!("vbox:{gone}")]);
     assert!(kind == "io" && said.contains("gone.vbox"), "{said}");
     // All of them: what can be backed up is, and the others are named.
+    world.write_settings("vms/two/two.vbox", other, "lab three", &[("/nowhere.vdi", &id, "")]);
     let document = world.back_up(1, &["vbox:"]);
     assert_eq!(
         document["report"]["machines"].as_array().unwrap().len(),

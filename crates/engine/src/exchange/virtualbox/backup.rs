@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::exchange::machine::Attached;
 use crate::hooks::{HookCalls, of_snapshot};
 use crate::job::Job;
-use crate::machine_lock::{MachineLock, Work};
+use crate::machine_lock::{MachineLock, Work, place_digits};
 use crate::repository::snapshots;
 
 /// Why a disk of a machine that runs is left out whose writes go to the image whatever snapshots there are.
@@ -63,8 +63,10 @@ fn back_up_locked(
 ) -> Result<VirtualBoxReport> {
     let machine = request.machine;
     let mut said = machine.read()?;
+    let place = place_digits(request.journal.as_ref());
+    let of_place = (&said.settings.snapshots[..], Some(&place[..]));
     if let Some(manager) = machine.place().manager()
-        && !delete_left(manager, machine, &said.settings.snapshots, job.progress).is_empty()
+        && !delete_left(manager, machine, of_place, job.progress).is_empty()
     {
         said = machine.read()?;
     }
@@ -195,10 +197,10 @@ impl Backup<'_> {
         self.job
             .progress
             .phase(&format!("taking a snapshot of {}", machine.name()), Unit::Items);
-        let frozen = self
-            .hooks
-            .pre_freeze(state)
-            .and_then(|()| Frozen::take(manager, machine, (self.request.run, state), self.job.progress));
+        let frozen = self.hooks.pre_freeze(state).and_then(|()| {
+            let place = place_digits(self.request.journal.as_ref());
+            Frozen::take(manager, machine, (&place, self.request.run, state), self.job.progress)
+        });
         let taken_in = self.job.clock.now().saturating_sub(start);
         let time = (self.request.now)();
         self.hooks.post_thaw(state, None);

@@ -1,7 +1,7 @@
 //! A machine that runs, held by a snapshot of VirtualBox's: what was its image until then is not written any more.
 //!
-//! The snapshot is called `holdfast-backup-XXXXXXXX`, by the number of its run. It is deleted when what it holds is dropped, whatever has happened
-//! by then; only a program that is killed leaves it, and then the next backup finds it by its name. VirtualBox brings down what the machine has
+//! The snapshot is called `holdfast-backup-PLACE-RUN`, by where the lock of its backup is and the number of its run. It is deleted when what it holds is
+//! dropped, whatever has happened by then; only a program that is killed leaves it, and then the next backup from that place finds it by its name. VirtualBox brings down what the machine has
 //! written since, while it runs on.
 
 use holdfast_hardware::virtualbox::Snapshot;
@@ -30,10 +30,10 @@ impl<'a> Frozen<'a> {
     pub(super) fn take(
         manager: &'a VBoxManage,
         machine: &'a VirtualBoxMachine<'a>,
-        (run, state): (u32, MachineState),
+        (place, run, state): (&str, u32, MachineState),
         progress: &'a dyn Progress,
     ) -> Result<Self> {
-        let name = format!("{PREFIX}{run:08x}");
+        let name = format!("{PREFIX}{place}-{run:08x}");
         let meanwhile = match state {
             MachineState::Running => Meanwhile::RunsOn,
             _ => Meanwhile::StandsStill,
@@ -107,9 +107,9 @@ impl VirtualBoxMachine<'_> {
     /// Whoever calls this has made sure that no backup of the machine is under way.
     pub(crate) fn delete_left(&self, progress: &dyn Progress) -> Result<Vec<String>> {
         let snapshots = self.read()?.settings.snapshots;
-        Ok(self
-            .manager()
-            .map_or_else(Vec::new, |manager| delete_left(manager, self, &snapshots, progress)))
+        Ok(self.manager().map_or_else(Vec::new, |manager| {
+            delete_left(manager, self, (&snapshots, None), progress)
+        }))
     }
 
     /// The program that takes and deletes snapshots.
@@ -118,17 +118,19 @@ impl VirtualBoxMachine<'_> {
     }
 }
 
-/// Deletes the snapshots that backups have left which were killed: those that are gone now.
+/// Deletes the snapshots that backups have left which were killed, those of one place or of all: those that are gone now.
 ///
-/// Whoever calls this has made sure that no other backup of the machine is under way.
+/// Whoever calls this has made sure that no other backup of the machine from there is under way.
 pub(super) fn delete_left(
     manager: &VBoxManage,
     machine: &VirtualBoxMachine<'_>,
-    snapshots: &[Snapshot],
+    (snapshots, place): (&[Snapshot], Option<&str>),
     progress: &dyn Progress,
 ) -> Vec<String> {
     // From the youngest on: each is brought down into the one before.
-    let left = snapshots.iter().rev().filter(|snapshot| is_ours(&snapshot.name));
+    let is_meant =
+        |snapshot: &&Snapshot| is_ours(&snapshot.name) && place.is_none_or(|place| is_from(&snapshot.name, place));
+    let left = snapshots.iter().rev().filter(is_meant);
     let mut deleted = Vec::new();
     for snapshot in left {
         if delete(manager, machine, &snapshot.uuid, progress).is_none() {
@@ -145,8 +147,15 @@ pub(super) fn delete_left(
 
 /// Whether a backup has made the snapshot of that name.
 pub(super) fn is_ours(name: &str) -> bool {
-    name.strip_prefix(PREFIX)
-        .is_some_and(|run| run.len() == 8 && run.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    let is_number = |digits: &str| digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let numbers = name.strip_prefix(PREFIX);
+    numbers.is_some_and(|numbers| numbers.split('-').count() <= 2 && numbers.split('-').all(is_number))
+}
+
+/// Whether a backup from `place` may have made it: names of old do not say from where.
+fn is_from(name: &str, place: &str) -> bool {
+    let numbers = name.strip_prefix(PREFIX).unwrap_or_default();
+    numbers.split_once('-').is_none_or(|(there, _)| there == place)
 }
 
 /// Deletes a snapshot; why it is still there, which is told, where it is.
@@ -176,11 +185,11 @@ fn delete(
 
 #[cfg(test)]
 mod tests {
-    use super::is_ours;
+    use super::{is_from, is_ours};
 
     #[test]
     fn snapshots_of_others_are_not_ours() {
-        assert!(is_ours("holdfast-backup-0000002a"));
+        assert!(is_ours("holdfast-backup-0000002a") && is_ours("holdfast-backup-0123abcd-0000002a"));
         for other in [
             "",
             "mine",
@@ -188,10 +197,20 @@ mod tests {
             "holdfast-backup-2a",
             "holdfast-backup-0000002g",
             "holdfast-backup-0000002a1",
+            "holdfast-backup-0123abcd-",
+            "holdfast-backup-0123abcd-0000002a-0000002a",
             "a holdfast-backup-0000002a",
             "holdfast-backup-before-the-upgrade",
         ] {
             assert!(!is_ours(other), "{other}");
         }
+    }
+
+    /// They may be at work.
+    #[test]
+    fn snapshots_of_other_places_are_left() {
+        let name = "holdfast-backup-0123abcd-0000002a";
+        assert!(is_from(name, "0123abcd") && !is_from(name, "0123abce") && !is_from(name, "0000002a"));
+        assert!(is_from("holdfast-backup-0000002a", "0123abcd"));
     }
 }

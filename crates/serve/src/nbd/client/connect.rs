@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_block::{Clock, SystemClock};
 
-use super::connection::{Connection, is_timeout, millis};
+use super::connection::{Connection, Patience, is_timeout, millis};
 use super::export::{ExportInfo, ListedExport};
 use super::handshake::{Goal, Handshake, Outcome};
 use super::tls::{TlsClient, TlsStream};
@@ -36,6 +36,8 @@ pub struct NbdOptions {
     pub tls: Option<TlsClient>,
     /// Tells the time.
     pub clock: Arc<dyn Clock>,
+    /// Whether somebody asked to stop: then a server that says nothing is not waited for any longer.
+    pub is_stopped: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
 }
 
 impl Default for NbdOptions {
@@ -49,6 +51,7 @@ impl Default for NbdOptions {
             in_flight_bytes: 8 << 20,
             tls: None,
             clock: Arc::new(SystemClock::new()),
+            is_stopped: None,
         }
     }
 }
@@ -113,8 +116,12 @@ pub(super) fn open(
     }
     let info = described(endpoint, outcome.export.clone())?;
     let server: Arc<str> = endpoint.to_string().into();
-    let (clock, timeout) = (options.clock.clone(), options.request_timeout);
-    Connection::new(server.clone(), stream, outcome, info, clock, timeout).map_err(|source| Error::Connect {
+    let patience = Patience {
+        clock: options.clock.clone(),
+        timeout: options.request_timeout,
+        is_stopped: options.is_stopped.clone(),
+    };
+    Connection::new(server.clone(), stream, outcome, info, patience).map_err(|source| Error::Connect {
         server: server.to_string(),
         source,
     })

@@ -41,6 +41,7 @@ pub(super) struct Connection {
     contexts: Vec<Context>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
+    is_stopped: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
     /// Between two looks at the deadlines.
     tick: Duration,
     call_count: AtomicUsize,
@@ -52,6 +53,15 @@ pub(super) struct Connection {
     /// Held by the thread that sends; memory for headers.
     sender: Mutex<Vec<u8>>,
     state: Mutex<State>,
+}
+
+/// How long a server is waited for.
+pub(super) struct Patience {
+    pub(super) clock: Arc<dyn Clock>,
+    /// Time without a byte from it.
+    pub(super) timeout: Duration,
+    /// Whether somebody asked to stop.
+    pub(super) is_stopped: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
 }
 
 pub(super) struct State {
@@ -113,9 +123,13 @@ impl Connection {
         stream: Arc<dyn Stream>,
         outcome: Outcome,
         export: ExportInfo,
-        clock: Arc<dyn Clock>,
-        timeout: Duration,
+        patience: Patience,
     ) -> io::Result<Self> {
+        let Patience {
+            clock,
+            timeout,
+            is_stopped,
+        } = patience;
         let tick = (timeout / 16).clamp(Duration::from_millis(2), Duration::from_secs(1));
         stream.set_patience(tick)?;
         let now = nanos(clock.now());
@@ -126,6 +140,7 @@ impl Connection {
             contexts: outcome.contexts.clone(),
             clock,
             timeout,
+            is_stopped,
             tick,
             call_count: AtomicUsize::new(0),
             received_at: AtomicU64::new(now),
@@ -274,6 +289,7 @@ impl Connection {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_timeout(&error) => {
+                    self.check_stopped()?;
                     let waited = self.clock.now().saturating_sub(taken_at);
                     if waited >= self.timeout {
                         let waited_ms = millis(waited);
@@ -302,12 +318,23 @@ impl Connection {
                     return Ok(count);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_timeout(&error) => self.check_deadlines(self.clock.now())?,
+                Err(error) if is_timeout(&error) => {
+                    self.check_stopped()?;
+                    self.check_deadlines(self.clock.now())?;
+                }
                 Err(source) => {
                     let action = "receive";
                     return Err(self.lose(Loss::Io { action, source }));
                 }
             }
+        }
+    }
+
+    /// Gives up when somebody asked to stop: whoever waits for an answer would wait for the whole time of a request.
+    fn check_stopped(&self) -> Result<(), Gone> {
+        match &self.is_stopped {
+            Some(is_stopped) if is_stopped() => Err(self.lose(Loss::Stopped)),
+            _ => Ok(()),
         }
     }
 

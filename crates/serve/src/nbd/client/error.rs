@@ -208,6 +208,9 @@ pub enum Loss {
     /// The server said that it shuts down.
     #[error("the server is shutting down")]
     ShuttingDown,
+    /// Somebody asked to stop.
+    #[error("somebody asked to stop while the server said nothing")]
+    Stopped,
     /// A thread ended in the middle of a reply.
     #[error("a thread of this program ended in the middle of a reply")]
     Abandoned,
