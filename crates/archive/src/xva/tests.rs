@@ -133,6 +133,22 @@ fn what_is_written_is_read_whatever_is_where() {
     }
 }
 
+/// The ids of a machine that is suspended come from its pool, or from whoever made the archive that it came in.
+#[test]
+fn an_id_that_no_member_can_be_called_by_is_refused() {
+    let mut archive = Vec::new();
+    let disk = XvaDisk {
+        id: "R".repeat(200),
+        device: Arc::new(MemoryDevice::new(512)),
+    };
+    let options = XvaWriteOptions {
+        threads: NonZero::new(1).unwrap(),
+        time: 1,
+    };
+    let refused = write_xva(&mut archive, "", &[disk], options, &mut |_| Ok(()));
+    assert!(matches!(refused, Err(Error::InvalidOption { .. })) && archive.is_empty());
+}
+
 #[test]
 fn only_what_is_not_zero_is_written_and_the_first_and_last_block() {
     let device = Arc::new(MemoryDevice::new(3 << 40));

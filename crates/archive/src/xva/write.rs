@@ -46,6 +46,9 @@ pub struct XvaWritten {
     pub data_bytes: u64,
 }
 
+/// Bytes of the id of a disk: behind it stand the number of a block and `.checksum`, and a tape archive has room for 100.
+const ID_BYTES_MAX: usize = 80;
+
 /// Writes an archive: the records, and the disks as they refer to them.
 ///
 /// Blocks that are zero are left out, but for the first and the last of each disk. `progress` is told how many bytes of the disks are done, the
@@ -60,6 +63,16 @@ pub fn write_xva(
     options: XvaWriteOptions,
     progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
 ) -> Result<XvaWritten> {
+    // The ids of a machine that is suspended are those of its pool, or of whoever made the archive that it came in.
+    if let Some(disk) = disks.iter().find(|disk| disk.id.len() > ID_BYTES_MAX) {
+        return Err(Error::InvalidOption {
+            option: "id",
+            detail: format!(
+                "a disk is called by {} bytes, and members by its id have room for {ID_BYTES_MAX}",
+                disk.id.len()
+            ),
+        });
+    }
     let mut written = XvaWritten::default();
     let mut put = |bytes: &[u8], written: &mut XvaWritten| {
         let offset = written.bytes;
