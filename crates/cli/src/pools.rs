@@ -60,22 +60,31 @@ impl PoolArgs {
     /// Which pool an address means, and whom to log in to it as: what an option says, else what holdfast.toml says of a pool that is named, else
     /// what is left.
     pub fn way(&self, address: &XenAddress, context: &Context) -> Result<PoolWay, Error> {
-        let configured = holdfast_file::pool(address, context)?;
-        let address = match &configured {
-            None => address.clone(),
-            Some(pool) => {
-                let there: XenAddress = format!("xen://{}", pool.address).parse().map_err(job_error)?;
-                XenAddress {
-                    user: address.user.clone().or_else(|| pool.user.clone()),
-                    item: address.item.clone(),
-                    ..there
-                }
-            }
+        match holdfast_file::pool(address, context)? {
+            None => Ok(PoolWay {
+                login: self.login(address, None, context)?,
+                address: address.clone(),
+                configured: None,
+            }),
+            Some(pool) => self.way_of(pool, address, context),
+        }
+    }
+
+    /// The way to a pool that holdfast.toml names.
+    ///
+    /// # Errors
+    /// What an option or holdfast.toml says of it is wrong.
+    pub fn way_of(&self, pool: ConfiguredPool, named: &XenAddress, context: &Context) -> Result<PoolWay, Error> {
+        let there: XenAddress = format!("xen://{}", pool.address).parse().map_err(job_error)?;
+        let address = XenAddress {
+            user: named.user.clone().or_else(|| pool.user.clone()),
+            item: named.item.clone(),
+            ..there
         };
         Ok(PoolWay {
-            login: self.login(&address, configured.as_ref(), context)?,
+            login: self.login(&address, Some(&pool), context)?,
             address,
-            configured,
+            configured: Some(pool),
         })
     }
 
@@ -149,7 +158,7 @@ pub fn log_in(login: Login, context: &Context, interrupt: &Interrupt) -> Result<
     Ok(Arc::new(pool))
 }
 
-/// The machines of a pool that are meant: one by its name or UUID; those that match, where it is a pattern; those with a tag; all, where nothing is
+/// The machines of a pool that are meant: one by its name or UUID; those that match, where it is a pattern and no machine is called so; those with a tag; all, where nothing is
 /// named.
 ///
 /// # Errors
@@ -171,6 +180,11 @@ pub fn machines(pool: &Pool, address: &XenAddress, excluded: &[Glob]) -> Result<
     };
     let tag = wish.and_then(|word| word.strip_prefix(TAG));
     let mut machines = pool.machines().map_err(job_error)?;
+    // It is no pattern where a machine is called so.
+    let mut called_so = machines.iter().filter(|machine| wish == Some(&machine.summary.name));
+    if let Some(name) = called_so.next().map(|machine| machine.summary.name.clone()) {
+        return Ok(vec![pool.machine(&name).map_err(job_error)?]);
+    }
     machines.retain(|machine| {
         let name = &machine.summary.name;
         glob.as_ref().is_none_or(|glob| glob.matches(name))

@@ -16,6 +16,7 @@ mod leftovers;
 mod look;
 mod mend;
 mod mend_host;
+mod pool;
 mod seen;
 mod virtualbox;
 
@@ -41,6 +42,10 @@ pub struct DoctorRequest<'a> {
     pub patients: Vec<Patient<'a>>,
     /// The machines of VirtualBox.
     pub virtualbox: Vec<VirtualBoxMachine<'a>>,
+    /// Pools of XenServer.
+    pub pools: Vec<PatientPool>,
+    /// The ids of repositories that are gone: pools need not keep anything for them.
+    pub forgotten_repositories: Vec<String>,
     /// Machines that could not be reached, and why.
     pub unreachable: Vec<(String, String)>,
     /// The address at which libvirt is examined.
@@ -158,6 +163,7 @@ pub enum Remedy {
 }
 
 pub use host_work::DoctorStorage;
+pub use pool::PatientPool;
 pub use seen::{FindingKind, Mend};
 
 /// Examines machines, and mends what can be mended.

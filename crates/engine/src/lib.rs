@@ -89,8 +89,8 @@ pub use daemon::{
 };
 pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use doctor::{
-    DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient, Remedy,
-    Treatment, doctor,
+    DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient,
+    PatientPool, Remedy, Treatment, doctor,
 };
 pub use error::{Error, Result};
 pub use exchange::{

@@ -44,6 +44,7 @@ use crate::{BackupReport, MachineName};
 
 pub use error::XenBackupError;
 use instant::Instant;
+pub(crate) use instant::{LABEL, is_of_run, prefix as snapshot_prefix, remove_left};
 use since::SinceDevice;
 use way::{Opened, open_disks};
 pub use way::{XenChange, XenWay};
@@ -51,9 +52,19 @@ pub use way::{XenChange, XenWay};
 /// Note of a disk: the disk of the pool that it is of.
 const NOTE_DISK: &str = "xen_disk";
 /// Note of a disk: the snapshot of it that the pool keeps, to compare with.
-const NOTE_BASE: &str = "xen_base";
+pub(crate) const NOTE_BASE: &str = "xen_base";
 /// Note of a disk of a machine with memory: what the pool called it in its own records of that instant.
 pub(crate) const NOTE_SUSPENDED_DISK: &str = "xen_suspended_disk";
+/// What disks are kept for that belong to backups of a machine to a repository.
+fn purpose(repository: &str, machine: &str) -> String {
+    format!("{repository}/{machine}")
+}
+
+/// The repository and the machine that disks are kept for.
+pub(crate) fn purpose_of(text: &str) -> Option<(&str, &str)> {
+    text.split_once('/')
+}
+
 /// The records of the machine, as its pool has them.
 pub(crate) const RECORDS: &str = "original-ova.xml";
 /// The records of the machine as it was suspended, by which alone it can go on from its memory.
@@ -321,7 +332,7 @@ impl XenBackup<'_> {
 
     /// What disks that are kept for this repository and machine are marked with.
     fn mark(&self) -> String {
-        format!("{}/{}", self.repository.config().id, self.machine.summary.uuid)
+        purpose(&self.repository.config().id.to_string(), &self.machine.summary.uuid)
     }
 
     /// What the next backup of a disk is compared with. By way of NBD that is of use only where changes are tracked.

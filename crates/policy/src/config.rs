@@ -142,7 +142,11 @@ impl Config {
         }
         words.extend(job.options.iter().cloned());
         let pool = job.pool.as_deref().and_then(|name| self.pool(name));
-        words.extend(pool.map(ConfiguredPool::words).unwrap_or_default());
+        let of_pool = match job.kind.name {
+            "backup" => ConfiguredPool::words,
+            _ => ConfiguredPool::login_words,
+        };
+        words.extend(pool.map(of_pool).unwrap_or_default());
         if !job.positional.is_empty() {
             // What is called like an option is none.
             words.push("--".to_owned());

@@ -1,13 +1,14 @@
 //! `holdfast doctor`: what dead backups and forgotten snapshots left at machines, and mending it.
 
 mod named;
+mod pools;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use holdfast_engine::{
-    DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Execution, Outcome, Patient, Remedy, StateStore,
-    Treatment, VirtualBox, doctor, noted_runs,
+    DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Execution, Outcome, Patient, PatientPool, Remedy,
+    StateStore, Treatment, VirtualBox, VirtualBoxMachine, doctor, noted_runs,
 };
 use holdfast_host::provider::Dataset;
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
@@ -19,8 +20,9 @@ use crate::args::Example;
 use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
-use crate::machines::{Found, Hypervisors, MachineWord, libvirt_address};
+use crate::machines::{Apart, Found, Hypervisors, MachineWord, libvirt_address};
 use crate::output::{Page, Report, Style};
+use crate::pools::PoolArgs;
 use crate::states::StateArgs;
 use crate::virtualbox::{self, Choice};
 use crate::{datasets, runs, time, units};
@@ -28,8 +30,8 @@ use crate::{datasets, runs, time, units};
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
-    /// Only these: a name, a pattern ('web*'), tag:TAG, qmp:SOCKET, or vbox:NAME (vbox: is all of VirtualBox); or datasets; all machines of
-    /// libvirt and VirtualBox, and what configurations name, where none is named
+    /// Only these: a name, a pattern ('web*'), tag:TAG, qmp:SOCKET, vbox:NAME (vbox: is all of VirtualBox), or xen://POOL[/NAME]; or datasets; all
+    /// machines of libvirt and VirtualBox, and what configurations name, where none is named
     #[arg(value_name = "MACHINE|DATASET")]
     targets: Vec<OsString>,
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
@@ -46,6 +48,16 @@ pub struct DoctorArgs {
     scratch: Option<PathBuf>,
     #[command(flatten)]
     states: StateArgs,
+    /// A repository that is gone, by its id: pools need not keep anything for backups to it
+    #[arg(
+        long,
+        value_name = "ID",
+        requires = "targets",
+        help_heading = "Options for pools of XenServer and XCP-ng"
+    )]
+    forget_repository: Vec<String>,
+    #[command(flatten)]
+    pools: PoolArgs,
 }
 
 /// What a person may want of it.
@@ -69,6 +81,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     Example {
         wish: "Delete the snapshots that killed backups have left in machines of VirtualBox",
         line: "holdfast doctor vbox: --fix",
+    },
+    Example {
+        wish: "See what backups have left in a pool of XenServer or XCP-ng",
+        line: "holdfast doctor xen://xen1",
     },
 ];
 
@@ -211,15 +227,19 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     if everything {
         datasets = named::datasets(context);
     }
-    let (boxes, words): (Vec<_>, Vec<_>) = words
-        .into_iter()
-        .partition(|word| matches!(word, MachineWord::VirtualBox(_)));
+    let Apart {
+        of_virtualbox: boxes,
+        of_pools,
+        others: words,
+    } = MachineWord::apart(words);
     let place = virtualbox::place(context);
     let boxes = of_virtualbox(&place, boxes, everything, context)?;
+    let pools = pools::of_pools(args, &of_pools, everything, context)?;
     let is_about_libvirt = everything || words.iter().any(|word| !matches!(word, MachineWord::Qmp(_)));
     let journal = runs::journal_folder(context);
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
-    let (found, unreachable) = patients(words, everything, &hypervisors, journal.as_ref())?;
+    let (found, mut unreachable) = patients(words, everything, &hypervisors, journal.as_ref())?;
+    unreachable.extend(pools.unreachable);
     let libvirt = if is_about_libvirt {
         Some(hypervisors.libvirt()?)
     } else {
@@ -228,13 +248,13 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     let repository = repository(context);
     let providers = datasets::providers(context);
     let states = states(args, context)?;
-    let names_of_boxes = boxes.chosen.iter().map(|machine| machine.name().to_owned());
-    let mut machines: Vec<String> = found.iter().map(|found| found.machine.name().to_owned()).collect();
-    machines.extend(names_of_boxes);
+    let machines = names_of(&found, &boxes, &pools.patients);
     let names = datasets.iter().map(ToString::to_string).collect();
     let request = DoctorRequest {
         patients: found.iter().map(patient).collect(),
         virtualbox: boxes.chosen,
+        pools: pools.patients,
+        forgotten_repositories: args.forget_repository.clone(),
         unreachable,
         address: libvirt_address(args.connect.as_deref(), context),
         neighbours: libvirt.map(|libvirt| libvirt as _),
@@ -249,23 +269,14 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
         repository: repository.as_ref(),
         now_ms: &|| time::now().as_millisecond(),
         new_run: &new_run,
-        emptied: if args.delete_overlays {
-            EmptiedOverlays::Delete
-        } else {
-            EmptiedOverlays::Keep
-        },
+        emptied: args.emptied(),
         storage: Some(DoctorStorage {
             providers: &providers,
             datasets,
             states: states.as_ref(),
         }),
     };
-    let execution = if args.fix {
-        Execution::Execute
-    } else {
-        Execution::DryRun
-    };
-    let report: DoctorReport = context.work(1, |job| doctor(&request, execution, job))?;
+    let report: DoctorReport = context.work(1, |job| doctor(&request, args.execution(), job))?;
     context.report(&Examined {
         fix: args.fix,
         is_healthy: report.left_count() == 0,
@@ -276,14 +287,41 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
+impl DoctorArgs {
+    fn execution(&self) -> Execution {
+        if self.fix {
+            Execution::Execute
+        } else {
+            Execution::DryRun
+        }
+    }
+
+    fn emptied(&self) -> EmptiedOverlays {
+        if self.delete_overlays {
+            EmptiedOverlays::Delete
+        } else {
+            EmptiedOverlays::Keep
+        }
+    }
+}
+
+/// What the machines are called that are examined.
+fn names_of(found: &[Found], boxes: &Choice<'_>, pools: &[PatientPool]) -> Vec<String> {
+    let of_qemu = found.iter().map(|found| found.machine.name());
+    let of_virtualbox = boxes.chosen.iter().map(VirtualBoxMachine::name);
+    let of_pools = pools.iter().flat_map(|pool| &pool.machines);
+    let of_pools = of_pools.map(|machine| &machine.summary.name[..]);
+    let names = of_qemu.chain(of_virtualbox).chain(of_pools);
+    names.map(str::to_owned).collect()
+}
+
 /// The machines of VirtualBox that words mean; where none is named, all that the user has.
 fn of_virtualbox<'a>(
     place: &'a VirtualBox,
-    words: Vec<MachineWord>,
+    mut said: Vec<String>,
     everything: bool,
     context: &Context,
 ) -> Result<Choice<'a>, Error> {
-    let mut said: Vec<String> = MachineWord::apart(words).of_virtualbox;
     if everything && place.registry_file().exists() {
         said.push(String::new());
     }

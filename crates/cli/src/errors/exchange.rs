@@ -82,6 +82,11 @@ pub(super) fn exchange_advice(error: &ExchangeError) -> Advice {
             Kind::Exists,
             "--new-identity makes another machine of it, which starts; or remove the one that is there",
         ),
+        ExchangeError::Outcome { .. } => advice(
+            Exit::Error,
+            Kind::Io,
+            "look whether it is there before you send it again: holdfast machines xen://HOST",
+        ),
         ExchangeError::NoMemory { is_of_qemu, .. } => advice(
             Exit::Error,
             Kind::Unsupported,

@@ -74,7 +74,7 @@ fn pool_advice(error: &XapiError) -> Advice {
         XapiError::Refused { code, .. } if code == "SR_BACKEND_FAILURE_44" || code == "SR_FULL" => advice(
             Exit::Error,
             Kind::NoSpace,
-            "make room in the storage repository: a snapshot takes as much as is written while it is there",
+            "make room in the storage repository, or name another one",
         ),
         XapiError::Refused { code, .. } if code == "RBAC_PERMISSION_DENIED" => advice(
             Exit::Error,
@@ -84,6 +84,11 @@ fn pool_advice(error: &XapiError) -> Advice {
         XapiError::Refused { code, .. } if code == "OTHER_OPERATION_IN_PROGRESS" || code == "VDI_IN_USE" => {
             advice(Exit::Locked, Kind::Locked, "try again when it has ended")
         }
+        XapiError::Refused { code, .. } if code == "SESSION_INVALID" => advice(
+            Exit::Error,
+            Kind::Io,
+            "the pool has ended the session again and again, as it does when its toolstack is restarted: try again in a moment",
+        ),
         _ => advice(
             Exit::Error,
             Kind::Io,

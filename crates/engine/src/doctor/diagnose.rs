@@ -8,7 +8,7 @@ use super::seen::{
     Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenOverlay, SeenRun,
 };
 use super::{Finding, FindingKind, Mend, Remedy};
-use super::{diagnose_disks, diagnose_host, emptied, instants, virtualbox};
+use super::{diagnose_disks, diagnose_host, emptied, instants, pool, virtualbox};
 use crate::run_journal::Phase;
 
 /// What is wrong, the most urgent first; and what is worth knowing.
@@ -42,6 +42,10 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     for machine in &seen.boxes {
         let finding = virtualbox::diagnose(machine, &mut diagnosis.notes);
         diagnosis.findings.extend(finding);
+    }
+    for one in &seen.pools {
+        let findings = pool::diagnose(seen, one, &mut diagnosis.notes);
+        diagnosis.findings.extend(findings);
     }
     diagnosis.leftovers();
     diagnosis.dead_runs();

@@ -13,23 +13,28 @@ use super::emptied::emptied;
 use super::leftovers::leftovers;
 use super::seen::{Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun};
 use super::{DoctorRequest, Patient};
-use super::{host_work, instants, virtualbox};
+use super::{host_work, instants, pool, virtualbox};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::NOTE_BITMAP;
 use crate::repository::snapshots;
 use crate::run_journal::noted_runs;
+use crate::xen_backup::NOTE_BASE;
 
 /// How long the guest's agent may take to say whether file systems are frozen.
 const AGENT_DEADLINE: Duration = Duration::from_secs(5);
 
 pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
+    let (pools, unreachable) = pool::look(request);
     let mut seen = look_at_machines(request, job)?;
+    seen.pools = pools;
+    seen.unreachable.extend(unreachable);
+    seen.forgotten_repositories.clone_from(&request.forgotten_repositories);
     virtualbox::look(request, &mut seen);
     Ok(seen)
 }
 
-/// All but machines of VirtualBox, which are no machines of QEMU.
+/// All but machines of VirtualBox and pools of XenServer, which are no machines of QEMU.
 fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     // First who is at work: what such a one has made by then is his.
     let found = living(request.program);
@@ -101,10 +106,12 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     Ok(seen)
 }
 
-/// Which bitmaps the newest snapshot of each machine needs.
+/// Which bitmaps the newest snapshot of each machine needs, and what pools are to keep.
 fn look_into(repository: &Repository, job: Job<'_>) -> Result<SeenRepository> {
-    let mut newest = BTreeMap::new();
+    let (mut newest, mut bases) = (BTreeMap::new(), BTreeSet::new());
     for manifest in snapshots(repository, job.progress)? {
+        let of_disks = manifest.disks.iter().filter_map(|disk| disk.notes.get(NOTE_BASE));
+        bases.extend(of_disks.cloned());
         let kept = newest
             .entry(manifest.machine.clone())
             .or_insert_with(|| manifest.clone());
@@ -116,6 +123,7 @@ fn look_into(repository: &Repository, job: Job<'_>) -> Result<SeenRepository> {
     Ok(SeenRepository {
         id: repository.config().id.to_string(),
         needed: disks.filter_map(|disk| disk.notes.get(NOTE_BITMAP).cloned()).collect(),
+        bases,
     })
 }
 

@@ -9,7 +9,7 @@ use holdfast_host::qemu::{dismiss_job, remove_bitmap, remove_run, resume};
 use super::commit::commit;
 use super::instants::abandon;
 use super::seen::Mend;
-use super::{DoctorRequest, Finding, Patient, Remedy, Treatment, emptied, mend_host, virtualbox};
+use super::{DoctorRequest, Finding, Patient, Remedy, Treatment, emptied, mend_host, pool, virtualbox};
 use crate::job::Job;
 use crate::new_file::delete_left;
 use crate::run_journal::forget_run;
@@ -35,6 +35,12 @@ pub(super) fn mend(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>)
         Mend::RemoveInstant(set) => mend_host::remove_instant(request, set, job),
         Mend::ForgetWork(uuid) => mend_host::forget_work(request, uuid),
         Mend::DeleteSnapshots(uuid) => virtualbox::delete(request, uuid, job),
+        Mend::RemovePoolSnapshots { pool: title, uuids } => pool::remove_snapshots(request, title, uuids, job),
+        Mend::LetGoOfKept {
+            pool: title,
+            purpose,
+            uuids,
+        } => pool::let_go(request, title, purpose, uuids),
         Mend::ForgetStates => mend_host::forget_states(request, job),
         Mend::Abandon(folder) => abandon(request, folder, job.clock),
         Mend::ForgetRun(run) => {

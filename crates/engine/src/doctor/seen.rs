@@ -1,5 +1,6 @@
 //! What a doctor sees, before anything is made of it.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use holdfast_host::MachineState;
@@ -8,6 +9,7 @@ use holdfast_host::qemu::{Bitmap, QemuJob, RunId};
 use holdfast_repo::Liveness;
 
 use super::host_work::SeenHost;
+use super::pool::SeenPool;
 use super::virtualbox::SeenBox;
 use crate::instant_restore::InstantState;
 use crate::run_journal::RunRecord;
@@ -32,6 +34,10 @@ pub(super) struct Seen {
     pub(super) host: SeenHost,
     /// Machines of VirtualBox with snapshots of ours.
     pub(super) boxes: Vec<SeenBox>,
+    /// What backups have left in pools of XenServer.
+    pub(super) pools: Vec<SeenPool>,
+    /// Repositories that are gone, as a person says.
+    pub(super) forgotten_repositories: Vec<String>,
     pub(super) everything: bool,
     /// The address at which libvirt was examined.
     pub(super) address: String,
@@ -43,6 +49,8 @@ pub(super) struct SeenRepository {
     pub(super) id: String,
     /// The bitmaps that the newest snapshots of machines need.
     pub(super) needed: Vec<String>,
+    /// The disks of pools that snapshots can be compared with, by their UUIDs.
+    pub(super) bases: BTreeSet<String>,
 }
 
 /// A run that is noted.
@@ -183,6 +191,10 @@ pub enum FindingKind {
     States,
     /// A snapshot of VirtualBox's was left.
     VirtualBoxSnapshot,
+    /// A snapshot was left in a pool of XenServer.
+    PoolSnapshot,
+    /// A pool of XenServer keeps disks for backups that will never come.
+    PoolBase,
     /// A machine cannot be examined.
     Unreachable,
 }
@@ -206,6 +218,8 @@ impl FindingKind {
             Self::HostSnapshot => "host-snapshot",
             Self::States => "states",
             Self::VirtualBoxSnapshot => "virtualbox-snapshot",
+            Self::PoolSnapshot => "pool-snapshot",
+            Self::PoolBase => "pool-base",
             Self::Unreachable => "unreachable",
         }
     }
@@ -270,6 +284,22 @@ pub enum Mend {
     ForgetWork(String),
     /// Delete the snapshots of ours that a machine of VirtualBox has; its UUID.
     DeleteSnapshots(String),
+    /// Remove snapshots that backups have left in a pool of XenServer.
+    RemovePoolSnapshots {
+        /// The pool.
+        pool: String,
+        /// The UUIDs of the snapshots.
+        uuids: Vec<String>,
+    },
+    /// Remove disks that a pool of XenServer keeps for nobody.
+    LetGoOfKept {
+        /// The pool.
+        pool: String,
+        /// What they are kept for.
+        purpose: String,
+        /// Their UUIDs.
+        uuids: Vec<String>,
+    },
     /// Forget the states whose host snapshots are gone.
     ForgetStates,
 }

@@ -55,6 +55,14 @@ pub enum ExchangeError {
         /// Its UUID.
         uuid: String,
     },
+    /// All of a machine was sent, and what became of it is not known.
+    #[error("the machine was sent to {pool}, and whether that has taken it in is not known")]
+    Outcome {
+        /// The pool.
+        pool: String,
+        /// Why it cannot be asked.
+        source: holdfast_host::xapi::XapiError,
+    },
     /// A machine is to go on from memory that the snapshot does not have.
     #[error("{snapshot} has no memory that a pool could go on from{}", if *is_of_qemu { ": it is of QEMU" } else { "" })]
     NoMemory {

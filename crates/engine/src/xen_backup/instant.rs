@@ -8,7 +8,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_host::xapi::{DiskForm, Pool, Reference, VirtualDisk, XenMachine, XenSnapshot};
+use holdfast_host::xapi::{DiskForm, KeptDisk, Pool, Reference, VirtualDisk, XapiResult, XenMachine, XenSnapshot};
 use jiff::Timestamp;
 
 use super::{XenBackupRequest, XenWay};
@@ -16,19 +16,20 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::machine_lock::place_digits;
 
-/// What the names of our snapshots begin with.
-const LABEL: &str = "holdfast";
+/// What the names of our snapshots begin with, and a space.
+pub(crate) const LABEL: &str = "holdfast";
 
 fn prefix_of(request: &XenBackupRequest<'_>) -> String {
     prefix(&request.host, &place_digits(request.journal.as_ref()))
 }
 
-fn prefix(host: &str, place: &str) -> String {
+/// What all names of snapshots begin with that backups of this host make whose locks are at `place`.
+pub(crate) fn prefix(host: &str, place: &str) -> String {
     format!("{LABEL} {host} {place} ")
 }
 
 /// Whether a name is that of a snapshot of ours: a person may call one of his own in a similar way.
-fn is_of_run(label: &str, prefix: &str) -> bool {
+pub(crate) fn is_of_run(label: &str, prefix: &str) -> bool {
     let run = label.strip_prefix(prefix).unwrap_or_default();
     run.len() == 8 && run.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -41,7 +42,7 @@ pub(super) fn clear_up(request: &XenBackupRequest<'_>, machine: &XenMachine, job
         if !is_of_run(&label, &prefix) {
             continue;
         }
-        match request.pool.remove_snapshot(&snapshot, &[]) {
+        match remove_left(&request.pool, &snapshot) {
             Ok(()) => job.progress.note(&format!(
                 "removed the snapshot {label:?}, which a killed backup had left"
             )),
@@ -51,6 +52,12 @@ pub(super) fn clear_up(request: &XenBackupRequest<'_>, machine: &XenMachine, job
         }
     }
     Ok(())
+}
+
+/// Removes a snapshot that was left. Those of its disks that are kept by now stay: the backup had come so far, and the next one is compared with them.
+pub(crate) fn remove_left(pool: &Arc<Pool>, snapshot: &XenSnapshot) -> XapiResult<()> {
+    let kept: Vec<Reference> = pool.kept()?.into_iter().map(|disk| disk.reference).collect();
+    pool.remove_snapshot(snapshot, &kept)
 }
 
 /// A snapshot of the pool.
@@ -162,9 +169,9 @@ impl<'a> Instant<'a> {
     /// Lets go of what was kept before this run.
     pub(super) fn let_go_of_older(&self, mark: &str, job: Job<'_>) {
         let removed = self.cleaner().and_then(|pool| {
-            let older = pool.kept(mark)?;
-            for disk in older.iter().filter(|disk| !self.kept.contains(disk)) {
-                pool.remove_disk(disk)?;
+            let is_older = |disk: &&KeptDisk| disk.purpose == mark && !self.kept.contains(&disk.reference);
+            for disk in pool.kept()?.iter().filter(is_older) {
+                pool.remove_disk(&disk.reference)?;
             }
             Ok(())
         });

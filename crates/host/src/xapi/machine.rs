@@ -12,8 +12,6 @@ use crate::machine::{Description, DiskKind, DiskSource, MachineDisk, MachineStat
 
 /// Bytes of the records of one machine, at most.
 const METADATA_BYTES_MAX: u64 = 64 << 20;
-/// Under which key a disk that is kept says what for.
-const KEPT: &str = "holdfast-base";
 
 /// A machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,7 +104,7 @@ pub struct XenSnapshot {
 }
 
 /// Records of a pool that belong together.
-struct Inventory {
+pub(super) struct Inventory {
     vbds: HashMap<Reference, Record>,
     vdis: HashMap<Reference, Record>,
 }
@@ -119,7 +117,7 @@ fn by_reference(records: Vec<Record>) -> HashMap<Reference, Record> {
 }
 
 impl Inventory {
-    fn read(pool: &Pool) -> XapiResult<Self> {
+    pub(super) fn read(pool: &Pool) -> XapiResult<Self> {
         Ok(Self {
             vbds: by_reference(pool.records("VBD")?),
             vdis: by_reference(pool.records("VDI")?),
@@ -315,23 +313,6 @@ impl Pool {
         self.run("VDI.data_destroy", &[json!(disk.0)], &mut |_| ()).map(drop)
     }
 
-    /// Notes that a disk is kept, and for `what`.
-    pub fn mark_kept(&self, disk: &Reference, what: &str) -> XapiResult<()> {
-        // A key that is there already cannot be added.
-        drop(self.call("VDI.remove_from_other_config", &[json!(disk.0), json!(KEPT)]));
-        self.call("VDI.add_to_other_config", &[json!(disk.0), json!(KEPT), json!(what)])
-            .map(drop)
-    }
-
-    /// The disks that are kept for `what`.
-    pub fn kept(&self, what: &str) -> XapiResult<Vec<Reference>> {
-        let records = self.records("VDI")?;
-        let kept = records
-            .into_iter()
-            .filter(|record| record.entry("other_config", KEPT) == Some(what));
-        Ok(kept.map(|record| record.reference).collect())
-    }
-
     /// The disk of this UUID, if there is one.
     pub fn disk_of_uuid(&self, uuid: &str) -> XapiResult<Option<Record>> {
         match self.call_for_reference("VDI.get_by_uuid", &[json!(uuid)]) {
@@ -376,7 +357,7 @@ impl Pool {
 }
 
 impl Inventory {
-    fn snapshot(&self, record: &Record) -> XapiResult<XenSnapshot> {
+    pub(super) fn snapshot(&self, record: &Record) -> XapiResult<XenSnapshot> {
         let memory = self.vdis.get(&record.reference("suspend_VDI"));
         let memory = memory.map(|vdi| Self::disk(vdi, &Record::new("VBD", Reference(String::new()), json!({}))));
         Ok(XenSnapshot {

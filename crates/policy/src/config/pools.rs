@@ -147,8 +147,8 @@ impl ConfiguredPool {
         Some(format!("{SCHEME}{user}{}{}", self.address, parts.item))
     }
 
-    /// The options of a backup that its other settings mean.
-    pub(super) fn words(&self) -> Vec<String> {
+    /// The options by which a job logs in.
+    pub(super) fn login_words(&self) -> Vec<String> {
         let mut words = Vec::new();
         let mut add = |option: &str, value: Option<String>| {
             words.extend(value.into_iter().flat_map(|value| [option.to_owned(), value]));
@@ -159,6 +159,15 @@ impl ConfiguredPool {
             add("--pool-certificate", Some(certificate.clone()));
         }
         add("--pool-authorities", self.authorities.clone());
+        words
+    }
+
+    /// The options of a backup that its other settings mean.
+    pub(super) fn words(&self) -> Vec<String> {
+        let mut words = self.login_words();
+        let mut add = |option: &str, value: Option<String>| {
+            words.extend(value.into_iter().flat_map(|value| [option.to_owned(), value]));
+        };
         add("--pool-read", self.read.clone());
         add("--pool-connections", self.connections.map(|count| count.to_string()));
         if self.keeps_nothing == Some(true) {
@@ -213,8 +222,8 @@ pub(super) fn of_job(
             what,
         });
     };
-    if kind.name != "backup" {
-        let what = "machines of pools are backed up, and nothing else is done with them there; their snapshots go by their names alone";
+    if !["backup", "doctor"].contains(&kind.name) {
+        let what = "machines of pools are backed up and looked at by doctor, and nothing else is done with them there; their snapshots go by their names alone";
         wrong(line, what.to_owned());
         return None;
     }

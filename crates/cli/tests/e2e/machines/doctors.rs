@@ -1,6 +1,6 @@
 //! Damage of every kind, made for real: the doctor tells of it and changes nothing, `--fix` mends it, and then all is well.
 
-use std::process::{Child, Output};
+use std::process::{Child, Command, Output};
 use std::time::Duration;
 
 use holdfast_block::Clock as _;
@@ -23,13 +23,17 @@ impl World {
 
     /// The doctor, in a world of its own: other tests leave sockets, too.
     pub(super) fn doctor_answers(&self, words: &[&str]) -> Output {
+        self.doctor_command(words).output().unwrap()
+    }
+
+    fn doctor_command(&self, words: &[&str]) -> Command {
         let uri = self.lab.uri();
         let words = [&["doctor", "--scratch", "scratch", "--json"], words].concat();
         std::fs::create_dir_all(self.rig.path("scratch")).unwrap();
         std::fs::create_dir_all(self.rig.path("run")).unwrap();
         let mut command = self.rig.command(&at(&uri, &words));
         command.env("XDG_RUNTIME_DIR", self.rig.path("run"));
-        command.output().unwrap()
+        command
     }
 
     /// Two doctors find the same, and change nothing; one mends it; the next one finds nothing.
@@ -303,6 +307,26 @@ fn what_was_left_in_folders_is_deleted_and_what_is_in_use_is_not() {
         ["holdfast-memory-new", "holdfast-memory-used"]
     );
     assert!(!half.exists());
+}
+
+/// Where no word says what is meant, the pools of holdfast.toml are, too.
+#[test]
+fn pools_that_a_configuration_names_are_looked_at() {
+    let world = World::new();
+    let text = format!(
+        "version = 1\n[pools.away]\naddress = \"127.0.0.1:1\"\npassword_file = \"{}\"\ncertificate = \"{}00\"\n[pools.secret]\n",
+        world.rig.path("password").display(),
+        "00:".repeat(31)
+    );
+    world.rig.write("password", b"guess\n");
+    world.rig.write("holdfast.toml", text.as_bytes());
+    let mut command = world.doctor_command(&[]);
+    let output = command.env("HOLDFAST_CONFIG", "holdfast.toml").output().unwrap();
+    let report = serde_json::from_slice::<Value>(&output.stdout).unwrap()["report"].clone();
+    assert_eq!(found(&report), ["unreachable"], "{report:#}");
+    assert_eq!(report["findings"][0]["machine"], "xen://away");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("xen://secret is not looked at"), "{said}");
 }
 
 #[test]

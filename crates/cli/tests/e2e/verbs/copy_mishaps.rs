@@ -136,7 +136,7 @@ fn two_copies_at_once_leave_one_of_each() {
 }
 
 /// Damages the pack of a repository that has the first day of web1.
-fn damage_largest_pack(rig: &Rig, repository: &str) {
+pub(super) fn damage_largest_pack(rig: &Rig, repository: &str) {
     let mut packs = Vec::new();
     for folder in rig.names(&format!("{repository}/packs")) {
         let files = rig.names(&format!("{repository}/packs/{folder}"));

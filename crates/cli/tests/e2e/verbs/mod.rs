@@ -14,6 +14,7 @@ mod images;
 mod interruptions;
 mod keys;
 mod monitoring;
+mod pool_doctor;
 mod pool_memory;
 mod pool_names;
 pub(crate) mod pools;

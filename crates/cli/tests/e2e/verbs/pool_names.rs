@@ -114,6 +114,7 @@ fn jobs_back_up_machines_of_pools() {
         "user = \"root\"\nread = \"vhd\"\n",
         "[defaults]\nrepository = \"main\"\nquiesce = \"require\"\nmax_latency = 20\nhook = \"/nowhere\"\nretries = 0\n\
          [jobs.nightly]\ndo = \"backup\"\nmachines = [\"xen://lab/tag:nightly\"]\nwith_memory = \"auto\"\n\
+         [jobs.look]\ndo = \"doctor\"\nmachines = [\"xen://lab\"]\nfix = true\n\
          [jobs.watch]\ndo = \"fresh\"\nmachines = [\"web1\"]\nwithin = \"1h\"\n",
     );
     let world = &named.world;
@@ -144,6 +145,7 @@ fn jobs_back_up_machines_of_pools() {
     run("nightly", 0);
     world.rig.code(0, &watch);
     run("watch", 0);
+    run("look", 0);
     let listed = world.rig.report(&["list"]);
     assert_eq!(listed["snapshots"][0]["machine"], "web1");
     world.assert_clean(2);
@@ -181,7 +183,7 @@ fn what_is_wrong_with_a_pool_is_told_by_its_line() {
         "line 12: connections in [pools.two]: it should be a whole number from 1 to 64",
         "line 16: [jobs.a]: xen://one/web1 and xen://two/web2 are not done by one job",
         "line 17: [jobs.a]: hook says nothing to pools",
-        "line 20: [jobs.b]: machines of pools are backed up, and nothing else",
+        "line 20: [jobs.b]: machines of pools are backed up and looked at by doctor, and nothing else",
         "line 24: [jobs.c]: xen://one/web1 and web2 are not done by one job",
         "line 25: there is no section [pool]: did you mean pools?",
     ];

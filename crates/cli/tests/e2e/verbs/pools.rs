@@ -7,6 +7,7 @@ use std::process::Output;
 use holdfast_xapi_server::{Fault, Habits, NbdPurpose, NewDisk, NewVm, Server, SrPlace, VhdBitmaps, VhdOrder};
 use serde_json::Value;
 
+use super::copy_mishaps::damage_largest_pack;
 use crate::program::{stderr, stdout};
 use crate::rig::{Rig, noise};
 
@@ -269,6 +270,13 @@ fn a_machine_goes_back_to_its_pool() {
         message.contains("no storage repository") && message.contains("nowhere"),
         "{message}"
     );
+
+    // Nor does anything stay in the pool where what is stored is damaged.
+    damage_largest_pack(&world.rig, "repo");
+    let vms = world.pool.vms().len();
+    world.fails(5, &["export", "web1", &address, "--new-identity"]);
+    assert_eq!((world.pool.vms().len(), world.pool.session_count()), (vms, 0));
+    assert_eq!(world.pool.tasks(), []);
 }
 
 #[test]
@@ -321,6 +329,17 @@ fn machines_are_listed_and_chosen() {
         message.contains("has no machine") && message.contains("nobody"),
         "{message}"
     );
+    // What looks like a pattern is a name, where a machine has it.
+    for name in ["db[1]", "db*"] {
+        world.pool.add_vm(&NewVm {
+            name: name.to_owned(),
+            disks: Vec::new(),
+            power_state: String::new(),
+        });
+        let report = world.report(&["machines", &format!("{address}/{name}")]);
+        assert_eq!(report["machines"].as_array().unwrap().len(), 1, "{report}");
+        assert_eq!(report["machines"][0]["name"], name);
+    }
     let report = world.report(&["backup", &world.machine(), "--exclude", "xvdb"]);
     assert_eq!(report["machines"][0]["disks"].as_array().unwrap().len(), 1);
     let (_, message) = world.fails(2, &["backup", &world.machine(), "--include", "xvdz"]);

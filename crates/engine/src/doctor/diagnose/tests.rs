@@ -269,6 +269,7 @@ fn only_bitmaps_of_ours_go_and_none_that_is_needed_or_in_use() {
         Some(SeenRepository {
             id: "0123abcd45".to_owned(),
             needed: vec!["holdfast-0123abcd-00000002".to_owned()],
+            ..SeenRepository::default()
         })
     };
     assert_eq!(names(&with(None, vec![])), ["99999999-00000005"]);

@@ -63,16 +63,14 @@ pub struct ExportedToPool {
 #[derive(Clone)]
 struct Sender(Arc<Mutex<Sending>>);
 
-struct Sending {
-    pool: Arc<Pool>,
-    /// The storage repository that gets the disks.
-    storage: Reference,
-    keeps_identity: bool,
-    state: SendingState,
-}
-
-enum SendingState {
-    NotBegun,
+/// What has the pool is gone when it is over: a thread that still writes must not keep a session.
+enum Sending {
+    NotBegun {
+        pool: Arc<Pool>,
+        /// The storage repository that gets the disks.
+        storage: Reference,
+        keeps_identity: bool,
+    },
     Begun(Box<Upload>),
     /// What the pool, or the way there, had to say.
     Failed(XapiError),
@@ -84,14 +82,14 @@ impl Sender {
     /// What was sent, and the upload that it was sent by; or why that is not so. Then it is given up.
     fn ended(&self, sent: Result<ExportReport>, job: Job<'_>) -> Result<(ExportReport, Upload)> {
         let mut sending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = std::mem::replace(&mut sending.state, SendingState::Over);
+        let state = std::mem::replace(&mut *sending, Sending::Over);
         let error = match (state, sent) {
-            (SendingState::Begun(upload), Ok(export)) => return Ok((export, *upload)),
-            (SendingState::Begun(upload), Err(error)) => {
+            (Sending::Begun(upload), Ok(export)) => return Ok((export, *upload)),
+            (Sending::Begun(upload), Err(error)) => {
                 upload.give_up();
                 error
             }
-            (SendingState::Failed(error), _) => error.into(),
+            (Sending::Failed(error), _) => error.into(),
             (_, Err(error)) => error,
             // An archive has a beginning, at the least.
             (_, Ok(_)) => unreachable!("an archive was written, and nothing was sent"),
@@ -104,12 +102,17 @@ impl Sender {
 impl Sending {
     /// Sends bytes; false where it is over.
     fn send(&mut self, bytes: &[u8]) -> XapiResult<bool> {
-        if let SendingState::NotBegun = self.state {
-            let upload = self.pool.upload_machine(&self.storage, self.keeps_identity)?;
-            self.state = SendingState::Begun(Box::new(upload));
+        if let Self::NotBegun {
+            pool,
+            storage,
+            keeps_identity,
+        } = self
+        {
+            let upload = pool.upload_machine(storage, *keeps_identity)?;
+            *self = Self::Begun(Box::new(upload));
         }
-        match &mut self.state {
-            SendingState::Begun(upload) => upload.send(bytes).map(|()| true),
+        match self {
+            Self::Begun(upload) => upload.send(bytes).map(|()| true),
             _ => Ok(false),
         }
     }
@@ -123,8 +126,8 @@ impl Write for Sender {
             Ok(false) => {}
             // It is kept for whoever asks how it ended: an error of writing has no room for it.
             Err(error) => {
-                let state = std::mem::replace(&mut sending.state, SendingState::Failed(error));
-                if let SendingState::Begun(upload) = state {
+                let state = std::mem::replace(&mut *sending, Sending::Failed(error));
+                if let Sending::Begun(upload) = state {
                     upload.give_up();
                 }
             }
@@ -206,11 +209,10 @@ pub fn export_to_pool(request: ExportToPool<'_>, surroundings: &Surroundings, jo
         refuse_twins(&pool, uuid_of(&request, job)?)?;
     }
     let storage = pool.storage(request.storage.as_deref())?;
-    let sender = Sender(Arc::new(Mutex::new(Sending {
+    let sender = Sender(Arc::new(Mutex::new(Sending::NotBegun {
         pool: Arc::clone(&pool),
         storage: storage.reference.clone(),
         keeps_identity,
-        state: SendingState::NotBegun,
     })));
     let xva = XvaExport {
         packing: PackOptions {
@@ -233,8 +235,17 @@ pub fn export_to_pool(request: ExportToPool<'_>, surroundings: &Surroundings, jo
     );
     let (export, upload) = sender.ended(sent, job)?;
     job.progress.phase("waiting for the pool to take it in", Unit::Items);
-    let machine = upload.finish(&mut |_| ())?;
-    let record = pool.record("VM", &machine)?;
+    let record = upload
+        .finish(&mut |_| ())
+        .and_then(|machine| pool.record("VM", &machine))
+        .map_err(|error| match error {
+            // The pool itself says that it is not there.
+            XapiError::Refused { .. } | XapiError::Interrupted => error.into(),
+            source => Error::from(ExchangeError::Outcome {
+                pool: pool.title(),
+                source,
+            }),
+        })?;
     tell_of_namesakes(&pool, record.text("name_label"), job);
     Ok(ExportedToPool {
         export,

@@ -1,0 +1,147 @@
+//! What backups have left in a pool is found by the doctor, and only what nobody can need is removed.
+
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SystemClock};
+use serde_json::Value;
+
+use super::pools::{World, with_login};
+use crate::program::{stderr, stdout};
+
+impl World {
+    /// What the doctor says. Backups of other tests may be at work: whose a snapshot is cannot be told then, and it is asked again.
+    fn doctor(&self, code: i32, words: &[&str]) -> Value {
+        let fingerprint = self.pool.fingerprint();
+        let address = self.address();
+        let words = [&["doctor", &address, "--json"][..], words].concat();
+        let words = with_login(&words, &fingerprint);
+        let (clock, mut waited) = (SystemClock::new(), 0);
+        loop {
+            let output = self.rig.run(&words);
+            let report = serde_json::from_str::<Value>(&stdout(&output)).unwrap()["report"].clone();
+            if waited < 600 && report["notes"].to_string().contains("cannot be told") {
+                clock.sleep(Duration::from_millis(100));
+                waited += 1;
+                continue;
+            }
+            assert_eq!(output.status.code(), Some(code), "{report}\n{}", stderr(&output));
+            return report;
+        }
+    }
+
+    /// The kinds of what the doctor finds.
+    fn finds(&self, code: i32, words: &[&str]) -> Vec<String> {
+        let report = self.doctor(code, words);
+        let kinds = report["findings"].as_array().unwrap().iter();
+        kinds
+            .map(|finding| finding["kind"].as_str().unwrap().to_owned())
+            .collect()
+    }
+
+    /// A backup whose snapshot stays.
+    fn back_up_and_leave(&self) {
+        let faults = self.pool.faults();
+        faults.fail_call("VM.destroy", &["OTHER_OPERATION_IN_PROGRESS", "VM", "OpaqueRef:x"]);
+        let output = self.run(&["backup", &self.machine()]);
+        assert!(stderr(&output).contains("cannot be removed"), "{}", stderr(&output));
+    }
+
+    fn snapshot_count(&self) -> usize {
+        self.pool.vms().iter().filter(|vm| vm.is_a_snapshot).count()
+    }
+}
+
+#[test]
+fn a_snapshot_that_was_left_is_found_and_removed() {
+    let world = World::new();
+    assert_eq!(world.finds(0, &[]), [""; 0]);
+    world.back_up_and_leave();
+
+    // Somebody is at work on the machine.
+    let lock = world.rig.path(&format!("state/holdfast/machines/{}.backup", world.vm));
+    let lock = std::fs::File::open(lock).unwrap();
+    lock.lock().unwrap();
+    let report = world.doctor(0, &["--fix"]);
+    assert!(report["notes"].to_string().contains("at work on web1"), "{report}");
+    assert_eq!(world.snapshot_count(), 1);
+    lock.unlock().unwrap();
+
+    let report = world.doctor(3, &[]);
+    let finding = &report["findings"][0];
+    assert_eq!(
+        (&finding["kind"], &finding["machine"]),
+        (&"pool-snapshot".into(), &"web1".into())
+    );
+    assert!(finding["since"].is_string(), "{finding}");
+    assert_eq!(report["machines"], serde_json::json!(["web1"]));
+    assert_eq!(world.snapshot_count(), 1);
+    let report = world.doctor(0, &["--fix"]);
+    assert!(
+        report["findings"][0]["mended"].to_string().contains("removed"),
+        "{report}"
+    );
+    // What the next backup is compared with stays.
+    world.assert_clean(2);
+    let next = world.back_up(&[]);
+    assert!(next["disks"].to_string().contains("\"dirty_bytes\":0"), "{next}");
+    world.assert_clean(2);
+}
+
+/// Another user of this host, or a host of this name, may be at work: it is told, and left alone.
+#[test]
+fn a_snapshot_of_another_place_is_left_alone() {
+    let world = World::new();
+    world.back_up_and_leave();
+    let fingerprint = world.pool.fingerprint();
+    let address = world.address();
+    let words = with_login(&["doctor", &address, "--fix", "--json"], &fingerprint);
+    let mut command = world.rig.command(&words);
+    let output = command
+        .env("XDG_STATE_HOME", world.rig.path("elsewhere"))
+        .output()
+        .unwrap();
+    let said = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("by another host or user"), "{said}");
+    assert_eq!(world.snapshot_count(), 1);
+}
+
+#[test]
+fn what_is_kept_for_nobody_is_found_and_removed() {
+    let world = World::new();
+    world.back_up(&[]);
+    let report = world.doctor(0, &[]);
+    assert_eq!(report["notes"].as_array().unwrap().len(), 1, "it needs them: {report}");
+
+    // Another repository, of which the doctor only knows what the pool says.
+    world.rig.ok(&["init", "-r", "other", "--no-encryption"]);
+    world.back_up(&["-r", "other"]);
+    world.assert_clean(4);
+    let notes = world.doctor(0, &[])["notes"].to_string();
+    let id = notes
+        .split("--forget-repository ")
+        .nth(1)
+        .unwrap()
+        .split(' ')
+        .next()
+        .unwrap();
+    assert!(notes.contains("snapshots of 2 disks"), "{notes}");
+    assert_eq!(world.finds(3, &["--forget-repository", id]), ["pool-base"]);
+    world.assert_clean(4);
+    world.finds(0, &["--forget-repository", id, "--fix"]);
+    world.assert_clean(2);
+
+    // No snapshot is there any more that could be compared with them.
+    let snapshots = world.rig.report(&["list"])["snapshots"].clone();
+    world.rig.ok(&["forget", snapshots[0]["id"].as_str().unwrap()]);
+    assert_eq!(world.finds(3, &[]), ["pool-base"]);
+    world.back_up(&[]);
+    assert_eq!(world.finds(0, &[]), [""; 0]);
+
+    world.pool.set_power_state(&world.vm, "Halted");
+    world.pool.destroy(&world.vm).unwrap();
+    world.assert_clean(2);
+    assert_eq!(world.finds(3, &[]), ["pool-base"]);
+    world.finds(0, &["--fix"]);
+    world.assert_clean(0);
+}

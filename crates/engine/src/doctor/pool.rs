@@ -1,0 +1,502 @@
+//! What backups have left in pools of XenServer and XCP-ng: snapshots of those that were killed, and disks that are kept for backups that will
+//! never come.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_host::living;
+use holdfast_host::xapi::{KeptDisk, ListedSnapshot, Pool, XenMachine};
+use holdfast_repo::Liveness;
+use jiff::Timestamp;
+
+use super::seen::{FindingKind, Mend, Seen};
+use super::{DoctorRequest, Finding, Remedy};
+use crate::error::Result;
+use crate::job::Job;
+use crate::machine_lock::{MachineLock, Work, place_digits};
+use crate::run_journal::JournalPlace;
+use crate::xen_backup::{LABEL, is_of_run, purpose_of, remove_left, snapshot_prefix};
+
+/// A pool that is examined.
+pub struct PatientPool {
+    /// The pool.
+    pub pool: Arc<Pool>,
+    /// Those of its machines that are meant.
+    pub machines: Vec<XenMachine>,
+    /// Whether all of the pool is meant: what belongs to no machine any more is looked for then.
+    pub is_whole: bool,
+}
+
+impl PatientPool {
+    fn machine(&self, uuid: &str) -> Option<&XenMachine> {
+        self.machines.iter().find(|machine| machine.summary.uuid == uuid)
+    }
+}
+
+/// What was seen in a pool.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SeenPool {
+    pub(super) title: String,
+    pub(super) snapshots: Vec<SeenSnapshots>,
+    pub(super) kept: Vec<SeenKept>,
+}
+
+/// Snapshots of a machine that backups have made.
+#[derive(Debug, Clone)]
+pub(super) struct SeenSnapshots {
+    /// Its name; none where it is gone.
+    pub(super) machine: Option<String>,
+    /// The UUID and the name of each of them.
+    pub(super) snapshots: Vec<(String, String)>,
+    pub(super) since_ms: Option<i64>,
+    pub(super) whose: Whose,
+}
+
+/// Whose a snapshot is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// A backup of this host has made it, from where we look.
+    Ours(Liveness),
+    /// Another host or user has.
+    Another,
+}
+
+/// Disks that are kept for backups of one machine into one repository.
+#[derive(Debug, Clone)]
+pub(super) struct SeenKept {
+    pub(super) purpose: String,
+    pub(super) repository: String,
+    /// The name of the machine; none where the pool does not have it any more.
+    pub(super) machine: Option<String>,
+    /// The UUIDs of these disks.
+    pub(super) disks: Vec<String>,
+    pub(super) used_bytes: u64,
+}
+
+/// Looks at the pools. Repositories have to be looked at behind it: what a backup has stored by now is in them then.
+pub(super) fn look(request: &DoctorRequest<'_>) -> (Vec<SeenPool>, Vec<(String, String)>) {
+    let (mut seen, mut unreachable) = (Vec::new(), Vec::new());
+    for patient in &request.pools {
+        match look_at(request, patient) {
+            Ok(pool) => seen.push(pool),
+            Err(error) => unreachable.push((patient.pool.title(), error.to_string())),
+        }
+    }
+    (seen, unreachable)
+}
+
+fn look_at(request: &DoctorRequest<'_>, patient: &PatientPool) -> Result<SeenPool> {
+    Ok(SeenPool {
+        title: patient.pool.title(),
+        kept: kept(patient)?,
+        snapshots: snapshots(request, patient)?,
+    })
+}
+
+fn kept(patient: &PatientPool) -> Result<Vec<SeenKept>> {
+    let mut kept: BTreeMap<String, SeenKept> = BTreeMap::new();
+    for disk in patient.pool.kept()? {
+        let Some((repository, machine)) = purpose_of(&disk.purpose) else {
+            continue;
+        };
+        let machine = patient.machine(machine);
+        if machine.is_none() && !patient.is_whole {
+            continue;
+        }
+        let entry = kept.entry(disk.purpose.clone()).or_insert_with(|| SeenKept {
+            purpose: disk.purpose.clone(),
+            repository: repository.to_owned(),
+            machine: machine.map(|machine| machine.summary.name.clone()),
+            disks: Vec::new(),
+            used_bytes: 0,
+        });
+        entry.disks.push(disk.uuid);
+        entry.used_bytes += disk.used_bytes;
+    }
+    Ok(kept.into_values().collect())
+}
+
+/// The snapshots of the machines that are meant which backups have made, by the machine and whose they are.
+fn snapshots(request: &DoctorRequest<'_>, patient: &PatientPool) -> Result<Vec<SeenSnapshots>> {
+    let named = |patient: &PatientPool| patient.pool.all_snapshots_labelled(&format!("{LABEL} "));
+    let first = named(patient)?;
+    if first.is_empty() {
+        return Ok(Vec::new());
+    }
+    let prefix = prefix(request);
+    let living = living(request.program);
+    let living: Option<Vec<Vec<String>>> = living.map(|found| found.into_iter().map(|process| process.words).collect());
+    let life = |machine: Option<&XenMachine>| life(request, machine, living.as_deref());
+    let lives: Vec<Whose> = first
+        .iter()
+        .map(|one| whose(one, &prefix, || life(owner(patient, one))))
+        .collect();
+    // What a backup had made that has ended by now is gone.
+    let still: BTreeSet<String> = named(patient)?.into_iter().map(|one| one.snapshot.uuid).collect();
+    let mut seen: Vec<SeenSnapshots> = Vec::new();
+    for (one, whose) in first.into_iter().zip(lives) {
+        let machine = owner(patient, &one).map(|machine| machine.summary.name.clone());
+        let is_meant = machine.is_some() || (patient.is_whole && is_of_any(&one.snapshot.label));
+        if !still.contains(&one.snapshot.uuid) || !is_meant || !is_of_any(&one.snapshot.label) {
+            continue;
+        }
+        let since_ms = time_ms(&one.time);
+        let snapshot = (one.snapshot.uuid, one.snapshot.label);
+        match seen
+            .iter_mut()
+            .find(|seen| seen.machine.is_some() && seen.machine == machine && seen.whose == whose)
+        {
+            Some(seen) => {
+                seen.snapshots.push(snapshot);
+                seen.since_ms = seen.since_ms.into_iter().chain(since_ms).min();
+            }
+            None => seen.push(SeenSnapshots {
+                machine,
+                snapshots: vec![snapshot],
+                since_ms,
+                whose,
+            }),
+        }
+    }
+    Ok(seen)
+}
+
+/// The machine that a snapshot is of, if it is meant.
+fn owner<'p>(patient: &'p PatientPool, snapshot: &ListedSnapshot) -> Option<&'p XenMachine> {
+    let mut machines = patient.machines.iter();
+    machines.find(|machine| machine.reference == snapshot.machine)
+}
+
+fn whose(snapshot: &ListedSnapshot, prefix: &str, life: impl Fn() -> Liveness) -> Whose {
+    if is_of_run(&snapshot.snapshot.label, prefix) {
+        Whose::Ours(life())
+    } else {
+        Whose::Another
+    }
+}
+
+/// Whether a name is one that a backup of any host gives: `holdfast HOST PLACE RUN`. A person may call a snapshot of his own in a similar way.
+fn is_of_any(label: &str) -> bool {
+    let words: Vec<&str> = label.split(' ').collect();
+    match words[..] {
+        [LABEL, host, place, _] => is_of_run(label, &snapshot_prefix(host, place)) && place.len() == 8,
+        _ => false,
+    }
+}
+
+/// The time in the words of a pool, in milliseconds since 1970-01-01 UTC.
+fn time_ms(text: &str) -> Option<i64> {
+    let digits: String = text.chars().filter(|letter| !"-:".contains(*letter)).collect();
+    let time: Timestamp = digits.parse().ok()?;
+    Some(time.as_millisecond()).filter(|ms| *ms > 0)
+}
+
+/// Whether a backup of the machine is at work. One that could not lock it may be any that is about pools.
+fn life(request: &DoctorRequest<'_>, machine: Option<&XenMachine>, living: Option<&[Vec<String>]>) -> Liveness {
+    let Some(place) = place(request) else {
+        return Liveness::Unknown;
+    };
+    if machine.is_some_and(|machine| MachineLock::is_held(&place, &machine.summary, Work::Backup)) {
+        return Liveness::Alive;
+    }
+    match living {
+        Some(living) if !living.iter().any(|words| backs_up_pools(words)) => Liveness::Dead,
+        _ => Liveness::Unknown,
+    }
+}
+
+/// Whether a command line is that of a backup of machines of pools.
+fn backs_up_pools(words: &[String]) -> bool {
+    words.iter().any(|word| word == "backup") && words.iter().any(|word| word.starts_with("xen://"))
+}
+
+fn place(request: &DoctorRequest<'_>) -> Option<JournalPlace> {
+    Some(JournalPlace {
+        folder: request.journal.clone()?,
+        way: Vec::new(),
+        process: request.process.clone(),
+    })
+}
+
+fn prefix(request: &DoctorRequest<'_>) -> String {
+    snapshot_prefix(&request.process.host, &place_digits(place(request).as_ref()))
+}
+
+/// What is wrong; `notes` gets what is worth knowing.
+pub(super) fn diagnose(seen: &Seen, pool: &SeenPool, notes: &mut Vec<String>) -> Vec<Finding> {
+    let of_snapshots = pool
+        .snapshots
+        .iter()
+        .filter_map(|snapshots| diagnose_snapshots(&pool.title, snapshots, notes));
+    let mut findings: Vec<Finding> = of_snapshots.collect();
+    for kept in &pool.kept {
+        findings.extend(diagnose_kept(seen, &pool.title, kept, notes));
+    }
+    findings
+}
+
+fn diagnose_snapshots(title: &str, seen: &SeenSnapshots, notes: &mut Vec<String>) -> Option<Finding> {
+    let machine = seen.machine.as_deref().unwrap_or("a machine that is gone");
+    let names: Vec<String> = seen.snapshots.iter().map(|(_, name)| format!("{name:?}")).collect();
+    let names = names.join(", ");
+    match seen.whose {
+        Whose::Ours(Liveness::Dead) => {}
+        Whose::Ours(Liveness::Alive) => {
+            notes.push(format!("a backup is at work on {machine} of {title}"));
+            return None;
+        }
+        Whose::Ours(Liveness::Unknown) => {
+            notes.push(format!(
+                "whether the backup is at work that has made the snapshot {names} of {machine} of {title} cannot be told: ask again when none is"
+            ));
+            return None;
+        }
+        Whose::Another => {
+            notes.push(format!(
+                "{title} has the snapshot {names} of {machine}, of a backup by another host or user: holdfast doctor tells more there; where nobody backs up from there any more, delete it by the pool's own means"
+            ));
+            return None;
+        }
+    }
+    let uuids = seen.snapshots.iter().map(|(uuid, _)| uuid.clone()).collect();
+    Some(Finding {
+        machine: seen.machine.clone(),
+        kind: FindingKind::PoolSnapshot,
+        what: format!(
+            "a backup that was killed left the snapshot {names} in {title}, which takes room for all that is written since"
+        ),
+        since_ms: seen.since_ms,
+        is_danger: false,
+        remedy: Remedy::Mend(
+            Mend::RemovePoolSnapshots {
+                pool: title.to_owned(),
+                uuids,
+            },
+            "remove it, with its disks".to_owned(),
+        ),
+    })
+}
+
+fn diagnose_kept(seen: &Seen, title: &str, kept: &SeenKept, notes: &mut Vec<String>) -> Option<Finding> {
+    let repository = seen.repository.as_ref().filter(|own| own.id == kept.repository);
+    let is_needed = |uuid: &&String| repository.is_none_or(|own| own.bases.contains(*uuid));
+    let (needed, others): (Vec<_>, Vec<_>) = kept.disks.iter().partition(is_needed);
+    let machine = kept.machine.as_deref().unwrap_or("a machine that is gone");
+    let room = match kept.used_bytes {
+        0 => String::new(),
+        bytes => format!(", {} MiB as it says,", bytes.div_ceil(1 << 20)),
+    };
+    let (disks, why): (Vec<&String>, &str) = if kept.machine.is_none() {
+        (kept.disks.iter().collect(), "but it does not have the machine any more")
+    } else if seen.forgotten_repositories.contains(&kept.repository) {
+        (kept.disks.iter().collect(), "which is to be forgotten")
+    } else if others.is_empty() {
+        if repository.is_none() {
+            notes.push(format!(
+                "{title} keeps {} for the next backup of {machine} to the repository {}{room} --forget-repository {} lets go of that, where that repository is gone",
+                counted(needed.len()),
+                kept.repository,
+                kept.repository,
+            ));
+        }
+        return None;
+    } else {
+        (others, "but no snapshot there can be compared with that")
+    };
+    Some(Finding {
+        machine: kept.machine.clone(),
+        kind: FindingKind::PoolBase,
+        what: format!(
+            "{title} keeps {} for the next backup of {machine} to the repository {}{room} {why}",
+            counted(disks.len()),
+            kept.repository
+        ),
+        since_ms: None,
+        is_danger: false,
+        remedy: Remedy::Mend(
+            Mend::LetGoOfKept {
+                pool: title.to_owned(),
+                purpose: kept.purpose.clone(),
+                uuids: disks.into_iter().cloned().collect(),
+            },
+            "remove it from the pool".to_owned(),
+        ),
+    })
+}
+
+fn counted(disks: usize) -> String {
+    match disks {
+        1 => "a snapshot of a disk".to_owned(),
+        count => format!("snapshots of {count} disks"),
+    }
+}
+
+/// Removes snapshots that dead backups have left, unless another one has begun on their machine.
+pub(super) fn remove_snapshots(
+    request: &DoctorRequest<'_>,
+    title: &str,
+    uuids: &[String],
+    job: Job<'_>,
+) -> std::result::Result<String, String> {
+    let words = |error: crate::Error| error.to_string();
+    let patient = patient(request, title)?;
+    let prefix = prefix(request);
+    let listed = patient.pool.all_snapshots_labelled(&prefix);
+    let mut removed = Vec::new();
+    for one in listed.map_err(|error| error.to_string())? {
+        if !uuids.contains(&one.snapshot.uuid) || !is_of_run(&one.snapshot.label, &prefix) {
+            continue;
+        }
+        let _lock = match owner(patient, &one) {
+            Some(machine) => {
+                let now = Timestamp::from_millisecond((request.now_ms)()).unwrap_or(Timestamp::UNIX_EPOCH);
+                let work = (Work::Backup, Duration::ZERO);
+                let lock = MachineLock::take(place(request).as_ref(), &machine.summary, work, now, job);
+                Some(lock.map_err(words)?.ok_or("backups of it cannot be kept away")?)
+            }
+            // Nobody can back up what is gone.
+            None => None,
+        };
+        let done = remove_left(&patient.pool, &one.snapshot);
+        done.map_err(|error| format!("{:?} cannot be removed: {error}", one.snapshot.label))?;
+        removed.push(format!("{:?}", one.snapshot.label));
+    }
+    if removed.is_empty() {
+        return Ok("it was gone already".to_owned());
+    }
+    Ok(format!("removed {}", removed.join(", ")))
+}
+
+/// Removes disks that are kept for nobody.
+pub(super) fn let_go(
+    request: &DoctorRequest<'_>,
+    title: &str,
+    purpose: &str,
+    uuids: &[String],
+) -> std::result::Result<String, String> {
+    let patient = patient(request, title)?;
+    let is_it = |disk: &&KeptDisk| disk.purpose == purpose && uuids.contains(&disk.uuid);
+    let kept = patient.pool.kept().map_err(|error| error.to_string())?;
+    for disk in kept.iter().filter(is_it) {
+        let removed = patient.pool.remove_disk(&disk.reference);
+        removed.map_err(|error| format!("the disk {} cannot be removed: {error}", disk.uuid))?;
+    }
+    Ok(format!("removed {}", counted(uuids.len())))
+}
+
+fn patient<'r>(request: &'r DoctorRequest<'_>, title: &str) -> std::result::Result<&'r PatientPool, String> {
+    let found = request.pools.iter().find(|patient| patient.pool.title() == title);
+    found.ok_or_else(|| format!("{title} is not examined"))
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_repo::Liveness;
+
+    use super::super::Remedy;
+    use super::super::seen::{FindingKind, Mend, Seen, SeenRepository};
+    use super::{SeenKept, SeenPool, SeenSnapshots, Whose, backs_up_pools, diagnose, is_of_any, time_ms};
+
+    #[test]
+    fn only_what_is_called_like_ours_is_of_a_backup() {
+        assert!(is_of_any("holdfast vm 01234567 0123abcd"));
+        for other in [
+            "holdfast vm before upgrade",
+            "holdfast vm 0123abcd",
+            "holdfast  01234567 0123abc",
+            "holdfast vm 0123 0123abcd",
+            "nightly vm 01234567 0123abcd",
+        ] {
+            assert!(!is_of_any(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn times_of_pools_are_read_in_both_of_their_forms() {
+        assert_eq!(time_ms("20260102T03:04:05Z"), Some(1_767_323_045_000));
+        assert_eq!(time_ms("2026-01-02T03:04:05Z"), Some(1_767_323_045_000));
+        assert_eq!((time_ms("19700101T00:00:00Z"), time_ms("yesterday")), (None, None));
+    }
+
+    #[test]
+    fn snapshots_go_only_where_their_backup_is_known_to_be_dead() {
+        for (whose, found) in [
+            (Whose::Ours(Liveness::Dead), 1),
+            (Whose::Ours(Liveness::Alive), 0),
+            (Whose::Ours(Liveness::Unknown), 0),
+            (Whose::Another, 0),
+        ] {
+            let snapshots = SeenSnapshots {
+                machine: Some("web1".to_owned()),
+                snapshots: vec![("u".to_owned(), "holdfast vm 01234567 0123abcd".to_owned())],
+                since_ms: None,
+                whose,
+            };
+            let pool = SeenPool {
+                title: "xen://xen1".to_owned(),
+                snapshots: vec![snapshots],
+                kept: Vec::new(),
+            };
+            let mut notes = Vec::new();
+            let findings = diagnose(&Seen::default(), &pool, &mut notes);
+            assert_eq!((findings.len(), notes.len()), (found, 1 - found), "{whose:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_goes_only_where_no_backup_can_be_compared_with_it() {
+        let kept = |repository: &str, machine: Option<&str>| SeenKept {
+            purpose: format!("{repository}/m"),
+            repository: repository.to_owned(),
+            machine: machine.map(str::to_owned),
+            disks: vec!["needed".to_owned(), "older".to_owned()],
+            used_bytes: 5 << 20,
+        };
+        let seen = Seen {
+            repository: Some(SeenRepository {
+                id: "own".to_owned(),
+                bases: ["needed".to_owned()].into(),
+                ..SeenRepository::default()
+            }),
+            forgotten_repositories: vec!["gone".to_owned()],
+            ..Seen::default()
+        };
+        for (repository, machine, expected) in [
+            ("own", Some("web1"), &["older"][..]),
+            ("own", None, &["needed", "older"]),
+            ("other", Some("web1"), &[]),
+            ("other", None, &["needed", "older"]),
+            ("gone", Some("web1"), &["needed", "older"]),
+        ] {
+            let pool = SeenPool {
+                title: "xen://xen1".to_owned(),
+                snapshots: Vec::new(),
+                kept: vec![kept(repository, machine)],
+            };
+            let mut notes = Vec::new();
+            let findings = diagnose(&seen, &pool, &mut notes);
+            let remedies = findings.iter().map(|finding| &finding.remedy);
+            let removed: Vec<&String> = remedies
+                .flat_map(|remedy| match remedy {
+                    Remedy::Mend(Mend::LetGoOfKept { uuids, .. }, _) => uuids,
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+            assert_eq!(removed, expected, "{repository} {machine:?}");
+            assert!(findings.iter().all(|finding| finding.kind == FindingKind::PoolBase));
+            let is_told = notes.iter().any(|note| note.contains("5 MiB"));
+            assert_eq!(is_told, expected.is_empty(), "{notes:?}");
+        }
+    }
+
+    #[test]
+    fn a_backup_of_machines_of_pools_is_known_by_its_words() {
+        let is_one = |line: &str| {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            backs_up_pools(&words)
+        };
+        assert!(is_one("holdfast backup -r /r xen://xen1/web1"));
+        assert!(!is_one("holdfast backup -r /r web1") && !is_one("holdfast machines xen://xen1"));
+    }
+}
