@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use holdfast_engine::Interrupt;
-use holdfast_host::xapi::{Fingerprint, Login, Pool, Trust, XapiError, XenAddress, XenMachine};
+use holdfast_host::xapi::{Fingerprint, Login, Pool, Trust, XapiError, XenAddress, XenMachine, meet};
 use holdfast_policy::Glob;
 use holdfast_policy::config::ConfiguredPool;
 
@@ -95,6 +95,10 @@ impl PoolArgs {
         context: &Context,
     ) -> Result<Login, Error> {
         let trust = self.trust(configured, context)?;
+        if trust.fingerprints.is_empty() && trust.authorities.is_none() {
+            // It will not be trusted: nobody is asked for a password only to learn that.
+            meet(address, &trust, Arc::clone(context.clock())).map_err(job_error)?;
+        }
         let password = context.pool_password(self, configured)?;
         let text = std::str::from_utf8(password.as_bytes());
         let password =

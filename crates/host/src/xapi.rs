@@ -26,7 +26,7 @@ pub use changed::changed_blocks;
 pub use error::{XapiError, XapiResult};
 pub use machine::{Tracking, VirtualDisk, XenMachine, XenSnapshot};
 pub use nbd::NbdPlace;
-pub use pool::{Login, Pool};
+pub use pool::{Login, Pool, meet};
 pub use record::{Record, Reference};
 pub use remains::{KeptDisk, ListedSnapshot};
 pub use task::{Task, TaskOutcome};

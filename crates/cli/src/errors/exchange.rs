@@ -122,7 +122,8 @@ pub(super) fn exchange_advice(error: &ExchangeError) -> Advice {
 }
 
 fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
-    let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
+    let refused_as = |hint: String| advice(Exit::Error, Kind::Refused, hint);
+    let refused = |hint: &str| refused_as(hint.to_owned());
     match error {
         VirtualBoxError::NoRegistry { .. } => advice(
             Exit::Error,
@@ -172,6 +173,10 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
         VirtualBoxError::OtherImage { .. } => refused(
             "the file was replaced, or its machine was changed without VirtualBox: VirtualBox would not start it either",
         ),
+        VirtualBoxError::State { machine, word } if word == "gurumeditation" => refused_as(format!(
+            "it has crashed in VirtualBox: end it (VBoxManage controlvm '{machine}' poweroff), then it can be read"
+        )),
+        VirtualBoxError::State { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
         VirtualBoxError::NoInstant { .. } => refused("back it up while it is shut off"),
         VirtualBoxError::NoManager { .. } => advice(
             Exit::Error,

@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 use std::io::Read;
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -155,7 +155,7 @@ impl Tools for LocalTools {
         let mut child = command.stdin(Stdio::null()).spawn().map_err(io)?;
         let output = listen(child.stdout.take(), ANSWER_BYTES_MAX).map_err(io)?;
         let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX).map_err(io)?;
-        let Some((is_well, output)) = self.wait(&mut child, &output).map_err(io)? else {
+        let Some((status, output)) = self.wait(&mut child, &output).map_err(io)? else {
             return Err(ToolError::TimedOut {
                 words: words(),
                 waited: self.time_out,
@@ -165,10 +165,15 @@ impl Tools for LocalTools {
             return Err(ToolError::Flood { words: words() });
         }
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        let mut complaint = text(complaint.recv_timeout(LAST_WORDS).unwrap_or_default());
+        if let Some(signal) = status.signal() {
+            // Who is killed cannot say so himself.
+            complaint = format!("{complaint}\n{program} was killed by signal {signal}\n");
+        }
         Ok(Answer {
-            is_well,
+            is_well: status.success(),
             output: text(output),
-            complaint: text(complaint.recv_timeout(LAST_WORDS).unwrap_or_default()),
+            complaint,
         })
     }
 }
@@ -184,17 +189,17 @@ impl Programs for LocalTools {
 }
 
 impl LocalTools {
-    /// Whether it went well, and its output; none where it did not end in time, and was killed.
+    /// How it ended, and its output; none where it did not end in time, and was killed.
     ///
     /// The end of its output is waited for, not looked for: file systems may stand still meanwhile.
-    fn wait(&self, child: &mut Child, output: &Receiver<Vec<u8>>) -> std::io::Result<Option<(bool, Vec<u8>)>> {
+    fn wait(&self, child: &mut Child, output: &Receiver<Vec<u8>>) -> std::io::Result<Option<(ExitStatus, Vec<u8>)>> {
         let until = self.clock.now() + self.time_out;
         let (mut said, mut is_killed) = (None, false);
         loop {
             if let Some(status) = child.try_wait()? {
                 // What was not heard to its end is no answer.
                 let said = said.or_else(|| output.recv_timeout(LAST_WORDS).ok());
-                return Ok(said.filter(|_| !is_killed).map(|said| (status.success(), said)));
+                return Ok(said.filter(|_| !is_killed).map(|said| (status, said)));
             }
             let now = self.clock.now();
             if is_killed && now >= until + LAST_WORDS {
@@ -252,6 +257,8 @@ mod tests {
             (false, "yes C\n", "no\n")
         );
         assert!(tools.ask("true", &[]).unwrap().is_well);
+        let answer = tools.ask("sh", &["-c", "kill -9 $$"]).unwrap();
+        assert!(!answer.is_well && answer.complaint.contains("sh was killed by signal 9"));
         let tools = tools.with_variable("SAID", "a b".into());
         assert_eq!(tools.ask("sh", &["-c", "echo $SAID"]).unwrap().output, "a b\n");
         let missing = tools.ask("holdfast-has-no-such-tool", &[]);

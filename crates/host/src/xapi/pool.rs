@@ -32,6 +32,19 @@ pub struct Login {
     pub trust: Trust,
 }
 
+/// Connects to a host, says nothing to it, and makes sure of who it is: for whoever has to be asked for a password only where that is so.
+///
+/// # Errors
+/// It cannot be reached, or is not trusted.
+pub fn meet(address: &XenAddress, trust: &Trust, clock: Arc<dyn Clock>) -> XapiResult<()> {
+    let surroundings = Surroundings {
+        clock,
+        is_stopped: Arc::new(|| false),
+        patience: CALL_PATIENCE,
+    };
+    Connection::open((&address.host, address.port), &trust.tls()?, &surroundings).map(drop)
+}
+
 /// A pool that we are logged in to; logged out when it goes.
 pub struct Pool {
     login: Login,

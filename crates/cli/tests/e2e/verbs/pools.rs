@@ -295,6 +295,10 @@ fn whoever_is_not_known_is_not_talked_to() {
     let (kind, message) = world.rig.error(1, &words);
     assert!(message.contains(&world.pool.fingerprint()), "{message}");
     assert_eq!(kind, "refused");
+    // Nor is anybody asked for one where it is not known yet whom it would be told.
+    let (kind, message) = world.rig.error(1, &["backup", &machine]);
+    assert!(message.contains(&world.pool.fingerprint()), "{message}");
+    assert_eq!(kind, "refused");
     assert_eq!(world.pool.calls(), [] as [String; 0], "no password was sent");
     world.rig.write("password", b"guess\n");
     let (_, message) = world.fails(1, &["backup", &machine]);

@@ -100,6 +100,10 @@ fn back_up_locked(
             },
         })),
         (MachineState::Running | MachineState::Paused, _) => backup.read_frozen(&said),
+        (_, Condition::Told(state)) => Err(of(VirtualBoxError::State {
+            machine: machine.name().to_owned(),
+            word: state.word().to_owned(),
+        })),
         _ => Err(Error::MachineBetween {
             machine: machine.name().to_owned(),
         }),

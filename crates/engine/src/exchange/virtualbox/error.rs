@@ -104,6 +104,14 @@ pub enum VirtualBoxError {
         /// How they differ.
         detail: String,
     },
+    /// A machine that neither runs nor is off.
+    #[error("VirtualBox says that {machine} is in the state {word:?}, in which it cannot be read")]
+    State {
+        /// The machine.
+        machine: String,
+        /// Its state, in the word of VirtualBox.
+        word: String,
+    },
     /// A snapshot keeps none of its disks as they were.
     #[error("{machine} runs, and a snapshot of it keeps none of its disks as they were")]
     NoInstant {

@@ -1,8 +1,8 @@
 //! A machine that runs, held by a snapshot of VirtualBox's: what was its image until then is not written any more.
 //!
-//! The snapshot is called `holdfast-backup-PLACE-RUN`, by where the lock of its backup is and the number of its run. It is deleted when what it holds is
-//! dropped, whatever has happened by then; only a program that is killed leaves it, and then the next backup from that place finds it by its name. VirtualBox brings down what the machine has
-//! written since, while it runs on.
+//! The snapshot is called `holdfast-backup-PLACE-RUN`, by where the lock of its backup is and the number of its run. It is deleted when what it
+//! holds is dropped, whatever has happened by then; only a program that is killed leaves it, and then the next backup from that place finds it by
+//! its name. VirtualBox brings down what the machine has written since, while it runs on.
 
 use holdfast_hardware::virtualbox::Snapshot;
 use holdfast_host::MachineState;
@@ -165,14 +165,18 @@ fn delete(
     snapshot: &str,
     progress: &dyn Progress,
 ) -> Option<String> {
-    let error = manager.delete_snapshot(machine.uuid(), snapshot).err()?;
-    // The answer may be lost, and the snapshot gone.
+    let deleted = manager.delete_snapshot(machine.uuid(), snapshot);
+    // The answer may be lost, and the snapshot gone; or it is there, whatever the answer.
     let is_there = machine.read().map_or(true, |said| {
         said.settings.snapshots.iter().any(|there| there.uuid == snapshot)
     });
     if !is_there {
         return None;
     }
+    let error = match deleted {
+        Ok(()) => "VBoxManage says that it is deleted, and the settings of the machine still have it".to_owned(),
+        Err(error) => error.to_string(),
+    };
     progress.warning(&format!(
         "{} keeps the snapshot {snapshot} of VirtualBox, and grows by what it writes until that is gone: {error}; the next backup tries again, or: \
          {} snapshot {} delete {snapshot}",
@@ -180,7 +184,7 @@ fn delete(
         manager.program(),
         machine.uuid()
     ));
-    Some(error.to_string())
+    Some(error)
 }
 
 #[cfg(test)]

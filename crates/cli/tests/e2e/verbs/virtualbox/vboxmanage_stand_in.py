@@ -293,6 +293,11 @@ def main(words):
             if failure == "late":
                 take(machine, words[3], words[5])
                 failure = "error-locked"
+            # One that says that it has done what it has not, and one that is killed.
+            if failure == "nothing":
+                return
+            if failure == "killed":
+                os.kill(os.getpid(), 9)
             replay(failure, **machine.values())
         if verb == "showvminfo":
             replay("showvminfo-running", **machine.values())

@@ -1,0 +1,314 @@
+//! Machines that are off, read from their images, and what becomes of them elsewhere.
+
+use super::{LAB, MIB, NAME, World};
+use crate::host::{system, text};
+use crate::program::{stderr, stdout};
+use crate::rig::noise;
+
+#[test]
+fn a_machine_that_is_off_is_read_from_its_images_and_comes_back_as_it_was() {
+    let world = World::new();
+    let listed = world.json(0, &["machines", "vbox:"])["report"]["machines"][0].clone();
+    assert_eq!(
+        (
+            &listed["name"],
+            &listed["state"],
+            &listed["hypervisor"],
+            &listed["uuid"]
+        ),
+        (&NAME.into(), &"shut off".into(), &"virtualbox".into(), &LAB.into())
+    );
+    assert_eq!(listed["disks"][0]["size_bytes"], 6 * MIB, "{listed}");
+
+    let report = world.back_up(0, &[&format!("vbox:{NAME}"), "--tag", "a"])["report"].clone();
+    let machine = &report["machines"][0];
+    assert_eq!(
+        (&machine["method"], &machine["consistency"]),
+        (&"images".into(), &"shut off".into())
+    );
+    let disks = [("sda", &world.disks[0][..]), ("sdb", &world.disks[1][..])];
+    world.holds(NAME, &disks);
+    world.holds(
+        NAME,
+        &[
+            ("virtualbox.nvram", b"variables"),
+            ("original-machine.vbox", &world.rig.read("vms/lab/lab.vbox")),
+        ],
+    );
+    assert!(!world.asked().contains("take"), "{}", world.asked());
+    // It is a machine for libvirt as well.
+    let domain = world.rig.run(&["restore", &format!("{NAME}:domain.xml"), "-"]);
+    assert!(
+        stdout(&domain).contains("<domain") && stdout(&domain).contains("sdb"),
+        "{}",
+        stdout(&domain)
+    );
+    // The second time, by its UUID and by its settings, nothing is new.
+    for word in [
+        format!("vbox:{LAB}"),
+        format!("vbox:{{{LAB}}}"),
+        "vbox:vms/lab/lab.vbox".to_owned(),
+        "vbox:lab*".to_owned(),
+    ] {
+        let report = world.back_up(0, &[&word])["report"].clone();
+        let disks = &report["machines"][0]["snapshot"]["disks"];
+        assert_eq!(
+            (&disks[0]["new_bytes"], &disks[1]["unchanged_bytes"]),
+            (&0.into(), &(3 * MIB).into()),
+            "{report}"
+        );
+    }
+
+    // Under the identity that it had, VirtualBox takes it in where the other one is gone.
+    let report = world.json(3, &["export", NAME, "back", "--format", "vbox", "--register"]);
+    assert!(report["warnings"].to_string().contains("already exists"), "{report}");
+    world.register(&[]);
+    std::fs::remove_dir_all(world.rig.path("back")).unwrap();
+    let report = world.json(0, &["export", NAME, "back", "--format", "vbox", "--register"])["report"].clone();
+    assert_eq!(report["is_registered"], true, "{report}");
+    assert!(
+        report["settings"].as_str().unwrap().starts_with('/'),
+        "VBoxManage works in another folder: {report}"
+    );
+    assert_eq!(report["dropped"].to_string(), "[]");
+    assert_eq!(
+        world.rig.names("back"),
+        [
+            "lab 'one' _x_-sda.vdi",
+            "lab 'one' _x_-sdb.vdi",
+            "lab 'one' _x_.nvram",
+            "lab 'one' _x_.vbox"
+        ]
+    );
+    let listed = world.json(0, &["machines", "vbox:"])["report"]["machines"][0].clone();
+    assert_eq!((&listed["name"], &listed["uuid"]), (&NAME.into(), &LAB.into()));
+    let text = String::from_utf8(world.rig.read("back/lab 'one' _x_.vbox")).unwrap();
+    for kept in [
+        "SharedFolder name=\"home\"",
+        "VMSVGA",
+        "DO NOT EDIT",
+        "080027BB1475",
+        " _x_.nvram\"",
+    ] {
+        assert!(text.contains(kept), "{kept}: {text}");
+    }
+    for id in ["vms/lab/lab.vdi", "vms/lab/data.vdi"].map(|image| world.id(image)) {
+        assert!(
+            !text.contains(&id),
+            "VirtualBox refuses two images with one UUID: {text}"
+        );
+    }
+    world.back_up(0, &[&format!("vbox:{NAME}"), "--machine", "again"]);
+    world.holds("again", &disks);
+}
+
+#[test]
+fn without_vboxmanage_a_machine_is_read_if_nobody_writes_its_images() {
+    let mut world = World::new();
+    world.has_manager = false;
+    let output = world.run(0, &["backup", "vbox:"]);
+    assert!(stderr(&output).contains("cannot be asked"), "{}", stderr(&output));
+    world.holds(NAME, &[("sdb", &world.disks[1])]);
+    // As VirtualBox does, without a lock.
+    let held = std::fs::File::options()
+        .append(true)
+        .open(world.rig.path("vms/lab/data.vdi"))
+        .unwrap();
+    let (kind, said) = world.refused(4, &[&format!("vbox:{LAB}")]);
+    assert!(
+        kind == "locked" && said.contains("is in use by process") && said.contains("is not there"),
+        "{said}"
+    );
+    let listed = world.json(0, &["machines", "vbox:"])["report"]["machines"][0].clone();
+    assert_eq!(listed["state"], "running");
+    drop(held);
+    world.back_up(0, &["vbox:"]);
+    let document = world.json(1, &["export", NAME, "back", "--format", "vbox", "--register"]);
+    assert!(document["error"].to_string().contains("no VBoxManage"), "{document}");
+    // A copy of its folder has its UUID, and VBoxManage knows another machine by that.
+    world.has_manager = true;
+    world.state("running");
+    let (from, to) = (world.rig.path("vms/lab"), world.rig.path("vms/copy"));
+    system("/bin/cp", &["-r", text(&from), text(&to)]).unwrap();
+    let report = world.back_up(0, &["vbox:vms/copy/lab.vbox", "--machine", "copy"])["report"].clone();
+    assert_eq!(report["machines"][0]["method"], "images");
+}
+
+#[test]
+fn disks_that_snapshots_leave_alone_are_read_while_the_machine_is_off() {
+    let world = World::new();
+    let ids = ["vms/lab/lab.vdi", "vms/lab/data.vdi"].map(|image| world.id(image));
+    for kind in ["Writethrough", "Shareable"] {
+        world.write_settings(
+            "vms/lab/lab.vbox",
+            LAB,
+            NAME,
+            &[("lab.vdi", &ids[0], "Immutable"), ("data.vdi", &ids[1], kind)],
+        );
+        world.state("running");
+        let report =
+            world.back_up(0, &["vbox:", "--include", "sda", "--include", "sdb", "--machine", kind])["report"].clone();
+        let left_out = &report["machines"][0]["left_out"];
+        assert!(
+            left_out[0]["name"] == "sdb" && left_out.to_string().contains("leaves such a disk alone"),
+            "{report}"
+        );
+        assert_eq!(world.refused(1, &["vbox:", "--include", "sdb"]).0, "refused");
+        world.state("poweroff");
+        world.back_up(0, &["vbox:", "--include", "sdb", "--machine", kind]);
+        world.holds(kind, &[("sdb", &world.disks[1])]);
+    }
+    // Shared ones are left out where nobody asks for them.
+    let report = world.back_up(0, &["vbox:"])["report"].clone();
+    assert!(
+        report["machines"][0]["left_out"]
+            .to_string()
+            .contains("other machines write to it"),
+        "{report}"
+    );
+    assert_eq!(world.refused(2, &["vbox:", "--include", "vdz"]).0, "not-found");
+}
+
+/// A machine that was saved goes on from a file, which belongs to its disks as they are.
+#[test]
+fn a_machine_that_was_saved_is_stored_with_its_memory() {
+    let world = World::new();
+    world.state("saved");
+    let text = world
+        .settings()
+        .replace(" lastStateChange", " stateFile=\"Snapshots/x.sav\" lastStateChange");
+    world.rig.write("vms/lab/lab.vbox", text.as_bytes());
+    world.rig.write("vms/lab/Snapshots/x.sav", &noise(100_000, 5));
+    let report = world.back_up(0, &["vbox:"])["report"].clone();
+    let machine = &report["machines"][0];
+    assert_eq!(
+        (&machine["consistency"], &machine["memory_bytes"]),
+        (&"memory".into(), &100_000.into())
+    );
+    world.holds(NAME, &[("saved-state.sav", &noise(100_000, 5))]);
+    let report = world.json(0, &["export", NAME, "back", "--format", "vbox"])["report"].clone();
+    assert!(report["dropped"].to_string().contains("adoptstate"), "{report}");
+    let written = String::from_utf8(world.rig.read("back/lab 'one' _x_.vbox")).unwrap();
+    assert!(!written.contains("stateFile"), "{written}");
+}
+
+/// What came from elsewhere goes to VirtualBox, too.
+#[test]
+fn a_machine_of_another_hypervisor_goes_to_virtualbox() {
+    let world = World::new();
+    world.rig.ok(&["backup", "--machine", "web1", "vda=a.raw", "vdb=b.raw"]);
+    // Nobody knows more of it than its disks.
+    let report = world.json(3, &["export", "web1", "out", "--format", "vbox", "--register"])["report"].clone();
+    assert_eq!(report["is_registered"], true, "{report}");
+    assert_eq!(world.rig.names("out"), ["web1-vda.vdi", "web1-vdb.vdi", "web1.vbox"]);
+    world.back_up(0, &["vbox:web1", "--machine", "back"]);
+    world.holds("back", &[("sda", &world.disks[0]), ("sdb", &world.disks[1])]);
+    for words in [
+        &["export", "web1", "x.xva", "--register"][..],
+        &["export", "web1", "-", "--format", "vbox"],
+        &["export", "web1", "x", "--format", "vbox", "--gzip"],
+    ] {
+        world.run(2, words);
+    }
+}
+
+/// Images of VMware's format, which VirtualBox knows by their UUIDs alone: that of the disk is in another folder than its base.
+#[test]
+fn a_chain_of_vmdks_is_read() {
+    let world = World::new();
+    world.rig.ok(&["image", "convert", "a.raw", "vms/lab/base.vmdk"]);
+    let base = world.id("vms/lab/base.vmdk");
+    world.rig.ok(&[
+        "image",
+        "create",
+        "vms/lab/Snapshots/top.vmdk",
+        "--parent",
+        "vms/lab/base.vmdk",
+        "--format",
+        "vmdk",
+    ]);
+    let mut bytes = world.rig.read("vms/lab/Snapshots/top.vmdk");
+    for (key, new) in [
+        ("parentCID=", "parentCID=ffffffff"),
+        ("parentFileNameHint", "#arentFileNameHint"),
+    ] {
+        let at = bytes
+            .windows(key.len())
+            .position(|window| window == key.as_bytes())
+            .unwrap();
+        bytes[at..at + new.len()].copy_from_slice(new.as_bytes());
+    }
+    world.rig.write("vms/lab/Snapshots/top.vmdk", &bytes);
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let (_, rest) = text.split_once("ddb.uuid.image=\"").unwrap();
+    let top = &rest[..36];
+    world.write_settings("vms/lab/lab.vbox", LAB, "lab", &[("base.vmdk", &base, "")]);
+    let settings = world
+        .settings()
+        .replace("format=\"VDI\" type=\"Normal\"/>", &format!(
+            "format=\"VMDK\" type=\"Normal\"><HardDisk uuid=\"{{{top}}}\" location=\"Snapshots/top.vmdk\" format=\"VMDK\"/></HardDisk>"
+        ))
+        .replace(&format!("<Image uuid=\"{{{base}}}\"/>"), &format!("<Image uuid=\"{{{top}}}\"/>"));
+    world.rig.write("vms/lab/lab.vbox", settings.as_bytes());
+    world.back_up(0, &["vbox:lab"]);
+    world.holds("lab", &[("sda", &world.disks[0])]);
+}
+
+/// A drive on IDE before a disk is what VirtualBox makes by itself: each disk comes back under its own name, and where it was.
+#[test]
+fn disks_beside_ide_stay_what_they_are() {
+    let world = World::new();
+    let drive = "<StorageController name=\"IDE\" type=\"PIIX4\" PortCount=\"2\" Bootable=\"true\">\
+                 <AttachedDevice passthrough=\"false\" type=\"DVD\" hotpluggable=\"false\" port=\"0\" device=\"0\"/></StorageController>";
+    let settings = world.settings();
+    let with_drive = settings.replace("<StorageControllers>", &format!("<StorageControllers>{drive}"));
+    // Firmware of UEFI, whose board has no IDE, with the first disk on it.
+    let with_disk = settings.replace("name=\"SATA\" type=\"AHCI\"", "name=\"IDE\" type=\"PIIX4\"");
+    for (number, text) in [with_drive, with_disk].iter().enumerate() {
+        world.rig.write("vms/lab/lab.vbox", text.as_bytes());
+        let name = format!("lab{number}");
+        let report = world.back_up(0, &["vbox:", "--machine", &name])["report"].clone();
+        let disks = report["machines"][0]["disks"].as_array().unwrap();
+        let xml = stdout(&world.rig.run(&["restore", &format!("{name}:domain.xml"), "-"]));
+        for (disk, bytes) in disks.iter().zip(&world.disks) {
+            let target = disk["name"].as_str().or(disk.as_str()).unwrap();
+            world.holds(&name, &[(target, bytes)]);
+            let (before, _) = xml.split_once(&format!("<target dev='{target}'")).unwrap();
+            assert!(
+                before.rsplit("<disk ").next().unwrap().contains("device='disk'"),
+                "{target}: {xml}"
+            );
+        }
+        for format in ["ova", "xva", "vma"] {
+            let file = format!("{name}.{format}");
+            world.run(0, &["export", &name, &file]);
+            let folder = format!("{name}-{format}");
+            world.rig.run(&["import", &file, "--to", &folder, "--format", "raw"]);
+            let images: Vec<String> = world
+                .rig
+                .names(&folder)
+                .into_iter()
+                .filter(|name| name.contains(".raw"))
+                .collect();
+            assert_eq!(images.len(), 2, "{images:?}");
+            for (image, bytes) in images.iter().zip(&world.disks) {
+                assert!(
+                    world.rig.read(&format!("{folder}/{image}")) == *bytes,
+                    "{folder}/{image}"
+                );
+            }
+        }
+    }
+}
+
+/// Tape archives hold names of 100 bytes, and machines have longer ones.
+#[test]
+fn a_machine_with_a_long_name_goes_into_an_ova() {
+    let world = World::new();
+    world.back_up(0, &["vbox:"]);
+    let long = "ä".repeat(60);
+    world.run(0, &["export", NAME, "long.ova", "--name", &long]);
+    world.rig.ok(&["archive", "check", "long.ova"]);
+    world.rig.ok(&["import", "long.ova", "--to", "out", "--format", "raw"]);
+    assert!(world.rig.read("out/sda.raw") == world.disks[0] && world.rig.read("out/sdb.raw") == world.disks[1]);
+}

@@ -1,0 +1,155 @@
+//! What cannot be meant, found or trusted is told.
+
+use super::{LAB, NAME, World, text_of};
+use crate::host::system;
+use crate::rig::Rig;
+
+#[test]
+fn machines_that_cannot_be_meant_or_read_are_told() {
+    let world = World::new();
+    let other = "0ac5b1ed-af7d-48ba-85e6-3ba7091d2d35";
+    let id = world.id("vms/lab/lab.vdi");
+    world.write_settings("vms/two/two.vbox", other, NAME, &[("/nowhere.vdi", &id, "")]);
+    let gone = "d17e3814-8a95-4d83-a7fc-13e6e3cdb10c";
+    world.register(&[
+        (LAB, "vms/lab/lab.vbox"),
+        (other, "vms/two/two.vbox"),
+        (gone, "vms/gone/gone.vbox"),
+    ]);
+    let (kind, said) = world.refused(1, &[&format!("vbox:{NAME}")]);
+    assert!(
+        kind == "ambiguous" && said.contains(LAB) && said.contains(other),
+        "{said}"
+    );
+    assert_eq!(world.refused(1, &["vbox:nobody"]).0, "not-found");
+    assert_eq!(world.refused(1, &["vbox:nobody*"]).0, "not-found");
+    let (kind, said) = world.refused(1, &[&format!("vbox:{gone}")]);
+    assert!(kind == "io" && said.contains("gone.vbox"), "{said}");
+    // All of them: what can be backed up is, and the others are named.
+    world.write_settings("vms/two/two.vbox", other, "lab three", &[("/nowhere.vdi", &id, "")]);
+    let document = world.back_up(1, &["vbox:"]);
+    assert_eq!(
+        document["report"]["machines"].as_array().unwrap().len(),
+        1,
+        "{document}"
+    );
+    assert_eq!(document["report"]["failed"].as_array().unwrap().len(), 1, "{document}");
+    assert!(document["warnings"].to_string().contains(gone), "{document}");
+    let document = world.back_up(3, &["vbox:", "--exclude-machine", "lab*"]);
+    assert_eq!(document["report"]["left_out_machines"].as_array().unwrap().len(), 2);
+    // Options that say nothing to VirtualBox.
+    for option in [["--quiesce", "require"], ["--method", "pause"], ["--max-latency", "20"]] {
+        let words = [&["vbox:"], &option[..]].concat();
+        assert_eq!(world.refused(2, &words).0, "usage", "{option:?}");
+    }
+    world.run(2, &["snapshot", "vbox:lab"]);
+    let empty = Rig::new();
+    assert_eq!(empty.error(1, &["backup", "vbox:"]).0, "not-found");
+}
+
+#[test]
+fn settings_lead_nowhere_and_images_are_who_they_should_be() {
+    let world = World::new();
+    let id = world.id("vms/lab/lab.vdi");
+    let lab = |images: &[(&str, &str, &str)]| world.write_settings("vms/lab/lab.vbox", LAB, "lab", images);
+    std::fs::create_dir(world.rig.path("elsewhere")).unwrap();
+    world.rig.ok(&["image", "convert", "a.raw", "elsewhere/secret.vdi"]);
+    let secret = world.id("elsewhere/secret.vdi");
+    let outside = world.rig.path("elsewhere/secret.vdi").display().to_string();
+    std::os::unix::fs::symlink(&outside, world.rig.path("vms/lab/link.vdi")).unwrap();
+    for location in [
+        "../../elsewhere/secret.vdi",
+        &outside,
+        "link.vdi",
+        "../../nowhere/x.vdi",
+        "/etc/passwd",
+    ] {
+        lab(&[(location, &secret, "")]);
+        let (kind, said) = world.refused(1, &["vbox:lab"]);
+        assert!(kind == "refused" && said.contains("--allow"), "{location}: {said}");
+    }
+    // Who trusts it says so, by the file or by its folder.
+    for allowed in ["elsewhere", "elsewhere/secret.vdi"] {
+        lab(&[("../../elsewhere/secret.vdi", &secret, "")]);
+        world.back_up(0, &["vbox:lab", "--allow", allowed]);
+    }
+    world.holds("lab", &[("sda", &world.disks[0])]);
+    let other = "11111111-2222-4333-8444-555555555555";
+    // Another image than VirtualBox knows.
+    lab(&[("lab.vdi", other, "")]);
+    let (kind, said) = world.refused(1, &["vbox:lab"]);
+    assert!(kind == "refused" && said.contains(&id), "{said}");
+    // Two files with one UUID.
+    std::fs::copy(world.rig.path("vms/lab/lab.vdi"), world.rig.path("vms/lab/copy.vdi")).unwrap();
+    lab(&[("lab.vdi", &id, ""), ("copy.vdi", &id, "")]);
+    let (kind, said) = world.refused(1, &["vbox:lab"]);
+    assert!(kind == "refused" && said.contains("two images"), "{said}");
+    // Formats that are not read, images that are encrypted, and such that nothing is known of.
+    lab(&[("lab.vdi", &id, "")]);
+    let text = world.settings();
+    for (from, to, kind, word) in [
+        ("format=\"VDI\"", "format=\"iSCSI\"", "unsupported", "iSCSI"),
+        ("format=\"VDI\"", "format=\"QCOW\"", "unsupported", "QCOW"),
+        (
+            "type=\"Normal\"/>",
+            "type=\"Normal\"><Property name=\"CRYPT/KeyStore\" value=\"x\"/></HardDisk>",
+            "refused",
+            "encrypted",
+        ),
+        ("<HardDisk ", "<Other ", "refused", "nothing says where"),
+        ("RAMSize=\"512\"", "RAMSize=\"x\"", "damage", "memory"),
+        ("</Machine>", "", "damage", "lab.vbox"),
+    ] {
+        world.rig.write("vms/lab/lab.vbox", text.replace(from, to).as_bytes());
+        let code = if kind == "damage" { 5 } else { 1 };
+        let (found, said) = world.refused(code, &["vbox:vms/lab/lab.vbox"]);
+        assert!(found == kind && said.contains(word), "{to}: {found}: {said}");
+    }
+}
+
+/// What cannot be taken is said, and nobody waits for it.
+#[test]
+fn what_settings_name_and_is_not_there_or_no_file_is_told() {
+    let world = World::new();
+    let settings = world.settings();
+    // Memory that is gone.
+    world.state("saved");
+    let text = settings.replace(" lastStateChange", " stateFile=\"Snapshots/gone.sav\" lastStateChange");
+    world.rig.write("vms/lab/lab.vbox", text.as_bytes());
+    let document = world.back_up(3, &["vbox:"]);
+    assert_eq!(document["report"]["machines"][0]["consistency"], "crash", "{document}");
+    assert!(document.to_string().contains("gone.sav"), "{document}");
+    world.state("poweroff");
+    // A controller that nobody knows.
+    let text = settings.replace(
+        "</StorageControllers>",
+        "<StorageController name=\"X\" type=\"Newest\"><AttachedDevice type=\"HardDisk\" port=\"0\" device=\"0\"><Image \
+         uuid=\"{5a6b2a2c-3f64-4d43-9d5e-3a7b57d1b1a2}\"/></AttachedDevice></StorageController></StorageControllers>",
+    );
+    world.rig.write("vms/lab/lab.vbox", text.as_bytes());
+    let document = world.back_up(3, &["vbox:"]);
+    assert!(document.to_string().contains("Newest"), "{document}");
+    world.rig.write("vms/lab/lab.vbox", settings.as_bytes());
+    // A pipe, which nobody writes to.
+    std::fs::remove_file(world.rig.path("vms/lab/lab.nvram")).unwrap();
+    system("/usr/bin/mkfifo", &[text_of(&world, "vms/lab/lab.nvram").as_str()]).unwrap();
+    let document = world.back_up(1, &["vbox:"]);
+    assert!(document.to_string().contains("not a regular file"), "{document}");
+}
+
+/// They would be one line of snapshots, each the parent of the next.
+#[test]
+fn machines_of_one_name_are_not_listed_as_one() {
+    const TWIN: &str = "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9eaa";
+    let world = World::new();
+    std::fs::create_dir_all(world.rig.path("vms/twin")).unwrap();
+    world.rig.ok(&["image", "convert", "b.raw", "vms/twin/data.vdi"]);
+    let id = world.id("vms/twin/data.vdi");
+    world.write_settings("vms/twin/twin.vbox", TWIN, NAME, &[("data.vdi", &id, "")]);
+    world.register(&[(LAB, "vms/lab/lab.vbox"), (TWIN, "vms/twin/twin.vbox")]);
+    let document = world.back_up(1, &["vbox:"]);
+    assert!(document.to_string().contains(TWIN), "{document}");
+    assert_eq!(world.rig.snapshot_count(), 0);
+    world.back_up(0, &[&format!("vbox:{TWIN}"), "--machine", "twin"]);
+    world.holds("twin", &[("sda", &world.disks[1])]);
+}

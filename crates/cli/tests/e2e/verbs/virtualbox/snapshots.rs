@@ -1,0 +1,263 @@
+//! Machines that run, and the snapshot of VirtualBox's that holds them meanwhile.
+
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SystemClock};
+use serde_json::Value;
+
+use super::{LAB, MIB, NAME, World};
+use crate::host::{system, text};
+use crate::program::{stderr, stdout};
+use crate::rig::assert_code;
+
+#[test]
+fn a_machine_that_runs_is_held_by_a_snapshot_which_is_deleted_again() {
+    let world = World::new();
+    world.state("running");
+    let report = world.back_up(0, &["vbox:", "--with-memory"])["report"].clone();
+    let machine = &report["machines"][0];
+    assert_eq!(
+        (&machine["method"], &machine["consistency"]),
+        (&"virtualbox-snapshot".into(), &"memory".into())
+    );
+    assert!(machine["memory_bytes"].as_u64().unwrap() > 4096, "{machine}");
+    // What the machine wrote while it was read is not in the snapshot, and is not lost either.
+    world.holds(NAME, &[("sda", &world.disks[0]), ("sdb", &world.disks[1])]);
+    world.is_as_before();
+    let asked = world.asked();
+    assert!(asked.contains("\"--live\"") && asked.contains("\"delete\""), "{asked}");
+    // Settings are kept as they were before the snapshot.
+    let kept = world
+        .rig
+        .run(&["restore", &format!("{NAME}:original-machine.vbox"), "-"]);
+    assert!(!stdout(&kept).contains("<Snapshot "), "{}", stdout(&kept));
+
+    // One that is paused stays so; one that has snapshots of its owner keeps them.
+    world.state("paused");
+    world.set("asked", "");
+    let machine_now = world.disk_now();
+    world.back_up(0, &["vbox:"]);
+    assert!(!world.asked().contains("--live"), "{}", world.asked());
+    world.holds(NAME, &[("sda", &machine_now)]);
+    world.state("running");
+    world.run_manager(&["snapshot", LAB, "take", "mine", "--description", "", "--live"]);
+    let before = world.settings();
+    assert!(before.contains("name=\"mine\""));
+    world.set("quiet", "");
+    world.back_up(0, &["vbox:", "--machine", "deep"]);
+    assert_eq!(
+        world.settings().matches("<Snapshot ").count(),
+        1,
+        "{}",
+        world.settings()
+    );
+    let mut expected = machine_now;
+    expected[MIB..2 * MIB].fill(0xee);
+    world.holds("deep", &[("sda", &expected)]);
+    // A machine of another identity comes of it, which VirtualBox takes in beside this one.
+    let export = [
+        "export",
+        NAME,
+        "twin",
+        "--format",
+        "vbox",
+        "--name",
+        "twin",
+        "--new-identity",
+        "--register",
+    ];
+    let report = world.json(0, &export)["report"].clone();
+    assert_eq!(report["is_registered"], true, "{report}");
+    let text = String::from_utf8(world.rig.read("twin/twin.vbox")).unwrap();
+    assert!(
+        !text.contains(LAB) && !text.contains("080027BB1475") && text.contains("name=\"twin\""),
+        "{text}"
+    );
+}
+
+/// A backup was killed and left its snapshot: the doctor finds and deletes it, and nothing else, and nothing while a backup is at work.
+#[test]
+fn the_doctor_deletes_the_snapshots_of_dead_backups() {
+    let world = World::new();
+    world.state("running");
+    for name in ["mine", "holdfast-backup-before", "holdfast-backup-0000002a"] {
+        world.run_manager(&["snapshot", LAB, "take", name, "--description", "", "--live"]);
+    }
+    let state = world.rig.path("state").display().to_string();
+    let doctor = |code: i32, words: &[&str]| -> Value {
+        let words = [&["doctor", "vbox:", "--json"], words].concat();
+        let (clock, mut waited) = (SystemClock::new(), 0);
+        loop {
+            let mut command = world.command(&words);
+            let output = command.env("XDG_STATE_HOME", &state).output().unwrap();
+            let report = serde_json::from_str::<Value>(&stdout(&output)).unwrap()["report"].clone();
+            // Backups of other tests may be at work: whose snapshot it is cannot be told then.
+            if waited < 600 && report["notes"].to_string().contains("cannot be told") {
+                clock.sleep(Duration::from_millis(100));
+                waited += 1;
+                continue;
+            }
+            assert_code(&output, code, &words);
+            return report;
+        }
+    };
+    let count = || world.settings().matches("<Snapshot ").count();
+
+    // The lock of a backup of this machine, which is at work.
+    let folder = world.rig.path("state/holdfast/machines");
+    std::fs::create_dir_all(&folder).unwrap();
+    let lock = std::fs::File::create(folder.join(format!("{LAB}.backup"))).unwrap();
+    lock.lock().unwrap();
+    let report = doctor(0, &["--fix"]);
+    assert!(report["notes"].to_string().contains("a backup is at work"), "{report}");
+    assert_eq!((&report["findings"].to_string()[..], count()), ("[]", 3));
+    lock.unlock().unwrap();
+
+    let report = doctor(3, &[]);
+    let finding = &report["findings"][0];
+    assert_eq!(
+        (&finding["kind"], &finding["machine"]),
+        (&"virtualbox-snapshot".into(), &NAME.into())
+    );
+    let said = finding.to_string();
+    assert!(said.contains("-0000002a") && !said.contains("-before"), "{said}");
+    assert_eq!((report["findings"].as_array().unwrap().len(), count()), (1, 3));
+
+    // VirtualBox does not manage it: that is left, and told.
+    world.set("fail-delete", "error-delete");
+    let report = doctor(3, &["--fix"]);
+    assert!(
+        report["findings"][0]["error"].to_string().contains("still has"),
+        "{report}"
+    );
+    world.unset("fail-delete");
+    let report = doctor(0, &["--fix"]);
+    assert!(
+        report["findings"][0]["mended"].to_string().contains("-0000002a"),
+        "{report}"
+    );
+    let settings = world.settings();
+    assert!(settings.contains("name=\"mine\"") && settings.contains("holdfast-backup-before\""));
+    assert!(!settings.contains("0000002a"), "{settings}");
+    let report = doctor(0, &[]);
+    assert_eq!(
+        (&report["findings"].to_string()[..], &report["machines"][0]),
+        ("[]", &NAME.into())
+    );
+}
+
+/// Programs are called around the instant, also where that fails; and reading is no faster than it may.
+#[test]
+fn programs_are_called_and_reading_is_as_fast_as_it_may() {
+    let world = World::new();
+    let script = "#!/bin/sh\n/usr/bin/env | /usr/bin/sort | /bin/grep ^HOLDFAST_ > \"$0.$1\"\n/bin/echo \"$1\" >> \"$0.calls\"\n";
+    world.rig.write("hook.sh", script.as_bytes());
+    let (from, to) = (world.rig.path("hook.sh"), world.rig.path("hook"));
+    system("/usr/bin/install", &["-m", "755", text(&from), text(&to)]).unwrap();
+    let calls = || {
+        let calls = String::from_utf8(world.rig.read("hook.calls")).unwrap();
+        std::fs::remove_file(world.rig.path("hook.calls")).unwrap();
+        calls.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    world.back_up(0, &["vbox:", "--hook", "hook"]);
+    assert_eq!(calls(), ["job-start", "job-end"]);
+    world.state("running");
+    let report = world.back_up(0, &["vbox:", "--hook", "hook", "--no-parent", "--bwlimit", "8M"])["report"].clone();
+    assert_eq!(calls(), ["job-start", "pre-freeze", "post-thaw", "job-end"]);
+    let machine = &report["machines"][0];
+    let waited = machine["load"]["waited_ms"].as_u64().unwrap();
+    assert!(waited > 200, "{machine}");
+    let told = String::from_utf8(world.rig.read("hook.post-thaw")).unwrap();
+    for line in [
+        "HOLDFAST_HYPERVISOR=vbox:",
+        "HOLDFAST_MACHINE_STATE=running",
+        &format!("HOLDFAST_MACHINE_UUID={LAB}"),
+    ] {
+        assert!(told.contains(line), "{line}: {told}");
+    }
+    assert!(!told.contains("PAUSED_MS"), "{told}");
+    let told = String::from_utf8(world.rig.read("hook.job-end")).unwrap();
+    assert!(told.contains("HOLDFAST_CONSISTENCY=crash"), "{told}");
+    // Whoever prepared for the instant is told that it is over, though it never came.
+    world.set("fail-take", "error-locked");
+    world.refused(4, &["vbox:", "--hook", "hook"]);
+    assert_eq!(calls(), ["job-start", "pre-freeze", "post-thaw", "job-abort"]);
+    world.unset("fail-take");
+    world.is_as_before();
+    // One that fails before that keeps the machine from being touched.
+    world.set("asked", "");
+    let (_, said) = world.refused(1, &["vbox:", "--hook", "/bin/false"]);
+    assert!(said.contains("job-start") && !world.asked().contains("take"), "{said}");
+    let (_, said) = world.refused(2, &["vbox:", "--max-latency", "20"]);
+    assert!(said.contains("says nothing to VirtualBox"), "{said}");
+}
+
+#[test]
+fn whatever_goes_wrong_no_snapshot_is_left_behind_in_silence() {
+    let world = World::new();
+    world.state("running");
+    // It cannot be deleted: the backup is good, and says what is left and what to do.
+    world.set("fail-delete", "error-delete");
+    let document = world.back_up(3, &["vbox:"]);
+    let said = document["warnings"].to_string();
+    assert!(said.contains("VERR_DISK_FULL") && said.contains("delete "), "{said}");
+    world.holds(NAME, &[("sda", &world.disks[0])]);
+    assert!(world.settings().contains("name=\"holdfast-backup-"));
+    let output = world.run(3, &["backup", "vbox:"]);
+    assert!(stdout(&output).contains("still there"), "{}", stdout(&output));
+    // The next backup finds it, tries again, and says so; what the machine has written is in there then.
+    world.unset("fail-delete");
+    let output = world.run(0, &["backup", "vbox:", "--machine", "next"]);
+    assert!(stderr(&output).contains("is deleted"), "{}", stderr(&output));
+    world.is_as_before();
+    let mut expected = world.disks[0].clone();
+    expected[MIB..2 * MIB].fill(0xee);
+    world.holds("next", &[("sda", &expected)]);
+
+    for (failure, reason) in [
+        ("nothing", "says that it is deleted"),
+        ("killed", "was killed by signal 9"),
+    ] {
+        world.set("fail-delete", failure);
+        let document = world.back_up(3, &["vbox:"]);
+        let said = document["warnings"].to_string();
+        assert!(said.contains(reason), "{said}");
+        world.unset("fail-delete");
+        world.run(0, &["backup", "vbox:"]);
+        world.is_as_before();
+    }
+
+    // VBoxManage says that it has failed, and has taken one.
+    world.set("fail-take", "late");
+    let (kind, said) = world.refused(4, &["vbox:"]);
+    assert!(kind == "locked" && said.contains("already locked"), "{said}");
+    world.unset("fail-take");
+    world.is_as_before();
+    // It has taken none.
+    world.set("fail-take", "error-locked");
+    assert_eq!(world.refused(4, &["vbox:"]).0, "locked");
+    world.unset("fail-take");
+    world.is_as_before();
+    // The repository cannot be written: what was taken is deleted.
+    let count = world.rig.snapshot_count();
+    std::fs::rename(world.rig.path("repo/tmp"), world.rig.path("gone")).unwrap();
+    world.rig.write("repo/tmp", b"");
+    world.set("asked", "");
+    let output = world.command(&["backup", "vbox:", "--no-parent"]).output().unwrap();
+    assert!(!output.status.success(), "{}", stderr(&output));
+    assert!(world.asked().contains("\"take\""), "{}", world.asked());
+    world.is_as_before();
+    std::fs::remove_file(world.rig.path("repo/tmp")).unwrap();
+    std::fs::rename(world.rig.path("gone"), world.rig.path("repo/tmp")).unwrap();
+    assert_eq!(world.rig.snapshot_count(), count);
+    // It is neither on nor off, or in a state of tomorrow; one that has crashed stays so until somebody ends it.
+    for (state, code) in [("livesnapshotting", 4), ("gurumeditation", 1), ("dreaming", 4)] {
+        world.state(state);
+        let (_, said) = world.refused(code, &["vbox:"]);
+        assert!(said.contains("is in the state") && said.contains(state), "{said}");
+        assert_eq!(said.contains("poweroff"), code == 1, "{said}");
+    } // A description that pretends it is off.
+    world.state("running\"\nVMState=\"poweroff");
+    let (_, said) = world.refused(1, &["vbox:"]);
+    assert!(said.contains("twice"), "{said}");
+}
