@@ -123,6 +123,10 @@ impl ArchiveReader for Ordered {
         self.archive.left_out()
     }
 
+    fn doubts(&self) -> Vec<String> {
+        self.archive.doubts()
+    }
+
     fn next(&mut self) -> Result<Option<Piece<'_>>> {
         if self.archive.is_in_order() {
             return self.archive.next();

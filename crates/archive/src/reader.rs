@@ -17,6 +17,11 @@ pub trait ArchiveReader: Send {
         &[]
     }
 
+    /// What nothing in the archive vouches for, in words; known when it has come to its end.
+    fn doubts(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The next piece, or none at the end of the archive, which has then been checked to its last byte.
     ///
     /// Pieces of one disk never overlap. What no piece covers is zero, once the end of the disk was told.

@@ -2,6 +2,8 @@
 //!
 //! Source: DSP0243 1.1, section 5.1: lines of the form `SHA1(web1.ovf)= 0a1b...`; version 2 has SHA256 and SHA512.
 
+use std::collections::BTreeSet;
+
 use aws_lc_rs::digest::{self, Context};
 
 use crate::Result;
@@ -70,6 +72,11 @@ impl Manifest {
             name: plain_name(name.to_owned()),
             digest,
         })
+    }
+
+    /// The files that have digests, each once.
+    pub(super) fn names(&self) -> BTreeSet<&str> {
+        self.lines.iter().map(|line| &line.name[..]).collect()
     }
 
     /// The algorithms that a file has digests by.

@@ -1,5 +1,6 @@
 //! Reading an OVA.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::num::NonZero;
 
@@ -27,6 +28,8 @@ pub struct OvaReader<R> {
     manifest: Option<Manifest>,
     /// Files that were read before the manifest.
     digested: Vec<Digested>,
+    /// All files that were read but the manifest.
+    names: BTreeSet<String>,
     threads: NonZero<usize>,
     buffer: Vec<u8>,
 }
@@ -99,6 +102,7 @@ impl<R: Read + Send> OvaReader<R> {
             files,
             manifest: None,
             digested: vec![digests.finish()],
+            names: BTreeSet::from([first.name.clone()]),
             threads,
             buffer: Vec::new(),
         };
@@ -140,13 +144,13 @@ impl<R: Read + Send> OvaReader<R> {
 
     /// Compares a file with the manifest, now or when that comes.
     fn take_in(&mut self, file: Digested, offset: u64) -> Result<()> {
+        if self.names.len() == FILE_COUNT_MAX {
+            let detail = format!("it has more than {FILE_COUNT_MAX} files");
+            return Err(corrupt("archive", offset, detail));
+        }
+        self.names.insert(file.name.clone());
         match &self.manifest {
             Some(manifest) => manifest.check(&file, offset),
-            None if self.digested.len() == FILE_COUNT_MAX => Err(corrupt(
-                "archive",
-                offset,
-                format!("it has more than {FILE_COUNT_MAX} files"),
-            )),
             None => {
                 self.digested.push(file);
                 Ok(())
@@ -243,6 +247,21 @@ impl<R: Read + Send> ArchiveReader for OvaReader<R> {
 
     fn disks(&self) -> &[ArchiveDisk] {
         &self.disks
+    }
+
+    fn doubts(&self) -> Vec<String> {
+        let Some(manifest) = &self.manifest else {
+            return vec![
+                "the archive has no manifest: nothing tells whether its files are as they were sent".to_owned(),
+            ];
+        };
+        let listed = manifest.names();
+        let missing = listed.iter().filter(|name| !self.names.contains(**name));
+        let missing = missing.map(|name| format!("the manifest names {name:?}, which the archive does not have"));
+        let unlisted = self.names.iter().filter(|name| !listed.contains(&name[..]));
+        let unlisted =
+            unlisted.map(|name| format!("{name:?} is not in the manifest: nothing tells whether it is as it was sent"));
+        missing.chain(unlisted).collect()
     }
 
     fn next(&mut self) -> Result<Option<Piece<'_>>> {

@@ -137,6 +137,15 @@ fn what_is_written_is_read_by_file_and_by_pipe() {
     }
 }
 
+/// What nothing vouches for, when all was read.
+fn doubts(bytes: &[u8]) -> String {
+    let mut tar = TarReader::new(bytes);
+    let first = tar.next().unwrap().unwrap();
+    let mut reader = OvaReader::open_at_descriptor(tar, &first, THREADS).unwrap();
+    while reader.next().unwrap().is_some() {}
+    reader.doubts().join("; ")
+}
+
 #[test]
 fn members_are_named_in_order_and_the_manifest_is_last() {
     let bytes = written(true);
@@ -243,7 +252,15 @@ fn a_manifest_at_the_end_is_believed_by_every_algorithm() {
         ];
         assert!(read(&archive(&members)).is_err(), "{name}");
         assert_eq!(read(&archive(&members[..2])).unwrap()[0], content);
+        // Nothing vouches for what is in no manifest.
+        assert!(doubts(&archive(&members[..2])).starts_with("the archive has no manifest"));
+        let other = manifest.replace("disk.img", "gone.img");
+        let members = [members[0], members[1], ("a.mf", other.as_bytes())];
+        let said = doubts(&archive(&members));
+        assert!(said.contains("\"gone.img\", which the archive does not have"), "{said}");
+        assert!(said.contains("\"disk.img\" is not in the manifest"), "{said}");
     }
+    assert_eq!(doubts(&written(true)), "");
     // Half of a disk is none.
     let text = descriptor(&[("disk.img", 4 << 20)], "raw");
     let error = read(&archive(&[("a.ovf", text.as_bytes()), ("disk.img", &content)])).unwrap_err();

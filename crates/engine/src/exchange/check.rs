@@ -7,7 +7,7 @@ use std::sync::Arc;
 use holdfast_archive::{ArchiveKind, Error as ArchiveError, PackedFile, Packing, Piece, Unpacked, open};
 use holdfast_block::{BlockDevice as _, FileDevice, IoMode};
 
-use super::import::threads;
+use super::import::{tell, threads};
 use crate::Unit;
 use crate::error::Result;
 use crate::job::Job;
@@ -48,6 +48,7 @@ pub fn check_archive(stream: Box<dyn Read + Send>, job: Job<'_>) -> Result<Check
         told = read;
         job.interrupt.check()?;
     }
+    tell(&archive.reader.doubts(), job);
     Ok(CheckedArchive {
         kind: archive.kind,
         packing: archive.packing,

@@ -111,6 +111,11 @@ impl ArchiveDisks {
         }
     }
 
+    /// What nothing in the archive vouches for, when all of it was read.
+    pub(crate) fn doubts(&self) -> Vec<String> {
+        self.lock().reader.doubts()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

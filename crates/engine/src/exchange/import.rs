@@ -263,6 +263,7 @@ impl Importing {
             streams: texts.into_iter().map(behind).collect(),
         };
         let backup = store_machine(repository, machine, job)?;
+        tell(&self.disks.doubts(), job);
         Ok(ImportReport {
             backup,
             imported: self.imported(&[]),
@@ -317,6 +318,7 @@ impl Importing {
         }
         made.file(DOMAIN, |path| write_file(path, xml.as_bytes(), surroundings))?;
         made.keep();
+        tell(&self.disks.doubts(), job);
         Ok(self.imported(&paths))
     }
 
@@ -326,6 +328,13 @@ impl Importing {
             notes.insert(NOTE_UUID.to_owned(), uuid.clone());
         }
         notes
+    }
+}
+
+/// Tells what nothing in an archive vouches for: most of those without a manifest are whole, so that is no warning.
+pub(super) fn tell(doubts: &[String], job: Job<'_>) {
+    for doubt in doubts {
+        job.progress.note(doubt);
     }
 }
 
