@@ -36,6 +36,8 @@ pub struct DomainXml {
     pub disks: Vec<MachineDisk>,
     /// The file with the firmware's variables.
     pub nvram: Option<String>,
+    /// Whether its firmware is one that keeps variables.
+    pub has_variables: bool,
     /// Its emulated TPM.
     pub tpm: Option<DomainTpm>,
     /// Whether it has a channel for the guest agent.
@@ -71,6 +73,8 @@ impl DomainXml {
         let devices = child(domain, "devices");
         let disks = devices.into_iter().flat_map(|devices| children(devices, "disk"));
         let text_of = |name| child(domain, name).and_then(|node| node.text()).map(str::trim);
+        let os = child(domain, "os");
+        let loader = os.and_then(|os| attribute(child(os, "loader"), "type"));
         let cards = devices.into_iter().flat_map(|devices| children(devices, "interface"));
         Ok(Self {
             name: text_of("name").map(str::to_owned),
@@ -79,9 +83,8 @@ impl DomainXml {
                 .filter_map(|card| attribute(child(card, "mac"), "address"))
                 .collect(),
             disks: disks.map(disk).collect::<Result<_, _>>()?,
-            nvram: child(domain, "os")
-                .and_then(|os| child(os, "nvram"))
-                .and_then(nvram_path),
+            nvram: os.and_then(|os| child(os, "nvram")).and_then(nvram_path),
+            has_variables: attribute(os, "firmware").as_deref() == Some("efi") || loader.as_deref() == Some("pflash"),
             tpm: devices.and_then(tpm),
             has_agent_channel: devices.is_some_and(has_agent_channel),
             mark: child(domain, "metadata").map(mark).unwrap_or_default(),

@@ -226,11 +226,13 @@ impl Machine for LibvirtMachine {
             MachineState::Running | MachineState::Paused | MachineState::Between => Activity::On,
         };
         let tpm = domain.tpm.as_ref();
+        let variables = || self.states.variables(&summary.name);
+        let variables = domain.has_variables.then(variables).flatten();
         Ok(Description {
             tpm: tpm.map(|tpm| self.states.tpm(tpm, &summary.uuid, activity)),
             summary,
             disks: domain.disks,
-            nvram: domain.nvram.map(Into::into),
+            nvram: domain.nvram.map(Into::into).or(variables),
             has_agent_channel: domain.has_agent_channel,
             mark: domain.mark,
         })

@@ -1,8 +1,11 @@
-//! Where libvirt has the states of emulated TPMs.
+//! Where libvirt has the states of emulated TPMs, and variables of firmware.
 //!
 //! It says so only where a machine's owner has chosen the place himself. Otherwise there is a folder for each machine, called like
 //! its UUID, in libvirt's own folder: fixed when libvirt was built for that of the system, below its user's configuration for that of a
 //! session. Where the machine runs, its swtpm has the last word.
+//!
+//! Of a machine with `<os firmware='efi'>` libvirt tells the file with its variables only while it runs, before version 9.2: it is called
+//! `NAME_VARS.fd` (`qemuDomainNVRAMPathFormat` in libvirt's `qemu_domain.c`).
 
 use std::path::{Path, PathBuf};
 
@@ -11,18 +14,25 @@ use crate::domain_xml::DomainTpm;
 use crate::swtpm;
 use crate::tpm::{Tpm, TpmPlace, TpmStore};
 
-/// Where the libvirt of the system keeps them.
-const SYSTEM_FOLDER: &str = "/var/lib/libvirt/swtpm";
+/// Where the libvirt of the system keeps states of TPMs, and variables of firmware.
+const SYSTEM_FOLDERS: [&str; 2] = ["/var/lib/libvirt/swtpm", "/var/lib/libvirt/qemu/nvram"];
 /// Where the libvirt of a session does, below the folder for its user's configurations.
-const SESSION_FOLDER: &str = "libvirt/qemu/swtpm";
+const SESSION_FOLDERS: [&str; 2] = ["libvirt/qemu/swtpm", "libvirt/qemu/nvram"];
+/// How the files with variables end, by what the firmware's images are.
+const VARIABLES: [&str; 2] = ["_VARS.fd", "_VARS.qcow2"];
 /// What a session has in that folder when it has any machine.
 const SESSION_MACHINES: &str = "libvirt/qemu";
 
-/// What is known of the folder in which libvirt has one for each machine.
+/// What is known of the folders in which libvirt has something for each machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum States {
-    /// This is it.
-    In(PathBuf),
+    /// These are they.
+    In {
+        /// With a folder for each TPM.
+        tpms: PathBuf,
+        /// With a file for each machine's variables.
+        variables: PathBuf,
+    },
     /// It is on this host; where, the words tell why not.
     Somewhere(String),
     /// It is on another host.
@@ -45,9 +55,9 @@ impl States {
         let path = uri.split_once("://").and_then(|(_, rest)| rest.split_once('/'));
         let path = path.map(|(_, path)| path.split('?').next().unwrap_or_default());
         match (path, configuration) {
-            (Some("system"), _) => Self::In(SYSTEM_FOLDER.into()),
+            (Some("system"), _) => Self::inside(SYSTEM_FOLDERS.map(PathBuf::from)),
             (Some("session"), Some(folder)) if folder.join(SESSION_MACHINES).is_dir() => {
-                Self::In(folder.join(SESSION_FOLDER))
+                Self::inside(SESSION_FOLDERS.map(|inner| folder.join(inner)))
             }
             (Some("session"), Some(folder)) => Self::Somewhere(format!(
                 "the folder of this libvirt is not known: {} has none of its machines",
@@ -55,6 +65,18 @@ impl States {
             )),
             _ => Self::Somewhere("the folder of this libvirt is not known".to_owned()),
         }
+    }
+
+    fn inside([tpms, variables]: [PathBuf; 2]) -> Self {
+        Self::In { tpms, variables }
+    }
+
+    /// The file with the firmware's variables of the machine of that name, of which libvirt does not tell where it is; none where it has not run yet.
+    pub(super) fn variables(&self, name: &str) -> Option<PathBuf> {
+        let Self::In { variables, .. } = self else { return None };
+        let mut paths = VARIABLES.iter().map(|ending| variables.join(format!("{name}{ending}")));
+        // What cannot be looked at is not taken for what is not there: whoever reads it learns why.
+        paths.find(|path| path.try_exists().unwrap_or(true))
     }
 
     /// The TPM of the machine `uuid`.
@@ -85,7 +107,7 @@ impl States {
             return TpmPlace::Unknown("its configuration does not say which version it is of".to_owned());
         };
         let usual = match self {
-            Self::In(folder) => Some(folder.join(uuid).join(version.folder())),
+            Self::In { tpms, .. } => Some(tpms.join(uuid).join(version.folder())),
             Self::Somewhere(_) | Self::Elsewhere => None,
         };
         let is_there = usual.as_ref().is_some_and(|folder| folder.is_dir());
@@ -105,7 +127,7 @@ impl States {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     use super::{Activity, States};
     use crate::domain_xml::DomainTpm;
@@ -120,12 +142,30 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let session = "qemu+unix:///session?socket=/a/system";
         let of = |uri: &str| States::of(uri, Some(home.path()));
-        assert_eq!(of("qemu:///system"), States::In("/var/lib/libvirt/swtpm".into()));
+        let inside = |tpms: PathBuf, variables: PathBuf| States::In { tpms, variables };
+        let system = inside("/var/lib/libvirt/swtpm".into(), "/var/lib/libvirt/qemu/nvram".into());
+        assert_eq!(of("qemu:///system"), system);
         assert!(matches!(of(session), States::Somewhere(_)), "it has no machine");
         std::fs::create_dir_all(home.path().join("libvirt/qemu")).unwrap();
-        assert_eq!(of(session), States::In(home.path().join("libvirt/qemu/swtpm")));
+        let folder = home.path().join("libvirt/qemu");
+        assert_eq!(of(session), inside(folder.join("swtpm"), folder.join("nvram")));
         assert!(matches!(States::of(session, None), States::Somewhere(_)));
         assert_eq!(of("qemu+ssh://other/system"), States::Elsewhere);
+    }
+
+    #[test]
+    fn variables_are_called_like_their_machine() {
+        let folder = tempfile::tempdir().unwrap();
+        let states = States::In {
+            tpms: PathBuf::new(),
+            variables: folder.path().to_owned(),
+        };
+        assert_eq!(states.variables("web1"), None);
+        for name in ["web1_VARS.qcow2", "web1_VARS.fd"] {
+            std::fs::write(folder.path().join(name), b"").unwrap();
+            assert_eq!(states.variables("web1"), Some(folder.path().join(name)));
+        }
+        assert_eq!(States::Elsewhere.variables("web1"), None);
     }
 
     #[test]
@@ -135,7 +175,10 @@ mod tests {
             version: Some(TpmVersion::V1),
             ..DomainTpm::default()
         };
-        let states = States::In("/states".into());
+        let states = States::In {
+            tpms: "/states".into(),
+            variables: "/variables".into(),
+        };
         for activity in [Activity::On, Activity::Off] {
             let place = states.place(&tpm, uuid, activity);
             let expected = format!("/states/{uuid}/tpm1.2/tpm-00.permall");

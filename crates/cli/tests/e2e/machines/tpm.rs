@@ -305,6 +305,53 @@ fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
     assert_eq!(world.machine_state("web3"), MachineState::Running);
 }
 
+/// Where its firmware is left to libvirt, that tells only while the machine runs where its variables are, before version 9.2.
+#[test]
+fn variables_of_a_machine_that_is_off_are_found_where_libvirt_keeps_them() {
+    if !Path::new(FIRMWARE).exists() {
+        return;
+    }
+    let world = Sealed::new("");
+    let image = world.lab.path("web4.raw");
+    File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let xml = format!(
+        "<domain type='qemu'><name>web4</name><memory unit='MiB'>128</memory><vcpu>1</vcpu>\
+         <os firmware='efi'><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features><devices>\
+         <disk type='file'><driver name='qemu' type='raw'/><source file='{}'/><target dev='vda' bus='virtio'/></disk>\
+         <memballoon model='none'/></devices></domain>",
+        image.display()
+    );
+    world.rig.write("web4.xml", xml.as_bytes());
+    world
+        .lab
+        .virsh(&["define", world.rig.path("web4.xml").to_str().unwrap()]);
+    let names = || world.json(0, &["backup", "web4"])["report"]["machines"][0]["snapshot"].to_string();
+    assert!(!names().contains("nvram"), "it has never run");
+    world.lab.virsh(&["start", "web4", "--paused"]);
+    world.lab.virsh(&["destroy", "web4"]);
+    assert!(names().contains("nvram"));
+    let folder = if rustix::process::geteuid().is_root() {
+        "libvirt/lib/qemu/nvram"
+    } else {
+        "libvirt/config/libvirt/qemu/nvram"
+    };
+    let variables = world.lab.path(folder).join("web4_VARS.fd");
+    let mut marked = std::fs::read(&variables).unwrap();
+    let end = marked.len() - 6;
+    marked[end..].copy_from_slice(b"MARKED");
+    std::fs::write(&variables, &marked).unwrap();
+    world.json(0, &["backup", "web4"]);
+    world.json(0, &["restore", "web4", "--to-machine", "--name", "web5"]);
+    world.lab.virsh(&["start", "web5", "--paused"]);
+    let restored = world.lab.connect().machine("web5").unwrap().describe().unwrap();
+    // The folder of libvirt is another one to it than to us.
+    let name = restored.nvram.unwrap();
+    let restored = variables.with_file_name(name.file_name().unwrap());
+    let beside = world.lab.path(&name.file_name().unwrap().to_string_lossy());
+    let restored = [restored, beside].into_iter().find(|path| path.exists()).unwrap();
+    assert!(std::fs::read(restored).unwrap() == marked);
+}
+
 /// A lock that another process has, as swtpm would.
 fn hold(path: &Path) -> Held {
     let script = "import fcntl, sys\nfile = open(sys.argv[1], 'w')\nfcntl.lockf(file, fcntl.LOCK_EX)\nprint('locked', flush=True)\n\
