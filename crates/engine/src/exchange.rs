@@ -9,7 +9,7 @@ mod error;
 mod export;
 mod import;
 pub(crate) mod machine;
-mod new_folder;
+pub(crate) mod new_folder;
 mod sectors;
 pub(crate) mod store;
 mod virtualbox;

@@ -15,6 +15,12 @@ pub enum Error {
         /// Where it is not, and how.
         detail: String,
     },
+    /// The machine that the text describes is encrypted.
+    #[error("the machine in this {form} is encrypted")]
+    Encrypted {
+        /// What it is: "settings of VirtualBox".
+        form: &'static str,
+    },
     /// The text describes more machines than one.
     #[error("this {form} has {count} machines, not one: {names}")]
     SeveralMachines {

@@ -16,6 +16,7 @@ mod machine;
 pub mod ovf;
 mod percent;
 pub mod proxmox;
+mod seats;
 pub mod virtualbox;
 pub mod xen;
 mod xml;

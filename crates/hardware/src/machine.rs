@@ -1,5 +1,6 @@
 //! A machine, in the words that all hypervisors share.
 
+use crate::seats::Seats;
 use crate::{Error, Result};
 
 /// A machine: what it consists of, whoever runs it.
@@ -266,33 +267,27 @@ impl Machine {
     /// What its disks are called in a machine of this kind, one name for each: `vda`, `sdb`, `hdc`. Names that say which bus a disk hangs on, and by
     /// their letter its place there, as far as that is free: a guest may know its disks by it.
     pub fn targets(&self) -> Vec<String> {
-        let mut taken: Vec<(&str, u32)> = Vec::new();
-        for disk in &self.disks {
+        let naming = |disk: &Disk| {
             // A controller of IDE or of floppy drives has few places, and is the only one.
-            let (prefix, place_count) = match disk.bus {
+            match disk.bus {
                 Bus::Virtio => ("vd", PLACE_COUNT),
                 Bus::Ide => ("hd", 4),
                 Bus::Floppy => ("fd", 2),
                 Bus::Xen => ("xvd", PLACE_COUNT),
                 Bus::Sata | Bus::Scsi | Bus::VirtioScsi | Bus::Nvme | Bus::Usb => ("sd", PLACE_COUNT),
-            };
-            let number = disk.place_of(place_count, |number| !taken.contains(&(prefix, number)));
-            taken.push((prefix, number));
-        }
-        taken
-            .into_iter()
-            .map(|(prefix, number)| format!("{prefix}{}", letters(number)))
-            .collect()
-    }
-}
-
-impl Disk {
-    /// Its place among the disks that share its numbers: its own where that is free and one of the first `place_count`, or else the first
-    /// that is free.
-    pub(crate) fn place_of(&self, place_count: u32, is_free: impl Fn(u32) -> bool) -> u32 {
-        let own = Some(self.position).filter(|place| *place < place_count && is_free(*place));
-        own.or_else(|| (0..=u32::MAX).find(|place| is_free(*place)))
-            .unwrap_or_default()
+            }
+        };
+        let mut seats = Seats::new(&self.disks, |disk| {
+            let (prefix, place_count) = naming(disk);
+            (disk.position < place_count).then_some((prefix, disk.position))
+        });
+        let named = self.disks.iter().enumerate().map(|(number, disk)| {
+            let (prefix, _) = naming(disk);
+            // There are more of them than disks.
+            let place = seats.seat(number, prefix, 0..u32::MAX).unwrap_or(u32::MAX);
+            format!("{prefix}{}", letters(place))
+        });
+        named.collect()
     }
 }
 
@@ -334,5 +329,15 @@ mod tests {
             ..Machine::default()
         };
         assert_eq!(machine.targets(), ["vda", "sda", "vdb", "sdb", "hda"]);
+        // What has no place of its own stands behind those that have.
+        let at = |position| Disk {
+            position,
+            ..disk(Bus::Scsi)
+        };
+        let machine = Machine {
+            disks: [0, 2, 16].map(at).to_vec(),
+            ..Machine::default()
+        };
+        assert_eq!(machine.targets(), ["sda", "sdc", "sdd"]);
     }
 }

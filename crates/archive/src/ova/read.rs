@@ -14,16 +14,17 @@ use crate::{Error, Result};
 
 const TEXT_BYTES_MAX: u64 = 8 << 20;
 const FILE_COUNT_MAX: usize = 10_000;
-/// Capacities are in mebibytes at the most.
-const SLACK_BYTES: u64 = (1 << 20) - 1;
+/// A descriptor may tell a size that is larger than the disk by less than a unit of its own, and an image may be larger by what fills its last
+/// block: so much of it, at least, is not looked at twice.
+const UNIT_BYTES: u64 = 1 << 20;
 
 /// An OVA that is read as a stream, unpacked already.
 pub struct OvaReader<R> {
     state: State<R>,
     documents: Vec<Document>,
     disks: Vec<ArchiveDisk>,
-    /// For each disk, what its file may be called, and whether the descriptor says that it is raw.
-    files: Vec<(Vec<String>, bool)>,
+    /// For each disk, what the descriptor says of its file.
+    files: Vec<SaidFile>,
     ended: Vec<bool>,
     manifest: Option<Manifest>,
     /// Files that were read before the manifest.
@@ -32,6 +33,15 @@ pub struct OvaReader<R> {
     names: BTreeSet<String>,
     threads: NonZero<usize>,
     buffer: Vec<u8>,
+}
+
+/// What a descriptor says of the file of a disk.
+struct SaidFile {
+    /// What it may be called.
+    names: Vec<String>,
+    is_raw: bool,
+    /// In what its size is counted.
+    unit_bytes: u64,
 }
 
 enum State<R> {
@@ -88,7 +98,11 @@ impl<R: Read + Send> OvaReader<R> {
                 size_bytes,
             });
             let names = file.names().into_iter().map(plain_name).collect();
-            files.push((names, disk.format.contains("raw")));
+            files.push(SaidFile {
+                names,
+                is_raw: disk.format.contains("raw"),
+                unit_bytes: disk.capacity_unit_bytes.max(UNIT_BYTES),
+            });
         }
         let mut reader = Self {
             state: State::Over,
@@ -121,7 +135,7 @@ impl<R: Read + Send> OvaReader<R> {
                     manifest.check(file, member.offset)?;
                 }
                 self.manifest = Some(manifest);
-            } else if self.files.iter().any(|(names, _)| names.contains(&member.name)) {
+            } else if self.files.iter().any(|file| file.names.contains(&member.name)) {
                 return Ok(Some(member));
             } else {
                 // Certificates, texts for people, media of drives: nothing that the machine is made of.
@@ -164,9 +178,9 @@ impl<R: Read + Send> OvaReader<R> {
             .files
             .iter()
             .enumerate()
-            .filter(|(_, (names, _))| names.contains(&member.name));
+            .filter(|(_, file)| file.names.contains(&member.name));
         let place = places.next();
-        let Some((disk, (_, is_raw))) = place.filter(|(disk, _)| !self.ended[*disk]) else {
+        let Some((disk, file)) = place.filter(|(disk, _)| !self.ended[*disk]) else {
             return Err(corrupt(
                 "member",
                 member.offset,
@@ -180,10 +194,10 @@ impl<R: Read + Send> OvaReader<R> {
             });
         }
         let digests = Digests::new(&member.name, self.manifest.as_ref());
-        let image = OvaImage::open(DiskMember::new(tar, digests)?, &member.name, *is_raw, self.threads)?;
+        let image = OvaImage::open(DiskMember::new(tar, digests)?, &member.name, file.is_raw, self.threads)?;
         let (size_bytes, expected) = (image.size_bytes(), self.disks[disk].size_bytes);
-        // Either may be larger by what fills its last unit.
-        if size_bytes.saturating_sub(SLACK_BYTES) > expected || size_bytes + SLACK_BYTES < expected {
+        // Either may be larger by what fills its last unit; that nothing is there is looked at when it comes.
+        if size_bytes.abs_diff(expected) >= file.unit_bytes {
             let detail = format!(
                 "{:?} holds a disk of {size_bytes} bytes, and the descriptor says {expected}",
                 member.name
@@ -219,9 +233,17 @@ impl<R: Read + Send> OvaReader<R> {
                 }
                 State::Disk(disk, mut image) => {
                     if let Some(offset) = image.next(&mut self.buffer)? {
-                        // An image may be larger by what fills its last sector.
-                        let most = self.disks[disk].size_bytes.saturating_sub(offset);
-                        self.buffer.truncate(usize::try_from(most).unwrap_or(usize::MAX));
+                        // An image may be larger by what fills its last block, which is nothing.
+                        let size_bytes = self.disks[disk].size_bytes;
+                        let most = usize::try_from(size_bytes.saturating_sub(offset)).unwrap_or(usize::MAX);
+                        if self.buffer.iter().skip(most).any(|byte| *byte != 0) {
+                            let detail = format!(
+                                "the image of {} has data behind the {size_bytes} bytes that the descriptor says it has",
+                                self.disks[disk].key
+                            );
+                            return Err(corrupt("disk", offset, detail));
+                        }
+                        self.buffer.truncate(most);
                         self.state = State::Disk(disk, image);
                         if self.buffer.is_empty() {
                             continue;

@@ -261,6 +261,20 @@ fn a_manifest_at_the_end_is_believed_by_every_algorithm() {
         assert!(said.contains("\"disk.img\" is not in the manifest"), "{said}");
     }
     assert_eq!(doubts(&written(true)), "");
+    // oVirt counts in whole GiB, and the image may have less; what it has behind that is no part of the disk, and must be nothing.
+    let counted = |count: u64, content: &[u8]| {
+        let text = descriptor(&[("disk.img", count)], "raw")
+            .replace("ovf:diskId", "ovf:capacityAllocationUnits=\"byte * 2^22\" ovf:diskId");
+        read(&archive(&[("a.ovf", text.as_bytes()), ("disk.img", content)]))
+    };
+    let mut disk = content.clone();
+    disk.resize(1 << 22, 0);
+    assert!(counted(1, &content).unwrap()[0] == disk);
+    disk.resize(5 << 20, 0);
+    assert!(counted(1, &disk).unwrap()[0] == disk[..1 << 22]);
+    disk[(5 << 20) - 1] = 1;
+    let error = counted(1, &disk).unwrap_err().to_string();
+    assert!(error.contains("has data behind the 4194304 bytes"), "{error}");
     // Half of a disk is none.
     let text = descriptor(&[("disk.img", 4 << 20)], "raw");
     let error = read(&archive(&[("a.ovf", text.as_bytes()), ("disk.img", &content)])).unwrap_err();

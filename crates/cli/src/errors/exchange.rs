@@ -138,6 +138,12 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
             Kind::Ambiguous,
             "name it by its UUID, or by the path of its settings: vbox:UUID, vbox:/path/to/NAME.vbox",
         ),
+        VirtualBoxError::Settings {
+            source: holdfast_hardware::Error::Encrypted { .. },
+            ..
+        } => refused(
+            "VirtualBox can take the encryption away: VBoxManage encryptvm NAME setencryption --old-password FILE",
+        ),
         VirtualBoxError::Settings { .. } => advice(
             Exit::Damage,
             Kind::Damage,

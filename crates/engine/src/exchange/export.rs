@@ -2,6 +2,7 @@
 
 mod archives;
 mod content;
+mod folder;
 mod now;
 mod suspended;
 mod to_pool;
@@ -11,11 +12,11 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_archive::{PackOptions, Packed};
+use holdfast_archive::PackOptions;
 use holdfast_block::BlockDevice as _;
 use holdfast_hardware::xen::XenRecords;
 use holdfast_hardware::{DiskKind, Dropped, Machine, Translated, libvirt};
-use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
+use holdfast_image::{Format, Storage};
 use holdfast_repo::{Manifest, Repository, Surroundings};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -28,9 +29,7 @@ use virtualbox::OfVirtualBox;
 
 use super::error::ExchangeError;
 use super::machine::{unknown, unknown_disk};
-use super::new_folder::{NewFolder, write_file};
-use super::store::DOMAIN;
-use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
+use super::new_folder::NewFolder;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::{MachineReadRequest, MachineReading};
@@ -368,6 +367,8 @@ struct Exported<'m> {
     reads: Reads,
     /// The configuration as it was, where it is known.
     text: Option<String>,
+    /// The variables of its firmware, where it is one of QEMU.
+    variables: Option<Vec<u8>>,
     names: Vec<(String, String, u64)>,
     dropped: Vec<Dropped>,
     of_virtualbox: OfVirtualBox,
@@ -396,6 +397,7 @@ impl<'m> Exported<'m> {
             disks: content.disks,
             reads: content.reads,
             text: content.text,
+            variables: content.variables,
             names: Vec::new(),
             dropped,
             of_virtualbox: content.of_virtualbox,
@@ -452,42 +454,5 @@ impl<'m> Exported<'m> {
                 self.machine.disks.push(disk);
             }
         }
-    }
-
-    fn write_folder(
-        &mut self,
-        made: &mut NewFolder,
-        (format, storage): (Format, Storage),
-        surroundings: &Surroundings,
-        job: Job<'_>,
-    ) -> Result<Packed> {
-        let mut written = Packed::default();
-        for disk in &self.disks {
-            let file = format!("{}.{format}", crate::DiskName::new(disk.name.as_str())?);
-            let report = made.file(&file, |target| {
-                convert(
-                    ConvertSource::Device(&disk.device),
-                    &ConvertRequest {
-                        open: OpenOptions::default(),
-                        target: target.to_owned(),
-                        format,
-                        qcow2: Qcow2Options::default(),
-                        blocks: BlockOptions::default(),
-                        storage,
-                        overwrite: Overwrite::Refuse,
-                        verify: VerifyImage::No,
-                    },
-                    surroundings,
-                    job,
-                )
-            })?;
-            written.unpacked_bytes += report.size_bytes;
-            written.written_bytes += report.allocated_bytes.unwrap_or_default();
-            self.names.push((disk.name.clone(), file, report.size_bytes));
-        }
-        if let Some(text) = &self.text {
-            made.file(DOMAIN, |path| write_file(path, text.as_bytes(), surroundings))?;
-        }
-        Ok(written)
     }
 }

@@ -1,10 +1,13 @@
 //! A folder on its way: it is there whole, or as it was before.
 
+use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use std::io::Write as _;
-
+use holdfast_host::domain_xml::{DiskChange, DiskPlace, DomainXml, Medium};
+use holdfast_host::{DiskKind, DiskSource};
+use holdfast_image::Format;
 use holdfast_repo::Surroundings;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
 
@@ -64,6 +67,15 @@ impl NewFolder {
         Ok(made)
     }
 
+    /// Where it is, for whoever looks for it from another folder.
+    pub(crate) fn absolute_path(&self) -> Result<PathBuf> {
+        std::path::absolute(&self.path).map_err(|source| Error::File {
+            action: "find",
+            path: self.path.clone(),
+            source,
+        })
+    }
+
     /// It is whole.
     pub(crate) fn keep(mut self) {
         self.files.clear();
@@ -85,6 +97,47 @@ impl Drop for NewFolder {
             std::fs::remove_dir(&self.path).ok();
         }
     }
+}
+
+/// What the image of a disk is called in a folder.
+pub(crate) fn image_name(disk: &str, format: Format) -> String {
+    format!("{disk}.{format}")
+}
+
+/// What the file with the variables of a machine's firmware is called in a folder.
+pub(crate) fn variables_name(machine: &str) -> String {
+    format!("{machine}_VARS.fd")
+}
+
+/// What becomes of the disks of a configuration where the images of those that the folder `has` are there, and nothing else: drives are empty,
+/// and of other disks, which the machine does not have any more, `left_out` learns.
+pub(crate) fn disks_in(
+    folder: &Path,
+    format: Format,
+    xml: &DomainXml,
+    has: impl Fn(&str) -> bool,
+    left_out: &mut dyn FnMut(&str),
+) -> BTreeMap<String, DiskChange> {
+    let mut changes = BTreeMap::new();
+    for disk in &xml.disks {
+        let change = if has(&disk.target) {
+            DiskChange::Place(DiskPlace {
+                path: folder.join(image_name(&disk.target, format)),
+                medium: Medium::File,
+                format: format.qemu_name().to_owned(),
+            })
+        } else if matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy) {
+            if disk.source == DiskSource::Empty {
+                continue;
+            }
+            DiskChange::Empty
+        } else {
+            left_out(&disk.target);
+            DiskChange::Remove
+        };
+        changes.insert(disk.target.clone(), change);
+    }
+    changes
 }
 
 /// Whether both are there, and one file.

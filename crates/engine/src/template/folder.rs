@@ -1,10 +1,9 @@
 //! A template as a folder: its images, and the configuration of its machine as that of another one.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::domain_xml::{DiskChange, DiskPlace, DomainXml, Identity, Medium, NewIdentity, Rewrite, rewrite};
-use holdfast_host::{DiskKind, DiskSource, MacAddress, Uuid};
+use holdfast_host::domain_xml::{DomainXml, Identity, NewIdentity, Rewrite, rewrite};
+use holdfast_host::{MacAddress, Uuid};
 use holdfast_image::Format;
 use holdfast_repo::Surroundings;
 
@@ -13,7 +12,7 @@ use super::pull::{KeepIdentity, Pull, PulledDisk};
 use super::push::DOMAIN;
 use crate::MachineName;
 use crate::error::{Error, Result};
-use crate::exchange::{NewFolder, write_file};
+use crate::exchange::new_folder::{NewFolder, disks_in, image_name, variables_name, write_file};
 use crate::machine_backup::NVRAM;
 use crate::new_image::Overwrite;
 
@@ -45,7 +44,7 @@ pub(super) fn write_folder(
     let mut made = NewFolder::make(&folder)?;
     let mut disks = Vec::new();
     for piece in pull.entry.statement.disks() {
-        let disk = made.file(&file_name(piece.name.as_str(), format), |target| {
+        let disk = made.file(&image_name(piece.name.as_str(), format), |target| {
             pull.disk(piece, (target, format), Overwrite::Refuse, &|_| Ok(()))
         })?;
         disks.push(disk);
@@ -81,10 +80,6 @@ pub(super) fn write_folder(
     Ok((disks, configuration))
 }
 
-fn file_name(disk: &str, format: Format) -> String {
-    format!("{disk}.{format}")
-}
-
 /// The configuration for its new place.
 struct Configured {
     name: String,
@@ -118,13 +113,18 @@ impl Configured {
             KeepIdentity::Yes => Identity::Named(name.clone()),
             KeepIdentity::No => Identity::New(new_identity(&name, xml.macs.len(), pull.surroundings)?),
         };
-        let nvram = folder.join(nvram_name(&name));
+        let nvram = folder.join(variables_name(&name));
         let has_nvram = xml.nvram.is_some() || pull.entry.statement.file(NVRAM).is_some();
         let has_place = xml.tpm.as_ref().is_some_and(|tpm| tpm.source.is_some());
+        let has = |target: &str| pull.entry.statement.disks().any(|piece| piece.name.as_str() == target);
         let wish = Rewrite {
             identity,
             generation: Uuid::from_random(random(pull.surroundings)?),
-            disks: changes(pull, folder, format, &xml),
+            disks: disks_in(folder, format, &xml, has, &mut |target| {
+                pull.job.progress.warning(&format!(
+                    "disk {target} is in the configuration, and not in the template: it is left out"
+                ));
+            }),
             nvram: has_nvram.then_some(nvram),
             tpm: has_place.then(|| folder.join(format!("{name}-tpm"))),
         };
@@ -139,12 +139,8 @@ impl Configured {
     }
 
     fn nvram_name(&self) -> String {
-        nvram_name(&self.name)
+        variables_name(&self.name)
     }
-}
-
-fn nvram_name(machine: &str) -> String {
-    format!("{machine}_VARS.fd")
 }
 
 fn random<const N: usize>(surroundings: &Surroundings) -> Result<[u8; N]> {
@@ -166,32 +162,4 @@ fn new_identity(name: &str, card_count: usize, surroundings: &Surroundings) -> R
         uuid: Uuid::from_random(random(surroundings)?),
         macs: Some(macs),
     })
-}
-
-/// Its disks are those of the template, and no others: what lies elsewhere belongs to the machine that was pushed.
-fn changes(pull: &Pull<'_>, folder: &Path, format: Format, xml: &DomainXml) -> BTreeMap<String, DiskChange> {
-    let mut changes = BTreeMap::new();
-    for disk in &xml.disks {
-        let mut pieces = pull.entry.statement.disks();
-        let change = if pieces.any(|piece| piece.name.as_str() == disk.target) {
-            DiskChange::Place(DiskPlace {
-                path: folder.join(file_name(&disk.target, format)),
-                medium: Medium::File,
-                format: format.qemu_name().to_owned(),
-            })
-        } else if matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy) {
-            if disk.source == DiskSource::Empty {
-                continue;
-            }
-            DiskChange::Empty
-        } else {
-            let target = &disk.target;
-            pull.job.progress.warning(&format!(
-                "disk {target} is in the configuration, and not in the template: it is left out"
-            ));
-            DiskChange::Remove
-        };
-        changes.insert(disk.target.clone(), change);
-    }
-    changes
 }

@@ -73,6 +73,23 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
             .unwrap_or_default(),
         has_tpm: devices.is_some_and(|devices| child(devices, "tpm").is_some()),
     };
+    let vcpu = child(domain, "vcpu");
+    if let (Some(now), Some(most)) = (
+        vcpu.and_then(|vcpu| vcpu.attribute("current")),
+        vcpu.and_then(|vcpu| vcpu.text()),
+    ) && now.trim() != most.trim()
+    {
+        let what = format!("up to {} processors", most.trim());
+        dropped.push(Dropped::new(what, "it has those that are plugged in"));
+    }
+    let interfaces = devices.iter().flat_map(|devices| children(*devices, "interface"));
+    for (number, _) in interfaces
+        .enumerate()
+        .filter(|(_, interface)| is_of_the_host(*interface))
+    {
+        let what = format!("network card {}, which is one of the host", number + 1);
+        dropped.push(Dropped::new(what, "is an emulated one now"));
+    }
     for (name, what) in OF_THE_HOST {
         if child(domain, name).is_some() {
             dropped.push(Dropped::new(*what, "belongs to the host that it was on"));
@@ -158,8 +175,12 @@ fn firmware(domain: Node<'_, '_>) -> Firmware {
         return Firmware::Bios;
     };
     let loader = child(os, "loader");
-    let is_uefi = os.attribute("firmware") == Some("efi")
-        || loader.is_some_and(|loader| loader.attribute("type") == Some("pflash"));
+    // One that is loaded like a BIOS keeps no variables, and is called by its makers' name.
+    let is_called_so = |loader: Node<'_, '_>| {
+        let path = loader.text().unwrap_or_default().to_ascii_uppercase();
+        loader.attribute("type") == Some("pflash") || path.contains("OVMF") || path.contains("EDK2")
+    };
+    let is_uefi = os.attribute("firmware") == Some("efi") || loader.is_some_and(is_called_so);
     let is_named = |feature: Node<'_, '_>| {
         feature.attribute("name") == Some("secure-boot") && feature.attribute("enabled") == Some("yes")
     };
@@ -214,7 +235,7 @@ fn disks(devices: Node<'_, '_>, domain: Node<'_, '_>) -> Result<Vec<Disk>> {
             key: if is_empty { String::new() } else { target.to_owned() },
             label: target.to_owned(),
             kind,
-            bus: bus(attribute(disk, "target", "bus"), target, devices),
+            bus: bus(disk, target, devices),
             position: position(target),
             size_bytes: None,
             boot_order,
@@ -224,19 +245,18 @@ fn disks(devices: Node<'_, '_>, domain: Node<'_, '_>) -> Result<Vec<Disk>> {
     Ok(disks)
 }
 
-fn bus(named: Option<&str>, target: &str, devices: Node<'_, '_>) -> Bus {
-    match named {
+fn bus(disk: Node<'_, '_>, target: &str, devices: Node<'_, '_>) -> Bus {
+    match attribute(disk, "target", "bus") {
         Some("virtio") => Bus::Virtio,
         Some("sata") => Bus::Sata,
         Some("scsi") => {
-            let mut controllers = children(devices, "controller");
-            let is_virtio = |controller: Node<'_, '_>| {
-                controller.attribute("type") == Some("scsi")
-                    && controller
-                        .attribute("model")
-                        .is_some_and(|model| model.starts_with("virtio"))
+            let own = attribute(disk, "address", "controller").unwrap_or("0");
+            let is_own = |controller: &Node<'_, '_>| {
+                controller.attribute("type") == Some("scsi") && controller.attribute("index").unwrap_or("0") == own
             };
-            if controllers.any(is_virtio) {
+            let controller = children(devices, "controller").find(is_own);
+            let model = controller.and_then(|controller| controller.attribute("model"));
+            if model.is_some_and(|model| model.starts_with("virtio")) {
                 Bus::VirtioScsi
             } else {
                 Bus::Scsi
@@ -267,6 +287,11 @@ pub(super) fn position(target: &str) -> u32 {
         number = number.saturating_mul(26).saturating_add(u32::from(letter - b'a') + 1);
     }
     number.saturating_sub(1)
+}
+
+/// Whether a network card is a device of the host that the machine was given.
+fn is_of_the_host(interface: Node<'_, '_>) -> bool {
+    matches!(interface.attribute("type"), Some("hostdev" | "vdpa"))
 }
 
 fn card(interface: Node<'_, '_>) -> Card {

@@ -93,7 +93,7 @@ fn disks_are_called_as_the_adapted_machine_says() {
         (
             Firmware::Bios,
             vec![disk("", Bus::Ide, 0), disk("a", Bus::Sata, 0)],
-            &["sda", "sdb"][..],
+            &["sdb", "sda"][..],
             "q35",
         ),
         (
@@ -197,7 +197,7 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     }
     let again = read(&written.value).unwrap().value;
     let disks: Vec<_> = again.disks.iter().map(|disk| (disk.label.as_str(), disk.bus)).collect();
-    assert_eq!(disks, [("sda", Bus::Sata), ("sdc", Bus::Sata)]);
+    assert_eq!(disks, [("sda", Bus::Sata), ("sdb", Bus::Sata)]);
     assert!(again.topology.is_none());
 }
 
@@ -247,12 +247,50 @@ fn what_is_of_the_host_is_named_and_noise_is_not() {
     assert_eq!(machine.cards[0].network.as_deref(), Some("br0"));
     let what: Vec<&str> = read.dropped.iter().map(|dropped| dropped.what.as_str()).collect();
     let expected = [
+        "up to 8 processors",
         "processors that are pinned or weighted",
         "a device of the host (pci)",
         "a shared folder (share)",
         "arguments for QEMU",
     ];
     assert_eq!(what, expected);
+}
+
+/// What a machine has by one element of its configuration.
+fn with(os: &str, devices: &str) -> crate::Translated<Machine> {
+    let text = format!(
+        "<domain type='kvm'><name>a</name><memory>1024</memory><vcpu current='2'>8</vcpu><os>{os}</os><devices>{devices}</devices></domain>"
+    );
+    read(&text).unwrap()
+}
+
+#[test]
+fn disks_on_scsi_are_of_the_model_of_their_own_controller() {
+    let devices = "<controller type='scsi' index='0' model='lsilogic'/><controller type='scsi' index='1' model='virtio-scsi'/>\
+        <disk><target dev='sda' bus='scsi'/><address type='drive' controller='0' unit='0'/></disk>\
+        <disk><target dev='sdh' bus='scsi'/><address type='drive' controller='1' unit='0'/></disk>";
+    let disks = with("", devices).value.disks;
+    assert_eq!([disks[0].bus, disks[1].bus], [Bus::Scsi, Bus::VirtioScsi]);
+}
+
+#[test]
+fn firmware_that_is_loaded_like_a_bios_is_known_by_its_name() {
+    let loader = |path: &str| {
+        with(&format!("<loader type='rom'>/usr/share/{path}</loader>"), "")
+            .value
+            .firmware
+    };
+    assert_eq!(loader("OVMF/OVMF_CODE.fd"), Firmware::Uefi);
+    assert_eq!(loader("edk2/ovmf/a.fd"), Firmware::Uefi);
+    assert_eq!(loader("seabios/bios.bin"), Firmware::Bios);
+}
+
+#[test]
+fn what_becomes_of_processors_and_cards_of_the_host_is_told() {
+    let devices = "<interface type='user'/><interface type='hostdev'><mac address='52:54:00:00:00:01'/></interface>";
+    let dropped = with("", devices).dropped;
+    let told: Vec<&str> = dropped.iter().map(|dropped| &dropped.what[..]).collect();
+    assert_eq!(told, ["up to 8 processors", "network card 2, which is one of the host"]);
 }
 
 #[test]

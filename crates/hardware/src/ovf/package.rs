@@ -44,6 +44,8 @@ pub struct OvfDisk {
     pub file: Option<OvfFile>,
     /// Its size for the guest in bytes, where it is said.
     pub capacity_bytes: Option<u64>,
+    /// In what that is counted: it may be larger than the disk by less than one of these.
+    pub capacity_unit_bytes: u64,
     /// The URI of its format; empty for a file that is no disk by the descriptor.
     pub format: String,
     /// The bytes of it that are in use, where they are said.
@@ -92,6 +94,7 @@ impl OvfPackage {
             let disk = OvfDisk {
                 key: id.to_owned(),
                 capacity_bytes: file.as_ref().and_then(|file| file.size_bytes),
+                capacity_unit_bytes: 1,
                 file,
                 format: String::new(),
                 populated_bytes: None,
@@ -237,16 +240,17 @@ fn disk(node: Node<'_, '_>, file: Option<&OvfFile>) -> Result<OvfDisk> {
     // `${size}` is what someone is asked for before the machine is deployed.
     let is_asked_for = named(node, "capacity").is_some_and(|text| text.trim_start().starts_with("${"));
     let capacity = if is_asked_for { None } else { number(node, "capacity")? };
-    let capacity_bytes = match (capacity, number(node, "size")?) {
-        (Some(count), _) => Some(times(count, unit, key)?),
+    let (count, unit) = match (capacity, number(node, "size")?) {
         // oVirt's own, in GiB.
-        (None, Some(count)) => Some(times(count, 1 << 30, key)?),
-        (None, None) => None,
+        (None, Some(count)) => (Some(count), 1 << 30),
+        (capacity, _) => (capacity, unit),
     };
+    let capacity_bytes = count.map(|count| times(count, unit, key)).transpose()?;
     Ok(OvfDisk {
         key: key.to_owned(),
         file: file.cloned(),
         capacity_bytes,
+        capacity_unit_bytes: unit,
         // Some leave it out: it is a disk all the same, and its first bytes say of which format.
         format: named(node, "format")
             .filter(|uri| !uri.is_empty())

@@ -1,5 +1,6 @@
 //! Where disks hang: a controller and a unit of it for each.
 
+use crate::seats::Seats;
 use crate::{Bus, Disk, DiskKind, Dropped};
 
 /// The unit that a SCSI controller is itself.
@@ -35,20 +36,19 @@ fn controller_count_max(bus: Bus) -> u32 {
 /// Gives each of `disks` a bus that an OVF has, and a place of its own there: that which it has, if it is free. One for which there is no
 /// place is left out.
 pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, Place)> {
-    let mut taken: Vec<(Bus, u32)> = Vec::new();
+    let mut seats = Seats::new(disks, |disk| {
+        let bus = wanted_by(disk);
+        let has_place = units(bus).any(|unit| unit == disk.position);
+        has_place.then_some((bus, disk.position))
+    });
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {
-        let wanted = match (disk.kind, disk.bus) {
-            (DiskKind::Floppy, _) => Bus::Floppy,
-            (DiskKind::Disk, bus @ (Bus::Ide | Bus::Scsi | Bus::Nvme))
-            | (DiskKind::Cdrom, bus @ (Bus::Ide | Bus::Scsi)) => bus,
-            _ => Bus::Sata,
-        };
+        let wanted = wanted_by(disk);
         let buses = [wanted, Bus::Sata];
         let buses = if wanted == Bus::Floppy { &buses[..1] } else { &buses[..] };
         let found = buses
             .iter()
-            .find_map(|bus| Some((*bus, free(*bus, disk.position, &taken)?)));
+            .find_map(|bus| Some((*bus, seats.seat(number, *bus, units(*bus))?)));
         let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
         let Some((bus, position)) = found else {
             let what = format!("disk {} ({name})", number + 1);
@@ -60,7 +60,6 @@ pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Dropped>) -> V
             dropped.push(Dropped::new(what, format!("is on {} now", bus.name())));
         }
         disk.bus = bus;
-        taken.push((bus, position));
         let per_controller = units_per_controller(bus);
         let place = Place {
             controller: position / per_controller,
@@ -71,13 +70,19 @@ pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Dropped>) -> V
     placed
 }
 
-/// The position itself if it is free, or the first that is.
-fn free(bus: Bus, position: u32, taken: &[(Bus, u32)]) -> Option<u32> {
+/// The bus that a disk would like to be on.
+fn wanted_by(disk: &Disk) -> Bus {
+    match (disk.kind, disk.bus) {
+        (DiskKind::Floppy, _) => Bus::Floppy,
+        (DiskKind::Disk, bus @ (Bus::Ide | Bus::Scsi | Bus::Nvme))
+        | (DiskKind::Cdrom, bus @ (Bus::Ide | Bus::Scsi)) => bus,
+        _ => Bus::Sata,
+    }
+}
+
+/// The units of all controllers of a bus.
+fn units(bus: Bus) -> impl Iterator<Item = u32> + Clone {
     let per_controller = units_per_controller(bus);
-    let end = per_controller * controller_count_max(bus);
-    let is_free = |position: &u32| {
-        let is_controller = bus == Bus::Scsi && position % per_controller == SCSI_ITSELF;
-        *position < end && !is_controller && !taken.contains(&(bus, *position))
-    };
-    Some(position).filter(is_free).or_else(|| (0..end).find(is_free))
+    let is_controller = move |unit: u32| bus == Bus::Scsi && unit % per_controller == SCSI_ITSELF;
+    (0..per_controller * controller_count_max(bus)).filter(move |unit| !is_controller(*unit))
 }

@@ -258,13 +258,15 @@ fn order(conf: &Conf<'_>, disks: &mut [Disk]) {
         }
         return;
     }
+    // What Proxmox takes where nothing is said.
     let letters = boot.get("legacy").unwrap_or(boot.first);
+    let letters = if letters.is_empty() { "cdn" } else { letters };
     let named = conf.settings.get("bootdisk").copied();
     for (place, letter) in (1..).zip(letters.chars().take(ORDER_COUNT_MAX)) {
         let disk = match letter {
             'c' => {
                 let of_name = disks.iter().position(|disk| Some(disk.label.as_str()) == named);
-                of_name.or_else(|| disks.iter().position(|disk| disk.kind == DiskKind::Disk))
+                of_name.or_else(|| first_disk(disks))
             }
             'd' => disks.iter().position(|disk| disk.kind == DiskKind::Cdrom),
             _ => None,
@@ -273,6 +275,17 @@ fn order(conf: &Conf<'_>, disks: &mut [Disk]) {
             disk.boot_order = disk.boot_order.or(Some(place));
         }
     }
+}
+
+/// The disk that Proxmox starts from where nothing names one: its own order is that of `valid_drive_names` in qemu-server.
+fn first_disk(disks: &[Disk]) -> Option<usize> {
+    let rank = |disk: &Disk| {
+        let mut prefixes = ["ide", "scsi", "virtio", "sata"].iter();
+        prefixes.position(|prefix| disk.label.starts_with(prefix))
+    };
+    let hard_disks = disks.iter().enumerate().filter(|(_, disk)| disk.kind == DiskKind::Disk);
+    let first = hard_disks.min_by_key(|(_, disk)| (rank(disk).unwrap_or(usize::MAX), disk.position));
+    first.map(|(number, _)| number)
 }
 
 fn cards(conf: &Conf<'_>, dropped: &mut Vec<Dropped>) -> Vec<Card> {

@@ -85,6 +85,20 @@ fn a_configuration_by_itself_is_read() {
     assert_eq!(super::read("cores: 1").unwrap().value.memory_bytes, 512 << 20);
 }
 
+/// Where nothing says what it is started from, Proxmox looks in an order of its own; `bootdisk` is enough.
+#[test]
+fn what_a_machine_starts_from_is_known_where_nothing_says_so() {
+    let first = |more: &str| {
+        let text = format!("#qmdump#x\nmemory: 512\nname: a\nsata0: a:1\nscsi1: a:2\nvirtio1: a:3\n{more}");
+        let machine = read(&text).unwrap().value;
+        let disk = machine.disks.into_iter().find(|disk| disk.boot_order == Some(1));
+        disk.map(|disk| disk.label).unwrap_or_default()
+    };
+    assert_eq!(first(""), "scsi1");
+    assert_eq!(first("bootdisk: virtio1\n"), "virtio1");
+    assert_eq!(first("boot: order=sata0\n"), "sata0");
+}
+
 fn wish(keys: &[&str]) -> Wish {
     Wish {
         vm_id: 107,

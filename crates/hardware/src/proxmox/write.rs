@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use crate::seats::Seats;
 use crate::{
     Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, identity,
     percent,
@@ -87,10 +88,13 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<Exported> {
 
 /// Disks and drives with the names that they have there, which say bus and place.
 fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, String)> {
-    let mut taken: Vec<(&str, u32)> = Vec::new();
+    let mut seats = Seats::new(disks, |disk| {
+        let (prefix, count) = numbers(disk.bus)?;
+        (disk.kind != DiskKind::Floppy && disk.position < count).then_some((prefix, disk.position))
+    });
     let mut keys: Vec<&str> = Vec::new();
     let mut placed = Vec::new();
-    for disk in disks {
+    for (number, disk) in disks.iter_mut().enumerate() {
         if disk.kind == DiskKind::Floppy {
             dropped.push(Dropped::new(format!("floppy drive {}", disk.label), "Proxmox has none"));
             continue;
@@ -107,8 +111,11 @@ fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) ->
         let found = [disk.bus, Bus::Sata, Bus::Ide, Bus::VirtioScsi]
             .into_iter()
             .filter(|bus| is_disk || *bus != Bus::Virtio)
-            .find_map(|bus| Some((bus, free(bus, disk.position, &taken)?)));
-        let Some((bus, (prefix, number))) = found else {
+            .find_map(|bus| {
+                let (prefix, count) = numbers(bus)?;
+                Some((bus, prefix, seats.seat(number, prefix, 0..count)?))
+            });
+        let Some((bus, prefix, place)) = found else {
             dropped.push(Dropped::new(
                 format!("disk {}", disk.label),
                 "there is no room for so many",
@@ -120,28 +127,24 @@ fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) ->
             dropped.push(Dropped::new(what, format!("is on {} now", bus.name())));
             disk.bus = bus;
         }
-        taken.push((prefix, number));
         let disk = &*disk;
         if is_disk {
             keys.push(&disk.key);
         }
-        placed.push((disk, format!("{prefix}{number}")));
+        placed.push((disk, format!("{prefix}{place}")));
     }
     placed
 }
 
-/// The place itself on `bus` if it is free, or the first that is.
-fn free(bus: Bus, position: u32, taken: &[(&str, u32)]) -> Option<(&'static str, u32)> {
-    let (prefix, count) = match bus {
-        Bus::Ide => ("ide", 4),
-        Bus::Sata => ("sata", 6),
-        Bus::VirtioScsi => ("scsi", 31),
-        Bus::Virtio => ("virtio", 16),
-        Bus::Scsi | Bus::Nvme | Bus::Xen | Bus::Usb | Bus::Floppy => return None,
-    };
-    let is_free = |number: &u32| *number < count && !taken.contains(&(prefix, *number));
-    let number = Some(position).filter(is_free).or_else(|| (0..count).find(is_free))?;
-    Some((prefix, number))
+/// What disks of a bus are called there, with a number behind, and how many there can be.
+fn numbers(bus: Bus) -> Option<(&'static str, u32)> {
+    match bus {
+        Bus::Ide => Some(("ide", 4)),
+        Bus::Sata => Some(("sata", 6)),
+        Bus::VirtioScsi => Some(("scsi", 31)),
+        Bus::Virtio => Some(("virtio", 16)),
+        Bus::Scsi | Bus::Nvme | Bus::Xen | Bus::Usb | Bus::Floppy => None,
+    }
 }
 
 /// All settings but disks and cards.

@@ -122,7 +122,7 @@ pub(super) fn machine<'a, 'input>(document: &'a roxmltree::Document<'input>) -> 
         return Err(wrong(format!("its first element is {:?}", root.tag_name().name())));
     }
     if child(root, "MachineEncrypted").is_some() {
-        return Err(wrong("its machine is encrypted"));
+        return Err(Error::Encrypted { form: FORM });
     }
     child(root, "Machine").ok_or_else(|| wrong("it has no machine"))
 }

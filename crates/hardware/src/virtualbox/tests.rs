@@ -294,6 +294,49 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     assert_eq!(places.len(), again.disks.len());
 }
 
+/// VirtualBox starts from the first disk of the controller that it may start from.
+#[test]
+fn the_disk_that_a_machine_starts_from_is_the_first() {
+    let mut machine = specimen();
+    let disk = Disk {
+        bus: Bus::Sata,
+        boot_order: None,
+        ..machine.disks[0].clone()
+    };
+    let other = |key: &str, bus, position, boot_order| Disk {
+        key: key.to_owned(),
+        label: key.to_owned(),
+        bus,
+        position,
+        boot_order,
+        ..disk.clone()
+    };
+    machine.disks = vec![
+        other("a", Bus::Sata, 0, Some(2)),
+        other("b", Bus::Sata, 3, Some(1)),
+        other("c", Bus::Scsi, 0, None),
+    ];
+    let written = write(&machine, &wish(&["a", "b", "c"]));
+    assert!(what(&written).contains(&"the place of disk b"), "{:?}", written.dropped);
+    let again = read(&written.value).unwrap().value;
+    let places: Vec<_> = again.disks.iter().map(|disk| (disk.bus, disk.position)).collect();
+    assert_eq!(places, [(Bus::Sata, 3), (Bus::Sata, 0), (Bus::Scsi, 0)]);
+    let bootable: Vec<&str> = written
+        .value
+        .split("Bootable=\"")
+        .skip(1)
+        .map(|text| &text[..4])
+        .collect();
+    assert_eq!(bootable, ["true", "fals"], "{}", written.value);
+    machine.disks[2].bus = Bus::Ide;
+    let written = write(&machine, &wish(&["a", "b", "c"]));
+    assert!(
+        what(&written).contains(&"starting from disk b"),
+        "{:?}",
+        written.dropped
+    );
+}
+
 #[test]
 fn nonsense_is_an_error() {
     let changed = |from: &str, to: &str| {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::read::units_per_controller;
+use crate::seats::{Seats, put_first};
 use crate::xml::escaped;
 use crate::{
     Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, identity,
@@ -139,7 +140,7 @@ fn fit(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
         );
     }
     if machine.firmware == Firmware::UefiSecure {
-        add("Secure Boot".to_owned(), "it is switched on in VirtualBox");
+        add("Secure Boot".to_owned(), "it has to be switched on again in VirtualBox");
     }
     if machine.has_tpm {
         let why = "a TPM does not leave its hypervisor; the new one is empty";
@@ -149,10 +150,15 @@ fn fit(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
 
 /// Disks and drives with their units on the controller of their bus, of which there is one.
 fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, u32)> {
-    let mut taken: Vec<(Bus, u32)> = Vec::new();
+    let mut seats = Seats::new(disks, |disk| {
+        let [bus, ..] = buses(disk);
+        units(bus)
+            .any(|unit| unit == disk.position)
+            .then_some((bus, disk.position))
+    });
     let mut keys: Vec<&str> = Vec::new();
     let mut placed = Vec::new();
-    for disk in disks {
+    for (number, disk) in disks.iter_mut().enumerate() {
         let is_disk = disk.kind == DiskKind::Disk;
         if is_disk && (!wish.disks.contains_key(&disk.key) || keys.contains(&disk.key.as_str())) {
             dropped.push(Dropped::new(format!("disk {}", disk.label), "its content is not there"));
@@ -162,14 +168,9 @@ fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) ->
             let what = format!("what is in the drive {}", disk.label);
             dropped.push(Dropped::new(what, "the drive is empty"));
         }
-        let buses = match (disk.kind, disk.bus) {
-            (DiskKind::Floppy, _) => [Bus::Floppy; 3],
-            (DiskKind::Cdrom, Bus::Nvme) | (_, Bus::Floppy) => [Bus::Sata, Bus::Ide, Bus::Scsi],
-            (_, bus) => [bus, Bus::Sata, Bus::Ide],
-        };
-        let found = buses
+        let found = buses(disk)
             .into_iter()
-            .find_map(|bus| Some((bus, free(bus, disk.position, &taken)?)));
+            .find_map(|bus| Some((bus, seats.seat(number, bus, units(bus))?)));
         let Some((bus, unit)) = found else {
             let what = format!("disk {}", disk.label);
             dropped.push(Dropped::new(what, "there is no room for so many"));
@@ -180,22 +181,62 @@ fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) ->
             dropped.push(Dropped::new(what, format!("is on {} now", bus.name())));
             disk.bus = bus;
         }
-        taken.push((bus, unit));
         let disk = &*disk;
         if is_disk {
             keys.push(&disk.key);
         }
         placed.push((disk, unit));
     }
+    start(&mut placed, dropped);
     placed
 }
 
-/// The unit itself if it is free, or the first that is.
-fn free(bus: Bus, position: u32, taken: &[(Bus, u32)]) -> Option<u32> {
-    let end = units_per_controller(bus);
-    let is_free =
-        |unit: &u32| *unit < end && !(bus == Bus::Scsi && *unit == SCSI_ITSELF) && !taken.contains(&(bus, *unit));
-    Some(position).filter(is_free).or_else(|| (0..end).find(is_free))
+/// The disk that the machine is started from, where that is laid down, by its number among all.
+fn first_of(placed: &[(&Disk, u32)]) -> Option<usize> {
+    let ordered = placed.iter().enumerate().filter_map(|(number, (disk, _))| {
+        let order = disk.boot_order.filter(|_| disk.kind == DiskKind::Disk)?;
+        Some((order, number))
+    });
+    ordered.min().map(|(_, number)| number)
+}
+
+/// Puts the disk that the machine is started from before those on the same controller: VirtualBox starts from the first one.
+fn start(placed: &mut [(&Disk, u32)], dropped: &mut Vec<Dropped>) {
+    let Some(first) = first_of(placed) else { return };
+    let (disk, _) = placed[first];
+    let is_beside = |other: &Disk| other.bus == disk.bus && other.kind == DiskKind::Disk;
+    let beside = (0..placed.len()).filter(|number| is_beside(placed[*number].0));
+    let beside: Vec<usize> = beside.collect();
+    let mut units: Vec<u32> = beside.iter().map(|number| placed[*number].1).collect();
+    if let Some(place) = beside.iter().position(|number| *number == first)
+        && put_first(&mut units, place)
+    {
+        let why = "it is the first one on its controller now: VirtualBox starts from that";
+        dropped.push(Dropped::new(format!("the place of disk {}", disk.label), why));
+    }
+    for (number, unit) in beside.into_iter().zip(units) {
+        placed[number].1 = unit;
+    }
+    let is_before = |other: &Disk| other.bus == Bus::Ide && other.kind == DiskKind::Disk;
+    if disk.bus != Bus::Ide && placed.iter().any(|(other, _)| is_before(other)) {
+        let why =
+            "VirtualBox looks at disks on IDE first: choose it when the machine starts (F12), or move those on IDE";
+        dropped.push(Dropped::new(format!("starting from disk {}", disk.label), why));
+    }
+}
+
+/// The buses that a disk or drive can be on, the one that it would like best first.
+fn buses(disk: &Disk) -> [Bus; 3] {
+    match (disk.kind, disk.bus) {
+        (DiskKind::Floppy, _) => [Bus::Floppy; 3],
+        (DiskKind::Cdrom, Bus::Nvme) | (_, Bus::Floppy) => [Bus::Sata, Bus::Ide, Bus::Scsi],
+        (_, bus) => [bus, Bus::Sata, Bus::Ide],
+    }
+}
+
+/// The units of the controller of a bus.
+fn units(bus: Bus) -> impl Iterator<Item = u32> + Clone {
+    (0..units_per_controller(bus)).filter(move |unit| !(bus == Bus::Scsi && *unit == SCSI_ITSELF))
 }
 
 fn hardware(xml: &mut String, machine: &Machine, disks: &[(&Disk, u32)], wish: &Wish) {
@@ -295,6 +336,7 @@ fn storage(xml: &mut String, disks: &[(&Disk, u32)], wish: &Wish) {
             controllers.push(disk.bus);
         }
     }
+    let starting = first_of(disks).map(|number| disks[number].0.bus);
     xml.push_str("      <StorageControllers>\n");
     for bus in controllers {
         let on_it = disks.iter().filter(|(disk, _)| disk.bus == bus);
@@ -308,10 +350,12 @@ fn storage(xml: &mut String, disks: &[(&Disk, u32)], wish: &Wish) {
             Bus::Sata | Bus::Usb | Bus::Virtio | Bus::Xen => ("AHCI", last + 1),
         };
         let is_cached = matches!(bus, Bus::Ide | Bus::Floppy);
+        let has_disks = on_it.clone().any(|(disk, _)| disk.kind == DiskKind::Disk);
+        let is_bootable = !has_disks || starting.is_none_or(|starting| starting == bus);
         writeln!(
             xml,
             "        <StorageController name=\"{}\" type=\"{kind}\" PortCount=\"{port_count}\" useHostIOCache=\"{is_cached}\" \
-             Bootable=\"true\">",
+             Bootable=\"{is_bootable}\">",
             bus.name()
         )
         .expect("a string takes all");

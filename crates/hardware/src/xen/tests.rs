@@ -51,8 +51,8 @@ fn a_machine_comes_back_from_its_records() {
         .collect();
     let expected = [
         (DiskKind::Disk, Bus::Xen, Some(10 << 30)),
-        (DiskKind::Disk, Bus::Xen, Some(3 << 30)),
         (DiskKind::Cdrom, Bus::Xen, None),
+        (DiskKind::Disk, Bus::Xen, Some(3 << 30)),
     ];
     assert_eq!(disks, expected);
     assert_eq!(again.disks[0].key, exported.disks[0].1);
@@ -70,6 +70,22 @@ fn a_machine_comes_back_from_its_records() {
         .map(|disk| disk.size_bytes)
         .collect();
     assert_eq!(sizes, [10 << 30, 3 << 30]);
+}
+
+/// XenServer starts from the first disk, and its BIOS sees four of them.
+#[test]
+fn the_disk_that_a_machine_starts_from_is_the_first() {
+    let mut machine = specimen();
+    (machine.disks[0].boot_order, machine.disks[1].boot_order) = (Some(2), Some(1));
+    let places = |machine: &Machine| -> Vec<(Option<u64>, u32)> {
+        let again = read(&written(machine).xml).unwrap().value;
+        let disks = again.disks.iter().filter(|disk| disk.kind == DiskKind::Disk);
+        disks.map(|disk| (disk.size_bytes, disk.position)).collect()
+    };
+    assert_eq!(places(&machine), [(Some(3 << 30), 0), (Some(10 << 30), 2)]);
+    machine.disks.remove(0);
+    machine.disks[0].position = 5;
+    assert_eq!(places(&machine), [(Some(3 << 30), 0)]);
 }
 
 /// The guest knows its disks by their places, and the owner the machine by what XenServer alone has words for.

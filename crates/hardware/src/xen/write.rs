@@ -8,7 +8,8 @@ use super::read::XenRecords;
 use super::records::{network_record, storage_record, structure, vbd_record, vdi_record, vif_record, vm_record};
 use super::value::Value;
 use crate::machine::PLACE_COUNT;
-use crate::{Card, Disk, DiskKind, Dropped, Machine, Place, Translated, adapt};
+use crate::seats::{Seats, put_first};
+use crate::{Card, Clock, Disk, DiskKind, Dropped, Machine, Place, Translated, adapt};
 
 /// What the records say beside the machine.
 pub struct Wish<'a> {
@@ -31,6 +32,9 @@ pub struct Exported {
     /// members of the archive are called.
     pub disks: Vec<(String, String)>,
 }
+
+/// The last place that a BIOS sees: emulated IDE has four.
+const BIOS_PLACE_MAX: u32 = 3;
 
 pub(super) const NULL: &str = "OpaqueRef:NULL";
 
@@ -55,8 +59,14 @@ pub fn write(machine: &Machine, wish: &mut Wish<'_>) -> Translated<Exported> {
         ));
     }
     let original = wish.original.and_then(Original::of);
+    if machine.clock == Clock::LocalTime && original.is_none() {
+        dropped.push(Dropped::new(
+            "its clock in local time",
+            "XenServer keeps how far a guest's clock is from UTC: the guest sets it, or xe vm-param-set platform:timeoffset=SECONDS",
+        ));
+    }
+    let places = places(&machine, original.is_some(), &mut dropped);
     let mut records = Records::new(&machine, original);
-    let mut taken = Vec::new();
     for (number, disk) in machine.disks.iter().enumerate() {
         if disk.kind == DiskKind::Floppy {
             dropped.push(Dropped::new(
@@ -64,9 +74,7 @@ pub fn write(machine: &Machine, wish: &mut Wish<'_>) -> Translated<Exported> {
                 "XenServer has none",
             ));
         } else {
-            let place = disk.place_of(PLACE_COUNT, |place| !taken.contains(&place));
-            taken.push(place);
-            records.add_disk(disk, place, wish);
+            records.add_disk(disk, places[number], wish);
         }
     }
     for (number, card) in machine.cards.iter().enumerate() {
@@ -78,6 +86,53 @@ pub fn write(machine: &Machine, wish: &mut Wish<'_>) -> Translated<Exported> {
         value: Exported { xml, disks },
         dropped,
     }
+}
+
+/// The place of each disk and drive. A machine that was one of XenServer keeps those that it had. Any other starts from the first disk there, which has
+/// to be one of the first four: they alone are seen by a BIOS.
+fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Dropped>) -> Vec<u32> {
+    let mut seats = Seats::new(&machine.disks, |disk| {
+        let has_place = disk.kind != DiskKind::Floppy && disk.position < PLACE_COUNT;
+        has_place.then_some(((), disk.position))
+    });
+    let numbers = 0..machine.disks.len();
+    let seat = |number: usize| match machine.disks[number].kind {
+        // XenServer has none.
+        DiskKind::Floppy => u32::MAX,
+        // There are more places than disks.
+        _ => seats.seat(number, (), 0..u32::MAX).unwrap_or(u32::MAX),
+    };
+    let mut places: Vec<u32> = numbers.clone().map(seat).collect();
+    let hard_disks: Vec<usize> = numbers
+        .filter(|number| machine.disks[*number].kind == DiskKind::Disk)
+        .collect();
+    let named = |disk: usize| machine.disks[hard_disks[disk]].boot_order;
+    let wished = (0..hard_disks.len()).filter(|disk| named(*disk).is_some());
+    let first = wished.min_by_key(|disk| named(*disk));
+    let mut of_disks: Vec<u32> = hard_disks.iter().map(|number| places[*number]).collect();
+    let first = first.or_else(|| (0..of_disks.len()).min_by_key(|disk| of_disks[*disk]));
+    let Some(first) = first.filter(|_| !is_original) else {
+        return places;
+    };
+    let mut is_moved = put_first(&mut of_disks, first);
+    if of_disks[first] > BIOS_PLACE_MAX
+        && let Some(free) = (0..=BIOS_PLACE_MAX).find(|place| !places.contains(place))
+    {
+        of_disks[first] = free;
+        is_moved = true;
+    }
+    for (number, place) in hard_disks.iter().zip(of_disks) {
+        places[*number] = place;
+    }
+    if is_moved {
+        let disk = &machine.disks[hard_disks[first]];
+        let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
+        dropped.push(Dropped::new(
+            format!("the place of disk {name}"),
+            "it is the first one now: XenServer starts from that",
+        ));
+    }
+    places
 }
 
 struct Records<'o> {

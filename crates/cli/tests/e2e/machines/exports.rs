@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
-use holdfast_host::MachineState;
+use holdfast_host::domain_xml::DomainXml;
 use holdfast_host::qemu::{disks, runs_in};
+use holdfast_host::{DiskSource, MachineState};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -66,6 +67,12 @@ fn a_machine_that_runs_becomes_every_kind_of_archive_without_a_repository() {
     }
     world.export_now(&["web1", "folder", "--format", "dir", "--disk-format", "raw"]);
     assert_eq!(world.rig.names("folder"), ["domain.xml", "vda.raw", "vdb.raw"]);
+    // It is a machine: its configuration names these images, and not those of the one that runs.
+    let configuration = DomainXml::parse(&String::from_utf8(world.rig.read("folder/domain.xml")).unwrap()).unwrap();
+    let sources = configuration.disks.iter().map(|disk| disk.source.clone());
+    let sources = sources.filter(|source| *source != DiskSource::Empty);
+    let expected = ["vda", "vdb"].map(|disk| DiskSource::File(world.rig.path(&format!("folder/{disk}.raw"))));
+    assert_eq!(sources.collect::<Vec<_>>(), expected);
     assert!(world.rig.read("folder/vda.raw") == world.disks[0] && world.rig.read("folder/vdb.raw") == world.disks[1]);
     let report = world.export_now(&["web1", "box", "--format", "vbox", "--exclude", "vdb"]);
     assert_eq!(report["disks"].as_array().unwrap().len(), 1);

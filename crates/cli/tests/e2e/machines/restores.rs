@@ -327,6 +327,17 @@ fn firmware_variables_come_back_and_the_guest_hears_that_it_went_back() {
     let work = |words: &[&str]| world.rig.report(&at(&uri, words));
     work(&["backup", "web2"]);
 
+    let report = world.rig.report(&["export", "web2", "folder", "--format", "dir"]);
+    assert!(!report["dropped"].to_string().contains("firmware"), "{report}");
+    assert!(world.rig.read("folder/web2_VARS.fd") == first);
+    let text = String::from_utf8(world.rig.read("folder/domain.xml")).unwrap();
+    let exported = DomainXml::parse(&text).unwrap();
+    assert_eq!(
+        exported.nvram.as_deref(),
+        world.rig.path("folder/web2_VARS.fd").to_str()
+    );
+    assert_eq!(exported.disks[0].format.as_deref(), Some("qcow2"));
+
     let report = work(&["restore", "web2", "--to-machine"]);
     let file = &report["files"][1];
     assert_eq!(

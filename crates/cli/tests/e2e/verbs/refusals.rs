@@ -137,3 +137,20 @@ fn a_backing_file_that_is_missing_is_named_with_its_image() {
         );
     }
 }
+
+/// What is called like something else than an image would be stored as a disk that no machine could read.
+#[test]
+fn archives_and_settings_are_no_images() {
+    let rig = Rig::new();
+    for (name, hint) in [
+        ("lab.vbox", "vbox:"),
+        ("web1.ova", "holdfast import"),
+        ("web1.XVA.zst", "holdfast import"),
+        ("web1.vma.lzo", "holdfast import"),
+    ] {
+        rig.write(name, b"something");
+        let (kind, said) = rig.error(2, &["backup", name]);
+        assert!(kind == "usage" && said.contains(hint), "{said}");
+    }
+    rig.ok(&["backup", "web1.ova", "--format", "raw"]);
+}

@@ -18,6 +18,8 @@ use crate::machine_backup::{NVRAM, TPM, is_memory};
 use crate::machine_restore::bytes_of;
 use crate::xen_backup::{RECORDS, SUSPENDED_RECORDS, XEN_MEMORY};
 
+/// What stays behind where a machine goes to another hypervisor.
+pub(super) const VARIABLES: &str = "variables of the firmware";
 /// Why memory stays behind.
 const ELSEWHERE: &str = "another hypervisor cannot go on from it: the machine starts";
 
@@ -29,6 +31,8 @@ pub(super) struct Content<'m> {
     pub(super) reads: Reads,
     /// Its configuration as libvirt writes it, where it is known.
     pub(super) text: Option<String>,
+    /// The variables of its firmware, where it is one of QEMU.
+    pub(super) variables: Option<Vec<u8>>,
     /// Why it is not, where it is not.
     pub(super) why_unknown: &'static str,
     /// What is never carried over.
@@ -90,6 +94,8 @@ pub(super) fn of_snapshot<'m>(
     }
     let text = snapshot.disks.iter().find(|record| record.name == DOMAIN);
     let text = text.map(|record| bytes_of(repository, record)).transpose()?;
+    let variables = snapshot.disks.iter().find(|record| record.name == NVRAM);
+    let variables = variables.map(|record| bytes_of(repository, record)).transpose()?;
     let suspended = match xva {
         Some(XvaExport { goes_on: true, .. }) => Some(Suspended::read(repository, snapshot, name, left_out)?),
         _ => None,
@@ -103,6 +109,7 @@ pub(super) fn of_snapshot<'m>(
         disks,
         reads: Reads::Any,
         text: text.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
+        variables,
         why_unknown: "the snapshot is of images only",
         dropped,
         of_virtualbox: OfVirtualBox::read(repository, snapshot)?,
@@ -143,7 +150,7 @@ fn left_of(snapshot: &Manifest, xva: Option<XvaExport>) -> Vec<Dropped> {
 /// What belongs to a machine by these names, and means nothing to another hypervisor.
 pub(super) fn left_behind<'n>(names: impl Iterator<Item = &'n str>) -> Vec<Dropped> {
     let what = |name| match name {
-        NVRAM | virtualbox::NVRAM => Some("variables of the firmware"),
+        NVRAM | virtualbox::NVRAM => Some(VARIABLES),
         TPM => Some("state of the TPM"),
         _ => None,
     };

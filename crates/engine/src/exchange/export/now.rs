@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::exchange::error::ExchangeError;
 use crate::exchange::store::DOMAIN;
 use crate::job::Job;
-use crate::machine_backup::{Before, Instant, Keeper, MachineReadRequest, MachineReading, read_machine};
+use crate::machine_backup::{Before, Instant, Keeper, MachineReadRequest, MachineReading, NVRAM, read_machine};
 use crate::{Bottleneck, MachineName, Progress, Unit};
 
 /// Reads a machine, and exports what is read.
@@ -68,6 +68,7 @@ impl Keeper for Exporter<'_> {
             disks: Vec::new(),
             reads: Reads::Once,
             text: None,
+            variables: None,
             why_unknown: "the machine is known by its monitor only",
             dropped: left_behind(instant.sources.iter().map(|source| &source.name[..])),
             of_virtualbox: OfVirtualBox::default(),
@@ -80,6 +81,11 @@ impl Keeper for Exporter<'_> {
                     name: source.name,
                     device: Arc::new(device),
                 }),
+                SourceData::Stream(stream) if source.name == NVRAM => {
+                    let mut variables = Vec::new();
+                    stream.read_to_end(&mut variables).expect("it is in memory");
+                    content.variables = Some(variables);
+                }
                 SourceData::Stream(stream) if source.name == DOMAIN => {
                     let mut text = Vec::new();
                     stream.read_to_end(&mut text).expect("it is in memory");

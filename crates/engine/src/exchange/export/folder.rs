@@ -1,0 +1,110 @@
+//! A machine as a folder: its images, the variables of its firmware, and a configuration for libvirt that names them there.
+
+use std::path::Path;
+
+use holdfast_archive::Packed;
+use holdfast_host::Uuid;
+use holdfast_host::domain_xml::{DomainXml, Identity, Rewrite, rewrite};
+use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
+use holdfast_repo::Surroundings;
+
+use super::Exported;
+use super::content::VARIABLES;
+use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
+use crate::error::{Error, Result};
+use crate::exchange::new_folder::{NewFolder, disks_in, image_name, variables_name, write_file};
+use crate::exchange::store::DOMAIN;
+use crate::job::Job;
+use crate::new_image::Overwrite;
+
+impl Exported<'_> {
+    /// Writes the folder; the configuration comes last: where that is, all is.
+    pub(super) fn write_folder(
+        &mut self,
+        made: &mut NewFolder,
+        (format, storage): (Format, Storage),
+        surroundings: &Surroundings,
+        job: Job<'_>,
+    ) -> Result<Packed> {
+        let folder = made.absolute_path()?;
+        let configuration = self.text.clone();
+        let configuration = configuration
+            .map(|text| self.configuration(&text, (&folder, format), surroundings, job))
+            .transpose()?;
+        let mut written = Packed::default();
+        for disk in &self.disks {
+            let file = image_name(crate::DiskName::new(disk.name.as_str())?.as_str(), format);
+            let report = made.file(&file, |target| {
+                convert(
+                    ConvertSource::Device(&disk.device),
+                    &ConvertRequest {
+                        open: OpenOptions::default(),
+                        target: target.to_owned(),
+                        format,
+                        qcow2: Qcow2Options::default(),
+                        blocks: BlockOptions::default(),
+                        storage,
+                        overwrite: Overwrite::Refuse,
+                        verify: VerifyImage::No,
+                    },
+                    surroundings,
+                    job,
+                )
+            })?;
+            written.unpacked_bytes += report.size_bytes;
+            written.written_bytes += report.allocated_bytes.unwrap_or_default();
+            self.names.push((disk.name.clone(), file, report.size_bytes));
+        }
+        if let Some(bytes) = &self.variables {
+            made.file(&variables_name(&self.machine.name), |path| {
+                write_file(path, bytes, surroundings)
+            })?;
+            // The only hypervisor that knows them gets them.
+            self.dropped.retain(|dropped| dropped.what != VARIABLES);
+        }
+        if let Some(text) = configuration {
+            made.file(DOMAIN, |path| write_file(path, text.as_bytes(), surroundings))?;
+        }
+        Ok(written)
+    }
+
+    /// The configuration as it was, with the images in the folder: what lies elsewhere belongs to the machine that was exported.
+    fn configuration(
+        &self,
+        text: &str,
+        (folder, format): (&Path, Format),
+        surroundings: &Surroundings,
+        job: Job<'_>,
+    ) -> Result<String> {
+        let name = &self.machine.name;
+        let unfit = |detail: String| {
+            Error::from(holdfast_host::Error::Configuration {
+                machine: name.clone(),
+                detail,
+            })
+        };
+        let xml = DomainXml::parse(text).map_err(unfit)?;
+        let mut random = [0; 16];
+        surroundings.randomness.fill(&mut random)?;
+        let has = |target: &str| self.disks.iter().any(|disk| disk.name == target);
+        let wish = Rewrite {
+            identity: match &xml.name {
+                Some(known) if known != name => Identity::Named(name.clone()),
+                _ => Identity::Keep,
+            },
+            generation: Uuid::from_random(random),
+            // Those that are left out were told of.
+            disks: disks_in(folder, format, &xml, has, &mut |_| ()),
+            nvram: self.variables.as_ref().map(|_| folder.join(variables_name(name))),
+            tpm: None,
+        };
+        let done = rewrite(text, &wish).map_err(unfit)?;
+        for note in &done.notes {
+            job.progress.note(note);
+        }
+        for warning in &done.warnings {
+            job.progress.warning(warning);
+        }
+        Ok(done.text)
+    }
+}
