@@ -195,7 +195,7 @@ pub fn machines(pool: &Pool, address: &XenAddress, excluded: &[Glob]) -> Result<
             && tag.is_none_or(|tag| machine.tags.iter().any(|known| known == tag))
             && !excluded.iter().any(|glob| glob.matches(name))
     });
-    if machines.is_empty() && wish.is_some() {
+    if machines.is_empty() && (wish.is_some() || !excluded.is_empty()) {
         return Err(Error::NoMachines {
             said: address.to_string(),
             uri: pool.title(),

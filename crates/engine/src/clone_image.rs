@@ -10,7 +10,7 @@ use holdfast_host::changed_blocks::sharing_of;
 use holdfast_host::{Tools, is_written_by_others};
 use holdfast_image::{
     Backing, BackingFile, BlockOptions, ChildrenBeside, CreateOptions, Format, Image, ImageId, ImageKind, LayerInfo,
-    NewIdentity, OpenOptions, Qcow2Options, Storage, create, open, set_identity,
+    NewIdentity, OpenOptions, Qcow2Options, Storage, create, open, plain_name, set_identity,
 };
 use holdfast_repo::Surroundings;
 
@@ -96,11 +96,8 @@ impl<'a> ImageCloner<'a> {
     pub fn open(request: &'a CloneImageRequest<'a>, surroundings: &'a Surroundings) -> Result<Self> {
         let image = open(&request.source, &request.open)?;
         for layer in image.layers() {
-            let files = std::iter::once(&layer.path).chain(&layer.extent_files);
-            for path in files {
-                if is_written_by_others(path) {
-                    return Err(CloneError::Written { path: path.clone() }.into());
-                }
+            if let Some(path) = layer.files().into_iter().find(|path| is_written_by_others(path)) {
+                return Err(CloneError::Written { path }.into());
             }
         }
         let folder = folder_of(&request.source)?;
@@ -250,7 +247,7 @@ impl<'a> ImageCloner<'a> {
                 Ok(CreateOptions {
                     qcow2: Qcow2Options {
                         backing: Some(BackingFile {
-                            name: name.to_owned(),
+                            name: plain_name(name).into_owned(),
                             format: self.top().format,
                         }),
                         ..Qcow2Options::default()

@@ -28,7 +28,8 @@ use crate::restore_stream::write_to_stream;
 use crate::stream_device::StreamDevice;
 use crate::{Interrupted, Unit};
 use device::to_block_device;
-use source::{Source, device_of, refuse_to_replace_source, tell_of_name, tell_of_writers, tell_what_is_dropped};
+pub(crate) use source::refuse_to_replace_source;
+use source::{Source, device_of, tell_of_name, tell_of_writers, tell_what_is_dropped};
 
 /// What to convert.
 pub enum ConvertSource<'a> {
@@ -223,6 +224,9 @@ fn to_file(
     }
     .of_whole_sectors();
     let base = open_base(request)?;
+    if let Some(base) = &base {
+        refuse_to_replace_source(base, &request.target)?;
+    }
     let (image, filled) = match request.format {
         Format::Qcow2 => {
             let (image, writer) = NewImage::begin(

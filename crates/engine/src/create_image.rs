@@ -1,12 +1,13 @@
 //! A new, empty image.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use holdfast_block::BlockDevice as _;
 use holdfast_image::{Backing, BlockOptions, CreateOptions, Format, OpenOptions, Qcow2Options};
 use holdfast_repo::Surroundings;
 
+use crate::convert::refuse_to_replace_source;
 use crate::error::{Error, Result};
 use crate::new_image::{NewImage, Overwrite};
 
@@ -62,6 +63,9 @@ pub fn create_image(request: &CreateImageRequest, surroundings: &Surroundings) -
         }
         (None, None, None) => return Err(Error::NoSize),
     };
+    if request.overwrite == Overwrite::Replace {
+        refuse_to_replace_base(request)?;
+    }
     let options = CreateOptions {
         format: request.format,
         size_bytes,
@@ -84,4 +88,33 @@ pub fn create_image(request: &CreateImageRequest, surroundings: &Surroundings) -
         format: request.format,
         size_bytes: options.size_bytes,
     })
+}
+
+/// What the new image is based on must not be what it replaces, nor be based on that.
+fn refuse_to_replace_base(request: &CreateImageRequest) -> Result<()> {
+    let base = match (&request.qcow2.backing, &request.blocks.parent) {
+        (_, Some(parent)) => (parent.clone(), Some(request.format)),
+        (Some(backing), None) => (
+            request.path.with_file_name("").join(&backing.name),
+            Some(backing.format),
+        ),
+        (None, None) => return Ok(()),
+    };
+    // Where everything that it is based on cannot be opened, it is not based on this.
+    let options = OpenOptions {
+        format: base.1,
+        ..request.backing.clone()
+    };
+    match holdfast_image::open(&base.0, &options) {
+        Ok(image) => refuse_to_replace_source(&image, &request.path),
+        Err(_) if is_same_file(&base.0, &request.path) => Err(Error::TargetIsSource {
+            path: request.path.clone(),
+        }),
+        Err(error) if request.path.exists() => Err(error.into()),
+        Err(_) => Ok(()),
+    }
+}
+
+fn is_same_file(left: &Path, right: &Path) -> bool {
+    matches!((left.canonicalize(), right.canonicalize()), (Ok(left), Ok(right)) if left == right)
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, ExtentKind, FileChange, FileDevice, IoMode, for_each_extent};
-use holdfast_image::{Format, OpenOptions};
+use holdfast_image::{Format, LayerInfo, OpenOptions};
 
 use crate::error::{Error, Result};
 use crate::{DiskName, Progress};
@@ -165,13 +165,10 @@ impl OpenSource {
             ..options.clone()
         };
         let image = holdfast_image::open(path, &options)?;
-        let paths = image
-            .layers()
-            .iter()
-            .flat_map(|layer| std::iter::once(&layer.path).chain(&layer.extent_files));
+        let paths = image.layers().iter().flat_map(LayerInfo::files);
         let watched = paths.map(|path| {
-            let file = FileDevice::open(path, IoMode::Buffered)?;
-            Ok((path.clone(), Arc::new(file)))
+            let file = FileDevice::open(&path, IoMode::Buffered)?;
+            Ok((path, Arc::new(file)))
         });
         Ok(Self {
             files: watched.collect::<Result<_>>()?,

@@ -22,7 +22,7 @@ use std::time::Duration;
 use holdfast_archive::{ArchiveReader as _, XvaReader};
 use holdfast_block::BlockDevice;
 use holdfast_hardware::{DiskKind, Dropped, Machine, Place, Translated, adapt, xen};
-use holdfast_host::xapi::{Pool, Reference, Tracking, VirtualDisk, XenMachine};
+use holdfast_host::xapi::{Pool, Reference, Tracking, VirtualDisk, XapiError, XenMachine};
 use holdfast_host::{DiskChoice, MachineSummary};
 use holdfast_image::Format;
 use holdfast_repo::{Manifest, Repository};
@@ -49,6 +49,8 @@ use since::SinceDevice;
 use way::{Opened, open_disks};
 pub use way::{XenChange, XenWay};
 
+/// Note of a snapshot: the pool of its machine.
+const NOTE_POOL: &str = "pool";
 /// Note of a disk: the disk of the pool that it is of.
 const NOTE_DISK: &str = "xen_disk";
 /// Note of a disk: the snapshot of it that the pool keeps, to compare with.
@@ -80,6 +82,8 @@ pub struct XenBackupRequest<'a> {
     pub machine: String,
     /// What its snapshots are listed under; its own name where not given.
     pub name: Option<MachineName>,
+    /// Whether a person has said so, who means the snapshots that have this name already.
+    pub is_name_chosen: bool,
     /// Which of its disks: by device (`xvda`).
     pub choice: DiskChoice,
     /// How its disks are read; the best way that the pool offers where nobody asks for one.
@@ -304,12 +308,15 @@ fn attach(machine: &Machine, disks: Vec<VirtualDisk>) -> (Vec<Taken>, Vec<Attach
 impl XenBackup<'_> {
     fn run(self) -> Result<XenBackupReport> {
         let manifests = snapshots(self.repository, self.job.progress)?;
+        self.refuse_namesake(&manifests)?;
         let choice = &self.request.parent;
         let parent = choose_parent(choice, &self.request.zone, &manifests, &self.name)?;
         self.job.interrupt.check()?;
         let way = way::choose(&self.request, &self.taken, self.job)?;
         let mut instant = Instant::take(&self.request, &self.machine, self.job)?;
-        let stored = self.store(&instant, parent, way);
+        // That somebody wanted it to end is more than what it ended by.
+        let stopped = |error| self.job.interrupt.check().err().map_or(error, Error::from);
+        let stored = self.store(&instant, parent, way).map_err(stopped);
         let kept = match &stored {
             Ok(_) if self.request.keeps_base => instant.keep(&self.bases(&instant, way), way, &self.mark(), self.job),
             _ => false,
@@ -328,6 +335,45 @@ impl XenBackup<'_> {
             left_out: self.left_out,
             dropped: self.translated.dropped,
         })
+    }
+
+    /// Refuses to store under a name that snapshots of another machine have, which is there still or is of another pool. Who says the name himself
+    /// means it.
+    fn refuse_namesake(&self, manifests: &[Manifest]) -> Result<()> {
+        if self.request.is_name_chosen {
+            return Ok(());
+        }
+        let own = manifests
+            .iter()
+            .filter(|manifest| manifest.machine == self.name.as_str());
+        let Some(newest) = own.max_by_key(|manifest| manifest.time_ms) else {
+            return Ok(());
+        };
+        let note = |key: &str| newest.notes.get(key).map(String::as_str).unwrap_or_default();
+        let (uuid, pool) = (note(NOTE_UUID), note(NOTE_POOL));
+        if uuid.is_empty() || uuid == self.machine.summary.uuid {
+            return Ok(());
+        }
+        let is_elsewhere = !pool.is_empty() && pool != self.request.pool.title();
+        let is_there = || match self.request.pool.machine(uuid) {
+            Ok(_) => Ok(true),
+            Err(XapiError::NoMachine { .. }) => Ok(false),
+            Err(error) => Err(error),
+        };
+        // One that was brought back as another machine goes on where the one ended that is gone.
+        if !is_elsewhere && !is_there()? {
+            return Ok(());
+        }
+        Err(XenBackupError::Namesake {
+            name: self.name.to_string(),
+            uuid: uuid.to_owned(),
+            pool: if pool.is_empty() {
+                self.request.pool.title()
+            } else {
+                pool.to_owned()
+            },
+        }
+        .into())
     }
 
     /// What disks that are kept for this repository and machine are marked with.
@@ -429,7 +475,7 @@ impl XenBackup<'_> {
             (NOTE_UUID, self.machine.summary.uuid.clone()),
             (NOTE_METHOD, "xen".to_owned()),
             (NOTE_CONSISTENCY, consistency.to_owned()),
-            ("pool", self.request.pool.title()),
+            (NOTE_POOL, self.request.pool.title()),
         ];
         notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
     }

@@ -232,8 +232,8 @@ impl CardModel {
     }
 }
 
-/// Places of disks, by number, that every hypervisor has.
-pub(crate) const PLACE_COUNT: u32 = 16;
+/// Places of disks, by number, that a machine keeps: more of them would want more controllers than a board has room for.
+pub(crate) const PLACE_COUNT: u32 = 64;
 
 /// More than any machine has; what a configuration says beyond is nonsense, or hostile.
 pub(crate) mod bound {
@@ -335,9 +335,9 @@ mod tests {
             ..disk(Bus::Scsi)
         };
         let machine = Machine {
-            disks: [0, 2, 16].map(at).to_vec(),
+            disks: [0, 2, 16, 64].map(at).to_vec(),
             ..Machine::default()
         };
-        assert_eq!(machine.targets(), ["sda", "sdc", "sdd"]);
+        assert_eq!(machine.targets(), ["sda", "sdc", "sdq", "sdr"]);
     }
 }

@@ -5,6 +5,7 @@
 //! author may read. The gate decides by the *canonical* path, after symbolic links and `..`, and the file is then opened
 //! by that canonical path with no link followed.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use crate::file::directory_of;
@@ -140,6 +141,16 @@ impl Gatekeeper {
     }
 }
 
+/// A path as it has to stand in an image, so that QEMU takes it for no protocol: with a `./` before it, where a colon comes before any slash.
+pub fn plain_name(path: &str) -> Cow<'_, str> {
+    let head = path.split('/').next().unwrap_or_default();
+    if head.contains(':') {
+        Cow::Owned(format!("./{path}"))
+    } else {
+        Cow::Borrowed(path)
+    }
+}
+
 /// The path in a name as QEMU writes it; protocols and option strings are refused.
 fn local_path(name: &str) -> std::result::Result<&Path, String> {
     if name.is_empty() {
@@ -174,11 +185,24 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::Path;
 
-    use super::{Gate, Gatekeeper, local_path};
+    use super::{Gate, Gatekeeper, local_path, plain_name};
     use crate::Error;
 
     fn refused(keeper: &Gatekeeper, image: &Path, name: &str) -> bool {
         matches!(keeper.admit(image, name), Err(Error::Refused { .. }))
+    }
+
+    #[test]
+    fn a_colon_makes_no_protocol_of_a_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().canonicalize().unwrap();
+        for name in ["top", "web1-10:00", "file:top"] {
+            File::create(root.join(name)).unwrap();
+            let keeper = Gatekeeper::new(&Gate::Beside, &[], &root.join("top")).unwrap();
+            let found = keeper.admit(&root.join("top"), &plain_name(name)).unwrap();
+            assert_eq!(found, root.join(name));
+        }
+        assert_eq!((&*plain_name("a/b:c"), &*plain_name("/a:b")), ("a/b:c", "/a:b"));
     }
 
     #[test]

@@ -34,6 +34,21 @@ pub struct LayerInfo {
     pub delta: Option<DeltaInfo>,
 }
 
+impl LayerInfo {
+    /// All files that it is made of.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let data = self.qcow2.as_ref().and_then(|qcow2| qcow2.data_file.as_deref());
+        // As QEMU takes it: from the folder of the image on.
+        let data = data.map(|name| {
+            self.path
+                .with_file_name("")
+                .join(name.strip_prefix("file:").unwrap_or(name))
+        });
+        let own = std::iter::once(self.path.clone());
+        own.chain(self.extent_files.iter().cloned()).chain(data).collect()
+    }
+}
+
 /// What the descriptor of a disk of Parallels or ploop says of one of its files; its GUID is the [`id`](BlockInfo::id).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeltaInfo {

@@ -72,7 +72,7 @@ pub use create::{
 pub use error::{Error, Result};
 pub use fill::{Continue, FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};
 pub use format::Format;
-pub use gate::Gate;
+pub use gate::{Gate, plain_name};
 pub use identity::ImageId;
 pub use image::{Backing, Image, OpenOptions, check, detect, open};
 pub use image_mut::{ImageMut, open_mut};

@@ -63,6 +63,8 @@ pub struct Habits {
     pub chunked_status: u16,
     /// Bytes that a transfer moves at once.
     pub piece_bytes: usize,
+    /// Whether a firewall keeps everybody from the port of NBD: the pool names one at which nobody listens.
+    pub has_closed_nbd: bool,
 }
 
 impl Default for Habits {
@@ -77,6 +79,7 @@ impl Default for Habits {
             has_ignore_vdis: true,
             chunked_status: 403,
             piece_bytes: 256 << 10,
+            has_closed_nbd: false,
         }
     }
 }

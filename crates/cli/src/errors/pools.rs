@@ -15,10 +15,17 @@ pub(super) fn xen_advice(error: &XenBackupError) -> Advice {
             Kind::BadName,
             "give it a name of yours with --machine NAME",
         ),
+        XenBackupError::Namesake { name, .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            format!(
+                "--machine NAME lists this one under a name of its own; --machine {name} says that it is to go on where the other one ended"
+            ),
+        ),
         XenBackupError::NoWay { .. } => advice(
             Exit::Error,
             Kind::Unsupported,
-            "leave --pool-read out, and the best way that the pool offers is taken",
+            "--pool-read vhd reads them without NBD, for which the host's port has to be reached from here",
         ),
         _ => advice(
             Exit::Error,

@@ -66,8 +66,7 @@ pub(super) fn tell_of_name(source: &Image, job: Job<'_>) {
 
 /// Warns of files that somebody else may write to while they are read.
 pub(super) fn tell_of_writers(source: &Image, job: Job<'_>) {
-    let files = source.layers().iter();
-    let files = files.flat_map(|layer| std::iter::once(&layer.path).chain(&layer.extent_files));
+    let files = source.layers().iter().flat_map(LayerInfo::files);
     for path in files.filter(|path| is_written_by_others(path)) {
         job.progress.warning(&format!(
             "{} is in use: a machine may write to it while it is read, and what is read is of no one instant then",
@@ -104,13 +103,13 @@ pub(super) fn tell_what_is_dropped(source: &Image, job: Job<'_>) {
     }
 }
 
-/// Replacing a file that the source is read from would break whatever else is based on it.
-pub(super) fn refuse_to_replace_source(source: &Image, target: &Path) -> Result<()> {
+/// Replacing a file that an image is read from would break whatever else is based on it.
+pub(crate) fn refuse_to_replace_source(source: &Image, target: &Path) -> Result<()> {
     let Ok(target) = target.canonicalize() else {
         return Ok(());
     };
     let is_part = |path: &Path| path.canonicalize().is_ok_and(|path| path == target);
-    let is_read = |layer: &&LayerInfo| is_part(&layer.path) || layer.extent_files.iter().any(|path| is_part(path));
+    let is_read = |layer: &&LayerInfo| layer.files().iter().any(|path| is_part(path));
     match source.layers().iter().find(is_read) {
         Some(_) => Err(Error::TargetIsSource { path: target }),
         None => Ok(()),

@@ -29,6 +29,16 @@ pub enum XenBackupError {
         /// Why not.
         reason: String,
     },
+    /// Two machines would be listed as one, each compared with the other, and the rules of retention would keep one of them.
+    #[error("the snapshots that are listed as {name} are of another machine: {uuid} of {pool}")]
+    Namesake {
+        /// The name.
+        name: String,
+        /// The UUID of the other one.
+        uuid: String,
+        /// Where it is, or was.
+        pool: String,
+    },
     /// The snapshot has not what the machine has.
     #[error("the snapshot that the pool has taken of {machine} lacks the disk {device}")]
     DiskMissing {

@@ -63,6 +63,8 @@ pub(crate) fn remove_left(pool: &Arc<Pool>, snapshot: &XenSnapshot) -> XapiResul
 /// A snapshot of the pool.
 pub(super) struct Instant<'a> {
     pool: Arc<Pool>,
+    /// A session that goes on where somebody has asked us to stop.
+    cleaner: Arc<Pool>,
     machine: &'a str,
     snapshot: XenSnapshot,
     is_removed: bool,
@@ -84,16 +86,21 @@ impl<'a> Instant<'a> {
         let taken = request.pool.take_snapshot(machine, &label, request.with_memory);
         let duration = job.clock.now().saturating_sub(start);
         match taken {
-            Ok(snapshot) => Ok(Self {
-                pool: Arc::clone(&request.pool),
-                machine: &machine.summary.name,
-                snapshot,
-                is_removed: false,
-                has_remains: false,
-                kept: Vec::new(),
-                time,
-                duration,
-            }),
+            Ok(mut snapshot) => {
+                // A machine that is suspended has memory, which is its own.
+                snapshot.memory = snapshot.memory.filter(|_| request.with_memory);
+                Ok(Self {
+                    pool: Arc::clone(&request.pool),
+                    cleaner: Arc::new(request.pool.for_clearing_up()),
+                    machine: &machine.summary.name,
+                    snapshot,
+                    is_removed: false,
+                    has_remains: false,
+                    kept: Vec::new(),
+                    time,
+                    duration,
+                })
+            }
             Err(error) => {
                 remove_labelled(&request.pool, machine, &label, job);
                 Err(error.into())
@@ -141,7 +148,7 @@ impl<'a> Instant<'a> {
     ///
     /// Gives whether all are kept.
     pub(super) fn keep(&mut self, bases: &[Reference], way: XenWay, mark: &str, job: Job<'_>) -> bool {
-        let Ok(pool) = self.cleaner() else { return false };
+        let pool = Arc::clone(&self.cleaner);
         for base in bases {
             if let Err(error) = pool.mark_kept(base, mark) {
                 job.progress.warning(&format!(
@@ -152,7 +159,7 @@ impl<'a> Instant<'a> {
             }
         }
         self.kept = bases.to_vec();
-        self.remove_with(&pool, job);
+        self.remove(job);
         if way == XenWay::Nbd {
             for base in bases {
                 if let Err(error) = pool.remove_data(base) {
@@ -168,23 +175,19 @@ impl<'a> Instant<'a> {
 
     /// Lets go of what was kept before this run.
     pub(super) fn let_go_of_older(&self, mark: &str, job: Job<'_>) {
-        let removed = self.cleaner().and_then(|pool| {
-            let is_older = |disk: &&KeptDisk| disk.purpose == mark && !self.kept.contains(&disk.reference);
-            for disk in pool.kept()?.iter().filter(is_older) {
-                pool.remove_disk(&disk.reference)?;
-            }
-            Ok(())
-        });
-        if let Err(error) = removed {
+        if let Err(error) = self.remove_older(mark) {
             job.progress.warning(&format!(
                 "what the backup before this was compared with stays in the pool, and is tried to be removed again by the next one: {error}"
             ));
         }
     }
 
-    /// A session that goes on where somebody has asked us to stop.
-    fn cleaner(&self) -> Result<Arc<Pool>> {
-        Ok(Arc::new(self.pool.for_clearing_up()?))
+    fn remove_older(&self, mark: &str) -> XapiResult<()> {
+        let is_older = |disk: &&KeptDisk| disk.purpose == mark && !self.kept.contains(&disk.reference);
+        for disk in self.cleaner.kept()?.iter().filter(is_older) {
+            self.cleaner.remove_disk(&disk.reference)?;
+        }
+        Ok(())
     }
 
     /// Removes it, and tells where that is impossible.
@@ -192,15 +195,8 @@ impl<'a> Instant<'a> {
         if self.is_removed {
             return;
         }
-        match self.cleaner() {
-            Ok(pool) => self.remove_with(&pool, job),
-            Err(error) => self.tell_that_it_stays(&error, job),
-        }
-    }
-
-    fn remove_with(&mut self, pool: &Arc<Pool>, job: Job<'_>) {
         self.is_removed = true;
-        if let Err(error) = pool.remove_snapshot(&self.snapshot, &self.kept) {
+        if let Err(error) = self.cleaner.remove_snapshot(&self.snapshot, &self.kept) {
             self.tell_that_it_stays(&error.into(), job);
         }
     }
@@ -218,19 +214,17 @@ impl Drop for Instant<'_> {
     /// A panic must not leave a snapshot behind.
     fn drop(&mut self) {
         if !self.is_removed && std::thread::panicking() {
-            let pool = self.pool.for_clearing_up().map(Arc::new);
-            drop(pool.map(|pool| pool.remove_snapshot(&self.snapshot, &[])));
+            drop(self.cleaner.remove_snapshot(&self.snapshot, &[]));
         }
     }
 }
 
 /// Removes a snapshot of which the answer was lost, or that was made in part.
 fn remove_labelled(pool: &Arc<Pool>, machine: &XenMachine, label: &str, job: Job<'_>) {
-    let removed = pool.for_clearing_up().map(Arc::new).and_then(|pool| {
-        for snapshot in pool.snapshots_labelled(machine, label)? {
-            pool.remove_snapshot(&snapshot, &[])?;
-        }
-        Ok(())
+    let pool = Arc::new(pool.for_clearing_up());
+    let removed = pool.snapshots_labelled(machine, label).and_then(|snapshots| {
+        let mut snapshots = snapshots.iter();
+        snapshots.try_for_each(|snapshot| pool.remove_snapshot(snapshot, &[]))
     });
     if let Err(error) = removed {
         job.progress.warning(&format!(

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, DirtyBitmap};
-use holdfast_host::xapi::{DiskForm, Pool, Reference, Tracking, VirtualDisk, XapiError};
+use holdfast_host::xapi::{DiskForm, NbdPlace, Pool, Reference, Tracking, VirtualDisk, XapiError};
 use holdfast_image::VhdStream;
 use holdfast_repo::{DiskRecord, Manifest, Repository};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdOptions, TlsClient};
@@ -100,6 +100,7 @@ pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[Taken], job: Job<'
                 Ok(()) => job.progress.note(&format!(
                     "from now on the pool tracks which blocks of disk {device} change: the next backup reads only those"
                 )),
+                Err(error @ XapiError::Interrupted) => return Err(error.into()),
                 Err(error) => job.progress.warning(&format!(
                     "the pool cannot track which blocks of disk {device} change: {error}; the next backup reads all of it"
                 )),
@@ -111,6 +112,7 @@ pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[Taken], job: Job<'
 
 /// Why disks cannot be read by NBD; none where they can.
 fn why_no_nbd(pool: &Pool, taken: &[Taken]) -> Result<Option<String>> {
+    let mut is_reached = false;
     for disk in taken {
         match pool.nbd_places(&disk.live.reference) {
             Ok(places) if places.is_empty() => {
@@ -119,12 +121,29 @@ fn why_no_nbd(pool: &Pool, taken: &[Taken]) -> Result<Option<String>> {
                         .to_owned(),
                 ));
             }
-            Ok(_) => {}
+            Ok(_) if is_reached => {}
+            // All disks are served by the same program.
+            Ok(places) => match unreached(pool, &places) {
+                None => is_reached = true,
+                reason => return Ok(reason),
+            },
             Err(error @ XapiError::Refused { .. }) => return Ok(Some(error.to_string())),
             Err(error) => return Err(error.into()),
         }
     }
     Ok(None)
+}
+
+/// Why none of these places can be connected to; none where one can.
+fn unreached(pool: &Pool, places: &[NbdPlace]) -> Option<String> {
+    let mut reason = None;
+    for place in places {
+        match pool.reach_nbd(place) {
+            Ok(()) => return None,
+            Err(error) => reason = Some(format!("{}:{} cannot be reached: {error}", place.address, place.port)),
+        }
+    }
+    reason
 }
 
 /// A disk, ready to be read.

@@ -144,6 +144,14 @@ impl XapiError {
         matches!(self, Self::Refused { code, .. } if code == wanted)
     }
 
+    /// Whether it was waited for in vain.
+    pub(super) fn has_timed_out(&self) -> bool {
+        match self {
+            Self::Broken { source, .. } | Self::Connect { source, .. } => source.kind() == std::io::ErrorKind::TimedOut,
+            _ => false,
+        }
+    }
+
     /// Whether it may be over in a moment: a connection that broke, or a host that is too busy to answer. One that said nothing for long was
     /// waited for already.
     pub(super) fn is_passing(&self) -> bool {
@@ -152,6 +160,11 @@ impl XapiError {
             Self::Status { status, .. } => *status >= 500,
             _ => false,
         }
+    }
+
+    /// Whether nobody listens there at this moment.
+    pub(super) fn is_nobody_there(&self) -> bool {
+        matches!(self, Self::Connect { source, .. } if source.kind() == std::io::ErrorKind::ConnectionRefused)
     }
 }
 

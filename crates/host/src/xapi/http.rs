@@ -8,6 +8,7 @@
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
@@ -26,10 +27,12 @@ const INTERIM_COUNT_MAX: u32 = 16;
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// What lies between attempts at what can be done again.
-const PAUSES: [Duration; 3] = [
+const PAUSES: [Duration; 5] = [
     Duration::from_millis(250),
     Duration::from_secs(1),
     Duration::from_secs(3),
+    Duration::from_secs(6),
+    Duration::from_secs(10),
 ];
 /// How often it is looked whether somebody asked to stop.
 const TICK: Duration = Duration::from_millis(250);
@@ -42,19 +45,50 @@ pub(super) struct Surroundings {
     pub(super) is_stopped: Arc<dyn Fn() -> bool + Send + Sync>,
     /// How long a host may say, or take, nothing.
     pub(super) patience: Duration,
+    /// Whether the pool has let us in before: where nobody listens then, its toolstack is started again.
+    pub(super) is_known: Arc<AtomicBool>,
 }
 
 impl Surroundings {
     /// Does what can be done again until it goes well, or has failed for the last time; by then a host that is busy, or a toolstack that is
     /// started again, may have come back.
-    pub(super) fn again<T>(&self, mut attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
+    pub(super) fn again<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
+        self.again_where(XapiError::is_passing, attempt)
+    }
+
+    /// Does what can be done once only: again just where nobody was there to hear of it.
+    pub(super) fn once_heard<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
+        self.again_where(|_| false, attempt)
+    }
+
+    fn again_where<T>(
+        &self,
+        is_passing: impl Fn(&XapiError) -> bool,
+        mut attempt: impl FnMut() -> XapiResult<T>,
+    ) -> XapiResult<T> {
         for pause in PAUSES {
             match attempt() {
-                Err(error) if error.is_passing() => self.pause(pause)?,
+                Err(error) if is_passing(&error) || self.is_away(&error) => self.pause(pause)?,
                 other => return other,
             }
         }
         attempt()
+    }
+
+    /// Whether an error may be over in a moment.
+    pub(super) fn may_pass(&self, error: &XapiError) -> bool {
+        error.is_passing() || self.is_away(error)
+    }
+
+    /// Whether nobody listens at this moment where somebody has let us in before.
+    fn is_away(&self, error: &XapiError) -> bool {
+        error.is_nobody_there() && self.is_known.load(Ordering::Relaxed)
+    }
+
+    /// Waits before an attempt, by how many there were.
+    pub(super) fn pause_after(&self, count: u32) -> XapiResult<()> {
+        let place = usize::try_from(count).unwrap_or(usize::MAX);
+        self.pause(PAUSES[place.min(PAUSES.len() - 1)])
     }
 
     fn pause(&self, duration: Duration) -> XapiResult<()> {
@@ -423,7 +457,7 @@ fn stopped_or(error: io::Error, other: impl FnOnce(io::Error) -> XapiError) -> X
 }
 
 /// Connects to a host. Who is asked to stop meanwhile does not wait for one that does not answer.
-fn connect(host: &str, port: u16, is_stopped: &dyn Fn() -> bool) -> io::Result<TcpStream> {
+pub(super) fn connect(host: &str, port: u16, is_stopped: &dyn Fn() -> bool) -> io::Result<TcpStream> {
     let (sender, receiver) = mpsc::channel();
     let place = host.to_owned();
     // It ends by itself, whoever still listens.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -10,6 +11,9 @@ use super::task::reference_in;
 use super::{Pool, XapiError, XapiResult};
 use crate::machine::{Description, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark};
 
+/// How often, and after how long, it is tried again to remove a disk that is in use.
+const BUSY_COUNT: u32 = 4;
+const BUSY_PAUSE: Duration = Duration::from_millis(500);
 /// Bytes of the records of one machine, at most.
 const METADATA_BYTES_MAX: u64 = 64 << 20;
 
@@ -205,10 +209,6 @@ fn is_machine(record: &Record) -> bool {
     !record.is("is_a_template") && !record.is("is_a_snapshot") && !record.is("is_control_domain")
 }
 
-fn quoted(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"")
-}
-
 impl Pool {
     /// All machines, by name.
     pub fn machines(&self) -> XapiResult<Vec<XenMachine>> {
@@ -227,9 +227,7 @@ impl Pool {
 
     /// The machine of this name or UUID.
     pub fn machine(&self, name: &str) -> XapiResult<XenMachine> {
-        let text = quoted(name);
-        let condition = format!("field \"name__label\" = \"{text}\" or field \"uuid\" = \"{text}\"");
-        let records = self.records_where("VM", &condition)?;
+        let records = self.records_called("VM", name)?;
         let found: Vec<&Record> = records.iter().filter(|record| is_machine(record)).collect();
         match found[..] {
             [] => Err(XapiError::NoMachine {
@@ -283,19 +281,44 @@ impl Pool {
         Ok(found)
     }
 
-    /// Removes a snapshot, with its memory, and those of its disks that are not to be `kept`.
+    /// Removes a snapshot, with its memory, and those of its disks that are not to be `kept`. Its disks go first: as long as one is there, the
+    /// snapshot leads to it.
     ///
     /// # Errors
-    /// The first thing that could not be removed; the others are tried all the same.
+    /// A disk cannot be removed: the others were tried all the same, and the snapshot stays.
     pub fn remove_snapshot(self: &Arc<Self>, snapshot: &XenSnapshot, kept: &[Reference]) -> XapiResult<()> {
-        let mut first = gone(self.run("VM.destroy", &[json!(snapshot.reference.0)], &mut |_| ()));
-        // What is no snapshot of a disk is a disk of somebody's, whatever leads to it.
+        // What is no snapshot of a disk is a disk of somebody's, whatever leads to it; and so is memory that a machine has.
         let of_disks = snapshot.disks.iter().filter(|disk| !disk.snapshot_of.is_null());
-        let disks = of_disks.chain(&snapshot.memory);
+        let memory = match &snapshot.memory {
+            Some(memory) if !self.is_memory_of_another(&memory.reference, snapshot)? => Some(memory),
+            _ => None,
+        };
+        let disks = of_disks.chain(memory);
+        let mut first = Ok(());
         for disk in disks.filter(|disk| !kept.contains(&disk.reference)) {
-            first = first.and(self.remove_disk(&disk.reference));
+            first = first.and(self.remove_disk_when_free(&disk.reference));
         }
-        first
+        first?;
+        gone(self.run("VM.destroy", &[json!(snapshot.reference.0)], &mut |_| ()))
+    }
+
+    fn is_memory_of_another(&self, memory: &Reference, snapshot: &XenSnapshot) -> XapiResult<bool> {
+        let others = self.records("VM")?.into_iter();
+        let mut others = others.filter(|record| record.reference != snapshot.reference);
+        Ok(others.any(|record| record.reference("suspend_VDI") == *memory))
+    }
+
+    /// Removes a disk that somebody may still be about to let go of: who served it is not done in the moment in which nobody reads it any more.
+    fn remove_disk_when_free(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
+        for _ in 0..BUSY_COUNT {
+            match self.remove_disk(disk) {
+                Err(error) if error.is_refusal("VDI_IN_USE") || error.is_refusal("OTHER_OPERATION_IN_PROGRESS") => {
+                    self.surroundings.clock.sleep(BUSY_PAUSE);
+                }
+                other => return other,
+            }
+        }
+        self.remove_disk(disk)
     }
 
     /// Removes a disk.

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::http::connect;
 use super::trust::{Fingerprint, Trust};
 use super::{Pool, Record, Reference, XapiError, XapiResult};
 
@@ -37,6 +38,14 @@ impl NbdPlace {
 }
 
 impl Pool {
+    /// Makes sure that somebody listens at a place that serves disks.
+    ///
+    /// # Errors
+    /// Nobody does, or a firewall is in between.
+    pub fn reach_nbd(&self, place: &NbdPlace) -> std::io::Result<()> {
+        connect(&place.address, place.port, &*self.surroundings.is_stopped).map(drop)
+    }
+
     /// The places that serve a disk by NBD: none where no network of the pool is meant for that.
     pub fn nbd_places(&self, disk: &Reference) -> XapiResult<Vec<NbdPlace>> {
         const METHOD: &str = "VDI.get_nbd_info";

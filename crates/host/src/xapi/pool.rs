@@ -1,5 +1,6 @@
 //! A pool: sessions, and questions to its master.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -41,6 +42,7 @@ pub fn meet(address: &XenAddress, trust: &Trust, clock: Arc<dyn Clock>) -> XapiR
         clock,
         is_stopped: Arc::new(|| false),
         patience: CALL_PATIENCE,
+        is_known: Arc::default(),
     };
     Connection::open((&address.host, address.port), &trust.tls()?, &surroundings).map(drop)
 }
@@ -58,6 +60,8 @@ struct State {
     session: Option<String>,
     /// Certificates of other hosts of the pool, as the master told them.
     others: Vec<Fingerprint>,
+    /// It was waited for once, in vain: who clears up does not wait for it again and again.
+    is_silent: bool,
 }
 
 impl Pool {
@@ -71,34 +75,42 @@ impl Pool {
             clock,
             is_stopped,
             patience: CALL_PATIENCE,
+            is_known: Arc::default(),
         };
         Self::log_in_with(login, surroundings)
     }
 
     fn log_in_with(login: Login, surroundings: Surroundings) -> XapiResult<Self> {
-        let pool = Self {
-            state: Mutex::new(State {
-                host: (login.address.host.clone(), login.address.port),
-                session: None,
-                others: Vec::new(),
-            }),
-            login,
-            surroundings,
-        };
+        let pool = Self::new(login, surroundings);
         pool.session()?;
         Ok(pool)
     }
 
-    /// Another session with the same pool, which nobody stops: for clearing up. It waits less for a pool that says nothing.
-    pub fn for_clearing_up(&self) -> XapiResult<Self> {
+    fn new(login: Login, surroundings: Surroundings) -> Self {
+        Self {
+            state: Mutex::new(State {
+                host: (login.address.host.clone(), login.address.port),
+                session: None,
+                others: Vec::new(),
+                is_silent: false,
+            }),
+            login,
+            surroundings,
+        }
+    }
+
+    /// Another session with the same pool, which nobody stops: for clearing up. It waits less for a pool that says nothing, and only once.
+    #[must_use]
+    pub fn for_clearing_up(&self) -> Self {
         let surroundings = Surroundings {
             clock: Arc::clone(&self.surroundings.clock),
             is_stopped: Arc::new(|| false),
             patience: CLEARING_PATIENCE,
+            is_known: Arc::clone(&self.surroundings.is_known),
         };
         let mut login = self.login.clone();
         (login.address.host, login.address.port) = self.host();
-        Self::log_in_with(login, surroundings)
+        Self::new(login, surroundings)
     }
 
     /// Tells whether somebody asked to stop.
@@ -153,6 +165,7 @@ impl Pool {
         let Some(session) = session.as_str().filter(|session| !session.is_empty()) else {
             return Err(self.nonsense("session.login_with_password", "it is no session"));
         };
+        self.surroundings.is_known.store(true, Ordering::Relaxed);
         self.lock().session = Some(session.to_owned());
         Ok(session.to_owned())
     }
@@ -208,9 +221,35 @@ impl Pool {
         self.records_of(class, "get_all_records", &[])
     }
 
-    /// The records of those objects that `condition` is true of: `field "name__label" = "web1"`.
-    pub fn records_where(&self, class: &'static str, condition: &str) -> XapiResult<Vec<Record>> {
-        self.records_of(class, "get_all_records_where", &[json!(condition)])
+    /// The records of the objects that have this name, or this UUID.
+    ///
+    /// They are asked for by questions of their own: in the language of conditions no name can have a quote in it (`db_filter_lex.mll`).
+    pub fn records_called(&self, class: &'static str, name: &str) -> XapiResult<Vec<Record>> {
+        let method = format!("{class}.get_by_name_label");
+        let answer = self.call(&method, &[json!(name)])?;
+        let Value::Array(list) = answer else {
+            return Err(self.nonsense(&method, "it is no list"));
+        };
+        let mut found: Vec<Reference> = list
+            .iter()
+            .filter_map(Value::as_str)
+            .map(|text| Reference(text.to_owned()))
+            .collect();
+        match self.call_for_reference(&format!("{class}.get_by_uuid"), &[json!(name)]) {
+            Ok(reference) if !found.contains(&reference) => found.push(reference),
+            Ok(_) => {}
+            Err(error) if error.is_refusal("UUID_INVALID") || error.is_refusal("HANDLE_INVALID") => {}
+            Err(error) => return Err(error),
+        }
+        let mut records = Vec::new();
+        for reference in found {
+            match self.record(class, &reference) {
+                // It was removed meanwhile.
+                Err(error) if error.is_refusal("HANDLE_INVALID") => {}
+                other => records.push(other?),
+            }
+        }
+        Ok(records)
     }
 
     fn records_of(&self, class: &'static str, question: &str, arguments: &[Value]) -> XapiResult<Vec<Record>> {
@@ -252,11 +291,25 @@ impl Pool {
 
     /// One question to the master, with all of its words. Where that changes nothing, it is asked again if its way there or back breaks.
     fn ask(&self, method: &str, words: &Value) -> XapiResult<Value> {
-        if changes_nothing(method) {
+        if self.lock().is_silent {
+            return Err(XapiError::Broken {
+                action: "ask",
+                host: self.shown(),
+                source: std::io::ErrorKind::TimedOut.into(),
+            });
+        }
+        let answer = if changes_nothing(method) {
             self.surroundings.again(|| self.ask_once(method, words))
         } else {
-            self.ask_once(method, words)
+            self.surroundings.once_heard(|| self.ask_once(method, words))
+        };
+        if let Err(error) = &answer
+            && error.has_timed_out()
+            && self.surroundings.patience == CLEARING_PATIENCE
+        {
+            self.lock().is_silent = true;
         }
+        answer
     }
 
     fn ask_once(&self, method: &str, words: &Value) -> XapiResult<Value> {
@@ -295,7 +348,7 @@ impl Pool {
 /// Whether a question can be asked twice without harm. A login that was answered to nobody leaves a session, which ends by itself.
 fn changes_nothing(method: &str) -> bool {
     let (_, verb) = method.split_once('.').unwrap_or_default();
-    verb.starts_with("get_") || verb == "login_with_password"
+    verb.starts_with("get_") || ["login_with_password", "list_changed_blocks"].contains(&verb)
 }
 
 /// What an error of JSON-RPC says.

@@ -13,10 +13,12 @@ use super::record::Reference;
 use super::task::{Task, reference_in};
 use super::{Pool, XapiError, XapiResult};
 
+/// The word of a pool for a session that has ended.
+const SESSION_INVALID: &str = "SESSION_INVALID";
 /// Hosts that one transfer is passed on to, at most.
 const HOP_COUNT_MAX: usize = 4;
 /// Times that a download is taken up again where it broke.
-const RETRY_COUNT_MAX: u32 = 3;
+const RETRY_COUNT_MAX: u32 = 5;
 /// How long a transfer may stand still: storage can be busy with other things for minutes.
 const TRANSFER_PATIENCE: Duration = Duration::from_secs(300);
 const DISCARD_BYTES: usize = 256 << 10;
@@ -87,8 +89,11 @@ impl Pool {
     }
 
     fn download_once(self: &Arc<Self>, what: What) -> XapiResult<Download> {
-        let task = Task::new(self, "holdfast", &what.label)?;
-        let body = self.get(&what, &task)?;
+        let begin = || {
+            let task = Task::new(self, "holdfast", &what.label)?;
+            Ok((self.get(&what, &task)?, task))
+        };
+        let (body, task) = with_living_session(begin)?;
         Ok(Download {
             pool: Arc::clone(self),
             what,
@@ -117,7 +122,6 @@ impl Pool {
             ..self.surroundings.clone()
         };
         let mut host = self.host();
-        let mut has_new_session = false;
         for _ in 0..HOP_COUNT_MAX {
             let session = self.session()?;
             let own = [("session_id", session.clone()), ("task_id", task.reference().0.clone())];
@@ -140,7 +144,14 @@ impl Pool {
                         )
                     })?;
                 }
-                401 | 403 if !has_new_session && self.is_expired(&session) => has_new_session = true,
+                // The task went with the session.
+                401 | 403 if self.is_expired(&session) => {
+                    return Err(XapiError::Refused {
+                        request: label.to_owned(),
+                        code: SESSION_INVALID.to_owned(),
+                        details: Vec::new(),
+                    });
+                }
                 status => {
                     return Err(XapiError::Status {
                         host: host_and_port(&host.0, host.1),
@@ -175,6 +186,14 @@ impl Pool {
     }
 }
 
+/// Begins a transfer; once more where the session had ended since its task was made.
+fn with_living_session<T>(begin: impl Fn() -> XapiResult<T>) -> XapiResult<T> {
+    match begin() {
+        Err(error) if error.is_refusal(SESSION_INVALID) => begin(),
+        other => other,
+    }
+}
+
 /// Host and port of an `https://` address.
 fn place_of(location: &str, port: u16) -> Option<(String, u16)> {
     let rest = location.strip_prefix("https://")?;
@@ -194,11 +213,15 @@ impl Download {
             if self.retry_count > RETRY_COUNT_MAX {
                 return Err(io::Error::other(self.broken(reason)));
             }
+            if self.retry_count > 1 {
+                let pause = self.pool.surroundings.pause_after(self.retry_count - 2);
+                pause.map_err(io::Error::other)?;
+            }
             // What had failed is of no further interest.
             self.task.cancel();
             match self.pool.download_once(self.what.clone()) {
                 Ok(again) => (self.task, self.body) = (again.task, again.body),
-                Err(error) if error.is_passing() => {
+                Err(error) if self.pool.surroundings.may_pass(&error) => {
                     reason = io::Error::other(error);
                     continue;
                 }
@@ -311,15 +334,17 @@ impl Pool {
     ///
     /// Nothing of it is sent before a host has said that it takes it in: it may send us to another.
     pub fn upload_machine(self: &Arc<Self>, storage: &Reference, keeps_identity: bool) -> XapiResult<Upload> {
-        let task = Task::new(self, "holdfast", "import of a machine")?;
         let query = [
             ("sr_id", storage.0.clone()),
             ("restore", keeps_identity.to_string()),
             ("force", "false".to_owned()),
         ];
         let headers = ["Content-Type: application/octet-stream".to_owned()];
-        let (connection, _) = self.request("PUT", ("/import", &query, "import of a machine"), &task, &headers)?;
-        Ok(Upload { connection, task })
+        with_living_session(|| {
+            let task = Task::new(self, "holdfast", "import of a machine")?;
+            let (connection, _) = self.request("PUT", ("/import", &query, "import of a machine"), &task, &headers)?;
+            Ok(Upload { connection, task })
+        })
     }
 }
 

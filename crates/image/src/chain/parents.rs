@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{OpenedFile, Opener};
 use crate::file::{Access, HostFile, directory_of};
+use crate::gate::plain_name;
 use crate::identity::ImageId;
 use crate::info::{FormatSource, ImageKind};
 use crate::vdi::header::{Header, Kind};
@@ -39,7 +40,7 @@ impl Opener {
             // What may not be opened is not looked at.
             let Some(path) = path
                 .to_str()
-                .and_then(|name| self.keeper.admit(&overlay.path, name).ok())
+                .and_then(|name| self.keeper.admit(&overlay.path, &plain_name(name)).ok())
             else {
                 continue;
             };
@@ -141,7 +142,7 @@ impl Opener {
         let beside = names.iter().filter(|name| name.contains('/'));
         let beside = beside.filter_map(|name| Path::new(name).file_name()?.to_str());
         for name in names.iter().map(String::as_str).chain(beside) {
-            match self.keeper.admit(&overlay.path, name) {
+            match self.keeper.admit(&overlay.path, &plain_name(name)) {
                 Ok(path) => candidates.push(path),
                 Err(error @ Error::Refused { .. }) => drop(refusal.get_or_insert(error)),
                 // It is not there any more.

@@ -33,6 +33,8 @@ pub(crate) struct HostFile {
     /// Past the page cache, for a file that is written once and whole.
     direct: Option<DirectPath>,
     kind: Kind,
+    /// Bytes that a file that is only read had when it was opened. Behind them it is zero; what somebody cuts off meanwhile is not.
+    read_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +107,10 @@ impl HostFile {
             file,
             direct: None,
             kind,
+            read_bytes: match access {
+                Access::Read => metadata.len(),
+                Access::Write => 0,
+            },
         })
     }
 
@@ -114,6 +120,15 @@ impl HostFile {
         File::open(&directory)
             .and_then(|opened| opened.sync_all())
             .map_err(|source| Error::io("sync", &directory, source))
+    }
+
+    /// Refuses to take for zero what was there when the file was opened, and is not any more.
+    fn check_not_cut(&self, offset: u64) -> BlockResult<()> {
+        if offset < self.read_bytes {
+            let reason = std::io::Error::other("the file was cut off while it was read");
+            return Err(BlockError::io("read", offset, reason));
+        }
+        Ok(())
     }
 
     /// Device and inode: the identity of the file behind any of its names.
@@ -180,6 +195,7 @@ impl ImageFile for HostFile {
         while done < buffer.len() {
             match self.file.read_at(&mut buffer[done..], offset + done as u64) {
                 Ok(0) => {
+                    self.check_not_cut(offset + done as u64)?;
                     buffer[done..].fill(0);
                     break;
                 }
@@ -243,7 +259,12 @@ impl ImageFile for HostFile {
             let at = list.end();
             let data = match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)) {
                 Ok(data) => data.clamp(at, range.end),
-                Err(Errno::NXIO) => range.end,
+                Err(Errno::NXIO) => {
+                    if self.length_bytes()? < self.read_bytes {
+                        self.check_not_cut(at)?;
+                    }
+                    range.end
+                }
                 // Block devices and file systems without hole reporting: everything may be data.
                 Err(_) => {
                     list.push(range.end - at, ExtentKind::Data);

@@ -109,7 +109,10 @@ impl Metadata {
         if !matches!(self.sector_bytes, 512 | 4096) {
             return wrong(format!("a sector has {} bytes", self.sector_bytes));
         }
-        if self.disk_bytes > DISK_BYTES_MAX || !self.disk_bytes.is_multiple_of(self.sector_bytes) {
+        if self.disk_bytes == 0
+            || self.disk_bytes > DISK_BYTES_MAX
+            || !self.disk_bytes.is_multiple_of(self.sector_bytes)
+        {
             return wrong(format!("the disk has {} bytes", self.disk_bytes));
         }
         Ok(())
@@ -243,6 +246,13 @@ fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>>
             offset: region.offset + offset,
             length_bytes,
         });
+    }
+    items.sort_by_key(|item: &Item| item.offset);
+    if let Some(pair) = items
+        .windows(2)
+        .find(|pair| pair[0].offset + pair[0].length_bytes > pair[1].offset)
+    {
+        return Err(wrong(format!("two items at {}", pair[1].offset - region.offset)));
     }
     Ok(items)
 }

@@ -139,6 +139,10 @@ fn copy_record(
     if let Value::Object(changes) = changes {
         record.extend(changes);
     }
+    if kind != Kind::Checkpoint {
+        // `xapi_vm_clone.ml`: memory of a machine that is suspended is copied with a checkpoint only.
+        record.insert("suspend_VDI".to_owned(), json!(NULL));
+    }
     if !is_snapshot && let Some(config) = record.get_mut("other_config").and_then(Value::as_object_mut) {
         config.insert("mac_seed".to_owned(), json!(new_uuid()));
     }

@@ -11,6 +11,8 @@ use crate::failure::{Answer, Failure};
 use crate::pool::{ADDRESSES, Pool, State};
 use crate::schema;
 
+/// Nobody listens there.
+const CLOSED_PORT: u16 = 1;
 /// Storage of VHDs rounds the size of a new disk up to its blocks.
 const SIZE_UNIT: u64 = 2 << 20;
 
@@ -284,11 +286,16 @@ fn nbd_info(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
         .iter()
         .any(|purpose| purpose == "nbd" || purpose == "insecure_nbd");
     let name = format!("/{}?session_id={}", text_of(record, "uuid"), context.session);
+    let port = if context.pool.habits().has_closed_nbd {
+        CLOSED_PORT
+    } else {
+        context.pool.nbd_port
+    };
     let hosts = (0..ADDRESSES.len()).filter(|host| is_for_nbd && state.host_sees(*host, text_of(record, "SR")));
     let places = hosts.map(|host| {
         let identity = context.pool.identity(host);
         json!({
-            "exportname": name, "address": ADDRESSES[host].to_string(), "port": context.pool.nbd_port,
+            "exportname": name, "address": ADDRESSES[host].to_string(), "port": port,
             "cert": identity.certificate_pem(), "subject": identity.name,
         })
     });

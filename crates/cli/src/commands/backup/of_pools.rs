@@ -242,6 +242,7 @@ pub(super) fn back_up(
         pool: Arc::clone(&one.pool),
         machine: one.machine.summary.uuid.clone(),
         name: Some(args.listed(&one.machine.summary.name, &by_uuid)?),
+        is_name_chosen: args.machine.is_some(),
         choice: args.machines.disks(),
         way: args.pools.way_of(one.configured.as_ref()),
         keeps_base: !args.pools.keeps_nothing(one.configured.as_ref()),

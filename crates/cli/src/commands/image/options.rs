@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use holdfast_engine::Overwrite;
 use holdfast_image::{
     BackingFile, BlockOptions, Compression, DataFile, DataFileKind, Format, Image, ImageId, ImageKind, OpenOptions,
-    Preallocation, Qcow2Options,
+    Preallocation, Qcow2Options, plain_name,
 };
 
 use crate::commands::backup::parse_format;
@@ -109,7 +109,7 @@ impl NewImageArgs {
                     Some(format) => format,
                     None => holdfast_image::detect(&path).map_err(holdfast_engine::Error::from)?,
                 };
-                let name = name.clone();
+                let name = plain_name(name).into_owned();
                 Some(BackingFile { name, format })
             }
         };
@@ -127,8 +127,8 @@ impl NewImageArgs {
             lazy_refcounts: self.lazy_refcounts,
             refcount_bits: self.refcount_bits.unwrap_or(usual.refcount_bits),
             backing,
-            data_file: self.data_file.clone().map(|name| DataFile {
-                name,
+            data_file: self.data_file.as_deref().map(|name| DataFile {
+                name: plain_name(name).into_owned(),
                 kind,
                 made_at: None,
             }),

@@ -21,7 +21,7 @@ const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
 const NAME: &str = "tpm2-00.permall";
 /// A firmware that rests has written nothing for so long; and how long it may take for that.
-const REST: Duration = Duration::from_secs(4);
+const REST: Duration = Duration::from_secs(8);
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A machine with all that belongs to an instant.

@@ -89,6 +89,22 @@ fn assert_not_there(world: &World) {
     assert_eq!(world.pool.session_count(), 0);
 }
 
+/// What a suspended machine goes on from is its own, whoever backs it up.
+#[test]
+fn a_suspended_machine_that_is_backed_up_goes_on() {
+    for with_memory in [false, true] {
+        let (world, before, disks) = lost(&[]);
+        world.report(&["export", "web1", &world.address(), "--with-memory"]);
+        let report = world.back_up(if with_memory { &["--with-memory"] } else { &[] });
+        assert_eq!(report["memory_bytes"].is_null(), !with_memory, "{report}");
+        if with_memory {
+            assert_goes_on(&world, &before, &disks);
+        } else {
+            world.pool.resume(&world.vm).unwrap();
+        }
+    }
+}
+
 #[test]
 fn a_machine_of_a_pool_goes_on_where_it_was() {
     for read in ["nbd", "vhd"] {

@@ -197,6 +197,68 @@ fn what_has_changed_comes_as_a_vhd() {
     }
 }
 
+/// Where the port of NBD cannot be reached, there is another way.
+#[test]
+fn disks_come_as_vhds_where_nobody_is_reached_by_nbd() {
+    let world = World::new();
+    world
+        .pool
+        .change_habits(|habits: &mut Habits| habits.has_closed_nbd = true);
+    let output = world.run(&["backup", &world.machine()]);
+    assert!(stderr(&output).contains("cannot be reached"), "{}", stderr(&output));
+    assert!(output.status.success());
+    world.assert_holds();
+    world.assert_clean(2);
+    let (_, message) = world.fails(1, &["backup", &world.machine(), "--pool-read", "nbd"]);
+    assert!(message.contains("--pool-read vhd"), "{message}");
+    world.assert_clean(2);
+}
+
+/// Two machines of one name in two pools would be one line of snapshots, each the parent of the next.
+#[test]
+fn a_machine_of_another_pool_is_not_stored_as_this_one() {
+    let (world, other) = (World::new(), World::new());
+    world.back_up(&[]);
+    let machine = other.machine();
+    let fingerprint = other.pool.fingerprint();
+    other
+        .rig
+        .write("other-password", format!("{}\n", other.pool.password()).as_bytes());
+    let password = other.rig.path("other-password").display().to_string();
+    let login = ["--pool-password-file", &password, "--pool-certificate", &fingerprint];
+    let (kind, message) = world.rig.error(1, &[&["backup", &machine], &login[..]].concat());
+    assert!(
+        kind == "exists" && message.contains(&world.vm) && message.contains("--machine"),
+        "{message}"
+    );
+    world
+        .rig
+        .report(&[&["backup", &machine, "--machine", "web1b"], &login[..]].concat());
+    // Of a pool the one that is gone is followed by the one that was made of it; not so long as both are there.
+    let report = world.report(&["export", "web1", &world.address(), "--new-identity"]);
+    let uuid = report["uuid"].as_str().unwrap();
+    let again = format!("{}/{uuid}", world.address());
+    let (kind, _) = world.fails(1, &["backup", &again]);
+    assert_eq!(kind, "exists");
+    world.pool.set_power_state(&world.vm, "Halted");
+    world.pool.destroy(&world.vm).unwrap();
+    world.report(&["backup", &again]);
+}
+
+#[test]
+fn names_that_no_condition_could_have_are_found() {
+    let world = World::new();
+    for name in ["with \"quotes\"", "back\\slash", "a/b"] {
+        world.pool.add_vm(&NewVm {
+            name: name.to_owned(),
+            disks: Vec::new(),
+            power_state: String::new(),
+        });
+        let report = world.report(&["machines", &format!("{}/{name}", world.address())]);
+        assert_eq!(report["machines"][0]["name"], name);
+    }
+}
+
 #[test]
 fn blocks_in_another_order_and_raw_bytes_are_read_as_well() {
     let world = World::new();
