@@ -5,12 +5,12 @@
 
 use std::io::{self, BufReader, Cursor, Read};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use flate2::bufread::GzDecoder;
 
 use crate::in_order::{InOrder, Threads};
-use crate::packed::{gzip, zstd_frame};
+use crate::packed::{ZSTD_BLOCK_BYTES, gzip, zstd_frame};
 
 /// Bytes of a chunk of a stream that is unpacked on one thread.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -57,6 +57,7 @@ pub struct Unpacked {
     packing: Packing,
     source: Source,
     read: Arc<AtomicU64>,
+    may_be_cut: Arc<AtomicBool>,
 }
 
 enum Source {
@@ -85,12 +86,18 @@ impl Unpacked {
         let packing = Packing::sniff(&start);
         input.give_back(start);
         let read = Arc::clone(&input.read);
+        let may_be_cut: Arc<AtomicBool> = Arc::default();
         let source = match packing {
             Packing::None => Source::Plain(input),
-            Packing::Gzip => Source::chunks(Unpacking::new(input, Packing::Gzip), threads),
-            Packing::Zstd => Source::chunks(Unpacking::new(input, Packing::Zstd), threads),
+            Packing::Gzip => Source::chunks(Unpacking::new(input, Packing::Gzip, &may_be_cut), threads),
+            Packing::Zstd => Source::chunks(Unpacking::new(input, Packing::Zstd, &may_be_cut), threads),
         };
-        Ok(Self { packing, source, read })
+        Ok(Self {
+            packing,
+            source,
+            read,
+            may_be_cut,
+        })
     }
 
     /// Blocks that somebody else unpacks.
@@ -104,7 +111,14 @@ impl Unpacked {
                 is_over: false,
             },
             read: Arc::default(),
+            may_be_cut: Arc::default(),
         }
+    }
+
+    /// Whether all of its frames are as long as those are cut in which we pack, and none is shorter, as the last one mostly is: behind them
+    /// others may be missing. Known at its end.
+    pub fn may_be_cut(&self) -> bool {
+        self.may_be_cut.load(Ordering::Relaxed)
     }
 
     /// How it is packed.
@@ -197,6 +211,11 @@ enum Part {
 /// The reading thread.
 struct Unpacking {
     state: State,
+    /// Members of ours came, and the index that stands behind them did not yet.
+    owes_index: bool,
+    /// Whether all frames were of the length in which ours are cut, and how many there were.
+    full_frames: (bool, u64),
+    may_be_cut: Arc<AtomicBool>,
 }
 
 enum State {
@@ -209,32 +228,47 @@ enum State {
 }
 
 impl Unpacking {
-    fn new(input: Input, packing: Packing) -> Self {
+    fn new(input: Input, packing: Packing, may_be_cut: &Arc<AtomicBool>) -> Self {
         Self {
             state: State::Frames(input, packing),
+            owes_index: false,
+            full_frames: (true, 0),
+            may_be_cut: Arc::clone(may_be_cut),
         }
     }
 
     fn next(&mut self) -> Option<Part> {
         let (part, state) = match std::mem::replace(&mut self.state, State::Over) {
             State::Over => return None,
-            State::Frames(input, packing) => Self::frame(input, packing),
-            State::Member(member) => Self::part_of(member),
+            State::Frames(input, packing) => self.frame(input, packing),
+            State::Member(member) => self.part_of(member),
             State::Stream(stream) => Self::chunk(stream),
         };
         self.state = state;
         part
     }
 
-    fn frame(mut input: Input, packing: Packing) -> (Option<Part>, State) {
+    fn frame(&mut self, mut input: Input, packing: Packing) -> (Option<Part>, State) {
         let frame = match packing {
             Packing::Gzip => gzip::read_member(&mut input),
             Packing::Zstd | Packing::None => zstd_frame::read_frame(&mut input),
         };
         match frame {
             Err(error) => (Some(Part::Ready(Err(error))), State::Over),
-            Ok(Frame::End) => (None, State::Over),
+            // Each block of ours is a member by itself: a cut between two of them looks like an end.
+            Ok(Frame::End | Frame::Long { .. }) if self.owes_index => {
+                (Some(Part::Ready(Err(without_index()))), State::Over)
+            }
+            Ok(Frame::End) => {
+                let (is_full, count) = self.full_frames;
+                self.may_be_cut
+                    .store(packing == Packing::Zstd && is_full && count > 0, Ordering::Relaxed);
+                (None, State::Over)
+            }
             Ok(Frame::Whole { bytes, unpacked_bytes }) => {
+                self.owes_index = packing == Packing::Gzip && gzip::index_of(&bytes).is_none();
+                let (is_full, count) = self.full_frames;
+                self.full_frames = (is_full && unpacked_bytes == ZSTD_BLOCK_BYTES, count + 1);
                 let part = match packing {
                     Packing::Gzip => Part::Gzip { bytes, unpacked_bytes },
                     Packing::Zstd | Packing::None => Part::Zstd { bytes, unpacked_bytes },
@@ -242,15 +276,16 @@ impl Unpacking {
                 (Some(part), State::Frames(input, packing))
             }
             Ok(Frame::Long { start }) => {
+                self.full_frames.0 = false;
                 input.give_back(start);
-                Self::piecemeal(input, packing)
+                self.piecemeal(input, packing)
             }
         }
     }
 
-    fn piecemeal(input: Input, packing: Packing) -> (Option<Part>, State) {
+    fn piecemeal(&mut self, input: Input, packing: Packing) -> (Option<Part>, State) {
         if packing == Packing::Gzip {
-            return Self::part_of(Box::new(GzDecoder::new(BufReader::with_capacity(AHEAD_BYTES, input))));
+            return self.part_of(Box::new(GzDecoder::new(BufReader::with_capacity(AHEAD_BYTES, input))));
         }
         match zstd::stream::read::Decoder::new(input) {
             Ok(stream) => Self::chunk(Box::new(stream)),
@@ -259,7 +294,7 @@ impl Unpacking {
     }
 
     /// A part of a member of gzip. Where that is over, another one may follow.
-    fn part_of(mut member: Box<GzDecoder<BufReader<Input>>>) -> (Option<Part>, State) {
+    fn part_of(&mut self, mut member: Box<GzDecoder<BufReader<Input>>>) -> (Option<Part>, State) {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         let read = member.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk);
         match read {
@@ -269,7 +304,7 @@ impl Unpacking {
                 let ahead = reader.buffer().to_vec();
                 let mut input = reader.into_inner();
                 input.give_back(ahead);
-                Self::frame(input, Packing::Gzip)
+                self.frame(input, Packing::Gzip)
             }
             Ok(_) => (Some(Part::Ready(Ok(chunk))), State::Member(member)),
         }
@@ -283,6 +318,14 @@ impl Unpacking {
             Ok(_) => (Some(Part::Ready(Ok(chunk))), State::Stream(stream)),
         }
     }
+}
+
+/// Why a stream of ours that has no index is not whole.
+fn without_index() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "the packed stream does not end with the index that holdfast writes behind it: it was cut off",
+    )
 }
 
 /// What stands at the place of a frame.

@@ -9,6 +9,7 @@
 mod error;
 mod instant;
 mod memory;
+mod namesake;
 mod since;
 mod streams;
 mod way;
@@ -22,7 +23,7 @@ use std::time::Duration;
 use holdfast_archive::{ArchiveReader as _, XvaReader};
 use holdfast_block::BlockDevice;
 use holdfast_hardware::{DiskKind, Dropped, Machine, Place, Translated, adapt, xen};
-use holdfast_host::xapi::{Pool, Reference, Tracking, VirtualDisk, XapiError, XenMachine};
+use holdfast_host::xapi::{Pool, Reference, Tracking, VirtualDisk, XenMachine};
 use holdfast_host::{DiskChoice, MachineSummary};
 use holdfast_image::Format;
 use holdfast_repo::{Manifest, Repository};
@@ -335,45 +336,6 @@ impl XenBackup<'_> {
             left_out: self.left_out,
             dropped: self.translated.dropped,
         })
-    }
-
-    /// Refuses to store under a name that snapshots of another machine have, which is there still or is of another pool. Who says the name himself
-    /// means it.
-    fn refuse_namesake(&self, manifests: &[Manifest]) -> Result<()> {
-        if self.request.is_name_chosen {
-            return Ok(());
-        }
-        let own = manifests
-            .iter()
-            .filter(|manifest| manifest.machine == self.name.as_str());
-        let Some(newest) = own.max_by_key(|manifest| manifest.time_ms) else {
-            return Ok(());
-        };
-        let note = |key: &str| newest.notes.get(key).map(String::as_str).unwrap_or_default();
-        let (uuid, pool) = (note(NOTE_UUID), note(NOTE_POOL));
-        if uuid.is_empty() || uuid == self.machine.summary.uuid {
-            return Ok(());
-        }
-        let is_elsewhere = !pool.is_empty() && pool != self.request.pool.title();
-        let is_there = || match self.request.pool.machine(uuid) {
-            Ok(_) => Ok(true),
-            Err(XapiError::NoMachine { .. }) => Ok(false),
-            Err(error) => Err(error),
-        };
-        // One that was brought back as another machine goes on where the one ended that is gone.
-        if !is_elsewhere && !is_there()? {
-            return Ok(());
-        }
-        Err(XenBackupError::Namesake {
-            name: self.name.to_string(),
-            uuid: uuid.to_owned(),
-            pool: if pool.is_empty() {
-                self.request.pool.title()
-            } else {
-                pool.to_owned()
-            },
-        }
-        .into())
     }
 
     /// What disks that are kept for this repository and machine are marked with.

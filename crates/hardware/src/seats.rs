@@ -41,7 +41,10 @@ impl<K: Copy + PartialEq> Seats<K> {
         let last = last.max();
         let is_free = |place: &u32| !self.taken.contains(&(key, *place));
         let behind = places.clone().filter(|place| last.is_none_or(|last| *place > last));
-        let found = behind.clone().find(is_free).or_else(|| places.clone().find(is_free))?;
+        let found = behind
+            .clone()
+            .find(is_free)
+            .or_else(|| places.into_iter().find(is_free))?;
         self.taken.push((key, found));
         Some(found)
     }

@@ -163,13 +163,11 @@ impl<R: Read + Send> OvaReader<R> {
             return Err(corrupt("archive", offset, detail));
         }
         self.names.insert(file.name.clone());
-        match &self.manifest {
-            Some(manifest) => manifest.check(&file, offset),
-            None => {
-                self.digested.push(file);
-                Ok(())
-            }
-        }
+        let Some(manifest) = &self.manifest else {
+            self.digested.push(file);
+            return Ok(());
+        };
+        manifest.check(&file, offset)
     }
 
     /// Begins a disk.

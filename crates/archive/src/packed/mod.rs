@@ -11,6 +11,7 @@ pub(crate) mod zstd_frame;
 
 pub use index::{IndexEntry, PackedIndex};
 pub use read::{PackedFile, PackedReport};
+pub(crate) use write::ZSTD_BLOCK_BYTES;
 pub use write::{PackOptions, Packed, Packer, pack};
 
 #[cfg(test)]

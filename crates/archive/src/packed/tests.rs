@@ -137,6 +137,35 @@ fn a_packed_stream_that_is_cut_off_or_changed_is_an_error() {
     }
 }
 
+/// A cut between two blocks, each of which is whole by itself, looks like an end.
+#[test]
+fn a_packed_stream_that_lacks_its_index_is_not_taken_for_whole() {
+    let bytes = stream(9_000_000);
+    let file = packed(&bytes, Packing::Gzip);
+    let index = open(&file).unwrap();
+    let mut end = 0;
+    for entry in index.index().entries() {
+        end += usize::try_from(entry.packed_bytes).unwrap();
+        let error = unpacked(&file[..end]).unwrap_err();
+        assert!(error.to_string().contains("the index"), "{error}");
+    }
+    let two = [&file[..], &file[..end]].concat();
+    unpacked(&two).unwrap_err();
+    assert_eq!(
+        unpacked(&[&file[..], &file].concat()).unwrap().1,
+        [&bytes[..], &bytes].concat()
+    );
+
+    // Nothing says so of a frame of zstd: only its length makes suspicious.
+    let file = packed(&bytes, Packing::Zstd);
+    let first = usize::try_from(open(&file).unwrap().index().entries()[0].packed_bytes).unwrap();
+    for (length, may_be_cut) in [(first, true), (file.len(), false)] {
+        let mut stream = Unpacked::new(Box::new(std::io::Cursor::new(file[..length].to_vec())), THREADS).unwrap();
+        stream.read_to_end(&mut Vec::new()).unwrap();
+        assert_eq!(stream.may_be_cut(), may_be_cut, "{length}");
+    }
+}
+
 #[test]
 fn every_place_is_read_by_the_index() {
     let bytes = stream(9_700_000);

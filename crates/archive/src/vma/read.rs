@@ -245,6 +245,10 @@ impl<R: Read + Send> ArchiveReader for VmaReader<R> {
         &self.left_out
     }
 
+    fn doubts(&self) -> Vec<String> {
+        vec!["a VMA has checksums of where its data belongs, and none of the data: what was changed in that on the way is not found".to_owned()]
+    }
+
     fn next(&mut self) -> Result<Option<Piece<'_>>> {
         while !self.is_over {
             if let Some(cluster) = &mut self.cluster {

@@ -31,7 +31,7 @@ pub struct ArchiveArgs {
 enum ArchiveVerb {
     /// Show what is in a machine archive, by reading its beginning
     Info(InfoArgs),
-    /// Read a machine archive, or what holdfast compress packed, to its end, and compare it with its checksums
+    /// Read a machine archive, or any gzip or zstd stream, to its end, and compare it with its checksums
     Check(CheckArgs),
     /// Write a part of a packed stream to standard output, wherever it is
     Read(ReadArgs),
@@ -86,7 +86,7 @@ struct InfoArgs {
 /// Arguments of `archive check`.
 #[derive(Debug, clap::Args)]
 struct CheckArgs {
-    /// The archive, or the file that holdfast compress packed; - for an archive from standard input
+    /// The archive, or a file that is packed by gzip or zstd; - for an archive from standard input
     #[arg(value_name = "ARCHIVE")]
     archive: PathBuf,
     #[command(flatten)]

@@ -247,15 +247,15 @@ fn refuse_other_files(word: &OsStr) -> Result<(), Error> {
     let is_called = |ending: &str| {
         packings
             .iter()
-            .any(|packing| name.ends_with(&format!("{ending}{packing}")))
+            .any(|packing| name.ends_with(&format!(".{ending}{packing}")))
     };
-    if name.ends_with(".vbox") {
+    if name.rsplit_once('.').is_some_and(|(_, ending)| ending == "vbox") {
         return Err(Error::usage(
             format!("{path} has the settings of a machine of VirtualBox, and is no image"),
             format!("vbox:{path} means that machine"),
         ));
     }
-    if [".ova", ".ovf", ".xva", ".vma"].iter().any(|ending| is_called(ending)) {
+    if ["ova", "ovf", "xva", "vma"].iter().any(|ending| is_called(ending)) {
         return Err(Error::usage(
             format!("{path} is called like an archive of a machine, and is no image"),
             "holdfast import takes archives in; --format raw stores it as the bytes that it has",

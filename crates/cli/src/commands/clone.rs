@@ -4,13 +4,14 @@ mod image;
 mod names;
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_engine::{
-    AfterRestore, CloneWish, GuestIdentity, HostSnapshotReport, Job, MachineName, OwnGuest, SYSPREP,
+    AfterRestore, CloneWish, GuestIdentity, HostSnapshotReport, Job, MachineName, OwnGuest, SYSPREP, SourceName,
 };
 use holdfast_host::LocalTools;
 use serde::Serialize;
@@ -204,12 +205,26 @@ pub(super) fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
     let is_image = |path: &&Path| path.is_file() || path.join("DiskDescriptor.xml").is_file();
     if let Some(file) = Some(Path::new(&args.of)).filter(is_image) {
         clones.images = clone_images(args, file, &names, context)?;
+    } else if is_path(&args.of) {
+        return Err(Error::from(holdfast_engine::Error::File {
+            action: "open",
+            path: PathBuf::from(&args.of),
+            source: std::io::ErrorKind::NotFound.into(),
+        }));
     } else {
         args.image.refuse()?;
         clone_machines(args, &names, context, &mut clones)?;
     }
     clones.duration_ms = units::millis(context.clock().now().saturating_sub(start));
     context.report(&clones)
+}
+
+/// Whether a word means a file and no machine, whether that is there or not.
+fn is_path(word: &OsStr) -> bool {
+    let is_led_to = ["/", "./", "../"]
+        .iter()
+        .any(|start| word.as_bytes().starts_with(start.as_bytes()));
+    is_led_to || SourceName::is_called_like_an_image(word)
 }
 
 fn clone_images(

@@ -239,7 +239,7 @@ fn target_advice(error: &JobError) -> Advice {
         JobError::TargetExists { .. } => advice(
             Exit::Error,
             Kind::Exists,
-            "--force replaces it; restore --in-place writes only what differs into it",
+            "give another name; --force replaces it where a command has that, and restore --in-place writes only what differs into it",
         ),
         JobError::OverlayInUse { .. } => advice(
             Exit::Locked,

@@ -122,8 +122,7 @@ pub(super) fn exchange_advice(error: &ExchangeError) -> Advice {
 }
 
 fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
-    let refused_as = |hint: String| advice(Exit::Error, Kind::Refused, hint);
-    let refused = |hint: &str| refused_as(hint.to_owned());
+    let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
     match error {
         VirtualBoxError::NoRegistry { .. } => advice(
             Exit::Error,
@@ -179,10 +178,7 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
         VirtualBoxError::OtherImage { .. } => refused(
             "the file was replaced, or its machine was changed without VirtualBox: VirtualBox would not start it either",
         ),
-        VirtualBoxError::State { machine, word } if word == "gurumeditation" => refused_as(format!(
-            "it has crashed in VirtualBox: end it (VBoxManage controlvm '{machine}' poweroff), then it can be read"
-        )),
-        VirtualBoxError::State { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
+        VirtualBoxError::State { machine, word } => state_advice(machine, word),
         VirtualBoxError::NoInstant { .. } => refused("back it up while it is shut off"),
         VirtualBoxError::NoManager { .. } => advice(
             Exit::Error,
@@ -191,4 +187,18 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
         ),
         _ => advice(Exit::Error, Kind::Io, "please report it"),
     }
+}
+
+/// A machine that has crashed stays so until somebody ends it; in other states it is for a moment.
+fn state_advice(machine: &str, word: &str) -> Advice {
+    if word == "gurumeditation" {
+        return advice(
+            Exit::Error,
+            Kind::Refused,
+            format!(
+                "it has crashed in VirtualBox: end it (VBoxManage controlvm '{machine}' poweroff), then it can be read"
+            ),
+        );
+    }
+    advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off")
 }

@@ -94,6 +94,11 @@ pub fn check_stream(stream: Box<dyn Read + Send>, job: Job<'_>) -> Result<Option
         job.progress.advance(count as u64);
         job.interrupt.check()?;
     }
+    if stream.may_be_cut() {
+        job.progress.warning(
+            "it has no index, and its last frame is as long as the others: if holdfast compress has made it, it was cut off",
+        );
+    }
     Ok(Some(stream.packing()))
 }
 

@@ -162,7 +162,7 @@ mod tests {
         };
         assert_eq!(states.variables("web1"), None);
         for name in ["web1_VARS.qcow2", "web1_VARS.fd"] {
-            std::fs::write(folder.path().join(name), b"").unwrap();
+            std::fs::File::create(folder.path().join(name)).unwrap();
             assert_eq!(states.variables("web1"), Some(folder.path().join(name)));
         }
         assert_eq!(States::Elsewhere.variables("web1"), None);

@@ -80,7 +80,10 @@ fn clear_marks(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flags {
     /// Those that are set and must not be: a write would go to what others use, too.
-    Wrong,
+    Wrong {
+        /// Also where it may be another bit that is wrong.
+        also_doubtful: bool,
+    },
     /// Those that are missing.
     Missing,
 }
@@ -138,14 +141,20 @@ impl Mender<'_> {
             raised_count = self.change_counts(uses, u64::max)?;
             self.file.sync()?;
             let raised = StoredRefcounts::load(self.file, self.header, self.image)?;
-            flag_count += self.mend_flags(uses, Flags::Wrong, |cluster| {
-                let counted = uses.counts.of(cluster);
-                Ok(if self.is_whole {
-                    counted
-                } else {
-                    raised.of(cluster)?.max(counted)
-                })
-            })?;
+            flag_count += self.mend_flags(
+                uses,
+                Flags::Wrong {
+                    also_doubtful: mode == RepairMode::All,
+                },
+                |cluster| {
+                    let counted = uses.counts.of(cluster);
+                    Ok(if self.is_whole {
+                        counted
+                    } else {
+                        raised.of(cluster)?.max(counted)
+                    })
+                },
+            )?;
             self.file.sync()?;
         }
         if self.is_whole {
@@ -216,7 +225,7 @@ impl Mender<'_> {
             }
             let is_alone = refcount(geometry.cluster_of(host))? == 1;
             Ok(match flags {
-                Flags::Wrong if !is_alone => word & !COPIED,
+                Flags::Wrong { .. } if !is_alone => word & !COPIED,
                 Flags::Missing if is_alone => word | COPIED,
                 _ => word,
             })
@@ -241,7 +250,9 @@ impl Mender<'_> {
             for index in 0..geometry.l2_entries() {
                 let mut entry = entry_in(&table, index, geometry);
                 let host = match uses.meaning_of(entry) {
-                    Ok(Meaning::Compressed(_)) if flags == Flags::Wrong => {
+                    // A flag that a compressed cluster cannot have is more likely to be right, and the compression to be wrong: without the
+                    // doubt nobody would look at it again.
+                    Ok(Meaning::Compressed(_)) if flags == (Flags::Wrong { also_doubtful: true }) => {
                         entry.word &= !COPIED;
                         set_entry_in(&mut table, index, entry, geometry);
                         continue;
@@ -273,7 +284,9 @@ impl Mender<'_> {
 
     /// Writes all refcounts anew.
     fn anew(&self, uses: &mut Checker<'_>, actions: &mut Vec<RepairAction>) -> Result<()> {
-        let flag_count = self.mend_flags(uses, Flags::Wrong, |cluster| Ok(uses.counts.of(cluster)))?;
+        let flag_count = self.mend_flags(uses, Flags::Wrong { also_doubtful: false }, |cluster| {
+            Ok(uses.counts.of(cluster))
+        })?;
         self.file.sync()?;
         let cluster_count = rebuild::rebuild(self.file, self.header, &mut uses.counts, self.image)?;
         actions.push(RepairAction::RefcountsRebuilt { cluster_count });

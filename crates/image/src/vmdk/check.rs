@@ -77,22 +77,32 @@ pub(super) fn check_sparse(
     Ok(())
 }
 
-/// Tells whether the directories differ, and whether somebody has the extent open: nothing is lost by that.
+/// Tells whether the directories differ, and whether somebody has the extent open. Nothing is lost by that as long as the first directory, which is
+/// read, can be the right one.
 fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckReport) -> Result<()> {
-    let mut leak = |detail: String| report.add(Severity::Leak, ProblemKind::Structure { detail });
+    let mut add = |severity: Severity, detail: String| report.add(severity, ProblemKind::Structure { detail });
     if extent.is_open {
-        leak("it was not closed cleanly, or is open".to_owned());
+        add(Severity::Leak, "it was not closed cleanly, or is open".to_owned());
     }
     if extent.is_compressed {
         return Ok(());
     }
-    let mut count = 0_u64;
+    let (mut count, mut doubt_count) = (0_u64, 0_u64);
     Twins::load(file, extent)?.for_each(|finding| {
-        count += u64::from(matches!(finding, Finding::Entry { .. } | Finding::Table { .. }));
+        match finding {
+            Finding::Doubt { .. } => doubt_count += 1,
+            // Where somebody was cut off, the second directory may know of a grain that the first does not know yet.
+            Finding::Entry { .. } | Finding::Table { .. } => count += 1,
+            Finding::LostTable { .. } | Finding::LostEntry { .. } => {}
+        }
         Ok(())
     })?;
+    if doubt_count > 0 {
+        let detail = format!("its two directories differ in {doubt_count} entries, and either may be right");
+        add(Severity::Corruption, detail);
+    }
     if count > 0 {
-        leak(format!("its two directories differ in {count} entries"));
+        add(Severity::Leak, format!("its two directories differ in {count} entries"));
     }
     Ok(())
 }

@@ -81,7 +81,11 @@ fn mend_extent(
                 done.lost_tables.push(number);
                 return Ok(());
             }
-            Finding::LostEntry { .. } | Finding::LostTable { .. } => return Ok(()),
+            Finding::Doubt { place, value } if mode == RepairMode::All => {
+                file.write_at(&value.to_le_bytes(), place)?;
+                Side::Second
+            }
+            Finding::Doubt { .. } | Finding::LostEntry { .. } | Finding::LostTable { .. } => return Ok(()),
         };
         match side {
             Side::First => done.first_count += 1,
@@ -89,31 +93,36 @@ fn mend_extent(
         }
         Ok(())
     })?;
-    // Tables before what leads to them.
-    file.sync()?;
-    for (place, table) in &done.tables {
-        let sector = u32::try_from(table / SECTOR_BYTES).map_err(|_| {
-            corrupt(
-                "the extent",
-                "directory",
-                *place,
-                "cannot tell of a table behind all others",
-            )
-        })?;
-        file.write_at(&sector.to_le_bytes(), *place)?;
-    }
-    for number in &done.lost_tables {
-        let sides = [Some(extent.directory), extent.second_directory];
-        for directory in sides.into_iter().flatten() {
-            file.write_at(&[0; 4], directory + number * 4)?;
-        }
-    }
-    file.sync()?;
+    done.write_directories(file, extent)?;
     done.tell(extent, disk_start, actions);
     close(file, extent, disk_start, actions)
 }
 
 impl Mended {
+    /// Tables before what leads to them.
+    fn write_directories(&self, file: &dyn ImageFile, extent: &SparseExtent) -> Result<()> {
+        file.sync()?;
+        for (place, table) in &self.tables {
+            let sector = u32::try_from(table / SECTOR_BYTES).map_err(|_| {
+                corrupt(
+                    "the extent",
+                    "directory",
+                    *place,
+                    "cannot tell of a table behind all others",
+                )
+            })?;
+            file.write_at(&sector.to_le_bytes(), *place)?;
+        }
+        for number in &self.lost_tables {
+            let sides = [Some(extent.directory), extent.second_directory];
+            for directory in sides.into_iter().flatten() {
+                file.write_at(&[0; 4], directory + number * 4)?;
+            }
+        }
+        file.sync()?;
+        Ok(())
+    }
+
     fn tell(self, extent: &SparseExtent, disk_start: u64, actions: &mut Vec<RepairAction>) {
         for (what, count) in [
             ("the first directory and its tables", self.first_count),

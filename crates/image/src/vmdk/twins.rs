@@ -1,7 +1,8 @@
 //! The directories of an extent beside each other: they are to say the same, in tables of their own.
 //!
 //! The first one is read, the second one is there for the day when a part of the first is lost. Where an entry of one cannot be right, that
-//! of the other one counts. Where both can be right and differ, the first one counts, unless it says that there is nothing.
+//! of the other one counts, and so it does where only one leads to a grain that no other place of the disk has. Where both can be right and
+//! differ, nobody knows which one is; where the first one says that there is nothing, it does not know.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -30,6 +31,8 @@ pub(super) enum Finding {
     LostTable { number: u64 },
     /// An entry at `place` of the file is to be `value`, as on the other side.
     Entry { side: Side, place: u64, value: u32 },
+    /// The entries differ, and each of them can be right; the second one, at `place` of the file, is to be `value` if the first one is.
+    Doubt { place: u64, value: u32 },
     /// The entries at `places`, which are those of all sides, lead to where no grain can be.
     LostEntry { disk_offset: u64, places: Vec<u64> },
 }
@@ -125,14 +128,15 @@ impl<'a> Twins<'a> {
 
     /// Calls `visit` with all that is not as it has to be.
     pub(super) fn for_each(&self, mut visit: impl FnMut(Finding) -> Result<()>) -> Result<()> {
+        let used = self.used_elsewhere()?;
         for (number, first) in (0..).zip(self.first.iter().copied()) {
             let second = self.second.as_ref().map(|second| second[to_usize(number)]);
             match (self.can_be_table(first), second) {
                 (true, Some(second)) if second != first && self.can_be_table(second) => {
-                    self.compare(number, &[first, second], &mut visit)?;
+                    self.compare(number, &[first, second], &used, &mut visit)?;
                 }
                 (true, _) => {
-                    self.compare(number, &[first], &mut visit)?;
+                    self.compare(number, &[first], &used, &mut visit)?;
                     if second.is_some() {
                         let side = Side::Second;
                         visit(Finding::Table {
@@ -143,7 +147,7 @@ impl<'a> Twins<'a> {
                     }
                 }
                 (false, Some(second)) if self.can_be_table(second) => {
-                    self.compare(number, &[second], &mut visit)?;
+                    self.compare(number, &[second], &used, &mut visit)?;
                     let side = Side::First;
                     visit(Finding::Table {
                         side,
@@ -161,32 +165,101 @@ impl<'a> Twins<'a> {
         Ok(())
     }
 
-    /// Holds the tables of all sides, which are at `places`, beside each other.
-    fn compare(&self, number: u64, places: &[u64], visit: &mut impl FnMut(Finding) -> Result<()>) -> Result<()> {
-        let mut tables = Vec::new();
-        for place in places {
-            let mut table = Vec::new();
-            for_each_entry(self.file, (*place, self.extent.table_entries), |_, entry| {
-                table.push(u32::from_le_bytes(entry));
-            })?;
-            tables.push(table);
+    fn table(&self, place: u64) -> Result<Vec<u32>> {
+        let mut table = Vec::new();
+        for_each_entry(self.file, (place, self.extent.table_entries), |_, entry| {
+            table.push(u32::from_le_bytes(entry));
+        })?;
+        Ok(table)
+    }
+
+    /// Calls `visit` with the entries of the first and the second side, as far as both can be read.
+    fn for_each_pair(&self, mut visit: impl FnMut(u32, u32)) -> Result<()> {
+        for (number, first) in self.first.iter().copied().enumerate() {
+            let second = self.second.as_ref().map_or(first, |second| second[number]);
+            let readable: Vec<u64> = [first, second]
+                .into_iter()
+                .filter(|place| self.can_be_table(*place))
+                .collect();
+            let (Some(one), Some(other)) = (readable.first(), readable.last()) else {
+                continue;
+            };
+            let table = self.table(*one)?;
+            let beside = if one == other {
+                table.clone()
+            } else {
+                self.table(*other)?
+            };
+            table
+                .into_iter()
+                .zip(beside)
+                .for_each(|(first, second)| visit(first, second));
         }
+        Ok(())
+    }
+
+    /// Which of the grains that one side alone has for a place are those of another place, on which both sides agree.
+    fn used_elsewhere(&self) -> Result<HashSet<u32>> {
+        let mut questioned = HashSet::new();
+        self.for_each_pair(|first, second| {
+            if first != second {
+                questioned.extend([first, second].into_iter().filter(|sector| *sector > 1));
+            }
+        })?;
+        let mut used = HashSet::new();
+        if !questioned.is_empty() {
+            self.for_each_pair(|first, second| {
+                if first == second && questioned.contains(&first) {
+                    used.insert(first);
+                }
+            })?;
+        }
+        Ok(used)
+    }
+
+    /// Holds the tables of all sides, which are at `places`, beside each other.
+    fn compare(
+        &self,
+        number: u64,
+        places: &[u64],
+        used: &HashSet<u32>,
+        visit: &mut impl FnMut(Finding) -> Result<()>,
+    ) -> Result<()> {
+        let tables = places
+            .iter()
+            .map(|place| self.table(*place))
+            .collect::<Result<Vec<_>>>()?;
         for index in 0..self.extent.table_entries {
             let at = to_usize(index);
             let first = tables[0][at];
             let second = tables.get(1).map_or(first, |table| table[at]);
             let place_of = |side: usize| places[side] + index * 4;
             let disk_offset = number * self.extent.table_coverage() + index * self.extent.grain_bytes;
-            match (self.can_be_entry(first), self.can_be_entry(second)) {
+            let is_free = |sector: u32| self.can_be_entry(sector) && (first == second || !used.contains(&sector));
+            match (is_free(first), is_free(second)) {
+                // Both are places of other grains.
+                (false, false) if self.can_be_entry(first) && self.can_be_entry(second) => visit(Finding::Doubt {
+                    place: place_of(1),
+                    value: first,
+                })?,
                 (false, false) => visit(Finding::LostEntry {
                     disk_offset,
                     places: (0..places.len()).map(place_of).collect(),
                 })?,
                 _ if first == second => {}
+                // What it was is in neither.
+                (false, true) if second == 0 && self.can_be_entry(first) => visit(Finding::Doubt {
+                    place: place_of(1),
+                    value: first,
+                })?,
                 (is_right, true) if !is_right || first == 0 => visit(Finding::Entry {
                     side: Side::First,
                     place: place_of(0),
                     value: second,
+                })?,
+                (true, true) if second != 0 => visit(Finding::Doubt {
+                    place: place_of(1),
+                    value: first,
                 })?,
                 _ => visit(Finding::Entry {
                     side: Side::Second,

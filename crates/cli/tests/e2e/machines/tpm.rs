@@ -4,7 +4,7 @@
 //! another state than before.
 
 use std::fs::File;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -339,7 +339,8 @@ fn variables_of_a_machine_that_is_off_are_found_where_libvirt_keeps_them() {
     let mut marked = std::fs::read(&variables).unwrap();
     let end = marked.len() - 6;
     marked[end..].copy_from_slice(b"MARKED");
-    std::fs::write(&variables, &marked).unwrap();
+    let file = File::options().write(true).open(&variables).unwrap();
+    file.write_all_at(&marked, 0).unwrap();
     world.json(0, &["backup", "web4"]);
     world.json(0, &["restore", "web4", "--to-machine", "--name", "web5"]);
     world.lab.virsh(&["start", "web5", "--paused"]);

@@ -12,6 +12,7 @@ pub(crate) mod exchanges;
 mod full_disks;
 mod images;
 mod interruptions;
+mod kept_images;
 mod keys;
 mod monitoring;
 mod pool_doctor;

@@ -1,0 +1,243 @@
+//! What an image is made of, and what it is based on, stays what it is: it is not replaced, taken for another file, or mended to death.
+
+use std::fs::File;
+
+use crate::host::{system, text};
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+
+fn rig() -> Rig {
+    let rig = Rig::empty();
+    rig.write("a.raw", &noise(3 * MIB, 1));
+    rig
+}
+
+/// The file is refused as a target, and is as it was.
+fn stays(rig: &Rig, file: &str, words: &[&str]) {
+    let before = rig.read(file);
+    let (kind, message) = rig.error(1, words);
+    assert!(kind == "refused", "{words:?}: {message}");
+    assert!(rig.read(file) == before, "{words:?}");
+}
+
+#[test]
+fn what_an_image_is_based_on_is_not_replaced_by_it() {
+    let rig = rig();
+    rig.ok(&["image", "convert", "a.raw", "base.qcow2"]);
+    rig.ok(&["image", "create", "mid.qcow2", "-b", "base.qcow2"]);
+    for base in ["base.qcow2", "mid.qcow2"] {
+        stays(
+            &rig,
+            "base.qcow2",
+            &["image", "create", "--force", "base.qcow2", "-b", base],
+        );
+        stays(
+            &rig,
+            "base.qcow2",
+            &["image", "convert", "--force", "a.raw", "base.qcow2", "-b", base],
+        );
+    }
+    for format in ["vdi", "vhd", "vhdx", "vmdk"] {
+        let [parent, child] = ["parent", "child"].map(|name| format!("{name}.{format}"));
+        rig.ok(&["image", "convert", "a.raw", &parent]);
+        rig.ok(&["image", "create", &child, "--parent", &parent]);
+        for of in [&parent, &child] {
+            stays(&rig, &parent, &["image", "create", "--force", &parent, "--parent", of]);
+        }
+    }
+    // The data of an image of qcow2 may be in a file of its own.
+    rig.ok(&[
+        "image",
+        "convert",
+        "a.raw",
+        "outside.qcow2",
+        "--data-file",
+        "outside.data",
+    ]);
+    stays(
+        &rig,
+        "outside.data",
+        &[
+            "image",
+            "convert",
+            "--force",
+            "--to",
+            "qcow2",
+            "outside.qcow2",
+            "outside.data",
+        ],
+    );
+    stays(
+        &rig,
+        "outside.data",
+        &[
+            "image",
+            "create",
+            "--force",
+            "--format",
+            "qcow2",
+            "outside.data",
+            "-b",
+            "outside.qcow2",
+        ],
+    );
+    assert_eq!(
+        rig.report(&["image", "compare", "a.raw", "outside.qcow2"])["is_equal"],
+        true
+    );
+    // What has nothing to do with it is replaced as before.
+    rig.ok(&["image", "create", "--force", "mid.qcow2", "-b", "base.qcow2"]);
+}
+
+/// QEMU takes what stands before a colon for a protocol, unless a slash comes first.
+#[test]
+fn names_with_colons_are_names_of_files() {
+    let rig = rig();
+    let base = "web1-2026-11-20T10:00.qcow2";
+    rig.ok(&["image", "convert", "a.raw", base]);
+    rig.ok(&["image", "create", "made.qcow2", "-b", base]);
+    rig.ok(&["image", "convert", "a.raw", "converted.qcow2", "-b", base]);
+    rig.ok(&["clone", base, "cloned.qcow2"]);
+    // A file that is called so, beside one that QEMU would take.
+    rig.ok(&["image", "create", "x.qcow2", "3M"]);
+    rig.ok(&["image", "convert", "a.raw", "./file:x.qcow2"]);
+    rig.ok(&["clone", "./file:x.qcow2", "right.qcow2"]);
+    for image in ["made.qcow2", "converted.qcow2", "cloned.qcow2", "right.qcow2"] {
+        assert_eq!(
+            rig.report(&["image", "compare", "a.raw", image])["is_equal"],
+            true,
+            "{image}"
+        );
+        let (disk, path) = (rig.path("a.raw"), rig.path(image));
+        let words = ["compare", "-f", "raw", "-F", "qcow2", text(&disk), text(&path)];
+        system("qemu-img", &words).unwrap();
+    }
+    for format in ["vdi", "vhd", "vhdx", "vmdk"] {
+        let [base, clone] = ["we:ird", "clone"].map(|name| format!("{name}.{format}"));
+        rig.ok(&["image", "convert", "a.raw", &base]);
+        rig.ok(&["clone", &base, &clone]);
+        assert_eq!(
+            rig.report(&["image", "compare", "a.raw", &clone])["is_equal"],
+            true,
+            "{format}"
+        );
+    }
+    rig.ok(&["image", "convert", "a.raw", "outside.qcow2", "--data-file", "da:ta"]);
+    assert_eq!(
+        rig.report(&["image", "compare", "a.raw", "outside.qcow2"])["is_equal"],
+        true
+    );
+}
+
+/// One bit, and the disk had no bytes; all else said that all was well.
+#[test]
+fn a_disk_without_bytes_is_damaged() {
+    let rig = rig();
+    rig.ok(&["image", "convert", "a.raw", "v.vhdx"]);
+    let bytes = rig.read("v.vhdx");
+    // The entry of the size of the disk in the table of metadata.
+    let id = 0x2FA5_4224_u32.to_le_bytes();
+    let entry = bytes.windows(4).position(|window| window == id).unwrap();
+    let mut changed = bytes.clone();
+    changed[entry + 16] ^= 0x20;
+    rig.write("v.vhdx", &changed);
+    for words in [
+        &["image", "check", "v.vhdx"][..],
+        &["image", "convert", "v.vhdx", "out.raw"],
+    ] {
+        rig.code(5, words);
+    }
+}
+
+/// The directories of a VMDK, by where their first entries of grains are.
+fn tables(bytes: &[u8]) -> [usize; 2] {
+    let number = |at: usize| usize::try_from(u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())).unwrap();
+    // The copy, and the one that is read.
+    [56, 48].map(|field| number(number(field) * 512) * 512)
+}
+
+fn put(rig: &Rig, at: usize, value: [u8; 4]) {
+    let mut bytes = rig.read("disk.vmdk");
+    bytes[at..at + 4].copy_from_slice(&value);
+    rig.write("disk.vmdk", &bytes);
+}
+
+/// The second directory is the only place of what a flipped bit of the first one has lost.
+#[test]
+fn a_second_directory_is_not_made_like_a_first_one_that_is_wrong() {
+    let rig = rig();
+    rig.ok(&["image", "convert", "a.raw", "disk.vmdk"]);
+    let bytes = rig.read("disk.vmdk");
+    let [one, other] = tables(&bytes);
+    for first in [one, other] {
+        let entry = |number: usize| -> [u8; 4] {
+            let at = first + number * 4;
+            bytes[at..at + 4].try_into().unwrap()
+        };
+        // It leads to the grain of another place; or to none.
+        for value in [entry(1), [0; 4]] {
+            rig.write("disk.vmdk", &bytes);
+            put(&rig, first, value);
+            let is_over_another = first == one && value != [0; 4];
+            rig.code(if is_over_another { 5 } else { 3 }, &["image", "check", "disk.vmdk"]);
+            rig.ok(&["image", "check", "--repair", "disk.vmdk"]);
+            assert_eq!(
+                rig.report(&["image", "compare", "a.raw", "disk.vmdk"])["is_equal"],
+                true,
+                "{value:?}"
+            );
+            assert!(rig.read("disk.vmdk") == bytes, "{value:?}");
+        }
+        // Behind all others is a grain that nobody has: either can be right.
+        let mut longer = bytes.clone();
+        let end = u32::try_from(longer.len().next_multiple_of(65_536) / 512).unwrap();
+        longer.resize(longer.len().next_multiple_of(65_536) + 65_536, 7);
+        rig.write("disk.vmdk", &longer);
+        put(&rig, first, end.to_le_bytes());
+        let before = rig.read("disk.vmdk");
+        rig.code(5, &["image", "check", "disk.vmdk"]);
+        rig.code(5, &["image", "check", "--repair", "disk.vmdk"]);
+        assert_eq!(tables(&rig.read("disk.vmdk")), [one, other]);
+        for table in [one, other] {
+            assert_eq!(
+                rig.read("disk.vmdk")[table..table + 4],
+                before[table..table + 4],
+                "it is left"
+            );
+        }
+    }
+}
+
+/// A flipped bit makes a compressed cluster of a plain one; only a flag that does not fit tells.
+#[test]
+fn a_doubt_is_not_mended_away() {
+    let rig = rig();
+    rig.ok(&["image", "convert", "a.raw", "disk.qcow2"]);
+    let mut bytes = rig.read("disk.qcow2");
+    let number = |bytes: &[u8], at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+    let l1 = usize::try_from(number(&bytes, 40)).unwrap();
+    let l2 = usize::try_from(number(&bytes, l1) & 0x00ff_ffff_ffff_fe00).unwrap();
+    bytes[l2] ^= 0x40;
+    rig.write("disk.qcow2", &bytes);
+    rig.code(5, &["image", "check", "disk.qcow2"]);
+    rig.code(5, &["image", "check", "--repair", "disk.qcow2"]);
+    assert!(rig.read("disk.qcow2")[l2..l2 + 8] == bytes[l2..l2 + 8]);
+    rig.code(5, &["image", "check", "disk.qcow2"]);
+}
+
+/// What is not there any more is not zero.
+#[test]
+fn a_source_that_is_cut_off_while_it_is_read_is_told() {
+    let rig = Rig::empty();
+    rig.write("a.raw", &noise(40 * MIB, 2));
+    let read = holdfast_image::open(&rig.path("a.raw"), &holdfast_image::OpenOptions::default()).unwrap();
+    let file = File::options().write(true).open(rig.path("a.raw")).unwrap();
+    file.set_len(10 * MIB as u64).unwrap();
+    let device = read.device();
+    let mut buffer = vec![1; MIB];
+    device.read_at(&mut buffer, 9 * MIB as u64).unwrap();
+    let error = device.read_at(&mut buffer, 10 * MIB as u64).unwrap_err();
+    assert!(error.to_string().contains("read"), "{error}");
+    assert!(device.extents(0..40 * MIB as u64, 100).is_err());
+}
