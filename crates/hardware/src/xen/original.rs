@@ -2,6 +2,7 @@
 
 use super::read::XenRecords;
 use super::value::Value;
+use crate::DiskKind;
 
 /// Of the machine. Not its identity, nor what is true of the moment only, nor the generation by which a guest learns that it was restored.
 const OF_MACHINE: &[&str] = &[
@@ -41,7 +42,16 @@ const OF_MACHINE: &[&str] = &[
     "tags",
 ];
 /// Of a disk.
-const OF_DISK: &[&str] = &["name_label", "name_description", "tags"];
+const OF_DISK: &[&str] = &["name_label", "name_description", "tags", "read_only", "other_config"];
+/// Of how a disk or a drive is attached.
+const OF_ATTACHMENT: &[&str] = &[
+    "bootable",
+    "mode",
+    "unpluggable",
+    "other_config",
+    "qos_algorithm_type",
+    "qos_algorithm_params",
+];
 /// Of a card.
 const OF_CARD: &[&str] = &[
     "device",
@@ -88,12 +98,24 @@ impl<'o> Original<'o> {
 
     /// The disk that was at `place`.
     pub(super) fn describe_disk(&self, place: u32, record: &mut Value) {
-        let place = place.to_string();
-        let mut vbds = self.records.disks_of_machine().into_iter();
-        let vbd = vbds.find(|vbd| vbd.text_of("type") != "CD" && vbd.text_of("userdevice") == place);
+        let vbd = self.attached_at(place, DiskKind::Disk);
         if let Some(vdi) = vbd.and_then(|vbd| self.records.find("VDI", vbd.text_of("VDI"))) {
             record.take_over(vdi, OF_DISK);
         }
+    }
+
+    /// How the disk or drive at `place` was attached.
+    pub(super) fn describe_attachment(&self, place: u32, kind: DiskKind, record: &mut Value) {
+        if let Some(vbd) = self.attached_at(place, kind) {
+            record.take_over(vbd, OF_ATTACHMENT);
+        }
+    }
+
+    fn attached_at(&self, place: u32, kind: DiskKind) -> Option<&'o Value> {
+        let place = place.to_string();
+        let is_kind = |vbd: &Value| (vbd.text_of("type") == "CD") == (kind == DiskKind::Cdrom);
+        let mut vbds = self.records.disks_of_machine().into_iter();
+        vbds.find(|vbd| is_kind(vbd) && vbd.text_of("userdevice") == place)
     }
 
     pub(super) fn describe_card(&self, number: usize, record: &mut Value) {

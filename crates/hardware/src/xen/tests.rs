@@ -96,6 +96,9 @@ fn a_machine_of_xenserver_goes_back_as_what_it_was() {
     machine.cards.extend(cards);
     machine.cards[0].network = Some("lan".to_owned());
     machine.cards[1].network = Some("dmz".to_owned());
+    // A paravirtual machine starts from what is marked so, and that need not be the first.
+    (machine.disks[0].boot_order, machine.disks[1].boot_order) = (None, Some(1));
+    machine.disks[1].is_read_only = true;
     let places = [0, 5, 3];
     for (disk, place) in machine.disks.iter_mut().zip(places) {
         disk.position = place;
@@ -103,8 +106,13 @@ fn a_machine_of_xenserver_goes_back_as_what_it_was() {
     let list = |text: &str| format!("<value><array><data><value>{text}</value></data></array></value>");
     let map =
         |text: &str| format!("<value><struct><member><name>{text}</name><value>x</value></member></struct></value>");
+    let place = |number: &str| format!("<name>userdevice</name><value>{number}</value>");
     let original = written(&machine)
         .xml
+        // What a machine that comes to XenServer starts from is the first; one that was made there need not have it so.
+        .replace(&place("0"), &place("x"))
+        .replace(&place("5"), &place("0"))
+        .replace(&place("x"), &place("5"))
         .replace(
             "<name>tags</name><value><array><data></data></array></value>",
             &format!("<name>tags</name>{}", list("nightly")),
@@ -155,6 +163,19 @@ fn a_machine_of_xenserver_goes_back_as_what_it_was() {
         texts
     };
     assert_eq!(of("VBD", "userdevice"), ["0", "3", "5"]);
+    let marked = |records: &XenRecords| -> Vec<(String, bool, String)> {
+        let vbds = records.disks_of_machine().into_iter();
+        vbds.map(|vbd| {
+            (
+                vbd.text_of("userdevice").to_owned(),
+                vbd.is_true("bootable"),
+                vbd.text_of("mode").to_owned(),
+            )
+        })
+        .collect()
+    };
+    assert_eq!(marked(&back), marked(&records));
+    assert!(marked(&back).contains(&("5".to_owned(), true, "RO".to_owned())));
     assert_eq!(of("network", "name_label"), ["dmz", "lan"]);
     assert_eq!(of("network", "bridge"), ["xenbr7", "xenbr7"]);
     assert_eq!(of("VDI", "name_label"), {

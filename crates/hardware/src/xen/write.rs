@@ -195,7 +195,10 @@ impl<'o> Records<'o> {
         let is_empty = disk.kind != DiskKind::Disk || disk.key.is_empty();
         let vbd = self.next_id();
         let vdi = if is_empty { NULL.to_owned() } else { self.next_id() };
-        let record = vbd_record((disk, place), (&self.vm, &vdi), wish);
+        let mut record = vbd_record((disk, place), (&self.vm, &vdi), wish);
+        if let Some(original) = &self.original {
+            original.describe_attachment(place, disk.kind, &mut record);
+        }
         self.add("VBD", &vbd, record);
         self.vbds.push(Value::text(vbd.as_str()));
         if !is_empty {
