@@ -69,7 +69,10 @@ pub fn check(path: &Path, options: &OpenOptions) -> Result<crate::CheckReport> {
     let opened = open_single(path, options, Access::Read)?;
     let shown = opened.path.display().to_string();
     match opened.content {
-        Content::Qcow2(qcow2) => crate::qcow2::check::check(&opened.file, &qcow2.header, &shown),
+        Content::Qcow2(qcow2) => {
+            let data = qcow2.data_file.as_deref();
+            crate::qcow2::check::check(&opened.file, &qcow2.header, &shown, data)
+        }
         Content::Vdi(header) => vdi::check::check(&*opened.file, &header),
         Content::Vhd(header) => vhd::check::check(&*opened.file, &header),
         Content::Vhdx(opened) => vhdx::check::check(&opened),

@@ -215,7 +215,7 @@ impl Target {
     fn check(&self) -> Result<CheckReport> {
         let (file, image) = (self.file(), &*self.image);
         match self.format {
-            Format::Qcow2 => qcow2::check::check(&file, &load_header(&*file, image)?, image),
+            Format::Qcow2 => qcow2::check::check(&file, &load_header(&*file, image)?, image, None),
             Format::Vdi => vdi::check::check(&*file, &vdi::header::Header::load(&*file, image)?),
             Format::Vhd => vhd::check::check(&*file, &vhd::footer::Header::load(&*file, image)?),
             Format::Vhdx => vhdx::check::check(&vhdx::header::Opened::load(file, Access::Read, image)?),

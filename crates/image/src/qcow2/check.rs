@@ -24,24 +24,31 @@ use crate::file::ImageFile;
 use crate::run::KnownLength;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 
-/// Checks the image in `file`, whose header was read.
-pub(crate) fn check(file: &Arc<dyn ImageFile>, header: &Header, image: &str) -> Result<CheckReport> {
-    let mut report = compared(&**file, header, image)?;
+/// Checks the image in `file`, whose header was read; `data` is the file of its data, where that is another one and was opened.
+pub(crate) fn check(
+    file: &Arc<dyn ImageFile>,
+    header: &Header,
+    image: &str,
+    data: Option<&dyn ImageFile>,
+) -> Result<CheckReport> {
+    let data_bytes = data.map(ImageFile::length_bytes).transpose()?;
+    let mut report = compared((&**file, data_bytes), header, image)?;
     look_at_marks(header, &mut report);
     Ok(report)
 }
 
 /// Whether nothing contradicts anything, leaks apart; what other programs have noted is not asked.
 pub(super) fn is_sound(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
-    match compared(file, header, image) {
+    match compared((file, None), header, image) {
         Ok(report) => Ok(report.corruption_count == 0),
         Err(error) if error.is_corrupt() => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-fn compared(file: &dyn ImageFile, header: &Header, image: &str) -> Result<CheckReport> {
+fn compared((file, data_bytes): (&dyn ImageFile, Option<u64>), header: &Header, image: &str) -> Result<CheckReport> {
     let mut checker = Checker::new(file, header, image, StoredRefcounts::load(file, header, image)?)?;
+    checker.data_bytes = data_bytes;
     checker.claim_refcounts()?;
     checker.walk()?;
     checker.compare();
@@ -63,6 +70,8 @@ pub(super) struct Checker<'a> {
     image: &'a str,
     stored: StoredRefcounts<'a>,
     file_bytes: u64,
+    /// Length of the file of its data, where that is another one and known.
+    data_bytes: Option<u64>,
     /// Uses of each cluster.
     pub(super) counts: Counts,
     /// What is in the clusters that are not data; the first that was met.
@@ -92,6 +101,7 @@ impl<'a> Checker<'a> {
             image,
             stored,
             file_bytes: file.length_bytes()?,
+            data_bytes: None,
             counts: Counts::default(),
             metadata: HashMap::new(),
             l2_tables: BTreeMap::new(),
@@ -412,6 +422,15 @@ impl<'a> Checker<'a> {
                 self.corruption(ProblemKind::Entry {
                     disk_offset: shown_offset,
                     detail,
+                });
+            }
+            // What is behind the end of the disk need not be there.
+            let of_disk = self.header.size_bytes.saturating_sub(shown_offset);
+            let end = host.offset + self.geometry.cluster_bytes().min(of_disk);
+            if let Some(bytes) = self.data_bytes.filter(|bytes| is_active && end > *bytes) {
+                self.corruption(ProblemKind::Entry {
+                    disk_offset: shown_offset,
+                    detail: format!("at {} of the data file, which ends at {bytes}", host.offset),
                 });
             }
             return Ok(());

@@ -259,7 +259,7 @@ fn work(file: &Arc<RecordingFile>, case: &Case, seed: u64, steps: u32) -> Vec<Mo
 fn assert_sound(bytes: Vec<u8>, case: &Case, moments: &[Moment], operations: usize, what: &str) {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
     let header = load_header(&*file, "image").unwrap();
-    let report = check(&file, &header, "image").unwrap();
+    let report = check(&file, &header, "image", None).unwrap();
     assert_eq!(report.corruption_count, 0, "{what}: {:?}", report.problems);
     let before = |moment: &&Moment| moment.operations <= operations;
     let (last, expected) = moments
@@ -369,7 +369,7 @@ fn a_crash_while_filling_leaves_no_image_or_a_whole_one() {
         match load_header(&*crashed, "image") {
             Err(error) => assert!(operations < count && error.is_corrupt(), "{error}"),
             Ok(header) => {
-                assert!(check(&crashed, &header, "image").unwrap().is_clean());
+                assert!(check(&crashed, &header, "image", None).unwrap().is_clean());
                 let mut found = vec![0; disk.len()];
                 open(crashed, None)
                     .unwrap()

@@ -97,7 +97,7 @@ fn use_everything(bytes: &[u8]) -> Result<()> {
     let fresh = || -> Arc<dyn ImageFile> { Arc::new(MemoryFile::new(bytes.to_vec())) };
     let file = fresh();
     let header = load_header(&*file, "image")?;
-    ignore(check(&file, &header, "image"));
+    ignore(check(&file, &header, "image", None));
     if let Ok(bitmaps) = bitmap::load(&*file, &header, "image") {
         for bitmap in bitmaps.iter().take(3) {
             let mut ranges = 0u32;
@@ -285,7 +285,7 @@ fn a_refcount_block_that_is_listed_many_times_is_compared_once() {
     put_words(&mut bytes, 512, std::iter::repeat_n(1024, 64));
     bytes[1024..].fill(0xff);
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
-    let report = check(&file, &header, "image").unwrap();
+    let report = check(&file, &header, "image", None).unwrap();
     assert!(
         report.corruption_count >= 63,
         "each further use is an overlap: {report:?}"
@@ -310,7 +310,7 @@ fn refcounts_of_clusters_that_cannot_exist_are_a_problem_of_the_image() {
     put_words(&mut bytes, last, [5 * cluster_bytes]);
     bytes[to_usize(5 * cluster_bytes)..].fill(0xff);
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
-    let report = check(&file, &header, "image").unwrap();
+    let report = check(&file, &header, "image", None).unwrap();
     assert!(report.corruption_count > 0, "{report:?}");
     assert!(report.image_end <= 6 * cluster_bytes, "{report:?}");
 }

@@ -124,7 +124,7 @@ fn qcow2_case(
             layer.read(&mut disk, 0, Below::Backing)?;
             Ok(disk)
         }),
-        check: |file| qcow2::check::check(file, &load_header(&**file, "image")?, "image"),
+        check: |file| qcow2::check::check(file, &load_header(&**file, "image")?, "image", None),
     }
 }
 

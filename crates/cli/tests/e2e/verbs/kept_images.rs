@@ -130,6 +130,27 @@ fn names_with_colons_are_names_of_files() {
     );
 }
 
+/// Data in a file of its own that is cut off is found by whoever looks, not by the first who reads that far.
+#[test]
+fn a_data_file_that_is_cut_off_is_found() {
+    let rig = rig();
+    rig.ok(&[
+        "image",
+        "convert",
+        "a.raw",
+        "outside.qcow2",
+        "--data-file",
+        "outside.data",
+    ]);
+    rig.ok(&["image", "check", "outside.qcow2"]);
+    let data = rig.read("outside.data");
+    for cut in [1, MIB] {
+        rig.write("outside.data", &data[..data.len() - cut]);
+        rig.code(5, &["image", "check", "outside.qcow2"]);
+        rig.code(5, &["image", "convert", "outside.qcow2", "out.raw"]);
+    }
+}
+
 /// One bit, and the disk had no bytes; all else said that all was well.
 #[test]
 fn a_disk_without_bytes_is_damaged() {
