@@ -221,10 +221,7 @@ fn a_machine_of_another_pool_is_not_stored_as_this_one() {
     world.back_up(&[]);
     let machine = other.machine();
     let fingerprint = other.pool.fingerprint();
-    other
-        .rig
-        .write("other-password", format!("{}\n", other.pool.password()).as_bytes());
-    let password = other.rig.path("other-password").display().to_string();
+    let password = other.rig.path("password").display().to_string();
     let login = ["--pool-password-file", &password, "--pool-certificate", &fingerprint];
     let (kind, message) = world.rig.error(1, &[&["backup", &machine], &login[..]].concat());
     assert!(
@@ -235,7 +232,9 @@ fn a_machine_of_another_pool_is_not_stored_as_this_one() {
         .rig
         .report(&[&["backup", &machine, "--machine", "web1b"], &login[..]].concat());
     // Of a pool the one that is gone is followed by the one that was made of it; not so long as both are there.
-    let report = world.report(&["export", "web1", &world.address(), "--new-identity"]);
+    let (address, fingerprint) = (world.address(), world.pool.fingerprint());
+    let words = ["export", "web1", &address, "--new-identity"];
+    let report = world.rig.json(3, &with_login(&words, &fingerprint))["report"].clone();
     let uuid = report["uuid"].as_str().unwrap();
     let again = format!("{}/{uuid}", world.address());
     let (kind, _) = world.fails(1, &["backup", &again]);
