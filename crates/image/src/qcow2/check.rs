@@ -4,6 +4,8 @@
 //! with a stored count below its uses would be given away while in use: a corruption. One above is a leak: wasted
 //! space. The `copied` flag must say exactly whether the count is 1.
 
+mod data_file;
+
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -417,22 +419,7 @@ impl<'a> Checker<'a> {
         };
         self.report.allocated_count += u64::from(is_active);
         if self.place() == DataPlace::External {
-            if self.header.is_data_file_raw() && disk_offset.is_some_and(|offset| offset != host.offset) {
-                let detail = format!("at {} of the raw data file", host.offset);
-                self.corruption(ProblemKind::Entry {
-                    disk_offset: shown_offset,
-                    detail,
-                });
-            }
-            // What is behind the end of the disk need not be there.
-            let of_disk = self.header.size_bytes.saturating_sub(shown_offset);
-            let end = host.offset + self.geometry.cluster_bytes().min(of_disk);
-            if let Some(bytes) = self.data_bytes.filter(|bytes| is_active && end > *bytes) {
-                self.corruption(ProblemKind::Entry {
-                    disk_offset: shown_offset,
-                    detail: format!("at {} of the data file, which ends at {bytes}", host.offset),
-                });
-            }
+            self.check_in_data_file(host.offset, disk_offset);
             return Ok(());
         }
         if is_active {

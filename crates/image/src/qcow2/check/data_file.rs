@@ -1,0 +1,22 @@
+//! Entries that lead to a file of its own for the data.
+
+use super::Checker;
+use crate::ProblemKind;
+
+impl Checker<'_> {
+    /// The entry that leads to `host` of the data file; `disk_offset` is where that is on the disk as it is now, and none in a snapshot.
+    pub(super) fn check_in_data_file(&mut self, host: u64, disk_offset: Option<u64>) {
+        let Some(disk_offset) = disk_offset else { return };
+        if self.header.is_data_file_raw() && disk_offset != host {
+            let detail = format!("at {host} of the raw data file");
+            self.corruption(ProblemKind::Entry { disk_offset, detail });
+        }
+        // What is behind the end of the disk need not be there.
+        let of_disk = self.header.size_bytes.saturating_sub(disk_offset);
+        let end = host + self.geometry.cluster_bytes().min(of_disk);
+        if let Some(bytes) = self.data_bytes.filter(|bytes| end > *bytes) {
+            let detail = format!("at {host} of the data file, which ends at {bytes}");
+            self.corruption(ProblemKind::Entry { disk_offset, detail });
+        }
+    }
+}
