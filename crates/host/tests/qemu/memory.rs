@@ -228,7 +228,9 @@ fn a_migration_of_somebody_else_is_left_alone() {
     request.memory = Some((pipe, MemoryMode::Live));
     let refused = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap_err();
     assert!(refused.to_string().contains("another migration"), "{refused}");
-    assert_eq!(lab.execute("query-migrate", Value::Null)["status"], "active");
+    // It may not have got far by then.
+    let status = lab.execute("query-migrate", Value::Null)["status"].clone();
+    assert!(["setup", "active"].iter().any(|known| status == *known), "{status}");
     assert_eq!(
         lab.execute("query-migrate-parameters", Value::Null)["downtime-limit"],
         77
