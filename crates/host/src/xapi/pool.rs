@@ -300,11 +300,13 @@ impl Pool {
         }
         let answer = if changes_nothing(method) {
             self.surroundings.again(|| self.ask_once(method, words))
+        } else if is_courtesy(method) {
+            self.ask_once(method, words)
         } else {
             self.surroundings.once_heard(|| self.ask_once(method, words))
         };
         if let Err(error) = &answer
-            && error.has_timed_out()
+            && (error.has_timed_out() || error.is_nobody_there())
             && self.surroundings.patience == CLEARING_PATIENCE
         {
             self.lock().is_silent = true;
@@ -349,6 +351,11 @@ impl Pool {
 fn changes_nothing(method: &str) -> bool {
     let (_, verb) = method.split_once('.').unwrap_or_default();
     verb.starts_with("get_") || ["login_with_password", "list_changed_blocks"].contains(&verb)
+}
+
+/// Whether it goes without: tasks and sessions end by themselves, and nobody waits for a pool that is away to tell it of them.
+fn is_courtesy(method: &str) -> bool {
+    ["task.cancel", "task.destroy", "session.logout"].contains(&method)
 }
 
 /// What an error of JSON-RPC says.

@@ -13,6 +13,11 @@ fn rig() -> Rig {
     rig
 }
 
+/// Makes an image of qcow2 with its data in a file of its own.
+fn has_data_outside(rig: &Rig, data: &str) {
+    rig.ok(&["image", "convert", "a.raw", "outside.qcow2", "--data-file", data]);
+}
+
 /// The file is refused as a target, and is as it was.
 fn stays(rig: &Rig, file: &str, words: &[&str]) {
     let before = rig.read(file);
@@ -47,14 +52,7 @@ fn what_an_image_is_based_on_is_not_replaced_by_it() {
         }
     }
     // The data of an image of qcow2 may be in a file of its own.
-    rig.ok(&[
-        "image",
-        "convert",
-        "a.raw",
-        "outside.qcow2",
-        "--data-file",
-        "outside.data",
-    ]);
+    has_data_outside(&rig, "outside.data");
     stays(
         &rig,
         "outside.data",
@@ -123,7 +121,7 @@ fn names_with_colons_are_names_of_files() {
             "{format}"
         );
     }
-    rig.ok(&["image", "convert", "a.raw", "outside.qcow2", "--data-file", "da:ta"]);
+    has_data_outside(&rig, "da:ta");
     assert_eq!(
         rig.report(&["image", "compare", "a.raw", "outside.qcow2"])["is_equal"],
         true
@@ -134,14 +132,7 @@ fn names_with_colons_are_names_of_files() {
 #[test]
 fn a_data_file_that_is_cut_off_is_found() {
     let rig = rig();
-    rig.ok(&[
-        "image",
-        "convert",
-        "a.raw",
-        "outside.qcow2",
-        "--data-file",
-        "outside.data",
-    ]);
+    has_data_outside(&rig, "outside.data");
     rig.ok(&["image", "check", "outside.qcow2"]);
     let data = rig.read("outside.data");
     for cut in [1, MIB] {
