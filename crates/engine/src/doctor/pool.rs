@@ -285,7 +285,7 @@ fn diagnose_kept(seen: &Seen, title: &str, kept: &SeenKept, notes: &mut Vec<Stri
     let machine = kept.machine.as_deref().unwrap_or("a machine that is gone");
     let room = match kept.used_bytes {
         0 => String::new(),
-        bytes => format!(", {} MiB as it says,", bytes.div_ceil(1 << 20)),
+        bytes => format!(" ({} MiB of its storage)", bytes.div_ceil(1 << 20)),
     };
     let (disks, why): (Vec<&String>, &str) = if kept.machine.is_none() {
         (kept.disks.iter().collect(), "but it does not have the machine any more")
@@ -294,7 +294,7 @@ fn diagnose_kept(seen: &Seen, title: &str, kept: &SeenKept, notes: &mut Vec<Stri
     } else if others.is_empty() {
         if repository.is_none() {
             notes.push(format!(
-                "{title} keeps {} for the next backup of {machine} to the repository {}{room} --forget-repository {} lets go of that, where that repository is gone",
+                "{title} keeps {} for the next backup of {machine} to the repository {}{room}: --forget-repository {} lets go of that, where that repository is gone",
                 counted(needed.len()),
                 kept.repository,
                 kept.repository,
@@ -308,7 +308,7 @@ fn diagnose_kept(seen: &Seen, title: &str, kept: &SeenKept, notes: &mut Vec<Stri
         machine: kept.machine.clone(),
         kind: FindingKind::PoolBase,
         what: format!(
-            "{title} keeps {} for the next backup of {machine} to the repository {}{room} {why}",
+            "{title} keeps {} for the next backup of {machine} to the repository {}{room}, {why}",
             counted(disks.len()),
             kept.repository
         ),
