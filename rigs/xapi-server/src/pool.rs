@@ -172,7 +172,7 @@ impl State {
         let database = &mut self.database;
         self.network = database.add(
             "network",
-            json!({"name_label": "Pool-wide network associated with eth0", "purpose": ["nbd"]}),
+            json!({"name_label": "Pool-wide network associated with eth0", "bridge": "xenbr0", "purpose": ["nbd"]}),
         );
         let sr = |name: &str, shared| {
             json!({

@@ -150,6 +150,16 @@ impl Server {
         text(record, "uuid").to_owned()
     }
 
+    /// The uuid of the network that all hosts are in.
+    pub fn network(&self) -> String {
+        let state = self.pool.state();
+        let record = state
+            .database
+            .get("network", &state.network)
+            .expect("the network is there from the beginning");
+        text(record, "uuid").to_owned()
+    }
+
     /// Makes a machine; gives its uuid.
     pub fn add_vm(&self, vm: &NewVm) -> String {
         let mut state = self.pool.state();
@@ -229,6 +239,16 @@ impl Server {
         state
             .database
             .append("VM", &vm, "tags", tag)
+            .expect("it was just found");
+    }
+
+    /// A person changes a field of an object.
+    pub fn set_field(&self, class: &'static str, uuid: &str, field: &str, value: serde_json::Value) {
+        let mut state = self.pool.state();
+        let reference = state.database.by_uuid(class, uuid).expect("there is this object");
+        state
+            .database
+            .set(class, &reference, field, value)
             .expect("it was just found");
     }
 

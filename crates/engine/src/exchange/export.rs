@@ -169,6 +169,8 @@ pub struct ExportReport {
     pub settings_file: Option<PathBuf>,
     /// Bytes of the memory that it goes on from; none where it starts.
     pub memory_bytes: Option<u64>,
+    /// The network that the records of an XVA ask for, for each network card.
+    pub(crate) networks: Vec<String>,
 }
 
 /// Exports a machine. A file or folder is there whole, or not at all; of a folder, the configuration comes last.
@@ -338,6 +340,7 @@ impl OfExport<'_> {
             duration: Duration::ZERO,
             settings_file: exported.settings_file,
             memory_bytes,
+            networks: exported.networks,
         };
         Ok((report, made))
     }
@@ -370,6 +373,7 @@ struct Exported<'m> {
     /// The variables of its firmware, where it is one of QEMU.
     variables: Option<Vec<u8>>,
     names: Vec<(String, String, u64)>,
+    networks: Vec<String>,
     dropped: Vec<Dropped>,
     of_virtualbox: OfVirtualBox,
     of_xen: Option<XenRecords>,
@@ -399,6 +403,7 @@ impl<'m> Exported<'m> {
             text: content.text,
             variables: content.variables,
             names: Vec::new(),
+            networks: Vec::new(),
             dropped,
             of_virtualbox: content.of_virtualbox,
             of_xen: content.of_xen,

@@ -73,15 +73,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
             .unwrap_or_default(),
         has_tpm: devices.is_some_and(|devices| child(devices, "tpm").is_some()),
     };
-    let vcpu = child(domain, "vcpu");
-    if let (Some(now), Some(most)) = (
-        vcpu.and_then(|vcpu| vcpu.attribute("current")),
-        vcpu.and_then(|vcpu| vcpu.text()),
-    ) && now.trim() != most.trim()
-    {
-        let what = format!("up to {} processors", most.trim());
-        dropped.push(Dropped::new(what, "it has those that are plugged in"));
-    }
+    tell_of_processors(domain, &mut dropped);
     let interfaces = devices.iter().flat_map(|devices| children(*devices, "interface"));
     for (number, _) in interfaces
         .enumerate()
@@ -133,6 +125,29 @@ fn processors(domain: Node<'_, '_>) -> Result<u32> {
     }
 }
 
+/// What of its processors no other hypervisor has a word for.
+fn tell_of_processors(domain: Node<'_, '_>, dropped: &mut Vec<Dropped>) {
+    let vcpu = child(domain, "vcpu");
+    if let (Some(now), Some(most)) = (
+        vcpu.and_then(|vcpu| vcpu.attribute("current")),
+        vcpu.and_then(|vcpu| vcpu.text()),
+    ) && now.trim() != most.trim()
+    {
+        let what = format!("up to {} processors", most.trim());
+        dropped.push(Dropped::new(what, "it has those that are plugged in"));
+    }
+    let topology = child(domain, "cpu").and_then(|cpu| child(cpu, "topology"));
+    for part in ["dies", "clusters"] {
+        let count = topology.and_then(|topology| topology.attribute(part)).unwrap_or("1");
+        if count.trim() != "1" {
+            dropped.push(Dropped::new(
+                format!("{count} {part} in each socket"),
+                "other hypervisors know sockets and cores: it has the cores of all of them",
+            ));
+        }
+    }
+}
+
 fn topology(domain: Node<'_, '_>) -> Result<Option<Topology>> {
     let Some(topology) = child(domain, "cpu").and_then(|cpu| child(cpu, "topology")) else {
         return Ok(None);
@@ -141,7 +156,9 @@ fn topology(domain: Node<'_, '_>) -> Result<Option<Topology>> {
         Some(text) => number::<u32>(text, name),
         None => Ok(1),
     };
-    let cores = count("cores")?.checked_mul(count("dies")?);
+    let in_die = count("cores")?.checked_mul(count("clusters")?);
+    let dies = count("dies")?;
+    let cores = in_die.and_then(|cores| cores.checked_mul(dies));
     Ok(Some(Topology {
         socket_count: count("sockets")?,
         core_count: cores.ok_or_else(|| wrong("too many cores"))?,

@@ -314,3 +314,30 @@ fn nonsense_is_an_error() {
         read(wrong).unwrap_err();
     }
 }
+
+#[test]
+fn a_name_that_libvirt_takes_is_written() {
+    for (name, called) in [("", "machine"), ("..", "machine"), ("a/b\nc", "a-b-c")] {
+        let machine = Machine {
+            name: name.to_owned(),
+            ..specimen()
+        };
+        let written = write(&machine, &wish(&["vda", "sda"]));
+        let line = format!("<name>{called}</name>");
+        assert!(written.value.contains(&line), "{}", written.value);
+        let is_name = |what: &str| what.starts_with("its name");
+        assert!(written.dropped.iter().any(|dropped| is_name(&dropped.what)));
+    }
+    let written = write(&specimen(), &wish(&["vda", "sda"]));
+    assert!(!written.dropped.iter().any(|dropped| dropped.what.contains("its name")));
+}
+
+#[test]
+fn parts_of_sockets_are_told() {
+    let text = "<domain><name>x</name><memory>1024</memory><vcpu>8</vcpu>\
+                <cpu><topology sockets='1' dies='2' clusters='2' cores='2' threads='1'/></cpu></domain>";
+    let there = read(text).unwrap();
+    assert_eq!(there.value.topology.map(|topology| topology.core_count), Some(8));
+    let told: Vec<&str> = there.dropped.iter().map(|dropped| &dropped.what[..]).collect();
+    assert_eq!(told, ["2 dies in each socket", "2 clusters in each socket"]);
+}

@@ -33,6 +33,7 @@ pub struct DiskPlace {
 pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
     let Translated { mut value, mut dropped } = adapt(machine, Place::Qemu);
     check_topology(&mut value, &mut dropped);
+    check_name(&mut value, &mut dropped);
     let board = board(&value);
     let mut xml = String::new();
     head(&mut xml, &value, (wish, board));
@@ -76,6 +77,23 @@ fn board(machine: &Machine) -> &'static str {
         "pc"
     } else {
         "q35"
+    }
+}
+
+/// libvirt names files after machines, so their names have neither slashes nor ends of lines (`virXMLCheckIllegalChars` in `domain_conf.c`), and are not
+/// empty, nor blank.
+fn check_name(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
+    let is_illegal = |character: char| character == '/' || character.is_control();
+    let mut name = machine.name.replace(is_illegal, "-");
+    if matches!(name.trim(), "" | "." | "..") {
+        "machine".clone_into(&mut name);
+    }
+    if name != machine.name {
+        dropped.push(Dropped::new(
+            format!("its name {:?}", machine.name),
+            format!("libvirt takes no such name: it is called {name:?}"),
+        ));
+        machine.name = name;
     }
 }
 

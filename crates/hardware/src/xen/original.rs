@@ -2,6 +2,7 @@
 
 use super::read::XenRecords;
 use super::value::Value;
+use super::write::NULL;
 use crate::DiskKind;
 
 /// Of the machine. Not its identity, nor what is true of the moment only, nor the generation by which a guest learns that it was restored.
@@ -40,9 +41,19 @@ const OF_MACHINE: &[&str] = &[
     "bios_strings",
     "NVRAM",
     "tags",
+    "ha_restart_priority",
+    "blocked_operations",
 ];
 /// Of a disk.
-const OF_DISK: &[&str] = &["name_label", "name_description", "tags", "read_only", "other_config"];
+const OF_DISK: &[&str] = &[
+    "name_label",
+    "name_description",
+    "tags",
+    "read_only",
+    "sharable",
+    "xenstore_data",
+    "other_config",
+];
 /// Of how a disk or a drive is attached.
 const OF_ATTACHMENT: &[&str] = &[
     "bootable",
@@ -109,6 +120,12 @@ impl<'o> Original<'o> {
         if let Some(vbd) = self.attached_at(place, kind) {
             record.take_over(vbd, OF_ATTACHMENT);
         }
+    }
+
+    /// Whether the drive at `place` had a medium.
+    pub(super) fn has_medium_at(&self, place: u32) -> bool {
+        let vbd = self.attached_at(place, DiskKind::Cdrom);
+        vbd.is_some_and(|vbd| !vbd.is_true("empty") && !matches!(vbd.text_of("VDI"), "" | NULL))
     }
 
     fn attached_at(&self, place: u32, kind: DiskKind) -> Option<&'o Value> {

@@ -119,6 +119,15 @@ impl XenRecords {
         self.of_machine("VIF", "device")
     }
 
+    /// The name of the network of each of the machine's network cards, in their order; empty where it has none.
+    pub fn networks(&self) -> Vec<String> {
+        let name = |card: &Value| {
+            let network = self.find("network", card.text_of("network"));
+            network.map_or_else(String::new, |network| network.text_of("name_label").to_owned())
+        };
+        self.cards_of_machine().into_iter().map(name).collect()
+    }
+
     /// The machine's records of a class, by the numbers in a field.
     fn of_machine(&self, class: &str, field: &str) -> Vec<&Value> {
         let id = self.machine().map(|machine| machine.id.as_str()).unwrap_or_default();
@@ -168,7 +177,8 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
             vm.text_of("VCPUs_at_startup")
         ))
     })?;
-    let memory = [vm.text_of("memory_static_max"), vm.text_of("memory_dynamic_max")];
+    // It runs with what it may have at most; what it could be given without a restart is more, or the same.
+    let memory = [vm.text_of("memory_dynamic_max"), vm.text_of("memory_static_max")];
     let memory = memory
         .iter()
         .find_map(|text| text.parse().ok().filter(|bytes| *bytes > 0));

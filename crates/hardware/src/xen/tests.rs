@@ -122,8 +122,28 @@ fn a_machine_of_xenserver_goes_back_as_what_it_was() {
             &format!("<name>NVRAM</name>{}", map("EFI-variables")),
         )
         .replace(
+            "<name>VDI</name><value>OpaqueRef:NULL</value>",
+            "<name>VDI</name><value>OpaqueRef:medium</value>",
+        )
+        .replace(
+            "<name>empty</name><value><boolean>1</boolean></value>",
+            "<name>empty</name><value><boolean>0</boolean></value>",
+        )
+        .replace(
             "<name>VCPUs_max</name><value>4</value>",
             "<name>VCPUs_max</name><value>8</value>",
+        )
+        .replace(
+            "<name>ha_restart_priority</name><value></value>",
+            "<name>ha_restart_priority</name><value>restart</value>",
+        )
+        .replace(
+            "<name>blocked_operations</name><value><struct></struct></value>",
+            &format!("<name>blocked_operations</name>{}", map("destroy")),
+        )
+        .replace(
+            "<name>xenstore_data</name><value><struct></struct></value>",
+            &format!("<name>xenstore_data</name>{}", map("vm-data")),
         )
         .replace(
             "<name>bridge</name><value>xenbr0</value>",
@@ -152,8 +172,13 @@ fn a_machine_of_xenserver_goes_back_as_what_it_was() {
         new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),
         original: Some(&records),
     };
-    let back = write(&here, &mut wish).value.xml;
-    let back = XenRecords::parse(&back).unwrap();
+    let crate::Translated { value: back, dropped } = write(&here, &mut wish);
+    let media: Vec<_> = dropped
+        .iter()
+        .filter(|dropped| dropped.what.contains("medium"))
+        .collect();
+    assert_eq!(media.len(), 1, "{dropped:?}");
+    let back = XenRecords::parse(&back.xml).unwrap();
     let of = |class: &str, field: &str| -> Vec<String> {
         let mut texts: Vec<String> = back
             .records(class)
@@ -189,6 +214,11 @@ fn a_machine_of_xenserver_goes_back_as_what_it_was() {
     let vm = back.machine_record().unwrap();
     assert_eq!(vm.get("tags").unwrap().as_array().len(), 1);
     assert_eq!(vm.get("NVRAM").unwrap().text_of("EFI-variables"), "x");
+    assert_eq!(vm.text_of("ha_restart_priority"), "restart");
+    assert_eq!(vm.get("blocked_operations").unwrap().text_of("destroy"), "x");
+    for vdi in back.records("VDI") {
+        assert_eq!(vdi.get("xenstore_data").unwrap().text_of("vm-data"), "x");
+    }
     assert_eq!((vm.text_of("VCPUs_max"), vm.text_of("VCPUs_at_startup")), ("8", "4"));
     for vif in back.cards_of_machine() {
         assert!(back.find("network", vif.text_of("network")).is_some());

@@ -74,6 +74,12 @@ pub fn write(machine: &Machine, wish: &mut Wish<'_>) -> Translated<Exported> {
                 "XenServer has none",
             ));
         } else {
+            if records.had_medium_at(disk, places[number]) {
+                dropped.push(Dropped::new(
+                    format!("medium in the drive at place {}", places[number]),
+                    "it belongs to the pool: xe vm-cd-insert puts one in",
+                ));
+            }
             records.add_disk(disk, places[number], wish);
         }
     }
@@ -189,6 +195,11 @@ impl<'o> Records<'o> {
             ("id", Value::text(id)),
             ("snapshot", record),
         ]));
+    }
+
+    fn had_medium_at(&self, drive: &Disk, place: u32) -> bool {
+        let original = self.original.as_ref().filter(|_| drive.kind == DiskKind::Cdrom);
+        original.is_some_and(|original| original.has_medium_at(place))
     }
 
     fn add_disk(&mut self, disk: &Disk, place: u32, wish: &mut Wish<'_>) {

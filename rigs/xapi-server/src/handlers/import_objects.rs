@@ -136,6 +136,7 @@ fn kept_of_vdi(record: &Record) -> Record {
         "type",
         "sharable",
         "read_only",
+        "xenstore_data",
         "other_config",
         "tags",
     ];

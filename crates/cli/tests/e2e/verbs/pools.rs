@@ -341,6 +341,26 @@ fn a_machine_goes_back_to_its_pool() {
 }
 
 #[test]
+fn a_card_in_another_network_is_told() {
+    let world = World::new();
+    world.back_up(&[]);
+    let address = world.address();
+    let export = ["export", "web1", &address, "--new-identity"];
+    let said = |world: &World| stderr(&world.run(&export));
+    assert!(!said(&world).contains("network"), "{}", said(&world));
+    let network = world.pool.network();
+    world.pool.set_field("network", &network, "name_label", "lan".into());
+    let by_bridge = said(&world);
+    assert!(
+        by_bridge.contains("no network \"Pool-wide") && by_bridge.contains("card 0 is in \"lan\" now"),
+        "{by_bridge}"
+    );
+    world.pool.set_field("network", &network, "bridge", "xenbr7".into());
+    let new = said(&world);
+    assert!(new.contains("has made one for network card 0"), "{new}");
+}
+
+#[test]
 fn whoever_is_not_known_is_not_talked_to() {
     let world = World::new();
     let machine = world.machine();

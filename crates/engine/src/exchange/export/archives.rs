@@ -9,6 +9,7 @@ use holdfast_archive::{
     XvaWriteOptions, write_ova, write_vma, write_xva,
 };
 use holdfast_block::BlockDevice as _;
+use holdfast_hardware::xen::XenRecords;
 use holdfast_hardware::{Translated, ovf, proxmox, xen};
 use holdfast_host::Uuid;
 use holdfast_image::ImageId;
@@ -118,6 +119,7 @@ impl Exported<'_> {
             return Err(error.into());
         }
         self.dropped.extend(dropped);
+        self.networks = XenRecords::parse(&records.xml)?.networks();
         let mut disks = Vec::new();
         for (key, id) in records.disks {
             if let Some(disk) = self.disks.iter().find(|disk| disk.name == key) {
@@ -149,6 +151,7 @@ impl Exported<'_> {
         let Some(suspended) = &self.suspended else {
             unreachable!("it is asked for where it is there")
         };
+        self.networks = XenRecords::parse(suspended.records())?.networks();
         let mut disks = vec![suspended.memory()];
         for (id, name) in suspended.disks() {
             if let Some(disk) = self.disks.iter().find(|disk| disk.name == *name) {

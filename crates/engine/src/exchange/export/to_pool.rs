@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_archive::{PackOptions, Packing};
 use holdfast_hardware::xen::SuspendedMachine;
-use holdfast_host::xapi::{Pool, Reference, Upload, XapiError, XapiResult};
+use holdfast_host::xapi::{Pool, Record, Reference, Upload, XapiError, XapiResult};
 use holdfast_repo::Surroundings;
 use jiff::Timestamp;
 
@@ -186,6 +186,34 @@ fn tell_of_namesakes(pool: &Pool, name: &str, job: Job<'_>) {
     }
 }
 
+/// A pool plugs a network card into the network of its name, else into the one whose bridge is called the same, else into one that it makes: whoever
+/// starts the machine has to know.
+fn tell_of_networks(pool: &Pool, known: &[Record], (machine, asked): (&Record, &[String]), job: Job<'_>) {
+    let cards = machine.references("VIFs");
+    let Ok(mut cards) = cards
+        .iter()
+        .map(|card| pool.record("VIF", card))
+        .collect::<XapiResult<Vec<_>>>()
+    else {
+        return;
+    };
+    cards.sort_by_key(|card| card.text("device").parse().unwrap_or(u32::MAX));
+    for (card, asked) in cards.iter().zip(asked) {
+        let reference = card.reference("network");
+        let device = card.text("device");
+        let there = known.iter().find(|network| network.reference == reference);
+        match there.map(|network| network.text("name_label")) {
+            Some(name) if name == asked => {}
+            Some(name) => job.progress.warning(&format!(
+                "the pool has no network {asked:?}: network card {device} is in {name:?} now, which has the same bridge"
+            )),
+            None => job.progress.warning(&format!(
+                "the pool has no network {asked:?}, and has made one for network card {device}: it leads nowhere until you join it to the hosts' own"
+            )),
+        }
+    }
+}
+
 /// A machine goes on only on processors of the maker that it was started on: its pool would take it in for hours, and then refuse.
 fn refuse_other_processors(pool: &Pool, machine: &SuspendedMachine) -> Result<()> {
     let pools = pool.records("pool")?;
@@ -209,6 +237,7 @@ pub fn export_to_pool(request: ExportToPool<'_>, surroundings: &Surroundings, jo
         refuse_twins(&pool, uuid_of(&request, job)?)?;
     }
     let storage = pool.storage(request.storage.as_deref())?;
+    let networks = pool.records("network")?;
     let sender = Sender(Arc::new(Mutex::new(Sending::NotBegun {
         pool: Arc::clone(&pool),
         storage: storage.reference.clone(),
@@ -247,6 +276,7 @@ pub fn export_to_pool(request: ExportToPool<'_>, surroundings: &Surroundings, jo
             }),
         })?;
     tell_of_namesakes(&pool, record.text("name_label"), job);
+    tell_of_networks(&pool, &networks, (&record, &export.networks), job);
     Ok(ExportedToPool {
         export,
         uuid: record.text("uuid").to_owned(),
