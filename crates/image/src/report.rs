@@ -80,6 +80,13 @@ pub enum ProblemKind {
         /// Why.
         detail: String,
     },
+    /// Pieces of the file that hold nothing of the disk.
+    Unreferenced {
+        /// What they are: "blocks".
+        what: &'static str,
+        /// How many.
+        count: u64,
+    },
     /// A structure that cannot be read.
     Structure {
         /// Why.
@@ -111,7 +118,18 @@ impl std::fmt::Display for ProblemKind {
             }
             Self::Pointer { what, offset } => write!(formatter, "{what} at {offset}: outside the file or not aligned"),
             Self::Entry { disk_offset, detail } => write!(formatter, "entry for disk offset {disk_offset}: {detail}"),
+            Self::Unreferenced { what, count } => write!(formatter, "{what} that belong to nothing: {count}"),
             Self::Structure { detail } => formatter.write_str(detail),
+        }
+    }
+}
+
+impl Problem {
+    /// How many of those that a report counts it stands for.
+    pub fn count(&self) -> u64 {
+        match self.kind {
+            ProblemKind::Unreferenced { count, .. } => count,
+            _ => 1,
         }
     }
 }
@@ -126,12 +144,20 @@ impl CheckReport {
     }
 
     pub(crate) fn add(&mut self, severity: Severity, kind: ProblemKind) {
+        let problem = Problem { severity, kind };
         match severity {
-            Severity::Leak => self.leak_count += 1,
-            Severity::Corruption => self.corruption_count += 1,
+            Severity::Leak => self.leak_count += problem.count(),
+            Severity::Corruption => self.corruption_count += problem.count(),
         }
         if self.problems.len() < Self::PROBLEM_COUNT_MAX {
-            self.problems.push(Problem { severity, kind });
+            self.problems.push(problem);
+        }
+    }
+
+    /// Pieces of the file that hold nothing, where there are some.
+    pub(crate) fn add_unreferenced(&mut self, what: &'static str, count: u64) {
+        if count > 0 {
+            self.add(Severity::Leak, ProblemKind::Unreferenced { what, count });
         }
     }
 }

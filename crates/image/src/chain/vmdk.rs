@@ -164,14 +164,22 @@ impl Opener {
                     }
                 }
             };
+            // A header may count its last grain as a whole one.
             if let PartKind::Sparse { extent, .. } = &kind
-                && extent.disk_bytes < length
+                && !(length..length.saturating_add(extent.grain_bytes)).contains(&extent.disk_bytes)
             {
                 let detail = format!("{} bytes, and the descriptor says {length}", extent.disk_bytes);
                 return Err(corrupt(&image, "extent", 0, detail));
             }
             parts.push(Part { start, length, kind });
             start += length;
+        }
+        if parts.is_empty() || own.is_some() {
+            let detail = match parts.is_empty() {
+                true => "it names no extent",
+                false => "no extent is the one that it is in",
+            };
+            return Err(corrupt(&image, "descriptor", offset, detail));
         }
         let digits = &descriptor.content_id_at;
         let content_id_at = offset + digits.start as u64..offset + digits.end as u64;

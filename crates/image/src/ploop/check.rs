@@ -44,6 +44,6 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
         }
     })?;
     let room = file_bytes.saturating_sub(header.data_offset) / cluster;
-    report.leak_count += room.saturating_sub(seen.len() as u64);
+    report.add_unreferenced("clusters", room.saturating_sub(seen.len() as u64));
     Ok(report)
 }

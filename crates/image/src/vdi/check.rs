@@ -47,21 +47,31 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
             );
         }
     })?;
+    let room = file_bytes.saturating_sub(header.data_offset) / header.stride();
+    check_count(header, (next, room), &mut report);
+    report.add_unreferenced(
+        "blocks",
+        room.min(header.block_count).saturating_sub(owners.len() as u64),
+    );
+    Ok(report)
+}
+
+/// Holds how many blocks are said to be stored against the number behind the last one that is, and against those that the file has room for.
+fn check_count(header: &Header, (next, room): (u32, u64), report: &mut CheckReport) {
+    let count = u64::from(header.stored_count);
+    let mut add = |severity, detail: String| {
+        let detail = format!("{count} blocks are counted as stored, and {detail}");
+        report.add(severity, ProblemKind::Structure { detail });
+    };
     // VirtualBox stores the next block behind as many as are counted.
     if header.stored_count < next {
-        report.add(
+        add(Severity::Corruption, format!("there is one with number {}", next - 1));
+    } else if count > header.block_count {
+        add(
             Severity::Corruption,
-            ProblemKind::Structure {
-                detail: format!(
-                    "{} blocks are counted as stored, and there is one with number {}",
-                    header.stored_count,
-                    next - 1
-                ),
-            },
+            format!("the disk has {}: VirtualBox does not open that", header.block_count),
         );
+    } else if count > room.max(next.into()) {
+        add(Severity::Leak, format!("the file has room for {room}"));
     }
-    let stride = header.block_bytes + header.extra_bytes;
-    let room = file_bytes.saturating_sub(header.data_offset) / stride;
-    report.leak_count += room.min(header.block_count).saturating_sub(owners.len() as u64);
-    Ok(report)
 }

@@ -198,7 +198,12 @@ impl Header {
 
     /// Where the data of stored block `number` begins.
     pub(crate) fn host(&self, number: u32) -> u64 {
-        self.data_offset + u64::from(number) * (self.block_bytes + self.extra_bytes) + self.extra_bytes
+        self.data_offset + u64::from(number) * self.stride() + self.extra_bytes
+    }
+
+    /// From one stored block to the next one, in bytes.
+    pub(crate) fn stride(&self) -> u64 {
+        self.block_bytes + self.extra_bytes
     }
 
     /// Where the entry of block `index` is.

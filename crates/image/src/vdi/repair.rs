@@ -58,14 +58,17 @@ pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions:
             .filter(|next| *next < ZERO)
             .ok_or_else(|| corrupt(image, "block map", header.map_offset, "has no number left for a block"))?;
     }
-    // VirtualBox stores the next block behind as many as are counted: the count is never below what the map tells of.
-    if header.stored_count < next {
-        file.write_at(&next.to_le_bytes(), AT_STORED as u64)?;
+    // VirtualBox stores the next block behind as many as are counted: the count is never below what the map tells of, nor above what there can be.
+    let room = (file_bytes.saturating_sub(header.data_offset) / header.stride()).min(header.block_count);
+    let most = next.max(u32::try_from(room).unwrap_or(next));
+    let count = header.stored_count.clamp(next, most);
+    if count != header.stored_count {
+        file.write_at(&count.to_le_bytes(), AT_STORED as u64)?;
         file.sync()?;
         actions.push(RepairAction::Number {
             what: "the number of stored blocks",
             before: header.stored_count.into(),
-            after: next.into(),
+            after: count.into(),
         });
     }
     if mode == RepairMode::All && !twice.is_empty() {

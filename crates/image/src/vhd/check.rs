@@ -93,8 +93,14 @@ fn check_table(file: &dyn ImageFile, room_end: u64, sparse: &SparseHeader, repor
         }
     }
     report.image_end = starts.last().map_or(sparse.tables_end, |last| last + whole);
-    let used = starts.len() as u64 * whole;
     // Room between blocks that is less than one is where they are aligned.
-    report.leak_count += room_end.saturating_sub(sparse.tables_end).saturating_sub(used) / whole;
+    let starts_and_end = starts.iter().copied().chain([room_end]);
+    let mut free = sparse.tables_end;
+    let mut unused = 0;
+    for start in starts_and_end {
+        unused += start.saturating_sub(free) / whole;
+        free = free.max(start.saturating_add(whole));
+    }
+    report.add_unreferenced("blocks", unused);
     Ok(())
 }

@@ -105,6 +105,9 @@ struct Problem {
     /// "leak" or "corruption".
     severity: &'static str,
     message: String,
+    /// How many of those that are counted it stands for.
+    #[serde(skip)]
+    count: u64,
 }
 
 /// What a repair has done, or would do.
@@ -143,6 +146,7 @@ impl From<&holdfast_image::Problem> for Problem {
                 Severity::Corruption => "corruption",
             },
             message: problem.kind.to_string(),
+            count: problem.count(),
         }
     }
 }
@@ -179,7 +183,7 @@ fn tell_problems(page: &mut Page, problems: &[Problem], (corruption_count, leak_
         };
         page.styled(style, &format!("{}: {}", problem.severity, problem.message));
     }
-    let more = (corruption_count + leak_count).saturating_sub(problems.len() as u64);
+    let more = (corruption_count + leak_count).saturating_sub(problems.iter().map(|problem| problem.count).sum());
     if more > 0 {
         page.line(&format!("and {} more", units::count(more)));
     }

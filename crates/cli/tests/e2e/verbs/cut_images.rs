@@ -52,6 +52,36 @@ fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
     assert_eq!(rig.snapshot_count(), 0);
 }
 
+/// A descriptor without its extents made a disk of no bytes, and one with fewer sectors a shorter disk.
+#[test]
+fn a_vmdk_whose_descriptor_lost_its_disk_is_damaged_to_all_who_read_it() {
+    let rig = Rig::new();
+    rig.write("disk.raw", &noise(MIB, 1));
+    rig.ok(&["image", "convert", "disk.raw", "a.vmdk"]);
+    let whole = rig.read("a.vmdk");
+    for (what, from, to) in [
+        ("no extent", "RW 2048", "XX 2048"),
+        ("fewer sectors", "RW 2048 ", "RW 204  "),
+        ("a text that ends", "createType", "\0\0\0\0\0\0\0\0\0\0"),
+        ("another extent", "SPARSE \"a.vmdk\"", "ZERO           "),
+    ] {
+        let mut bytes = whole.clone();
+        let at = bytes.windows(from.len()).position(|part| part == from.as_bytes());
+        let at = at.expect("the descriptor says so");
+        bytes[at..at + from.len()].copy_from_slice(to.as_bytes());
+        rig.write("a.vmdk", &bytes);
+        for words in [
+            &["image", "check", "a.vmdk"][..],
+            &["image", "convert", "a.vmdk", "out.raw"],
+            &["backup", "--machine", "cut", "a.vmdk"],
+        ] {
+            let output = rig.run(words);
+            assert_eq!(output.status.code(), Some(5), "{what}: {words:?}: {output:?}");
+        }
+    }
+    assert_eq!(rig.snapshot_count(), 0);
+}
+
 #[test]
 fn a_disk_of_an_odd_size_is_whole_to_qemu_as_well() {
     let rig = Rig::empty();
