@@ -13,6 +13,7 @@ use holdfast_image::{
     NewIdentity, OpenOptions, Qcow2Options, Storage, create, open, plain_name, set_identity,
 };
 use holdfast_repo::Surroundings;
+use rustix::fs::{Mode, OFlags};
 
 use crate::clone_error::CloneError;
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert_and};
@@ -130,6 +131,33 @@ impl<'a> ImageCloner<'a> {
             },
         };
         self.report(target, kind, job, start)
+    }
+
+    /// What a clone at `target` would be, and its format. Nothing is made.
+    ///
+    /// # Errors
+    /// None can be made there.
+    pub fn plan(&self, target: &Path) -> Result<(CloneKind, Format)> {
+        let format = self.top().format;
+        Ok(match self.request.way {
+            CloneWay::Copy => (CloneKind::Copied, format),
+            CloneWay::Quick if self.reason_not_to_share(target)?.is_none() && self.can_share(target) => {
+                (CloneKind::Shared, format)
+            }
+            CloneWay::Quick | CloneWay::Overlay => (CloneKind::Overlay, self.overlay_options(target)?.format),
+        })
+    }
+
+    /// Whether the file system could make a clone of the file: tried with one that has no name.
+    fn can_share(&self, target: &Path) -> bool {
+        let nameless = || {
+            let folder = folder_of(target).ok()?;
+            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+            let to = rustix::fs::open(&folder, flags, Mode::RUSR | Mode::WUSR).ok()?;
+            let from = File::open(&self.request.source).ok()?;
+            rustix::fs::ioctl_ficlone(&to, &from).ok()
+        };
+        nameless().is_some()
     }
 
     fn top(&self) -> &LayerInfo {

@@ -116,6 +116,25 @@ impl FlatFile {
     }
 }
 
+/// How a descriptor has lost the disk that it is of, if it has: `own` is the extent that it is in, where no line was about that.
+fn lost_disk(parts: &[Part], own: Option<&SparseExtent>) -> Option<&'static str> {
+    if parts.is_empty() {
+        Some("it names no extent")
+    } else {
+        own.map(|_| "no extent is the one that it is in")
+    }
+}
+
+/// Holds an extent against what the descriptor says of it.
+fn check_length(extent: &SparseExtent, length: u64, image: &str) -> Result<()> {
+    // A header may count its last grain as a whole one.
+    if (length..length.saturating_add(extent.grain_bytes)).contains(&extent.disk_bytes) {
+        return Ok(());
+    }
+    let detail = format!("{} bytes, and the descriptor says {length}", extent.disk_bytes);
+    Err(corrupt(image, "extent", 0, detail))
+}
+
 impl Opener {
     /// Opens what the VMDK in `file` is made of.
     pub(super) fn open_vmdk(&mut self, file: Arc<dyn ImageFile>, path: &Path, access: Access) -> Result<Vmdk> {
@@ -164,21 +183,13 @@ impl Opener {
                     }
                 }
             };
-            // A header may count its last grain as a whole one.
-            if let PartKind::Sparse { extent, .. } = &kind
-                && !(length..length.saturating_add(extent.grain_bytes)).contains(&extent.disk_bytes)
-            {
-                let detail = format!("{} bytes, and the descriptor says {length}", extent.disk_bytes);
-                return Err(corrupt(&image, "extent", 0, detail));
+            if let PartKind::Sparse { extent, .. } = &kind {
+                check_length(extent, length, &image)?;
             }
             parts.push(Part { start, length, kind });
             start += length;
         }
-        if parts.is_empty() || own.is_some() {
-            let detail = match parts.is_empty() {
-                true => "it names no extent",
-                false => "no extent is the one that it is in",
-            };
+        if let Some(detail) = lost_disk(&parts, own.as_ref()) {
             return Err(corrupt(&image, "descriptor", offset, detail));
         }
         let digits = &descriptor.content_id_at;

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_engine::{CloneImageRequest, CloneKind, CloneWay, GuestIdentity, ImageClone, ImageCloner, Unit};
+use holdfast_engine::{CloneImageRequest, CloneKind, CloneWay, GuestIdentity, ImageClone, ImageCloner, Job, Unit};
 use holdfast_host::{LocalTools, Tools};
-use holdfast_image::{Backing, OpenOptions};
+use holdfast_image::{Backing, Format, OpenOptions};
 use serde::Serialize;
 
 use super::{SYSPREP_TIME_OUT, sysprep_program};
@@ -42,9 +42,9 @@ pub(super) enum Sysprep {
 #[derive(Debug, Serialize)]
 pub(super) struct ImageDocument {
     path: String,
-    /// `shared`, `overlay` or `copied`; null for one that was not made.
-    kind: Option<&'static str>,
-    format: Option<&'static str>,
+    /// `shared`, `overlay` or `copied`.
+    kind: &'static str,
+    format: &'static str,
     size_bytes: u64,
     id: Option<String>,
     own_bytes: Option<u64>,
@@ -53,11 +53,11 @@ pub(super) struct ImageDocument {
 }
 
 impl ImageDocument {
-    fn planned(path: &str, size_bytes: u64) -> Self {
+    fn planned(path: &str, (kind, format): (CloneKind, Format), size_bytes: u64) -> Self {
         Self {
             path: path.to_owned(),
-            kind: None,
-            format: None,
+            kind: name_of(kind),
+            format: format.name(),
             size_bytes,
             id: None,
             own_bytes: None,
@@ -69,12 +69,8 @@ impl ImageDocument {
     fn made(clone: &ImageClone) -> Self {
         Self {
             path: clone.path.display().to_string(),
-            kind: Some(match clone.kind {
-                CloneKind::Shared => "shared",
-                CloneKind::Overlay => "overlay",
-                CloneKind::Copied => "copied",
-            }),
-            format: Some(clone.format.name()),
+            kind: name_of(clone.kind),
+            format: clone.format.name(),
             size_bytes: clone.size_bytes,
             id: clone.id.map(|id| id.to_string()),
             own_bytes: clone.own_bytes,
@@ -84,9 +80,10 @@ impl ImageDocument {
     }
 
     pub(super) fn human(&self, dry_run: bool, page: &mut Page) {
+        let (format, kind) = (self.format, self.kind);
         if dry_run {
             page.line(&format!(
-                "{}  would be made: {} disk",
+                "{}  would be made: {format}, {kind}: {} disk",
                 self.path,
                 units::bytes(self.size_bytes)
             ));
@@ -100,7 +97,6 @@ impl ImageDocument {
         parts.extend(self.shared_bytes.map(|bytes| format!("{} shared", units::bytes(bytes))));
         let duration = Duration::from_millis(self.duration_ms);
         parts.push(units::duration(duration));
-        let (format, kind) = (self.format.unwrap_or_default(), self.kind.unwrap_or_default());
         page.line(&format!("{}  {format}, {kind}: {}", self.path, parts.join(", ")));
     }
 }
@@ -159,21 +155,75 @@ impl ImageCloneArgs {
                 };
                 let cloner = ImageCloner::open(&request, &surroundings)?;
                 if dry_run {
-                    made.push(ImageDocument::planned(name, cloner.size_bytes()));
+                    let plan = cloner.plan(Path::new(name))?;
+                    made.push(ImageDocument::planned(name, plan, cloner.size_bytes()));
                     continue;
                 }
-                let clone = cloner.clone_to(Path::new(name), job)?;
+                let clone = cloner
+                    .clone_to(Path::new(name), job)
+                    .inspect_err(|_| tell_of_made(&made, job))?;
                 job.progress.advance(1);
                 made.push(ImageDocument::made(&clone));
             }
-            if made.iter().any(|clone| clone.kind == Some("overlay")) {
-                job.progress.note(&format!(
-                    "{} must not be written to as long as there are images that differ from it",
-                    file.display()
-                ));
-            }
+            tell_of_overlays(file, &made, job);
+            tell_of_names(&made, job);
             Ok(made)
         })
+    }
+}
+
+fn name_of(kind: CloneKind) -> &'static str {
+    match kind {
+        CloneKind::Shared => "shared",
+        CloneKind::Overlay => "overlay",
+        CloneKind::Copied => "copied",
+    }
+}
+
+/// Where one of many could not be made, those before it stay.
+fn tell_of_made(made: &[ImageDocument], job: Job<'_>) {
+    if let (Some(first), Some(last)) = (made.first(), made.last()) {
+        job.progress.warning(&format!(
+            "{} that were made before stay: {} to {}",
+            units::count(made.len() as u64),
+            first.path,
+            last.path
+        ));
+    }
+}
+
+fn tell_of_overlays(file: &Path, made: &[ImageDocument], job: Job<'_>) {
+    let folder = file.parent();
+    let mut overlays = made.iter().filter(|clone| clone.kind == "overlay").peekable();
+    if overlays.peek().is_none() {
+        return;
+    }
+    job.progress.note(&format!(
+        "{} must not be written to as long as there are images that differ from it",
+        file.display()
+    ));
+    if overlays.any(|clone| Path::new(&clone.path).parent() != folder) {
+        job.progress.note(&format!(
+            "whoever reads one in another folder has to allow what it is based on: --allow-file {}",
+            file.display()
+        ));
+    }
+}
+
+/// Programs that go by the name of a file take it for something else, and a guest can make a raw image look like any other.
+fn tell_of_names(made: &[ImageDocument], job: Job<'_>) {
+    let is_called_otherwise = |clone: &&ImageDocument| {
+        let extension = Path::new(&clone.path)
+            .extension()
+            .and_then(|extension| extension.to_str());
+        let named = extension.and_then(|extension| Format::from_name(&extension.to_ascii_lowercase()));
+        named.is_some_and(|named| named.name() != clone.format)
+    };
+    if let Some(clone) = made.iter().find(is_called_otherwise) {
+        job.progress.warning(&format!(
+            "{} is called otherwise than what it is, which is {}: say its format wherever you use it, or name it after that",
+            clone.path, clone.format
+        ));
     }
 }
 

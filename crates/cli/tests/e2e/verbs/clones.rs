@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::host::{file_system, text};
+use crate::program::stderr;
 use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
@@ -123,6 +124,33 @@ fn many_are_named_by_a_template_and_a_dry_run_makes_none() {
         );
         assert!(!rig.path("guest.qcow2").exists());
     }
+}
+
+#[test]
+fn what_a_clone_is_going_to_be_is_told_before_and_a_name_that_says_otherwise_as_well() {
+    let rig = Rig::empty();
+    with_images(&rig, "");
+    let plan = rig.report(&["clone", "base.vdi", "new.vdi", "--overlay", "-n"]);
+    assert_eq!(
+        (&plan["images"][0]["kind"], &plan["images"][0]["format"]),
+        (&"overlay".into(), &"vdi".into())
+    );
+    // What cannot be made is not promised.
+    let (_, said) = rig.error(1, &["clone", "base.raw", "new.raw", "--overlay", "--dry-run"]);
+    assert!(said.contains("qcow2 image"), "{said}");
+    for more in [&["--dry-run"][..], &[]] {
+        let said = stderr(&rig.run(&[&["clone", "base.raw", "new.qcow2", "--copy"], more].concat()));
+        assert!(said.contains("new.qcow2 is called otherwise"), "{said}");
+    }
+    let said = stderr(&rig.run(&["clone", "base.qcow2", "new.raw", "--copy"]));
+    assert!(said.contains("new.raw is called otherwise"), "{said}");
+    rig.ok(&["clone", "base.raw", "over.qcow2", "--overlay"]);
+    let said = stderr(&rig.run(&["clone", "base.qcow2", "over2.qcow2", "--overlay"]));
+    assert!(!said.contains("otherwise") && !said.contains("--allow-file"), "{said}");
+    std::fs::create_dir(rig.path("lab")).unwrap();
+    let said = stderr(&rig.run(&["clone", "base.qcow2", "lab/a.qcow2", "--overlay"]));
+    assert!(said.contains("--allow-file base.qcow2"), "{said}");
+    rig.ok(&["image", "check", "lab/a.qcow2", "--allow-file", "base.qcow2"]);
 }
 
 /// What a running machine has in memory is not in its image.
