@@ -3,6 +3,8 @@
 //! A guest from elsewhere may have no drivers for what is fastest here. It is given what every system since 2007 knows: SATA disks and Intel's
 //! network card. Whoever knows the guest better changes it afterwards.
 
+use crate::machine::PLACE_COUNT;
+use crate::seats::Seats;
 use crate::{Bus, CardModel, Disk, DiskKind, Dropped, Firmware, Machine, Translated};
 
 /// Where a machine goes.
@@ -60,7 +62,29 @@ pub fn adapt(machine: &Machine, place: Place) -> Translated<Machine> {
     if place == Place::Qemu {
         without_ide(&mut value, &mut dropped);
     }
+    settle(&machine.disks, &mut value.disks);
     Translated { value, dropped }
+}
+
+/// Gives those who came to one bus from several `before` places of their own there.
+fn settle(before: &[Disk], disks: &mut [Disk]) {
+    let mut pairs = before.iter().zip(&*disks);
+    if pairs.all(|(before, disk)| before.bus == disk.bus) {
+        return;
+    }
+    let buses: Vec<Bus> = disks.iter().map(|disk| disk.bus).collect();
+    // Which disk it is: places are asked for by what was before.
+    let number = |disk: &Disk| before.iter().position(|other| std::ptr::eq(other, disk));
+    let wanted = |disk: &Disk| {
+        let number = number(disk)?;
+        (disk.position < PLACE_COUNT).then_some((buses[number], disk.position))
+    };
+    let seats = Seats::new(before, wanted, |_| 0..PLACE_COUNT);
+    for (number, disk) in disks.iter_mut().enumerate() {
+        if let Some(place) = seats.kept(number) {
+            disk.position = place;
+        }
+    }
 }
 
 /// IDE is for systems that know no other: on the older board, which has no UEFI. A drive alone is no reason for that board.

@@ -277,10 +277,11 @@ impl Machine {
                 Bus::Sata | Bus::Scsi | Bus::VirtioScsi | Bus::Nvme | Bus::Usb => ("sd", PLACE_COUNT),
             }
         };
-        let mut seats = Seats::new(&self.disks, |disk| {
+        let wanted = |disk: &Disk| {
             let (prefix, place_count) = naming(disk);
             (disk.position < place_count).then_some((prefix, disk.position))
-        });
+        };
+        let mut seats = Seats::new(&self.disks, wanted, |_| 0..u32::MAX);
         let named = self.disks.iter().enumerate().map(|(number, disk)| {
             let (prefix, _) = naming(disk);
             // There are more of them than disks.

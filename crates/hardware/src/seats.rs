@@ -1,6 +1,6 @@
-//! Places on buses: each disk gets its own where there is one, and nobody comes before whom he stood behind.
+//! Places on buses: each disk gets its own where there is one, and nobody of a bus comes before whom he stood behind.
 
-use crate::{Disk, DiskKind};
+use crate::{Bus, Disk, DiskKind};
 
 /// Places that disks take, by what has numbers of its own: a bus, a letter before names.
 pub(crate) struct Seats<K> {
@@ -10,21 +10,57 @@ pub(crate) struct Seats<K> {
 }
 
 impl<K: Copy + PartialEq> Seats<K> {
-    /// `wanted` gives for each disk where it was, if there is such a place: the first that wants one keeps it, and disks come before drives.
-    pub(crate) fn new(disks: &[Disk], wanted: impl Fn(&Disk) -> Option<(K, u32)>) -> Self {
+    /// `wanted` gives for each disk where it was, if there is such a place. Disks come before drives, and those of one bus before those of the next one
+    /// that has a disk in the list. Who finds his place taken moves on to the next one of `places` that is free, and those who stood behind him on his
+    /// bus with him.
+    pub(crate) fn new<P: Iterator<Item = u32>>(
+        disks: &[Disk],
+        wanted: impl Fn(&Disk) -> Option<(K, u32)>,
+        places: impl Fn(K) -> P,
+    ) -> Self {
         let mut seats = Self {
             taken: Vec::new(),
             kept: vec![None; disks.len()],
         };
         for is_round_of_disks in [true, false] {
-            for (disk, kept) in disks.iter().zip(&mut seats.kept) {
-                if (disk.kind == DiskKind::Disk) == is_round_of_disks {
-                    *kept = wanted(disk).filter(|place| !seats.taken.contains(place));
-                    seats.taken.extend(*kept);
+            let is_in_round = |disk: &Disk| (disk.kind == DiskKind::Disk) == is_round_of_disks;
+            let mut buses: Vec<Bus> = Vec::new();
+            for disk in disks.iter().filter(|disk| is_in_round(disk)) {
+                if !buses.contains(&disk.bus) {
+                    buses.push(disk.bus);
                 }
+            }
+            for bus in buses {
+                let of_bus = |number: &usize| disks[*number].bus == bus && is_in_round(&disks[*number]);
+                let numbers = (0..disks.len()).filter(of_bus);
+                let mut wishes: Vec<(usize, (K, u32))> = numbers
+                    .filter_map(|number| Some((number, wanted(&disks[number])?)))
+                    .collect();
+                wishes.sort_by_key(|(_, (_, place))| *place);
+                seats.seat_in_order(&wishes, &places);
             }
         }
         seats
+    }
+
+    /// The place that the disk `number` has without asking for more.
+    pub(crate) fn kept(&self, number: usize) -> Option<u32> {
+        self.kept[number].map(|(_, place)| place)
+    }
+
+    /// Seats those of one bus, in the order of the places that they want.
+    fn seat_in_order<P: Iterator<Item = u32>>(&mut self, wishes: &[(usize, (K, u32))], places: &impl Fn(K) -> P) {
+        // The first place that none of them has passed.
+        let mut next = 0;
+        for (number, (key, wanted)) in wishes {
+            let least = next.max(*wanted);
+            let is_free = |place: &u32| *place >= least && !self.taken.contains(&(*key, *place));
+            if let Some(place) = places(*key).find(is_free) {
+                self.kept[*number] = Some((*key, place));
+                self.taken.push((*key, place));
+                next = place + 1;
+            }
+        }
     }
 
     /// The place of the disk `number` on `key`, which has those `places`, the lowest first: its own; or the first behind all that are taken, and
@@ -71,36 +107,42 @@ mod tests {
 
     #[test]
     fn who_cannot_have_his_place_stands_behind_the_others() {
-        let disk = |(kind, position): (DiskKind, u32)| Disk {
+        let disk = |(kind, bus, position): (DiskKind, Bus, u32)| Disk {
             key: String::new(),
             label: String::new(),
             kind,
-            bus: Bus::Sata,
+            bus,
             position,
             size_bytes: None,
             boot_order: None,
             is_read_only: false,
         };
-        let placed_kinds = |wanted: &[(DiskKind, u32)], count: u32| -> Vec<Option<u32>> {
+        let placed_kinds = |wanted: &[(DiskKind, Bus, u32)], count: u32| -> Vec<Option<u32>> {
             let disks: Vec<Disk> = wanted.iter().copied().map(disk).collect();
             let wanted = |disk: &Disk| (disk.position < count).then_some(((), disk.position));
-            let mut seats = Seats::new(&disks, wanted);
+            let mut seats = Seats::new(&disks, wanted, |()| 0..count);
             (0..disks.len())
                 .map(|number| seats.seat(number, (), 0..count))
                 .collect()
         };
-        let placed = |wanted: &[u32], count: u32| {
-            let disks: Vec<(DiskKind, u32)> = wanted.iter().map(|place| (DiskKind::Disk, *place)).collect();
-            placed_kinds(&disks, count)
+        let on = |bus: Bus, places: &[u32]| -> Vec<(DiskKind, Bus, u32)> {
+            places.iter().map(|place| (DiskKind::Disk, bus, *place)).collect()
         };
+        let placed = |wanted: &[u32], count: u32| placed_kinds(&on(Bus::Sata, wanted), count);
         // An everyday layout of VMware: two on the first controller, one on the second.
         assert_eq!(placed(&[0, 2, 16], 16), [Some(0), Some(2), Some(3)]);
         assert_eq!(placed(&[1, 20], 16), [Some(1), Some(2)]);
         assert_eq!(placed(&[20, 1], 16), [Some(2), Some(1)]);
-        assert_eq!(placed(&[0, 0, 1], 16), [Some(0), Some(2), Some(1)]);
+        assert_eq!(placed(&[0, 0, 1], 16), [Some(0), Some(1), Some(2)]);
         assert_eq!(placed(&[3, 3, 3, 3, 3], 4), [Some(3), Some(0), Some(1), Some(2), None]);
+        // Those of one bus stay in their order, whoever stands between them.
+        let mixed = [on(Bus::Sata, &[1]), on(Bus::VirtioScsi, &[0, 1, 2])].concat();
+        assert_eq!(placed_kinds(&mixed, 16), [Some(1), Some(0), Some(2), Some(3)]);
+        let mixed = [on(Bus::Ide, &[0]), on(Bus::Sata, &[0, 1, 2])].concat();
+        assert_eq!(placed_kinds(&mixed, 16), [Some(0), Some(1), Some(2), Some(3)]);
         // A drive that came from another bus takes nobody's place.
-        let wanted = [(DiskKind::Cdrom, 0), (DiskKind::Disk, 0), (DiskKind::Disk, 1)];
+        let drive = (DiskKind::Cdrom, Bus::Sata, 0);
+        let wanted = [vec![drive], on(Bus::Sata, &[0, 1])].concat();
         assert_eq!(placed_kinds(&wanted, 4), [Some(2), Some(0), Some(1)]);
     }
 

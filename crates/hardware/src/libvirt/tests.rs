@@ -197,7 +197,7 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     }
     let again = read(&written.value).unwrap().value;
     let disks: Vec<_> = again.disks.iter().map(|disk| (disk.label.as_str(), disk.bus)).collect();
-    assert_eq!(disks, [("sda", Bus::Sata), ("sdb", Bus::Sata)]);
+    assert_eq!(disks, [("sda", Bus::Sata), ("sdc", Bus::Sata)]);
     assert!(again.topology.is_none());
 }
 

@@ -325,7 +325,7 @@ fn a_machine_from_elsewhere_gets_devices_that_vmware_has() {
     assert_eq!(again.memory_bytes, (2 << 30) + (4 << 20));
     let expected = [
         ("vmdisk1", DiskKind::Disk, Bus::Sata, 0, Some(1)),
-        ("", DiskKind::Cdrom, Bus::Sata, 1, Some(2)),
+        ("", DiskKind::Cdrom, Bus::Sata, 2, Some(2)),
     ];
     assert_eq!(layout(&again), expected);
     assert_eq!(again.cards[0].mac, machine.cards[0].mac);

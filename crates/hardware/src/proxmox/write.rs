@@ -88,10 +88,11 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<Exported> {
 
 /// Disks and drives with the names that they have there, which say bus and place.
 fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, String)> {
-    let mut seats = Seats::new(disks, |disk| {
+    let wanted = |disk: &Disk| {
         let (prefix, count) = numbers(disk.bus)?;
-        (disk.kind != DiskKind::Floppy && disk.position < count).then_some((prefix, disk.position))
-    });
+        (disk.kind != DiskKind::Floppy && disk.position < count).then_some(((prefix, count), disk.position))
+    };
+    let mut seats = Seats::new(disks, wanted, |(_, count)| 0..count);
     let mut keys: Vec<&str> = Vec::new();
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {
@@ -113,7 +114,7 @@ fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) ->
             .filter(|bus| is_disk || *bus != Bus::Virtio)
             .find_map(|bus| {
                 let (prefix, count) = numbers(bus)?;
-                Some((bus, prefix, seats.seat(number, prefix, 0..count)?))
+                Some((bus, prefix, seats.seat(number, (prefix, count), 0..count)?))
             });
         let Some((bus, prefix, place)) = found else {
             dropped.push(Dropped::new(

@@ -150,12 +150,13 @@ fn fit(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
 
 /// Disks and drives with their units on the controller of their bus, of which there is one.
 fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, u32)> {
-    let mut seats = Seats::new(disks, |disk| {
+    let wanted = |disk: &Disk| {
         let [bus, ..] = buses(disk);
         units(bus)
             .any(|unit| unit == disk.position)
             .then_some((bus, disk.position))
-    });
+    };
+    let mut seats = Seats::new(disks, wanted, units);
     let mut keys: Vec<&str> = Vec::new();
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {

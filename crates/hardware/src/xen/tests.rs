@@ -51,8 +51,8 @@ fn a_machine_comes_back_from_its_records() {
         .collect();
     let expected = [
         (DiskKind::Disk, Bus::Xen, Some(10 << 30)),
-        (DiskKind::Cdrom, Bus::Xen, None),
         (DiskKind::Disk, Bus::Xen, Some(3 << 30)),
+        (DiskKind::Cdrom, Bus::Xen, None),
     ];
     assert_eq!(disks, expected);
     assert_eq!(again.disks[0].key, exported.disks[0].1);
@@ -82,7 +82,7 @@ fn the_disk_that_a_machine_starts_from_is_the_first() {
         let disks = again.disks.iter().filter(|disk| disk.kind == DiskKind::Disk);
         disks.map(|disk| (disk.size_bytes, disk.position)).collect()
     };
-    assert_eq!(places(&machine), [(Some(3 << 30), 0), (Some(10 << 30), 2)]);
+    assert_eq!(places(&machine), [(Some(3 << 30), 0), (Some(10 << 30), 1)]);
     machine.disks.remove(0);
     machine.disks[0].position = 5;
     assert_eq!(places(&machine), [(Some(3 << 30), 0)]);

@@ -97,10 +97,11 @@ pub fn write(machine: &Machine, wish: &mut Wish<'_>) -> Translated<Exported> {
 /// The place of each disk and drive. A machine that was one of XenServer keeps those that it had. Any other starts from the first disk there, which has
 /// to be one of the first four: they alone are seen by a BIOS.
 fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Dropped>) -> Vec<u32> {
-    let mut seats = Seats::new(&machine.disks, |disk| {
+    let wanted = |disk: &Disk| {
         let has_place = disk.kind != DiskKind::Floppy && disk.position < PLACE_COUNT;
         has_place.then_some(((), disk.position))
-    });
+    };
+    let mut seats = Seats::new(&machine.disks, wanted, |()| 0..u32::MAX);
     let numbers = 0..machine.disks.len();
     let seat = |number: usize| match machine.disks[number].kind {
         // XenServer has none.
