@@ -735,6 +735,22 @@ fn directories_of_a_vmdk_are_mended_from_each_other() {
     let entry = (0..25).find(|index| le32(tables[0] + index * 4) != 0).unwrap() * 4;
     let open = damaged(&image, |image| image[72] = 1);
     mended("not closed", Format::Vmdk, &open, safe, &["mark-cleared"]);
+    // What lies in a grain is guest data: it is no table, and is not written over as one.
+    let grain = le32(tables[0] + entry).to_le_bytes();
+    for (name, directory) in [("the first", first), ("the second", second)] {
+        let inside = damaged(&image, |image| put(image, directory, &grain));
+        mended(
+            &format!("{name}, in a grain"),
+            Format::Vmdk,
+            &inside,
+            safe,
+            &["from-twin"],
+        );
+    }
+    let inside = damaged(&image, |image| put(image, 0x30, &grain));
+    for mode in [safe, RepairMode::All] {
+        untouched("the second directory in a grain", Format::Vmdk, &inside, mode);
+    }
     for (name, side) in [("the first", 0), ("the second", 1)] {
         let directory = [first, second][side];
         let past = damaged(&image, |image| put(image, directory, &[0, 0, 0, 0x10]));

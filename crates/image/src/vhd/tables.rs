@@ -14,7 +14,7 @@ use crate::blocks::{Tables, clear_room, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::info::ImageKind;
-use crate::run::{Run, RunKind};
+use crate::run::{KnownLength, Run, RunKind};
 use crate::{Error, Result};
 
 /// Memory for the table and bitmaps of one layer.
@@ -84,6 +84,7 @@ struct SparseTables {
     header: SparseHeader,
     footer: Vec<u8>,
     file: Arc<dyn ImageFile>,
+    length: KnownLength,
     pages: Pages,
     /// Bytes of the footer at the end; 0 where there is none.
     footer_bytes_at_end: u64,
@@ -107,6 +108,7 @@ impl SparseTables {
             },
             pages: Pages::new(Arc::clone(&file), CACHE_BYTES),
             file,
+            length: KnownLength::default(),
             end: 0,
         }
     }
@@ -131,6 +133,13 @@ impl SparseTables {
                 kind: RunKind::Absent,
             });
         };
+        // What is read past the end is zero, and would say that nothing of the block is there.
+        if !self
+            .length
+            .contains(&*self.file, block + self.header.bitmap_bytes() - 1)?
+        {
+            return Err(corrupt(&self.image, "block", block, "past the end of the file"));
+        }
         let (sector, skipped) = (within / SECTOR_BYTES, within % SECTOR_BYTES);
         let count_max = (skipped + length_max.min(rest)).div_ceil(SECTOR_BYTES);
         let (count, is_set) = BitOrder::HighFirst.same(&self.pages, block, sector, count_max)?;

@@ -14,7 +14,7 @@ use crate::blocks::{Tables, clear_room, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
-use crate::run::{Run, RunKind};
+use crate::run::{KnownLength, Run, RunKind};
 use crate::{Error, Result};
 
 /// Memory for the table and bits of one layer.
@@ -59,6 +59,7 @@ pub(crate) struct VhdxTables {
     bat: Region,
     metadata: Metadata,
     file: Arc<dyn ImageFile>,
+    length: KnownLength,
     pages: Pages,
     /// End of what is in use; known once writing has started.
     end: u64,
@@ -73,6 +74,7 @@ impl VhdxTables {
             metadata: opened.metadata,
             pages: Pages::new(Arc::clone(&opened.file), CACHE_BYTES),
             file: opened.file,
+            length: KnownLength::default(),
             end: 0,
         }
     }
@@ -94,8 +96,16 @@ impl VhdxTables {
             return Ok(None);
         }
         let within = index % self.metadata.chunk_blocks();
-        let bits = self.metadata.block_bytes / self.metadata.sector_bytes;
-        Ok(Some(entry.offset() + within * bits / 8))
+        let bits_bytes = self.metadata.block_bytes / self.metadata.sector_bytes / 8;
+        let bits = entry.offset() + within * bits_bytes;
+        // What is read past the end is zero, and would say that nothing of the block is there.
+        if !self
+            .length
+            .contains(&*self.file, (bits + bits_bytes).saturating_sub(1))?
+        {
+            return Err(self.wrong(index, "its bits are past the end of the file"));
+        }
+        Ok(Some(bits))
     }
 
     /// The run at `at` inside its block.

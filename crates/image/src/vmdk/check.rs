@@ -88,15 +88,21 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
         return Ok(());
     }
     let (mut count, mut doubt_count) = (0_u64, 0_u64);
-    Twins::load(file, extent)?.for_each(|finding| {
+    let twins = Twins::load(file, extent)?;
+    let overlaid_count = twins.overlaid_count();
+    twins.for_each(|finding| {
         match finding {
-            Finding::Doubt { .. } => doubt_count += 1,
+            Finding::Doubt { .. } | Finding::Unsure => doubt_count += 1,
             // Where somebody was cut off, the second directory may know of a grain that the first does not know yet.
             Finding::Entry { .. } | Finding::Table { .. } => count += 1,
             Finding::LostTable { .. } | Finding::LostEntry { .. } => {}
         }
         Ok(())
     })?;
+    if overlaid_count > 0 {
+        let detail = format!("{overlaid_count} of its directories and tables would be in grains of the disk");
+        add(Severity::Corruption, detail);
+    }
     if doubt_count > 0 {
         let detail = format!("its two directories differ in {doubt_count} entries, and either may be right");
         add(Severity::Corruption, detail);

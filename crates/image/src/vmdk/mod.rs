@@ -10,6 +10,7 @@ pub(crate) mod descriptor;
 pub(crate) mod extent;
 pub(crate) mod identity;
 pub(crate) mod joined;
+mod overlaid;
 pub(crate) mod repair;
 pub(crate) mod stream;
 pub(crate) mod tables;

@@ -85,7 +85,9 @@ fn mend_extent(
                 file.write_at(&value.to_le_bytes(), place)?;
                 Side::Second
             }
-            Finding::Doubt { .. } | Finding::LostEntry { .. } | Finding::LostTable { .. } => return Ok(()),
+            Finding::Doubt { .. } | Finding::LostEntry { .. } | Finding::LostTable { .. } | Finding::Unsure => {
+                return Ok(());
+            }
         };
         match side {
             Side::First => done.first_count += 1,

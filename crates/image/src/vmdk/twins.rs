@@ -11,6 +11,7 @@ use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
 use super::extent::{HEADER_BYTES, SparseExtent};
+use super::overlaid::Overlaid;
 use crate::Result;
 use crate::blocks::for_each_entry;
 use crate::file::ImageFile;
@@ -29,6 +30,8 @@ pub(super) enum Finding {
     Table { side: Side, number: u64, from: u64 },
     /// The table of neither side is where one can be.
     LostTable { number: u64 },
+    /// A table is in a grain of another one, or an entry that leads there is wrong. Nothing can be done about it.
+    Unsure,
     /// An entry at `place` of the file is to be `value`, as on the other side.
     Entry { side: Side, place: u64, value: u32 },
     /// The entries differ, and each of them can be right; the second one, at `place` of the file, is to be `value` if the first one is.
@@ -48,6 +51,7 @@ pub(super) struct Twins<'a> {
     clashes: HashSet<u64>,
     first: Vec<u64>,
     second: Option<Vec<u64>>,
+    overlaid: Overlaid,
 }
 
 impl<'a> Twins<'a> {
@@ -68,14 +72,22 @@ impl<'a> Twins<'a> {
             let end = start.saturating_add(directory_bytes);
             end <= file_bytes && metadata.iter().all(|range| range.end <= start || range.start >= end)
         };
+        let table_bytes = extent.table_entries * 4;
+        let beside_tables = |start: u64| {
+            let end = start.saturating_add(directory_bytes);
+            let mut tables = first.iter().filter(|place| **place != 0);
+            tables.all(|place| place + table_bytes <= start || *place >= end)
+        };
         let second = match extent.second_directory {
-            Some(place) if free(place, &metadata) => {
-                metadata.push(place..place + directory_bytes);
-                Some(places(place)?)
-            }
+            Some(place) if free(place, &metadata) && beside_tables(place) => Some((place, places(place)?)),
             _ => None,
         };
-        let table_bytes = extent.table_entries * 4;
+        let of_second = second.as_ref().map(|(place, tables)| (*place, &tables[..]));
+        let overlaid = Overlaid::find(file, extent, &first, of_second)?;
+        let second = second.filter(|_| !overlaid.second_directory).map(|(place, tables)| {
+            metadata.push(place..place + directory_bytes);
+            tables
+        });
         let mut tables = first.clone();
         for (number, place) in second.iter().flatten().enumerate() {
             // One table for both sides is not two in one place.
@@ -86,7 +98,7 @@ impl<'a> Twins<'a> {
         metadata.extend(
             tables
                 .into_iter()
-                .filter(|place| *place != 0)
+                .filter(|place| *place != 0 && !overlaid.bogus.contains(place))
                 .map(|place| place..place + table_bytes),
         );
         metadata.sort_unstable_by_key(|range| range.start);
@@ -107,13 +119,31 @@ impl<'a> Twins<'a> {
             clashes,
             first,
             second,
+            overlaid,
         })
+    }
+
+    /// Directories and tables that lie in grains of the disk.
+    pub(super) fn overlaid_count(&self) -> u64 {
+        let directories = [self.overlaid.first_directory, self.overlaid.second_directory];
+        let directories = directories.into_iter().filter(|is_overlaid| *is_overlaid).count();
+        (directories + self.overlaid.bogus.len()) as u64
     }
 
     fn can_be_table(&self, place: u64) -> bool {
         place >= HEADER_BYTES
             && place + self.extent.table_entries * 4 <= self.file_bytes
             && !self.clashes.contains(&place)
+            && !self.overlaid.bogus.contains(&place)
+    }
+
+    /// What is found of an entry in the table at `table`, which must not be written to where that may be a grain.
+    fn in_table(&self, table: u64, finding: Finding) -> Finding {
+        if self.overlaid.unsure.contains(&table) {
+            Finding::Unsure
+        } else {
+            finding
+        }
     }
 
     fn can_be_entry(&self, sector: u32) -> bool {
@@ -128,6 +158,10 @@ impl<'a> Twins<'a> {
 
     /// Calls `visit` with all that is not as it has to be.
     pub(super) fn for_each(&self, mut visit: impl FnMut(Finding) -> Result<()>) -> Result<()> {
+        // Whatever the first directory leads to is guest data, and nothing can be taken from the second one for it.
+        if self.overlaid.first_directory {
+            return Ok(());
+        }
         let used = self.used_elsewhere()?;
         for (number, first) in (0..).zip(self.first.iter().copied()) {
             let second = self.second.as_ref().map(|second| second[to_usize(number)]);
@@ -139,10 +173,11 @@ impl<'a> Twins<'a> {
                     self.compare(number, &[first], &used, &mut visit)?;
                     if second.is_some() {
                         let side = Side::Second;
-                        visit(Finding::Table {
-                            side,
-                            number,
-                            from: first,
+                        let from = first;
+                        visit(if self.overlaid.is_second_unsure {
+                            Finding::Unsure
+                        } else {
+                            Finding::Table { side, number, from }
                         })?;
                     }
                 }
@@ -236,37 +271,31 @@ impl<'a> Twins<'a> {
             let place_of = |side: usize| places[side] + index * 4;
             let disk_offset = number * self.extent.table_coverage() + index * self.extent.grain_bytes;
             let is_free = |sector: u32| self.can_be_entry(sector) && (first == second || !used.contains(&sector));
-            match (is_free(first), is_free(second)) {
+            let doubt = || {
+                let (place, value) = (place_of(1), first);
+                self.in_table(places[1], Finding::Doubt { place, value })
+            };
+            let entry = |side: Side, value: u32| {
+                let number = usize::from(side == Side::Second);
+                let place = place_of(number);
+                self.in_table(places[number], Finding::Entry { side, place, value })
+            };
+            let finding = match (is_free(first), is_free(second)) {
                 // Both are places of other grains.
-                (false, false) if self.can_be_entry(first) && self.can_be_entry(second) => visit(Finding::Doubt {
-                    place: place_of(1),
-                    value: first,
-                })?,
-                (false, false) => visit(Finding::LostEntry {
+                (false, false) if self.can_be_entry(first) && self.can_be_entry(second) => doubt(),
+                (false, false) if places.iter().any(|place| self.overlaid.unsure.contains(place)) => Finding::Unsure,
+                (false, false) => Finding::LostEntry {
                     disk_offset,
                     places: (0..places.len()).map(place_of).collect(),
-                })?,
-                _ if first == second => {}
+                },
+                _ if first == second => continue,
                 // What it was is in neither.
-                (false, true) if second == 0 && self.can_be_entry(first) => visit(Finding::Doubt {
-                    place: place_of(1),
-                    value: first,
-                })?,
-                (is_right, true) if !is_right || first == 0 => visit(Finding::Entry {
-                    side: Side::First,
-                    place: place_of(0),
-                    value: second,
-                })?,
-                (true, true) if second != 0 => visit(Finding::Doubt {
-                    place: place_of(1),
-                    value: first,
-                })?,
-                _ => visit(Finding::Entry {
-                    side: Side::Second,
-                    place: place_of(1),
-                    value: first,
-                })?,
-            }
+                (false, true) if second == 0 && self.can_be_entry(first) => doubt(),
+                (is_right, true) if !is_right || first == 0 => entry(Side::First, second),
+                (true, true) if second != 0 => doubt(),
+                _ => entry(Side::Second, first),
+            };
+            visit(finding)?;
         }
         Ok(())
     }

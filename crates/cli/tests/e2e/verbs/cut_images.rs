@@ -190,3 +190,22 @@ fn what_is_called_like_an_image_and_is_none_is_told() {
         assert_eq!(kind, "damage", "{said}");
     }
 }
+
+/// Bits of sectors past the end of a file were read as zeroes, and the block as one that is not there.
+#[test]
+fn a_block_whose_bits_are_past_the_end_is_damaged_to_all_who_read_it() {
+    let rig = Rig::new();
+    rig.write("disk.raw", &noise(6 * MIB, 1));
+    rig.ok(&["image", "convert", "disk.raw", "a.vhd"]);
+    let mut bytes = rig.read("a.vhd");
+    bytes[1536..1540].copy_from_slice(&0x0010_0000_u32.to_be_bytes());
+    rig.write("a.vhd", &bytes);
+    for words in [
+        &["image", "check", "a.vhd"][..],
+        &["image", "convert", "--verify", "a.vhd", "out.raw"],
+        &["backup", "--machine", "cut", "a.vhd"],
+    ] {
+        let output = rig.run(words);
+        assert_eq!(output.status.code(), Some(5), "{words:?}: {output:?}");
+    }
+}
