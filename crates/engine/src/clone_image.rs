@@ -340,10 +340,12 @@ impl<'a> ImageCloner<'a> {
         };
         let image = open(target, &alone)?;
         let top = &image.layers()[0];
-        let sharing = File::open(target).ok().and_then(|file| sharing_of(&file).ok());
+        // A disk of Parallels is a folder.
+        let file = File::open(target).ok().filter(|_| target.is_file());
+        let sharing = file.and_then(|file| sharing_of(&file).ok());
         let own_bytes = match sharing {
             Some(sharing) => Some(sharing.mapped_bytes - sharing.shared_bytes),
-            None => top.allocated_bytes,
+            None => image.layers().iter().map(|layer| layer.allocated_bytes).sum(),
         };
         let shared_bytes = match kind {
             CloneKind::Overlay => self.image.layers().iter().map(|layer| layer.allocated_bytes).sum(),

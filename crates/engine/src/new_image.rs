@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use holdfast_image::CreateOptions;
+use holdfast_image::{Backing, CreateOptions, OpenOptions, dependents_beside};
 use holdfast_repo::Surroundings;
 
 use crate::Progress;
@@ -42,10 +42,16 @@ impl NewImage {
             Overwrite::Refuse => Existing::Keep,
             Overwrite::Replace => Existing::Replace,
         };
+        if existing == Existing::Replace {
+            refuse_base(path)?;
+        }
         let mut options = options.clone();
         let (mut data_file, mut cleared) = (None, Vec::new());
         if let Some(data) = &mut options.qcow2.data_file {
             let place = path.parent().unwrap_or(Path::new("")).join(&data.name);
+            if is_same_place(&place, path) {
+                return Err(Error::DataFileIsImage { path: place });
+            }
             // As long as the image itself is begun, nobody is known to be gone.
             cleared = clear(&place);
             data_file = Some(place);
@@ -93,6 +99,33 @@ impl NewImage {
             }
         })
     }
+}
+
+/// An image that is replaced takes from those that are based on it what they have of it.
+fn refuse_base(path: &Path) -> Result<()> {
+    let options = OpenOptions {
+        backing: Backing::Ignore,
+        ..OpenOptions::default()
+    };
+    // What is no image that can be read is nobody's base.
+    let dependents = dependents_beside(path, &options).unwrap_or_default();
+    if dependents.is_empty() {
+        return Ok(());
+    }
+    Err(Error::HasDependents {
+        path: path.to_owned(),
+        dependents: dependents.iter().map(|path| path.display().to_string()).collect(),
+    })
+}
+
+/// Whether two files, which need not be there, are to be in one place.
+fn is_same_place(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new(".")).canonicalize().ok()?;
+        Some(folder.join(path.file_name()?))
+    };
+    place(one).is_some_and(|place_of_one| place(other) == Some(place_of_one))
 }
 
 /// The same for what is in the way of a data file.

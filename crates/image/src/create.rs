@@ -10,6 +10,7 @@ use crate::bytes::round_up;
 use crate::chain::load_header;
 use crate::chain::vmdk::identities_of;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
+use crate::gate::plain_name;
 use crate::new_identity::require_other_id;
 use crate::qcow2::layer::Layer;
 use crate::qcow2::layout::{new_header, write_empty};
@@ -282,6 +283,7 @@ fn create_vhd(path: &Path, options: &CreateOptions) -> Result<()> {
 fn create_vhdx(path: &Path, options: &CreateOptions) -> Result<()> {
     let blocks = &options.blocks;
     let size_bytes = round_up(options.size_bytes, 512);
+    refuse_empty(size_bytes, "VHDX")?;
     let load = |file: HostFile, name: &str| vhdx::header::Opened::load(Arc::new(file), Access::Read, name);
     let parent = blocks.parent(load)?;
     check_size(size_bytes, parent.as_ref().map(|parent| parent.metadata.disk_bytes))?;
@@ -314,6 +316,7 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
         });
     }
     let size_bytes = round_up(options.size_bytes, 512);
+    refuse_empty(size_bytes, "VMDK")?;
     let parent = blocks.parent(|file, name| identities_of(&file, name))?;
     check_size(size_bytes, parent.map(|parent| parent.disk_bytes))?;
     let id = blocks.id(parent.and_then(|parent| parent.id))?;
@@ -321,7 +324,8 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
         (Some(found), Some(parent)) => Some(vmdk::descriptor::Parent {
             content_id: found.content_id,
             id: found.id,
-            name: name_from(path, parent)?,
+            // QEMU takes what stands before a colon for a protocol.
+            name: plain_name(&name_from(path, parent)?).into_owned(),
         }),
         _ => None,
     };
@@ -337,15 +341,21 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
     vmdk::create::write_empty(&HostFile::create_new(path)?, &new)
 }
 
+/// Programs do not open one of no bytes.
+fn refuse_empty(size_bytes: u64, what: &str) -> Result<()> {
+    if size_bytes > 0 {
+        return Ok(());
+    }
+    Err(Error::InvalidOption {
+        option: "size",
+        detail: format!("a {what} is not empty"),
+    })
+}
+
 /// After an error nothing is left.
 fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
     let size_bytes = round_up(options.size_bytes, 512);
-    if size_bytes == 0 {
-        return Err(Error::InvalidOption {
-            option: "size",
-            detail: "a disk of Parallels is not empty".to_owned(),
-        });
-    }
+    refuse_empty(size_bytes, "disk of Parallels")?;
     let mut delta = options.clone();
     let id = delta.blocks.id.take().map_or_else(ImageId::random, Ok)?;
     let descriptor = DiskDescriptor::of_new(size_bytes, ploop::create::CLUSTER_BYTES, ROOT_DELTA, id)?;

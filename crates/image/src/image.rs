@@ -7,7 +7,7 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentList, Result as BlockResult};
 
 use crate::chain::deltas::{DeltaTree, open_named};
-use crate::chain::{ChainLayer, Content, open_chain, open_single, stack};
+use crate::chain::{ChainLayer, Content, OpenedFile, open_chain, stack};
 use crate::file::Access;
 use crate::gate::Gate;
 use crate::info::{LayerInfo, Note};
@@ -15,7 +15,7 @@ use crate::layered::Whole;
 use crate::map::{MapEntry, map_at};
 use crate::qcow2::layer::Layer;
 use crate::qcow2::{bitmap, snapshot};
-use crate::{Error, Format, Result, format, ploop, vdi, vhd, vhdx, vmdk};
+use crate::{CheckReport, Error, Format, Result, format, ploop, vdi, vhd, vhdx, vmdk};
 
 /// How to open an image.
 #[derive(Debug, Clone, Default)]
@@ -65,8 +65,30 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Image> {
 }
 
 /// Compares the metadata of an image with itself; reads no data, changes nothing.
-pub fn check(path: &Path, options: &OpenOptions) -> Result<crate::CheckReport> {
-    let opened = open_single(path, options, Access::Read)?;
+pub fn check(path: &Path, options: &OpenOptions) -> Result<CheckReport> {
+    let alone = OpenOptions {
+        backing: Backing::Ignore,
+        ..options.clone()
+    };
+    let mut chain = open_chain(path, &alone, Access::Read)?;
+    if chain.tree.is_none() {
+        return check_file(chain.files.swap_remove(0));
+    }
+    // The folder is the disk: all that its top is read through is. What is the bytes of the disk has no metadata.
+    let whole = OpenOptions {
+        backing: Backing::Follow,
+        ..options.clone()
+    };
+    let mut report = CheckReport::default();
+    let chain = open_chain(path, &whole, Access::Read)?;
+    for file in chain.files.into_iter().filter(|file| file.info.format != Format::Raw) {
+        let name = file.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        report.absorb(check_file(file)?, &name);
+    }
+    Ok(report)
+}
+
+fn check_file(opened: OpenedFile) -> Result<CheckReport> {
     let shown = opened.path.display().to_string();
     match opened.content {
         Content::Qcow2(qcow2) => {

@@ -78,7 +78,7 @@ pub use image::{Backing, Image, OpenOptions, check, detect, open};
 pub use image_mut::{ImageMut, open_mut};
 pub use info::{BlockInfo, DeltaInfo, Feature, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, Qcow2Info};
 pub use map::{MapContent, MapEntry};
-pub use new_identity::{ChildrenBeside, IdentityChange, NewIdentity, children_beside, set_identity};
+pub use new_identity::{ChildrenBeside, IdentityChange, NewIdentity, children_beside, dependents_beside, set_identity};
 pub use ploop::descriptor::{Delta, DeltaKind, DiskDescriptor};
 pub use qcow2::bitmap::{BitmapState, PersistentBitmap, Recording};
 pub use qcow2::bulk::BulkWriter;

@@ -173,7 +173,7 @@ pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf
 
 /// The images in the folder of the one at `path`, and in `Snapshots` below it, that are based on it: as its
 /// children, or by its path, as a qcow2.
-pub(crate) fn dependents_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+pub fn dependents_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
     let image = open_single(path, options, Access::Read)?;
     let child_options = |format| OpenOptions {
         format: Some(format),

@@ -87,6 +87,15 @@ pub enum ProblemKind {
         /// How many.
         count: u64,
     },
+    /// What is wrong with one of several files that a disk is made of.
+    InFile {
+        /// Its name.
+        name: String,
+        /// How many of those that are counted it stands for.
+        count: u64,
+        /// What it is.
+        detail: String,
+    },
     /// A structure that cannot be read.
     Structure {
         /// Why.
@@ -119,6 +128,7 @@ impl std::fmt::Display for ProblemKind {
             Self::Pointer { what, offset } => write!(formatter, "{what} at {offset}: outside the file or not aligned"),
             Self::Entry { disk_offset, detail } => write!(formatter, "entry for disk offset {disk_offset}: {detail}"),
             Self::Unreferenced { what, count } => write!(formatter, "{what} that belong to nothing: {count}"),
+            Self::InFile { name, detail, .. } => write!(formatter, "{name}: {detail}"),
             Self::Structure { detail } => formatter.write_str(detail),
         }
     }
@@ -128,7 +138,7 @@ impl Problem {
     /// How many of those that a report counts it stands for.
     pub fn count(&self) -> u64 {
         match self.kind {
-            ProblemKind::Unreferenced { count, .. } => count,
+            ProblemKind::Unreferenced { count, .. } | ProblemKind::InFile { count, .. } => count,
             _ => 1,
         }
     }
@@ -152,6 +162,26 @@ impl CheckReport {
         if self.problems.len() < Self::PROBLEM_COUNT_MAX {
             self.problems.push(problem);
         }
+    }
+
+    /// Takes up what was found in one file, `name`, of several that a disk is made of.
+    pub(crate) fn absorb(&mut self, of_file: Self, name: &str) {
+        self.corruption_count += of_file.corruption_count;
+        self.leak_count += of_file.leak_count;
+        self.cluster_count = self.cluster_count.max(of_file.cluster_count);
+        self.allocated_count += of_file.allocated_count;
+        self.compressed_count += of_file.compressed_count;
+        self.image_end = self.image_end.max(of_file.image_end);
+        let room = Self::PROBLEM_COUNT_MAX.saturating_sub(self.problems.len());
+        self.problems
+            .extend(of_file.problems.into_iter().take(room).map(|problem| Problem {
+                kind: ProblemKind::InFile {
+                    name: name.to_owned(),
+                    count: problem.count(),
+                    detail: problem.kind.to_string(),
+                },
+                ..problem
+            }));
     }
 
     /// Pieces of the file that hold nothing, where there are some.

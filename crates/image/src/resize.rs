@@ -17,8 +17,9 @@ use holdfast_block::BlockDeviceMut as _;
 use crate::blocks::writer::TableMut;
 use crate::blocks::{TableLayer, Tables};
 use crate::chain::{Content, open_chain, stack};
-use crate::file::{Access, ImageFile};
+use crate::file::{Access, ImageFile, directory_of};
 use crate::new_identity::dependents_beside;
+use crate::ploop::descriptor::FILE_NAME;
 use crate::{Backing, CheckReport, Error, Format, OpenOptions, ProblemKind, Result, Severity};
 use crate::{ploop, qcow2, vdi, vhd, vhdx};
 
@@ -68,10 +69,13 @@ pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: S
         ..options.clone()
     };
     let mut chain = open_chain(path, &options, Access::Write)?;
-    if chain.tree.is_some() {
+    // So does one beside a delta.
+    let descriptor = directory_of(path).join(FILE_NAME);
+    let is_delta = chain.files[0].info.format == Format::Parallels && descriptor.exists();
+    if chain.tree.is_some() || is_delta {
         return Err(Error::NotResizable {
             image: path.display().to_string(),
-            detail: "it is a folder of Parallels, whose descriptor says the size too; convert it".to_owned(),
+            detail: "it is a disk of Parallels whose descriptor says the size too; convert it".to_owned(),
         });
     }
     let top = chain.files.remove(0);

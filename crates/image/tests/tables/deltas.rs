@@ -161,6 +161,25 @@ fn files(folder: &Path, names: &[&str]) -> Vec<Vec<u8>> {
 }
 
 #[test]
+fn a_delta_below_the_top_is_checked_with_the_disk() {
+    let lab = Lab::new();
+    let path = grown(&lab);
+    let check = || holdfast_image::check(&path, &OpenOptions::default()).unwrap();
+    assert_eq!(check().corruption_count, 0);
+    let middle = path.join("middle.hds");
+    let length = fs::metadata(&middle).unwrap().len();
+    fs::File::options()
+        .write(true)
+        .open(&middle)
+        .unwrap()
+        .set_len(length / 2)
+        .unwrap();
+    let report = check();
+    assert!(report.corruption_count > 0);
+    assert!(report.problems[0].kind.to_string().starts_with("middle.hds: "));
+}
+
+#[test]
 fn a_chain_reads_as_its_deltas_laid_over_each_other() {
     let lab = Lab::new();
     let path = grown(&lab);

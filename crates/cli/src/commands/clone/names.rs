@@ -35,13 +35,22 @@ impl NameArgs {
             }
             return Ok(self.name.iter().cloned().collect());
         };
-        let (before, width, after) = split(template)?;
         let first = self.first.unwrap_or(1);
         let last = first.saturating_add(self.count.unwrap_or(1) - 1);
-        Ok((first..=last)
-            .map(|number| format!("{before}{number:0width$}{after}"))
-            .collect())
+        (first..=last).map(|number| filled(template, number)).collect()
     }
+}
+
+/// A template with `number` in all of its places.
+fn filled(template: &str, number: u32) -> Result<String, Error> {
+    let (before, width, mut rest) = split(template)?;
+    let mut name = format!("{before}{number:0width$}");
+    while rest.contains("{n") {
+        let (before, width, after) = split(rest)?;
+        name.push_str(&format!("{before}{number:0width$}"));
+        rest = after;
+    }
+    Ok(name + rest)
 }
 
 /// What stands before and behind the number of a template, and how many digits that has at least.
@@ -80,6 +89,7 @@ mod tests {
     fn numbers_go_where_the_template_says() {
         assert_eq!(names("web-{n}.vdi", 3, None), ["web-1.vdi", "web-2.vdi", "web-3.vdi"]);
         assert_eq!(names("{n:03}", 2, Some(9)), ["009", "010"]);
+        assert_eq!(names("{n}-{n:02}.vdi", 1, None), ["1-01.vdi"]);
         for wrong in ["web", "web{", "{n", "{n:x}", "{n3}", "{n:999}"] {
             assert!(split(wrong).is_err(), "{wrong}");
         }

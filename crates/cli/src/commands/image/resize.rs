@@ -102,11 +102,11 @@ pub(super) fn run(args: &ResizeArgs, context: &Context) -> Result<Exit, Error> {
     };
     let shrink = if args.shrink { Shrink::Allow } else { Shrink::Refuse };
     let resized = resize(&args.image, &options, size_bytes, shrink).map_err(|error| match error {
-        ImageError::HasChildren { image, children } => Error::usage(
-            format!("{image} is below {}, which have its size", children.join(", ")),
-            "resize the image at the top of the chain, or merge them first: holdfast image convert",
-        ),
-        error => holdfast_engine::Error::from(error).into(),
+        ImageError::HasChildren { image, children } => holdfast_engine::Error::HasDependents {
+            path: image.into(),
+            dependents: children,
+        },
+        error => holdfast_engine::Error::from(error),
     })?;
     context.report(&Done {
         path: args.image.display().to_string(),

@@ -3,6 +3,7 @@
 use std::fs::File;
 
 use crate::host::{system, text};
+use crate::program::stdout;
 use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
@@ -252,4 +253,66 @@ fn a_source_that_is_cut_off_while_it_is_read_is_told() {
     let error = device.read_at(&mut buffer, 10 * MIB as u64).unwrap_err();
     assert!(error.to_string().contains("read"), "{error}");
     assert!(device.extents(0..40 * MIB as u64, 100).is_err());
+}
+
+#[test]
+fn what_others_are_based_on_is_not_replaced() {
+    let rig = rig();
+    for format in ["qcow2", "vdi", "vhd", "vhdx", "vmdk"] {
+        let [base, child] = ["base", "child"].map(|name| format!("{name}.{format}"));
+        rig.ok(&["image", "convert", "a.raw", &base]);
+        let option = if format == "qcow2" { "-b" } else { "--parent" };
+        rig.ok(&["image", "create", &child, option, &base]);
+        for words in [
+            &["image", "create", "--force", &base, "1M"][..],
+            &["image", "convert", "--force", "a.raw", &base],
+        ] {
+            stays(&rig, &base, words);
+        }
+        std::fs::remove_file(rig.path(&child)).unwrap();
+        rig.ok(&["image", "convert", "--force", "a.raw", &base]);
+    }
+}
+
+#[test]
+fn an_image_is_not_the_file_of_its_own_data() {
+    let rig = rig();
+    std::fs::create_dir(rig.path("sub")).unwrap();
+    rig.ok(&["image", "convert", "a.raw", "there.qcow2"]);
+    for (name, data) in [
+        ("k.qcow2", "k.qcow2"),
+        ("k.qcow2", "sub/../k.qcow2"),
+        ("there.qcow2", "there.qcow2"),
+    ] {
+        let before = rig.names(".");
+        for words in [
+            &["image", "create", "--force", name, "10M", "--data-file", data][..],
+            &["image", "create", name, "10M", "--data-file", data],
+            &["image", "convert", "--force", "a.raw", name, "--data-file", data],
+        ] {
+            let (_, message) = rig.error(2, words);
+            assert!(message.contains("the file of its data"), "{words:?}: {message}");
+        }
+        assert_eq!(rig.names("."), before);
+    }
+    rig.ok(&["image", "check", "there.qcow2"]);
+}
+
+/// The folder is the disk, with all of its deltas.
+#[test]
+fn a_folder_of_parallels_is_checked_with_all_of_its_deltas_and_keeps_its_size() {
+    let rig = rig();
+    rig.ok(&["image", "convert", "a.raw", "a.hdd"]);
+    rig.ok(&["clone", "a.hdd", "b.hdd", "--copy"]);
+    let (kind, _) = rig.error(1, &["image", "resize", "b.hdd/root.hds", "+1M"]);
+    assert_eq!(kind, "unsupported");
+    let mut delta = rig.read("a.hdd/root.hds");
+    delta.truncate(2 * MIB);
+    rig.write("a.hdd/root.hds", &delta);
+    let report = rig.run(&["image", "check", "a.hdd"]);
+    assert_eq!(report.status.code(), Some(5), "{report:?}");
+    assert!(stdout(&report).contains("root.hds: "), "{report:?}");
+    for format in ["vhdx", "vmdk", "hdd"] {
+        rig.error(2, &["image", "create", &format!("none.{format}"), "0"]);
+    }
 }
