@@ -32,9 +32,24 @@ pub(crate) struct TarReader<R> {
     padding: u64,
     /// The end was read.
     is_over: bool,
+    /// The folder that members are called from, with its slash.
+    folder: String,
 }
 
 impl<R: Read> TarReader<R> {
+    /// From now on members in `folder`, which ends with a slash, are called by their names there.
+    pub(crate) fn enter(&mut self, folder: &str) {
+        folder.clone_into(&mut self.folder);
+    }
+
+    fn name(&self, full: String) -> String {
+        let name = plain_name(full);
+        match name.strip_prefix(&self.folder) {
+            Some(within) if !self.folder.is_empty() => within.to_owned(),
+            _ => name,
+        }
+    }
+
     pub(crate) fn new(stream: R) -> Self {
         Self {
             stream,
@@ -42,6 +57,7 @@ impl<R: Read> TarReader<R> {
             left: 0,
             padding: 0,
             is_over: false,
+            folder: String::new(),
         }
     }
 
@@ -83,7 +99,7 @@ impl<R: Read> TarReader<R> {
                 }
                 b'0' | 0 | b'7' => {
                     return Ok(Some(Member {
-                        name: plain_name(long_name.take().unwrap_or(header.name)),
+                        name: self.name(long_name.take().unwrap_or(header.name)),
                         size_bytes,
                         offset,
                     }));
@@ -220,6 +236,11 @@ impl<R: Read> Read for TarReader<R> {
         self.left -= count as u64;
         Ok(count)
     }
+}
+
+/// The folder of a member, with its slash, and its name there.
+pub(crate) fn split_folder(name: &str) -> (&str, &str) {
+    name.split_at(name.rfind('/').map_or(0, |slash| slash + 1))
 }
 
 /// The name without the `./` before it that `tar -c .` writes.

@@ -19,6 +19,7 @@ pub mod holdfast_file;
 pub mod interrupt;
 pub mod kernel;
 pub mod machines;
+mod no_image;
 pub mod output;
 pub mod password;
 pub mod pools;

@@ -190,20 +190,6 @@ pub enum Error {
         /// The target.
         path: PathBuf,
     },
-    /// An image that others are based on would be replaced, or get another size.
-    #[error("{} is what {} is based on", path.display(), dependents.join(", "))]
-    HasDependents {
-        /// The image.
-        path: PathBuf,
-        /// The others.
-        dependents: Vec<String>,
-    },
-    /// An image and the file of its data are to be one.
-    #[error("{} is to be the image, and the file of its data", path.display())]
-    DataFileIsImage {
-        /// The file.
-        path: PathBuf,
-    },
     /// There is something where the external data file of a new image is to be.
     #[error("the data file {} exists", path.display())]
     DataFileExists {

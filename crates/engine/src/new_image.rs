@@ -50,7 +50,11 @@ impl NewImage {
         if let Some(data) = &mut options.qcow2.data_file {
             let place = path.parent().unwrap_or(Path::new("")).join(&data.name);
             if is_same_place(&place, path) {
-                return Err(Error::DataFileIsImage { path: place });
+                return Err(holdfast_image::Error::InvalidOption {
+                    option: "data file",
+                    detail: format!("{} is to be the image, and the file of its data", path.display()),
+                }
+                .into());
             }
             // As long as the image itself is begun, nobody is known to be gone.
             cleared = clear(&place);
@@ -112,10 +116,11 @@ fn refuse_base(path: &Path) -> Result<()> {
     if dependents.is_empty() {
         return Ok(());
     }
-    Err(Error::HasDependents {
-        path: path.to_owned(),
-        dependents: dependents.iter().map(|path| path.display().to_string()).collect(),
-    })
+    Err(holdfast_image::Error::HasChildren {
+        image: path.display().to_string(),
+        children: dependents.iter().map(|path| path.display().to_string()).collect(),
+    }
+    .into())
 }
 
 /// Whether two files, which need not be there, are to be in one place.

@@ -196,7 +196,7 @@ pub fn back_up_xen(repository: &Repository, request: XenBackupRequest<'_>, job: 
         domain_type: &request.domain.domain_type,
         network: &request.domain.network,
         folder: None,
-        format: Format::Qcow2.name(),
+        format: Format::Qcow2,
     };
     let mut translated = domain_xml(&described.value, &attached, &wish);
     translated.dropped.splice(0..0, described.dropped);

@@ -324,7 +324,6 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
         (Some(found), Some(parent)) => Some(vmdk::descriptor::Parent {
             content_id: found.content_id,
             id: found.id,
-            // QEMU takes what stands before a colon for a protocol.
             name: plain_name(&name_from(path, parent)?).into_owned(),
         }),
         _ => None,

@@ -130,7 +130,7 @@ pub enum Error {
         detail: &'static str,
     },
     /// An image that other ones differ from, which were not named.
-    #[error("{image} is the parent of {}, which would lose it: have them changed, too", children.join(", "))]
+    #[error("{image} is the parent of {}, which would lose it", children.join(", "))]
     HasChildren {
         /// The image.
         image: String,

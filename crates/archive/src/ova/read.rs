@@ -9,7 +9,7 @@ use holdfast_hardware::ovf::OvfPackage;
 use super::disk::{DiskMember, OvaImage};
 use super::manifest::{Digested, Digests, Manifest};
 use crate::reader::{ArchiveDisk, ArchiveReader, Document, DocumentKind, Piece};
-use crate::tar::{Member, TarReader, corrupt, plain_name};
+use crate::tar::{Member, TarReader, corrupt, plain_name, split_folder};
 use crate::{Error, Result};
 
 const TEXT_BYTES_MAX: u64 = 8 << 20;
@@ -53,22 +53,20 @@ enum State<R> {
 }
 
 impl<R: Read + Send> OvaReader<R> {
-    /// Goes on where the first member is the descriptor.
+    /// Goes on where the first member is the descriptor, from whose folder the others are called.
     pub(crate) fn open_at_descriptor(mut tar: TarReader<R>, first: &Member, threads: NonZero<usize>) -> Result<Self> {
+        let (folder, descriptor) = split_folder(&first.name);
+        tar.enter(folder);
         let content = tar.read_whole(TEXT_BYTES_MAX)?;
         let text = std::str::from_utf8(&content).map_err(|_| corrupt("descriptor", first.offset, "it is not UTF-8"))?;
         let package = OvfPackage::parse(text)?;
-        let mut digests = Digests::new(&first.name, None);
+        let mut digests = Digests::new(descriptor, None);
         digests.update(&content);
         let (mut disks, mut files) = (Vec::new(), Vec::new());
         for disk in package.disks {
             let Some(file) = disk.file else { continue };
-            if file.chunk_bytes.is_some()
-                || file
-                    .compression
-                    .as_deref()
-                    .is_some_and(|word| !word.is_empty() && word != "identity")
-            {
+            let compression = file.compression.as_deref().unwrap_or_default();
+            if file.chunk_bytes.is_some() || !matches!(compression, "" | "identity") {
                 return Err(Error::Unsupported {
                     feature: format!("the file {:?} in chunks, or compressed by itself", file.href),
                     detail: "have it exported again without".to_owned(),
@@ -107,7 +105,7 @@ impl<R: Read + Send> OvaReader<R> {
         let mut reader = Self {
             state: State::Over,
             documents: vec![Document {
-                name: first.name.clone(),
+                name: descriptor.to_owned(),
                 kind: DocumentKind::Ovf,
                 content,
             }],
@@ -116,7 +114,7 @@ impl<R: Read + Send> OvaReader<R> {
             files,
             manifest: None,
             digested: vec![digests.finish()],
-            names: BTreeSet::from([first.name.clone()]),
+            names: BTreeSet::from([descriptor.to_owned()]),
             threads,
             buffer: Vec::new(),
         };

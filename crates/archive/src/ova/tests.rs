@@ -229,6 +229,13 @@ fn other_images_are_read_too() {
             (&name, &content),
         ]);
         assert!(read(&bytes).unwrap()[0] == first.to_bytes(), "{format}");
+        // Packed as a folder: names are those within it.
+        let bytes = archive(&[
+            ("sub/web1.ovf", text.as_bytes()),
+            ("sub/web1.mf", manifest.as_bytes()),
+            (&format!("sub/{name}"), &content),
+        ]);
+        assert!(read(&bytes).unwrap()[0] == first.to_bytes(), "{format}, in a folder");
         let wrong = manifest.replace(&digest, &"0".repeat(40));
         let bytes = archive(&[
             ("web1.ovf", text.as_bytes()),

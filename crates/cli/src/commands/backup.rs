@@ -10,7 +10,7 @@ mod of_pools;
 mod of_virtualbox;
 mod reading;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use holdfast_engine::{
@@ -35,7 +35,7 @@ use crate::machines::MachineWord;
 use crate::output::{Column, Page, Report, Table};
 use crate::snapshot::{SnapshotDocument, changed_bytes};
 use crate::standard_streams::open_input;
-use crate::{time, units};
+use crate::{no_image, time, units};
 
 /// Arguments of `backup`.
 #[derive(Debug, clap::Args)]
@@ -239,31 +239,6 @@ impl Report for Done {
     }
 }
 
-/// Refuses what is called like something else than an image: it would be stored as a disk that no machine could read.
-fn refuse_other_files(word: &OsStr) -> Result<(), Error> {
-    let name = word.to_string_lossy().to_lowercase();
-    let path = word.display();
-    let packings = ["", ".gz", ".zst", ".lzo"];
-    let is_called = |ending: &str| {
-        packings
-            .iter()
-            .any(|packing| name.ends_with(&format!(".{ending}{packing}")))
-    };
-    if name.rsplit_once('.').is_some_and(|(_, ending)| ending == "vbox") {
-        return Err(Error::usage(
-            format!("{path} has the settings of a machine of VirtualBox, and is no image"),
-            format!("vbox:{path} means that machine"),
-        ));
-    }
-    if ["ova", "ovf", "xva", "vma"].iter().any(|ending| is_called(ending)) {
-        return Err(Error::usage(
-            format!("{path} is called like an archive of a machine, and is no image"),
-            "holdfast import takes archives in; --format raw stores it as the bytes that it has",
-        ));
-    }
-    Ok(())
-}
-
 /// Backs up.
 pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
     let parent = match &args.parent {
@@ -311,7 +286,7 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         ));
     }
     if args.format.is_none() {
-        args.sources.iter().try_for_each(|word| refuse_other_files(word))?;
+        args.sources.iter().try_for_each(|word| no_image::refuse(word))?;
     }
     let sources = args.sources.iter().map(|image| SourceName::parse(image));
     let sources = sources.collect::<Result<_, _>>()?;

@@ -25,7 +25,7 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::guests::{GuestDocument, MemoryHow, QuiesceWhen};
 use crate::output::{Page, Report};
-use crate::{search_path, units};
+use crate::{no_image, search_path, units};
 use image::{ImageCloneArgs, ImageDocument, Sysprep};
 use names::NameArgs;
 
@@ -204,6 +204,7 @@ pub(super) fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
     // A disk of Parallels is a folder.
     let is_image = |path: &&Path| path.is_file() || path.join("DiskDescriptor.xml").is_file();
     if let Some(file) = Some(Path::new(&args.of)).filter(is_image) {
+        no_image::refuse(&args.of)?;
         clones.images = clone_images(args, file, &names, context)?;
     } else if is_path(&args.of) {
         return Err(Error::from(holdfast_engine::Error::File {

@@ -261,12 +261,6 @@ fn target_advice(error: &JobError) -> Advice {
         JobError::Medium { source, .. } => device_advice(source),
         JobError::NoTarget { .. } => advice(Exit::Error, Kind::NotFound, "leave --in-place out to make it"),
         JobError::NotAFile { .. } => refused("give the name of a new file"),
-        JobError::HasDependents { .. } => advice(
-            Exit::Error,
-            Kind::Refused,
-            "make images of their own of those first: holdfast image convert",
-        ),
-        JobError::DataFileIsImage { .. } => advice(Exit::Usage, Kind::Usage, "give another --data-file"),
         JobError::DataFileExists { .. } => advice(Exit::Error, Kind::Exists, "give another --data-file, or remove it"),
         JobError::TargetIsSource { .. } => refused("give the new image another name, and rename it later"),
         JobError::WrittenWrong { .. } => advice(
@@ -362,7 +356,7 @@ pub(super) fn image_advice(error: &ImageError) -> Advice {
         ImageError::HasChildren { .. } => advice(
             Exit::Error,
             Kind::Refused,
-            "name them with --child, or change all that lie beside it with --all-children",
+            "make images of their own of those first (holdfast image convert); where the identity changes, name them with --child, or change all that lie beside it with --all-children",
         ),
         ImageError::NotAChild { .. } => advice(
             Exit::Error,

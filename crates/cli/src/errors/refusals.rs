@@ -24,7 +24,7 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
         Refusal::MachineExists { .. } => (
             Exit::Error,
             Kind::Exists,
-            "give another --name, leave --keep-identity out to have both, or restore --in-place over the one that is there",
+            "give it another name (of many clones, another --first); of what is restored, leave --keep-identity out to have both, or restore --in-place over the one that is there",
         ),
         Refusal::DiskMissing { .. } => (
             Exit::Error,

@@ -298,6 +298,10 @@ impl OfExport<'_> {
         let disks_bytes: u64 = exported.disks.iter().map(|disk| disk.device.size_bytes()).sum();
         job.progress.total(disks_bytes + memory_bytes.unwrap_or_default());
         let of_now = (&self.host[..], self.time);
+        // A folder has the configuration as it was.
+        if !matches!(target, Target::Folder(..)) {
+            exported.dropped.splice(0..0, std::mem::take(&mut exported.lost));
+        }
         let (written, made) = match target {
             Target::Stream(stream, format) => {
                 let written = exported
@@ -374,6 +378,8 @@ struct Exported<'m> {
     variables: Option<Vec<u8>>,
     names: Vec<(String, String, u64)>,
     networks: Vec<String>,
+    /// What its configuration says, and no other hypervisor is told.
+    lost: Vec<Dropped>,
     dropped: Vec<Dropped>,
     of_virtualbox: OfVirtualBox,
     of_xen: Option<XenRecords>,
@@ -404,7 +410,8 @@ impl<'m> Exported<'m> {
             variables: content.variables,
             names: Vec::new(),
             networks: Vec::new(),
-            dropped,
+            lost: dropped,
+            dropped: Vec::new(),
             of_virtualbox: content.of_virtualbox,
             of_xen: content.of_xen,
             settings_file: None,
@@ -418,6 +425,7 @@ impl<'m> Exported<'m> {
             exported.machine.name.clone_from(&suspended.machine().name);
             // Its pool gets its own records back: nothing was translated.
             exported.dropped.clear();
+            exported.lost.clear();
         }
         exported.dropped.extend(content.dropped);
         Ok(exported)

@@ -15,7 +15,7 @@ use jiff::tz::TimeZone;
 
 use super::disks::{ArchiveDevice, ArchiveDisks, Behind};
 use super::error::ExchangeError;
-use super::machine::{Attached, Described, DomainWish, attach, describe, domain_xml, kept_name};
+use super::machine::{Attached, Described, DomainWish, attach, describe, domain_xml, kept_name, tell_of_format};
 use super::new_folder::{NewFolder, write_file};
 use super::store::{DOMAIN, DiskToStore, MachineToStore, store_machine};
 use crate::MachineName;
@@ -193,7 +193,7 @@ impl Importing {
             domain_type: &self.domain.domain_type,
             network: &self.domain.network,
             folder,
-            format: format.name(),
+            format,
         };
         let written = domain_xml(&self.described.machine, &self.attached, &wish);
         self.described.dropped.extend(written.dropped);
@@ -286,6 +286,7 @@ impl Importing {
             source,
         })?;
         let mut made = NewFolder::make(&folder)?;
+        tell_of_format(request.format, job);
         let xml = self.domain_xml(Some(&folder.display().to_string()), request.format);
         let mut paths = Vec::new();
         for disk in &self.attached {

@@ -7,8 +7,11 @@ use holdfast_hardware::{
     Bus, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, libvirt, ovf, proxmox, xen,
 };
 
+use holdfast_image::Format;
+
 use super::error::ExchangeError;
 use crate::error::Result;
+use crate::job::Job;
 
 /// Where images of libvirt are, where nobody says otherwise.
 const IMAGES: &str = "/var/lib/libvirt/images";
@@ -116,7 +119,16 @@ pub(crate) struct DomainWish<'a> {
     /// The folder of its images.
     pub(crate) folder: Option<&'a str>,
     /// The format of its images.
-    pub(crate) format: &'a str,
+    pub(crate) format: Format,
+}
+
+/// Tells where libvirt has no word for the format of a machine's images.
+pub(crate) fn tell_of_format(format: Format, job: Job<'_>) {
+    if matches!(format, Format::Vhdx | Format::Parallels) {
+        job.progress.warning(&format!(
+            "libvirt knows no {format} images, and does not define a machine of them: raw, qcow2, vdi, vhd and vmdk are what it knows"
+        ));
+    }
 }
 
 /// Its domain XML.
@@ -128,7 +140,7 @@ pub(crate) fn domain_xml(machine: &Machine, attached: &[Attached], wish: &Domain
         };
         let place = libvirt::DiskPlace {
             path: file,
-            format: wish.format.to_owned(),
+            format: wish.format.qemu_name().to_owned(),
         };
         (disk.key.clone(), place)
     };

@@ -4,9 +4,11 @@
 //! are passed through, shared folders, memory in huge pages, processors that are pinned. Controllers, addresses, screens, keyboards, serial lines
 //! and the balloon are not: every hypervisor gives a machine its own.
 
+mod lost;
 mod read;
 mod write;
 
+pub use lost::OF_ITS_HOST;
 pub use read::read;
 pub use write::{DiskPlace, Wish, write};
 

@@ -2,49 +2,11 @@
 
 use roxmltree::Node;
 
+use super::lost::what_is_lost;
 use crate::xml::{self, attribute, child, children};
-use crate::{
-    Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Error, Firmware, Machine, Result, Topology, Translated,
-};
+use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Error, Firmware, Machine, Result, Topology, Translated};
 
 const FORM: &str = "domain XML of libvirt";
-
-/// Devices that every hypervisor has in its own way, or that hold no data and are not missed.
-const HARMLESS_DEVICES: &[&str] = &[
-    "emulator",
-    "controller",
-    "input",
-    "graphics",
-    "video",
-    "console",
-    "serial",
-    "parallel",
-    "channel",
-    "memballoon",
-    "rng",
-    "panic",
-    "redirdev",
-    "hub",
-    "audio",
-    "sound",
-    "watchdog",
-    "iommu",
-    "disk",
-    "interface",
-    "tpm",
-];
-/// Elements that tie a machine to its host, and what they are.
-const OF_THE_HOST: &[(&str, &str)] = &[
-    ("cputune", "processors that are pinned or weighted"),
-    ("numatune", "memory of chosen nodes"),
-    ("blkiotune", "weights of its disks"),
-    ("memtune", "limits of its memory"),
-    ("memoryBacking", "the way in which its memory is backed"),
-    ("launchSecurity", "encryption of its memory"),
-    ("resource", "its group of resources"),
-    ("sysinfo", "strings of its firmware"),
-    ("idmap", "a mapping of users"),
-];
 
 /// Reads the domain XML of a machine.
 pub fn read(text: &str) -> Result<Translated<Machine>> {
@@ -53,7 +15,6 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     if domain.tag_name().name() != "domain" {
         return Err(wrong(format!("its first element is {:?}", domain.tag_name().name())));
     }
-    let mut dropped = Vec::new();
     let devices = child(domain, "devices");
     let machine = Machine {
         name: xml::text(domain, "name").unwrap_or_default().to_owned(),
@@ -73,34 +34,11 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
             .unwrap_or_default(),
         has_tpm: devices.is_some_and(|devices| child(devices, "tpm").is_some()),
     };
-    tell_of_processors(domain, &mut dropped);
-    let interfaces = devices.iter().flat_map(|devices| children(*devices, "interface"));
-    for (number, _) in interfaces
-        .enumerate()
-        .filter(|(_, interface)| is_of_the_host(*interface))
-    {
-        let what = format!("network card {}, which is one of the host", number + 1);
-        dropped.push(Dropped::new(what, "is an emulated one now"));
-    }
-    for (name, what) in OF_THE_HOST {
-        if child(domain, name).is_some() {
-            dropped.push(Dropped::new(*what, "belongs to the host that it was on"));
-        }
-    }
-    for device in devices.iter().flat_map(Node::children).filter(Node::is_element) {
-        let name = device.tag_name().name();
-        if !HARMLESS_DEVICES.contains(&name) {
-            dropped.push(Dropped::new(device_name(device), "belongs to the host that it was on"));
-        }
-    }
-    if domain
-        .children()
-        .any(|node| node.tag_name().namespace().is_some_and(|space| space.contains("qemu")))
-    {
-        dropped.push(Dropped::new("arguments for QEMU", "no other hypervisor knows them"));
-    }
     let value = machine.checked(FORM)?;
-    Ok(Translated { value, dropped })
+    Ok(Translated {
+        value,
+        dropped: what_is_lost(domain),
+    })
 }
 
 fn wrong(detail: impl Into<String>) -> Error {
@@ -122,29 +60,6 @@ fn processors(domain: Node<'_, '_>) -> Result<u32> {
             number(now, "the number of processors")
         }
         None => Ok(1),
-    }
-}
-
-/// What of its processors no other hypervisor has a word for.
-fn tell_of_processors(domain: Node<'_, '_>, dropped: &mut Vec<Dropped>) {
-    let vcpu = child(domain, "vcpu");
-    if let (Some(now), Some(most)) = (
-        vcpu.and_then(|vcpu| vcpu.attribute("current")),
-        vcpu.and_then(|vcpu| vcpu.text()),
-    ) && now.trim() != most.trim()
-    {
-        let what = format!("up to {} processors", most.trim());
-        dropped.push(Dropped::new(what, "it has those that are plugged in"));
-    }
-    let topology = child(domain, "cpu").and_then(|cpu| child(cpu, "topology"));
-    for part in ["dies", "clusters"] {
-        let count = topology.and_then(|topology| topology.attribute(part)).unwrap_or("1");
-        if count.trim() != "1" {
-            dropped.push(Dropped::new(
-                format!("{count} {part} in each socket"),
-                "other hypervisors know sockets and cores: it has the cores of all of them",
-            ));
-        }
     }
 }
 
@@ -306,11 +221,6 @@ pub(super) fn position(target: &str) -> u32 {
     number.saturating_sub(1)
 }
 
-/// Whether a network card is a device of the host that the machine was given.
-fn is_of_the_host(interface: Node<'_, '_>) -> bool {
-    matches!(interface.attribute("type"), Some("hostdev" | "vdpa"))
-}
-
 fn card(interface: Node<'_, '_>) -> Card {
     let source = child(interface, "source");
     let network = ["network", "bridge", "dev", "portgroup"]
@@ -320,22 +230,5 @@ fn card(interface: Node<'_, '_>) -> Card {
         mac: attribute(interface, "mac", "address").map(str::to_ascii_lowercase),
         network: network.map(str::to_owned),
         model: CardModel::from_name(attribute(interface, "model", "type").unwrap_or("rtl8139")),
-    }
-}
-
-/// A device that is dropped, as a person knows it.
-fn device_name(device: Node<'_, '_>) -> String {
-    let name = device.tag_name().name();
-    match name {
-        "hostdev" => format!(
-            "a device of the host ({})",
-            device.attribute("type").unwrap_or("unknown")
-        ),
-        "filesystem" => {
-            let target = attribute(device, "target", "dir").unwrap_or("unnamed");
-            format!("a shared folder ({target})")
-        }
-        "lease" | "shmem" | "vsock" | "nvram" | "memory" | "smartcard" => format!("a device <{name}>"),
-        _ => format!("a device <{name}> that is not known"),
     }
 }

@@ -290,7 +290,7 @@ fn what_becomes_of_processors_and_cards_of_the_host_is_told() {
     let devices = "<interface type='user'/><interface type='hostdev'><mac address='52:54:00:00:00:01'/></interface>";
     let dropped = with("", devices).dropped;
     let told: Vec<&str> = dropped.iter().map(|dropped| &dropped.what[..]).collect();
-    assert_eq!(told, ["up to 8 processors", "network card 2, which is one of the host"]);
+    assert_eq!(told, ["up to 8 processors", "a device of the host as network card 2"]);
 }
 
 #[test]
@@ -340,4 +340,44 @@ fn parts_of_sockets_are_told() {
     assert_eq!(there.value.topology.map(|topology| topology.core_count), Some(8));
     let told: Vec<&str> = there.dropped.iter().map(|dropped| &dropped.what[..]).collect();
     assert_eq!(told, ["2 dies in each socket", "2 clusters in each socket"]);
+}
+
+#[test]
+fn what_no_other_hypervisor_is_told_is_listed() {
+    let devices = "<disk><target dev='vda'/><blockio logical_block_size='4096'/><serial>A1</serial></disk>\
+        <interface type='network'><link state='down'/><vlan><tag id='7'/></vlan><mtu size='9000'/><boot order='1'/></interface>";
+    let head = "<kernel>/boot/vmlinuz</kernel>";
+    let text = format!(
+        "<domain><memory>1024</memory><os>{head}</os><clock offset='timezone' timezone='Europe/Berlin'/><devices>{devices}</devices></domain>"
+    );
+    let dropped = read(&text).unwrap().dropped;
+    let told: Vec<&str> = dropped.iter().map(|dropped| &dropped.what[..]).collect();
+    assert_eq!(
+        told,
+        [
+            "the kernel that it is started with",
+            "starting from the network",
+            "its clock in the time of Europe/Berlin",
+            "sectors of 4096 bytes of disk vda",
+            "the serial number of disk vda",
+            "network card 1, which was unplugged",
+            "tags of virtual networks of network card 1",
+            "the largest size of packets of network card 1",
+        ]
+    );
+}
+
+/// libvirt defines no machine with two devices in one place of its order.
+#[test]
+fn devices_start_in_an_order_without_ties() {
+    let mut machine = specimen();
+    for disk in &mut machine.disks {
+        disk.boot_order = Some(1);
+    }
+    let written = write(&machine, &wish(&["vda", "sda"])).value;
+    let again = read(&written).unwrap().value;
+    let mut order: Vec<_> = again.disks.iter().map(|disk| disk.boot_order).collect();
+    assert_eq!(order.pop(), Some(Some(3)), "the drive is last: {written}");
+    order.sort_unstable();
+    assert_eq!(order, [Some(1), Some(2)]);
 }

@@ -34,6 +34,7 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
     let Translated { mut value, mut dropped } = adapt(machine, Place::Qemu);
     check_topology(&mut value, &mut dropped);
     check_name(&mut value, &mut dropped);
+    number_starts(&mut value);
     let board = board(&value);
     let mut xml = String::new();
     head(&mut xml, &value, (wish, board));
@@ -77,6 +78,18 @@ fn board(machine: &Machine) -> &'static str {
         "pc"
     } else {
         "q35"
+    }
+}
+
+/// No two devices may have one place in the order of starting. Where that comes from two lists, disks are before drives.
+fn number_starts(machine: &mut Machine) {
+    let disks = machine.disks.iter().enumerate();
+    let mut wishes: Vec<(u32, bool, usize)> = disks
+        .filter_map(|(number, disk)| Some((disk.boot_order?, disk.kind != DiskKind::Disk, number)))
+        .collect();
+    wishes.sort_unstable();
+    for (place, (_, _, number)) in (1..).zip(wishes) {
+        machine.disks[number].boot_order = Some(place);
     }
 }
 

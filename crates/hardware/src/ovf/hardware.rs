@@ -174,6 +174,19 @@ impl<'a, 'input> Hardware<'a, 'input> {
                 dropped.push(Dropped::new(item_name(item), "it has no content here"));
                 continue;
             };
+            if kind == DiskKind::Disk && disks.iter().any(|disk| disk.key == key) {
+                dropped.push(Dropped::new(
+                    item_name(item),
+                    "its content is that of another disk already",
+                ));
+                continue;
+            }
+            if kind != DiskKind::Disk && !item.text("HostResource").is_empty() {
+                dropped.push(Dropped::new(
+                    format!("the medium in {}", item_name(item)),
+                    "the drive is empty",
+                ));
+            }
             let parent = controllers.get(item.text("Parent"));
             let bus = match (kind, parent) {
                 (DiskKind::Floppy, _) => Bus::Floppy,

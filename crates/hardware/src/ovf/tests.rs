@@ -30,6 +30,7 @@ pub(crate) fn what<T>(translated: &Translated<T>) -> Vec<&str> {
 fn a_machine_of_esxi_is_read() {
     let read = read(ESXI).unwrap();
     let expected = [
+        "the medium in CD drive (CD/DVD drive 2)",
         "USB controller (USB xHCI Controller)",
         "serial port (Serial port 1)",
         "1 properties of the appliance",
@@ -124,7 +125,12 @@ fn disks_come_in_the_order_of_their_files() {
 #[test]
 fn a_machine_of_virtualbox_is_read() {
     let read = read(VIRTUALBOX).unwrap();
-    assert_eq!(what(&read), ["USB controller (usb)", "sound card (sound)"]);
+    let expected = [
+        "the medium in CD drive (cdrom1)",
+        "USB controller (usb)",
+        "sound card (sound)",
+    ];
+    assert_eq!(what(&read), expected);
     let machine = read.value;
     assert_eq!(machine.name, "lab");
     assert_eq!(machine.uuid.as_deref(), Some("9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f"));

@@ -32,6 +32,9 @@ pub struct Exported {
     pub disks: Vec<(String, String)>,
 }
 
+/// `net0` to `net31` (`MAX_NETS` in PVE::QemuServer).
+const CARD_COUNT_MAX: usize = 32;
+
 /// Writes the configuration of a machine for a VMA.
 pub fn write(machine: &Machine, wish: &Wish) -> Translated<Exported> {
     let Translated { mut value, mut dropped } = adapt(machine, Place::Proxmox);
@@ -69,6 +72,11 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<Exported> {
         settings.insert("boot".to_owned(), format!("order={}", names.join(";")));
     }
     for (number, card) in value.cards.iter().enumerate() {
+        if number >= CARD_COUNT_MAX {
+            let what = format!("network card {}", number + 1);
+            dropped.push(Dropped::new(what, "Proxmox takes 32 of them"));
+            continue;
+        }
         settings.insert(format!("net{number}"), card_value(card, number, wish, &mut dropped));
     }
     let mut config = String::new();

@@ -223,9 +223,20 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     Ok(Translated { value, dropped })
 }
 
-/// The number in a field; behind all others where there is none.
+/// The number in a field, or the place of the device that is named there, as XenServer had it before (`xvdb`, `hdb`); behind all others where there is
+/// neither.
 fn number_in(record: &Value, field: &str) -> u32 {
-    record.text_of(field).parse().unwrap_or(u32::MAX)
+    let text = record.text_of(field);
+    let letter = || {
+        let letter = ["xvd", "hd", "sd"]
+            .iter()
+            .find_map(|prefix| text.strip_prefix(*prefix))?;
+        match letter.as_bytes() {
+            [letter @ b'a'..=b'z'] => Some(u32::from(letter - b'a')),
+            _ => None,
+        }
+    };
+    text.parse().ok().or_else(letter).unwrap_or(u32::MAX)
 }
 
 fn topology(processor_count: u32, platform: &Value) -> Option<Topology> {
@@ -310,7 +321,9 @@ fn disks(records: &XenRecords, vm: &Value, dropped: &mut Vec<Dropped>) -> Vec<Di
             size_bytes: vdi.and_then(|vdi| vdi.text_of("virtual_size").parse().ok()),
             boot_order: match kind {
                 _ if !is_first => None,
-                DiskKind::Disk => place_of('c').or(vbd.is_true("bootable").then_some(1)),
+                // A machine with a BIOS or UEFI goes by its order alone; one without, by the mark.
+                DiskKind::Disk if !order.is_empty() => place_of('c'),
+                DiskKind::Disk => vbd.is_true("bootable").then_some(1),
                 DiskKind::Cdrom => place_of('d'),
                 DiskKind::Floppy => place_of('a'),
             },

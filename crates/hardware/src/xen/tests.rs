@@ -446,3 +446,34 @@ fn a_checkpoint_becomes_its_machine_again() {
     suspended_machine(RUNNING, RUNNING, None).unwrap_err();
     suspended_machine(CHECKPOINT, "<value/>", None).unwrap_err();
 }
+
+#[test]
+fn a_machine_starts_by_its_order_and_not_by_a_mark_and_disks_may_have_names() {
+    let xml = written(&specimen()).xml;
+    let order = |order: &str| {
+        let from = xml.split("<name>order</name><value>").nth(1).unwrap();
+        let old = &from[..from.find('<').unwrap()];
+        let text = xml.replace(
+            &format!("<name>order</name><value>{old}</value>"),
+            &format!("<name>order</name><value>{order}</value>"),
+        );
+        let disks = read(&text).unwrap().value.disks;
+        let of = |kind: DiskKind| disks.iter().find(|disk| disk.kind == kind).unwrap().boot_order;
+        (of(DiskKind::Disk), of(DiskKind::Cdrom))
+    };
+    assert_eq!(order("d"), (None, Some(1)));
+    assert_eq!(order("dc"), (Some(2), Some(1)));
+    let place = |number: u32| format!("<name>userdevice</name><value>{number}</value>");
+    let named = xml.replace(&place(1), "<name>userdevice</name><value>xvdb</value>");
+    assert_ne!(named, xml);
+    let places = |text: &str| -> Vec<u32> {
+        read(text)
+            .unwrap()
+            .value
+            .disks
+            .iter()
+            .map(|disk| disk.position)
+            .collect()
+    };
+    assert_eq!(places(&named), places(&xml));
+}

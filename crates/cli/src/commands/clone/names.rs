@@ -47,7 +47,7 @@ fn filled(template: &str, number: u32) -> Result<String, Error> {
     let mut name = format!("{before}{number:0width$}");
     while rest.contains("{n") {
         let (before, width, after) = split(rest)?;
-        name.push_str(&format!("{before}{number:0width$}"));
+        name = format!("{name}{before}{number:0width$}");
         rest = after;
     }
     Ok(name + rest)

@@ -17,7 +17,7 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
 use crate::standard_streams::{StandardOutput, standard_input, stopped_or};
-use crate::units;
+use crate::{no_image, units};
 
 /// Arguments of `image convert`.
 #[derive(Debug, clap::Args)]
@@ -155,6 +155,9 @@ pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> 
             "--size is for a disk that comes from standard input, and an image says its size itself",
             "leave it out; `holdfast image resize` changes the size of the new image",
         ));
+    }
+    if args.format.is_none() {
+        no_image::refuse(args.source.as_os_str())?;
     }
     if args.target.as_os_str() == "-" {
         return to_stdout(args, format, context);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use holdfast_image::{Backing, Error as ImageError, Format, OpenOptions, Shrink, resize};
+use holdfast_image::{Backing, Format, OpenOptions, Shrink, resize};
 use serde::Serialize;
 
 use super::options::{GateArgs, open_and_warn};
@@ -101,13 +101,7 @@ pub(super) fn run(args: &ResizeArgs, context: &Context) -> Result<Exit, Error> {
         }
     };
     let shrink = if args.shrink { Shrink::Allow } else { Shrink::Refuse };
-    let resized = resize(&args.image, &options, size_bytes, shrink).map_err(|error| match error {
-        ImageError::HasChildren { image, children } => holdfast_engine::Error::HasDependents {
-            path: image.into(),
-            dependents: children,
-        },
-        error => holdfast_engine::Error::from(error),
-    })?;
+    let resized = resize(&args.image, &options, size_bytes, shrink).map_err(holdfast_engine::Error::from)?;
     context.report(&Done {
         path: args.image.display().to_string(),
         format: resized.format.name(),

@@ -20,7 +20,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
-use crate::{time, units};
+use crate::{no_image, time, units};
 
 /// Arguments of `template push`.
 #[derive(Debug, clap::Args)]
@@ -180,6 +180,9 @@ fn source(args: &PushArgs) -> Result<PushSource, Error> {
             ));
         }
         return Ok(PushSource::Snapshot(name.snapshot));
+    }
+    if args.format.is_none() {
+        args.sources.iter().try_for_each(|word| no_image::refuse(word))?;
     }
     let disks = args.sources.iter().map(|word| SourceName::parse(word));
     Ok(PushSource::Images {

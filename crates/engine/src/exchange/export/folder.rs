@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use holdfast_archive::Packed;
+use holdfast_hardware::libvirt::OF_ITS_HOST;
 use holdfast_host::Uuid;
 use holdfast_host::domain_xml::{DomainXml, Identity, Rewrite, rewrite};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
@@ -12,6 +13,7 @@ use super::Exported;
 use super::content::VARIABLES;
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
+use crate::exchange::machine::tell_of_format;
 use crate::exchange::new_folder::{NewFolder, disks_in, image_name, variables_name, write_file};
 use crate::exchange::store::DOMAIN;
 use crate::job::Job;
@@ -31,6 +33,7 @@ impl Exported<'_> {
         let configuration = configuration
             .map(|text| self.configuration(&text, (&folder, format), surroundings, job))
             .transpose()?;
+        self.tell_of_configuration(configuration.is_some(), format, job);
         let mut written = Packed::default();
         for disk in &self.disks {
             let file = image_name(crate::DiskName::new(disk.name.as_str())?.as_str(), format);
@@ -68,6 +71,22 @@ impl Exported<'_> {
         Ok(written)
     }
 
+    /// What a person has to know who starts a machine from the folder.
+    fn tell_of_configuration(&self, is_there: bool, format: Format, job: Job<'_>) {
+        if !is_there {
+            let detail = "nobody knows what the machine consists of: the folder has its images, and no domain.xml";
+            job.progress.warning(detail);
+            return;
+        }
+        for lost in self.lost.iter().filter(|lost| lost.why == OF_ITS_HOST) {
+            job.progress.note(&format!(
+                "domain.xml still has {}, which {}: take it out where the machine is to start on another one",
+                lost.what, lost.why
+            ));
+        }
+        tell_of_format(format, job);
+    }
+
     /// The configuration as it was, with the images in the folder: what lies elsewhere belongs to the machine that was exported.
     fn configuration(
         &self,
@@ -95,9 +114,14 @@ impl Exported<'_> {
             generation: Uuid::from_random(random),
             // Those that are left out were told of.
             disks: disks_in(folder, format, &xml, has, &mut |_| ()),
-            nvram: self.variables.as_ref().map(|_| folder.join(variables_name(name))),
+            // That of the machine that it was must not be written to by another one.
+            nvram: (self.variables.is_some() || xml.nvram.is_some()).then(|| folder.join(variables_name(name))),
             tpm: None,
         };
+        if self.variables.is_none() && xml.nvram.is_some() {
+            let detail = "the variables of its firmware are not there: the machine starts with fresh ones";
+            job.progress.warning(detail);
+        }
         let done = rewrite(text, &wish).map_err(unfit)?;
         for note in &done.notes {
             job.progress.note(note);

@@ -96,7 +96,7 @@ impl Backup<'_> {
             domain_type: "kvm",
             network: "default",
             folder: None,
-            format: Format::Qcow2.name(),
+            format: Format::Qcow2,
         };
         let xml = domain_xml(instant.machine, &attached, &wish).value;
         let mut streams: Vec<(String, Box<dyn Read + Send + '_>)> = vec![
