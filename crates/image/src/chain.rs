@@ -182,6 +182,22 @@ pub(crate) fn open_single(path: &Path, options: &OpenOptions, access: Access) ->
     Ok(chain.files.swap_remove(0))
 }
 
+/// The file that holds the data of the qcow2 image in `file`, which was opened at `path`, to be read; nothing where the image holds its
+/// data itself, or where its header is damaged.
+pub(crate) fn open_data_of(file: &HostFile, path: &Path, options: &OpenOptions) -> Result<Option<Arc<dyn ImageFile>>> {
+    let header = match load_header(file, &path.display().to_string()) {
+        Err(error) if error.is_corrupt() => return Ok(None),
+        header => header?,
+    };
+    let mut opener = Opener {
+        keeper: Gatekeeper::new(&options.gate, &options.allow, path)?.relocating(&options.relocate),
+        seen: HashSet::new(),
+        notes: Vec::new(),
+    };
+    opener.meet(file, path, path)?;
+    opener.open_data_file(path, &header, options.data_file.as_deref(), Access::Read)
+}
+
 /// Stacks the files into devices, above `below` where there is something; `files` is top first, and so is the answer.
 pub(crate) fn stack(files: Vec<OpenedFile>, mut below: Option<Arc<dyn BlockDevice>>) -> Result<Vec<ChainLayer>> {
     let mut layers: Vec<ChainLayer> = Vec::new();

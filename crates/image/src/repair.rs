@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::chain::deltas::open_named;
-use crate::chain::{Content, load_header, open_single};
+use crate::chain::{Content, load_header, open_data_of, open_single};
 use crate::file::{Access, ImageFile, Staged};
 use crate::vmdk::joined::Joined;
 use crate::{CheckReport, Error, Format, OpenOptions, ProblemKind, Result, Severity};
@@ -140,6 +140,8 @@ struct Target {
     format: Format,
     base: Vec<Arc<dyn ImageFile>>,
     files: Vec<Arc<Staged>>,
+    /// The file of the data of a qcow2, where that is another one: what leads there is held against it, and it is not changed.
+    data: Option<Arc<dyn ImageFile>>,
     /// The parts of a VMDK.
     vmdk: Option<vmdk::tables::Opened>,
 }
@@ -164,9 +166,13 @@ impl Target {
                 };
                 Self::new(opened.path.display().to_string(), opened.info.format, base, vmdk)
             }
-            Format::Qcow2 | Format::Vdi | Format::Vhd | Format::Vhdx => {
-                Self::new(image, format, vec![Arc::new(file)], None)
+            Format::Qcow2 => {
+                let data = open_data_of(&file, &path_found, options)?;
+                let mut target = Self::new(image, format, vec![Arc::new(file)], None)?;
+                target.data = data;
+                Ok(target)
             }
+            Format::Vdi | Format::Vhd | Format::Vhdx => Self::new(image, format, vec![Arc::new(file)], None),
             _ => Err(Error::UnsupportedFormat {
                 image,
                 format: format.name(),
@@ -186,6 +192,7 @@ impl Target {
             format,
             base,
             files: Vec::new(),
+            data: None,
             vmdk,
         };
         target.forget()?;
@@ -215,7 +222,7 @@ impl Target {
     fn check(&self) -> Result<CheckReport> {
         let (file, image) = (self.file(), &*self.image);
         match self.format {
-            Format::Qcow2 => qcow2::check::check(&file, &load_header(&*file, image)?, image, None),
+            Format::Qcow2 => qcow2::check::check(&file, &load_header(&*file, image)?, image, self.data.as_deref()),
             Format::Vdi => vdi::check::check(&*file, &vdi::header::Header::load(&*file, image)?),
             Format::Vhd => vhd::check::check(&*file, &vhd::footer::Header::load(&*file, image)?),
             Format::Vhdx => vhdx::check::check(&vhdx::header::Opened::load(file, Access::Read, image)?),
@@ -259,7 +266,7 @@ impl Target {
         let file = self.file();
         let image = &*self.image;
         let mended = match self.format {
-            Format::Qcow2 => qcow2::repair::mend(&*file, image, mode, &mut actions),
+            Format::Qcow2 => qcow2::repair::mend(&*file, self.data.as_deref(), image, mode, &mut actions),
             Format::Vdi => vdi::repair::mend(&*file, image, mode, &mut actions),
             Format::Vhd => vhd::repair::mend(&*file, image, mode, &mut actions),
             Format::Vhdx => vhdx::repair::mend(&file, image, mode, &mut actions),

@@ -33,24 +33,28 @@ pub(crate) fn check(
     image: &str,
     data: Option<&dyn ImageFile>,
 ) -> Result<CheckReport> {
-    let data_bytes = data.map(ImageFile::length_bytes).transpose()?;
-    let mut report = compared((&**file, data_bytes), header, image)?;
+    let mut report = compared(&**file, data, header, image)?;
     look_at_marks(header, &mut report);
     Ok(report)
 }
 
 /// Whether nothing contradicts anything, leaks apart; what other programs have noted is not asked.
-pub(super) fn is_sound(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
-    match compared((file, None), header, image) {
+pub(super) fn is_sound(
+    file: &dyn ImageFile,
+    data: Option<&dyn ImageFile>,
+    header: &Header,
+    image: &str,
+) -> Result<bool> {
+    match compared(file, data, header, image) {
         Ok(report) => Ok(report.corruption_count == 0),
         Err(error) if error.is_corrupt() => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-fn compared((file, data_bytes): (&dyn ImageFile, Option<u64>), header: &Header, image: &str) -> Result<CheckReport> {
+fn compared(file: &dyn ImageFile, data: Option<&dyn ImageFile>, header: &Header, image: &str) -> Result<CheckReport> {
     let mut checker = Checker::new(file, header, image, StoredRefcounts::load(file, header, image)?)?;
-    checker.data_bytes = data_bytes;
+    checker.data_bytes = data.map(ImageFile::length_bytes).transpose()?;
     checker.claim_refcounts()?;
     checker.walk()?;
     checker.compare();

@@ -24,8 +24,14 @@ use crate::repair::{RepairAction, RepairMode};
 use crate::run::KnownLength;
 use crate::{Error, Result};
 
-/// Mends the image in `file`.
-pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
+/// Mends the image in `file`; `data` is the file of its data, where that is another one.
+pub(crate) fn mend(
+    file: &dyn ImageFile,
+    data: Option<&dyn ImageFile>,
+    image: &str,
+    mode: RepairMode,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
     let mut header = load_header(file, image)?;
     let mut uses = count_uses(file, &header, image)?;
     if mode == RepairMode::All && uses.damage_count > 0 {
@@ -50,16 +56,21 @@ pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions:
         Err(error) => return Err(error),
     }
     if mode >= RepairMode::Safe {
-        clear_marks(file, image, actions)?;
+        clear_marks(file, data, image, actions)?;
     }
     Ok(())
 }
 
 /// Takes the marks off an image that is sound now.
-fn clear_marks(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
+fn clear_marks(
+    file: &dyn ImageFile,
+    data: Option<&dyn ImageFile>,
+    image: &str,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
     let header = load_header(file, image)?;
     let marks = header.incompatible & (INCOMPATIBLE_DIRTY | INCOMPATIBLE_CORRUPT);
-    if marks == 0 || !super::check::is_sound(file, &header, image)? {
+    if marks == 0 || !super::check::is_sound(file, data, &header, image)? {
         return Ok(());
     }
     file.sync()?;

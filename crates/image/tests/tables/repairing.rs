@@ -172,6 +172,35 @@ fn a_qcow2_above_another_one_reads_that_where_it_lost_its_own() {
     assert!(flatten(&image, &lab) == expected);
 }
 
+/// A repair once did not look at the file of the data, found nothing wrong, and took the mark off.
+#[test]
+fn a_data_file_that_was_cut_off_is_told_by_a_repair_too() {
+    let lab = Lab::new();
+    let (image, data) = (lab.path("image.qcow2"), lab.path("image.data"));
+    overwrite(&lab.path("source.raw"), &vec![5; 4 << 20]);
+    lab.qemu_img("convert -f raw -O qcow2 -o data_file=image.data source.raw image.qcow2");
+    let cut = fs::File::options().write(true).open(&data).unwrap();
+    cut.set_len(3 * MIB).unwrap();
+    change(&image, |bytes| bytes[79] |= 2);
+    let options = OpenOptions::default();
+    let found = check(&image, &options).unwrap();
+    assert!(found.corruption_count > 16, "{:?}", found.problems);
+    for mode in [RepairMode::Leaks, RepairMode::Safe, RepairMode::All] {
+        let plan = plan_repair(&image, &options, mode, RepairIntent::Look).unwrap();
+        assert_eq!(plan.actions(), [], "{mode:?}");
+        assert_eq!(plan.after(), &found, "{mode:?}");
+        assert!(repair(&image, mode).is_empty(), "{mode:?}");
+    }
+    // Whole again, but for the mark.
+    cut.set_len(4 * MIB).unwrap();
+    assert_eq!(repair(&image, RepairMode::Safe), ["mark-cleared"]);
+    fs::remove_file(&data).unwrap();
+    let missing = |error: Error| matches!(error, Error::Io { action: "open", .. });
+    assert!(missing(check(&image, &options).unwrap_err()));
+    let planned = plan_repair(&image, &options, RepairMode::Safe, RepairIntent::Mend);
+    assert!(missing(planned.map(drop).unwrap_err()));
+}
+
 #[test]
 fn images_of_other_formats_are_mended_and_qemu_reads_them() {
     let disk = sample_disk(8 * MIB, 8);
