@@ -4,9 +4,9 @@ mod peer;
 
 use std::fs;
 
-use holdfast_block::{BlockDevice as _, ExtentKind, to_usize};
+use holdfast_block::{BlockDevice as _, BlockDeviceMut as _, ExtentKind, to_usize};
 use holdfast_image::{
-    Backing, BitmapState, Error, Feature, Format, Gate, MapContent, Note, OpenOptions, check, detect, open,
+    Backing, BitmapState, Error, Feature, Format, Gate, MapContent, Note, OpenOptions, check, detect, open, open_mut,
 };
 use peer::{Lab, assert_clean, assert_reads_as, flatten, overwrite, path_text, qemu_check, qemu_img, qemu_io};
 
@@ -389,6 +389,39 @@ fn encryption_and_foreign_formats_are_refused_by_name() {
             ),
             "{name}"
         );
+    }
+}
+
+/// In a data file every cluster is at its place of the disk, whether the file is to be read alone or not: nothing else tells two entries for one
+/// cluster from what is right.
+#[test]
+fn an_entry_for_another_place_of_a_data_file_is_damage() {
+    for raw_option in ["", ",data_file_raw=on"] {
+        let lab = Lab::new();
+        let image = lab.path("image.qcow2");
+        overwrite(&lab.path("source.raw"), &[7; 2 << 20]);
+        lab.qemu_img(&format!(
+            "convert -f raw -O qcow2 -o data_file=image.data{raw_option} source.raw image.qcow2"
+        ));
+        let options = OpenOptions::default();
+        assert_eq!(check(&image, &options).unwrap().problems, [], "{raw_option}");
+        let mut bytes = fs::read(&image).unwrap();
+        let u64_at = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00;
+        let l2 = to_usize(u64_at(to_usize(u64_at(40))));
+        bytes.copy_within(l2 + 8 * 3..l2 + 8 * 4, l2 + 8 * 16);
+        overwrite(&image, &bytes);
+        let report = check(&image, &options).unwrap();
+        assert_eq!(report.corruption_count, 1, "{raw_option}: {:?}", report.problems);
+        let mut buffer = vec![0; 65_536];
+        let opened = open(&image, &options).unwrap();
+        opened.read_at(&mut buffer, 15 << 16).unwrap();
+        let error = opened.read_at(&mut buffer, 16 << 16).unwrap_err();
+        assert!(Error::from(error).is_corrupt(), "{raw_option}");
+        // Nothing is written over the data of the other one.
+        let written = open_mut(&image, &options).unwrap();
+        let error = written.write_at(&buffer, 16 << 16).unwrap_err();
+        assert!(Error::from(error).is_corrupt(), "{raw_option}");
+        written.write_at(&buffer, 0).unwrap_err();
     }
 }
 

@@ -81,6 +81,24 @@ pub(crate) enum DataPlace {
     External,
 }
 
+impl Meaning {
+    /// The host cluster, where there is one that is not compressed.
+    pub(crate) fn host(self) -> Option<Host> {
+        match self {
+            Self::Data { host } => Some(host),
+            Self::Zero { host } | Self::Subclusters { host, .. } => host,
+            Self::Unallocated | Self::Compressed(_) => None,
+        }
+    }
+
+    /// The host offset, where it must not be: in a data file every cluster is where it is on the disk, says the specification of external
+    /// data files. QEMU refuses any other one, and there is no count that would keep two from being one.
+    pub(crate) fn misplaced(self, place: DataPlace, disk_offset: u64) -> Option<u64> {
+        let host = self.host().filter(|_| place == DataPlace::External)?;
+        (host.offset != disk_offset).then_some(host.offset)
+    }
+}
+
 impl Entry {
     /// An allocated cluster, all of it.
     pub(crate) fn data(offset: u64, geometry: Geometry) -> Self {

@@ -111,9 +111,14 @@ impl Mapping {
             corrupt(&self.image, "l2 entry", 0, format!("{detail} (for disk offset {at})"))
         };
         let meaning = entry.meaning(self.geometry, self.place).map_err(damaged)?;
-        match meaning {
-            Meaning::Zero { .. } if !self.zero_clusters => Err(damaged("zero cluster in a version 2 image".to_owned())),
-            meaning => Ok(meaning),
+        if matches!(meaning, Meaning::Zero { .. }) && !self.zero_clusters {
+            return Err(damaged("zero cluster in a version 2 image".to_owned()));
+        }
+        match meaning.misplaced(self.place, self.geometry.offset_of(cluster)) {
+            Some(host) => Err(damaged(format!(
+                "at {host} of the data file, which is the place of another one"
+            ))),
+            None => Ok(meaning),
         }
     }
 

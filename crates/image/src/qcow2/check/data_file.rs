@@ -7,9 +7,10 @@ impl Checker<'_> {
     /// The entry that leads to `host` of the data file; `disk_offset` is where that is on the disk as it is now, and none in a snapshot.
     pub(super) fn check_in_data_file(&mut self, host: u64, disk_offset: Option<u64>) {
         let Some(disk_offset) = disk_offset else { return };
-        if self.header.is_data_file_raw() && disk_offset != host {
-            let detail = format!("at {host} of the raw data file");
+        if disk_offset != host {
+            let detail = format!("at {host} of the data file, which is the place of another one");
             self.corruption(ProblemKind::Entry { disk_offset, detail });
+            return;
         }
         // What is behind the end of the disk need not be there.
         let of_disk = self.header.size_bytes.saturating_sub(disk_offset);
