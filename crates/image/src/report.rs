@@ -66,6 +66,17 @@ pub enum ProblemKind {
         /// Who wants it too.
         second: &'static str,
     },
+    /// What belongs to two parts of the disk: one of both has what is the other's.
+    Shared {
+        /// What it is: "cluster".
+        what: &'static str,
+        /// Where it is.
+        offset: u64,
+        /// The part of the disk that is told of.
+        disk_offset: u64,
+        /// Whose it is, too.
+        other: String,
+    },
     /// A pointer leads out of the file, or into the middle of a cluster.
     Pointer {
         /// What points there.
@@ -125,6 +136,15 @@ impl std::fmt::Display for ProblemKind {
             Self::Overlap { offset, first, second } => {
                 write!(formatter, "cluster at {offset}: both {first} and {second}")
             }
+            Self::Shared {
+                what,
+                offset,
+                disk_offset,
+                other,
+            } => write!(
+                formatter,
+                "entry for disk offset {disk_offset}: its {what} at {offset} is that of {other}, too"
+            ),
             Self::Pointer { what, offset } => write!(formatter, "{what} at {offset}: outside the file or not aligned"),
             Self::Entry { disk_offset, detail } => write!(formatter, "entry for disk offset {disk_offset}: {detail}"),
             Self::Unreferenced { what, count } => write!(formatter, "{what} that belong to nothing: {count}"),
@@ -164,24 +184,28 @@ impl CheckReport {
         }
     }
 
+    /// Takes over the problems of `other`.
+    pub(crate) fn take_problems(&mut self, other: Self) {
+        self.corruption_count += other.corruption_count;
+        self.leak_count += other.leak_count;
+        self.problems.extend(other.problems);
+        self.problems.truncate(Self::PROBLEM_COUNT_MAX);
+    }
+
     /// Takes up what was found in one file, `name`, of several that a disk is made of.
-    pub(crate) fn absorb(&mut self, of_file: Self, name: &str) {
-        self.corruption_count += of_file.corruption_count;
-        self.leak_count += of_file.leak_count;
+    pub(crate) fn absorb(&mut self, mut of_file: Self, name: &str) {
         self.cluster_count = self.cluster_count.max(of_file.cluster_count);
         self.allocated_count += of_file.allocated_count;
         self.compressed_count += of_file.compressed_count;
         self.image_end = self.image_end.max(of_file.image_end);
-        let room = Self::PROBLEM_COUNT_MAX.saturating_sub(self.problems.len());
-        self.problems
-            .extend(of_file.problems.into_iter().take(room).map(|problem| Problem {
-                kind: ProblemKind::InFile {
-                    name: name.to_owned(),
-                    count: problem.count(),
-                    detail: problem.kind.to_string(),
-                },
-                ..problem
-            }));
+        for problem in &mut of_file.problems {
+            problem.kind = ProblemKind::InFile {
+                name: name.to_owned(),
+                count: problem.count(),
+                detail: problem.kind.to_string(),
+            };
+        }
+        self.take_problems(of_file);
     }
 
     /// Pieces of the file that hold nothing, where there are some.

@@ -452,10 +452,12 @@ fn the_check_agrees_with_the_peer_about_damage() {
         damaged[at..at + bytes.len()].copy_from_slice(&bytes);
         overwrite(&image, &damaged);
         let report = check(&image, &OpenOptions::default()).unwrap();
-        let expected = qemu_check(&image);
+        let (corruptions, leaks) = qemu_check(&image);
+        // It counts uses, and does not ask whose they are.
+        let told_by_us = u64::from(what == "two entries for one cluster");
         assert_eq!(
             (report.corruption_count, report.leak_count),
-            expected,
+            (corruptions + told_by_us, leaks),
             "{what}: {:?}",
             report.problems
         );

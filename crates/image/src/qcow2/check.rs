@@ -4,6 +4,8 @@
 //! with a stored count below its uses would be given away while in use: a corruption. One above is a leak: wasted
 //! space. The `copied` flag must say exactly whether the count is 1.
 
+mod bitmaps;
+mod contested;
 mod data_file;
 
 use std::collections::hash_map::Entry as Slot;
@@ -17,10 +19,10 @@ use super::counts::Counts;
 use super::entry::{COPIED, DataPlace, Entry, Meaning, Sharing};
 use super::features::look_at_marks;
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::{AUTOCLEAR_BITMAPS, Header, TableAt};
+use super::header::{Header, TableAt};
 use super::mapping::{L2Table, entry_in, read_l2};
 use super::refcount::{StoredRefcounts, get};
-use super::{bitmap, snapshot};
+use super::snapshot;
 use crate::bytes::to_words;
 use crate::file::ImageFile;
 use crate::run::KnownLength;
@@ -91,11 +93,15 @@ pub(super) struct Checker<'a> {
     report: CheckReport,
 }
 
-/// How an L2 table is used: by how many L1 entries, and by which of the active table.
-#[derive(Debug, Clone, Copy, Default)]
+/// How an L2 table is used.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct L2Use {
-    count: u32,
-    pub(super) active_index: Option<u64>,
+    /// By how many L1 entries.
+    pub(super) count: u32,
+    /// The place of the first of them in its table. The others have the same: a snapshot moves nothing on the disk.
+    pub(super) index: u64,
+    /// Whether that table is the active one.
+    pub(super) is_active: bool,
 }
 
 impl<'a> Checker<'a> {
@@ -141,7 +147,7 @@ impl<'a> Checker<'a> {
             }
         }
         self.l2_tables = l2_tables;
-        Ok(())
+        self.tell_contested()
     }
 
     /// A contradiction by which something may not be found.
@@ -256,48 +262,6 @@ impl<'a> Checker<'a> {
         Ok(tables)
     }
 
-    fn claim_bitmaps(&mut self) -> Result<()> {
-        if self.header.autoclear & AUTOCLEAR_BITMAPS == 0 {
-            return Ok(());
-        }
-        let found = bitmap::directory(self.header, self.file_bytes, self.image)
-            .and_then(|directory| Ok((directory, bitmap::load(self.file, self.header, self.image)?)));
-        let (directory, bitmaps) = match found {
-            Ok(found) => found,
-            Err(error) => {
-                self.has_damaged_bitmaps = true;
-                self.structure(&error);
-                return Ok(());
-            }
-        };
-        if let Some(directory) = directory {
-            let start = self.geometry.cluster_of(directory.offset);
-            let clusters = self.geometry.clusters_for(directory.length_bytes);
-            self.claim("bitmap directory", start..start + clusters)?;
-        }
-        let mut table_bytes = 0;
-        for bitmap in bitmaps {
-            // Tables that overlap would make the work grow beyond the file.
-            table_bytes += bitmap.table.entries * POINTER_BYTES;
-            if table_bytes > self.file_bytes {
-                let detail = "the bitmap tables are larger than the file: some overlap".to_owned();
-                self.has_damaged_bitmaps = true;
-                self.damage(ProblemKind::Structure { detail });
-                break;
-            }
-            let start = self.geometry.cluster_of(bitmap.table.offset);
-            let clusters = self.geometry.clusters_for(bitmap.table.entries * POINTER_BYTES);
-            self.claim("bitmap table", start..start + clusters)?;
-            for word in bitmap::load_table(self.file, bitmap.table)? {
-                if let bitmap::TableEntry::Cluster(offset) = bitmap::table_entry(word) {
-                    let cluster = self.geometry.cluster_of(offset);
-                    self.claim("bitmap", cluster..cluster + 1)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Counts the L1 tables; gives the L2 tables that they name, each once, so that the work is bounded by the file.
     fn claim_l1_tables(&mut self, tables: &[TableAt]) -> Result<BTreeMap<u64, L2Use>> {
         let mut l2_tables: BTreeMap<u64, L2Use> = BTreeMap::new();
@@ -333,10 +297,15 @@ impl<'a> Checker<'a> {
                     });
                     continue;
                 }
-                let used = l2_tables.entry(offset).or_default();
+                let is_active = number == 0;
+                let used = l2_tables.entry(offset).or_insert(L2Use {
+                    count: 0,
+                    index,
+                    is_active,
+                });
                 used.count = used.count.saturating_add(1);
-                if number == 0 {
-                    used.active_index = Some(index);
+                self.check_index(offset, *used, index);
+                if is_active {
                     self.check_copied(offset, word & COPIED != 0)?;
                 }
             }
@@ -364,10 +333,8 @@ impl<'a> Checker<'a> {
             if entry == Entry::default() {
                 continue;
             }
-            let disk_offset = used
-                .active_index
-                .map(|l1_index| self.geometry.offset_of(l1_index.saturating_mul(entries) + index));
-            self.check_entry(entry, used, disk_offset)?;
+            let disk_offset = self.geometry.offset_of(used.index * entries + index);
+            self.check_entry(entry, used, used.is_active.then_some(disk_offset))?;
         }
         Ok(())
     }
@@ -412,7 +379,7 @@ impl<'a> Checker<'a> {
                         detail,
                     });
                 }
-                return self.count_data(compressed.sectors(), used.count);
+                return self.count_data(compressed.sectors(), used.count, Counts::pack);
             }
             Ok(
                 Meaning::Data { host }
@@ -429,11 +396,14 @@ impl<'a> Checker<'a> {
         if is_active {
             self.check_copied(host.offset, host.sharing == Sharing::Alone)?;
         }
-        self.count_data(host.offset..host.offset + self.geometry.cluster_bytes(), used.count)
+        let range = host.offset..host.offset + self.geometry.cluster_bytes();
+        self.count_data(range, used.count, Counts::own)
     }
 
-    fn count_data(&mut self, range: Range<u64>, uses: u32) -> Result<()> {
-        for cluster in self.geometry.cluster_of(range.start)..self.geometry.clusters_for(range.end) {
+    /// Counts `uses` of the clusters that `range` of data touches, and has each noted by `note`.
+    fn count_data(&mut self, range: Range<u64>, uses: u32, note: fn(&mut Counts, u64)) -> Result<()> {
+        let clusters = self.geometry.cluster_of(range.start)..self.geometry.clusters_for(range.end);
+        for cluster in clusters.clone() {
             if let Some(first) = self.metadata.get(&cluster) {
                 let (first, offset) = (*first, self.geometry.offset_of(cluster));
                 self.has_damaged_bitmaps |= first.starts_with("bitmap");
@@ -444,7 +414,9 @@ impl<'a> Checker<'a> {
                 });
             }
         }
-        self.count("data cluster", range, uses)?;
+        if self.count("data cluster", range, uses)? {
+            clusters.for_each(|cluster| note(&mut self.counts, cluster));
+        }
         Ok(())
     }
 

@@ -1,19 +1,38 @@
 //! How often each host cluster is used, as counted from all that refers to it.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use holdfast_block::to_usize;
 
 use crate::{Error, Result};
 
 const PAGE_CLUSTERS: u64 = 32;
-/// Memory for counting: 512 MiB of pages, enough for 8 TiB of 64 KiB clusters that are all in use.
+/// Memory for counting: 560 MiB of pages, enough for 8 TiB of 64 KiB clusters that are all in use.
 const PAGE_COUNT_MAX: usize = 4 << 20;
 
 /// Uses per host cluster, sparse by pages: a file may claim to be of any length.
 #[derive(Default)]
 pub(super) struct Counts {
-    pages: HashMap<u64, [u32; to_usize(PAGE_CLUSTERS)]>,
+    pages: HashMap<u64, Page>,
+}
+
+/// What is known of clusters in a row; sets have a bit for each of them.
+#[derive(Default)]
+struct Page {
+    uses: [u32; to_usize(PAGE_CLUSTERS)],
+    /// Those that an entry has as they are.
+    owned: u32,
+    /// Those that more than one entry has, by its place: one that several disk states find by the same table is one.
+    owned_again: u32,
+    /// Those that hold compressed clusters: of these any number.
+    packed: u32,
+}
+
+impl Page {
+    fn contested(&self) -> u32 {
+        self.owned_again | (self.owned & self.packed)
+    }
 }
 
 impl Counts {
@@ -27,22 +46,81 @@ impl Counts {
             });
         }
         let page = self.pages.entry(cluster / PAGE_CLUSTERS).or_default();
-        let count = &mut page[to_usize(cluster % PAGE_CLUSTERS)];
+        let count = &mut page.uses[to_usize(cluster % PAGE_CLUSTERS)];
         *count = count.saturating_add(uses);
         Ok(())
+    }
+
+    /// Forgets uses of a cluster.
+    pub(super) fn remove(&mut self, cluster: u64, uses: u32) {
+        if let Some(page) = self.pages.get_mut(&(cluster / PAGE_CLUSTERS)) {
+            let count = &mut page.uses[to_usize(cluster % PAGE_CLUSTERS)];
+            *count = count.saturating_sub(uses);
+        }
+    }
+
+    /// Notes that an entry has a cluster, whose uses were counted, as it is.
+    pub(super) fn own(&mut self, cluster: u64) {
+        if let Some(page) = self.pages.get_mut(&(cluster / PAGE_CLUSTERS)) {
+            let bit = 1 << (cluster % PAGE_CLUSTERS);
+            page.owned_again |= page.owned & bit;
+            page.owned |= bit;
+        }
+    }
+
+    /// Notes that a cluster, whose uses were counted, holds something compressed.
+    pub(super) fn pack(&mut self, cluster: u64) {
+        if let Some(page) = self.pages.get_mut(&(cluster / PAGE_CLUSTERS)) {
+            page.packed |= 1 << (cluster % PAGE_CLUSTERS);
+        }
+    }
+
+    /// Whether more than one entry has a cluster, of which one has it as it is.
+    pub(super) fn is_contested(&self, cluster: u64) -> bool {
+        let page = self.pages.get(&(cluster / PAGE_CLUSTERS));
+        page.is_some_and(|page| page.contested() >> (cluster % PAGE_CLUSTERS) & 1 != 0)
+    }
+
+    /// Whether a cluster holds something compressed.
+    pub(super) fn is_packed(&self, cluster: u64) -> bool {
+        let page = self.pages.get(&(cluster / PAGE_CLUSTERS));
+        page.is_some_and(|page| page.packed >> (cluster % PAGE_CLUSTERS) & 1 != 0)
+    }
+
+    /// All that is contested, in ranges that have at most `count_max` such clusters and a page more.
+    pub(super) fn contested(&self, count_max: u64) -> Vec<Range<u64>> {
+        let contested = self.pages.iter().filter(|(_, page)| page.contested() != 0);
+        let mut pages: Vec<(u64, u32)> = contested
+            .map(|(number, page)| (*number, page.contested().count_ones()))
+            .collect();
+        pages.sort_unstable();
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        let mut count = count_max;
+        for (number, clusters) in pages {
+            let range = number * PAGE_CLUSTERS..(number + 1) * PAGE_CLUSTERS;
+            match ranges.last_mut() {
+                Some(last) if count < count_max => last.end = range.end,
+                _ => {
+                    ranges.push(range);
+                    count = 0;
+                }
+            }
+            count += u64::from(clusters);
+        }
+        ranges
     }
 
     /// Uses of a cluster.
     pub(super) fn of(&self, cluster: u64) -> u64 {
         self.pages
             .get(&(cluster / PAGE_CLUSTERS))
-            .map_or(0, |page| u64::from(page[to_usize(cluster % PAGE_CLUSTERS)]))
+            .map_or(0, |page| u64::from(page.uses[to_usize(cluster % PAGE_CLUSTERS)]))
     }
 
     /// Uses of a cluster, which are forgotten.
     pub(super) fn take(&mut self, cluster: u64) -> u64 {
         match self.pages.get_mut(&(cluster / PAGE_CLUSTERS)) {
-            Some(page) => u64::from(std::mem::take(&mut page[to_usize(cluster % PAGE_CLUSTERS)])),
+            Some(page) => u64::from(std::mem::take(&mut page.uses[to_usize(cluster % PAGE_CLUSTERS)])),
             None => 0,
         }
     }
@@ -54,7 +132,7 @@ impl Counts {
             .iter()
             .flat_map(|(number, page)| {
                 let clusters = number * PAGE_CLUSTERS..;
-                clusters.zip(page.iter().map(|count| u64::from(*count)))
+                clusters.zip(page.uses.iter().map(|count| u64::from(*count)))
             })
             .filter(|(_, count)| *count > 0)
             .collect();

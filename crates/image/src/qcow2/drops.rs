@@ -121,10 +121,8 @@ fn drop_clusters(
                 continue;
             }
             set_entry_in(&mut table, index, Entry::default(), geometry);
-            let active = used
-                .active_index
-                .map(|l1_index| l1_index * geometry.l2_entries() + index);
-            lost.add(active.map(|cluster| geometry.offset_of(cluster)));
+            let disk_offset = geometry.offset_of(used.index * geometry.l2_entries() + index);
+            lost.add(used.is_active.then_some(disk_offset));
             count += 1;
         }
         if count > 0 {

@@ -22,6 +22,7 @@ mod rebuild;
 mod refcount;
 pub(crate) mod repair;
 pub(crate) mod resize;
+mod separate;
 pub(crate) mod snapshot;
 mod state;
 pub(crate) mod writer;

@@ -3,18 +3,21 @@
 //! A refcount that is too low, or a copied flag where there are two uses, loses data with the next write: these are mended first. Only
 //! then, durably, counts that are too high are lowered, and missing flags are set. The mark of damage goes last.
 //!
-//! Nothing is lowered while a reference leads nowhere: what it did lead to would look like room that nobody uses.
+//! Nothing is lowered while a reference leads nowhere, or to what another part of the disk has: what it did lead to would look like room that
+//! nobody uses.
 
 use std::collections::HashSet;
 
 use holdfast_block::to_usize;
 
 use super::check::{Checker, count_uses};
+use super::counts::Counts;
 use super::entry::{COPIED, DataPlace, Meaning};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, INCOMPATIBLE_AT, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
 use super::mapping::{entry_in, read_l2, set_entry_in};
 use super::refcount::{StoredRefcounts, get, set};
+use super::separate::Copies;
 use super::{drops, rebuild};
 use crate::bytes::{from_words, to_words};
 use crate::chain::load_header;
@@ -37,6 +40,10 @@ pub(crate) fn mend(
     if mode == RepairMode::All && uses.damage_count > 0 {
         drop(uses);
         drops::give_up(file, image, actions)?;
+        // Tables first; then what both tables lead to.
+        if separate(file, image, actions)? {
+            separate(file, image, actions)?;
+        }
         header = load_header(file, image)?;
         uses = count_uses(file, &header, image)?;
     }
@@ -59,6 +66,33 @@ pub(crate) fn mend(
         clear_marks(file, data, image, actions)?;
     }
     Ok(())
+}
+
+/// Gives each part of the disk what is its own; false where all had that.
+fn separate(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<bool> {
+    let header = load_header(file, image)?;
+    let mut uses = count_uses(file, &header, image)?;
+    let Some(copies) = Copies::make(file, &header, &mut uses, image)? else {
+        return Ok(false);
+    };
+    let mender = Mender {
+        file,
+        geometry: header.geometry,
+        header: &header,
+        image,
+        is_whole: uses.damage_count <= copies.count(),
+    };
+    match StoredRefcounts::load(file, &header, image) {
+        Ok(stored) if mender.is_sound(&stored, &uses) => {
+            mender.change_counts(&copies.counts, u64::max)?;
+            file.sync()?;
+        }
+        Ok(_) | Err(Error::Corrupt { .. }) if mender.is_whole => mender.anew(&mut uses, actions)?,
+        Ok(_) | Err(Error::Corrupt { .. }) => return Ok(false),
+        Err(error) => return Err(error),
+    }
+    actions.push(copies.lead_there()?);
+    Ok(true)
 }
 
 /// Takes the marks off an image that is sound now.
@@ -149,7 +183,7 @@ impl Mender<'_> {
         }
         let (mut raised_count, mut lowered_count, mut flag_count) = (0, 0, 0);
         if mode >= RepairMode::Safe {
-            raised_count = self.change_counts(uses, u64::max)?;
+            raised_count = self.change_counts(&uses.counts, u64::max)?;
             self.file.sync()?;
             let raised = StoredRefcounts::load(self.file, self.header, self.image)?;
             flag_count += self.mend_flags(
@@ -169,7 +203,7 @@ impl Mender<'_> {
             self.file.sync()?;
         }
         if self.is_whole {
-            lowered_count = self.change_counts(uses, u64::min)?;
+            lowered_count = self.change_counts(&uses.counts, u64::min)?;
             self.file.sync()?;
         }
         // With leaks, too: flags of what a lowered count says to be used once.
@@ -194,7 +228,7 @@ impl Mender<'_> {
     }
 
     /// Writes refcounts as `choose` makes them of what is stored and what was counted; gives how many changed.
-    fn change_counts(&self, uses: &Checker<'_>, choose: impl Fn(u64, u64) -> u64) -> Result<u64> {
+    fn change_counts(&self, counts: &Counts, choose: impl Fn(u64, u64) -> u64) -> Result<u64> {
         let stored = StoredRefcounts::load(self.file, self.header, self.image)?;
         let (entries, order) = (self.geometry.refcount_block_entries(), self.geometry.refcount_order);
         let mut count = 0;
@@ -204,7 +238,7 @@ impl Mender<'_> {
             for within in 0..entries {
                 let cluster = index * entries + within;
                 let before = get(&block, within, order);
-                let after = choose(before, uses.counts.of(cluster));
+                let after = choose(before, counts.of(cluster));
                 if after == before {
                     continue;
                 }
@@ -254,7 +288,7 @@ impl Mender<'_> {
         }
         count += self.write_changed(&before, &l1, self.header.l1.offset)?;
         let known = KnownLength::default();
-        let active = uses.l2_tables.iter().filter(|(_, used)| used.active_index.is_some());
+        let active = uses.l2_tables.iter().filter(|(_, used)| used.is_active);
         for (offset, _) in active {
             let before = read_l2(self.file, &known, geometry, *offset, self.image)?;
             let mut table = before.clone();

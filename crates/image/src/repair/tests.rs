@@ -234,7 +234,7 @@ fn sectors(format: Format, file: &Arc<dyn ImageFile>) -> Vec<Option<Vec<u8>>> {
         .collect()
 }
 
-/// Corruptions, each cluster once, whether its count or its flags say so; a flag that is missing where there is one use makes a copy that is
+/// Corruptions, each cluster once, whether its count, its flags or its entries say so; a flag that is missing where there is one use makes a copy that is
 /// not needed, and nothing else.
 fn harm(report: &CheckReport) -> u64 {
     let corruptions = report.problems.iter();
@@ -243,7 +243,9 @@ fn harm(report: &CheckReport) -> u64 {
     for problem in corruptions {
         match problem.kind {
             ProblemKind::CopiedFlag { refcount: 1, .. } => {}
-            ProblemKind::CopiedFlag { offset, .. } | ProblemKind::Refcount { offset, .. } => {
+            ProblemKind::CopiedFlag { offset, .. }
+            | ProblemKind::Refcount { offset, .. }
+            | ProblemKind::Shared { offset, .. } => {
                 clusters.insert(offset);
             }
             _ => others += 1,
@@ -440,20 +442,6 @@ fn refcounts_of_a_qcow2_become_what_is_counted() {
         RepairMode::Safe,
         &["copied-flags"],
     );
-    let shared = damaged(&image, |image| {
-        let entry = image[at.entry..at.entry + 8].to_vec();
-        let other = (at.l2..at.l2 + 512)
-            .step_by(8)
-            .rfind(|other| *other != at.entry && be64(image, *other) == 0);
-        put(image, other.unwrap(), &entry);
-    });
-    mended(
-        "one cluster, twice",
-        Format::Qcow2,
-        &shared,
-        RepairMode::Safe,
-        &["refcounts", "copied-flags"],
-    );
     let marked = damaged(&low, |image| put(image, 79, &[3]));
     mended(
         "marks",
@@ -462,6 +450,92 @@ fn refcounts_of_a_qcow2_become_what_is_counted() {
         RepairMode::Safe,
         &["refcounts", "mark-cleared", "mark-cleared"],
     );
+}
+
+/// Other entries of the first L2 table that lead to data, behind [`Places::entry`].
+fn other_entries(image: &[u8], at: &Places, step: usize) -> Vec<usize> {
+    let others = (at.entry + step..at.l2 + 512).step_by(step);
+    others
+        .filter(|other| be64(image, *other) & 0x00ff_ffff_ffff_fe00 != 0)
+        .collect()
+}
+
+/// A repair once counted two uses, was content with that, and gave back the cluster that nobody led to any more: it had the data.
+#[test]
+fn what_two_parts_of_a_qcow2_share_is_copied_only_by_request() {
+    for (bits, extended_l2) in [(1, false), (16, false), (16, true)] {
+        let image = sample_qcow2(&Qcow2Options {
+            cluster_bytes: if extended_l2 { 16_384 } else { 512 },
+            refcount_bits: bits,
+            extended_l2,
+            ..Qcow2Options::default()
+        });
+        let at = places(&image);
+        let name = format!("one cluster, twice, with refcounts of {bits} bits, {extended_l2}");
+        let other = other_entries(&image, &at, if extended_l2 { 16 } else { 8 })[0];
+        let orphan = be64(&image, other) & 0x00ff_ffff_ffff_fe00;
+        let shared = damaged(&image, |image| image.copy_within(at.entry..at.entry + 8, other));
+        untouched(&name, Format::Qcow2, &shared, RepairMode::Leaks);
+        // Two uses do not fit into one bit.
+        let expected: &[&str] = if bits == 1 { &[] } else { &["refcounts", "copied-flags"] };
+        let (actions, report) = survive(&name, Format::Qcow2, &shared, RepairMode::Safe);
+        assert_eq!(names(&actions), expected, "{name}");
+        let is_shared = |kind: &ProblemKind| matches!(kind, ProblemKind::Shared { what: "cluster", .. });
+        let shared_count = report
+            .problems
+            .iter()
+            .filter(|problem| is_shared(&problem.kind))
+            .count();
+        assert_eq!(shared_count, 1, "{name}: {:?}", report.problems);
+        let kept = ProblemKind::Refcount {
+            offset: orphan,
+            stored: 1,
+            counted: 0,
+        };
+        assert!(report.problems.iter().any(|problem| problem.kind == kept), "{name}");
+        // From where that left it, too.
+        let file = memory(shared.clone());
+        let plan = Repair::plan(target(Format::Qcow2, &file).unwrap(), RepairMode::Safe).unwrap();
+        plan.execute().unwrap();
+        for start in [shared, bytes_of(&*file)] {
+            let (actions, report) = survive(&name, Format::Qcow2, &start, RepairMode::All);
+            assert_eq!(names(&actions)[..2], ["separated", "refcounts"], "{name}");
+            assert_eq!(report.problems, [], "{name}");
+            let file = memory(start);
+            let before = sectors(Format::Qcow2, &file);
+            let plan = Repair::plan(target(Format::Qcow2, &file).unwrap(), RepairMode::All).unwrap();
+            plan.execute().unwrap();
+            assert!(
+                sectors(Format::Qcow2, &file) == before,
+                "{name}: it reads as another disk"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_table_that_two_parts_of_a_qcow2_share_is_copied_with_what_it_leads_to() {
+    let image = sample(Format::Qcow2);
+    let at = places(&image);
+    let shared = damaged(&image, |image| image.copy_within(at.l1..at.l1 + 8, at.l1 + 8));
+    untouched("one table, twice", Format::Qcow2, &shared, RepairMode::Leaks);
+    let (_, report) = survive("one table, twice", Format::Qcow2, &shared, RepairMode::Safe);
+    assert!(report.corruption_count > 0 && report.leak_count > 0);
+    let (actions, report) = survive("one table, twice", Format::Qcow2, &shared, RepairMode::All);
+    assert_eq!(names(&actions), ["separated", "separated", "refcounts"]);
+    assert_eq!(report.problems, []);
+    // Where the refcounts have no use, either.
+    let both = damaged(&shared, |image| put(image, at.refcount_table, &[0; 8]));
+    untouched("and no refcounts", Format::Qcow2, &both, RepairMode::Safe);
+    let cluster = damaged(&image, |image| {
+        let other = other_entries(image, &at, 8)[0];
+        image.copy_within(at.entry..at.entry + 8, other);
+        put(image, at.refcount_table, &[0; 8]);
+    });
+    untouched("and no refcounts", Format::Qcow2, &cluster, RepairMode::Safe);
+    let (actions, report) = survive("and no refcounts", Format::Qcow2, &cluster, RepairMode::All);
+    assert_eq!(names(&actions), ["refcounts-rebuilt", "separated"]);
+    assert_eq!(report.problems, []);
 }
 
 #[test]

@@ -172,6 +172,41 @@ fn a_qcow2_above_another_one_reads_that_where_it_lost_its_own() {
     assert!(flatten(&image, &lab) == expected);
 }
 
+/// Snapshots share clusters and tables, compressed clusters share theirs, and none of that is taken for what two parts of the disk have.
+#[test]
+fn what_two_parts_of_the_disk_share_is_told_until_it_is_copied() {
+    for words in ["-O qcow2", "-c -O qcow2", "-O qcow2 -o extended_l2=on"] {
+        let lab = Lab::new();
+        let disk = sample_disk(12 * MIB, 6);
+        let image = by_qemu(&lab, "image.qcow2", words, &disk);
+        lab.qemu_img("snapshot -c first image.qcow2");
+        qemu_io_as("qcow2", &image, &["write -P 0x77 1M 1M", "write -P 0x78 2M 1M"]);
+        lab.qemu_img("snapshot -c second image.qcow2");
+        assert_clean(&image);
+        let mut now = flatten(&image, &lab);
+        let entry_bytes = if words.contains("extended") { 16 } else { 8 };
+        change(&image, |bytes| {
+            let l2 = be64(bytes, be64(bytes, 40));
+            let from = l2 + 16 * entry_bytes;
+            bytes.copy_within(from..from + entry_bytes, l2 + 32 * entry_bytes);
+        });
+        now.copy_within(16 << 16..17 << 16, 32 << 16);
+        let options = OpenOptions::default();
+        assert_eq!(check(&image, &options).unwrap().corruption_count, 2, "{words}");
+        assert_eq!(repair(&image, RepairMode::Leaks), [""; 0], "{words}");
+        // Both are told apart from now on, and what the second one had stays where it is.
+        assert_eq!(repair(&image, RepairMode::Safe), ["refcounts"], "{words}");
+        let report = check(&image, &options).unwrap();
+        assert_eq!((report.corruption_count, report.leak_count), (1, 1), "{words}");
+        assert_eq!(repair(&image, RepairMode::All), ["separated", "refcounts"], "{words}");
+        assert_eq!(qemu_check(&image), (0, 0), "{words}");
+        assert_clean(&image);
+        assert!(flatten(&image, &lab) == now, "{words}");
+        lab.qemu_img("snapshot -a first image.qcow2");
+        assert!(flatten(&image, &lab) == disk, "{words}: the snapshot");
+    }
+}
+
 /// A repair once did not look at the file of the data, found nothing wrong, and took the mark off.
 #[test]
 fn a_data_file_that_was_cut_off_is_told_by_a_repair_too() {
