@@ -399,7 +399,7 @@ fn an_entry_for_another_place_of_a_data_file_is_damage() {
     for raw_option in ["", ",data_file_raw=on"] {
         let lab = Lab::new();
         let image = lab.path("image.qcow2");
-        overwrite(&lab.path("source.raw"), &[7; 2 << 20]);
+        overwrite(&lab.path("source.raw"), &vec![7; 2 << 20]);
         lab.qemu_img(&format!(
             "convert -f raw -O qcow2 -o data_file=image.data{raw_option} source.raw image.qcow2"
         ));
@@ -436,16 +436,25 @@ fn the_check_agrees_with_the_peer_about_damage() {
     qemu_io(&image, &["write -P 2 128k 128k"]);
     let good = fs::read(&image).unwrap();
     let u64_at = |at: usize| u64::from_be_bytes(good[at..at + 8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00;
-    let l2 = to_usize(u64_at(to_usize(u64_at(40))));
+    let l1 = to_usize(u64_at(40));
+    let l2 = to_usize(u64_at(l1));
     let block = to_usize(u64_at(to_usize(u64_at(48))));
     let data = u64_at(l2 + 8 * 2) >> 16;
-    let damages: [(&str, usize, Vec<u8>); 6] = [
+    let snapshot_l1 = to_usize(u64_at(to_usize(u64_at(64))));
+    let snapshot_l2 = to_usize(u64_at(snapshot_l1));
+    let damages: [(&str, usize, Vec<u8>); 12] = [
         ("none", 0, vec![b'Q']),
         ("refcount too low", block + to_usize(data) * 2, vec![0, 0]),
         ("refcount too high", block + to_usize(data) * 2, vec![0, 9]),
         ("two entries for one cluster", l2, good[l2 + 8 * 2..l2 + 8 * 3].to_vec()),
         ("entry outside the file", l2, vec![0x80, 0, 0x7f, 0, 0, 0, 0, 0]),
         ("copied flag missing", l2 + 8 * 2, vec![0]),
+        ("reserved bit of the l1 table", l1 + 7, vec![good[l1 + 7] ^ 8]),
+        ("reserved bits of an l2 table", l2 + 7, vec![good[l2 + 7] ^ 0x18]),
+        ("high bit of an l2 table", l2 + 16, vec![good[l2 + 16] ^ 0x10]),
+        ("reserved bit, and no cluster", l2 + 8 * 64 + 7, vec![8]),
+        ("reserved bit of a snapshot", snapshot_l1 + 7, vec![8]),
+        ("reserved bit of a snapshot's table", snapshot_l2 + 7, vec![8]),
     ];
     for (what, at, bytes) in damages {
         let mut damaged = good.clone();

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::counts::Counts;
-use super::entry::{COPIED, DataPlace, Entry, Meaning, Sharing};
+use super::entry::{COPIED, DataPlace, Entry, L1_RESERVED, Meaning, Sharing};
 use super::features::look_at_marks;
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, TableAt};
@@ -88,7 +88,9 @@ pub(super) struct Checker<'a> {
     pub(super) l2_tables: BTreeMap<u64, L2Use>,
     /// References that lead nowhere, or to where they must not, and structures that cannot be read: what they would lead to is not counted.
     pub(super) damage_count: u64,
-    /// Whether some of that has to do with bitmaps.
+    /// Entries with bits that mean nothing.
+    pub(super) reserved_count: u64,
+    /// Whether some of the damage has to do with bitmaps.
     pub(super) has_damaged_bitmaps: bool,
     report: CheckReport,
 }
@@ -118,6 +120,7 @@ impl<'a> Checker<'a> {
             metadata: HashMap::new(),
             l2_tables: BTreeMap::new(),
             damage_count: 0,
+            reserved_count: 0,
             has_damaged_bitmaps: false,
             report: CheckReport {
                 cluster_count: header.geometry.clusters_for(header.size_bytes),
@@ -286,6 +289,7 @@ impl<'a> Checker<'a> {
             let mut bytes = vec![0; to_usize(table_bytes)];
             self.file.read_at(&mut bytes, table.offset)?;
             for (index, word) in (0..).zip(to_words(&bytes)) {
+                self.check_reserved(word & L1_RESERVED, what, index * self.geometry.l2_coverage_bytes());
                 let offset = word & OFFSET_MASK;
                 if offset == 0 {
                     continue;
@@ -326,6 +330,15 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
+    /// Tells of bits that mean nothing, as QEMU's check does. Readers of both ignore them.
+    fn check_reserved(&mut self, bits: u64, what: &str, disk_offset: u64) {
+        if bits != 0 {
+            self.reserved_count += 1;
+            let detail = format!("reserved bits of the {what}: {bits:#x}");
+            self.corruption(ProblemKind::Entry { disk_offset, detail });
+        }
+    }
+
     fn check_l2(&mut self, table: &L2Table, used: L2Use) -> Result<()> {
         let entries = self.geometry.l2_entries();
         for index in 0..entries {
@@ -334,6 +347,7 @@ impl<'a> Checker<'a> {
                 continue;
             }
             let disk_offset = self.geometry.offset_of(used.index * entries + index);
+            self.check_reserved(entry.reserved(self.geometry), "l2 table", disk_offset);
             self.check_entry(entry, used, used.is_active.then_some(disk_offset))?;
         }
         Ok(())

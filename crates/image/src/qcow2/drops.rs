@@ -28,17 +28,9 @@ pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<Repai
         actions.push(RepairAction::BitmapsGivenUp);
         header = load_header(file, image)?;
     }
-    let (snapshots, _) = snapshot::load(file, &header, image)?;
-    let mut tables = vec![header.l1];
-    tables.extend(snapshots.iter().map(|snapshot| snapshot.l1));
+    let tables = l1_tables(file, &header, image)?;
     let uses = count_uses(file, &header, image)?;
     let mut lost = Lost::default();
-    // As bounded as the check, which goes over them all as well.
-    let file_end = file.length_bytes()?.next_multiple_of(header.geometry.cluster_bytes());
-    let table_bytes = |tables: &[TableAt]| tables.iter().map(|table| table.entries * POINTER_BYTES).sum::<u64>();
-    if table_bytes(&tables) > file_end {
-        return Err(corrupt(image, "l1 table", header.l1.offset, "tables overlap"));
-    }
     for (number, table) in tables.into_iter().enumerate() {
         drop_tables(file, &header, &uses, (table, number == 0), &mut lost)?;
     }
@@ -50,6 +42,19 @@ pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<Repai
     file.sync()?;
     actions.extend(lost.action("clusters", header.geometry.cluster_bytes()));
     Ok(())
+}
+
+/// The L1 tables of all states of the disk, the active one first.
+pub(super) fn l1_tables(file: &dyn ImageFile, header: &Header, image: &str) -> Result<Vec<TableAt>> {
+    let (snapshots, _) = snapshot::load(file, header, image)?;
+    let mut tables = vec![header.l1];
+    tables.extend(snapshots.iter().map(|snapshot| snapshot.l1));
+    // As bounded as the check, which goes over them all as well.
+    let file_end = file.length_bytes()?.next_multiple_of(header.geometry.cluster_bytes());
+    if tables.iter().map(|table| table.entries * POINTER_BYTES).sum::<u64>() > file_end {
+        return Err(corrupt(image, "l1 table", header.l1.offset, "tables overlap"));
+    }
+    Ok(tables)
 }
 
 /// What was given up.

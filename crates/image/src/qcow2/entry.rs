@@ -5,6 +5,7 @@
 //! bit 62      compressed
 //! bit 0       reads as zero (version 3, standard entries only)
 //! bits 9-55   host offset; 0 means none, except in an external data file
+//! others      reserved; they must be 0, and readers ignore them
 //!
 //! compressed  x = 62 - (cluster_bits - 8)
 //!             bits 0..x    host offset of the first byte, in any position
@@ -22,6 +23,9 @@ use crate::run::Compressed;
 pub(crate) const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 const ZERO: u64 = 1;
+
+/// Bits of L1 entries that are reserved.
+pub(crate) const L1_RESERVED: u64 = !(COPIED | OFFSET_MASK);
 
 /// An L2 entry as it is stored; the second word is 0 in images without extended entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -138,6 +142,18 @@ impl Entry {
             word: COMPRESSED | extra_sectors << shift | offset,
             bitmap: 0,
         }
+    }
+
+    /// Bits that are set and reserved. A compressed entry has none, and in an extended one the bitmap says what is zero.
+    pub(crate) fn reserved(self, geometry: Geometry) -> u64 {
+        let zero = match geometry.l2_kind {
+            L2Kind::Standard => ZERO,
+            L2Kind::Extended => 0,
+        };
+        if self.word & COMPRESSED != 0 {
+            return 0;
+        }
+        self.word & !(COPIED | OFFSET_MASK | zero)
     }
 
     /// Decodes; an entry that makes no sense gives the reason.
@@ -263,6 +279,23 @@ mod tests {
             sharing: Sharing::Alone,
         };
         assert_eq!(entry.meaning(geometry, DataPlace::External), Ok(Meaning::Data { host }));
+    }
+
+    #[test]
+    fn reserved_bits_are_those_without_a_meaning() {
+        let standard = geometry(16, L2Kind::Standard);
+        let extended = geometry(16, L2Kind::Extended);
+        let reserved = |word, geometry| Entry { word, bitmap: 0 }.reserved(geometry);
+        let plain = COPIED | 0x00ff_ffff_ffff_0000;
+        assert_eq!((reserved(plain, standard), reserved(plain, extended)), (0, 0));
+        assert_eq!((reserved(plain | 1, standard), reserved(plain | 1, extended)), (0, 1));
+        for bit in [1, 3, 8, 56, 60, 61] {
+            assert_eq!(reserved(plain | 1 << bit, standard), 1 << bit);
+            assert_eq!(reserved(1 << bit, extended), 1 << bit);
+        }
+        // As many sectors as there can be, at an offset that is odd.
+        let compressed = Entry::compressed(0x10fff, 65_535, standard);
+        assert_eq!((compressed.reserved(standard), compressed.reserved(extended)), (0, 0));
     }
 
     #[test]

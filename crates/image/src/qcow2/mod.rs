@@ -21,6 +21,7 @@ pub(crate) mod mapping;
 mod rebuild;
 mod refcount;
 pub(crate) mod repair;
+mod reserved;
 pub(crate) mod resize;
 mod separate;
 pub(crate) mod snapshot;

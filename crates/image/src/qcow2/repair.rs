@@ -18,7 +18,7 @@ use super::header::{Header, INCOMPATIBLE_AT, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_
 use super::mapping::{entry_in, read_l2, set_entry_in};
 use super::refcount::{StoredRefcounts, get, set};
 use super::separate::Copies;
-use super::{drops, rebuild};
+use super::{drops, rebuild, reserved};
 use crate::bytes::{from_words, to_words};
 use crate::chain::load_header;
 use crate::error::corrupt;
@@ -46,6 +46,9 @@ pub(crate) fn mend(
         }
         header = load_header(file, image)?;
         uses = count_uses(file, &header, image)?;
+    }
+    if mode == RepairMode::All && uses.reserved_count > 0 {
+        reserved::clear(file, &header, &uses, image, actions)?;
     }
     let mender = Mender {
         file,

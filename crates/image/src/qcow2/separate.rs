@@ -7,11 +7,11 @@ use holdfast_block::to_usize;
 
 use super::check::Checker;
 use super::counts::Counts;
+use super::drops::l1_tables;
 use super::entry::{COPIED, DataPlace, Meaning};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, TableAt};
 use super::mapping::{L2Table, entry_in, read_l2, set_entry_in};
-use super::snapshot;
 use crate::Result;
 use crate::bytes::{from_words, to_words};
 use crate::file::ImageFile;
@@ -50,10 +50,8 @@ impl<'a> Copies<'a> {
             first_disk_offset: u64::MAX,
             end: geometry.offset_of(geometry.clusters_for(file.length_bytes()?)),
         };
-        let (snapshots, _) = snapshot::load(file, header, image)?;
-        copies.copy_tables(header.l1, true, uses, image)?;
-        for snapshot in snapshots {
-            copies.copy_tables(snapshot.l1, false, uses, image)?;
+        for (number, table) in l1_tables(file, header, image)?.into_iter().enumerate() {
+            copies.copy_tables(table, number == 0, uses, image)?;
         }
         if copies.changes.is_empty() {
             copies.unit_bytes = geometry.cluster_bytes();

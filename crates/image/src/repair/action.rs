@@ -23,6 +23,11 @@ pub enum RepairAction {
         /// How many.
         count: u64,
     },
+    /// Bits of entries that mean nothing are cleared.
+    ReservedBits {
+        /// In how many entries.
+        count: u64,
+    },
     /// A mark goes that keeps programs from using the image.
     MarkCleared {
         /// Which one.
@@ -91,6 +96,7 @@ impl RepairAction {
             Self::Refcounts { .. } => "refcounts",
             Self::RefcountsRebuilt { .. } => "refcounts-rebuilt",
             Self::CopiedFlags { .. } => "copied-flags",
+            Self::ReservedBits { .. } => "reserved-bits",
             Self::MarkCleared { .. } => "mark-cleared",
             Self::Rewritten { .. } => "rewritten",
             Self::FromTwin { .. } => "from-twin",
@@ -128,6 +134,7 @@ impl Display for RepairAction {
                 "refcounts are written anew at the end of the file, for {cluster_count} clusters in use"
             ),
             Self::CopiedFlags { count } => write!(formatter, "{count} copied flags become what the refcounts say"),
+            Self::ReservedBits { count } => write!(formatter, "bits that mean nothing are cleared in {count} entries"),
             Self::MarkCleared { mark } => write!(formatter, "the mark that it {mark} goes"),
             Self::Rewritten { what, from } => write!(formatter, "{what} is written anew, from {from}"),
             Self::FromTwin { what, count } => write!(formatter, "{count} entries of {what} become what its copy says"),

@@ -514,6 +514,26 @@ fn what_two_parts_of_a_qcow2_share_is_copied_only_by_request() {
 }
 
 #[test]
+fn reserved_bits_of_a_qcow2_are_cleared_only_by_request() {
+    let image = sample(Format::Qcow2);
+    let at = places(&image);
+    let flipped = damaged(&image, |image| {
+        image[at.l1 + 7] ^= 8;
+        image[at.entry] ^= 0x10;
+        image[at.entry + 7] ^= 8;
+    });
+    untouched("reserved bits", Format::Qcow2, &flipped, RepairMode::Safe);
+    mended(
+        "reserved bits",
+        Format::Qcow2,
+        &flipped,
+        RepairMode::All,
+        &["reserved-bits"],
+    );
+    assert!(sectors(Format::Qcow2, &memory(flipped)) == sectors(Format::Qcow2, &memory(image)));
+}
+
+#[test]
 fn a_table_that_two_parts_of_a_qcow2_share_is_copied_with_what_it_leads_to() {
     let image = sample(Format::Qcow2);
     let at = places(&image);
