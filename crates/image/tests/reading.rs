@@ -425,6 +425,57 @@ fn an_entry_for_another_place_of_a_data_file_is_damage() {
     }
 }
 
+/// What is stored behind the end of the disk is no part of it, and takes room, unless a snapshot has it, too.
+#[test]
+fn clusters_behind_the_end_of_the_disk_are_told() {
+    let lab = Lab::new();
+    let image = lab.path("image.qcow2");
+    let cut = |size_bytes: u64| {
+        let mut bytes = fs::read(&image).unwrap();
+        bytes[24..32].copy_from_slice(&size_bytes.to_be_bytes());
+        overwrite(&image, &bytes);
+        let report = check(&image, &OpenOptions::default()).unwrap();
+        let problems: Vec<_> = report.problems.iter().map(|problem| problem.kind.to_string()).collect();
+        assert_eq!(
+            (report.corruption_count, qemu_check(&image)),
+            (0, (0, 0)),
+            "{problems:?}"
+        );
+        (
+            report.allocated_count,
+            report.cluster_count,
+            report.leak_count,
+            problems,
+        )
+    };
+    let told = |count| {
+        vec![format!(
+            "clusters behind the end of the disk that belong to nothing: {count}"
+        )]
+    };
+    lab.qemu_img("create -f qcow2 image.qcow2 2G");
+    qemu_io(&image, &["write -P 1 0 384k", "write -P 2 1G 64k"]);
+    assert_eq!(cut(512), (1, 1, 6, told(6)));
+    assert_eq!(cut(100_000), (2, 2, 5, told(5)));
+    assert_eq!(cut(2 << 30), (7, 32_768, 0, Vec::new()));
+    // The snapshot has all of them, and its own size; then the disk gets some of its own.
+    lab.qemu_img("snapshot -c kept image.qcow2");
+    assert_eq!(cut(100_000), (2, 2, 0, Vec::new()));
+    cut(2 << 30);
+    qemu_io(&image, &["write -P 3 128k 128k", "write -P 3 1G 64k"]);
+    assert_eq!(cut(100_000), (2, 2, 3, told(3)));
+    // It is the snapshot that is longer.
+    cut(2 << 30);
+    lab.qemu_img("resize -q --shrink image.qcow2 99840");
+    assert_eq!(cut(99_840), (2, 2, 0, Vec::new()));
+    // Compressed ones.
+    lab.raw("source.raw", 1 << 20, 3);
+    lab.qemu_img("convert -c -f raw -O qcow2 source.raw image.qcow2");
+    let (all, _, _, problems) = cut(1 << 20);
+    assert_eq!(problems, [""; 0]);
+    assert_eq!(cut(65_536), (1, 1, all - 1, told(all - 1)));
+}
+
 /// Damages metadata in ways whose verdict is known to QEMU, and compares the verdicts.
 #[test]
 fn the_check_agrees_with_the_peer_about_damage() {

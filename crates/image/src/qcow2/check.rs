@@ -4,6 +4,7 @@
 //! with a stored count below its uses would be given away while in use: a corruption. One above is a leak: wasted
 //! space. The `copied` flag must say exactly whether the count is 1.
 
+mod behind;
 mod bitmaps;
 mod contested;
 mod data_file;
@@ -60,6 +61,8 @@ fn compared(file: &dyn ImageFile, data: Option<&dyn ImageFile>, header: &Header,
     checker.claim_refcounts()?;
     checker.walk()?;
     checker.compare();
+    let behind = "clusters behind the end of the disk";
+    checker.report.add_unreferenced(behind, checker.behind_count);
     Ok(checker.report)
 }
 
@@ -90,6 +93,8 @@ pub(super) struct Checker<'a> {
     pub(super) damage_count: u64,
     /// Entries with bits that mean nothing.
     pub(super) reserved_count: u64,
+    /// Clusters behind the end of the disk that nothing else uses.
+    behind_count: u64,
     /// Whether some of the damage has to do with bitmaps.
     pub(super) has_damaged_bitmaps: bool,
     report: CheckReport,
@@ -121,6 +126,7 @@ impl<'a> Checker<'a> {
             l2_tables: BTreeMap::new(),
             damage_count: 0,
             reserved_count: 0,
+            behind_count: 0,
             has_damaged_bitmaps: false,
             report: CheckReport {
                 cluster_count: header.geometry.clusters_for(header.size_bytes),
@@ -384,8 +390,8 @@ impl<'a> Checker<'a> {
                 return Ok(());
             }
             Ok(Meaning::Compressed(compressed)) => {
-                self.report.allocated_count += u64::from(is_active);
-                self.report.compressed_count += u64::from(is_active);
+                let is_shown = self.count_shown(disk_offset, used, compressed.offset)?;
+                self.report.compressed_count += u64::from(is_shown);
                 if entry.word & COPIED != 0 {
                     let detail = "compressed cluster with the copied flag".to_owned();
                     self.corruption(ProblemKind::Entry {
@@ -402,7 +408,7 @@ impl<'a> Checker<'a> {
             ) => host,
             Ok(_) => return Ok(()),
         };
-        self.report.allocated_count += u64::from(is_active);
+        self.count_shown(disk_offset, used, host.offset)?;
         if self.place() == DataPlace::External {
             self.check_in_data_file(host.offset, disk_offset);
             return Ok(());

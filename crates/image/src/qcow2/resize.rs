@@ -41,12 +41,15 @@ pub(crate) fn resize(
         device.flush()?;
         return write_size(&**file, after_bytes);
     }
-    let layer = layer(header)?;
+    // Nothing shows through behind the end, so that version 2, which cannot hide what is below, gives up clusters there, too.
+    let is_hidden = header.has_zero_clusters();
+    let mut layer = layer(header)?;
+    layer.backing = layer.backing.filter(|_| is_hidden);
     let ranges = held(&layer, after_bytes..before_bytes, backing_bytes);
     let device = Qcow2Mut::new(layer)?;
     write_size(&**file, after_bytes)?;
     for range in ranges {
-        device.trim(range)?;
+        device.give_up(range)?;
     }
     device.flush()?;
     // The counts of what was given up, which a flush leaves to the next one.

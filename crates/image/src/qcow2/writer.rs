@@ -97,10 +97,20 @@ impl Qcow2Mut {
         Ok(())
     }
 
-    /// Calls `act` with the clusters of `range` one by one: whole clusters, or parts of the first and the last one.
+    /// Gives up the clusters of `range`, also those that read as zero and have room all the same: for what will be behind the end.
+    pub(crate) fn give_up(&self, range: Range<u64>) -> Result<()> {
+        let all = |_: &State, _, _| Ok(0);
+        self.for_each_cluster(range, all, |state, cluster, within| {
+            trim_cluster(state, cluster, &within)
+        })
+    }
+
+    /// Calls `act` with the clusters of `range` one by one: whole clusters, or parts of the first and the last one. Bytes that `skip` says,
+    /// from an offset on and of a length, are left out.
     fn for_each_cluster(
         &self,
         range: Range<u64>,
+        skip: impl Fn(&State, u64, u64) -> Result<u64>,
         act: impl Fn(&mut State, u64, Range<u64>) -> Result<()>,
     ) -> Result<()> {
         self.announce()?;
@@ -110,7 +120,7 @@ impl Qcow2Mut {
                 let mut at = at;
                 // A bounded number of clusters per turn, so that others can read in between.
                 for _ in 0..1024 {
-                    let skipped = state.zero_run(at, range.end - at)?;
+                    let skipped = skip(state, at, range.end - at)?;
                     if skipped > 0 {
                         at += skipped;
                     } else {
@@ -216,12 +226,13 @@ impl BlockDeviceMut for Qcow2Mut {
 
     fn write_zeroes(&self, range: Range<u64>) -> BlockResult<()> {
         self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
-        Ok(self.for_each_cluster(range, zero_cluster)?)
+        Ok(self.for_each_cluster(range, State::zero_run, zero_cluster)?)
     }
 
     fn trim(&self, range: Range<u64>) -> BlockResult<()> {
         self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
-        Ok(self.for_each_cluster(range, |state, cluster, within| trim_cluster(state, cluster, &within))?)
+        let act = |state: &mut State, cluster, within| trim_cluster(state, cluster, &within);
+        Ok(self.for_each_cluster(range, State::zero_run, act)?)
     }
 
     fn flush(&self) -> BlockResult<()> {
