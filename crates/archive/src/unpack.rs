@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use flate2::bufread::GzDecoder;
 
 use crate::in_order::{InOrder, Threads};
-use crate::packed::{ZSTD_BLOCK_BYTES, gzip, zstd_frame};
+use crate::packed::{GzipTally, ZstdTally, gzip, zstd_frame};
 
 /// Bytes of a chunk of a stream that is unpacked on one thread.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -211,10 +211,9 @@ enum Part {
 /// The reading thread.
 struct Unpacking {
     state: State,
-    /// Members of ours came, and the index that stands behind them did not yet.
-    owes_index: bool,
-    /// Whether all frames were of the length in which ours are cut, and how many there were.
-    full_frames: (bool, u64),
+    /// What came since the last index, by the way in which the stream is packed.
+    gzip: GzipTally,
+    zstd: ZstdTally,
     may_be_cut: Arc<AtomicBool>,
 }
 
@@ -231,8 +230,8 @@ impl Unpacking {
     fn new(input: Input, packing: Packing, may_be_cut: &Arc<AtomicBool>) -> Self {
         Self {
             state: State::Frames(input, packing),
-            owes_index: false,
-            full_frames: (true, 0),
+            gzip: GzipTally::default(),
+            zstd: ZstdTally::default(),
             may_be_cut: Arc::clone(may_be_cut),
         }
     }
@@ -251,24 +250,26 @@ impl Unpacking {
     fn frame(&mut self, mut input: Input, packing: Packing) -> (Option<Part>, State) {
         let frame = match packing {
             Packing::Gzip => gzip::read_member(&mut input),
-            Packing::Zstd | Packing::None => zstd_frame::read_frame(&mut input),
+            Packing::Zstd | Packing::None => zstd_frame::read_frame(&mut input, &mut self.zstd),
         };
+        // Each block of ours is a member by itself: a cut between two of them looks like an end, and one that is lost like nothing at all.
+        let frame = frame.and_then(|frame| {
+            match &frame {
+                Frame::End | Frame::Long { .. } => self.gzip.check_over()?,
+                Frame::Whole { bytes, unpacked_bytes } if packing == Packing::Gzip => {
+                    self.gzip.member(bytes, *unpacked_bytes)?;
+                }
+                Frame::Whole { bytes, unpacked_bytes } => self.zstd.frame(bytes, *unpacked_bytes),
+            }
+            Ok(frame)
+        });
         match frame {
             Err(error) => (Some(Part::Ready(Err(error))), State::Over),
-            // Each block of ours is a member by itself: a cut between two of them looks like an end.
-            Ok(Frame::End | Frame::Long { .. }) if self.owes_index => {
-                (Some(Part::Ready(Err(without_index()))), State::Over)
-            }
             Ok(Frame::End) => {
-                let (is_full, count) = self.full_frames;
-                self.may_be_cut
-                    .store(packing == Packing::Zstd && is_full && count > 0, Ordering::Relaxed);
+                self.may_be_cut.store(self.zstd.may_be_cut(), Ordering::Relaxed);
                 (None, State::Over)
             }
             Ok(Frame::Whole { bytes, unpacked_bytes }) => {
-                self.owes_index = packing == Packing::Gzip && gzip::index_of(&bytes).is_none();
-                let (is_full, count) = self.full_frames;
-                self.full_frames = (is_full && unpacked_bytes == ZSTD_BLOCK_BYTES, count + 1);
                 let part = match packing {
                     Packing::Gzip => Part::Gzip { bytes, unpacked_bytes },
                     Packing::Zstd | Packing::None => Part::Zstd { bytes, unpacked_bytes },
@@ -276,7 +277,6 @@ impl Unpacking {
                 (Some(part), State::Frames(input, packing))
             }
             Ok(Frame::Long { start }) => {
-                self.full_frames.0 = false;
                 input.give_back(start);
                 self.piecemeal(input, packing)
             }
@@ -318,14 +318,6 @@ impl Unpacking {
             Ok(_) => (Some(Part::Ready(Ok(chunk))), State::Stream(stream)),
         }
     }
-}
-
-/// Why a stream of ours that has no index is not whole.
-fn without_index() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::UnexpectedEof,
-        "the packed stream does not end with the index that holdfast writes behind it: it was cut off",
-    )
 }
 
 /// What stands at the place of a frame.

@@ -76,6 +76,12 @@ pub(crate) fn index_of(member: &[u8]) -> Option<&[u8]> {
         .filter(|_| is_one)
 }
 
+/// The CRC-32 with which a member ends.
+pub(crate) fn checksum_of(member: &[u8]) -> Option<u32> {
+    let tail = member.last_chunk::<TAIL_BYTES>()?;
+    Some(u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]))
+}
+
 /// Length of a member and of what is in it, where the member says so.
 pub(crate) fn sizes(head: &[u8]) -> Option<(usize, usize)> {
     let field = head.get(HEAD_BYTES..MEMBER_HEAD_BYTES)?;

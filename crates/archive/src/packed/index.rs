@@ -3,14 +3,14 @@
 use std::io;
 
 use super::gzip;
-use super::zstd_frame::SKIPPABLE;
+use super::zstd_frame::SEEK_TABLE;
 use crate::unpack::{FRAME_BYTES_MAX, Packing};
 use crate::{Error, Result};
 
 /// Bytes of an entry in both forms: packed length, length, checksum.
-const ENTRY_BYTES: usize = 12;
+pub(super) const ENTRY_BYTES: usize = 12;
 /// A stream of 4 PiB in blocks of 1 MiB has as many.
-const ENTRY_COUNT_MAX: u64 = 1 << 32;
+pub(super) const ENTRY_COUNT_MAX: u64 = 1 << 32;
 
 /// What ends an index in a gzip file.
 const GZIP_MAGIC: [u8; 8] = *b"HFINDEX1";
@@ -24,7 +24,7 @@ const GZIP_ENTRIES_MAX: usize = gzip::INDEX_BYTES_MAX / ENTRY_BYTES;
 /// What ends a seek table of zstd.
 const ZSTD_MAGIC: u32 = 0x8f92_eab1;
 /// Number of entries, descriptor, magic.
-pub(crate) const ZSTD_FOOTER_BYTES: usize = 9;
+pub(super) const ZSTD_FOOTER_BYTES: usize = 9;
 const ZSTD_HEAD_BYTES: usize = 8;
 const ZSTD_HAS_CHECKSUMS: u8 = 0x80;
 
@@ -116,7 +116,7 @@ impl PackedIndex {
     fn encode_zstd(&self) -> io::Result<Vec<u8>> {
         let table = self.table();
         let length = u32::try_from(table.len() + ZSTD_FOOTER_BYTES).map_err(io::Error::other)?;
-        let mut bytes = (SKIPPABLE | 0xe).to_le_bytes().to_vec();
+        let mut bytes = SEEK_TABLE.to_le_bytes().to_vec();
         bytes.extend(length.to_le_bytes());
         bytes.extend(table);
         bytes.extend(
@@ -148,10 +148,8 @@ impl PackedIndex {
     fn read_gzip(file_bytes: u64, read: &mut dyn FnMut(u64, usize) -> Result<Vec<u8>>) -> Result<Self> {
         let end_at = file_bytes.checked_sub(GZIP_END_BYTES as u64).ok_or(Error::NoIndex)?;
         let end = read(end_at, GZIP_END_BYTES)?;
-        let footer =
-            gzip::index_of(&end).filter(|footer| footer.len() == GZIP_FOOTER_BYTES && footer[..8] == GZIP_MAGIC);
-        let footer = footer.ok_or(Error::NoIndex)?;
-        let (count, length) = (le64(&footer[8..]), le64(&footer[16..]));
+        let footer = gzip::index_of(&end).and_then(gzip_footer);
+        let (count, length) = footer.ok_or(Error::NoIndex)?;
         let start = end_at.checked_sub(length).filter(|_| count <= ENTRY_COUNT_MAX);
         let mut at = start.ok_or_else(|| wrong(end_at, "it is longer than the file"))?;
         let mut table = Vec::new();
@@ -188,7 +186,7 @@ impl PackedIndex {
         };
         let head = read(start, ZSTD_HEAD_BYTES)?;
         let length = u64::from(le32(&head[4..]));
-        if le32(&head) != SKIPPABLE | 0xe || length != table_bytes + ZSTD_FOOTER_BYTES as u64 {
+        if le32(&head) != SEEK_TABLE || length != table_bytes + ZSTD_FOOTER_BYTES as u64 {
             return Err(wrong(start, "its head does not agree with its end"));
         }
         // The file has as many bytes, so that nobody is made to allocate what is not there.
@@ -202,7 +200,7 @@ impl PackedIndex {
         }
         let mut index = Self::default();
         for entry in table.chunks_exact(ENTRY_BYTES) {
-            let (packed, bytes) = (le32(entry), le32(&entry[4..]));
+            let (packed, bytes, checksum) = entry_of(entry);
             let most = u32::try_from(FRAME_BYTES_MAX).unwrap_or(u32::MAX);
             if packed > most || bytes > most {
                 return Err(wrong(packed_bytes, "a block of it is larger than any"));
@@ -211,7 +209,7 @@ impl PackedIndex {
             if bytes == 0 && count > 1 {
                 return Err(wrong(packed_bytes, "a block of it holds nothing"));
             }
-            index.push(packed, bytes, le32(&entry[8..]));
+            index.push(packed, bytes, checksum);
         }
         Ok(index)
     }
@@ -234,6 +232,24 @@ impl PackedIndex {
         let is_joined = !self.entries.is_empty() && Packing::sniff(&read(start, 4)?) == packing;
         Err(if is_joined { Error::NoIndex } else { wrong() })
     }
+}
+
+/// Packed length, length and checksum of an entry.
+pub(super) fn entry_of(bytes: &[u8]) -> (u32, u32, u32) {
+    (le32(bytes), le32(&bytes[4..]), le32(&bytes[8..]))
+}
+
+/// Number of entries and length of the members that hold them, if this is what the last member of an index holds.
+pub(super) fn gzip_footer(content: &[u8]) -> Option<(u64, u64)> {
+    let is_one = content.len() == GZIP_FOOTER_BYTES && content[..8] == GZIP_MAGIC;
+    is_one.then(|| (le64(&content[8..]), le64(&content[16..])))
+}
+
+/// Number of entries, if this is the end of a seek table with checksums.
+pub(super) fn zstd_footer(bytes: &[u8]) -> Option<u64> {
+    let is_one =
+        bytes.len() == ZSTD_FOOTER_BYTES && bytes[4] == ZSTD_HAS_CHECKSUMS && bytes[5..] == ZSTD_MAGIC.to_le_bytes();
+    is_one.then(|| u64::from(le32(bytes)))
 }
 
 fn le32(bytes: &[u8]) -> u32 {

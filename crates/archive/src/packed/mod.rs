@@ -6,12 +6,13 @@
 pub(crate) mod gzip;
 mod index;
 mod read;
+mod tally;
 mod write;
 pub(crate) mod zstd_frame;
 
 pub use index::{IndexEntry, PackedIndex};
 pub use read::{PackedFile, PackedReport};
-pub(crate) use write::ZSTD_BLOCK_BYTES;
+pub(crate) use tally::{GzipTally, ZstdTally};
 pub use write::{PackOptions, Packed, Packer, pack};
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use holdfast_block::{BlockDevice as _, MemoryDevice, SeededRandom};
 
-use super::{PackOptions, PackedFile, Packer, pack};
+use super::{PackOptions, PackedFile, Packer, gzip, pack};
 use crate::in_order::Threads;
 use crate::unpack::{Packing, Unpacked};
 use crate::{Error, Result};
@@ -159,11 +159,174 @@ fn a_packed_stream_that_lacks_its_index_is_not_taken_for_whole() {
     // Nothing says so of a frame of zstd: only its length makes suspicious.
     let file = packed(&bytes, Packing::Zstd);
     let first = usize::try_from(open(&file).unwrap().index().entries()[0].packed_bytes).unwrap();
-    for (length, may_be_cut) in [(first, true), (file.len(), false)] {
-        let mut stream = Unpacked::new(Box::new(std::io::Cursor::new(file[..length].to_vec())), THREADS).unwrap();
+    let other = packed(&bytes[7..], Packing::Zstd);
+    let full = packed(&bytes[..8 << 20], Packing::Zstd);
+    for (file, may_be_cut) in [
+        (file[..first].to_vec(), true),
+        (file.clone(), false),
+        ([&file[..], &file].concat(), false),
+        ([&file[..], &file[..first]].concat(), true),
+        // A stream that was cut, and another one behind it.
+        ([&file[..first], &other].concat(), true),
+        // Blocks of full length with their index are whole.
+        ([&full[..], &full].concat(), false),
+    ] {
+        let mut stream = Unpacked::new(Box::new(std::io::Cursor::new(file.clone())), THREADS).unwrap();
         stream.read_to_end(&mut Vec::new()).unwrap();
-        assert_eq!(stream.may_be_cut(), may_be_cut, "{length}");
+        assert_eq!(stream.may_be_cut(), may_be_cut, "{}", file.len());
     }
+}
+
+/// The blocks of a packed stream, and the index behind them.
+fn parts(file: &[u8]) -> (Vec<Vec<u8>>, Vec<u8>) {
+    let index = open(file).unwrap();
+    let mut rest = file;
+    let blocks = index.index().entries().iter().map(|entry| {
+        let (block, behind) = rest.split_at(usize::try_from(entry.packed_bytes).unwrap());
+        rest = behind;
+        block.to_vec()
+    });
+    (blocks.collect(), rest.to_vec())
+}
+
+/// Each block is whole by itself, so that others at its place were taken for the stream.
+#[test]
+fn a_block_that_is_lost_doubled_or_elsewhere_is_damage() {
+    for (packing, length) in [(Packing::Gzip, 3_300_000), (Packing::Zstd, 9_700_000)] {
+        let bytes = stream(length);
+        let file = packed(&bytes, packing);
+        let (blocks, index) = parts(&file);
+        let count = blocks.len();
+        let all: Vec<usize> = (0..count).collect();
+        let mut orders = vec![Vec::new(), [&[0][..], &all].concat(), [&[0, 1][..], &all].concat()];
+        for number in 0..count {
+            let (before, behind) = (&all[..number], &all[number..]);
+            orders.push([before, &behind[1..]].concat());
+            orders.push([before, &[number], behind].concat());
+            let mut swapped = all.clone();
+            swapped.swap(number, (number + 1) % count);
+            orders.push(swapped);
+        }
+        for order in orders {
+            let mut changed: Vec<u8> = order.iter().flat_map(|number| blocks[*number].clone()).collect();
+            changed.extend(&index);
+            for joined in [
+                changed.clone(),
+                [&file[..], &changed].concat(),
+                [&changed[..], &file].concat(),
+            ] {
+                let error = unpacked(&joined).expect_err(&format!("{packing:?} {order:?}"));
+                let kinds = [std::io::ErrorKind::InvalidData, std::io::ErrorKind::UnexpectedEof];
+                assert!(kinds.contains(&error.kind()), "{error}");
+            }
+        }
+        assert_eq!(unpacked(&[blocks.concat(), index].concat()).unwrap().1, bytes);
+    }
+}
+
+/// One of its members may be lost, or come twice.
+#[test]
+fn an_index_that_is_not_whole_is_damage() {
+    // So many blocks that the index takes two members; nobody unpacks them here.
+    let block = gzip::pack(&mut libdeflater::Compressor::default(), &vec![0; 1 << 20]).unwrap();
+    let block = |number: u32| {
+        let mut block = block.clone();
+        let tail_at = block.len() - 8;
+        block[tail_at..tail_at + 4].copy_from_slice(&number.to_le_bytes());
+        block
+    };
+    let blocks: Vec<Vec<u8>> = (0..5500).map(block).collect();
+    let mut index = super::PackedIndex::default();
+    for (number, block) in (0..).zip(&blocks) {
+        index.push(u32::try_from(block.len()).unwrap(), 1 << 20, number);
+    }
+    let index = index.encode(Packing::Gzip).unwrap();
+    let mut members = Vec::new();
+    let mut rest = &index[..];
+    while let Some((length, _)) = gzip::sizes(rest) {
+        members.push(&rest[..length]);
+        rest = &rest[length..];
+    }
+    assert_eq!(members.len(), 3);
+    for (order, is_whole) in [
+        (&[0, 1, 2][..], true),
+        (&[0, 1], false),
+        (&[0, 2], false),
+        (&[1, 2], false),
+        (&[1, 0, 2], false),
+        (&[0, 0, 1, 2], false),
+        (&[2], false),
+        (&[2, 0, 1, 2], false),
+    ] {
+        let mut tally = super::GzipTally::default();
+        for block in &blocks {
+            tally.member(block, 1 << 20).unwrap();
+        }
+        let mut held = order.iter().map(|number| tally.member(members[*number], 0));
+        let held = held.try_for_each(|held| held).and_then(|()| tally.check_over());
+        assert_eq!(held.is_ok(), is_whole, "{order:?}");
+    }
+}
+
+/// Others frame streams in other ways, and have seek tables that we do not know all of.
+#[test]
+fn frames_and_seek_tables_of_others_are_no_damage() {
+    let bytes = stream(9_700_000);
+    let ours = packed(&bytes, Packing::Zstd);
+    let frame = |bytes: &[u8]| zstd::bulk::compress(bytes, 1).unwrap();
+    let table = |entries: &[(usize, usize)], flags: u8| {
+        let mut table: Vec<u8> = Vec::new();
+        for (packed, unpacked) in entries {
+            table.extend(u32::try_from(*packed).unwrap().to_le_bytes());
+            table.extend(u32::try_from(*unpacked).unwrap().to_le_bytes());
+            table.extend(if flags == 0 { &[][..] } else { &[9; 4] });
+        }
+        table.extend(u32::try_from(entries.len()).unwrap().to_le_bytes());
+        table.push(flags);
+        table.extend(0x8f92_eab1_u32.to_le_bytes());
+        let length = u32::try_from(table.len()).unwrap().to_le_bytes();
+        [&super::zstd_frame::SEEK_TABLE.to_le_bytes()[..], &length, &table].concat()
+    };
+    let skipped = |length: u32| {
+        let content = vec![7; usize::try_from(length).unwrap()];
+        [
+            &super::zstd_frame::SEEK_TABLE.to_le_bytes()[..],
+            &length.to_le_bytes(),
+            &content,
+        ]
+        .concat()
+    };
+    let (one, two) = (frame(&bytes[..1 << 20]), frame(&bytes[1 << 20..3 << 20]));
+    let sizes = [(one.len(), 1 << 20), (two.len(), 2 << 20)];
+    let with_skipped = [(one.len(), 1 << 20), (12, 0), (two.len(), 2 << 20)];
+    for theirs in [
+        [&one[..], &two].concat(),
+        [&one[..], &two, &table(&sizes, 0x80)].concat(),
+        [&one[..], &two, &table(&sizes, 0)].concat(),
+        [&one[..], &skipped(4), &two, &table(&with_skipped, 0x80)].concat(),
+        [
+            &skipped(0)[..],
+            &one,
+            &skipped(9),
+            &two,
+            &skipped(21),
+            &skipped(100_001),
+        ]
+        .concat(),
+    ] {
+        let expected = &bytes[..3 << 20];
+        assert_eq!(unpacked(&theirs).unwrap().1, expected);
+        let both = unpacked(&[&theirs[..], &ours].concat()).unwrap().1;
+        assert!(both == [expected, &bytes].concat());
+        let both = unpacked(&[&ours[..], &theirs].concat()).unwrap().1;
+        assert!(both == [&bytes[..], expected].concat());
+    }
+    // As long as a block of ours by chance.
+    let theirs = [frame(&bytes[7..7 + (4 << 20)]), ours.clone()].concat();
+    assert!(unpacked(&theirs).unwrap().1 == [&bytes[7..7 + (4 << 20)], &bytes].concat());
+    // Nothing of ours is between these.
+    let empty = packed(&[], Packing::Zstd);
+    assert!(unpacked(&[&ours[..], &empty, &ours].concat()).unwrap().1 == [&bytes[..], &bytes].concat());
 }
 
 #[test]

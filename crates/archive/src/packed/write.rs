@@ -13,8 +13,8 @@ use crate::unpack::Packing;
 use crate::{Error, Result};
 
 /// Bytes of a block: for gzip, so many that what its window does not see does not matter; for zstd, as many as fit into a cache with those of other threads.
-const GZIP_BLOCK_BYTES: usize = 1 << 20;
-pub(crate) const ZSTD_BLOCK_BYTES: usize = 4 << 20;
+pub(super) const GZIP_BLOCK_BYTES: usize = 1 << 20;
+pub(super) const ZSTD_BLOCK_BYTES: usize = 4 << 20;
 /// A block sees all of itself: at the usual level that makes up for the borders, and costs no time. Larger ones are smaller by some percent, and slower:
 /// two threads with such blocks no longer fit into a cache.
 const ZSTD_WINDOW_LOG: u32 = 22;

@@ -4,14 +4,20 @@
 
 use std::io;
 
+use super::tally::ZstdTally;
 use crate::unpack::{FRAME_BYTES_MAX, Frame, Input};
 
 const MAGIC: u32 = 0xfd2f_b528;
 /// Frames that decoders skip have this magic, but for the last four bits.
 pub(crate) const SKIPPABLE: u32 = 0x184d_2a50;
+/// The one of these that seek tables have.
+pub(crate) const SEEK_TABLE: u32 = SKIPPABLE | 0xe;
+/// Where a frame says which fields it has: behind the magic.
+const DESCRIPTOR_AT: usize = 4;
+const HAS_CHECKSUM: u8 = 4;
 
-/// Reads the next frame that holds data; those to be skipped are.
-pub(crate) fn read_frame(input: &mut Input) -> io::Result<Frame> {
+/// Reads the next frame that holds data; those to be skipped are, and seek tables among them are held against `tally`.
+pub(crate) fn read_frame(input: &mut Input, tally: &mut ZstdTally) -> io::Result<Frame> {
     use io::Read as _;
     loop {
         let mut bytes = Vec::new();
@@ -24,7 +30,12 @@ pub(crate) fn read_frame(input: &mut Input) -> io::Result<Frame> {
         };
         if magic & !0xf == SKIPPABLE {
             input.append(&mut bytes, 4)?;
-            let length = u64::from(number(&bytes[4..8]));
+            let length = number(&bytes[4..8]);
+            if magic == SEEK_TABLE {
+                tally.skippable(input, length)?;
+                continue;
+            }
+            let length = u64::from(length);
             let skipped = io::copy(&mut input.by_ref().take(length), &mut io::sink())?;
             if skipped < length {
                 // The error of whoever finds nothing.
@@ -39,6 +50,15 @@ pub(crate) fn read_frame(input: &mut Input) -> io::Result<Frame> {
     }
 }
 
+/// The checksum with which a frame ends, where it has one.
+pub(crate) fn checksum_of(frame: &[u8]) -> Option<u32> {
+    let has_one = frame.get(DESCRIPTOR_AT)? & HAS_CHECKSUM != 0;
+    frame
+        .last_chunk()
+        .filter(|_| has_one)
+        .map(|bytes| u32::from_le_bytes(*bytes))
+}
+
 /// Little-endian, of at most four bytes.
 fn number(bytes: &[u8]) -> u32 {
     bytes
@@ -49,9 +69,9 @@ fn number(bytes: &[u8]) -> u32 {
 
 fn read_data(input: &mut Input, mut bytes: Vec<u8>) -> io::Result<Frame> {
     input.append(&mut bytes, 1)?;
-    let descriptor = bytes[4];
+    let descriptor = bytes[DESCRIPTOR_AT];
     let is_single = descriptor & 0x20 != 0;
-    let has_checksum = descriptor & 4 != 0;
+    let has_checksum = descriptor & HAS_CHECKSUM != 0;
     let window_bytes = usize::from(!is_single);
     let dictionary_bytes = [0, 1, 2, 4][usize::from(descriptor & 3)];
     let size_bytes = match descriptor >> 6 {

@@ -15,6 +15,7 @@ mod interruptions;
 mod kept_images;
 mod keys;
 mod monitoring;
+mod packed_streams;
 mod pool_doctor;
 mod pool_memory;
 mod pool_names;

@@ -1,0 +1,267 @@
+//! What came of a stream that is read in order, held against the index behind it.
+//!
+//! A block is whole by itself, so one that was lost, comes twice or stands at another's place is noticed by the index alone. A *run* is what came
+//! since the last index and may belong to one stream of ours: blocks of full length, and at its end perhaps a shorter one. That bounds
+//! it, too: what is kept of a block stands for all of its bytes, which somebody has to unpack. What a block says of itself is believed here; whoever unpacks it
+//! finds out whether that is true.
+
+use std::io;
+
+use super::index::{ENTRY_BYTES, ENTRY_COUNT_MAX, ZSTD_FOOTER_BYTES, entry_of, gzip_footer, zstd_footer};
+use super::write::{GZIP_BLOCK_BYTES, ZSTD_BLOCK_BYTES};
+use super::{gzip, zstd_frame};
+use crate::unpack::Input;
+
+/// Entries of a seek table that are read at once.
+const ENTRIES_AT_ONCE: usize = 4096;
+
+/// A block, as it says of itself or as an index does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Block {
+    packed_bytes: u32,
+    bytes: u32,
+    /// None where a frame of zstd has none.
+    checksum: Option<u32>,
+}
+
+impl Block {
+    fn new(packed: &[u8], bytes: usize, checksum: Option<u32>) -> Self {
+        // Frames that are longer than an index can say are none of these.
+        let length = |length| u32::try_from(length).unwrap_or(u32::MAX);
+        Self {
+            packed_bytes: length(packed.len()),
+            bytes: length(bytes),
+            checksum,
+        }
+    }
+
+    /// The block of an entry.
+    fn of_entry(entry: &[u8]) -> Self {
+        let (packed_bytes, bytes, checksum) = entry_of(entry);
+        Self {
+            packed_bytes,
+            bytes,
+            checksum: Some(checksum),
+        }
+    }
+
+    fn is_full(&self, full_bytes: usize) -> bool {
+        usize::try_from(self.bytes) == Ok(full_bytes)
+    }
+
+    /// Whether it is what an entry says, as far as it says anything.
+    fn agrees_with(&self, entry: &Self) -> bool {
+        (self.packed_bytes, self.bytes) == (entry.packed_bytes, entry.bytes)
+            && (self.checksum.is_none() || self.checksum == entry.checksum)
+    }
+}
+
+/// Members of gzip: ours are known by their size field, and each of them has to stand in an index.
+#[derive(Debug, Default)]
+pub(crate) struct GzipTally {
+    run: Vec<Block>,
+    /// Of the index that has begun: how many blocks it has named, and how long it is.
+    index: Option<(usize, u64)>,
+}
+
+impl GzipTally {
+    /// Takes in a member of ours, which holds `unpacked_bytes`.
+    ///
+    /// # Errors
+    /// It is of an index that says something else than what came; or it should be one, and is not.
+    pub(crate) fn member(&mut self, member: &[u8], unpacked_bytes: usize) -> io::Result<()> {
+        if let Some(content) = gzip::index_of(member) {
+            return match gzip_footer(content) {
+                Some((count, length)) => self.end(count, length),
+                None => self.entries(content, member.len() as u64),
+            };
+        }
+        let is_over = self.run.last().is_some_and(|last| !last.is_full(GZIP_BLOCK_BYTES));
+        if is_over || self.index.is_some() || self.run.len() as u64 == ENTRY_COUNT_MAX {
+            return Err(without_index());
+        }
+        let checksum = gzip::checksum_of(member);
+        self.run.push(Block::new(member, unpacked_bytes, checksum));
+        Ok(())
+    }
+
+    /// Makes sure that the stream may end here, or go on with what others have packed.
+    ///
+    /// # Errors
+    /// The index did not come.
+    pub(crate) fn check_over(&self) -> io::Result<()> {
+        if self.run.is_empty() && self.index.is_none() {
+            Ok(())
+        } else {
+            Err(without_index())
+        }
+    }
+
+    fn entries(&mut self, content: &[u8], member_bytes: u64) -> io::Result<()> {
+        let (mut number, length) = self.index.unwrap_or_default();
+        if !content.len().is_multiple_of(ENTRY_BYTES) {
+            return Err(differs("a part of it is cut off"));
+        }
+        for entry in content.chunks_exact(ENTRY_BYTES) {
+            let came = self.run.get(number);
+            if !came.is_some_and(|block| block.agrees_with(&Block::of_entry(entry))) {
+                return Err(differs(&at_place(number)));
+            }
+            number += 1;
+        }
+        self.index = Some((number, length + member_bytes));
+        Ok(())
+    }
+
+    fn end(&mut self, count: u64, length: u64) -> io::Result<()> {
+        let (named, named_bytes) = self.index.unwrap_or_default();
+        let came = self.run.len();
+        if count != came as u64 {
+            return Err(differs(&at_number(count, came)));
+        }
+        if (named, named_bytes) != (came, length) {
+            return Err(differs("a part of it is missing"));
+        }
+        *self = Self::default();
+        Ok(())
+    }
+}
+
+/// Frames of zstd: nothing tells ours from those of others, which may stand before ours and have seek tables in other ways.
+#[derive(Debug, Default)]
+pub(crate) struct ZstdTally {
+    run: Vec<Block>,
+    /// Since the last index something came that cannot be of the stream that the run is of.
+    has_others: bool,
+    /// Blocks of full length stood before a stream of ours that was whole.
+    has_surplus: bool,
+}
+
+impl ZstdTally {
+    /// Takes in a frame, which holds `unpacked_bytes`.
+    pub(crate) fn frame(&mut self, frame: &[u8], unpacked_bytes: usize) {
+        let is_over = self.run.last().is_some_and(|last| !last.is_full(ZSTD_BLOCK_BYTES));
+        if is_over || self.run.len() as u64 == ENTRY_COUNT_MAX {
+            self.run.clear();
+            self.has_others = true;
+        }
+        let checksum = zstd_frame::checksum_of(frame);
+        self.run.push(Block::new(frame, unpacked_bytes, checksum));
+    }
+
+    /// Whether what came since the last index consists of frames of the length in which ours are cut, and of no shorter one, as the last one mostly is.
+    pub(crate) fn may_be_cut(&self) -> bool {
+        let is_full = self.run.last().is_some_and(|last| last.is_full(ZSTD_BLOCK_BYTES));
+        self.has_surplus || is_full && !self.has_others
+    }
+
+    /// Reads a frame of `length` bytes that decoders skip, and which is of the kind that seek tables are.
+    ///
+    /// # Errors
+    /// It is a seek table that says something else than what came. Reading.
+    pub(crate) fn skippable(&mut self, input: &mut Input, length: u32) -> io::Result<()> {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let table_bytes = length.saturating_sub(ZSTD_FOOTER_BYTES);
+        let count = table_bytes / ENTRY_BYTES;
+        let mut table = Table::new(&self.run, count);
+        let mut bytes = Vec::new();
+        let mut left = count;
+        while left > 0 {
+            let entries = left.min(ENTRIES_AT_ONCE);
+            bytes.clear();
+            input.append(&mut bytes, entries * ENTRY_BYTES)?;
+            for entry in bytes.chunks_exact(ENTRY_BYTES) {
+                table.entry(Block::of_entry(entry));
+            }
+            left -= entries;
+        }
+        bytes.clear();
+        // What is no table has an end of any length below 21.
+        input.append(&mut bytes, length - count * ENTRY_BYTES)?;
+        let is_table = zstd_footer(&bytes).is_some_and(|named| named == count as u64);
+        if !is_table || !table.is_of_run || self.has_others && !table.is_cut_as_ours {
+            return Ok(());
+        }
+        if let Some(number) = table.difference {
+            let came = self.run.len();
+            return Err(differs(&if count > came {
+                at_number(count as u64, came)
+            } else {
+                at_place(number)
+            }));
+        }
+        if table.is_doubled {
+            return Err(differs("its first block came twice"));
+        }
+        self.has_surplus |= count < self.run.len() && !self.has_others;
+        self.run.clear();
+        self.has_others = false;
+        Ok(())
+    }
+}
+
+/// A seek table, compared with the run before it as it is read.
+struct Table<'a> {
+    run: &'a [Block],
+    count: usize,
+    number: usize,
+    /// The first entry that is not as the block at its place.
+    difference: Option<usize>,
+    /// The first block stands also before the blocks that it names.
+    is_doubled: bool,
+    /// All of its blocks but the last are of full length.
+    is_cut_as_ours: bool,
+    /// It names no frames without content: others name those, too, that decoders skip.
+    is_of_run: bool,
+}
+
+impl<'a> Table<'a> {
+    fn new(run: &'a [Block], count: usize) -> Self {
+        Self {
+            run,
+            count,
+            number: 0,
+            difference: None,
+            is_doubled: false,
+            is_cut_as_ours: true,
+            is_of_run: true,
+        }
+    }
+
+    fn entry(&mut self, entry: Block) {
+        let before = self.run.len().checked_sub(self.count);
+        let came = before.and_then(|before| self.run.get(before + self.number));
+        if self.difference.is_none() && !came.is_some_and(|block| block.agrees_with(&entry)) {
+            self.difference = Some(self.number);
+        }
+        if self.number == 0 {
+            self.is_doubled = before.is_some_and(|before| self.run[..before].contains(&entry));
+        }
+        self.number += 1;
+        self.is_cut_as_ours &= self.number == self.count || entry.is_full(ZSTD_BLOCK_BYTES);
+        self.is_of_run &= entry.bytes > 0;
+    }
+}
+
+/// Why a stream of ours that has no index is not whole.
+fn without_index() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "the packed stream does not end with the index that holdfast writes behind it: it was cut off",
+    )
+}
+
+fn differs(detail: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the packed stream is damaged: it is not what the index behind it says: {detail}"),
+    )
+}
+
+fn at_number(count: u64, came: usize) -> String {
+    format!("the index has {count} blocks, and {came} came")
+}
+
+fn at_place(number: usize) -> String {
+    format!("another block stands at the place of block {number}")
+}

@@ -1,0 +1,62 @@
+//! Packed streams of which something is not as it was: never a wrong stream without a word.
+
+use crate::program::stderr;
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+
+/// The blocks of what `compress` has packed, and the index behind them.
+fn parts(packed: &[u8]) -> (Vec<&[u8]>, &[u8]) {
+    let number = |at: usize| u32::from_le_bytes(packed[at..at + 4].try_into().unwrap()) as usize;
+    let mut blocks = Vec::new();
+    let mut at = 0;
+    if packed.starts_with(&[0x1f, 0x8b]) {
+        // The size field of an index says that there is nothing in its member.
+        while number(at + 20) > 0 {
+            blocks.push(&packed[at..at + number(at + 16)]);
+            at += number(at + 16);
+        }
+    } else {
+        let count = number(packed.len() - 9);
+        for entry in 0..count {
+            let length = number(packed.len() - 9 - 12 * (count - entry));
+            blocks.push(&packed[at..at + length]);
+            at += length;
+        }
+    }
+    (blocks, &packed[at..])
+}
+
+/// Each block is whole by itself: what was lost between two of them was not missed by who unpacks.
+#[test]
+fn a_packed_stream_with_blocks_that_are_not_its_own_is_damaged_to_all_who_read_it() {
+    let rig = Rig::empty();
+    let bytes = noise(9 * MIB, 41);
+    for option in ["--gzip", "--zstd"] {
+        let whole = rig.run_with(&["compress", option], &bytes).stdout;
+        let (blocks, index) = parts(&whole);
+        assert!(blocks.len() > 2, "{option}");
+        let swapped = [&[blocks[1], blocks[0]][..], &blocks[2..]].concat();
+        for (what, file) in [
+            ("a first copy that was cut", [blocks[0], &whole].concat()),
+            ("a lost block", [blocks[0], &blocks[2..].concat(), index].concat()),
+            ("no first block", [&blocks[1..].concat(), index].concat()),
+            ("swapped blocks", [&swapped.concat(), index].concat()),
+            ("an index alone", index.to_vec()),
+            (
+                "a lost block, and a whole stream",
+                [blocks[0], &blocks[2..].concat(), index, &whole].concat(),
+            ),
+        ] {
+            rig.write("changed", &file);
+            let output = rig.run(&["compress", "-d", "changed"]);
+            assert_eq!(output.status.code(), Some(5), "{option}: {what}: {}", stderr(&output));
+            let (kind, said) = rig.error(5, &["archive", "check", "changed"]);
+            assert_eq!(kind, "damage", "{option}: {what}: {said}");
+        }
+        rig.write("joined", &[&whole[..], &whole].concat());
+        rig.ok(&["archive", "check", "joined"]);
+        let output = rig.run(&["compress", "-d", "joined"]);
+        assert!(output.status.success() && output.stdout == [&bytes[..], &bytes].concat());
+    }
+}
