@@ -164,6 +164,14 @@ impl Inner {
     }
 }
 
+/// What the file below says stays what it is; a block that is damaged is not taken for a medium that is.
+fn to_device(error: Error) -> DeviceError {
+    match error {
+        Error::Device(error) => error,
+        other => DeviceError::layer(other),
+    }
+}
+
 fn damaged(entry: &IndexEntry, detail: String) -> Error {
     Error::Corrupt {
         what: "packed block",
@@ -183,9 +191,7 @@ impl BlockDevice for PackedFile {
         while done < buffer.len() {
             let at = offset + done as u64;
             let number = self.inner.index.find(at);
-            let block = self
-                .block(number)
-                .map_err(|error| DeviceError::io("read", at, std::io::Error::other(error)))?;
+            let block = self.block(number).map_err(to_device)?;
             let start = usize::try_from(at - self.inner.index.entries()[number].offset).unwrap_or_default();
             let count = (block.len() - start).min(buffer.len() - done);
             buffer[done..done + count].copy_from_slice(&block[start..start + count]);

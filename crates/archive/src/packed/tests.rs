@@ -133,6 +133,9 @@ fn a_packed_stream_that_is_cut_off_or_changed_is_an_error() {
                 ),
                 "{error}"
             );
+            let file = open(&changed).unwrap();
+            let error = file.read_at(&mut vec![0; bytes.len()], 0).unwrap_err();
+            assert!(matches!(error, holdfast_block::Error::Layer(_)), "{error}");
         }
     }
 }

@@ -60,3 +60,32 @@ fn a_packed_stream_with_blocks_that_are_not_its_own_is_damaged_to_all_who_read_i
         assert!(output.status.success() && output.stdout == [&bytes[..], &bytes].concat());
     }
 }
+
+/// A script that alerts on damage did not hear of it from this verb.
+#[test]
+fn a_damaged_block_is_damage_to_all_verbs() {
+    let rig = Rig::empty();
+    let bytes = noise(9 * MIB, 42);
+    for option in ["--gzip", "--zstd"] {
+        let mut packed = rig.run_with(&["compress", option], &bytes).stdout;
+        packed[5 * MIB] ^= 1;
+        rig.write("damaged", &packed);
+        let mut hints = Vec::new();
+        for words in [
+            &["archive", "check", "damaged"][..],
+            &["archive", "read", "damaged", "--offset", "4M", "--length", "2M"],
+            &["compress", "-d", "damaged"],
+        ] {
+            let output = rig.code(5, words);
+            let said = stderr(&output);
+            hints.extend(said.lines().find(|line| line.starts_with("hint")).map(str::to_owned));
+        }
+        assert!(
+            hints.len() == 3 && hints.iter().all(|hint| *hint == hints[0]),
+            "{hints:?}"
+        );
+        // What is beside it can be read.
+        let output = rig.code(0, &["archive", "read", "damaged", "--length", "2M"]);
+        assert!(output.stdout == bytes[..2 * MIB], "{option}");
+    }
+}
