@@ -338,6 +338,19 @@ fn firmware_variables_come_back_and_the_guest_hears_that_it_went_back() {
     );
     assert_eq!(exported.disks[0].format.as_deref(), Some("qcow2"));
 
+    // Those of the machine must not be written to by another one, where there is no copy of them either.
+    std::fs::remove_file(&variables).unwrap();
+    let document = world
+        .rig
+        .json(3, &at(&uri, &["export", "--now", "web2", "fresh", "--format", "dir"]));
+    assert!(document["warnings"].to_string().contains("fresh ones"), "{document}");
+    let text = String::from_utf8(world.rig.read("fresh/domain.xml")).unwrap();
+    assert_eq!(
+        DomainXml::parse(&text).unwrap().nvram.as_deref(),
+        world.rig.path("fresh/web2_VARS.fd").to_str()
+    );
+    File::create(&variables).unwrap().write_all_at(&first, 0).unwrap();
+
     let report = work(&["restore", "web2", "--to-machine"]);
     let file = &report["files"][1];
     assert_eq!(

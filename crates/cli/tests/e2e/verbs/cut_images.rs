@@ -191,6 +191,25 @@ fn what_is_called_like_an_image_and_is_none_is_told() {
     }
 }
 
+/// Its bytes would be those of a disk that no machine can read.
+#[test]
+fn an_archive_of_a_machine_is_no_image() {
+    let rig = Rig::new();
+    for name in ["m.ova", "m.vma.zst", "m.xva"] {
+        rig.write(name, &noise(10_240, 6));
+        for words in [
+            &["clone", name, "out.qcow2"][..],
+            &["image", "convert", name, "out.qcow2"],
+            &["template", "push", "t:1", name, "--unsigned"],
+            &["backup", name],
+        ] {
+            let (_, said) = rig.error(2, words);
+            assert!(said.contains("like an archive of a machine"), "{words:?}: {said}");
+        }
+    }
+    rig.ok(&["image", "convert", "--format", "raw", "m.ova", "out.qcow2"]);
+}
+
 /// Bits of sectors past the end of a file were read as zeroes, and the block as one that is not there.
 #[test]
 fn a_block_whose_bits_are_past_the_end_is_damaged_to_all_who_read_it() {
