@@ -76,6 +76,18 @@ pub(crate) fn index_of(member: &[u8]) -> Option<&[u8]> {
         .filter(|_| is_one)
 }
 
+/// Makes sure that an index member has nothing in it, as everybody else reads it too.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn check_index(member: &[u8]) -> Result<(), &'static str> {
+    let again = index_of(member).map(index_member);
+    match again {
+        Some(Ok(again)) if again == member => Ok(()),
+        _ => Err("a member of it is not as it was written"),
+    }
+}
+
 /// The CRC-32 with which a member ends.
 pub(crate) fn checksum_of(member: &[u8]) -> Option<u32> {
     let tail = member.last_chunk::<TAIL_BYTES>()?;

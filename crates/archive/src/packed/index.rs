@@ -150,6 +150,7 @@ impl PackedIndex {
         let end = read(end_at, GZIP_END_BYTES)?;
         let footer = gzip::index_of(&end).and_then(gzip_footer);
         let (count, length) = footer.ok_or(Error::NoIndex)?;
+        gzip::check_index(&end).map_err(|detail| wrong(end_at, detail))?;
         let start = end_at.checked_sub(length).filter(|_| count <= ENTRY_COUNT_MAX);
         let mut at = start.ok_or_else(|| wrong(end_at, "it is longer than the file"))?;
         let mut table = Vec::new();
@@ -159,6 +160,7 @@ impl PackedIndex {
             let sizes = gzip::sizes(&bytes).and_then(|(length, _)| bytes.get(..length));
             let entries = sizes.and_then(gzip::index_of);
             let entries = entries.ok_or_else(|| wrong(at, "a member of it is not understood"))?;
+            gzip::check_index(sizes.unwrap_or_default()).map_err(|detail| wrong(at, detail))?;
             table.extend_from_slice(entries);
             at += sizes.map_or(0, <[u8]>::len) as u64;
         }

@@ -143,6 +143,10 @@ impl Inner {
         let mut packed = vec![0; usize::try_from(entry.packed_bytes).unwrap_or_default()];
         self.file.read_at(&mut packed, entry.packed_offset)?;
         let length = usize::try_from(entry.bytes).unwrap_or_default();
+        // Whoever reads the file in order goes by these, and would not get as far.
+        if self.packing == Packing::Gzip && gzip::sizes(&packed) != Some((packed.len(), length)) {
+            return Err(damaged(entry, "its size field is not what the index says".to_owned()));
+        }
         let unpacked = match self.packing {
             Packing::Gzip => gzip::unpack(&mut libdeflater::Decompressor::new(), &packed, length),
             Packing::Zstd | Packing::None => zstd::bulk::decompress(&packed, length),

@@ -71,6 +71,7 @@ impl GzipTally {
     /// It is of an index that says something else than what came; or it should be one, and is not.
     pub(crate) fn member(&mut self, member: &[u8], unpacked_bytes: usize) -> io::Result<()> {
         if let Some(content) = gzip::index_of(member) {
+            gzip::check_index(member).map_err(differs)?;
             return match gzip_footer(content) {
                 Some((count, length)) => self.end(count, length),
                 None => self.entries(content, member.len() as u64),

@@ -377,6 +377,32 @@ fn an_index_that_is_not_there_or_lies_is_refused() {
     assert!(matches!(open(b""), Err(Error::NoIndex)));
 }
 
+/// What gzip finds, and who reads in order, is found by the index as well: in each bit of a block's head and of the whole index.
+#[test]
+fn no_bit_of_a_size_field_or_of_an_index_is_left_unlooked_at() {
+    let file = packed(&stream(1_500_000), Packing::Gzip);
+    let index = open(&file).unwrap();
+    let second_at = usize::try_from(index.index().entries()[1].packed_offset).unwrap();
+    let index_at = usize::try_from(index.index().packed_bytes()).unwrap();
+    let fields = [10..26, second_at + 10..second_at + 26, index_at..file.len()];
+    for at in fields.into_iter().flatten() {
+        for bit in 0..8 {
+            let mut changed = file.clone();
+            changed[at] ^= 1 << bit;
+            match open(&changed) {
+                Ok(file) => {
+                    let error = file.check(THREADS.count, &mut |_| Ok(())).expect_err("it was changed");
+                    assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+                }
+                Err(Error::Corrupt { what: "index", .. }) => {}
+                // Without its last member it is a file without an index: it is read in order, which finds it.
+                Err(error) => assert!(matches!(error, Error::NoIndex), "{at}: {error}"),
+            }
+            unpacked(&changed).expect_err("it was changed");
+        }
+    }
+}
+
 #[test]
 fn the_index_of_a_long_stream_takes_several_members() {
     let mut index = super::PackedIndex::default();

@@ -89,3 +89,28 @@ fn a_damaged_block_is_damage_to_all_verbs() {
         assert!(output.stdout == bytes[..2 * MIB], "{option}");
     }
 }
+
+/// `archive check` went by the index, and `compress -d` by the heads of the blocks: what the first called whole, the second could not unpack.
+#[test]
+fn what_is_whole_to_check_can_be_unpacked() {
+    let rig = Rig::empty();
+    let whole = rig.run_with(&["compress", "--gzip"], &noise(2 * MIB, 43)).stdout;
+    let (blocks, index) = parts(&whole);
+    let index_at = whole.len() - index.len();
+    for (what, at) in [
+        ("length of a block's member", 16),
+        ("length of a block", blocks[0].len() + 22),
+        ("CRC-32 of the index", index_at + index.len() - 62 - 8),
+        ("CRC-32 of its last member", whole.len() - 8),
+        ("what is packed in its last member", whole.len() - 10),
+        ("size field of its last member", whole.len() - 62 + 20),
+    ] {
+        let mut changed = whole.clone();
+        changed[at] ^= 4;
+        rig.write("changed", &changed);
+        let (kind, said) = rig.error(5, &["archive", "check", "changed"]);
+        assert_eq!(kind, "damage", "{what}: {said}");
+        let output = rig.run(&["compress", "-d", "changed"]);
+        assert_eq!(output.status.code(), Some(5), "{what}: {}", stderr(&output));
+    }
+}
