@@ -90,19 +90,41 @@ impl Write for StandardOutput {
 pub struct PatientInput {
     file: File,
     interrupt: Interrupt,
+    /// Bytes that have to come still: of a file, as many as it had when it was opened.
+    left_bytes: u64,
 }
 
 impl PatientInput {
-    /// A file that is open.
+    /// A stream, which ends where it does.
     pub fn new(file: File, interrupt: Interrupt) -> Self {
-        Self { file, interrupt }
+        Self {
+            file,
+            interrupt,
+            left_bytes: 0,
+        }
+    }
+
+    /// A file that was just opened. It may grow while it is read; what is cut off of it meanwhile is not taken for its end.
+    pub fn of_file(file: File, interrupt: Interrupt) -> std::io::Result<Self> {
+        let metadata = file.metadata()?;
+        let left_bytes = if metadata.is_file() { metadata.len() } else { 0 };
+        Ok(Self {
+            file,
+            interrupt,
+            left_bytes,
+        })
     }
 }
 
 impl Read for PatientInput {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         wait(&self.file, PollFlags::IN, &self.interrupt)?;
-        self.file.read(buffer)
+        let count = self.file.read(buffer)?;
+        if count == 0 && self.left_bytes > 0 && !buffer.is_empty() {
+            return Err(std::io::Error::other("the file was cut off while it was read"));
+        }
+        self.left_bytes = self.left_bytes.saturating_sub(count as u64);
+        Ok(count)
     }
 }
 
@@ -163,7 +185,25 @@ mod tests {
 
     use holdfast_engine::Interrupt;
 
-    use super::{StandardOutput, Way};
+    use super::{PatientInput, StandardOutput, Way};
+
+    #[test]
+    fn a_file_that_is_cut_off_while_it_is_read_is_an_error() {
+        let make = || {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(&[7; 1000]).unwrap();
+            file
+        };
+        for (length, expected) in [(1000, Some(1000)), (2000, Some(2000)), (999, None), (0, None)] {
+            let file = make();
+            let mut input = PatientInput::of_file(file.reopen().unwrap(), Interrupt::new()).unwrap();
+            input.read_exact(&mut [0; 10]).unwrap();
+            file.as_file().set_len(length).unwrap();
+            let read = input.read_to_end(&mut Vec::new());
+            assert_eq!(read.ok().map(|count| count + 10), expected, "{length}");
+            assert_eq!(input.read(&mut []).unwrap(), 0);
+        }
+    }
 
     /// All of it comes, in whatever way it is written; and who is asked to stop does, though nobody reads.
     #[test]

@@ -422,6 +422,48 @@ fn the_index_of_a_long_stream_takes_several_members() {
     }
 }
 
+/// Sends what is written, until its writer is gone.
+struct Sent(std::sync::mpsc::Sender<Vec<u8>>);
+
+impl Write for Sent {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.send(bytes.to_vec()).ok();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What came of a source that failed had an index behind it, as if that had been all.
+#[test]
+fn a_stream_that_is_given_up_gets_no_index() {
+    let bytes = stream(2_500_000);
+    for packing in [Packing::Gzip, Packing::Zstd] {
+        let options = PackOptions {
+            packing,
+            level: None,
+            threads: THREADS,
+        };
+        let fails = std::io::Cursor::new(bytes.clone()).chain(Fails);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let error = pack(fails, Box::new(Sent(sender)), options, &mut |_| Ok(())).unwrap_err();
+        assert!(matches!(error, Error::Read { .. }), "{error}");
+        let written: Vec<u8> = receiver.into_iter().flatten().collect();
+        assert!(matches!(open(&written), Err(Error::NoIndex)), "{packing:?}");
+    }
+}
+
+/// A medium that has become bad.
+struct Fails;
+
+impl Read for Fails {
+    fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+        Err(std::io::ErrorKind::Other.into())
+    }
+}
+
 #[test]
 fn a_reader_that_goes_away_ends_the_packing() {
     struct Full;

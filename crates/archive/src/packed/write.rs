@@ -1,6 +1,7 @@
 //! Packing a stream on all cores.
 
 use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -112,6 +113,8 @@ pub struct Packer {
     block: Vec<u8>,
     block_bytes: usize,
     blocks: Option<SyncSender<Vec<u8>>>,
+    /// Whether the last block was handed in. Without that, no index says that these are all.
+    is_whole: Arc<AtomicBool>,
     writer: Option<JoinHandle<Result<Packed>>>,
 }
 
@@ -132,12 +135,15 @@ impl Packer {
             move || worker(packing, level, of_workers.clone()),
         );
         let of_writer = spare.clone();
-        let writer = std::thread::spawn(move || write_all(&packed, packing, output, &of_writer));
+        let is_whole: Arc<AtomicBool> = Arc::default();
+        let seen_whole = Arc::clone(&is_whole);
+        let writer = std::thread::spawn(move || write_all(&packed, packing, output, &of_writer, &seen_whole));
         Ok(Self {
             spare,
             block: Vec::new(),
             block_bytes: options.block_bytes(),
             blocks: Some(blocks),
+            is_whole,
             writer: Some(writer),
         })
     }
@@ -175,6 +181,7 @@ impl Packer {
         {
             return Err(Error::Write { offset: 0, source });
         }
+        self.is_whole.store(true, Ordering::Release);
         self.join()
     }
 }
@@ -266,6 +273,7 @@ fn write_all(
     packing: Packing,
     mut output: Box<dyn Write + Send>,
     spare: &Spare,
+    is_whole: &AtomicBool,
 ) -> Result<Packed> {
     let mut index = PackedIndex::default();
     let mut packed = Packed::default();
@@ -281,6 +289,9 @@ fn write_all(
         if packing != Packing::Gzip {
             spare.give(block.bytes);
         }
+    }
+    if !is_whole.load(Ordering::Acquire) {
+        return Err(failed(packed.written_bytes)(ended()));
     }
     if packing != Packing::None {
         let bytes = index.encode(packing).map_err(failed(packed.written_bytes))?;

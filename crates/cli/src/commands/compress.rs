@@ -131,16 +131,17 @@ pub(super) fn threads(count: usize, load_max: Option<f64>) -> Threads {
 /// A file, or standard input, which may be silent for long: who is asked to stop does, meanwhile.
 pub(super) fn input(path: Option<&std::path::Path>, context: &Context) -> Result<Box<dyn Read + Send>, Error> {
     let interrupt = context.interrupt()?;
-    let file = if let Some(path) = path.filter(|path| path.as_os_str() != "-") {
-        File::open(path).map_err(|source| holdfast_engine::Error::File {
+    let input = if let Some(path) = path.filter(|path| path.as_os_str() != "-") {
+        let opened = File::open(path).and_then(|file| PatientInput::of_file(file, interrupt));
+        opened.map_err(|source| holdfast_engine::Error::File {
             action: "open",
             path: path.to_owned(),
             source,
         })?
     } else {
-        standard_input()?
+        PatientInput::new(standard_input()?, interrupt)
     };
-    Ok(Box::new(PatientInput::new(file, interrupt)))
+    Ok(Box::new(input))
 }
 
 fn step(job: Job<'_>, told: &mut u64, done: u64) -> std::io::Result<()> {

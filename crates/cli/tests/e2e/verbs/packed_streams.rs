@@ -1,5 +1,9 @@
 //! Packed streams of which something is not as it was: never a wrong stream without a word.
 
+use std::fs::File;
+use std::io::Read as _;
+use std::process::Stdio;
+
 use crate::program::stderr;
 use crate::rig::{Rig, noise};
 
@@ -112,5 +116,36 @@ fn what_is_whole_to_check_can_be_unpacked() {
         assert_eq!(kind, "damage", "{what}: {said}");
         let output = rig.run(&["compress", "-d", "changed"]);
         assert_eq!(output.status.code(), Some(5), "{what}: {}", stderr(&output));
+    }
+}
+
+/// What was left of a file that was cut off while it was read was packed as if it had been all of it.
+#[test]
+fn a_file_that_is_cut_off_while_it_is_packed_is_told() {
+    let rig = Rig::empty();
+    rig.write("disk.raw", &noise(48 * MIB, 44));
+    for option in ["--gzip", "--zstd"] {
+        let mut child = rig
+            .command(&["compress", option, "--threads", "1", "disk.raw"])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Nobody takes more of it: it stands still before it has read all of the file.
+        let mut start = [0; 100];
+        child.stdout.as_mut().unwrap().read_exact(&mut start).unwrap();
+        let disk = File::options().write(true).open(rig.path("disk.raw")).unwrap();
+        disk.set_len(47 * MIB as u64).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{option}: {}", stderr(&output));
+        assert!(
+            stderr(&output).contains("cut off while it was read"),
+            "{}",
+            stderr(&output)
+        );
+        if option == "--gzip" {
+            rig.write("packed", &[&start[..], &output.stdout].concat());
+            rig.error(5, &["archive", "check", "packed"]);
+        }
+        disk.set_len(48 * MIB as u64).unwrap();
     }
 }
