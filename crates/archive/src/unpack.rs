@@ -240,7 +240,7 @@ impl Unpacking {
         let (part, state) = match std::mem::replace(&mut self.state, State::Over) {
             State::Over => return None,
             State::Frames(input, packing) => self.frame(input, packing),
-            State::Member(member) => self.part_of(member),
+            State::Member(member) => Self::part_of(member),
             State::Stream(stream) => Self::chunk(stream),
         };
         self.state = state;
@@ -285,7 +285,7 @@ impl Unpacking {
 
     fn piecemeal(&mut self, input: Input, packing: Packing) -> (Option<Part>, State) {
         if packing == Packing::Gzip {
-            return self.part_of(Box::new(GzDecoder::new(BufReader::with_capacity(AHEAD_BYTES, input))));
+            return Self::part_of(Box::new(GzDecoder::new(BufReader::with_capacity(AHEAD_BYTES, input))));
         }
         match zstd::stream::read::Decoder::new(input) {
             Ok(stream) => Self::chunk(Box::new(stream)),
@@ -294,7 +294,7 @@ impl Unpacking {
     }
 
     /// A part of a member of gzip. Where that is over, another one may follow.
-    fn part_of(&mut self, mut member: Box<GzDecoder<BufReader<Input>>>) -> (Option<Part>, State) {
+    fn part_of(mut member: Box<GzDecoder<BufReader<Input>>>) -> (Option<Part>, State) {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         let read = member.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk);
         match read {
@@ -304,7 +304,8 @@ impl Unpacking {
                 let ahead = reader.buffer().to_vec();
                 let mut input = reader.into_inner();
                 input.give_back(ahead);
-                self.frame(input, Packing::Gzip)
+                // What follows is the next call's: a stream may have any number of empty members.
+                (Some(Part::Ready(Ok(Vec::new()))), State::Frames(input, Packing::Gzip))
             }
             Ok(_) => (Some(Part::Ready(Ok(chunk))), State::Member(member)),
         }

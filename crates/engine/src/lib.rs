@@ -11,6 +11,7 @@
 
 mod backup;
 mod block_target;
+mod causes;
 mod clone_error;
 mod clone_image;
 mod compare;

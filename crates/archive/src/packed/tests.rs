@@ -488,3 +488,15 @@ fn a_reader_that_goes_away_ends_the_packing() {
         Err(Error::InvalidOption { .. })
     ));
 }
+
+/// A member of gzip that is empty asks for the next one: any number of them takes no more of the stack than one.
+#[test]
+fn any_number_of_empty_members_is_nothing() {
+    let mut empty = Vec::new();
+    flate2::write::GzEncoder::new(&mut empty, flate2::Compression::default())
+        .finish()
+        .unwrap();
+    let mut file = empty.repeat(200_000);
+    file.extend(packed(b"behind them", Packing::Gzip));
+    assert_eq!(unpacked(&file).unwrap().1, b"behind them");
+}

@@ -52,6 +52,7 @@ pub struct DoctorArgs {
     #[arg(
         long,
         value_name = "ID",
+        value_parser = parse_repository,
         requires = "targets",
         help_heading = "Options for pools of XenServer and XCP-ng"
     )]
@@ -285,6 +286,19 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
         findings: report.findings.iter().map(FindingDocument::from).collect(),
         notes: report.notes,
     })
+}
+
+/// Digits that the id of a repository has at least where people are shown it, and all that it has.
+const ID_DIGITS: std::ops::RangeInclusive<usize> = 8..=32;
+
+/// The id of a repository, or its beginning.
+fn parse_repository(text: &str) -> Result<String, String> {
+    let is_id = ID_DIGITS.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_id {
+        Ok(text.to_ascii_lowercase())
+    } else {
+        Err("the id of a repository has 32 digits from 0 to f, of which the first eight will do".to_owned())
+    }
 }
 
 impl DoctorArgs {

@@ -233,6 +233,10 @@ pub(super) fn diagnose(seen: &Seen, pool: &SeenPool, notes: &mut Vec<String>) ->
     for kept in &pool.kept {
         findings.extend(diagnose_kept(seen, &pool.title, kept, notes));
     }
+    let is_kept = |id: &&String| pool.kept.iter().any(|kept| kept.repository.starts_with(id.as_str()));
+    for id in seen.forgotten_repositories.iter().filter(|id| !is_kept(id)) {
+        notes.push(format!("{} keeps nothing for a repository {id}", pool.title));
+    }
     findings
 }
 
@@ -289,7 +293,7 @@ fn diagnose_kept(seen: &Seen, title: &str, kept: &SeenKept, notes: &mut Vec<Stri
     };
     let (disks, why): (Vec<&String>, &str) = if kept.machine.is_none() {
         (kept.disks.iter().collect(), "but it does not have the machine any more")
-    } else if seen.forgotten_repositories.contains(&kept.repository) {
+    } else if is_forgotten(seen, &kept.repository) {
         (kept.disks.iter().collect(), "which is to be forgotten")
     } else if others.is_empty() {
         if repository.is_none() {
@@ -323,6 +327,12 @@ fn diagnose_kept(seen: &Seen, title: &str, kept: &SeenKept, notes: &mut Vec<Stri
             "remove it from the pool".to_owned(),
         ),
     })
+}
+
+/// Whether an id, or the beginning of it that people are shown, is among those to be forgotten.
+fn is_forgotten(seen: &Seen, repository: &str) -> bool {
+    let mut forgotten = seen.forgotten_repositories.iter();
+    forgotten.any(|id| repository.starts_with(id.as_str()))
 }
 
 fn counted(disks: usize) -> String {

@@ -26,14 +26,3 @@ pub(crate) trait Witness {
 pub(super) struct Nobody;
 
 impl Witness for Nobody {}
-
-/// An error with its causes.
-pub(super) fn causes(error: &Error) -> String {
-    let mut words = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        words = format!("{words}: {cause}");
-        source = cause.source();
-    }
-    words
-}

@@ -12,6 +12,7 @@ use holdfast_host::xapi::{DiskForm, KeptDisk, Pool, Reference, VirtualDisk, Xapi
 use jiff::Timestamp;
 
 use super::{XenBackupRequest, XenWay};
+use crate::causes::causes;
 use crate::error::Result;
 use crate::job::Job;
 use crate::machine_lock::place_digits;
@@ -47,7 +48,8 @@ pub(super) fn clear_up(request: &XenBackupRequest<'_>, machine: &XenMachine, job
                 "removed the snapshot {label:?}, which a killed backup had left"
             )),
             Err(error) => job.progress.warning(&format!(
-                "the snapshot {label:?}, which a killed backup had left, cannot be removed: {error}"
+                "the snapshot {label:?}, which a killed backup had left, cannot be removed: {}",
+                causes(&error)
             )),
         }
     }
@@ -152,8 +154,9 @@ impl<'a> Instant<'a> {
         for base in bases {
             if let Err(error) = pool.mark_kept(base, mark) {
                 job.progress.warning(&format!(
-                    "the next backup of {} will read everything: the pool does not keep what it would be compared with: {error}",
-                    self.machine
+                    "the next backup of {} will read everything: the pool does not keep what it would be compared with: {}",
+                    self.machine,
+                    causes(&error)
                 ));
                 return false;
             }
@@ -164,8 +167,9 @@ impl<'a> Instant<'a> {
             for base in bases {
                 if let Err(error) = pool.remove_data(base) {
                     job.progress.warning(&format!(
-                        "the snapshot of a disk of {} takes more room than it needs until the next backup: {error}",
-                        self.machine
+                        "the snapshot of a disk of {} takes more room than it needs until the next backup: {}",
+                        self.machine,
+                        causes(&error)
                     ));
                 }
             }
@@ -177,7 +181,8 @@ impl<'a> Instant<'a> {
     pub(super) fn let_go_of_older(&self, mark: &str, job: Job<'_>) {
         if let Err(error) = self.remove_older(mark) {
             job.progress.warning(&format!(
-                "what the backup before this was compared with stays in the pool, and is tried to be removed again by the next one: {error}"
+                "what the backup before this was compared with stays in the pool, and is tried to be removed again by the next one: {}",
+                causes(&error)
             ));
         }
     }
@@ -204,8 +209,10 @@ impl<'a> Instant<'a> {
     fn tell_that_it_stays(&mut self, error: &crate::Error, job: Job<'_>) {
         self.has_remains = true;
         job.progress.warning(&format!(
-            "the snapshot {:?} of {} cannot be removed: {error}; the next backup tries again",
-            self.snapshot.label, self.machine
+            "the snapshot {:?} of {} cannot be removed: {}; the next backup tries again",
+            self.snapshot.label,
+            self.machine,
+            causes(error)
         ));
     }
 }
@@ -228,8 +235,9 @@ fn remove_labelled(pool: &Arc<Pool>, machine: &XenMachine, label: &str, job: Job
     });
     if let Err(error) = removed {
         job.progress.warning(&format!(
-            "whether there is a snapshot {label:?} of {} is not known: {error}; the next backup removes it",
-            machine.summary.name
+            "whether there is a snapshot {label:?} of {} is not known: {}; the next backup removes it",
+            machine.summary.name,
+            causes(&error)
         ));
     }
 }

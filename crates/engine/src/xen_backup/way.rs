@@ -12,6 +12,7 @@ use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdOptions, TlsClient};
 use super::instant::Instant;
 use super::streams::{Form, Planned, Streams};
 use super::{NOTE_BASE, NOTE_DISK, Taken, XenBackupError, XenBackupRequest};
+use crate::causes::causes;
 use crate::error::Result;
 use crate::job::Job;
 
@@ -102,7 +103,8 @@ pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[Taken], job: Job<'
                 )),
                 Err(error @ XapiError::Interrupted) => return Err(error.into()),
                 Err(error) => job.progress.warning(&format!(
-                    "the pool cannot track which blocks of disk {device} change: {error}; the next backup reads all of it"
+                    "the pool cannot track which blocks of disk {device} change: {}; the next backup reads all of it",
+                    causes(&error)
                 )),
             }
         }
@@ -140,7 +142,14 @@ fn unreached(pool: &Pool, places: &[NbdPlace]) -> Option<String> {
     for place in places {
         match pool.reach_nbd(place) {
             Ok(()) => return None,
-            Err(error) => reason = Some(format!("{}:{} cannot be reached: {error}", place.address, place.port)),
+            Err(error) => {
+                reason = Some(format!(
+                    "{}:{} cannot be reached: {}",
+                    place.address,
+                    place.port,
+                    causes(&error)
+                ))
+            }
         }
     }
     reason

@@ -3,7 +3,7 @@
 use super::read::XenRecords;
 use super::value::Value;
 use super::write::NULL;
-use crate::DiskKind;
+use crate::{Disk, DiskKind};
 
 /// Of the machine. Not its identity, nor what is true of the moment only, nor the generation by which a guest learns that it was restored.
 const OF_MACHINE: &[&str] = &[
@@ -107,19 +107,45 @@ impl<'o> Original<'o> {
         record.take_over(self.machine, OF_MACHINE);
     }
 
-    /// The disk that was at `place`.
-    pub(super) fn describe_disk(&self, place: u32, record: &mut Value) {
-        let vbd = self.attached_at(place, DiskKind::Disk);
-        if let Some(vdi) = vbd.and_then(|vbd| self.records.find("VDI", vbd.text_of("VDI"))) {
+    /// The disk that was at `place`, if it is this one.
+    pub(super) fn describe_disk(&self, disk: &Disk, place: u32, record: &mut Value) {
+        if let Some(vdi) = self.attached_as(disk, place).and_then(|vbd| self.content(vbd)) {
             record.take_over(vdi, OF_DISK);
         }
     }
 
-    /// How the disk or drive at `place` was attached.
-    pub(super) fn describe_attachment(&self, place: u32, kind: DiskKind, record: &mut Value) {
-        if let Some(vbd) = self.attached_at(place, kind) {
+    /// How the disk or drive at `place` was attached, if it is this one.
+    pub(super) fn describe_attachment(&self, disk: &Disk, place: u32, record: &mut Value) {
+        if let Some(vbd) = self.attached_as(disk, place) {
             record.take_over(vbd, OF_ATTACHMENT);
         }
+    }
+
+    /// The places of disks to which none of these comes back.
+    pub(super) fn places_without(&self, disks: &[(&Disk, u32)]) -> Vec<String> {
+        let is_back = |vbd: &Value| {
+            let mut disks = disks.iter().filter(|(disk, _)| disk.kind == DiskKind::Disk);
+            disks.any(|(disk, place)| place.to_string() == vbd.text_of("userdevice") && self.is_content(vbd, disk))
+        };
+        let vbds = self.records.disks_of_machine().into_iter();
+        let lost = vbds.filter(|vbd| matches!(vbd.text_of("type"), "Disk" | "") && !is_back(vbd));
+        lost.map(|vbd| vbd.text_of("userdevice").to_owned()).collect()
+    }
+
+    fn content(&self, vbd: &Value) -> Option<&'o Value> {
+        self.records.find("VDI", vbd.text_of("VDI"))
+    }
+
+    /// Whether a disk may be that of an attachment: another one that has come to its place is of another size.
+    fn is_content(&self, vbd: &Value, disk: &Disk) -> bool {
+        let said = self.content(vbd).map(|vdi| vdi.text_of("virtual_size"));
+        said.zip(disk.size_bytes)
+            .is_none_or(|(said, size)| said == size.to_string())
+    }
+
+    fn attached_as(&self, disk: &Disk, place: u32) -> Option<&'o Value> {
+        let vbd = self.attached_at(place, disk.kind)?;
+        self.is_content(vbd, disk).then_some(vbd)
     }
 
     /// Whether the drive at `place` had a medium.

@@ -129,6 +129,10 @@ pub fn suspended_machine(text: &str, original: &str, name: Option<&str>) -> Resu
                         _ => put(record, field, &Value::text(original.text_of(field)), &mut edits),
                     }
                 }
+                // XAPI of some versions gives a snapshot none.
+                if let Some(tags) = original.get("tags") {
+                    put(record, "tags", tags, &mut edits);
+                }
                 no_checkpoint(record, &mut edits);
             }
             // Only of this type is it brought along.

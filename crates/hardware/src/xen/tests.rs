@@ -230,6 +230,41 @@ fn a_machine_of_xenserver_goes_back_as_what_it_was() {
     }
 }
 
+#[test]
+fn a_disk_that_does_not_come_back_is_told_and_another_in_its_place_is_not_taken_for_it() {
+    let mut machine = specimen();
+    machine.disks.truncate(2);
+    machine.has_tpm = false;
+    let original = written(&machine).xml;
+    let records = XenRecords::parse(&original).unwrap();
+    let there = read(&original).unwrap().value;
+    let back = |machine: &Machine| {
+        let mut wish = Wish {
+            host_name: "host",
+            time: "20261123T09:30:00Z",
+            new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),
+            original: Some(&records),
+        };
+        let written = write(machine, &mut wish);
+        let told: Vec<String> = written.dropped.into_iter().map(|dropped| dropped.what).collect();
+        let again = read(&written.value.xml).unwrap().value;
+        (told, again.disks.into_iter().map(|disk| disk.label).collect::<Vec<_>>())
+    };
+    assert_eq!(back(&there), (vec![], vec!["vda".to_owned(), "sda".to_owned()]));
+    let mut one = there.clone();
+    one.disks.pop();
+    assert_eq!(
+        back(&one),
+        (vec!["the disk at place 1".to_owned()], vec!["vda".to_owned()])
+    );
+    // Of another size, and so another one.
+    let mut other = there;
+    (other.disks[1].size_bytes, other.disks[1].label) = (Some(1 << 20), "other".to_owned());
+    let (told, labels) = back(&other);
+    assert_eq!(told, ["the disk at place 1"]);
+    assert_eq!(labels, ["vda", "other"]);
+}
+
 /// Written by hand after exports of XenServer 7: numbers without a type, a snapshot that came along, an empty drive.
 fn records_of_xenserver() -> String {
     let object = |class: &str, id: &str, members: &[(&str, &str)]| {

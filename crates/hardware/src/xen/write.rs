@@ -66,6 +66,15 @@ pub fn write(machine: &Machine, wish: &mut Wish<'_>) -> Translated<Exported> {
         ));
     }
     let places = places(&machine, original.is_some(), &mut dropped);
+    if let Some(original) = &original {
+        let disks: Vec<(&Disk, u32)> = machine.disks.iter().zip(places.iter().copied()).collect();
+        for place in original.places_without(&disks) {
+            dropped.push(Dropped::new(
+                format!("the disk at place {place}"),
+                "none comes back to that place: it was left out, or has another one now",
+            ));
+        }
+    }
     let mut records = Records::new(&machine, original);
     for (number, disk) in machine.disks.iter().enumerate() {
         if disk.kind == DiskKind::Floppy {
@@ -209,14 +218,14 @@ impl<'o> Records<'o> {
         let vdi = if is_empty { NULL.to_owned() } else { self.next_id() };
         let mut record = vbd_record((disk, place), (&self.vm, &vdi), wish);
         if let Some(original) = &self.original {
-            original.describe_attachment(place, disk.kind, &mut record);
+            original.describe_attachment(disk, place, &mut record);
         }
         self.add("VBD", &vbd, record);
         self.vbds.push(Value::text(vbd.as_str()));
         if !is_empty {
             let mut record = vdi_record(disk, (&self.storage, &vbd), wish);
             if let Some(original) = &self.original {
-                original.describe_disk(place, &mut record);
+                original.describe_disk(disk, place, &mut record);
             }
             self.add("VDI", &vdi, record);
             self.vdis.push(Value::text(vdi.as_str()));

@@ -127,6 +127,13 @@ fn what_is_kept_for_nobody_is_found_and_removed() {
         .unwrap();
     assert!(notes.contains("snapshots of 2 disks"), "{notes}");
     assert_eq!(world.finds(3, &["--forget-repository", id]), ["pool-base"]);
+    assert_eq!(world.finds(3, &["--forget-repository", &id[..8]]), ["pool-base"]);
+    let notes = world.doctor(0, &["--forget-repository", "deadbeef"])["notes"].to_string();
+    assert!(notes.contains("nothing for a repository deadbeef"), "{notes}");
+    for wrong in ["zz", "", "deadbee", "everything"] {
+        let (_, said) = world.fails(2, &["doctor", &world.address(), "--forget-repository", wrong]);
+        assert!(said.contains("the id of a repository"), "{said}");
+    }
     world.assert_clean(4);
     world.finds(0, &["--forget-repository", id, "--fix"]);
     world.assert_clean(2);

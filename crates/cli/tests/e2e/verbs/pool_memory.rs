@@ -21,6 +21,7 @@ struct Seen {
     mac: Value,
     platform: Value,
     seed: Value,
+    tags: Value,
 }
 
 fn seen(world: &World) -> Seen {
@@ -32,6 +33,7 @@ fn seen(world: &World) -> Seen {
         mac: macs.into(),
         platform: machine["platform"].clone(),
         seed: machine["other_config"]["mac_seed"].clone(),
+        tags: machine["tags"].clone(),
     }
 }
 
@@ -42,6 +44,7 @@ fn disks(world: &World) -> Vec<Vec<u8>> {
 /// A machine that was backed up with its memory, has gone on, and is lost. What it was at that instant.
 fn lost(options: &[&str]) -> (World, Seen, Vec<Vec<u8>>) {
     let world = World::new();
+    world.pool.add_tag(&world.vm, "nightly");
     let before = (seen(&world), disks(&world));
     let report = world.back_up(&[&["--with-memory"], options].concat());
     assert_eq!(report["consistency"], "memory", "{report}");
