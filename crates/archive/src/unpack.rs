@@ -278,12 +278,12 @@ impl Unpacking {
             }
             Ok(Frame::Long { start }) => {
                 input.give_back(start);
-                self.piecemeal(input, packing)
+                Self::piecemeal(input, packing)
             }
         }
     }
 
-    fn piecemeal(&mut self, input: Input, packing: Packing) -> (Option<Part>, State) {
+    fn piecemeal(input: Input, packing: Packing) -> (Option<Part>, State) {
         if packing == Packing::Gzip {
             return Self::part_of(Box::new(GzDecoder::new(BufReader::with_capacity(AHEAD_BYTES, input))));
         }
