@@ -252,6 +252,15 @@ impl Server {
             .expect("it was just found");
     }
 
+    /// Calls a method as a person does: `VDI.clone`.
+    ///
+    /// # Errors
+    /// The words in which the pool refuses.
+    pub fn call(&self, method: &str, arguments: &[serde_json::Value]) -> Result<serde_json::Value, Vec<String>> {
+        let mut state = self.pool.state();
+        perform(&self.pool, &mut state, "", method, arguments).map_err(|failure| failure.words())
+    }
+
     /// `VM.resume`, as a person does it.
     ///
     /// # Errors

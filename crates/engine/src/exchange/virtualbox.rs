@@ -19,6 +19,7 @@ mod chain;
 mod error;
 mod frozen;
 mod machine;
+mod namesake;
 mod place;
 mod request;
 mod store;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Hears how far a restore is, to note it for whoever has to clear up after one that is killed.
 pub(crate) trait Witness {

@@ -148,7 +148,7 @@ fn unreached(pool: &Pool, places: &[NbdPlace]) -> Option<String> {
                     place.address,
                     place.port,
                     causes(&error)
-                ))
+                ));
             }
         }
     }

@@ -274,7 +274,8 @@ impl Pool {
                 Err(error) if error.is_refusal("HANDLE_INVALID") => continue,
                 other => other?,
             };
-            if record.text("name_label").starts_with(prefix) {
+            // A machine that somebody has made of a snapshot may have its name.
+            if record.is("is_a_snapshot") && record.text("name_label").starts_with(prefix) {
                 found.push(inventory.snapshot(&record)?);
             }
         }
@@ -287,8 +288,11 @@ impl Pool {
     /// # Errors
     /// A disk cannot be removed: the others were tried all the same, and the snapshot stays.
     pub fn remove_snapshot(self: &Arc<Self>, snapshot: &XenSnapshot, kept: &[Reference]) -> XapiResult<()> {
-        // What is no snapshot of a disk is a disk of somebody's, whatever leads to it; and so is memory that a machine has.
-        let of_disks = snapshot.disks.iter().filter(|disk| !disk.snapshot_of.is_null());
+        // What is no snapshot of a disk is a disk of somebody's, whatever leads to it; and so are snapshots of disks that somebody has put into a
+        // machine, and memory that a machine has.
+        let used = self.disks_in_use()?;
+        let is_ours = |disk: &&VirtualDisk| !disk.snapshot_of.is_null() && !used.contains(&disk.reference);
+        let of_disks = snapshot.disks.iter().filter(is_ours);
         let memory = match &snapshot.memory {
             Some(memory) if !self.is_memory_of_another(&memory.reference, snapshot)? => Some(memory),
             _ => None,

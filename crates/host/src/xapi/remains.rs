@@ -1,4 +1,9 @@
 //! What backups leave in a pool: disks that it keeps for the next ones, and snapshots of those that were killed.
+//!
+//! A disk that is kept says so in its `other_config`, which XAPI copies to whatever is cloned, copied or snapshotted from it (`xapi_vdi.ml`).
+//! So the mark names the disk itself as well: a disk that has the mark of another one is somebody's, who may have all that he has on it.
+
+use std::collections::{HashMap, HashSet};
 
 use serde_json::json;
 
@@ -8,6 +13,10 @@ use super::{Pool, XapiResult, XenSnapshot};
 
 /// Under which key a disk that is kept says what for.
 const KEPT: &str = "holdfast-base";
+/// Under which key it says its own UUID. What was kept by older versions does not.
+const KEPT_SELF: &str = "holdfast-base-of";
+/// What the names of snapshots begin with that backups make.
+const OURS: &str = "holdfast ";
 
 /// A snapshot of a machine, as it stands among all of the pool's.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +43,9 @@ pub struct KeptDisk {
 }
 
 impl KeptDisk {
-    fn new(record: &Record) -> Option<Self> {
+    fn new(record: &Record, all: &Surroundings<'_>) -> Option<Self> {
+        let is_ours =
+            || record.is("is_a_snapshot") && all.is_named_by_itself(record) && !all.is_used(&record.reference);
         Some(Self {
             purpose: record.entry("other_config", KEPT)?.to_owned(),
             reference: record.reference.clone(),
@@ -42,6 +53,30 @@ impl KeptDisk {
             // Some storages say -1, which is that they do not know.
             used_bytes: record.number("physical_utilisation").unwrap_or_default(),
         })
+        .filter(|_| is_ours())
+    }
+}
+
+/// What stands around a disk that is marked.
+struct Surroundings<'a> {
+    disks: HashMap<&'a Reference, &'a Record>,
+    used: HashSet<Reference>,
+}
+
+impl Surroundings<'_> {
+    /// Whether a marked disk is the one that was marked, and not what somebody made of that.
+    fn is_named_by_itself(&self, record: &Record) -> bool {
+        if let Some(uuid) = record.entry("other_config", KEPT_SELF) {
+            return uuid == record.text("uuid");
+        }
+        // What the machine writes to was never marked, but a copy that somebody made is, and so is a snapshot of that.
+        let origin = self.disks.get(&record.reference("snapshot_of"));
+        let purpose = |record: &Record| record.entry("other_config", KEPT).map(str::to_owned);
+        origin.is_none_or(|origin| purpose(origin) != purpose(record))
+    }
+
+    fn is_used(&self, disk: &Reference) -> bool {
+        self.used.contains(disk)
     }
 }
 
@@ -67,15 +102,50 @@ impl Pool {
 
     /// Notes that a disk is kept, and for what.
     pub fn mark_kept(&self, disk: &Reference, purpose: &str) -> XapiResult<()> {
-        // A key that is there already cannot be added.
-        drop(self.call("VDI.remove_from_other_config", &[json!(disk.0), json!(KEPT)]));
-        self.call("VDI.add_to_other_config", &[json!(disk.0), json!(KEPT), json!(purpose)])
-            .map(drop)
+        let uuid = self.record("VDI", disk)?.text("uuid").to_owned();
+        for key in [KEPT, KEPT_SELF] {
+            // A key that is there already cannot be added.
+            drop(self.call("VDI.remove_from_other_config", &[json!(disk.0), json!(key)]));
+        }
+        // Whose it is comes first: a mark without that counts for less.
+        for (key, value) in [(KEPT_SELF, uuid.as_str()), (KEPT, purpose)] {
+            self.call("VDI.add_to_other_config", &[json!(disk.0), json!(key), json!(value)])?;
+        }
+        Ok(())
     }
 
-    /// The disks that are kept for anything.
+    /// The disks that are kept for anything, and that nobody else has made use of.
     pub fn kept(&self) -> XapiResult<Vec<KeptDisk>> {
         let records = self.records("VDI")?;
-        Ok(records.iter().filter_map(KeptDisk::new).collect())
+        if !records
+            .iter()
+            .any(|record| record.entry("other_config", KEPT).is_some())
+        {
+            return Ok(Vec::new());
+        }
+        let all = Surroundings {
+            disks: records.iter().map(|record| (&record.reference, record)).collect(),
+            used: self.disks_in_use()?,
+        };
+        Ok(records
+            .iter()
+            .filter_map(|record| KeptDisk::new(record, &all))
+            .collect())
+    }
+
+    /// The disks that belong to machines or snapshots of anybody but us, running or not. Hosts themselves (`is_control_domain`) have those that they
+    /// serve to readers.
+    pub(super) fn disks_in_use(&self) -> XapiResult<HashSet<Reference>> {
+        let is_ours = |record: &Record| record.is("is_a_snapshot") && record.text("name_label").starts_with(OURS);
+        let machines = self.records("VM")?;
+        let others = machines
+            .iter()
+            .filter(|record| !record.is("is_control_domain") && !is_ours(record));
+        let others: HashSet<Reference> = others.map(|record| record.reference.clone()).collect();
+        let attached = self.records("VBD")?;
+        let attached = attached
+            .iter()
+            .filter(|record| others.contains(&record.reference("VM")));
+        Ok(attached.map(|record| record.reference("VDI")).collect())
     }
 }

@@ -244,6 +244,29 @@ fn a_machine_of_another_pool_is_not_stored_as_this_one() {
     world.report(&["backup", &again]);
 }
 
+/// A copy in another pool has the UUID of the machine; so has one that has moved there.
+#[test]
+fn a_machine_that_is_in_another_pool_now_is_told() {
+    let (world, other) = (World::new(), World::new());
+    other.pool.set_power_state(&other.vm, "Halted");
+    other.pool.destroy(&other.vm).unwrap();
+    world.back_up(&[]);
+    let fingerprint = other.pool.fingerprint();
+    let password = other.rig.path("password").display().to_string();
+    let login = ["--pool-password-file", &password, "--pool-certificate", &fingerprint];
+    let address = other.address();
+    world.rig.report(&[&["export", "web1", &address], &login[..]].concat());
+    let copy = other.machine();
+    let words = [&["backup", &copy], &login[..]].concat();
+    let warnings = world.rig.json(3, &words)["warnings"].to_string();
+    assert!(
+        warnings.contains(&world.address()) && warnings.contains("--machine"),
+        "{warnings}"
+    );
+    // It has said so.
+    world.rig.json(0, &words);
+}
+
 #[test]
 fn names_that_no_condition_could_have_are_found() {
     let world = World::new();

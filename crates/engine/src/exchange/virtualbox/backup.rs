@@ -12,6 +12,7 @@ use super::chain::{Admission, chain_of, open_disk};
 use super::error::VirtualBoxError;
 use super::frozen::{Frozen, delete_left};
 use super::machine::{Condition, Said, targets};
+use super::namesake::refuse_namesake;
 use super::place::of;
 use super::request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay};
 use super::store::{Instant, Taken};
@@ -78,6 +79,7 @@ fn back_up_locked(
     }
     let condition = machine.condition(&said)?;
     let manifests = snapshots(repository, job.progress)?;
+    refuse_namesake(&request, &manifests)?;
     let parent = choose_parent(&request.parent, &request.zone, &manifests, &request.name)?;
     job.interrupt.check()?;
     let backup = Backup {

@@ -41,8 +41,9 @@ impl<'a> Admission<'a> {
                 folder: self.folder.clone(),
             })
         };
-        let folder = path.parent().unwrap_or(path);
-        if !folder.canonicalize().is_ok_and(|folder| self.admits(&folder)) && !self.admits_file(path) {
+        // Where folders are missing, the file is, too: what there is of the way to it is looked at.
+        let folder = path.ancestors().skip(1).find_map(|folder| folder.canonicalize().ok());
+        if !folder.is_some_and(|folder| self.admits(&folder)) && !self.admits_file(path) {
             return Err(outside());
         }
         let canonical = path.canonicalize().map_err(|source| Error::File {

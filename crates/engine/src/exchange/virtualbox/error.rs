@@ -20,6 +20,14 @@ pub enum VirtualBoxError {
         /// Their UUIDs.
         uuids: Vec<String>,
     },
+    /// Two machines would be listed as one, each compared with the other, and the rules of retention would keep one of them.
+    #[error("the snapshots that are listed as {name} are of another machine: {uuid}")]
+    Namesake {
+        /// The name.
+        name: String,
+        /// The UUID of the other one.
+        uuid: String,
+    },
     /// A file of VirtualBox makes no sense.
     #[error("{}", path.display())]
     Settings {

@@ -20,6 +20,8 @@ pub struct VirtualBoxBackup<'a> {
     pub machine: &'a VirtualBoxMachine<'a>,
     /// What its snapshots are listed under.
     pub name: MachineName,
+    /// Whether a person has said that name: then it may be that of another machine.
+    pub is_name_chosen: bool,
     /// Which of its disks.
     pub choice: DiskChoice,
     /// Files and folders that its settings may name although they lie elsewhere.

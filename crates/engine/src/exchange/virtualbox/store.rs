@@ -33,7 +33,9 @@ pub(crate) const NVRAM: &str = "virtualbox.nvram";
 /// The stream of a snapshot that holds the memory of a machine that was saved.
 pub(crate) const SAVED: &str = "saved-state.sav";
 /// Note of a snapshot: whose machine it was.
-const NOTE_HYPERVISOR: &str = "imported_from";
+pub(super) const NOTE_HYPERVISOR: &str = "imported_from";
+/// What it says then.
+pub(super) const HYPERVISOR: &str = "VirtualBox";
 /// Bytes of a file with firmware variables, at most.
 const NVRAM_BYTES_MAX: u64 = 64 << 20;
 
@@ -164,7 +166,7 @@ impl Backup<'_> {
             host: request.host.clone(),
             program: request.program.clone(),
             notes: BTreeMap::from([
-                (NOTE_HYPERVISOR.to_owned(), "VirtualBox".to_owned()),
+                (NOTE_HYPERVISOR.to_owned(), HYPERVISOR.to_owned()),
                 (NOTE_UUID.to_owned(), request.machine.uuid().to_owned()),
                 (NOTE_METHOD.to_owned(), instant.way.word().to_owned()),
                 (NOTE_CONSISTENCY.to_owned(), instant.consistency.to_owned()),
@@ -186,6 +188,12 @@ impl Backup<'_> {
             .as_ref()
             .and_then(|file| file.metadata().ok())
             .map_or(0, |metadata| metadata.len());
+        if let (Some(said), None) = (instant.nvram, &file) {
+            self.job.progress.note(&format!(
+                "the variables of the firmware would be in {said}, and there is no such file: {} was never started, or has lost them",
+                self.request.machine.name()
+            ));
+        }
         if length <= NVRAM_BYTES_MAX {
             return Ok(file);
         }

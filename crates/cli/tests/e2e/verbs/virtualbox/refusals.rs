@@ -153,3 +153,25 @@ fn machines_of_one_name_are_not_listed_as_one() {
     world.back_up(0, &[&format!("vbox:{TWIN}"), "--machine", "twin"]);
     world.holds("twin", &[("sda", &world.disks[1])]);
 }
+
+/// Two machines of one name would be one line of snapshots, and `restore` would give the data of the other one.
+#[test]
+fn a_machine_is_not_stored_as_another_one_of_its_name() {
+    const TWIN: &str = "1f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f";
+    let world = World::new();
+    std::fs::create_dir_all(world.rig.path("vms/two/Snapshots")).unwrap();
+    world.rig.ok(&["image", "convert", "b.raw", "vms/two/two.vdi"]);
+    let [first, second] = ["vms/lab/lab.vdi", "vms/two/two.vdi"].map(|image| world.id(image));
+    world.write_settings("vms/lab/lab.vbox", LAB, "web", &[("lab.vdi", &first, "")]);
+    world.write_settings("vms/two/two.vbox", TWIN, "web", &[("two.vdi", &second, "")]);
+    world.register(&[(LAB, "vms/lab/lab.vbox"), (TWIN, "vms/two/two.vbox")]);
+    let [lab, twin] = [LAB, TWIN].map(|uuid| format!("vbox:{uuid}"));
+    world.back_up(0, &[&lab]);
+    let (kind, said) = world.refused(1, &[&twin]);
+    assert!(kind == "exists" && said.contains(LAB), "{said}");
+    world.back_up(0, &[&twin, "--machine", "web2"]);
+    world.back_up(0, &[&lab]);
+    // Where the first one is gone, the other one may be what was made of it.
+    world.register(&[(TWIN, "vms/two/two.vbox")]);
+    world.back_up(0, &[&twin]);
+}
