@@ -47,6 +47,7 @@ mod machine_state;
 mod meter;
 mod monitor;
 mod name;
+mod namesake;
 mod new_file;
 mod new_image;
 mod note_file;

@@ -39,6 +39,7 @@ use crate::job::Job;
 use crate::machine_backup::pace::{Pace, PacedDevice};
 use crate::machine_backup::{NOTE_CONSISTENCY, NOTE_METHOD, NOTE_UUID};
 use crate::machine_lock::{MachineLock, Work};
+use crate::namesake::NOTE_POOL;
 use crate::repository::snapshots;
 use crate::run_journal::JournalPlace;
 use crate::{BackupReport, MachineName};
@@ -50,8 +51,6 @@ use since::SinceDevice;
 use way::{Opened, open_disks};
 pub use way::{XenChange, XenWay};
 
-/// Note of a snapshot: the pool of its machine.
-const NOTE_POOL: &str = "pool";
 /// Note of a disk: the disk of the pool that it is of.
 const NOTE_DISK: &str = "xen_disk";
 /// Note of a disk: the snapshot of it that the pool keeps, to compare with.

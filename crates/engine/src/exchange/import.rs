@@ -24,11 +24,10 @@ use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::NOTE_UUID;
+use crate::namesake::NOTE_HYPERVISOR;
 use crate::new_image::Overwrite;
 use crate::repository::snapshots;
 
-/// Note of a snapshot: what it was imported from.
-const NOTE_IMPORTED: &str = "imported_from";
 /// Note of a disk: what the archive called it.
 pub(crate) const NOTE_LABEL: &str = "label";
 
@@ -324,7 +323,7 @@ impl Importing {
     }
 
     fn notes(&self) -> BTreeMap<String, String> {
-        let mut notes = BTreeMap::from([(NOTE_IMPORTED.to_owned(), self.kind.name().to_owned())]);
+        let mut notes = BTreeMap::from([(NOTE_HYPERVISOR.to_owned(), self.kind.name().to_owned())]);
         if let Some(uuid) = &self.described.machine.uuid {
             notes.insert(NOTE_UUID.to_owned(), uuid.clone());
         }

@@ -3,43 +3,26 @@
 use holdfast_host::xapi::XapiError;
 use holdfast_repo::Manifest;
 
-use super::{NOTE_DISK, NOTE_POOL, XenBackup, XenBackupError};
+use super::{NOTE_DISK, XenBackup, XenBackupError};
 use crate::error::Result;
-use crate::machine_backup::NOTE_UUID;
+use crate::namesake::Predecessor;
 
 impl XenBackup<'_> {
-    /// Whether a snapshot is of disks that the machine has: then it is of this pool, by another of its addresses.
-    fn has_disks_of(&self, manifest: &Manifest) -> bool {
-        let mut known = manifest.disks.iter().filter_map(|record| record.notes.get(NOTE_DISK));
-        known.any(|uuid| self.taken.iter().any(|taken| taken.live.uuid == *uuid))
-    }
-
-    /// Refuses to store under a name that snapshots of another machine have, which is there still or is of another pool. Who says the name himself
-    /// means it.
+    /// Refuses to store under a name that snapshots of another machine have, which is there still, or is of another pool or of no pool. Who says the
+    /// name himself means it.
     pub(super) fn refuse_namesake(&self, manifests: &[Manifest]) -> Result<()> {
         if self.request.is_name_chosen {
             return Ok(());
         }
-        let own = manifests
-            .iter()
-            .filter(|manifest| manifest.machine == self.name.as_str());
-        let Some(newest) = own.max_by_key(|manifest| manifest.time_ms) else {
+        let Some(other) = Predecessor::of(manifests, self.name.as_str()) else {
             return Ok(());
         };
-        let note = |key: &str| newest.notes.get(key).map(String::as_str).unwrap_or_default();
-        let (uuid, pool) = (note(NOTE_UUID), note(NOTE_POOL));
-        let is_elsewhere = pool != self.request.pool.title();
-        if uuid == self.machine.summary.uuid && is_elsewhere && !pool.is_empty() && !self.has_disks_of(newest) {
-            // It may have moved; or one of both is a copy.
-            self.job.progress.warning(&format!(
-                "the newest snapshot that is listed as {} is of this machine in the pool {pool}: where it is there still, list one of both under another name (--machine NAME)",
-                self.name
-            ));
-        }
-        if uuid.is_empty() || uuid == self.machine.summary.uuid {
+        if other.is(&self.machine.summary.uuid) {
+            self.tell_of_another_pool(&other);
             return Ok(());
         }
-        let is_there = || match self.request.pool.machine(uuid) {
+        let is_elsewhere = other.pool != Some(&self.request.pool.title());
+        let is_there = || match self.request.pool.machine(other.uuid) {
             Ok(_) => Ok(true),
             Err(XapiError::NoMachine { .. }) => Ok(false),
             Err(error) => Err(error),
@@ -50,13 +33,28 @@ impl XenBackup<'_> {
         }
         Err(XenBackupError::Namesake {
             name: self.name.to_string(),
-            uuid: uuid.to_owned(),
-            pool: if pool.is_empty() {
-                "another hypervisor".to_owned()
-            } else {
-                pool.to_owned()
-            },
+            uuid: other.uuid.to_owned(),
+            place: other.place().to_owned(),
         }
         .into())
+    }
+
+    /// A machine that has moved to another pool keeps its UUID, and so does a copy of it that is kept there for disasters. Its disks are others there: the
+    /// same ones are those of this pool, by another of its addresses.
+    fn tell_of_another_pool(&self, other: &Predecessor<'_>) {
+        let title = self.request.pool.title();
+        let mut known = other
+            .snapshot
+            .disks
+            .iter()
+            .filter_map(|record| record.notes.get(NOTE_DISK));
+        let has_disks = known.any(|uuid| self.taken.iter().any(|taken| taken.live.uuid == *uuid));
+        if let Some(pool) = other.pool.filter(|pool| **pool != title && !has_disks) {
+            self.job.progress.warning(&format!(
+                "the snapshots that are listed as {name} are of {pool} so far, where a machine has the same UUID, and go on with that of {title}: if both are \
+                 in use, --machine NAME keeps them apart",
+                name = self.name
+            ));
+        }
     }
 }

@@ -290,6 +290,10 @@ fn base_of(
         ));
     };
     Ok(match request.pool.disk_of_uuid(uuid)? {
+        // What can be written to may be anything by now.
+        Some(record) if !record.is("is_a_snapshot") => {
+            Err("what the snapshot before could be compared by is no snapshot of the pool any more".to_owned())
+        }
         Some(record) => Ok(Base {
             has_data: record.text("type") != "cbt_metadata",
             disk: record.reference.clone(),

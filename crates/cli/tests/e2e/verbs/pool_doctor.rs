@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
-use holdfast_xapi_server::NewVm;
 use serde_json::Value;
 
 use super::pools::{World, with_login};
@@ -11,7 +10,7 @@ use crate::program::{stderr, stdout};
 
 impl World {
     /// What the doctor says. Backups of other tests may be at work: whose a snapshot is cannot be told then, and it is asked again.
-    fn doctor(&self, code: i32, words: &[&str]) -> Value {
+    pub(super) fn doctor(&self, code: i32, words: &[&str]) -> Value {
         let fingerprint = self.pool.fingerprint();
         let address = self.address();
         let words = [&["doctor", &address, "--json"][..], words].concat();
@@ -31,7 +30,7 @@ impl World {
     }
 
     /// The kinds of what the doctor finds.
-    fn finds(&self, code: i32, words: &[&str]) -> Vec<String> {
+    pub(super) fn finds(&self, code: i32, words: &[&str]) -> Vec<String> {
         let report = self.doctor(code, words);
         let kinds = report["findings"].as_array().unwrap().iter();
         kinds
@@ -40,14 +39,14 @@ impl World {
     }
 
     /// A backup whose snapshot stays.
-    fn back_up_and_leave(&self) {
+    pub(super) fn back_up_and_leave(&self) {
         let faults = self.pool.faults();
         faults.fail_call("VM.destroy", &["OTHER_OPERATION_IN_PROGRESS", "VM", "OpaqueRef:x"]);
         let output = self.run(&["backup", &self.machine()]);
         assert!(stderr(&output).contains("cannot be removed"), "{}", stderr(&output));
     }
 
-    fn snapshot_count(&self) -> usize {
+    pub(super) fn snapshot_count(&self) -> usize {
         self.pool.vms().iter().filter(|vm| vm.is_a_snapshot).count()
     }
 }
@@ -152,44 +151,4 @@ fn what_is_kept_for_nobody_is_found_and_removed() {
     assert_eq!(world.finds(3, &[]), ["pool-base"]);
     world.finds(0, &["--fix"]);
     world.assert_clean(0);
-}
-
-/// What the pool is told of a disk goes along with what somebody makes of it: a clone of yesterday's disk is his, whatever it says.
-#[test]
-fn a_disk_that_somebody_has_made_of_a_kept_one_is_his() {
-    let world = World::new();
-    world.back_up(&["--pool-read", "vhd"]);
-    let pool = &world.pool;
-    let kept = pool.vdis().into_iter().find(|vdi| vdi.is_a_snapshot).unwrap();
-    let call = |method: &str, arguments: &[Value]| pool.call(method, arguments).unwrap();
-    let clone = call("VDI.clone", &[kept.reference.as_str().into()]);
-    let clone_uuid = call("VDI.get_uuid", std::slice::from_ref(&clone));
-    let rescue = pool.add_vm(&NewVm {
-        name: "rescue".to_owned(),
-        disks: Vec::new(),
-        power_state: "Halted".to_owned(),
-    });
-    let rescue = call("VM.get_by_uuid", &[rescue.into()]);
-    call(
-        "VBD.create",
-        &[serde_json::json!({
-            "VM": rescue.clone(), "VDI": clone, "userdevice": "0", "bootable": true, "mode": "RW", "type": "Disk", "unpluggable": true,
-            "empty": false, "other_config": {}, "qos_algorithm_type": "", "qos_algorithm_params": {},
-        })],
-    );
-    let drives = || call("VM.get_VBDs", std::slice::from_ref(&rescue));
-    let before = drives();
-    let clone = clone_uuid.as_str().unwrap();
-    let marked = pool.record("VDI", clone).unwrap()["other_config"]["holdfast-base"].clone();
-    assert!(marked.is_string(), "the mark goes along, or nothing is tried here");
-    let is_there = || pool.record("VDI", clone).is_some();
-    world.back_up(&["--pool-read", "vhd"]);
-    assert!(is_there());
-    assert!(pool.record("VDI", &kept.uuid).is_none(), "its own is let go of");
-    let notes = world.doctor(0, &[])["notes"].to_string();
-    assert!(!notes.contains("3 disks"), "{notes}");
-    let id = marked.as_str().unwrap().split('/').next().unwrap();
-    world.finds(0, &["--forget-repository", id, "--fix"]);
-    assert!(is_there());
-    assert_eq!(drives(), before);
 }

@@ -23,6 +23,7 @@ use crate::exchange::store::{DOMAIN, DiskToStore, MachineToStore, store_machine}
 use crate::job::Job;
 use crate::machine_backup::pace::{Pace, PacedDevice, PacedReader};
 use crate::machine_backup::{NOTE_CONSISTENCY, NOTE_METHOD, NOTE_UUID};
+use crate::namesake::NOTE_HYPERVISOR;
 use crate::source::OpenSource;
 use crate::{Progress, Unit};
 
@@ -32,9 +33,7 @@ pub(crate) const SETTINGS: &str = "original-machine.vbox";
 pub(crate) const NVRAM: &str = "virtualbox.nvram";
 /// The stream of a snapshot that holds the memory of a machine that was saved.
 pub(crate) const SAVED: &str = "saved-state.sav";
-/// Note of a snapshot: whose machine it was.
-pub(super) const NOTE_HYPERVISOR: &str = "imported_from";
-/// What it says then.
+/// What a snapshot says of its machine's hypervisor.
 pub(super) const HYPERVISOR: &str = "VirtualBox";
 /// Bytes of a file with firmware variables, at most.
 const NVRAM_BYTES_MAX: u64 = 64 << 20;

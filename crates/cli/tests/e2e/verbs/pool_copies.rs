@@ -1,0 +1,129 @@
+//! What a person makes of the disks that backups keep in a pool is his: XAPI copies their marks to it.
+
+use holdfast_xapi_server::{NbdPurpose, NewVm, VdiInfo};
+use serde_json::json;
+
+use super::pools::{MIB, World};
+
+impl World {
+    /// The disks that the pool keeps for the next backup.
+    fn bases(&self) -> Vec<VdiInfo> {
+        let vdis = self.pool.vdis().into_iter();
+        vdis.filter(|vdi| vdi.is_a_snapshot).collect()
+    }
+
+    fn disk_is_there(&self, uuid: &str) -> bool {
+        self.pool.record("VDI", uuid).is_some()
+    }
+
+    /// Calls, as a person does; gives the UUID of the disk that comes of it.
+    fn makes_disk(&self, method: &str, of: &str) -> (String, String) {
+        let made = self.pool.call(method, &[json!(of), json!({})]).unwrap();
+        let made = made.as_str().unwrap();
+        let vdis = self.pool.vdis();
+        let vdi = vdis.iter().find(|vdi| vdi.reference == made).unwrap();
+        (vdi.reference.clone(), vdi.uuid.clone())
+    }
+
+    /// A machine that a person puts the disk into.
+    fn put_into_machine(&self, name: &str, disk: &str) -> String {
+        let vm = self.pool.add_vm(&NewVm {
+            name: name.to_owned(),
+            ..NewVm::default()
+        });
+        let vms = self.pool.vms();
+        let reference = &vms.iter().find(|one| one.uuid == vm).unwrap().reference;
+        let vbd = json!({
+            "VM": reference, "VDI": disk, "userdevice": "0", "mode": "RW", "type": "Disk", "bootable": false,
+            "empty": false, "unpluggable": true, "other_config": {}, "qos_algorithm_type": "", "qos_algorithm_params": {},
+        });
+        self.pool.call("VBD.create", &[vbd]).unwrap();
+        vm
+    }
+
+    /// The marks of all disks lose what older versions of the program did not write.
+    fn mark_as_older_versions_did(&self) {
+        for vdi in self.pool.vdis() {
+            let mut marks = self.pool.record("VDI", &vdi.uuid).unwrap()["other_config"].clone();
+            marks.as_object_mut().unwrap().remove("holdfast-base-of");
+            self.pool.set_field("VDI", &vdi.uuid, "other_config", marks);
+        }
+    }
+}
+
+/// What was cloned from a kept disk was removed by the next backup, and by the doctor.
+#[test]
+fn a_copy_that_a_person_made_of_a_kept_disk_is_his() {
+    for is_older in [false, true] {
+        let world = World::new();
+        world.pool.set_nbd_purpose(NbdPurpose::None);
+        world.back_up(&[]);
+        let bases = world.bases();
+        assert_eq!(bases.len(), 2);
+        if is_older {
+            world.mark_as_older_versions_did();
+        }
+        let (clone, clone_uuid) = world.makes_disk("VDI.clone", &bases[0].reference);
+        world.put_into_machine("rescue", &clone);
+        let (_, loose) = world.makes_disk("VDI.clone", &bases[1].reference);
+        let (_, of_clone) = world.makes_disk("VDI.snapshot", &clone);
+        let theirs = [clone_uuid, loose, of_clone];
+        let assert_theirs = || {
+            for uuid in &theirs {
+                assert!(world.disk_is_there(uuid), "older marks: {is_older}");
+            }
+        };
+        let marks = world.pool.record("VDI", &theirs[0]).unwrap()["other_config"].clone();
+        assert!(marks["holdfast-base"].is_string(), "XAPI copies it: {marks}");
+
+        // What was kept does for the next backup, whichever version has kept it, and goes behind it.
+        world.write("xvda", 9 * MIB, 512, 4);
+        let next = world.back_up(&[]);
+        assert_eq!(next["disks"][1]["dirty_bytes"], 0, "{next}");
+        for base in &bases {
+            assert!(!world.disk_is_there(&base.uuid), "older marks: {is_older}");
+        }
+        assert_theirs();
+
+        // The doctor does not name them, and removes none of them.
+        assert_eq!(world.finds(0, &["--fix"]), [""; 0]);
+        let snapshots = world.rig.report(&["list"])["snapshots"].clone();
+        for snapshot in snapshots.as_array().unwrap() {
+            world.rig.ok(&["forget", snapshot["id"].as_str().unwrap()]);
+        }
+        assert_eq!(world.finds(0, &["--fix"]), ["pool-base"]);
+        assert_eq!(world.bases().len(), 1, "that of the clone");
+        assert_theirs();
+        assert_eq!(world.finds(0, &[]), [""; 0]);
+    }
+}
+
+/// A person has put a disk that is kept, and one of a snapshot that was left, into a machine of his: it is what he works with.
+#[test]
+fn a_kept_disk_that_a_person_works_with_stays() {
+    let world = World::new();
+    world.pool.set_nbd_purpose(NbdPurpose::None);
+    world.back_up(&[]);
+    let base = world.bases()[0].clone();
+    world.put_into_machine("rescue", &base.reference);
+    world.back_up(&[]);
+    world.finds(0, &["--fix"]);
+    assert!(world.disk_is_there(&base.uuid));
+
+    world.back_up_and_leave();
+    assert_eq!(world.snapshot_count(), 1);
+    let snapshot = world.pool.vms().into_iter().find(|vm| vm.is_a_snapshot).unwrap();
+    let attached = world.pool.record("VM", &snapshot.uuid).unwrap()["VBDs"].clone();
+    assert_ne!(attached, json!([]));
+    // One that somebody has made of it has its name, and is a machine.
+    let copy = world.pool.add_vm(&NewVm {
+        name: snapshot.name.clone(),
+        ..NewVm::default()
+    });
+    world
+        .pool
+        .set_field("VM", &copy, "snapshot_of", json!(snapshot.snapshot_of));
+    world.back_up(&[]);
+    assert_eq!(world.snapshot_count(), 0);
+    assert!(world.pool.record("VM", &copy).is_some());
+}

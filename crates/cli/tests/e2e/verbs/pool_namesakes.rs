@@ -1,0 +1,57 @@
+//! Machines of other pools and hypervisors are not stored as those that are listed under their names.
+
+use std::process::Output;
+
+use super::pools::{World, with_login};
+use crate::program::{stderr, stdout};
+
+/// Backs up the machine of `other` into the repository of `world`.
+fn back_up_from(world: &World, other: &World, options: &[&str]) -> Output {
+    let (machine, fingerprint) = (other.machine(), other.pool.fingerprint());
+    let password = other.rig.path("password").display().to_string();
+    let login = ["--pool-password-file", &password, "--pool-certificate", &fingerprint];
+    world.rig.run(&[&["backup", &machine], &login[..], options].concat())
+}
+
+/// A machine that has moved, or one that is kept elsewhere for disasters: the pool cannot tell which.
+#[test]
+fn a_machine_of_the_same_uuid_in_another_pool_is_told() {
+    let (world, other) = (World::new(), World::new());
+    other.pool.set_field("VM", &other.vm, "uuid", world.vm.clone().into());
+    world.back_up(&[]);
+    let output = back_up_from(&world, &other, &[]);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains(&world.address().replace("xen://", "")) && said.contains("--machine NAME"),
+        "{said}"
+    );
+    // It is told once of one that has moved, and never of one that is kept apart.
+    for options in [&[][..], &["--machine", "dr"]] {
+        let output = back_up_from(&world, &other, options);
+        assert_eq!(output.status.code(), Some(0), "{} {}", stdout(&output), stderr(&output));
+    }
+}
+
+#[test]
+fn a_machine_of_a_pool_does_not_go_on_where_one_of_another_hypervisor_ended() {
+    let world = World::new();
+    // An archive of the machine, as whoever it came from has it.
+    world.back_up(&["--machine", "first"]);
+    world.rig.ok(&["export", "first", "first.xva"]);
+    world.rig.ok(&["import", "first.xva", "--machine", "web1"]);
+    // Another machine is called so there.
+    let other = World::new();
+    let output = back_up_from(&world, &other, &[]);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("another machine") && said.contains("--machine web1"),
+        "{said}"
+    );
+    let fingerprint = world.pool.fingerprint();
+    let machine = world.machine();
+    world.rig.ok(&with_login(&["backup", &machine], &fingerprint));
+    let output = back_up_from(&world, &other, &["--machine", "web1"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
