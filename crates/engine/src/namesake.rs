@@ -64,7 +64,7 @@ mod tests {
     fn manifest(machine: &str, time_ms: i64, notes: &[(&str, &str)]) -> Manifest {
         let notes: BTreeMap<&str, &str> = notes.iter().copied().collect();
         let id = "07".repeat(16);
-        let value = serde_json::json!({ "format": 1, "id": id, "machine": machine, "time_ms": time_ms, "disks": [], "notes": notes });
+        let value = serde_json::json!({ "format": 1, "id": id, "machine": machine, "time_ms": time_ms, "disks": [], "copy": id, "notes": notes });
         serde_json::from_value(value).unwrap()
     }
 
