@@ -260,7 +260,14 @@ proptest! {
                     }
                 }
                 Happening::Remove(at) if at < source.len() => drop(source.remove(at)),
-                Happening::LeaveBookmark(at) if at < source.len() => source[at].kind = PointKind::Bookmark,
+                // Of one name a dataset has one bookmark: ZFS makes no second one.
+                Happening::LeaveBookmark(at) if at < source.len() => {
+                    let name = source[at].name.clone();
+                    let is_it = |point: &ReplicaPoint| point.kind == PointKind::Bookmark && point.name == name;
+                    if !source.iter().any(is_it) {
+                        source[at].kind = PointKind::Bookmark;
+                    }
+                }
                 Happening::TargetTakes => {
                     if let Some(model) = &mut target {
  model.received.push(point(&format!("t{identity}"), identity));
