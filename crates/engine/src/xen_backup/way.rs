@@ -364,7 +364,7 @@ fn connect(request: &XenBackupRequest<'_>, disk: &VirtualDisk) -> Result<NbdDevi
             Ok(device) if device.size_bytes() == disk.size_bytes => return Ok(device),
             Ok(device) => reason = format!("it has {} bytes there", device.size_bytes()),
             Err(error) => {
-                reason = in_words(&error).replace(&place.export, "its export");
+                reason = causes(&error).replace(&place.export, "its export");
             }
         }
     }
@@ -374,17 +374,6 @@ fn connect(request: &XenBackupRequest<'_>, disk: &VirtualDisk) -> Result<NbdDevi
         reason: format!("disk {}: {reason}", disk.device),
     }
     .into())
-}
-
-/// An error and what led to it.
-fn in_words(error: &dyn std::error::Error) -> String {
-    let mut words = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        words = format!("{words}: {cause}");
-        source = cause.source();
-    }
-    words
 }
 
 fn as_vhd(
