@@ -81,7 +81,14 @@ pub fn check(path: &Path, options: &OpenOptions) -> Result<CheckReport> {
     };
     let mut report = CheckReport::default();
     let chain = open_chain(path, &whole, Access::Read)?;
-    for file in chain.files.into_iter().filter(|file| file.info.format != Format::Raw) {
+    let (plain, tables): (Vec<OpenedFile>, Vec<OpenedFile>) = chain
+        .files
+        .into_iter()
+        .partition(|file| file.info.format == Format::Raw);
+    if let (Some(plain), true) = (plain.into_iter().next(), tables.is_empty()) {
+        return check_file(plain);
+    }
+    for file in tables {
         let name = file.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         report.absorb(check_file(file)?, &name);
     }

@@ -180,6 +180,15 @@ fn a_delta_below_the_top_is_checked_with_the_disk() {
 }
 
 #[test]
+fn a_disk_of_plain_bytes_alone_has_nothing_to_check() {
+    let lab = Lab::new();
+    let path = folder(&lab, 2 * MIB, Some(TOP), &[(TOP, ImageId::NIL, "Plain", "root.hds")]);
+    lab.raw("web1.hdd/root.hds", 2 * MIB, 5);
+    let refused = holdfast_image::check(&path, &OpenOptions::default()).unwrap_err();
+    assert!(refused.to_string().contains("no metadata"), "{refused}");
+}
+
+#[test]
 fn a_chain_reads_as_its_deltas_laid_over_each_other() {
     let lab = Lab::new();
     let path = grown(&lab);
