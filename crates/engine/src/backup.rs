@@ -232,6 +232,8 @@ fn open_sources(
                 "{} is in use, as by a machine that runs: what is read may be of several moments; a backup of the machine is of one",
                 path.display()
             ));
+        } else {
+            image.tell_of_contradictions(progress)?;
         }
         let before = parent
             .and_then(|parent| parent.disk(Some(name)).ok())

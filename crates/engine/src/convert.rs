@@ -21,6 +21,7 @@ use holdfast_repo::Surroundings;
 
 use crate::block_target::is_block_device;
 use crate::compare::compare;
+use crate::contradictions::tell_of_contradictions;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::new_image::{NewImage, Overwrite};
@@ -29,7 +30,7 @@ use crate::stream_device::StreamDevice;
 use crate::{Interrupted, Unit};
 use device::to_block_device;
 pub(crate) use source::refuse_to_replace_source;
-use source::{Source, device_of, tell_of_name, tell_of_writers, tell_what_is_dropped};
+use source::{Source, device_of, files_of, tell_of_name, tell_of_writers, tell_what_is_dropped};
 
 /// What to convert.
 pub enum ConvertSource<'a> {
@@ -129,6 +130,7 @@ pub(crate) fn convert_and(
             let device = device_of(&image, snapshot.as_deref())?;
             tell_of_name(&image, job);
             tell_of_writers(&image, job);
+            tell_of_contradictions(&path, &request.open, &files_of(&image), job.progress)?;
             tell_what_is_dropped(&image, job);
             Source::Image {
                 path,
@@ -188,6 +190,7 @@ pub fn convert_to_stream(
     let device = device_of(&image, snapshot)?;
     tell_of_name(&image, job);
     tell_of_writers(&image, job);
+    tell_of_contradictions(path, options, &files_of(&image), job.progress)?;
     tell_what_is_dropped(&image, job);
     match form {
         StreamForm::Raw => {

@@ -16,6 +16,7 @@ mod clone_error;
 mod clone_image;
 mod compare;
 mod contents;
+mod contradictions;
 mod convert;
 mod copy;
 mod create_image;

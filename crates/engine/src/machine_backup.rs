@@ -290,7 +290,7 @@ impl MachineBackup<'_> {
         if self.request.memory.is_some() {
             self.job.progress.note("the machine is shut off, so it has no memory");
         }
-        let opened = self.open_images(&[])?;
+        let opened = self.open_at_rest()?;
         let beside = Beside::read(&self.description, self.job.clock)?;
         let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
             target: disk.target.clone(),

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, ExtentKind, FileChange, FileDevice, IoMode, for_each_extent};
 use holdfast_image::{Format, LayerInfo, OpenOptions};
 
+use crate::contradictions::tell_of_contradictions;
 use crate::error::{Error, Result};
 use crate::{DiskName, Progress};
 
@@ -121,6 +122,8 @@ pub(crate) struct OpenSource {
     pub(crate) canonical: PathBuf,
     /// Every file that is read, to see whether it changes meanwhile.
     files: Vec<(PathBuf, Arc<FileDevice>)>,
+    /// How it was opened, and by which path.
+    opened: (PathBuf, OpenOptions),
 }
 
 impl OpenSource {
@@ -158,6 +161,7 @@ impl OpenSource {
                 format,
                 canonical,
                 files: vec![(path.to_owned(), file)],
+                opened: (path.to_owned(), options.clone()),
             });
         }
         let options = OpenOptions {
@@ -175,7 +179,18 @@ impl OpenSource {
             device: image.device(),
             format,
             canonical,
+            opened: (path.to_owned(), options),
         })
+    }
+
+    /// Warns of what contradicts itself in it. For images that nobody has open.
+    pub(crate) fn tell_of_contradictions(&self, progress: &dyn Progress) -> Result<()> {
+        if self.format == Format::Raw {
+            return Ok(());
+        }
+        let files: Vec<PathBuf> = self.paths().map(Path::to_owned).collect();
+        let (path, options) = &self.opened;
+        tell_of_contradictions(path, options, &files, progress)
     }
 
     /// The files that are read, the image itself first.

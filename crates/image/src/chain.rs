@@ -89,7 +89,7 @@ impl OpenedFile {
             Content::Vhd(header) => vhd::tables::of(Arc::clone(&image), header, Arc::clone(&self.file)),
             Content::Vmdk(vmdk) => {
                 let file: Arc<dyn ImageFile> = Arc::clone(&vmdk.opened.files) as Arc<dyn ImageFile>;
-                let tables = Box::new(VmdkTables::new(Arc::clone(&image), vmdk.opened));
+                let tables = Box::new(VmdkTables::new(Arc::clone(&image), vmdk.opened)?);
                 return Ok(OpenLayer::Tables(TableLayer::new(image, file, tables, backing)));
             }
             Content::Ploop(header) => Box::new(PloopTables::new(Arc::clone(&image), header, Arc::clone(&self.file))),

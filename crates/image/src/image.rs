@@ -75,24 +75,27 @@ pub fn check(path: &Path, options: &OpenOptions) -> Result<CheckReport> {
         return check_file(chain.files.swap_remove(0));
     }
     // The folder is the disk: all that its top is read through is. What is the bytes of the disk has no metadata.
+    let layers = check_layers(path, options)?;
+    if layers.is_empty() {
+        return check_file(chain.files.swap_remove(0));
+    }
+    let mut report = CheckReport::default();
+    for (path, found) in layers {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        report.absorb(found, &name);
+    }
+    Ok(report)
+}
+
+/// The same of an image and of all that it is based on, top first, but of what has no metadata.
+pub fn check_layers(path: &Path, options: &OpenOptions) -> Result<Vec<(PathBuf, CheckReport)>> {
     let whole = OpenOptions {
         backing: Backing::Follow,
         ..options.clone()
     };
-    let mut report = CheckReport::default();
     let chain = open_chain(path, &whole, Access::Read)?;
-    let (plain, tables): (Vec<OpenedFile>, Vec<OpenedFile>) = chain
-        .files
-        .into_iter()
-        .partition(|file| file.info.format == Format::Raw);
-    if let (Some(plain), true) = (plain.into_iter().next(), tables.is_empty()) {
-        return check_file(plain);
-    }
-    for file in tables {
-        let name = file.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        report.absorb(check_file(file)?, &name);
-    }
-    Ok(report)
+    let tables = chain.files.into_iter().filter(|file| file.info.format != Format::Raw);
+    tables.map(|file| Ok((file.path.clone(), check_file(file)?))).collect()
 }
 
 fn check_file(opened: OpenedFile) -> Result<CheckReport> {

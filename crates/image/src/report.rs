@@ -107,6 +107,13 @@ pub enum ProblemKind {
         /// What it is.
         detail: String,
     },
+    /// A structure and its copy differ: what was written last may be in one of them only.
+    Copies {
+        /// What they are: "directories".
+        what: &'static str,
+        /// In how many entries.
+        count: u64,
+    },
     /// A structure that cannot be read.
     Structure {
         /// Why.
@@ -146,6 +153,7 @@ impl std::fmt::Display for ProblemKind {
                 "entry for disk offset {disk_offset}: its {what} at {offset} is that of {other}, too"
             ),
             Self::Pointer { what, offset } => write!(formatter, "{what} at {offset}: outside the file or not aligned"),
+            Self::Copies { what, count } => write!(formatter, "its two {what} differ in {count} entries"),
             Self::Entry { disk_offset, detail } => write!(formatter, "entry for disk offset {disk_offset}: {detail}"),
             Self::Unreferenced { what, count } => write!(formatter, "{what} that belong to nothing: {count}"),
             Self::InFile { name, detail, .. } => write!(formatter, "{name}: {detail}"),

@@ -19,6 +19,11 @@ pub(super) fn device_of(image: &Image, snapshot: Option<&str>) -> Result<Arc<dyn
     })
 }
 
+/// All files that an image is read from.
+pub(super) fn files_of(image: &Image) -> Vec<PathBuf> {
+    image.layers().iter().flat_map(LayerInfo::files).collect()
+}
+
 /// What is converted, opened.
 pub(super) enum Source<'a> {
     Image {
@@ -66,8 +71,7 @@ pub(super) fn tell_of_name(source: &Image, job: Job<'_>) {
 
 /// Warns of files that somebody else may write to while they are read.
 pub(super) fn tell_of_writers(source: &Image, job: Job<'_>) {
-    let files = source.layers().iter().flat_map(LayerInfo::files);
-    for path in files.filter(|path| is_written_by_others(path)) {
+    for path in files_of(source).iter().filter(|path| is_written_by_others(path)) {
         job.progress.warning(&format!(
             "{} is in use: a machine may write to it while it is read, and what is read is of no one instant then",
             path.display()

@@ -124,6 +124,15 @@ impl MachineBackup<'_> {
         self.taken.iter().enumerate().map(open).collect()
     }
 
+    /// The same, of a machine that is shut off: nobody changes them.
+    pub(super) fn open_at_rest(&self) -> Result<Vec<OpenSource>> {
+        let opened = self.open_images(&[])?;
+        opened
+            .iter()
+            .try_for_each(|source| source.tell_of_contradictions(self.job.progress))?;
+        Ok(opened)
+    }
+
     fn open_image(&self, disk: &MachineDisk, path: &Path) -> Result<OpenSource> {
         let format = disk.format.as_deref().and_then(Format::from_name);
         OpenSource::open(path, format, &self.request.allowed)

@@ -84,7 +84,7 @@ fn layer(format: Format, file: &Arc<dyn ImageFile>) -> Result<Box<dyn Layered>> 
             )
         }
         Format::Vmdk => {
-            let tables = VmdkTables::new("image".into(), opened_vmdk(file)?);
+            let tables = VmdkTables::new("image".into(), opened_vmdk(file)?)?;
             of_tables(file, Box::new(tables))
         }
         _ => {
@@ -126,7 +126,9 @@ fn sample(format: Format) -> Vec<u8> {
                 let opened = vhdx::header::Opened::load(Arc::clone(&file), Access::Write, "image").unwrap();
                 table_layer(Box::new(vhdx::tables::VhdxTables::new("image".into(), opened)))
             }
-            Format::Vmdk => table_layer(Box::new(VmdkTables::new("image".into(), opened_vmdk(&file).unwrap()))),
+            Format::Vmdk => table_layer(Box::new(
+                VmdkTables::new("image".into(), opened_vmdk(&file).unwrap()).unwrap(),
+            )),
             _ => {
                 let header = ploop::header::Header::load(&*file, "image").unwrap();
                 table_layer(Box::new(ploop::tables::PloopTables::new(

@@ -108,7 +108,8 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
         add(Severity::Corruption, detail);
     }
     if count > 0 {
-        add(Severity::Leak, format!("its two directories differ in {count} entries"));
+        let what = "directories";
+        report.add(Severity::Leak, ProblemKind::Copies { what, count });
     }
     Ok(())
 }

@@ -138,6 +138,29 @@ impl Overlaid {
     }
 }
 
+/// Whether the first directory of an extent is none, as far as one look at it tells, and the second one can be read for it: the header leads to where grains
+/// are, and not to tables.
+pub(super) fn is_first_lost(file: &dyn ImageFile, extent: &SparseExtent) -> Result<bool> {
+    let directory_bytes = extent.table_count() * 4;
+    let Some(second) = extent.second_directory.filter(|_| !extent.is_compressed) else {
+        return Ok(false);
+    };
+    let is_among_grains = |place: u64| place.saturating_add(directory_bytes) > extent.overhead;
+    if is_among_grains(second) || !is_among_grains(extent.directory) {
+        return Ok(false);
+    }
+    let (file_bytes, table_bytes) = (file.length_bytes()?, extent.table_entries * 4);
+    let is_inside = |place: &u64| *place >= HEADER_BYTES && place.saturating_add(table_bytes) <= file_bytes;
+    let leads = |directory: u64| -> Result<bool> {
+        let mut places = Vec::new();
+        for_each_entry(file, (directory, extent.table_count()), |_, entry| {
+            places.push(u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES);
+        })?;
+        Ok(leads_to_tables(&places, is_inside))
+    };
+    Ok(!leads(extent.directory)? && leads(second)?)
+}
+
 /// Whether a directory has what one has.
 fn leads_to_tables(places: &[u64], is_inside: impl Fn(&u64) -> bool) -> bool {
     let mut used = places.iter().filter(|place| **place != 0).peekable();

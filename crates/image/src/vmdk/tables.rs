@@ -7,6 +7,7 @@ use holdfast_block::to_usize;
 
 use super::extent::SparseExtent;
 use super::joined::{Joined, WINDOW_BYTES};
+use super::overlaid::is_first_lost;
 use super::stream::{GRAIN_MARKER_BYTES, check_stored, grain_marker, inflate};
 use crate::blocks::pages::Pages;
 use crate::blocks::{Tables, clear_room};
@@ -83,12 +84,23 @@ pub(crate) struct VmdkTables {
     lengths: Vec<KnownLength>,
     /// Where the next grain of each part goes; known once writing has started.
     ends: Vec<u64>,
+    /// Whether the second directory of a part is read, because the first one is lost.
+    is_second_read: bool,
 }
 
 impl VmdkTables {
-    pub(crate) fn new(image: Arc<str>, opened: Opened) -> Self {
+    pub(crate) fn new(image: Arc<str>, mut opened: Opened) -> Result<Self> {
         let files: Arc<dyn ImageFile> = Arc::clone(&opened.files) as Arc<dyn ImageFile>;
-        Self {
+        let mut is_second_read = false;
+        for part in &mut opened.parts {
+            if let PartKind::Sparse { window, extent } = &mut part.kind
+                && is_first_lost(&*opened.files.files[to_usize(*window / WINDOW_BYTES)], extent)?
+            {
+                extent.directory = extent.second_directory.take().unwrap_or(extent.directory);
+                is_second_read = true;
+            }
+        }
+        Ok(Self {
             image,
             disk_bytes: opened.parts.last().map_or(0, |part| part.start + part.length),
             lengths: opened.files.files.iter().map(|_| KnownLength::default()).collect(),
@@ -96,7 +108,8 @@ impl VmdkTables {
             pages: Pages::new(files, CACHE_BYTES),
             grains: Lru::new(GRAIN_CACHE_BYTES),
             ends: Vec::new(),
-        }
+            is_second_read,
+        })
     }
 
     /// The part that has the byte at `offset`.
@@ -159,6 +172,11 @@ impl VmdkTables {
                 kind: RunKind::Absent,
             });
         }
+        let file = to_usize(window / WINDOW_BYTES);
+        let is_inside = |place: u64| self.lengths[file].contains(&*self.opened.files.files[file], place);
+        if !is_inside(table + extent.table_entries * 4 - 1)? {
+            return Err(corrupt(&self.image, "table", table, "past the end of the file"));
+        }
         let grain = extent.grain_bytes;
         let index = within % coverage / grain;
         let length = grain - within % grain;
@@ -167,8 +185,7 @@ impl VmdkTables {
             ZERO_GRAIN if extent.has_zero_grains => RunKind::Zero,
             sector => {
                 let place = u64::from(sector) * super::SECTOR_BYTES;
-                let file = to_usize(window / WINDOW_BYTES);
-                if !self.lengths[file].contains(&*self.opened.files.files[file], place)? {
+                if !is_inside(place)? {
                     return Err(corrupt(&self.image, "grain", place, "past the end of the file"));
                 }
                 let host = window + place;
@@ -320,6 +337,10 @@ impl Tables for VmdkTables {
 
     fn start(&mut self) -> Result<()> {
         let unit = self.unit_bytes();
+        if self.is_second_read {
+            return Err(self
+                .not_writable("its first directory is lost, and the second one is read; convert it to another image"));
+        }
         let mut ends = Vec::new();
         for part in &self.opened.parts {
             if !part.start.is_multiple_of(unit) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use holdfast_block::{BlockDevice, to_usize};
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
 
 use super::create::{NewVmdk, write_empty};
 use super::descriptor::{Descriptor, ExtentKind};
@@ -12,6 +12,7 @@ use super::stream::specimen::{GRAIN_BYTES, Item, Tables, grain, stream};
 use super::tables::{Opened, Part, PartKind, VmdkTables};
 use crate::Result;
 use crate::blocks::crash_tests::{Case, survive_crashes};
+use crate::blocks::writer::TableMut;
 use crate::blocks::{TableLayer, Tables as _};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
@@ -60,7 +61,7 @@ fn opened(file: Arc<dyn ImageFile>) -> Result<Opened> {
 }
 
 fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Result<TableLayer> {
-    let tables = Box::new(VmdkTables::new("image".into(), opened(Arc::clone(&file))?));
+    let tables = Box::new(VmdkTables::new("image".into(), opened(Arc::clone(&file))?)?);
     Ok(TableLayer::new("image".into(), file, tables, backing))
 }
 
@@ -140,10 +141,47 @@ fn a_second_directory_or_table_past_the_end_is_damage_that_is_not_written_to() {
         bytes[at..at + 4].copy_from_slice(&behind.to_le_bytes());
         let opened = opened(Arc::new(MemoryFile::new(bytes))).unwrap();
         assert_eq!(super::check::check(&opened).unwrap().corruption_count, 1, "{at}");
-        let mut tables = VmdkTables::new("image".into(), opened);
+        let mut tables = VmdkTables::new("image".into(), opened).unwrap();
         let refused = tables.start().unwrap_err().to_string();
         assert!(refused.contains("past the end"), "{at}: {refused}");
     }
+}
+
+/// A header that leads the first directory to where grains are and not to tables: the disk is not zero for that, and is not written to by it.
+#[test]
+fn a_first_directory_that_is_lost_is_read_by_the_second_one() {
+    let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(empty()));
+    let layer = TableMut::new(open(Arc::clone(&file), None).unwrap());
+    layer.write_at(&[7; 4096], 8192).unwrap();
+    layer.flush().unwrap();
+    let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
+    file.read_at(&mut bytes, 0).unwrap();
+    // Zeroes of the guest, and places that no table has.
+    for filling in [0_u8, 0x7f] {
+        let mut lost = bytes.clone();
+        let grain = u64::try_from(lost.len()).unwrap().div_ceil(512);
+        lost.resize(lost.len() + 4096, filling);
+        lost[56..64].copy_from_slice(&grain.to_le_bytes());
+        let layer = open(Arc::new(MemoryFile::new(lost)), None).unwrap();
+        let mut found = vec![0; 4096];
+        layer.read(&mut found, 8192, Below::Nothing).unwrap();
+        assert_eq!(found, [7; 4096], "{filling}");
+        let refused = TableMut::new(layer).write_at(&[1; 512], 0).unwrap_err().to_string();
+        assert!(refused.contains("first directory is lost"), "{refused}");
+    }
+}
+
+/// What leads to a table behind the end of the file does not say that there is nothing.
+#[test]
+fn a_table_past_the_end_is_not_read_as_zeroes() {
+    let mut bytes = empty();
+    let extent = SparseExtent::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
+    let first = to_usize(extent.directory);
+    let behind = u32::try_from(bytes.len() / 512 + 16).unwrap();
+    bytes[first..first + 4].copy_from_slice(&behind.to_le_bytes());
+    let layer = open(Arc::new(MemoryFile::new(bytes)), None).unwrap();
+    let refused = layer.read(&mut [0; 512], 0, Below::Nothing).unwrap_err();
+    assert!(refused.is_corrupt(), "{refused}");
 }
 
 #[test]

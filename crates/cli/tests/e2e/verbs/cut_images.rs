@@ -228,3 +228,43 @@ fn a_block_whose_bits_are_past_the_end_is_damaged_to_all_who_read_it() {
         assert_eq!(output.status.code(), Some(5), "{words:?}: {output:?}");
     }
 }
+
+/// An entry of a table led to other bytes of the image, and they were taken for those of the disk without a word.
+#[test]
+fn an_image_that_contradicts_itself_is_read_with_a_warning() {
+    let rig = Rig::new();
+    let disk = noise(4 * MIB, 1);
+    rig.write("disk.raw", &disk);
+    rig.ok(&["image", "convert", "disk.raw", "base.qcow2"]);
+    rig.ok(&["clone", "base.qcow2", "top.qcow2"]);
+    let whole = rig.read("base.qcow2");
+    let number = |at: usize| usize::try_from(u64::from_be_bytes(whole[at..at + 8].try_into().unwrap())).unwrap();
+    let place = |entry: usize| entry & 0x00ff_ffff_ffff_fe00;
+    let table = place(number(place(number(40))));
+    let mut bytes = whole.clone();
+    bytes.copy_within(table..table + 8, table + 8);
+    for (image, is_sound) in [(&whole, true), (&bytes, false)] {
+        rig.write("base.qcow2", image);
+        for (number, words) in [
+            &["image", "convert", "base.qcow2", "a.raw"][..],
+            &["image", "convert", "--verify", "top.qcow2", "b.raw"],
+            &["image", "convert", "base.qcow2", "-"],
+            &["clone", "--copy", "top.qcow2", "c.qcow2"],
+            &["backup", "--machine", "web1", "base.qcow2"],
+            &["backup", "--machine", "web2", "top.qcow2"],
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let output = rig.run(words);
+            let (said, code) = (String::from_utf8_lossy(&output.stderr), output.status.code());
+            assert_eq!(code, Some(if is_sound { 0 } else { 3 }), "{number}: {said}");
+            let is_told = said.contains("base.qcow2 contradicts itself") && said.contains("image check");
+            assert_eq!(is_told, !is_sound, "{number}: {said}");
+        }
+        assert_eq!(rig.read("a.raw") == disk, is_sound);
+        for made in ["a.raw", "b.raw", "c.qcow2"] {
+            std::fs::remove_file(rig.path(made)).unwrap();
+        }
+    }
+}

@@ -280,6 +280,7 @@ impl Backup<'_> {
                 continue;
             }
             let source = open_disk(owner, said, (&target, &disk.key), &admission)?;
+            source.tell_of_contradictions(self.job.progress)?;
             taken.push(Taken {
                 attached: Attached {
                     number,
