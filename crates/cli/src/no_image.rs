@@ -8,7 +8,7 @@ use crate::errors::Error;
 pub(crate) fn refuse(word: &OsStr) -> Result<(), Error> {
     let name = word.to_string_lossy().to_lowercase();
     let path = word.display();
-    let packings = ["", ".gz", ".zst", ".lzo"];
+    let packings = ["", ".gz", ".zst", ".zstd", ".lzo"];
     let is_called = |ending: &str| {
         packings
             .iter()
@@ -23,7 +23,7 @@ pub(crate) fn refuse(word: &OsStr) -> Result<(), Error> {
     if ["ova", "ovf", "xva", "vma"].iter().any(|ending| is_called(ending)) {
         return Err(Error::usage(
             format!("{path} is called like an archive of a machine, and is no image"),
-            "holdfast import takes archives in; where it is the bytes of a disk, --format raw says so, or another name",
+            "holdfast import takes archives in; where it is the bytes of a disk, give it another name",
         ));
     }
     Ok(())

@@ -10,9 +10,9 @@ pub(crate) struct Seats<K> {
 }
 
 impl<K: Copy + PartialEq> Seats<K> {
-    /// `wanted` gives for each disk where it was, if there is such a place. Disks come before drives, and those of one bus before those of the next one
-    /// that has a disk in the list. Who finds his place taken moves on to the next one of `places` that is free, and those who stood behind him on his
-    /// bus with him.
+    /// `wanted` gives for each disk, of those on one bus with the same key, where it was, whether there is such a place or not. Disks come before drives, and
+    /// those of one bus before those of the next one that has a disk in the list. Who finds his place taken moves on to the next one of `places`
+    /// that is free, and those who stood behind him on his bus with him.
     pub(crate) fn new<P: Iterator<Item = u32>>(
         disks: &[Disk],
         wanted: impl Fn(&Disk) -> Option<(K, u32)>,
@@ -48,18 +48,30 @@ impl<K: Copy + PartialEq> Seats<K> {
         self.kept[number].map(|(_, place)| place)
     }
 
-    /// Seats those of one bus, in the order of the places that they want.
+    /// Seats those of one bus, in the order of the places that they want. Where the last ones would find none, all of them move up as far as that needs.
     fn seat_in_order<P: Iterator<Item = u32>>(&mut self, wishes: &[(usize, (K, u32))], places: &impl Fn(K) -> P) {
-        // The first place that none of them has passed.
+        let Some((_, (key, _))) = wishes.first() else { return };
+        let last_wish = wishes.iter().map(|(_, (_, wanted))| *wanted).max().unwrap_or(0);
+        // So many are enough for all of them, wherever places go on for ever.
+        let mut behind_count = 0;
+        let free: Vec<u32> = places(*key)
+            .filter(|place| !self.taken.contains(&(*key, *place)))
+            .take_while(|place| {
+                behind_count += usize::from(*place >= last_wish);
+                behind_count <= wishes.len()
+            })
+            .collect();
         let mut next = 0;
-        for (number, (key, wanted)) in wishes {
-            let least = next.max(*wanted);
-            let is_free = |place: &u32| *place >= least && !self.taken.contains(&(*key, *place));
-            if let Some(place) = places(*key).find(is_free) {
-                self.kept[*number] = Some((*key, place));
-                self.taken.push((*key, place));
-                next = place + 1;
-            }
+        for (rank, (number, (key, wanted))) in wishes.iter().enumerate().take(free.len()) {
+            // A place that there is not is no wish.
+            let wish = free.iter().position(|place| place >= wanted).unwrap_or(next);
+            let last = free.len() - wishes.len().min(free.len()) + rank;
+            let found = next.max(wish).min(last);
+            self.kept[*number] = Some((*key, free[found]));
+            next = found + 1;
+        }
+        for (number, _) in wishes {
+            self.taken.extend(self.kept[*number]);
         }
     }
 
@@ -119,10 +131,10 @@ mod tests {
         };
         let placed_kinds = |wanted: &[(DiskKind, Bus, u32)], count: u32| -> Vec<Option<u32>> {
             let disks: Vec<Disk> = wanted.iter().copied().map(disk).collect();
-            let wanted = |disk: &Disk| (disk.position < count).then_some(((), disk.position));
-            let mut seats = Seats::new(&disks, wanted, |()| 0..count);
+            let places = || (0..count).filter(|place| *place != 7);
+            let mut seats = Seats::new(&disks, |disk| Some(((), disk.position)), |()| places());
             (0..disks.len())
-                .map(|number| seats.seat(number, (), 0..count))
+                .map(|number| seats.seat(number, (), places()))
                 .collect()
         };
         let on = |bus: Bus, places: &[u32]| -> Vec<(DiskKind, Bus, u32)> {
@@ -134,7 +146,12 @@ mod tests {
         assert_eq!(placed(&[1, 20], 16), [Some(1), Some(2)]);
         assert_eq!(placed(&[20, 1], 16), [Some(2), Some(1)]);
         assert_eq!(placed(&[0, 0, 1], 16), [Some(0), Some(1), Some(2)]);
-        assert_eq!(placed(&[3, 3, 3, 3, 3], 4), [Some(3), Some(0), Some(1), Some(2), None]);
+        assert_eq!(placed(&[3, 3, 3, 3, 3], 4), [Some(0), Some(1), Some(2), Some(3), None]);
+        // A place that nobody can have, and fewer places than there were.
+        assert_eq!(placed(&[0, 7, 8], 16), [Some(0), Some(8), Some(9)]);
+        assert_eq!(placed(&[7, 6, 14, 15], 16), [Some(8), Some(6), Some(14), Some(15)]);
+        assert_eq!(placed(&[0, 5, 7], 6), [Some(0), Some(4), Some(5)]);
+        assert_eq!(placed(&[40, 41], 6), [Some(0), Some(1)]);
         // Those of one bus stay in their order, whoever stands between them.
         let mixed = [on(Bus::Sata, &[1]), on(Bus::VirtioScsi, &[0, 1, 2])].concat();
         assert_eq!(placed_kinds(&mixed, 16), [Some(1), Some(0), Some(2), Some(3)]);

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, ExtentKind};
-use holdfast_image::{Format, Gate, OpenOptions, StreamReader};
+use holdfast_image::{Error as ImageError, Format, Gate, OpenOptions, StreamReader};
 
 use super::manifest::{Digested, Digests};
 use crate::tar::TarReader;
@@ -95,6 +95,18 @@ pub(super) enum OvaImage<R> {
     },
 }
 
+/// Nobody can allow a file beside an archive to an image in it.
+fn of_itself(error: ImageError, name: &str) -> ImageError {
+    match error {
+        ImageError::Refused { file, .. } => ImageError::UnsupportedFeature {
+            image: name.to_owned(),
+            feature: format!("a part of the disk in another file ({file})"),
+            detail: "pack the disk as one image that needs no other, such as a VMDK for streams".to_owned(),
+        },
+        other => other,
+    }
+}
+
 impl<R: Read + Send> OvaImage<R> {
     /// Begins to read. `name` is that of the member, and `is_raw` what the descriptor says of its format.
     pub(super) fn open(member: DiskMember<R>, name: &str, is_raw: bool, threads: NonZero<usize>) -> Result<Self> {
@@ -118,7 +130,7 @@ impl<R: Read + Send> OvaImage<R> {
         let path = format!("/proc/self/fd/{}", stored.as_raw_fd());
         let image = holdfast_image::open(Path::new(&path), &options).map_err(|source| Error::StoredImage {
             name: name.to_owned(),
-            source,
+            source: of_itself(source, name),
         })?;
         Ok(Self::Stored {
             tar,

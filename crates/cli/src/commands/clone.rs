@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_engine::{
-    AfterRestore, CloneWish, GuestIdentity, HostSnapshotReport, Job, MachineName, OwnGuest, SYSPREP, SourceName,
+    AfterRestore, CloneWish, GuestIdentity, HostSnapshotReport, Job, MachineName, OwnGuest, Refusal, SYSPREP,
+    SourceName,
 };
-use holdfast_host::LocalTools;
+use holdfast_host::{Hypervisor as _, LocalTools};
 use serde::Serialize;
 
 use super::point::{OpenPoint, PointArgs, Use, When, split};
@@ -279,6 +280,7 @@ fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones:
     };
     if let (When::Now { .. }, true) = (&when, args.dry_run) {
         let (wanted, guest) = args.point.planned_now(&machine, context)?;
+        args.refuse_taken(names, context)?;
         clones.instant = Some(InstantDocument {
             of: guest.description.summary.name,
             clones: names.to_vec(),
@@ -311,6 +313,24 @@ fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones:
 }
 
 impl CloneArgs {
+    /// What would be refused once there are host snapshots: names that machines have, a folder that is not there.
+    fn refuse_taken(&self, names: &[String], context: &Context) -> Result<(), Error> {
+        let hypervisors = self.point.hypervisors(context);
+        let machines = hypervisors.libvirt()?.machines();
+        let machines = machines.map_err(holdfast_engine::Error::from)?;
+        let refuse = |refusal: Refusal| Err(Error::from(holdfast_engine::Error::from(refusal)));
+        if let Some(there) = machines.iter().find(|machine| names.contains(&machine.name)) {
+            return refuse(Refusal::MachineExists {
+                name: there.name.clone(),
+                uuid: there.uuid.clone(),
+            });
+        }
+        match &self.storage {
+            Some(folder) if !folder.is_dir() => refuse(Refusal::NoFolder { folder: folder.clone() }),
+            _ => Ok(()),
+        }
+    }
+
     /// A machine as it is now.
     fn now(&self) -> Result<When, Error> {
         let quiesce = self.quiesce.unwrap_or(QuiesceWhen::Try);

@@ -174,10 +174,14 @@ impl PointArgs {
         })
     }
 
+    /// Where machines are looked for.
+    pub(super) fn hypervisors<'a>(&self, context: &'a Context) -> Hypervisors<'a> {
+        Hypervisors::new(self.connect.as_deref(), context)
+    }
+
     /// The host snapshots that would be made of a machine as it is now.
     pub(super) fn planned_now(&self, machine: &str, context: &Context) -> Result<(Vec<Wanted>, KnownGuest), Error> {
-        let uri = libvirt_address(self.connect.as_deref(), context);
-        let guest = find(machine, &Hypervisors::new(Some(&uri), context))?;
+        let guest = find(machine, &self.hypervisors(context))?;
         Ok((wanted_now(&guest, context)?, guest))
     }
 }

@@ -32,16 +32,20 @@ const HARMLESS_DEVICES: &[&str] = &[
     "interface",
     "tpm",
 ];
+/// What is said of processors that have their places.
+const PINNED: &str = "processors that are pinned or weighted";
+/// What is said of strings that a firmware tells.
+const STRINGS: &str = "strings of its firmware";
 /// Elements that tie a machine to its host, and what they are.
 const OF_THE_HOST: &[(&str, &str)] = &[
-    ("cputune", "processors that are pinned or weighted"),
+    ("cputune", PINNED),
     ("numatune", "memory of chosen nodes"),
     ("blkiotune", "weights of its disks"),
     ("memtune", "limits of its memory"),
     ("memoryBacking", "the way in which its memory is backed"),
     ("launchSecurity", "encryption of its memory"),
     ("resource", "its group of resources"),
-    ("sysinfo", "strings of its firmware"),
+    ("sysinfo", STRINGS),
     ("idmap", "a mapping of users"),
 ];
 /// What of a network card is its host's, and what that is.
@@ -97,6 +101,26 @@ fn processors(domain: Node<'_, '_>, dropped: &mut Vec<Dropped>) {
         let what = format!("up to {} processors", most.trim());
         dropped.push(Dropped::new(what, "it has those that are plugged in"));
     }
+    if vcpu.is_some_and(|vcpu| vcpu.attribute("cpuset").is_some()) && child(domain, "cputune").is_none() {
+        dropped.push(Dropped::new(PINNED, OF_ITS_HOST));
+    }
+    let kind = child(domain, "os").and_then(|os| child(os, "type"));
+    let kind = kind.and_then(|kind| kind.attribute("arch")).unwrap_or("x86_64");
+    if kind != "x86_64" {
+        let why = match kind {
+            "i686" => "it has those of x86_64, which do all that those can",
+            _ => "it has those of x86_64, on which this system does not run",
+        };
+        dropped.push(Dropped::new(format!("processors of {kind}"), why));
+    }
+    let features = child(domain, "features");
+    if features.is_some_and(|features| child(features, "hyperv").is_some()) {
+        let why = "it has what its hypervisor gives to every guest";
+        dropped.push(Dropped::new("what it finds of Hyper-V", why));
+    }
+    if features.is_some_and(|features| child(features, "acpi").is_none()) {
+        dropped.push(Dropped::new("that it has no ACPI", "it has one there"));
+    }
     let topology = child(domain, "cpu").and_then(|cpu| child(cpu, "topology"));
     for part in ["dies", "clusters"] {
         let count = topology.and_then(|topology| topology.attribute(part)).unwrap_or("1");
@@ -115,18 +139,31 @@ fn starting(domain: Node<'_, '_>, dropped: &mut Vec<Dropped>) {
     if os.is_some_and(|os| child(os, "kernel").is_some()) {
         dropped.push(Dropped::new("the kernel that it is started with", OF_ITS_HOST));
     }
+    let mode = os.and_then(|os| attribute(os, "smbios", "mode"));
+    if mode == Some("host") {
+        dropped.push(Dropped::new(STRINGS, OF_ITS_HOST));
+    }
     let cards = child(domain, "devices").into_iter();
     let mut cards = cards.flat_map(|devices| children(devices, "interface"));
     let is_network = |boot: Node<'_, '_>| boot.attribute("dev") == Some("network");
     if os.is_some_and(|os| children(os, "boot").any(is_network)) || cards.any(|card| child(card, "boot").is_some()) {
         dropped.push(Dropped::new("starting from the network", "it starts from its disks"));
     }
-    let zone = child(domain, "clock").and_then(|clock| clock.attribute("timezone"));
-    if let Some(zone) = zone {
-        dropped.push(Dropped::new(
-            format!("its clock in the time of {zone}"),
-            "it is in UTC there: the guest is to set it",
-        ));
+    let clock = child(domain, "clock");
+    let of_clock = |name: &str| clock.and_then(|clock| clock.attribute(name));
+    let offset = of_clock("adjustment").filter(|offset| offset.trim() != "0");
+    let is_elsewhere = match of_clock("offset") {
+        Some("absolute") => Some("that begins at a moment of its own".to_owned()),
+        Some("variable") => offset.map(|seconds| format!("that is {} seconds off", seconds.trim())),
+        Some("timezone") => of_clock("timezone").map(|zone| format!("in the time of {zone}")),
+        _ => None,
+    };
+    if let Some(what) = is_elsewhere {
+        let where_it_is = match of_clock("basis") {
+            Some("localtime") => "it is in local time there: the guest is to set it",
+            _ => "it is in UTC there: the guest is to set it",
+        };
+        dropped.push(Dropped::new(format!("its clock {what}"), where_it_is));
     }
 }
 
@@ -138,6 +175,15 @@ fn of_disk(disk: Node<'_, '_>, dropped: &mut Vec<Dropped>) {
             format!("sectors of {sector} bytes of disk {target}"),
             "it has those of 512 bytes there, by which a guest does not find its partitions",
         ));
+    }
+    if child(disk, "transient").is_some() {
+        dropped.push(Dropped::new(
+            format!("that disk {target} forgets what is written to it when the machine stops"),
+            "what is written to it stays there",
+        ));
+    }
+    if child(disk, "iotune").is_some() {
+        dropped.push(Dropped::new(format!("limits of disk {target}"), OF_ITS_HOST));
     }
     let has_text = |name: &str| child(disk, name).is_some_and(|node| node.text().is_some_and(|text| !text.is_empty()));
     if has_text("serial") || has_text("wwn") {

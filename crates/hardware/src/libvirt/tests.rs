@@ -367,6 +367,41 @@ fn what_no_other_hypervisor_is_told_is_listed() {
     );
 }
 
+#[test]
+fn what_a_guest_was_given_by_its_hypervisor_alone_is_listed() {
+    let of = |middle: &str| -> Vec<String> {
+        let text = format!("<domain><memory>1024</memory>{middle}</domain>");
+        let dropped = read(&text).unwrap().dropped;
+        dropped.into_iter().map(|dropped| dropped.what).collect()
+    };
+    assert_eq!(
+        of(
+            "<vcpu cpuset='0-1'>2</vcpu><os><type arch='aarch64'>hvm</type><smbios mode='host'/></os>\
+            <features><hyperv><relaxed state='on'/></hyperv></features><clock offset='variable' adjustment='7200' basis='utc'/>\
+            <devices><disk><target dev='vda'/><transient/><iotune><read_bytes_sec>1</read_bytes_sec></iotune></disk></devices>"
+        ),
+        [
+            "processors that are pinned or weighted",
+            "processors of aarch64",
+            "what it finds of Hyper-V",
+            "that it has no ACPI",
+            "strings of its firmware",
+            "its clock that is 7200 seconds off",
+            "that disk vda forgets what is written to it when the machine stops",
+            "limits of disk vda",
+        ]
+    );
+    let pinned = "<vcpu cpuset='0'>1</vcpu><cputune><shares>2</shares></cputune>";
+    assert_eq!(of(pinned), ["processors that are pinned or weighted"]);
+    let plain =
+        "<os><type arch='x86_64'>hvm</type></os><features><acpi/></features><clock offset='variable' adjustment='0'/>";
+    assert_eq!(of(plain), [""; 0]);
+    assert_eq!(
+        of("<clock offset='absolute' start='0'/>"),
+        ["its clock that begins at a moment of its own"]
+    );
+}
+
 /// libvirt defines no machine with two devices in one place of its order.
 #[test]
 fn devices_start_in_an_order_without_ties() {

@@ -36,12 +36,7 @@ fn controller_count_max(bus: Bus) -> u32 {
 /// Gives each of `disks` a bus that an OVF has, and a place of its own there: that which it has, if it is free. One for which there is no
 /// place is left out.
 pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, Place)> {
-    let wanted = |disk: &Disk| {
-        let bus = wanted_by(disk);
-        let has_place = units(bus).any(|unit| unit == disk.position);
-        has_place.then_some((bus, disk.position))
-    };
-    let mut seats = Seats::new(disks, wanted, units);
+    let mut seats = Seats::new(disks, |disk| Some((wanted_by(disk), disk.position)), units);
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {
         let wanted = wanted_by(disk);

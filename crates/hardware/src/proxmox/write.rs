@@ -96,9 +96,14 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<Exported> {
 
 /// Disks and drives with the names that they have there, which say bus and place.
 fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, String)> {
+    let is_there = |disk: &Disk| match disk.kind {
+        DiskKind::Disk => wish.disks.contains_key(&disk.key),
+        DiskKind::Cdrom => true,
+        DiskKind::Floppy => false,
+    };
     let wanted = |disk: &Disk| {
-        let (prefix, count) = numbers(disk.bus)?;
-        (disk.kind != DiskKind::Floppy && disk.position < count).then_some(((prefix, count), disk.position))
+        let key = numbers(disk.bus).or_else(|| numbers(Bus::Sata));
+        key.filter(|_| is_there(disk)).map(|key| (key, disk.position))
     };
     let mut seats = Seats::new(disks, wanted, |(_, count)| 0..count);
     let mut keys: Vec<&str> = Vec::new();

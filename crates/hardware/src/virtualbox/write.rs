@@ -150,11 +150,10 @@ fn fit(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
 
 /// Disks and drives with their units on the controller of their bus, of which there is one.
 fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, u32)> {
+    let is_there = |disk: &Disk| disk.kind != DiskKind::Disk || wish.disks.contains_key(&disk.key);
     let wanted = |disk: &Disk| {
         let [bus, ..] = buses(disk);
-        units(bus)
-            .any(|unit| unit == disk.position)
-            .then_some((bus, disk.position))
+        is_there(disk).then_some((bus, disk.position))
     };
     let mut seats = Seats::new(disks, wanted, units);
     let mut keys: Vec<&str> = Vec::new();

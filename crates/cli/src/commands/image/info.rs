@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report, Style};
-use crate::units;
+use crate::{no_image, units};
 
 /// Arguments of `image info`.
 #[derive(Debug, clap::Args)]
@@ -321,6 +321,9 @@ fn exactly(bytes: u64) -> String {
 
 /// Shows an image.
 pub(super) fn run(args: &InfoArgs, context: &Context) -> Result<Exit, Error> {
+    if args.format.is_none() {
+        no_image::refuse(args.image.as_os_str())?;
+    }
     let backing = if args.chain { Backing::Follow } else { Backing::Ignore };
     let options = OpenOptions {
         backing,

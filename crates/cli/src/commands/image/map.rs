@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Table};
-use crate::units;
+use crate::{no_image, units};
 
 /// Extents that one answer holds: a hostile image must not fill the memory.
 const EXTENT_COUNT_MAX: usize = 1_000_000;
@@ -123,6 +123,9 @@ impl Report for Map {
 
 /// Shows where the bytes are.
 pub(super) fn run(args: &MapArgs, context: &Context) -> Result<Exit, Error> {
+    if args.format.is_none() {
+        no_image::refuse(args.image.as_os_str())?;
+    }
     let image = open_and_warn(&args.image, &args.gate.open_options(args.format)?, context)?;
     let interrupt = context.interrupt()?;
     let (mut files, mut firsts) = (Vec::new(), Vec::new());

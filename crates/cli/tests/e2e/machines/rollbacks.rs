@@ -251,6 +251,19 @@ pub(super) fn a_machine_is_cloned_as_it_is_now(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.world.restart_with_memory(7);
     on.world.write(0, 55, 0, 65_536);
+    for (words, why) in [
+        (
+            &["clone", "web1", "web1", "--dry-run"][..],
+            "there is a machine web1 already",
+        ),
+        (
+            &["clone", "web1", "trial", "--storage", "/no/such", "--dry-run"],
+            "there is no folder /no/such",
+        ),
+    ] {
+        let (_, said) = on.point_refused(words);
+        assert!(said.contains(why), "{said}");
+    }
     let datasets = on.point(0, &["clone", "web1", "trial", "--dry-run"])["instant"]["datasets"].clone();
     assert!(!datasets.as_array().unwrap().is_empty());
     assert_eq!(

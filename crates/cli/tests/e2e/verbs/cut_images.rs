@@ -195,11 +195,13 @@ fn what_is_called_like_an_image_and_is_none_is_told() {
 #[test]
 fn an_archive_of_a_machine_is_no_image() {
     let rig = Rig::new();
-    for name in ["m.ova", "m.vma.zst", "m.xva"] {
+    for name in ["m.ova", "m.vma.zst", "m.xva", "m.xva.zstd"] {
         rig.write(name, &noise(10_240, 6));
         for words in [
             &["clone", name, "out.qcow2"][..],
             &["image", "convert", name, "out.qcow2"],
+            &["image", "info", name],
+            &["image", "map", name],
             &["template", "push", "t:1", name, "--unsigned"],
             &["backup", name],
         ] {
