@@ -14,7 +14,7 @@ mod sectors;
 pub(crate) mod store;
 mod virtualbox;
 
-pub use check::{CheckedArchive, check_archive, check_packed, check_stream, open_packed, read_packed};
+pub use check::{CheckedArchive, MAY_BE_CUT, check_archive, check_packed, check_stream, open_packed, read_packed};
 pub use error::ExchangeError;
 pub use export::{
     ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, ExportToPool, ExportedToPool, PoolReturn,

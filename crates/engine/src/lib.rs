@@ -99,7 +99,7 @@ pub use error::{Error, Result};
 pub use exchange::{
     CheckedArchive, Domain, ExchangeError, ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget,
     ExportToPool, ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing,
-    InaccessibleMachine, PoolReturn, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxIdentity,
+    InaccessibleMachine, MAY_BE_CUT, PoolReturn, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxIdentity,
     VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay, XvaExport, back_up_virtualbox, check_archive,
     check_packed, check_stream, export, export_to_pool, open_import, open_packed, read_packed,
 };

@@ -6,7 +6,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use holdfast_archive::{Error as ArchiveError, PackOptions, Packed, Packing, Threads, Unpacked, pack};
-use holdfast_engine::{Job, Unit};
+use holdfast_engine::{Job, MAY_BE_CUT, Unit};
 
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
@@ -100,7 +100,7 @@ pub(super) fn run(args: &CompressArgs, context: &Context) -> Result<Exit, Error>
         context.work(args.job.thread_count(), |job| {
             stopped_or(unpack(input, output, threads, job), job)
         })?;
-        return Ok(Exit::Ok);
+        return Ok(Exit::Ok.with_warning_count(context.console().warnings().len()));
     }
     let options = PackOptions {
         packing: args.packing.packing().unwrap_or(Packing::Zstd),
@@ -167,6 +167,9 @@ fn unpack(
             return Err(not_packed(&buffer[..count]).into());
         }
         if count == 0 {
+            if stream.may_be_cut() {
+                job.progress.warning(MAY_BE_CUT);
+            }
             return output.flush().map_err(holdfast_engine::Error::Stdout);
         }
         output

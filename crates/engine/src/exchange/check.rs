@@ -12,6 +12,9 @@ use crate::Unit;
 use crate::error::Result;
 use crate::job::Job;
 
+/// What is said of a packed stream of zstd that nothing shows to be whole, though its frames could be ours.
+pub const MAY_BE_CUT: &str = "frames as long as those of holdfast compress stand where no index tells of them: if they are its own, a part is missing or came twice";
+
 /// What was found good.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckedArchive {
@@ -95,9 +98,7 @@ pub fn check_stream(stream: Box<dyn Read + Send>, job: Job<'_>) -> Result<Option
         job.interrupt.check()?;
     }
     if stream.may_be_cut() {
-        job.progress.warning(
-            "it has no index, and its last frame is as long as the others: if holdfast compress has made it, it was cut off",
-        );
+        job.progress.warning(MAY_BE_CUT);
     }
     Ok(Some(stream.packing()))
 }

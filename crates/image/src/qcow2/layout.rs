@@ -118,7 +118,10 @@ fn check_places(options: &Qcow2Options) -> Result<()> {
         if !matches!(backing.format, Format::Raw | Format::Qcow2) {
             return Err(invalid(
                 "backing file",
-                format!("{} images cannot be read", backing.format),
+                format!(
+                    "it is {}, and new images are based on raw and qcow2 ones: convert it first",
+                    backing.format
+                ),
             ));
         }
         if backing.name.is_empty() {

@@ -38,6 +38,13 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
             }
             return;
         }
+        let mut wrong = |detail: String| {
+            let disk_offset = disk_offset(opened, number);
+            report.add(Severity::Corruption, ProblemKind::Entry { disk_offset, detail });
+        };
+        if entry.has_reserved() {
+            wrong("bits are set that mean nothing".to_owned());
+        }
         match entry.state() {
             state::FULL | state::PARTIAL => {
                 report.allocated_count += 1;
@@ -50,13 +57,7 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
                 }
             }
             state::NOT_PRESENT | state::UNDEFINED | state::ZERO | state::UNMAPPED => {}
-            other => report.add(
-                Severity::Corruption,
-                ProblemKind::Entry {
-                    disk_offset: disk_offset(opened, number),
-                    detail: format!("its state is {other}"),
-                },
-            ),
+            other => wrong(format!("its state is {other}")),
         }
     })?;
     for (number, entry) in partial {

@@ -59,11 +59,11 @@ pub(crate) fn mend(
     Ok(())
 }
 
-/// Makes blocks that are past the end of the file, or of a state that there is not, absent.
+/// Makes blocks that are past the end of the file, or of a state that there is not, absent, and clears bits that mean nothing.
 fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
     let metadata = &opened.metadata;
     let file_bytes = opened.file.length_bytes()?;
-    let (mut lost, mut cut_off) = (Vec::new(), CutOff::default());
+    let (mut lost, mut odd, mut cut_off) = (Vec::new(), Vec::new(), CutOff::default());
     for_each_block(&*opened.file, opened.bat, metadata, |number, entry| {
         let is_lost = match entry.state() {
             _ if is_of_bits(metadata, number) => false,
@@ -71,6 +71,9 @@ fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
             state::NOT_PRESENT | state::UNDEFINED | state::ZERO | state::UNMAPPED => false,
             _ => true,
         };
+        if !is_lost && !is_of_bits(metadata, number) && entry.has_reserved() {
+            odd.push((number, Entry::new(entry.state(), entry.offset())));
+        }
         if is_lost {
             lost.push(number);
         } else if matches!(entry.state(), state::FULL | state::PARTIAL) && !is_of_bits(metadata, number) {
@@ -79,12 +82,19 @@ fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
         }
     })?;
     cut_off.give_up(&*opened.file, actions)?;
+    let put = |number: u64, entry: Entry| {
+        let place = opened.bat.offset + number * 8;
+        opened.file.write_at(&entry.0.to_le_bytes(), place)
+    };
+    if !odd.is_empty() {
+        odd.iter().try_for_each(|(number, entry)| put(*number, *entry))?;
+        opened.file.sync()?;
+        let count = odd.len() as u64;
+        actions.push(RepairAction::ReservedBits { count });
+    }
     let Some(first) = lost.first() else { return Ok(()) };
-    let absent = Entry::new(state::NOT_PRESENT, 0);
     for number in &lost {
-        opened
-            .file
-            .write_at(&absent.0.to_le_bytes(), opened.bat.offset + number * 8)?;
+        put(*number, Entry::new(state::NOT_PRESENT, 0))?;
     }
     opened.file.sync()?;
     actions.push(RepairAction::GivenUp {

@@ -50,6 +50,11 @@ impl Entry {
     pub(super) fn offset(self) -> u64 {
         self.0 & OFFSET_MASK
     }
+
+    /// Whether bits are set that mean nothing.
+    pub(super) fn has_reserved(self) -> bool {
+        self.0 & !(STATE_MASK | OFFSET_MASK) != 0
+    }
 }
 
 /// The tables of one image.

@@ -1,6 +1,7 @@
 //! Holding the tables against the files.
 
-use std::collections::HashMap;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use holdfast_block::to_usize;
@@ -43,7 +44,7 @@ pub(super) fn check_sparse(
         disk_end: start + extent.disk_bytes,
         extent,
         metadata: extent.metadata(file)?,
-        seen: HashMap::new(),
+        seen: BTreeMap::new(),
         report,
     };
     if has_overlap(&grains.metadata) {
@@ -122,8 +123,8 @@ struct Grains<'a> {
     extent: &'a SparseExtent,
     /// What is not grains, in order.
     metadata: Vec<Range<u64>>,
-    /// A bit for each grain of the file that was met, by words.
-    seen: HashMap<u64, u64>,
+    /// A bit for each grain of the file that was met, by words. Grains that begin at other multiples of a sector have bits of their own.
+    seen: BTreeMap<u64, HashMap<u64, u64>>,
     report: &'a mut CheckReport,
 }
 
@@ -164,13 +165,26 @@ impl Grains<'_> {
         if is_inside || is_over {
             self.overlap(host, "a table");
         }
-        let bit = host / unit;
-        let word = self.seen.entry(bit / 64).or_default();
-        let was_seen = *word >> (bit % 64) & 1 == 1;
-        *word |= 1 << (bit % 64);
-        if was_seen {
+        if self.is_over_another(host, unit) {
             self.overlap(host, "another grain");
         }
+    }
+
+    /// Whether a grain of `unit` bytes at `host` lies over one that was met, in part or all of it. It is met from now on.
+    fn is_over_another(&mut self, host: u64, unit: u64) -> bool {
+        let (number, phase) = (host / unit, host % unit);
+        let has = |words: &HashMap<u64, u64>, number: u64| {
+            let word = words.get(&(number / 64)).copied().unwrap_or_default();
+            word >> (number % 64) & 1 == 1
+        };
+        let is_over = self.seen.iter().any(|(other, words)| match other.cmp(&phase) {
+            Ordering::Less => has(words, number) || has(words, number + 1),
+            Ordering::Equal => has(words, number),
+            Ordering::Greater => has(words, number) || number > 0 && has(words, number - 1),
+        });
+        let words = self.seen.entry(phase).or_default();
+        *words.entry(number / 64).or_default() |= 1 << (number % 64);
+        is_over
     }
 
     fn overlap(&mut self, offset: u64, first: &'static str) {

@@ -4,7 +4,7 @@
 //! of the other one counts, and so it does where only one leads to a grain that no other place of the disk has. Where both can be right and
 //! differ, nobody knows which one is; where the first one says that there is nothing, it does not know.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 
 use holdfast_block::to_usize;
@@ -233,9 +233,9 @@ impl<'a> Twins<'a> {
         Ok(())
     }
 
-    /// Which of the grains that one side alone has for a place are those of another place, on which both sides agree.
+    /// Which of the grains that one side alone has for a place lie over those of another place, on which both sides agree.
     fn used_elsewhere(&self) -> Result<HashSet<u32>> {
-        let mut questioned = HashSet::new();
+        let mut questioned = BTreeSet::new();
         self.for_each_pair(|first, second| {
             if first != second {
                 questioned.extend([first, second].into_iter().filter(|sector| *sector > 1));
@@ -243,9 +243,11 @@ impl<'a> Twins<'a> {
         })?;
         let mut used = HashSet::new();
         if !questioned.is_empty() {
+            let beside = u32::try_from(self.extent.grain_bytes / SECTOR_BYTES - 1).unwrap_or(u32::MAX);
             self.for_each_pair(|first, second| {
-                if first == second && questioned.contains(&first) {
-                    used.insert(first);
+                if first == second && first > 1 {
+                    let over = first.saturating_sub(beside)..=first.saturating_add(beside);
+                    used.extend(questioned.range(over));
                 }
             })?;
         }

@@ -119,6 +119,30 @@ fn what_is_whole_to_check_can_be_unpacked() {
     }
 }
 
+/// Nothing in a stream of zstd says that another block should come; what looks like that is told, and given out.
+#[test]
+fn a_stream_of_zstd_that_may_be_cut_is_told_by_all() {
+    let rig = Rig::empty();
+    let bytes = noise(9 * MIB, 47);
+    let whole = rig.run_with(&["compress", "--zstd"], &bytes).stdout;
+    let (blocks, _) = parts(&whole);
+    for (what, file, code) in [
+        ("whole", whole.clone(), 0),
+        ("cut", whole[..blocks[0].len()].to_vec(), 3),
+        (
+            "of zstd",
+            rig.run_with(&["compress", "--zstd"], &bytes[..MIB]).stdout,
+            0,
+        ),
+    ] {
+        rig.write("packed.zst", &file);
+        let output = rig.run(&["compress", "-d", "packed.zst"]);
+        assert_eq!(output.status.code(), Some(code), "{what}: {}", stderr(&output));
+        assert_eq!(stderr(&output).contains("a part is missing"), code == 3, "{what}");
+        assert!(!output.stdout.is_empty(), "{what}");
+    }
+}
+
 /// What was left of a file that was cut off while it was read was packed as if it had been all of it.
 #[test]
 fn a_file_that_is_cut_off_while_it_is_packed_is_told() {
