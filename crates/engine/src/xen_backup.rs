@@ -174,7 +174,10 @@ struct XenBackup<'a> {
 
 /// Backs up a machine of a pool.
 pub fn back_up_xen(repository: &Repository, request: XenBackupRequest<'_>, job: Job<'_>) -> Result<XenBackupReport> {
-    let machine = request.pool.machine(&request.machine)?;
+    let summary = request.pool.machine(&request.machine)?.summary;
+    let lock = lock(&request, &summary, job)?;
+    // It may have changed while it was waited for.
+    let machine = request.pool.machine(&summary.uuid)?;
     let name = match &request.name {
         Some(name) => name.clone(),
         None => MachineName::new(machine.summary.name.as_str()).map_err(|source| XenBackupError::Name {
@@ -182,7 +185,6 @@ pub fn back_up_xen(repository: &Repository, request: XenBackupRequest<'_>, job: 
             source,
         })?,
     };
-    let lock = lock(&request, &machine.summary, job)?;
     let (disks, left_out) = decide(&machine, &request.choice)?;
     for (device, why) in &left_out {
         job.progress
@@ -316,7 +318,10 @@ impl XenBackup<'_> {
         let mut instant = Instant::take(&self.request, &self.machine, self.job)?;
         // That somebody wanted it to end is more than what it ended by.
         let stopped = |error| self.job.interrupt.check().err().map_or(error, Error::from);
-        let stored = self.store(&instant, parent, way).map_err(stopped);
+        let stored = self
+            .refuse_changed(&instant)
+            .and_then(|()| self.store(&instant, parent, way))
+            .map_err(stopped);
         let kept = match &stored {
             Ok(_) if self.request.keeps_base => instant.keep(&self.bases(&instant, way), way, &self.mark(), self.job),
             _ => false,
@@ -335,6 +340,18 @@ impl XenBackup<'_> {
             left_out: self.left_out,
             dropped: self.translated.dropped,
         })
+    }
+
+    /// What the pool said of the machine has to be what it has taken a snapshot of.
+    fn refuse_changed(&self, instant: &Instant<'_>) -> Result<()> {
+        match instant.disk_beside(&self.machine.disks) {
+            None => Ok(()),
+            Some(disk) => Err(XenBackupError::DiskChanged {
+                machine: self.machine.summary.name.clone(),
+                device: disk.device.clone(),
+            }
+            .into()),
+        }
     }
 
     /// What disks that are kept for this repository and machine are marked with.

@@ -34,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId};
 use crate::index::{IndexEntry, PREFIX_LENGTH, Prefix, prefix_of};
 use crate::pack::{Directory, FRAME_COUNT_MAX, Location};
-use crate::repository::Vault;
+use crate::repository::{Repository, Vault};
 use crate::store::{ObjectKind, ObjectName, StoreError};
 use crate::wire::{Decoder, Malformed, put_varint};
 
@@ -243,6 +243,13 @@ pub(crate) fn clear_damage(vault: &Vault, pack: PackId) -> Result<()> {
 /// Packs that must not be built on.
 pub(crate) fn damaged_packs(vault: &Vault) -> Result<HashSet<PackId>> {
     Ok(damage_names(vault)?.into_keys().collect())
+}
+
+impl Repository {
+    /// Whether anything of what is stored is known to be damaged: what was stored before may be, too, and backups store such parts anew.
+    pub fn has_known_damage(&self) -> Result<bool> {
+        Ok(!damaged_packs(&self.vault)?.is_empty())
+    }
 }
 
 /// All that is recorded of one pack; and the errors of records that cannot be read, which leave the whole pack in doubt.

@@ -47,6 +47,14 @@ pub enum XenBackupError {
         /// The disk.
         device: String,
     },
+    /// The machine was given another disk, or another size of one, between what the pool said of it and its snapshot.
+    #[error("the disk {device} of {machine} has changed while the pool took its snapshot")]
+    DiskChanged {
+        /// The machine.
+        machine: String,
+        /// The disk.
+        device: String,
+    },
 }
 
 impl From<XenBackupError> for Error {

@@ -123,6 +123,15 @@ impl<'a> Instant<'a> {
         self.has_remains
     }
 
+    /// The first of its disks that is of none of `known`, or has another size than that.
+    pub(super) fn disk_beside(&self, known: &[VirtualDisk]) -> Option<&VirtualDisk> {
+        let is_known = |disk: &VirtualDisk| {
+            let is_of = |live: &VirtualDisk| live.reference == disk.snapshot_of && live.size_bytes == disk.size_bytes;
+            known.iter().any(|live| is_of(live) || live.reference == disk.reference)
+        };
+        self.snapshot.disks.iter().find(|disk| !is_known(disk))
+    }
+
     /// The snapshot of a disk of the machine.
     pub(super) fn snapshot_of(&self, disk: &VirtualDisk) -> Option<&VirtualDisk> {
         let mut disks = self.snapshot.disks.iter();

@@ -200,6 +200,7 @@ pub(super) fn open_disks(
     (parent, way): (Option<&Manifest>, XenWay),
     job: Job<'_>,
 ) -> Result<Opened> {
+    let is_doubted = way == XenWay::Vhd && repository.has_known_damage()?;
     let mut planned = Vec::new();
     let mut halves = Vec::new();
     for disk in taken {
@@ -213,6 +214,10 @@ pub(super) fn open_disks(
         };
         let base = match parent {
             None => Err("there is no snapshot before to compare with".to_owned()),
+            // What has not changed would come from there.
+            Some(_) if is_doubted => {
+                Err("the repository is known to have damage, which this mends where it can".to_owned())
+            }
             Some(parent) => base_of(repository, request, disk, parent)?,
         };
         let half = match way {

@@ -15,8 +15,6 @@ use super::{Pool, XapiResult, XenSnapshot};
 const KEPT: &str = "holdfast-base";
 /// Under which key it says its own UUID. What was kept by older versions does not.
 const KEPT_SELF: &str = "holdfast-base-of";
-/// What the names of snapshots begin with that backups make.
-const OURS: &str = "holdfast ";
 
 /// A snapshot of a machine, as it stands among all of the pool's.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +55,13 @@ impl KeptDisk {
     }
 }
 
+/// Whether a snapshot is called as backups call theirs: `holdfast HOST PLACE RUN`, with eight digits for the run. A person's may begin in the same way.
+fn is_name_of_run(name: &str) -> bool {
+    let words: Vec<&str> = name.split(' ').collect();
+    let is_digits = |word: &str| word.len() == 8 && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    matches!(words[..], ["holdfast", _, _, run] if is_digits(run))
+}
+
 /// What stands around a disk that is marked.
 struct Surroundings<'a> {
     disks: HashMap<&'a Reference, &'a Record>,
@@ -72,7 +77,8 @@ impl Surroundings<'_> {
         // What the machine writes to was never marked, but a copy that somebody made is, and so is a snapshot of that.
         let origin = self.disks.get(&record.reference("snapshot_of"));
         let purpose = |record: &Record| record.entry("other_config", KEPT).map(str::to_owned);
-        origin.is_none_or(|origin| purpose(origin) != purpose(record))
+        // Where that is gone, nobody knows.
+        origin.is_some_and(|origin| purpose(origin) != purpose(record))
     }
 
     fn is_used(&self, disk: &Reference) -> bool {
@@ -136,7 +142,7 @@ impl Pool {
     /// The disks that belong to machines or snapshots of anybody but us, running or not. Hosts themselves (`is_control_domain`) have those that they
     /// serve to readers.
     pub(super) fn disks_in_use(&self) -> XapiResult<HashSet<Reference>> {
-        let is_ours = |record: &Record| record.is("is_a_snapshot") && record.text("name_label").starts_with(OURS);
+        let is_ours = |record: &Record| record.is("is_a_snapshot") && is_name_of_run(record.text("name_label"));
         let machines = self.records("VM")?;
         let others = machines
             .iter()

@@ -16,6 +16,7 @@ mod kept_images;
 mod keys;
 mod monitoring;
 mod packed_streams;
+mod pool_changes;
 mod pool_copies;
 mod pool_doctor;
 mod pool_memory;
