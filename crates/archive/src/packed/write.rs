@@ -6,8 +6,8 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::gzip;
 use super::index::PackedIndex;
+use super::{gzip, zstd_frame};
 use crate::checksum::xxh64;
 use crate::in_order::{InOrder, Threads};
 use crate::unpack::Packing;
@@ -234,7 +234,9 @@ fn worker(packing: Packing, level: i32, spare: Spare) -> impl FnMut(Vec<u8>) -> 
             (Packing::Zstd, Some(Ok(compressor))) => {
                 let mut packed = spare.take();
                 compressor.compress_to_buffer(&bytes, &mut packed)?;
-                (low(xxh64(&bytes)), packed)
+                // The index has the one with which the frame ends.
+                let checksum = zstd_frame::checksum_of(&packed);
+                (checksum.unwrap_or_else(|| low(xxh64(&bytes))), packed)
             }
             (Packing::Zstd, Some(Err(error))) => return Err(io::Error::other(error.to_string())),
             (Packing::Zstd | Packing::None, _) => {
