@@ -7,6 +7,7 @@ use std::io::ErrorKind;
 use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
 use holdfast_engine::{CloneError, Error as JobError, ResolveError};
+use holdfast_hardware::Error as HardwareError;
 use holdfast_host::Error as HostError;
 use holdfast_image::Error as ImageError;
 use holdfast_repo::Error as RepositoryError;
@@ -188,6 +189,11 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::Repository(error) => repository_advice(error),
         JobError::Image(error) => image_advice(error),
         JobError::Archive(error) => archive_advice(error),
+        JobError::Hardware(HardwareError::Malformed { .. }) => advice(
+            Exit::Damage,
+            Kind::Damage,
+            "what describes the machine is damaged, or not what it is called",
+        ),
         JobError::Hardware(_) => advice(Exit::Error, Kind::Unsupported, "what it was made of is not understood"),
         JobError::Exchange(error) => exchange_advice(error),
         JobError::Xen(error) => xen_advice(error),
