@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use holdfast_host::is_written_by_others;
-use holdfast_image::{OpenOptions, Problem, ProblemKind, Severity, check_layers};
+use holdfast_image::{CheckedLayer, OpenOptions, Problem, ProblemKind, Severity, check_in_passing};
 
 use crate::Progress;
 use crate::error::Result;
@@ -22,18 +22,31 @@ pub(crate) fn tell_of_contradictions(
     if files.iter().any(|path| is_written_by_others(path)) {
         return Ok(());
     }
-    for (path, report) in check_layers(path, options)? {
-        // Room that is taken for nothing harms nobody.
-        let is_told = |problem: &&Problem| {
-            problem.severity == Severity::Corruption || matches!(problem.kind, ProblemKind::Copies { .. })
+    for layer in check_in_passing(path, options)? {
+        let Some(report) = &layer.report else {
+            progress.note(&format!(
+                "{} has so many clusters that it is not checked before it is read: holdfast image check does that",
+                layer.path.display()
+            ));
+            continue;
         };
-        if let Some(first) = report.problems.iter().find(is_told) {
+        if let Some(first) = report.problems.iter().find(|problem| is_told(problem, &layer)) {
             progress.warning(&format!(
                 "{} contradicts itself, and what is read of it may be wrong: {} (holdfast image check tells all)",
-                path.display(),
+                layer.path.display(),
                 first.kind
             ));
         }
     }
     Ok(())
+}
+
+fn is_told(problem: &Problem, layer: &CheckedLayer) -> bool {
+    match problem.kind {
+        ProblemKind::Copies { .. } => true,
+        // That is how they are until it is repaired.
+        ProblemKind::Refcount { .. } | ProblemKind::CopiedFlag { .. } if layer.has_old_refcounts => false,
+        // Room that is taken for nothing harms nobody.
+        _ => problem.severity == Severity::Corruption,
+    }
 }

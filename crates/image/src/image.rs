@@ -13,9 +13,10 @@ use crate::gate::Gate;
 use crate::info::{LayerInfo, Note};
 use crate::layered::Whole;
 use crate::map::{MapEntry, map_at};
+use crate::qcow2::header::INCOMPATIBLE_DIRTY;
 use crate::qcow2::layer::Layer;
 use crate::qcow2::{bitmap, snapshot};
-use crate::{CheckReport, Error, Format, Result, format, ploop, vdi, vhd, vhdx, vmdk};
+use crate::{CheckReport, Error, Format, ProblemKind, Result, Severity, format, ploop, vdi, vhd, vhdx, vmdk};
 
 /// How to open an image.
 #[derive(Debug, Clone, Default)]
@@ -75,27 +76,85 @@ pub fn check(path: &Path, options: &OpenOptions) -> Result<CheckReport> {
         return check_file(chain.files.swap_remove(0));
     }
     // The folder is the disk: all that its top is read through is. What is the bytes of the disk has no metadata.
-    let layers = check_layers(path, options)?;
-    if layers.is_empty() {
-        return check_file(chain.files.swap_remove(0));
-    }
+    let whole = OpenOptions {
+        backing: Backing::Follow,
+        ..options.clone()
+    };
     let mut report = CheckReport::default();
-    for (path, found) in layers {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        report.absorb(found, &name);
+    let layers = open_chain(path, &whole, Access::Read)?.files;
+    let (plain, tables): (Vec<OpenedFile>, Vec<OpenedFile>) =
+        layers.into_iter().partition(|file| file.info.format == Format::Raw);
+    if let (Some(plain), true) = (plain.into_iter().next(), tables.is_empty()) {
+        return check_file(plain);
+    }
+    for file in tables {
+        let name = file.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        report.absorb(check_file(file)?, &name);
     }
     Ok(report)
 }
 
-/// The same of an image and of all that it is based on, top first, but of what has no metadata.
-pub fn check_layers(path: &Path, options: &OpenOptions) -> Result<Vec<(PathBuf, CheckReport)>> {
+/// What is known of a layer whose metadata was to be compared.
+#[derive(Debug, Clone)]
+pub struct CheckedLayer {
+    /// The file.
+    pub path: PathBuf,
+    /// What was found; none where the tables are too large to be gone through in passing.
+    pub report: Option<CheckReport>,
+    /// Whether it was not closed cleanly, and keeps its refcounts up to date only then: they may be wrong, and its data is not.
+    pub has_old_refcounts: bool,
+}
+
+/// Clusters that a layer may have to be compared in passing: so many take some seconds, and some hundred MiB of memory.
+const PASSING_CLUSTER_COUNT_MAX: u64 = 1 << 24;
+
+/// Compares an image and all that it is based on, top first, but for what has no metadata: for who is about to read it. What keeps it from being compared,
+/// though not from being read, is a problem like any other.
+pub fn check_in_passing(path: &Path, options: &OpenOptions) -> Result<Vec<CheckedLayer>> {
     let whole = OpenOptions {
         backing: Backing::Follow,
         ..options.clone()
     };
     let chain = open_chain(path, &whole, Access::Read)?;
     let tables = chain.files.into_iter().filter(|file| file.info.format != Format::Raw);
-    tables.map(|file| Ok((file.path.clone(), check_file(file)?))).collect()
+    let checked = tables.map(|file| {
+        let has_old_refcounts = match &file.content {
+            Content::Qcow2(qcow2) => qcow2.header.incompatible & INCOMPATIBLE_DIRTY != 0,
+            _ => false,
+        };
+        Ok(CheckedLayer {
+            path: file.path.clone(),
+            has_old_refcounts,
+            report: if cluster_count(&file.info) > PASSING_CLUSTER_COUNT_MAX {
+                None
+            } else {
+                Some(check_or_tell(file)?)
+            },
+        })
+    });
+    checked.collect()
+}
+
+/// Clusters that the tables of a file have entries for, at most.
+fn cluster_count(info: &LayerInfo) -> u64 {
+    match (&info.qcow2, &info.blocks) {
+        // Tables that lead to nothing are none.
+        (Some(qcow2), _) => info.size_bytes.min(info.file_bytes) / qcow2.cluster_bytes,
+        (None, Some(blocks)) => info.size_bytes / blocks.block_bytes.max(1),
+        (None, None) => 0,
+    }
+}
+
+fn check_or_tell(opened: OpenedFile) -> Result<CheckReport> {
+    match check_file(opened) {
+        Err(error) if error.is_corrupt() => {
+            let mut report = CheckReport::default();
+            let detail = error.to_string();
+            report.add(Severity::Corruption, ProblemKind::Structure { detail });
+            Ok(report)
+        }
+        other => other,
+    }
 }
 
 fn check_file(opened: OpenedFile) -> Result<CheckReport> {

@@ -140,7 +140,7 @@ fn starting(domain: Node<'_, '_>, dropped: &mut Vec<Dropped>) {
         dropped.push(Dropped::new("the kernel that it is started with", OF_ITS_HOST));
     }
     let mode = os.and_then(|os| attribute(os, "smbios", "mode"));
-    if mode == Some("host") {
+    if mode == Some("host") && child(domain, "sysinfo").is_none() {
         dropped.push(Dropped::new(STRINGS, OF_ITS_HOST));
     }
     let cards = child(domain, "devices").into_iter();

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::counts::Counts;
-use super::entry::{COPIED, DataPlace, Entry, L1_RESERVED, Meaning, Sharing};
+use super::entry::{COPIED, DataPlace, Entry, L1_RESERVED, LOST_PLACE, Meaning, Sharing};
 use super::features::look_at_marks;
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, TableAt};
@@ -298,6 +298,10 @@ impl<'a> Checker<'a> {
                 self.check_reserved(word & L1_RESERVED, what, index * self.geometry.l2_coverage_bytes());
                 let offset = word & OFFSET_MASK;
                 if offset == 0 {
+                    if word & COPIED != 0 {
+                        let (disk_offset, detail) = (index * self.geometry.l2_coverage_bytes(), LOST_PLACE.to_owned());
+                        self.damage(ProblemKind::Entry { disk_offset, detail });
+                    }
                     continue;
                 }
                 if !self.can_be_table(offset) {
@@ -381,7 +385,11 @@ impl<'a> Checker<'a> {
     fn check_entry(&mut self, entry: Entry, used: L2Use, disk_offset: Option<u64>) -> Result<()> {
         let is_active = disk_offset.is_some();
         let shown_offset = disk_offset.unwrap_or_default();
-        let host = match self.meaning_of(entry) {
+        let meaning = match self.meaning_of(entry) {
+            Ok(Meaning::Unallocated) if entry.word & COPIED != 0 => Err(LOST_PLACE.to_owned()),
+            meaning => meaning,
+        };
+        let host = match meaning {
             Err(detail) => {
                 self.damage(ProblemKind::Entry {
                     disk_offset: shown_offset,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use holdfast_block::to_usize;
 
 use super::check::{Checker, count_uses};
-use super::entry::{DataPlace, Entry, Meaning};
+use super::entry::{COPIED, DataPlace, Entry, Meaning};
 use super::geometry::{OFFSET_MASK, POINTER_BYTES};
 use super::header::{AUTOCLEAR_AT, AUTOCLEAR_BITMAPS, Header, TableAt};
 use super::mapping::{entry_in, read_l2, set_entry_in};
@@ -98,7 +98,7 @@ fn drop_tables(
         let offset = word & OFFSET_MASK;
         let kind = uses.metadata.get(&geometry.cluster_of(offset));
         let is_table = uses.can_be_table(offset) && kind.is_none_or(|kind| *kind == "l2 table");
-        if offset == 0 || is_table {
+        if word & (OFFSET_MASK | COPIED) == 0 || offset != 0 && is_table {
             continue;
         }
         file.write_at(&[0; 8], table.offset + index * POINTER_BYTES)?;
@@ -142,6 +142,7 @@ fn can_be_data(uses: &Checker<'_>, header: &Header, entry: Entry) -> bool {
     let geometry = header.geometry;
     let range: Range<u64> = match uses.meaning_of(entry) {
         Err(_) => return false,
+        Ok(Meaning::Unallocated) => return entry.word & COPIED == 0,
         Ok(Meaning::Compressed(compressed)) => compressed.sectors(),
         Ok(
             Meaning::Data { host } | Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. },

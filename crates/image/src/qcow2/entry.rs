@@ -24,6 +24,10 @@ pub(crate) const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 const ZERO: u64 = 1;
 
+/// What is said of an entry with the copied flag whose place was lost, as by a flipped bit: it reads as nothing, and what it has led to looks like room that
+/// nobody uses.
+pub(crate) const LOST_PLACE: &str = "it has the copied flag, and leads to nothing";
+
 /// Bits of L1 entries that are reserved.
 pub(crate) const L1_RESERVED: u64 = !(COPIED | OFFSET_MASK);
 

@@ -115,6 +115,9 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
     Ok(())
 }
 
+/// Multiples of a grain from which on grains are known. Those of a sound image have one.
+const PHASE_COUNT_MAX: usize = 16;
+
 /// The grains of an extent, as they are met.
 struct Grains<'a> {
     file_bytes: u64,
@@ -165,7 +168,10 @@ impl Grains<'_> {
         if is_inside || is_over {
             self.overlap(host, "a table");
         }
-        if self.is_over_another(host, unit) {
+        if self.seen.len() == PHASE_COUNT_MAX && !self.seen.contains_key(&(host % unit)) {
+            let detail = format!("its grain would be at {host}, where none of the others can begin");
+            self.corruption(ProblemKind::Entry { disk_offset, detail });
+        } else if self.is_over_another(host, unit) {
             self.overlap(host, "another grain");
         }
     }

@@ -270,3 +270,75 @@ fn an_image_that_contradicts_itself_is_read_with_a_warning() {
         }
     }
 }
+
+/// An entry of a qcow2 that had lost its place read as zeroes, and a repair gave what it had led to back.
+#[test]
+fn an_entry_that_has_lost_its_place_is_damage_that_keeps_a_repair_from_giving_room_back() {
+    let rig = Rig::new();
+    let disk = noise(2 * MIB, 1);
+    rig.write("disk.raw", &disk);
+    rig.ok(&["image", "convert", "disk.raw", "sound.qcow2"]);
+    let whole = rig.read("sound.qcow2");
+    let number = |at: usize| usize::try_from(u64::from_be_bytes(whole[at..at + 8].try_into().unwrap())).unwrap();
+    let place = |entry: usize| entry & 0x00ff_ffff_ffff_fe00;
+    let l1 = number(40);
+    let l2 = place(number(l1));
+    for (what, entry) in [("of L1", l1), ("of L2", l2 + 8)] {
+        let mut bytes = whole.clone();
+        bytes[entry..entry + 8].copy_from_slice(&(1_u64 << 63).to_be_bytes());
+        rig.write("a.qcow2", &bytes);
+        rig.code(5, &["image", "check", "a.qcow2"]);
+        let said = rig.run(&["image", "convert", "a.qcow2", "a.raw"]);
+        assert_eq!(said.status.code(), Some(3), "{what}: {said:?}");
+        assert!(rig.read("a.raw") != disk);
+        std::fs::remove_file(rig.path("a.raw")).unwrap();
+        rig.code(5, &["image", "check", "--repair", "a.qcow2"]);
+        bytes = rig.read("a.qcow2");
+        bytes[entry..entry + 8].copy_from_slice(&whole[entry..entry + 8]);
+        rig.write("a.qcow2", &bytes);
+        rig.code(0, &["image", "check", "a.qcow2"]);
+        assert_eq!(
+            rig.report(&["image", "compare", "disk.raw", "a.qcow2"])["is_equal"],
+            true
+        );
+        bytes[entry..entry + 8].copy_from_slice(&(1_u64 << 63).to_be_bytes());
+        rig.write("a.qcow2", &bytes);
+        rig.ok(&["image", "check", "--repair=all", "a.qcow2"]);
+        rig.code(0, &["image", "check", "a.qcow2"]);
+    }
+}
+
+/// What keeps an image from being checked need not keep it from being read.
+#[test]
+fn an_image_without_refcounts_is_read_with_a_warning_and_one_that_was_left_open_without_a_false_one() {
+    let rig = Rig::new();
+    let disk = noise(2 * MIB, 1);
+    rig.write("disk.raw", &disk);
+    rig.ok(&["image", "convert", "disk.raw", "a.qcow2"]);
+    let whole = rig.read("a.qcow2");
+    for (at, value) in [(48, 0_u64), (48, 1 << 40), (48, 700)] {
+        let mut bytes = whole.clone();
+        bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
+        rig.write("a.qcow2", &bytes);
+        let output = rig.run(&["image", "convert", "a.qcow2", "a.raw"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{value}: {said}");
+        assert!(said.contains("a.qcow2 contradicts itself"), "{said}");
+        assert!(rig.read("a.raw") == disk);
+        std::fs::remove_file(rig.path("a.raw")).unwrap();
+    }
+    // Refcounts that are behind, as they are after a crash with lazy refcounts.
+    let mut bytes = whole;
+    let refcounts = usize::try_from(u64::from_be_bytes(bytes[48..56].try_into().unwrap())).unwrap();
+    let block = usize::try_from(u64::from_be_bytes(bytes[refcounts..refcounts + 8].try_into().unwrap())).unwrap();
+    bytes[block + 12..block + 16].fill(0);
+    bytes[79] |= 1;
+    rig.write("a.qcow2", &bytes);
+    let output = rig.run(&["image", "convert", "a.qcow2", "a.raw"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said.contains("was not closed cleanly") && !said.contains("contradicts itself"),
+        "{said}"
+    );
+    assert!(rig.read("a.raw") == disk);
+}
