@@ -103,6 +103,10 @@ pub fn open(stream: Box<dyn Read + Send>, threads: Threads) -> Result<OpenArchiv
             return Err(unknown("it is shorter than any"));
         }
         Err(Error::Corrupt { offset: 0, .. }) => return Err(unknown("its first bytes are of no tape archive")),
+        // A machine's begins with a text.
+        Err(Error::Unsupported { feature, .. }) => {
+            return Err(unknown(&format!("it is a tape archive that begins with {feature}")));
+        }
         Err(error) => return Err(error),
     };
     if first.name == "ova.xml" {

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::process::Stdio;
 
+use crate::host::{system, text};
 use crate::program::stderr;
 use crate::rig::{Rig, noise};
 
@@ -116,6 +117,27 @@ fn what_is_whole_to_check_can_be_unpacked() {
         assert_eq!(kind, "damage", "{what}: {said}");
         let output = rig.run(&["compress", "-d", "changed"]);
         assert_eq!(output.status.code(), Some(5), "{what}: {}", stderr(&output));
+    }
+}
+
+/// A folder that begins with a link is no archive of a machine, and its packed stream is checked all the same.
+#[test]
+fn a_packed_folder_with_links_is_checked_as_a_stream() {
+    let rig = Rig::empty();
+    std::fs::create_dir(rig.path("folder")).unwrap();
+    std::os::unix::fs::symlink("elsewhere", rig.path("folder/a")).unwrap();
+    rig.write("folder/b", &noise(MIB, 48));
+    let (folder, tape) = (rig.path("folder"), rig.path("folder.tar"));
+    let words = ["-cf", text(&tape), "--sort=name", "-C", text(&folder), "."];
+    system("tar", &words).unwrap();
+    for packing in ["--zstd", "--gzip"] {
+        let packed = rig.run_with(&["compress", packing], &rig.read("folder.tar")).stdout;
+        rig.write("packed", &packed);
+        rig.code(0, &["archive", "check", "packed"]);
+        let mut damaged = packed;
+        damaged[70_000] ^= 1;
+        rig.write("packed", &damaged);
+        rig.code(5, &["archive", "check", "packed"]);
     }
 }
 
