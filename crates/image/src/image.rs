@@ -16,7 +16,7 @@ use crate::map::{MapEntry, map_at};
 use crate::qcow2::header::INCOMPATIBLE_DIRTY;
 use crate::qcow2::layer::Layer;
 use crate::qcow2::{bitmap, snapshot};
-use crate::{CheckReport, Error, Format, ProblemKind, Result, Severity, format, ploop, vdi, vhd, vhdx, vmdk};
+use crate::{CheckReport, Error, Format, Result, format, ploop, vdi, vhd, vhdx, vmdk};
 
 /// How to open an image.
 #[derive(Debug, Clone, Default)]
@@ -76,12 +76,8 @@ pub fn check(path: &Path, options: &OpenOptions) -> Result<CheckReport> {
         return check_file(chain.files.swap_remove(0));
     }
     // The folder is the disk: all that its top is read through is. What is the bytes of the disk has no metadata.
-    let whole = OpenOptions {
-        backing: Backing::Follow,
-        ..options.clone()
-    };
     let mut report = CheckReport::default();
-    let layers = open_chain(path, &whole, Access::Read)?.files;
+    let layers = layers_of(path, options)?;
     let (plain, tables): (Vec<OpenedFile>, Vec<OpenedFile>) =
         layers.into_iter().partition(|file| file.info.format == Format::Raw);
     if let (Some(plain), true) = (plain.into_iter().next(), tables.is_empty()) {
@@ -92,6 +88,15 @@ pub fn check(path: &Path, options: &OpenOptions) -> Result<CheckReport> {
         report.absorb(check_file(file)?, &name);
     }
     Ok(report)
+}
+
+/// The files of an image and of all that it is based on, top first.
+fn layers_of(path: &Path, options: &OpenOptions) -> Result<Vec<OpenedFile>> {
+    let whole = OpenOptions {
+        backing: Backing::Follow,
+        ..options.clone()
+    };
+    Ok(open_chain(path, &whole, Access::Read)?.files)
 }
 
 /// What is known of a layer whose metadata was to be compared.
@@ -111,12 +116,8 @@ const PASSING_CLUSTER_COUNT_MAX: u64 = 1 << 24;
 /// Compares an image and all that it is based on, top first, but for what has no metadata: for who is about to read it. What keeps it from being compared,
 /// though not from being read, is a problem like any other.
 pub fn check_in_passing(path: &Path, options: &OpenOptions) -> Result<Vec<CheckedLayer>> {
-    let whole = OpenOptions {
-        backing: Backing::Follow,
-        ..options.clone()
-    };
-    let chain = open_chain(path, &whole, Access::Read)?;
-    let tables = chain.files.into_iter().filter(|file| file.info.format != Format::Raw);
+    let layers = layers_of(path, options)?;
+    let tables = layers.into_iter().filter(|file| file.info.format != Format::Raw);
     let checked = tables.map(|file| {
         let has_old_refcounts = match &file.content {
             Content::Qcow2(qcow2) => qcow2.header.incompatible & INCOMPATIBLE_DIRTY != 0,
@@ -128,7 +129,10 @@ pub fn check_in_passing(path: &Path, options: &OpenOptions) -> Result<Vec<Checke
             report: if cluster_count(&file.info) > PASSING_CLUSTER_COUNT_MAX {
                 None
             } else {
-                Some(check_or_tell(file)?)
+                match check_file(file) {
+                    Err(error) if error.is_corrupt() => Some(CheckReport::of_damage(&error)),
+                    other => Some(other?),
+                }
             },
         })
     });
@@ -142,18 +146,6 @@ fn cluster_count(info: &LayerInfo) -> u64 {
         (Some(qcow2), _) => info.size_bytes.min(info.file_bytes) / qcow2.cluster_bytes,
         (None, Some(blocks)) => info.size_bytes / blocks.block_bytes.max(1),
         (None, None) => 0,
-    }
-}
-
-fn check_or_tell(opened: OpenedFile) -> Result<CheckReport> {
-    match check_file(opened) {
-        Err(error) if error.is_corrupt() => {
-            let mut report = CheckReport::default();
-            let detail = error.to_string();
-            report.add(Severity::Corruption, ProblemKind::Structure { detail });
-            Ok(report)
-        }
-        other => other,
     }
 }
 

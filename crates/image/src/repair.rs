@@ -14,7 +14,7 @@ use crate::chain::deltas::open_named;
 use crate::chain::{Content, load_header, open_data_of, open_single};
 use crate::file::{Access, ImageFile, Staged};
 use crate::vmdk::joined::Joined;
-use crate::{CheckReport, Error, Format, OpenOptions, ProblemKind, Result, Severity};
+use crate::{CheckReport, Error, Format, OpenOptions, Result};
 use crate::{format, ploop, qcow2, vdi, vhd, vhdx, vmdk};
 
 mod action;
@@ -237,12 +237,7 @@ impl Target {
     /// The same; damage that keeps it from being opened is a problem like any other. With whether it can be.
     fn check_or_tell(&self) -> Result<(CheckReport, bool)> {
         match self.check() {
-            Err(error) if error.is_corrupt() => {
-                let mut report = CheckReport::default();
-                let detail = error.to_string();
-                report.add(Severity::Corruption, ProblemKind::Structure { detail });
-                Ok((report, false))
-            }
+            Err(error) if error.is_corrupt() => Ok((CheckReport::of_damage(&error), false)),
             other => Ok((other?, true)),
         }
     }

@@ -1,5 +1,7 @@
 //! What a check found.
 
+use crate::Error;
+
 /// What was found in an image's metadata.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CheckReport {
@@ -179,6 +181,14 @@ impl CheckReport {
     /// Whether there is no problem at all.
     pub fn is_clean(&self) -> bool {
         self.corruption_count == 0 && self.leak_count == 0
+    }
+
+    /// That of an image which is damaged in a way that keeps it from being looked at.
+    pub(crate) fn of_damage(error: &Error) -> Self {
+        let mut report = Self::default();
+        let detail = error.to_string();
+        report.add(Severity::Corruption, ProblemKind::Structure { detail });
+        report
     }
 
     pub(crate) fn add(&mut self, severity: Severity, kind: ProblemKind) {

@@ -180,6 +180,15 @@ impl SparseExtent {
         self.disk_bytes.div_ceil(self.table_coverage())
     }
 
+    /// Where the tables are that a directory leads to, by its entries; 0 for none.
+    pub(super) fn tables_of(&self, file: &dyn ImageFile, directory: u64) -> Result<Vec<u64>> {
+        let mut places = Vec::new();
+        for_each_entry(file, (directory, self.table_count()), |_, entry| {
+            places.push(u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES);
+        })?;
+        Ok(places)
+    }
+
     /// Header, descriptor and the first directory: what is not grains, and where the header says.
     pub(super) fn fixed_metadata(&self) -> Vec<Range<u64>> {
         let descriptor = self

@@ -151,13 +151,7 @@ pub(super) fn is_first_lost(file: &dyn ImageFile, extent: &SparseExtent) -> Resu
     }
     let (file_bytes, table_bytes) = (file.length_bytes()?, extent.table_entries * 4);
     let is_inside = |place: &u64| *place >= HEADER_BYTES && place.saturating_add(table_bytes) <= file_bytes;
-    let leads = |directory: u64| -> Result<bool> {
-        let mut places = Vec::new();
-        for_each_entry(file, (directory, extent.table_count()), |_, entry| {
-            places.push(u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES);
-        })?;
-        Ok(leads_to_tables(&places, is_inside))
-    };
+    let leads = |directory| -> Result<bool> { Ok(leads_to_tables(&extent.tables_of(file, directory)?, is_inside)) };
     Ok(!leads(extent.directory)? && leads(second)?)
 }
 

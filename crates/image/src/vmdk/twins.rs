@@ -58,14 +58,7 @@ impl<'a> Twins<'a> {
     pub(super) fn load(file: &'a dyn ImageFile, extent: &'a SparseExtent) -> Result<Self> {
         let file_bytes = file.length_bytes()?;
         let directory_bytes = extent.table_count() * 4;
-        let places = |directory: u64| -> Result<Vec<u64>> {
-            let mut places = Vec::new();
-            for_each_entry(file, (directory, extent.table_count()), |_, entry| {
-                places.push(u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES);
-            })?;
-            Ok(places)
-        };
-        let first = places(extent.directory)?;
+        let first = extent.tables_of(file, extent.directory)?;
         let mut metadata = extent.fixed_metadata();
         // One that lies over something else, or past the end, cannot be written.
         let free = |start: u64, metadata: &[Range<u64>]| {
@@ -79,7 +72,9 @@ impl<'a> Twins<'a> {
             tables.all(|place| place + table_bytes <= start || *place >= end)
         };
         let second = match extent.second_directory {
-            Some(place) if free(place, &metadata) && beside_tables(place) => Some((place, places(place)?)),
+            Some(place) if free(place, &metadata) && beside_tables(place) => {
+                Some((place, extent.tables_of(file, place)?))
+            }
             _ => None,
         };
         let of_second = second.as_ref().map(|(place, tables)| (*place, &tables[..]));
