@@ -12,7 +12,7 @@ use holdfast_block::to_usize;
 
 use super::check::{Checker, count_uses};
 use super::counts::Counts;
-use super::entry::{COPIED, DataPlace, Meaning};
+use super::entry::{COPIED, DataPlace, Meaning, Sharing};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, INCOMPATIBLE_AT, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
 use super::mapping::{entry_in, read_l2, set_entry_in};
@@ -87,7 +87,7 @@ fn separate(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) 
     };
     match StoredRefcounts::load(file, &header, image) {
         Ok(stored) if mender.is_sound(&stored, &uses) => {
-            mender.change_counts(&copies.counts, u64::max)?;
+            mender.change_counts(&copies.counts, |_, before, counted| before.max(counted))?;
             file.sync()?;
         }
         Ok(_) | Err(Error::Corrupt { .. }) if mender.is_whole => mender.anew(&mut uses, actions)?,
@@ -126,14 +126,17 @@ fn clear_marks(
 
 /// Which flags are mended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Flags {
+enum Flags<'f> {
     /// Those that are set and must not be: a write would go to what others use, too.
     Wrong {
         /// Also where it may be another bit that is wrong.
         also_doubtful: bool,
     },
     /// Those that are missing.
-    Missing,
+    Missing {
+        /// Of which clusters nobody knows.
+        but: &'f HashSet<u64>,
+    },
 }
 
 struct Mender<'a> {
@@ -185,8 +188,18 @@ impl Mender<'_> {
             uses.counts.add(cluster, 1, self.image)?;
         }
         let (mut raised_count, mut lowered_count, mut flag_count) = (0, 0, 0);
+        let mut doubtful = HashSet::new();
         if mode >= RepairMode::Safe {
-            raised_count = self.change_counts(&uses.counts, u64::max)?;
+            if mode < RepairMode::All && self.header.incompatible & INCOMPATIBLE_DIRTY == 0 {
+                doubtful = self.doubtful(stored, uses)?;
+            }
+            raised_count = self.change_counts(&uses.counts, |cluster, before, counted| {
+                if doubtful.contains(&cluster) {
+                    before
+                } else {
+                    before.max(counted)
+                }
+            })?;
             self.file.sync()?;
             let raised = StoredRefcounts::load(self.file, self.header, self.image)?;
             flag_count += self.mend_flags(
@@ -206,13 +219,13 @@ impl Mender<'_> {
             self.file.sync()?;
         }
         if self.is_whole {
-            lowered_count = self.change_counts(&uses.counts, u64::min)?;
+            lowered_count = self.change_counts(&uses.counts, |_, before, counted| before.min(counted))?;
             self.file.sync()?;
         }
         // With leaks, too: flags of what a lowered count says to be used once.
         if mode >= RepairMode::Safe || self.is_whole {
             let now = StoredRefcounts::load(self.file, self.header, self.image)?;
-            flag_count += self.mend_flags(uses, Flags::Missing, |cluster| {
+            flag_count += self.mend_flags(uses, Flags::Missing { but: &doubtful }, |cluster| {
                 let (stored, counted) = (now.of(cluster)?, uses.counts.of(cluster));
                 Ok(stored.max(counted))
             })?;
@@ -230,8 +243,30 @@ impl Mender<'_> {
         Ok(())
     }
 
-    /// Writes refcounts as `choose` makes them of what is stored and what was counted; gives how many changed.
-    fn change_counts(&self, counts: &Counts, choose: impl Fn(u64, u64) -> u64) -> Result<u64> {
+    /// The clusters that one active entry leads to, which are free by their refcounts, and not its own by its flag. The entry may be what is wrong, and have
+    /// led elsewhere, or nowhere: once the cluster was counted, nobody would look at it again.
+    fn doubtful(&self, stored: &StoredRefcounts<'_>, uses: &Checker<'_>) -> Result<HashSet<u64>> {
+        let mut doubtful = HashSet::new();
+        let known = KnownLength::default();
+        for (offset, _) in uses.l2_tables.iter().filter(|(_, used)| used.is_active) {
+            let table = read_l2(self.file, &known, self.geometry, *offset, self.image)?;
+            for index in 0..self.geometry.l2_entries() {
+                let entry = entry_in(&table, index, self.geometry);
+                let host = uses.meaning_of(entry).ok().and_then(Meaning::host);
+                let host = host.filter(|host| host.sharing == Sharing::Shared && uses.place() == DataPlace::Inside);
+                let Some(cluster) = host.map(|host| self.geometry.cluster_of(host.offset)) else {
+                    continue;
+                };
+                if uses.counts.of(cluster) == 1 && stored.of(cluster)? == 0 {
+                    doubtful.insert(cluster);
+                }
+            }
+        }
+        Ok(doubtful)
+    }
+
+    /// Writes refcounts as `choose` makes them of the cluster, what is stored and what was counted; gives how many changed.
+    fn change_counts(&self, counts: &Counts, choose: impl Fn(u64, u64, u64) -> u64) -> Result<u64> {
         let stored = StoredRefcounts::load(self.file, self.header, self.image)?;
         let (entries, order) = (self.geometry.refcount_block_entries(), self.geometry.refcount_order);
         let mut count = 0;
@@ -241,7 +276,7 @@ impl Mender<'_> {
             for within in 0..entries {
                 let cluster = index * entries + within;
                 let before = get(&block, within, order);
-                let after = choose(before, counts.of(cluster));
+                let after = choose(cluster, before, counts.of(cluster));
                 if after == before {
                     continue;
                 }
@@ -264,7 +299,7 @@ impl Mender<'_> {
     }
 
     /// Mends the copied flags of the active tables, where `refcount` says how often a cluster is used; gives how many changed.
-    fn mend_flags(&self, uses: &Checker<'_>, flags: Flags, refcount: impl Fn(u64) -> Result<u64>) -> Result<u64> {
+    fn mend_flags(&self, uses: &Checker<'_>, flags: Flags<'_>, refcount: impl Fn(u64) -> Result<u64>) -> Result<u64> {
         let geometry = self.geometry;
         let mend = |word: u64, host: u64| -> Result<u64> {
             // What leads nowhere was not counted, and its flag says nothing.
@@ -274,7 +309,7 @@ impl Mender<'_> {
             let is_alone = refcount(geometry.cluster_of(host))? == 1;
             Ok(match flags {
                 Flags::Wrong { .. } if !is_alone => word & !COPIED,
-                Flags::Missing if is_alone => word | COPIED,
+                Flags::Missing { but } if is_alone && !but.contains(&geometry.cluster_of(host)) => word | COPIED,
                 _ => word,
             })
         };
@@ -338,7 +373,8 @@ impl Mender<'_> {
         self.file.sync()?;
         let cluster_count = rebuild::rebuild(self.file, self.header, &mut uses.counts, self.image)?;
         actions.push(RepairAction::RefcountsRebuilt { cluster_count });
-        let missing_count = self.mend_flags(uses, Flags::Missing, |cluster| Ok(uses.counts.of(cluster)))?;
+        let missing = Flags::Missing { but: &HashSet::new() };
+        let missing_count = self.mend_flags(uses, missing, |cluster| Ok(uses.counts.of(cluster)))?;
         self.file.sync()?;
         if flag_count + missing_count > 0 {
             actions.push(RepairAction::CopiedFlags {

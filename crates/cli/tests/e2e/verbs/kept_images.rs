@@ -263,6 +263,28 @@ fn a_doubt_is_not_mended_away() {
     rig.code(5, &["image", "check", "disk.qcow2"]);
 }
 
+/// An empty entry of a qcow2 was given a cluster that nobody had by one flipped bit, and a repair made that cluster its own.
+#[test]
+fn an_entry_that_leads_to_a_free_cluster_stays_a_doubt() {
+    let rig = rig();
+    rig.write("little.raw", &noise(65_536, 3));
+    system("truncate", &["-s", "16M", text(&rig.path("little.raw"))]).unwrap();
+    rig.ok(&["image", "convert", "little.raw", "disk.qcow2"]);
+    let mut bytes = rig.read("disk.qcow2");
+    let number = |bytes: &[u8], at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+    let l1 = usize::try_from(number(&bytes, 40)).unwrap();
+    let l2 = usize::try_from(number(&bytes, l1) & 0x00ff_ffff_ffff_fe00).unwrap();
+    let free = bytes.len().next_multiple_of(65_536);
+    bytes[l2 + 80..l2 + 88].copy_from_slice(&(free as u64).to_be_bytes());
+    bytes.resize(free + 65_536, 7);
+    rig.write("disk.qcow2", &bytes);
+    rig.code(5, &["image", "check", "disk.qcow2"]);
+    rig.code(5, &["image", "check", "--repair", "disk.qcow2"]);
+    rig.code(5, &["image", "check", "disk.qcow2"]);
+    rig.code(3, &["image", "convert", "disk.qcow2", "out.raw"]);
+    rig.ok(&["image", "check", "--repair=all", "disk.qcow2"]);
+}
+
 /// What is not there any more is not zero.
 #[test]
 fn a_source_that_is_cut_off_while_it_is_read_is_told() {
