@@ -4,8 +4,11 @@
 //! is about to overwrite in a scratch file of ours; a node on top of the filter shows the disk as it was; QEMU serves that
 //! node over NBD. When the scratch file is full or slow, the filter gives up the *copy*, never the guest's write
 //! (`on-cbw-error=break-snapshot`, `cbw-timeout`). `docs/design/0004-live-machines.md` has the evidence.
+//!
+//! Some versions of QEMU have defects by which that would harm the guest: [`DEFECTS`] lists them, and what is done instead.
 
 mod cut;
+mod defects;
 mod disks;
 mod graph;
 mod jobs;
@@ -16,6 +19,7 @@ mod remove;
 mod version;
 
 pub use cut::{Cut, CutDisk, CutRequest, Moment, Pause, Standstill};
+pub use defects::{DEFECTS, Danger, Defect};
 pub(crate) use disks::device_path;
 pub use disks::{Bitmap, QemuDisk, disks};
 pub use jobs::{QemuJob, dismiss_job, jobs, remove_bitmap, resume};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_host::provider::{clone_file, why_no_reflink};
-use holdfast_host::qemu::{QemuVersion, RunId};
+use holdfast_host::qemu::{Danger, QemuVersion, RunId};
 use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
 use holdfast_image::Format;
@@ -55,7 +55,7 @@ impl MachineBackup<'_> {
         };
         let qemu = QemuVersion::query(self.request.machine.monitor()).map_err(failed)?;
         let images = self.images();
-        let is_asked = |method| self.request.method == Some(method) || !qemu.has_harmless_filter();
+        let is_asked = |method| self.request.method == Some(method) || qemu.defect(Danger::FilterFailsGuest).is_some();
         Ok(Offer {
             machine: self.request.name.to_string(),
             qemu,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use holdfast_host::qemu::QemuVersion;
+use holdfast_host::qemu::{Danger, QemuVersion};
 
 use crate::error::{Error, Result};
 
@@ -97,7 +97,7 @@ pub(super) fn choose(wish: Option<Method>, offer: &Offer) -> Result<(Method, Str
 
 fn no_filter(qemu: QemuVersion) -> Option<String> {
     let reason = || format!("QEMU {qemu} has no filter that never harms the guest: that came with 7.1");
-    (!qemu.has_harmless_filter()).then(reason)
+    qemu.defect(Danger::FilterFailsGuest).map(|_| reason())
 }
 
 /// What the name of an overlay of ours has between the name of its image and the number of its run.
@@ -126,7 +126,7 @@ mod tests {
     fn offer(minor: u64, no_reflink: Option<&str>, no_overlay: Option<&str>) -> Offer {
         Offer {
             machine: "web1".to_owned(),
-            qemu: QemuVersion { major: 7, minor },
+            qemu: QemuVersion::new(7, minor, 0),
             no_reflink: no_reflink.map(str::to_owned),
             no_overlay: no_overlay.map(str::to_owned),
             no_snapshot: no_reflink.map(str::to_owned),

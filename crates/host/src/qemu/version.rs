@@ -1,4 +1,4 @@
-//! Which QEMU it is, and what follows from that.
+//! Which QEMU it is.
 
 use serde_json::Value;
 
@@ -13,15 +13,22 @@ pub struct QemuVersion {
     pub major: u64,
     /// The second number.
     pub minor: u64,
+    /// The third number, which grows with the fixes of a stable branch.
+    pub micro: u64,
 }
 
 impl QemuVersion {
+    /// The version of these three numbers.
+    pub const fn new(major: u64, minor: u64, micro: u64) -> Self {
+        Self { major, minor, micro }
+    }
+
     /// Asks a QEMU.
     pub fn query(monitor: &dyn Monitor) -> Result<Self> {
         let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;
         let number = |key: &str| answer.pointer(&format!("/qemu/{key}")).and_then(Value::as_u64);
-        match (number("major"), number("minor")) {
-            (Some(major), Some(minor)) => Ok(Self { major, minor }),
+        match (number("major"), number("minor"), number("micro")) {
+            (Some(major), Some(minor), Some(micro)) => Ok(Self { major, minor, micro }),
             _ => Err(MonitorError::Senseless {
                 command: COMMAND.to_owned(),
                 detail: "there are no numbers".to_owned(),
@@ -29,33 +36,14 @@ impl QemuVersion {
         }
     }
 
-    /// Whether its copy-before-write filter gives the copy up rather than the guest: `on-cbw-error` and `cbw-timeout` are in 7.1 and
-    /// later.
-    pub fn has_harmless_filter(self) -> bool {
-        self >= Self { major: 7, minor: 1 }
-    }
-
-    /// Whether the memory of a machine that it emulates can be sent while the machine runs.
-    pub(crate) fn sends_all_that_it_emulates(self) -> bool {
-        self >= Self { major: 9, minor: 0 }
+    /// Whether both are of one stable branch.
+    pub(super) fn is_of_branch(self, other: Self) -> bool {
+        (self.major, self.minor) == (other.major, other.minor)
     }
 }
 
 impl std::fmt::Display for QemuVersion {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{}.{}", self.major, self.minor)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::QemuVersion;
-
-    #[test]
-    fn filters_are_harmless_since_7_1() {
-        let version = |major, minor| QemuVersion { major, minor };
-        assert!(version(7, 1).has_harmless_filter() && version(10, 0).has_harmless_filter());
-        assert!(!version(7, 0).has_harmless_filter() && !version(6, 2).has_harmless_filter());
-        assert_eq!(version(7, 2).to_string(), "7.2");
+        write!(formatter, "{}.{}.{}", self.major, self.minor, self.micro)
     }
 }

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::MemoryPipe;
 use super::receive::Ended;
 use crate::qemu::names::RunId;
-use crate::qemu::version::QemuVersion;
+use crate::qemu::{Danger, QemuVersion};
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// How the machine's memory is taken.
@@ -40,15 +40,14 @@ pub enum MemoryWay {
 impl MemoryWay {
     /// How the memory of the machine behind `monitor` is to be taken, and what is known against taking it live.
     ///
-    /// A QEMU that emulates processors (TCG) loses sight of writes while its memory is sent: a store that goes past the bitmap of what has
-    /// changed is not sent again, and the machine that is made of it is damaged. Mended in 9.0, by QEMU's commit 03bfc2188f06
-    /// ("physmem: Fix migration dirty bitmap coherency with TCG memory access"). KVM is not concerned.
+    /// A QEMU that emulates processors (TCG) may lose writes while its memory is sent ([`Danger::MemoryOfRunningTcg`]). KVM is not
+    /// affected.
     pub fn mode(self, monitor: &dyn Monitor) -> Result<(MemoryMode, Option<QemuVersion>)> {
         if self == Self::Stopped {
             return Ok((MemoryMode::Stopped, None));
         }
         let version = QemuVersion::query(monitor)?;
-        let is_lossy = !version.sends_all_that_it_emulates() && !is_accelerated(monitor)?;
+        let is_lossy = version.defect(Danger::MemoryOfRunningTcg).is_some() && !is_accelerated(monitor)?;
         let mode = match self {
             Self::Auto if is_lossy => MemoryMode::Stopped,
             _ => MemoryMode::Live,

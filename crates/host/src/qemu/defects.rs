@@ -1,0 +1,127 @@
+//! Known defects of QEMU that can harm a guest or its data, by version.
+//!
+//! This is the one place that decides by version what must not be done to a QEMU. Each entry names the versions, what triggers the
+//! defect, what is done instead, and where that is documented. Distributions fix some defects without a new version; such a QEMU is
+//! treated as if it had the defect, which costs speed and never safety.
+
+use super::QemuVersion;
+
+/// What can go wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Danger {
+    /// A copy-before-write filter fails the guest's write when the copy fails.
+    FilterFailsGuest,
+    /// QEMU aborts when a client of its NBD server leaves an export whose node is in an iothread.
+    NbdClientOfIothread,
+    /// QEMU aborts when two requests for one range of a frozen disk overlap.
+    OverlappingReads,
+    /// Memory of an emulated machine is sent without some of the writes that were made meanwhile.
+    MemoryOfRunningTcg,
+}
+
+/// A known defect.
+#[derive(Debug)]
+pub struct Defect {
+    /// What goes wrong.
+    pub danger: Danger,
+    /// Versions before this one are not affected.
+    since: QemuVersion,
+    /// The first version of each stable branch without the defect, in order. From the last one on, no version has it.
+    fixed: &'static [QemuVersion],
+    /// What triggers it.
+    pub trigger: &'static str,
+    /// What is done where a QEMU has it.
+    pub instead: &'static str,
+    /// QEMU's commits, and where they were released.
+    pub source: &'static str,
+}
+
+const OLDEST: QemuVersion = QemuVersion::new(0, 0, 0);
+
+/// All of them.
+pub const DEFECTS: [Defect; 4] = [
+    Defect {
+        danger: Danger::FilterFailsGuest,
+        since: OLDEST,
+        fixed: &[QemuVersion::new(7, 1, 0)],
+        trigger: "the scratch file is full or slow while a copy-before-write filter is under a disk",
+        instead: "no filter is used: the images are cloned, or the machine is put on overlays",
+        source: "options on-cbw-error and cbw-timeout of the driver copy-before-write, \"since 7.1\" in qapi/block-core.json",
+    },
+    Defect {
+        danger: Danger::NbdClientOfIothread,
+        since: OLDEST,
+        fixed: &[QemuVersion::new(8, 2, 3)],
+        trigger: "a client of QEMU's NBD server disconnects from an export whose node is in an iothread",
+        instead: "such a disk is not exported: a backup job of QEMU copies it in parts into a scratch file",
+        source: "commit 3e7ef738c846 (\"nbd/server: CVE-2024-7409: Close stray clients at server-stop\") asserts that clients leave in the \
+                 main loop, and is in 7.2.14 and later; this is true since commits f816310d0c32 and 7075d235114b, in 9.0.0 and 8.2.3. \
+                 Versions before 7.2.14 count clients from several threads without a lock",
+    },
+    Defect {
+        danger: Danger::OverlappingReads,
+        since: QemuVersion::new(7, 0, 0),
+        fixed: &[QemuVersion::new(7, 2, 15), QemuVersion::new(9, 2, 0)],
+        trigger: "two requests to a snapshot-access node, reads or questions for its status, overlap",
+        instead: "each frozen disk has one reader, which asks for the status of what lies ahead of its reads only",
+        source: "commit 6475155d5192 (\"block/reqlist: allow adding overlapping requests\"), in 7.2.15",
+    },
+    Defect {
+        danger: Danger::MemoryOfRunningTcg,
+        since: OLDEST,
+        fixed: &[QemuVersion::new(9, 0, 0)],
+        trigger: "the memory of a machine whose processors are emulated (TCG) is sent while it runs",
+        instead: "the machine is stopped while its memory is sent",
+        source: "commit 03bfc2188f06 (\"physmem: Fix migration dirty bitmap coherency with TCG memory access\"), in 9.0.0",
+    },
+];
+
+impl Defect {
+    fn affects(&self, version: QemuVersion) -> bool {
+        let is_fixed_in_branch = self
+            .fixed
+            .iter()
+            .any(|fixed| version.is_of_branch(*fixed) && version >= *fixed);
+        let is_later = self.fixed.last().is_some_and(|last| version >= *last);
+        version >= self.since && !is_fixed_in_branch && !is_later
+    }
+}
+
+impl QemuVersion {
+    /// The defect by which this version is in danger; none where it does not have it.
+    pub fn defect(self, danger: Danger) -> Option<&'static Defect> {
+        DEFECTS
+            .iter()
+            .find(|defect| defect.danger == danger && defect.affects(self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DEFECTS, Danger};
+    use crate::qemu::QemuVersion;
+
+    #[test]
+    fn a_version_has_the_defects_that_its_branch_has() {
+        let has = |danger, major, minor, micro| QemuVersion::new(major, minor, micro).defect(danger).is_some();
+        let filter = |major, minor| has(Danger::FilterFailsGuest, major, minor, 9);
+        assert!(filter(6, 2) && filter(7, 0) && !filter(7, 1) && !filter(10, 0));
+        let client = |major, minor, micro| has(Danger::NbdClientOfIothread, major, minor, micro);
+        assert!(client(4, 2, 1) && client(7, 2, 0) && client(7, 2, 22) && client(8, 1, 5) && client(8, 2, 2));
+        assert!(!client(8, 2, 3) && !client(9, 0, 0) && !client(10, 0, 13));
+        let reads = |major, minor, micro| has(Danger::OverlappingReads, major, minor, micro);
+        assert!(reads(7, 2, 14) && !reads(7, 2, 15) && reads(8, 2, 0) && !reads(9, 2, 0) && !reads(6, 2, 0));
+        let memory = |major, minor| has(Danger::MemoryOfRunningTcg, major, minor, 50);
+        assert!(memory(7, 2) && memory(8, 2) && !memory(9, 0));
+    }
+
+    #[test]
+    fn each_danger_has_one_entry_with_its_source() {
+        for (number, defect) in DEFECTS.iter().enumerate() {
+            assert!(DEFECTS[..number].iter().all(|other| other.danger != defect.danger));
+            assert!(defect.fixed.is_sorted() && !defect.fixed.is_empty());
+            let texts = [defect.trigger, defect.instead, defect.source];
+            assert!(texts.iter().all(|text| !text.is_empty()), "{:?}", defect.danger);
+        }
+    }
+}
