@@ -7,6 +7,8 @@
 //!
 //! Some versions of QEMU have defects by which that would harm the guest: [`DEFECTS`] lists them, and what is done instead.
 
+mod context;
+mod copy;
 mod cut;
 mod defects;
 mod disks;
@@ -16,8 +18,11 @@ mod latency;
 pub mod memory;
 mod names;
 mod remove;
+mod serving;
 mod version;
 
+pub use context::DiskContext;
+pub use copy::PartCopier;
 pub use cut::{Cut, CutDisk, CutRequest, Moment, Pause, Standstill};
 pub use defects::{DEFECTS, Danger, Defect};
 pub(crate) use disks::device_path;
@@ -26,4 +31,5 @@ pub use jobs::{QemuJob, dismiss_job, jobs, remove_bitmap, resume};
 pub use latency::{WriteCounters, write_counters};
 pub use names::RunId;
 pub use remove::{drop_idle_files, remove_run, runs_in};
+pub use serving::NotServed;
 pub use version::QemuVersion;

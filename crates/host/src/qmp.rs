@@ -102,6 +102,14 @@ pub enum MonitorError {
         /// With what, as far as that can be told.
         with: String,
     },
+    /// This QEMU would not survive what was asked for; nothing was done.
+    #[error("the disk {device} cannot be served: {why}")]
+    Dangerous {
+        /// The device, as a path of QEMU's object model.
+        device: String,
+        /// Where it is, and what would happen.
+        why: String,
+    },
     /// There is no answer in time. Whether QEMU does it later is not known.
     #[error("QEMU did not answer {command} within {} ms", after.as_millis())]
     TimedOut {

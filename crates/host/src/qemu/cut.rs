@@ -4,17 +4,20 @@
 //! the server. Then the machine is paused, the filters go under their devices, the bitmaps of the next run begin, and the
 //! machine runs on. What is frozen is served from there on.
 
+mod export;
+
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use holdfast_block::Clock;
 use serde_json::{Value, json};
 
+use super::copy::PartCopier;
 use super::jobs::jobs;
 use super::memory::{MemoryMode, MemoryPipe, Sending, Sent};
 use super::names::{Role, RunId};
 use super::remove::remove_run;
-use super::{QemuDisk, disks};
+use super::{NotServed, QemuDisk, disks};
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// What is to be frozen, and with what.
@@ -60,6 +63,8 @@ pub struct CutDisk {
     pub disk: QemuDisk,
     /// An empty file of the disk's size, in which the filter saves what is about to be overwritten.
     pub scratch: OwnedFd,
+    /// An empty file of the disk's size, into which parts of the frozen disk are copied; none where QEMU serves the disk itself.
+    pub spool: Option<OwnedFd>,
     /// The name of a bitmap that is to record what changes from this instant on.
     pub next_bitmap: Option<String>,
     /// The name of a bitmap that tells what has changed until this instant; its state is kept, and served with the disk.
@@ -85,8 +90,11 @@ pub struct Cut {
     pub pause: Pause,
     /// Whether it was left paused, since somebody else had paused it meanwhile.
     pub is_left_paused: bool,
-    /// The names of the disks at the server, in the order of the request.
+    /// The names of the disks at the server, in the order of the request. For a disk that is copied, the export holds no data: zeroes
+    /// are written to it where parts are wanted.
     pub exports: Vec<String>,
+    /// What copies the parts of each disk that is not served.
+    pub copiers: Vec<Option<PartCopier>>,
     /// The context of each disk that tells what has changed, where a bitmap was named.
     pub change_contexts: Vec<Option<String>>,
 }
@@ -146,12 +154,14 @@ impl Making<'_> {
         let named: Vec<QemuDisk> = request.disks.iter().map(|disk| disk.disk.clone()).collect();
         self.check_jobs()?;
         self.check_nodes(&named)?;
+        self.check_served(&request.disks)?;
         let deadline_s = request.write_deadline.as_secs().max(1);
         let has_memory = request.memory.is_some();
         let mut disks = Vec::new();
         for (number, disk) in request.disks.into_iter().enumerate() {
             let prepared = Prepared {
                 scratch_set: self.hand_over(disk.scratch)?,
+                spool_set: disk.spool.map(|spool| self.hand_over(spool)).transpose()?,
                 deadline_s,
                 disk: disk.disk,
                 next_bitmap: disk.next_bitmap,
@@ -170,10 +180,16 @@ impl Making<'_> {
             ([disk], None, Standstill::WhereNeeded) => (self.cut_one(disk, tell)?, false),
             _ => self.cut(&disks, request.memory, tell)?,
         };
-        let mut exports = Vec::new();
+        let (mut exports, mut copiers) = (Vec::new(), Vec::new());
         let mut change_contexts = Vec::new();
         for (number, disk) in disks.iter().enumerate() {
-            exports.push(self.export(number, disk)?);
+            self.add_frozen(number)?;
+            let (export, copier) = match disk.spool_set {
+                Some(set) => self.export_marks(number, disk, set)?,
+                None => (self.export(number, disk, &self.run.node(number, Role::Frozen))?, None),
+            };
+            exports.push(export);
+            copiers.push(copier);
             let changes = disk.changes.as_ref();
             change_contexts.push(changes.map(|_| format!("qemu:dirty-bitmap:{}", changes_name(self.run))));
         }
@@ -182,6 +198,7 @@ impl Making<'_> {
             pause,
             is_left_paused,
             exports,
+            copiers,
             change_contexts,
         })
     }
@@ -194,6 +211,27 @@ impl Making<'_> {
                 with: format!("its {} job {}", job.kind, job.id),
             })
         })
+    }
+
+    /// Whoever asks for the cut has to know which disks must not be served. This is the last look before it would be too late.
+    fn check_served(&self, disks: &[CutDisk]) -> Result<()> {
+        let served: Vec<&QemuDisk> = disks
+            .iter()
+            .filter(|disk| disk.spool.is_none())
+            .map(|disk| &disk.disk)
+            .collect();
+        if served.is_empty() {
+            return Ok(());
+        }
+        let found = NotServed::query(self.monitor, &served)?;
+        let mut found = served.iter().zip(found);
+        match found.find_map(|(disk, why)| Some((disk, why?))) {
+            Some((disk, why)) => Err(MonitorError::Dangerous {
+                device: disk.device.clone(),
+                why: why.to_string(),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Where somebody has taken a snapshot meanwhile, a disk is on another node: the filter would take the machine back off it.
@@ -231,14 +269,7 @@ impl Making<'_> {
 
     /// Adds the scratch and the filter of a disk; nothing passes the filter yet.
     fn add_nodes(&self, number: usize, disk: &Prepared) -> Result<()> {
-        let set = disk.scratch_set;
-        let arguments = json!({
-            "driver": "raw",
-            "node-name": self.run.node(number, Role::Scratch),
-            "discard": "unmap",
-            "file": { "driver": "file", "filename": format!("/dev/fdset/{set}"), "discard": "unmap" },
-        });
-        self.execute("blockdev-add", arguments)?;
+        self.add_file(&self.run.node(number, Role::Scratch), disk.scratch_set)?;
         let arguments = json!({
             "driver": "copy-before-write",
             "node-name": self.run.node(number, Role::Filter),
@@ -246,6 +277,16 @@ impl Making<'_> {
             "target": self.run.node(number, Role::Scratch),
             "on-cbw-error": "break-snapshot",
             "cbw-timeout": disk.deadline_s,
+        });
+        self.execute("blockdev-add", arguments).map(drop)
+    }
+
+    fn add_file(&self, node: &str, set: u64) -> Result<()> {
+        let arguments = json!({
+            "driver": "raw",
+            "node-name": node,
+            "discard": "unmap",
+            "file": { "driver": "file", "filename": format!("/dev/fdset/{set}"), "discard": "unmap" },
         });
         self.execute("blockdev-add", arguments).map(drop)
     }
@@ -427,32 +468,6 @@ impl Making<'_> {
             }),
         ]
     }
-
-    /// Serves a frozen disk; gives its name at the server.
-    fn export(&self, number: usize, disk: &Prepared) -> Result<String> {
-        let frozen = self.run.node(number, Role::Frozen);
-        // What was read and is given back is no longer copied before it is overwritten: `discard` lets that through.
-        let arguments = json!({
-            "driver": "snapshot-access",
-            "node-name": frozen,
-            "file": self.run.node(number, Role::Filter),
-            "discard": "unmap",
-        });
-        self.execute("blockdev-add", arguments)?;
-        let name = self.run.thing(&format!("disk{number}"));
-        let mut arguments = json!({
-            "type": "nbd",
-            "id": name,
-            "node-name": frozen,
-            "name": name,
-            "writable": true,
-        });
-        if disk.changes.is_some() {
-            arguments["bitmaps"] = json!([{ "node": disk.disk.node, "name": changes_name(self.run) }]);
-        }
-        self.execute("block-export-add", arguments)?;
-        Ok(name)
-    }
 }
 
 /// Begins the next bitmap.
@@ -468,6 +483,8 @@ fn next_actions(disk: &Prepared) -> Option<Value> {
 
 struct Prepared {
     scratch_set: u64,
+    /// Where the disk is copied and not served.
+    spool_set: Option<u64>,
     deadline_s: u64,
     disk: QemuDisk,
     next_bitmap: Option<String>,

@@ -24,16 +24,32 @@ pub(crate) enum Role {
     Filter,
     /// The disk as it was.
     Frozen,
+    /// Where parts of the frozen disk are copied to.
+    Spool,
+    /// Has no data; where it is written says which parts are copied.
+    Marks,
+    /// The filter of the job that copies them. QEMU adds and removes it.
+    Copying,
 }
 
 impl Role {
-    const ALL: [Self; 3] = [Self::Scratch, Self::Filter, Self::Frozen];
+    const ALL: [Self; 6] = [
+        Self::Scratch,
+        Self::Filter,
+        Self::Frozen,
+        Self::Spool,
+        Self::Marks,
+        Self::Copying,
+    ];
 
     fn word(self) -> &'static str {
         match self {
             Self::Scratch => "scratch",
             Self::Filter => "filter",
             Self::Frozen => "frozen",
+            Self::Spool => "spool",
+            Self::Marks => "marks",
+            Self::Copying => "copying",
         }
     }
 }

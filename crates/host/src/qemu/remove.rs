@@ -6,9 +6,11 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use serde_json::{Value, json};
 
+use super::copy::cancel;
 use super::cut::{changes_name, set_drive};
 use super::disks::disks;
 use super::graph::{Graph, about_node};
+use super::jobs::{QemuJob, dismiss_job, jobs};
 use super::memory::end_sending;
 use super::names::{Role, RunId, role_of, run_of};
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
@@ -17,6 +19,9 @@ use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 const ATTEMPT_COUNT: u32 = 40;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 
+/// A job that is cancelled ends when its last request to a file has.
+const JOB_ATTEMPT_COUNT: u32 = 600;
+
 /// The runs of which something is in this QEMU.
 ///
 /// Files of a machine that stands still do not count, but for one that sends its memory, or has just done so: QEMU lets go of those that were
@@ -24,6 +29,7 @@ const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
     let mut runs: BTreeSet<RunId> = node_names(monitor)?.iter().filter_map(|name| run_of(name)).collect();
     runs.extend(export_ids(monitor)?.iter().filter_map(|id| run_of(id)));
+    runs.extend(jobs(monitor)?.iter().filter_map(|job| run_of(&job.id)));
     let status = monitor.execute(&QmpCommand::new("query-status", Value::Null))?;
     let sends_memory = ["finish-migrate", "postmigrate"]
         .iter()
@@ -66,11 +72,12 @@ pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Resul
     };
     let results = [
         end_sending(monitor, clock, run),
+        removal.jobs(),
         removal.exports(),
         // As long as somebody reads through a filter, nobody may write beside it.
         removal.nodes(&[Role::Frozen]),
         removal.filters_from_devices(),
-        removal.nodes(&[Role::Filter, Role::Scratch]),
+        removal.nodes(&[Role::Filter, Role::Scratch, Role::Spool, Role::Marks]),
         removal.bitmaps(),
         removal.files(),
     ];
@@ -105,6 +112,36 @@ impl Removal<'_> {
                 Err(error) => return self.note(error),
             }
         }
+    }
+
+    /// Ends the jobs that copy parts of disks.
+    fn jobs(&mut self) -> Result<()> {
+        for _ in 0..JOB_ATTEMPT_COUNT {
+            let ours = |job: &QemuJob| self.is_ours(&job.id);
+            let ours: Vec<QemuJob> = jobs(self.monitor)?.into_iter().filter(ours).collect();
+            if ours.is_empty() {
+                return Ok(());
+            }
+            for job in &ours {
+                let is_over = job.status == "concluded";
+                let done = if is_over {
+                    dismiss_job(self.monitor, &job.id)
+                } else {
+                    cancel(self.monitor, &job.id)
+                };
+                match done {
+                    // Its reader has dismissed it.
+                    Err(error) if !error.is_refusal() => return Err(error),
+                    _ => {}
+                }
+            }
+            if ours.iter().any(|job| job.status != "concluded") {
+                self.clock.sleep(ATTEMPT_INTERVAL);
+            }
+        }
+        Err(MonitorError::Busy {
+            with: "a copy job that does not end".to_owned(),
+        })
     }
 
     fn exports(&mut self) -> Result<()> {

@@ -163,6 +163,7 @@ impl Lab {
             scratch.set_len(disk.size_bytes).unwrap();
             CutDisk {
                 scratch: scratch.into(),
+                spool: None,
                 disk,
                 next_bitmap: None,
                 changes: None,

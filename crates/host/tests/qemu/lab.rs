@@ -109,7 +109,12 @@ impl Lab {
 
     /// What a guest would do with its disk: "write -P 9 4M 1M". Gives what QEMU says of it.
     pub(crate) fn guest(&self, disk: usize, command: &str) -> String {
-        let line = format!("qemu-io -d /machine/peripheral/disk{disk}/virtio-backend \"{command}\"");
+        self.guest_at(&format!("/machine/peripheral/disk{disk}/virtio-backend"), command)
+    }
+
+    /// The same at a device by its path in QEMU's object model.
+    pub(crate) fn guest_at(&self, device: &str, command: &str) -> String {
+        let line = format!("qemu-io -d {device} \"{command}\"");
         let said = || std::fs::read_to_string(self.path("said")).unwrap();
         let before = said().len();
         let complaint = self.execute("human-monitor-command", json!({ "command-line": line }));
@@ -136,6 +141,7 @@ impl Lab {
         let listener = UnixListener::bind(&socket).unwrap();
         let disks = self.disks().into_iter().map(|disk| CutDisk {
             scratch: scratch(folder, disk.size_bytes),
+            spool: None,
             disk,
             next_bitmap: None,
             changes: None,

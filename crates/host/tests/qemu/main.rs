@@ -6,6 +6,7 @@
 mod bare;
 mod cut;
 mod faults;
+mod iothreads;
 mod lab;
 mod memory;
 mod monitor;

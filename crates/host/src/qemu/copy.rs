@@ -1,0 +1,131 @@
+//! Copies parts of a frozen disk into a file, by backup jobs of QEMU's own.
+//!
+//! This is how a disk is read that QEMU's NBD server must not serve ([`Danger::NbdClientOfIothread`](super::Danger)). Which parts are
+//! copied is said by writing zeroes to a node without data, which QEMU serves instead: a bitmap of that node records where. A job
+//! then copies what the bitmap names from the frozen disk into the file. The job waits for local files only, so nothing that happens to
+//! the reader can hold up the guest, not even where QEMU has to wait for the job (a reset, a pause).
+
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use serde_json::{Value, json};
+
+use super::jobs::{dismiss_job, jobs};
+use super::names::{Role, RunId};
+use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
+
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// What QEMU copies at once; bitmaps have the same unit.
+pub(super) const UNIT_BYTES: u64 = 64 << 10;
+
+/// The bitmap of the marks node that records which parts are wanted.
+const WANTED: &str = "wanted";
+
+/// Copies parts of one frozen disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartCopier {
+    job: String,
+    bitmap: String,
+    frozen: String,
+    spool: String,
+    marks: String,
+    copying: String,
+}
+
+impl PartCopier {
+    pub(super) fn new(run: RunId, number: usize) -> Self {
+        Self {
+            job: run.thing(&format!("copy{number}")),
+            bitmap: run.thing(WANTED),
+            frozen: run.node(number, Role::Frozen),
+            spool: run.node(number, Role::Spool),
+            marks: run.node(number, Role::Marks),
+            copying: run.node(number, Role::Copying),
+        }
+    }
+
+    /// Adds the node for marks, `size_bytes` long, and the bitmaps.
+    pub(super) fn prepare(&self, monitor: &dyn Monitor, size_bytes: u64) -> Result<()> {
+        let marks = json!({ "driver": "null-co", "node-name": self.marks, "size": size_bytes, "read-zeroes": true });
+        monitor.execute(&QmpCommand::new("blockdev-add", marks))?;
+        let bitmap = |node: &str, is_disabled: bool| {
+            let name = &self.bitmap;
+            json!({
+                "type": "block-dirty-bitmap-add",
+                "data": { "node": node, "name": name, "granularity": UNIT_BYTES, "disabled": is_disabled },
+            })
+        };
+        transact(monitor, &[bitmap(&self.marks, false), bitmap(&self.frozen, true)])
+    }
+
+    /// Copies the parts that were marked since the last time into the file; gives back when they are there.
+    ///
+    /// # Errors
+    /// The job failed, or is gone: the copy of the disk is broken, or was given up. `is_wanted` said no.
+    pub fn copy(&self, monitor: &dyn Monitor, clock: &dyn Clock, is_wanted: &dyn Fn() -> bool) -> Result<()> {
+        let clear =
+            |node: &str| json!({ "type": "block-dirty-bitmap-clear", "data": { "node": node, "name": self.bitmap } });
+        let merge = json!({
+            "type": "block-dirty-bitmap-merge",
+            "data": {
+                "node": self.frozen,
+                "target": self.bitmap,
+                "bitmaps": [{ "node": self.marks, "name": self.bitmap }],
+            },
+        });
+        transact(monitor, &[clear(&self.frozen), merge, clear(&self.marks)])?;
+        let job = json!({
+            "job-id": self.job,
+            "device": self.frozen,
+            "target": self.spool,
+            "filter-node-name": self.copying,
+            "sync": "bitmap",
+            "bitmap": self.bitmap,
+            "bitmap-mode": "never",
+            "auto-dismiss": false,
+        });
+        monitor.execute(&QmpCommand::new("blockdev-backup", job))?;
+        let mut is_cancelled = false;
+        loop {
+            let found = jobs(monitor)?.into_iter().find(|job| job.id == self.job);
+            let Some(job) = found else {
+                return Err(self.failed("it was ended from elsewhere"));
+            };
+            if job.status == "concluded" {
+                dismiss_job(monitor, &self.job)?;
+                return match job.error {
+                    Some(error) => Err(self.failed(&error)),
+                    None if is_cancelled => Err(self.failed("it was cancelled")),
+                    None => Ok(()),
+                };
+            }
+            if !is_cancelled && !is_wanted() {
+                cancel(monitor, &self.job)?;
+                is_cancelled = true;
+            }
+            clock.sleep(LOOK_INTERVAL);
+        }
+    }
+
+    fn failed(&self, description: &str) -> MonitorError {
+        MonitorError::Refused {
+            command: format!("the job {}", self.job),
+            class: "GenericError".to_owned(),
+            description: description.to_owned(),
+        }
+    }
+}
+
+/// Asks a job to end.
+pub(super) fn cancel(monitor: &dyn Monitor, id: &str) -> Result<()> {
+    match monitor.execute(&QmpCommand::new("job-cancel", json!({ "id": id }))) {
+        // It has ended by itself.
+        Err(error) if !error.is_refusal() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn transact(monitor: &dyn Monitor, actions: &[Value]) -> Result<()> {
+    let transaction = QmpCommand::new("transaction", json!({ "actions": actions }));
+    monitor.execute(&transaction).map(drop)
+}

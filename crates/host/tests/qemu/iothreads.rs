@@ -1,0 +1,241 @@
+//! Disks in iothreads. QEMU before 8.2.3 aborts when a client of its NBD server leaves one, so that they are copied there.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use holdfast_host::qemu::{Cut, CutRequest, Danger, DiskContext, NotServed, QemuVersion, remove_run, runs_in};
+use holdfast_host::qmp::MonitorError;
+use serde_json::{Value, json};
+
+use crate::lab::{DISK_BYTES, Lab, MIB, assert_served, run};
+
+const SCSI: &str = "/machine/peripheral/scsi0";
+
+/// A machine with disks in the main loop and in two iothreads, the one called `scsi0` full of the byte 7.
+fn lab() -> Lab {
+    let words = [
+        "-object",
+        "iothread,id=io1",
+        "-object",
+        "iothread,id=io2",
+        "-device",
+        "virtio-scsi-pci,id=controller,iothread=io1",
+        "-blockdev",
+        "driver=qcow2,node-name=scsi,file.driver=file,file.filename={}/scsi",
+        "-device",
+        "scsi-hd,id=scsi0,drive=scsi,bus=controller.0",
+        "-device",
+        "ahci,id=ahci",
+        "-blockdev",
+        "driver=raw,node-name=sata,file.driver=file,file.filename={}/sata",
+        "-device",
+        "ide-hd,id=sata0,drive=sata,bus=ahci.0",
+        "-blockdev",
+        "driver=raw,node-name=blk,file.driver=file,file.filename={}/blk",
+        "-device",
+        "virtio-blk-pci,id=blk0,drive=blk,iothread=io2",
+    ];
+    Lab::prepared(&["qcow2"], &words, |folder| {
+        for (name, format) in [("scsi", "qcow2"), ("sata", "raw"), ("blk", "raw")] {
+            let image = folder.join(name);
+            let image = image.to_str().unwrap();
+            run("qemu-img", &["create", "-q", "-f", format, image, "16M"]);
+            run("qemu-io", &["-f", format, "-c", "write -P 7 0 16M", image]);
+        }
+    })
+}
+
+fn is_affected(lab: &Lab) -> bool {
+    let version = QemuVersion::query(&*lab.monitor).unwrap();
+    version.defect(Danger::NbdClientOfIothread).is_some()
+}
+
+fn guest_writes(lab: &Lab, byte: u8, offset: u64, length: u64) {
+    let said = lab.guest_at(SCSI, &format!("write -P {byte} {offset} {length}"));
+    assert!(said.contains(&format!("wrote {length}/{length}")), "{said}");
+}
+
+/// A request for the disk `scsi0` alone, its server's socket, and the file into which it is copied.
+fn request(lab: &Lab, folder: &Path) -> (CutRequest, std::path::PathBuf, File) {
+    let (mut request, socket) = lab.request(folder);
+    request.disks.retain(|disk| disk.disk.is_called("scsi0"));
+    let spool = tempfile::tempfile_in(folder).unwrap();
+    spool.set_len(DISK_BYTES).unwrap();
+    request.disks[0].spool = Some(OwnedFd::from(spool.try_clone().unwrap()));
+    (request, socket, spool)
+}
+
+/// Says that a part is wanted.
+fn mark(socket: &Path, export: &str, offset: u64, length: u64) {
+    let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
+    run(
+        "qemu-io",
+        &["-f", "raw", "-c", &format!("write -z {offset} {length}"), &uri],
+    );
+}
+
+fn bytes_at(spool: &File, offset: u64) -> [u8; 4096] {
+    let mut bytes = [0; 4096];
+    spool.read_exact_at(&mut bytes, offset).unwrap();
+    bytes
+}
+
+#[test]
+fn the_thread_of_a_disk_is_known_from_its_device_or_its_controller() {
+    let lab = lab();
+    let contexts: Vec<(String, DiskContext)> = lab
+        .disks()
+        .into_iter()
+        .map(|disk| {
+            let context = DiskContext::query(&*lab.monitor, &disk.device).unwrap();
+            (disk.device, context)
+        })
+        .collect();
+    let context = |id: &str| {
+        let found = contexts.iter().find(|(device, _)| device.contains(id));
+        found.unwrap_or_else(|| panic!("{id} in {contexts:?}")).1.clone()
+    };
+    assert_eq!(context("disk0"), DiskContext::MainLoop);
+    assert_eq!(context("sata0"), DiskContext::MainLoop);
+    assert_eq!(context("scsi0"), DiskContext::Iothread("/objects/io1".to_owned()));
+    assert_eq!(context("blk0"), DiskContext::Iothread("/objects/io2".to_owned()));
+    let unknown = DiskContext::query(&*lab.monitor, "/machine/peripheral/none").unwrap();
+    assert_eq!(unknown, DiskContext::Unknown);
+}
+
+#[test]
+fn a_disk_in_an_iothread_is_not_served_where_that_would_crash_qemu() {
+    let lab = lab();
+    let before = lab.everything();
+    let disks = lab.disks();
+    let not_served = NotServed::query(&*lab.monitor, &disks.iter().collect::<Vec<_>>()).unwrap();
+    let found = disks.iter().zip(&not_served).filter(|(_, why)| why.is_some());
+    let found: Vec<&str> = found.map(|(disk, _)| &disk.device[..]).collect();
+    let (request, socket) = lab.request(lab.directory.path());
+    let made = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ());
+    if is_affected(&lab) {
+        assert_eq!(found.len(), 2, "{found:?}");
+        let error = made.unwrap_err();
+        assert!(matches!(error, MonitorError::Dangerous { .. }), "{error}");
+    } else {
+        assert!(found.is_empty(), "{found:?}");
+        let cut = made.unwrap();
+        for (disk, export) in lab.disks().iter().zip(&cut.exports) {
+            assert_served(
+                &socket,
+                export,
+                if disk.device.contains("disk0") { 1 } else { 7 },
+                0,
+                DISK_BYTES,
+            );
+        }
+        cut.release(&*lab.monitor, &lab.clock).unwrap();
+    }
+    assert_eq!(lab.everything(), before);
+}
+
+/// The reader says which parts it wants, as often as it likes, and gets them as they were at the instant.
+#[test]
+fn parts_of_a_disk_in_an_iothread_are_copied_as_they_were_at_the_instant() {
+    let lab = lab();
+    let folder = lab.directory.path();
+    let before = lab.everything();
+    let bitmap = json!({ "node": "scsi", "name": "since" });
+    lab.execute("block-dirty-bitmap-add", bitmap.clone());
+    guest_writes(&lab, 9, 3 * MIB, MIB);
+    let (mut request, socket, spool) = request(&lab, folder);
+    request.disks[0].changes = Some("since".to_owned());
+    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    guest_writes(&lab, 99, 0, 5 * MIB);
+    let copier = cut.copiers[0].as_ref().unwrap();
+    let copy = || copier.copy(&*lab.monitor, &lab.clock, &|| true);
+    // The bitmap of what has changed until the instant is served beside.
+    let export = &cut.exports[0];
+    let map = run(
+        "qemu-img",
+        &[
+            "map",
+            "--output=json",
+            "--image-opts",
+            &format!(
+                "driver=nbd,server.type=unix,server.path={},export={export},x-dirty-bitmap={}",
+                socket.display(),
+                cut.change_contexts[0].as_ref().unwrap()
+            ),
+        ],
+    );
+    let map: Value = serde_json::from_str(&map).unwrap();
+    let dirty = map.as_array().unwrap().iter().filter(|range| range["data"] == false);
+    let dirty: Vec<_> = dirty
+        .map(|range| (range["start"].as_u64(), range["length"].as_u64()))
+        .collect();
+    assert_eq!(dirty, [(Some(3 * MIB), Some(MIB))]);
+    mark(&socket, export, 3 * MIB, MIB);
+    copy().unwrap();
+    assert_eq!(bytes_at(&spool, 3 * MIB), [9; 4096]);
+    assert_eq!(bytes_at(&spool, 0), [0; 4096], "that was not asked for");
+    mark(&socket, export, 0, 64 << 10);
+    mark(&socket, export, DISK_BYTES - MIB, MIB);
+    copy().unwrap();
+    for offset in [0, DISK_BYTES - MIB, DISK_BYTES - 4096] {
+        assert_eq!(bytes_at(&spool, offset), [7; 4096], "{offset}");
+    }
+    cut.release(&*lab.monitor, &lab.clock).unwrap();
+    lab.execute("block-dirty-bitmap-remove", bitmap);
+    assert_eq!(lab.everything(), before);
+    let said = lab.guest_at(SCSI, "read -P 99 0 5M");
+    assert!(
+        said.contains("read 5242880/5242880") && !said.contains("failed"),
+        "{said}"
+    );
+}
+
+/// A reader that died leaves its job behind, under way or ended: the run's number is enough to take it out.
+#[test]
+fn a_copy_whose_reader_died_is_taken_out() {
+    let lab = lab();
+    let folder = lab.directory.path();
+    let before = lab.everything();
+    for speed in [0, 1] {
+        let (request, socket, _spool) = request(&lab, folder);
+        let run_id = request.run;
+        let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+        mark(&socket, &cut.exports[0], 0, DISK_BYTES);
+        let job = json!({
+            "job-id": format!("hf-{run_id}-copy0"),
+            "device": format!("hf-{run_id}-0-frozen"),
+            "target": format!("hf-{run_id}-0-spool"),
+            "sync": "full",
+            "auto-dismiss": false,
+            "speed": speed,
+        });
+        lab.execute("blockdev-backup", job);
+        guest_writes(&lab, 5, 0, MIB);
+        remove_run(&*lab.monitor, &lab.clock, run_id).unwrap();
+        assert!(runs_in(&*lab.monitor).unwrap().is_empty());
+        assert_eq!(lab.everything(), before);
+        let said = lab.guest_at(SCSI, "read -P 5 0 1M");
+        assert!(
+            said.contains("read 1048576/1048576") && !said.contains("failed"),
+            "{said}"
+        );
+    }
+}
+
+/// Nobody wants the part any more: the job ends, and the next one can begin.
+#[test]
+fn a_copy_that_is_not_wanted_any_more_ends() {
+    let lab = lab();
+    let (request, socket, spool) = request(&lab, lab.directory.path());
+    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let copier = cut.copiers[0].as_ref().unwrap();
+    mark(&socket, &cut.exports[0], 0, DISK_BYTES);
+    // A job that is quick may have ended before it is asked.
+    copier.copy(&*lab.monitor, &lab.clock, &|| false).ok();
+    mark(&socket, &cut.exports[0], 0, DISK_BYTES);
+    copier.copy(&*lab.monitor, &lab.clock, &|| true).unwrap();
+    assert_eq!(bytes_at(&spool, DISK_BYTES - 4096), [7; 4096]);
+    cut.release(&*lab.monitor, &lab.clock).unwrap();
+}
