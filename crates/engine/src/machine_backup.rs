@@ -11,6 +11,7 @@
 mod changes;
 mod choice;
 mod compare_images;
+mod copied_disk;
 mod from_images;
 mod frozen;
 mod frozen_device;

@@ -236,7 +236,12 @@ impl MachineBackup<'_> {
     }
 
     /// The instant; what belongs to it is done `within`.
-    fn freeze(&self, freezer: &Freezer<'_>, is_still: bool, within: &mut dyn FnMut()) -> Result<(Frozen, Noted<'_>)> {
+    fn freeze<'s>(
+        &'s self,
+        freezer: &Freezer<'s>,
+        is_still: bool,
+        within: &mut dyn FnMut(),
+    ) -> Result<(Frozen<'s>, Noted<'s>)> {
         let state = self.description.summary.state;
         // File systems that are frozen thaw by themselves, and a machine that stands still cannot be told to thaw them.
         let can_quiesce = !is_still && state == MachineState::Running && self.description.has_agent_channel;

@@ -1,23 +1,25 @@
 //! The disks of a running machine, frozen: what is made before, read meanwhile, and taken away after.
 
+mod ending;
+
 use std::fs::File;
 use std::time::Duration;
 
 use holdfast_host::qemu::memory::{Memory, MemoryMode};
-use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, Pause, QemuDisk, RunId, Standstill, disks};
+use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, NotServed, Pause, QemuDisk, RunId, Standstill, disks};
 use holdfast_host::qmp::{MonitorError, QmpCommand};
 use holdfast_host::{Error as HostError, MachineDisk, MachineState};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 
 use super::MachineReadRequest;
 use super::changes::{BitmapNames, Changes, ReadAll, check_spots, usable_bitmap};
+use super::copied_disk::{CopiedDisk, CopyContext, part_bytes};
 use super::frozen_device::FrozenDevice;
 use super::keeper::Before;
 use super::memory::not_kept;
-use super::noted::is_off;
 use super::pace::Pace;
 use super::scratch::{Scratch, listen};
-use super::warden::{GivenUp, Kept, Warden};
+use super::warden::{Kept, Warden};
 use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookCalls, HookEvent};
 use crate::job::Job;
@@ -48,12 +50,22 @@ pub(super) struct Freezer<'a> {
     pub(super) standstill: Standstill,
 }
 
+/// What is lent to QEMU for an instant.
+#[derive(Default)]
+struct Lent {
+    cut_disks: Vec<CutDisk>,
+    /// The files that grow while the disks are read.
+    watched: Vec<File>,
+    /// The file of each disk that is copied, as it is read.
+    spools: Vec<Option<File>>,
+}
+
 /// Frozen disks.
-pub(super) struct Frozen {
+pub(super) struct Frozen<'a> {
     cut: Cut,
     quiesced: Quiesced,
     guard: Guard,
-    disks: Vec<FrozenDisk>,
+    disks: Vec<FrozenDisk<'a>>,
     memory: Option<Memory>,
     /// The devices of QEMU that they are.
     devices: Vec<String>,
@@ -64,16 +76,16 @@ pub(super) struct Frozen {
 }
 
 /// A frozen disk.
-pub(super) struct FrozenDisk {
-    pub(super) device: FrozenDevice,
+pub(super) struct FrozenDisk<'a> {
+    pub(super) device: FrozenDevice<'a>,
     pub(super) changes: Changes,
     /// The bitmap that has begun at this instant.
     pub(super) next_bitmap: Option<String>,
     node: String,
 }
 
-impl Frozen {
-    pub(super) fn disks(&self) -> &[FrozenDisk] {
+impl<'a> Frozen<'a> {
+    pub(super) fn disks(&self) -> &[FrozenDisk<'a>] {
         &self.disks
     }
 
@@ -147,14 +159,18 @@ impl<'a> Freezer<'a> {
         taken: &[MachineDisk],
         (state, can_quiesce): (MachineState, bool),
         within: &mut dyn FnMut(),
-    ) -> Result<Frozen> {
+    ) -> Result<Frozen<'a>> {
         let wanted = self.devices(taken)?;
         let usable: Vec<_> = wanted
             .iter()
             .map(|(target, disk)| usable_bitmap(disk, target, self.before.and_then(|before| before.parent)))
             .collect();
         let (folder, listener) = listen(&self.request.runtime)?;
-        let (cut_disks, watched) = self.cut_disks(&wanted, &usable)?;
+        let Lent {
+            cut_disks,
+            watched,
+            spools,
+        } = self.lend(&wanted, &usable)?;
         let (memory, receiving) = match self.request.memory {
             None => (None, None),
             Some(way) => {
@@ -188,7 +204,7 @@ impl<'a> Freezer<'a> {
             }
         };
         let opened = memory.transpose().and_then(|memory| {
-            let disks = self.open(&cut, &folder.path().join("nbd"), &wanted, usable)?;
+            let disks = self.open(&cut, &folder.path().join("nbd"), &wanted, (usable, spools))?;
             Ok((disks, memory))
         });
         let old_bitmaps = self.bitmaps_of_ours(&wanted);
@@ -213,24 +229,51 @@ impl<'a> Freezer<'a> {
         }
     }
 
-    /// What is frozen, with a new scratch file for each; and these files as who looks after the machine gets them.
-    fn cut_disks(
-        &self,
-        wanted: &[(String, QemuDisk)],
-        usable: &[std::result::Result<String, ReadAll>],
-    ) -> Result<(Vec<CutDisk>, Vec<File>)> {
-        let (mut cut_disks, mut watched) = (Vec::new(), Vec::new());
-        for ((_, disk), usable) in wanted.iter().zip(usable) {
+    /// What is frozen, with new scratch files for each.
+    fn lend(&self, wanted: &[(String, QemuDisk)], usable: &[std::result::Result<String, ReadAll>]) -> Result<Lent> {
+        let disks: Vec<&QemuDisk> = wanted.iter().map(|(_, disk)| disk).collect();
+        let not_served = NotServed::query(self.request.machine.monitor(), &disks);
+        let not_served = not_served.map_err(|error| self.failed(error))?;
+        let mut lent = Lent::default();
+        for (((target, disk), usable), why) in wanted.iter().zip(usable).zip(not_served) {
             let scratch = Scratch::create(&self.request.scratch, disk.size_bytes)?;
-            watched.push(scratch.watched);
-            cut_disks.push(CutDisk {
+            lent.watched.push(scratch.watched);
+            let spool = match why {
+                Some(why) => Some(self.spool(target, disk, &why)?),
+                None => None,
+            };
+            let (given, read) = spool.map(|spool| (spool.given, spool.watched)).unzip();
+            let watched = read.as_ref().map(|file| self.clone_of(file)).transpose()?;
+            lent.watched.extend(watched);
+            lent.spools.push(read);
+            lent.cut_disks.push(CutDisk {
                 scratch: scratch.given,
+                spool: given,
                 disk: disk.clone(),
                 next_bitmap: self.next_bitmap(),
                 changes: usable.as_ref().ok().cloned(),
             });
         }
-        Ok((cut_disks, watched))
+        Ok(lent)
+    }
+
+    /// A file for the parts of a disk that must not be served.
+    fn spool(&self, target: &str, disk: &QemuDisk, why: &NotServed) -> Result<Scratch> {
+        let scratch = &self.request.scratch;
+        self.job.progress.note(&format!(
+            "disk {target} of {}: {why}; QEMU copies it in parts to {} instead",
+            self.request.name,
+            scratch.display()
+        ));
+        Scratch::create(scratch, disk.size_bytes)
+    }
+
+    fn clone_of(&self, file: &File) -> Result<File> {
+        file.try_clone().map_err(|source| Error::File {
+            action: "open a scratch file again in",
+            path: self.request.scratch.clone(),
+            source,
+        })
     }
 
     /// Ends what has failed. The machine may stand still, if even that failed: the watchdog sees to it. One that was paused
@@ -355,29 +398,39 @@ impl<'a> Freezer<'a> {
         cut: &Cut,
         socket: &std::path::Path,
         wanted: &[(String, QemuDisk)],
-        usable: Vec<std::result::Result<String, ReadAll>>,
-    ) -> Result<Vec<FrozenDisk>> {
+        (usable, spools): (Vec<std::result::Result<String, ReadAll>>, Vec<Option<File>>),
+    ) -> Result<Vec<FrozenDisk<'a>>> {
         let endpoint = Endpoint::Unix(socket.to_owned());
+        let copied_count = spools.iter().flatten().count();
         let mut opened = Vec::new();
-        for (((export, context), (target, disk)), usable) in
-            cut.exports.iter().zip(&cut.change_contexts).zip(wanted).zip(usable)
-        {
+        for (number, (usable, spool)) in usable.into_iter().zip(spools).enumerate() {
+            let ((target, disk), context) = (&wanted[number], &cut.change_contexts[number]);
             let options = NbdOptions {
                 contexts: context.iter().cloned().collect(),
                 ..NbdOptions::default()
             };
-            let device = NbdDevice::connect(&endpoint, export, options).and_then(NbdDeviceMut::new);
-            let device = FrozenDevice {
-                inner: device.map_err(|source| Error::Frozen {
-                    machine: self.machine.clone(),
-                    source: Box::new(source),
-                })?,
+            let device = NbdDevice::connect(&endpoint, &cut.exports[number], options).and_then(NbdDeviceMut::new);
+            let device = device.map_err(|source| Error::Frozen {
+                machine: self.machine.clone(),
+                source: Box::new(source),
+            })?;
+            let mut device = match (spool, cut.copiers[number].clone()) {
+                (Some(spool), Some(copier)) => {
+                    let part_bytes = part_bytes(self.room(&spool), copied_count);
+                    let copied = CopiedDisk::new(device, copier, (spool, part_bytes), self.copy_context());
+                    FrozenDevice::Copied(Box::new(copied))
+                }
+                _ => FrozenDevice::Served(device),
             };
             let changes = match (usable, context) {
                 (Ok(_), Some(context)) => self.changes(&device, context, target)?,
                 (Ok(_), None) => Changes::all(ReadAll::BitmapGone),
                 (Err(why), _) => Changes::all(why),
             };
+            device.read_in_order(match &changes {
+                Changes::Only(changed) | Changes::Between(changed) => Some(changed),
+                Changes::Unknown(_) => None,
+            });
             opened.push(FrozenDisk {
                 device,
                 changes,
@@ -388,10 +441,27 @@ impl<'a> Freezer<'a> {
         Ok(opened)
     }
 
+    fn copy_context(&self) -> CopyContext<'a> {
+        CopyContext {
+            monitor: self.request.machine.monitor(),
+            clock: self.job.clock,
+            interrupt: self.job.interrupt,
+        }
+    }
+
+    /// Bytes that scratch files may take.
+    fn room(&self, scratch: &File) -> u64 {
+        let free_bytes = rustix::fs::fstatvfs(scratch)
+            .map(|found| found.f_bavail.saturating_mul(found.f_frsize))
+            .unwrap_or_default();
+        let max_bytes = self.request.limits.scratch_bytes_max;
+        max_bytes.map_or(free_bytes, |max_bytes| max_bytes.min(free_bytes))
+    }
+
     /// What the bitmap says, if it stands a test.
-    fn changes(&self, device: &FrozenDevice, context: &str, target: &str) -> Result<Changes> {
+    fn changes(&self, device: &FrozenDevice<'_>, context: &str, target: &str) -> Result<Changes> {
         let name = context.trim_start_matches("qemu:dirty-bitmap:");
-        let changed = device.inner.as_read().dirty_bitmap(name)?;
+        let changed = device.bitmaps().dirty_bitmap(name)?;
         let Some(Before {
             repository,
             parent: Some(parent),
@@ -409,87 +479,6 @@ impl<'a> Freezer<'a> {
             Ok(()) => Changes::Only(changed),
             Err(why) => Changes::all(why),
         })
-    }
-
-    /// Takes everything away; the bitmap of this instant stays if the snapshot does, the older ones if not.
-    pub(super) fn finish<T>(&self, frozen: Frozen, stored: &Result<T>) {
-        let Frozen {
-            cut,
-            disks,
-            old_bitmaps,
-            guard,
-            ..
-        } = frozen;
-        let nodes: Vec<String> = disks.iter().map(|disk| disk.node.clone()).collect();
-        // Connections end before the server is asked to.
-        drop(disks);
-        self.release(cut);
-        if stored.is_ok() {
-            self.remove_bitmaps(old_bitmaps.iter().map(|(node, name)| (&node[..], name.clone())));
-        } else {
-            self.remove_bitmaps(nodes.iter().filter_map(|node| Some((&node[..], self.next_bitmap()?))));
-        }
-        guard.done();
-    }
-
-    /// Takes out of QEMU what was needed for the instant alone; the watchdog watches on.
-    pub(super) fn let_go(&self, frozen: Frozen) -> (Guard, Quiesced, Pause) {
-        let pause = frozen.pause();
-        self.release(frozen.cut);
-        (frozen.guard, frozen.quiesced, pause)
-    }
-
-    fn release(&self, cut: Cut) {
-        if let Err(error) = cut.release(self.request.machine.monitor(), self.job.clock) {
-            self.job.progress.warning(&format!(
-                "not everything could be taken out of QEMU again: {error}; the machine runs on, and its next backup tries again"
-            ));
-        }
-    }
-
-    fn remove_bitmaps<'n>(&self, bitmaps: impl Iterator<Item = (&'n str, String)>) {
-        for (node, name) in bitmaps {
-            let arguments = serde_json::json!({ "node": node, "name": name });
-            let removed = self
-                .request
-                .machine
-                .monitor()
-                .execute(&QmpCommand::new("block-dirty-bitmap-remove", arguments));
-            if let Err(error) = removed {
-                self.job
-                    .progress
-                    .warning(&format!("the bitmap {name} stays in QEMU: {error}"));
-            }
-        }
-    }
-
-    /// Says what a read error of a frozen disk means.
-    pub(super) fn explain(&self, error: Error, given_up: Option<GivenUp>) -> Error {
-        if let Some(why) = given_up {
-            return Error::ScratchLimit {
-                machine: self.machine.clone(),
-                scratch: self.request.scratch.clone(),
-                why,
-            };
-        }
-        match error {
-            Error::Repository(holdfast_repo::Error::Device { role: "source", .. }) if is_off(self.request.machine) => {
-                Error::MachineEnded {
-                    machine: self.machine.clone(),
-                }
-            }
-            Error::Repository(holdfast_repo::Error::Device {
-                role: "source",
-                name,
-                source,
-            }) => Error::FrozenBroken {
-                machine: self.machine.clone(),
-                disk: name,
-                scratch: self.request.scratch.clone(),
-                source: Box::new(source),
-            },
-            other => other,
-        }
     }
 }
 

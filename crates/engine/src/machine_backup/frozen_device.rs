@@ -1,40 +1,74 @@
-//! A frozen disk at QEMU's server.
+//! A frozen disk, as it is read.
 
 use std::ops::Range;
 
-use holdfast_block::{BlockDevice, BlockDeviceMut as _, ExtentList};
-use holdfast_serve::nbd::client::{NbdDeviceMut, NbdStopper};
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, DirtyBitmap, ExtentList};
+use holdfast_serve::nbd::client::{NbdDevice, NbdDeviceMut, NbdStopper};
+
+use super::copied_disk::CopiedDisk;
 
 /// What QEMU's filter copies at once: a smaller piece that was read cannot be given back.
 const CLUSTER_BYTES: u64 = 64 << 10;
 
-/// A frozen disk at QEMU's server. What was read is given back, so that nobody saves it any more before it is overwritten.
-pub(super) struct FrozenDevice {
-    pub(super) inner: NbdDeviceMut,
+/// A frozen disk.
+pub(super) enum FrozenDevice<'a> {
+    /// At QEMU's server. What was read is given back, so that it is no longer saved before it is overwritten.
+    Served(NbdDeviceMut),
+    /// Copied by QEMU, part by part.
+    Copied(Box<CopiedDisk<'a>>),
 }
 
-impl FrozenDevice {
+impl FrozenDevice<'_> {
     pub(super) fn stopper(&self) -> NbdStopper {
-        self.inner.as_read().stopper()
+        match self {
+            Self::Served(device) => device.as_read().stopper(),
+            Self::Copied(disk) => disk.stopper(),
+        }
+    }
+
+    /// Where QEMU tells what has changed.
+    pub(super) fn bitmaps(&self) -> &NbdDevice {
+        match self {
+            Self::Served(device) => device.as_read(),
+            Self::Copied(disk) => disk.marks.as_read(),
+        }
+    }
+
+    /// From now on it is read in order: all of it, or only what may have changed.
+    pub(super) fn read_in_order(&mut self, changed: Option<&DirtyBitmap>) {
+        match self {
+            Self::Served(_) => {}
+            Self::Copied(disk) => disk.read_in_order(changed),
+        }
     }
 }
 
-impl BlockDevice for FrozenDevice {
+impl BlockDevice for FrozenDevice<'_> {
     fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
+        match self {
+            Self::Served(device) => device.size_bytes(),
+            Self::Copied(disk) => disk.size_bytes(),
+        }
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
-        self.inner.read_at(buffer, offset)?;
+        let device = match self {
+            Self::Served(device) => device,
+            Self::Copied(disk) => return disk.read_at(buffer, offset),
+        };
+        device.read_at(buffer, offset)?;
         let start = offset.next_multiple_of(CLUSTER_BYTES);
         let end = (offset + buffer.len() as u64) / CLUSTER_BYTES * CLUSTER_BYTES;
         if start < end {
-            self.inner.trim(start..end)?;
+            device.trim(start..end)?;
         }
         Ok(())
     }
 
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> holdfast_block::Result<ExtentList> {
-        self.inner.extents(range, extent_count_max)
+        match self {
+            Self::Served(device) => device.extents(range, extent_count_max),
+            Self::Copied(disk) => disk.extents(range, extent_count_max),
+        }
     }
 }
