@@ -20,6 +20,7 @@ mod hooks;
 mod host_snapshot_mishaps;
 mod host_snapshots;
 mod instant;
+mod iothreads;
 mod kills;
 #[path = "../../../../host/tests/libvirt/lab.rs"]
 #[expect(

@@ -1,0 +1,246 @@
+//! Machines with disks in iothreads, on every bus that has them, beside disks that are not: they run on, and what is restored is right.
+
+use std::path::Path;
+
+use holdfast_host::qmp::{Monitor, QmpCommand};
+use serde_json::{Value, json};
+
+use super::bare::Bare;
+use super::lab::{Lab, run};
+use super::{World, at};
+use crate::rig::Rig;
+
+const DISK_LENGTH: usize = 8 << 20;
+
+/// A disk of the machine: its target, its bus, the iothread of its device, and its device in QEMU.
+const DISKS: [(&str, &str, Option<u32>, &str); 4] = [
+    ("vda", "virtio", Some(1), "virtio-disk0/virtio-backend"),
+    ("vdb", "virtio", Some(2), "virtio-disk1/virtio-backend"),
+    ("sda", "scsi", Some(1), "scsi0-0-0-0"),
+    ("sdb", "sata", None, "sata0-0-1"),
+];
+
+/// A running machine with those disks, and what they hold.
+struct Threads {
+    lab: Lab,
+    rig: Rig,
+    disks: Vec<(&'static str, &'static str, Vec<u8>)>,
+}
+
+fn create(image: &Path, format: &str, byte: u8) {
+    let image = image.to_str().unwrap();
+    run("qemu-img", &["create", "-q", "-f", format, image, "8M"]);
+    run(
+        "qemu-io",
+        &["-f", format, "-c", &format!("write -P {byte} 0 8M"), image],
+    );
+}
+
+/// A disk as libvirt has it.
+fn element(lab: &Lab, (target, bus, thread): (&str, &str, Option<u32>), format: &str) -> String {
+    let image = lab.path(target);
+    // On a SCSI bus the controller has the thread.
+    let thread = thread.filter(|_| bus == "virtio");
+    let thread = thread.map_or(String::new(), |thread| format!(" iothread='{thread}'"));
+    format!(
+        "<disk type='file' device='disk'><driver name='qemu' type='{format}'{thread}/><source file='{}'/>\
+         <target dev='{target}' bus='{bus}'/></disk>",
+        image.display()
+    )
+}
+
+impl Threads {
+    fn new() -> Self {
+        let lab = Lab::new();
+        lab.connect();
+        let mut devices = String::new();
+        let mut disks = Vec::new();
+        for (byte, (target, bus, thread, device)) in (1..).zip(DISKS) {
+            let format = if target == "vdb" { "raw" } else { "qcow2" };
+            create(&lab.path(target), format, byte);
+            devices.push_str(&element(&lab, (target, bus, thread), format));
+            disks.push((target, device, vec![byte; DISK_LENGTH]));
+        }
+        let xml = format!(
+            "<domain type='qemu'><name>web1</name><memory unit='MiB'>16</memory><vcpu>1</vcpu><iothreads>2</iothreads>\
+             <os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/></features><devices>\
+             <controller type='scsi' index='0' model='virtio-scsi'><driver iothread='1'/></controller>{devices}\
+             <memballoon model='none'/></devices></domain>"
+        );
+        lab.define_xml(&xml);
+        lab.virsh(&["start", "web1"]);
+        Self {
+            lab,
+            rig: Rig::new(),
+            disks,
+        }
+    }
+
+    fn hmp(&self, line: &str) -> String {
+        let machine = holdfast_host::Hypervisor::machine(&self.lab.connect(), "web1").unwrap();
+        hmp(machine.monitor(), line)
+    }
+
+    /// The guest writes to each of its disks, elsewhere each time.
+    fn write(&mut self, byte: u8) {
+        let offset = usize::from(byte) << 16;
+        for number in 0..self.disks.len() {
+            let device = self.disks[number].1;
+            let line = format!("qemu-io -d /machine/peripheral/{device} \"write -P {byte} {offset} 4096\"");
+            let said = self.hmp(&line);
+            assert!(!said.contains("rror"), "{said}");
+            self.disks[number].2[offset..offset + 4096].fill(byte);
+        }
+    }
+
+    fn report(&self, words: &[&str]) -> Value {
+        self.rig.report(&at(&self.lab.uri(), words))["machines"][0].clone()
+    }
+
+    fn assert_snapshot_is_right(&self, what: &str) {
+        for (target, _, bytes) in &self.disks {
+            let name = format!("web1@latest:{target}");
+            self.rig.ok(&["restore", "--force", &name, "restored"]);
+            assert!(self.rig.read("restored") == *bytes, "{what}: {target}");
+        }
+    }
+
+    fn assert_runs_and_is_clean(&self, what: &str) {
+        assert_eq!(self.lab.virsh(&["domstate", "web1"]).trim(), "running", "{what}");
+        let machine = holdfast_host::Hypervisor::machine(&self.lab.connect(), "web1").unwrap();
+        let left = holdfast_host::qemu::runs_in(machine.monitor()).unwrap();
+        assert!(left.is_empty(), "{what}: {left:?}");
+    }
+}
+
+fn hmp(monitor: &dyn Monitor, line: &str) -> String {
+    let command = QmpCommand::new("human-monitor-command", json!({ "command-line": line }));
+    monitor.execute(&command).unwrap().as_str().unwrap().to_owned()
+}
+
+/// Asserts that of each disk only what changed was read.
+fn assert_by_bitmap(report: &Value) {
+    for disk in report["disks"].as_array().unwrap() {
+        assert_eq!(disk["is_incremental"], true, "{disk}");
+    }
+}
+
+#[test]
+fn a_machine_with_iothreads_is_backed_up_again_and_again_and_runs_on() {
+    let mut threads = Threads::new();
+    threads.write(10);
+    let first = threads.report(&["backup", "web1"]);
+    assert_eq!(first["method"], "filter");
+    threads.assert_runs_and_is_clean("first");
+    threads.assert_snapshot_is_right("first");
+    for byte in 11..13 {
+        threads.write(byte);
+        let next = threads.report(&["backup", "web1"]);
+        assert_by_bitmap(&next);
+        threads.assert_runs_and_is_clean("incremental");
+        threads.assert_snapshot_is_right("incremental");
+    }
+    threads.hmp("system_reset");
+    threads.write(13);
+    let after_reset = threads.report(&["backup", "web1", "--with-memory"]);
+    assert_eq!(after_reset["consistency"], "memory");
+    threads.assert_runs_and_is_clean("memory");
+    threads.assert_snapshot_is_right("memory");
+    // A disk that comes while the machine runs.
+    create(&threads.lab.path("vdc"), "qcow2", 9);
+    let hot = threads.lab.path("hot.xml");
+    std::io::Write::write_all(
+        &mut std::fs::File::create(&hot).unwrap(),
+        element(&threads.lab, ("vdc", "virtio", Some(2)), "qcow2").as_bytes(),
+    )
+    .unwrap();
+    threads
+        .lab
+        .virsh(&["attach-device", "web1", hot.to_str().unwrap(), "--live"]);
+    threads
+        .disks
+        .push(("vdc", "virtio-disk2/virtio-backend", vec![9; DISK_LENGTH]));
+    threads.write(14);
+    threads.report(&["backup", "web1"]);
+    threads.assert_runs_and_is_clean("hot plug");
+    threads.assert_snapshot_is_right("hot plug");
+    let uri = threads.lab.uri();
+    threads.rig.ok(&at(
+        &uri,
+        &[
+            "export",
+            "--now",
+            "web1",
+            "folder",
+            "--format",
+            "dir",
+            "--disk-format",
+            "raw",
+        ],
+    ));
+    threads.assert_runs_and_is_clean("export");
+    for (target, _, bytes) in &threads.disks {
+        assert!(threads.rig.read(&format!("folder/{target}.raw")) == *bytes, "{target}");
+    }
+}
+
+/// A backup that is killed while QEMU copies leaves a machine that runs; the next one takes out what is left.
+#[test]
+fn a_backup_of_iothreads_that_is_killed_leaves_nothing_that_lasts() {
+    let mut threads = Threads::new();
+    let uri = threads.lab.uri();
+    threads.report(&["backup", "web1"]);
+    let clock = holdfast_block::SystemClock::new();
+    for (number, wait_ms) in [300, 600, 900, 1200, 1600, 2000].into_iter().enumerate() {
+        threads.write(20 + u8::try_from(number).unwrap());
+        let words = at(&uri, &["backup", "web1", "--no-parent", "--bwlimit", "8M"]);
+        let mut child = threads.rig.command(&words).spawn().unwrap();
+        holdfast_block::Clock::sleep(&clock, std::time::Duration::from_millis(wait_ms));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(threads.lab.virsh(&["domstate", "web1"]).trim(), "running");
+    }
+    threads.report(&["backup", "web1"]);
+    threads.assert_runs_and_is_clean("after kills");
+    threads.assert_snapshot_is_right("after kills");
+}
+
+#[test]
+fn a_bare_qemu_with_iothreads_is_backed_up_and_runs_on() {
+    let words = [
+        "-object",
+        "iothread,id=io1",
+        "-device",
+        "virtio-scsi-pci,id=controller,iothread=io1",
+        "-blockdev",
+        "driver=qcow2,node-name=scsi,file.driver=file,file.filename={}/scsi",
+        "-device",
+        "scsi-hd,id=scsi0,drive=scsi,bus=controller.0",
+    ];
+    let bare = Bare::prepared(&words, |folder| create(&folder.join("scsi"), "qcow2", 7));
+    let restored = |what: &str, byte: u8| {
+        bare.rig.ok(&["restore", "--force", "web1@latest:scsi0", "restored"]);
+        assert!(bare.rig.read("restored") == vec![byte; DISK_LENGTH], "{what}");
+        bare.assert_snapshot_is_right(what);
+        bare.wait_until_mended(what);
+    };
+    bare.back_up(&[]);
+    restored("first", 7);
+    let said = bare.lab.guest_at("/machine/peripheral/scsi0", "write -P 8 0 8M");
+    assert!(said.contains("wrote 8388608/8388608"), "{said}");
+    let next = bare.back_up(&[]);
+    assert_by_bitmap(&next);
+    restored("incremental", 8);
+    bare.back_up(&["--with-memory"]);
+    restored("memory", 8);
+}
+
+/// A machine without iothreads is served by QEMU itself, and nothing is said.
+#[test]
+fn what_is_in_the_main_loop_is_not_copied() {
+    let world = World::new();
+    let uri = world.lab.uri();
+    let output = world.rig.code(0, &at(&uri, &["backup", "web1"]));
+    let said = crate::program::stderr(&output);
+    assert!(!said.contains("iothread"), "{said}");
+}
