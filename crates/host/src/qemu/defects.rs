@@ -15,6 +15,8 @@ pub enum Danger {
     NbdClientOfIothread,
     /// QEMU aborts when two requests for one range of a frozen disk overlap.
     OverlappingReads,
+    /// The NBD server waits for a reader that hung up, and QEMU's main loop for the server.
+    ServerWaitsForReader,
     /// Memory of an emulated machine is sent without some of the writes that were made meanwhile.
     MemoryOfRunningTcg,
 }
@@ -26,7 +28,8 @@ pub struct Defect {
     pub danger: Danger,
     /// Versions before this one are not affected.
     since: QemuVersion,
-    /// The first version of each stable branch without the defect, in order. From the last one on, no version has it.
+    /// The first version of each stable branch without the defect, in order. From the last one on, no version has it. Empty where no
+    /// version is known to be without it.
     fixed: &'static [QemuVersion],
     /// What triggers it.
     pub trigger: &'static str,
@@ -39,7 +42,7 @@ pub struct Defect {
 const OLDEST: QemuVersion = QemuVersion::new(0, 0, 0);
 
 /// All of them.
-pub const DEFECTS: [Defect; 4] = [
+pub const DEFECTS: [Defect; 5] = [
     Defect {
         danger: Danger::FilterFailsGuest,
         since: OLDEST,
@@ -61,10 +64,18 @@ pub const DEFECTS: [Defect; 4] = [
     Defect {
         danger: Danger::OverlappingReads,
         since: QemuVersion::new(7, 0, 0),
-        fixed: &[QemuVersion::new(7, 2, 15), QemuVersion::new(9, 2, 0)],
+        fixed: &[QemuVersion::new(7, 2, 15), QemuVersion::new(9, 1, 1)],
         trigger: "two requests to a snapshot-access node, reads or questions for its status, overlap",
         instead: "each frozen disk has one reader, which asks for the status of what lies ahead of its reads only",
-        source: "commit 6475155d5192 (\"block/reqlist: allow adding overlapping requests\"), in 7.2.15",
+        source: "commit 6475155d5192 (\"block/reqlist: allow adding overlapping requests\"), in 9.1.1 and 7.2.15",
+    },
+    Defect {
+        danger: Danger::ServerWaitsForReader,
+        since: OLDEST,
+        fixed: &[],
+        trigger: "a reader hangs up while the NBD server has a full queue of answers for it, and nbd-server-stop is called",
+        instead: "a reader that is let go of throws away what has come, so that the queue has room",
+        source: "seen with 7.2.22, in ten of 1850 backups that were made to fail; docs/design/0004-live-machines.md",
     },
     Defect {
         danger: Danger::MemoryOfRunningTcg,
@@ -110,7 +121,15 @@ mod tests {
         assert!(client(4, 2, 1) && client(7, 2, 0) && client(7, 2, 22) && client(8, 1, 5) && client(8, 2, 2));
         assert!(!client(8, 2, 3) && !client(9, 0, 0) && !client(10, 0, 13));
         let reads = |major, minor, micro| has(Danger::OverlappingReads, major, minor, micro);
-        assert!(reads(7, 2, 14) && !reads(7, 2, 15) && reads(8, 2, 0) && !reads(9, 2, 0) && !reads(6, 2, 0));
+        assert!(
+            reads(7, 2, 14)
+                && !reads(7, 2, 15)
+                && reads(8, 2, 0)
+                && reads(9, 1, 0)
+                && !reads(9, 1, 1)
+                && !reads(9, 2, 0)
+                && !reads(6, 2, 0)
+        );
         let memory = |major, minor| has(Danger::MemoryOfRunningTcg, major, minor, 50);
         assert!(memory(7, 2) && memory(8, 2) && !memory(9, 0));
     }
@@ -119,7 +138,7 @@ mod tests {
     fn each_danger_has_one_entry_with_its_source() {
         for (number, defect) in DEFECTS.iter().enumerate() {
             assert!(DEFECTS[..number].iter().all(|other| other.danger != defect.danger));
-            assert!(defect.fixed.is_sorted() && !defect.fixed.is_empty());
+            assert!(defect.fixed.is_sorted());
             let texts = [defect.trigger, defect.instead, defect.source];
             assert!(texts.iter().all(|text| !text.is_empty()), "{:?}", defect.danger);
         }
