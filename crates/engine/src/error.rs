@@ -316,7 +316,7 @@ pub enum Error {
         reason: String,
     },
     /// What the guest has overwritten took too much room.
-    #[error("the copy of {machine} was given up, and the machine runs on: what it overwrote meanwhile is kept in {}; {why}", scratch.display())]
+    #[error("the copy of {machine} was given up, to spare the room in {}, where what it overwrites is kept: {why}", scratch.display())]
     ScratchLimit {
         /// The machine.
         machine: String,
@@ -389,11 +389,13 @@ pub enum Error {
         /// The machine.
         machine: String,
     },
-    /// A machine was switched off while it was backed up.
-    #[error("{machine} was switched off while it was backed up")]
+    /// A machine was switched off, or its QEMU crashed, while it was backed up.
+    #[error("{machine} {how} while it was backed up")]
     MachineEnded {
         /// The machine.
         machine: String,
+        /// How it ended.
+        how: holdfast_host::Ended,
     },
     /// The frozen copy of a disk broke while it was read.
     #[error(

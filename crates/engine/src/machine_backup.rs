@@ -12,6 +12,7 @@ mod changes;
 mod choice;
 mod compare_images;
 mod copied_disk;
+mod fate;
 mod from_images;
 mod frozen;
 mod frozen_device;
@@ -20,6 +21,7 @@ mod keeper;
 mod memory;
 mod method;
 mod noted;
+mod notes;
 mod nvram;
 mod others;
 pub(crate) mod pace;
@@ -36,11 +38,10 @@ use holdfast_block::BlockDevice;
 use holdfast_host::qemu::memory::MemoryWay;
 use holdfast_host::qemu::{Pause, Standstill};
 use holdfast_host::qmp::wake_patiently;
-use holdfast_host::{Description, DiskChoice, DiskSource, Machine, MachineDisk, MachineState, Overlays};
+use holdfast_host::{Description, DiskChoice, Machine, MachineDisk, MachineState, Overlays};
 use holdfast_repo::{Processes, Repository, Source, SourceData};
 use jiff::Timestamp;
 
-use crate::backup::{NOTE_FORMAT, NOTE_PATH};
 use crate::error::{Error, Result};
 use crate::hooks::{HookCalls, Hooks};
 use crate::host_snapshot::Providers;
@@ -66,19 +67,15 @@ pub(crate) use memory::{begin as begin_memory, not_kept};
 pub use method::Method;
 pub(crate) use method::{overlay_of, run_of_overlay};
 use noted::Noted;
+pub(crate) use notes::NOTE_UUID;
+use notes::notes_of;
+pub use notes::{NOTE_CONSISTENCY, NOTE_METHOD};
 use pace::{Pace, PacedDevice};
 use rest::Rest;
 pub(crate) use rest::{Beside, NVRAM, sources_of};
 pub(crate) use scratch::listen;
 pub(crate) use tpm::{NOTE_TPM_STORE, NOTE_TPM_VERSION, TPM};
 pub use warden::{GivenUp, Limits, Load};
-
-/// Note of a snapshot: how its disks were read.
-pub const NOTE_METHOD: &str = "method";
-/// Note of a snapshot: of what kind its instant is.
-pub const NOTE_CONSISTENCY: &str = "consistency";
-/// Note of a snapshot: the machine's UUID at its hypervisor.
-pub(crate) const NOTE_UUID: &str = "uuid";
 
 /// Which machine is read, and how.
 pub struct MachineReadRequest<'a> {
@@ -237,12 +234,8 @@ fn read_described(
             _ => backup.read_images(),
         },
         MachineState::Running | MachineState::Paused => {
-            others::make_way(&backup.request, &backup.description.summary, job)?;
-            match method::choose(backup.request.method, &backup.offer()?)? {
-                (Method::Filter, reason) => backup.read_frozen_disks(reason),
-                (Method::Snapshot, reason) => backup.read_host_snapshots(reason),
-                way => backup.read_from_images(way),
-            }
+            let (machine, name) = (backup.request.machine, backup.description.summary.name.clone());
+            fate::explained(backup.read_living(), (machine, &name), job)
         }
         MachineState::Between => Err(Error::MachineBetween {
             machine: backup.description.summary.name,
@@ -287,6 +280,16 @@ impl Ready<'_> {
 type Stored = (Duration, Vec<(String, Compared)>);
 
 impl MachineBackup<'_> {
+    /// Reads a machine that has a QEMU.
+    fn read_living(self) -> Result<MachineReading> {
+        others::make_way(&self.request, &self.description.summary, self.job)?;
+        match method::choose(self.request.method, &self.offer()?)? {
+            (Method::Filter, reason) => self.read_frozen_disks(reason),
+            (Method::Snapshot, reason) => self.read_host_snapshots(reason),
+            way => self.read_from_images(way),
+        }
+    }
+
     fn read_images(self) -> Result<MachineReading> {
         if self.request.memory.is_some() {
             self.job.progress.note("the machine is shut off, so it has no memory");
@@ -473,29 +476,4 @@ impl MachineBackup<'_> {
         // Outermost: time spent waiting is none that the source took.
         PacedDevice { inner, pace }
     }
-
-    /// What the snapshot says of itself.
-    fn notes(&self, method: Method, consistency: &str) -> BTreeMap<String, String> {
-        let uuid = &self.description.summary.uuid;
-        let notes = [
-            (NOTE_METHOD, method.word()),
-            (NOTE_CONSISTENCY, consistency),
-            (NOTE_UUID, uuid),
-        ];
-        notes
-            .into_iter()
-            .map(|(key, text)| (key.to_owned(), text.to_owned()))
-            .collect()
-    }
-}
-
-fn notes_of(disk: &MachineDisk) -> BTreeMap<String, String> {
-    let mut notes = BTreeMap::new();
-    if let DiskSource::File(path) | DiskSource::Device(path) = &disk.source {
-        notes.insert(NOTE_PATH.to_owned(), path.display().to_string());
-    }
-    if let Some(format) = &disk.format {
-        notes.insert(NOTE_FORMAT.to_owned(), format.clone());
-    }
-    notes
 }

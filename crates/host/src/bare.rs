@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 
 use self::block::Blocks;
 use crate::agent::socket::{AgentError, ask};
+use crate::ended::Ended;
 use crate::error::{Error, Result};
 use crate::hypervisor::{Hypervisor, Machine};
 use crate::machine::{Description, MachineDisk, MachineState, MachineSummary, Mark};
@@ -227,6 +228,16 @@ impl Machine for BareMachine {
             .iter()
             .find(|device| device.is_called(alias))
             .map(|device| device.size_bytes)
+    }
+
+    fn ended(&self) -> Option<Ended> {
+        let is_gone = matches!(
+            self.0.monitor.execute(&QmpCommand::new("query-status", Value::Null)),
+            Err(MonitorError::Gone { .. })
+        );
+        // A connection may be lost while its QEMU lives.
+        let is_dead = self.0.process.as_ref().is_some_and(Process::has_ended);
+        (is_gone && is_dead).then_some(Ended::Gone)
     }
 
     fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>> {

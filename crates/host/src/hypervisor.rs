@@ -5,8 +5,9 @@ use std::path::Path;
 
 use holdfast_block::Clock;
 
-use crate::error::Result;
-use crate::machine::{Description, MachineDisk, MachineSummary};
+use crate::ended::Ended;
+use crate::error::{Error, Result};
+use crate::machine::{Description, MachineDisk, MachineState, MachineSummary};
 use crate::qmp::Monitor;
 use crate::tpm::TpmPlace;
 
@@ -99,6 +100,15 @@ pub trait Machine: Send + Sync {
 
     /// How large a disk is to the machine, in bytes, where that can be told.
     fn size_of(&self, disk: &MachineDisk) -> Option<u64>;
+
+    /// How it has ended; none while it has not, and where nobody says.
+    fn ended(&self) -> Option<Ended> {
+        match self.describe() {
+            Ok(description) if description.summary.state == MachineState::ShutOff => Some(Ended::SwitchedOff),
+            Err(Error::NoSuchMachine { .. }) => Some(Ended::Gone),
+            _ => None,
+        }
+    }
 
     /// Its whole configuration as the hypervisor keeps it: names of files, and what is in them.
     fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>>;

@@ -4,6 +4,7 @@ pub mod agent;
 mod bare;
 pub mod changed_blocks;
 pub mod domain_xml;
+mod ended;
 mod error;
 mod file_system;
 #[cfg(feature = "hostile")]
@@ -31,6 +32,7 @@ pub mod virtualbox;
 pub mod xapi;
 
 pub use bare::BareQemu;
+pub use ended::Ended;
 pub use error::{Error, Result};
 pub use hypervisor::{Hypervisor, HypervisorMut, KeptStates, Machine, Resumption};
 pub use identity::{MacAddress, Uuid};

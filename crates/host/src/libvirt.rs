@@ -14,12 +14,15 @@ use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use virt::connect::Connect;
-use virt::domain::{Domain, DomainState};
+use virt::domain::{
+    Domain, DomainShutoffReason, DomainShutoffReasonEnum, DomainState, DomainStateReason, DomainStateReasonEnum,
+};
 use virt::enumutil::Enum;
 use virt::error::{Error as VirtError, ErrorNumber};
 use virt::sys;
 
 use crate::domain_xml::DomainXml;
+use crate::ended::{Ended, last_words};
 use crate::error::{Error, Result};
 use crate::hypervisor::{Hypervisor, Machine};
 use crate::machine::{Description, MachineDisk, MachineState, MachineSummary};
@@ -243,6 +246,18 @@ impl Machine for LibvirtMachine {
         (size_bytes > 0).then_some(size_bytes)
     }
 
+    fn ended(&self) -> Option<Ended> {
+        let words = || self.states.log(&self.name).and_then(|log| last_words(&log));
+        let crashed = || Some(Ended::Crashed { last_words: words() });
+        match self.domain().state() {
+            Ok((Enum::Known(DomainState::Crashed), _)) => crashed(),
+            Ok((Enum::Known(DomainState::Shutoff), reason)) if is_crash(&reason) => crashed(),
+            Ok((Enum::Known(DomainState::Shutoff), _)) => Some(Ended::SwitchedOff),
+            Err(error) if is_code(&error, ErrorNumber::NoDomain) => Some(Ended::Gone),
+            _ => None,
+        }
+    }
+
     fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>> {
         let kept = self.xml(sys::VIR_DOMAIN_XML_INACTIVE)?;
         let mut files = vec![("domain.xml".to_owned(), kept.into_bytes())];
@@ -283,6 +298,17 @@ fn summary(domain: &Domain) -> std::result::Result<MachineSummary, VirtError> {
             _ => MachineState::Between,
         },
     })
+}
+
+/// Whether libvirt says that a QEMU ended by itself, and badly.
+fn is_crash(reason: &DomainStateReasonEnum) -> bool {
+    let known = |reason: &DomainShutoffReasonEnum| {
+        matches!(
+            reason,
+            Enum::Known(DomainShutoffReason::Crashed | DomainShutoffReason::Failed)
+        )
+    };
+    matches!(reason, Enum::Known(DomainStateReason::Shutoff(reason)) if known(reason))
 }
 
 fn is_code(error: &VirtError, code: ErrorNumber) -> bool {

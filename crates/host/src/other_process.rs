@@ -43,6 +43,17 @@ impl Process {
         (name.contains("qemu") || name == "kvm").then_some(process)
     }
 
+    /// Whether it has ended, be it that nobody has asked for its exit code yet.
+    pub(crate) fn has_ended(&self) -> bool {
+        match std::fs::read_to_string(self.folder.join("stat")) {
+            // The state stands behind the name in brackets, which may have any character in it.
+            Ok(stat) => stat
+                .rsplit_once(')')
+                .is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X'])),
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+        }
+    }
+
     /// What it was started with, where we may see it.
     pub(crate) fn command_line(&self) -> Option<Vec<String>> {
         let bytes = std::fs::read(self.folder.join("cmdline")).ok()?;
@@ -84,6 +95,11 @@ mod tests {
             folder: "/proc/self".into(),
         };
         let words: Vec<String> = std::env::args().collect();
+        assert!(!process.has_ended());
+        let gone = Process {
+            folder: "/proc/4194305".into(),
+        };
+        assert!(gone.has_ended());
         assert_eq!(process.command_line().unwrap(), words);
         let here = std::env::current_dir().unwrap();
         assert_eq!(process.resolve("a".as_ref()), here.join("a"));

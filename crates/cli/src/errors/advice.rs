@@ -8,7 +8,7 @@ use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
 use holdfast_engine::{CloneError, Error as JobError, ResolveError};
 use holdfast_hardware::Error as HardwareError;
-use holdfast_host::Error as HostError;
+use holdfast_host::{Ended, Error as HostError};
 use holdfast_image::Error as ImageError;
 use holdfast_repo::Error as RepositoryError;
 use holdfast_repo::key::KeyError;
@@ -173,7 +173,15 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::NoDisks { .. } => {
             refused("name a disk with --include, or leave the machine out with --exclude-machine")
         }
-        JobError::MachineEnded { .. } => refused("back it up again: it is read from its images while it is shut off"),
+        JobError::MachineEnded {
+            how: Ended::SwitchedOff,
+            ..
+        } => refused("back it up again: it is read from its images while it is shut off"),
+        JobError::MachineEnded { .. } => advice(
+            Exit::Error,
+            Kind::Io,
+            "the log of its QEMU may say why; back it up again: it is read from its images while it is shut off",
+        ),
         JobError::FrozenBroken { .. } => advice(
             Exit::Error,
             Kind::NoSpace,

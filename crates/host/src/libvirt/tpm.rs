@@ -16,6 +16,8 @@ use crate::tpm::{Tpm, TpmPlace, TpmStore};
 
 /// Where the libvirt of the system keeps states of TPMs, and variables of firmware.
 const SYSTEM_FOLDERS: [&str; 2] = ["/var/lib/libvirt/swtpm", "/var/lib/libvirt/qemu/nvram"];
+/// Where it keeps the logs of QEMUs. A session has them in its user's cache.
+const SYSTEM_LOGS: &str = "/var/log/libvirt/qemu";
 /// Where the libvirt of a session does, below the folder for its user's configurations.
 const SESSION_FOLDERS: [&str; 2] = ["libvirt/qemu/swtpm", "libvirt/qemu/nvram"];
 /// How the files with variables end, by what the firmware's images are.
@@ -69,6 +71,13 @@ impl States {
 
     fn inside([tpms, variables]: [PathBuf; 2]) -> Self {
         Self::In { tpms, variables }
+    }
+
+    /// The log of the QEMU of the machine of that name; none where its place is not known.
+    pub(super) fn log(&self, name: &str) -> Option<PathBuf> {
+        let Self::In { tpms, .. } = self else { return None };
+        let is_of_system = tpms == Path::new(SYSTEM_FOLDERS[0]);
+        is_of_system.then(|| Path::new(SYSTEM_LOGS).join(format!("{name}.log")))
     }
 
     /// The file with the firmware's variables of the machine of that name, of which libvirt does not tell where it is; none where it has not run yet.

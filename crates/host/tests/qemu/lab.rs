@@ -130,6 +130,10 @@ impl Lab {
         disks(&*self.monitor).unwrap()
     }
 
+    pub(crate) fn process_id(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.process)
+    }
+
     pub(crate) fn is_running(&self) -> bool {
         self.execute("query-status", Value::Null)["running"].as_bool().unwrap()
     }

@@ -119,7 +119,7 @@ impl LoadDocument {
         }
         if self.scratch_bytes > 0 {
             lines.push(format!(
-                "  it overwrote what took {} of scratch",
+                "  scratch files took {} at most",
                 units::bytes(self.scratch_bytes)
             ));
         }
@@ -153,7 +153,7 @@ mod tests {
             [
                 "  its writes took 1.5 ms on average meanwhile, 30.0 ms in the worst second; before it was 400 us, so it added 1.1 ms",
                 "  read slower for that, 1 time",
-                "  it overwrote what took 1.0 MiB of scratch",
+                "  scratch files took 1.0 MiB at most",
             ]
         );
         assert_eq!(document.limit(), Some("--max-latency"));

@@ -7,6 +7,7 @@ mod choosing;
 mod doctors;
 mod doctors_storage;
 mod doctors_work;
+mod endings;
 mod exchanges;
 mod exports;
 #[path = "../../../../host/tests/providers/lab.rs"]

@@ -1,11 +1,12 @@
 //! The end of an instant: what was put into QEMU is taken out, and what went wrong is said.
 
-use holdfast_host::qemu::{Cut, Pause};
-use holdfast_host::qmp::QmpCommand;
+use holdfast_host::Ended;
+use holdfast_host::qemu::{Cut, Pause, remove_bitmap};
 
 use super::{Freezer, Frozen};
 use crate::error::{Error, Result};
-use crate::machine_backup::noted::is_off;
+use crate::interrupt::Interrupted;
+use crate::machine_backup::fate::Fate;
 use crate::machine_backup::warden::GivenUp;
 use crate::quiesce::Quiesced;
 use crate::watchdog::Guard;
@@ -40,26 +41,34 @@ impl Freezer<'_> {
     }
 
     pub(super) fn release(&self, cut: Cut) {
-        if let Err(error) = cut.release(self.request.machine.monitor(), self.job.clock) {
-            self.job.progress.warning(&format!(
-                "not everything could be taken out of QEMU again: {error}; the machine runs on, and its next backup tries again"
-            ));
+        let machine = self.request.machine;
+        let Err(error) = cut.release(machine.monitor(), self.job.clock) else {
+            return;
+        };
+        let progress = self.job.progress;
+        match Fate::of(machine, self.job) {
+            // What was in a QEMU has ended with it.
+            Fate::Ended(Ended::SwitchedOff) => progress.note(&format!("{} was switched off", self.machine)),
+            Fate::Ended(how) => progress.warning(&format!("{} {how}", self.machine)),
+            fate => progress.warning(&format!(
+                "not everything could be taken out of QEMU again: {error}; {fate}, and its next backup tries again"
+            )),
         }
     }
 
     pub(super) fn remove_bitmaps<'n>(&self, bitmaps: impl Iterator<Item = (&'n str, String)>) {
+        let machine = self.request.machine;
         for (node, name) in bitmaps {
-            let arguments = serde_json::json!({ "node": node, "name": name });
-            let removed = self
-                .request
-                .machine
-                .monitor()
-                .execute(&QmpCommand::new("block-dirty-bitmap-remove", arguments));
-            if let Err(error) = removed {
-                self.job
-                    .progress
-                    .warning(&format!("the bitmap {name} stays in QEMU: {error}"));
+            let Err(error) = remove_bitmap(machine.monitor(), node, &name) else {
+                continue;
+            };
+            if let Fate::Ended(_) = Fate::of(machine, self.job) {
+                // Bitmaps that QEMU saved stay in the images, and the next backup removes them.
+                return;
             }
+            self.job
+                .progress
+                .warning(&format!("the bitmap {name} stays in QEMU: {error}"));
         }
     }
 
@@ -73,11 +82,8 @@ impl Freezer<'_> {
             };
         }
         match error {
-            Error::Repository(holdfast_repo::Error::Device { role: "source", .. }) if is_off(self.request.machine) => {
-                Error::MachineEnded {
-                    machine: self.machine.clone(),
-                }
-            }
+            // The copy of a part was cancelled.
+            _ if self.job.interrupt.is_requested() => Error::Interrupted(Interrupted),
             Error::Repository(holdfast_repo::Error::Device {
                 role: "source",
                 name,

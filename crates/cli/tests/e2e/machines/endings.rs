@@ -1,0 +1,118 @@
+//! Machines that end while they are backed up. What is said of them was asked for: a crash is called a crash, and no machine that is off
+//! is said to run.
+
+use std::time::Duration;
+
+use holdfast_block::Clock as _;
+use holdfast_host::qmp::QmpCommand;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::bare::Bare;
+use super::{World, at};
+
+/// What is never said of a machine that has ended.
+const FALSE: [&str; 3] = ["runs", "stays in QEMU", "next backup tries again"];
+
+/// How a machine ends, and what is said of it.
+const ENDINGS: [(&str, &str); 2] = [("destroy", "was switched off"), ("crash", "has crashed")];
+
+impl World {
+    fn qemu_process(&self) -> Pid {
+        let file = self.lab.path("libvirt/run/qemu/web1.pid");
+        let number = std::fs::read_to_string(file).unwrap();
+        Pid::from_raw(number.trim().parse().unwrap()).unwrap()
+    }
+
+    fn end(&self, how: &str) {
+        match how {
+            "destroy" => drop(self.lab.virsh(&["destroy", "web1"])),
+            _ => kill_process(self.qemu_process(), Signal::ABORT).unwrap(),
+        }
+    }
+
+    fn has_exports(&self) -> bool {
+        let exports = self
+            .machine()
+            .monitor()
+            .execute(&QmpCommand::new("query-block-exports", Value::Null));
+        exports.is_ok_and(|exports| exports.as_array().is_some_and(|exports| exports.len() == 2))
+    }
+}
+
+fn assert_said(said: &str, expected: &str, what: &str) {
+    assert!(said.contains(expected), "{what}: {said}");
+    for wrong in FALSE {
+        assert!(!said.contains(wrong), "{what}: {wrong}: {said}");
+    }
+}
+
+#[test]
+fn a_machine_that_ends_while_it_is_read_is_said_to_have_ended() {
+    for (how, expected) in ENDINGS {
+        let world = World::new();
+        let uri = world.lab.uri();
+        let child = world
+            .rig
+            .command(&at(&uri, &["backup", "web1", "--bwlimit", "2M"]))
+            .spawn()
+            .unwrap();
+        while !world.has_exports() {
+            world.lab.clock.sleep(Duration::from_millis(20));
+        }
+        world.end(how);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert_said(&crate::program::stderr(&output), expected, how);
+        world.doctor(0, &[]);
+        // It is read from its images now.
+        assert_eq!(world.back_up()["method"], "images");
+    }
+}
+
+/// The machine ends at the instant itself, where a hook says when that is.
+#[test]
+fn a_machine_that_ends_at_its_instant_is_said_to_have_ended() {
+    for (how, expected) in ENDINGS {
+        let world = World::new();
+        let uri = world.lab.uri();
+        let process = world.qemu_process().as_raw_nonzero();
+        let end = match how {
+            "destroy" => format!("virsh -q -c '{uri}' destroy web1"),
+            _ => format!("kill -ABRT {process}"),
+        };
+        world.rig.write(
+            "hook",
+            format!("#!/bin/sh\n[ \"$1\" = pre-freeze ] && {end}\nexit 0\n").as_bytes(),
+        );
+        let runs = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(world.rig.path("hook"), runs).unwrap();
+        let hook = world.rig.path("hook");
+        let words = ["backup", "web1", "--hook", hook.to_str().unwrap()];
+        let output = world.rig.code(1, &at(&uri, &words));
+        assert_said(&crate::program::stderr(&output), expected, how);
+        world.doctor(0, &[]);
+    }
+}
+
+#[test]
+fn a_bare_qemu_that_is_killed_is_said_to_be_gone() {
+    let bare = Bare::new(&[]);
+    let words = ["backup", &bare.source, "--bwlimit", "2M"];
+    let child = bare.rig.command(&words).spawn().unwrap();
+    let is_read = || {
+        bare.lab
+            .execute("query-block-exports", Value::Null)
+            .as_array()
+            .unwrap()
+            .len()
+            == 2
+    };
+    while !is_read() {
+        bare.lab.clock.sleep(Duration::from_millis(20));
+    }
+    kill_process(bare.lab.process_id(), Signal::KILL).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_said(&crate::program::stderr(&output), "its QEMU is gone", "killed");
+}

@@ -1,0 +1,43 @@
+//! What a snapshot of a machine says of itself, and of each of its disks.
+
+use std::collections::BTreeMap;
+
+use holdfast_host::{DiskSource, MachineDisk};
+
+use super::{MachineBackup, Method};
+use crate::backup::{NOTE_FORMAT, NOTE_PATH};
+
+/// Note of a snapshot: how its disks were read.
+pub const NOTE_METHOD: &str = "method";
+/// Note of a snapshot: of what kind its instant is.
+pub const NOTE_CONSISTENCY: &str = "consistency";
+/// Note of a snapshot: the machine's UUID at its hypervisor.
+pub(crate) const NOTE_UUID: &str = "uuid";
+
+impl MachineBackup<'_> {
+    /// What the snapshot says of itself.
+    pub(super) fn notes(&self, method: Method, consistency: &str) -> BTreeMap<String, String> {
+        let uuid = &self.description.summary.uuid;
+        let notes = [
+            (NOTE_METHOD, method.word()),
+            (NOTE_CONSISTENCY, consistency),
+            (NOTE_UUID, uuid),
+        ];
+        notes
+            .into_iter()
+            .map(|(key, text)| (key.to_owned(), text.to_owned()))
+            .collect()
+    }
+}
+
+/// What is known of where a disk is.
+pub(super) fn notes_of(disk: &MachineDisk) -> BTreeMap<String, String> {
+    let mut notes = BTreeMap::new();
+    if let DiskSource::File(path) | DiskSource::Device(path) = &disk.source {
+        notes.insert(NOTE_PATH.to_owned(), path.display().to_string());
+    }
+    if let Some(format) = &disk.format {
+        notes.insert(NOTE_FORMAT.to_owned(), format.clone());
+    }
+    notes
+}

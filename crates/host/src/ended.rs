@@ -1,0 +1,134 @@
+//! How a machine ended that ran a moment ago.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// Bytes of a log that are looked at, from its end.
+const LOG_BYTES: u64 = 16 << 10;
+/// Lines of it that are shown, and characters of each.
+const LINE_COUNT: usize = 3;
+const LINE_CHARS: usize = 300;
+/// What libvirt writes where it starts a QEMU.
+const STARTS: &str = ": starting up libvirt version";
+/// What libvirt itself writes when a QEMU has ended.
+const ENDS: &str = ": shutting down, reason=";
+
+/// How a machine ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// Its guest or its owner switched it off.
+    SwitchedOff,
+    /// Its QEMU crashed.
+    Crashed {
+        /// The last lines of its QEMU, where a log has them.
+        last_words: Option<String>,
+    },
+    /// Its QEMU is gone; nothing says why.
+    Gone,
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SwitchedOff => formatter.write_str("was switched off"),
+            Self::Crashed { last_words: None } => formatter.write_str("has crashed"),
+            Self::Crashed {
+                last_words: Some(words),
+            } => write!(formatter, "has crashed (last lines of its log: {words})"),
+            Self::Gone => formatter.write_str("has ended: its QEMU is gone"),
+        }
+    }
+}
+
+/// The last lines that a QEMU wrote to its log at `path`, where it has one that we may read.
+pub(crate) fn last_words(path: &Path) -> Option<String> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let mut file = File::options()
+        .read(true)
+        .custom_flags(i32::try_from(flags.bits()).ok()?)
+        .open(path)
+        .ok()?;
+    let metadata = file.metadata().ok()?;
+    if !metadata.is_file() {
+        return None;
+    }
+    file.seek(SeekFrom::Start(metadata.len().saturating_sub(LOG_BYTES)))
+        .ok()?;
+    let mut bytes = Vec::new();
+    file.take(LOG_BYTES).read_to_end(&mut bytes).ok()?;
+    last_lines(&String::from_utf8_lossy(&bytes))
+}
+
+/// What QEMU itself wrote last, since it was started.
+fn last_lines(text: &str) -> Option<String> {
+    let since_start = text.rfind(STARTS).map_or(text, |at| &text[at..]);
+    let is_said =
+        |line: &&str| !line.is_empty() && !line.ends_with('\\') && !line.contains(STARTS) && !line.contains(ENDS);
+    let clean = |line: &str| -> String {
+        line.chars()
+            .filter(|letter| !letter.is_control())
+            .take(LINE_CHARS)
+            .collect()
+    };
+    let mut lines: Vec<String> = since_start
+        .lines()
+        .rev()
+        .map(str::trim)
+        .filter(is_said)
+        .take(LINE_COUNT)
+        .map(clean)
+        .collect();
+    lines.reverse();
+    (!lines.is_empty()).then(|| lines.join(" | "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Ended, last_lines, last_words};
+
+    const LOG: &str = "2026-01-01 00:00:00.000+0000: starting up libvirt version: 9.0.0, qemu version: 7.2.22\n\
+                       an older line\n\
+                       2026-01-02 00:00:00.000+0000: shutting down, reason=destroyed\n\
+                       2026-01-03 00:00:00.000+0000: starting up libvirt version: 9.0.0, qemu version: 7.2.22\n\
+                       LC_ALL=C \\\n\
+                       /usr/bin/qemu-system-x86_64 \\\n\
+                       -name guest=web1\n\
+                       qemu-system-x86_64: warning: \u{1b}[31mfirst\n\
+                       qemu-system-x86_64: ../../blockdev-nbd.c:62: Assertion `x' failed.\n\
+                       2026-01-04 00:00:00.000+0000: shutting down, reason=crashed\n";
+
+    #[test]
+    fn the_last_words_are_those_of_the_qemu_that_ran_last() {
+        let words = last_lines(LOG).unwrap();
+        assert!(words.ends_with("Assertion `x' failed."), "{words}");
+        assert!(words.contains("[31mfirst") && !words.contains('\u{1b}'), "{words}");
+        assert!(!words.contains("older") && !words.contains("reason"), "{words}");
+        assert_eq!(
+            last_lines("2026: starting up libvirt version: 9\n2026: shutting down, reason=crashed\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn only_a_log_that_is_a_file_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("web1.log");
+        std::fs::write(&log, LOG).unwrap();
+        assert!(last_words(&log).unwrap().contains("Assertion"));
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&log, &link).unwrap();
+        assert_eq!((last_words(&link), last_words(folder.path())), (None, None));
+    }
+
+    #[test]
+    fn how_it_ended_is_said_in_a_sentence() {
+        assert_eq!(Ended::Crashed { last_words: None }.to_string(), "has crashed");
+        let words = Some("boom".to_owned());
+        assert!(Ended::Crashed { last_words: words }.to_string().contains("boom"));
+    }
+}
