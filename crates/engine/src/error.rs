@@ -398,11 +398,7 @@ pub enum Error {
         how: holdfast_host::Ended,
     },
     /// The frozen copy of a disk broke while it was read.
-    #[error(
-        "the frozen copy of disk {disk} of {machine} broke: what the guest overwrote did not fit into {}, or was not saved in time; \
-         the machine itself is not affected",
-        scratch.display()
-    )]
+    #[error("the frozen copy of disk {disk} of {machine} broke: what the guest overwrote did not fit into {}, or was not saved in time", scratch.display())]
     FrozenBroken {
         /// The machine.
         machine: String,
@@ -414,7 +410,7 @@ pub enum Error {
         source: Box<holdfast_block::Error>,
     },
     /// The memory of a machine cannot be kept.
-    #[error("the memory of {machine} cannot be kept; it goes by way of {}; the machine itself is not affected", folder.display())]
+    #[error("the memory of {machine} cannot be kept; it goes by way of {}", folder.display())]
     MemoryNotKept {
         /// The machine.
         machine: String,
@@ -432,7 +428,7 @@ pub enum Error {
         source: holdfast_host::qemu::memory::StateError,
     },
     /// The memory of a machine did not come.
-    #[error("the memory of {machine} was not sent to its end; the machine itself is not affected")]
+    #[error("the memory of {machine} was not sent to its end")]
     MemoryNotSent {
         /// The machine.
         machine: String,

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
-use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Mutex, PoisonError};
@@ -15,7 +14,7 @@ use holdfast_block::{
     to_usize,
 };
 use holdfast_host::qemu::PartCopier;
-use holdfast_host::qmp::Monitor;
+use holdfast_host::qmp::{Monitor, MonitorError, wake_patiently};
 use holdfast_serve::nbd::client::{NbdDeviceMut, NbdStopper};
 use rustix::fs::{FallocateFlags, SeekFrom};
 
@@ -28,6 +27,8 @@ const PART_BYTES_MAX: u64 = 256 << 20;
 const PART_BYTES_MIN: u64 = 1 << 20;
 /// Parts of all disks together take at most one part of so many of the room that there is.
 const ROOM_SHARE: u64 = 8;
+/// How often a part is tried while the way to QEMU is lost.
+const ATTEMPT_COUNT: u32 = 5;
 /// Parts that are kept.
 const PART_COUNT: usize = 2;
 
@@ -119,20 +120,32 @@ impl<'a> CopiedDisk<'a> {
     }
 
     /// Has QEMU copy these ranges into the file.
+    ///
+    /// What stands between us and QEMU may be restarted meanwhile, and an answer be lost: then the job is ended, and all of it is done again.
     fn copy(&self, ranges: &[Range<u64>]) -> Result<()> {
-        for range in ranges {
-            self.marks.write_zeroes(range.clone())?;
-        }
         let CopyContext {
             monitor,
             clock,
             interrupt,
         } = self.context;
-        let copied = self.copier.copy(monitor, clock, &|| !interrupt.is_requested());
-        if interrupt.is_requested() {
-            return Err(DeviceError::layer(Interrupted));
+        for attempt in 1.. {
+            for range in ranges {
+                self.marks.write_zeroes(range.clone())?;
+            }
+            let copied = self.copier.copy(monitor, clock, &|| !interrupt.is_requested());
+            if interrupt.is_requested() {
+                return Err(DeviceError::layer(Interrupted));
+            }
+            match copied {
+                Ok(()) => break,
+                Err(MonitorError::Transport { .. }) if attempt < ATTEMPT_COUNT => {
+                    let again = wake_patiently(monitor, clock).and_then(|()| self.copier.abandon(monitor, clock));
+                    again.map_err(DeviceError::layer)?;
+                }
+                Err(error) => return Err(DeviceError::layer(error)),
+            }
         }
-        copied.map_err(DeviceError::layer)
+        Ok(())
     }
 
     /// Sees to it that `piece`, which lies in part `number`, is in the file; gives whether it is zero without being there.
@@ -262,7 +275,6 @@ fn changed_in(changed: &DirtyBitmap, part: &Range<u64>) -> Vec<Range<u64>> {
 }
 
 fn failed(action: &'static str, offset: u64, source: std::io::Error) -> DeviceError {
-    debug_assert_ne!(source.kind(), ErrorKind::Interrupted);
     DeviceError::Io { action, offset, source }
 }
 

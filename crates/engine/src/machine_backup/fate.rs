@@ -39,6 +39,8 @@ impl Fate {
                 Ok(_) => return Self::StandsStill,
                 Err(_) => job.clock.sleep(ATTEMPT_INTERVAL),
             }
+            // What stands between us and QEMU may have been restarted. Where it has not, the next question fails like this one.
+            machine.monitor().wake().ok();
         }
         Self::Unknown
     }

@@ -5,7 +5,7 @@ mod ending;
 use std::fs::File;
 use std::time::Duration;
 
-use holdfast_host::qemu::memory::{Memory, MemoryMode};
+use holdfast_host::qemu::memory::{Memory, MemoryMode, MemoryPipe, Receiving};
 use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, NotServed, Pause, QemuDisk, RunId, Standstill, disks};
 use holdfast_host::qmp::{MonitorError, QmpCommand};
 use holdfast_host::{Error as HostError, MachineDisk, MachineState};
@@ -171,14 +171,7 @@ impl<'a> Freezer<'a> {
             watched,
             spools,
         } = self.lend(&wanted, &usable)?;
-        let (memory, receiving) = match self.request.memory {
-            None => (None, None),
-            Some(way) => {
-                let from = (self.request.machine.monitor(), &self.machine[..]);
-                let (memory, receiving) = super::memory::begin(way, from, &self.request.scratch, self.job)?;
-                (Some(memory), Some(receiving))
-            }
-        };
+        let (memory, receiving) = self.begin_memory()?.unzip();
         let request = CutRequest {
             run: RunId(self.request.run),
             disks: cut_disks,
@@ -227,6 +220,15 @@ impl<'a> Freezer<'a> {
                 Err(error)
             }
         }
+    }
+
+    /// Begins to take in the memory, where it is wanted.
+    fn begin_memory(&self) -> Result<Option<((MemoryPipe, MemoryMode), Receiving)>> {
+        let Some(way) = self.request.memory else {
+            return Ok(None);
+        };
+        let from = (self.request.machine.monitor(), &self.machine[..]);
+        super::memory::begin(way, from, &self.request.scratch, self.job).map(Some)
     }
 
     /// What is frozen, with new scratch files for each.

@@ -10,11 +10,14 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use serde_json::{Value, json};
 
-use super::jobs::{dismiss_job, jobs};
+use super::jobs::{QemuJob, dismiss_job, jobs};
 use super::names::{Role, RunId};
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// A job that is cancelled ends when its last request to a file has.
+const END_ATTEMPT_COUNT: u32 = 600;
+const END_INTERVAL: Duration = Duration::from_millis(50);
 /// What QEMU copies at once; bitmaps have the same unit.
 pub(super) const UNIT_BYTES: u64 = 64 << 10;
 
@@ -107,6 +110,11 @@ impl PartCopier {
         }
     }
 
+    /// Ends the job, where it is under way: a new part may be copied then.
+    pub fn abandon(&self, monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
+        end_jobs(monitor, clock, &|id| id == self.job)
+    }
+
     fn failed(&self, description: &str) -> MonitorError {
         MonitorError::Refused {
             command: format!("the job {}", self.job),
@@ -116,8 +124,35 @@ impl PartCopier {
     }
 }
 
+/// Ends the jobs of these names, and takes away what is left of them.
+pub(super) fn end_jobs(monitor: &dyn Monitor, clock: &dyn Clock, is_one: &dyn Fn(&str) -> bool) -> Result<()> {
+    for _ in 0..END_ATTEMPT_COUNT {
+        let present: Vec<QemuJob> = jobs(monitor)?.into_iter().filter(|job| is_one(&job.id)).collect();
+        if present.is_empty() {
+            return Ok(());
+        }
+        for job in &present {
+            let done = match &job.status[..] {
+                "concluded" => dismiss_job(monitor, &job.id),
+                _ => cancel(monitor, &job.id),
+            };
+            match done {
+                // Its reader has dismissed it.
+                Err(error) if !error.is_refusal() => return Err(error),
+                _ => {}
+            }
+        }
+        if present.iter().any(|job| job.status != "concluded") {
+            clock.sleep(END_INTERVAL);
+        }
+    }
+    Err(MonitorError::Busy {
+        with: "a copy job that does not end".to_owned(),
+    })
+}
+
 /// Asks a job to end.
-pub(super) fn cancel(monitor: &dyn Monitor, id: &str) -> Result<()> {
+fn cancel(monitor: &dyn Monitor, id: &str) -> Result<()> {
     match monitor.execute(&QmpCommand::new("job-cancel", json!({ "id": id }))) {
         // It has ended by itself.
         Err(error) if !error.is_refusal() => Err(error),

@@ -6,11 +6,11 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use serde_json::{Value, json};
 
-use super::copy::cancel;
+use super::copy::end_jobs;
 use super::cut::{changes_name, set_drive};
 use super::disks::disks;
 use super::graph::{Graph, about_node};
-use super::jobs::{QemuJob, dismiss_job, jobs};
+use super::jobs::jobs;
 use super::memory::end_sending;
 use super::names::{Role, RunId, role_of, run_of};
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
@@ -18,9 +18,6 @@ use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 /// An export that is closed lets go of its node when its last request has ended.
 const ATTEMPT_COUNT: u32 = 40;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
-
-/// A job that is cancelled ends when its last request to a file has.
-const JOB_ATTEMPT_COUNT: u32 = 600;
 
 /// The runs of which something is in this QEMU.
 ///
@@ -115,33 +112,8 @@ impl Removal<'_> {
     }
 
     /// Ends the jobs that copy parts of disks.
-    fn jobs(&mut self) -> Result<()> {
-        for _ in 0..JOB_ATTEMPT_COUNT {
-            let ours = |job: &QemuJob| self.is_ours(&job.id);
-            let ours: Vec<QemuJob> = jobs(self.monitor)?.into_iter().filter(ours).collect();
-            if ours.is_empty() {
-                return Ok(());
-            }
-            for job in &ours {
-                let is_over = job.status == "concluded";
-                let done = if is_over {
-                    dismiss_job(self.monitor, &job.id)
-                } else {
-                    cancel(self.monitor, &job.id)
-                };
-                match done {
-                    // Its reader has dismissed it.
-                    Err(error) if !error.is_refusal() => return Err(error),
-                    _ => {}
-                }
-            }
-            if ours.iter().any(|job| job.status != "concluded") {
-                self.clock.sleep(ATTEMPT_INTERVAL);
-            }
-        }
-        Err(MonitorError::Busy {
-            with: "a copy job that does not end".to_owned(),
-        })
+    fn jobs(&self) -> Result<()> {
+        end_jobs(self.monitor, self.clock, &|id| self.is_ours(id))
     }
 
     fn exports(&mut self) -> Result<()> {

@@ -93,6 +93,19 @@ impl Threads {
         }
     }
 
+    /// Whether a backup reads the disks.
+    fn is_read(&self) -> bool {
+        let machine = holdfast_host::Hypervisor::machine(&self.lab.connect(), "web1").unwrap();
+        let exports = machine
+            .monitor()
+            .execute(&QmpCommand::new("query-block-exports", Value::Null));
+        exports.is_ok_and(|exports| {
+            exports
+                .as_array()
+                .is_some_and(|exports| exports.len() == self.disks.len())
+        })
+    }
+
     fn report(&self, words: &[&str]) -> Value {
         self.rig.report(&at(&self.lab.uri(), words))["machines"][0].clone()
     }
@@ -182,6 +195,72 @@ fn a_machine_with_iothreads_is_backed_up_again_and_again_and_runs_on() {
     for (target, _, bytes) in &threads.disks {
         assert!(threads.rig.read(&format!("folder/{target}.raw")) == *bytes, "{target}");
     }
+}
+
+/// With little room for scratch files the parts are small: there are several of each disk, and those that were read give their space back.
+/// Of a disk that is mostly empty, most parts are zero.
+#[test]
+fn a_disk_of_many_parts_is_read_whole_and_its_changes_alone() {
+    let mut threads = Threads::new();
+    let sparse = threads.lab.path("sparse");
+    let image = sparse.to_str().unwrap();
+    run("qemu-img", &["create", "-q", "-f", "qcow2", image, "64M"]);
+    let writes = [
+        "-c",
+        "write -P 5 1M 64k",
+        "-c",
+        "write -P 6 40M 3M",
+        "-c",
+        "write -P 7 67100672 8192",
+    ];
+    run("qemu-io", &[&["-f", "qcow2"], &writes[..], &[image]].concat());
+    let hot = threads.lab.path("hot.xml");
+    let element = element(&threads.lab, ("sparse", "virtio", Some(1)), "qcow2").replace("dev='sparse'", "dev='vdc'");
+    std::io::Write::write_all(&mut std::fs::File::create(&hot).unwrap(), element.as_bytes()).unwrap();
+    threads
+        .lab
+        .virsh(&["attach-device", "web1", hot.to_str().unwrap(), "--live"]);
+    let mut bytes = vec![0; 64 << 20];
+    bytes[1 << 20..][..65_536].fill(5);
+    bytes[40 << 20..][..3 << 20].fill(6);
+    bytes[67_100_672..].fill(7);
+    threads.disks.push(("vdc", "virtio-disk2/virtio-backend", bytes));
+    let words = ["backup", "web1", "--scratch-max", "16M"];
+    let first = threads.report(&words);
+    let scratch_bytes = first["load"]["scratch_bytes"].as_u64().unwrap();
+    assert!(scratch_bytes < 16 << 20, "{scratch_bytes}");
+    threads.assert_snapshot_is_right("parts");
+    for byte in [30, 100] {
+        threads.write(byte);
+    }
+    assert_by_bitmap(&threads.report(&words));
+    threads.assert_snapshot_is_right("changes of parts");
+    threads.assert_runs_and_is_clean("parts");
+}
+
+/// libvirtd is restarted while QEMU copies, as an update of the host does.
+#[test]
+fn libvirtd_may_be_restarted_while_disks_are_copied() {
+    let mut threads = Threads::new();
+    let uri = threads.lab.uri();
+    let words = at(&uri, &["backup", "web1", "--bwlimit", "3M", "--scratch-max", "16M"]);
+    let child = threads.rig.command(&words).spawn().unwrap();
+    let clock = holdfast_block::SystemClock::new();
+    let sleep = |ms| holdfast_block::Clock::sleep(&clock, std::time::Duration::from_millis(ms));
+    while !threads.is_read() {
+        sleep(20);
+    }
+    threads.lab.stop_daemon();
+    sleep(500);
+    threads.lab.start_daemon();
+    threads.lab.connect();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", crate::program::stderr(&output));
+    threads.assert_runs_and_is_clean("over a restart");
+    threads.assert_snapshot_is_right("over a restart");
+    threads.write(40);
+    assert_by_bitmap(&threads.report(&["backup", "web1"]));
+    threads.assert_snapshot_is_right("after a restart");
 }
 
 /// A backup that is killed while QEMU copies leaves a machine that runs; the next one takes out what is left.
