@@ -118,7 +118,7 @@ mod tests {
     fn only_a_log_that_is_a_file_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("web1.log");
-        std::fs::write(&log, LOG).unwrap();
+        std::io::Write::write_all(&mut std::fs::File::create(&log).unwrap(), LOG.as_bytes()).unwrap();
         assert!(last_words(&log).unwrap().contains("Assertion"));
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&log, &link).unwrap();

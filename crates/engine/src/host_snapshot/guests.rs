@@ -464,12 +464,9 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Whether somebody has switched it off: its disks are of one instant all the same.
+    /// Whether it was switched off, or has crashed: its disks are of one instant all the same.
     fn is_off(&self) -> bool {
-        match self.guest.machine.describe() {
-            Ok(now) => now.summary.state == MachineState::ShutOff,
-            Err(error) => matches!(error, holdfast_host::Error::NoSuchMachine { .. }),
-        }
+        self.guest.machine.ended().is_some()
     }
 
     pub(super) fn is_running(&self) -> bool {

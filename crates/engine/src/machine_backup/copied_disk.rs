@@ -161,7 +161,7 @@ impl<'a> CopiedDisk<'a> {
             // Somebody looks at a place that is not read in order.
             let size_bytes = self.size_bytes();
             let end = piece.end.next_multiple_of(UNIT_BYTES).min(size_bytes);
-            self.copy(&[piece.start / UNIT_BYTES * UNIT_BYTES..end])?;
+            self.copy(std::slice::from_ref(&(piece.start / UNIT_BYTES * UNIT_BYTES..end)))?;
             return Ok(false);
         }
         if parts.kept.contains(&number) {

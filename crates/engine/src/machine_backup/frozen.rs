@@ -422,7 +422,7 @@ impl<'a> Freezer<'a> {
                     let copied = CopiedDisk::new(device, copier, (spool, part_bytes), self.copy_context());
                     FrozenDevice::Copied(Box::new(copied))
                 }
-                _ => FrozenDevice::Served(device),
+                _ => FrozenDevice::Served(Box::new(device)),
             };
             let changes = match (usable, context) {
                 (Ok(_), Some(context)) => self.changes(&device, context, target)?,

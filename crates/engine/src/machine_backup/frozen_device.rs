@@ -13,7 +13,7 @@ const CLUSTER_BYTES: u64 = 64 << 10;
 /// A frozen disk.
 pub(super) enum FrozenDevice<'a> {
     /// At QEMU's server. What was read is given back, so that it is no longer saved before it is overwritten.
-    Served(NbdDeviceMut),
+    Served(Box<NbdDeviceMut>),
     /// Copied by QEMU, part by part.
     Copied(Box<CopiedDisk<'a>>),
 }

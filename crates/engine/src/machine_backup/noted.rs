@@ -93,10 +93,7 @@ impl<'a> Noted<'a> {
     }
 }
 
-/// Whether a machine was switched off meanwhile, or is not there any more.
+/// Whether a machine was switched off meanwhile, has crashed, or is not there any more.
 pub(super) fn is_off(machine: &dyn Machine) -> bool {
-    match machine.describe() {
-        Ok(description) => description.summary.state == MachineState::ShutOff,
-        Err(error) => matches!(error, holdfast_host::Error::NoSuchMachine { .. }),
-    }
+    machine.ended().is_some()
 }

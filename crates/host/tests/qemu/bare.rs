@@ -7,8 +7,10 @@ use holdfast_block::{Clock as _, SystemClock};
 use holdfast_host::qemu::{Cut, disks, runs_in};
 use holdfast_host::qmp::{Monitor as _, MonitorError, QmpCommand, QueuedSocket};
 use holdfast_host::{
-    BareQemu, Decision, Description, DiskChoice, DiskKind, DiskSource, Error, Hypervisor as _, MachineState, agent,
+    BareQemu, Decision, Description, DiskChoice, DiskKind, DiskSource, Ended, Error, Hypervisor as _, MachineState,
+    agent,
 };
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 use crate::lab::{Lab, run};
@@ -218,4 +220,19 @@ fn a_guest_without_an_agent_is_not_waited_for_longer_than_asked() {
     };
     assert!(reason.contains("did not answer within 300 ms"), "{reason}");
     assert!(lab.clock.now().saturating_sub(start) < PATIENCE);
+}
+
+/// A machine that stands still is there; one whose process is gone has ended.
+#[test]
+fn a_qemu_whose_process_is_gone_has_ended() {
+    let lab = Lab::with(&["raw"], &MONITOR);
+    let machine = bare(&lab).only_machine();
+    assert_eq!(machine.ended(), None);
+    lab.execute("stop", Value::Null);
+    assert_eq!(machine.ended(), None);
+    kill_process(lab.process_id(), Signal::ABORT).unwrap();
+    while machine.ended().is_none() {
+        lab.clock.sleep(Duration::from_millis(20));
+    }
+    assert_eq!(machine.ended(), Some(Ended::Gone));
 }
