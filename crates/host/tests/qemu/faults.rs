@@ -13,7 +13,7 @@ use crate::lab::{DISK_BYTES, Lab, assert_served};
 use crate::memory::taken_in;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+pub(crate) enum Fault {
     /// QEMU says no.
     Refused,
     /// QEMU does it, and nobody hears of it.
@@ -22,11 +22,22 @@ enum Fault {
     Dead,
 }
 
-struct Faulty<'a> {
+pub(crate) struct Faulty<'a> {
     inner: &'a dyn Monitor,
     fault: Fault,
     /// Commands until the fault.
     left: AtomicU32,
+}
+
+impl<'a> Faulty<'a> {
+    /// A monitor whose command number `at` fails.
+    pub(crate) fn new(inner: &'a dyn Monitor, fault: Fault, at: u32) -> Self {
+        Self {
+            inner,
+            fault,
+            left: AtomicU32::new(at),
+        }
+    }
 }
 
 impl Monitor for Faulty<'_> {
@@ -96,11 +107,7 @@ fn harms_nobody(formats: &[&str], memory: &TakeMemory) {
             let mut receiving = None;
             request.memory = memory(&mut receiving);
             let run = request.run;
-            let monitor = Faulty {
-                inner: &*lab.monitor,
-                fault,
-                left: AtomicU32::new(at),
-            };
+            let monitor = Faulty::new(&*lab.monitor, fault, at);
             let case = format!("{fault:?} at command {at}");
             let made = Cut::make(&monitor, &lab.clock, request, &mut |_| ());
             if fault != Fault::Dead {

@@ -9,6 +9,7 @@ use holdfast_host::qemu::{Cut, CutRequest, Danger, DiskContext, NotServed, QemuV
 use holdfast_host::qmp::MonitorError;
 use serde_json::{Value, json};
 
+use crate::faults::{Fault, Faulty};
 use crate::lab::{DISK_BYTES, Lab, MIB, assert_served, run};
 
 const SCSI: &str = "/machine/peripheral/scsi0";
@@ -190,6 +191,38 @@ fn parts_of_a_disk_in_an_iothread_are_copied_as_they_were_at_the_instant() {
         said.contains("read 5242880/5242880") && !said.contains("failed"),
         "{said}"
     );
+}
+
+/// Whatever command of a copy fails, the guest runs on, and the part can be copied again.
+#[test]
+fn a_fault_at_any_command_of_a_copy_can_be_made_good() {
+    let lab = lab();
+    let before = lab.everything();
+    for fault in [Fault::Refused, Fault::AnswerLost] {
+        for at in 1.. {
+            let (request, socket, spool) = request(&lab, lab.directory.path());
+            let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+            let copier = cut.copiers[0].as_ref().unwrap();
+            mark(&socket, &cut.exports[0], 0, DISK_BYTES);
+            let monitor = Faulty::new(&*lab.monitor, fault, at);
+            let copied = copier.copy(&monitor, &lab.clock, &|| true);
+            if copied.is_err() {
+                copier.abandon(&*lab.monitor, &lab.clock).unwrap();
+                mark(&socket, &cut.exports[0], 0, DISK_BYTES);
+                copier.copy(&*lab.monitor, &lab.clock, &|| true).unwrap();
+            }
+            assert!(lab.is_running());
+            for offset in [0, DISK_BYTES - 4096] {
+                assert_eq!(bytes_at(&spool, offset), [7; 4096], "{fault:?} at command {at}");
+            }
+            cut.release(&*lab.monitor, &lab.clock).unwrap();
+            assert_eq!(lab.everything(), before, "{fault:?} at command {at}");
+            if copied.is_ok() {
+                assert!(at > 4, "a copy has more commands");
+                break;
+            }
+        }
+    }
 }
 
 /// A reader that died leaves its job behind, under way or ended: the run's number is enough to take it out.
