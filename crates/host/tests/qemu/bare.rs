@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
-use holdfast_host::qemu::{Cut, disks, runs_in};
+use holdfast_host::qemu::{Cut, QemuVersion, disks, runs_in};
 use holdfast_host::qmp::{Monitor as _, MonitorError, QmpCommand, QueuedSocket};
 use holdfast_host::{
     BareQemu, Decision, Description, DiskChoice, DiskKind, DiskSource, Ended, Error, Hypervisor as _, MachineState,
@@ -112,7 +112,8 @@ fn a_machine_is_described_by_its_monitor() {
         "{words:?}"
     );
     assert_eq!(file("machine.json")["name"], "web1");
-    assert_eq!(file("machine.json")["qemu"]["qemu"]["major"], 7);
+    let version = QemuVersion::query(&*lab.monitor).unwrap();
+    assert_eq!(file("machine.json")["qemu"]["qemu"]["major"], version.major);
 }
 
 /// A firmware has two flash drives, one of which it writes.

@@ -11,6 +11,8 @@ use super::{World, at};
 use crate::rig::Rig;
 
 const DISK_LENGTH: usize = 8 << 20;
+/// How long the watchdog may take, which waits ten seconds for a machine that stands still.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(40);
 
 /// A disk of the machine: its target, its bus, the iothread of its device, and its device in QEMU.
 const DISKS: [(&str, &str, Option<u32>, &str); 4] = [
@@ -115,6 +117,22 @@ impl Threads {
             let name = format!("web1@latest:{target}");
             self.rig.ok(&["restore", "--force", &name, "restored"]);
             assert!(self.rig.read("restored") == *bytes, "{what}: {target}");
+        }
+    }
+
+    /// A kill at the instant leaves the machine paused until the watchdog lets it run on.
+    fn wait_until_it_runs(&self) {
+        let clock = holdfast_block::SystemClock::new();
+        let start = holdfast_block::Clock::now(&clock);
+        loop {
+            match self.lab.virsh(&["domstate", "web1"]).trim() {
+                "running" => return,
+                "paused" => {}
+                other => panic!("the machine is {other}"),
+            }
+            let waited = holdfast_block::Clock::now(&clock).saturating_sub(start);
+            assert!(waited < PATIENCE, "it is paused still, after {waited:?}");
+            holdfast_block::Clock::sleep(&clock, std::time::Duration::from_millis(50));
         }
     }
 
@@ -277,7 +295,7 @@ fn a_backup_of_iothreads_that_is_killed_leaves_nothing_that_lasts() {
         holdfast_block::Clock::sleep(&clock, std::time::Duration::from_millis(wait_ms));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(threads.lab.virsh(&["domstate", "web1"]).trim(), "running");
+        threads.wait_until_it_runs();
     }
     threads.report(&["backup", "web1"]);
     threads.assert_runs_and_is_clean("after kills");
