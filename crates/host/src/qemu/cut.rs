@@ -168,7 +168,7 @@ impl Making<'_> {
                 changes: disk.changes,
             };
             // QEMU gives its images up after a migration, and cannot give up one that has a filter.
-            if !has_memory {
+            if !has_memory && prepared.spool_set.is_none() {
                 self.add_nodes(number, &prepared)?;
             }
             disks.push(prepared);
@@ -177,16 +177,18 @@ impl Making<'_> {
             self.start_server(request.listener)?;
         }
         let (pause, is_left_paused) = match (&disks[..], &request.memory, request.standstill) {
-            ([disk], None, Standstill::WhereNeeded) => (self.cut_one(disk, tell)?, false),
+            ([disk], None, Standstill::WhereNeeded) if disk.spool_set.is_none() => (self.cut_one(disk, tell)?, false),
             _ => self.cut(&disks, request.memory, tell)?,
         };
         let (mut exports, mut copiers) = (Vec::new(), Vec::new());
         let mut change_contexts = Vec::new();
         for (number, disk) in disks.iter().enumerate() {
-            self.add_frozen(number)?;
             let (export, copier) = match disk.spool_set {
                 Some(set) => self.export_marks(number, disk, set)?,
-                None => (self.export(number, disk, &self.run.node(number, Role::Frozen))?, None),
+                None => {
+                    self.add_frozen(number)?;
+                    (self.export(number, disk, &self.run.node(number, Role::Frozen))?, None)
+                }
             };
             exports.push(export);
             copiers.push(copier);
@@ -215,11 +217,8 @@ impl Making<'_> {
 
     /// Whoever asks for the cut has to know which disks must not be served. This is the last look before it would be too late.
     fn check_served(&self, disks: &[CutDisk]) -> Result<()> {
-        let served: Vec<&QemuDisk> = disks
-            .iter()
-            .filter(|disk| disk.spool.is_none())
-            .map(|disk| &disk.disk)
-            .collect();
+        let served = disks.iter().filter(|disk| disk.spool.is_none());
+        let served: Vec<&QemuDisk> = served.map(|disk| &disk.disk).collect();
         if served.is_empty() {
             return Ok(());
         }
@@ -345,8 +344,9 @@ impl Making<'_> {
         tell(Moment::Stopped);
         let result = match &settings {
             Some(_) => self.take_back(disks).and_then(|()| self.switch(disks)),
-            None => self.switch(disks),
+            None => self.add_nodes_of_copied(disks).and_then(|()| self.switch(disks)),
         };
+        let result = result.and_then(|()| self.add_frozen_of_copied(disks));
         let cut = self.clock.now().saturating_sub(start);
         if result.is_ok() {
             tell(Moment::Instant);

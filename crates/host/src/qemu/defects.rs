@@ -13,6 +13,8 @@ pub enum Danger {
     FilterFailsGuest,
     /// QEMU aborts when a client of its NBD server leaves an export whose node is in an iothread.
     NbdClientOfIothread,
+    /// QEMU aborts when a node is put on one in an iothread that has requests on their way.
+    NodeOnBusyIothread,
     /// QEMU aborts when two requests for one range of a frozen disk overlap.
     OverlappingReads,
     /// The NBD server waits for a reader that hung up, and QEMU's main loop for the server.
@@ -42,7 +44,7 @@ pub struct Defect {
 const OLDEST: QemuVersion = QemuVersion::new(0, 0, 0);
 
 /// All of them.
-pub const DEFECTS: [Defect; 5] = [
+pub const DEFECTS: [Defect; 6] = [
     Defect {
         danger: Danger::FilterFailsGuest,
         since: OLDEST,
@@ -60,6 +62,15 @@ pub const DEFECTS: [Defect; 5] = [
         source: "commit 3e7ef738c846 (\"nbd/server: CVE-2024-7409: Close stray clients at server-stop\") asserts that clients leave in the \
                  main loop, and is in 7.2.14 and later; this is true since commits f816310d0c32 and 7075d235114b, in 9.0.0 and 8.2.3. \
                  Versions before 7.2.14 count clients from several threads without a lock",
+    },
+    Defect {
+        danger: Danger::NodeOnBusyIothread,
+        since: OLDEST,
+        fixed: &[QemuVersion::new(9, 0, 0)],
+        trigger: "blockdev-add puts a filter or a snapshot-access node on a node in an iothread that has requests on their way",
+        instead: "such nodes are added while the machine stands still, when no request is on its way",
+        source: "seen with 7.2.22 under throttled disks, in one of eight backups: \"qemu_mutex_unlock_impl: Operation not permitted\"; the \
+                 lock of contexts is gone in 9.0 (\"block: remove AioContext locking\")",
     },
     Defect {
         danger: Danger::OverlappingReads,

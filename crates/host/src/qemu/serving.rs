@@ -16,7 +16,8 @@ impl NotServed {
     /// Asks QEMU for each of these disks whether it must not be served.
     pub fn query(monitor: &dyn Monitor, disks: &[&QemuDisk]) -> Result<Vec<Option<Self>>> {
         let version = QemuVersion::query(monitor)?;
-        if version.defect(Danger::NbdClientOfIothread).is_none() {
+        let dangers = [Danger::NbdClientOfIothread, Danger::NodeOnBusyIothread];
+        if dangers.iter().all(|danger| version.defect(*danger).is_none()) {
             return Ok(vec![None; disks.len()]);
         }
         let ask = |disk: &&QemuDisk| {
@@ -39,7 +40,7 @@ impl std::fmt::Display for NotServed {
         }
         write!(
             formatter,
-            ", from which QEMU {version} must not serve it: it would crash"
+            ", from which QEMU {version} must not serve it: it might crash"
         )
     }
 }

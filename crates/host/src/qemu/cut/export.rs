@@ -20,6 +20,23 @@ impl Making<'_> {
         self.execute("blockdev-add", arguments).map(drop)
     }
 
+    /// Adds the filters of disks in iothreads, while the machine stands still: QEMU aborts where a node is put on one in an iothread that has
+    /// requests on their way.
+    pub(super) fn add_nodes_of_copied(&self, disks: &[Prepared]) -> Result<()> {
+        for (number, disk) in disks.iter().enumerate().filter(|(_, disk)| disk.spool_set.is_some()) {
+            self.add_nodes(number, disk)?;
+        }
+        Ok(())
+    }
+
+    /// The same for the nodes that show them as they were.
+    pub(super) fn add_frozen_of_copied(&self, disks: &[Prepared]) -> Result<()> {
+        for (number, _) in disks.iter().enumerate().filter(|(_, disk)| disk.spool_set.is_some()) {
+            self.add_frozen(number)?;
+        }
+        Ok(())
+    }
+
     /// Serves a node that stands for a disk, with its bitmap of changes; gives its name at the server.
     pub(super) fn export(&self, number: usize, disk: &Prepared, node: &str) -> Result<String> {
         let name = self.run.thing(&format!("disk{number}"));
