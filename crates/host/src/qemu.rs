@@ -31,5 +31,5 @@ pub use jobs::{QemuJob, dismiss_job, jobs, remove_bitmap, resume};
 pub use latency::{WriteCounters, write_counters};
 pub use names::RunId;
 pub use remove::{drop_idle_files, remove_run, runs_in};
-pub use serving::NotServed;
+pub use serving::{NotServed, no_filter};
 pub use version::QemuVersion;

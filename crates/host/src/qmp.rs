@@ -103,7 +103,7 @@ pub enum MonitorError {
         with: String,
     },
     /// This QEMU would not survive what was asked for; nothing was done.
-    #[error("the disk {device} cannot be served: {why}")]
+    #[error("the disk {device} cannot be frozen: {why}")]
     Dangerous {
         /// The device, as a path of QEMU's object model.
         device: String,

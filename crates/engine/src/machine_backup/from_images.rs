@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_host::provider::{clone_file, why_no_reflink};
-use holdfast_host::qemu::{Danger, QemuVersion, RunId};
+use holdfast_host::qemu::{Danger, QemuVersion, RunId, disks, no_filter};
 use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
 use holdfast_image::Format;
@@ -54,11 +54,16 @@ impl MachineBackup<'_> {
             })
         };
         let qemu = QemuVersion::query(self.request.machine.monitor()).map_err(failed)?;
+        let present = disks(self.request.machine.monitor()).map_err(failed)?;
+        let no_filter = no_filter(self.request.machine.monitor(), &present.iter().collect::<Vec<_>>());
+        let no_filter = no_filter.map_err(failed)?;
         let images = self.images();
-        let is_asked = |method| self.request.method == Some(method) || qemu.defect(Danger::FilterFailsGuest).is_some();
+        let has_no_filter = no_filter.is_some() || qemu.defect(Danger::FilterFailsGuest).is_some();
+        let is_asked = |method| self.request.method == Some(method) || has_no_filter;
         Ok(Offer {
             machine: self.request.name.to_string(),
             qemu,
+            no_filter,
             no_reflink: match &images {
                 Err(error) => Some(error.to_string()),
                 Ok(images) if is_asked(Method::Reflink) => no_reflink(images, self.request.run),

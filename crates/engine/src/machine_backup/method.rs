@@ -45,6 +45,8 @@ impl Method {
 pub(super) struct Offer {
     pub(super) machine: String,
     pub(super) qemu: QemuVersion,
+    /// Why no filter may be put on its disks, but for QEMU's version; none where one may.
+    pub(super) no_filter: Option<String>,
     /// Why its images cannot be cloned; none where they can.
     pub(super) no_reflink: Option<String>,
     /// Why it cannot be put on overlays; none where it can.
@@ -68,7 +70,7 @@ pub(super) fn choose(wish: Option<Method>, offer: &Offer) -> Result<(Method, Str
             _ if offer.with_memory && method != Method::Filter => {
                 Some("memory is taken together with the filter only".to_owned())
             }
-            Method::Filter => no_filter(offer.qemu),
+            Method::Filter => no_filter(offer),
             Method::Reflink => offer.no_reflink.clone(),
             Method::Overlay => offer.no_overlay.clone(),
             Method::Snapshot => offer.no_snapshot.clone(),
@@ -79,7 +81,7 @@ pub(super) fn choose(wish: Option<Method>, offer: &Offer) -> Result<(Method, Str
             None => Ok((method, "asked for".to_owned())),
         };
     }
-    let Some(no_filter) = no_filter(offer.qemu) else {
+    let Some(no_filter) = no_filter(offer) else {
         return Ok((
             Method::Filter,
             "nothing is left to merge, and a full disk cannot harm the guest".to_owned(),
@@ -95,9 +97,11 @@ pub(super) fn choose(wish: Option<Method>, offer: &Offer) -> Result<(Method, Str
     }
 }
 
-fn no_filter(qemu: QemuVersion) -> Option<String> {
+fn no_filter(offer: &Offer) -> Option<String> {
+    let qemu = offer.qemu;
     let reason = || format!("QEMU {qemu} has no filter that never harms the guest: that came with 7.1");
-    qemu.defect(Danger::FilterFailsGuest).map(|_| reason())
+    let too_old = qemu.defect(Danger::FilterFailsGuest).map(|_| reason());
+    too_old.or_else(|| offer.no_filter.clone())
 }
 
 /// What the name of an overlay of ours has between the name of its image and the number of its run.
@@ -127,6 +131,7 @@ mod tests {
         Offer {
             machine: "web1".to_owned(),
             qemu: QemuVersion::new(7, minor, 0),
+            no_filter: None,
             no_reflink: no_reflink.map(str::to_owned),
             no_overlay: no_overlay.map(str::to_owned),
             no_snapshot: no_reflink.map(str::to_owned),
@@ -141,6 +146,12 @@ mod tests {
         assert_eq!(chosen(&offer(1, no, no)), Some(Method::Filter));
         assert_eq!(chosen(&offer(0, yes, yes)), Some(Method::Reflink));
         assert_eq!(chosen(&offer(0, no, yes)), Some(Method::Overlay));
+        let unsafe_here = Offer {
+            no_filter: Some("throttle".to_owned()),
+            ..offer(2, no, yes)
+        };
+        assert_eq!(chosen(&unsafe_here), Some(Method::Overlay));
+        assert!(choose(Some(Method::Filter), &unsafe_here).is_err());
         let refused = choose(None, &offer(0, Some("ext4"), Some("bare")))
             .unwrap_err()
             .to_string();

@@ -5,6 +5,7 @@
 //! machine runs on. What is frozen is served from there on.
 
 mod export;
+mod permitted;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use super::jobs::jobs;
 use super::memory::{MemoryMode, MemoryPipe, Sending, Sent};
 use super::names::{Role, RunId};
 use super::remove::remove_run;
-use super::{NotServed, QemuDisk, disks};
+use super::{QemuDisk, disks};
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// What is to be frozen, and with what.
@@ -213,24 +214,6 @@ impl Making<'_> {
                 with: format!("its {} job {}", job.kind, job.id),
             })
         })
-    }
-
-    /// Whoever asks for the cut has to know which disks must not be served. This is the last look before it would be too late.
-    fn check_served(&self, disks: &[CutDisk]) -> Result<()> {
-        let served = disks.iter().filter(|disk| disk.spool.is_none());
-        let served: Vec<&QemuDisk> = served.map(|disk| &disk.disk).collect();
-        if served.is_empty() {
-            return Ok(());
-        }
-        let found = NotServed::query(self.monitor, &served)?;
-        let mut found = served.iter().zip(found);
-        match found.find_map(|(disk, why)| Some((disk, why?))) {
-            Some((disk, why)) => Err(MonitorError::Dangerous {
-                device: disk.device.clone(),
-                why: why.to_string(),
-            }),
-            None => Ok(()),
-        }
     }
 
     /// Where somebody has taken a snapshot meanwhile, a disk is on another node: the filter would take the machine back off it.

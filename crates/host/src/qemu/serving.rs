@@ -1,7 +1,13 @@
-//! Which disks QEMU's NBD server must not serve.
+//! Which disks QEMU's NBD server must not serve, and which must not get a filter.
 
+use serde_json::{Value, json};
+
+use super::remove::list;
 use super::{Danger, DiskContext, QemuDisk, QemuVersion};
 use crate::qmp::{Monitor, Result};
+
+/// Drivers whose nodes QEMU has to wait for whenever a node is put on them, also without requests.
+const WAITED_FOR: [&str; 2] = ["throttle", "qed"];
 
 /// Why a disk must not be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +32,29 @@ impl NotServed {
         };
         disks.iter().map(ask).collect()
     }
+}
+
+/// Why nothing may be put on these disks in a running QEMU; none where it may.
+pub fn no_filter(monitor: &dyn Monitor, disks: &[&QemuDisk]) -> Result<Option<String>> {
+    let version = QemuVersion::query(monitor)?;
+    if version.defect(Danger::NodeOnBusyIothread).is_none() {
+        return Ok(None);
+    }
+    let nodes = list(monitor, "query-named-block-nodes", json!({ "flat": true }))?;
+    let driver = |node: &Value| node.get("drv").and_then(Value::as_str).map(str::to_owned);
+    // Which disk such a node is below is not asked: one is enough.
+    let mut drivers = nodes.iter().filter_map(driver);
+    let Some(driver) = drivers.find(|driver| WAITED_FOR.contains(&&driver[..])) else {
+        return Ok(None);
+    };
+    for disk in disks {
+        if !DiskContext::query(monitor, &disk.device)?.is_main_loop() {
+            return Ok(Some(format!(
+                "QEMU {version} would crash where a filter is put on a node of the driver {driver} in an iothread"
+            )));
+        }
+    }
+    Ok(None)
 }
 
 impl std::fmt::Display for NotServed {

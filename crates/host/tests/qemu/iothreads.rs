@@ -50,7 +50,8 @@ fn lab() -> Lab {
 
 fn is_affected(lab: &Lab) -> bool {
     let version = QemuVersion::query(&*lab.monitor).unwrap();
-    version.defect(Danger::NbdClientOfIothread).is_some()
+    let dangers = [Danger::NbdClientOfIothread, Danger::NodeOnBusyIothread];
+    dangers.iter().any(|danger| version.defect(*danger).is_some())
 }
 
 fn guest_writes(lab: &Lab, byte: u8, offset: u64, length: u64) {
@@ -191,6 +192,61 @@ fn parts_of_a_disk_in_an_iothread_are_copied_as_they_were_at_the_instant() {
         said.contains("read 5242880/5242880") && !said.contains("failed"),
         "{said}"
     );
+}
+
+/// A node that QEMU always waits for is in an iothread: nothing is put on it.
+#[test]
+fn a_throttle_node_in_an_iothread_gets_no_filter_where_that_would_crash_qemu() {
+    let words = [
+        "-object",
+        "iothread,id=io1",
+        "-object",
+        "throttle-group,id=slow,x-iops-total=1000",
+        "-device",
+        "virtio-scsi-pci,id=controller,iothread=io1",
+        "-blockdev",
+        "driver=throttle,throttle-group=slow,node-name=scsi,file.driver=raw,file.file.driver=file,file.file.filename={}/scsi",
+        "-device",
+        "scsi-hd,id=scsi0,drive=scsi,bus=controller.0",
+    ];
+    let lab = Lab::prepared(&["qcow2"], &words, |folder| {
+        run("truncate", &["-s", "16M", folder.join("scsi").to_str().unwrap()]);
+    });
+    let before = lab.everything();
+    let (request, _socket, _spool) = request(&lab, lab.directory.path());
+    let made = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ());
+    match made {
+        Ok(cut) if !is_affected(&lab) => cut.release(&*lab.monitor, &lab.clock).unwrap(),
+        Err(MonitorError::Dangerous { .. }) if is_affected(&lab) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(lab.everything(), before);
+    assert!(lab.is_running());
+}
+
+/// Requests of the guest are on their way when the disk is frozen, again and again.
+#[test]
+fn a_disk_in_an_iothread_is_cut_while_it_is_busy() {
+    let lab = lab();
+    let before = lab.everything();
+    for round in 0..10 {
+        for request in 0..10u64 {
+            lab.guest_at(
+                SCSI,
+                &format!("aio_write -q -P 9 {} 65536", (request * 10 + round) * 65_536),
+            );
+        }
+        let (request, socket, spool) = request(&lab, lab.directory.path());
+        let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+        mark(&socket, &cut.exports[0], 8 * MIB, MIB);
+        let copier = cut.copiers[0].as_ref().unwrap();
+        copier.copy(&*lab.monitor, &lab.clock, &|| true).unwrap();
+        assert_eq!(bytes_at(&spool, 8 * MIB), [7; 4096]);
+        cut.release(&*lab.monitor, &lab.clock).unwrap();
+        assert!(lab.is_running());
+    }
+    lab.guest_at(SCSI, "aio_flush");
+    assert_eq!(lab.everything(), before);
 }
 
 /// Whatever command of a copy fails, the guest runs on, and the part can be copied again.
