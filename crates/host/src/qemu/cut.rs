@@ -184,12 +184,11 @@ impl Making<'_> {
         let (mut exports, mut copiers) = (Vec::new(), Vec::new());
         let mut change_contexts = Vec::new();
         for (number, disk) in disks.iter().enumerate() {
-            let (export, copier) = match disk.spool_set {
-                Some(set) => self.export_marks(number, disk, set)?,
-                None => {
-                    self.add_frozen(number)?;
-                    (self.export(number, disk, &self.run.node(number, Role::Frozen))?, None)
-                }
+            let (export, copier) = if let Some(set) = disk.spool_set {
+                self.export_marks(number, disk, set)?
+            } else {
+                self.add_frozen(number)?;
+                (self.export(number, disk, &self.run.node(number, Role::Frozen))?, None)
             };
             exports.push(export);
             copiers.push(copier);
