@@ -1,10 +1,10 @@
-//! The one place of the program that starts another: the password command.
+//! The password command.
 
 use std::ffi::OsStr;
 use std::io::Read;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{ExitStatus, Stdio};
 
-use crate::environment;
+use holdfast_host::command;
 
 /// Bytes of output that a command may write; a password needs far fewer.
 const OUTPUT_BYTES_MAX: u64 = 1 << 20;
@@ -29,23 +29,17 @@ pub enum CommandError {
     TooMuchOutput,
 }
 
-/// Runs `command` with `/bin/sh -c`, gives its output to `reader`, and waits for it.
+/// Runs `words` with `/bin/sh -c`, gives its output to `reader`, and waits for it.
 ///
 /// Its standard input is empty, since ours may be the disk that is backed up; its standard error is ours, so that it can
 /// talk to a person. It sees no password. It has as long as it needs: it may be asking somebody.
 pub fn run_shell<T>(
-    command: &OsStr,
+    words: &OsStr,
     reader: impl FnOnce(&mut dyn Read) -> std::io::Result<T>,
 ) -> Result<Finished<T>, CommandError> {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the one place of the program that starts another"
-    )]
-    let mut child = Command::new("/bin/sh")
+    let mut child = command("/bin/sh")
         .arg("-c")
-        .arg(command)
-        .env_remove(environment::PASSWORD)
-        .env_remove(environment::TO_PASSWORD)
+        .arg(words)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())

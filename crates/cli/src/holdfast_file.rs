@@ -46,7 +46,7 @@ impl HoldfastFileArgs {
     /// Anything in it is wrong: nobody acts by half of a configuration.
     pub fn load(&self, context: &Context) -> Result<Config, Error> {
         let path = self.path(context);
-        let text = sanoid_file::read(&path)?;
+        let text = sanoid_file::read_obeyed(&path)?;
         parse(&text).map_err(|errors| {
             Error::usage(
                 format!("{}: {}", path.display(), errors.first().map_or("", String::as_str)),

@@ -297,14 +297,28 @@ fn read_file(path: &Path, warn: &mut dyn FnMut(&str)) -> Result<Password, Passwo
     let mut file = File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     let mode = metadata.permissions().mode() & 0o777;
-    if metadata.is_file() && mode & 0o004 != 0 {
-        warn(&format!(
-            "the password file {} can be read by others (mode {mode:03o}); chmod 600 would keep it private",
-            path.display()
-        ));
+    if metadata.is_file()
+        && let Some(warning) = private_file_warning(path, mode, "password file")
+    {
+        warn(&warning);
     }
     let line = first_line(&mut file).map_err(failed)?;
     Password::from_line(line, &path.display().to_string())
+}
+
+/// What is wrong with the mode of a file with a secret.
+pub fn private_file_warning(path: &Path, mode: u32, what: &str) -> Option<String> {
+    let (read, written) = (mode & 0o044 != 0, mode & 0o022 != 0);
+    let can_be = match (read, written) {
+        (false, false) => return None,
+        (true, false) => "read",
+        (false, true) => "written",
+        (true, true) => "read and written",
+    };
+    Some(format!(
+        "the {what} {} can be {can_be} by others (mode {mode:03o}); chmod 600 would keep it private",
+        path.display()
+    ))
 }
 
 fn read_command(command: &OsStr) -> Result<Password, PasswordError> {

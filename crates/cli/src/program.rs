@@ -7,6 +7,8 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{ColorChoice, FromArgMatches as _};
 use holdfast_policy::sanoid::Level;
+use rustix::fs::Mode;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit, umask};
 
 use crate::args::{Arguments, ColorWhen, command_tree};
 use crate::commands::tell_check;
@@ -20,7 +22,22 @@ use crate::standard_streams::open_output;
 
 /// Runs the program as this process.
 pub fn main() -> ExitCode {
+    keep_to_itself();
     run(&std::env::args_os().collect::<Vec<_>>(), Environment::of_process()).into()
+}
+
+/// Keeps what the process knows out of files of others: it holds passwords and keys, so it leaves no core and is not traced by programs of
+/// the same user; and nothing that it makes can be written by others, whatever the mask of its caller.
+fn keep_to_itself() {
+    // Neither can fail with these arguments on a kernel that we run on, and a backup is worth more than a core that is not kept.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).ok();
+    let limit = Rlimit {
+        current: Some(0),
+        ..getrlimit(Resource::Core)
+    };
+    setrlimit(Resource::Core, limit).ok();
+    let mask = umask(Mode::empty());
+    umask(mask | Mode::WGRP | Mode::WOTH);
 }
 
 /// Runs the program with the words of a command line.

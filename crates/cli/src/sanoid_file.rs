@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use holdfast_host::why_not_obeyed;
 use holdfast_policy::sanoid::{SanoidConfig, SanoidError};
 
 use crate::errors::Error;
@@ -26,12 +27,37 @@ pub fn read(path: &Path) -> Result<String, Error> {
     })
 }
 
+/// The text of a file that is obeyed.
+///
+/// # Errors
+/// Others than root, or the user that we are, have a say in it.
+pub fn read_obeyed(path: &Path) -> Result<String, Error> {
+    refuse_written_by_others(path)?;
+    read(path)
+}
+
+/// Refuses a file in which others have a say.
+pub fn refuse_written_by_others(path: &Path) -> Result<(), Error> {
+    let why = why_not_obeyed(path).map_err(|source| Error::File {
+        action: "look at",
+        path: path.to_owned(),
+        source,
+    })?;
+    match why {
+        None => Ok(()),
+        Some(why) => Err(Error::NotObeyed {
+            path: path.to_owned(),
+            why,
+        }),
+    }
+}
+
 /// The policy in a file.
 ///
 /// # Errors
 /// Anything in it is wrong: nobody acts by half of a policy.
 pub fn parse(args: &SanoidFileArgs) -> Result<SanoidConfig, Error> {
-    let text = read(&args.file)?;
+    let text = read_obeyed(&args.file)?;
     SanoidConfig::parse(&text).map_err(|errors| {
         let first = errors.first().map(SanoidError::to_string).unwrap_or_default();
         Error::usage(

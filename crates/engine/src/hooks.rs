@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_host::{Call, Ending, MachineState, MachineSummary};
+use holdfast_host::{Call, Ending, MachineState, MachineSummary, why_not_obeyed};
 use holdfast_repo::Manifest;
 
 use crate::error::{Error, Result};
@@ -242,6 +242,9 @@ impl Hooks {
         variables: &Variables,
         job: Job<'_>,
     ) -> std::result::Result<(), String> {
+        if let Some(why) = why_not_obeyed(program).map_err(|error| error.to_string())? {
+            return Err(format!("it is not called: {why}; see chown root and chmod go-w"));
+        }
         let call = Call {
             program,
             arguments: &[event.word()],

@@ -198,7 +198,7 @@ fn make(
         instant.cut = job.clock.now().saturating_sub(start);
         if request.states.is_some() {
             let guests = request.guests.iter();
-            besides.extend(guests.map(|guest| Beside::read(&guest.description, job.clock)));
+            besides.extend(guests.map(|guest| Beside::read(&guest.description, &guest.machine.rights(), job.clock)));
         }
         within();
         made

@@ -295,7 +295,7 @@ impl MachineBackup<'_> {
             self.job.progress.note("the machine is shut off, so it has no memory");
         }
         let opened = self.open_at_rest()?;
-        let beside = Beside::read(&self.description, self.job.clock)?;
+        let beside = Beside::read(&self.description, &self.request.machine.rights(), self.job.clock)?;
         let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
             target: disk.target.clone(),
             device: &*source.device,
@@ -352,7 +352,7 @@ impl MachineBackup<'_> {
         let (mut frozen, mut noted) = noted.freezing(|| {
             freezer.freeze(&self.taken, (state, can_quiesce), &mut || {
                 time = Some((self.request.now)());
-                beside = Beside::read(&self.description, self.job.clock);
+                beside = Beside::read(&self.description, &self.request.machine.rights(), self.job.clock);
             })
         })?;
         let pace = Pace::new(self.request.limits.bytes_per_second, self.job);

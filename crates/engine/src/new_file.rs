@@ -45,6 +45,29 @@ pub(crate) struct NewFile {
     _replaced: Option<ImageMut>,
 }
 
+/// Refuses a link that another user has put into the place of the target: what it leads to is not what was meant. The kernel does not follow
+/// such links in sticky folders (`fs.protected_symlinks`), but a path that is resolved here is no link any more.
+fn refuse_link_of_others(path: &Path) -> Result<()> {
+    let Ok(found) = path.symlink_metadata() else {
+        return Ok(());
+    };
+    let user = rustix::process::geteuid().as_raw();
+    if !found.is_symlink() || found.uid() == user || found.uid() == 0 {
+        return Ok(());
+    }
+    Err(Error::File {
+        action: "replace",
+        path: path.to_owned(),
+        source: std::io::Error::new(
+            std::io::ErrorKind::PermissionDenied,
+            format!(
+                "it is a symbolic link of user {}: name the file that it leads to",
+                found.uid()
+            ),
+        ),
+    })
+}
+
 impl NewFile {
     /// Chooses a name to write under; there is nothing at it yet.
     ///
@@ -56,6 +79,7 @@ impl NewFile {
         }
         // Who replaces what a link leads to means that, and not the link: it may have been put on a larger medium.
         let linked = path.canonicalize().ok();
+        refuse_link_of_others(path)?;
         let path = match (existing, &linked) {
             (Existing::Replace, Some(linked)) if path.is_symlink() => linked,
             _ => path,

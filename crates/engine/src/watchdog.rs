@@ -64,7 +64,7 @@ impl Guard {
             return Ok(Self::nobody());
         };
         let companion =
-            Companion::start(program, arguments, &[]).map_err(|source| Error::NoWatchdog { source: Some(source) })?;
+            Companion::start(program, arguments).map_err(|source| Error::NoWatchdog { source: Some(source) })?;
         match companion.hear(READY_DEADLINE) {
             Some(line) if line == READY => Ok(Self {
                 companion: Some(companion),

@@ -18,7 +18,7 @@ use holdfast_host::domain_xml::DomainXml;
 use holdfast_host::qmp::Monitor;
 use holdfast_host::{
     Description, DiskSource, Error as HostError, Hypervisor, HypervisorMut, KeptStates, Machine, MachineDisk,
-    MachineState, MachineSummary, Result as HostResult, Resumption, TpmFile, TpmPlace, TpmStore,
+    MachineState, MachineSummary, Result as HostResult, Resumption, Rights, TpmFile, TpmPlace, TpmStore,
 };
 use holdfast_repo::key::{Cipher, Credential, KdfParameters, SystemRandomness};
 use holdfast_repo::store::MemoryStore;
@@ -151,13 +151,18 @@ impl HypervisorMut for Fake {
             return Some(TpmPlace::At(TpmFile {
                 path: folder.join("tpm2/tpm2-00.permall"),
                 store: TpmStore::Folder,
+                rights: Rights::Own,
             }));
         };
         let path = match store {
             TpmStore::Folder => path.join("tpm2-00.permall"),
             TpmStore::Single => path,
         };
-        Some(TpmPlace::At(TpmFile { path, store }))
+        Some(TpmPlace::At(TpmFile {
+            path,
+            store,
+            rights: Rights::Own,
+        }))
     }
 
     fn define(&self, configuration: &str) -> HostResult<()> {

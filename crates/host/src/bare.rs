@@ -15,7 +15,7 @@ use holdfast_block::Clock;
 use serde_json::{Map, Value, json};
 
 use self::block::Blocks;
-use crate::agent::socket::{AgentError, ask};
+use crate::agent::socket::{AgentError, AgentSocket, ask};
 use crate::ended::Ended;
 use crate::error::{Error, Result};
 use crate::hypervisor::{Hypervisor, Machine};
@@ -23,6 +23,7 @@ use crate::machine::{Description, MachineDisk, MachineState, MachineSummary, Mar
 use crate::other_process::Process;
 use crate::qemu::disks;
 use crate::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, QueuedSocket};
+use crate::rights::Rights;
 
 /// The file of a machine's configuration with the command line of its QEMU: a list of texts.
 const COMMAND_LINE: &str = "qemu-command-line.json";
@@ -41,6 +42,7 @@ struct Bare {
     name: String,
     monitor: Box<dyn Monitor>,
     process: Option<Process>,
+    rights: Rights,
     agent: Option<PathBuf>,
     clock: Arc<dyn Clock>,
     questions: AtomicU32,
@@ -67,6 +69,10 @@ impl BareQemu {
             other => unreachable(other),
         })?;
         let process = socket.peer().and_then(Process::of_qemu);
+        let rights = socket.rights().map_err(|source| Error::Unreachable {
+            address: path.display().to_string(),
+            source: Box::new(source),
+        })?;
         let name = name(&socket, path).map_err(unreachable)?;
         let agent = agent_socket(&socket).map_err(unreachable)?;
         let resolve = |path: PathBuf| process.as_ref().map_or(path.clone(), |process| process.resolve(&path));
@@ -77,6 +83,7 @@ impl BareQemu {
                 agent: agent.map(resolve),
                 monitor: Box::new(socket),
                 process,
+                rights,
                 questions: first_question(&*clock),
                 clock,
             }),
@@ -92,8 +99,13 @@ impl BareQemu {
             address: path.display().to_string(),
             source: Box::new(source),
         })?;
+        let rights = queued.rights().map_err(|source| Error::Unreachable {
+            address: path.display().to_string(),
+            source: Box::new(source),
+        })?;
         Ok(Box::new(BareMachine(Arc::new(Bare {
             name: name.to_owned(),
+            rights,
             monitor: Box::new(queued),
             process: None,
             agent: agent.map(Path::to_owned),
@@ -121,6 +133,10 @@ fn first_question(clock: &dyn Clock) -> AtomicU32 {
 impl Hypervisor for BareQemu {
     fn title(&self) -> &str {
         &self.title
+    }
+
+    fn rights(&self) -> Rights {
+        self.machine.rights.clone()
     }
 
     fn machines(&self) -> Result<Vec<MachineSummary>> {
@@ -209,6 +225,10 @@ impl Machine for BareMachine {
         &self.0.name
     }
 
+    fn rights(&self) -> Rights {
+        self.0.rights.clone()
+    }
+
     fn describe(&self) -> Result<Description> {
         let blocks = self.0.blocks()?;
         Ok(Description {
@@ -262,7 +282,11 @@ impl Machine for BareMachine {
             return Err(refused("it has no channel for one".to_owned()));
         };
         let number = self.0.questions.fetch_add(1, Ordering::Relaxed);
-        let answer = ask(path, command, number, deadline, &*self.0.clock);
+        let agent = AgentSocket {
+            path,
+            rights: &self.0.rights,
+        };
+        let answer = ask(&agent, command, number, deadline, &*self.0.clock);
         answer.map_err(|error: AgentError| refused(error.to_string()))
     }
 }

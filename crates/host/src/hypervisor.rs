@@ -9,12 +9,18 @@ use crate::ended::Ended;
 use crate::error::{Error, Result};
 use crate::machine::{Description, MachineDisk, MachineState, MachineSummary};
 use crate::qmp::Monitor;
+use crate::rights::Rights;
 use crate::tpm::TpmPlace;
 
 /// A hypervisor, and the way to it.
 pub trait Hypervisor: Send + Sync {
     /// Where it is and what, for people: "libvirt at qemu:///system".
     fn title(&self) -> &str;
+
+    /// Whose rights decide which files its machines may name: those of the user it runs as.
+    fn rights(&self) -> Rights {
+        Rights::Own
+    }
 
     /// Its machines, by name.
     fn machines(&self) -> Result<Vec<MachineSummary>>;
@@ -94,6 +100,11 @@ pub struct KeptStates {
 pub trait Machine: Send + Sync {
     /// Its name.
     fn name(&self) -> &str;
+
+    /// Whose rights decide which files it may name.
+    fn rights(&self) -> Rights {
+        Rights::Own
+    }
 
     /// What it is at this moment.
     fn describe(&self) -> Result<Description>;

@@ -17,12 +17,14 @@ mod libvirt;
 mod live_disks;
 mod living;
 mod machine;
+mod obeyed;
 mod other_process;
 mod overlays;
 mod process;
 pub mod provider;
 pub mod qemu;
 pub mod qmp;
+mod rights;
 mod ssh;
 mod ssh_signature;
 mod standard_streams;
@@ -46,11 +48,13 @@ pub use living::{
 pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,
 };
+pub use obeyed::why_not_obeyed;
 pub use overlays::{CommitProgress, Overlays};
 pub use process::{
     Answer, Call, Called, Companion, Ending, LocalTools, Order, Piped, PipedEnd, Programs, ToolError, Tools, Worked,
-    Worker,
+    Worker, command,
 };
+pub use rights::{FileKind, Links, Rights, UserIdentity};
 pub use ssh::{Ssh, SshAddress, shell_line};
 pub use ssh_signature::{
     AllowedSigners, PassphraseFrom, SSH_SIGNATURE_BYTES_MAX, Signed, SshSignatureError, SshSignatures, Verdict,

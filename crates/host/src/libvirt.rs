@@ -6,6 +6,7 @@ mod copies;
 mod files;
 mod monitor;
 mod overlays;
+mod peer;
 mod resume;
 mod tpm;
 
@@ -27,7 +28,8 @@ use crate::error::{Error, Result};
 use crate::hypervisor::{Hypervisor, Machine};
 use crate::machine::{Description, MachineDisk, MachineState, MachineSummary};
 use crate::qmp::Monitor;
-use tpm::{Activity, States};
+use crate::rights::Rights;
+use tpm::{Activity, States, TpmOwner};
 
 /// A connection to libvirt.
 pub struct Libvirt {
@@ -35,6 +37,7 @@ pub struct Libvirt {
     uri: String,
     title: String,
     states: States,
+    rights: Rights,
 }
 
 impl Libvirt {
@@ -42,7 +45,7 @@ impl Libvirt {
     pub fn connect(uri: &str) -> Result<Self> {
         // Without this it prints every error by itself.
         virt::error::clear_error_callback();
-        let connection = open(uri)?;
+        let (connection, rights) = peer::open(uri)?;
         // What was given may be an alias of it.
         let whole_uri = connection.uri().unwrap_or_default();
         Ok(Self {
@@ -50,6 +53,7 @@ impl Libvirt {
             uri: uri.to_owned(),
             title: format!("libvirt at {uri}"),
             states: States::of(&whole_uri, None),
+            rights,
         })
     }
 
@@ -85,6 +89,10 @@ impl Libvirt {
 impl Hypervisor for Libvirt {
     fn title(&self) -> &str {
         &self.title
+    }
+
+    fn rights(&self) -> Rights {
+        self.rights.clone()
     }
 
     fn machines(&self) -> Result<Vec<MachineSummary>> {
@@ -139,15 +147,9 @@ impl Libvirt {
             name,
             uri: self.uri.clone(),
             states: self.states.clone(),
+            rights: self.rights.clone(),
         })
     }
-}
-
-fn open(uri: &str) -> Result<Connect> {
-    Connect::open(Some(uri)).map_err(|source| Error::Unreachable {
-        address: uri.to_owned(),
-        source: Box::new(source),
-    })
 }
 
 fn lookup(connection: &Connect, name: &str) -> std::result::Result<Domain, VirtError> {
@@ -162,6 +164,7 @@ pub(crate) struct LibvirtMachine {
     name: String,
     uri: String,
     states: States,
+    rights: Rights,
 }
 
 impl LibvirtMachine {
@@ -209,6 +212,10 @@ impl Machine for LibvirtMachine {
         &self.name
     }
 
+    fn rights(&self) -> Rights {
+        self.rights.clone()
+    }
+
     fn describe(&self) -> Result<Description> {
         let summary = summary(&self.domain()).map_err(|error| {
             if is_code(&error, ErrorNumber::NoDomain) {
@@ -229,10 +236,16 @@ impl Machine for LibvirtMachine {
             MachineState::Running | MachineState::Paused | MachineState::Between => Activity::On,
         };
         let tpm = domain.tpm.as_ref();
+        let owner = TpmOwner {
+            uuid: &summary.uuid,
+            activity,
+            libvirt: &self.rights,
+        };
+        let tpm = tpm.map(|tpm| self.states.tpm(tpm, &owner));
         let variables = || self.states.variables(&summary.name);
         let variables = domain.has_variables.then(variables).flatten();
         Ok(Description {
-            tpm: tpm.map(|tpm| self.states.tpm(tpm, &summary.uuid, activity)),
+            tpm,
             summary,
             disks: domain.disks,
             nvram: domain.nvram.map(Into::into).or(variables),

@@ -228,7 +228,7 @@ mod tests {
         let ours = writers_of_files(&paths);
         assert_eq!(ours.found, [], "we do not count ourselves");
         let script = format!("exec 9>>'{}'; echo ready; read end", file.path().display());
-        let mut other = Companion::start(&"sh".into(), &["-c".into(), script.into()], &[]).unwrap();
+        let mut other = Companion::start(&"sh".into(), &["-c".into(), script.into()]).unwrap();
         assert_eq!(other.hear(Duration::from_secs(30)).as_deref(), Some("ready"));
         let found = writers_of_files(&paths).found;
         assert_eq!((found.len(), &found[0].words[0][..]), (1, "sh"));
@@ -236,7 +236,7 @@ mod tests {
         other.end().unwrap();
         assert_eq!(writers_of_files(&paths), ours);
         let script = format!("exec 9<'{}'; echo ready; read end", file.path().display());
-        let other = Companion::start(&"sh".into(), &["-c".into(), script.into()], &[]).unwrap();
+        let other = Companion::start(&"sh".into(), &["-c".into(), script.into()]).unwrap();
         assert_eq!(other.hear(Duration::from_secs(30)).as_deref(), Some("ready"));
         assert_eq!(writers_of_files(&paths).found, [], "one that reads writes nothing");
         other.end().unwrap();

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Pid;
 
+use crate::rights::UserIdentity;
+
 /// Bytes of a command line, at most: the kernel's own bound for one is a quarter of the stack.
 const COMMAND_LINE_BYTES_MAX: usize = 4 << 20;
 
@@ -25,20 +27,53 @@ impl Process {
         numbers.map(|entry| Self { folder: entry.path() })
     }
 
-    /// Whether its paths lead to other files than ours, as far as we may know: it is in a mount namespace of its own.
+    /// The one of this number.
+    pub(crate) fn of_number(pid: Pid) -> Self {
+        Self {
+            folder: format!("/proc/{}", pid.as_raw_nonzero()).into(),
+        }
+    }
+
+    /// Whether its paths lead to other files than ours, as far as we may know: it has another root, or a mount namespace of its own.
     pub(crate) fn sees_other_files(&self) -> bool {
-        let namespace = |folder: &Path| std::fs::read_link(folder.join("ns/mnt")).ok();
-        namespace(&self.folder).is_some_and(|its| Some(its) != namespace("/proc/self".as_ref()))
+        ["ns/mnt", "root"].iter().any(|name| {
+            let target = |folder: &Path| std::fs::read_link(folder.join(name)).ok();
+            target(&self.folder).is_some_and(|its| Some(its) != target("/proc/self".as_ref()))
+        })
+    }
+
+    /// Its user and groups, for access checks. A program that is root only by its set-user-id bit was started by another user, who chose
+    /// its arguments: that user counts.
+    pub(crate) fn identity(&self) -> Option<UserIdentity> {
+        let status = std::fs::read_to_string(self.folder.join("status")).ok()?;
+        identity(&status)
+    }
+
+    /// The program that it runs, as the kernel knows it; none where we may not see that.
+    pub(crate) fn program(&self) -> Option<PathBuf> {
+        std::fs::read_link(self.folder.join("exe")).ok()
+    }
+
+    /// Whether it has one of these sockets open; none where we may not see that.
+    pub(crate) fn has_socket(&self, inodes: &[u64]) -> Option<bool> {
+        let mut entries = std::fs::read_dir(self.folder.join("fd")).ok()?.flatten();
+        Some(entries.any(|entry| {
+            let target = std::fs::read_link(entry.path()).ok();
+            let target = target.as_deref().and_then(Path::to_str).unwrap_or_default();
+            let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+            inode
+                .and_then(|inode| inode.parse().ok())
+                .is_some_and(|inode| inodes.contains(&inode))
+        }))
     }
 
     /// The process of this number, if it looks like a QEMU: a socket may have been made by whoever started it.
     pub(crate) fn of_qemu(pid: Pid) -> Option<Self> {
-        let process = Self {
-            folder: format!("/proc/{}", pid.as_raw_nonzero()).into(),
-        };
-        let program = std::fs::read_link(process.folder.join("exe")).ok();
+        let process = Self::of_number(pid);
         // Only who may trace it may see which program it is.
-        let program = program.or_else(|| Some(process.command_line()?.first()?.into()))?;
+        let program = process
+            .program()
+            .or_else(|| Some(process.command_line()?.first()?.into()))?;
         let name = program.file_name()?.to_string_lossy();
         (name.contains("qemu") || name == "kvm").then_some(process)
     }
@@ -73,13 +108,83 @@ impl Process {
     }
 }
 
+/// The user of a process by its `/proc/PID/status`: real, effective, saved and file-system user stand in one line.
+fn identity(status: &str) -> Option<UserIdentity> {
+    let line = |name: &str| {
+        let mut lines = status.lines();
+        let values = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        values
+            .split_ascii_whitespace()
+            .map(|word| word.parse().ok())
+            .collect::<Option<Vec<u32>>>()
+    };
+    let (users, own_groups) = (line("Uid")?, line("Gid")?);
+    let index = users.iter().position(|user| *user != 0).unwrap_or(0);
+    Some(UserIdentity {
+        user: *users.get(index)?,
+        group: *own_groups.get(index)?,
+        groups: line("Groups")?,
+    })
+}
+
+/// The inodes of sockets that are bound to `path`, as the process that bound them called it, with that name.
+pub(crate) fn bound_sockets() -> Vec<(PathBuf, u64)> {
+    let text = std::fs::read("/proc/net/unix").unwrap_or_default();
+    String::from_utf8_lossy(&text)
+        .lines()
+        .filter_map(bound_socket)
+        .collect()
+}
+
+/// A line of `/proc/net/unix`: six numbers, the inode and, where there is one, the name.
+fn bound_socket(line: &str) -> Option<(PathBuf, u64)> {
+    let mut rest = line;
+    let mut fields = Vec::new();
+    for _ in 0..7 {
+        let (field, behind) = rest.trim_start_matches(' ').split_once(' ')?;
+        fields.push(field);
+        rest = behind;
+    }
+    Some((rest.into(), fields.last()?.parse().ok()?))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Process;
+    use std::os::unix::net::UnixListener;
+
+    use super::{Process, bound_sockets, identity};
 
     #[test]
     fn a_process_that_is_no_qemu_is_not_taken_for_one() {
         assert!(Process::of_qemu(rustix::process::getpid()).is_none());
+    }
+
+    #[test]
+    fn the_user_who_started_a_program_counts_and_not_its_set_user_id_bit() {
+        let status = |users: &str| format!("Name:\tx\nUid:\t{users}\nGid:\t{users}\nGroups:\t4 27 \n");
+        let user = |users: &str| identity(&status(users)).unwrap().user;
+        assert_eq!(user("0\t0\t0\t0"), 0);
+        assert_eq!(user("1000\t0\t0\t0"), 1000);
+        assert_eq!(user("0\t64055\t0\t64055"), 64_055);
+        assert_eq!(identity(&status("1\t1\t1\t1")).unwrap().groups, [4, 27]);
+        assert_eq!(identity("Uid:\tx\n"), None);
+        let own = Process::of_number(rustix::process::getpid()).identity().unwrap();
+        assert_eq!(own.user, rustix::process::geteuid().as_raw());
+    }
+
+    #[test]
+    fn who_holds_a_socket_is_told_by_the_kernel() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a b");
+        let inodes = || {
+            let bound = bound_sockets().into_iter().filter(|(name, _)| *name == path);
+            bound.map(|(_, inode)| inode).collect::<Vec<_>>()
+        };
+        let own = Process::of_number(rustix::process::getpid());
+        assert!(inodes().is_empty());
+        let _listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(own.has_socket(&inodes()), Some(true));
+        assert_eq!(own.has_socket(&[]), Some(false));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod at_terminal;
 mod piped;
+mod secrets;
 mod tool;
 mod worker;
 
@@ -9,7 +10,7 @@ use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 pub(crate) use at_terminal::ask_at_terminal;
 pub use piped::{Piped, PipedEnd, Programs};
+pub use secrets::command;
 pub(crate) use tool::PATH as PROGRAM_PATH;
 pub use tool::{Answer, LocalTools, ToolError, Tools};
 pub use worker::{Order, Worked, Worker};
@@ -32,15 +34,9 @@ pub struct Companion {
 }
 
 impl Companion {
-    /// Starts a program; what it says on standard error goes where ours goes. Of the variables of our environment, it does not get
-    /// those that are `withheld`.
-    pub fn start(program: &OsString, arguments: &[OsString], withheld: &[&str]) -> std::io::Result<Self> {
-        #[expect(clippy::disallowed_methods, reason = "this is the place")]
-        let mut command = Command::new(program);
-        for name in withheld {
-            command.env_remove(name);
-        }
-        let mut child = command
+    /// Starts a program; what it says on standard error goes where ours goes.
+    pub fn start(program: &OsString, arguments: &[OsString]) -> std::io::Result<Self> {
+        let mut child = command(program)
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -90,7 +86,7 @@ pub struct Call<'a> {
     pub arguments: &'a [&'a str],
     /// Variables of its environment, beside those of ours.
     pub variables: &'a [(&'static str, String)],
-    /// Variables of our environment that it does not get.
+    /// Variables of our environment that it does not get, besides those that are about passwords.
     pub withheld: &'a [String],
     /// What it reads on standard input.
     pub input: &'a [u8],
@@ -136,8 +132,7 @@ impl Call<'_> {
     /// It does not start.
     pub fn run(&self, clock: &dyn Clock) -> std::io::Result<Called> {
         let (reader, writer) = std::io::pipe()?;
-        #[expect(clippy::disallowed_methods, reason = "this is the place")]
-        let mut command = Command::new(self.program);
+        let mut command = command(self.program);
         for name in self.withheld {
             command.env_remove(name);
         }

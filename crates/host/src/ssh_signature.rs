@@ -15,6 +15,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use tempfile::NamedTempFile;
 
+use crate::obeyed::why_not_obeyed;
 use crate::process::{Call, Called, Ending, PROGRAM_PATH, ask_at_terminal};
 
 const PROGRAM: &str = "ssh-keygen";
@@ -305,11 +306,14 @@ fn said(path: &Path) -> Result<String> {
 }
 
 fn readable(path: &Path) -> Result<String> {
-    let opened = std::fs::File::open(path);
-    opened.map_err(|source| SshSignatureError::Signers {
+    let failed = |source| SshSignatureError::Signers {
         path: path.to_owned(),
         source,
-    })?;
+    };
+    if let Some(why) = why_not_obeyed(path).map_err(failed)? {
+        return Err(failed(std::io::Error::new(std::io::ErrorKind::PermissionDenied, why)));
+    }
+    std::fs::File::open(path).map_err(failed)?;
     said(path)
 }
 

@@ -1,10 +1,15 @@
 //! An swtpm that runs: its command line says for whom, and where it keeps its state.
 //!
-//! It is not spoken to: its socket serves one client, which is QEMU.
+//! It is not spoken to: its socket serves one client, which is QEMU. A command line is no proof, since anybody can start a program with
+//! any words. So a process counts only if the kernel says that it runs a program called swtpm and holds the socket, and its state is opened
+//! with the rights of its user.
 
 use std::path::{Path, PathBuf};
 
-use crate::other_process::Process;
+use rustix::process::geteuid;
+
+use crate::other_process::{Process, bound_sockets};
+use crate::rights::Rights;
 use crate::tpm::{TpmPlace, TpmStore, TpmVersion};
 
 /// An swtpm.
@@ -19,14 +24,25 @@ struct Swtpm {
 
 /// The TPM whose swtpm listens at a socket.
 pub(crate) fn at_socket(socket: &Path) -> Option<(TpmVersion, TpmPlace)> {
-    found(|swtpm| swtpm.control.as_deref() == Some(socket))
+    found(|swtpm, _| swtpm.control.as_deref() == Some(socket))
 }
 
 #[cfg(feature = "libvirt")]
-/// The TPM of libvirt's machine of this UUID, wherever libvirt has its state.
-pub(crate) fn of_machine(uuid: &str) -> Option<(TpmVersion, TpmPlace)> {
-    found(|swtpm| is_of_machine(swtpm, uuid))
+/// The TPM of libvirt's machine of this UUID, wherever libvirt has its state. The libvirt of a user starts swtpm as that user; the one of the
+/// system has the sockets in a folder where only root can make one.
+pub(crate) fn of_machine(uuid: &str, libvirt: &Rights) -> Option<(TpmVersion, TpmPlace)> {
+    found(|swtpm, rights| {
+        let is_of_system = swtpm
+            .control
+            .as_ref()
+            .is_some_and(|path| SYSTEM_SOCKETS.iter().any(|folder| path.starts_with(folder)));
+        is_of_machine(swtpm, uuid) && (rights == libvirt || is_of_system && *libvirt == Rights::Own)
+    })
 }
+
+#[cfg(feature = "libvirt")]
+/// Where the libvirt of the system has its sockets.
+const SYSTEM_SOCKETS: [&str; 2] = ["/run/libvirt", "/var/run/libvirt"];
 
 #[cfg(any(feature = "libvirt", test))]
 /// libvirt calls a folder by the machine's UUID, and the one in it by the TPM's version.
@@ -37,21 +53,46 @@ fn is_of_machine(swtpm: &Swtpm, uuid: &str) -> bool {
 }
 
 /// The only swtpm that is meant. Where there are several, one is a remainder, and nobody knows which.
-fn found(is_meant: impl Fn(&Swtpm) -> bool) -> Option<(TpmVersion, TpmPlace)> {
+fn found(is_meant: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion, TpmPlace)> {
+    let bound = bound_sockets();
     let all = Process::all().filter_map(|process| {
-        let swtpm = resolved(parse(&process.command_line()?)?, &process);
-        is_meant(&swtpm).then_some((swtpm, process))
+        let told = parse(&process.command_line()?)?;
+        let swtpm = resolved(told.clone(), &process);
+        let user = process.identity()?;
+        let is_own = user.user == geteuid().as_raw() && user.user != 0;
+        let rights = Rights::of(user);
+        let is_it = is_meant(&swtpm, &rights) && is_running(&process, &told, &bound).unwrap_or(is_own);
+        is_it.then_some((swtpm, rights, process))
     });
-    let mut all: Vec<_> = all.collect();
-    let (swtpm, process) = all.pop()?;
-    let place = if all.iter().any(|(other, _)| *other != swtpm) {
+    let (inside, outside): (Vec<_>, Vec<_>) = all.partition(|(.., process)| !process.sees_other_files());
+    // Who has another root can bind any name there.
+    let Some((swtpm, rights, _)) = inside.first() else {
+        let (swtpm, ..) = outside.first()?;
+        let why = "its swtpm runs in a container, with files of its own".to_owned();
+        return Some((swtpm.version, TpmPlace::Unknown(why)));
+    };
+    let is_other = |(other, whose, _): &(Swtpm, Rights, Process)| other != swtpm || whose != rights;
+    let place = if inside.iter().any(is_other) {
         TpmPlace::Unknown("there are several swtpm that could be its".to_owned())
-    } else if process.sees_other_files() {
-        TpmPlace::Unknown("its swtpm runs in a container, with files of its own".to_owned())
     } else {
-        TpmPlace::of(swtpm.store, &swtpm.path, Some(swtpm.version))
+        TpmPlace::of(swtpm.store, &swtpm.path, Some(swtpm.version)).with_rights(rights.clone())
     };
     Some((swtpm.version, place))
+}
+
+/// Whether a process runs a program called swtpm and holds the socket that its command line names; none where we may not see that.
+fn is_running(process: &Process, told: &Swtpm, bound: &[(PathBuf, u64)]) -> Option<bool> {
+    let program = process.program()?;
+    let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    // The kernel says so of a program whose file was replaced by an update.
+    if name.strip_suffix(" (deleted)").unwrap_or(name) != "swtpm" {
+        return Some(false);
+    }
+    let Some(control) = &told.control else {
+        return Some(true);
+    };
+    let its = bound.iter().filter(|(path, _)| path == control);
+    process.has_socket(&its.map(|(_, inode)| *inode).collect::<Vec<_>>())
 }
 
 fn resolved(swtpm: Swtpm, process: &Process) -> Swtpm {

@@ -11,6 +11,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::rights::Rights;
+
 /// An emulated TPM of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tpm {
@@ -45,6 +47,8 @@ pub struct TpmFile {
     pub path: PathBuf,
     /// How swtpm keeps it.
     pub store: TpmStore,
+    /// The rights of the swtpm that has named it; the machine's where its configuration did.
+    pub rights: Rights,
 }
 
 /// How swtpm keeps the state of a TPM.
@@ -116,7 +120,19 @@ impl TpmPlace {
             (TpmStore::Folder, Some(version)) => path.join(version.file()),
             (TpmStore::Folder, None) => return Self::Unknown("nothing says which version it is of".to_owned()),
         };
-        Self::At(TpmFile { path, store })
+        Self::At(TpmFile {
+            path,
+            store,
+            rights: Rights::Own,
+        })
+    }
+
+    /// The same, named by a program with these rights.
+    pub(crate) fn with_rights(self, rights: Rights) -> Self {
+        match self {
+            Self::At(file) => Self::At(TpmFile { rights, ..file }),
+            unknown @ Self::Unknown(_) => unknown,
+        }
     }
 
     /// The file, where it is known.

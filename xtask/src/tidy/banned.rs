@@ -113,24 +113,9 @@ pub(crate) const ALLOWED: &[Allowed] = &[
         reason: "the one place that waits",
     },
     Allowed {
-        path: "crates/host/src/process.rs",
+        path: "crates/host/src/process/secrets.rs",
         text: "Command::new",
         reason: "the one place that starts subprocesses",
-    },
-    Allowed {
-        path: "crates/host/src/process/tool.rs",
-        text: "Command::new",
-        reason: "the same place: programs that are asked something, send or take in a stream",
-    },
-    Allowed {
-        path: "crates/host/src/process/worker.rs",
-        text: "Command::new",
-        reason: "the same place: programs that work for long",
-    },
-    Allowed {
-        path: "crates/cli/src/command.rs",
-        text: "Command::new",
-        reason: "the one place of the program that starts another",
     },
     Allowed {
         path: "crates/repo/tests/store_crash.rs",

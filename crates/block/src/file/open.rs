@@ -67,10 +67,13 @@ impl OpenFile {
         let expected = medium(&std::fs::metadata(path).map_err(&error)?, path)?;
         let mut options = OpenOptions::new();
         options.read(true).write(access == Access::ReadWrite);
+        // A FIFO may have come into its place since it was asked, and is not waited for; files and block devices ignore it.
+        let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY;
         if expected == Medium::BlockDevice && access == Access::ReadWrite {
             // On a block device this means: not while a file system or an array uses it.
-            options.custom_flags(flag(OFlags::EXCL));
+            flags |= OFlags::EXCL;
         }
+        options.custom_flags(flag(flags));
         let file = options.open(path).map_err(&error)?;
         Self::from_file(file, path, access, mode)
     }

@@ -249,24 +249,26 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
     let path = args.file.path(context);
     let file = path.display().to_string();
     let text = sanoid_file::read(&path)?;
+    let not_obeyed = sanoid_file::refuse_written_by_others(&path).err();
+    let not_obeyed = not_obeyed.map(|error| error.to_string());
     if holdfast_file::is_holdfast_toml(&path, &text) {
         let parsed = holdfast_file::parse(&text);
         let doubts = parsed.as_ref().map(|config| holdfast_file::doubts(config, context));
         return context.report(&Checked {
             file,
             doubts: doubts.unwrap_or_default(),
-            errors: parsed.err().unwrap_or_default(),
+            errors: parsed.err().unwrap_or_default().into_iter().chain(not_obeyed).collect(),
         });
     }
     context.report(&match SanoidConfig::parse(&text) {
         Ok(config) => Checked {
             file,
-            errors: Vec::new(),
+            errors: not_obeyed.into_iter().collect(),
             doubts: words(config.warnings()),
         },
         Err(errors) => Checked {
             file,
-            errors: errors.iter().map(SanoidError::to_string).collect(),
+            errors: errors.iter().map(SanoidError::to_string).chain(not_obeyed).collect(),
             doubts: Vec::new(),
         },
     })

@@ -15,7 +15,6 @@ use zeroize::Zeroizing;
 
 use crate::args::Example;
 use crate::context::Context;
-use crate::environment;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::password::Password;
@@ -127,8 +126,7 @@ pub(super) fn launch(instant: &InstantJob, password: Option<&Password>) -> holdf
         "--repository".into(),
         instant.repository.clone().into(),
     ];
-    let mut companion = Companion::start(&program.into(), &words, &[environment::PASSWORD])
-        .map_err(|error| failed(error.to_string()))?;
+    let mut companion = Companion::start(&program.into(), &words).map_err(|error| failed(error.to_string()))?;
     let bytes = password.map_or(&[][..], Password::as_bytes);
     // Of its whole length at once: what grows leaves copies of itself in memory.
     let mut digits = Zeroizing::new(String::with_capacity(2 * bytes.len()));

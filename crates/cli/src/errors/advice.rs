@@ -60,6 +60,11 @@ impl Error {
                 Kind::NoRepository,
                 format!("give --repository LOCATION, or set {}", environment::REPOSITORY),
             ),
+            Self::NotObeyed { .. } => advice(
+                Exit::Error,
+                Kind::Refused,
+                "it says what is done here, so it has to belong to root (or to you), with all folders above it, and only its owner may write it: chown root FILE, chmod go-w FILE",
+            ),
             Self::NoJson { .. } => advice(Exit::Usage, Kind::Usage, "leave --json out"),
             Self::Password(error) => password_advice(error),
             Self::Name(_) => advice(

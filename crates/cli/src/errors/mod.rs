@@ -39,6 +39,14 @@ pub enum Error {
         /// The holdfast.toml.
         config: std::path::PathBuf,
     },
+    /// A file that says what is done can be written by others.
+    #[error("{} is not obeyed: {why}", path.display())]
+    NotObeyed {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Who can, and how.
+        why: String,
+    },
     /// The verb's answer is data, not a report.
     #[error("{command} prints data, which --json cannot hold")]
     NoJson {

@@ -15,6 +15,11 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
             Kind::Unsupported,
             "run holdfast on that host, with the repository where it can reach it",
         ),
+        Refusal::OtherUser { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "run holdfast as that user; disks can be restored to files of your own",
+        ),
         Refusal::CannotResume { .. } => (Exit::Error, Kind::Refused, "--start boots it, as after a power cut"),
         Refusal::NoConfiguration { .. } => (
             Exit::Error,

@@ -192,7 +192,11 @@ fn post(
     clock: &dyn Clock,
 ) -> Result<(), String> {
     let mut headers = headers.to_vec();
+    let host = host_of(url);
     if let Some(path) = token_file {
+        if url.starts_with("http:") && !is_this_host(host) {
+            return Err(format!("{host}: a token is sent over https only"));
+        }
         let token = read_token(path).map_err(|error| format!("read the token from {path}: {error}"))?;
         headers.push(format!("Authorization: Bearer {token}"));
     }
@@ -203,8 +207,28 @@ fn post(
             Err("there is no program curl on this host: install it".to_owned())
         }
         Err(error) => Err(format!("curl: {error}")),
-        Ok(handed) => handed.map_err(|why| format!("{url}: {why}")),
+        // Many services take whoever knows the address for a friend: it is a secret.
+        Ok(handed) => handed.map_err(|why| format!("{host}: {}", why.replace(url, host))),
     }
+}
+
+/// The host of an address, with its port: all of it that may be shown.
+fn host_of(url: &str) -> &str {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    authority.rsplit_once('@').map_or(authority, |(_, host)| host)
+}
+
+/// Whether what is sent there stays on this host.
+fn is_this_host(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name == "localhost"
+        || name
+            .parse()
+            .is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
 /// What curl reads as its configuration.

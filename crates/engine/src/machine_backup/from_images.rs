@@ -66,10 +66,12 @@ impl MachineBackup<'_> {
             no_filter,
             no_reflink: match &images {
                 Err(error) => Some(error.to_string()),
+                Ok(_) if self.not_beside().is_some() => self.not_beside(),
                 Ok(images) if is_asked(Method::Reflink) => no_reflink(images, self.request.run),
                 Ok(_) => None,
             },
             no_overlay: match (&images, self.request.overlays) {
+                _ if self.not_beside().is_some() => self.not_beside(),
                 (_, None) => Some("overlays are libvirt's business, and it does not know this machine".to_owned()),
                 (Err(error), _) => Some(error.to_string()),
                 (Ok(images), _) => self.no_overlay(images),
@@ -82,7 +84,8 @@ impl MachineBackup<'_> {
     /// Why there can be no host snapshots, where somebody asks for them.
     pub(super) fn no_snapshot(&self) -> Option<String> {
         let is_asked = self.request.method == Some(Method::Snapshot);
-        is_asked.then(|| no_host_snapshot(&self.description, &self.taken, self.request.run))?
+        let why = || no_host_snapshot(&self.description, &self.taken, self.request.run);
+        is_asked.then(|| self.not_beside().or_else(why))?
     }
 
     fn no_overlay(&self, images: &[&Path]) -> Option<String> {
@@ -132,15 +135,43 @@ impl MachineBackup<'_> {
     /// The same, of a machine that is shut off: nobody changes them.
     pub(super) fn open_at_rest(&self) -> Result<Vec<OpenSource>> {
         let opened = self.open_images(&[])?;
-        opened
-            .iter()
-            .try_for_each(|source| source.tell_of_contradictions(self.job.progress))?;
+        let progress = self.job.progress;
+        let told = self.request.machine.rights().exercise(|| {
+            opened
+                .iter()
+                .try_for_each(|source| source.tell_of_contradictions(progress))
+        });
+        told.map_err(|source| Error::File {
+            action: "check",
+            path: opened
+                .first()
+                .and_then(|source| source.paths().next())
+                .unwrap_or(Path::new(""))
+                .to_owned(),
+            source,
+        })??;
         Ok(opened)
     }
 
     fn open_image(&self, disk: &MachineDisk, path: &Path) -> Result<OpenSource> {
         let format = disk.format.as_deref().and_then(Format::from_name);
-        OpenSource::open(path, format, &self.request.allowed)
+        let allowed = &self.request.allowed;
+        let open = || OpenSource::open(path, format, allowed);
+        let opened = self.request.machine.rights().exercise(open);
+        opened.map_err(|source| Error::File {
+            action: "open",
+            path: path.to_owned(),
+            source,
+        })?
+    }
+
+    /// Why nothing is made beside the images; none where it can be. Files of root's in a folder of another user are of no use to that user's
+    /// QEMU, and the user could put others into their place.
+    fn not_beside(&self) -> Option<String> {
+        let user = self.request.machine.rights().other_user()?;
+        Some(format!(
+            "its files are those of user {user}, and nothing of ours is made beside them"
+        ))
     }
 
     pub(super) fn read_from_images(self, (method, reason): (Method, String)) -> Result<MachineReading> {
@@ -156,7 +187,8 @@ impl MachineBackup<'_> {
         let frozen = self.freeze(&freezer, is_still, &mut || {
             let time = (self.request.now)();
             let made = self.make(&mut cut);
-            let beside = made.and_then(|()| Beside::read(&self.description, self.job.clock));
+            let beside =
+                made.and_then(|()| Beside::read(&self.description, &self.request.machine.rights(), self.job.clock));
             if is_still {
                 let stored = beside.and_then(|beside| {
                     let opened = self.open_images(&[])?;

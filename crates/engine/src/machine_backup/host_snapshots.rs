@@ -91,7 +91,7 @@ impl MachineBackup<'_> {
         let made = prepared.and_then(|()| {
             self.cut(&mut || {
                 time = Some((self.request.now)());
-                beside = Beside::read(&self.description, self.job.clock);
+                beside = Beside::read(&self.description, &self.request.machine.rights(), self.job.clock);
             })
         });
         let guest = made.as_ref().ok().and_then(|(_, report)| report.guests.first());

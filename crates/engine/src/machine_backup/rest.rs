@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use holdfast_block::{BlockDevice, Clock};
-use holdfast_host::Description;
 use holdfast_host::qemu::memory::Memory;
+use holdfast_host::{Description, Rights};
 
 use super::memory::{MEMORY, MEMORY_STATE, NOTE_KIND};
 use super::tpm::{TPM, TpmFound, TpmState};
@@ -31,10 +31,11 @@ pub(crate) struct Beside {
 }
 
 impl Beside {
-    pub(crate) fn read(description: &Description, clock: &dyn Clock) -> Result<Self> {
+    /// Reads them with the rights of whoever names them.
+    pub(crate) fn read(description: &Description, rights: &Rights, clock: &dyn Clock) -> Result<Self> {
         Ok(Self {
-            nvram: nvram::read(description)?,
-            tpm: tpm::read(description, clock),
+            nvram: nvram::read(description, rights)?,
+            tpm: tpm::read(description, rights, clock),
         })
     }
 

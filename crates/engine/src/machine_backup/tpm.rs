@@ -6,16 +6,12 @@
 //! their header says, or twice the same.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read as _;
-use std::os::unix::fs::FileTypeExt as _;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_block::{Clock, to_usize};
-use holdfast_host::{Description, MachineState, TpmFile, TpmPlace, TpmStore};
-use rustix::fs::{Mode, OFlags, open};
-use rustix::io::Errno;
+use holdfast_block::Clock;
+use holdfast_host::{Description, Links, MachineState, Rights, TpmFile, TpmPlace, TpmStore};
 
 use crate::Progress;
 use crate::backup::NOTE_PATH;
@@ -77,7 +73,9 @@ enum Missing {
 }
 
 /// The state of a machine's TPM, while the machine stands still.
-pub(super) fn read(description: &Description, clock: &dyn Clock) -> TpmFound {
+///
+/// Where the machine is another user's, that user's rights count. Otherwise they are those of the swtpm that has named the file.
+pub(super) fn read(description: &Description, rights: &Rights, clock: &dyn Clock) -> TpmFound {
     let Some(tpm) = &description.tpm else {
         return TpmFound::NoTpm;
     };
@@ -86,7 +84,11 @@ pub(super) fn read(description: &Description, clock: &dyn Clock) -> TpmFound {
         TpmPlace::Unknown(why) => return TpmFound::NotKept(format!("the state of its TPM is not kept: {why}")),
     };
     let path = file.path.display();
-    match read_whole(file, clock) {
+    let rights = match rights.other_user() {
+        Some(_) => rights,
+        None => &file.rights,
+    };
+    match read_whole(file, rights, clock) {
         Ok(bytes) => {
             let mut notes = BTreeMap::from([
                 (NOTE_PATH.to_owned(), path.to_string()),
@@ -108,13 +110,13 @@ pub(super) fn read(description: &Description, clock: &dyn Clock) -> TpmFound {
     }
 }
 
-fn read_whole(file: &TpmFile, clock: &dyn Clock) -> Result<Vec<u8>, Missing> {
+fn read_whole(file: &TpmFile, rights: &Rights, clock: &dyn Clock) -> Result<Vec<u8>, Missing> {
     let mut before = None;
     for attempt in 0..ATTEMPT_COUNT {
         if attempt > 0 {
             clock.sleep(ATTEMPT_INTERVAL);
         }
-        match read_once(file) {
+        match read_once(file, rights) {
             Ok(bytes) if file.store == TpmStore::Folder && is_whole(&bytes) => return Ok(bytes),
             Ok(bytes) if file.store == TpmStore::Single && before.as_ref() == Some(&bytes) => return Ok(bytes),
             Ok(bytes) => before = Some(bytes),
@@ -133,37 +135,12 @@ fn backup_of(file: &TpmFile) -> PathBuf {
 }
 
 /// The folder belongs to the user of swtpm: what leads out of it is not followed, and what is no file is not waited for.
-fn read_once(file: &TpmFile) -> Result<Vec<u8>, Missing> {
-    let link = match file.store {
-        TpmStore::Folder => OFlags::NOFOLLOW,
-        TpmStore::Single => OFlags::empty(),
-    };
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | link;
-    let unfit = |error: std::io::Error| Missing::Unfit(error.to_string());
-    let opened = open(&file.path, flags, Mode::empty()).map_err(|errno| match errno {
-        Errno::NOENT => Missing::NoFile,
-        Errno::LOOP => Missing::Unfit("it is a link".to_owned()),
-        other => unfit(other.into()),
-    })?;
-    let opened = File::from(opened);
-    let found = opened.metadata().map_err(unfit)?;
-    if found.file_type().is_block_device() {
-        return Err(Missing::Unfit("it is a block device".to_owned()));
-    }
-    if !found.is_file() {
-        return Err(Missing::Unfit("it is no file".to_owned()));
-    }
-    let mut bytes = Vec::with_capacity(to_usize(found.len().min(STATE_BYTES_MAX)));
-    opened
-        .take(STATE_BYTES_MAX + 1)
-        .read_to_end(&mut bytes)
-        .map_err(unfit)?;
-    if bytes.len() as u64 > STATE_BYTES_MAX {
-        return Err(Missing::Unfit(format!(
-            "it has more than the {STATE_BYTES_MAX} bytes that a state of a TPM may have"
-        )));
-    }
-    Ok(bytes)
+fn read_once(file: &TpmFile, rights: &Rights) -> Result<Vec<u8>, Missing> {
+    let read = rights.read(&file.path, STATE_BYTES_MAX, Links::Refuse);
+    read.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Missing::NoFile,
+        _ => Missing::Unfit(error.to_string()),
+    })
 }
 
 /// Whether a file of a folder is as long as it says of itself.
@@ -181,7 +158,7 @@ mod tests {
 
     use holdfast_block::{Clock, ManualClock};
     use holdfast_host::{
-        Description, MachineState, MachineSummary, Mark, Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion,
+        Description, MachineState, MachineSummary, Mark, Rights, Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion,
     };
 
     use super::{NOTE_TPM_STORE, NOTE_TPM_VERSION, STATE_BYTES_MAX, TpmFound, is_whole, read};
@@ -201,6 +178,7 @@ mod tests {
                 place: TpmPlace::At(TpmFile {
                     path: path.to_owned(),
                     store,
+                    rights: Rights::Own,
                 }),
             }),
             has_agent_channel: false,
@@ -233,8 +211,11 @@ mod tests {
         let path = folder.path().join("tpm2-00.permall");
         for store in [TpmStore::Folder, TpmStore::Single] {
             write(&path, &state(6000));
-            let TpmFound::State(found) = read(&machine(MachineState::Running, &path, store), &ManualClock::new())
-            else {
+            let TpmFound::State(found) = read(
+                &machine(MachineState::Running, &path, store),
+                &Rights::Own,
+                &ManualClock::new(),
+            ) else {
                 panic!("it is there");
             };
             assert_eq!(found.bytes, state(6000));
@@ -252,12 +233,16 @@ mod tests {
         let found = || {
             read(
                 &machine(MachineState::Paused, &path, TpmStore::Folder),
+                &Rights::Own,
                 &ManualClock::new(),
             )
         };
         assert!(why(found()).contains("there is no"), "{:?}", found());
         let off = machine(MachineState::ShutOff, &path, TpmStore::Folder);
-        assert!(matches!(read(&off, &ManualClock::new()), TpmFound::NotYet(_)));
+        assert!(matches!(
+            read(&off, &Rights::Own, &ManualClock::new()),
+            TpmFound::NotYet(_)
+        ));
         for length in [0, 9, 5999] {
             write(&path, &state(6000)[..length]);
             assert!(why(found()).contains("no whole state"), "{length}");
@@ -281,7 +266,7 @@ mod tests {
         assert!(why(found()).contains("no file"));
         let mut without = machine(MachineState::Running, &path, TpmStore::Folder);
         without.tpm.as_mut().unwrap().place = TpmPlace::Unknown("because".to_owned());
-        assert!(why(read(&without, &ManualClock::new())).ends_with("not kept: because"));
+        assert!(why(read(&without, &Rights::Own, &ManualClock::new())).ends_with("not kept: because"));
     }
 
     /// An swtpm that keeps a backup writes into the file itself: its clock is that of a writer here.
@@ -303,7 +288,11 @@ mod tests {
         let path = folder.path().join("tpm2-00.permall");
         write(&folder.path().join("tpm2-00.permall.bak"), &state(5000));
         let clock = Writer(&path, std::sync::Mutex::new(0));
-        let TpmFound::State(found) = read(&machine(MachineState::Running, &path, TpmStore::Folder), &clock) else {
+        let TpmFound::State(found) = read(
+            &machine(MachineState::Running, &path, TpmStore::Folder),
+            &Rights::Own,
+            &clock,
+        ) else {
             panic!("it comes");
         };
         assert!(is_whole(&found.bytes) && found.bytes == state(6000));

@@ -257,7 +257,7 @@ pub fn plan_machine_restore(
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<MachineRestorePlan> {
-    refuse_other_host(hypervisor)?;
+    refuse_foreign(hypervisor)?;
     let snapshot = find_snapshot(repository, &request.name.snapshot, &request.zone, job.progress)?;
     let planner = Planner {
         repository,
@@ -269,9 +269,17 @@ pub fn plan_machine_restore(
     plan_point(&planner, snapshot, wish, job)
 }
 
-fn refuse_other_host(hypervisor: &dyn HypervisorMut) -> Result<()> {
+/// Refuses a hypervisor whose files cannot be written: they are on another host, or another user names them.
+fn refuse_foreign(hypervisor: &dyn HypervisorMut) -> Result<()> {
     if hypervisor.is_of_this_host() {
-        return Ok(());
+        return match hypervisor.rights().other_user() {
+            None => Ok(()),
+            Some(user) => Err(Refusal::OtherUser {
+                hypervisor: hypervisor.title().to_owned(),
+                user,
+            }
+            .into()),
+        };
     }
     Err(Refusal::OtherHost {
         hypervisor: hypervisor.title().to_owned(),
@@ -286,7 +294,7 @@ pub(crate) fn plan_point(
     (restore_as, after, runtime): (&RestoreAs, AfterRestore, &Path),
     job: Job<'_>,
 ) -> Result<MachineRestorePlan> {
-    refuse_other_host(planner.hypervisor)?;
+    refuse_foreign(planner.hypervisor)?;
     job.progress.phase("planning", Unit::Items);
     let mut drafted = match restore_as {
         RestoreAs::NewMachine(wish) => new_machine::draft(planner, &snapshot, wish)?,

@@ -14,6 +14,14 @@ pub enum Refusal {
         /// The hypervisor.
         hypervisor: String,
     },
+    /// The hypervisor runs as another user, whose files are not written with our rights.
+    #[error("{hypervisor} belongs to user {user}: root does not write files that another user has named")]
+    OtherUser {
+        /// The hypervisor.
+        hypervisor: String,
+        /// The user that it runs as.
+        user: u32,
+    },
     /// The snapshot is of images, or of a machine that libvirt did not know.
     #[error("snapshot {snapshot} has no configuration of a machine of libvirt")]
     NoConfiguration {

@@ -12,7 +12,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::path::{Path, PathBuf};
 
 use holdfast_host::domain_xml::{DomainTpm, DomainXml, Identity};
-use holdfast_host::{TpmFile, TpmPlace, TpmStore};
+use holdfast_host::{Rights, TpmFile, TpmPlace, TpmStore};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Manifest};
 use rustix::fs::{Access, FlockOperation, OFlags, access, fcntl_lock};
@@ -223,6 +223,7 @@ pub(super) fn lock(path: &Path, store: TpmStore) -> Result<Option<File>> {
     let file = TpmFile {
         path: path.to_owned(),
         store,
+        rights: Rights::Own,
     };
     let Some(lock) = file.lock() else { return Ok(None) };
     let failed = |path: PathBuf| {

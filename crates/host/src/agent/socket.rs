@@ -12,6 +12,8 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use serde_json::{Value, json};
 
+use crate::rights::Rights;
+
 /// No JSON text has this byte: before a question it ends what is half said, and in an answer it stands before what counts.
 const DELIMITER: u8 = 0xff;
 /// Bytes of all that is read for one question, at most.
@@ -36,21 +38,29 @@ pub(crate) enum AgentError {
     TooLong,
 }
 
-/// Asks the agent at `path`, and gives the line that it answers.
+/// Where an agent's socket is. QEMU has named it, so it is reached with the rights of QEMU's user.
+pub(crate) struct AgentSocket<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) rights: &'a Rights,
+}
+
+/// Asks the agent at a socket, and gives the line that it answers.
 ///
 /// `number` is a number that nobody else synchronizes with. All in all it takes no longer than `deadline`.
 pub(crate) fn ask(
-    path: &Path,
+    agent: &AgentSocket<'_>,
     command: &str,
     number: u32,
     deadline: Duration,
     clock: &dyn Clock,
 ) -> Result<String, AgentError> {
+    let &AgentSocket { path, rights } = agent;
     let failed = |source: std::io::Error| AgentError::Socket {
         path: path.display().to_string(),
         source,
     };
-    let stream = UnixStream::connect(path).map_err(failed)?;
+    let connected = rights.exercise(|| UnixStream::connect(path));
+    let stream = connected.and_then(|connected| connected).map_err(failed)?;
     stream.set_write_timeout(Some(deadline)).map_err(failed)?;
     let mut line = Line {
         stream,
@@ -140,15 +150,23 @@ impl Line<'_> {
 mod tests {
     use std::io::{BufRead as _, BufReader, Write as _};
     use std::os::unix::net::UnixListener;
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
     use std::time::Duration;
 
     use holdfast_block::{Clock as _, SystemClock};
     use serde_json::{Value, json};
 
-    use super::{AgentError, ask};
+    use super::{AgentError, AgentSocket, ask};
+    use crate::rights::Rights;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    fn own(path: &Path) -> AgentSocket<'_> {
+        AgentSocket {
+            path,
+            rights: &Rights::Own,
+        }
+    }
 
     /// An agent that says `greeting` when somebody comes, and answers one sync; `answer` is what it says to the question.
     fn agent(folder: &tempfile::TempDir, greeting: &'static [u8], answer: &'static [u8]) -> PathBuf {
@@ -181,7 +199,7 @@ mod tests {
         let stale = b"{\"return\": 99}\n{\"retu\xff{\"return\": 4}\n{\"error\": {}}\n";
         let path = agent(&folder, stale, b"{\"return\": 2}\n");
         let answer = ask(
-            &path,
+            &own(&path),
             "{\"execute\":\"guest-fsfreeze-freeze\"}",
             5,
             SECOND,
@@ -196,13 +214,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = agent(&folder, b"", b"{\"retu");
         let start = clock.now();
-        let answer = ask(&path, "{}", 5, SECOND / 4, &clock);
+        let answer = ask(&own(&path), "{}", 5, SECOND / 4, &clock);
         assert!(matches!(answer, Err(AgentError::TimedOut(_))), "{answer:?}");
         assert!(clock.now().saturating_sub(start) < 5 * SECOND);
         // Somebody listens, and does not take us: QEMU has another client.
         let queue = folder.path().join("queue");
         let _listener = UnixListener::bind(&queue).unwrap();
-        let answer = ask(&queue, "{}", 5, SECOND / 4, &clock);
+        let answer = ask(&own(&queue), "{}", 5, SECOND / 4, &clock);
         assert!(matches!(answer, Err(AgentError::TimedOut(_))), "{answer:?}");
     }
 
@@ -215,7 +233,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             while stream.write_all(&[b'x'; 4096]).is_ok() {}
         });
-        let answer = ask(&path, "{}", 5, 60 * SECOND, &SystemClock::new());
+        let answer = ask(&own(&path), "{}", 5, 60 * SECOND, &SystemClock::new());
         assert!(matches!(answer, Err(AgentError::TooLong)), "{answer:?}");
     }
 }

@@ -3,7 +3,7 @@
 use virt::error::ErrorNumber;
 use virt::sys;
 
-use super::tpm::Activity;
+use super::tpm::{Activity, TpmOwner};
 use super::{Libvirt, checkpoints, is_code};
 use crate::domain_xml::DomainXml;
 use crate::error::{Error, Result};
@@ -62,7 +62,14 @@ impl HypervisorMut for Libvirt {
         let tpm = domain.tpm?;
         // It becomes a part of a path.
         Some(match domain.uuid.as_deref().and_then(Uuid::parse) {
-            Some(uuid) => self.states.tpm(&tpm, &uuid.to_string(), Activity::Off).place,
+            Some(uuid) => {
+                let owner = TpmOwner {
+                    uuid: &uuid.to_string(),
+                    activity: Activity::Off,
+                    libvirt: &self.rights,
+                };
+                self.states.tpm(&tpm, &owner).place
+            }
             None => TpmPlace::Unknown("the configuration has no UUID".to_owned()),
         })
     }

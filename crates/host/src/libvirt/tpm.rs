@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use super::change::is_local;
 use crate::domain_xml::DomainTpm;
+use crate::rights::Rights;
 use crate::swtpm;
 use crate::tpm::{Tpm, TpmPlace, TpmStore};
 
@@ -46,6 +47,14 @@ pub(super) enum States {
 pub(super) enum Activity {
     On,
     Off,
+}
+
+/// The machine that has a TPM.
+pub(super) struct TpmOwner<'a> {
+    pub(super) uuid: &'a str,
+    pub(super) activity: Activity,
+    /// The rights of the libvirt that has the machine.
+    pub(super) libvirt: &'a Rights,
 }
 
 impl States {
@@ -88,15 +97,20 @@ impl States {
         paths.find(|path| path.try_exists().unwrap_or(true))
     }
 
-    /// The TPM of the machine `uuid`.
-    pub(super) fn tpm(&self, tpm: &DomainTpm, uuid: &str, activity: Activity) -> Tpm {
+    /// The TPM of a machine.
+    pub(super) fn tpm(&self, tpm: &DomainTpm, machine: &TpmOwner<'_>) -> Tpm {
         Tpm {
             version: tpm.version,
-            place: self.place(tpm, uuid, activity),
+            place: self.place(tpm, machine),
         }
     }
 
-    fn place(&self, tpm: &DomainTpm, uuid: &str, activity: Activity) -> TpmPlace {
+    fn place(&self, tpm: &DomainTpm, machine: &TpmOwner<'_>) -> TpmPlace {
+        let &TpmOwner {
+            uuid,
+            activity,
+            libvirt,
+        } = machine;
         if *self == Self::Elsewhere {
             return TpmPlace::Unknown("libvirt has its files on another host".to_owned());
         }
@@ -122,7 +136,7 @@ impl States {
         let is_there = usual.as_ref().is_some_and(|folder| folder.is_dir());
         if activity == Activity::On
             && !is_there
-            && let Some((_, place)) = swtpm::of_machine(uuid)
+            && let Some((_, place)) = swtpm::of_machine(uuid, libvirt)
         {
             return place;
         }
@@ -138,8 +152,9 @@ impl States {
 mod tests {
     use std::path::{Path, PathBuf};
 
-    use super::{Activity, States};
+    use super::{Activity, States, TpmOwner};
     use crate::domain_xml::DomainTpm;
+    use crate::rights::Rights;
     use crate::tpm::{TpmPlace, TpmStore, TpmVersion};
 
     fn path(place: &TpmPlace) -> Option<&Path> {
@@ -180,6 +195,11 @@ mod tests {
     #[test]
     fn the_state_is_where_its_owner_wants_it_or_where_libvirt_has_it() {
         let uuid = "7219d2ac-133f-465f-897f-011cd0b714f1";
+        let machine = |activity| TpmOwner {
+            uuid,
+            activity,
+            libvirt: &Rights::Own,
+        };
         let mut tpm = DomainTpm {
             version: Some(TpmVersion::V1),
             ..DomainTpm::default()
@@ -189,28 +209,31 @@ mod tests {
             variables: "/variables".into(),
         };
         for activity in [Activity::On, Activity::Off] {
-            let place = states.place(&tpm, uuid, activity);
+            let place = states.place(&tpm, &machine(activity));
             let expected = format!("/states/{uuid}/tpm1.2/tpm-00.permall");
             assert_eq!(path(&place), Some(Path::new(&expected)));
         }
         let somewhere = States::Somewhere("why".to_owned());
         assert_eq!(
-            somewhere.place(&tpm, uuid, Activity::On),
+            somewhere.place(&tpm, &machine(Activity::On)),
             TpmPlace::Unknown("why".to_owned())
         );
         tpm.source = Some((TpmStore::Folder, "/own".into()));
         tpm.version = Some(TpmVersion::V2);
         assert_eq!(
-            path(&somewhere.place(&tpm, uuid, Activity::Off)),
+            path(&somewhere.place(&tpm, &machine(Activity::Off))),
             Some(Path::new("/own/tpm2-00.permall"))
         );
         tpm.source = Some((TpmStore::Single, "/own".into()));
-        assert_eq!(path(&states.place(&tpm, uuid, Activity::Off)), Some(Path::new("/own")));
-        assert!(path(&States::Elsewhere.place(&tpm, uuid, Activity::Off)).is_none());
+        assert_eq!(
+            path(&states.place(&tpm, &machine(Activity::Off))),
+            Some(Path::new("/own"))
+        );
+        assert!(path(&States::Elsewhere.place(&tpm, &machine(Activity::Off))).is_none());
         let served = DomainTpm {
             socket: Some("/nobody/listens".into()),
             ..DomainTpm::default()
         };
-        assert!(path(&states.place(&served, uuid, Activity::On)).is_none());
+        assert!(path(&states.place(&served, &machine(Activity::On))).is_none());
     }
 }

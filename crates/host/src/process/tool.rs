@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::LOOK_INTERVAL;
 use super::piped::{Piped, Programs};
+use super::secrets::command as new_command;
 
 /// Bytes of an answer, at most: a hundred thousand snapshots with a dozen properties each.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
@@ -96,8 +97,7 @@ impl ToolError {
 
 /// A program whose words are understood, and which can be killed with all that it starts.
 pub(super) fn command(program: &str, arguments: &[&str]) -> Command {
-    #[expect(clippy::disallowed_methods, reason = "this is the place")]
-    let mut command = Command::new(program);
+    let mut command = new_command(program);
     command
         .args(arguments)
         .env("PATH", PATH)
@@ -110,8 +110,7 @@ pub(super) fn command(program: &str, arguments: &[&str]) -> Command {
 
 /// A program that can talk to whoever sits at the terminal, in the words of that person.
 pub(super) fn command_in_foreground(program: &str, arguments: &[&str]) -> Command {
-    #[expect(clippy::disallowed_methods, reason = "this is the place")]
-    let mut command = Command::new(program);
+    let mut command = new_command(program);
     command
         .args(arguments)
         .env("PATH", PATH)

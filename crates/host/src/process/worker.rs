@@ -5,13 +5,14 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
+use super::secrets::command_with_secrets;
 use super::{Ending, ending};
 
 /// Bytes of an answer that are kept.
@@ -66,8 +67,7 @@ impl Worker {
         hear: impl Fn(&str) + Send + 'static,
         ended: impl FnOnce() + Send + 'static,
     ) -> std::io::Result<Self> {
-        #[expect(clippy::disallowed_methods, reason = "this is the place")]
-        let mut command = Command::new(order.program);
+        let mut command = command_with_secrets(order.program);
         for name in order.withheld {
             command.env_remove(name);
         }

@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::rights::Rights;
+
 use super::{Monitor, MonitorError, QmpCommand, QmpSocket, Result};
 
 /// How long a command waits for its turn, before it says that somebody else has the monitor.
@@ -37,6 +39,12 @@ impl QueuedSocket {
             place: Mutex::new(Some(take_place(path)?)),
             path: path.to_owned(),
         })
+    }
+
+    /// The rights of the program at the other end.
+    pub(crate) fn rights(&self) -> std::io::Result<Rights> {
+        let held = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        held.as_ref().map_or(Ok(Rights::Own), |place| place.socket.rights())
     }
 }
 

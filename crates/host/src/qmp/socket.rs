@@ -143,6 +143,12 @@ impl QmpSocket {
         Some(peer.pid)
     }
 
+    /// The rights of the program at the other end.
+    pub(crate) fn rights(&self) -> std::io::Result<crate::rights::Rights> {
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        crate::rights::Rights::of_peer(&writer.stream)
+    }
+
     /// What has happened since the last time this was called, oldest first.
     pub fn take_events(&self) -> Vec<Event> {
         self.shared.lock().events.drain(..).collect()

@@ -1,0 +1,107 @@
+//! Files that say what this program does: configurations, programs that it calls, keys whose signatures count.
+//!
+//! Whoever can write such a file, or put another into its place, can do what this program may do. So sudo, cron and sshd refuse files that
+//! others than root can write, and so does this. Every folder on the way counts, and every symbolic link.
+
+use std::fs::Metadata;
+use std::io::Result as IoResult;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use rustix::process::geteuid;
+
+const GROUP_WRITES: u32 = 0o020;
+const OTHERS_WRITE: u32 = 0o002;
+const STICKY: u32 = 0o1000;
+
+/// Why the file at `path` is not obeyed; none where nobody else can have a say in it.
+///
+/// A pipe that the caller has opened (`/dev/fd/3`) has no file system around it, and is the caller's.
+pub fn why_not_obeyed(path: &Path) -> IoResult<Option<String>> {
+    let whole = std::path::absolute(path)?;
+    if whole.starts_with("/dev/fd") || whole.starts_with("/proc/self/fd") || whole == Path::new("/dev/stdin") {
+        return Ok(None);
+    }
+    let user = geteuid().as_raw();
+    let found = whole.metadata()?;
+    if !found.is_file() {
+        return Ok(Some("it is not a regular file".to_owned()));
+    }
+    let target = whole.canonicalize()?;
+    for path in whole.ancestors().chain(target.ancestors()) {
+        if let Some(why) = why_not(&path.symlink_metadata()?, user) {
+            let which = if path == whole || path == target {
+                String::new()
+            } else {
+                format!("{}: ", path.display())
+            };
+            return Ok(Some(format!("{which}{why}")));
+        }
+    }
+    Ok(None)
+}
+
+/// The same for one file, folder or link, for a process of `user`.
+fn why_not(found: &Metadata, user: u32) -> Option<String> {
+    if found.uid() != 0 && found.uid() != user {
+        return Some(format!("it belongs to user {}", found.uid()));
+    }
+    // The mode of a link says nothing, and in a sticky folder nobody removes what belongs to another user.
+    if found.is_symlink() || found.is_dir() && found.mode() & STICKY != 0 {
+        return None;
+    }
+    // A group of one's own is common among people, and not with root.
+    let by_group = found.mode() & GROUP_WRITES != 0 && user == 0 && found.gid() != 0;
+    let by_others = found.mode() & OTHERS_WRITE != 0;
+    (by_group || by_others).then(|| format!("others can write it (mode {:03o})", found.mode() & 0o777))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, Permissions};
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+
+    use rustix::process::geteuid;
+
+    use super::why_not_obeyed;
+
+    #[test]
+    fn a_file_in_which_others_have_a_say_is_not_obeyed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        File::create(&path).unwrap();
+        let mode = |path: &std::path::Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        let why = || why_not_obeyed(&path).unwrap();
+        for fine in [0o600, 0o644, 0o755] {
+            mode(&path, fine);
+            assert_eq!(why(), None);
+        }
+        for wrong in [0o602, 0o666] {
+            mode(&path, wrong);
+            assert!(why().unwrap().contains("others can write it"));
+        }
+        mode(&path, 0o600);
+        mode(folder.path(), 0o777);
+        assert!(why().unwrap().contains("others can write it"));
+        mode(folder.path(), 0o700);
+        assert!(why_not_obeyed(folder.path()).unwrap().is_some());
+        assert!(why_not_obeyed(&folder.path().join("absent")).is_err());
+        if !geteuid().is_root() {
+            return;
+        }
+        let link = folder.path().join("link");
+        symlink(&path, &link).unwrap();
+        assert_eq!(why_not_obeyed(&link).unwrap(), None);
+        chown(&path, Some(65_534), None).unwrap();
+        assert!(
+            why_not_obeyed(&link)
+                .unwrap()
+                .unwrap()
+                .contains("belongs to user 65534")
+        );
+        chown(&path, Some(0), Some(65_534)).unwrap();
+        assert_eq!(why(), None);
+        mode(&path, 0o620);
+        assert!(why().is_some());
+    }
+}
