@@ -4,6 +4,7 @@ mod layered;
 
 use std::fs::File;
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,10 +44,26 @@ pub struct ServeRequest {
     pub writes: Writes,
     /// Whether connections are encrypted.
     pub tls: TlsPolicy,
+    /// Connections at once; none for as many as a server has by default.
+    pub connection_count_max: Option<NonZero<usize>>,
     /// Who is told what clients do.
     pub events: Arc<dyn EventSink>,
     /// The clock, shared with the server's threads.
     pub clock: Arc<dyn Clock>,
+}
+
+/// What a server grants that takes so many connections. Clients of one address get half of them at most, and leave the rest to others.
+fn limits(connection_count_max: Option<NonZero<usize>>) -> Limits {
+    let default = Limits::default();
+    match connection_count_max.map(NonZero::get) {
+        None => default,
+        Some(count) => Limits {
+            connection_count_max: count,
+            address_connection_count_max: count.div_ceil(2),
+            handshake_count_max: default.handshake_count_max.min(count),
+            ..default
+        },
+    }
 }
 
 /// Where clients connect.
@@ -125,7 +142,7 @@ pub fn serve(
     }
     let mut server = Server::new(ServerOptions {
         exports: Arc::new(FixedExports::new(exports)),
-        limits: Limits::default(),
+        limits: limits(request.connection_count_max),
         tls: request.tls,
         clock: Arc::clone(&request.clock),
         events: request.events,

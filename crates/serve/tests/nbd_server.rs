@@ -203,6 +203,48 @@ fn there_are_only_so_many_connections() {
     Raw::connect(&ours.socket());
 }
 
+/// Clients that connect and say nothing must not keep out one that means it.
+#[test]
+fn silent_clients_lose_their_place_to_new_ones() {
+    let limits = Limits {
+        connection_count_max: 8,
+        handshake_count_max: 4,
+        ..Limits::default()
+    };
+    let ours = Ours::start_with(FixedExports::new([writable(MemoryDevice::new(SIZE))]), limits);
+    let silent: Vec<_> = (0..20)
+        .map(|_| std::os::unix::net::UnixStream::connect(ours.socket()).unwrap())
+        .collect();
+    let _honest: Vec<_> = (0..4)
+        .map(|_| Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap())
+        .collect();
+    drop(silent);
+}
+
+/// What many clients together ask for and do not take is bounded for the server, and others go on.
+#[test]
+fn the_memory_of_all_clients_together_is_bounded() {
+    let limits = Limits {
+        memory_bytes_max: 4 << 20,
+        ..Limits::default()
+    };
+    let size = 64 << 20;
+    let ours = Ours::start_with(FixedExports::new([writable(MemoryDevice::new(size))]), limits);
+    let _greedy: Vec<_> = (0..8)
+        .map(|_| {
+            let mut greedy = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
+            for cookie in 0..8 {
+                let header = greedy.header(0, 0, cookie, 0, 4 << 20);
+                greedy.say(&header);
+            }
+            greedy
+        })
+        .collect();
+    // A small request needs nothing of what the others have.
+    let mut modest = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
+    assert_eq!(modest.read(0, 4096).len(), 4096);
+}
+
 #[test]
 fn errors_of_the_device_reach_the_client_and_the_owner() {
     for style in [Style::Simple, Style::Structured, Style::Extended] {

@@ -1,6 +1,8 @@
 //! `holdfast serve`: disks of snapshots as block devices for others.
 
 use std::net::SocketAddr;
+use std::num::NonZero;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,6 +13,7 @@ use crate::args::Example;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
+use crate::password::private_file_warning;
 use crate::units;
 
 /// Arguments of `serve`.
@@ -44,6 +47,9 @@ struct NbdArgs {
     /// Keep what clients write in files in this folder, for the next time
     #[arg(long, value_name = "FOLDER")]
     overlay: Option<PathBuf>,
+    /// Clients at once, from one address at most half of them
+    #[arg(long, value_name = "COUNT", default_value = "256")]
+    max_connections: NonZero<usize>,
     /// Encrypt connections: the server's certificate, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -80,7 +86,7 @@ const OVERLAY_DEFAULT: &str = "/var/tmp";
 pub(super) fn run(args: &ServeArgs, context: &Context) -> Result<Exit, Error> {
     let Protocol::Nbd(args) = &args.protocol;
     context.output().refuse_json("serve nbd")?;
-    let tls = tls(args)?;
+    let tls = tls(args, context)?;
     if let Some(address) = args.listen
         && args.tls_clients.is_none()
     {
@@ -106,6 +112,7 @@ pub(super) fn run(args: &ServeArgs, context: &Context) -> Result<Exit, Error> {
             (None, false) => Writes::Refuse,
         },
         tls,
+        connection_count_max: Some(args.max_connections),
         events: Arc::new(events),
         clock: Arc::clone(context.clock()),
     };
@@ -158,7 +165,7 @@ fn uri(door: &ServeDoor, export: &str, is_encrypted: bool) -> String {
     }
 }
 
-fn tls(args: &NbdArgs) -> Result<TlsPolicy, Error> {
+fn tls(args: &NbdArgs, context: &Context) -> Result<TlsPolicy, Error> {
     let (Some(certificate), Some(key)) = (&args.tls_cert, &args.tls_key) else {
         return Ok(TlsPolicy::Off);
     };
@@ -169,6 +176,11 @@ fn tls(args: &NbdArgs) -> Result<TlsPolicy, Error> {
             source,
         })
     };
+    if let Ok(found) = key.metadata()
+        && let Some(warning) = private_file_warning(key, found.permissions().mode() & 0o777, "key")
+    {
+        context.console().warning(&warning);
+    }
     let authority = args.tls_clients.as_ref().map(read).transpose()?;
     let clients = authority.as_deref().map_or(ClientTrust::Anyone, ClientTrust::SignedBy);
     let server =

@@ -58,6 +58,7 @@ pub fn serve_instantly(
         zone: TimeZone::UTC,
         doors: vec![ServeDoor::Unix(instant.socket())],
         writes: Writes::Keep(overlays),
+        connection_count_max: None,
         tls: TlsPolicy::Off,
         events,
         clock,

@@ -14,6 +14,7 @@
 //!
 //! A request that makes no sense gets an error and the connection goes on; only a stream that cannot be followed ends it.
 
+mod budget;
 mod connection;
 mod event;
 mod execute;
@@ -32,7 +33,7 @@ mod tls_policy;
 mod workers;
 
 use std::collections::BTreeMap;
-use std::net::Shutdown;
+use std::net::{IpAddr, Shutdown};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -42,8 +43,8 @@ use holdfast_block::Clock;
 
 use super::stream::{Socket, Stream};
 use crate::{Error, Result};
-use connection::Shared;
-use outbox::Outbox;
+use budget::Budget;
+use connection::{Client, Shared};
 use workers::Workers;
 
 pub use event::{Closed, Event, EventSink, Peer};
@@ -95,14 +96,8 @@ struct Door {
 struct Inner {
     shared: Arc<Shared>,
     last_connection: AtomicU64,
-    connections: Mutex<BTreeMap<u64, Connection>>,
+    connections: Mutex<BTreeMap<u64, Client>>,
     disconnected: Condvar,
-}
-
-#[derive(Clone)]
-struct Connection {
-    stream: Arc<Stream>,
-    outbox: Arc<Outbox>,
 }
 
 impl Server {
@@ -111,6 +106,7 @@ impl Server {
         let shared = Shared {
             exports: options.exports,
             workers: Workers::new(options.limits.worker_count_max),
+            budget: Arc::new(Budget::new(options.limits.memory_bytes_max)),
             limits: options.limits,
             tls: options.tls,
             clock: options.clock,
@@ -178,7 +174,7 @@ fn spawn(name: &str, purpose: &'static str, body: impl FnOnce() + Send + 'static
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Connection>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Client>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -205,24 +201,29 @@ impl Inner {
             connection: self.last_connection.fetch_add(1, Ordering::Relaxed) + 1,
             name: socket.peer(),
         });
+        let address = socket.address();
         let stream = Stream::new(socket).map_err(|source| Error::Socket { source })?;
         stream
             .set_time_limits(shared.limits.tick(), shared.limits.stall)
             .map_err(|source| Error::Socket { source })?;
         let stream = Arc::new(stream);
         let outbox = connection::outbox(&shared.limits, &stream);
-        let connection = Connection {
-            stream: Arc::clone(&stream),
-            outbox: Arc::clone(&outbox),
+        let client = Client {
+            peer: Arc::clone(&peer),
+            stream,
+            outbox,
+            address,
+            has_entered: Arc::default(),
+            is_displaced: false,
         };
         {
             let mut connections = self.lock();
-            if connections.len() >= shared.limits.connection_count_max {
+            if !make_room(&mut connections, &shared.limits, address) {
                 drop(connections);
                 shared.events.event(&Event::TooMany { peer: &peer });
                 return Ok(());
             }
-            connections.insert(peer.connection, connection);
+            connections.insert(peer.connection, client.clone());
         }
         let place = Place {
             inner: Arc::clone(self),
@@ -230,7 +231,7 @@ impl Inner {
         };
         let shared = Arc::clone(shared);
         spawn("nbd-connection", "a connection", move || {
-            connection::serve(&shared, &stream, &outbox, &peer);
+            connection::serve(&shared, &client);
             drop(place);
         })?;
         Ok(())
@@ -262,13 +263,36 @@ impl Inner {
         }
     }
 
-    fn wait<'a>(
-        &self,
-        connections: MutexGuard<'a, BTreeMap<u64, Connection>>,
-    ) -> MutexGuard<'a, BTreeMap<u64, Connection>> {
+    fn wait<'a>(&self, connections: MutexGuard<'a, BTreeMap<u64, Client>>) -> MutexGuard<'a, BTreeMap<u64, Client>> {
         let waited = self.disconnected.wait_timeout(connections, STOP_TICK);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
+}
+
+/// Whether there is room for another client from `address`. Where too many are in the middle of the handshake the oldest of them goes: it
+/// takes moments for who means it, and whoever only keeps connections open must not keep others out.
+fn make_room(clients: &mut BTreeMap<u64, Client>, limits: &Limits, address: Option<IpAddr>) -> bool {
+    let mut shaking = clients
+        .values_mut()
+        .filter(|client| !client.is_displaced && !client.has_entered.load(Ordering::Relaxed));
+    let oldest = shaking.next();
+    let has_displaced = match oldest {
+        Some(oldest) if 1 + shaking.count() >= limits.handshake_count_max => {
+            oldest.is_displaced = true;
+            oldest.stream.shut_down(Shutdown::Both);
+            true
+        }
+        _ => false,
+    };
+    let staying = || clients.values().filter(|client| !client.is_displaced);
+    let of_address = staying().filter(|client| client.address.is_some() && client.address == address);
+    // One that was displaced may be there for a moment yet.
+    let is_full = if has_displaced {
+        staying().count()
+    } else {
+        clients.len()
+    } >= limits.connection_count_max;
+    !is_full && of_address.count() < limits.address_connection_count_max
 }
 
 /// A connection's place among those that are counted; given back whatever becomes of its thread.

@@ -4,7 +4,7 @@
 //! is the caller's business.
 
 use std::io::{self, IoSlice};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
@@ -32,6 +32,14 @@ pub enum Socket {
 }
 
 impl Socket {
+    /// Where the other end is, over the network.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(stream) => stream.peer_addr().ok().map(|address| address.ip()),
+            Self::Unix(_) => None,
+        }
+    }
+
     /// Who is at the other end, for a person: an address, or user and process.
     pub(crate) fn peer(&self) -> String {
         match self {

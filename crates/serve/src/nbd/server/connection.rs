@@ -1,5 +1,6 @@
 //! One connection: the handshake, then requests until the end.
 
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use holdfast_block::{Clock, Error as DeviceError};
 
+use super::budget::{Budget, Lease};
 use super::event::{Closed, Event, EventSink, Peer};
 use super::execute::{Drain, Executor};
 use super::export::Exports;
@@ -33,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) workers: Workers,
+    pub(crate) budget: Arc<Budget>,
     pub(crate) is_stopping: AtomicBool,
 }
 
@@ -43,12 +46,32 @@ impl Shared {
     }
 }
 
+/// A client that is connected.
+#[derive(Clone)]
+pub(crate) struct Client {
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) stream: Arc<Stream>,
+    pub(crate) outbox: Arc<Outbox>,
+    /// Where it comes from, over the network.
+    pub(crate) address: Option<IpAddr>,
+    /// Whether the handshake is over.
+    pub(crate) has_entered: Arc<AtomicBool>,
+    /// Whether it has lost its place to another one.
+    pub(crate) is_displaced: bool,
+}
+
 /// Serves a client until the connection ends.
-pub(crate) fn serve(shared: &Arc<Shared>, stream: &Arc<Stream>, outbox: &Arc<Outbox>, peer: &Arc<Peer>) {
+pub(crate) fn serve(shared: &Arc<Shared>, client: &Client) {
+    let Client {
+        peer, stream, outbox, ..
+    } = client;
     shared.events.event(&Event::Connected { peer });
     let mut receiver = Receiver::new(Arc::clone(stream), Arc::clone(&shared.clock));
     let reason = match shake_hands(shared, stream, &mut receiver, peer) {
-        Ok(session) => transmit(shared, receiver, outbox, peer, session),
+        Ok(session) => {
+            client.has_entered.store(true, Ordering::Relaxed);
+            transmit(shared, receiver, outbox, peer, session)
+        }
         Err(reason) => reason,
     };
     let reason = match reason {
@@ -286,6 +309,26 @@ impl Transmission {
         if self.context.pace.place(request) == Place::Worker {
             return self.hand_over(request, length);
         }
+        let bytes = answer_length(request) + payload_length;
+        if bytes <= Limits::SMALL_BYTES {
+            return self.carry_out_here(request, length);
+        }
+        let lease = self.lease(bytes)?;
+        let done = self.carry_out_here(request, length).and_then(|()| self.send());
+        drop(lease);
+        done
+    }
+
+    /// Memory for a request, after waiting until there is room for it. What was answered does not wait for that.
+    fn lease(&mut self, bytes: u64) -> Result<Lease, Closed> {
+        if let Some(lease) = self.shared.budget.try_take(bytes) {
+            return Ok(lease);
+        }
+        self.send()?;
+        Ok(self.shared.budget.take(bytes))
+    }
+
+    fn carry_out_here(&mut self, request: &Request, length: usize) -> Result<(), Closed> {
         if length <= self.receiver.bytes().len() {
             let payload = &self.receiver.bytes()[..length];
             let outbox = &self.outbox;
@@ -311,19 +354,27 @@ impl Transmission {
 
     /// Gives a request to a worker, after waiting until there is room for it.
     fn hand_over(&mut self, request: &Request, payload_length: usize) -> Result<(), Closed> {
-        let answer_length = match request.command {
-            Command::Read(_) => request.length,
-            _ => 0,
-        };
-        let weight = Weight {
-            bytes: answer_length + payload_length as u64,
-        };
-        if payload_length > self.receiver.bytes().len() || !self.outbox.has_room(weight) {
+        let bytes = answer_length(request) + payload_length as u64;
+        if payload_length > self.receiver.bytes().len() || !self.outbox.has_room(bytes) {
             self.send()?;
         }
-        self.outbox.admit(weight);
-        let mut payload = vec![0; payload_length];
-        if let Err(reason) = self.receiver.take_payload(&mut payload, self.shared.limits.stall) {
+        let request_count = self.outbox.admit(bytes);
+        let lease = if request_count == 1 && bytes <= Limits::SMALL_BYTES {
+            Ok(None)
+        } else {
+            self.lease(bytes).map(Some)
+        };
+        let mut payload = Vec::new();
+        let (lease, received) = match lease {
+            Ok(lease) => {
+                payload.resize(payload_length, 0);
+                let stall = self.shared.limits.stall;
+                (lease, self.receiver.take_payload(&mut payload, stall))
+            }
+            Err(reason) => (None, Err(reason)),
+        };
+        let weight = Weight { bytes, lease };
+        if let Err(reason) = received {
             self.outbox.break_off(weight);
             return Err(reason);
         }
@@ -332,8 +383,7 @@ impl Transmission {
         let request = *request;
         let mut promise = Promise {
             outbox,
-            weight,
-            is_kept: false,
+            weight: Some(weight),
         };
         let task = move || {
             let outbox = &promise.outbox;
@@ -342,8 +392,9 @@ impl Transmission {
             if !(outbox.is_dead() && matches!(request.command, Command::Read(_) | Command::Cache)) {
                 context.execute(&request, &payload, &mut reply, None);
             }
-            promise.is_kept = true;
-            promise.outbox.deliver(reply, weight);
+            if let Some(weight) = promise.weight.take() {
+                promise.outbox.deliver(reply, weight);
+            }
         };
         self.shared
             .workers
@@ -364,17 +415,25 @@ impl Transmission {
     }
 }
 
+/// Bytes that a request wants to have read.
+fn answer_length(request: &Request) -> u64 {
+    match request.command {
+        Command::Read(_) => request.length,
+        _ => 0,
+    }
+}
+
 /// The reply to a request that a worker has. Where a panic keeps it from coming, the connection ends rather than waits.
 struct Promise {
     outbox: Arc<Outbox>,
-    weight: Weight,
-    is_kept: bool,
+    /// None once it is kept.
+    weight: Option<Weight>,
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        if !self.is_kept {
-            self.outbox.break_off(self.weight);
+        if let Some(weight) = self.weight.take() {
+            self.outbox.break_off(weight);
         }
     }
 }

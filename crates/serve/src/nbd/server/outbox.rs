@@ -8,16 +8,19 @@ use std::io::{self, IoSlice};
 use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::budget::Lease;
 use super::reply::ReplyBuffer;
 use crate::nbd::stream::{Stream, Wait};
 
 /// Pieces of one call; the system allows 1024.
 const PIECE_COUNT_MAX: usize = 64;
 
-/// A request that a worker has, in bytes of payload or of data to be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A request that a worker has, in bytes of payload or of data to be read, and what it has of the budget of all connections.
+#[derive(Debug)]
 pub(crate) struct Weight {
     pub(crate) bytes: u64,
+    #[expect(dead_code, reason = "it is there to be dropped when the reply was sent")]
+    pub(crate) lease: Option<Lease>,
 }
 
 /// How much of one connection may be with workers at once.
@@ -74,23 +77,24 @@ impl Outbox {
     }
 
     /// Whether another request may go to a worker at once.
-    pub(crate) fn has_room(&self, weight: Weight) -> bool {
-        self.fits(&self.lock(), weight)
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        self.fits(&self.lock(), bytes)
     }
 
-    fn fits(&self, state: &State, weight: Weight) -> bool {
+    fn fits(&self, state: &State, bytes: u64) -> bool {
         state.request_count == 0
-            || (state.request_count < self.room.request_count_max && state.bytes + weight.bytes <= self.room.bytes_max)
+            || (state.request_count < self.room.request_count_max && state.bytes + bytes <= self.room.bytes_max)
     }
 
-    /// Counts a request that goes to a worker, after waiting until there is room for it.
-    pub(crate) fn admit(&self, weight: Weight) {
+    /// Counts a request that goes to a worker, after waiting until there is room for it. Gives how many there are with it.
+    pub(crate) fn admit(&self, bytes: u64) -> usize {
         let mut state = self.lock();
-        while !self.fits(&state, weight) {
+        while !self.fits(&state, bytes) {
             state = self.wait(state);
         }
         state.request_count += 1;
-        state.bytes += weight.bytes;
+        state.bytes += bytes;
+        state.request_count
     }
 
     /// Waits until workers have nothing of this connection, and all replies were sent.

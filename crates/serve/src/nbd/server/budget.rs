@@ -1,0 +1,133 @@
+//! Memory for requests, of all connections of a server together.
+//!
+//! A bound per connection is none for the process: who opens many connections gets many times of it. So every request that is more than
+//! small takes a lease for its bytes before they are received or read, and gives it back when its reply was sent. Leases are given in the
+//! order in which they were asked for: who asks for much, on many connections, comes after who has waited longer.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug)]
+pub(crate) struct Budget {
+    bytes_max: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    used_bytes: u64,
+    /// Those who wait, by number.
+    turns: VecDeque<u64>,
+    last_turn: u64,
+}
+
+/// Bytes of the budget, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Budget {
+    pub(crate) fn new(bytes_max: u64) -> Self {
+        Self {
+            bytes_max,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request that is longer than the whole budget gets it when nobody else has any.
+    fn fits(&self, state: &State, bytes: u64) -> bool {
+        state.used_bytes == 0 || state.used_bytes.saturating_add(bytes) <= self.bytes_max
+    }
+
+    /// A lease, where there is room and nobody waits for it.
+    pub(crate) fn try_take(self: &Arc<Self>, bytes: u64) -> Option<Lease> {
+        let mut state = self.lock();
+        (state.turns.is_empty() && self.fits(&state, bytes)).then(|| self.grant(&mut state, bytes))
+    }
+
+    /// A lease, after waiting until there is room for it.
+    pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Lease {
+        let mut state = self.lock();
+        state.last_turn += 1;
+        let turn = state.last_turn;
+        state.turns.push_back(turn);
+        while state.turns.front() != Some(&turn) || !self.fits(&state, bytes) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.turns.pop_front();
+        let lease = self.grant(&mut state, bytes);
+        // There may be room for the next one, too.
+        self.changed.notify_all();
+        lease
+    }
+
+    fn grant(self: &Arc<Self>, state: &mut State, bytes: u64) -> Lease {
+        state.used_bytes = state.used_bytes.saturating_add(bytes);
+        Lease {
+            budget: Arc::clone(self),
+            bytes,
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut state = self.budget.lock();
+        state.used_bytes = state.used_bytes.saturating_sub(self.bytes);
+        self.budget.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use super::Budget;
+
+    #[test]
+    fn no_more_is_given_than_there_is_and_the_first_who_waits_comes_first() {
+        let budget = Arc::new(Budget::new(100));
+        let first = budget.try_take(60).unwrap();
+        assert!(budget.try_take(41).is_none());
+        let second = budget.try_take(40).unwrap();
+        assert!(budget.try_take(1).is_none());
+        let (done, order) = mpsc::channel();
+        let wait = |bytes| {
+            let (budget, done) = (Arc::clone(&budget), done.clone());
+            let thread = std::thread::spawn(move || {
+                let lease = budget.take(bytes);
+                done.send(bytes).unwrap();
+                lease
+            });
+            let is_waiting = |count| budget.lock().turns.len() == count;
+            (thread, is_waiting)
+        };
+        let (large, is_waiting) = wait(90);
+        while !is_waiting(1) {
+            std::thread::yield_now();
+        }
+        let (small, is_waiting) = wait(10);
+        while !is_waiting(2) {
+            std::thread::yield_now();
+        }
+        // There would be room for the small one, but the large one was first.
+        drop(second);
+        assert!(budget.try_take(10).is_none());
+        drop(first);
+        assert_eq!(order.iter().take(2).collect::<Vec<_>>(), [90, 10]);
+        drop((large.join().unwrap(), small.join().unwrap()));
+        assert!(
+            budget.try_take(1_000).is_some(),
+            "more than all, when nobody else has any"
+        );
+        assert_eq!(budget.lock().used_bytes, 0);
+    }
+}
