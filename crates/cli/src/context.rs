@@ -22,6 +22,7 @@ use crate::output::{
 };
 use crate::password::{Password, PasswordError, PasswordSource, PasswordUse};
 use crate::pools::PoolArgs;
+use crate::runs;
 use crate::terminal::{ControllingTerminal, StreamKind};
 use crate::time;
 
@@ -179,7 +180,11 @@ impl Context {
 
     /// Where the repository is, which need not be there yet.
     pub fn new_location(&self) -> Result<Location, Error> {
-        Ok(Location::parse(&self.repository()?)?)
+        let location = Location::parse(&self.repository()?)?;
+        let memory = runs::journal_folder(self).and_then(|runs| Some(runs.parent()?.join("slots")));
+        Ok(location
+            .with_key_slot(self.global.repository.password.key_slot)
+            .with_slot_memory(memory.as_deref()))
     }
 
     /// The repository, opened; asks for its password if it needs one.

@@ -102,7 +102,7 @@ pub fn rotate_key(
 ) -> Result<RotateReport> {
     check_passphrase(passphrase)?;
     let store = location.open_store()?;
-    let old = match key::unlock(&*store, unlock.credential()) {
+    let old = match key::unlock_chosen(&*store, unlock.credential(), location.slot_choice()) {
         Err(_) if matches!(unlock, Unlock::Password(password) if paper_key_text(password).is_some()) => {
             return Err(Error::NoSlotUsed);
         }

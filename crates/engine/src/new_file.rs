@@ -360,6 +360,23 @@ mod tests {
         assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
     }
 
+    /// In a folder that all may write, anybody can put a link into the place of a target.
+    #[test]
+    fn a_link_of_another_user_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+        File::create(&target).unwrap().write_all(b"theirs").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let begin = || NewFile::begin(&link, Existing::Replace, &surroundings()).map(drop);
+        assert!(begin().is_ok(), "our own leads to what is meant");
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        std::os::unix::fs::lchown(&link, Some(65_534), None).unwrap();
+        assert!(matches!(begin(), Err(Error::File { action: "replace", .. })));
+        assert_eq!(read(&target).unwrap(), b"theirs");
+    }
+
     /// Also where it came between the beginning and the end.
     #[test]
     fn a_file_that_exists_isreplaced_only_where_that_is_wanted() {

@@ -1,17 +1,21 @@
 //! Finding a repository and opening it.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::{DirBuilder, File};
+use std::io::Read as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use holdfast_repo::key::{self, Credential, CredentialKind, PaperKey};
+use holdfast_repo::key::{self, Credential, CredentialKind, KeyError, PaperKey, SlotChoice, SlotId};
 use holdfast_repo::store::{DirectoryStore, ObjectName, Store, StoreError};
 use holdfast_repo::{Manifest, Repository, Surroundings};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
+use crate::note_file::write_note;
 use crate::template::{TemplateError, is_template};
 use crate::{Candidate, Progress, SnapshotReference, resolve};
 
@@ -19,7 +23,12 @@ use crate::{Candidate, Progress, SnapshotReference, resolve};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Location {
     path: PathBuf,
+    key_slot: Option<SlotId>,
+    slot_memory: Option<PathBuf>,
 }
+
+/// Bytes of a note of the slot that opened, at most.
+const SLOT_NOTE_BYTES_MAX: u64 = 64;
 
 impl Location {
     /// Reads a location. A word and a colon at its start are a kind of repository: for a directory that is called so,
@@ -27,7 +36,7 @@ impl Location {
     pub fn parse(text: &OsStr) -> Result<Self> {
         let bytes = text.as_bytes();
         let Some(scheme) = scheme(bytes) else {
-            return Ok(Self { path: text.into() });
+            return Ok(Self::at(text.into()));
         };
         let rest = &bytes[scheme.len() + 1..];
         match scheme {
@@ -37,15 +46,69 @@ impl Location {
                     .strip_prefix(b"//")
                     .filter(|rest| rest.starts_with(b"/"))
                     .unwrap_or(rest);
-                Ok(Self {
-                    path: OsString::from_vec(path.to_vec()).into(),
-                })
+                Ok(Self::at(OsString::from_vec(path.to_vec()).into()))
             }
             _ => Err(Error::Scheme {
                 location: text.to_string_lossy().into_owned(),
                 scheme: String::from_utf8_lossy(scheme).into_owned(),
             }),
         }
+    }
+
+    fn at(path: PathBuf) -> Self {
+        Self {
+            path,
+            key_slot: None,
+            slot_memory: None,
+        }
+    }
+
+    /// The same, opened by this key slot and no other.
+    #[must_use]
+    pub fn with_key_slot(self, key_slot: Option<SlotId>) -> Self {
+        Self { key_slot, ..self }
+    }
+
+    /// The same, with a folder in which it is noted which key slot opened: it is tried first the next time, so that slots which others put
+    /// into the store cost nothing.
+    #[must_use]
+    pub fn with_slot_memory(self, folder: Option<&Path>) -> Self {
+        let whole = self.path.canonicalize().unwrap_or_else(|_| self.path.clone());
+        let name = blake3::hash(whole.as_os_str().as_bytes()).to_hex();
+        Self {
+            slot_memory: folder.map(|folder| folder.join(&name[..32])),
+            ..self
+        }
+    }
+
+    /// Which key slots are tried.
+    pub(crate) fn slot_choice(&self) -> SlotChoice {
+        let noted = || {
+            let mut text = String::new();
+            let file = File::open(self.slot_memory.as_ref()?).ok()?;
+            file.take(SLOT_NOTE_BYTES_MAX).read_to_string(&mut text).ok()?;
+            text.trim().parse().ok()
+        };
+        match self.key_slot {
+            Some(id) => SlotChoice::Only(id),
+            None => noted().map_or(SlotChoice::Any, SlotChoice::First),
+        }
+    }
+
+    /// Notes which key slot opened. It only saves time, so a note that cannot be written is none.
+    fn note_slot(&self, slot: SlotId) {
+        let Some(path) = &self.slot_memory else { return };
+        if matches!(self.slot_choice(), SlotChoice::First(noted) if noted == slot) {
+            return;
+        }
+        let folder = path.parent().unwrap_or(path);
+        let half = path.with_extension(format!("{}.partial", std::process::id()));
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .and_then(|()| write_note(path, &half, format!("{slot}\n").as_bytes()))
+            .ok();
     }
 
     /// The directory.
@@ -106,7 +169,11 @@ pub enum Protection {
 /// Whether the repository at `location` asks for a password; an error where there is no repository.
 pub fn protection(location: &Location) -> Result<Protection> {
     let store = location.open_store()?;
-    let listing = key::list(&*store)?;
+    let listing = match key::list(&*store) {
+        // Somebody has put them there, and who wants them to count for nothing gives a password.
+        Err(KeyError::TooManySlots { .. }) => return Ok(Protection::Encrypted),
+        other => other?,
+    };
     if listing.slots.is_empty() && listing.damaged.is_empty() {
         match store.length(&ObjectName::config()) {
             Err(StoreError::NotFound { .. }) => {
@@ -133,19 +200,23 @@ pub fn open(
     progress: &dyn Progress,
 ) -> Result<Repository> {
     let store = location.open_store()?;
+    let choice = location.slot_choice();
     if let Unlock::Password(password) = unlock
         && let Some(text) = paper_key_text(password)
     {
         return match PaperKey::decode(text) {
             Ok(master) => Ok(Repository::open_with_secret(store, master, surroundings.clone())?),
             // A passphrase may look like one; where it opens nothing, what is wrong with the paper key says more.
-            Err(paper) => match Repository::open(store, unlock.credential(), surroundings.clone()) {
+            Err(paper) => match Repository::open_by(store, unlock.credential(), choice, surroundings.clone()) {
                 Err(holdfast_repo::Error::Key(_)) => Err(paper.into()),
                 other => Ok(warned(other?, progress)),
             },
         };
     }
-    let opened = Repository::open(store, unlock.credential(), surroundings.clone())?;
+    let opened = Repository::open_by(store, unlock.credential(), choice, surroundings.clone())?;
+    if matches!(unlock, Unlock::Password(_)) {
+        location.note_slot(opened.slot);
+    }
     Ok(warned(opened, progress))
 }
 

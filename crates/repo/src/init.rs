@@ -5,7 +5,9 @@ use std::sync::Arc;
 use crate::config::{CONFIG_OBJECT_BYTES_MAX, RepositoryConfig};
 use crate::error::{Error, Result};
 use crate::id::RepositoryId;
-use crate::key::{self, Cipher, Credential, FingerprintSecret, KdfParameters, MasterSecret, NewSlot, Purpose, SlotId};
+use crate::key::{
+    self, Cipher, Credential, FingerprintSecret, KdfParameters, MasterSecret, NewSlot, Purpose, SlotChoice, SlotId,
+};
 use crate::repository::{Repository, Vault};
 use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
 use crate::surroundings::Surroundings;
@@ -29,6 +31,8 @@ pub struct Opened {
     pub repository: Repository,
     /// Damage that did not keep it from opening.
     pub warnings: Vec<Error>,
+    /// The key slot that opened.
+    pub slot: SlotId,
 }
 
 impl Repository {
@@ -109,12 +113,23 @@ impl Repository {
 
     /// Opens the repository on a store with what opens one of its key slots.
     pub fn open(store: Arc<dyn Store>, credential: Credential<'_>, surroundings: Surroundings) -> Result<Opened> {
-        let unlocked = match key::unlock(&*store, credential) {
+        Self::open_by(store, credential, SlotChoice::Any, surroundings)
+    }
+
+    /// The same with the slots that `choice` says.
+    pub fn open_by(
+        store: Arc<dyn Store>,
+        credential: Credential<'_>,
+        choice: SlotChoice,
+        surroundings: Surroundings,
+    ) -> Result<Opened> {
+        let unlocked = match key::unlock_chosen(&*store, credential, choice) {
             Err(key::KeyError::NoSlots { store: name }) if !exists(&*store, &ObjectName::config())? => {
                 return Err(Error::NotARepository { store: name });
             }
             other => other?,
         };
+        let slot = unlocked.slot.id;
         let mut warnings: Vec<Error> = unlocked.damaged.into_iter().map(|(_, error)| error.into()).collect();
         let config = match read_config(&*store, &unlocked.master) {
             Ok(config) => config,
@@ -127,7 +142,11 @@ impl Repository {
             Err(error) => return Err(error),
         };
         let repository = Self::with_master(store, unlocked.master, config, surroundings)?;
-        Ok(Opened { repository, warnings })
+        Ok(Opened {
+            repository,
+            warnings,
+            slot,
+        })
     }
 
     /// Opens the repository on a store with its master secret, from a paper key; needs no key slot.

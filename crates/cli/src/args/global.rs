@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+use holdfast_repo::key::SlotId;
+
 use crate::environment::{self, Environment};
 use crate::errors::Error;
 
@@ -51,6 +53,9 @@ pub struct PasswordArgs {
     /// Command for /bin/sh whose first line of output is the password [env: HOLDFAST_PASSWORD_COMMAND]
     #[arg(long, value_name = "COMMAND", global = true)]
     pub password_command: Option<OsString>,
+    /// Open by this key slot and try no other: where somebody has put many into the repository
+    #[arg(long, value_name = "ID", global = true, hide_short_help = true)]
+    pub key_slot: Option<SlotId>,
 }
 
 /// Where a new password comes from, which is not the one that opens the repository.

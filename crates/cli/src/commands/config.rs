@@ -250,7 +250,10 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
     let file = path.display().to_string();
     let text = sanoid_file::read(&path)?;
     let not_obeyed = sanoid_file::refuse_written_by_others(&path).err();
-    let not_obeyed = not_obeyed.map(|error| error.to_string());
+    let not_obeyed = not_obeyed.map(|error| match error {
+        Error::NotObeyed { why, .. } => format!("it is not obeyed: {why}"),
+        other => other.to_string(),
+    });
     if holdfast_file::is_holdfast_toml(&path, &text) {
         let parsed = holdfast_file::parse(&text);
         let doubts = parsed.as_ref().map(|config| holdfast_file::doubts(config, context));

@@ -360,6 +360,11 @@ pub(super) fn image_advice(error: &ImageError) -> Advice {
             Kind::Refused,
             "--shrink lets it; look first where the last partition and its file system end",
         ),
+        ImageError::Refused { file, .. } if is_protocol(file) => advice(
+            Exit::Error,
+            Kind::Refused,
+            "only files of this host are opened for an image",
+        ),
         ImageError::Refused { .. } => advice(
             Exit::Error,
             Kind::Refused,
@@ -432,6 +437,17 @@ fn store_advice(error: &StoreError) -> Advice {
     }
 }
 
+/// Whether QEMU takes a name for something else than a file: `nbd:`, `json:`. No file can be allowed that is called so.
+fn is_protocol(name: &str) -> bool {
+    name.split_once(':').is_some_and(|(word, _)| {
+        word.len() > 1
+            && word
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"+-._".contains(&byte))
+            && word != "file"
+    })
+}
+
 fn key_advice(error: &KeyError) -> Advice {
     match error {
         KeyError::Store(error) => store_advice(error),
@@ -448,6 +464,11 @@ fn key_advice(error: &KeyError) -> Advice {
             "check that this is the password of this repository; its paper key opens it too",
         ),
         KeyError::Credential { .. } => plain(Exit::Error, Kind::Password),
+        KeyError::SlotsNotTried { .. } | KeyError::TooManySlots { .. } => advice(
+            Exit::Error,
+            Kind::Key,
+            "give --key-slot ID, the slot that is yours (holdfast key list told it when it was made), or the paper key; and delete what others have put into keys/",
+        ),
         KeyError::NoSuchSlot { .. } => advice(Exit::Error, Kind::NotFound, "holdfast key list shows the key slots"),
         KeyError::LastSlot { .. } => advice(
             Exit::Error,

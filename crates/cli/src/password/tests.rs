@@ -32,6 +32,7 @@ fn args(file: Option<&str>, command: Option<&str>) -> PasswordArgs {
     PasswordArgs {
         password_file: file.map(PathBuf::from),
         password_command: command.map(Into::into),
+        key_slot: None,
     }
 }
 

@@ -279,7 +279,9 @@ fn read_token(path: &str) -> std::io::Result<String> {
 mod tests {
     use holdfast_policy::config::Event;
 
-    use super::{Message, Notice, curl_request, encoded_word, mail};
+    use holdfast_block::ManualClock;
+
+    use super::{Message, Notice, curl_request, encoded_word, host_of, is_this_host, mail, post};
 
     fn message(subject: &str, text: &str) -> Message {
         let notice = Notice {
@@ -319,6 +321,32 @@ mod tests {
             request.ends_with("data-raw = \"\\\"\\nurl = \\\"http://evil\\\"\\\\\"\n"),
             "{request}"
         );
+    }
+
+    /// The address of a webhook is its secret, and a token is one in any case.
+    #[test]
+    fn of_an_address_the_host_is_shown_and_a_token_is_not_sent_in_the_clear() {
+        for (url, host) in [
+            ("https://chat.example/hooks/T0/SECRET", "chat.example"),
+            ("http://user:secret@chat.example:8080?token=SECRET", "chat.example:8080"),
+            ("https://[::1]:80/x", "[::1]:80"),
+            ("https://chat.example#x@evil", "chat.example"),
+        ] {
+            assert_eq!(host_of(url), host);
+        }
+        for host in ["localhost", "localhost:80", "127.0.0.1:80", "[::1]:80"] {
+            assert!(is_this_host(host), "{host}");
+        }
+        for host in ["chat.example", "localhost.evil", "127.0.0.1.evil:80", "10.0.0.1", ""] {
+            assert!(!is_this_host(host), "{host}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        std::io::Write::write_all(&mut std::fs::File::create(&path).unwrap(), b"TOKEN").unwrap();
+        let url = "http://chat.example/hooks/SECRET";
+        let said = post(url, path.to_str(), &[], "", &[], &ManualClock::new()).unwrap_err();
+        assert!(said.contains("chat.example") && said.contains("https"), "{said}");
+        assert!(!said.contains("SECRET") && !said.contains("TOKEN"), "{said}");
     }
 
     #[test]

@@ -4,14 +4,19 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use holdfast_host::domain_xml::snapshot_sources;
-use holdfast_host::{Description, DiskSource};
+use holdfast_host::{Description, DiskSource, Rights};
 
 use super::DoctorRequest;
 
 pub(super) use crate::machine_restore::{chain_of, is_same};
 
-/// The chain of each disk of a machine that is a file or a device, with its target.
-pub(super) fn chains_of(description: &Description) -> Vec<(String, Vec<PathBuf>)> {
+/// The chain of each disk of a machine that is a file or a device, with its target, as far as it can be read with the rights of whoever
+/// names the files.
+pub(super) fn chains_of(description: &Description, rights: &Rights) -> Vec<(String, Vec<PathBuf>)> {
+    rights.exercise(|| chains(description)).unwrap_or_default()
+}
+
+fn chains(description: &Description) -> Vec<(String, Vec<PathBuf>)> {
     let disks = description.disks.iter().filter_map(|disk| match &disk.source {
         DiskSource::File(path) | DiskSource::Device(path) => {
             Some((disk.target.clone(), chain_of(path, disk.format.as_deref())))
@@ -29,7 +34,11 @@ pub(super) fn used_images(request: &DoctorRequest<'_>) -> Result<Vec<PathBuf>, S
     for summary in hypervisor.machines().map_err(words)? {
         let machine = hypervisor.machine(&summary.uuid).map_err(words)?;
         let description = machine.describe().map_err(words)?;
-        used.extend(chains_of(&description).into_iter().flat_map(|(_, chain)| chain));
+        used.extend(
+            chains_of(&description, &machine.rights())
+                .into_iter()
+                .flat_map(|(_, chain)| chain),
+        );
         for (_, text) in machine.configuration().map_err(words)? {
             let text = String::from_utf8_lossy(&text).into_owned();
             used.extend(snapshot_sources(&text).unwrap_or_default());

@@ -24,7 +24,9 @@ pub(super) fn commit(
     let description = patient.machine.describe().map_err(|error| error.to_string())?;
     let uuid = &description.summary.uuid;
     // What was planned may be old: nothing is brought down from or into another chain.
-    let chain = chains_of(&description).into_iter().find(|(target, _)| target == disk);
+    let chain = chains_of(&description, &patient.machine.rights())
+        .into_iter()
+        .find(|(target, _)| target == disk);
     let planned: Vec<&Path> = images.iter().map(PathBuf::as_path).chain([base]).collect();
     let is_as_planned = chain.is_some_and(|(_, chain)| {
         chain.len() >= planned.len() && chain.iter().zip(&planned).all(|(now, then)| is_same(now, then))

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_host::qemu::{QemuDisk, disks, jobs, runs_in};
-use holdfast_host::{Description, MachineState, agent, living};
+use holdfast_host::{Description, MachineState, Rights, agent, living};
 use holdfast_repo::Repository;
 
 use super::chains::{chains_of, is_write_protected};
@@ -59,29 +59,10 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
             .transpose()?,
         ..Seen::default()
     };
-    let mut descriptions = Vec::new();
-    for patient in &request.patients {
-        job.interrupt.check()?;
-        match machine(patient, request) {
-            Ok((machine, description)) => {
-                seen.machines.push(machine);
-                descriptions.push(description);
-            }
-            Err(error) => seen
-                .unreachable
-                .push((patient.machine.name().to_owned(), error.to_string())),
-        }
-    }
-    if let Some(hypervisor) = request.neighbours {
-        for summary in hypervisor.machines()? {
-            if let Ok(description) = hypervisor.machine(&summary.uuid).and_then(|machine| machine.describe()) {
-                descriptions.push(description);
-            }
-        }
-    }
+    let descriptions = descriptions(request, &mut seen, job)?;
     let mut chains = BTreeMap::new();
     for description in &descriptions {
-        for (target, chain) in chains_of(description) {
+        for (target, chain) in chains_of(description, &Rights::Own) {
             chains.insert((description.summary.name.clone(), target), chain);
         }
     }
@@ -104,6 +85,39 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     seen.emptied = emptied;
     seen.leftovers = leftovers;
     Ok(seen)
+}
+
+/// The machines that are examined, and their neighbours, as far as we look at their files: not those that another user names.
+fn descriptions(request: &DoctorRequest<'_>, seen: &mut Seen, job: Job<'_>) -> Result<Vec<Description>> {
+    let mut descriptions = Vec::new();
+    for patient in &request.patients {
+        job.interrupt.check()?;
+        match machine(patient, request) {
+            Ok((machine, description)) => {
+                let name = machine.name.clone();
+                seen.machines.push(machine);
+                match patient.machine.rights().other_user() {
+                    None => descriptions.push(description),
+                    Some(user) => seen.unreachable.push((
+                        name,
+                        format!("its files are those of user {user}: holdfast doctor of that user looks at them"),
+                    )),
+                }
+            }
+            Err(error) => seen
+                .unreachable
+                .push((patient.machine.name().to_owned(), error.to_string())),
+        }
+    }
+    let neighbours = request.neighbours;
+    if let Some(hypervisor) = neighbours.filter(|hypervisor| hypervisor.rights() == Rights::Own) {
+        for summary in hypervisor.machines()? {
+            if let Ok(description) = hypervisor.machine(&summary.uuid).and_then(|machine| machine.describe()) {
+                descriptions.push(description);
+            }
+        }
+    }
+    Ok(descriptions)
 }
 
 /// Which bitmaps the newest snapshot of each machine needs, and what pools are to keep.
@@ -161,7 +175,7 @@ fn machine(patient: &Patient<'_>, request: &DoctorRequest<'_>) -> Result<(SeenMa
     if summary.state == MachineState::Running && description.has_agent_channel {
         seen.frozen = freeze(patient);
     }
-    for (target, chain) in chains_of(&description) {
+    for (target, chain) in chains_of(&description, &machine.rights()) {
         let alias = description.disks.iter().find(|disk| disk.target == target);
         let alias = alias.and_then(|disk| disk.alias.as_deref());
         let device: Option<&QemuDisk> = alias.and_then(|alias| devices.iter().find(|device| device.is_called(alias)));

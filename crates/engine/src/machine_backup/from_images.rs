@@ -174,6 +174,10 @@ impl MachineBackup<'_> {
         ))
     }
 
+    fn beside(&self) -> Result<Beside> {
+        Beside::read(&self.description, &self.request.machine.rights(), self.job.clock)
+    }
+
     pub(super) fn read_from_images(self, (method, reason): (Method, String)) -> Result<MachineReading> {
         let is_still = method == Method::Pause;
         let mut freezer = self.freezer();
@@ -187,8 +191,7 @@ impl MachineBackup<'_> {
         let frozen = self.freeze(&freezer, is_still, &mut || {
             let time = (self.request.now)();
             let made = self.make(&mut cut);
-            let beside =
-                made.and_then(|()| Beside::read(&self.description, &self.request.machine.rights(), self.job.clock));
+            let beside = made.and_then(|()| self.beside());
             if is_still {
                 let stored = beside.and_then(|beside| {
                     let opened = self.open_images(&[])?;

@@ -128,6 +128,18 @@ pub enum KeyError {
         /// The limit.
         count_max: usize,
     },
+    /// There are more slots than are tried, and none of those that were opened.
+    #[error(
+        "none of the {tried_count} key slots of {store} that were tried opens with this {kind}, and there are more than are tried: somebody may have put them there"
+    )]
+    SlotsNotTried {
+        /// The store.
+        store: String,
+        /// What was to open one.
+        kind: CredentialKind,
+        /// Slots that were tried.
+        tried_count: usize,
+    },
     /// There is no such slot.
     #[error("there is no key slot {id}")]
     NoSuchSlot {

@@ -26,4 +26,7 @@ pub use seal::{Cipher, NotSealed, SealingKey, TAG_LENGTH};
 pub use sealed_object::{SEALED_OVERHEAD_BYTES, open_object, seal_object};
 pub use secret::{FingerprintSecret, Keyring, MasterSecret, Purpose};
 pub use slot::{CONFIG_BYTES_MAX, LABEL_BYTES_MAX, SLOT_BYTES_MAX, SlotId, SlotInfo};
-pub use slots::{NewSlot, Removal, SLOT_COUNT_MAX, SlotListing, Unlocked, add, list, remove, replace, unlock};
+pub use slots::{
+    NewSlot, Removal, SLOT_COUNT_MAX, SlotChoice, SlotListing, Unlocked, add, list, remove, replace, unlock,
+    unlock_chosen,
+};

@@ -19,6 +19,9 @@ use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
 pub const SLOT_COUNT_MAX: usize = 64;
 /// Most objects looked at: slots, and the markers and damage beside them.
 const OBJECT_COUNT_MAX: usize = 4 * SLOT_COUNT_MAX;
+/// What trying slots may cost together before no further one is tried, in the unit of [`KdfParameters::cost`]: as much as 64 slots of
+/// today's default cost. Anybody who can write to the store can make slots, and each of them costs time.
+const COST_MAX: u64 = 64 * 32 * 1024 * 4;
 
 /// A slot to be made.
 #[derive(Debug, Clone)]
@@ -57,6 +60,18 @@ pub struct SlotListing {
     pub leaving: BTreeSet<SlotId>,
     /// What is no slot, or a damaged one, and why.
     pub damaged: Vec<(ObjectName, KeyError)>,
+}
+
+/// Which slots are tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SlotChoice {
+    /// All, cheapest first.
+    #[default]
+    Any,
+    /// This one first: it has opened the last time. What others have put beside it costs nothing then.
+    First(SlotId),
+    /// This one, and no other.
+    Only(SlotId),
 }
 
 /// What to do about the last slot.
@@ -114,9 +129,59 @@ pub fn add(
 /// Slots of other kinds are not touched. Above all an open slot, which anyone who can write to the store could have put there,
 /// never stands in for a passphrase.
 pub fn unlock(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked> {
+    unlock_chosen(store, credential, SlotChoice::Any)
+}
+
+/// The same, of the slots that `choice` says.
+pub fn unlock_chosen(store: &dyn Store, credential: Credential<'_>, choice: SlotChoice) -> Result<Unlocked> {
+    match choice {
+        SlotChoice::Any => unlock_any(store, credential),
+        SlotChoice::First(id) => match unlock_one(store, id, credential) {
+            Ok(unlocked) => Ok(unlocked),
+            // It may be gone, or of another password: then it is one of all.
+            Err(_) => unlock_any(store, credential),
+        },
+        SlotChoice::Only(id) => unlock_one(store, id, credential),
+    }
+}
+
+/// Opens one slot, whatever else there is.
+fn unlock_one(store: &dyn Store, id: SlotId, credential: Credential<'_>) -> Result<Unlocked> {
+    let slot = load(store, &id.object()).map_err(|error| match error {
+        KeyError::Store(StoreError::NotFound { .. }) => KeyError::NoSuchSlot { id },
+        other => other,
+    })?;
+    if slot.info.kind != credential.kind() {
+        return Err(KeyError::NoSlotFor {
+            store: store.describe(),
+            kind: credential.kind(),
+            present: vec![slot.info],
+        });
+    }
+    match slot.open(credential)? {
+        Some(Contents { master, config }) => Ok(Unlocked {
+            master,
+            config,
+            slot: slot.info,
+            // It opened, so what is wrong with others only deserves a warning, and a list that cannot be had none.
+            damaged: Loaded::new(store).map_or_else(|_| Vec::new(), |loaded| loaded.damaged),
+        }),
+        None => Err(KeyError::WrongCredential {
+            store: store.describe(),
+            kind: credential.kind(),
+            tried: vec![slot.info],
+            damaged: Vec::new(),
+        }),
+    }
+}
+
+fn unlock_any(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked> {
     let Loaded {
-        mut slots, mut damaged, ..
-    } = Loaded::new(store)?;
+        mut slots,
+        mut damaged,
+        is_cut_off,
+        ..
+    } = Loaded::tolerant(store)?;
     if slots.is_empty() && damaged.is_empty() {
         return Err(KeyError::NoSlots {
             store: store.describe(),
@@ -126,7 +191,13 @@ pub fn unlock(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked>
     let (candidates, others): (Vec<_>, Vec<_>) =
         slots.into_iter().partition(|slot| slot.info.kind == credential.kind());
     let mut tried = Vec::new();
+    let (mut spent, mut untried_count) = (0_u64, 0);
     for slot in candidates {
+        if is_enough(tried.len(), spent) {
+            untried_count += 1;
+            continue;
+        }
+        spent = spent.saturating_add(slot.info.parameters.map_or(0, KdfParameters::cost));
         match slot.open(credential) {
             Ok(Some(Contents { master, config })) => {
                 return Ok(Unlocked {
@@ -139,6 +210,13 @@ pub fn unlock(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked>
             Ok(None) => tried.push(slot.info),
             Err(error) => damaged.push((slot.info.id.object(), error)),
         }
+    }
+    if untried_count > 0 || is_cut_off {
+        return Err(KeyError::SlotsNotTried {
+            store: store.describe(),
+            kind: credential.kind(),
+            tried_count: tried.len(),
+        });
     }
     // A slot that could not be read may be the one that would have opened.
     if let Some(at) = damaged.iter().position(|(_, error)| is_unread(error)) {
@@ -160,6 +238,11 @@ pub fn unlock(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked>
             .filter_map(|(name, _)| SlotId::from_object(name))
             .collect(),
     })
+}
+
+/// Whether no further slot is tried.
+fn is_enough(tried_count: usize, spent: u64) -> bool {
+    tried_count >= SLOT_COUNT_MAX || spent >= COST_MAX
 }
 
 /// All slots, without opening any.
@@ -241,6 +324,18 @@ fn markers(store: &dyn Store) -> Result<Vec<(SlotId, ObjectName)>> {
 }
 
 fn names(store: &dyn Store) -> Result<Vec<ObjectName>> {
+    let names = some_names(store)?;
+    if names.len() > OBJECT_COUNT_MAX {
+        return Err(KeyError::TooManySlots {
+            store: store.describe(),
+            count_max: OBJECT_COUNT_MAX,
+        });
+    }
+    Ok(names)
+}
+
+/// The names of all objects; one more than there may be where there are more.
+fn some_names(store: &dyn Store) -> Result<Vec<ObjectName>> {
     let mut names = Vec::new();
     store.list(ObjectKind::Key, &mut |name, _| {
         // One more than the limit shows that there are more.
@@ -249,12 +344,6 @@ fn names(store: &dyn Store) -> Result<Vec<ObjectName>> {
         }
         Ok(())
     })?;
-    if names.len() > OBJECT_COUNT_MAX {
-        return Err(KeyError::TooManySlots {
-            store: store.describe(),
-            count_max: OBJECT_COUNT_MAX,
-        });
-    }
     names.sort();
     Ok(names)
 }
@@ -264,16 +353,34 @@ struct Loaded {
     slots: Vec<Slot>,
     leaving: BTreeSet<SlotId>,
     damaged: Vec<(ObjectName, KeyError)>,
+    /// Whether there are more objects than may be, so that others may be among those that were not looked at.
+    is_cut_off: bool,
 }
 
 impl Loaded {
     fn new(store: &dyn Store) -> Result<Self> {
+        Self::of(store, names(store)?)
+    }
+
+    /// The same, of as many as may be where there are more.
+    fn tolerant(store: &dyn Store) -> Result<Self> {
+        let mut names = some_names(store)?;
+        let is_cut_off = names.len() > OBJECT_COUNT_MAX;
+        names.truncate(OBJECT_COUNT_MAX);
+        Ok(Self {
+            is_cut_off,
+            ..Self::of(store, names)?
+        })
+    }
+
+    fn of(store: &dyn Store, names: Vec<ObjectName>) -> Result<Self> {
         let mut loaded = Self {
             slots: Vec::new(),
             leaving: BTreeSet::new(),
             damaged: Vec::new(),
+            is_cut_off: false,
         };
-        for name in names(store)? {
+        for name in names {
             if let Some(id) = marked_slot(&name) {
                 loaded.leaving.insert(id);
                 continue;

@@ -94,6 +94,8 @@ fn programs_are_called_in_order_and_told_what_happens() {
         let mut command = hooked.bare.rig.command(words);
         let output = command
             .env("HOLDFAST_PASSWORD", "four horses eat soup")
+            .env("HOLDFAST_TO_PASSWORD", "soup of another repository")
+            .env("HOLDFAST_POOL_PASSWORD", "soup of a pool")
             .output()
             .unwrap();
         assert!(output.status.success(), "{output:?}");
@@ -104,7 +106,35 @@ fn programs_are_called_in_order_and_told_what_happens() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("hook post-thaw: saying post-thaw"), "{said}");
     let text = String::from_utf8(hooked.bare.rig.read("log.job-start")).unwrap();
-    assert!(!text.contains("soup"), "{text}");
+    assert!(!text.contains("soup") && !text.contains("PASSWORD"), "{text}");
+}
+
+/// Whoever can write a program that root calls is root.
+#[test]
+fn a_program_that_others_can_write_is_not_called() {
+    let hooked = Hooked::new("");
+    std::fs::set_permissions(hooked.bare.rig.path("hook"), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let (_, text) = hooked.bare.rig.error(1, &hooked.words(&[]));
+    assert!(text.contains("it is not called: others can write it"), "{text}");
+    assert!(!hooked.bare.rig.path("log").exists());
+    hooked.bare.wait_until_mended("refused");
+}
+
+/// What a QEMU of another user names is opened with that user's rights, not with root's.
+#[test]
+fn images_that_the_user_of_a_qemu_cannot_read_are_not_read_for_him() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let bare = Bare::new(&["-runas", "nobody"]);
+    let words = ["backup", &bare.source, "--method", "pause"];
+    let (_, text) = bare.rig.error(1, &words);
+    assert!(text.contains("Permission denied"), "{text}");
+    assert_eq!(bare.rig.snapshot_count(), 0);
+    bare.wait_until_mended("refused");
+    // QEMU itself has them open, and hands them out.
+    bare.rig.ok(&["backup", &bare.source]);
+    assert_eq!(bare.rig.snapshot_count(), 1);
 }
 
 #[test]

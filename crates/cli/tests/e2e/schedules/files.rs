@@ -54,6 +54,21 @@ fn a_configuration_is_checked_and_shown_with_where_everything_is_from() {
     assert!(text.contains("config check"), "{text}");
 }
 
+/// A password command of it runs as whoever acts by it: what others can write is not acted by.
+#[test]
+fn a_configuration_that_others_can_write_is_not_obeyed() {
+    let host = Host::new("[jobs.a]\ndo = \"gc\"\nrepository = \"main\"\nwhen = \"daily UTC\"\n");
+    let path = host.rig.path("holdfast.toml");
+    host.rig.ok(&at_home(&["jobs"]));
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+    let (kind, text) = host.rig.error(1, &at_home(&["jobs"]));
+    assert_eq!(kind, "refused");
+    assert!(text.contains("others can write it") && text.contains("chmod"), "{text}");
+    let checked = host.rig.json(1, &["config", "check", "holdfast.toml"]);
+    let errors = checked["report"]["errors"].to_string();
+    assert!(errors.contains("it is not obeyed"), "{errors}");
+}
+
 /// What only this host knows: what is not there, what is never due.
 #[test]
 fn what_is_hardly_meant_on_this_host_is_told() {

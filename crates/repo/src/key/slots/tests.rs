@@ -239,7 +239,7 @@ fn of_slots_that_are_removed_at_once_one_stays() {
 
 #[test]
 fn there_is_an_end_to_slots() {
-    let (store, _, randomness) = with(&[KEY_FILE; SLOT_COUNT_MAX]);
+    let (store, ids, randomness) = with(&[KEY_FILE; SLOT_COUNT_MAX]);
     let refused = add(&store, &new(KEY_FILE), &master(), CONFIG, &randomness);
     assert!(matches!(refused, Err(KeyError::TooManySlots { .. })));
     for number in 0..=OBJECT_COUNT_MAX {
@@ -252,5 +252,54 @@ fn there_is_an_end_to_slots() {
             )
             .unwrap();
     }
-    assert!(matches!(unlock(&store, KEY_FILE), Err(KeyError::TooManySlots { .. })));
+    let refused = add(&store, &new(KEY_FILE), &master(), CONFIG, &randomness);
+    assert!(matches!(refused, Err(KeyError::TooManySlots { .. })));
+    // Whoever put them there keeps nobody out who knows a slot.
+    for choice in [SlotChoice::Only(ids[5]), SlotChoice::First(ids[5])] {
+        assert_eq!(unlock_chosen(&store, KEY_FILE, choice).unwrap().slot.id, ids[5]);
+    }
+    let absent = SlotChoice::Only(SlotId::generate(&randomness).unwrap());
+    assert!(matches!(
+        unlock_chosen(&store, KEY_FILE, absent),
+        Err(KeyError::NoSuchSlot { .. })
+    ));
+}
+
+/// Anybody who can write to the store can put slots there that are cheaper than the real one and do not open. What they cost is bounded, and
+/// nothing for whoever knows the slot.
+#[test]
+fn the_cost_of_slots_of_others_is_bounded() {
+    let (store, ids, randomness) = with(&[BOB]);
+    let parameters = KdfParameters { memory_kib: 9, ..CHEAP };
+    let real = NewSlot {
+        parameters,
+        ..new(ALICE)
+    };
+    let real = add(&store, &real, &master(), CONFIG, &randomness).unwrap();
+    let bytes = store.get(&ids[0].object(), SLOT_BYTES_MAX).unwrap();
+    for number in 1..SLOT_COUNT_MAX - 1 {
+        let name = ObjectName::new(ObjectKind::Key, &format!("{number:016x}")).unwrap();
+        store.put(&name, &bytes).unwrap();
+    }
+    // As many as there may be: the real one is the last that is tried.
+    assert_eq!(unlock(&store, ALICE).unwrap().slot.id, real);
+    let name = ObjectName::new(ObjectKind::Key, &format!("{SLOT_COUNT_MAX:016x}")).unwrap();
+    store.put(&name, &bytes).unwrap();
+    let refused = unlock(&store, ALICE).unwrap_err();
+    let KeyError::SlotsNotTried { tried_count, .. } = refused else {
+        panic!("{refused}");
+    };
+    assert_eq!(tried_count, SLOT_COUNT_MAX);
+    for choice in [SlotChoice::First(real), SlotChoice::Only(real)] {
+        assert_eq!(unlock_chosen(&store, ALICE, choice).unwrap().slot.id, real);
+    }
+    // A note of a slot that is of another password, or gone, is only a note.
+    assert_eq!(
+        unlock_chosen(&store, BOB, SlotChoice::First(real)).unwrap().slot.kind,
+        CredentialKind::Passphrase
+    );
+    assert!(unlock_chosen(&store, BOB, SlotChoice::Only(real)).is_err());
+    assert!(!is_enough(0, 0) && !is_enough(SLOT_COUNT_MAX - 1, COST_MAX - 1));
+    assert!(is_enough(SLOT_COUNT_MAX, 0) && is_enough(1, COST_MAX));
+    assert_eq!(COST_MAX, 64 * KdfParameters::default().cost());
 }
