@@ -167,7 +167,7 @@ fn open_checked(path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
     let is_fit = found.is_file() || kind == FileKind::RegularOrBlockDevice && found.is_block_device();
     if !is_fit {
         let reason = match kind {
-            FileKind::Regular => "it is not a regular file",
+            FileKind::Regular => "it is no file",
             FileKind::RegularOrBlockDevice => "it is neither a regular file nor a block device",
         };
         return Err(IoError::new(ErrorKind::InvalidInput, reason));

@@ -1,6 +1,8 @@
 //! The firmware's variables, which belong to the instant.
 
-use holdfast_host::{Description, Links, Rights};
+use std::io::Read as _;
+
+use holdfast_host::{Description, FileKind, Links, Rights};
 
 use crate::error::{Error, Result};
 
@@ -17,17 +19,20 @@ pub(super) fn read(description: &Description, rights: &Rights) -> Result<Option<
         path: path.clone(),
         source,
     };
-    match rights.read(path, NVRAM_BYTES_MAX, Links::Follow) {
+    let file = match rights.open(path, FileKind::RegularOrBlockDevice, Links::Follow) {
         // A machine that never ran has none yet.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        other => other.map(Some).map_err(failed),
-    }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(failed)?,
+    };
+    let mut bytes = Vec::new();
+    file.take(NVRAM_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(Some(bytes))
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
     use holdfast_host::{Description, MachineState, MachineSummary, Mark, Rights, UserIdentity};

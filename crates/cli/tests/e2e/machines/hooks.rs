@@ -127,6 +127,8 @@ fn images_that_the_user_of_a_qemu_cannot_read_are_not_read_for_him() {
         return;
     }
     let bare = Bare::new(&["-runas", "nobody"]);
+    let own = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(bare.lab.path("disk0"), own).unwrap();
     let words = ["backup", &bare.source, "--method", "pause"];
     let (_, text) = bare.rig.error(1, &words);
     assert!(text.contains("Permission denied"), "{text}");
