@@ -359,7 +359,7 @@ struct Loaded {
 
 impl Loaded {
     fn new(store: &dyn Store) -> Result<Self> {
-        Self::of(store, names(store)?)
+        Ok(Self::of(store, names(store)?))
     }
 
     /// The same, of as many as may be where there are more.
@@ -369,11 +369,11 @@ impl Loaded {
         names.truncate(OBJECT_COUNT_MAX);
         Ok(Self {
             is_cut_off,
-            ..Self::of(store, names)?
+            ..Self::of(store, names)
         })
     }
 
-    fn of(store: &dyn Store, names: Vec<ObjectName>) -> Result<Self> {
+    fn of(store: &dyn Store, names: Vec<ObjectName>) -> Self {
         let mut loaded = Self {
             slots: Vec::new(),
             leaving: BTreeSet::new(),
@@ -392,7 +392,7 @@ impl Loaded {
                 Err(error) => loaded.damaged.push((name, error)),
             }
         }
-        Ok(loaded)
+        loaded
     }
 }
 

@@ -100,24 +100,19 @@ mod tests {
         let second = budget.try_take(40).unwrap();
         assert!(budget.try_take(1).is_none());
         let (done, order) = mpsc::channel();
-        let wait = |bytes| {
-            let (budget, done) = (Arc::clone(&budget), done.clone());
+        let wait = |bytes, waiting_count| {
+            let (theirs, done) = (Arc::clone(&budget), done.clone());
             let thread = std::thread::spawn(move || {
-                let lease = budget.take(bytes);
+                let lease = theirs.take(bytes);
                 done.send(bytes).unwrap();
                 lease
             });
-            let is_waiting = |count| budget.lock().turns.len() == count;
-            (thread, is_waiting)
+            while budget.lock().turns.len() < waiting_count {
+                std::thread::yield_now();
+            }
+            thread
         };
-        let (large, is_waiting) = wait(90);
-        while !is_waiting(1) {
-            std::thread::yield_now();
-        }
-        let (small, is_waiting) = wait(10);
-        while !is_waiting(2) {
-            std::thread::yield_now();
-        }
+        let (large, small) = (wait(90, 1), wait(10, 2));
         // There would be room for the small one, but the large one was first.
         drop(second);
         assert!(budget.try_take(10).is_none());
