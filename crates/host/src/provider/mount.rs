@@ -11,9 +11,11 @@ use super::{HostSnapshotName, Mounts, Provider, ProviderError, ProviderKind, Pro
 use crate::process::Tools;
 
 const MOUNT: &str = "mount";
+/// What is mounted may have come from another host: no program in it runs, and no device in it opens.
+const OPTIONS: &str = "ro,nosuid,nodev,noexec";
 const UNMOUNT: &str = "umount";
 
-/// Mounts a host snapshot on a folder, read-only; it stays until [`unmount`].
+/// Mounts a host snapshot on a folder: read-only, without programs and devices. It stays until [`unmount`].
 pub fn mount(
     tools: &dyn Tools,
     (provider, zfs): (&dyn Provider, &Zfs),
@@ -34,13 +36,18 @@ pub fn mount(
         if !has_module {
             zfs.mount_clone(&full, folder)?;
             // zfs-fuse takes writes whatever the property says.
-            return ask(tools, ("mount", &shown), MOUNT, &["-o", "remount,bind,ro", &point]);
+            return ask(
+                tools,
+                ("mount", &shown),
+                MOUNT,
+                &["-o", &format!("remount,bind,{OPTIONS}"), &point],
+            );
         }
         return ask(
             tools,
             ("mount", &shown),
             MOUNT,
-            &["-t", "zfs", "-o", "ro", &full, &point],
+            &["-t", "zfs", "-o", OPTIONS, &full, &point],
         );
     }
     if provider.kind() == ProviderKind::Lvm {
@@ -52,7 +59,12 @@ pub fn mount(
     // Such a view is no more than the folder where the snapshot is.
     let view = provider.view(snapshot, "mount")?;
     let from = view.path().display().to_string();
-    ask(tools, ("mount", &shown), MOUNT, &["--bind", "-o", "ro", &from, &point])
+    ask(
+        tools,
+        ("mount", &shown),
+        MOUNT,
+        &["--bind", "-o", OPTIONS, &from, &point],
+    )
 }
 
 /// Takes such a mount away again: nothing but a host snapshot of ours is unmounted.

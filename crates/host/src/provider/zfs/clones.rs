@@ -22,6 +22,8 @@ const UNFINISHED: &str = "holdfast:unfinished";
 const MAKER: &str = "holdfast:maker";
 /// What such clones are called, in the root of their pool.
 const VIEW_PREFIX: &str = "holdfast-view-";
+/// Snapshots may have come from another host: programs in them give no rights, and devices do not open.
+const WITHOUT_RIGHTS: [&str; 6] = ["-o", "setuid=off", "-o", "devices=off", "-o", "exec=off"];
 /// The label of a clone that somebody has mounted, to stay there.
 const MOUNTED: &str = "mount";
 /// How often it is tried to take such a clone away.
@@ -193,17 +195,9 @@ impl Zfs {
         let clone = format!("{pool}/{VIEW_PREFIX}at{label}");
         let mark = format!("{VIEW}={MOUNTED}");
         let mountpoint = format!("mountpoint={}", folder.display());
-        let words = [
-            "clone",
-            "-o",
-            "readonly=on",
-            "-o",
-            &mark,
-            "-o",
-            &mountpoint,
-            snapshot,
-            &clone,
-        ];
+        let mut words = vec!["clone", "-o", "readonly=on", "-o", &mark, "-o", &mountpoint];
+        words.extend(WITHOUT_RIGHTS);
+        words.extend([snapshot, &clone]);
         self.ask(("mount", snapshot), &words).map(drop)
     }
 
@@ -236,6 +230,7 @@ impl Zfs {
         }
         if !is_volume {
             words.extend(["-o", &mountpoint]);
+            words.extend(WITHOUT_RIGHTS);
         }
         words.extend([snapshot, &clone]);
         self.ask(("look into", snapshot), &words)?;
