@@ -19,16 +19,13 @@ mod fiemap;
 #[cfg(feature = "hostile")]
 pub(crate) mod hostile;
 mod ranges;
-mod send_stream;
+pub(crate) mod send_stream;
 mod sharing;
 mod thin_delta;
 
 pub use error::{ExtentError, Result, StreamError};
 pub use extents::{ExtentChanges, by_extents};
 pub use ranges::ChangedRanges;
-pub use send_stream::{
-    FIRST_RECORD_BYTES, StreamChanges, StreamObject, StreamQuestion, Whole, brings_one_snapshot, by_send_stream,
-    guid_of_stream,
-};
+pub use send_stream::{StreamChanges, StreamObject, StreamQuestion, Whole, by_send_stream, guid_of_stream};
 pub use sharing::{Sharing, sharing_of};
 pub use thin_delta::{ThinDeltaError, ThinQuestion, by_thin_delta};

@@ -7,12 +7,18 @@ use holdfast_block::hostile::{Outcome, Parser};
 use crate::Uuid;
 use crate::changed_blocks::hostile as changed_blocks;
 use crate::domain_xml::{Identity, NewIdentity, Rewrite, rewrite, with_links_down};
+use crate::provider::btrfs::stream::hostile as btrfs;
+use crate::provider::zfs::stream::hostile as zfs;
 use crate::provider::{LVM_SPECIMEN, lvm_volumes};
 use crate::qemu::memory::hostile as memory;
 use crate::virtualbox::hostile as virtualbox;
 
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[
+    Parser {
+        name: "btrfs_stream",
+        feed: btrfs_stream,
+    },
     Parser {
         name: "domain_xml",
         feed: domain_xml,
@@ -41,6 +47,10 @@ pub const PARSERS: &[Parser] = &[
         name: "vboxmanage",
         feed: vboxmanage,
     },
+    Parser {
+        name: "zfs_stream",
+        feed: zfs_stream,
+    },
 ];
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
@@ -55,7 +65,19 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     seeds.extend(changed_blocks::seeds());
     seeds.push(("lvm_report", "volumes", LVM_SPECIMEN.as_bytes().to_vec()));
     seeds.extend(virtualbox::seeds());
+    seeds.extend(btrfs::seeds());
+    seeds.extend(zfs::seeds());
     seeds
+}
+
+/// See [`btrfs::btrfs_stream`].
+pub fn btrfs_stream(bytes: &[u8]) -> Outcome {
+    btrfs::btrfs_stream(bytes)
+}
+
+/// See [`zfs::zfs_stream`].
+pub fn zfs_stream(bytes: &[u8]) -> Outcome {
+    zfs::zfs_stream(bytes)
 }
 
 /// A configuration, changed for another place.

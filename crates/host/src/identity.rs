@@ -17,6 +17,15 @@ impl Uuid {
         Self(bytes)
     }
 
+    /// A UUID of any bytes.
+    pub(crate) fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+
     /// A UUID as text, in any of the forms that libvirt takes: with hyphens, or without, in letters of either size.
     pub fn parse(text: &str) -> Option<Self> {
         let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();

@@ -1,6 +1,7 @@
 //! The one place that starts a subprocess.
 
 mod at_terminal;
+mod confined;
 mod piped;
 mod secrets;
 mod tool;

@@ -10,9 +10,10 @@
 //! A snapshot carries a *record*: a small text of ours. ZFS keeps it as a property of the snapshot, from the moment on at which it is
 //! made, and LVM in tags; for the others it is a file beside the snapshot. Others' snapshots have none, and are listed all the same.
 
-mod btrfs;
+pub(crate) mod btrfs;
 mod error;
 mod folder;
+mod incoming;
 mod locate;
 mod lvm;
 mod mount;
@@ -22,7 +23,7 @@ mod reflink;
 mod remains;
 mod replica;
 mod transfer;
-mod zfs;
+pub(crate) mod zfs;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,7 @@ use std::path::{Path, PathBuf};
 pub use btrfs::{Btrfs, BtrfsSide};
 pub use error::ProviderError;
 pub use folder::OURS;
+pub use incoming::{Incoming, StreamCheck, StreamRefusal};
 pub use locate::{Located, Place, locate};
 pub use lvm::Lvm;
 #[cfg(feature = "hostile")]
@@ -41,7 +43,7 @@ pub use reflink::{Reflink, clone_file};
 pub use remains::{Remain, RemainKind};
 pub use replica::{
     Keeping, KeepingMeans, PackWhen, Partial, REPLICA_TAG, Receiving, ReplicaAbilities, ReplicaBase, ReplicaDataset,
-    ReplicaSide, ReplicaSnapshot, Sending, StreamForm,
+    ReplicaSide, ReplicaSnapshot, SenderTrust, Sending, StreamForm,
 };
 pub use transfer::is_in_transfer;
 pub use zfs::{DeviceErrors, LeftClone, LeftCloneKind, PoolDevice, PoolRoom, PoolState, Zfs, ZfsSide};

@@ -7,7 +7,7 @@
 //! Source: ssh(1), ssh_config(5); OpenSSH 9.2.
 
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -114,6 +114,13 @@ impl Programs for Ssh {
         words.extend(["-T", "--", &self.address.destination].map(str::to_owned));
         words.push(command_line(program, arguments));
         self.local.start(SSH, &texts(&words))
+    }
+
+    fn start_receiver(&self, program: &str, _arguments: &[&str], _folder: &Path) -> Result<Piped, ToolError> {
+        // A holdfast there does that.
+        Err(ToolError::NotThere {
+            program: format!("{program} by way of a shell"),
+        })
     }
 
     fn host(&self) -> Option<&str> {

@@ -103,6 +103,7 @@ fn serve(root: Option<Dataset>, context: &Context) -> Result<Exit, Error> {
         root,
         clock: Arc::clone(context.clock()),
     };
-    serve_peer(&server, std::io::stdin(), std::io::stdout())?;
+    let notes = serve_peer(&server, std::io::stdin(), std::io::stdout())?;
+    notes.iter().for_each(|note| context.console().warning(note));
     Ok(Exit::Ok)
 }

@@ -3,7 +3,7 @@
 //! One thread reads, one packs where it is to be packed, one writes, with a few chunks between them. Whoever has started that watches
 //! both programs, and kills the one whose other end is gone: so no thread waits for ever.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use holdfast_block::{Clock, Throttle, ThrottleLimits};
+use holdfast_host::provider::{Incoming, StreamCheck, StreamRefusal};
 use holdfast_host::{Piped, PipedEnd};
 use zstd::stream::read::Decoder;
 
@@ -20,6 +21,8 @@ use crate::Interrupted;
 
 /// Chunks that wait between two threads, at most.
 const QUEUE_LENGTH: usize = 4;
+/// Bytes that are read of a stream that is checked.
+const READ_BYTES: usize = CHUNK_BYTES / 4;
 /// Time that was not used may be made up for.
 const BURST_MS: u32 = 50;
 /// A pause is slept in pieces, so that nobody waits long for one who has been stopped.
@@ -68,9 +71,16 @@ struct Counts {
     is_over: AtomicBool,
     /// Why it ended before its end.
     failure: Mutex<Option<String>>,
+    /// Why it was not taken in to its end.
+    refusal: Mutex<Option<String>>,
 }
 
 impl Counts {
+    fn refuse(&self, refusal: &StreamRefusal) {
+        let mut known = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get_or_insert_with(|| refusal.to_string());
+    }
+
     fn fail(&self, what: &str, error: &io::Error) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.get_or_insert_with(|| format!("{what}: {error}"));
@@ -126,11 +136,31 @@ impl<R: Read> Read for Paced<R> {
 }
 
 impl Carriage {
-    /// Carries all that comes out of `from` into `to`, in threads.
+    /// Carries a stream into a program that takes it in: what passes its check, in threads.
+    pub(super) fn start_into(
+        &self,
+        from: impl Read + Send + 'static,
+        (to, check): (impl Write + Send + 'static, StreamCheck),
+    ) -> io::Result<Carrying> {
+        self.carry(from, to, |stream| {
+            check.guard(Box::new(BufReader::with_capacity(READ_BYTES, stream)))
+        })
+    }
+
+    /// Carries all that comes out of `from` into `to`, which does not take it in, in threads.
     pub(super) fn start(
         &self,
         from: impl Read + Send + 'static,
+        to: impl Write + Send + 'static,
+    ) -> io::Result<Carrying> {
+        self.carry(from, to, |stream| stream)
+    }
+
+    fn carry(
+        &self,
+        from: impl Read + Send + 'static,
         mut to: impl Write + Send + 'static,
+        check: impl FnOnce(Box<dyn Read + Send>) -> Box<dyn Read + Send>,
     ) -> io::Result<Carrying> {
         let counts = Arc::new(Counts::default());
         let mut threads = Vec::new();
@@ -146,6 +176,8 @@ impl Carriage {
         } else {
             (Box::new(from), Some(pace))
         };
+        // The stream itself is checked: after it was unpacked, and before it is packed.
+        let from = check(from);
         let of_reader = Arc::clone(&counts);
         spawn("reading", Box::new(move || read(from, &send, &of_reader)))?;
         let chunks = match self.packing {
@@ -183,7 +215,7 @@ impl Carriage {
 /// Reads to the end. Where it breaks, what was read goes on all the same: the other end keeps it.
 fn read(mut from: Box<dyn Read + Send>, send: &SyncSender<Vec<u8>>, counts: &Counts) {
     loop {
-        let mut chunk = vec![0; CHUNK_BYTES / 4];
+        let mut chunk = vec![0; READ_BYTES];
         match from.read(&mut chunk) {
             Ok(0) => return,
             Ok(length) => {
@@ -194,7 +226,12 @@ fn read(mut from: Box<dyn Read + Send>, send: &SyncSender<Vec<u8>>, counts: &Cou
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return counts.fail("read", &error),
+            Err(error) => {
+                return match StreamRefusal::of(&error) {
+                    Some(refusal) => counts.refuse(refusal),
+                    None => counts.fail("read", &error),
+                };
+            }
         }
     }
 }
@@ -243,6 +280,12 @@ impl Carrying {
         failure.clone()
     }
 
+    /// Why the stream was not passed on to its end.
+    pub(super) fn refusal(&self) -> Option<String> {
+        let refusal = self.counts.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        refusal.clone()
+    }
+
     pub(super) fn is_over(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
@@ -286,7 +329,7 @@ impl From<io::Error> for WatchError {
 /// Watches over both until they have ended. `step` is called again and again, with what has been carried.
 pub(super) fn watch(
     carrying: &Carrying,
-    (sender, receiver): (&mut Piped, &mut Piped),
+    (sender, receiver): (&mut Piped, &mut Incoming),
     clock: &dyn Clock,
     mut step: impl FnMut(&Carrying) -> Result<(), Interrupted>,
 ) -> Result<Ends, WatchError> {
@@ -325,6 +368,8 @@ mod tests {
     use holdfast_block::{Clock as _, SystemClock};
     use holdfast_host::{LocalTools, Piped, Programs as _};
 
+    use holdfast_host::provider::Incoming;
+
     use super::{Carriage, Ends, Packing, watch};
 
     fn start(script: &str) -> Piped {
@@ -339,9 +384,9 @@ mod tests {
             limit: limit.and_then(NonZeroU64::new),
             clock: clock.clone(),
         };
-        let (mut sender, mut receiver) = (start(from), start(to));
+        let (mut sender, mut receiver) = (start(from), Incoming::checked_elsewhere(start(to)));
         let carrying = carriage
-            .start(sender.take_output().unwrap(), receiver.take_input().unwrap())
+            .start_into(sender.take_output().unwrap(), receiver.take_input().unwrap())
             .unwrap();
         let ends = watch(&carrying, (&mut sender, &mut receiver), &*clock, |_| Ok(()));
         (ends.unwrap(), carrying.stream_bytes(), carrying.link_bytes())

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use holdfast_host::PipedEnd;
 use holdfast_host::provider::{
-    Keeping, KeepingMeans, Partial, ProviderError, Receiving, ReplicaDataset, ReplicaSide, ReplicaSnapshot, Sending,
-    StreamForm,
+    Keeping, KeepingMeans, Partial, ProviderError, Receiving, ReplicaDataset, ReplicaSide, ReplicaSnapshot,
+    SenderTrust, Sending, StreamForm,
 };
 use holdfast_policy::{ReplicaPlan, ReplicaStep, Replication};
 use rustix::fs::{FlockOperation, flock};
 
-use super::carry::{Carriage, Packing, WatchError, watch};
+use super::carry::{Carriage, Carrying, Packing, WatchError, watch};
+use super::peer_server::notes_in;
 use super::{ReplicaOutcome, ReplicatedDataset, ReplicatedStream, Sides, fingerprint, tag};
 use crate::error::{Error, Result};
 use crate::forget::Execution;
@@ -141,7 +142,7 @@ impl Run<'_> {
     ) -> std::result::Result<ReplicaOutcome, Stopped> {
         let mut there = there;
         if let Some(partial) = there.as_ref().and_then(|there| there.partial.clone()) {
-            self.go_on(&partial, done)?;
+            self.go_on(&partial, there.as_ref(), done)?;
             there = self.target_side().datasets(self.target, false)?.pop();
             self.note_what_came(there.as_ref(), done)?;
         }
@@ -172,7 +173,12 @@ impl Run<'_> {
     }
 
     /// What was cut goes on, or is discarded.
-    fn go_on(&self, partial: &Partial, done: &mut ReplicatedDataset) -> std::result::Result<(), Stopped> {
+    fn go_on(
+        &self,
+        partial: &Partial,
+        there: Option<&ReplicaDataset>,
+        done: &mut ReplicatedDataset,
+    ) -> std::result::Result<(), Stopped> {
         let token = match partial {
             Partial::Token(token) => token,
             Partial::Remains(name) => {
@@ -200,7 +206,7 @@ impl Run<'_> {
         };
         let receiving = Receiving {
             dataset: self.target.to_owned(),
-            snapshots: Vec::new(),
+            snapshots: self.missing(there),
             is_packed: false,
         };
         let stream = ReplicatedStream {
@@ -212,6 +218,18 @@ impl Run<'_> {
             link_bytes: None,
         };
         self.carry(&sending, receiving, size, stream, done)
+    }
+
+    /// Snapshots of the source that the target lacks: one of them was being received.
+    fn missing(&self, there: Option<&ReplicaDataset>) -> Vec<ReplicaSnapshot> {
+        let known = there.map(|there| &there.snapshots[..]).unwrap_or_default();
+        let is_known = |one: &&ReplicaSnapshot| {
+            known
+                .iter()
+                .any(|known| known.name == one.name || !one.identity.is_empty() && known.identity == one.identity)
+        };
+        let snapshots = self.source.snapshots.iter().filter(|one| !one.is_bookmark);
+        snapshots.filter(|one| !is_known(one)).cloned().collect()
     }
 
     /// A stream that went on does not say what it brings; now it is seen.
@@ -305,15 +323,35 @@ impl Run<'_> {
         if let Some(size) = size {
             job.progress.total(size);
         }
-        let (stream_bytes, link_bytes) = self.pump(sending, &receiving, &what)?;
-        stream.stream_bytes = Some(stream_bytes);
-        stream.link_bytes = Some(link_bytes);
+        let (carrying, notes) = self.pump(sending, &receiving, &what)?;
+        stream.stream_bytes = Some(carrying.stream_bytes());
+        stream.link_bytes = Some(carrying.link_bytes());
+        done.notes
+            .extend(notes.into_iter().map(|note| format!("{what}: {note}")));
+        if stream.is_resumed {
+            // Which of them it was is seen next.
+            receiving.snapshots.clear();
+        }
         self.target_side().settle(&receiving)?;
         done.streams.push(stream);
         Ok(())
     }
 
-    fn pump(&self, sending: &Sending, receiving: &Receiving, what: &str) -> std::result::Result<(u64, u64), Stopped> {
+    /// A stream of this host is what was asked for; another host may send anything.
+    fn trust(&self) -> SenderTrust {
+        match self.source_side().host() {
+            None => SenderTrust::Full,
+            Some(_) => SenderTrust::AddOnly,
+        }
+    }
+
+    /// Carries a stream; what of it was left out.
+    fn pump(
+        &self,
+        sending: &Sending,
+        receiving: &Receiving,
+        what: &str,
+    ) -> std::result::Result<(Carrying, Vec<String>), Stopped> {
         let request = self.sides.request;
         let job = self.sides.job;
         let carriage = Carriage {
@@ -321,11 +359,11 @@ impl Run<'_> {
             limit: request.limit,
             clock: Arc::clone(&request.clock),
         };
-        let mut receiver = self.target_side().receive(receiving)?;
+        let mut receiver = self.target_side().receive(receiving, self.trust())?;
         let mut sender = self.source_side().send(sending)?;
         let ends = sender.take_output().zip(receiver.take_input());
         let (from, to) = ends.ok_or_else(|| "a program has no ends".to_owned())?;
-        let carrying = carriage.start(from, to).map_err(|error| error.to_string())?;
+        let carrying = carriage.start_into(from, to).map_err(|error| error.to_string())?;
         let mut told = 0;
         let ends = watch(&carrying, (&mut sender, &mut receiver), job.clock, |carrying| {
             let bytes = carrying.stream_bytes();
@@ -333,9 +371,19 @@ impl Run<'_> {
             told = bytes;
             job.interrupt.check()
         })?;
+        if let Some(refusal) = carrying.refusal() {
+            let error = ProviderError::Refused {
+                action: "receive",
+                what: self.target.to_owned(),
+                reason: refusal,
+            };
+            return Err(error.into());
+        }
         if ends.receiver.is_well() {
-            // It has seen the end of the stream; whether it has what it should is looked at next.
-            return Ok((carrying.stream_bytes(), carrying.link_bytes()));
+            // It has seen the end of the stream; whether it has what it should is looked at now.
+            let mut notes = notes_in(&ends.receiver.complaint);
+            notes.extend(receiver.finish()?);
+            return Ok((carrying, notes));
         }
         let target = why_not(self.target_side(), ("receive", self.target), &ends.receiver);
         // A sender that lost its receiver complains of that.

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_host::provider::{
-    Keeping, PackWhen, ProviderError, ProviderKind, ProviderResult, Receiving, ReplicaAbilities, ReplicaDataset,
-    ReplicaSide, Sending,
+    Incoming, Keeping, PackWhen, ProviderError, ProviderKind, ProviderResult, Receiving, ReplicaAbilities,
+    ReplicaDataset, ReplicaSide, SenderTrust, Sending,
 };
 use holdfast_host::{Piped, Programs, ToolError};
 use serde::de::DeserializeOwned;
@@ -224,8 +224,9 @@ impl ReplicaSide for PeerSide {
         Ok(piped)
     }
 
-    fn receive(&self, receiving: &Receiving) -> ProviderResult<Piped> {
-        self.start(Ask::Receive(receiving.clone()))
+    fn receive(&self, receiving: &Receiving, _trust: SenderTrust) -> ProviderResult<Incoming> {
+        let piped = self.start(Ask::Receive(receiving.clone()))?;
+        Ok(Incoming::checked_elsewhere(piped))
     }
 
     fn settle(&self, receiving: &Receiving) -> ProviderResult<()> {

@@ -1,24 +1,29 @@
 //! The side that is asked: `holdfast peer`, and `holdfast receive --append-only`.
 //!
-//! To one that may only add, nothing is promised that a hostile sender could turn against what is there: he names datasets below his
-//! root and nothing else, streams bring one snapshot each, without properties, and are unpacked and looked at before ZFS sees them; what
-//! he holds he holds in our name; what is noted stays noted. There is no word for removing, rolling back or renaming.
+//! A sender that may only add cannot turn any request against what is there:
+//!
+//! - it names datasets below its root and nothing else;
+//! - every stream is unpacked, and read command by command, before a program takes it in; it brings one snapshot of a new name;
+//! - the record of a snapshot is noted in the process that has received the snapshot, from what was announced before the stream; `settle`
+//!   only compares;
+//! - all its holds have one tag, that of the root: it holds one snapshot of a dataset, and releases no hold of anybody else.
+//!
+//! There is no request for removing, rolling back or renaming.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
 use holdfast_block::Clock;
-use holdfast_host::changed_blocks::{FIRST_RECORD_BYTES, brings_one_snapshot};
 use holdfast_host::provider::{
-    Dataset, KeepingMeans, PackWhen, ProviderError, ProviderKind, ProviderResult, Receiving, ReplicaAbilities,
-    ReplicaSide, Sending,
+    Dataset, Keeping, KeepingMeans, PackWhen, ProviderError, ProviderKind, ProviderResult, REPLICA_TAG, Receiving,
+    ReplicaAbilities, ReplicaSide, SenderTrust, Sending,
 };
 use serde::Serialize;
 
 use super::carry::{Carriage, Carrying, Packing};
-use super::is_below;
 use super::peer::{Answer, Ask, Refusal, Request};
+use super::{fingerprint, is_below};
 use crate::error::{Error, Result};
 
 /// Bytes of a request, at most: what comes with a stream of thousands of snapshots.
@@ -36,7 +41,16 @@ pub struct PeerServer<'a> {
     pub clock: Arc<dyn Clock>,
 }
 
-/// Answers one request, which is the first line of `input`.
+/// What the program writes before a warning, on standard error. A stream that has been taken in may have some.
+const WARNING: &str = "holdfast: warning: ";
+
+/// The warnings in what a `holdfast` wrote on standard error.
+pub(super) fn notes_in(complaint: &str) -> Vec<String> {
+    let notes = complaint.lines().filter_map(|line| line.trim().strip_prefix(WARNING));
+    notes.map(str::to_owned).collect()
+}
+
+/// Answers one request, which is the first line of `input`. Gives what is to be warned of.
 ///
 /// # Errors
 /// It makes no sense, is refused, or a stream does not come to its end.
@@ -44,7 +58,7 @@ pub fn serve_peer(
     server: &PeerServer<'_>,
     input: impl Read + Send + 'static,
     mut output: impl Write + Send + 'static,
-) -> Result<()> {
+) -> Result<Vec<String>> {
     let mut input = BufReader::new(input);
     let mut line = Vec::new();
     input
@@ -57,18 +71,19 @@ pub fn serve_peer(
     })?;
     let side = (server.sides)(request.kind);
     let allowed = server.check(&request);
-    match (request.ask, allowed) {
+    let answered = match (request.ask, allowed) {
         (Ask::Send(sending), Ok(())) => server.send(&*side, sending, output),
-        (Ask::Receive(receiving), Ok(())) => server.receive(&*side, receiving, input),
+        (Ask::Receive(receiving), Ok(())) => return server.receive(&*side, receiving, input),
         (Ask::Send(_) | Ask::Receive(_), Err(error)) => Err(error.into()),
         (_, Err(error)) => tell(&mut output, Err::<(), _>(error)),
         (Ask::Abilities, _) => tell(&mut output, server.abilities(&*side)),
         (Ask::Datasets { name, is_tree }, _) => tell(&mut output, side.datasets(&name, is_tree)),
         (Ask::Estimate(sending), _) => tell(&mut output, side.estimate(&sending)),
-        (Ask::Settle(receiving), _) => tell(&mut output, side.settle(&receiving)),
+        (Ask::Settle(receiving), _) => tell(&mut output, side.settle(&server.settled(receiving))),
         (Ask::Discard { dataset }, _) => tell(&mut output, side.discard(&dataset)),
-        (Ask::Keep(keeping), _) => tell(&mut output, side.keep(&keeping)),
-    }
+        (Ask::Keep(keeping), _) => tell(&mut output, side.keep(&server.kept(keeping))),
+    };
+    answered.map(|()| Vec::new())
 }
 
 /// A request as a hostile sender writes it: what may be asked is at the root, or below it.
@@ -134,8 +149,11 @@ impl PeerServer<'_> {
         let dataset = request.ask.dataset().unwrap_or(&root.name);
         match &request.ask {
             Ask::Estimate(_) | Ask::Send(_) => return Err(refused(dataset, "nothing is sent from here")),
-            Ask::Keep(keeping) if keeping.means == KeepingMeans::Bookmark => {
-                return Err(refused(dataset, "no bookmark is made here"));
+            Ask::Keep(keeping) if keeping.means != KeepingMeans::Hold => {
+                return Err(refused(dataset, "no bookmark and no second hold is made here"));
+            }
+            Ask::Keep(keeping) if !is_tag(&keeping.tag) => {
+                return Err(refused(dataset, "the tag is not that of a replication"));
             }
             _ => {}
         }
@@ -174,22 +192,40 @@ impl PeerServer<'_> {
         }
     }
 
+    /// What is compared. A sender that may only add says what is to be noted before its stream, or not at all.
+    fn settled(&self, mut receiving: Receiving) -> Receiving {
+        if self.root.is_some() {
+            receiving
+                .snapshots
+                .iter_mut()
+                .for_each(|snapshot| snapshot.record = None);
+        }
+        receiving
+    }
+
+    /// What is held, in whose name: for a sender that may only add, in that of its root.
+    fn kept(&self, mut keeping: Keeping) -> Keeping {
+        if let Some(root) = &self.root {
+            keeping.tag = format!("{REPLICA_TAG}in-{:016x}", fingerprint(&root.to_string()));
+        }
+        keeping
+    }
+
     fn receive(
         &self,
         side: &dyn ReplicaSide,
         mut receiving: Receiving,
         input: impl Read + Send + 'static,
-    ) -> Result<()> {
+    ) -> Result<Vec<String>> {
         let is_packed = std::mem::replace(&mut receiving.is_packed, false);
         let packing = if is_packed { Packing::Unpack } else { Packing::Leave };
-        let mut receiver = side.receive(&receiving)?;
-        let to = receiver.take_input().ok_or_else(no_ends)?;
-        let to = Looked {
-            to,
-            first: Vec::new(),
-            is_good: self.root.is_none() || side.kind() != ProviderKind::Zfs,
+        let trust = match self.root {
+            None => SenderTrust::Full,
+            Some(_) => SenderTrust::AddOnly,
         };
-        let carrying = self.carriage(packing).start(input, to).map_err(Error::Stream)?;
+        let mut receiver = side.receive(&receiving, trust)?;
+        let to = receiver.take_input().ok_or_else(no_ends)?;
+        let carrying = self.carriage(packing).start_into(input, to).map_err(Error::Stream)?;
         let ended = loop {
             if let Some(ended) = receiver.try_end().map_err(Error::Stream)? {
                 break ended;
@@ -197,9 +233,7 @@ impl PeerServer<'_> {
             self.clock.sleep(LOOK_INTERVAL);
         };
         received(&carrying, side, &receiving.dataset, &ended)?;
-        // Whoever has sent need not ask for it: nobody mounts what he has sent.
-        receiving.snapshots.clear();
-        Ok(side.settle(&receiving)?)
+        Ok(receiver.finish()?)
     }
 
     fn carriage(&self, packing: Packing) -> Carriage {
@@ -218,6 +252,14 @@ fn no_ends() -> Error {
 }
 
 fn received(carrying: &Carrying, side: &dyn ReplicaSide, dataset: &str, ended: &holdfast_host::PipedEnd) -> Result<()> {
+    if let Some(refusal) = carrying.refusal() {
+        let error = ProviderError::Refused {
+            action: "receive",
+            what: dataset.to_owned(),
+            reason: refusal,
+        };
+        return Err(error.into());
+    }
     if ended.is_well() {
         return Ok(());
     }
@@ -231,34 +273,11 @@ fn received(carrying: &Carrying, side: &dyn ReplicaSide, dataset: &str, ended: &
     }
 }
 
-/// The first record of a stream is looked at before anything of it goes on.
-struct Looked<W> {
-    to: W,
-    first: Vec<u8>,
-    is_good: bool,
-}
-
-impl<W: Write> Write for Looked<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.is_good {
-            return self.to.write(bytes);
-        }
-        let wanted = (FIRST_RECORD_BYTES - self.first.len()).min(bytes.len());
-        self.first.extend(&bytes[..wanted]);
-        if let Ok(first) = <&[u8; FIRST_RECORD_BYTES]>::try_from(&self.first[..]) {
-            if !brings_one_snapshot(first) {
-                let reason = "the stream does not bring one snapshot alone, and is refused";
-                return Err(io::Error::other(reason));
-            }
-            self.to.write_all(first)?;
-            self.is_good = true;
-        }
-        Ok(wanted)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
-    }
+/// The tag of a replication, as a `holdfast` makes it.
+fn is_tag(tag: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    tag.strip_prefix(REPLICA_TAG)
+        .is_some_and(|rest| rest.bytes().all(is_plain))
 }
 
 /// What stands below the root, without anything that has a meaning of its own.

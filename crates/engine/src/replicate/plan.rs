@@ -3,12 +3,18 @@
 use holdfast_host::provider::{
     Partial, ProviderKind, ReplicaBase, ReplicaDataset, ReplicaSnapshot, Sending, StreamForm,
 };
+use holdfast_host::shell_line;
 use holdfast_policy::{
     Divergence, Idle, PointKind, ReplicaPlan, ReplicaPoint, ReplicaRules, ReplicaStep, Replication, Streams,
     TargetOrder, plan_replication,
 };
 
 use super::{RawChoice, ReplicaOutcome, ReplicatedDataset, ReplicatedStream, Sides};
+
+/// The command, as a shell takes it, that gives a dataset another name.
+fn set_aside(dataset: &str) -> String {
+    shell_line(["zfs", "rename", dataset, &format!("{dataset}-old")])
+}
 
 impl Sides<'_> {
     fn points(&self, dataset: &ReplicaDataset) -> Vec<ReplicaPoint> {
@@ -34,7 +40,8 @@ impl Sides<'_> {
                 TargetOrder::Free
             },
             choice: self.request.choice,
-            streams: if self.source.joins && self.target.joins {
+            // A stream of several has properties too, which are not taken from another host.
+            streams: if self.source.joins && self.target.joins && self.request.source.side.host().is_none() {
                 Streams::Many
             } else {
                 Streams::One
@@ -102,15 +109,19 @@ impl Sides<'_> {
             ReplicaPlan::Send(_) => ReplicaOutcome::Planned,
             ReplicaPlan::Diverged(Divergence::NothingCommon) => diverged(
                 format!("{target} has snapshots, none of which the source has any more"),
-                format!("zfs rename {target} {target}-old keeps what is there, and all is sent again"),
+                format!("{} keeps what is there, and all is sent again", set_aside(target)),
             ),
             ReplicaPlan::Diverged(Divergence::TargetIsNoCopy) => diverged(
                 format!("{target} is there, and has no snapshot: it is no copy"),
-                format!("name another target, or zfs rename {target} {target}-old"),
+                format!("name another target, or {}", set_aside(target)),
             ),
             ReplicaPlan::Diverged(Divergence::TargetWentOn { common, own }) => diverged(
                 format!("{target} has snapshots of its own since {common}: {}", own.join(", ")),
-                format!("zfs rollback -r {target}@{common} gives them up; zfs rename {target} {target}-old keeps them"),
+                format!(
+                    "{} gives them up; {} keeps them",
+                    shell_line(["zfs", "rollback", "-r", &format!("{target}@{common}")]),
+                    set_aside(target)
+                ),
             ),
         }
     }
@@ -128,7 +139,7 @@ impl Sides<'_> {
             .unwrap_or_default();
         done.outcome = ReplicaOutcome::Diverged {
             reason: format!("{was} has the snapshots of {}: it was renamed", source.name),
-            advice: format!("{at}zfs rename {was} {target}"),
+            advice: format!("{at}{}", shell_line(["zfs", "rename", was, target])),
         };
         done
     }

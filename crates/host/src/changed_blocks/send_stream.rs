@@ -27,9 +27,9 @@
 
 mod checked;
 mod object;
-mod record;
+pub(crate) mod record;
 #[cfg(any(test, feature = "hostile"))]
-pub(super) mod specimen;
+pub(crate) mod specimen;
 #[cfg(test)]
 mod tests;
 
@@ -39,7 +39,7 @@ use super::error::StreamError;
 use super::ranges::{ChangedRanges, Collector};
 use checked::{Checked, Sums};
 use object::look_at_object;
-use record::{Begin, Kind, RECORD_LENGTH, Record};
+use record::{Begin, Kind, Record};
 
 type Result<T> = std::result::Result<T, StreamError>;
 
@@ -104,14 +104,6 @@ pub enum Whole {
     Kind,
     /// The record does not tell how old it is.
     AgeUnknown,
-}
-
-/// Bytes of the first record of a stream.
-pub const FIRST_RECORD_BYTES: usize = RECORD_LENGTH;
-
-/// Whether a stream that begins so brings one snapshot and nothing else: no properties, no other datasets, nothing that is to be removed.
-pub fn brings_one_snapshot(first: &[u8; FIRST_RECORD_BYTES]) -> bool {
-    Begin::parse(first).is_some_and(|(_, begin)| begin.is_single())
 }
 
 /// Reads a stream to its end, and gives where it changes what is asked for.

@@ -2,7 +2,8 @@
 
 use std::any::Any;
 use std::io::Write as _;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -20,6 +21,10 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 pub trait Programs: Tools {
     /// Starts `program`, with pipes at both of its ends.
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError>;
+
+    /// The same for a program of this host that takes in a stream of btrfs, in the folder where that is to go. It gets only the capabilities
+    /// that it needs for that.
+    fn start_receiver(&self, program: &str, arguments: &[&str], folder: &Path) -> Result<Piped, ToolError>;
 
     /// The host; none for this one.
     fn host(&self) -> Option<&str>;
@@ -66,9 +71,20 @@ impl Piped {
     /// Starts a program of this host.
     pub(super) fn start(program: &str, arguments: &[&str]) -> Result<Self, ToolError> {
         let words = format!("{program} {}", arguments.join(" "));
-        let io = |source| ToolError::starting(program, source);
-        let mut child = command(program, arguments).stdin(Stdio::piped()).spawn().map_err(io)?;
-        let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX).map_err(io)?;
+        Self::of(words, command(program, arguments)).map_err(|source| ToolError::starting(program, source))
+    }
+
+    /// Starts a program of this host in a folder.
+    pub(super) fn start_in(folder: &Path, program: &str, arguments: &[&str]) -> std::io::Result<Self> {
+        let words = format!("{program} {}", arguments.join(" "));
+        let mut command = command(program, arguments);
+        command.current_dir(folder);
+        Self::of(words, command)
+    }
+
+    fn of(words: String, mut command: Command) -> std::io::Result<Self> {
+        let mut child = command.stdin(Stdio::piped()).spawn()?;
+        let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX)?;
         Ok(Self {
             words,
             child: Some(child),

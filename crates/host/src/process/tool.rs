@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -12,6 +13,7 @@ use holdfast_block::{Clock, to_usize};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::LOOK_INTERVAL;
+use super::confined::{FOR_RECEIVING, start_with};
 use super::piped::{Piped, Programs};
 use super::secrets::command as new_command;
 
@@ -180,6 +182,11 @@ impl Tools for LocalTools {
 impl Programs for LocalTools {
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
         Piped::start(program, arguments)
+    }
+
+    fn start_receiver(&self, program: &str, arguments: &[&str], folder: &Path) -> Result<Piped, ToolError> {
+        let start = || Piped::start_in(folder, program, arguments);
+        start_with(FOR_RECEIVING, start).map_err(|source| ToolError::starting(program, source))
     }
 
     fn host(&self) -> Option<&str> {

@@ -6,6 +6,7 @@
 //! Source: btrfs-subvolume(8), btrfs-filesystem(8); btrfs-progs 6.2.
 
 mod replica;
+pub(crate) mod stream;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -29,10 +30,11 @@ const BTRFS: &str = "btrfs";
 const ROOT_INODE: u64 = 256;
 
 /// btrfs on this host.
+#[derive(Clone)]
 pub struct Btrfs {
     tools: Arc<dyn Tools>,
     /// Locks of datasets of which snapshots are being made, until they are noted; by dataset and name.
-    making: Mutex<BTreeMap<(String, String), File>>,
+    making: Arc<Mutex<BTreeMap<(String, String), File>>>,
 }
 
 /// Whether a folder is the root of a subvolume.
@@ -55,7 +57,7 @@ impl Btrfs {
     pub fn new(tools: Arc<dyn Tools>) -> Self {
         Self {
             tools,
-            making: Mutex::default(),
+            making: Arc::default(),
         }
     }
 
@@ -149,6 +151,7 @@ impl Btrfs {
             made_s: field("Creation time:").and_then(|text| parse_time(&text)),
             uuid: field("UUID:"),
             received_uuid: field("Received UUID:"),
+            parent_uuid: field("Parent UUID:"),
             is_read_only: field("Flags:").is_some_and(|flags| flags.contains("readonly")),
         })
     }
@@ -160,10 +163,17 @@ struct Shown {
     uuid: Option<String>,
     /// That of the snapshot that was sent, once all of it has been received.
     received_uuid: Option<String>,
+    /// That of the subvolume that it was a snapshot of.
+    parent_uuid: Option<String>,
     is_read_only: bool,
 }
 
 impl Shown {
+    /// What a snapshot has in common with its copies.
+    fn identity(&self) -> Option<&str> {
+        self.received_uuid.as_deref().or(self.uuid.as_deref())
+    }
+
     /// What is noted of one that was received to its end, where nothing else is: nothing, which is not to be taken for one of which somebody
     /// died before he noted it.
     fn received_record(&self) -> Option<String> {

@@ -190,6 +190,28 @@ impl SnapshotFolder {
     /// Notes it, durably: there is never half a note.
     pub(super) fn note(&self, cut: &Cutting<'_>) -> ProviderResult<()> {
         let _lock = self.lock()?;
+        self.write_note(cut)
+    }
+
+    /// Gives what was received under a hidden name its own, which has to be free. Its note is there before, in the place of one that was left
+    /// of another snapshot.
+    pub(super) fn adopt(
+        &self,
+        (hidden, name): (&str, &str),
+        shown: &str,
+        cut: Option<&Cutting<'_>>,
+    ) -> ProviderResult<()> {
+        let _lock = self.lock()?;
+        self.must_be_new(name, shown)?;
+        if let Some(cut) = cut {
+            self.write_note(cut)?;
+        }
+        let (from, to) = (self.place(hidden), self.place(name));
+        std::fs::rename(&from, &to).map_err(|source| file_error("rename", &from, source))?;
+        sync_folder(&self.place(""))
+    }
+
+    fn write_note(&self, cut: &Cutting<'_>) -> ProviderResult<()> {
         let path = self.record_place(cut.name);
         let failed = |source| file_error("write", &path, source);
         let new = self.ours().join("records").join(format!(".{}.new", cut.name));

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::incoming::Incoming;
 use super::{ProviderError, ProviderKind, ProviderResult};
 use crate::process::Piped;
 
@@ -122,7 +123,7 @@ pub enum StreamForm {
 pub struct Receiving {
     /// Into which dataset.
     pub dataset: String,
-    /// What comes, the oldest first; nothing where that is not known, because a stream goes on.
+    /// What comes, the oldest first. Where a stream goes on, one of these comes; nothing where nobody knows which.
     pub snapshots: Vec<ReplicaSnapshot>,
     /// Packed by zstd.
     pub is_packed: bool,
@@ -153,6 +154,15 @@ pub enum KeepingMeans {
     Bookmark,
 }
 
+/// How far the host that sends is trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SenderTrust {
+    /// It is this host, or one that may run any command here.
+    Full,
+    /// It may add the snapshots that were announced, and nothing else.
+    AddOnly,
+}
+
 /// One side of a replication.
 pub trait ReplicaSide: Send + Sync {
     /// Whose datasets they are.
@@ -176,10 +186,10 @@ pub trait ReplicaSide: Send + Sync {
     /// Sends: the stream is on the standard output.
     fn send(&self, sending: &Sending) -> ProviderResult<Piped>;
 
-    /// Receives: the stream is to come on the standard input. What is missing above the dataset is made; nothing is mounted.
-    fn receive(&self, receiving: &Receiving) -> ProviderResult<Piped>;
+    /// Receives a stream, which passes the gate of what this gives. What is missing above the dataset is made; nothing is mounted.
+    fn receive(&self, receiving: &Receiving, trust: SenderTrust) -> ProviderResult<Incoming>;
 
-    /// Looks whether it is all there, and notes what does not come with a stream.
+    /// Looks whether the snapshots are there, with their identities, and notes the records of those that have none.
     fn settle(&self, receiving: &Receiving) -> ProviderResult<()>;
 
     /// Discards what was received in part.

@@ -9,6 +9,7 @@ mod changes;
 mod clones;
 mod pool;
 mod replica;
+pub(crate) mod stream;
 mod table;
 mod volume;
 mod words;
@@ -50,6 +51,7 @@ const SNAPSHOT_PROPERTIES: &str = "type,creation,used,referenced,userrefs";
 const NEWER_PROPERTIES: &str = "type,creation,used,referenced,userrefs,createtxg,guid";
 
 /// ZFS on this host.
+#[derive(Clone)]
 pub struct Zfs {
     tools: Arc<dyn Tools>,
     /// Where clones that were made to look into snapshots are mounted.

@@ -10,14 +10,14 @@ use crate::rig::noise;
 const OURS: &str = env!("CARGO_BIN_EXE_holdfast");
 
 /// A sshd that admits one thing.
-fn admitting(world: &World) -> Option<Sshd> {
+pub(super) fn admitting(world: &World) -> Option<Sshd> {
     Sshd::start(
         Program::NotFound,
         Some(&format!("{OURS} receive --append-only {}", world.above())),
     )
 }
 
-fn replicate(world: &World, sshd: &Sshd, code: i32) -> Value {
+pub(super) fn replicate(world: &World, sshd: &Sshd, code: i32) -> Value {
     let far = format!("127.0.0.1:{}", world.target);
     let options = sshd.options();
     let words = [&["replicate", &world.source, &far][..], &texts(&options)].concat();
@@ -25,7 +25,7 @@ fn replicate(world: &World, sshd: &Sshd, code: i32) -> Value {
 }
 
 /// Asks as no `holdfast` would; what it hears.
-fn ask(sshd: &Sshd, kind: &str, ask: &Value, stream: &[u8]) -> String {
+pub(super) fn ask(sshd: &Sshd, kind: &str, ask: &Value, stream: &[u8]) -> String {
     let line = format!("{}\n", json!({ "kind": kind, "ask": ask }));
     let (code, said) = sshd.run("holdfast peer 1", &[line.as_bytes(), stream].concat());
     let is_refused = code != Some(0) || said.contains("\"refused\"");
@@ -33,7 +33,7 @@ fn ask(sshd: &Sshd, kind: &str, ask: &Value, stream: &[u8]) -> String {
     said
 }
 
-fn receiving(dataset: &str) -> Value {
+pub(super) fn receiving(dataset: &str) -> Value {
     json!({ "receive": { "dataset": dataset, "snapshots": [], "is_packed": false } })
 }
 

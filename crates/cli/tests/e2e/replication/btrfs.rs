@@ -71,7 +71,7 @@ fn what_a_killed_run_has_received_in_part_is_no_snapshot_and_is_sent_again() {
     let clock = SystemClock::new();
     let words = ["replicate", &world.source, &world.target, "--bwlimit", "1M"];
     let mut first = world.rig.command(&words).spawn().unwrap();
-    let part = std::path::Path::new(&world.target).join(".holdfast/snapshots/a/disk");
+    let part = std::path::Path::new(&world.target).join(".holdfast/snapshots/.incoming+a/disk");
     while !part.metadata().is_ok_and(|part| part.len() > 100_000) {
         assert!(clock.now() < Duration::from_secs(60) && first.try_wait().unwrap().is_none());
         clock.sleep(Duration::from_millis(20));
@@ -120,4 +120,66 @@ fn subvolumes_below_and_relative_paths_are_refused_with_what_to_say() {
     std::os::unix::fs::symlink(&world.source, world.rig.path("vms")).unwrap();
     world.rig.ok(&["replicate", "vms", &world.target]);
     assert_eq!(world.status()["outcome"], "up to date");
+}
+
+/// What a service may do suffices to receive.
+#[test]
+fn the_capabilities_of_the_services_suffice() {
+    let Some(world) = World::on_btrfs() else { return };
+    world.write("disk", 1, 100_000);
+    world.take("a");
+    for unit in ["holdfast-daemon.service", "holdfast-run.service"] {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../packaging/systemd")
+            .join(unit);
+        let text = std::fs::read_to_string(path).unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+        let bound = line
+            .unwrap()
+            .split(' ')
+            .map(|name| format!(",+{}", name["CAP_".len()..].to_lowercase()));
+        let bound = format!("-all{}", bound.collect::<String>());
+        let target = format!("{}-{unit}", world.target);
+        let state = format!("XDG_STATE_HOME={}", world.rig.path("state").display());
+        let ours = env!("CARGO_BIN_EXE_holdfast");
+        let words = [
+            "--bounding-set",
+            &bound,
+            "env",
+            &state,
+            ours,
+            "replicate",
+            &world.source,
+            &target,
+        ];
+        system("setpriv", &words).unwrap();
+        assert_eq!(world.names(&target), ["a"]);
+    }
+}
+
+/// What is mounted may have come from anywhere.
+#[test]
+fn what_is_mounted_runs_nothing_and_opens_no_device() {
+    for world in [World::on_btrfs(), World::on_zfs()] {
+        let Some(world) = world else { continue };
+        world.write("disk", 1, 100_000);
+        world.take("a");
+        world.replicate(0, &[]);
+        let point = world.rig.path("point");
+        std::fs::create_dir(&point).unwrap();
+        let text = point.display().to_string();
+        world.rig.ok(&["mount", &world.full(&world.target, "a"), &text]);
+        let options = system("findmnt", &["-n", "-o", "OPTIONS", "--mountpoint", &text]).unwrap();
+        let found = std::fs::read(point.join("disk"));
+        world.rig.ok(&["unmount", &text]);
+        for option in ["ro", "nosuid", "nodev", "noexec"] {
+            assert!(
+                options.split(',').any(|one| one.trim() == option),
+                "{option}: {options}"
+            );
+        }
+        assert!(found.unwrap() == noise(100_000, 1));
+    }
 }

@@ -3,6 +3,8 @@
 mod append_only;
 mod btrfs;
 mod cut;
+mod forged;
+mod hostile;
 mod sshd;
 mod zfs;
 

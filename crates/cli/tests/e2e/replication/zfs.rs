@@ -99,6 +99,7 @@ fn a_tree_goes_with_all_that_is_wanted_of_it_and_not_into_itself() {
 
     // A dataset that has another name now would be sent again; where ZFS tells identities, that is noticed.
     zfs(&["snapshot", "-r", &format!("{pool}/vms@hourly_4")]);
+    zfs(&["destroy", "-r", &format!("{target}@hourly_4")]);
     let report = world.rig.report(&words);
     assert!(
         report["datasets"]
@@ -108,6 +109,28 @@ fn a_tree_goes_with_all_that_is_wanted_of_it_and_not_into_itself() {
             .all(|one| one["outcome"] == "up to date"),
         "{report}"
     );
+}
+
+/// Two snapshots of one name, made in the same second or not, are one only if their guids say so.
+#[test]
+fn snapshots_of_one_name_are_not_one_snapshot() {
+    let Some(world) = World::on_zfs() else { return };
+    world.take("a");
+    world.replicate(0, &[]);
+    world.write("disk", 1, 100_000);
+    zfs(&["snapshot", &world.full(&world.target, "b")]);
+    zfs(&["snapshot", &world.full(&world.source, "b")]);
+    for words in [&["--status"][..], &["--dry-run"], &[]] {
+        let done = world.replicate(if words == ["--status"] { 0 } else { 1 }, words);
+        assert_eq!(
+            (&done["outcome"], &done["common"]),
+            (&json!("diverged"), &json!("a")),
+            "{done}"
+        );
+    }
+    zfs(&["destroy", &world.full(&world.target, "b")]);
+    assert_eq!(world.replicate(0, &[])["outcome"], "sent");
+    assert!(world.received("b", "disk") == noise(100_000, 1));
 }
 
 #[test]

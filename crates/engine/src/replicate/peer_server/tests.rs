@@ -5,7 +5,7 @@ use std::sync::Arc;
 use holdfast_block::SystemClock;
 use holdfast_host::provider::{Dataset, ProviderKind};
 
-use super::{Looked, PeerServer, is_plain, is_reached_without_links};
+use super::{PeerServer, is_plain, is_reached_without_links};
 use crate::replicate::peer::Request;
 
 fn may(root: &Dataset, line: &str) -> bool {
@@ -66,19 +66,4 @@ fn no_link_leads_out() {
     let reached = |name: &str| is_reached_without_links(root, &format!("{root}/{name}"));
     assert!(reached("real") && reached("real/new/newer") && is_reached_without_links(root, root));
     assert!(!reached("link") && !reached("link/new"));
-}
-
-#[test]
-fn nothing_of_a_stream_goes_on_before_its_beginning_is_known() {
-    let mut passed = Vec::new();
-    let mut looked = Looked {
-        to: &mut passed,
-        first: Vec::new(),
-        is_good: false,
-    };
-    let written = std::io::Write::write_all(&mut looked, &[0; 311]);
-    assert!(written.is_ok());
-    let refused = std::io::Write::write_all(&mut looked, &[0; 5]).unwrap_err();
-    assert!(refused.to_string().contains("one snapshot alone"));
-    assert!(passed.is_empty());
 }

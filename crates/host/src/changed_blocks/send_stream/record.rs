@@ -9,33 +9,38 @@ use super::super::error::StreamError;
 use super::Result;
 
 /// Bytes of a record.
-pub(super) const RECORD_BYTES: u64 = 312;
-pub(super) const RECORD_LENGTH: usize = to_usize(RECORD_BYTES);
+pub(crate) const RECORD_BYTES: u64 = 312;
+pub(crate) const RECORD_LENGTH: usize = to_usize(RECORD_BYTES);
 /// Where the checksum of all before it stands in each record but the first.
-pub(super) const SUM_AT: usize = RECORD_LENGTH - 32;
+pub(crate) const SUM_AT: usize = RECORD_LENGTH - 32;
 
 /// First word of the first record, after its head.
-pub(super) const MAGIC: u64 = 0x2_F5BA_CBAC;
+pub(crate) const MAGIC: u64 = 0x2_F5BA_CBAC;
 
-pub(super) const DATASET_FILES: u32 = 2;
-pub(super) const DATASET_VOLUME: u32 = 3;
+pub(crate) const DATASET_FILES: u32 = 2;
+pub(crate) const DATASET_VOLUME: u32 = 3;
 
 /// Blocks of ZFS have 16 MiB at most, and the smallest unit of a pool is smaller.
 const PAYLOAD_BYTES_MAX: u64 = 16 << 20;
 
 /// What a stream may have, in the word of its version.
-pub(super) mod feature {
-    pub(in super::super) const LARGE_BLOCKS: u64 = 1 << 19;
-    pub(in super::super) const RESUMING: u64 = 1 << 20;
-    pub(in super::super) const REDACTED: u64 = 1 << 21;
+pub(crate) mod feature {
+    /// Blocks are written by naming blocks of other snapshots.
+    pub(crate) const DEDUPLICATED: u64 = 0b11;
+    pub(crate) const LARGE_BLOCKS: u64 = 1 << 19;
+    pub(crate) const RESUMING: u64 = 1 << 20;
+    pub(crate) const REDACTED: u64 = 1 << 21;
+    pub(crate) const RAW: u64 = 1 << 24;
+    /// Several streams in one, with holds.
+    pub(crate) const HOLDS: u64 = 1 << 26;
     /// Deduplicated (0, 1), attributes of their own (2), embedded (16), compressed (17, 22, 25), large blocks (19, 27), large
     /// dnodes (23), raw (24), holds (26), long names (28), large directories (29): none of them changes which ranges are named.
-    pub(in super::super) const KNOWN: u64 = 0b111 | 1 << 16 | 1 << 17 | LARGE_BLOCKS | RESUMING | REDACTED | 0xff << 22;
+    pub(crate) const KNOWN: u64 = 0b111 | 1 << 16 | 1 << 17 | LARGE_BLOCKS | RESUMING | REDACTED | 0xff << 22;
 }
 
 /// Kinds of records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Begin,
     Object,
     FreeObjects,
@@ -65,13 +70,13 @@ const KINDS: [Kind; 11] = [
 
 /// Order of the bytes of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
+pub(crate) enum Order {
     Little,
     Big,
 }
 
 impl Order {
-    pub(super) fn u32(self, bytes: &[u8], at: usize) -> u32 {
+    pub(crate) fn u32(self, bytes: &[u8], at: usize) -> u32 {
         let bytes = bytes[at..at + 4].try_into().expect("four bytes");
         match self {
             Self::Little => u32::from_le_bytes(bytes),
@@ -79,7 +84,7 @@ impl Order {
         }
     }
 
-    pub(super) fn u64(self, bytes: &[u8], at: usize) -> u64 {
+    pub(crate) fn u64(self, bytes: &[u8], at: usize) -> u64 {
         let bytes = bytes[at..at + 8].try_into().expect("eight bytes");
         match self {
             Self::Little => u64::from_le_bytes(bytes),
@@ -90,18 +95,19 @@ impl Order {
 
 /// The first record.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Begin {
-    pub(super) payload_bytes: u32,
-    pub(super) version_word: u64,
-    pub(super) features: u64,
-    pub(super) dataset_type: u32,
-    pub(super) to_guid: u64,
-    pub(super) from_guid: u64,
+pub(crate) struct Begin {
+    pub(crate) payload_bytes: u32,
+    pub(crate) version_word: u64,
+    pub(crate) features: u64,
+    pub(crate) dataset_type: u32,
+    pub(crate) flags: u32,
+    pub(crate) to_guid: u64,
+    pub(crate) from_guid: u64,
 }
 
 impl Begin {
     /// Gives the order of bytes too; nothing where the bytes are no first record.
-    pub(super) fn parse(bytes: &[u8; RECORD_LENGTH]) -> Option<(Order, Self)> {
+    pub(crate) fn parse(bytes: &[u8; RECORD_LENGTH]) -> Option<(Order, Self)> {
         let is_magic = |order: &Order| order.u64(bytes, 8) == MAGIC && order.u32(bytes, 0) == 0;
         let order = [Order::Little, Order::Big].into_iter().find(is_magic)?;
         let version_word = order.u64(bytes, 16);
@@ -110,31 +116,39 @@ impl Begin {
             version_word,
             features: version_word >> 2 & ((1 << 56) - 1),
             dataset_type: order.u32(bytes, 32),
+            flags: order.u32(bytes, 36),
             to_guid: order.u64(bytes, 40),
             from_guid: order.u64(bytes, 48),
         };
         Some((order, begin))
     }
 
-    pub(super) fn is_single(&self) -> bool {
+    pub(crate) fn is_single(&self) -> bool {
         self.version_word & 0b11 == 1
     }
 
-    pub(super) fn is_compound(&self) -> bool {
+    pub(crate) fn is_compound(&self) -> bool {
         self.version_word & 0b11 == 2
     }
 }
 
+/// The full name of the snapshot, `tank/vm@a`, in a first record; none where it is no text that ends.
+pub(crate) fn name_in_beginning(bytes: &[u8; RECORD_LENGTH]) -> Option<&str> {
+    let field = bytes.get(56..)?;
+    let length = field.iter().position(|byte| *byte == 0)?;
+    std::str::from_utf8(&field[..length]).ok()
+}
+
 /// Any later record.
-pub(super) struct Record {
-    pub(super) order: Order,
+pub(crate) struct Record {
+    pub(crate) order: Order,
     /// Where it begins in the stream.
-    pub(super) offset: u64,
-    pub(super) bytes: [u8; RECORD_LENGTH],
+    pub(crate) offset: u64,
+    pub(crate) bytes: [u8; RECORD_LENGTH],
 }
 
 impl Record {
-    pub(super) fn senseless(&self, detail: String) -> StreamError {
+    pub(crate) fn senseless(&self, detail: String) -> StreamError {
         StreamError::Senseless {
             offset: self.offset,
             detail,
@@ -150,28 +164,28 @@ impl Record {
     }
 
     /// Four words: a checksum.
-    pub(super) fn sum(&self, at: usize) -> [u64; 4] {
+    pub(crate) fn sum(&self, at: usize) -> [u64; 4] {
         [0, 8, 16, 24].map(|word| self.u64(at + word))
     }
 
-    pub(super) fn kind(&self) -> Result<Kind> {
+    pub(crate) fn kind(&self) -> Result<Kind> {
         let number = self.u32(0);
         let found = KINDS.get(number as usize).copied();
         found.ok_or_else(|| self.senseless(format!("a record of kind {number}")))
     }
 
     /// The object that a record of any kind but `Begin`, `FreeObjects`, `ObjectRange` and `End` is about.
-    pub(super) fn object(&self) -> u64 {
+    pub(crate) fn object(&self) -> u64 {
         self.u64(8)
     }
 
     /// First object and number of objects of `FreeObjects`.
-    pub(super) fn objects(&self) -> (u64, u64) {
+    pub(crate) fn objects(&self) -> (u64, u64) {
         (self.u64(8), self.u64(16))
     }
 
     /// Offset and length of what is written or freed.
-    pub(super) fn range(&self, kind: Kind) -> (u64, u64) {
+    pub(crate) fn range(&self, kind: Kind) -> (u64, u64) {
         match kind {
             Kind::Write => (self.u64(24), self.u64(32)),
             _ => (self.u64(16), self.u64(24)),
@@ -179,22 +193,22 @@ impl Record {
     }
 
     /// Type of an `Object`, and of what its payload is.
-    pub(super) fn object_types(&self) -> (u32, u32) {
+    pub(crate) fn object_types(&self) -> (u32, u32) {
         (self.u32(16), self.u32(20))
     }
 
     /// Bytes of a block of an `Object`.
-    pub(super) fn block_bytes(&self) -> u32 {
+    pub(crate) fn block_bytes(&self) -> u32 {
         self.u32(24)
     }
 
     /// Whether the payload of an `Object` is as it lies on the disk, encrypted.
-    pub(super) fn is_raw_object(&self) -> bool {
+    pub(crate) fn is_raw_object(&self) -> bool {
         self.u32(36) != 0
     }
 
     /// Bytes that follow the record.
-    pub(super) fn payload_bytes(&self, kind: Kind) -> Result<u64> {
+    pub(crate) fn payload_bytes(&self, kind: Kind) -> Result<u64> {
         let bytes = match kind {
             Kind::Object if self.is_raw_object() => self.u32(36).into(),
             Kind::Object => u64::from(self.u32(28)).next_multiple_of(8),

@@ -6,7 +6,7 @@ use super::{StreamObject, StreamQuestion};
 
 /// Which generation of senders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Age {
+pub(crate) enum Age {
     /// Only the last record has a checksum.
     Old,
     /// Each record has one.
@@ -14,7 +14,7 @@ pub(in super::super) enum Age {
 }
 
 /// Makes a stream, record by record.
-pub(in super::super) struct Writer {
+pub(crate) struct Writer {
     order: Order,
     age: Age,
     pub(super) bytes: Vec<u8>,
@@ -22,14 +22,14 @@ pub(in super::super) struct Writer {
 }
 
 /// A place in a record, and the number that stands there.
-pub(in super::super) enum Field {
+pub(crate) enum Field {
     Byte(usize, u8),
     Word(usize, u32),
     Long(usize, u64),
 }
 
 /// What specimens are asked.
-pub(in super::super) const QUESTION: StreamQuestion = StreamQuestion {
+pub(crate) const QUESTION: StreamQuestion = StreamQuestion {
     from_guid: 0x1111_2222_3333_4444,
     to_guid: 0x5555_6666_7777_8888,
     object: StreamObject::File {
@@ -43,7 +43,7 @@ pub(in super::super) const QUESTION: StreamQuestion = StreamQuestion {
 
 impl Writer {
     /// A stream that begins as [`QUESTION`] wants it, with these features.
-    pub(in super::super) fn new(is_little: bool, age: Age, features: u64) -> Self {
+    pub(crate) fn new(is_little: bool, age: Age, features: u64) -> Self {
         let mut writer = Self {
             order: if is_little { Order::Little } else { Order::Big },
             age,
@@ -56,13 +56,13 @@ impl Writer {
 
     /// Nothing yet.
     #[cfg(test)]
-    pub(super) fn empty(is_little: bool) -> Self {
+    pub(crate) fn empty(is_little: bool) -> Self {
         let mut writer = Self::new(is_little, Age::New, 0);
         (writer.bytes, writer.sum) = (Vec::new(), Fletcher4::default());
         writer
     }
 
-    pub(super) fn begin(&mut self, version_word: u64, payload: &[u8]) {
+    pub(crate) fn begin(&mut self, version_word: u64, payload: &[u8]) {
         let fields = [
             Field::Word(4, u32::try_from(payload.len()).expect("short")),
             Field::Long(8, MAGIC),
@@ -113,7 +113,7 @@ impl Writer {
     }
 
     /// Any later record, with its payload.
-    pub(in super::super) fn record(&mut self, kind: u32, fields: &[Field], payload: &[u8]) -> &mut Self {
+    pub(crate) fn record(&mut self, kind: u32, fields: &[Field], payload: &[u8]) -> &mut Self {
         let mut record = self.fill(kind, fields);
         if self.age == Age::New {
             let mut sum = self.sum;
@@ -136,7 +136,7 @@ impl Writer {
     }
 
     /// An OBJECT record of a file with system attributes, made in `transaction`.
-    pub(in super::super) fn object(&mut self, number: u64, block: u32, size: u64, transaction: u64) -> &mut Self {
+    pub(crate) fn object(&mut self, number: u64, block: u32, size: u64, transaction: u64) -> &mut Self {
         let mut bonus = match self.order {
             Order::Little => [
                 &0x2F_505A_u32.to_le_bytes()[..],
@@ -167,7 +167,7 @@ impl Writer {
         self.record(1, &fields, &bonus)
     }
 
-    pub(in super::super) fn write(&mut self, number: u64, offset: u64, length: usize) -> &mut Self {
+    pub(crate) fn write(&mut self, number: u64, offset: u64, length: usize) -> &mut Self {
         let fields = [
             Field::Long(8, number),
             Field::Word(16, 19),
@@ -177,13 +177,13 @@ impl Writer {
         self.record(3, &fields, &vec![7; length])
     }
 
-    pub(in super::super) fn free(&mut self, number: u64, offset: u64, length: u64) -> &mut Self {
+    pub(crate) fn free(&mut self, number: u64, offset: u64, length: u64) -> &mut Self {
         let fields = [Field::Long(8, number), Field::Long(16, offset), Field::Long(24, length)];
         self.record(4, &fields, &[])
     }
 
     /// The last record.
-    pub(in super::super) fn end(mut self) -> Vec<u8> {
+    pub(crate) fn end(mut self) -> Vec<u8> {
         let mut record = self.fill(5, &[Field::Long(40, QUESTION.to_guid)]);
         self.set_sum(&mut record, 8, self.sum.sums());
         if self.age == Age::New {

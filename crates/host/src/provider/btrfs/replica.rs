@@ -8,19 +8,26 @@
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 
 use super::super::folder::{SnapshotFolder, check_name, file_error};
+use super::super::incoming::{Incoming, Notes};
 use super::super::remains::{Remain, RemainKind};
 use super::super::replica::{
     Keeping, KeepingMeans, PackWhen, Partial, Receiving, ReplicaAbilities, ReplicaDataset, ReplicaSide,
-    ReplicaSnapshot, Sending, check_tag,
+    ReplicaSnapshot, SenderTrust, Sending, check_tag,
 };
 use super::super::{Cutting, HostSnapshotName, Provider as _, ProviderError, ProviderKind, ProviderResult};
+use super::stream::{Arrival, BtrfsAnnouncement, BtrfsGate, ParentSnapshot};
 use super::{BTRFS, Btrfs, Shown, dataset, is_subvolume};
+use crate::Uuid;
 use crate::process::{Piped, Programs};
+
+/// What stands before the name of a subvolume that is being received. No host snapshot can be called so, and it is in the folder of the
+/// others because a read-only subvolume cannot be moved to another folder.
+const INCOMING: &str = ".incoming+";
 
 /// btrfs of this host.
 pub struct BtrfsSide {
@@ -49,7 +56,8 @@ impl BtrfsSide {
 
     /// Those that were received in part.
     fn remains(&self, kept: &SnapshotFolder) -> ProviderResult<Vec<String>> {
-        let mut remains = Vec::new();
+        let mut remains = incoming(kept)?;
+        // An earlier version received under the name of the snapshot.
         for name in kept.names()? {
             if is_subvolume(&kept.place(&name)) && is_partial(&self.shown(kept, &name)?) {
                 remains.push(name);
@@ -58,11 +66,101 @@ impl BtrfsSide {
         Ok(remains)
     }
 
+    /// What the next stream may bring into a dataset.
+    fn announced(&self, kept: &Arc<SnapshotFolder>, receiving: &Receiving) -> ProviderResult<BtrfsAnnouncement> {
+        let snapshot = match &receiving.snapshots[..] {
+            [] => None,
+            [one] => Some((one.name.clone(), one.identity.clone())),
+            _ => {
+                return Err(refused_stream(
+                    receiving,
+                    "a stream of btrfs brings one snapshot, and several are announced",
+                ));
+            }
+        };
+        let names = kept.names()?;
+        let mut known = Vec::new();
+        for name in names.iter().filter(|name| is_subvolume(&kept.place(name))) {
+            let shown = self.shown(kept, name)?;
+            let uuid = shown.uuid.as_deref().and_then(Uuid::parse);
+            if let (true, Some(identity), Some(uuid)) = (shown.is_read_only, shown.identity(), uuid) {
+                known.push((identity.to_owned(), uuid, name.clone()));
+            }
+        }
+        let kept = Arc::clone(kept);
+        let parent = move |identity: &str| {
+            let (_, uuid, name) = known.iter().find(|(known, ..)| known == identity)?;
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            Some(ParentSnapshot {
+                uuid: *uuid,
+                folder: open(&*kept.place(name), flags, Mode::empty()).ok()?,
+            })
+        };
+        Ok(BtrfsAnnouncement {
+            snapshot,
+            names,
+            parent: Box::new(parent),
+            hidden_prefix: INCOMING,
+        })
+    }
+
     fn snapshot_name(keeping: &Keeping, name: &str) -> HostSnapshotName {
         HostSnapshotName {
             dataset: dataset(&keeping.dataset),
             name: name.to_owned(),
         }
+    }
+}
+
+/// The hidden names of what is being received, or was when somebody was killed.
+fn incoming(kept: &SnapshotFolder) -> ProviderResult<Vec<String>> {
+    let mut names = kept.all_names("snapshots")?;
+    names.retain(|name| name.starts_with(INCOMING));
+    Ok(names)
+}
+
+fn refused_stream(receiving: &Receiving, reason: &str) -> ProviderError {
+    ProviderError::Refused {
+        action: "receive",
+        what: dataset(&receiving.dataset).to_string(),
+        reason: reason.to_owned(),
+    }
+}
+
+/// What was received, before it is one of the host snapshots.
+struct Received {
+    btrfs: Btrfs,
+    kept: Arc<SnapshotFolder>,
+    receiving: Receiving,
+    arrived: Arc<Mutex<Option<Arrival>>>,
+    _lock: Arc<File>,
+}
+
+impl Received {
+    /// Compares what is there with what was announced, and gives it its name and its record.
+    fn settle(self) -> ProviderResult<()> {
+        let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let refused = |reason: &str| Err(refused_stream(&self.receiving, reason));
+        let Some(arrival) = arrived else {
+            return refused("the stream did not come to its end");
+        };
+        let hidden = format!("{INCOMING}{}", arrival.name);
+        let shown = self.btrfs.shown(&self.kept.place(&hidden).to_string_lossy())?;
+        let uuid = |text: &Option<String>| text.as_deref().and_then(Uuid::parse);
+        if !shown.is_read_only || uuid(&shown.received_uuid) != Some(arrival.identity) {
+            return refused("it did not come to its end, or is another than was sent");
+        }
+        if uuid(&shown.parent_uuid) != arrival.parent {
+            return refused("it is based on another subvolume than the stream says");
+        }
+        let announced = self.receiving.snapshots.first();
+        let cut = announced.map(|announced| Cutting {
+            name: &arrival.name,
+            time_s: announced.time_s,
+            record: announced.record.as_deref().unwrap_or_default(),
+        });
+        let shown_name = format!("{}@{}", dataset(&self.receiving.dataset), arrival.name);
+        self.kept.adopt((&hidden, &arrival.name), &shown_name, cut.as_ref())
     }
 }
 
@@ -74,17 +172,19 @@ impl Btrfs {
             return Ok(Vec::new());
         };
         let mut found = Vec::new();
+        let half = |snapshot: String| Remain {
+            dataset: dataset(name),
+            kind: RemainKind::HalfReceived,
+            since_s: (kept.place(&snapshot).symlink_metadata().ok()).map(|metadata| metadata.mtime()),
+            place: kept.shown_place(&snapshot),
+            name: snapshot,
+        };
+        found.extend(incoming(kept)?.into_iter().map(half));
         for snapshot in kept.names()? {
             let place = kept.place(&snapshot);
             if kept.noted(&snapshot).is_none() && is_subvolume(&place) {
                 let is_half = is_partial(&self.shown(&place.to_string_lossy())?);
-                found.extend(is_half.then(|| Remain {
-                    dataset: dataset(name),
-                    kind: RemainKind::HalfReceived,
-                    since_s: place.symlink_metadata().ok().map(|metadata| metadata.mtime()),
-                    place: kept.shown_place(&snapshot),
-                    name: snapshot,
-                }));
+                found.extend(is_half.then(|| half(snapshot)));
             }
         }
         Ok(found)
@@ -94,7 +194,10 @@ impl Btrfs {
         let _lock = lock(kept)?;
         let place = kept.place(&remain.name);
         let shown = remain.place.display().to_string();
-        if !is_subvolume(&place) || !is_partial(&self.shown(&place.to_string_lossy())?) {
+        let is_half = || {
+            ProviderResult::Ok(remain.name.starts_with(INCOMING) || is_partial(&self.shown(&place.to_string_lossy())?))
+        };
+        if !is_subvolume(&place) || !is_half()? {
             return Err(ProviderError::NotThere { what: shown });
         }
         self.delete(("remove what was received in part,", &shown), &place)
@@ -159,7 +262,9 @@ impl ReplicaSide for BtrfsSide {
         }
         let kept = Btrfs::folder(name)?;
         let mut snapshots = Vec::new();
-        let mut partial = None;
+        let hidden = incoming(&kept)?.into_iter().next();
+        let shown_name = |hidden: &String| Partial::Remains(hidden[INCOMING.len()..].to_owned());
+        let mut partial = hidden.as_ref().map(shown_name);
         for snapshot in kept.names()? {
             if !is_subvolume(&kept.place(&snapshot)) {
                 continue;
@@ -172,7 +277,7 @@ impl ReplicaSide for BtrfsSide {
             let noted = kept.noted(&snapshot);
             let time_s = noted.as_ref().map(|noted| noted.time_s).or(shown.made_s);
             snapshots.push(ReplicaSnapshot {
-                identity: shown.received_uuid.or(shown.uuid).unwrap_or_default(),
+                identity: shown.identity().unwrap_or_default().to_owned(),
                 time_s: time_s.ok_or_else(|| ProviderError::Senseless {
                     program: BTRFS,
                     detail: format!("{snapshot} was made at no time"),
@@ -212,22 +317,32 @@ impl ReplicaSide for BtrfsSide {
         Ok(self.programs.start(BTRFS, &words)?.with(kept))
     }
 
-    fn receive(&self, receiving: &Receiving) -> ProviderResult<Piped> {
+    fn receive(&self, receiving: &Receiving, _trust: SenderTrust) -> ProviderResult<Incoming> {
         let folder = Path::new(&receiving.dataset);
         if folder.symlink_metadata().is_err() {
             let words = ["subvolume", "create", "--", &receiving.dataset];
             self.btrfs.ask(("make", &receiving.dataset), &words)?;
         }
         Btrfs::folder(&receiving.dataset)?;
-        let kept = SnapshotFolder::make(folder)?;
-        let lock = lock(&kept)?;
+        let kept = Arc::new(SnapshotFolder::make(folder)?);
+        let lock = Arc::new(lock(&kept)?);
         for name in self.remains(&kept)? {
             self.remove(&kept, &name)?;
         }
-        let place = kept.place("").to_string_lossy().into_owned();
-        // A link in a stream would lead whoever writes the rest of it elsewhere.
-        let words = ["receive", "-q", "-e", "-C", "--", &place];
-        Ok(self.programs.start(BTRFS, &words)?.with((kept, lock)))
+        let notes = Notes::default();
+        let (gate, arrived) = BtrfsGate::new(self.announced(&kept, receiving)?, Arc::clone(&notes));
+        let received = Received {
+            btrfs: self.btrfs.clone(),
+            kept: Arc::clone(&kept),
+            receiving: receiving.clone(),
+            arrived,
+            _lock: Arc::clone(&lock),
+        };
+        // The gate passes nothing that leads out of the folder, and no device. Neither could the program go there.
+        let words = ["receive", "-q", "-e", "-C", "--", "."];
+        let piped = self.programs.start_receiver(BTRFS, &words, &kept.place(""))?;
+        let piped = piped.with((kept, lock));
+        Ok(Incoming::gated(piped, (Box::new(gate), notes), || received.settle()))
     }
 
     fn settle(&self, receiving: &Receiving) -> ProviderResult<()> {
@@ -246,11 +361,13 @@ impl ReplicaSide for BtrfsSide {
                 // What is noted stays: retention goes by the time in it.
                 continue;
             }
-            kept.note(&Cutting {
-                name: &snapshot.name,
-                time_s: snapshot.time_s,
-                record: snapshot.record.as_deref().unwrap_or_default(),
-            })?;
+            if let Some(record) = &snapshot.record {
+                kept.note(&Cutting {
+                    name: &snapshot.name,
+                    time_s: snapshot.time_s,
+                    record,
+                })?;
+            }
         }
         Ok(())
     }

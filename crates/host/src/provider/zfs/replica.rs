@@ -5,28 +5,33 @@
 //!
 //! Source: zfs-send(8), zfs-receive(8), zfs-bookmark(8), zfs-hold(8); OpenZFS 2.1, zfs-fuse 0.7.0.
 
+mod arrival;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use holdfast_block::Clock;
 
+use super::super::incoming::{Incoming, Notes};
 use super::super::replica::{
     Keeping, KeepingMeans, PackWhen, Partial, Receiving, ReplicaAbilities, ReplicaDataset, ReplicaSide,
-    ReplicaSnapshot, Sending, StreamForm, check_tag,
+    ReplicaSnapshot, SenderTrust, Sending, StreamForm, check_tag,
 };
 use super::super::{Dataset, HostSnapshotName, Provider as _, ProviderError, ProviderKind, ProviderResult};
+use super::stream::{Joining, ZfsAnnouncement, ZfsGate};
 use super::table::Properties;
 use super::words::refusal;
-use super::{ZFS, Zfs, full_name, record_property};
+use super::{ZFS, Zfs, full_name};
 use crate::process::{Piped, Programs};
 use crate::ssh::shell_line;
 
-const PROPERTIES: &str = "type,creation,userrefs,readonly,canmount";
+const PROPERTIES: &str = "type,creation,userrefs,readonly,canmount,guid";
 const NEWER_PROPERTIES: &str =
     "type,creation,userrefs,readonly,canmount,createtxg,guid,encryption,receive_resume_token";
 
 /// ZFS of a host.
+#[derive(Clone)]
 pub struct ZfsSide {
     zfs: Zfs,
     programs: Arc<dyn Programs>,
@@ -91,7 +96,7 @@ impl ZfsSide {
         Ok(words)
     }
 
-    /// Starts it, with zstd before or after it where that is asked for.
+    /// Starts it, with zstd before or after it where that is asked for. A stream that is unpacked there has passed its gate before it was packed.
     fn start(&self, words: &[&str], packer: Option<Packer>) -> ProviderResult<Piped> {
         let line = shell_line([ZFS].into_iter().chain(words.iter().copied()));
         let line = match packer {
@@ -119,24 +124,6 @@ impl ZfsSide {
                 Err(ProviderError::Exists { .. }) => {}
                 other => drop(other?),
             }
-        }
-        Ok(())
-    }
-
-    /// A copy is mounted by nobody but who wants to look into it, and stays as it was received. What somebody has set is left to him.
-    fn guard(&self, dataset: &str) -> ProviderResult<()> {
-        let found = self.zfs.get(&[], "type,readonly,canmount", dataset)?;
-        let is_default = |property: &str| {
-            let found = found.get(dataset);
-            found.is_some_and(|found| found.source(property) == Some("default"))
-        };
-        if is_default("readonly") {
-            self.zfs.ask(("protect", dataset), &["set", "readonly=on", dataset])?;
-        }
-        // Volumes have none.
-        if is_default("canmount") {
-            self.zfs
-                .ask(("protect", dataset), &["set", "canmount=noauto", dataset])?;
         }
         Ok(())
     }
@@ -345,7 +332,7 @@ impl ReplicaSide for ZfsSide {
         self.start(&words, (sending.packing != PackWhen::Never).then_some(Packer::Pack))
     }
 
-    fn receive(&self, receiving: &Receiving) -> ProviderResult<Piped> {
+    fn receive(&self, receiving: &Receiving, trust: SenderTrust) -> ProviderResult<Incoming> {
         full_name(&receiving.dataset, "check")?;
         self.make_above(&receiving.dataset)?;
         let mut words = vec!["receive", "-u"];
@@ -353,32 +340,32 @@ impl ReplicaSide for ZfsSide {
             words.push("-s");
         }
         words.push(&receiving.dataset);
-        self.start(&words, receiving.is_packed.then_some(Packer::Unpack))
+        let piped = self.start(&words, receiving.is_packed.then_some(Packer::Unpack))?;
+        let announced = |one: &ReplicaSnapshot| (one.name.clone(), one.identity.clone());
+        let (gate, arrived) = ZfsGate::new(ZfsAnnouncement {
+            snapshots: receiving.snapshots.iter().map(announced).collect(),
+            joining: match trust {
+                SenderTrust::Full => Joining::Allowed,
+                SenderTrust::AddOnly => Joining::Refused,
+            },
+        });
+        let (side, receiving) = (self.clone(), receiving.clone());
+        let finish = move || side.finish(&receiving, &arrived);
+        Ok(Incoming::gated(piped, (Box::new(gate), Notes::default()), finish))
     }
 
     fn settle(&self, receiving: &Receiving) -> ProviderResult<()> {
         self.guard(&receiving.dataset)?;
-        let news = receiving
-            .snapshots
-            .iter()
-            .filter_map(|snapshot| Some((snapshot, snapshot.record.as_ref()?)));
-        let news: Vec<_> = news.collect();
-        if !news.is_empty() {
-            // What is noted stays.
-            let noted = self.records(&receiving.dataset, false)?;
-            for (snapshot, record) in news {
-                let full = full_name(&receiving.dataset, &snapshot.name)?;
-                if !noted.contains_key(&full) {
-                    let record = record_property(record)?;
-                    self.zfs.ask(("note the record of", &full), &["set", &record, &full])?;
-                }
+        let known: Vec<&ReplicaSnapshot> = receiving.snapshots.iter().collect();
+        for snapshot in &known {
+            let full = full_name(&receiving.dataset, &snapshot.name)?;
+            if snapshot.identity.is_empty() {
+                self.zfs.get(&[], "type", &full)?;
+            } else {
+                self.check_guid((&receiving.dataset, &snapshot.name), &snapshot.identity)?;
             }
         }
-        let Some(newest) = receiving.snapshots.last() else {
-            return Ok(());
-        };
-        let full = full_name(&receiving.dataset, &newest.name)?;
-        self.zfs.get(&[], "type", &full).map(drop)
+        self.note(&receiving.dataset, &known)
     }
 
     fn discard(&self, dataset: &str) -> ProviderResult<()> {
@@ -409,6 +396,13 @@ impl ReplicaSide for ZfsSide {
     }
 
     fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {
+        if complaint.contains("has been modified") {
+            let why = complaint.trim().replace('\n', "; ");
+            let why = format!(
+                "{why}; something was written to the copy: zfs rollback to its newest snapshot gives that up, and readonly=on prevents it"
+            );
+            return refusal(action, what, &why);
+        }
         // What was received stays, and how somebody else goes on with it is of no use to anybody here.
         match complaint.split_once("Partially received snapshot is saved") {
             Some((why, _)) => {

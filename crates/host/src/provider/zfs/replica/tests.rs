@@ -1,12 +1,14 @@
 //! What OpenZFS 2.1.11 has really answered, and what is asked of it.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use holdfast_block::SystemClock;
 
 use super::super::super::replica::{
-    Keeping, KeepingMeans, PackWhen, Partial, Receiving, ReplicaBase, ReplicaSide as _, Sending, StreamForm,
+    Keeping, KeepingMeans, PackWhen, Partial, Receiving, ReplicaBase, ReplicaSide as _, SenderTrust, Sending,
+    StreamForm,
 };
 use super::super::super::{ProviderError, ProviderKind};
 use super::{ZfsSide, size_in};
@@ -83,6 +85,10 @@ impl Programs for Scripted {
         Err(ToolError::NotThere {
             program: program.to_owned(),
         })
+    }
+
+    fn start_receiver(&self, program: &str, arguments: &[&str], _folder: &Path) -> Result<Piped, ToolError> {
+        self.start(program, arguments)
     }
 
     fn host(&self) -> Option<&str> {
@@ -311,7 +317,7 @@ fn what_is_missing_above_is_made_and_never_mounted() {
         snapshots: Vec::new(),
         is_packed: true,
     };
-    assert!(receiver.receive(&receiving).is_err());
+    assert!(receiver.receive(&receiving, SenderTrust::Full).is_err());
     let asked = scripted.asked.lock().unwrap();
     assert_eq!(
         asked[2..4],

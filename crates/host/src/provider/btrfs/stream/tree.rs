@@ -1,0 +1,387 @@
+//! What a name in a stream leads to: a model of the subvolume while it is being received.
+//!
+//! `btrfs receive` opens files by their paths and follows symbolic links on the way. A link may lead anywhere, so the gate has to know
+//! every path that is one. Links come with the stream, or with the parent snapshot; either may be renamed later, alone or with a folder
+//! above it.
+//!
+//! The model is a tree of what was named so far. A folder of the parent snapshot knows its place there, and what was not named yet is
+//! looked up on the disk: the snapshot is read-only, and its folder stays open. A folder that the stream made has only entries that the
+//! stream made; files among them are not recorded, so that memory grows with folders, links and what is changed in the parent.
+//!
+//! What was left out of the copy (devices, sockets) is part of the model too: later commands about it are left out as well.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, statat};
+use rustix::io::Errno;
+
+use super::super::super::incoming::StreamRefusal;
+use super::command::Result;
+
+/// Entries of the model, at most. Each takes some hundred bytes.
+const ENTRY_COUNT_MAX: usize = 1 << 19;
+/// Bytes of a path, and of one name in it, as in the kernel.
+const PATH_BYTES_MAX: usize = 4095;
+const NAME_BYTES_MAX: usize = 255;
+/// Names in a path: deeper trees cannot be walked by their paths anyway.
+const DEPTH_MAX: usize = 2048;
+
+/// A path below the subvolume, by its names; none of them has a meaning of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct StreamPath(Vec<Vec<u8>>);
+
+impl StreamPath {
+    /// # Errors
+    /// It is empty or absolute, or has an empty component, `.`, `..` or NUL.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
+        let refused = |why: &str| {
+            let path = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]);
+            Err(StreamRefusal::new(format!("the path {path:?} {why}")))
+        };
+        if bytes.len() > PATH_BYTES_MAX {
+            return refused("is too long");
+        }
+        if bytes.contains(&0) {
+            return refused("contains a NUL");
+        }
+        let names: Vec<Vec<u8>> = bytes.split(|byte| *byte == b'/').map(<[u8]>::to_vec).collect();
+        if names.len() > DEPTH_MAX {
+            return refused("is too deep");
+        }
+        for name in &names {
+            match &name[..] {
+                b"" => return refused("is empty or absolute, or has an empty component"),
+                b"." | b".." => return refused("leads elsewhere"),
+                name if name.len() > NAME_BYTES_MAX => return refused("has a name that is too long"),
+                _ => {}
+            }
+        }
+        Ok(Self(names))
+    }
+
+    fn split(&self) -> (&[Vec<u8>], &[u8]) {
+        let (name, above) = self.0.split_last().expect("a path has a name");
+        (above, name)
+    }
+
+    pub(super) fn shown(&self) -> String {
+        String::from_utf8_lossy(&self.0.join(&b'/')).into_owned()
+    }
+}
+
+/// What a path leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PathKind {
+    /// A file or folder, or nothing: certainly nothing that is followed.
+    Plain,
+    /// A symbolic link.
+    Symlink,
+    /// A device, FIFO or socket that an earlier version has received. It must not be opened.
+    Special,
+    /// Something that was left out of the copy, now or when its parent was received.
+    LeftOut,
+}
+
+/// An entry of the model.
+#[derive(Debug, Clone)]
+enum Node {
+    Plain(Plain),
+    Symlink,
+    Special,
+    LeftOut,
+}
+
+/// A file or folder.
+#[derive(Debug, Clone, Default)]
+struct Plain {
+    /// Its place in the parent snapshot; none where the stream has made it.
+    before: Option<PathBuf>,
+    /// What was named of it. None for a name that is free now.
+    entries: BTreeMap<Vec<u8>, Option<Node>>,
+}
+
+impl Plain {
+    /// Whether it need not be recorded in a folder that the stream has made.
+    fn is_trivial(&self) -> bool {
+        self.before.is_none() && self.entries.is_empty()
+    }
+}
+
+impl Node {
+    fn found(&self) -> PathKind {
+        match self {
+            Self::Plain(_) => PathKind::Plain,
+            Self::Symlink => PathKind::Symlink,
+            Self::Special => PathKind::Special,
+            Self::LeftOut => PathKind::LeftOut,
+        }
+    }
+}
+
+/// The subvolume that is being received.
+pub(super) struct Tree {
+    root: Plain,
+    parent: Option<OwnedFd>,
+    entry_count: usize,
+}
+
+/// A folder.
+enum Spot<'a> {
+    Recorded(&'a Plain),
+    /// It has not been changed since the parent snapshot, where this is its place.
+    Before(PathBuf),
+    /// The stream has made it, and nothing in it is recorded.
+    Made,
+}
+
+/// What a name is in a folder, and whether a later command may rely on it.
+enum Entry {
+    /// It is recorded.
+    Known(PathKind),
+    /// It lies in a folder that the stream has made, and was not recorded: a file or folder of the stream, or nothing.
+    Unrecorded,
+    /// Nothing has this name.
+    Free,
+}
+
+/// A link on the way to a name would lead whoever follows it elsewhere.
+fn through(path: &StreamPath, what: &str) -> StreamRefusal {
+    StreamRefusal::new(format!("the path {:?} leads through {what}", path.shown()))
+}
+
+/// What a file of the parent snapshot is; none where there is none.
+fn look(parent: &OwnedFd, place: &Path) -> Result<Option<Node>> {
+    match statat(parent, place, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(found) => Ok(Some(match FileType::from_raw_mode(found.st_mode) {
+            FileType::RegularFile | FileType::Directory => Node::Plain(Plain {
+                before: Some(place.to_owned()),
+                entries: BTreeMap::new(),
+            }),
+            FileType::Symlink => Node::Symlink,
+            _ => Node::Special,
+        })),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(error) => Err(StreamRefusal::new(format!(
+            "the parent snapshot cannot be looked into: {error}"
+        ))),
+    }
+}
+
+fn join(folder: &Path, name: &[u8]) -> PathBuf {
+    use std::os::unix::ffi::OsStrExt as _;
+    folder.join(std::ffi::OsStr::from_bytes(name))
+}
+
+impl Tree {
+    /// An empty subvolume; with `parent`, one that has what that read-only snapshot has.
+    pub(super) fn new(parent: Option<OwnedFd>) -> Self {
+        let before = parent.as_ref().map(|_| PathBuf::new());
+        Self {
+            root: Plain {
+                before,
+                entries: BTreeMap::new(),
+            },
+            parent,
+            entry_count: 0,
+        }
+    }
+
+    /// The folder that a path is in.
+    fn spot(&self, path: &StreamPath) -> Result<Spot<'_>> {
+        let (above, _) = path.split();
+        let mut spot = Spot::Recorded(&self.root);
+        for name in above {
+            let place = match spot {
+                Spot::Recorded(folder) => match (folder.entries.get(name), &folder.before) {
+                    (Some(Some(Node::Plain(plain))), _) => {
+                        spot = Spot::Recorded(plain);
+                        continue;
+                    }
+                    (Some(Some(Node::Symlink)), _) => return Err(through(path, "a symbolic link")),
+                    (Some(Some(Node::Special)), _) => return Err(through(path, "a device, FIFO or socket")),
+                    (Some(_), _) => return Err(through(path, "nothing")),
+                    (None, Some(before)) => join(before, name),
+                    (None, None) => return Ok(Spot::Made),
+                },
+                Spot::Before(place) => join(&place, name),
+                Spot::Made => return Ok(Spot::Made),
+            };
+            spot = match self.look(&place)? {
+                Some(Node::Plain(_)) => Spot::Before(place),
+                Some(Node::Symlink) => return Err(through(path, "a symbolic link")),
+                Some(_) => return Err(through(path, "a device, FIFO or socket")),
+                None => return Err(through(path, "nothing")),
+            };
+        }
+        Ok(spot)
+    }
+
+    fn look(&self, place: &Path) -> Result<Option<Node>> {
+        match &self.parent {
+            Some(parent) => look(parent, place),
+            None => Ok(None),
+        }
+    }
+
+    fn entry(&self, path: &StreamPath) -> Result<Entry> {
+        let (_, name) = path.split();
+        let place = match self.spot(path)? {
+            Spot::Recorded(folder) => match (folder.entries.get(name), &folder.before) {
+                (Some(Some(node)), _) => return Ok(Entry::Known(node.found())),
+                (Some(None), _) => return Ok(Entry::Free),
+                (None, Some(before)) => join(before, name),
+                (None, None) => return Ok(Entry::Unrecorded),
+            },
+            Spot::Before(place) => join(&place, name),
+            Spot::Made => return Ok(Entry::Unrecorded),
+        };
+        Ok(self
+            .look(&place)?
+            .map_or(Entry::Free, |node| Entry::Known(node.found())))
+    }
+
+    /// The folder that a path is in, recorded from now on. The path was looked at by [`Self::spot`].
+    fn record(&mut self, path: &StreamPath) -> Result<&mut Plain> {
+        let (above, _) = path.split();
+        let mut folder = &mut self.root;
+        for name in above {
+            let before = folder.before.as_ref().map(|before| join(before, name));
+            let entry = folder.entries.entry(name.clone()).or_insert_with(|| {
+                self.entry_count += 1;
+                let entries = BTreeMap::new();
+                Some(Node::Plain(Plain { before, entries }))
+            });
+            let Some(Node::Plain(plain)) = entry else {
+                return Err(through(path, "nothing"));
+            };
+            folder = plain;
+        }
+        // The entry that is recorded in it.
+        self.entry_count += 1;
+        if self.entry_count > ENTRY_COUNT_MAX {
+            return Err(StreamRefusal::new(format!(
+                "it has more than {ENTRY_COUNT_MAX} symbolic links, special files and changes to the parent's folders"
+            )));
+        }
+        Ok(folder)
+    }
+
+    /// What is to be changed. What does not exist was left out when the parent snapshot was received.
+    pub(super) fn find(&self, path: &StreamPath) -> Result<PathKind> {
+        Ok(match self.entry(path)? {
+            Entry::Known(found) => found,
+            Entry::Unrecorded => PathKind::Plain,
+            Entry::Free => PathKind::LeftOut,
+        })
+    }
+
+    /// A new entry, of a name that has to be free.
+    fn put(&mut self, path: &StreamPath, node: Node) -> Result<()> {
+        if let Entry::Known(found) = self.entry(path)? {
+            // A name is also free where only the sender had something.
+            if found != PathKind::LeftOut {
+                let path = path.shown();
+                return Err(StreamRefusal::new(format!("{path:?} is made, and is there already")));
+            }
+        }
+        let (_, name) = path.split();
+        let is_trivial = matches!(&node, Node::Plain(plain) if plain.is_trivial());
+        let is_recorded = match self.spot(path)? {
+            Spot::Recorded(folder) => folder.before.is_some() || folder.entries.contains_key(name),
+            Spot::Before(_) => true,
+            Spot::Made => false,
+        };
+        if !is_trivial || is_recorded {
+            self.record(path)?.entries.insert(name.to_owned(), Some(node));
+        }
+        Ok(())
+    }
+
+    /// A file or folder that the stream makes.
+    pub(super) fn make(&mut self, path: &StreamPath) -> Result<()> {
+        self.put(path, Node::Plain(Plain::default()))
+    }
+
+    /// A symbolic link that the stream makes.
+    pub(super) fn make_link(&mut self, path: &StreamPath) -> Result<()> {
+        self.put(path, Node::Symlink)
+    }
+
+    /// Something that is left out.
+    pub(super) fn leave_out(&mut self, path: &StreamPath) -> Result<()> {
+        self.put(path, Node::LeftOut)
+    }
+
+    /// Takes an entry out of the model; its name is free then. What was never recorded is a file or folder of the stream.
+    fn take(&mut self, path: &StreamPath) -> Result<Node> {
+        let (_, name) = path.split();
+        match self.entry(path)? {
+            Entry::Unrecorded => return Ok(Node::Plain(Plain::default())),
+            Entry::Free => return Ok(Node::LeftOut),
+            Entry::Known(_) => {}
+        }
+        let folder = self.record(path)?;
+        let known = folder.entries.remove(name).flatten();
+        let place = folder.before.as_ref().map(|before| join(before, name));
+        let on_disk = match &place {
+            Some(place) => self.look(place)?,
+            None => None,
+        };
+        if on_disk.is_some() {
+            self.record(path)?.entries.insert(name.to_owned(), None);
+        }
+        Ok(known.or(on_disk).unwrap_or(Node::LeftOut))
+    }
+
+    /// Removes an entry, and tells what it was.
+    pub(super) fn remove(&mut self, path: &StreamPath) -> Result<PathKind> {
+        Ok(self.take(path)?.found())
+    }
+
+    /// Renames an entry, with all below it, and tells what it is.
+    pub(super) fn rename(&mut self, from: &StreamPath, to: &StreamPath) -> Result<PathKind> {
+        if to.0.starts_with(&from.0) {
+            return Err(StreamRefusal::new(format!("{:?} is moved into itself", from.shown())));
+        }
+        let node = self.take(from)?;
+        let found = node.found();
+        self.put(to, node)?;
+        Ok(found)
+    }
+
+    /// Gives a file a second name, and tells what it is.
+    pub(super) fn link(&mut self, from: &StreamPath, to: &StreamPath) -> Result<PathKind> {
+        let found = self.find(from)?;
+        let node = match found {
+            PathKind::Plain => Node::Plain(Plain::default()),
+            PathKind::Symlink => Node::Symlink,
+            PathKind::Special => Node::Special,
+            PathKind::LeftOut => Node::LeftOut,
+        };
+        self.put(to, node)?;
+        Ok(found)
+    }
+
+    /// Whether a path of the parent snapshot leads to a regular file, and through no link.
+    pub(super) fn is_file_of_parent(&self, path: &StreamPath) -> Result<bool> {
+        let Some(parent) = &self.parent else { return Ok(false) };
+        let mut place = PathBuf::new();
+        let (above, name) = path.split();
+        let kind = |place: &Path| match statat(parent, place, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) => Ok(Some(FileType::from_raw_mode(found.st_mode))),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(error) => Err(StreamRefusal::new(format!(
+                "the parent snapshot cannot be looked into: {error}"
+            ))),
+        };
+        for name in above {
+            place = join(&place, name);
+            if kind(&place)? != Some(FileType::Directory) {
+                return Ok(false);
+            }
+        }
+        Ok(kind(&join(&place, name))? == Some(FileType::RegularFile))
+    }
+}
