@@ -136,6 +136,9 @@ impl<'a> ParentCursor<'a> {
                 number,
                 is_lost: read.is_err(),
             });
+            if matches!(read, Ok(None)) {
+                return Place::Zero(self.end_of_zeroes(number));
+            }
             let mut start = number * LEAF_BYTES;
             for piece in read.ok().flatten().unwrap_or_default() {
                 self.pieces.push((start, piece));
@@ -155,6 +158,17 @@ impl<'a> ParentCursor<'a> {
             Some((start, piece)) => Place::Piece(*start, *piece),
             // The pieces of a leaf are all of it; one that has none is zero.
             None => Place::Zero(leaf_end),
+        }
+    }
+
+    /// Where the leaves without a page end that begin with leaf `number`. Subtrees without a page are skipped as a whole, so
+    /// that the work does not grow with the size of the disk.
+    fn end_of_zeroes(&mut self, number: u64) -> u64 {
+        match self.map.next_leaf(number) {
+            Ok(Some(next)) => next * LEAF_BYTES,
+            Ok(None) => self.map.size_bytes().next_multiple_of(BLOCK_BYTES),
+            // What cannot be read is reported when its turn comes.
+            Err(_) => (number + 1).saturating_mul(LEAF_BYTES),
         }
     }
 

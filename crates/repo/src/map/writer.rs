@@ -1,5 +1,7 @@
 //! Writing a map from front to back, sharing every page that the parent has already.
 
+use holdfast_block::to_usize;
+
 use super::page::{encode_inner, encode_leaf};
 use super::{FANOUT, LEAF_BYTES, MapReader, PageRef, Piece, PieceContent, Unit};
 use crate::error::Result;
@@ -57,6 +59,14 @@ impl MapWriter {
         sink: &mut dyn PageSink,
     ) -> Result<()> {
         while piece.length > 0 {
+            if self.leaf_bytes == 0 && piece.content == PieceContent::Zero && piece.length >= LEAF_BYTES {
+                let skipped = self.skip_zero_leaves(piece.length / LEAF_BYTES, parent, sink)?;
+                if skipped == piece.length {
+                    break;
+                }
+                piece = piece.part(skipped, u64::MAX);
+                continue;
+            }
             let part = piece.part(0, LEAF_BYTES - self.leaf_bytes);
             match self.pieces.last_mut().and_then(|last| Some((last.join(part)?, last))) {
                 Some((joined, last)) => *last = joined,
@@ -116,6 +126,47 @@ impl MapWriter {
         self.push_child(0, page, parent, sink)
     }
 
+    /// Appends so many leaves that are all zero, and returns their bytes.
+    fn skip_zero_leaves(
+        &mut self,
+        leaf_count: u64,
+        parent: &mut Option<MapReader<'_>>,
+        sink: &mut dyn PageSink,
+    ) -> Result<u64> {
+        self.push_absent_children(0, leaf_count, parent, sink)?;
+        let bytes = leaf_count * LEAF_BYTES;
+        self.position += bytes;
+        Ok(bytes)
+    }
+
+    /// Appends `count` children without a page to `level`. Subtrees without any page are counted on the level above, so that
+    /// the work does not grow with the size of the disk.
+    fn push_absent_children(
+        &mut self,
+        level: usize,
+        mut count: u64,
+        parent: &mut Option<MapReader<'_>>,
+        sink: &mut dyn PageSink,
+    ) -> Result<()> {
+        while count > 0 {
+            self.make_room(level, parent, sink)?;
+            let gathered = self.levels[level].children.len() as u64;
+            if gathered == 0 && count > FANOUT {
+                // The last page stays with this level: a level always has a child.
+                let page_count = (count - 1) / FANOUT;
+                self.levels[level].complete += page_count;
+                self.push_absent_children(level + 1, page_count, parent, sink)?;
+                count -= page_count * FANOUT;
+            } else {
+                let part = count.min(FANOUT - gathered);
+                let children = &mut self.levels[level].children;
+                children.resize(children.len() + to_usize(part), None);
+                count -= part;
+            }
+        }
+        Ok(())
+    }
+
     /// The parent's leaf, if it says the same. A parent that cannot be read shares nothing.
     fn same_leaf(&self, number: u64, parent: &mut Option<MapReader<'_>>, sink: &dyn PageSink) -> Option<PageRef> {
         let parent = parent.as_mut()?;
@@ -135,6 +186,13 @@ impl MapWriter {
         parent: &mut Option<MapReader<'_>>,
         sink: &mut dyn PageSink,
     ) -> Result<()> {
+        self.make_room(level, parent, sink)?;
+        self.levels[level].children.push(page);
+        Ok(())
+    }
+
+    /// Stores the page that is gathered on `level` if it is full.
+    fn make_room(&mut self, level: usize, parent: &mut Option<MapReader<'_>>, sink: &mut dyn PageSink) -> Result<()> {
         if self.levels.len() == level {
             self.levels.push(Level::default());
         }
@@ -142,7 +200,6 @@ impl MapWriter {
             let full = self.finish_inner(level, parent, sink)?;
             self.push_child(level + 1, full, parent, sink)?;
         }
-        self.levels[level].children.push(page);
         Ok(())
     }
 
@@ -185,4 +242,107 @@ fn same_inner(
     let depth = (top - page_level) as usize;
     let usable = sink.is_usable(page.location.pack);
     (usable && *parent.children(page, page_level, number, depth).ok()? == *children).then_some(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MapWriter, PageSink};
+    use crate::error::Result;
+    use crate::id::PackId;
+    use crate::map::{FANOUT, LEAF_BYTES, PageRef, Piece, PieceContent, Unit};
+    use crate::pack::Location;
+
+    /// Keeps every page, and names it by its number.
+    #[derive(Default)]
+    struct Pages(Vec<Vec<u8>>);
+
+    impl PageSink for Pages {
+        fn put_page(&mut self, bytes: &[u8]) -> Result<PageRef> {
+            self.0.push(bytes.to_vec());
+            Ok(PageRef {
+                location: place(u32::try_from(self.0.len()).unwrap()),
+                length: u32::try_from(bytes.len()).unwrap(),
+            })
+        }
+
+        fn is_usable(&self, _pack: PackId) -> bool {
+            true
+        }
+    }
+
+    fn place(frame: u32) -> Location {
+        Location {
+            pack: PackId::from_bytes([7; 16]),
+            frame,
+            offset: 0,
+        }
+    }
+
+    /// A run of leaves, each all zero or with a block of data.
+    struct Run {
+        leaf_count: u64,
+        has_data: bool,
+    }
+
+    fn push(map: &mut MapWriter, length: u64, content: PieceContent, pages: &mut Pages) {
+        map.push(Piece { length, content }, &mut None, pages).unwrap();
+    }
+
+    /// Writes `runs`, with at most `zero_leaves_max` leaves of zeroes in one piece; gives the root and all pages.
+    fn write(runs: &[Run], zero_leaves_max: u64) -> (Option<PageRef>, Vec<Vec<u8>>) {
+        let (mut map, mut pages) = (MapWriter::new(Unit::Block), Pages::default());
+        for run in runs {
+            let mut left = run.leaf_count;
+            while left > 0 && !run.has_data {
+                let count = left.min(zero_leaves_max);
+                push(&mut map, count * LEAF_BYTES, PieceContent::Zero, &mut pages);
+                left -= count;
+            }
+            for _ in 0..left {
+                push(&mut map, 4096, PieceContent::Data(place(0)), &mut pages);
+                push(&mut map, LEAF_BYTES - 4096, PieceContent::Zero, &mut pages);
+            }
+        }
+        (map.finish(&mut None, &mut pages).unwrap(), pages.0)
+    }
+
+    /// Whole subtrees of zeroes are skipped; the pages are the same as if each leaf came by itself.
+    #[test]
+    fn zeroes_in_one_piece_make_the_same_pages_as_leaf_by_leaf() {
+        let million = FANOUT * FANOUT;
+        for (before, zeroes, after) in [
+            (0, 1, 0),
+            (1, FANOUT - 1, 1),
+            (1, FANOUT, 1),
+            (FANOUT, FANOUT, 1),
+            (FANOUT, 2 * FANOUT + 1, 0),
+            (3, million + 5, 2),
+            (0, 2 * million, 1),
+            (0, million - 1, 1),
+            (1, million - 1, 1),
+        ] {
+            let runs = [(before, true), (zeroes, false), (after, true)]
+                .map(|(leaf_count, has_data)| Run { leaf_count, has_data });
+            assert!(
+                write(&runs, u64::MAX) == write(&runs, 1),
+                "{before} leaves, {zeroes} of zeroes, {after} leaves"
+            );
+        }
+    }
+
+    #[test]
+    fn a_map_of_exbibytes_of_zeroes_takes_no_time() {
+        let leaf_count = (u64::MAX / LEAF_BYTES) - 1;
+        let zeroes = Run {
+            leaf_count,
+            has_data: false,
+        };
+        assert_eq!(write(&[zeroes], u64::MAX), (None, Vec::new()));
+        let (root, pages) = write(
+            &[(1, true), (leaf_count - 2, false), (1, true)].map(|(leaf_count, has_data)| Run { leaf_count, has_data }),
+            u64::MAX,
+        );
+        assert!(root.is_some());
+        assert_eq!(pages.len(), 2 + 2 * 4 - 1, "two leaves, and the inner pages above each");
+    }
 }
