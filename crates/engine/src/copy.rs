@@ -120,7 +120,7 @@ pub fn is_same_place(first: &Location, second: &Location) -> bool {
 pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<'_>) -> Result<CopyReport> {
     let start = job.clock.now();
     // Before anything is looked at: what is seen then stays readable.
-    let _pause = match request.execution {
+    let pause = match request.execution {
         Execution::Execute => pause_gc(from, job.progress),
         Execution::DryRun => None,
     };
@@ -136,7 +136,11 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
         all: &all,
         holdings,
         planned: HashSet::new(),
-        pace: &|bytes| pace.pass(bytes),
+        pace: &|bytes| {
+            // A copy may take longer than a silent reader is waited for.
+            pause.iter().for_each(GcPause::renew);
+            pace.pass(bytes)
+        },
         memory: CopyMemory::default(),
         job,
     };

@@ -1,8 +1,8 @@
 //! `gc` and `stats`: how much space there is to give back, and giving it back.
 
-use holdfast_repo::{GcPlan, GcReport, GcRequest, Repository, Statistics};
+use holdfast_repo::{AcceptedLoss, GcPlan, GcReport, GcRequest, LostSearch, Repository, SnapshotId, Statistics};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::forget::Execution;
 use crate::job::{Counting, Job};
 
@@ -32,6 +32,38 @@ pub fn gc(repository: &Repository, repack_below_percent: u8, execution: Executio
             GcOutcome::Done(report)
         }
     })
+}
+
+/// A loss that a person accepts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AcceptedName {
+    /// Everything that gc finds lost now.
+    All,
+    /// The lost snapshot whose id begins so.
+    Snapshot(String),
+}
+
+/// Records that losses are accepted; returns what each of them is, for people.
+pub fn accept_loss(repository: &Repository, names: &[AcceptedName], job: Job<'_>) -> Result<Vec<String>> {
+    job.interrupt.check()?;
+    let accepted = if names.contains(&AcceptedName::All) {
+        AcceptedLoss::All
+    } else {
+        let (manifests, _) = repository.snapshots()?;
+        let lost = repository.lost_snapshots(&manifests, LostSearch::Thorough)?;
+        let mut ids: Vec<SnapshotId> = Vec::new();
+        for name in names {
+            let AcceptedName::Snapshot(start) = name else { continue };
+            let mut found = lost.iter().filter(|lost| lost.id.to_string().starts_with(start));
+            match (found.next(), found.next()) {
+                (Some(only), None) => ids.push(only.id),
+                _ => return Err(Error::NoLostSnapshot { name: start.clone() }),
+            }
+        }
+        AcceptedLoss::Snapshots(ids)
+    };
+    let losses = repository.accept_loss(&accepted, &job.watch(Counting::Bytes))?;
+    Ok(losses.iter().map(ToString::to_string).collect())
 }
 
 /// Measures a repository.

@@ -104,7 +104,7 @@ pub use exchange::{
     check_packed, check_stream, export, export_to_pool, open_import, open_packed, read_packed,
 };
 pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
-pub use gc::{GcOutcome, gc, stats};
+pub use gc::{AcceptedName, GcOutcome, accept_loss, gc, stats};
 pub use guest_identity::{GuestIdentity, SYSPREP};
 pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
 pub use host_restore::{

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use holdfast_repo::{DiskContent, Manifest, Repository, SnapshotId};
+use holdfast_repo::{DiskContent, LostSearch, LostSnapshot, Manifest, Repository, SnapshotId};
 use jiff::tz::TimeZone;
 
 use crate::error::Result;
@@ -29,24 +29,32 @@ pub struct ListReport {
     pub protected: HashSet<SnapshotId>,
     /// Why others could not be read: they may be of any machine.
     pub damaged: Vec<holdfast_repo::Error>,
+    /// Snapshots that are gone although nobody removed them.
+    pub lost: Vec<LostSnapshot>,
 }
 
 /// Lists snapshots of machines; templates are [elsewhere](crate::list_templates).
 pub fn list(repository: &Repository, request: &ListRequest) -> Result<ListReport> {
     let (mut snapshots, damaged) = repository.snapshots()?;
+    let mut lost = repository.lost_snapshots(&snapshots, LostSearch::Likely)?;
+    lost.retain(|lost| of_machine(&lost.machine, request));
     snapshots.retain(|snapshot| !is_template(snapshot) && is_wanted(snapshot, request));
     Ok(ListReport {
         snapshots,
         protected: repository.protected()?,
         damaged,
+        lost,
     })
+}
+
+fn of_machine(name: &str, request: &ListRequest) -> bool {
+    let mut machines = request.machines.iter();
+    request.machines.is_empty() || machines.any(|machine| machine.as_str() == name)
 }
 
 /// Whether a snapshot is one of those that are wanted.
 pub(crate) fn is_wanted(snapshot: &Manifest, request: &ListRequest) -> bool {
-    let mut machines = request.machines.iter();
-    let of_machine = request.machines.is_empty() || machines.any(|machine| machine.as_str() == snapshot.machine);
-    of_machine && request.tags.iter().all(|tag| snapshot.tags.contains(tag))
+    of_machine(&snapshot.machine, request) && request.tags.iter().all(|tag| snapshot.tags.contains(tag))
 }
 
 /// One snapshot, and the disk of it that was named.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use holdfast_policy::{Candidate, Policy, Protection, RetentionPlan, plan};
-use holdfast_repo::{Manifest, Repository, SnapshotId};
+use holdfast_repo::{Loss, LostSearch, Manifest, Repository, SnapshotId};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
@@ -50,6 +50,7 @@ pub struct PruneReport {
 ///
 /// Snapshots that cannot be read are not counted, and stay.
 pub fn prune(repository: &Repository, request: &PruneRequest, job: Job<'_>) -> Result<PruneReport> {
+    refuse_losses(repository, request.execution, job)?;
     let protected = repository.protected()?;
     let mut by_machine: BTreeMap<String, Vec<Manifest>> = BTreeMap::new();
     for manifest in snapshots(repository, job.progress)? {
@@ -90,6 +91,21 @@ pub fn prune(repository: &Repository, request: &PruneRequest, job: Job<'_>) -> R
         machines,
         removed_count: removed.len() as u64,
     })
+}
+
+/// Where snapshots were lost, the rules do not see what they are about: nothing is removed until the loss is explained.
+fn refuse_losses(repository: &Repository, execution: Execution, job: Job<'_>) -> Result<()> {
+    let (manifests, _) = repository.snapshots()?;
+    let lost = repository.lost_snapshots(&manifests, LostSearch::Likely)?;
+    if lost.is_empty() {
+        return Ok(());
+    }
+    if execution == Execution::DryRun {
+        lost.iter().for_each(|lost| job.progress.warning(&lost.to_string()));
+        return Ok(());
+    }
+    let losses = lost.into_iter().map(Loss::Snapshot).collect();
+    Err(holdfast_repo::Error::Loss { losses }.into())
 }
 
 fn candidate(manifest: &Manifest, protected: &HashSet<SnapshotId>) -> Candidate {

@@ -126,6 +126,15 @@ pub enum Error {
         /// Size of the disk in bytes.
         disk_bytes: u64,
     },
+    /// Something was lost, and what may bring it back is not deleted until that is explained or accepted.
+    #[error(
+        "something was lost, and nothing is deleted that may bring it back: {}",
+        crate::loss::describe(losses)
+    )]
+    Loss {
+        /// What was lost.
+        losses: Vec<crate::loss::Loss>,
+    },
     /// A limit of the format.
     #[error("{what}: {value} is over the limit of {limit}")]
     Limit {
@@ -162,7 +171,8 @@ impl Error {
     /// Whether one object cannot be used while others may well be: it is damaged, or says that a later release wrote it,
     /// which is also what a damaged byte in the right place says.
     pub(crate) fn is_about_one_object(&self) -> bool {
-        self.is_damage() || matches!(self, Self::FutureVersion { .. } | Self::Key(KeyError::Version { .. }))
+        self.is_damage() && !matches!(self, Self::Loss { .. })
+            || matches!(self, Self::FutureVersion { .. } | Self::Key(KeyError::Version { .. }))
     }
 
     /// Whether the medium failed to give what it has, for good.
@@ -179,6 +189,7 @@ impl Error {
             self,
             Self::Damaged { .. }
                 | Self::MissingPack { .. }
+                | Self::Loss { .. }
                 | Self::Store(StoreError::ShortObject { .. } | StoreError::TooLarge { .. })
                 | Self::Key(
                     KeyError::Damaged { .. } | KeyError::WrongKeyOrDamaged { .. } | KeyError::WrongPurpose { .. }

@@ -17,7 +17,7 @@ use crate::lease::{self, Work, WriterRecord};
 use crate::manifest::snapshot_name;
 use crate::repository::{Repository, Vault};
 use crate::room::with_room;
-use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::store::{ObjectKind, ObjectName, Put, StoreError};
 
 const FORGOTTEN_BYTES_MAX: u64 = 64 << 10;
 
@@ -86,16 +86,22 @@ fn intent_name(snapshot: SnapshotId, writer: WriterId) -> ObjectName {
 /// Who is about to forget a snapshot, by the names of their announcements.
 fn intents(vault: &Vault) -> Result<Vec<(ObjectName, WriterRecord)>> {
     let mut intents = Vec::new();
-    for name in vault.names(ObjectKind::Protected)? {
-        if !name.name().contains('.') {
-            continue;
+    let mut names = Vec::new();
+    vault.store.ages(ObjectKind::Protected, &mut |name, age| {
+        if name.name().contains('.') {
+            names.push((name, age));
         }
+        Ok(())
+    })?;
+    names.sort_unstable();
+    for (name, age) in names {
         let bytes = match vault.get_sealed(&name, FORGOTTEN_BYTES_MAX) {
             Err(Error::Store(StoreError::NotFound { .. })) => continue,
             other => other?,
         };
-        let record = serde_json::from_slice(&bytes).map_err(|error| Error::damaged(&name, 0, error.to_string()))?;
-        intents.push((name, record));
+        let record: WriterRecord =
+            serde_json::from_slice(&bytes).map_err(|error| Error::damaged(&name, 0, error.to_string()))?;
+        intents.push((name, record.put_ago(age)));
     }
     Ok(intents)
 }
@@ -123,7 +129,7 @@ impl Repository {
         let name = intent_name(snapshot, intent.writer);
         let bytes = serde_json::to_vec(&intent).expect("a record is made of strings and numbers");
         let announced = with_room(&self.vault, || self.vault.put_sealed(&name, &bytes));
-        let result = announced.and_then(|_| self.forget_announced(snapshot, reason));
+        let result = announced.and_then(|_| self.forget_announced(snapshot, reason, &name));
         let store = &self.vault.store;
         let taken_back = store.delete(&name).or_else(|_| store.delete(&name));
         result.and(taken_back.map_err(Error::from))
@@ -151,8 +157,9 @@ impl Repository {
         }
     }
 
-    fn forget_announced(&self, snapshot: SnapshotId, reason: &str) -> Result<()> {
+    fn forget_announced(&self, snapshot: SnapshotId, reason: &str, intent: &ObjectName) -> Result<()> {
         let copy = self.forgettable(snapshot)?;
+        self.check_announced(snapshot, intent)?;
         let time_ms = (self.vault.surroundings.now_ms)();
         let record = ForgottenRecord {
             snapshot,
@@ -162,8 +169,28 @@ impl Repository {
         };
         let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
         // From here on it is forgotten: gc ends what we may not.
-        with_room(&self.vault, || self.vault.put_sealed(&forgotten_name(snapshot), &bytes))?;
+        let name = forgotten_name(snapshot);
+        let put = with_room(&self.vault, || self.vault.put_sealed(&name, &bytes))?;
+        if let Err(error) = self.check_announced(snapshot, intent) {
+            // Whoever protects did not wait for us any more. The snapshot itself is still there.
+            if put == Put::Created {
+                self.vault.store.delete(&name)?;
+            }
+            return Err(error);
+        }
         Ok(self.vault.store.delete(&snapshot_name(snapshot))?)
+    }
+
+    /// An error when the announcement is gone because we were taken for dead.
+    fn check_announced(&self, snapshot: SnapshotId, intent: &ObjectName) -> Result<()> {
+        match self.vault.store.length(intent) {
+            Ok(_) => Ok(()),
+            Err(StoreError::NotFound { .. }) => Err(Error::Locked {
+                what: "the protection of a snapshot",
+                who: format!("somebody who saw nobody remove snapshot {snapshot}"),
+            }),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Keeps a snapshot from being removed. [`Error::Locked`] when somebody is about to remove it.

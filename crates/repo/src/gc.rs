@@ -24,18 +24,23 @@ use crate::forget::forgotten;
 use crate::id::{PackId, SegmentId, WriterId};
 use crate::index::{SegmentWriter, entries_of};
 use crate::lease::{self, Lease, Work, WriterRecord};
+use crate::loss::Evidence;
 use crate::manifest::{Manifest, snapshot_name};
 use crate::mark::{Marks, live_ranges};
+use crate::moves::move_of;
 use crate::pack::{Directory, pack_name};
 use crate::repack::{pack_set, repack};
 use crate::repository::Repository;
 use crate::restore::{JobProgress, Unwatched, check_cancelled};
 use crate::room::with_room;
-use crate::store::{ObjectKind, Put, StoreError};
+use crate::scrub::exists;
+use crate::store::{ObjectKind, StoreError};
 use crate::tidy::Leftovers;
 
 /// Packs whose living bytes are moved at once; bounds the memory for their ranges.
 const REPACK_BATCH_COUNT: usize = 64;
+/// Packs that are deleted before gc looks again whether it was taken for dead.
+const DELETE_BATCH_COUNT: usize = 32;
 const WAITS_BYTES_MAX: u64 = 1 << 20;
 /// What is left of objects that were never finished goes after a day when nobody is at work: whoever began it, and is, would
 /// have announced that before. Beside writers it stays for a week: one that finds nothing new for days adds nothing to a pack.
@@ -68,6 +73,8 @@ pub struct GcPlan {
     pub live_bytes: u64,
     /// Writers at work, for people: while there is one that began before gc, nothing is deleted.
     pub writers: Vec<String>,
+    /// Packs that snapshots need and that do not exist.
+    pub missing_packs: Vec<PackId>,
 }
 
 /// What gc did.
@@ -98,11 +105,18 @@ pub(crate) struct Waits {
 }
 
 /// Packs and their bytes; in order, like everything here that decides in which order the store is asked.
-type Sizes = BTreeMap<PackId, u64>;
+pub(crate) type Sizes = BTreeMap<PackId, u64>;
 
 struct Chosen {
     dead: BTreeSet<PackId>,
     sparse: BTreeSet<PackId>,
+}
+
+impl Chosen {
+    /// All packs that gc is going to delete.
+    fn doomed(&self) -> BTreeSet<PackId> {
+        self.dead.union(&self.sparse).copied().collect()
+    }
 }
 
 impl Repository {
@@ -117,7 +131,17 @@ impl Repository {
         let mut plan = self.with_all_snapshots(|snapshots| {
             let sizes = self.pack_sizes()?;
             let marks = self.mark(snapshots, progress)?;
-            Ok(plan_of(&sizes, &self.choose(request, &sizes, &marks)?))
+            let chosen = self.choose(request, &sizes, &marks)?;
+            let losses = self.losses(&Evidence {
+                sizes: &sizes,
+                marks: &marks,
+                doomed: &chosen.doomed(),
+                has_snapshots: !snapshots.is_empty(),
+                has_writers: !writers.is_empty(),
+            })?;
+            let mut plan = plan_of(&sizes, &chosen);
+            plan.missing_packs = losses.accepted()?;
+            Ok(plan)
         })?;
         plan.writers = writers.iter().map(WriterRecord::describe).collect();
         Ok(plan)
@@ -159,13 +183,24 @@ impl Repository {
 
         // Listed before the mark: a pack that comes later is nobody's business yet.
         let sizes = self.pack_sizes()?;
-        let mut marks = self.mark(&self.all_snapshots()?, progress)?;
+        let snapshots = self.all_snapshots()?;
+        let mut marks = self.mark(&snapshots, progress)?;
         let mut chosen = self.choose(request, &sizes, &marks)?;
         report.plan = plan_of(&sizes, &chosen);
+        let losses = self.losses(&Evidence {
+            sizes: &sizes,
+            marks: &marks,
+            doomed: &chosen.doomed(),
+            has_snapshots: !snapshots.is_empty(),
+            has_writers: !dead_writers.is_empty() || !self.other_writers(lease, &dead_writers)?.is_empty(),
+        })?;
+        let copies = losses.copies.clone();
+        report.plan.missing_packs = losses.accepted()?;
         let freed_before = self.carry_over(&mut chosen, &mut marks, (lease, &dead_writers))?;
-        self.delete_packs(&freed_before, &sizes, &mut report, progress)?;
+        self.delete_packs(&freed_before, lease, &sizes, (&mut report, progress))?;
 
-        let condemned: Vec<PackId> = chosen.dead.union(&chosen.sparse).copied().collect();
+        // What is deleted already stays on a list until the index does not list it any more.
+        let condemned: Vec<PackId> = chosen.doomed().union(&freed_before).copied().collect();
         let own = condemned_name(lease.record.writer);
         if !condemned.is_empty() {
             let list = encode_condemned(&condemned);
@@ -181,10 +216,13 @@ impl Repository {
             report.waiting_for = others.iter().map(WriterRecord::describe).collect();
         } else {
             self.sweep(lease, request, &sizes, (&mut marks, chosen), (&mut report, progress))?;
+        }
+        lease.check()?;
+        self.clear_writers(&dead_writers, &copies)?;
+        self.tidy_up(&marks, &leftovers)?;
+        if report.waiting_for.is_empty() {
             self.vault.store.delete(&own)?;
         }
-        self.clear_writers(&dead_writers)?;
-        self.tidy_up(&marks, &leftovers)?;
         Ok(report)
     }
 
@@ -198,20 +236,33 @@ impl Repository {
         (report, progress): (&mut GcReport, &dyn JobProgress),
     ) -> Result<()> {
         let snapshots = self.mark_again(marks)?;
+        self.check_condemned(lease, &chosen)?;
         chosen.dead.retain(|pack| !marks.is_live(*pack));
         let sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
         // What is dead goes first: moving what is alive takes room.
-        self.delete_packs(&chosen.dead, sizes, report, progress)?;
+        self.delete_packs(&chosen.dead, lease, sizes, (report, progress))?;
         progress.items("rewriting packs", sparse.len() as u64);
         for batch in sparse.chunks(REPACK_BATCH_COUNT) {
             check_cancelled(progress)?;
             let moved = self.move_living(lease, request, (batch, &snapshots), marks, report)?;
             self.refresh()?;
             // What was moved is deleted in any case, or it would be there twice.
-            self.delete_packs(&moved, sizes, report, &Unwatched::default())?;
+            self.delete_packs(&moved, lease, sizes, (report, &Unwatched::default()))?;
             progress.advance(batch.len() as u64);
         }
         Ok(())
+    }
+
+    /// An error when another run has taken our place, or our list is gone: a writer may use what was on it.
+    fn check_condemned(&self, lease: &Lease<'_>, chosen: &Chosen) -> Result<()> {
+        lease.renew()?;
+        lease.check()?;
+        if chosen.doomed().is_empty() || exists(&self.vault, &condemned_name(lease.record.writer))? {
+            return Ok(());
+        }
+        Err(Error::Revoked {
+            writer: lease.record.writer,
+        })
     }
 
     /// All snapshots that are not forgotten. One that cannot be read keeps gc from deleting anything.
@@ -223,7 +274,7 @@ impl Repository {
         }
     }
 
-    fn mark(&self, snapshots: &[Manifest], progress: &dyn JobProgress) -> Result<Marks> {
+    pub(crate) fn mark(&self, snapshots: &[Manifest], progress: &dyn JobProgress) -> Result<Marks> {
         progress.items("looking what snapshots need", snapshots.len() as u64);
         let mut marks = Marks::default();
         for manifest in snapshots {
@@ -298,47 +349,6 @@ impl Repository {
         Ok(chosen)
     }
 
-    /// Sees to writers that died: they will never commit.
-    fn revoke_dead_writers(&self, lease: &Lease<'_>, report: &mut GcReport) -> Result<Vec<WriterRecord>> {
-        let mut dead = Vec::new();
-        for record in lease::writers(&self.vault)? {
-            if record.writer != lease.record.writer && lease::is_dead(&self.vault, &record) {
-                let put = lease::revoke(&self.vault, &record)?;
-                // One that was revoked by an earlier run is no news.
-                if put == Put::Created || !lease::is_revoked(&self.vault, &record)? {
-                    report.cleared_writers.push(record.describe());
-                }
-                dead.push(record);
-            }
-        }
-        Ok(dead)
-    }
-
-    /// Forgets dead writers, and the marks in their snapshots' places where nobody can ever come for those.
-    fn clear_writers(&self, dead: &[WriterRecord]) -> Result<()> {
-        for record in dead {
-            if let Some(snapshot) = record.snapshot
-                && lease::is_certainly_dead(&self.vault, record)
-                && lease::is_revoked(&self.vault, record)?
-            {
-                if lease::is_mark_young(&self.vault, record) {
-                    continue;
-                }
-                self.vault.store.delete(&snapshot_name(snapshot))?;
-            }
-            lease::forget_writer(&self.vault, record)?;
-        }
-        Ok(())
-    }
-
-    fn other_writers(&self, lease: &Lease<'_>, dead: &[WriterRecord]) -> Result<Vec<WriterRecord>> {
-        let mut writers = lease::writers(&self.vault)?;
-        writers.retain(|record| {
-            record.writer != lease.record.writer && dead.iter().all(|other| other.writer != record.writer)
-        });
-        Ok(writers)
-    }
-
     /// Ends what a forget that died had begun.
     fn finish_forgetting(&self) -> Result<()> {
         let records = forgotten(&self.vault)?;
@@ -379,6 +389,8 @@ impl Repository {
         if !free.is_empty() {
             // The writers that were waited for may have committed after we marked.
             self.mark_again(marks)?;
+            // What is dead now and condemned stays dead, as long as we were not taken for dead before we looked.
+            lease.check()?;
         }
         free.retain(|pack| chosen.dead.contains(pack) && !marks.is_live(*pack));
         chosen.dead.retain(|pack| !free.contains(pack));
@@ -388,8 +400,11 @@ impl Repository {
     /// Drops the lists of earlier runs: what they named and is still dead is in ours.
     fn forget_old_condemnations(&self, lease: &Lease<'_>) -> Result<()> {
         let own = condemned_name(lease.record.writer);
-        for name in self.vault.names(ObjectKind::Condemned)? {
-            if name != own {
+        let names = self.vault.names(ObjectKind::Condemned)?;
+        // Whoever takes us for dead puts a list after that, which is none of these.
+        lease.check()?;
+        for name in names {
+            if name != own && move_of(&name).is_none() {
                 self.vault.store.delete(&name)?;
             }
         }
@@ -416,10 +431,9 @@ impl Repository {
                 .map(|(pack, error)| format!("pack {pack}: {error}")),
         );
         self.write_index(&repacked.packs)?;
-        for (pack, table) in &repacked.tables {
-            self.put_relocation(*pack, table)?;
-            marks.moved_out_of(*pack);
-        }
+        let moved: Vec<PackId> = repacked.tables.keys().copied().collect();
+        self.commit_moves(lease, repacked.tables)?;
+        moved.into_iter().for_each(|pack| marks.moved_out_of(pack));
         let failed: HashSet<PackId> = repacked.failed.iter().map(|(pack, _)| *pack).collect();
         Ok(batch.iter().copied().filter(|pack| !failed.contains(pack)).collect())
     }
@@ -446,13 +460,18 @@ impl Repository {
     fn delete_packs(
         &self,
         doomed: &BTreeSet<PackId>,
+        lease: &Lease<'_>,
         sizes: &Sizes,
-        report: &mut GcReport,
-        progress: &dyn JobProgress,
+        (report, progress): (&mut GcReport, &dyn JobProgress),
     ) -> Result<()> {
         progress.items("deleting packs", doomed.len() as u64);
-        for pack in doomed {
+        for (number, pack) in doomed.iter().enumerate() {
             check_cancelled(progress)?;
+            lease.renew()?;
+            // A host that slept for long, and was taken for dead meanwhile, wakes up to an error.
+            if number.is_multiple_of(DELETE_BATCH_COUNT) {
+                lease.check()?;
+            }
             self.vault.store.delete(&pack_name(*pack))?;
             self.packs.forget(*pack);
             report.deleted_pack_count += 1;

@@ -3,24 +3,40 @@
 //! Whoever writes, or deletes, puts an object under `writers/` first and deletes it last. It is how gc knows whose packs are
 //! not referred to *yet*. The object says who the writer is and which snapshot it is going to commit, so that a writer taken
 //! for dead can be kept from ever committing: its place is taken by a mark. `docs/locking.md` has the whole argument.
+//!
+//! A writer at work puts a new object `writers/<writer>.<number>` every half an hour, a *beat*. How long ago the last one was
+//! put, by the clock of the store, is how long the writer has been silent. No clock of a host counts.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::id::{SnapshotId, WriterId};
 use crate::manifest::{MANIFEST_BYTES_MAX, encode_revoked, snapshot_name};
-use crate::repository::{Repository, Vault};
+use crate::repository::Vault;
 use crate::store::{ObjectKind, ObjectName, Put, StoreError};
 use crate::surroundings::{Liveness, ProcessIdentity};
 
-const LEASE_BYTES_MAX: u64 = 64 << 10;
+pub(crate) const LEASE_BYTES_MAX: u64 = 64 << 10;
 
-/// A writer that cannot be seen from here is taken for dead after this long: a week.
-const UNSEEN_AGE_MS: i64 = 7 * 24 * 3600 * 1000;
+/// A writer that cannot be seen from here is taken for dead when it was silent for longer: a week.
+const SILENT_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// The mark that keeps a writer from committing stays this long after the writer began: a month. That a process is gone is
-/// certain only as far as a host can be believed; a host that was copied while it ran, say, is two.
-const MARK_AGE_MS: i64 = 30 * 24 * 3600 * 1000;
+/// The same of a writer of an earlier release, which is always silent: a month.
+const UNRENEWED_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// The mark that keeps a writer from committing stays until the writer was silent for longer: a month. That a process is
+/// gone is certain only as far as a host can be believed; a host that was copied while it ran, say, is two.
+const MARK_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// How often a writer says that it is at work: each half an hour, by its own clock.
+const BEAT_MS: u64 = 30 * 60 * 1000;
+
+/// So many beats of a writer are there at once: a list that is made while one comes and one goes always has another.
+const BEAT_COUNT: u64 = 2;
 
 /// What a writer does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +80,12 @@ pub(crate) struct WriterRecord {
     pub(crate) snapshot: Option<SnapshotId>,
     pub(crate) process: ProcessIdentity,
     pub(crate) time_ms: i64,
+    /// Whether it puts beats. Earlier releases do not.
+    #[serde(default)]
+    renews: bool,
+    /// How long it was silent when it was read, by the clock of the store, where that is known.
+    #[serde(skip)]
+    silent: Option<Duration>,
 }
 
 impl WriterRecord {
@@ -75,7 +97,20 @@ impl WriterRecord {
             snapshot,
             process: vault.surroundings.processes.this(),
             time_ms: (vault.surroundings.now_ms)(),
+            renews: true,
+            silent: None,
         })
+    }
+
+    /// Whether its work is such that only one does at a time.
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.work.is_exclusive()
+    }
+
+    /// The record as it was put so long ago.
+    pub(crate) fn put_ago(mut self, silent: Option<Duration>) -> Self {
+        self.silent = silent;
+        self
     }
 
     /// Who and where, for people.
@@ -93,20 +128,44 @@ pub(crate) fn writer_name(writer: WriterId) -> ObjectName {
     ObjectName::new(ObjectKind::Writer, &writer.to_string()).expect("hex digits are a name")
 }
 
+fn beat_name(writer: WriterId, number: u64) -> ObjectName {
+    ObjectName::new(ObjectKind::Writer, &format!("{writer}.{number:016x}")).expect("hex digits and a dot are a name")
+}
+
+/// The writer that an object is a beat of.
+pub(crate) fn beat_of(name: &ObjectName) -> Option<WriterId> {
+    let (writer, number) = name.name().split_once('.')?;
+    let writer: WriterId = writer.parse().ok()?;
+    let number = u64::from_str_radix(number, 16).ok()?;
+    (beat_name(writer, number) == *name).then_some(writer)
+}
+
 /// A writer's object, while it works.
 ///
 /// Dropped without [`release`](Lease::release) it stays: the next gc finds that its process is gone.
 pub(crate) struct Lease<'a> {
-    vault: &'a Vault,
+    pub(crate) vault: &'a Vault,
     pub(crate) record: WriterRecord,
+    /// When the last beat was put, by our own clock.
+    beaten_ms: AtomicI64,
+    beat_count: AtomicU64,
 }
 
 impl<'a> Lease<'a> {
+    pub(crate) fn new(vault: &'a Vault, record: WriterRecord) -> Self {
+        Self {
+            vault,
+            beaten_ms: AtomicI64::new(record.time_ms),
+            beat_count: AtomicU64::new(0),
+            record,
+        }
+    }
+
     /// Announces a writer. [`Error::Locked`] when its work is exclusive and somebody else is at such work.
     pub(crate) fn take(vault: &'a Vault, work: Work, snapshot: Option<SnapshotId>) -> Result<Self> {
         let record = WriterRecord::new(vault, work, snapshot)?;
         let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
-        let lease = Self { vault, record };
+        let lease = Self::new(vault, record);
         let announced = vault.put_sealed(&writer_name(lease.record.writer), &bytes);
         match announced.and_then(|_| lease.rival()) {
             Ok(None) => Ok(lease),
@@ -151,109 +210,61 @@ impl<'a> Lease<'a> {
         }
     }
 
+    /// An error when the announcement is gone: the writer was taken for dead, and may delete and commit nothing any more.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.is_announced()? {
+            return Ok(());
+        }
+        Err(Error::Revoked {
+            writer: self.record.writer,
+        })
+    }
+
+    /// Says that the writer is at work, if it has not said so for a while. To be called as often as work goes on.
+    ///
+    /// A beat that cannot be put is put later. [`Error::Revoked`] when the writer was taken for dead meanwhile.
+    pub(crate) fn renew(&self) -> Result<()> {
+        let now_ms = (self.vault.surroundings.now_ms)();
+        if now_ms.abs_diff(self.beaten_ms.load(Ordering::Relaxed)) < BEAT_MS {
+            return Ok(());
+        }
+        self.beaten_ms.store(now_ms, Ordering::Relaxed);
+        match self.check() {
+            Err(error @ Error::Revoked { .. }) => return Err(error),
+            Err(_) => return Ok(()),
+            Ok(()) => {}
+        }
+        let number = self.beat_count.load(Ordering::Relaxed);
+        let record = WriterRecord {
+            time_ms: now_ms,
+            ..self.record.clone()
+        };
+        let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
+        if self
+            .vault
+            .put_sealed(&beat_name(self.record.writer, number), &bytes)
+            .is_ok()
+        {
+            self.beat_count.store(number + 1, Ordering::Relaxed);
+            if let Some(old) = number.checked_sub(BEAT_COUNT) {
+                // What stays goes with the announcement.
+                self.vault.store.delete(&beat_name(self.record.writer, old)).ok();
+            }
+        }
+        Ok(())
+    }
+
     /// Ends the work.
     ///
     /// Gc waits for a writer whose object stays for as long as its process lives, so this tries twice.
     pub(crate) fn release(self) -> Result<()> {
         let (store, name) = (&self.vault.store, writer_name(self.record.writer));
+        let count = self.beat_count.load(Ordering::Relaxed);
+        for number in count.saturating_sub(BEAT_COUNT)..count {
+            // One that stays is cleared away by gc.
+            store.delete(&beat_name(self.record.writer, number)).ok();
+        }
         Ok(store.delete(&name).or_else(|_| store.delete(&name))?)
-    }
-}
-
-/// Keeps gc from deleting what it has not begun to delete, as a backup at work does, until it is dropped.
-pub struct GcPause<'a>(Option<Lease<'a>>);
-
-impl Repository {
-    /// Announces somebody at work who reads, so that what is forgotten meanwhile stays readable.
-    pub fn pause_gc(&self) -> Result<GcPause<'_>> {
-        Lease::take(&self.vault, Work::Backup, None).map(|lease| GcPause(Some(lease)))
-    }
-}
-
-/// Work that only one does at a time, of those that call it the same. Gc waits for whoever does it, as for a backup.
-///
-/// Dropped, it is over. When its process dies, the next who claims it, or gc, takes it away.
-pub struct Claim<'a>(Option<Lease<'a>>);
-
-impl Repository {
-    /// Announces `work` (for errors: "a push of a template") on `what`.
-    ///
-    /// # Errors
-    /// [`Error::Locked`] when somebody else is at the same.
-    pub fn claim(&self, work: &'static str, what: &str) -> Result<Claim<'_>> {
-        let mut record = WriterRecord::new(&self.vault, Work::Backup, None)?;
-        record.writer = self.claim_id(what);
-        let name = writer_name(record.writer);
-        let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
-        for _ in 0..2 {
-            if self.vault.put_sealed(&name, &bytes)? == Put::Created {
-                let vault = &self.vault;
-                return Ok(Claim(Some(Lease { vault, record })));
-            }
-            let other: WriterRecord = match self.vault.get_sealed(&name, LEASE_BYTES_MAX) {
-                // It ended while we looked.
-                Err(Error::Store(StoreError::NotFound { .. })) => continue,
-                other => {
-                    serde_json::from_slice(&other?).map_err(|error| Error::damaged(&name, 0, error.to_string()))?
-                }
-            };
-            if !is_dead(&self.vault, &other) {
-                return Err(Error::Locked {
-                    what: work,
-                    who: format!("process {} on {}", other.process.process, other.process.host),
-                });
-            }
-            self.vault.store.delete(&name)?;
-        }
-        Err(Error::Locked {
-            what: work,
-            who: "somebody else".to_owned(),
-        })
-    }
-
-    /// The same for everybody who claims the same here, and for whoever sees the names in the store without meaning.
-    fn claim_id(&self, what: &str) -> WriterId {
-        let mut text = self.config().id.to_string().into_bytes();
-        text.extend_from_slice(what.as_bytes());
-        let hash = blake3::derive_key("holdfast 1 claim of work", &text);
-        WriterId::from_bytes(std::array::from_fn(|place| hash[place]))
-    }
-}
-
-impl Claim<'_> {
-    /// Whether the announcement is still there, and ours: one that was taken for dead holds nothing any more.
-    pub fn holds(&self) -> Result<bool> {
-        let Some(lease) = &self.0 else { return Ok(false) };
-        let name = writer_name(lease.record.writer);
-        match lease.vault.get_sealed(&name, LEASE_BYTES_MAX) {
-            Ok(bytes) => {
-                let record: WriterRecord =
-                    serde_json::from_slice(&bytes).map_err(|error| Error::damaged(&name, 0, error.to_string()))?;
-                Ok(record.process == lease.record.process && record.time_ms == lease.record.time_ms)
-            }
-            Err(Error::Store(StoreError::NotFound { .. })) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        // What somebody else has in its place by now is his.
-        if self.holds().unwrap_or(false)
-            && let Some(lease) = self.0.take()
-        {
-            lease.release().ok();
-        }
-    }
-}
-
-impl Drop for GcPause<'_> {
-    fn drop(&mut self) {
-        // Where it stays, the next gc after this process has ended takes it away.
-        if let Some(lease) = self.0.take() {
-            lease.release().ok();
-        }
     }
 }
 
@@ -263,18 +274,36 @@ pub(crate) fn writers(vault: &Vault) -> Result<Vec<WriterRecord>> {
     errors.into_iter().next().map_or(Ok(records), Err)
 }
 
-/// All writers that can be read; and the errors of those that cannot.
-fn readable_writers(vault: &Vault) -> Result<(Vec<WriterRecord>, Vec<Error>)> {
+/// All writers that can be read, with how long they have been silent; and the errors of those that cannot.
+pub(crate) fn readable_writers(vault: &Vault) -> Result<(Vec<WriterRecord>, Vec<Error>)> {
+    let (mut names, mut beats) = (Vec::new(), HashMap::<WriterId, Duration>::new());
+    vault.store.ages(ObjectKind::Writer, &mut |name, age| {
+        match (beat_of(&name), age) {
+            (None, _) => names.push((name, age)),
+            (Some(writer), Some(age)) => {
+                let latest = beats.entry(writer).or_insert(age);
+                *latest = age.min(*latest);
+            }
+            (Some(_), None) => {}
+        }
+        Ok(())
+    })?;
+    names.sort_unstable();
     let (mut records, mut errors) = (Vec::new(), Vec::new());
-    for name in vault.names(ObjectKind::Writer)? {
+    for (name, age) in names {
         let read = vault.get_sealed(&name, LEASE_BYTES_MAX).and_then(|bytes| {
             serde_json::from_slice(&bytes).map_err(|error| Error::damaged(&name, 0, error.to_string()))
         });
         match read {
-            Ok(record) => records.push(record),
+            Ok(record) => {
+                let record: WriterRecord = record;
+                let beat = beats.get(&record.writer).copied();
+                let silent = age.map(|age| beat.map_or(age, |beat| beat.min(age)));
+                records.push(record.put_ago(silent));
+            }
             // It ended while we looked.
             Err(Error::Store(StoreError::NotFound { .. })) => {}
-            Err(error) if error.is_about_one_object() => errors.push(error),
+            Err(error) if error.is_about_one_object() || error.is_unreadable() => errors.push(error),
             Err(error) => return Err(error),
         }
     }
@@ -296,12 +325,13 @@ pub(crate) fn is_anybody_else_at_work(vault: &Vault) -> Result<bool> {
     Ok(!errors.is_empty() || others.any(|record| !is_dead(vault, record)))
 }
 
-/// Whether a writer has certainly stopped, or is so old and far away that it is taken for dead.
+/// Whether a writer has certainly stopped, or cannot be seen and was silent for so long that it is taken for dead.
 pub(crate) fn is_dead(vault: &Vault, record: &WriterRecord) -> bool {
+    let limit = if record.renews { SILENT_AGE } else { UNRENEWED_AGE };
     match vault.surroundings.processes.liveness(&record.process) {
         Liveness::Alive => false,
         Liveness::Dead => true,
-        Liveness::Unknown => (vault.surroundings.now_ms)().saturating_sub(record.time_ms) > UNSEEN_AGE_MS,
+        Liveness::Unknown => record.silent.is_some_and(|silent| silent > limit),
     }
 }
 
@@ -311,8 +341,8 @@ pub(crate) fn is_certainly_dead(vault: &Vault, record: &WriterRecord) -> bool {
 }
 
 /// Whether the mark in the place of a dead writer's snapshot has to stay for now, and the writer's record beside it.
-pub(crate) fn is_mark_young(vault: &Vault, record: &WriterRecord) -> bool {
-    (vault.surroundings.now_ms)().saturating_sub(record.time_ms) <= MARK_AGE_MS
+pub(crate) fn is_mark_young(record: &WriterRecord) -> bool {
+    record.silent.is_none_or(|silent| silent <= MARK_AGE)
 }
 
 /// Whether the place of the snapshot that a writer was going to commit is taken by a mark.
@@ -339,5 +369,29 @@ pub(crate) fn revoke(vault: &Vault, record: &WriterRecord) -> Result<Put> {
 
 /// Forgets a writer that was revoked, or has committed.
 pub(crate) fn forget_writer(vault: &Vault, record: &WriterRecord) -> Result<()> {
-    Ok(vault.store.delete(&writer_name(record.writer))?)
+    vault.store.delete(&writer_name(record.writer))?;
+    drop_beats(vault, |writer| Ok(writer == record.writer))
+}
+
+/// Deletes the beats of writers that have no announcement.
+pub(crate) fn drop_orphaned_beats(vault: &Vault) -> Result<()> {
+    drop_beats(vault, |writer| {
+        let name = writer_name(writer);
+        match vault.store.length(&name) {
+            Ok(_) => Ok(false),
+            Err(StoreError::NotFound { .. }) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    })
+}
+
+fn drop_beats(vault: &Vault, is_meant: impl Fn(WriterId) -> Result<bool>) -> Result<()> {
+    for name in vault.names(ObjectKind::Writer)? {
+        if let Some(writer) = beat_of(&name)
+            && is_meant(writer)?
+        {
+            vault.store.delete(&name)?;
+        }
+    }
+    Ok(())
 }

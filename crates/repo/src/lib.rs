@@ -2,12 +2,14 @@
 
 mod backup;
 mod check;
+mod claim;
 mod codec;
 mod compact;
 mod condemned;
 mod config;
 mod cut;
 mod damage;
+mod dead_writers;
 mod device;
 mod diff;
 mod differing;
@@ -27,11 +29,13 @@ mod index;
 mod init;
 pub mod key;
 mod lease;
+mod loss;
 mod lru;
 mod manifest;
 mod map;
 mod map_walk;
 mod mark;
+mod moves;
 mod pack;
 mod packing;
 mod packs;
@@ -55,6 +59,7 @@ pub use backup::{
     BackupProgress, BackupReport, BackupRequest, CopyMemory, CopySurvey, Parent, Source, SourceData, StoredDisk,
     Surveyor,
 };
+pub use claim::{Claim, GcPause};
 pub use config::{REPOSITORY_VERSION, RepositoryConfig};
 pub use device::SnapshotDevice;
 pub use error::{Error, Result};
@@ -63,7 +68,7 @@ pub use fingerprint::BLOCK_BYTES;
 pub use gc::{GcPlan, GcReport, GcRequest};
 pub use id::{ChunkId, PackId, ParseIdError, RepositoryId, SegmentId, SnapshotId, WriterId};
 pub use init::{InitRequest, Opened};
-pub use lease::{Claim, GcPause};
+pub use loss::{AcceptedLoss, Loss, LostSearch, LostSnapshot};
 pub use manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest};
 pub use repair::{RepairAction, RepairPlan, RepairReport, RepairRequest};
 pub use repository::Repository;

@@ -93,6 +93,11 @@ impl Marks {
         self.live.contains_key(&pack)
     }
 
+    /// All packs that anything refers to, in no order.
+    pub(crate) fn live_packs(&self) -> impl Iterator<Item = PackId> + '_ {
+        self.live.keys().copied()
+    }
+
     /// What is alive of `pack`.
     pub(crate) fn pack(&self, pack: PackId) -> Option<&LivePack> {
         self.live.get(&pack)

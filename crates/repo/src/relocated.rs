@@ -132,7 +132,7 @@ pub(crate) fn load_relocations(store: &dyn Store, keyring: &Keyring) -> Result<(
                 .for_each(|moved| tables.entry(id.pack).or_default().add(moved)),
             // It was deleted while we looked.
             Err(Error::Store(StoreError::NotFound { .. })) => {}
-            Err(error) if error.is_about_one_object() => errors.push(error),
+            Err(error) if error.is_about_one_object() || error.is_unreadable() => errors.push(error),
             Err(error) => return Err(error),
         }
     }
@@ -179,12 +179,8 @@ pub(crate) fn missing_twins(vault: &Vault) -> Result<Vec<ObjectName>> {
 }
 
 impl Repository {
-    /// Says durably, and twice, where bytes of `pack` are now.
-    pub(crate) fn put_relocation(&self, pack: PackId, table: &RelocationTable) -> Result<()> {
-        if table.is_empty() {
-            return Ok(());
-        }
-        let number = u64::from_le_bytes(self.vault.surroundings.draw()?);
+    /// Says durably, and twice, where bytes of `pack` are now. Part of [`commit_moves`](Self::commit_moves).
+    pub(crate) fn put_relocation(&self, pack: PackId, number: u64, table: &RelocationTable) -> Result<()> {
         let id = RelocationId { pack, number };
         for twin in Twin::BOTH {
             self.vault.put_sealed(&id.name(twin), &table.encode())?;

@@ -169,7 +169,7 @@ impl Repository {
             }
             match self.read_snapshot(id) {
                 Ok(manifest) => manifests.extend(manifest),
-                Err(error) if error.is_about_one_object() => errors.push(error),
+                Err(error) if error.is_about_one_object() || error.is_unreadable() => errors.push(error),
                 Err(error) => return Err(error),
             }
         }

@@ -5,6 +5,7 @@
 
 use crate::damage::damaged_pack;
 use crate::error::{Error, Result};
+use crate::loss::is_accepted_record;
 use crate::repository::Vault;
 use crate::store::{ObjectKind, StoreError};
 
@@ -28,7 +29,7 @@ fn make_room(vault: &Vault) -> Result<()> {
     for kind in [ObjectKind::Scrub, ObjectKind::Index] {
         vault.store.list(kind, &mut |name, length| {
             // Damage records are all that is known of what is lost.
-            if damaged_pack(&name).is_none() {
+            if damaged_pack(&name).is_none() && !is_accepted_record(&name) {
                 spare.push((length, name));
             }
             Ok(())

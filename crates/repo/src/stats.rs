@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::error::{Error, Result};
 use crate::id::SnapshotId;
+use crate::loss::{LostSearch, LostSnapshot};
 use crate::manifest::Manifest;
 use crate::mark::Marks;
 use crate::pack::FrameContent;
@@ -38,6 +39,8 @@ pub struct Statistics {
     pub raw_bytes: u64,
     /// Packs.
     pub pack_count: u64,
+    /// Snapshots that are gone although nobody removed them.
+    pub lost: Vec<LostSnapshot>,
     /// Each snapshot, oldest first.
     pub snapshots: Vec<SnapshotStatistics>,
 }
@@ -174,6 +177,7 @@ impl Repository {
                 crate::pack::PackKind::Tree => statistics.tree_pack_bytes += length,
             }
         }
+        statistics.lost = self.lost_snapshots(manifests, LostSearch::Thorough)?;
         Ok(statistics)
     }
 }

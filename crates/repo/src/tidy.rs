@@ -1,6 +1,7 @@
 //! The end of gc: what only served packs and snapshots that are gone goes as well.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
 
 use crate::compact::{Compaction, compact_index};
 use crate::damage::damage_names;
@@ -13,8 +14,8 @@ use crate::repository::{Repository, Vault};
 use crate::store::{ObjectKind, ObjectName};
 
 /// A forgotten snapshot's record stays at least a day: a pack that was deleted can come back after a power cut, and its copy
-/// of the manifest must not pass for a lost snapshot.
-const FORGOTTEN_AGE_MS: i64 = 24 * 3600 * 1000;
+/// of the manifest must not pass for a lost snapshot. The clock of the store counts.
+const FORGOTTEN_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// What is about single packs and may serve nothing any more.
 ///
@@ -51,6 +52,7 @@ impl Repository {
         for name in useless.flat_map(|(_, names)| names) {
             self.vault.store.delete(name)?;
         }
+        self.drop_old_acceptances(&living, marks)?;
         self.forget_old_removals(&living)?;
         self.drop_protections_of_nothing()?;
         clear_intents(&self.vault)
@@ -73,17 +75,18 @@ impl Repository {
 
     /// Deletes records of forgotten snapshots of which nothing is left.
     fn forget_old_removals(&self, living: &HashSet<PackId>) -> Result<()> {
-        let now_ms = (self.vault.surroundings.now_ms)();
-        for ForgottenRecord {
-            snapshot,
-            copy,
-            time_ms,
-            ..
-        } in forgotten(&self.vault)?
-        {
+        let mut old = HashSet::new();
+        self.vault.store.ages(ObjectKind::Forgotten, &mut |name, age| {
+            if age.is_some_and(|age| age > FORGOTTEN_AGE) {
+                old.insert(name);
+            }
+            Ok(())
+        })?;
+        for ForgottenRecord { snapshot, copy, .. } in forgotten(&self.vault)? {
             let gone = copy.is_none_or(|copy| !living.contains(&copy));
-            if gone && now_ms.saturating_sub(time_ms) > FORGOTTEN_AGE_MS {
-                self.vault.store.delete(&forgotten_name(snapshot))?;
+            let name = forgotten_name(snapshot);
+            if gone && old.contains(&name) {
+                self.vault.store.delete(&name)?;
             }
         }
         Ok(())

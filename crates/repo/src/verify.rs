@@ -18,11 +18,12 @@ use holdfast_block::{BlockDevice, to_usize};
 use crate::check::{Depth, check_frame};
 use crate::differing::{Differing, report_differing};
 use crate::error::{Error, Result};
-use crate::finding::{Findings, Place};
+use crate::finding::{FindingKind, Findings, Place};
 use crate::fingerprint::FingerprintKeys;
 use crate::frame_plan::{PlannedPiece, moved_pieces};
 use crate::frame_set::{FrameSet, PageSet};
 use crate::impact::add_impact;
+use crate::loss::LostSearch;
 use crate::manifest::{DiskContent, DiskRecord, Manifest, snapshot_name};
 use crate::map_walk::{Verdict, Visit, Visitor, walk_disk};
 use crate::pack::FrameContent;
@@ -88,6 +89,10 @@ impl Repository {
                 let (manifests, errors) = self.snapshots()?;
                 for error in errors {
                     findings.error(error)?;
+                }
+                for lost in self.lost_snapshots(&manifests, LostSearch::Thorough)? {
+                    let name = snapshot_name(lost.id);
+                    findings.push(&name, None, FindingKind::Missing, lost.to_string());
                 }
                 manifests
             }

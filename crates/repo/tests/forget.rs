@@ -5,11 +5,12 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use common::{Disk, Hooked, Rig, request};
 use holdfast_block::MemoryDevice;
 use holdfast_repo::store::{ObjectKind, ObjectName, Store};
-use holdfast_repo::{Error, GcRequest, Parent, ScrubRequest, SnapshotId, Source, SourceData};
+use holdfast_repo::{AcceptedLoss, Error, GcRequest, Parent, ScrubRequest, SnapshotId, Source, SourceData};
 
 const GC: GcRequest = GcRequest {
     repack_below_percent: 0,
@@ -122,6 +123,12 @@ fn a_snapshot_stays_as_long_as_somebody_holds_it() {
     // What holds nothing goes with gc.
     rig.repository.hold(second, 9).unwrap();
     rig.store.delete(&object(second)).unwrap();
+    // A snapshot that was lost may come back, and is protected then.
+    assert!(matches!(rig.repository.gc(GC), Err(Error::Loss { .. })));
+    assert_eq!(rig.repository.protected().unwrap(), [second].into());
+    rig.repository
+        .accept_loss(&AcceptedLoss::Snapshots(vec![second]), &rig.progress)
+        .unwrap();
     rig.repository.gc(GC).unwrap();
     assert!(rig.repository.protected().unwrap().is_empty());
     assert!(rig.repository.hold(second, 9).is_err());
@@ -143,6 +150,7 @@ fn what_was_removed_stays_removed_as_long_as_there_is_a_copy() {
     for _ in 0..two_days {
         (rig.surroundings.now_ms)();
     }
+    rig.store.advance_clock(Duration::from_secs(two_days));
     // Somebody at work holds the packs up.
     let device = MemoryDevice::from_bytes(&[1; 4096]);
     let held = Hooked::new(&rig.store, ObjectKind::Pack, {

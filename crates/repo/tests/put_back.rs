@@ -13,12 +13,15 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Cursor, Read};
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::{Disk, PASSPHRASE, Rig, Watch, init_request, request, surroundings};
 use holdfast_block::MemoryDevice;
 use holdfast_repo::key::Credential;
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
-use holdfast_repo::{GcRequest, InitRequest, Parent, Repository, ScrubRequest, SnapshotId, Source, SourceData};
+use holdfast_repo::{
+    AcceptedLoss, Error, GcRequest, InitRequest, Loss, Parent, Repository, ScrubRequest, SnapshotId, Source, SourceData,
+};
 
 const GC: GcRequest = GcRequest {
     repack_below_percent: 90,
@@ -155,6 +158,7 @@ fn life(past: &mut Past) -> (Rig, BTreeMap<SnapshotId, Disk>) {
     for _ in 0..2 * 24 * 3600 {
         (rig.surroundings.now_ms)();
     }
+    rig.store.advance_clock(Duration::from_secs(2 * 24 * 3600));
     rig.repository.gc(GC).unwrap();
     rig.repository.gc(GC).unwrap();
     assert_eq!(rig.repository.scrub(FULL, &rig.progress).unwrap().findings, []);
@@ -166,6 +170,8 @@ fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&Object
     println!("{name} {seed}");
     let store = rig.store.duplicate();
     store.damage(name, bytes);
+    // What is put back is young by the clock of the store.
+    store.advance_clock(Duration::from_secs(2 * 24 * 3600));
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let mut around = surroundings(seed);
     around.now_ms = Arc::clone(&rig.surroundings.now_ms);
@@ -191,6 +197,14 @@ fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&Object
         && !living.contains_key(&id)
     {
         repository.forget(id, "removed before").unwrap();
+    }
+    // A pack with the copy of a manifest is all that is known of a snapshot whose removal is long forgotten: gc asks.
+    if name.kind() == ObjectKind::Pack
+        && let Err(Error::Loss { losses }) = repository.gc(GC)
+    {
+        let lost = |loss: &Loss| matches!(loss, Loss::Snapshot(lost) if lost.copy.to_string() == name.name());
+        assert!(losses.iter().all(lost), "{name}: {losses:?}");
+        repository.accept_loss(&AcceptedLoss::All, &Watch::default()).unwrap();
     }
     repository.gc(GC).unwrap();
     repository.gc(GC).unwrap();

@@ -7,6 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::{Disk, Hooked, PASSPHRASE, Rig, SeededBytes, Watch, request, source, surroundings};
 use holdfast_block::{BlockDevice, MemoryDevice};
@@ -227,4 +228,136 @@ fn what_heals_a_snapshot_while_gc_works_is_not_deleted() {
     let report = gc.gc(REWRITE_ALL).unwrap();
     assert_eq!(report.waiting_for, Vec::<String>::new());
     common::assert_restores(&another(&rig, 92, Liveness::Alive), old, &disk.bytes);
+}
+
+const WEEK_AND_MORE: Duration = Duration::from_secs(8 * 24 * 3600);
+
+/// A gc slept for more than a week in the middle, on a host that nobody else sees. Another gc took its place, and deleted the pack
+/// that the first had written and not yet said anything of. The first woke up, led there by relocations, and deleted the old
+/// packs: snapshots that were alive all the time were lost.
+#[test]
+fn a_gc_that_slept_and_was_replaced_does_no_harm() {
+    let kinds = [
+        ObjectKind::Writer,
+        ObjectKind::Condemned,
+        ObjectKind::Pack,
+        ObjectKind::Index,
+        ObjectKind::Relocation,
+    ];
+    for (kind, percent) in kinds.into_iter().flat_map(|kind| [(kind, 0), (kind, 100)]) {
+        let rig = Rig::new(26);
+        let mut disk = Disk::new(3 << 20, 1);
+        disk.fill(0, 3 << 20);
+        let old = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+        let removed = disk.bytes.clone();
+        disk.fill(0, 1 << 20);
+        let kept = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+        rig.repository.forget(old, "test").unwrap();
+        let other = another(&rig, 91, Liveness::Unknown);
+        let store = rig.store.clone();
+        let (again, ids) = (removed.clone(), Arc::new(std::sync::Mutex::new(None)));
+        let new = Arc::clone(&ids);
+        let hooked = Hooked::new(&rig.store, kind, move || {
+            store.advance_clock(WEEK_AND_MORE);
+            let request = GcRequest {
+                repack_below_percent: percent,
+                thread_count: 0,
+            };
+            other.gc(request).unwrap();
+            // What was removed is stored again, of what is left of it.
+            let device = MemoryDevice::from_bytes(&again);
+            let sources = vec![source("vda", SourceData::Disk(&device))];
+            let backup = request_of_another(sources);
+            let report = other.backup(backup, &Watch::default()).unwrap();
+            *new.lock().unwrap() = Some(report.snapshot.id);
+        });
+        let slept = rig.open_on(hooked, 90).gc(REWRITE_ALL);
+        let case = format!("{kind}, {percent}: {slept:?}");
+        let reader = another(&rig, 89, Liveness::Unknown);
+        common::assert_restores(&reader, kept, &disk.bytes);
+        let new = ids.lock().unwrap().expect("the other one made a snapshot");
+        common::assert_restores(&reader, new, &removed);
+        assert!(slept.is_ok() || matches!(slept, Err(Error::Revoked { .. })), "{case}");
+        rig.repository.gc(REWRITE_ALL).unwrap();
+        common::assert_restores(&another(&rig, 88, Liveness::Unknown), new, &removed);
+    }
+}
+
+fn request_of_another(sources: Vec<Source<'_>>) -> holdfast_repo::BackupRequest<'_> {
+    request("other", 7, sources, Parent::None, 0)
+}
+
+/// A stream that takes a day for each half mebibyte of it.
+struct Slow<'a> {
+    bytes: &'a [u8],
+    passed: usize,
+    day: Box<dyn FnMut() + 'a>,
+}
+
+impl Read for Slow<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        const PER_DAY: usize = 512 << 10;
+        let length = self.bytes.read(buffer)?;
+        let days = (self.passed + length) / PER_DAY - self.passed / PER_DAY;
+        self.passed += length;
+        (0..days).for_each(|_| (self.day)());
+        Ok(length)
+    }
+}
+
+/// A backup that took longer than a week was taken for dead by a gc on another host while it wrote: first backups over a slow
+/// line never ended.
+#[test]
+fn a_backup_that_takes_weeks_is_not_taken_for_dead() {
+    let rig = Rig::new(27);
+    let bytes = holdfast_block::SeededRandom::new(3).bytes(14 << 20);
+    let gc = another(&rig, 87, Liveness::Unknown);
+    let mut days = 0;
+    let mut stream = Slow {
+        bytes: &bytes,
+        passed: 0,
+        day: Box::new(|| {
+            days += 1;
+            rig.store.advance_clock(Duration::from_secs(24 * 3600));
+            (0..24 * 3600).for_each(|_| {
+                (rig.surroundings.now_ms)();
+            });
+            let report = gc.gc(REWRITE_ALL).unwrap();
+            assert!(report.cleared_writers.is_empty(), "day {days}: {report:?}");
+        }),
+    };
+    let sources = vec![source("memory", SourceData::Stream(&mut stream))];
+    let backup = request("m", 1, sources, Parent::Newest, 0);
+    let id = rig.repository.backup(backup, &rig.progress).unwrap().snapshot.id;
+    drop(stream);
+    assert!(days > 20, "{days}");
+    common::assert_restores(&rig.repository, id, &bytes);
+    rig.store
+        .list(ObjectKind::Writer, &mut |name, _| panic!("{name} is left"))
+        .unwrap();
+}
+
+/// Gc took a writer for dead by the clocks of two hosts.
+#[test]
+fn a_clock_that_is_years_ahead_takes_nobody_for_dead() {
+    let rig = Rig::new(28);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let mut ahead = surroundings(86);
+    ahead.processes = Arc::new(Other(Some(Liveness::Unknown)));
+    ahead.now_ms = Arc::new(|| 4_000_000_000_000);
+    let gc = Repository::open(Arc::new(rig.store.clone()), PASSPHRASE, ahead)
+        .unwrap()
+        .repository;
+    let report = back_up_while(&rig, &disk, || {
+        let report = gc.gc(REWRITE_ALL).unwrap();
+        assert!(report.cleared_writers.is_empty(), "{report:?}");
+    });
+    let device = rig
+        .repository
+        .open_disk(report.unwrap().snapshot.id, Some("vda"))
+        .unwrap();
+    let mut bytes = vec![1; disk.bytes.len()];
+    device.read_at(&mut bytes, 0).unwrap();
+    assert!(bytes == disk.bytes);
 }

@@ -1,6 +1,6 @@
 //! `holdfast gc`: give back the space of what no snapshot needs.
 
-use holdfast_engine::{GcOutcome, gc};
+use holdfast_engine::{AcceptedName, GcOutcome, accept_loss, gc};
 use holdfast_repo::{GcPlan, GcReport};
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::{Page, Report};
+use crate::output::{Page, Report, Style};
 use crate::units;
 
 /// Arguments of `gc`.
@@ -20,8 +20,25 @@ pub struct GcArgs {
     /// Rewrite packs of which at most this share is needed; 0 rewrites none
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     repack_below: u8,
+    /// Give up a lost snapshot (the start of its id), or everything that is found lost (all); this is remembered
+    #[arg(long, value_name = "SNAPSHOT|all", value_parser = parse_accepted, conflicts_with = "dry_run")]
+    accept_loss: Vec<AcceptedName>,
     #[command(flatten)]
     job: JobArgs,
+}
+
+/// `all`, or the start of a snapshot's id.
+fn parse_accepted(text: &str) -> Result<AcceptedName, String> {
+    const DIGITS_MIN: usize = 4;
+    if text == "all" {
+        return Ok(AcceptedName::All);
+    }
+    let is_id = text.len() >= DIGITS_MIN && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    if is_id {
+        Ok(AcceptedName::Snapshot(text.to_owned()))
+    } else {
+        Err("give all, or at least four digits of the id of a lost snapshot".to_owned())
+    }
 }
 
 /// What a person may want of it.
@@ -34,6 +51,10 @@ pub(super) const EXAMPLES: &[Example] = &[
         wish: "See how much that would be",
         line: "holdfast gc -r /backup/vms --dry-run",
     },
+    Example {
+        wish: "Give up a snapshot that was lost and that repair cannot bring back",
+        line: "holdfast gc -r /backup/vms --accept-loss 3fa94c21",
+    },
 ];
 
 /// What `gc` answers.
@@ -41,6 +62,8 @@ pub(super) const EXAMPLES: &[Example] = &[
 struct Collected {
     dry_run: bool,
     plan: PlanDocument,
+    /// Losses that were accepted now.
+    accepted: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     done: Option<DoneDocument>,
 }
@@ -54,6 +77,8 @@ struct PlanDocument {
     live_pack_count: u64,
     live_bytes: u64,
     writers: Vec<String>,
+    /// Packs that snapshots need and that do not exist.
+    missing_packs: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -77,6 +102,7 @@ impl From<GcPlan> for PlanDocument {
             live_pack_count: plan.live_pack_count,
             live_bytes: plan.live_bytes,
             writers: plan.writers,
+            missing_packs: plan.missing_packs.iter().map(ToString::to_string).collect(),
         }
     }
 }
@@ -86,6 +112,7 @@ impl From<GcReport> for Collected {
         Self {
             dry_run: false,
             plan: report.plan.into(),
+            accepted: Vec::new(),
             done: Some(DoneDocument {
                 deleted_pack_count: report.deleted_pack_count,
                 freed_bytes: report.freed_bytes,
@@ -106,6 +133,7 @@ impl Report for Collected {
 
     fn exit(&self) -> Exit {
         match &self.done {
+            _ if !self.plan.missing_packs.is_empty() => Exit::Damage,
             Some(done) if !done.damaged.is_empty() => Exit::Damage,
             _ => Exit::Ok,
         }
@@ -119,6 +147,12 @@ impl Report for Collected {
             ("needed in part", packs(plan.sparse_pack_count, plan.sparse_bytes)),
             ("needed", packs(plan.live_pack_count, plan.live_bytes)),
         ]);
+        for accepted in &self.accepted {
+            page.line(&format!("given up: {accepted}"));
+        }
+        for pack in &plan.missing_packs {
+            page.styled(Style::Bad, &format!("missing: pack {pack}, and snapshots need it"));
+        }
         let Some(done) = &self.done else {
             for writer in &plan.writers {
                 page.line(&format!("at work: {writer}"));
@@ -151,14 +185,22 @@ impl Report for Collected {
 pub(super) fn run(args: &GcArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let execution = super::execution(args.dry_run);
+    let accepted = match &args.accept_loss[..] {
+        [] => Vec::new(),
+        names => context.work(args.job.thread_count(), |job| accept_loss(&repository, names, job))?,
+    };
     let outcome = context.work(args.job.thread_count(), |job| {
         gc(&repository, args.repack_below, execution, job)
     })?;
     context.report(&match outcome {
-        GcOutcome::Done(report) => Collected::from(report),
+        GcOutcome::Done(report) => Collected {
+            accepted,
+            ..Collected::from(report)
+        },
         GcOutcome::Planned(plan) => Collected {
             dry_run: true,
             plan: plan.into(),
+            accepted: Vec::new(),
             done: None,
         },
     })

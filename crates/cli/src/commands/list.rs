@@ -40,6 +40,8 @@ struct Listed {
     snapshots: Vec<ListedSnapshot>,
     /// Why other snapshots could not be read.
     damaged: Vec<String>,
+    /// Snapshots that are gone although nobody removed them.
+    lost: Vec<String>,
     /// Each snapshot's row.
     #[serde(skip)]
     rows: Vec<[String; 9]>,
@@ -54,7 +56,7 @@ impl Report for Listed {
     }
 
     fn exit(&self) -> Exit {
-        if self.damaged.is_empty() {
+        if self.damaged.is_empty() && self.lost.is_empty() {
             Exit::Ok
         } else {
             Exit::Damage
@@ -88,6 +90,9 @@ impl Report for Listed {
         for damaged in &self.damaged {
             page.styled(Style::Bad, &format!("damaged: {damaged}"));
         }
+        for lost in &self.lost {
+            page.styled(Style::Bad, &format!("lost: {lost}"));
+        }
     }
 }
 
@@ -102,6 +107,7 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
         snapshots,
         protected,
         damaged,
+        lost,
     } = list(&repository, &request)?;
     let rows = snapshots.iter().map(|snapshot| {
         [
@@ -125,5 +131,6 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
         is_filtered: !(args.machines.is_empty() && args.tags.is_empty()),
         snapshots: documents.collect(),
         damaged: damaged.iter().map(ToString::to_string).collect(),
+        lost: lost.iter().map(ToString::to_string).collect(),
     })
 }

@@ -8,7 +8,7 @@ use crate::args::Example;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::{Page, Report};
+use crate::output::{Page, Report, Style};
 use crate::units;
 
 /// Arguments of `stats`.
@@ -38,6 +38,8 @@ struct Figures {
     pack_count: u64,
     dedup_ratio: f64,
     compression_ratio: f64,
+    /// Snapshots that are gone although nobody removed them.
+    lost: Vec<String>,
 }
 
 impl From<Statistics> for Figures {
@@ -57,6 +59,7 @@ impl From<Statistics> for Figures {
             chunk_count: statistics.chunk_count,
             raw_bytes: statistics.raw_bytes,
             pack_count: statistics.pack_count,
+            lost: statistics.lost.iter().map(ToString::to_string).collect(),
         }
     }
 }
@@ -64,6 +67,10 @@ impl From<Statistics> for Figures {
 impl Report for Figures {
     fn command(&self) -> &'static str {
         "stats"
+    }
+
+    fn exit(&self) -> Exit {
+        if self.lost.is_empty() { Exit::Ok } else { Exit::Damage }
     }
 
     fn human(&self, page: &mut Page) {
@@ -103,6 +110,9 @@ impl Report for Figures {
                 format!("{} before compression", units::bytes(self.dead_bytes)),
             ),
         ]);
+        for lost in &self.lost {
+            page.styled(Style::Bad, &format!("lost: {lost}"));
+        }
     }
 }
 

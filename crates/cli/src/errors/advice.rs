@@ -25,6 +25,8 @@ use crate::environment;
 use crate::exit::Exit;
 
 const HINT_DAMAGE: &str = "holdfast scrub finds everything that is damaged, and holdfast repair mends what it can";
+const HINT_LOSS: &str = "finish a copy that was cut off, or put back what is missing; holdfast repair brings back what it can; \
+                         holdfast gc --accept-loss SNAPSHOT (or all) gives up what is lost";
 const HINT_LOCATION: &str = "check --repository; holdfast init makes a new repository";
 const HINT_NO_SPACE: &str = "make room on the target and try again";
 const HINT_BUSY: &str = "it is in use, by a mounted file system, an array or another program: end that first";
@@ -158,6 +160,7 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::InstantServer { .. } | JobError::InstantStopped { .. } => {
             refused("see to it that the repository can be read and that there is room; then holdfast resume goes on")
         }
+        JobError::NoLostSnapshot { .. } => advice(Exit::Error, Kind::NotFound, "holdfast list names lost snapshots"),
         JobError::NoSuchDisk { .. } => advice(Exit::Usage, Kind::NotFound, "name disks as the machine does: vda"),
         JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
         JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),
@@ -298,6 +301,7 @@ fn repository_advice(error: &RepositoryError) -> Advice {
     match error {
         RepositoryError::Store(error) => store_advice(error),
         RepositoryError::Key(error) => key_advice(error),
+        RepositoryError::Loss { .. } => advice(Exit::Damage, Kind::Damage, HINT_LOSS),
         error if error.is_damage() => advice(Exit::Damage, Kind::Damage, HINT_DAMAGE),
         RepositoryError::FutureVersion { .. } => advice(Exit::Error, Kind::NewerFormat, "use a newer holdfast"),
         RepositoryError::NotARepository { .. } => advice(Exit::Error, Kind::NoSuchRepository, HINT_LOCATION),

@@ -21,6 +21,7 @@ mod stream;
 mod survey;
 mod windows;
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,6 +31,7 @@ use holdfast_block::BlockDevice;
 use crate::compact::{Compaction, compact_index};
 use crate::condemned::condemned_packs;
 use crate::damage::damaged_packs;
+use crate::dead_writers::UNFINISHED_REASON;
 use crate::error::{Error, Result};
 use crate::fingerprint::FingerprintKeys;
 use crate::id::{PackId, SegmentId, SnapshotId};
@@ -37,12 +39,14 @@ use crate::index::{ChunkIndex, SegmentReader};
 use crate::lease::{self, Lease, Work};
 use crate::manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest, snapshot_name};
 use crate::map::{PageRef, PageSink};
-use crate::pack::{ChunkEntry, FrameContent, Location};
+use crate::pack::{ChunkEntry, FrameContent, Location, pack_name};
 use crate::packing::{FinishedPack, FrameStream, PackOutput};
 use crate::packs::Packs;
 use crate::repository::Repository;
+use crate::room::with_room;
+use crate::scrub::exists;
 use crate::stage::{Stage, timed};
-use crate::store::{ObjectName, Put};
+use crate::store::{ObjectKind, Put};
 pub use request::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData, StoredDisk};
 pub use stored_memory::CopyMemory;
 pub use survey::{CopySurvey, Surveyor};
@@ -58,10 +62,11 @@ impl Repository {
     pub fn backup(&self, request: BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<BackupReport> {
         let snapshot = SnapshotId::from_bytes(self.vault.surroundings.draw()?);
         let lease = Lease::take(&self.vault, Work::Backup, Some(snapshot))?;
-        let result = self.backup_under(&lease, snapshot, request, progress);
+        let copy = Cell::new(None);
+        let result = self.backup_under((&lease, &copy), snapshot, request, progress);
         if result.is_ok() {
             // The snapshot is committed, whatever becomes of the healing of others.
-            match self.heal() {
+            match self.heal(&lease) {
                 Ok(0) => {}
                 Ok(bytes) => progress.note(format!(
                     "{bytes} bytes that damaged packs had lost are back for all snapshots"
@@ -71,7 +76,11 @@ impl Repository {
         }
         match &result {
             // Nothing of ours is referred to, and nothing will be: gc need not wait for us.
-            Err(_) => drop(lease.release()),
+            Err(_) => {
+                if self.close_unfinished(&lease, snapshot, copy.get()) {
+                    drop(lease.release());
+                }
+            }
             // The snapshot is committed whatever happens now.
             Ok(_) => {
                 if let Err(error) = lease.release() {
@@ -84,7 +93,7 @@ impl Repository {
 
     fn backup_under(
         &self,
-        lease: &Lease<'_>,
+        (lease, copy): (&Lease<'_>, &Cell<Option<PackId>>),
         snapshot: SnapshotId,
         mut request: BackupRequest<'_>,
         progress: &dyn BackupProgress,
@@ -106,11 +115,14 @@ impl Repository {
                 thread_count: request.thread_count,
                 progress,
                 draw: &draw,
+                lease,
                 found: DiskStatistics::default(),
                 stored_bytes: 0,
                 pack_count: 0,
             };
+            copy.set(Some(session.tree.pack()));
             let disks = session.disks(&mut request.sources, view.parent.as_ref())?;
+            copy.set(Some(session.tree.pack()));
             let mut manifest = Manifest::new(snapshot, request.machine, request.time_ms, session.tree.pack());
             manifest.tags = request.tags;
             manifest.parent = view.parent.map(|parent| parent.id);
@@ -202,7 +214,7 @@ impl Repository {
         // While our announcement is there, nobody deletes what we refer to; without it, gc may have.
         let name = snapshot_name(manifest.id);
         if !lease.is_announced()? {
-            return Err(self.revoked(lease, &name)?);
+            return Err(revoked(lease));
         }
         let bytes = manifest.encode();
         let put = match self.vault.put_sealed(&name, &bytes) {
@@ -211,19 +223,48 @@ impl Repository {
             Ok(put) => put,
         };
         if put == Put::AlreadyExists && lease::is_revoked(&self.vault, &lease.record)? {
-            return Err(self.revoked(lease, &name)?);
+            return Err(revoked(lease));
         }
         Ok(self.vault.store.length(&name).unwrap_or(bytes.len() as u64))
     }
 
-    /// The error of a writer that was taken for dead; takes away the mark in the place of its snapshot, which only it could take.
-    fn revoked(&self, lease: &Lease<'_>, name: &ObjectName) -> Result<Error> {
-        if lease::is_revoked(&self.vault, &lease.record)? {
-            self.vault.store.delete(name)?;
+    /// Makes sure that what a failed backup left does not pass for something that was lost. Where that cannot be done, the
+    /// announcement has to stay: false.
+    fn close_unfinished(&self, lease: &Lease<'_>, snapshot: SnapshotId, copy: Option<PackId>) -> bool {
+        let Some(copy) = copy else { return true };
+        let recorded = self.record_unfinished(lease, snapshot, copy);
+        if recorded
+            .or_else(|_| self.record_unfinished(lease, snapshot, copy))
+            .is_ok()
+        {
+            return true;
         }
-        Ok(Error::Revoked {
-            writer: lease.record.writer,
-        })
+        // The store is full. Nobody but us refers to the pack with the copy.
+        let is_committed = exists(&self.vault, &snapshot_name(snapshot));
+        let is_removed = matches!(is_committed, Ok(true))
+            || matches!(is_committed, Ok(false)) && self.vault.store.delete(&pack_name(copy)).is_ok();
+        let has_others = self
+            .vault
+            .names(ObjectKind::Snapshot)
+            .is_ok_and(|names| !names.is_empty());
+        is_removed && has_others
+    }
+
+    /// Records that a snapshot was never committed. By first come, the mark says whether it was after all.
+    fn record_unfinished(&self, lease: &Lease<'_>, snapshot: SnapshotId, copy: PackId) -> Result<()> {
+        let put = with_room(&self.vault, || lease::revoke(&self.vault, &lease.record))?;
+        if put == Put::AlreadyExists && !lease::is_revoked(&self.vault, &lease.record)? {
+            return Ok(());
+        }
+        self.record_never(snapshot, Some(copy), UNFINISHED_REASON)?;
+        Ok(self.vault.store.delete(&snapshot_name(snapshot))?)
+    }
+}
+
+/// The error of a writer that was taken for dead.
+fn revoked(lease: &Lease<'_>) -> Error {
+    Error::Revoked {
+        writer: lease.record.writer,
     }
 }
 
@@ -261,6 +302,7 @@ pub(crate) struct Session<'a> {
     thread_count: usize,
     progress: &'a dyn BackupProgress,
     draw: &'a DrawIds<'a>,
+    lease: &'a Lease<'a>,
     /// What was found on all disks until now.
     found: DiskStatistics,
     stored_bytes: u64,
@@ -389,6 +431,7 @@ impl<'a> Session<'a> {
     }
 
     fn check_cancelled(&self) -> Result<()> {
+        self.lease.renew()?;
         if self.progress.cancelled().load(Ordering::Relaxed) {
             Err(Error::Cancelled)
         } else {

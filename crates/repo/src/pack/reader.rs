@@ -2,7 +2,7 @@
 
 use super::directory::{DIRECTORY_BYTES_MAX, Directory, FrameContent, FrameEntry};
 use super::key::{PackKey, Section};
-use super::layout::{HEADER_LENGTH, TRAILER_LENGTH, decode_header, decode_trailer, pack_name};
+use super::layout::{HEADER_LENGTH, PackKind, TRAILER_LENGTH, decode_header, decode_trailer, pack_name};
 use crate::codec::{Decompressor, FrameMemory};
 use crate::error::{Error, Result};
 use crate::id::PackId;
@@ -72,6 +72,16 @@ pub(crate) fn read_directory(store: &dyn Store, pack: PackId, key: PackKey) -> R
         hash: trailer.hash,
         key,
     })
+}
+
+/// What the header of `pack` says that it holds.
+pub(crate) fn read_kind(store: &dyn Store, pack: PackId) -> Result<PackKind> {
+    let mut header = [0; HEADER_LENGTH];
+    match store.get_range(&pack_name(pack), 0, &mut header) {
+        Err(StoreError::NotFound { .. }) => Err(Error::MissingPack { pack }),
+        Err(error) => Err(error.into()),
+        Ok(()) => Ok(decode_header(&header, pack)?.kind),
+    }
 }
 
 impl PackReader {

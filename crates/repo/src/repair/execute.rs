@@ -5,8 +5,9 @@ use crate::damage::{clear_damage, damage_names, read_damage};
 use crate::error::{Error, Result};
 use crate::finding::{Place, classify};
 use crate::forget::ForgottenRecord;
-use crate::id::{PackId, SnapshotId, WriterId};
+use crate::id::{PackId, SnapshotId};
 use crate::impact::impact;
+use crate::lease::Lease;
 use crate::manifest::snapshot_name;
 use crate::pack::pack_name;
 use crate::relocated::RelocationId;
@@ -18,7 +19,7 @@ impl Repository {
     pub(super) fn execute(
         &self,
         action: &RepairAction,
-        writer: WriterId,
+        lease: &Lease<'_>,
         thread_count: usize,
         report: &mut RepairReport,
     ) -> Result<()> {
@@ -45,13 +46,13 @@ impl Repository {
             RepairAction::ForgetDamage { pack } => clear_damage(&self.vault, *pack),
             RepairAction::Salvage { pack } => {
                 // What came back already need not be stored again.
-                report.healed_bytes += self.heal()?;
+                report.healed_bytes += self.heal(lease)?;
                 let names = damage_names(&self.vault)?.remove(pack).unwrap_or_default();
                 if let (Some(record), _) = read_damage(&self.vault, &names)? {
                     let damaged = [(*pack, record)].into();
                     report
                         .deleted_packs
-                        .extend(self.salvage(writer, &damaged, thread_count)?);
+                        .extend(self.salvage(lease, &damaged, thread_count)?);
                 }
                 Ok(())
             }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use crate::damage::{DamageRecord, damage_names, place_of, read_damage};
 use crate::error::Result;
 use crate::id::PackId;
+use crate::lease::Lease;
 use crate::pack::Location;
 use crate::relocation::{Move, RelocationTable};
 use crate::repository::Repository;
@@ -16,7 +17,7 @@ impl Repository {
     /// Writes relocations for everything that damaged packs had lost and that is stored elsewhere; returns how many bytes that is.
     ///
     /// The announcement of whoever heals must be there: it keeps what is found from being deleted meanwhile.
-    pub(crate) fn heal(&self) -> Result<u64> {
+    pub(crate) fn heal(&self, lease: &Lease<'_>) -> Result<u64> {
         let names = damage_names(&self.vault)?;
         if names.is_empty() {
             return Ok(0);
@@ -43,7 +44,7 @@ impl Repository {
                     healed_bytes += u64::from(length);
                 }
             }
-            self.put_relocation(*pack, &table)?;
+            self.commit_moves(lease, [(*pack, table)].into())?;
         }
         if healed_bytes > 0 {
             self.refresh()?;

@@ -158,6 +158,7 @@ impl Repository {
             percent: 0,
             thread_count,
         };
+        self.supersede(lease)?;
         // Packs are deleted as gc does it: what is damaged was said so durably, and whoever began before that has ended.
         let is_alone = lease::is_alone(&self.vault, lease.record.writer)?;
         let survey = self.survey_all(request, progress)?;
@@ -175,17 +176,20 @@ impl Repository {
             if progress.cancelled().load(std::sync::atomic::Ordering::Relaxed) {
                 return Err(Error::Cancelled);
             }
+            // Whoever was taken for dead stops here.
+            lease.renew()?;
+            lease.check()?;
             if let RepairAction::RecordLoss { pack } = &action {
                 losses.insert(*pack);
             } else {
                 // All losses stand together, before what is going to change the index.
                 self.record_loss(&std::mem::take(&mut losses))?;
-                self.execute(&action, lease.record.writer, thread_count, &mut report)?;
+                self.execute(&action, lease, thread_count, &mut report)?;
             }
             report.done.push((action, reason));
         }
         self.record_loss(&losses)?;
-        report.healed_bytes += self.heal()?;
+        report.healed_bytes += self.heal(lease)?;
         if !report.deleted_packs.is_empty() {
             self.rebuild_index(&[])?;
         }
@@ -209,7 +213,16 @@ impl Repository {
     fn actions(&self, survey: &Survey) -> Result<Vec<(RepairAction, String)>> {
         let mut actions = self.actions_for_objects(survey)?;
         actions.extend(actions_for_packs(survey));
-        let mut seen = BTreeSet::new();
+        let mut refused = BTreeSet::new();
+        for (action, _) in &actions {
+            // A pack that cannot be read may be the only one that knows of a lost snapshot.
+            if let RepairAction::DeletePack { pack } = action
+                && !self.is_free_of_lost_copies(*pack)?
+            {
+                refused.insert(action.clone());
+            }
+        }
+        let mut seen = refused;
         actions.retain(|(action, _)| seen.insert(action.clone()));
         Ok(actions)
     }
@@ -319,7 +332,10 @@ fn actions_for_packs(survey: &Survey) -> Vec<(RepairAction, String)> {
     }
     let segments = survey.index.bad_segments();
     let untidy = |kind| survey.findings.list().iter().any(|finding| finding.kind == kind);
-    if !segments.is_empty() || untidy(FindingKind::Unlisted) || untidy(FindingKind::Dangling) {
+    // Without a snapshot, what the index lists may be all that tells gc that packs are lost, or not copied yet.
+    let is_evidence = survey.manifests.is_empty() && untidy(FindingKind::Dangling);
+    let is_untidy = !segments.is_empty() || untidy(FindingKind::Unlisted) || untidy(FindingKind::Dangling);
+    if is_untidy && !is_evidence {
         let segments = segments.iter().map(ToString::to_string).collect();
         add(
             RepairAction::RebuildIndex { segments },

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use super::heal::Damaged;
 use crate::damage::{DamageRecord, clear_damage};
 use crate::error::Result;
-use crate::id::{PackId, WriterId};
+use crate::id::PackId;
+use crate::lease::Lease;
 use crate::mark::LiveRange;
 use crate::pack::{Directory, Location, PackReader, pack_name};
 use crate::repack::repack;
@@ -16,7 +17,7 @@ impl Repository {
     ///
     /// Returns the packs that were deleted. A pack is deleted only when *every* byte of it is relocated: then it does not
     /// matter who refers to it, or is going to.
-    pub(super) fn salvage(&self, writer: WriterId, damaged: &Damaged, thread_count: usize) -> Result<Vec<PackId>> {
+    pub(super) fn salvage(&self, lease: &Lease<'_>, damaged: &Damaged, thread_count: usize) -> Result<Vec<PackId>> {
         let mut deleted = Vec::new();
         for (pack, record) in damaged {
             let reader = match self.packs.reader(*pack) {
@@ -27,14 +28,13 @@ impl Repository {
             let ranges = self.whole_ranges(&reader, record)?;
             if !ranges.is_empty() {
                 let old = HashMap::from([(*pack, ranges)]);
-                let repacked = repack(self, writer, &old, thread_count)?;
+                let repacked = repack(self, lease.record.writer, &old, thread_count)?;
                 self.write_index(&repacked.packs)?;
-                for (pack, table) in &repacked.tables {
-                    self.put_relocation(*pack, table)?;
-                }
+                self.commit_moves(lease, repacked.tables)?;
                 self.refresh()?;
             }
             if self.is_emptied(*pack, &reader.directory)? {
+                lease.check()?;
                 self.vault.store.delete(&pack_name(*pack))?;
                 self.packs.forget(*pack);
                 clear_damage(&self.vault, *pack)?;

@@ -18,7 +18,7 @@ use crate::repository::{Repository, Vault};
 use crate::store::{ObjectName, StoreError};
 
 /// Copies of manifests, by the snapshot that they are of.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct Copies {
     found: BTreeMap<SnapshotId, (PackId, WriterId)>,
 }
@@ -88,7 +88,7 @@ fn copied_snapshot(attachment: &[u8]) -> Option<SnapshotId> {
     Some(identity.id)
 }
 
-fn exists(vault: &Vault, name: &ObjectName) -> Result<bool> {
+pub(crate) fn exists(vault: &Vault, name: &ObjectName) -> Result<bool> {
     match vault.store.length(name) {
         Ok(_) => Ok(true),
         Err(StoreError::NotFound { .. }) => Ok(false),

@@ -21,7 +21,7 @@ use std::sync::{Mutex, PoisonError};
 use crossbeam_channel::{Sender, bounded};
 
 pub(crate) use self::index::IndexSurvey;
-pub(crate) use self::lost::{Copies, copied_manifest};
+pub(crate) use self::lost::{Copies, copied_manifest, exists};
 use self::pack::{PackOutcome, PackScratch, scrub_pack};
 use self::record::{read_records, replace_records};
 pub(crate) use self::small::check_relocations;
@@ -80,6 +80,8 @@ impl ScrubReport {
 pub(crate) struct Survey {
     pub(crate) findings: Findings,
     pub(crate) manifests: Vec<Manifest>,
+    /// The manifests of snapshots that were lost, from their copies: what they need is needed.
+    pub(crate) lost: Vec<Manifest>,
     /// All packs that there were at the start, with their lengths.
     pub(crate) packs: BTreeMap<PackId, u64>,
     pub(crate) index: IndexSurvey,
@@ -108,7 +110,7 @@ impl Repository {
         let mut survey = self.survey_packs(request, progress)?;
         let known = survey.damage.keys().copied().collect();
         self.absent_packs(&known, &mut survey)?;
-        self.lost_snapshots(&mut survey)?;
+        self.add_lost_snapshots(&mut survey)?;
         Ok(survey)
     }
 
@@ -137,8 +139,8 @@ impl Repository {
             };
             self.take_in(outcome, 0, &known, &mut survey, |_| ())?;
         }
+        self.add_lost_snapshots(&mut survey)?;
         self.absent_packs(&known, &mut survey)?;
-        self.lost_snapshots(&mut survey)?;
         Ok(survey)
     }
 
@@ -154,6 +156,7 @@ impl Repository {
         let mut survey = Survey {
             findings,
             manifests,
+            lost: Vec::new(),
             index,
             copies: Copies::default(),
             damage: BTreeMap::new(),
@@ -413,7 +416,7 @@ impl Repository {
         let is_suspect = |pack: PackId| !packs.contains_key(&pack) || damage.contains_key(&pack);
         let mut before = BTreeSet::new();
         loop {
-            let needed = needed_packs(&self.packs, &survey.manifests, &is_suspect)?;
+            let mut needed = needed_packs(&self.packs, &survey.manifests, &is_suspect)?;
             let mut missing = BTreeSet::new();
             for pack in needed.iter().filter(|pack| !packs.contains_key(pack)) {
                 if self.is_absent(*pack)? {
@@ -423,6 +426,8 @@ impl Repository {
             // Gc may have moved what was needed of a pack while we walked. A relocation is there before its pack goes: what is
             // missing still when all relocations are known, is lost.
             if missing.is_empty() || missing == before {
+                // What a lost snapshot misses as well is named when the snapshot is back.
+                needed.extend(needed_packs(&self.packs, &survey.lost, &is_suspect)?);
                 return Ok((needed, missing));
             }
             before = missing;
@@ -438,7 +443,7 @@ impl Repository {
         }
     }
 
-    fn lost_snapshots(&self, survey: &mut Survey) -> Result<()> {
+    fn add_lost_snapshots(&self, survey: &mut Survey) -> Result<()> {
         for (snapshot, pack) in survey.copies.lost(&self.vault)? {
             let detail = format!("the snapshot was not removed, and is gone; pack {pack} has a copy of its manifest");
             survey
@@ -451,6 +456,7 @@ impl Repository {
                 .and_then(|reader| copied_manifest(&reader.directory))
             {
                 survey.findings.touch_last(Touched::whole(&manifest));
+                survey.lost.push(manifest);
             }
         }
         Ok(())

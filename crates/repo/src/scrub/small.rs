@@ -10,7 +10,9 @@ use crate::finding::{FindingKind, Findings};
 use crate::forget::{ForgottenRecord, is_announcement, protected_by};
 use crate::id::{PackId, SegmentId, SnapshotId, WriterId};
 use crate::key;
-use crate::lease::WriterRecord;
+use crate::lease::{WriterRecord, beat_of};
+use crate::loss::{is_accepted_record, read_accepted};
+use crate::moves::move_of;
 use crate::relocated::{RelocationId, missing_twins, read_twin};
 use crate::repository::Vault;
 use crate::scrub::record::{READ_RECORD_BYTES_MAX, ReadRecord, is_read_record};
@@ -93,10 +95,11 @@ fn is_ours(name: &ObjectName) -> bool {
         ObjectKind::Index => text.parse::<SegmentId>().is_ok(),
         ObjectKind::Snapshot | ObjectKind::Forgotten => text.parse::<SnapshotId>().is_ok(),
         ObjectKind::Protected => protected_by(name).is_some() || is_announcement(name),
-        ObjectKind::Writer => text.parse::<WriterId>().is_ok(),
+        ObjectKind::Writer => text.parse::<WriterId>().is_ok() || beat_of(name).is_some(),
+        ObjectKind::Condemned if move_of(name).is_some() => true,
         ObjectKind::Condemned => text.strip_suffix(".waits").unwrap_or(text).parse::<WriterId>().is_ok(),
         ObjectKind::Relocation => RelocationId::of(name).is_some(),
-        ObjectKind::Scrub => is_read_record(name) || damaged_pack(name).is_some(),
+        ObjectKind::Scrub => is_read_record(name) || is_accepted_record(name) || damaged_pack(name).is_some(),
     }
 }
 
@@ -111,7 +114,10 @@ fn check_object(vault: &Vault, name: &ObjectName) -> Result<()> {
         }
         ObjectKind::Writer => {
             let record: WriterRecord = decode_json(vault, name)?;
-            check_name(name, &record.writer.to_string())
+            match beat_of(name) {
+                Some(writer) if writer == record.writer => Ok(()),
+                _ => check_name(name, &record.writer.to_string()),
+            }
         }
         ObjectKind::Protected => vault.get_sealed(name, MARKER_BYTES_MAX).map(|_| ()),
         ObjectKind::Condemned => vault.get_sealed(name, CONDEMNED_BYTES_MAX).map(|_| ()),
@@ -125,6 +131,7 @@ fn check_object(vault: &Vault, name: &ObjectName) -> Result<()> {
                 .map(|_| ())
                 .map_err(malformed("record of a scrub"))
         }
+        ObjectKind::Scrub if is_accepted_record(name) => read_accepted(vault, name).map(|_| ()),
         ObjectKind::Scrub => {
             let bytes = vault.get_sealed(name, DAMAGE_BYTES_MAX)?;
             DamageRecord::decode(&bytes)

@@ -14,7 +14,7 @@ const LARGE_BYTES: usize = 9 << 20;
 /// # Panics
 /// At the first promise that is broken.
 pub fn check(make: &mut dyn FnMut() -> Arc<dyn Store>) {
-    let cases: [fn(&Arc<dyn Store>); 14] = [
+    let cases: [fn(&Arc<dyn Store>); 15] = [
         an_empty_store_has_nothing,
         what_is_put_is_read_back,
         objects_of_all_kinds_are_apart,
@@ -26,6 +26,7 @@ pub fn check(make: &mut dyn FnMut() -> Arc<dyn Store>) {
         an_object_on_its_way_is_not_cleaned_away_while_it_is_young,
         a_deleted_object_is_gone_and_its_name_free,
         lists_are_complete,
+        ages_are_of_the_objects_that_there_are,
         a_list_may_delete_what_it_is_given_and_stops_at_an_error,
         one_of_many_at_once_creates,
         nobody_sees_half_an_object,
@@ -265,6 +266,32 @@ fn lists_are_complete(store: &Arc<dyn Store>) {
         expected.insert(pack, number as u64);
     }
     assert_eq!(listing(store, ObjectKind::Pack), expected);
+}
+
+fn ages_are_of_the_objects_that_there_are(store: &Arc<dyn Store>) {
+    let ages = |kind| {
+        let mut ages = BTreeMap::new();
+        store
+            .ages(kind, &mut |name, age| {
+                assert!(ages.insert(name, age).is_none(), "an object came twice");
+                Ok(())
+            })
+            .expect("the store knows ages");
+        ages
+    };
+    assert!(ages(ObjectKind::Writer).is_empty());
+    fill(&**store);
+    for number in 0..20 {
+        let writer = name(ObjectKind::Writer, &format!("{number}"));
+        store.put(&writer, b"writer").expect("put");
+    }
+    for kind in [ObjectKind::Writer, ObjectKind::Pack] {
+        let ages = ages(kind);
+        assert!(ages.keys().eq(listing(store, kind).keys()), "{kind}");
+        // An hour is far more than the clock of a store and the test need.
+        let is_young = |age: &Option<Duration>| age.is_none_or(|age| age < Duration::from_secs(3600));
+        assert!(ages.values().all(is_young), "{kind}");
+    }
 }
 
 fn a_list_may_delete_what_it_is_given_and_stops_at_an_error(store: &Arc<dyn Store>) {

@@ -183,6 +183,10 @@ impl Store for FaultStore {
         self.call(Operation::List(kind), || self.inner.list(kind, visit))
     }
 
+    fn ages(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, Option<Duration>) -> Result<()>) -> Result<()> {
+        self.call(Operation::List(kind), || self.inner.ages(kind, visit))
+    }
+
     fn delete(&self, name: &ObjectName) -> Result<()> {
         self.call(Operation::Delete(name.clone()), || self.inner.delete(name))
     }

@@ -278,6 +278,23 @@ impl Store for InterleavedStore {
         all.into_iter().try_for_each(|(name, length)| visit(name, length))
     }
 
+    fn ages(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, Option<Duration>) -> Result<()>) -> Result<()> {
+        let mut listed = Vec::new();
+        self.list(kind, &mut |name, _| {
+            listed.push(name);
+            Ok(())
+        })?;
+        let mut ages = BTreeMap::new();
+        self.inner.ages(kind, &mut |name, age| {
+            ages.insert(name, age);
+            Ok(())
+        })?;
+        listed.into_iter().try_for_each(|name| {
+            let age = ages.remove(&name).flatten();
+            visit(name, age)
+        })
+    }
+
     fn delete(&self, name: &ObjectName) -> Result<()> {
         self.turn(&Operation::Delete(name.clone()));
         self.inner.delete(name)

@@ -19,6 +19,10 @@ pub struct MemoryStore {
 #[derive(Debug, Clone)]
 struct Contents {
     objects: BTreeMap<ObjectName, Arc<[u8]>>,
+    /// The clock of the store, which stands still unless somebody moves it.
+    time: Duration,
+    /// When the objects were put.
+    put_times: BTreeMap<ObjectName, Duration>,
     used_bytes: u64,
     capacity_bytes: u64,
 }
@@ -34,6 +38,8 @@ impl MemoryStore {
         Self {
             contents: Arc::new(Mutex::new(Contents {
                 objects: BTreeMap::new(),
+                time: Duration::ZERO,
+                put_times: BTreeMap::new(),
                 used_bytes: 0,
                 capacity_bytes,
             })),
@@ -54,11 +60,18 @@ impl MemoryStore {
         }
     }
 
+    /// Moves the clock of the store on.
+    pub fn advance_clock(&self, by: Duration) {
+        self.lock().time += by;
+    }
+
     /// Puts `bytes` in the place of an object, as no store does: damage, for tests.
     pub fn damage(&self, name: &ObjectName, bytes: &[u8]) {
         let mut contents = self.lock();
         contents.remove(name);
         contents.used_bytes += bytes.len() as u64;
+        let time = contents.time;
+        contents.put_times.insert(name.clone(), time);
         contents.objects.insert(name.clone(), bytes.into());
     }
 
@@ -82,11 +95,13 @@ impl Contents {
             return Err(StoreError::NoSpace { store: describe() });
         }
         self.used_bytes += length;
+        self.put_times.insert(name.clone(), self.time);
         self.objects.insert(name.clone(), bytes.into());
         Ok(Put::Created)
     }
 
     fn remove(&mut self, name: &ObjectName) {
+        self.put_times.remove(name);
         if let Some(bytes) = self.objects.remove(name) {
             self.used_bytes -= bytes.len() as u64;
         }
@@ -157,6 +172,16 @@ impl Store for MemoryStore {
             .map(|(name, bytes)| (name.clone(), bytes.len() as u64))
             .collect();
         found.into_iter().try_for_each(|(name, length)| visit(name, length))
+    }
+
+    fn ages(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, Option<Duration>) -> Result<()>) -> Result<()> {
+        let found: Vec<_> = {
+            let contents = self.lock();
+            let of_kind = contents.put_times.iter().filter(|(name, _)| name.kind() == kind);
+            let aged = of_kind.map(|(name, time)| (name.clone(), contents.time.saturating_sub(*time)));
+            aged.collect()
+        };
+        found.into_iter().try_for_each(|(name, age)| visit(name, Some(age)))
     }
 
     fn delete(&self, name: &ObjectName) -> Result<()> {

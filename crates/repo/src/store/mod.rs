@@ -82,6 +82,14 @@ pub trait Store: Send + Sync {
     /// `visit` may use the store, also to delete what it is given; its first error ends the call.
     fn list(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, u64) -> Result<()>) -> Result<()>;
 
+    /// Calls `visit` with every object of a kind, as [`list`](Self::list), and how long ago it was put, by the clock of the store.
+    ///
+    /// The clock of this host does not count: two hosts with different clocks see the same age, and an object in the future is
+    /// of age zero. None where the store cannot tell; then nobody is taken for dead because of an age.
+    fn ages(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, Option<Duration>) -> Result<()>) -> Result<()> {
+        self.list(kind, &mut |name, _| visit(name, None))
+    }
+
     /// Deletes an object; one that does not exist is fine.
     fn delete(&self, name: &ObjectName) -> Result<()>;
 
@@ -132,6 +140,13 @@ macro_rules! forward_store {
             }
             fn list(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, u64) -> Result<()>) -> Result<()> {
                 (**self).list(kind, visit)
+            }
+            fn ages(
+                &self,
+                kind: ObjectKind,
+                visit: &mut dyn FnMut(ObjectName, Option<Duration>) -> Result<()>,
+            ) -> Result<()> {
+                (**self).ages(kind, visit)
             }
             fn delete(&self, name: &ObjectName) -> Result<()> {
                 (**self).delete(name)

@@ -317,6 +317,13 @@ impl Store for Hooked {
     fn list(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, u64) -> StoreResult<()>) -> StoreResult<()> {
         self.inner.list(kind, visit)
     }
+    fn ages(
+        &self,
+        kind: ObjectKind,
+        visit: &mut dyn FnMut(ObjectName, Option<Duration>) -> StoreResult<()>,
+    ) -> StoreResult<()> {
+        self.inner.ages(kind, visit)
+    }
     fn delete(&self, name: &ObjectName) -> StoreResult<()> {
         self.inner.delete(name)
     }

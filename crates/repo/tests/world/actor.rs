@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use holdfast_block::{BlockDevice, MemoryDevice};
 use holdfast_repo::store::{
-    InterleavedStore, ObjectKind, ObjectName, ObjectWriter, Put, Result as StoreResult, Store, StoreError,
+    InterleavedStore, MemoryStore, ObjectKind, ObjectName, ObjectWriter, Put, Result as StoreResult, Store, StoreError,
 };
 use holdfast_repo::{
     Error, Finding, GcRequest, Liveness, Manifest, RepairRequest, Repository, RestoreRequest, ScrubRequest, Selection,
@@ -19,13 +19,17 @@ use crate::common::{PASSPHRASE, Watch, request};
 
 /// Longer than any other actor works.
 const SLEEP_PAUSES_MAX: u32 = 20_000;
-/// Longer than an unseen writer is waited for.
-const LONG_MS: i64 = 8 * 24 * 3600 * 1000;
+/// Longer than an unseen writer is waited for, and than any mark or record stays.
+const LONG: Duration = Duration::from_secs(40 * 24 * 3600);
+/// What an operation takes, by the clock of the store.
+const OPERATION: Duration = Duration::from_secs(1);
 
 /// What an actor works with.
 pub(super) struct Stage {
     pub(super) store: Arc<InterleavedStore>,
     pub(super) town: Arc<Town>,
+    /// What has the clock of the store.
+    pub(super) memory: MemoryStore,
     pub(super) time: Arc<AtomicI64>,
     /// Actors that have not ended and do not sleep.
     pub(super) running: Arc<AtomicUsize>,
@@ -63,6 +67,7 @@ impl Actor {
             is_dead: AtomicBool::new(false),
             process: self.process,
             town: Arc::clone(&stage.town),
+            memory: stage.memory.clone(),
             time: Arc::clone(&stage.time),
             running: Arc::clone(&stage.running),
             inner: Arc::clone(&stage.store),
@@ -224,6 +229,7 @@ struct FatefulStore {
     is_dead: AtomicBool,
     process: u32,
     town: Arc<Town>,
+    memory: MemoryStore,
     time: Arc<AtomicI64>,
     running: Arc<AtomicUsize>,
     inner: Arc<InterleavedStore>,
@@ -232,6 +238,7 @@ struct FatefulStore {
 impl FatefulStore {
     /// Lets fate come before an operation; an error when it is death.
     fn meet(&self, act: Option<Act>, kind: Option<ObjectKind>) -> StoreResult<&InterleavedStore> {
+        self.memory.advance_clock(OPERATION);
         let operation = 1 + self.operations.fetch_add(1, Ordering::Relaxed);
         let is_it = |moment: Moment| {
             act == Some(moment.act)
@@ -254,7 +261,9 @@ impl FatefulStore {
 
     fn sleep(&self, seen: Liveness) {
         self.town.set(self.process, seen);
-        self.time.fetch_add(LONG_MS, Ordering::Relaxed);
+        self.time
+            .fetch_add(i64::try_from(LONG.as_millis()).unwrap(), Ordering::Relaxed);
+        self.memory.advance_clock(LONG);
         self.running.fetch_sub(1, Ordering::Relaxed);
         for _ in 0..SLEEP_PAUSES_MAX {
             if self.running.load(Ordering::Relaxed) == 0 {
@@ -284,6 +293,13 @@ impl Store for FatefulStore {
     }
     fn list(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, u64) -> StoreResult<()>) -> StoreResult<()> {
         self.meet(Some(Act::List), Some(kind))?.list(kind, visit)
+    }
+    fn ages(
+        &self,
+        kind: ObjectKind,
+        visit: &mut dyn FnMut(ObjectName, Option<Duration>) -> StoreResult<()>,
+    ) -> StoreResult<()> {
+        self.meet(Some(Act::List), Some(kind))?.ages(kind, visit)
     }
     fn delete(&self, name: &ObjectName) -> StoreResult<()> {
         self.meet(Some(Act::Delete), Some(name.kind()))?.delete(name)

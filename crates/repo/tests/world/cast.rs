@@ -1,7 +1,7 @@
 //! Who takes part in a round, and what becomes of them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use holdfast_block::MemoryDevice;
@@ -157,11 +157,38 @@ pub(crate) struct Actor {
 
 /// All processes, and what others see of them. Whoever never was is dead.
 #[derive(Default)]
-pub(crate) struct Town(Mutex<BTreeMap<u32, Liveness>>);
+pub(crate) struct Town {
+    seen: Mutex<BTreeMap<u32, Liveness>>,
+    are_strangers: AtomicBool,
+}
 
 impl Town {
     pub(crate) fn set(&self, process: u32, liveness: Liveness) {
-        self.0.lock().unwrap().insert(process, liveness);
+        self.seen.lock().unwrap().insert(process, liveness);
+    }
+
+    /// Whether all live on hosts of their own, and nobody sees whether another is alive.
+    pub(crate) fn make_strangers(&self, are_strangers: bool) {
+        self.are_strangers.store(are_strangers, Ordering::Relaxed);
+    }
+}
+
+/// A clock: how far it is off, how much faster it goes, and whether it jumps, decided by the number of the process.
+fn clock_of(number: u32, true_ms: i64) -> i64 {
+    const DAY_MS: i64 = 24 * 3600 * 1000;
+    const START_MS: i64 = 1_700_000_000_000;
+    match number % 8 {
+        0 => true_ms - 30 * DAY_MS,
+        1 => true_ms + 30 * DAY_MS,
+        2 => true_ms - 3650 * DAY_MS,
+        3 => true_ms + 3650 * DAY_MS,
+        // It stands at 1970.
+        4 => 0,
+        // It drifts away.
+        5 => true_ms + (true_ms - START_MS) * 50_000,
+        // It jumps by years, forth and back.
+        6 => true_ms + (true_ms % 7 - 3) * 400 * DAY_MS,
+        _ => true_ms,
     }
 }
 
@@ -183,12 +210,15 @@ impl Processes for Process {
     }
 
     fn liveness(&self, process: &ProcessIdentity) -> Liveness {
-        let known = self.town.0.lock().unwrap().get(&process.process).copied();
+        if process.process != self.number && self.town.are_strangers.load(Ordering::Relaxed) {
+            return Liveness::Unknown;
+        }
+        let known = self.town.seen.lock().unwrap().get(&process.process).copied();
         known.unwrap_or(Liveness::Dead)
     }
 }
 
-/// The surroundings of a process. Time goes on when somebody looks.
+/// The surroundings of a process, which has a clock of its own. Time goes on when somebody looks.
 pub(crate) fn surroundings(town: &Arc<Town>, time: &Arc<AtomicI64>, number: u32, seed: u64) -> Surroundings {
     let time = Arc::clone(time);
     Surroundings {
@@ -197,7 +227,7 @@ pub(crate) fn surroundings(town: &Arc<Town>, time: &Arc<AtomicI64>, number: u32,
             town: Arc::clone(town),
             number,
         }),
-        now_ms: Arc::new(move || time.fetch_add(1, Ordering::Relaxed)),
+        now_ms: Arc::new(move || clock_of(number, time.fetch_add(1, Ordering::Relaxed))),
     }
 }
 
@@ -234,9 +264,9 @@ impl World<'_> {
             (Role::Read(..) | Role::List | Role::Look(_), _) | (_, 0..65) => Fate::Lives,
             (Role::Backup { .. }, 65..75) => self.stalls(&MOMENTS_OF_BACKUP),
             (Role::Gc(..), 65..75) => self.stalls(&MOMENTS_OF_GC),
-            (Role::Backup { .. }, 75..87) => {
+            (_, 75..92) => {
                 let seen = self.seen();
-                Fate::Sleeps(4 + self.random.below(40), seen)
+                Fate::Sleeps(1 + self.random.below(90), seen)
             }
             _ => Fate::Crashes(4 + self.random.below(90)),
         };
@@ -297,12 +327,11 @@ impl World<'_> {
             form: Form::Disk,
         };
         let backup = (backup, self.stalls(&MOMENTS_OF_BACKUP));
-        // Of a gc that rewrites packs it is known that it must not sleep for so long.
         let percent = [0, 0, 60][self.index(3)];
         let fate = match self.random.below(4) {
             0 => Fate::Lives,
             1 => self.stalls(&MOMENTS_OF_GC),
-            2 if percent == 0 => {
+            2 => {
                 let seen = self.seen();
                 Fate::SleepsAt(self.moment(&MOMENTS_OF_GC), seen)
             }

@@ -95,7 +95,25 @@ fn check(args: &MachinesArgs, context: &Context) -> Result<Checked, Error> {
         *known = time.max(*known);
     }
     let oldest = args.within.before(&time::now().to_zoned(context.zone().clone()));
-    Ok(judge(args, &newest, oldest, listed.damaged.len()))
+    let checked = judge(args, &newest, oldest, listed.damaged.len());
+    Ok(match listed.lost.first() {
+        Some(lost) => with_loss(checked, &lost.to_string(), listed.lost.len()),
+        None => checked,
+    })
+}
+
+/// The same, when snapshots were lost.
+fn with_loss(checked: Checked, first: &str, count: usize) -> Checked {
+    let level = match checked.level {
+        Level::Ok => Level::Warning,
+        other => other,
+    };
+    let what = checked.line.split_once(": ").map_or("", |(_, what)| what);
+    Checked {
+        line: format!("{}: {what}; {count} snapshots are lost: {first}", level.word()),
+        level,
+        ..checked
+    }
 }
 
 /// What to say of machines whose newest snapshots are of these times.

@@ -151,14 +151,23 @@ impl DirectoryStore {
     }
 
     fn list_folder(&self, kind: ObjectKind, folders: &[&str], visit: &mut Visit<'_>) -> Result<()> {
+        self.entries(kind, folders, &mut |name, entry| visit(name, entry.length))
+    }
+
+    fn entries(
+        &self,
+        kind: ObjectKind,
+        folders: &[&str],
+        visit: &mut dyn FnMut(ObjectName, &Entry<'_>) -> Result<()>,
+    ) -> Result<()> {
         let path = folders.join("/");
         let folder = match self.tree.open_folder(folders) {
             Err(source) if source.kind() == ErrorKind::NotFound => return Ok(()),
             other => other.map_err(|source| self.tree.error("list", &path, source))?,
         };
         self.tree
-            .walk(&folder, &path, &mut |entry| match object(kind, folders, entry) {
-                Some(name) => visit(name, entry.length),
+            .walk(&folder, &path, &mut |entry| match listed(kind, folders, entry) {
+                Some(name) => visit(name, entry),
                 None => Ok(()),
             })
     }
@@ -189,6 +198,23 @@ impl DirectoryStore {
 }
 
 type Visit<'a> = dyn FnMut(ObjectName, u64) -> Result<()> + 'a;
+
+/// The object that `entry` of the folder passes for in a list.
+///
+/// Where absence would say that something may be deleted, what has the name of an object is listed whatever it is: whoever reads
+/// it gets an error. A pack, a segment or a key that is no file is none: others are used in its place.
+fn listed(kind: ObjectKind, folders: &[&str], entry: &Entry<'_>) -> Option<ObjectName> {
+    match kind {
+        ObjectKind::Config | ObjectKind::Key | ObjectKind::Pack | ObjectKind::Index => object(kind, folders, entry),
+        ObjectKind::Snapshot
+        | ObjectKind::Forgotten
+        | ObjectKind::Writer
+        | ObjectKind::Condemned
+        | ObjectKind::Relocation
+        | ObjectKind::Protected
+        | ObjectKind::Scrub => ObjectName::new(kind, entry.name.to_str().ok()?).ok(),
+    }
+}
 
 /// The object that `entry` of the folder is, if it is one and lies where it belongs.
 fn object(kind: ObjectKind, folders: &[&str], entry: &Entry<'_>) -> Option<ObjectName> {
@@ -289,6 +315,39 @@ impl Store for DirectoryStore {
             }
             _ => self.list_folder(kind, &[kind.folder()], visit),
         }
+    }
+
+    fn ages(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, Option<Duration>) -> Result<()>) -> Result<()> {
+        let mut times = Vec::new();
+        if kind == ObjectKind::Config || kind == ObjectKind::Pack {
+            self.list(kind, &mut |name, _| {
+                let modified = self.open_object(&name).and_then(|file| {
+                    let found = file.metadata().and_then(|found| found.modified());
+                    found.map_err(|source| self.tree.object_error("look up", &name, source))
+                });
+                match modified {
+                    Ok(time) => times.push((name, time)),
+                    Err(StoreError::NotFound { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+                Ok(())
+            })?;
+        } else {
+            self.entries(kind, &[kind.folder()], &mut |name, entry| {
+                times.push((name, entry.modified()));
+                Ok(())
+            })?;
+        }
+        if times.is_empty() {
+            return Ok(());
+        }
+        let now = match Temporary::create(&self.tree, &ObjectName::config()).and_then(Temporary::written_now) {
+            Ok(now) => Some(now),
+            Err(StoreError::ReadOnly { .. } | StoreError::Permission { .. } | StoreError::NoSpace { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let age = |time| now.map(|now: SystemTime| now.duration_since(time).unwrap_or_default());
+        times.into_iter().try_for_each(|(name, time)| visit(name, age(time)))
     }
 
     fn delete(&self, name: &ObjectName) -> Result<()> {

@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{Error as IoError, Result as IoResult, Write};
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rustix::fs::{Advice, AtFlags, Mode, OFlags, RenameFlags, fadvise, linkat, openat, renameat_with, unlinkat};
 use rustix::io::Errno;
@@ -46,6 +47,15 @@ impl Temporary {
             length: 0,
             started: 0,
         })
+    }
+
+    /// What time it is by the clock that gives files their times, which may be another host's. The file goes again.
+    pub(super) fn written_now(mut self) -> Result<SystemTime> {
+        let found = self.write(b"now").and_then(|()| self.file.sync_all()).and_then(|()| {
+            let found = self.file.metadata()?;
+            found.modified()
+        });
+        found.map_err(|source| self.tree.error("look up", "a new file", source))
     }
 
     /// Makes the object durable and then visible.

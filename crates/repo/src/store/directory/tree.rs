@@ -7,6 +7,7 @@ use std::io::{Error as IoError, ErrorKind, Result as IoResult};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fsync, mkdirat, openat, statat};
 use rustix::io::Errno;
@@ -37,6 +38,18 @@ pub(super) struct Entry<'a> {
     /// Whether it has other names.
     pub(super) is_linked: bool,
     pub(super) modified_seconds: i64,
+}
+
+impl Entry<'_> {
+    pub(super) fn modified(&self) -> SystemTime {
+        let seconds = Duration::from_secs(self.modified_seconds.unsigned_abs());
+        let time = if self.modified_seconds < 0 {
+            SystemTime::UNIX_EPOCH.checked_sub(seconds)
+        } else {
+            SystemTime::UNIX_EPOCH.checked_add(seconds)
+        };
+        time.unwrap_or(SystemTime::UNIX_EPOCH)
+    }
 }
 
 /// The folders, from the root, that lead to an object.
