@@ -45,3 +45,5 @@ pub use violation::Violation;
 pub const ALLOCATION: &str = "base:allocation";
 /// What stands before the name of a dirty bitmap in QEMU's metadata contexts.
 pub const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
+/// The context of QEMU in which the layer of an image is told that each byte is in.
+pub const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";

@@ -9,7 +9,7 @@ use super::command::Command;
 use super::read_ahead::{Appetite, Loan, WINDOW_MAX};
 use super::status::Descriptor;
 use super::violation::Violation;
-use super::{ALLOCATION, DIRTY_BITMAP, Error, NbdDevice, Result};
+use super::{ALLOCATION, ALLOCATION_DEPTH, DIRTY_BITMAP, Error, NbdDevice, Result};
 use crate::nbd::wire::{AllocationFlags, HeaderStyle};
 
 /// Longest query: nearly all that 32 bits hold, in whole clusters of every format.
@@ -71,17 +71,29 @@ impl NbdDevice {
     /// than a few dozen MiB; beyond, it is coarser, and marks outwards.
     pub fn dirty_bitmap(&self, name: &str) -> holdfast_block::Result<DirtyBitmap> {
         let context = format!("{DIRTY_BITMAP}{name}");
+        self.collect(&context, &|flags| flags & DIRTY != 0)
+    }
+
+    /// The ranges that a context gives flags that `is_wanted`.
+    fn collect(&self, context: &str, is_wanted: &dyn Fn(u64) -> bool) -> holdfast_block::Result<DirtyBitmap> {
         let mut collected = Collected::new(self.size_bytes());
         let mut at = 0;
         while at < self.size_bytes() {
-            at = self.walk(&context, at..self.size_bytes(), &mut |offset, descriptor| {
-                if descriptor.flags & DIRTY != 0 {
+            at = self.walk(context, at..self.size_bytes(), &mut |offset, descriptor| {
+                if is_wanted(descriptor.flags) {
                     collected.add(offset..offset + descriptor.length);
                 }
                 Appetite::More
             })?;
         }
         Ok(collected.into_bitmap())
+    }
+
+    /// Where the bytes are in one of the uppermost `layer_count` layers of QEMU's image, by its context [`ALLOCATION_DEPTH`], which was
+    /// wished for when the connection was made.
+    pub fn allocated_above(&self, layer_count: u64) -> holdfast_block::Result<DirtyBitmap> {
+        // The uppermost layer is 1; 0 is in no layer.
+        self.collect(ALLOCATION_DEPTH, &|depth| (1..=layer_count).contains(&depth))
     }
 
     /// Appends the allocation of `range`, which is not empty, to a list.
