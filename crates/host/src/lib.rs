@@ -27,6 +27,7 @@ pub mod qmp;
 mod rights;
 mod ssh;
 mod ssh_signature;
+mod stamp;
 mod standard_streams;
 mod swtpm;
 mod tpm;
@@ -59,5 +60,6 @@ pub use ssh::{Ssh, SshAddress, shell_line};
 pub use ssh_signature::{
     AllowedSigners, PassphraseFrom, SSH_SIGNATURE_BYTES_MAX, Signed, SshSignatureError, SshSignatures, Verdict,
 };
+pub use stamp::stamp_of;
 pub use standard_streams::StandardStream;
 pub use tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};

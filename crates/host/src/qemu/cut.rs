@@ -4,6 +4,7 @@
 //! the server. Then the machine is paused, the filters go under their devices, the bitmaps of the next run begin, and the
 //! machine runs on. What is frozen is served from there on.
 
+mod bitmaps;
 mod export;
 mod permitted;
 
@@ -13,6 +14,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use serde_json::{Value, json};
 
+use self::bitmaps::{changes_actions, next_actions};
 use super::copy::PartCopier;
 use super::jobs::jobs;
 use super::memory::{MemoryMode, MemoryPipe, Sending, Sent};
@@ -70,6 +72,8 @@ pub struct CutDisk {
     pub next_bitmap: Option<String>,
     /// The name of a bitmap that tells what has changed until this instant; its state is kept, and served with the disk.
     pub changes: Option<String>,
+    /// The node that has that bitmap, where it is one below the disk's own. What was written to the layers above it is served, too.
+    pub changes_below: Option<String>,
 }
 
 /// How long the machine stood still, and for what.
@@ -98,6 +102,8 @@ pub struct Cut {
     pub copiers: Vec<Option<PartCopier>>,
     /// The context of each disk that tells what has changed, where a bitmap was named.
     pub change_contexts: Vec<Option<String>>,
+    /// The name at the server of each disk whose bitmap is one of a node below: it tells which layer each byte is in, and goes on to change.
+    pub layer_exports: Vec<Option<String>>,
 }
 
 impl Cut {
@@ -167,6 +173,7 @@ impl Making<'_> {
                 disk: disk.disk,
                 next_bitmap: disk.next_bitmap,
                 changes: disk.changes,
+                changes_below: disk.changes_below,
             };
             // QEMU gives its images up after a migration, and cannot give up one that has a filter.
             if !has_memory && prepared.spool_set.is_none() {
@@ -182,7 +189,7 @@ impl Making<'_> {
             _ => self.cut(&disks, request.memory, tell)?,
         };
         let (mut exports, mut copiers) = (Vec::new(), Vec::new());
-        let mut change_contexts = Vec::new();
+        let (mut change_contexts, mut layer_exports) = (Vec::new(), Vec::new());
         for (number, disk) in disks.iter().enumerate() {
             let (export, copier) = if let Some(set) = disk.spool_set {
                 self.export_marks(number, disk, set)?
@@ -192,6 +199,7 @@ impl Making<'_> {
             };
             exports.push(export);
             copiers.push(copier);
+            layer_exports.push(self.export_layers(number, disk)?);
             let changes = disk.changes.as_ref();
             change_contexts.push(changes.map(|_| format!("qemu:dirty-bitmap:{}", changes_name(self.run))));
         }
@@ -202,6 +210,7 @@ impl Making<'_> {
             exports,
             copiers,
             change_contexts,
+            layer_exports,
         })
     }
 
@@ -304,7 +313,7 @@ impl Making<'_> {
         self.check_nodes(std::slice::from_ref(&disk.disk))?;
         set_drive(self.monitor, &disk.disk.device, &self.run.node(0, Role::Filter))?;
         tell(Moment::Instant);
-        self.transact(&self.changes_actions(disk))?;
+        self.transact(&changes_actions(self.run, disk))?;
         Ok(Pause::default())
     }
 
@@ -419,7 +428,7 @@ impl Making<'_> {
             set_drive(self.monitor, &disk.disk.device, &filter)?;
         }
         let actions = disks.iter().flat_map(|disk| {
-            let mut actions = self.changes_actions(disk);
+            let mut actions = changes_actions(self.run, disk);
             actions.extend(next_actions(disk));
             actions
         });
@@ -432,35 +441,6 @@ impl Making<'_> {
         }
         self.execute("transaction", json!({ "actions": actions })).map(drop)
     }
-
-    /// Keeps the state of the old bitmap.
-    fn changes_actions(&self, disk: &Prepared) -> Vec<Value> {
-        let Some(changes) = &disk.changes else {
-            return Vec::new();
-        };
-        let (node, copy) = (&disk.disk.node, changes_name(self.run));
-        vec![
-            json!({
-                "type": "block-dirty-bitmap-add",
-                "data": { "node": node, "name": copy, "disabled": true },
-            }),
-            json!({
-                "type": "block-dirty-bitmap-merge",
-                "data": { "node": node, "target": copy, "bitmaps": [changes] },
-            }),
-        ]
-    }
-}
-
-/// Begins the next bitmap.
-fn next_actions(disk: &Prepared) -> Option<Value> {
-    let next = disk.next_bitmap.as_ref()?;
-    // Only qcow2 keeps bitmaps; those of other images live as long as QEMU does.
-    let is_kept = disk.disk.driver == "qcow2";
-    Some(json!({
-        "type": "block-dirty-bitmap-add",
-        "data": { "node": disk.disk.node, "name": next, "persistent": is_kept },
-    }))
 }
 
 struct Prepared {
@@ -471,6 +451,7 @@ struct Prepared {
     disk: QemuDisk,
     next_bitmap: Option<String>,
     changes: Option<String>,
+    changes_below: Option<String>,
 }
 
 /// Puts a node under a device of the guest.

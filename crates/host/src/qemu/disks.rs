@@ -19,6 +19,8 @@ pub struct QemuDisk {
     pub size_bytes: u64,
     /// Whether the guest cannot write.
     pub is_read_only: bool,
+    /// Whether the image keeps bitmaps when QEMU ends: qcow2 of version 3 does.
+    pub keeps_bitmaps: bool,
     /// Dirty bitmaps of the node.
     pub bitmaps: Vec<Bitmap>,
 }
@@ -81,7 +83,6 @@ pub(crate) fn device_path(qdev: &str) -> String {
 
 fn disk(device: String, inserted: &Value) -> Option<QemuDisk> {
     let text = |key: &str| Some(inserted.get(key)?.as_str()?.to_owned());
-    let bitmaps = inserted.get("dirty-bitmaps").and_then(Value::as_array);
     Some(QemuDisk {
         device,
         node: text("node-name")?,
@@ -89,8 +90,23 @@ fn disk(device: String, inserted: &Value) -> Option<QemuDisk> {
         filename: text("file").unwrap_or_default(),
         size_bytes: inserted.get("image")?.get("virtual-size")?.as_u64()?,
         is_read_only: inserted.get("ro")?.as_bool()?,
-        bitmaps: bitmaps.into_iter().flatten().filter_map(bitmap).collect(),
+        keeps_bitmaps: keeps_bitmaps(inserted),
+        bitmaps: bitmaps_of(inserted),
     })
+}
+
+/// Whether the image of a node that QEMU describes can keep bitmaps.
+pub(super) fn keeps_bitmaps(node: &Value) -> bool {
+    let compat = node
+        .pointer("/image/format-specific/data/compat")
+        .and_then(Value::as_str);
+    node.get("drv").is_some_and(|driver| driver == "qcow2") && compat.is_some_and(|compat| compat != "0.10")
+}
+
+/// The bitmaps of a node that QEMU describes.
+pub(super) fn bitmaps_of(node: &Value) -> Vec<Bitmap> {
+    let bitmaps = node.get("dirty-bitmaps").and_then(Value::as_array);
+    bitmaps.into_iter().flatten().filter_map(bitmap).collect()
 }
 
 /// A bitmap without a name is a job's own.

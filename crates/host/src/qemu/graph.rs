@@ -24,7 +24,7 @@ impl Graph {
         })
     }
 
-    fn parse(answer: &Value) -> Option<Self> {
+    pub(super) fn parse(answer: &Value) -> Option<Self> {
         let text = |value: &Value, key: &str| Some(value.get(key)?.as_str()?.to_owned());
         let number = |value: &Value, key: &str| value.get(key)?.as_u64();
         let nodes = answer.get("nodes")?.as_array()?.iter();
@@ -34,6 +34,16 @@ impl Graph {
         Some(Self {
             nodes: nodes.collect::<Option<_>>()?,
             edges: edges.collect::<Option<_>>()?,
+        })
+    }
+
+    /// The nodes that `parent` reaches, with the names of the edges.
+    pub(crate) fn children(&self, parent: &str) -> impl Iterator<Item = (&str, &str)> {
+        let id = self.nodes.iter().find(|(_, name)| name == parent).map(|(id, _)| *id);
+        let edges = self.edges.iter().filter(move |(from, ..)| Some(*from) == id);
+        edges.filter_map(|(_, edge, child)| {
+            let (_, name) = self.nodes.iter().find(|(id, _)| id == child)?;
+            Some((&edge[..], &name[..]))
         })
     }
 

@@ -167,6 +167,7 @@ impl Lab {
                 disk,
                 next_bitmap: None,
                 changes: None,
+                changes_below: None,
             }
         });
         let request = CutRequest {

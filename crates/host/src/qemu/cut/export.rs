@@ -57,6 +57,24 @@ impl Making<'_> {
         Ok(name)
     }
 
+    /// Serves the node of a disk whose bitmap of changes is one of a node below it; gives its name at the server. A disk that must not be
+    /// served has none.
+    pub(super) fn export_layers(&self, number: usize, disk: &Prepared) -> Result<Option<String>> {
+        if disk.changes_below.is_none() || disk.spool_set.is_some() {
+            return Ok(None);
+        }
+        let name = self.run.thing(&format!("layers{number}"));
+        let arguments = json!({
+            "type": "nbd",
+            "id": name,
+            "node-name": disk.disk.node,
+            "name": name,
+            "allocation-depth": true,
+        });
+        self.execute("block-export-add", arguments)?;
+        Ok(Some(name))
+    }
+
     /// Serves the marks of a disk that is copied, and its bitmap of changes.
     pub(super) fn export_marks(
         &self,

@@ -1,0 +1,198 @@
+//! The images that a disk of a running QEMU is made of, from the one that the guest writes down to the last that it is based on.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::disks::{Bitmap, bitmaps_of, keeps_bitmaps};
+use super::graph::Graph;
+use super::remove::list;
+use crate::qmp::{Monitor, Result};
+
+/// Nodes without content of their own. What they show is below the edge `file`.
+const FILTERS: [&str; 5] = [
+    "copy-on-read",
+    "throttle",
+    "compress",
+    "preallocate",
+    "copy-before-write",
+];
+/// Drivers of files and devices of this host.
+const LOCAL: [&str; 3] = ["file", "host_device", "host_cdrom"];
+/// More layers than QEMU opens.
+const LAYER_COUNT_MAX: usize = 1000;
+
+/// A node of a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layer {
+    /// Its name.
+    pub node: String,
+    /// Its driver: "qcow2", "raw"...
+    pub driver: String,
+    /// What QEMU calls its image.
+    pub image: String,
+    /// Size of the disk that it shows, in bytes.
+    pub size_bytes: u64,
+    /// Whether its image can keep bitmaps. Such an image (qcow2, version 3) also says of each cluster whether it was written.
+    pub keeps_bitmaps: bool,
+    /// Whether the next layer is its backing image, and no filter stands between.
+    pub is_on_backing: bool,
+    /// Its bitmaps.
+    pub bitmaps: Vec<Bitmap>,
+    /// The files and devices of its content; none where one of them is not on this host.
+    pub files: Option<Vec<PathBuf>>,
+}
+
+/// All nodes of a QEMU at one moment.
+pub struct Layers {
+    graph: Graph,
+    nodes: BTreeMap<String, Value>,
+}
+
+impl Layers {
+    /// Asks QEMU.
+    pub fn query(monitor: &dyn Monitor) -> Result<Self> {
+        let graph = Graph::query(monitor)?;
+        let nodes = list(monitor, "query-named-block-nodes", json!({ "flat": true }))?;
+        let named = nodes.into_iter().filter_map(|node| {
+            let name = node.get("node-name")?.as_str()?.to_owned();
+            Some((name, node))
+        });
+        Ok(Self {
+            graph,
+            nodes: named.collect(),
+        })
+    }
+
+    /// The layers from the node `top` on; none where QEMU does not describe them all.
+    pub fn of(&self, top: &str) -> Option<Vec<Layer>> {
+        let mut layers = Vec::new();
+        let mut next = Some(top);
+        while let Some(name) = next {
+            if layers.len() == LAYER_COUNT_MAX {
+                return None;
+            }
+            let backing = self.graph.child(name, "backing");
+            let layer = self.layer(name, backing.is_some())?;
+            next = match backing {
+                None if FILTERS.contains(&&layer.driver[..]) => Some(self.graph.child(name, "file")?),
+                other => other,
+            };
+            layers.push(layer);
+        }
+        Some(layers)
+    }
+
+    fn layer(&self, name: &str, is_on_backing: bool) -> Option<Layer> {
+        let node = self.nodes.get(name)?;
+        let driver = node.get("drv")?.as_str()?;
+        let is_filter = FILTERS.contains(&driver);
+        Some(Layer {
+            node: name.to_owned(),
+            driver: driver.to_owned(),
+            image: node.get("file").and_then(Value::as_str).unwrap_or_default().to_owned(),
+            size_bytes: node.get("image")?.get("virtual-size")?.as_u64()?,
+            keeps_bitmaps: keeps_bitmaps(node),
+            is_on_backing,
+            bitmaps: bitmaps_of(node),
+            files: if is_filter { Some(Vec::new()) } else { self.files(name) },
+        })
+    }
+
+    /// The files below a node, without those of the images that it is based on.
+    fn files(&self, name: &str) -> Option<Vec<PathBuf>> {
+        let below = self.graph.children(name);
+        let below: Vec<&str> = below
+            .filter(|(edge, _)| *edge != "backing")
+            .map(|(_, child)| child)
+            .collect();
+        if !below.is_empty() {
+            let files = below.into_iter().map(|child| self.files(child));
+            return Some(files.collect::<Option<Vec<_>>>()?.concat());
+        }
+        let node = self.nodes.get(name)?;
+        let path = Path::new(node.get("file")?.as_str()?);
+        let is_local = LOCAL.contains(&node.get("drv")?.as_str()?) && path.is_absolute();
+        is_local.then(|| vec![path.to_owned()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use serde_json::{Value, json};
+
+    use super::Layers;
+    use crate::qemu::graph::Graph;
+
+    fn layers(nodes: &[Value], edges: &[(u64, &str, u64)]) -> Layers {
+        let ids = nodes
+            .iter()
+            .zip(1..)
+            .map(|(node, id)| json!({ "id": id, "name": node["node-name"] }));
+        let edges = edges
+            .iter()
+            .map(|(parent, name, child)| json!({ "parent": parent, "name": name, "child": child }));
+        let graph = json!({ "nodes": ids.collect::<Vec<_>>(), "edges": edges.collect::<Vec<_>>() });
+        let named = nodes
+            .iter()
+            .map(|node| (node["node-name"].as_str().unwrap().to_owned(), node.clone()));
+        Layers {
+            graph: Graph::parse(&graph).unwrap(),
+            nodes: named.collect(),
+        }
+    }
+
+    fn node(name: &str, driver: &str, file: &str, compat: &str) -> Value {
+        json!({
+            "node-name": name, "drv": driver, "file": file,
+            "image": { "virtual-size": 100, "format-specific": { "data": { "compat": compat } } },
+            "dirty-bitmaps": [{ "name": "one", "granularity": 512, "count": 0, "recording": true }],
+        })
+    }
+
+    #[test]
+    fn layers_are_found_through_filters_with_all_their_files() {
+        let nodes = [
+            node("cor", "copy-on-read", "/a", ""),
+            node("top", "qcow2", "json:{}", "1.1"),
+            node("base", "qcow2", "/b", "0.10"),
+            node("top-file", "file", "/a", ""),
+            node("base-file", "file", "/b", ""),
+            node("base-data", "host_device", "/dev/c", ""),
+        ];
+        let edges = [
+            (1, "file", 2),
+            (2, "backing", 3),
+            (2, "file", 4),
+            (3, "file", 5),
+            (3, "data-file", 6),
+        ];
+        let found = layers(&nodes, &edges).of("cor").unwrap();
+        let told: Vec<_> = found
+            .iter()
+            .map(|layer| (&layer.node[..], layer.keeps_bitmaps, layer.is_on_backing))
+            .collect();
+        assert_eq!(
+            told,
+            [("cor", false, false), ("top", true, true), ("base", false, false)]
+        );
+        let files = |at: usize| found[at].files.clone().unwrap();
+        assert_eq!(files(0), [] as [PathBuf; 0]);
+        assert_eq!(files(1), [PathBuf::from("/a")]);
+        assert_eq!(files(2), [PathBuf::from("/b"), PathBuf::from("/dev/c")]);
+        assert_eq!(found[1].bitmaps[0].name, "one");
+    }
+
+    #[test]
+    fn files_elsewhere_have_no_path() {
+        for (driver, file) in [("nbd", "nbd://host/x"), ("file", "relative.raw")] {
+            let nodes = [node("top", "raw", file, ""), node("file", driver, file, "")];
+            let found = layers(&nodes, &[(1, "file", 2)]).of("top").unwrap();
+            assert_eq!((found.len(), &found[0].files), (1, &None), "{driver}");
+        }
+        assert!(layers(&[], &[]).of("top").is_none());
+    }
+}
