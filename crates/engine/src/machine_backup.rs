@@ -25,6 +25,7 @@ mod notes;
 mod nvram;
 mod others;
 pub(crate) mod pace;
+mod proof;
 mod rest;
 mod scratch;
 mod tpm;
@@ -71,6 +72,7 @@ pub(crate) use notes::NOTE_UUID;
 use notes::notes_of;
 pub use notes::{NOTE_CONSISTENCY, NOTE_METHOD};
 use pace::{Pace, PacedDevice};
+use proof::NextBitmap;
 use rest::Rest;
 pub(crate) use rest::{Beside, NVRAM, sources_of};
 pub(crate) use scratch::listen;
@@ -365,7 +367,7 @@ impl MachineBackup<'_> {
             let beside = beside?;
             let disks = self.taken.iter().zip(frozen.disks()).map(|(disk, frozen)| {
                 let mut notes = notes_of(disk);
-                notes.extend(frozen.next_bitmap.clone().map(|name| (NOTE_BITMAP.to_owned(), name)));
+                notes.extend(frozen.next.iter().flat_map(NextBitmap::notes));
                 Ready {
                     target: disk.target.clone(),
                     device: &frozen.device,

@@ -1,15 +1,13 @@
 //! Whether QEMU's dirty bitmap can be believed, disk by disk.
 //!
-//! A bitmap is named after the repository and a random number, which the snapshot keeps: the bitmap of the newest snapshot has
-//! begun at exactly its instant. It dies with a QEMU that is killed, and with an image that is replaced; an image that is set
-//! back to an earlier state has the bitmap of an earlier snapshot, or none. What is left is somebody who changes an image past
-//! QEMU, with a bitmap that does not know: that is what the spot checks are for.
+//! A bitmap is named after the repository and a random number, which the snapshot keeps with each disk: the bitmap of the newest
+//! snapshot has begun at exactly its instant. Whether it has recorded all that was written since has to be proven: see
+//! [`proof`](super::proof). What is left is an image that is written past QEMU, with a bitmap that does not know: that is what the spot
+//! checks are for.
 
 use std::fmt;
 
 use holdfast_block::{BlockDevice, DirtyBitmap, SeededRandom, to_usize};
-use holdfast_host::qemu::QemuDisk;
-use holdfast_repo::{Manifest, Repository};
 
 use super::method::Method;
 
@@ -59,11 +57,11 @@ pub enum ReadAll {
     NewDisk,
     /// The snapshot before was not made in a way that leaves a bitmap.
     NoBitmapThen,
-    /// QEMU has lost the bitmap: it was killed or restarted, or the image is another one.
+    /// No layer of the disk has the bitmap: QEMU was killed or restarted, or the image is another one.
     BitmapGone,
     /// QEMU says that the bitmap is not to be relied on.
     Inconsistent,
-    /// Somebody has switched the bitmap off, or uses it.
+    /// The bitmap was switched off, or a job uses it.
     NotRecording,
     /// The disk has another size now.
     Resized {
@@ -72,6 +70,20 @@ pub enum ReadAll {
         /// Size now.
         now_bytes: u64,
     },
+    /// The snapshot before was made by a version that left nothing by which its bitmap could be proven.
+    NoWitnessThen,
+    /// The bitmap has lost what was recorded first.
+    BegunAnew,
+    /// The disk has layers above the bitmap, or filters between them, of which QEMU does not tell what was written to them.
+    LayersUnknown,
+    /// It cannot be told whether the image is based on what it was based on.
+    BasesUnknown,
+    /// The image is based on something else now, or that was written.
+    BasesChanged,
+    /// QEMU does not answer what has changed; its words.
+    NotTold(String),
+    /// The layers of the disk were changed while it was frozen.
+    LayersChanged,
     /// A place that the bitmap calls unchanged has changed.
     SpotCheck {
         /// Where, in bytes.
@@ -86,6 +98,8 @@ pub enum ReadAll {
         /// Its full name.
         name: String,
     },
+    /// The disk was on another image then.
+    OtherImage,
     /// The file system does not tell; why not.
     NotComparable(String),
     /// It was read in a way that has no bitmaps.
@@ -105,7 +119,7 @@ impl fmt::Display for ReadAll {
                 formatter.write_str("the bitmap is inconsistent: QEMU was killed before it could save it")
             }
             Self::NotRecording => {
-                formatter.write_str("the bitmap does not record: somebody switched it off or uses it")
+                formatter.write_str("the bitmap does not record: it was switched off, or a job uses it")
             }
             Self::Resized {
                 before_bytes,
@@ -115,8 +129,23 @@ impl fmt::Display for ReadAll {
             }
             Self::SpotCheck { offset } => write!(
                 formatter,
-                "the bitmap is wrong: it calls offset {offset} unchanged, and it is not; somebody has written past QEMU"
+                "the bitmap is wrong: it calls offset {offset} unchanged, and it is not; \
+                 the image was changed in a way that QEMU did not record"
             ),
+            Self::NoWitnessThen => formatter
+                .write_str("the snapshot before is of an earlier version of Holdfast, whose bitmaps cannot be proven"),
+            Self::BegunAnew => formatter.write_str(
+                "the bitmap does not go back to the snapshot before: it was cleared, or begun anew in another image",
+            ),
+            Self::LayersUnknown => formatter.write_str(
+                "the image of the snapshot before is below other layers, and QEMU does not tell what was written to them",
+            ),
+            Self::BasesUnknown => {
+                formatter.write_str("it cannot be told whether what the image is based on is the same and unchanged")
+            }
+            Self::BasesChanged => formatter.write_str("what the image is based on was replaced or written"),
+            Self::NotTold(why) => write!(formatter, "QEMU does not tell what has changed: {why}"),
+            Self::LayersChanged => formatter.write_str("the layers of its image were changed while it was frozen"),
             Self::ShutOff => formatter.write_str("the machine is shut off"),
             Self::NoHostSnapshotThen => {
                 formatter.write_str("the snapshot before was not read from a host snapshot that is kept")
@@ -125,6 +154,7 @@ impl fmt::Display for ReadAll {
                 formatter,
                 "the host snapshot {name}, from which the snapshot before was read, is gone"
             ),
+            Self::OtherImage => formatter.write_str("the disk was on another image, or one of another format, then"),
             Self::NotComparable(why) => write!(formatter, "the two host snapshots cannot be compared: {why}"),
             Self::NoBitmapNow(method) => write!(formatter, "the method {} has no bitmaps", method.word()),
         }
@@ -173,9 +203,9 @@ impl BitmapNames {
         }
     }
 
-    /// The bitmap that this run begins.
-    pub(super) fn next(&self) -> String {
-        format!("{}{:08x}", self.prefix, self.run)
+    /// The bitmap that this run begins for the disk of this number. Each disk has a name of its own: their images can be exchanged.
+    pub(super) fn next(&self, number: u32) -> String {
+        format!("{}{:08x}", self.prefix, self.run.wrapping_add(number))
     }
 
     /// Whether a bitmap was made for this repository.
@@ -197,43 +227,17 @@ pub(crate) fn is_bitmap_of(name: &str, repository: &str) -> bool {
     BitmapNames::new(repository, 0).is_ours(name)
 }
 
-/// The bitmap that tells what changed since `parent`; or why there is none.
-pub(super) fn usable_bitmap(disk: &QemuDisk, target: &str, parent: Option<&Manifest>) -> Result<String, ReadAll> {
-    let parent = parent.ok_or(ReadAll::NoParent)?;
-    let before = parent.disk(Some(target)).map_err(|_| ReadAll::NewDisk)?;
-    let name = before.notes.get(NOTE_BITMAP).ok_or(ReadAll::NoBitmapThen)?;
-    let bitmap = disk.bitmaps.iter().find(|bitmap| bitmap.name == *name);
-    let bitmap = bitmap.ok_or(ReadAll::BitmapGone)?;
-    if bitmap.is_inconsistent {
-        return Err(ReadAll::Inconsistent);
-    }
-    if !bitmap.is_recording || bitmap.is_busy {
-        return Err(ReadAll::NotRecording);
-    }
-    if before.size_bytes != disk.size_bytes {
-        return Err(ReadAll::Resized {
-            before_bytes: before.size_bytes,
-            now_bytes: disk.size_bytes,
-        });
-    }
-    Ok(name.clone())
-}
-
 /// Compares some places that `changed` calls unchanged with the snapshot before.
+/// What cannot be read is not proven wrong: it is found when it is used.
 ///
 /// # Errors
 /// The first of them that differs.
 pub(super) fn check_spots(
     device: &dyn BlockDevice,
     changed: &DirtyBitmap,
-    before: (&Repository, &Manifest, &str),
+    before: &dyn BlockDevice,
     seed: u64,
 ) -> Result<(), ReadAll> {
-    let (repository, parent, target) = before;
-    // What cannot be compared is not proven wrong: a parent that cannot be read is found while it is used.
-    let Ok(before) = repository.open_disk(parent.id, Some(target)) else {
-        return Ok(());
-    };
     let mut random = SeededRandom::new(seed);
     let block_count = device.size_bytes() / SPOT_BYTES;
     for _ in 0..SPOT_COUNT.min(block_count) {

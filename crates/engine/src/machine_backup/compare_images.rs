@@ -66,8 +66,17 @@ impl TwoStates<'_> {
             let inside = inside.map_err(|_| outside(&layer.path.display()))?;
             files.push(ranges(&below(roots.0, inside), &layer.path)?);
         }
-        if let Some(layer) = before.layers().iter().find(|layer| !layer.path.starts_with(roots.0)) {
-            return Err(outside(&layer.path.display()));
+        for (layer, today) in before.layers().iter().zip(after.layers()) {
+            let inside = layer.path.strip_prefix(roots.0);
+            let inside = inside.map_err(|_| outside(&layer.path.display()))?;
+            // Both may be in both states, and what each of them kept says nothing of the other.
+            if below(roots.1, inside) != today.path {
+                return Err(format!(
+                    "the disk was on {} there, and is on {} now",
+                    inside.display(),
+                    today.path.display()
+                ));
+            }
         }
         changed_on_disk(&before, &after, &files, granularity_bytes).map_err(|error| error.to_string())
     }

@@ -1,5 +1,6 @@
 //! The disks of a running machine, frozen: what is made before, read meanwhile, and taken away after.
 
+mod bitmaps;
 mod ending;
 
 use std::fs::File;
@@ -12,12 +13,13 @@ use holdfast_host::{Error as HostError, MachineDisk, MachineState};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 
 use super::MachineReadRequest;
-use super::changes::{BitmapNames, Changes, ReadAll, check_spots, usable_bitmap};
+use super::changes::{BitmapNames, Changes, ReadAll};
 use super::copied_disk::{CopiedDisk, CopyContext, part_bytes};
 use super::frozen_device::FrozenDevice;
 use super::keeper::Before;
 use super::memory::not_kept;
 use super::pace::Pace;
+use super::proof::{NextBitmap, Proof};
 use super::scratch::{Scratch, listen};
 use super::warden::{Kept, Warden};
 use crate::error::{Error, Result};
@@ -60,6 +62,9 @@ struct Lent {
     spools: Vec<Option<File>>,
 }
 
+/// What is known of the bitmap of a disk, before the instant.
+type Proven = std::result::Result<Proof, ReadAll>;
+
 /// Frozen disks.
 pub(super) struct Frozen<'a> {
     cut: Cut,
@@ -80,7 +85,7 @@ pub(super) struct FrozenDisk<'a> {
     pub(super) device: FrozenDevice<'a>,
     pub(super) changes: Changes,
     /// The bitmap that has begun at this instant.
-    pub(super) next_bitmap: Option<String>,
+    pub(super) next: Option<NextBitmap>,
     node: String,
 }
 
@@ -161,10 +166,7 @@ impl<'a> Freezer<'a> {
         within: &mut dyn FnMut(),
     ) -> Result<Frozen<'a>> {
         let wanted = self.devices(taken)?;
-        let usable: Vec<_> = wanted
-            .iter()
-            .map(|(target, disk)| usable_bitmap(disk, target, self.before.and_then(|before| before.parent)))
-            .collect();
+        let usable = self.proofs(&wanted)?;
         let (folder, listener) = listen(&self.request.runtime)?;
         let Lent {
             cut_disks,
@@ -213,9 +215,11 @@ impl<'a> Freezer<'a> {
                 old_bitmaps,
             }),
             Err(error) => {
-                let nodes: Vec<&str> = wanted.iter().map(|(_, disk)| &disk.node[..]).collect();
                 self.release(cut);
-                self.remove_bitmaps(nodes.iter().filter_map(|node| Some((*node, self.next_bitmap()?))));
+                let begun = wanted.iter().enumerate();
+                self.remove_bitmaps(
+                    begun.filter_map(|(number, (_, disk))| Some((&disk.node[..], self.next_bitmap(number)?))),
+                );
                 guard.done();
                 Err(error)
             }
@@ -232,12 +236,13 @@ impl<'a> Freezer<'a> {
     }
 
     /// What is frozen, with new scratch files for each.
-    fn lend(&self, wanted: &[(String, QemuDisk)], usable: &[std::result::Result<String, ReadAll>]) -> Result<Lent> {
+    fn lend(&self, wanted: &[(String, QemuDisk)], usable: &[Proven]) -> Result<Lent> {
         let disks: Vec<&QemuDisk> = wanted.iter().map(|(_, disk)| disk).collect();
         let not_served = NotServed::query(self.request.machine.monitor(), &disks);
         let not_served = not_served.map_err(|error| self.failed(error))?;
         let mut lent = Lent::default();
-        for (((target, disk), usable), why) in wanted.iter().zip(usable).zip(not_served) {
+        for ((number, usable), why) in (0..).zip(usable).zip(not_served) {
+            let (target, disk) = &wanted[number];
             let scratch = Scratch::create(&self.request.scratch, disk.size_bytes)?;
             lent.watched.push(scratch.watched);
             let spool = match why {
@@ -252,8 +257,9 @@ impl<'a> Freezer<'a> {
                 scratch: scratch.given,
                 spool: given,
                 disk: disk.clone(),
-                next_bitmap: self.next_bitmap(),
-                changes: usable.as_ref().ok().cloned(),
+                next_bitmap: self.next_bitmap(number),
+                changes: usable.as_ref().ok().map(|proof| proof.bitmap.clone()),
+                changes_below: usable.as_ref().ok().and_then(|proof| proof.below.clone()),
             });
         }
         Ok(lent)
@@ -360,22 +366,6 @@ impl<'a> Freezer<'a> {
         status.is_ok_and(|status| status["running"] == true)
     }
 
-    /// The bitmap that this run begins.
-    fn next_bitmap(&self) -> Option<String> {
-        self.names.as_ref().map(BitmapNames::next)
-    }
-
-    /// The bitmaps of earlier runs for this repository, with their nodes.
-    fn bitmaps_of_ours(&self, wanted: &[(String, QemuDisk)]) -> Vec<(String, String)> {
-        let mut old_bitmaps = Vec::new();
-        let Some(names) = &self.names else { return old_bitmaps };
-        for (_, disk) in wanted {
-            let ours = disk.bitmaps.iter().filter(|bitmap| names.is_ours(&bitmap.name));
-            old_bitmaps.extend(ours.map(|bitmap| (disk.node.clone(), bitmap.name.clone())));
-        }
-        old_bitmaps
-    }
-
     /// The devices of QEMU that these disks are.
     fn devices(&self, taken: &[MachineDisk]) -> Result<Vec<(String, QemuDisk)>> {
         let present = disks(self.request.machine.monitor()).map_err(|error| self.failed(error))?;
@@ -400,10 +390,11 @@ impl<'a> Freezer<'a> {
         cut: &Cut,
         socket: &std::path::Path,
         wanted: &[(String, QemuDisk)],
-        (usable, spools): (Vec<std::result::Result<String, ReadAll>>, Vec<Option<File>>),
+        (usable, spools): (Vec<Proven>, Vec<Option<File>>),
     ) -> Result<Vec<FrozenDisk<'a>>> {
         let endpoint = Endpoint::Unix(socket.to_owned());
         let copied_count = spools.iter().flatten().count();
+        let layers = self.layers(wanted)?;
         let mut opened = Vec::new();
         for (number, (usable, spool)) in usable.into_iter().zip(spools).enumerate() {
             let ((target, disk), context) = (&wanted[number], &cut.change_contexts[number]);
@@ -424,11 +415,16 @@ impl<'a> Freezer<'a> {
                 }
                 _ => FrozenDevice::Served(Box::new(device)),
             };
-            let changes = match (usable, context) {
-                (Ok(_), Some(context)) => self.changes(&device, context, target)?,
-                (Ok(_), None) => Changes::all(ReadAll::BitmapGone),
-                (Err(why), _) => Changes::all(why),
-            };
+            let layers = layers.as_ref().and_then(|layers| layers.of(&disk.node));
+            let changes = usable.and_then(|proof| {
+                let context = context.as_ref().filter(|_| proof.still_holds(layers.as_deref()));
+                let context = context.ok_or(ReadAll::LayersChanged)?;
+                let above = cut.layer_exports[number]
+                    .as_ref()
+                    .map(|export| (&endpoint, &export[..]));
+                self.changes((&device, context), (&proof, above), target)
+            });
+            let changes = changes.map_or_else(Changes::Unknown, Changes::Only);
             device.read_in_order(match &changes {
                 Changes::Only(changed) | Changes::Between(changed) => Some(changed),
                 Changes::Unknown(_) => None,
@@ -436,7 +432,7 @@ impl<'a> Freezer<'a> {
             opened.push(FrozenDisk {
                 device,
                 changes,
-                next_bitmap: self.next_bitmap(),
+                next: self.next(number, layers.as_deref(), disk),
                 node: disk.node.clone(),
             });
         }
@@ -458,29 +454,6 @@ impl<'a> Freezer<'a> {
             .unwrap_or_default();
         let max_bytes = self.request.limits.scratch_bytes_max;
         max_bytes.map_or(free_bytes, |max_bytes| max_bytes.min(free_bytes))
-    }
-
-    /// What the bitmap says, if it stands a test.
-    fn changes(&self, device: &FrozenDevice<'_>, context: &str, target: &str) -> Result<Changes> {
-        let name = context.trim_start_matches("qemu:dirty-bitmap:");
-        let changed = device.bitmaps().dirty_bitmap(name)?;
-        let Some(Before {
-            repository,
-            parent: Some(parent),
-        }) = self.before
-        else {
-            return Ok(Changes::all(ReadAll::NoParent));
-        };
-        let checked = check_spots(
-            device,
-            &changed,
-            (repository, parent, target),
-            u64::from(self.request.run),
-        );
-        Ok(match checked {
-            Ok(()) => Changes::Only(changed),
-            Err(why) => Changes::all(why),
-        })
     }
 }
 

@@ -34,6 +34,22 @@ impl FrozenDevice<'_> {
         }
     }
 
+    /// Reads without giving back what was read.
+    pub(super) fn look_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
+        match self {
+            Self::Served(device) => device.read_at(buffer, offset),
+            Self::Copied(disk) => disk.read_at(buffer, offset),
+        }
+    }
+
+    /// Tells QEMU of a range, so that a bitmap of the node that serves the disk notes it. It must not be read any more.
+    pub(super) fn touch(&self, range: Range<u64>) -> holdfast_block::Result<()> {
+        match self {
+            Self::Served(device) => device.trim(range),
+            Self::Copied(disk) => disk.marks.write_zeroes(range),
+        }
+    }
+
     /// From now on it is read in order: all of it, or only what may have changed.
     pub(super) fn read_in_order(&mut self, changed: Option<&DirtyBitmap>) {
         match self {

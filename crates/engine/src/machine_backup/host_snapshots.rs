@@ -21,6 +21,7 @@ use super::keeper::Before;
 use super::pace::Pace;
 use super::warden::Load;
 use super::{Beside, MachineBackup, MachineReading, Method, Ready, notes_of};
+use crate::backup::NOTE_FORMAT;
 use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookEvent};
 use crate::host_snapshot::{GuestRequest, HostSnapshotRequest, NamedCut, Subject, places_of, take_host_snapshots};
@@ -33,6 +34,8 @@ use crate::watchdog::Guard;
 const NOTE_HOST_SNAPSHOT: &str = "host-snapshot";
 /// Note of a disk: what tells that host snapshot from another one of its name.
 const NOTE_HOST_IDENTITY: &str = "host-snapshot-identity";
+/// Note of a disk: its image in that host snapshot, by its path there; empty for a volume.
+const NOTE_HOST_PATH: &str = "host-snapshot-path";
 /// In whose name host snapshots are held.
 const TAG: &str = "holdfast";
 /// Host snapshots that are read, and the places of the disks in them.
@@ -240,7 +243,11 @@ impl MachineBackup<'_> {
         let changed = self.changed_between(disk, now, cut).and_then(|changed| {
             let (repository, parent) = self.parent()?;
             let seed = u64::from(self.request.run);
-            let checked = check_spots(&*now.device, &changed, (repository, parent, &disk.target), seed);
+            // A parent that cannot be read is found while it is used.
+            let Ok(before) = repository.open_disk(parent.id, Some(&disk.target)) else {
+                return Ok(changed);
+            };
+            let checked = check_spots(&*now.device, &changed, &before, seed);
             checked.map_err(|found| match found {
                 ReadAll::SpotCheck { offset } => {
                     ReadAll::NotComparable(format!("offset {offset} is said to be unchanged, and is not"))
@@ -270,6 +277,11 @@ impl MachineBackup<'_> {
             });
         }
         let place = cut.places.get(&disk.target).ok_or(ReadAll::NoHostSnapshotThen)?;
+        // Another image may be in both host snapshots, too.
+        let was_on = Path::new(note(NOTE_HOST_PATH)?);
+        if was_on != place.path || before.notes.get(NOTE_FORMAT) != disk.format.as_ref() {
+            return Err(ReadAll::OtherImage);
+        }
         let gone = || ReadAll::HostSnapshotGone { name: name.clone() };
         let then = HostSnapshotName {
             name: name.rsplit_once('@').ok_or_else(gone)?.1.to_owned(),
@@ -394,6 +406,8 @@ impl Cut {
         if let Some(snapshot) = self.snapshot_of(disk) {
             notes.insert(NOTE_HOST_SNAPSHOT.to_owned(), snapshot.name.to_string());
             notes.insert(NOTE_HOST_IDENTITY.to_owned(), snapshot.identity.clone());
+            let place = self.places.get(&disk.target).and_then(|place| place.path.to_str());
+            notes.extend(place.map(|path| (NOTE_HOST_PATH.to_owned(), path.to_owned())));
         }
         notes
     }

@@ -137,7 +137,10 @@ fn a_bitmap_that_is_wrong_is_not_believed() {
     let report = world.back_up();
     let vdb = &report["disks"][1];
     assert!(
-        vdb["reason"].as_str().unwrap().contains("written past QEMU"),
+        vdb["reason"]
+            .as_str()
+            .unwrap()
+            .contains("in a way that QEMU did not record"),
         "{report}"
     );
     assert_eq!(report["disks"][0]["is_incremental"], true);

@@ -3,6 +3,8 @@
 mod backups;
 mod bare;
 mod bases;
+mod chain_history;
+mod chains;
 mod choosing;
 mod doctors;
 mod doctors_storage;

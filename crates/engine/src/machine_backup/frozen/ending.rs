@@ -21,14 +21,20 @@ impl Freezer<'_> {
             guard,
             ..
         } = frozen;
-        let nodes: Vec<String> = disks.iter().map(|disk| disk.node.clone()).collect();
+        if stored.is_ok() {
+            self.keep_witnesses(&cut, &disks);
+        }
+        let begun = disks
+            .iter()
+            .filter_map(|disk| Some((disk.node.clone(), disk.next.as_ref()?.name.clone())));
+        let begun: Vec<(String, String)> = begun.collect();
         // Connections end before the server is asked to.
         drop(disks);
         self.release(cut);
         if stored.is_ok() {
             self.remove_bitmaps(old_bitmaps.iter().map(|(node, name)| (&node[..], name.clone())));
         } else {
-            self.remove_bitmaps(nodes.iter().filter_map(|node| Some((&node[..], self.next_bitmap()?))));
+            self.remove_bitmaps(begun.iter().map(|(node, name)| (&node[..], name.clone())));
         }
         guard.done();
     }

@@ -1,0 +1,523 @@
+//! The chain of images of a disk is changed between two backups: what is restored is right, and only what cannot be proven is read in full.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_host::DiskSource;
+use holdfast_host::qemu::disks;
+use holdfast_host::qmp::QmpCommand;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use super::bare::Bare;
+use super::host_snapshots::on;
+use super::{World, at};
+use crate::host::{system, text};
+
+/// What is said of a bitmap that was cleared, or that began later.
+const BEGUN_ANEW: &str = "does not go back to the snapshot before";
+const GONE: &str = "is gone";
+
+impl World {
+    /// The image that a disk is on.
+    pub(super) fn top_image(&self, disk: usize) -> PathBuf {
+        match &self.machine().describe().unwrap().disks[disk].source {
+            DiskSource::File(path) => path.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn qmp(&self, command: &'static str, arguments: Value) -> Result<Value, String> {
+        let answer = self.machine().monitor().execute(&QmpCommand::new(command, arguments));
+        answer.map_err(|error| error.to_string())
+    }
+
+    /// The node of a disk, and the bitmaps of ours that it has.
+    pub(super) fn bitmaps_on(&self, disk: usize) -> (String, Vec<String>) {
+        let found = disks(self.machine().monitor()).unwrap().swap_remove(disk);
+        let names = found.bitmaps.into_iter().map(|bitmap| bitmap.name);
+        (found.node, names.filter(|name| name.starts_with("holdfast-")).collect())
+    }
+
+    pub(super) fn snapshot_outside(&self, name: &str, words: &[&str]) {
+        let all = [&["snapshot-create-as", "web1", name, "--disk-only", "--atomic"], words].concat();
+        self.lab.virsh(&all);
+    }
+
+    pub(super) fn stop(&self) {
+        self.lab.virsh(&["destroy", "web1", "--graceful"]);
+    }
+
+    pub(super) fn start(&self) {
+        self.lab.virsh(&["start", "web1"]);
+    }
+
+    /// Kills QEMU, which saves nothing, when the guest has flushed.
+    pub(super) fn kill(&self) {
+        for disk in 0..2 {
+            let line = format!("qemu-io -d /machine/peripheral/virtio-disk{disk}/virtio-backend flush");
+            self.qmp("human-monitor-command", json!({ "command-line": line }))
+                .unwrap();
+        }
+        let folder = self.lab.path("libvirt");
+        let found = system("find", &[text(&folder), "-name", "web1.pid"]).unwrap();
+        let pid = std::fs::read_to_string(found.lines().next().unwrap()).unwrap();
+        kill_process(Pid::from_raw(pid.trim().parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+        while self.lab.virsh(&["domstate", "web1"]).trim() != "shut off" {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Gives the machine, which is shut off, another image for a disk.
+    pub(super) fn put(&self, disk: usize, image: &Path, format: &str) {
+        let configuration = self.lab.virsh(&["dumpxml", "web1", "--inactive"]);
+        let before = format!("'{}'", self.top_image(disk).display());
+        let at = configuration.find(&before).unwrap();
+        let start = configuration[..at].rfind("<driver").unwrap();
+        let target = at + configuration[at..].find("<target").unwrap();
+        // What it was based on is none of the new image's.
+        let source = format!("<source file='{}'/>", image.display());
+        let described = format!("<driver name='qemu' type='{format}'/>{source}");
+        let configuration = [&configuration[..start], &described, &configuration[target..]].concat();
+        self.lab.define_xml(&configuration);
+    }
+
+    /// The images of a disk of a machine that runs, the one that is written first.
+    pub(super) fn images_below(&self, disk: usize) -> Vec<PathBuf> {
+        let top = self.top_image(disk);
+        let words = ["info", "-U", "--backing-chain", "--output=json", text(&top)];
+        let chain: Value = serde_json::from_str(&system("qemu-img", &words).unwrap()).unwrap();
+        let files = chain.as_array().unwrap().iter();
+        files.map(|layer| layer["filename"].as_str().unwrap().into()).collect()
+    }
+
+    /// Backs up, and asserts that it is right. Gives why the disks were read in full.
+    pub(super) fn back_up_rightly(&self, what: &str) -> [Option<String>; 2] {
+        let report = self.back_up();
+        self.assert_snapshot_is_right(what);
+        [0, 1].map(|disk| report["disks"][disk]["reason"].as_str().map(str::to_owned))
+    }
+
+    fn assert_incremental(&self, what: &str) {
+        assert_eq!(self.back_up_rightly(what), [None, None], "{what}");
+    }
+
+    fn assert_in_full(&self, what: &str, reason: &str) {
+        let [first, _] = self.back_up_rightly(what);
+        let said = first.unwrap_or_else(|| panic!("{what}: it was not read in full"));
+        assert!(said.contains(reason), "{what}: {said}");
+    }
+}
+
+/// Each write goes to a place of its own, so that one that is lost is seen.
+struct Places(usize);
+
+impl Places {
+    fn write(&mut self, world: &mut World) {
+        for disk in [0, 1] {
+            self.0 += 1;
+            let byte = u8::try_from(100 + self.0 % 100).unwrap();
+            world.write(disk, byte, self.0 % 120 * 65_536 + 512, 4096);
+        }
+    }
+}
+
+#[test]
+fn what_was_written_before_a_snapshot_of_others_is_in_the_next_backup() {
+    let mut world = World::new();
+    let mut places = Places(0);
+    world.back_up();
+    for (round, words) in [&[][..], &["--no-metadata"]].into_iter().enumerate() {
+        places.write(&mut world);
+        world.snapshot_outside(&format!("s{round}"), words);
+        places.write(&mut world);
+        world.assert_incremental(&format!("snapshot {words:?}"));
+        world.assert_incremental("nothing was written");
+    }
+    // Several layers at once, one of which goes again.
+    for round in 0..3 {
+        places.write(&mut world);
+        world.snapshot_outside(&format!("t{round}"), &["--no-metadata"]);
+    }
+    places.write(&mut world);
+    for disk in &["vda", "vdb"] {
+        let images = world.images_below(usize::from(*disk == "vdb"));
+        let (base, top) = (text(&images[2]), text(&images[1]));
+        world
+            .lab
+            .virsh(&["blockcommit", "web1", disk, "--base", base, "--top", top, "--wait"]);
+    }
+    world.assert_incremental("three snapshots, and the middle one committed");
+    places.write(&mut world);
+    world.snapshot_outside("u", &["--no-metadata"]);
+    world.stop();
+    world.start();
+    places.write(&mut world);
+    world.assert_incremental("a snapshot, and the machine switched off and on");
+    world.assert_runs_and_is_clean();
+}
+
+#[test]
+fn commits_pulls_and_copies_keep_what_changed() {
+    let mut world = World::new();
+    let mut places = Places(0);
+    world.back_up();
+    places.write(&mut world);
+    world.snapshot_outside("s1", &["--no-metadata"]);
+    places.write(&mut world);
+    for disk in ["vda", "vdb"] {
+        world
+            .lab
+            .virsh(&["blockcommit", "web1", disk, "--active", "--pivot", "--wait"]);
+    }
+    places.write(&mut world);
+    world.assert_incremental("committed");
+    places.write(&mut world);
+    world.snapshot_outside("s2", &["--no-metadata"]);
+    world.back_up_rightly("on the overlay");
+    places.write(&mut world);
+    world
+        .lab
+        .virsh(&["blockcommit", "web1", "vda", "--active", "--pivot", "--wait"]);
+    places.write(&mut world);
+    world.back_up_rightly("the overlay of the snapshot before is committed");
+    places.write(&mut world);
+    world.snapshot_outside("s3", &["--no-metadata"]);
+    places.write(&mut world);
+    world.lab.virsh(&["blockpull", "web1", "vda", "--wait"]);
+    places.write(&mut world);
+    world.back_up_rightly("pulled");
+    places.write(&mut world);
+    let copy = world.lab.path("copy");
+    let words = [
+        "blockcopy",
+        "web1",
+        "vda",
+        text(&copy),
+        "--format",
+        "qcow2",
+        "--transient-job",
+    ];
+    world.lab.virsh(&[&words[..], &["--wait", "--pivot"]].concat());
+    places.write(&mut world);
+    world.back_up_rightly("copied");
+    places.write(&mut world);
+    world.lab.virsh(&["managedsave", "web1"]);
+    world.start();
+    places.write(&mut world);
+    world.back_up_rightly("saved");
+    world.assert_runs_and_is_clean();
+}
+
+#[test]
+fn images_that_are_exchanged_or_copied_while_it_is_off_are_not_mistaken() {
+    let mut world = World::new();
+    let mut places = Places(0);
+    let path = |world: &World, name: &str| world.lab.path(name);
+    // Both disks are qcow2, and have bitmaps of the same run.
+    world.stop();
+    let second = path(&world, "second");
+    system(
+        "qemu-img",
+        &["convert", "-O", "qcow2", text(&world.top_image(1)), text(&second)],
+    )
+    .unwrap();
+    world.put(1, &second, "qcow2");
+    world.start();
+    world.back_up();
+    places.write(&mut world);
+    world.stop();
+    let (first, second) = (world.top_image(0), world.top_image(1));
+    let beside = path(&world, "beside");
+    for (from, to) in [(&first, &beside), (&second, &first), (&beside, &second)] {
+        std::fs::rename(from, to).unwrap();
+    }
+    world.disks.swap(0, 1);
+    world.start();
+    world.assert_in_full("exchanged", GONE);
+
+    // A copy with its bitmaps is as good as the image; one of an overlay has a bitmap that begins with the overlay.
+    places.write(&mut world);
+    world.stop();
+    let copy = path(&world, "copied");
+    let convert = ["convert", "-O", "qcow2", "--bitmaps"];
+    let convert =
+        |from: &Path, to: &Path| system("qemu-img", &[&convert[..], &[text(from), text(to)]].concat()).unwrap();
+    convert(&world.top_image(0), &copy);
+    world.put(0, &copy, "qcow2");
+    world.start();
+    places.write(&mut world);
+    world.assert_incremental("a copy with its bitmaps");
+    places.write(&mut world);
+    world.snapshot_outside("s1", &["--no-metadata"]);
+    places.write(&mut world);
+    world.stop();
+    let flat = path(&world, "flat");
+    convert(&world.top_image(0), &flat);
+    world.put(0, &flat, "qcow2");
+    world.start();
+    world.assert_in_full("a copy of an overlay with its bitmaps", BEGUN_ANEW);
+
+    // What the image is based on is another one.
+    places.write(&mut world);
+    world.snapshot_outside("s2", &["--no-metadata"]);
+    world.assert_incremental("a snapshot");
+    world.stop();
+    let top = world.top_image(0);
+    let base = path(&world, "base");
+    std::fs::copy(&flat, &base).unwrap();
+    system("qemu-io", &["-f", "qcow2", "-c", "write -P 99 7M 64k", text(&base)]).unwrap();
+    system(
+        "qemu-img",
+        &["rebase", "-u", "-F", "qcow2", "-b", text(&base), text(&top)],
+    )
+    .unwrap();
+    // libvirt keeps the base of then in the configuration, unless it is told of the image once more.
+    world.put(0, &top, "qcow2");
+    world.disks[0][7 << 20..(7 << 20) + 65_536].fill(99);
+    world.start();
+    world.assert_in_full("another base", "what the image is based on");
+    // It is written, under the same name.
+    world.stop();
+    system("qemu-io", &["-f", "qcow2", "-c", "write -P 98 7M 64k", text(&base)]).unwrap();
+    world.disks[0][7 << 20..(7 << 20) + 65_536].fill(98);
+    world.start();
+    world.assert_in_full("a base that was written", "what the image is based on");
+}
+
+#[test]
+fn a_bitmap_that_others_changed_is_not_believed() {
+    let mut world = World::new();
+    let mut places = Places(0);
+    world.back_up();
+    let cases: [(&str, &[&'static str], &str); 4] = [
+        ("cleared", &["block-dirty-bitmap-clear"], BEGUN_ANEW),
+        (
+            "begun anew",
+            &["block-dirty-bitmap-remove", "block-dirty-bitmap-add"],
+            BEGUN_ANEW,
+        ),
+        ("removed", &["block-dirty-bitmap-remove"], GONE),
+        ("disabled", &["block-dirty-bitmap-disable"], "does not record"),
+    ];
+    for (what, commands, reason) in cases {
+        places.write(&mut world);
+        let (node, names) = world.bitmaps_on(0);
+        assert_eq!(names.len(), 1, "{what}: {names:?}");
+        for command in commands {
+            world.qmp(command, json!({ "node": node, "name": names[0] })).unwrap();
+        }
+        places.write(&mut world);
+        world.assert_in_full(what, reason);
+    }
+    places.write(&mut world);
+    world.assert_incremental("nothing was done to it");
+    // The image is made smaller and larger again: what was at its end is gone.
+    world.write(0, 77, (8 << 20) - (1 << 20), 1 << 20);
+    world.back_up_rightly("the end is written");
+    let (node, _) = world.bitmaps_on(0);
+    for size in [7_u64 << 20, 8 << 20] {
+        world
+            .qmp("block_resize", json!({ "node-name": node, "size": size }))
+            .unwrap();
+    }
+    world.disks[0][7 << 20..].fill(0);
+    world.assert_in_full("smaller for a while", BEGUN_ANEW);
+    // A QEMU that is killed has not stored the bitmap of its overlay; that of the image below is stored, and enough.
+    places.write(&mut world);
+    world.snapshot_outside("s1", &["--no-metadata"]);
+    places.write(&mut world);
+    world.kill();
+    world.start();
+    places.write(&mut world);
+    assert_eq!(world.back_up_rightly("killed on an overlay")[0], None);
+    world.kill();
+    world.start();
+    world.assert_in_full("killed", "bitmap");
+}
+
+/// A bitmap cannot be kept in an image of version 2, nor told what is written to an overlay of it.
+#[test]
+fn images_of_the_old_version_are_read_in_full_where_they_must_be() {
+    let mut world = World::new();
+    let mut places = Places(0);
+    world.stop();
+    let old = world.lab.path("old");
+    let image = world.top_image(0);
+    system(
+        "qemu-img",
+        &["convert", "-O", "qcow2", "-o", "compat=0.10", text(&image), text(&old)],
+    )
+    .unwrap();
+    world.put(0, &old, "qcow2");
+    world.start();
+    world.back_up();
+    places.write(&mut world);
+    assert_eq!(world.back_up_rightly("version 2"), [None, None]);
+    places.write(&mut world);
+    world.stop();
+    world.start();
+    world.assert_in_full("version 2, switched off and on", GONE);
+    let overlay = world.lab.path("overlay");
+    let options = ["-o", "compat=0.10", "-F", "qcow2", "-b", text(&old)];
+    system(
+        "qemu-img",
+        &[&["create", "-q", "-f", "qcow2"], &options[..], &[text(&overlay)]].concat(),
+    )
+    .unwrap();
+    places.write(&mut world);
+    let disk = format!("vda,file={}", overlay.display());
+    world.snapshot_outside(
+        "s1",
+        &[
+            "--no-metadata",
+            "--reuse-external",
+            "--diskspec",
+            &disk,
+            "--diskspec",
+            "vdb,snapshot=no",
+        ],
+    );
+    places.write(&mut world);
+    world.assert_in_full("an overlay of version 2", "does not tell what was written");
+}
+
+impl Bare {
+    fn snapshot(&self, name: &str, nodes: &[&str]) {
+        for node in nodes {
+            let file = self.lab.path(&format!("{name}-{node}"));
+            let words = json!({
+                "node-name": node, "snapshot-file": text(&file), "format": "qcow2",
+                "snapshot-node-name": format!("{name}-{node}"),
+            });
+            self.lab.execute("blockdev-snapshot-sync", words);
+        }
+    }
+
+    /// Waits until no job is left; one that waits to be completed is completed.
+    fn end_jobs(&self) {
+        loop {
+            let jobs = self.lab.execute("query-block-jobs", Value::Null);
+            let Some(job) = jobs.as_array().unwrap().first() else {
+                return;
+            };
+            if job["ready"] == true && job["status"] == "ready" {
+                self.lab
+                    .execute("block-job-complete", json!({ "device": job["device"] }));
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Writes, backs up, and asserts that it is right. Gives why the disks were read in full.
+    fn back_up_rightly(&self, what: &str) -> [Option<String>; 2] {
+        let report = self.back_up(&[]);
+        self.assert_snapshot_is_right(what);
+        [0, 1].map(|disk| report["disks"][disk]["reason"].as_str().map(str::to_owned))
+    }
+}
+
+/// Nobody begins bitmaps in overlays here: what was written to them is told by their clusters.
+#[test]
+fn a_qemu_without_libvirt_is_backed_up_through_all_layers() {
+    let mut bare = Bare::new(&[]);
+    let mut at = 0;
+    let mut write = |bare: &mut Bare| {
+        at += 1;
+        for disk in [0, 1] {
+            bare.write(disk, u8::try_from(100 + at).unwrap(), at * 65_536 + disk * 512, 4096);
+        }
+    };
+    bare.back_up(&[]);
+    write(&mut bare);
+    bare.snapshot("one", &["format0", "format1"]);
+    write(&mut bare);
+    assert_eq!(bare.back_up_rightly("a snapshot"), [None, None]);
+    write(&mut bare);
+    assert_eq!(bare.back_up_rightly("on the overlay"), [None, None]);
+    bare.snapshot("two", &["one-format0", "one-format1"]);
+    write(&mut bare);
+    bare.snapshot("three", &["two-one-format0", "two-one-format1"]);
+    write(&mut bare);
+    assert_eq!(bare.back_up_rightly("two snapshots"), [None, None]);
+    // The middle one is committed into the one below it, and the backup of then is on the top.
+    let commit = json!({
+        "job-id": "commit", "device": "three-two-one-format0", "top-node": "two-one-format0", "base-node": "one-format0",
+    });
+    write(&mut bare);
+    bare.lab.execute("block-commit", commit);
+    bare.end_jobs();
+    write(&mut bare);
+    let [first, second] = bare.back_up_rightly("what it is based on is written by a commit");
+    assert!(first.unwrap().contains("what the image is based on") && second.is_none());
+    // All of it down into the first.
+    write(&mut bare);
+    let commit = json!({ "job-id": "commit", "device": "three-two-one-format0" });
+    bare.lab.execute("block-commit", commit);
+    bare.end_jobs();
+    write(&mut bare);
+    let [first, second] = bare.back_up_rightly("committed");
+    assert!(first.unwrap().contains(GONE) && second.is_none());
+    // An image that takes in what it is based on.
+    write(&mut bare);
+    bare.snapshot("four", &["format0"]);
+    write(&mut bare);
+    bare.lab
+        .execute("block-stream", json!({ "job-id": "stream", "device": "four-format0" }));
+    bare.end_jobs();
+    let [first, second] = bare.back_up_rightly("streamed");
+    assert!(first.unwrap().contains(GONE) && second.is_none());
+}
+
+/// Host snapshots hold all images of a folder: the one that a disk is on now, and the one that it was on.
+#[test]
+fn an_image_in_a_host_snapshot_is_compared_with_that_of_its_own_disk() {
+    let Some(mut on) = on("btrfs") else { return };
+    let uri = on.world.lab.uri();
+    let words = at(&uri, &["backup", "web1", "--method", "snapshot"]);
+    let reasons = |world: &World| {
+        let report = world.rig.report(&words)["machines"][0].clone();
+        world.assert_snapshot_is_right("from host snapshots");
+        [0, 1].map(|disk| report["disks"][disk]["reason"].as_str().map(str::to_owned))
+    };
+    let other = on.world.lab.path("other");
+    on.world.stop();
+    system(
+        "qemu-img",
+        &["convert", "-O", "raw", text(&on.world.top_image(1)), text(&other)],
+    )
+    .unwrap();
+    system("qemu-io", &["-f", "raw", "-c", "write -P 9 1M 4k", text(&other)]).unwrap();
+    reasons(&on.world);
+    assert_eq!(reasons(&on.world), [None, None]);
+    on.world.put(1, &other, "raw");
+    on.world.disks[1][1 << 20..(1 << 20) + 4096].fill(9);
+    let [first, second] = reasons(&on.world);
+    assert!(first.is_none() && second.unwrap().contains("another image"));
+    assert_eq!(reasons(&on.world), [None, None]);
+
+    // Two bases that are in both: that of then, and that of now.
+    let image = on.world.top_image(0);
+    let bases = ["one", "two"].map(|name| on.world.lab.path(name));
+    for base in &bases {
+        system("qemu-img", &["convert", "-O", "qcow2", text(&image), text(base)]).unwrap();
+    }
+    system("qemu-io", &["-f", "qcow2", "-c", "write -P 8 2M 4k", text(&bases[1])]).unwrap();
+    let top = on.world.lab.path("top");
+    let based = ["-F", "qcow2", "-b", text(&bases[0])];
+    system(
+        "qemu-img",
+        &[&["create", "-q", "-f", "qcow2"], &based[..], &[text(&top)]].concat(),
+    )
+    .unwrap();
+    on.world.put(0, &top, "qcow2");
+    reasons(&on.world);
+    assert_eq!(reasons(&on.world), [None, None]);
+    system(
+        "qemu-img",
+        &["rebase", "-u", "-F", "qcow2", "-b", text(&bases[1]), text(&top)],
+    )
+    .unwrap();
+    on.world.disks[0][2 << 20..(2 << 20) + 4096].fill(8);
+    let [first, second] = reasons(&on.world);
+    assert!(first.unwrap().contains("the disk was on one") && second.is_none());
+}

@@ -1,0 +1,201 @@
+//! Which bitmap of QEMU is proven to name all that changed on a disk since the snapshot before.
+//!
+//! A bitmap records what is written through one node. So it is looked for in all layers of the disk, and what it proves depends on where
+//! it is found:
+//!
+//! - Its own name is of one disk of one run: the images of two disks can be exchanged.
+//! - It has a witness: places that the run marked in it when it had been read. A bitmap of the same name that was begun later, as libvirt
+//!   begins one in each overlay, lacks them, and so does one that was cleared. Merging bitmaps keeps them.
+//! - Of the layers that have it the lowest counts. What was written since to the layers above is where these layers have clusters of
+//!   their own.
+//! - What is below that layer has to be what was below the disk's node then: the same files, unwritten.
+//!
+//! Where one of these is missing, everything is read.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use holdfast_block::{DirtyBitmap, SeededRandom};
+use holdfast_host::qemu::{Bitmap, Layer};
+use holdfast_host::stamp_of;
+
+use super::changes::{NOTE_BITMAP, ReadAll};
+
+/// Note of a disk: where its bitmap has marks from the beginning, in bytes, with a blank between.
+const NOTE_WITNESS: &str = "bitmap-witness";
+/// Note of a disk: what its image was based on, by stamps; a blank between layers, a comma between the files of a layer.
+const NOTE_BASES: &str = "bitmap-bases";
+/// The note of an image that is based on nothing.
+const NO_BASES: &str = "none";
+
+/// Bytes of a mark: what QEMU's bitmaps have at most for one bit unless they are told otherwise.
+pub(super) const MARK_BYTES: u64 = 64 << 10;
+/// Marks at random places.
+const RANDOM_COUNT: u64 = 8;
+/// Marks at the end, each twice as far from it as the one before: an image that was made smaller meanwhile has lost them.
+const END_COUNT: u32 = 8;
+/// Marks of one bitmap, of any version.
+const MARK_COUNT_MAX: usize = 64;
+
+/// A bitmap that may be believed, if its witness is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Proof {
+    pub(super) bitmap: String,
+    /// The node that has it, where it is below the disk's own.
+    pub(super) below: Option<String>,
+    /// Layers above that node.
+    pub(super) layer_count: u64,
+    /// Where the marks are.
+    pub(super) witness: Vec<u64>,
+    /// All nodes of the disk.
+    nodes: Vec<String>,
+}
+
+impl Proof {
+    /// Finds it by the notes of the disk in the snapshot before, and its size then.
+    pub(super) fn find(
+        layers: Option<&[Layer]>,
+        size_bytes: u64,
+        (notes, before_bytes): (&BTreeMap<String, String>, u64),
+    ) -> Result<Self, ReadAll> {
+        let name = notes.get(NOTE_BITMAP).ok_or(ReadAll::NoBitmapThen)?;
+        let layers = layers.ok_or(ReadAll::LayersUnknown)?;
+        let of = |layer: &Layer| layer.bitmaps.iter().find(|bitmap| bitmap.name == *name).cloned();
+        let mut holders = layers.iter().enumerate().rev();
+        let found = holders.find_map(|(at, layer)| Some((at, of(layer)?)));
+        let (at, bitmap) = found.ok_or(ReadAll::BitmapGone)?;
+        check_state(&bitmap)?;
+        if before_bytes != size_bytes {
+            return Err(ReadAll::Resized {
+                before_bytes,
+                now_bytes: size_bytes,
+            });
+        }
+        check_layers(&layers[..=at], size_bytes)?;
+        let witness = notes.get(NOTE_WITNESS).and_then(|then| marks_in(then));
+        let witness = witness.ok_or(ReadAll::NoWitnessThen)?;
+        let bases_then = notes.get(NOTE_BASES).ok_or(ReadAll::BasesUnknown)?;
+        let bases_now = bases_of(&layers[at + 1..]).ok_or(ReadAll::BasesUnknown)?;
+        if *bases_then != bases_now {
+            return Err(ReadAll::BasesChanged);
+        }
+        Ok(Self {
+            bitmap: name.clone(),
+            below: (at > 0).then(|| layers[at].node.clone()),
+            layer_count: at as u64,
+            witness,
+            nodes: nodes_of(layers),
+        })
+    }
+
+    /// Whether a bitmap has the marks of the witness.
+    pub(super) fn is_witnessed(&self, changed: &DirtyBitmap) -> bool {
+        self.witness
+            .iter()
+            .all(|offset| changed.is_dirty(*offset..offset.saturating_add(1)))
+    }
+
+    /// Whether the disk is made of these layers still.
+    pub(super) fn still_holds(&self, layers: Option<&[Layer]>) -> bool {
+        layers.is_some_and(|layers| nodes_of(layers) == self.nodes)
+    }
+}
+
+/// A bitmap that begins at an instant, with what proves later that it did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NextBitmap {
+    pub(super) name: String,
+    pub(super) witness: Vec<u64>,
+    bases: Option<String>,
+}
+
+impl NextBitmap {
+    /// The bitmap `name` of a disk of these layers.
+    pub(super) fn new(name: String, layers: Option<&[Layer]>, size_bytes: u64, seed: u64) -> Self {
+        Self {
+            name,
+            witness: witness_of(size_bytes, seed),
+            bases: layers.and_then(|layers| bases_of(layers.get(1..)?)),
+        }
+    }
+
+    pub(super) fn notes(&self) -> BTreeMap<String, String> {
+        let witness: Vec<String> = self.witness.iter().map(u64::to_string).collect();
+        let mut notes = BTreeMap::from([(NOTE_BITMAP.to_owned(), self.name.clone())]);
+        notes.insert(NOTE_WITNESS.to_owned(), witness.join(" "));
+        notes.extend(self.bases.clone().map(|bases| (NOTE_BASES.to_owned(), bases)));
+        notes
+    }
+}
+
+/// The marks that a note names.
+fn marks_in(note: &str) -> Option<Vec<u64>> {
+    let marks = note.split(' ').map(|offset| offset.parse().ok());
+    let marks = marks.take(MARK_COUNT_MAX + 1).collect::<Option<Vec<u64>>>()?;
+    (marks.len() <= MARK_COUNT_MAX).then_some(marks)
+}
+
+fn check_state(bitmap: &Bitmap) -> Result<(), ReadAll> {
+    if bitmap.is_inconsistent {
+        return Err(ReadAll::Inconsistent);
+    }
+    if !bitmap.is_recording || bitmap.is_busy {
+        return Err(ReadAll::NotRecording);
+    }
+    Ok(())
+}
+
+/// Checks that what was written to each layer but the last is told by its clusters.
+fn check_layers(layers: &[Layer], size_bytes: u64) -> Result<(), ReadAll> {
+    let Some((_, above)) = layers.split_last() else {
+        return Ok(());
+    };
+    if above.iter().any(|layer| !layer.keeps_bitmaps || !layer.is_on_backing) {
+        return Err(ReadAll::LayersUnknown);
+    }
+    match layers.iter().find(|layer| layer.size_bytes != size_bytes) {
+        // Only bitmaps of one size can be merged.
+        Some(other) if !above.is_empty() => Err(ReadAll::Resized {
+            before_bytes: other.size_bytes,
+            now_bytes: size_bytes,
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn nodes_of(layers: &[Layer]) -> Vec<String> {
+    layers.iter().map(|layer| layer.node.clone()).collect()
+}
+
+/// What an image is based on; none where that cannot be told.
+fn bases_of(layers: &[Layer]) -> Option<String> {
+    let mut words = Vec::new();
+    for layer in layers {
+        let files = layer.files.as_ref()?;
+        let stamps = files.iter().map(|file| stamp_of(file)).collect::<Option<Vec<_>>>()?;
+        // A filter has no files.
+        if !stamps.is_empty() {
+            words.push(stamps.join(","));
+        }
+    }
+    Some(if words.is_empty() {
+        NO_BASES.to_owned()
+    } else {
+        words.join(" ")
+    })
+}
+
+/// Where a bitmap of a disk gets marks.
+fn witness_of(size_bytes: u64, seed: u64) -> Vec<u64> {
+    let count = size_bytes / MARK_BYTES;
+    if count == 0 {
+        return vec![0];
+    }
+    let mut random = SeededRandom::new(seed);
+    let from_end = (0..END_COUNT).filter_map(|power| count.checked_sub(1 << power));
+    let anywhere = (0..RANDOM_COUNT).map(|_| random.below(count));
+    let marks: BTreeSet<u64> = from_end.chain(anywhere).collect();
+    marks.into_iter().map(|mark| mark * MARK_BYTES).collect()
+}
+
+#[cfg(test)]
+mod tests;
