@@ -180,3 +180,40 @@ fn a_dirty_bitmap_of_qemu_is_read() {
     let server = Server::qemu_nbd(&["-f", "raw", "--read-only", File::open(image).map(|_| image).unwrap()]);
     assert!(server.device().dirty_bitmap("since").is_err());
 }
+
+/// What was written to the layers of a chain, the upper ones alone. Zeroes and discards are content of their own.
+#[test]
+fn the_layers_of_a_chain_are_told_apart() {
+    const MIB: u64 = 1 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let image = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (base, middle, top) = (image("base"), image("middle"), image("top"));
+    run("qemu-img", &["create", "-q", "-f", "qcow2", &base, "64M"]);
+    let write = |line: &str, file: &str| run("qemu-io", &["-d", "unmap", "-f", "qcow2", "-c", line, file]);
+    write("write 0 8M", &base);
+    for (above, below) in [(&middle, &base), (&top, &middle)] {
+        run(
+            "qemu-img",
+            &["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", below, above],
+        );
+    }
+    write("write 4M 1M", &middle);
+    write("write 20M 512", &middle);
+    write("write -z 1M 64k", &top);
+    write("discard 2M 64k", &top);
+    write("write 4M 64k", &top);
+    let server = Server::qemu_nbd(&["-f", "qcow2", "--read-only", "-A", &top]);
+    let mut options = NbdOptions::default();
+    options.contexts.push("qemu:allocation-depth".to_owned());
+    let device = NbdDevice::connect(&server.endpoint(), "", options).unwrap();
+    let written = |layer_count: u64| device.allocated_above(layer_count).unwrap().iter().collect::<Vec<_>>();
+    let piece = |start: u64| start..start + 65_536;
+    assert_eq!(written(0), []);
+    assert_eq!(written(1), [piece(MIB), piece(2 * MIB), piece(4 * MIB)]);
+    assert_eq!(
+        written(2),
+        [piece(MIB), piece(2 * MIB), 4 * MIB..5 * MIB, piece(20 * MIB)]
+    );
+    assert_eq!(written(3), [0..8 * MIB, piece(20 * MIB)]);
+    assert!(server.device().allocated_above(1).is_err(), "it was not wished for");
+}

@@ -341,3 +341,27 @@ fn what_is_in_the_main_loop_is_not_copied() {
     let said = crate::program::stderr(&output);
     assert!(!said.contains("iothread"), "{said}");
 }
+
+/// The image of the backup before is below overlays then, which QEMU must not serve here: such disks are read in full, once.
+#[test]
+fn a_snapshot_of_others_between_two_backups_of_iothreads_loses_nothing() {
+    let mut threads = Threads::new();
+    threads.report(&["backup", "web1"]);
+    threads.write(10);
+    let words = [
+        "snapshot-create-as",
+        "web1",
+        "s1",
+        "--disk-only",
+        "--atomic",
+        "--no-metadata",
+    ];
+    threads.lab.virsh(&words);
+    threads.write(11);
+    threads.report(&["backup", "web1"]);
+    threads.assert_snapshot_is_right("a snapshot of others");
+    threads.write(12);
+    assert_by_bitmap(&threads.report(&["backup", "web1"]));
+    threads.assert_snapshot_is_right("on the overlays");
+    threads.assert_runs_and_is_clean("on the overlays");
+}
