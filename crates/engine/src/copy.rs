@@ -139,7 +139,7 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
         pace: &|bytes| {
             // A copy may take longer than a silent reader is waited for.
             pause.iter().for_each(GcPause::renew);
-            pace.pass(bytes)
+            pace.pass(bytes);
         },
         memory: CopyMemory::default(),
         job,

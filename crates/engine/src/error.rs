@@ -251,12 +251,6 @@ pub enum Error {
     /// Who makes host snapshots.
     #[error(transparent)]
     Provider(Box<ProviderError>),
-    /// No lost snapshot has this id, or several do.
-    #[error("there is no lost snapshot {name}, or more than one")]
-    NoLostSnapshot {
-        /// The start of the id.
-        name: String,
-    },
     /// A machine has no such disks.
     #[error("the machine {machine} has no disk {}; it has {}", disks.join(", "), present.join(", "))]
     NoSuchDisk {

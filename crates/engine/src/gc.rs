@@ -1,10 +1,13 @@
 //! `gc` and `stats`: how much space there is to give back, and giving it back.
 
-use holdfast_repo::{AcceptedLoss, GcPlan, GcReport, GcRequest, LostSearch, Repository, SnapshotId, Statistics};
+use holdfast_repo::{
+    AcceptedLoss, GcPlan, GcReport, GcRequest, LostSearch, LostSnapshot, Repository, SnapshotId, Statistics,
+};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::forget::Execution;
 use crate::job::{Counting, Job};
+use crate::resolve::ResolveError;
 
 /// What gc did, or would do.
 #[derive(Debug, Clone)]
@@ -54,10 +57,25 @@ pub fn accept_loss(repository: &Repository, names: &[AcceptedName], job: Job<'_>
         let mut ids: Vec<SnapshotId> = Vec::new();
         for name in names {
             let AcceptedName::Snapshot(start) = name else { continue };
-            let mut found = lost.iter().filter(|lost| lost.id.to_string().starts_with(start));
-            match (found.next(), found.next()) {
-                (Some(only), None) => ids.push(only.id),
-                _ => return Err(Error::NoLostSnapshot { name: start.clone() }),
+            let found: Vec<&LostSnapshot> = lost
+                .iter()
+                .filter(|lost| lost.id.to_string().starts_with(start))
+                .collect();
+            let word = start.clone();
+            match &found[..] {
+                [only] => ids.push(only.id),
+                [] => {
+                    let nearest = Vec::new();
+                    return Err(ResolveError::Unknown { word, nearest }.into());
+                }
+                several => {
+                    return Err(ResolveError::Ambiguous {
+                        word,
+                        matches: several.iter().map(ToString::to_string).collect(),
+                        match_count: several.len(),
+                    }
+                    .into());
+                }
             }
         }
         AcceptedLoss::Snapshots(ids)

@@ -101,7 +101,9 @@ fn refuse_losses(repository: &Repository, execution: Execution, job: Job<'_>) ->
         return Ok(());
     }
     if execution == Execution::DryRun {
-        lost.iter().for_each(|lost| job.progress.warning(&lost.to_string()));
+        for snapshot in &lost {
+            job.progress.warning(&snapshot.to_string());
+        }
         return Ok(());
     }
     let losses = lost.into_iter().map(Loss::Snapshot).collect();

@@ -433,7 +433,9 @@ impl Repository {
         self.write_index(&repacked.packs)?;
         let moved: Vec<PackId> = repacked.tables.keys().copied().collect();
         self.commit_moves(lease, repacked.tables)?;
-        moved.into_iter().for_each(|pack| marks.moved_out_of(pack));
+        for pack in moved {
+            marks.moved_out_of(pack);
+        }
         let failed: HashSet<PackId> = repacked.failed.iter().map(|(pack, _)| *pack).collect();
         Ok(batch.iter().copied().filter(|pack| !failed.contains(pack)).collect())
     }

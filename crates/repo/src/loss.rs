@@ -250,10 +250,9 @@ impl Repository {
     /// Takes in the copy of a manifest that a pack carries. Only the headers of packs of chunks are read.
     fn add_copy(&self, pack: PackId, copies: &mut Copies) -> Result<()> {
         match read_kind(&*self.vault.store, pack) {
-            Ok(PackKind::Data) => return Ok(()),
+            Ok(PackKind::Data) | Err(Error::MissingPack { .. }) => return Ok(()),
             // The directory says it as well.
             Ok(PackKind::Tree) | Err(Error::Damaged { .. }) => {}
-            Err(Error::MissingPack { .. }) => return Ok(()),
             Err(error) => return Err(error),
         }
         match self.packs.reader(pack) {

@@ -104,6 +104,8 @@ fn serve(root: Option<Dataset>, context: &Context) -> Result<Exit, Error> {
         clock: Arc::clone(context.clock()),
     };
     let notes = serve_peer(&server, std::io::stdin(), std::io::stdout())?;
-    notes.iter().for_each(|note| context.console().warning(note));
+    for note in &notes {
+        context.console().warning(note);
+    }
     Ok(Exit::Ok)
 }

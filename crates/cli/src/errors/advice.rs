@@ -160,7 +160,6 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::InstantServer { .. } | JobError::InstantStopped { .. } => {
             refused("see to it that the repository can be read and that there is room; then holdfast resume goes on")
         }
-        JobError::NoLostSnapshot { .. } => advice(Exit::Error, Kind::NotFound, "holdfast list names lost snapshots"),
         JobError::NoSuchDisk { .. } => advice(Exit::Usage, Kind::NotFound, "name disks as the machine does: vda"),
         JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
         JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),

@@ -14,6 +14,7 @@ mod images;
 mod interruptions;
 mod kept_images;
 mod keys;
+mod losses;
 mod monitoring;
 mod packed_streams;
 mod pool_changes;
