@@ -16,7 +16,7 @@ use crate::environment::{self, Environment};
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::holdfast_file;
-use crate::interrupt::{Listener, listen};
+use crate::interrupt::{Listener, ProgressRequests, listen};
 use crate::output::{
     Console, Format, Output, Paint, ProgressDisplay, Report, RunningProgress, ShowProgress, Verbosity,
 };
@@ -35,11 +35,12 @@ pub struct Context {
     clock: Arc<dyn Clock>,
     zone: TimeZone,
     listener: OnceLock<Listener>,
+    requests: ProgressRequests,
 }
 
 impl Context {
     /// The world of this process.
-    pub fn of_process(global: GlobalArgs, environment: Environment) -> Self {
+    pub fn of_process(global: GlobalArgs, environment: Environment, requests: ProgressRequests) -> Self {
         let args = &global.output;
         let stdout = StreamKind::of_stdout(&std::io::stdout());
         let stderr = StreamKind::of_stderr(&std::io::stderr());
@@ -60,6 +61,7 @@ impl Context {
             clock: Arc::new(SystemClock::new()),
             zone: TimeZone::system(),
             listener: OnceLock::new(),
+            requests,
         }
     }
 
@@ -320,7 +322,12 @@ impl Context {
         } else {
             ShowProgress::Yes
         };
-        ProgressDisplay::start(Arc::clone(&self.console), Arc::clone(&self.clock), show)
+        ProgressDisplay::start(
+            Arc::clone(&self.console),
+            Arc::clone(&self.clock),
+            show,
+            self.requests.clone(),
+        )
     }
 
     /// Makes Ctrl-C a request to stop, which the job looks at; to be called when the job begins.

@@ -1,10 +1,10 @@
-//! Ctrl-C: the first asks the job to stop at its next step, the second ends the program at once.
+//! Ctrl-C: the first asks the job to stop at its next step, the second ends the program at once. SIGUSR1 asks how far it is.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use holdfast_engine::Interrupt;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::{flag, low_level};
 
 /// Signals that have become requests to stop.
@@ -36,6 +36,35 @@ pub fn listen() -> std::io::Result<Listener> {
         interrupt,
         signal: last,
     })
+}
+
+/// Requests to say how far the job is, which SIGUSR1 makes.
+#[derive(Debug, Clone, Default)]
+pub struct ProgressRequests {
+    is_pending: Arc<AtomicBool>,
+}
+
+impl ProgressRequests {
+    /// Makes a request, as the signal does.
+    pub fn request(&self) {
+        self.is_pending.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes a request, if there is one.
+    pub fn take(&self) -> bool {
+        self.is_pending.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// Connects SIGUSR1 with requests for progress, and keeps SIGUSR2 from ending the program: backup programs use both for
+/// questions, and by default each of them kills.
+///
+/// To be called when the program begins. Programs that it starts do not inherit this.
+pub fn hear_questions() -> std::io::Result<ProgressRequests> {
+    let requests = ProgressRequests::default();
+    flag::register(SIGUSR1, Arc::clone(&requests.is_pending))?;
+    flag::register(SIGUSR2, Arc::default())?;
+    Ok(requests)
 }
 
 /// Whether whoever started us has a signal ignored, as proc(5) tells; nothing is where it cannot be read.

@@ -16,14 +16,17 @@ use crate::context::Context;
 use crate::environment::Environment;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
-use crate::interrupt::end_by;
+use crate::interrupt::{ProgressRequests, end_by, hear_questions};
 use crate::output::{Format, error_document};
 use crate::standard_streams::open_output;
 
 /// Runs the program as this process.
 pub fn main() -> ExitCode {
     keep_to_itself();
-    run(&std::env::args_os().collect::<Vec<_>>(), Environment::of_process()).into()
+    // Before anything else: until then they would end the program. Where they cannot be caught, they do.
+    let requests = hear_questions().unwrap_or_default();
+    let words: Vec<OsString> = std::env::args_os().collect();
+    run(&words, Environment::of_process(), requests).into()
 }
 
 /// Keeps what the process knows out of files of others: it holds passwords and keys, so it leaves no core and is not traced by programs of
@@ -41,7 +44,7 @@ fn keep_to_itself() {
 }
 
 /// Runs the program with the words of a command line.
-fn run(words: &[OsString], environment: Environment) -> Exit {
+fn run(words: &[OsString], environment: Environment, requests: ProgressRequests) -> Exit {
     let color = color_of(words);
     let parsed = command_tree()
         .color(clap_color(color, &environment))
@@ -49,7 +52,7 @@ fn run(words: &[OsString], environment: Environment) -> Exit {
         .and_then(|mut matches| Ok((verb_path(&matches), Arguments::from_arg_matches_mut(&mut matches)?)));
     match parsed {
         Ok((path, arguments)) => {
-            let context = Context::of_process(arguments.global, environment);
+            let context = Context::of_process(arguments.global, environment, requests);
             let ended = open_output().and_then(|()| arguments.verb.run(&context));
             let exit = ended.unwrap_or_else(|error| fail(&path, &error, &context));
             if let Exit::Signal(number) = exit

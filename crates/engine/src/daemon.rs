@@ -103,6 +103,8 @@ pub struct DaemonWorld<'a> {
 pub enum DaemonEvent {
     /// The configuration is to be read again.
     Reload,
+    /// It is to say what it does.
+    Status,
     /// It is to stop.
     Stop,
     /// The program of a job has ended.
@@ -249,6 +251,7 @@ impl Daemon<'_> {
                 }
                 (self.world.pulse)(Pulse::Ready);
             }
+            DaemonEvent::Status => self.say(Severity::Info, &self.status()),
             DaemonEvent::Stop => {
                 let clock = self.world.clock.now();
                 // Whoever asks twice does not want to wait.

@@ -8,7 +8,7 @@ use holdfast_engine::{
     Asked, DaemonEvent, DaemonReport, DaemonRequest, DaemonSpeaker, DaemonWorld, RunEntry, RunOutcome, Severity, daemon,
 };
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::runs::{RunDocument, documents, run_table};
@@ -226,12 +226,13 @@ fn withheld() -> Vec<String> {
     names.map(str::to_owned).to_vec()
 }
 
-/// SIGTERM and SIGINT stop it; SIGHUP has a daemon read its configuration again.
+/// SIGTERM and SIGINT stop it; SIGHUP has a daemon read its configuration again; SIGUSR1 asks what it does.
 fn hear_signals(sender: Sender<DaemonEvent>, is_forever: bool) -> Result<(), Error> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Error::Signals)?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(Error::Signals)?;
     let hear = move || {
         for signal in signals.forever() {
             let event = match signal {
+                SIGUSR1 => DaemonEvent::Status,
                 SIGHUP if is_forever => DaemonEvent::Reload,
                 _ => DaemonEvent::Stop,
             };

@@ -62,6 +62,11 @@ impl Console {
         }
     }
 
+    /// Prints the answer to a question, however quiet the program is to be.
+    pub fn answer(&self, message: &str) {
+        self.lock().message(&format!("holdfast: {}", printable(message)));
+    }
+
     /// Prints something that a person should act on, and keeps it for the answer.
     pub fn warning(&self, message: &str) {
         let label = self.paint.paint(Style::Warning, "warning:");

@@ -18,7 +18,9 @@ pub use line::ProgressLine;
 pub use rate::RateWindow;
 
 use super::Console;
+use crate::interrupt::ProgressRequests;
 use crate::terminal::StreamKind;
+use crate::units;
 
 /// Time between two drawings on a terminal.
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
@@ -39,6 +41,9 @@ pub struct ProgressDisplay {
     console: Arc<Console>,
     clock: Arc<dyn Clock>,
     show: ShowProgress,
+    requests: ProgressRequests,
+    /// When it began, on the clock.
+    start: Duration,
     done: AtomicU64,
     state: Mutex<State>,
 }
@@ -53,59 +58,76 @@ struct State {
     next_line: Option<Duration>,
 }
 
+impl State {
+    /// Where the job stands; none before its first phase.
+    fn line(&self, done: u64) -> Option<ProgressLine<'_>> {
+        let (phase, unit) = self.phase.as_ref()?;
+        Some(ProgressLine {
+            phase,
+            unit: *unit,
+            done,
+            total: self.total,
+            rate: self.rate.per_second(),
+            left: self.total.and_then(|total| self.rate.left(total)),
+            bottleneck: self.bottleneck,
+        })
+    }
+}
+
 impl ProgressDisplay {
-    /// A display that draws when [`tick`](Self::tick) is called.
-    pub fn new(console: Arc<Console>, clock: Arc<dyn Clock>, show: ShowProgress) -> Self {
+    /// A display that draws when [`tick`](Self::tick) is called. Requests are answered even where no progress is shown.
+    pub fn new(console: Arc<Console>, clock: Arc<dyn Clock>, show: ShowProgress, requests: ProgressRequests) -> Self {
         Self {
             console,
+            start: clock.now(),
             clock,
             show,
+            requests,
             done: AtomicU64::new(0),
             state: Mutex::default(),
         }
     }
 
     /// A display that draws by itself until what is returned is dropped.
-    pub fn start(console: Arc<Console>, clock: Arc<dyn Clock>, show: ShowProgress) -> RunningProgress {
-        let display = Arc::new(Self::new(console, Arc::clone(&clock), show));
-        if show == ShowProgress::Yes {
-            let weak = Arc::downgrade(&display);
-            std::thread::spawn(move || {
-                loop {
-                    clock.sleep(DRAW_INTERVAL);
-                    match weak.upgrade() {
-                        Some(display) => display.tick(),
-                        None => return,
-                    }
+    pub fn start(
+        console: Arc<Console>,
+        clock: Arc<dyn Clock>,
+        show: ShowProgress,
+        requests: ProgressRequests,
+    ) -> RunningProgress {
+        let display = Arc::new(Self::new(console, Arc::clone(&clock), show, requests));
+        let weak = Arc::downgrade(&display);
+        std::thread::spawn(move || {
+            loop {
+                clock.sleep(DRAW_INTERVAL);
+                match weak.upgrade() {
+                    Some(display) => display.tick(),
+                    None => return,
                 }
-            });
-        }
+            }
+        });
         RunningProgress { display }
     }
 
     /// Draws a line if it is time for one.
     pub fn tick(&self) {
-        if self.show == ShowProgress::No {
-            return;
-        }
         let now = self.clock.now();
         let done = self.done.load(Ordering::Relaxed);
         let mut state = self.lock();
         state.rate.sample(now, done);
+        if self.requests.take() {
+            let line = state.line(done).map(|line| line.render(None));
+            let waiting = || format!("running for {}", units::duration(now.saturating_sub(self.start)));
+            self.console.answer(&line.unwrap_or_else(waiting));
+        }
+        if self.show == ShowProgress::No {
+            return;
+        }
         if state.next_line.is_none_or(|next| now < next) {
             return;
         }
         state.next_line = Some(now + self.interval());
-        let Some((phase, unit)) = &state.phase else { return };
-        let line = ProgressLine {
-            phase,
-            unit: *unit,
-            done,
-            total: state.total,
-            rate: state.rate.per_second(),
-            left: state.total.and_then(|total| state.rate.left(total)),
-            bottleneck: state.bottleneck,
-        };
+        let Some(line) = state.line(done) else { return };
         // The console leaves the last column free.
         let width = self.console.kind().width().map(|width| width.saturating_sub(1));
         self.console.progress(&line.render(width));
@@ -196,6 +218,7 @@ mod tests {
     use holdfast_engine::{Bottleneck, Progress as _, Unit};
 
     use super::{ProgressDisplay, ShowProgress};
+    use crate::interrupt::ProgressRequests;
     use crate::output::console::Verbosity;
     use crate::output::console::tests::{Written, console};
     use crate::terminal::StreamKind;
@@ -203,7 +226,8 @@ mod tests {
     fn display(kind: StreamKind, show: ShowProgress) -> (ProgressDisplay, Arc<ManualClock>, Written) {
         let clock = Arc::new(ManualClock::new());
         let (console, written) = console(kind, Verbosity::Normal);
-        let display = ProgressDisplay::new(Arc::new(console), Arc::clone(&clock) as Arc<dyn Clock>, show);
+        let requests = ProgressRequests::default();
+        let display = ProgressDisplay::new(Arc::new(console), Arc::clone(&clock) as Arc<dyn Clock>, show, requests);
         (display, clock, written)
     }
 
@@ -267,6 +291,34 @@ mod tests {
         );
     }
 
+    /// Whoever sends SIGUSR1 wants an answer now, also from a quiet program, and in full.
+    #[test]
+    fn a_request_is_answered_once_whatever_is_shown() {
+        for (kind, show, drawn) in [
+            (StreamKind::File, ShowProgress::No, ""),
+            (StreamKind::File, ShowProgress::Yes, ""),
+            (StreamKind::Terminal { width: 20 }, ShowProgress::No, ""),
+        ] {
+            let (display, clock, written) = display(kind, show);
+            display.requests.request();
+            clock.advance(Duration::from_secs(3));
+            display.tick();
+            assert_eq!(written.take(), "holdfast: running for 3.0 s\n");
+            display.phase("reading vda", Unit::Bytes);
+            display.total(4 << 20);
+            display.advance(1 << 20);
+            display.requests.request();
+            clock.advance(Duration::from_secs(1));
+            display.tick();
+            assert_eq!(
+                written.take(),
+                "holdfast: reading vda  25.0%  1.0 MiB of 4.0 MiB  1.0 MiB/s  3 s left\n"
+            );
+            display.tick();
+            assert_eq!(written.take(), drawn);
+        }
+    }
+
     #[test]
     fn a_new_phase_starts_at_nothing() {
         let (display, clock, written) = display(TERMINAL, ShowProgress::Yes);
@@ -297,7 +349,12 @@ mod tests {
         let clock = Arc::new(SystemClock::new());
         let (console, _written) = console(TERMINAL, Verbosity::Normal);
         let console = Arc::new(console);
-        let display = ProgressDisplay::start(Arc::clone(&console), clock, ShowProgress::Yes);
+        let display = ProgressDisplay::start(
+            Arc::clone(&console),
+            clock,
+            ShowProgress::Yes,
+            ProgressRequests::default(),
+        );
         drop(display);
         // The thread may hold the display for the length of one drawing.
         while Arc::strong_count(&console) > 1 {
