@@ -14,6 +14,7 @@ use jiff::tz::TimeZone;
 use crate::error::{Error, Result};
 use crate::job::{Counting, Job};
 use crate::meter::{Meter, MeteredDevice, MeteredStream};
+use crate::namesake::{Claim, Claimant, Continuation, Granted};
 use crate::repository::{find_in, snapshots, time_of};
 use crate::source::{OpenSource, Origin, SourceName, disk_names};
 use crate::stages::Stages;
@@ -36,6 +37,8 @@ pub struct BackupRequest<'a> {
     pub allowed: Vec<PathBuf>,
     /// What to compare with.
     pub parent: ParentChoice,
+    /// Whether the snapshots that the name has may be of another machine.
+    pub continuation: Continuation,
     /// Words to find the snapshot by.
     pub tags: Vec<String>,
     /// The instant that the images are of.
@@ -80,11 +83,16 @@ pub struct BackupReport {
 pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>) -> Result<BackupReport> {
     let machine = machine_name(&request)?;
     let manifests = snapshots(repository, job.progress)?;
-    let parent = choose_parent(&request.parent, &request.zone, &manifests, &machine)?;
+    let claim = Claim {
+        name: machine.as_str(),
+        claimant: Claimant::Images,
+        continuation: request.continuation,
+    };
+    let granted = claim.check(&manifests, job.progress)?;
     let listing = Listing {
         machine: machine.to_string(),
-        notes: BTreeMap::new(),
-        parent,
+        parent: choose_parent(&request.parent, &request.zone, &manifests, &granted)?,
+        notes: granted.note.into_iter().collect(),
     };
     store_disks(repository, request, listing, job)
 }
@@ -201,15 +209,12 @@ pub(crate) fn choose_parent<'m>(
     choice: &ParentChoice,
     zone: &TimeZone,
     manifests: &'m [Manifest],
-    machine: &MachineName,
+    granted: &Granted<'m>,
 ) -> Result<Option<&'m Manifest>> {
     match choice {
         ParentChoice::None => Ok(None),
         ParentChoice::Named(reference) => Ok(Some(&manifests[find_in(manifests, reference, zone)?])),
-        ParentChoice::Newest => {
-            let of_machine = manifests.iter().filter(|manifest| manifest.machine == machine.as_str());
-            Ok(of_machine.max_by_key(|manifest| (manifest.time_ms, manifest.id)))
-        }
+        ParentChoice::Newest => Ok(granted.newest()),
     }
 }
 

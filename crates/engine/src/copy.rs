@@ -6,7 +6,7 @@
 mod origin;
 mod status;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -19,8 +19,9 @@ use jiff::tz::TimeZone;
 use crate::error::{Error, Result};
 use crate::forget::Execution;
 use crate::job::{Counting, Job};
-use crate::list::{ListRequest, is_wanted};
+use crate::list::{ListRequest, check_known, is_wanted};
 use crate::machine_backup::pace::Pace;
+use crate::namesake::{MachineIdentity, MachinesByName};
 use crate::repository::{all_snapshots, find_in, find_of_machines, time_of};
 use crate::template::{is_draft, is_template, protect};
 use crate::{Location, Progress, SnapshotReference, Unit};
@@ -127,13 +128,16 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
     let (mut all, damaged) = from.snapshots()?;
     // What a push has not finished is nothing yet.
     all.retain(|manifest| !is_draft(manifest));
-    let holdings = Holdings::new(to.config().id, all_snapshots(to, job.progress)?);
+    let there = all_snapshots(to, job.progress)?;
     let (chosen, removed) = choose(&all, request)?;
+    warn_of_namesakes(chosen.iter().map(|index| &all[*index]), &there, job.progress);
+    let holdings = Holdings::new(to.config().id, there);
     let pace = Pace::new(request.bytes_per_second, job);
     let mut copy = Copy {
         from,
         to,
         all: &all,
+        named: MachinesByName::of(&all),
         holdings,
         planned: HashSet::new(),
         pace: &|bytes| {
@@ -188,6 +192,25 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
     })
 }
 
+/// Says which names stand for other machines there: a copy keeps its name. It is said as long as nothing of the machine is there.
+fn warn_of_namesakes<'m>(chosen: impl Iterator<Item = &'m Manifest>, there: &[Manifest], progress: &dyn Progress) {
+    let new: BTreeSet<(&str, MachineIdentity)> = chosen
+        .map(|manifest| (manifest.machine.as_str(), MachineIdentity::of(manifest)))
+        .collect();
+    for (name, identity) in new {
+        let known = there.iter().filter(|manifest| manifest.machine == name);
+        let known: BTreeSet<MachineIdentity> = known.map(MachineIdentity::of).collect();
+        if !known.is_empty() && !known.contains(&identity) {
+            let known: Vec<String> = known.iter().map(ToString::to_string).collect();
+            progress.warning(&format!(
+                "the snapshots listed as {name} there are of another machine ({known}; this one is {identity}): retention counts \
+                 them apart, and snapshots of {name} have to be named by their ids",
+                known = known.join(", ")
+            ));
+        }
+    }
+}
+
 /// Keeps gc here from deleting what is copied. A repository that cannot be written has no gc that could.
 fn pause_gc<'a>(from: &'a Repository, progress: &dyn Progress) -> Option<GcPause<'a>> {
     from.pause_gc()
@@ -208,6 +231,7 @@ fn choose(all: &[Manifest], request: &CopyRequest) -> Result<(Vec<usize>, Remove
             (found?, RemovedThere::ComeBack)
         }
         CopySelection::Matching(wanted) => {
+            check_known(all, wanted)?;
             let matching = all
                 .iter()
                 .enumerate()
@@ -233,6 +257,8 @@ struct Copy<'a> {
     to: &'a Repository,
     /// All snapshots here, oldest first.
     all: &'a [Manifest],
+    /// The machines here.
+    named: MachinesByName,
     /// What is there.
     holdings: Holdings,
     /// What would be there by now.
@@ -255,7 +281,7 @@ impl<'a> Copy<'a> {
     /// The snapshot here that shares most with `manifest`, of those that are there: what it was compared with, or its neighbour.
     fn base(&self, manifest: &Manifest, is_there: &dyn Fn(&Manifest) -> bool) -> Option<&'a Manifest> {
         let usable = || {
-            let of_machine = self.all.iter().filter(|other| other.machine == manifest.machine);
+            let of_machine = self.all.iter().filter(|other| self.named.is_same(other, manifest));
             of_machine.filter(|other| other.id != manifest.id && is_there(other))
         };
         let key = |manifest: &Manifest| (manifest.time_ms, manifest.id);

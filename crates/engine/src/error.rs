@@ -6,7 +6,7 @@ use holdfast_host::provider::ProviderError;
 use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
-use crate::{CloneError, Interrupted, NameError, Refusal, ResolveError};
+use crate::{CloneError, Interrupted, NameError, NameTaken, Refusal, ResolveError, SnapshotChoiceError};
 
 /// Result of a job.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -107,14 +107,12 @@ pub enum Error {
         /// The format that its content shows now.
         now: String,
     },
-    /// A snapshot that is to be removed must be named so that the name means it tomorrow as well.
-    #[error("this name means the newest snapshot of {machine}, which is {id} today")]
-    NotExact {
-        /// The snapshot.
-        id: holdfast_repo::SnapshotId,
-        /// Its machine.
-        machine: String,
-    },
+    /// A name does not say which snapshot is to be removed or unprotected.
+    #[error(transparent)]
+    Choice(#[from] SnapshotChoiceError),
+    /// A name is taken by another machine.
+    #[error(transparent)]
+    NameTaken(#[from] NameTaken),
     /// An image is compared with one disk.
     #[error("an image is compared with the disk of one snapshot")]
     CompareOne,

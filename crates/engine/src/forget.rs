@@ -1,12 +1,51 @@
 //! `forget`, `protect` and `unprotect`: single snapshots, by hand.
 
+use std::collections::HashSet;
+
 use holdfast_repo::{Manifest, Repository, SnapshotId};
 use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::repository::{all_snapshots, find_of_machines};
+use crate::template::is_template;
 use crate::{Moment, SnapshotReference};
+
+/// Why a name does not say which snapshot is to be removed or unprotected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotChoiceError {
+    /// A snapshot that is to be removed must be named so that the name means it tomorrow as well.
+    #[error("this name means the newest snapshot of {machine}, which is {id} today")]
+    NotExact {
+        /// The snapshot.
+        id: SnapshotId,
+        /// Its machine.
+        machine: String,
+    },
+    /// A snapshot that is to be unprotected is not protected.
+    #[error("snapshot {id} of {machine} is not protected")]
+    NotProtected {
+        /// The snapshot.
+        id: SnapshotId,
+        /// Its machine.
+        machine: String,
+    },
+    /// A machine has no protected snapshot.
+    #[error("no snapshot of {machine} is protected")]
+    NoneProtected {
+        /// The machine.
+        machine: String,
+    },
+    /// A machine has several protected snapshots.
+    #[error("{machine} has several protected snapshots: {}", ids.join(", "))]
+    SeveralProtected {
+        /// The machine.
+        machine: String,
+        /// The starts of their ids.
+        ids: Vec<String>,
+    },
+}
 
 /// Whether a plan is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,10 +85,11 @@ pub fn forget(
             Ok(index) => {
                 let manifest = &manifests[index];
                 if !is_exact(reference, manifest) {
-                    return Err(Error::NotExact {
+                    return Err(SnapshotChoiceError::NotExact {
                         id: manifest.id,
                         machine: manifest.machine.clone(),
-                    });
+                    }
+                    .into());
                 }
                 if !report.snapshots.iter().any(|other| other.id == manifest.id) {
                     report.snapshots.push(manifest.clone());
@@ -99,7 +139,12 @@ pub enum ProtectionChange {
     UnprotectHeld,
 }
 
-/// Protects snapshots from being removed, or lets them be removed again.
+/// Protects snapshots from being removed, or lets them be removed again. All names are resolved before anything is changed.
+///
+/// The name of a machine alone means its newest snapshot where one is protected, and the protected one where it is unprotected.
+///
+/// # Errors
+/// A snapshot that is to be unprotected is not protected; or the name is of several that are.
 pub fn change_protection(
     repository: &Repository,
     references: &[SnapshotReference],
@@ -107,7 +152,12 @@ pub fn change_protection(
     zone: &TimeZone,
     job: Job<'_>,
 ) -> Result<Vec<Manifest>> {
-    let mut chosen = choose(repository, references, zone, job)?;
+    let mut chosen = match change {
+        ProtectionChange::Protect => choose(repository, references, zone, job)?,
+        ProtectionChange::Unprotect | ProtectionChange::UnprotectHeld => {
+            choose_protected(repository, references, zone, job)?
+        }
+    };
     let mut held = Vec::new();
     for manifest in &chosen {
         match change {
@@ -141,6 +191,73 @@ fn choose(
     let manifests = all_snapshots(repository, job.progress)?;
     let find = |reference| Ok(manifests[find_of_machines(&manifests, reference, zone)?].clone());
     references.iter().map(find).collect()
+}
+
+/// The snapshots to unprotect.
+fn choose_protected(
+    repository: &Repository,
+    references: &[SnapshotReference],
+    zone: &TimeZone,
+    job: Job<'_>,
+) -> Result<Vec<Manifest>> {
+    let manifests = all_snapshots(repository, job.progress)?;
+    let protected = repository.protected()?;
+    let mut chosen: Vec<Manifest> = Vec::new();
+    for reference in references {
+        let found = match protected_of_machine(&manifests, &protected, reference) {
+            Some(found) => found?,
+            None => &manifests[find_of_machines(&manifests, reference, zone)?],
+        };
+        if !protected.contains(&found.id) {
+            return Err(SnapshotChoiceError::NotProtected {
+                id: found.id,
+                machine: found.machine.clone(),
+            }
+            .into());
+        }
+        if chosen.iter().all(|other| other.id != found.id) {
+            chosen.push(found.clone());
+        }
+    }
+    Ok(chosen)
+}
+
+/// The one protected snapshot of the machine of this name; none where `reference` is no name of a machine.
+fn protected_of_machine<'m>(
+    manifests: &'m [Manifest],
+    protected: &HashSet<SnapshotId>,
+    reference: &SnapshotReference,
+) -> Option<Result<&'m Manifest>> {
+    let SnapshotReference::Word(word) = reference else {
+        return None;
+    };
+    let mut of_machine = manifests
+        .iter()
+        .filter(|manifest| manifest.machine == *word && !is_template(manifest));
+    let newest = of_machine.clone().next_back()?;
+    // It could be the start of an id as well: then it has to be told which is meant.
+    if manifests
+        .iter()
+        .any(|manifest| manifest.id.to_string().starts_with(&word.to_ascii_lowercase()))
+    {
+        return None;
+    }
+    let kept: Vec<&Manifest> = of_machine
+        .by_ref()
+        .filter(|manifest| protected.contains(&manifest.id))
+        .collect();
+    Some(match &kept[..] {
+        [] => Err(SnapshotChoiceError::NoneProtected {
+            machine: newest.machine.clone(),
+        }
+        .into()),
+        [one] => Ok(one),
+        several => Err(SnapshotChoiceError::SeveralProtected {
+            machine: newest.machine.clone(),
+            ids: several.iter().map(|manifest| manifest.id.short()).collect(),
+        }
+        .into()),
+    })
 }
 
 /// Whether a name means this snapshot today and tomorrow: what means "the newest" moves on with every backup.

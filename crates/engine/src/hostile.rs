@@ -167,6 +167,7 @@ pub fn snapshot_name(bytes: &[u8]) -> Outcome {
             id,
             machine: "web1",
             time,
+            distinction: None,
         })
         .collect();
     let found = resolve(&name.snapshot, &candidates, &TimeZone::UTC);

@@ -103,7 +103,7 @@ pub use exchange::{
     VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay, XvaExport, back_up_virtualbox, check_archive,
     check_packed, check_stream, export, export_to_pool, open_import, open_packed, read_packed,
 };
-pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
+pub use forget::{Execution, ForgetReport, ProtectionChange, SnapshotChoiceError, change_protection, forget};
 pub use gc::{AcceptedName, GcOutcome, accept_loss, gc, stats};
 pub use guest_identity::{GuestIdentity, SYSPREP};
 pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
@@ -144,6 +144,7 @@ pub use monitor::{
     check_snapshots, monitor,
 };
 pub use name::{DiskName, MachineName, NameError};
+pub use namesake::{Continuation, MachineIdentity, MachinesByName, NameTaken};
 pub use new_image::Overwrite;
 pub use policy_run::{Guests, PolicyRunReport, PolicyRunRequest, RemovedByPolicy, TakenCut, run_policy};
 pub use progress::{Bottleneck, NoProgress, Progress, Unit};

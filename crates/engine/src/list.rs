@@ -2,20 +2,24 @@
 
 use std::collections::HashSet;
 
+use holdfast_policy::Glob;
 use holdfast_repo::{DiskContent, LostSearch, LostSnapshot, Manifest, Repository, SnapshotId};
 use jiff::tz::TimeZone;
 
 use crate::error::Result;
 use crate::machine_backup::is_memory;
-use crate::repository::find_snapshot;
+use crate::namesake::{MachineIdentity, MachinesByName};
+use crate::repository::all_snapshots;
+use crate::repository::find_of_machines;
+use crate::resolve::{ResolveError, nearest_names};
 use crate::template::is_template;
-use crate::{DiskName, MachineName, Progress, SnapshotName};
+use crate::{DiskName, Progress, SnapshotName};
 
 /// Which snapshots are wanted; without any wish, all.
 #[derive(Debug, Clone, Default)]
 pub struct ListRequest {
-    /// Of these machines only.
-    pub machines: Vec<MachineName>,
+    /// Of these machines only: names, or patterns.
+    pub machines: Vec<Glob>,
     /// With all of these tags.
     pub tags: Vec<String>,
 }
@@ -31,30 +35,78 @@ pub struct ListReport {
     pub damaged: Vec<holdfast_repo::Error>,
     /// Snapshots that are gone although nobody removed them.
     pub lost: Vec<LostSnapshot>,
+    /// The machines of all snapshots.
+    pub named: MachinesByName,
 }
 
 /// Lists snapshots of machines; templates are [elsewhere](crate::list_templates).
+///
+/// # Errors
+/// No snapshot is of a machine, or has a tag, that is asked for; but not where some cannot be read: those may be.
 pub fn list(repository: &Repository, request: &ListRequest) -> Result<ListReport> {
     let (mut snapshots, damaged) = repository.snapshots()?;
     let mut lost = repository.lost_snapshots(&snapshots, LostSearch::Likely)?;
-    lost.retain(|lost| of_machine(&lost.machine, request));
-    snapshots.retain(|snapshot| !is_template(snapshot) && is_wanted(snapshot, request));
+    snapshots.retain(|snapshot| !is_template(snapshot));
+    // Those that cannot be read may be of any machine, and so may the lost ones.
+    if damaged.is_empty() && lost.is_empty() {
+        check_known(&snapshots, request)?;
+    }
+    let named = MachinesByName::of(&snapshots);
+    lost.retain(|lost| is_named(&lost.machine, &request.machines));
+    snapshots.retain(|snapshot| is_wanted(snapshot, request));
     Ok(ListReport {
         snapshots,
         protected: repository.protected()?,
         damaged,
         lost,
+        named,
     })
 }
 
-fn of_machine(name: &str, request: &ListRequest) -> bool {
-    let mut machines = request.machines.iter();
-    request.machines.is_empty() || machines.any(|machine| machine.as_str() == name)
+/// Whether a machine is one of those that are asked for. A name with the characters of a pattern also means itself.
+pub(crate) fn is_named(machine: &str, wanted: &[Glob]) -> bool {
+    let means = |glob: &Glob| glob.matches(machine) || glob.to_string() == machine;
+    wanted.is_empty() || wanted.iter().any(means)
+}
+
+/// Refuses what no snapshot is of: it is misspelt, or meant for another repository.
+pub(crate) fn check_known(snapshots: &[Manifest], request: &ListRequest) -> Result<()> {
+    let machines = || snapshots.iter().map(|snapshot| snapshot.machine.as_str());
+    check_machines(&request.machines, &machines)?;
+    let tags = || snapshots.iter().flat_map(|snapshot| &snapshot.tags).map(String::as_str);
+    for tag in &request.tags {
+        if !tags().any(|known| known == tag) {
+            return Err(ResolveError::UnknownTag {
+                tag: tag.clone(),
+                nearest: nearest_names(tag, tags()),
+            }
+            .into());
+        }
+    }
+    Ok(())
+}
+
+/// Refuses names and patterns that none of the machines has.
+pub(crate) fn check_machines<'n, N: Iterator<Item = &'n str>>(wanted: &[Glob], machines: &dyn Fn() -> N) -> Result<()> {
+    let is_unknown = |glob: &&Glob| !machines().any(|machine| is_named(machine, std::slice::from_ref(*glob)));
+    let Some(unknown) = wanted.iter().find(is_unknown) else {
+        return Ok(());
+    };
+    let text = unknown.to_string();
+    Err(if Glob::is_one(&text) {
+        ResolveError::NoMatch { pattern: text }
+    } else {
+        ResolveError::UnknownMachine {
+            nearest: nearest_names(&text, machines()),
+            machine: text,
+        }
+    }
+    .into())
 }
 
 /// Whether a snapshot is one of those that are wanted.
 pub(crate) fn is_wanted(snapshot: &Manifest, request: &ListRequest) -> bool {
-    of_machine(&snapshot.machine, request) && request.tags.iter().all(|tag| snapshot.tags.contains(tag))
+    is_named(&snapshot.machine, &request.machines) && request.tags.iter().all(|tag| snapshot.tags.contains(tag))
 }
 
 /// One snapshot, and the disk of it that was named.
@@ -64,6 +116,10 @@ pub struct ShowReport {
     pub snapshot: Manifest,
     /// Whether it is kept from being removed.
     pub is_protected: bool,
+    /// What its machine is known by.
+    pub identity: MachineIdentity,
+    /// How many other machines have the name of its machine.
+    pub namesake_count: usize,
     /// The disk, where one was named: it is there.
     pub disk: Option<DiskName>,
 }
@@ -75,12 +131,17 @@ pub fn show(
     zone: &TimeZone,
     progress: &dyn Progress,
 ) -> Result<ShowReport> {
-    let snapshot = find_snapshot(repository, &name.snapshot, zone, progress)?;
+    let mut all = all_snapshots(repository, progress)?;
+    let index = find_of_machines(&all, &name.snapshot, zone)?;
+    let named = MachinesByName::of(&all);
+    let snapshot = all.swap_remove(index);
     if let Some(disk) = &name.disk {
         snapshot.disk(Some(disk.as_str()))?;
     }
     Ok(ShowReport {
         is_protected: repository.protected()?.contains(&snapshot.id),
+        identity: MachineIdentity::of(&snapshot),
+        namesake_count: named.count(&snapshot.machine).saturating_sub(1),
         snapshot,
         disk: name.disk.clone(),
     })

@@ -213,7 +213,7 @@ fn read_described(
     check_choice(&description, (&taken, request.memory.is_some()), job)?;
     // Before anything is put into QEMU: it is not to be in what describes the machine.
     let configuration = request.machine.configuration()?;
-    keeper.begin(&request.name)?;
+    keeper.begin(&request.name, &description.summary.uuid)?;
     job.interrupt.check()?;
     job.progress.phase(&keeper.phase(&request.name), Unit::Bytes);
     let backup = MachineBackup {

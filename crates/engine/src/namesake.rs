@@ -1,88 +1,346 @@
-//! Two machines of one name are not stored as one: each would be compared with the other, and who restores that name would get either.
+//! Which machine the snapshots of a name are of.
+//!
+//! Names are used again: on another host, by a machine that was created anew, by an archive. What is compared with one another,
+//! and what retention counts together, are the snapshots of one name *and* one machine. A machine is known by its UUID.
+//!
+//! A backup under a name whose newest snapshot is of another machine is refused, unless the user states that it is the same
+//! one. Such a statement is kept as a note of the snapshot ([`NOTE_CONTINUES`]), and later snapshots repeat it.
 
-use holdfast_repo::Manifest;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
-use crate::machine_backup::NOTE_UUID;
+use holdfast_repo::{Manifest, SnapshotId};
+
+use crate::Progress;
+use crate::error::Result;
+use crate::machine_backup::{NOTE_CONSISTENCY, NOTE_METHOD, NOTE_UUID};
+use crate::repository::time_of;
 
 /// Note of a snapshot: the pool of its machine.
 pub(crate) const NOTE_POOL: &str = "pool";
 /// Note of a snapshot: what its machine was taken from, if not from libvirt.
 pub(crate) const NOTE_HYPERVISOR: &str = "imported_from";
+/// Note of a snapshot: the other identities under its name that are of the same machine, separated by spaces.
+pub(crate) const NOTE_CONTINUES: &str = "continues";
 
-/// Whose the newest snapshot of a name is.
-#[derive(Debug, Clone)]
-pub(crate) struct Predecessor<'m> {
-    /// The snapshot.
-    pub(crate) snapshot: &'m Manifest,
-    /// The UUID of its machine.
-    pub(crate) uuid: &'m str,
-    /// The pool of its machine, where that is in one.
-    pub(crate) pool: Option<&'m str>,
-    /// What it was taken from, if not from libvirt.
-    pub(crate) hypervisor: Option<&'m str>,
+const WORD_IMAGES: &str = "images";
+const WORD_UNIDENTIFIED: &str = "unidentified";
+const UUID_DIGITS: usize = 32;
+
+/// What a machine is known by.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MachineIdentity {
+    /// Its UUID: lower case, with hyphens.
+    Uuid(String),
+    /// It is a machine, and has no UUID.
+    Unidentified,
+    /// It was backed up as images, which have no UUID.
+    Images,
 }
 
-impl<'m> Predecessor<'m> {
-    /// The one of the machine that is listed as `name`; none where there is no snapshot, or where that does not say whose it is.
-    pub(crate) fn of(manifests: &'m [Manifest], name: &str) -> Option<Self> {
-        let own = manifests.iter().filter(|manifest| manifest.machine == name);
-        let newest = own.max_by_key(|manifest| manifest.time_ms)?;
-        let note = |key: &str| {
-            newest
-                .notes
-                .get(key)
-                .map(String::as_str)
-                .filter(|text| !text.is_empty())
+impl MachineIdentity {
+    /// The identity of the machine that a snapshot is of.
+    pub fn of(manifest: &Manifest) -> Self {
+        let has = |key: &str| manifest.notes.contains_key(key);
+        if let Some(uuid) = manifest.notes.get(NOTE_UUID) {
+            return Self::of_uuid(uuid);
+        }
+        if [NOTE_METHOD, NOTE_CONSISTENCY, NOTE_HYPERVISOR].into_iter().any(has) {
+            return Self::Unidentified;
+        }
+        Self::Images
+    }
+
+    /// The identity of a machine with this UUID, in any of the usual spellings. QEMU gives one of zeroes where none was set.
+    pub(crate) fn of_uuid(text: &str) -> Self {
+        let text = text.trim().to_ascii_lowercase();
+        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+        let is_usual = text
+            .chars()
+            .all(|character| character.is_ascii_hexdigit() || matches!(character, '-' | '{' | '}'))
+            && digits.len() == UUID_DIGITS;
+        if digits.chars().all(|digit| digit == '0')
+            && text
+                .chars()
+                .all(|character| !character.is_alphanumeric() || character == '0')
+        {
+            return Self::Unidentified;
+        }
+        if !is_usual {
+            return Self::Uuid(text.split_whitespace().collect());
+        }
+        let part = |from: usize, to: usize| &digits[from..to];
+        Self::Uuid(format!(
+            "{}-{}-{}-{}-{}",
+            part(0, 8),
+            part(8, 12),
+            part(12, 16),
+            part(16, 20),
+            part(20, UUID_DIGITS)
+        ))
+    }
+
+    fn word(&self) -> &str {
+        match self {
+            Self::Uuid(uuid) => uuid,
+            Self::Unidentified => WORD_UNIDENTIFIED,
+            Self::Images => WORD_IMAGES,
+        }
+    }
+
+    fn of_word(word: &str) -> Self {
+        match word {
+            WORD_IMAGES => Self::Images,
+            WORD_UNIDENTIFIED => Self::Unidentified,
+            uuid => Self::of_uuid(uuid),
+        }
+    }
+}
+
+impl fmt::Display for MachineIdentity {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uuid(uuid) => write!(formatter, "UUID {uuid}"),
+            Self::Unidentified => formatter.write_str("a machine without a UUID"),
+            Self::Images => formatter.write_str("images"),
+        }
+    }
+}
+
+/// The identities that a snapshot says are of the same machine as its own.
+fn continued(manifest: &Manifest) -> impl Iterator<Item = MachineIdentity> {
+    let words = manifest.notes.get(NOTE_CONTINUES).map_or("", String::as_str);
+    words.split_whitespace().map(MachineIdentity::of_word)
+}
+
+/// The machines that the names of snapshots stand for.
+#[derive(Debug, Clone, Default)]
+pub struct MachinesByName {
+    /// For each name its machines, in the order of their first snapshots; each with all identities that it had.
+    machines: BTreeMap<String, Vec<BTreeSet<MachineIdentity>>>,
+}
+
+impl MachinesByName {
+    /// The machines of these snapshots.
+    pub fn of<'m>(manifests: impl IntoIterator<Item = &'m Manifest>) -> Self {
+        let mut all = Self::default();
+        for manifest in manifests {
+            let machines = all.machines.entry(manifest.machine.clone()).or_default();
+            let mut same: BTreeSet<MachineIdentity> = continued(manifest).collect();
+            same.insert(MachineIdentity::of(manifest));
+            let place = machines.iter().position(|known| !known.is_disjoint(&same));
+            machines.retain(|known| {
+                let is_other = known.is_disjoint(&same);
+                if !is_other {
+                    same.extend(known.iter().cloned());
+                }
+                is_other
+            });
+            machines.insert(place.unwrap_or(machines.len()), same);
+        }
+        all
+    }
+
+    /// How many machines have this name.
+    pub fn count(&self, name: &str) -> usize {
+        self.machines.get(name).map_or(0, Vec::len)
+    }
+
+    /// Which of the machines of its name a snapshot is of.
+    pub fn place(&self, manifest: &Manifest) -> Option<usize> {
+        let identity = MachineIdentity::of(manifest);
+        let machines = self.machines.get(&manifest.machine)?;
+        machines.iter().position(|machine| machine.contains(&identity))
+    }
+
+    /// Whether two snapshots have one name and are of one machine.
+    pub fn is_same(&self, first: &Manifest, second: &Manifest) -> bool {
+        first.machine == second.machine && self.place(first) == self.place(second)
+    }
+
+    /// The identity to tell the machine of a snapshot by; none where its name is of this machine alone.
+    pub fn distinction(&self, manifest: &Manifest) -> Option<MachineIdentity> {
+        (self.count(&manifest.machine) > 1).then(|| MachineIdentity::of(manifest))
+    }
+
+    /// For each name that several machines have, the words to tell them by, each at its place.
+    pub(crate) fn distinctions(&self) -> BTreeMap<String, Vec<String>> {
+        let shared = self.machines.iter().filter(|(_, machines)| machines.len() > 1);
+        let words = |machine: &BTreeSet<MachineIdentity>| {
+            let words: Vec<String> = machine.iter().map(ToString::to_string).collect();
+            words.join(", ")
         };
-        Some(Self {
-            snapshot: newest,
-            uuid: note(NOTE_UUID)?,
-            pool: note(NOTE_POOL),
-            hypervisor: note(NOTE_HYPERVISOR),
+        shared
+            .map(|(name, machines)| (name.clone(), machines.iter().map(words).collect()))
+            .collect()
+    }
+
+    /// The names that several machines have, and how many.
+    pub fn shared(&self) -> impl Iterator<Item = (&str, usize)> {
+        let counted = self
+            .machines
+            .iter()
+            .map(|(name, machines)| (name.as_str(), machines.len()));
+        counted.filter(|(_, count)| *count > 1)
+    }
+}
+
+/// The snapshots of a name are of another machine: they would be compared with one another, and retention would keep those of one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the snapshots listed as {name} (newest: {newest}) are of {theirs}, and {ours}")]
+pub struct NameTaken {
+    /// The name.
+    pub name: String,
+    /// Its newest snapshot.
+    pub newest: SnapshotId,
+    /// What the snapshots are of.
+    pub theirs: String,
+    /// What was to be stored, as the end of a sentence.
+    pub ours: String,
+}
+
+/// Whether the snapshots that a name has may be of another machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Continuation {
+    /// They have to be of the same machine.
+    #[default]
+    SameIdentity,
+    /// The user states that they all are of the same machine, which got another UUID.
+    Stated,
+}
+
+/// Where a new snapshot comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claimant<'c> {
+    /// A machine at its hypervisor, which has this UUID.
+    Machine(&'c str),
+    /// An archive of a machine, which has this UUID where it has one.
+    Archive(Option<&'c str>),
+    /// Images.
+    Images,
+}
+
+impl Claimant<'_> {
+    fn identity(self) -> MachineIdentity {
+        match self {
+            Self::Machine(uuid) => MachineIdentity::of_uuid(uuid),
+            Self::Archive(uuid) => uuid.map_or(MachineIdentity::Unidentified, MachineIdentity::of_uuid),
+            Self::Images => MachineIdentity::Images,
+        }
+    }
+}
+
+/// A new snapshot that is to be listed under a name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Claim<'c> {
+    pub(crate) name: &'c str,
+    pub(crate) claimant: Claimant<'c>,
+    pub(crate) continuation: Continuation,
+}
+
+/// A name that a new snapshot may have.
+#[derive(Debug)]
+pub(crate) struct Granted<'m> {
+    /// The snapshots of the same machine under this name.
+    pub(crate) own: Vec<&'m Manifest>,
+    /// The note to keep with the new snapshot, by its name.
+    pub(crate) note: Option<(String, String)>,
+}
+
+impl<'m> Granted<'m> {
+    /// The newest snapshot of the same machine under this name.
+    pub(crate) fn newest(&self) -> Option<&'m Manifest> {
+        newest(self.own.iter().copied())
+    }
+}
+
+impl Claim<'_> {
+    /// Grants the name, if it is unused or of the same machine.
+    ///
+    /// # Errors
+    /// Its newest snapshot is of another machine; or this is an archive, and that one is of the machine itself.
+    pub(crate) fn check<'m>(&self, manifests: &'m [Manifest], progress: &dyn Progress) -> Result<Granted<'m>> {
+        let identity = self.claimant.identity();
+        let of_name = || manifests.iter().filter(|manifest| manifest.machine == self.name);
+        let Some(holder) = newest(of_name()) else {
+            self.note_other_names(&identity, manifests, progress);
+            return Ok(Granted {
+                own: Vec::new(),
+                note: None,
+            });
+        };
+        let is_beside = matches!(self.claimant, Claimant::Archive(_)) && !is_imported(holder);
+        let is_same = MachineIdentity::of(holder) == identity && !is_beside;
+        let mut others: BTreeSet<MachineIdentity> = of_name().map(MachineIdentity::of).collect();
+        others.remove(&identity);
+        let same: BTreeSet<MachineIdentity> = match (self.continuation, is_same) {
+            (Continuation::Stated, _) => others,
+            (Continuation::SameIdentity, true) => continued(holder).filter(|other| others.contains(other)).collect(),
+            (Continuation::SameIdentity, false) => return Err(self.refusal(holder).into()),
+        };
+        let is_own = |manifest: &&Manifest| {
+            let other = MachineIdentity::of(manifest);
+            other == identity || same.contains(&other)
+        };
+        let words: Vec<&str> = same.iter().map(MachineIdentity::word).collect();
+        Ok(Granted {
+            own: of_name().filter(is_own).collect(),
+            note: (!words.is_empty()).then(|| (NOTE_CONTINUES.to_owned(), words.join(" "))),
         })
     }
 
-    /// Whether it is of this machine, wherever that is.
-    pub(crate) fn is(&self, uuid: &str) -> bool {
-        self.uuid.eq_ignore_ascii_case(uuid)
+    fn refusal(&self, holder: &Manifest) -> NameTaken {
+        let place = holder
+            .notes
+            .get(NOTE_POOL)
+            .or_else(|| holder.notes.get(NOTE_HYPERVISOR));
+        let place = place.map_or("libvirt or QEMU", String::as_str);
+        let identity = self.claimant.identity();
+        let theirs = match MachineIdentity::of(holder) {
+            MachineIdentity::Images => "images".to_owned(),
+            other if other == identity => format!("the machine itself ({other}, of {place})"),
+            other if is_imported(holder) => format!("another machine, an import ({other}, from {place})"),
+            other => format!("another machine ({other}, of {place})"),
+        };
+        let ours = match self.claimant {
+            Claimant::Images => "these are images".to_owned(),
+            Claimant::Archive(_) => format!("this is an archive ({identity})"),
+            Claimant::Machine(_) => format!("this is {identity}"),
+        };
+        NameTaken {
+            name: self.name.to_owned(),
+            newest: holder.id,
+            theirs,
+            ours,
+        }
     }
 
-    /// Where its machine is, or was.
-    pub(crate) fn place(&self) -> &'m str {
-        self.pool.or(self.hypervisor).unwrap_or("libvirt")
+    /// A machine that got another name starts anew under it; its user may want to go on under the old one.
+    fn note_other_names(&self, identity: &MachineIdentity, manifests: &[Manifest], progress: &dyn Progress) {
+        let (Claimant::Machine(_), MachineIdentity::Uuid(uuid)) = (self.claimant, identity) else {
+            return;
+        };
+        let of_machine = manifests
+            .iter()
+            .filter(|manifest| MachineIdentity::of(manifest) == *identity);
+        if let Some(other) = newest(of_machine) {
+            progress.note(&format!(
+                "a machine with the UUID {uuid} has snapshots under the name {old} (newest: {time}); --machine {old} continues them",
+                old = other.machine,
+                time = time_of(other),
+            ));
+        }
     }
+}
+
+/// Whether a snapshot comes from an archive, and not from the machine.
+fn is_imported(manifest: &Manifest) -> bool {
+    manifest.notes.contains_key(NOTE_HYPERVISOR) && !manifest.notes.contains_key(NOTE_METHOD)
+}
+
+fn newest<'m>(manifests: impl Iterator<Item = &'m Manifest>) -> Option<&'m Manifest> {
+    manifests.max_by_key(|manifest| (manifest.time_ms, manifest.id))
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use holdfast_repo::Manifest;
-
-    use super::Predecessor;
-
-    fn manifest(machine: &str, time_ms: i64, notes: &[(&str, &str)]) -> Manifest {
-        let notes: BTreeMap<&str, &str> = notes.iter().copied().collect();
-        let id = "07".repeat(16);
-        let value = serde_json::json!({ "format": 1, "id": id, "machine": machine, "time_ms": time_ms, "disks": [], "copy": id, "notes": notes });
-        serde_json::from_value(value).unwrap()
-    }
-
-    #[test]
-    fn the_newest_snapshot_of_a_name_says_whose_it_is() {
-        let all = [
-            manifest("web1", 1, &[("uuid", "A"), ("pool", "xen://one")]),
-            manifest("web1", 3, &[("uuid", "B"), ("imported_from", "VirtualBox")]),
-            manifest("web2", 4, &[("uuid", "C")]),
-            manifest("web1", 2, &[("uuid", "A")]),
-            manifest("db1", 1, &[]),
-        ];
-        let of = |name: &str| Predecessor::of(&all, name);
-        let newest = of("web1").unwrap();
-        assert!(newest.is("b") && !newest.is("A"));
-        assert_eq!((newest.place(), newest.pool), ("VirtualBox", None));
-        assert_eq!(of("web2").unwrap().place(), "libvirt");
-        assert_eq!(Predecessor::of(&all[..1], "web1").unwrap().place(), "xen://one");
-        assert!(of("db1").is_none() && of("other").is_none());
-    }
-}
+mod tests;

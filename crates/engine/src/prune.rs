@@ -2,24 +2,26 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use holdfast_policy::{Candidate, Policy, Protection, RetentionPlan, plan};
+use holdfast_policy::{Candidate, Glob, Policy, Protection, RetentionPlan, plan};
 use holdfast_repo::{Loss, LostSearch, Manifest, Repository, SnapshotId};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
+use crate::Unit;
 use crate::error::Result;
 use crate::forget::Execution;
 use crate::job::Job;
+use crate::list::{check_machines, is_named};
+use crate::namesake::{MachineIdentity, MachinesByName};
 use crate::repository::{snapshots, time_of};
-use crate::{MachineName, Unit};
 
 /// What to prune, and by which rules.
 #[derive(Debug, Clone)]
 pub struct PruneRequest {
     /// What to keep; without a rule, everything.
     pub policy: Policy,
-    /// These machines only; without any, all.
-    pub machines: Vec<MachineName>,
+    /// These machines only, by names or patterns; without any, all.
+    pub machines: Vec<Glob>,
     /// The time.
     pub now: Timestamp,
     /// Whose calendar has the days, weeks, months and years.
@@ -33,6 +35,8 @@ pub struct PruneRequest {
 pub struct MachinePlan {
     /// The machine.
     pub machine: String,
+    /// What it is told from others of its name by; none where it is the only one.
+    pub distinction: Option<MachineIdentity>,
     /// A decision for each of its snapshots, the newest first.
     pub plan: RetentionPlan,
 }
@@ -40,29 +44,36 @@ pub struct MachinePlan {
 /// What prune decided, and did unless it was a dry run.
 #[derive(Debug, Clone)]
 pub struct PruneReport {
-    /// Each machine, by name.
+    /// Each machine, by name; machines of one name stand beside one another, each with rules of its own.
     pub machines: Vec<MachinePlan>,
     /// Snapshots that are gone, or would be.
     pub removed_count: u64,
 }
 
-/// Plans for each machine, then removes what no rule keeps. Space is given back by the next gc.
+/// Plans for each machine by itself, also where several have one name, then removes what no rule keeps. Space is given back by the next gc.
 ///
 /// Snapshots that cannot be read are not counted, and stay.
+///
+/// # Errors
+/// A name or pattern is of no machine; then nothing is removed.
 pub fn prune(repository: &Repository, request: &PruneRequest, job: Job<'_>) -> Result<PruneReport> {
     refuse_losses(repository, request.execution, job)?;
     let protected = repository.protected()?;
-    let mut by_machine: BTreeMap<String, Vec<Manifest>> = BTreeMap::new();
-    for manifest in snapshots(repository, job.progress)? {
-        by_machine.entry(manifest.machine.clone()).or_default().push(manifest);
+    let all = snapshots(repository, job.progress)?;
+    let named = MachinesByName::of(&all);
+    let mut by_machine: BTreeMap<(String, Option<usize>), Vec<Manifest>> = BTreeMap::new();
+    for manifest in all {
+        let key = (manifest.machine.clone(), named.place(&manifest));
+        by_machine.entry(key).or_default().push(manifest);
     }
-    let is_wanted =
-        |machine: &str| request.machines.is_empty() || request.machines.iter().any(|name| name.as_str() == machine);
-    by_machine.retain(|machine, _| is_wanted(machine));
+    check_machines(&request.machines, &|| {
+        by_machine.keys().map(|(machine, _)| machine.as_str())
+    })?;
+    by_machine.retain(|(machine, _), _| is_named(machine, &request.machines));
 
     let mut removed = Vec::new();
     let mut machines = Vec::new();
-    for (machine, manifests) in by_machine {
+    for ((machine, _), manifests) in by_machine {
         let candidates: Vec<Candidate> = manifests
             .iter()
             .map(|manifest| candidate(manifest, &protected))
@@ -76,7 +87,11 @@ pub fn prune(repository: &Repository, request: &PruneRequest, job: Job<'_>) -> R
                 .filter(|manifest| goes.contains(manifest.id.to_string().as_str()))
                 .map(|manifest| manifest.id),
         );
-        machines.push(MachinePlan { machine, plan });
+        machines.push(MachinePlan {
+            distinction: manifests.last().and_then(|newest| named.distinction(newest)),
+            machine,
+            plan,
+        });
     }
     if request.execution == Execution::Execute {
         job.progress.phase("removing snapshots", Unit::Items);

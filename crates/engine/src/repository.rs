@@ -16,6 +16,7 @@ use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
 use crate::note_file::write_note;
+use crate::namesake::MachinesByName;
 use crate::template::{TemplateError, is_template};
 use crate::{Candidate, Progress, SnapshotReference, resolve};
 
@@ -304,12 +305,18 @@ fn find_among(
     let meant: Vec<(usize, &Manifest, String)> = numbered
         .map(|(index, manifest)| (index, manifest, manifest.id.to_string()))
         .collect();
+    let named = MachinesByName::of(meant.iter().map(|(_, manifest, _)| *manifest));
+    let distinctions = named.distinctions();
     let candidates: Vec<Candidate<'_>> = meant
         .iter()
         .map(|(_, manifest, id)| Candidate {
             id,
             machine: &manifest.machine,
             time: time_of(manifest),
+            distinction: named
+                .place(manifest)
+                .and_then(|place| distinctions.get(&manifest.machine)?.get(place))
+                .map(String::as_str),
         })
         .collect();
     Ok(meant[resolve(reference, &candidates, zone)?].0)

@@ -16,6 +16,8 @@ use crate::{Moment, SnapshotReference};
 const PREFIX_DIGITS_MIN: usize = 4;
 /// Candidates that an error lists.
 const LISTED_MAX: usize = 10;
+/// Digits of an id that an error lists where none were given.
+const LISTED_DIGITS: usize = 12;
 /// Machine names that an error suggests.
 const SUGGESTED_MAX: usize = 5;
 
@@ -28,6 +30,8 @@ pub struct Candidate<'a> {
     pub machine: &'a str,
     /// The instant that it holds.
     pub time: Timestamp,
+    /// Which machine it is of, where several have its name.
+    pub distinction: Option<&'a str>,
 }
 
 /// Why no snapshot, or no single one, is meant.
@@ -55,6 +59,16 @@ pub enum ResolveError {
         /// The most similar names of machines; may be empty.
         nearest: Vec<String>,
     },
+    /// The name is of several machines, and more than one has a snapshot that could be meant.
+    #[error("{machine:?} is the name of several machines: it could be {}", listed(matches, *match_count))]
+    SeveralMachines {
+        /// The name as given.
+        machine: String,
+        /// The newest snapshot of each that could be meant, newest first, one line each; at most 10.
+        matches: Vec<String>,
+        /// How many there are in all.
+        match_count: usize,
+    },
     /// An id is given by at least 4 of its digits.
     #[error("{word:?} names no machine and is too short for an id: give at least {PREFIX_DIGITS_MIN} digits")]
     PrefixTooShort {
@@ -67,6 +81,20 @@ pub enum ResolveError {
         /// The name as given.
         machine: String,
         /// The most similar names of machines; may be empty.
+        nearest: Vec<String>,
+    },
+    /// No machine has a name that matches.
+    #[error("no machine matches {pattern:?}")]
+    NoMatch {
+        /// The pattern as given.
+        pattern: String,
+    },
+    /// No snapshot has this tag.
+    #[error("no snapshot has the tag {tag:?}{}", suggested(nearest))]
+    UnknownTag {
+        /// The tag as given.
+        tag: String,
+        /// The most similar tags; may be empty.
         nearest: Vec<String>,
     },
     /// All snapshots of the machine are younger.
@@ -109,9 +137,8 @@ pub fn resolve(
                 machine: machine.to_owned(),
             })?;
             let in_time = |candidate: &Candidate<'_>| limit.is_none_or(|limit| candidate.time <= limit);
-            match newest(candidates, |candidate| {
-                candidate.machine == machine && in_time(candidate)
-            }) {
+            let meant = |candidate: &Candidate<'_>| candidate.machine == machine && in_time(candidate);
+            match newest_of_machine(machine, candidates, meant)? {
                 Some(index) => Ok(index),
                 None => Err(nothing_found(machine, limit, candidates)),
             }
@@ -136,7 +163,10 @@ fn resolve_word(word: &str, candidates: &[Candidate<'_>]) -> Result<usize, Resol
     let by_machine = newest(candidates, |candidate| candidate.machine == word);
     match (by_id.as_slice(), by_machine) {
         ([index], None) => Ok(*index),
-        ([], Some(index)) => Ok(index),
+        ([], Some(index)) => {
+            let meant = |candidate: &Candidate<'_>| candidate.machine == word;
+            Ok(newest_of_machine(word, candidates, meant)?.unwrap_or(index))
+        }
         ([], None) if is_hex && word.len() < PREFIX_DIGITS_MIN => {
             Err(ResolveError::PrefixTooShort { word: word.to_owned() })
         }
@@ -164,6 +194,35 @@ fn newest(candidates: &[Candidate<'_>], wanted: impl Fn(&Candidate<'_>) -> bool)
     (0..candidates.len())
         .filter(|&index| wanted(&candidates[index]))
         .max_by_key(|&index| (candidates[index].time, candidates[index].id))
+}
+
+/// Index of the newest candidate that is `meant`, of the one machine that has such candidates.
+fn newest_of_machine(
+    machine: &str,
+    candidates: &[Candidate<'_>],
+    meant: impl Fn(&Candidate<'_>) -> bool,
+) -> Result<Option<usize>, ResolveError> {
+    let machines: BTreeSet<Option<&str>> = candidates
+        .iter()
+        .filter(|candidate| meant(candidate))
+        .map(|candidate| candidate.distinction)
+        .collect();
+    let newest_of = |distinction: &Option<&str>| {
+        newest(candidates, |candidate| {
+            meant(candidate) && candidate.distinction == *distinction
+        })
+    };
+    let mut found: Vec<usize> = machines.iter().filter_map(newest_of).collect();
+    if found.len() < 2 {
+        return Ok(found.pop());
+    }
+    found.sort_by_key(|&index| std::cmp::Reverse((candidates[index].time, candidates[index].id)));
+    let matches = found.iter().map(|&index| described(&candidates[index], LISTED_DIGITS));
+    Err(ResolveError::SeveralMachines {
+        machine: machine.to_owned(),
+        matches: matches.take(LISTED_MAX).collect(),
+        match_count: found.len(),
+    })
 }
 
 /// The last instant that belongs to `moment`; none where every instant does.
@@ -217,7 +276,13 @@ fn nothing_found(machine: &str, limit: Option<Timestamp>, candidates: &[Candidat
 /// A candidate in words, by the first `digits` of its id.
 fn described(candidate: &Candidate<'_>, digits: usize) -> String {
     let id: String = candidate.id.chars().take(digits).collect();
-    format!("{id} ({}, {})", candidate.machine, candidate.time)
+    let distinction = candidate.distinction.map(|text| format!(", {text}"));
+    format!(
+        "{id} ({}, {}{})",
+        candidate.machine,
+        candidate.time,
+        distinction.unwrap_or_default()
+    )
 }
 
 /// `a, b or 3 more`.
@@ -250,9 +315,14 @@ fn suggested(nearest: &[String]) -> String {
 
 /// The machines whose names are most like `word`, best first.
 fn nearest_machines(word: &str, candidates: &[Candidate<'_>]) -> Vec<String> {
+    nearest_names(word, candidates.iter().map(|candidate| candidate.machine))
+}
+
+/// Those of `names` that are most like `word`, best first, each once.
+pub(crate) fn nearest_names<'n>(word: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let wanted: Vec<char> = word.to_lowercase().chars().collect();
     let distance_max = (wanted.len() / 3).max(1);
-    let names: BTreeSet<&str> = candidates.iter().map(|candidate| candidate.machine).collect();
+    let names: BTreeSet<&str> = names.collect();
     let mut near: Vec<(usize, &str)> = names
         .into_iter()
         .filter_map(|name| {
@@ -312,6 +382,7 @@ mod tests {
             id,
             machine,
             time: time.parse().unwrap(),
+            distinction: None,
         })
         .to_vec()
     }
@@ -370,6 +441,7 @@ mod tests {
                 id: A1,
                 machine: "m",
                 time: time.parse().unwrap(),
+                distinction: None,
             });
         let name: SnapshotName = "m@2026-10-25T02:30".parse().unwrap();
         assert_eq!(resolve(&name.snapshot, &candidates, &zone), Ok(1));
@@ -378,7 +450,12 @@ mod tests {
     #[test]
     fn of_one_instant_the_greatest_id_is_the_newest() {
         let time = "2026-11-20T09:00:00Z".parse().unwrap();
-        let same = [A2, A1].map(|id| Candidate { id, machine: "m", time });
+        let same = [A2, A1].map(|id| Candidate {
+            id,
+            machine: "m",
+            time,
+            distinction: None,
+        });
         assert_eq!(resolve(&SnapshotReference::Latest, &same, &TimeZone::UTC), Ok(0));
     }
 
@@ -398,7 +475,15 @@ mod tests {
     fn a_long_list_of_matches_is_cut() {
         let ids: Vec<String> = (0..30).map(|number| format!("ffff{number:060x}")).collect();
         let time = "2026-11-20T09:00:00Z".parse().unwrap();
-        let many: Vec<Candidate<'_>> = ids.iter().map(|id| Candidate { id, machine: "m", time }).collect();
+        let many: Vec<Candidate<'_>> = ids
+            .iter()
+            .map(|id| Candidate {
+                id,
+                machine: "m",
+                time,
+                distinction: None,
+            })
+            .collect();
         let error = resolve(&SnapshotReference::Word("ffff".to_owned()), &many, &TimeZone::UTC).unwrap_err();
         assert!(matches!(&error, ResolveError::Ambiguous { matches, match_count: 30, .. } if matches.len() == 10));
         assert!(error.to_string().ends_with(" or 20 more"), "{error}");

@@ -39,7 +39,7 @@ use crate::job::Job;
 use crate::machine_backup::pace::{Pace, PacedDevice};
 use crate::machine_backup::{NOTE_CONSISTENCY, NOTE_METHOD, NOTE_UUID};
 use crate::machine_lock::{MachineLock, Work};
-use crate::namesake::NOTE_POOL;
+use crate::namesake::{Claim, Claimant, Continuation, Granted, NOTE_POOL};
 use crate::repository::snapshots;
 use crate::run_journal::JournalPlace;
 use crate::{BackupReport, MachineName};
@@ -82,8 +82,6 @@ pub struct XenBackupRequest<'a> {
     pub machine: String,
     /// What its snapshots are listed under; its own name where not given.
     pub name: Option<MachineName>,
-    /// Whether a person has said so, who means the snapshots that have this name already.
-    pub is_name_chosen: bool,
     /// Which of its disks: by device (`xvda`).
     pub choice: DiskChoice,
     /// How its disks are read; the best way that the pool offers where nobody asks for one.
@@ -94,6 +92,8 @@ pub struct XenBackupRequest<'a> {
     pub with_memory: bool,
     /// What to compare with.
     pub parent: ParentChoice,
+    /// Whether the snapshots that the name has may be of another machine.
+    pub continuation: Continuation,
     /// Words to find the snapshot by.
     pub tags: Vec<String>,
     /// Tells the time of day; asked at the instant.
@@ -310,9 +310,15 @@ fn attach(machine: &Machine, disks: Vec<VirtualDisk>) -> (Vec<Taken>, Vec<Attach
 impl XenBackup<'_> {
     fn run(self) -> Result<XenBackupReport> {
         let manifests = snapshots(self.repository, self.job.progress)?;
-        self.refuse_namesake(&manifests)?;
+        let claim = Claim {
+            name: self.name.as_str(),
+            claimant: Claimant::Machine(&self.machine.summary.uuid),
+            continuation: self.request.continuation,
+        };
+        let granted = claim.check(&manifests, self.job.progress)?;
+        granted.newest().inspect(|newest| self.tell_of_another_pool(newest));
         let choice = &self.request.parent;
-        let parent = choose_parent(choice, &self.request.zone, &manifests, &self.name)?;
+        let parent = choose_parent(choice, &self.request.zone, &manifests, &granted)?;
         self.job.interrupt.check()?;
         let way = way::choose(&self.request, &self.taken, self.job)?;
         let mut instant = Instant::take(&self.request, &self.machine, self.job)?;
@@ -320,7 +326,7 @@ impl XenBackup<'_> {
         let stopped = |error| self.job.interrupt.check().err().map_or(error, Error::from);
         let stored = self
             .refuse_changed(&instant)
-            .and_then(|()| self.store(&instant, parent, way))
+            .and_then(|()| self.store(&instant, (parent, &granted), way))
             .map_err(stopped);
         let kept = match &stored {
             Ok(_) if self.request.keeps_base => instant.keep(&self.bases(&instant, way), way, &self.mark(), self.job),
@@ -377,7 +383,7 @@ impl XenBackup<'_> {
     fn store(
         &self,
         instant: &Instant<'_>,
-        parent: Option<&Manifest>,
+        (parent, granted): (Option<&Manifest>, &Granted<'_>),
         way: XenWay,
     ) -> Result<(BackupReport, Vec<XenDiskReport>, Option<u64>)> {
         let (request, job) = (&self.request, self.job);
@@ -428,7 +434,7 @@ impl XenBackup<'_> {
             time: instant.time(),
             host: request.host.clone(),
             program: request.program.clone(),
-            notes: self.notes(),
+            notes: self.notes(granted),
             disks: to_store.collect(),
             streams: texts,
         };
@@ -443,7 +449,7 @@ impl XenBackup<'_> {
         Ok((backup, reports.collect(), memory_bytes))
     }
 
-    fn notes(&self) -> BTreeMap<String, String> {
+    fn notes(&self, granted: &Granted<'_>) -> BTreeMap<String, String> {
         let consistency = match (self.request.with_memory, self.machine.summary.state) {
             (true, _) => "memory",
             (_, holdfast_host::MachineState::ShutOff) => "shut off",
@@ -455,7 +461,8 @@ impl XenBackup<'_> {
             (NOTE_CONSISTENCY, consistency.to_owned()),
             (NOTE_POOL, self.request.pool.title()),
         ];
-        notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+        let notes = notes.into_iter().map(|(key, value)| (key.to_owned(), value));
+        notes.chain(granted.note.clone()).collect()
     }
 
     fn notes_of(&self, taken: &Taken, instant: &Instant<'_>, way: XenWay) -> BTreeMap<String, String> {

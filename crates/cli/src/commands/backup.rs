@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use holdfast_engine::{
-    BackupReport, BackupRequest, Bottleneck, MachineName, ParentChoice, SnapshotName, SourceName, backup,
+    BackupReport, BackupRequest, Bottleneck, Continuation, MachineName, ParentChoice, SnapshotName, SourceName, backup,
 };
 use holdfast_host::xapi::XenAddress;
 use holdfast_image::Format;
@@ -50,6 +50,10 @@ pub struct BackupArgs {
     /// where not given
     #[arg(short, long, value_name = "NAME")]
     machine: Option<MachineName>,
+    /// Continue the snapshots of this name although they are of another UUID, or of images: all of them are of the same machine,
+    /// which was created anew
+    #[arg(long)]
+    same_machine: bool,
     /// Put a tag on the snapshot; may be given several times
     #[arg(short, long = "tag", value_name = "TAG")]
     tags: Vec<String>,
@@ -85,6 +89,11 @@ impl BackupArgs {
             open_input()?;
         }
         Ok(())
+    }
+
+    /// What the user says of the snapshots that the name has.
+    fn continuation(&self) -> Continuation {
+        super::continuation(self.same_machine)
     }
 
     /// What a machine is listed under that its hypervisor calls `name`; `word` means it alone.
@@ -298,6 +307,7 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         format: args.format,
         allowed: args.allowed.clone(),
         parent,
+        continuation: args.continuation(),
         tags: args.tags.clone(),
         time: args.time.unwrap_or_else(time::now),
         host: SystemProcesses.this().host,

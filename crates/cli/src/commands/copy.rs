@@ -7,8 +7,9 @@ use std::ffi::OsString;
 use std::num::NonZeroU64;
 
 use holdfast_engine::{
-    CopyRequest, CopySelection, ListRequest, MachineName, RemovedThere, SnapshotName, copy, copy_status, is_same_place,
+    CopyRequest, CopySelection, ListRequest, RemovedThere, SnapshotName, copy, copy_status, is_same_place,
 };
+use holdfast_policy::Glob;
 use holdfast_repo::Repository;
 
 use self::done::Done;
@@ -50,9 +51,9 @@ struct WhatArgs {
     /// Copy all snapshots that are not there
     #[arg(long)]
     all: bool,
-    /// Copy those of this machine; may be given several times
-    #[arg(short, long = "machine", value_name = "NAME")]
-    machines: Vec<MachineName>,
+    /// Copy those of this machine, by name or pattern ('web*'); may be given several times
+    #[arg(short, long = "machine", value_name = "NAME", value_parser = Glob::parse)]
+    machines: Vec<Glob>,
     /// Copy those with this tag; with several, those that have all
     #[arg(short, long = "tag", value_name = "TAG")]
     tags: Vec<String>,

@@ -35,6 +35,9 @@ pub struct ImportArgs {
     /// The name to list the machine under; its own where not given
     #[arg(short, long, value_name = "NAME", conflicts_with = "folder")]
     machine: Option<MachineName>,
+    /// Continue the snapshots of this name although they are not of this archive's machine: all of them are of the same machine
+    #[arg(long, conflicts_with = "folder")]
+    same_machine: bool,
     /// Put a tag on the snapshot; may be given several times
     #[arg(short, long = "tag", value_name = "TAG", conflicts_with = "folder")]
     tags: Vec<String>,
@@ -294,6 +297,7 @@ pub(super) fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
         } else {
             ParentChoice::Newest
         },
+        continuation: super::continuation(args.same_machine),
         tags: args.tags.clone(),
         time: args.time.unwrap_or_else(time::now),
         host: SystemProcesses.this().host,

@@ -1,6 +1,7 @@
 //! `holdfast list`: which snapshots there are.
 
-use holdfast_engine::{ListReport, ListRequest, MachineName, NOTE_CONSISTENCY, disk_count, list, time_of};
+use holdfast_engine::{ListReport, ListRequest, NOTE_CONSISTENCY, disk_count, list, time_of};
+use holdfast_policy::Glob;
 use serde::Serialize;
 
 use crate::args::Example;
@@ -14,9 +15,9 @@ use crate::{time, units};
 /// Arguments of `list`.
 #[derive(Debug, clap::Args)]
 pub struct ListArgs {
-    /// Only snapshots of these machines
-    #[arg(value_name = "MACHINE")]
-    machines: Vec<MachineName>,
+    /// Only snapshots of these machines, by name or pattern ('web*')
+    #[arg(value_name = "MACHINE", value_parser = Glob::parse)]
+    machines: Vec<Glob>,
     /// Only snapshots with this tag; with several, those that have all
     #[arg(short, long = "tag", value_name = "TAG")]
     tags: Vec<String>,
@@ -38,6 +39,8 @@ pub(super) const EXAMPLES: &[Example] = &[
 #[derive(Debug, Serialize)]
 struct Listed {
     snapshots: Vec<ListedSnapshot>,
+    /// Names that several machines have.
+    shared_names: Vec<SharedName>,
     /// Why other snapshots could not be read.
     damaged: Vec<String>,
     /// Snapshots that are gone although nobody removed them.
@@ -48,6 +51,13 @@ struct Listed {
     /// Whether only some were asked for.
     #[serde(skip)]
     is_filtered: bool,
+}
+
+/// A name that several machines have.
+#[derive(Debug, Serialize)]
+struct SharedName {
+    machine: String,
+    machine_count: usize,
 }
 
 impl Report for Listed {
@@ -66,7 +76,7 @@ impl Report for Listed {
     fn human(&self, page: &mut Page) {
         if self.rows.is_empty() {
             page.line(if self.is_filtered {
-                "there is no such snapshot"
+                "no snapshot matches all of that"
             } else {
                 "there is no snapshot yet"
             });
@@ -86,6 +96,15 @@ impl Report for Listed {
                 table.row(row.clone());
             }
             page.table(&table);
+        }
+        for shared in &self.shared_names {
+            page.styled(
+                Style::Warning,
+                &format!(
+                    "{} is the name of {} machines: name their snapshots by id",
+                    shared.machine, shared.machine_count
+                ),
+            );
         }
         for damaged in &self.damaged {
             page.styled(Style::Bad, &format!("damaged: {damaged}"));
@@ -108,11 +127,15 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
         protected,
         damaged,
         lost,
+        named,
     } = list(&repository, &request)?;
     let rows = snapshots.iter().map(|snapshot| {
         [
             snapshot.id.short(),
-            snapshot.machine.clone(),
+            match named.distinction(snapshot) {
+                Some(distinction) => format!("{} ({distinction})", snapshot.machine),
+                None => snapshot.machine.clone(),
+            },
             time::local(time_of(snapshot), context.zone()),
             units::count(disk_count(snapshot)),
             units::bytes(snapshot.logical_bytes()),
@@ -126,10 +149,17 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
         snapshot: SnapshotDocument::from(snapshot),
         is_protected: protected.contains(&snapshot.id),
     });
+    let is_shown = |name: &str| snapshots.iter().any(|snapshot| snapshot.machine == name);
+    let shared_names = named.shared().filter(|(name, _)| is_shown(name));
+    let shared_names = shared_names.map(|(name, machine_count)| SharedName {
+        machine: name.to_owned(),
+        machine_count,
+    });
     context.report(&Listed {
         rows: rows.collect(),
         is_filtered: !(args.machines.is_empty() && args.tags.is_empty()),
         snapshots: documents.collect(),
+        shared_names: shared_names.collect(),
         damaged: damaged.iter().map(ToString::to_string).collect(),
         lost: lost.iter().map(ToString::to_string).collect(),
     })

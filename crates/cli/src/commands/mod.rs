@@ -303,6 +303,15 @@ pub fn examples_of(path: &str) -> &'static [Example] {
     }
 }
 
+/// What `--same-machine` means.
+fn continuation(same_machine: bool) -> holdfast_engine::Continuation {
+    if same_machine {
+        holdfast_engine::Continuation::Stated
+    } else {
+        holdfast_engine::Continuation::SameIdentity
+    }
+}
+
 /// What `--dry-run` means.
 fn execution(dry_run: bool) -> holdfast_engine::Execution {
     if dry_run {

@@ -3,8 +3,8 @@
 mod simulation;
 mod timeline;
 
-use holdfast_engine::{MachineName, MachinePlan, PruneRequest, prune};
-use holdfast_policy::Verdict;
+use holdfast_engine::{MachinePlan, PruneRequest, prune};
+use holdfast_policy::{Glob, Verdict};
 use serde::Serialize;
 use simulation::SimulateArgs;
 
@@ -18,9 +18,9 @@ use crate::{time, units};
 /// Arguments of `prune`.
 #[derive(Debug, clap::Args)]
 pub struct PruneArgs {
-    /// Only these machines
-    #[arg(value_name = "MACHINE")]
-    machines: Vec<MachineName>,
+    /// Only these machines, by name or pattern ('web*')
+    #[arg(value_name = "MACHINE", value_parser = Glob::parse)]
+    machines: Vec<Glob>,
     /// Show what would go and why the rest stays; remove nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -60,6 +60,8 @@ struct Pruned {
 #[derive(Debug, Serialize)]
 struct MachineDocument {
     machine: String,
+    /// What it is told from others of its name by; null where it is the only one.
+    distinction: Option<String>,
     snapshots: Vec<DecisionDocument>,
 }
 
@@ -81,7 +83,13 @@ impl Report for Pruned {
 
     fn human(&self, page: &mut Page) {
         for machine in &self.machines {
-            page.styled(Style::Heading, &machine.machine);
+            page.styled(
+                Style::Heading,
+                &match &machine.distinction {
+                    Some(distinction) => format!("{} ({distinction})", machine.machine),
+                    None => machine.machine.clone(),
+                },
+            );
             let mut table = Table::new([
                 Column::text("SNAPSHOT"),
                 Column::text("TIME"),
@@ -152,6 +160,7 @@ fn document(machine: &MachinePlan, context: &Context) -> MachineDocument {
     });
     MachineDocument {
         machine: machine.machine.clone(),
+        distinction: machine.distinction.as_ref().map(ToString::to_string),
         snapshots: decisions.collect(),
     }
 }

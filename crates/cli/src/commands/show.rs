@@ -1,6 +1,6 @@
 //! `holdfast show`: everything that is known of a snapshot.
 
-use holdfast_engine::{NOTE_FORMAT, NOTE_PATH, SnapshotName, show, time_of};
+use holdfast_engine::{MachineIdentity, NOTE_FORMAT, NOTE_PATH, SnapshotName, show, time_of};
 use serde::Serialize;
 
 use crate::args::Example;
@@ -35,6 +35,12 @@ pub(super) const EXAMPLES: &[Example] = &[
 #[derive(Debug, Serialize)]
 struct Shown {
     snapshot: ListedSnapshot,
+    /// The UUID of its machine; null where it has none.
+    uuid: Option<String>,
+    /// How many other machines have the name of its machine.
+    namesake_count: u64,
+    #[serde(skip)]
+    identity: String,
     #[serde(skip)]
     time_local: String,
 }
@@ -50,6 +56,14 @@ impl Report for Shown {
         let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
         page.fields(&[
             ("machine", snapshot.machine.clone()),
+            (
+                "identity",
+                match self.namesake_count {
+                    0 => self.identity.clone(),
+                    1 => format!("{}; another machine has this name", self.identity),
+                    count => format!("{}; {count} other machines have this name", self.identity),
+                },
+            ),
             ("time", self.time_local.clone()),
             ("tags", or_none(snapshot.tags.join(", "))),
             ("consistency", or_none(snapshot.consistency.clone().unwrap_or_default())),
@@ -117,6 +131,12 @@ pub(super) fn run(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
             snapshot,
             is_protected: report.is_protected,
         },
+        uuid: match &report.identity {
+            MachineIdentity::Uuid(uuid) => Some(uuid.clone()),
+            MachineIdentity::Unidentified | MachineIdentity::Images => None,
+        },
+        namesake_count: report.namesake_count as u64,
+        identity: report.identity.to_string(),
         time_local: time::local(time_of(&report.snapshot), context.zone()),
     })
 }

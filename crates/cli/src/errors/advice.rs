@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 
 use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
-use holdfast_engine::{CloneError, Error as JobError, ResolveError};
+use holdfast_engine::{CloneError, Error as JobError, ResolveError, SnapshotChoiceError};
 use holdfast_hardware::Error as HardwareError;
 use holdfast_host::{Ended, Error as HostError};
 use holdfast_image::Error as ImageError;
@@ -100,6 +100,7 @@ impl Error {
 fn resolve_advice(error: &ResolveError) -> Advice {
     match error {
         ResolveError::Ambiguous { .. } => advice(Exit::Error, Kind::Ambiguous, "give more digits of the id"),
+        ResolveError::SeveralMachines { .. } => advice(Exit::Error, Kind::Ambiguous, "name the snapshot by its id"),
         ResolveError::NoSnapshots => advice(Exit::Error, Kind::NotFound, "holdfast backup makes one"),
         ResolveError::PrefixTooShort { .. } => plain(Exit::Usage, Kind::BadName),
         _ => advice(Exit::Error, Kind::NotFound, "holdfast list shows what there is"),
@@ -242,7 +243,12 @@ fn engine_advice(error: &JobError) -> Advice {
             refused("if you know that the image is not raw any more, give its format with --format")
         }
         JobError::NoSize => advice(Exit::Usage, Kind::Usage, "give a size such as 20G"),
-        JobError::NotExact { .. } => refused("name it by its id, or as MACHINE@TIME"),
+        JobError::Choice(error) => choice_advice(error),
+        JobError::NameTaken(_) => advice(
+            Exit::Error,
+            Kind::Exists,
+            "--machine NAME stores it under another name; if it is the same machine, created anew, --same-machine continues these snapshots",
+        ),
         JobError::CompareOne => advice(Exit::Usage, Kind::Usage, "name one snapshot with --against"),
         JobError::SeveralDisks { .. } => advice(
             Exit::Usage,
@@ -325,6 +331,20 @@ fn repository_advice(error: &RepositoryError) -> Advice {
         RepositoryError::TargetTooSmall { .. } => advice(Exit::Error, Kind::NoSpace, HINT_TOO_SMALL),
         RepositoryError::Limit { .. } => plain(Exit::Error, Kind::Unsupported),
         _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn choice_advice(error: &SnapshotChoiceError) -> Advice {
+    match error {
+        SnapshotChoiceError::NotProtected { .. } | SnapshotChoiceError::NoneProtected { .. } => advice(
+            Exit::Error,
+            Kind::NotFound,
+            "holdfast list shows which snapshots are protected",
+        ),
+        SnapshotChoiceError::SeveralProtected { .. } => {
+            advice(Exit::Error, Kind::Ambiguous, "name the snapshot by its id")
+        }
+        _ => advice(Exit::Error, Kind::Refused, "name it by its id, or as MACHINE@TIME"),
     }
 }
 

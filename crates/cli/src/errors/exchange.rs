@@ -6,7 +6,6 @@ use holdfast_archive::Error as ArchiveError;
 use holdfast_engine::{ExchangeError, VirtualBoxError};
 
 use super::advice::{advice, device_advice, image_advice, io_advice};
-use super::pools::namesake_advice;
 use super::{Advice, Kind};
 use crate::exit::Exit;
 
@@ -133,7 +132,6 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
                 crate::environment::VIRTUALBOX_HOME
             ),
         ),
-        VirtualBoxError::Namesake { name, .. } => namesake_advice(name),
         VirtualBoxError::Ambiguous { .. } => advice(
             Exit::Error,
             Kind::Ambiguous,

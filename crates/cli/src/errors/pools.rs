@@ -7,17 +7,6 @@ use super::advice::advice;
 use super::{Advice, Kind};
 use crate::exit::Exit;
 
-/// What to do where the snapshots of a name are of another machine.
-pub(super) fn namesake_advice(name: &str) -> Advice {
-    advice(
-        Exit::Error,
-        Kind::Exists,
-        format!(
-            "--machine NAME lists this one under a name of its own; --machine {name} says that it is to go on where the other one ended"
-        ),
-    )
-}
-
 pub(super) fn xen_advice(error: &XenBackupError) -> Advice {
     match error {
         XenBackupError::Pool(error) => pool_advice(error),
@@ -26,7 +15,6 @@ pub(super) fn xen_advice(error: &XenBackupError) -> Advice {
             Kind::BadName,
             "give it a name of yours with --machine NAME",
         ),
-        XenBackupError::Namesake { name, .. } => namesake_advice(name),
         XenBackupError::NoWay { .. } => advice(
             Exit::Error,
             Kind::Unsupported,

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use super::origin::{Holdings, Standing};
 use crate::error::Result;
 use crate::job::Job;
-use crate::list::{ListRequest, is_wanted};
+use crate::list::{ListRequest, check_known, is_wanted};
 use crate::repository::{all_snapshots, time_of};
 use crate::template::is_draft;
 
@@ -54,6 +54,8 @@ pub fn copy_status(from: &Repository, to: &Repository, wanted: &ListRequest, job
     let mut here = all_snapshots(from, job.progress)?;
     let mut there = all_snapshots(to, job.progress)?;
     let holdings = Holdings::new(to.config().id, there.clone());
+    let both: Vec<Manifest> = here.iter().chain(&there).cloned().collect();
+    check_known(&both, wanted)?;
     here.retain(|manifest| !is_draft(manifest) && is_wanted(manifest, wanted));
     there.retain(|manifest| !is_draft(manifest) && is_wanted(manifest, wanted));
     Ok(CopyStatus {

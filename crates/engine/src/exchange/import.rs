@@ -24,7 +24,7 @@ use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::NOTE_UUID;
-use crate::namesake::NOTE_HYPERVISOR;
+use crate::namesake::{Claim, Claimant, Continuation, NOTE_HYPERVISOR};
 use crate::new_image::Overwrite;
 use crate::repository::snapshots;
 
@@ -99,6 +99,8 @@ pub struct ImportRepository {
     pub machine: Option<MachineName>,
     /// What to compare with.
     pub parent: ParentChoice,
+    /// Whether the snapshots that the name has may be of another machine.
+    pub continuation: Continuation,
     /// Words to find the snapshot by.
     pub tags: Vec<String>,
     /// The instant that the archive is of.
@@ -233,7 +235,15 @@ impl Importing {
             None => self.listed_name()?,
         };
         let manifests = snapshots(repository, job.progress)?;
-        let parent = choose_parent(&request.parent, &request.zone, &manifests, &name)?;
+        let claim = Claim {
+            name: name.as_str(),
+            claimant: Claimant::Archive(self.described.machine.uuid.as_deref()),
+            continuation: request.continuation,
+        };
+        let granted = claim.check(&manifests, job.progress)?;
+        let parent = choose_parent(&request.parent, &request.zone, &manifests, &granted)?;
+        let mut notes = self.notes();
+        notes.extend(granted.note);
         let xml = self.domain_xml(None, Format::Qcow2);
         let mut texts = vec![(DOMAIN.to_owned(), xml.into_bytes())];
         let documents = self.documents.iter();
@@ -257,7 +267,7 @@ impl Importing {
             time: request.time,
             host: request.host,
             program: request.program,
-            notes: self.notes(),
+            notes,
             disks: disks.collect(),
             streams: texts.into_iter().map(behind).collect(),
         };

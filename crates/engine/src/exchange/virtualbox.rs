@@ -19,7 +19,6 @@ mod chain;
 mod error;
 mod frozen;
 mod machine;
-mod namesake;
 mod place;
 mod request;
 mod store;

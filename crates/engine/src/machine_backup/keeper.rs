@@ -11,6 +11,7 @@ use jiff::tz::TimeZone;
 use crate::backup::{ParentChoice, choose_parent};
 use crate::error::Result;
 use crate::job::{Counting, Job};
+use crate::namesake::{Claim, Claimant, Continuation};
 use crate::repository::snapshots;
 use crate::stages::Stages;
 use crate::{BackupReport, MachineName};
@@ -21,7 +22,7 @@ pub(crate) trait Keeper {
     fn phase(&self, machine: &MachineName) -> String;
 
     /// Told of it once nobody else works at the machine, before anything is done to it.
-    fn begin(&self, machine: &MachineName) -> Result<()>;
+    fn begin(&self, machine: &MachineName, uuid: &str) -> Result<()>;
 
     /// What it has of the machine; none where nothing is kept for a next time.
     fn before(&self) -> Option<Before<'_>>;
@@ -58,6 +59,8 @@ pub(crate) struct Instant<'i> {
 pub struct SnapshotWish {
     /// What to compare with.
     pub parent: ParentChoice,
+    /// Whether the snapshots that the name has may be of another machine.
+    pub continuation: Continuation,
     /// Words to find the snapshot by.
     pub tags: Vec<String>,
     /// The host that backs up.
@@ -80,6 +83,8 @@ pub(super) struct InRepository<'a> {
 struct Begun {
     machine: MachineName,
     parent: Option<Manifest>,
+    /// What the snapshot says of other machines of its name.
+    note: Option<(String, String)>,
     /// On the job's clock.
     start: Duration,
 }
@@ -106,13 +111,20 @@ impl Keeper for InRepository<'_> {
         format!("backing up {machine}")
     }
 
-    fn begin(&self, machine: &MachineName) -> Result<()> {
+    fn begin(&self, machine: &MachineName, uuid: &str) -> Result<()> {
         let start = self.job.clock.now();
         let manifests = snapshots(self.repository, self.job.progress)?;
-        let parent = choose_parent(&self.wish.parent, &self.wish.zone, &manifests, machine)?;
+        let claim = Claim {
+            name: machine.as_str(),
+            claimant: Claimant::Machine(uuid),
+            continuation: self.wish.continuation,
+        };
+        let granted = claim.check(&manifests, self.job.progress)?;
+        let parent = choose_parent(&self.wish.parent, &self.wish.zone, &manifests, &granted)?;
         self.begun.get_or_init(|| Begun {
             machine: machine.clone(),
             parent: parent.cloned(),
+            note: granted.note,
             start,
         });
         Ok(())
@@ -128,6 +140,8 @@ impl Keeper for InRepository<'_> {
     fn keep(&self, instant: Instant<'_>) -> Result<()> {
         let begun = self.begun.get().expect("it was begun");
         let parent = begun.parent.as_ref();
+        let mut notes = instant.notes;
+        notes.extend(begun.note.clone());
         let stored = self.repository.backup(
             holdfast_repo::BackupRequest {
                 machine: begun.machine.to_string(),
@@ -136,7 +150,7 @@ impl Keeper for InRepository<'_> {
                 parent: parent.map_or(Parent::None, |parent| Parent::Named(parent.id)),
                 host: self.wish.host.clone(),
                 program: self.wish.program.clone(),
-                notes: instant.notes,
+                notes,
                 sources: instant.sources,
                 thread_count: self.job.thread_count,
             },

@@ -16,6 +16,7 @@ use super::shelf::{Entry, Shelf};
 use super::statement::{Piece, PieceKind};
 use super::trust::{Trust, Unsigned};
 use super::{MACHINE_PREFIX, NOTE_DRAFT};
+use crate::Continuation;
 use crate::backup::{BackupRequest, Listing, ParentChoice, store_disks};
 use crate::error::Result;
 use crate::job::Job;
@@ -206,6 +207,7 @@ impl Images<'_> {
             format: self.format,
             allowed: self.allowed,
             parent: ParentChoice::None,
+            continuation: Continuation::default(),
             tags: Vec::new(),
             time: self.publication.time,
             host: self.publication.host.clone(),

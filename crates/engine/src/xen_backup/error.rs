@@ -29,16 +29,6 @@ pub enum XenBackupError {
         /// Why not.
         reason: String,
     },
-    /// Two machines would be listed as one, each compared with the other, and the rules of retention would keep one of them.
-    #[error("the snapshots that are listed as {name} are of another machine: {uuid} of {place}")]
-    Namesake {
-        /// The name.
-        name: String,
-        /// The UUID of the other one.
-        uuid: String,
-        /// Where it is, or was: its pool, or its hypervisor.
-        place: String,
-    },
     /// The snapshot has not what the machine has.
     #[error("the snapshot that the pool has taken of {machine} lacks the disk {device}")]
     DiskMissing {

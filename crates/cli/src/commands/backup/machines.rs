@@ -193,6 +193,7 @@ fn back_up(
     };
     let snapshot = SnapshotWish {
         parent: parent.clone(),
+        continuation: args.continuation(),
         tags: args.tags.clone(),
         host: SystemProcesses.this().host,
         program: crate::commands::PROGRAM.to_owned(),

@@ -48,7 +48,6 @@ pub(super) fn back_up(
     let way = ["--connect".into(), format!("vbox:{}", machine.uuid()).into()];
     let request = VirtualBoxBackup {
         machine,
-        is_name_chosen: args.machine.is_some(),
         name: args.listed(machine.name(), &format!("vbox:{}", machine.uuid()))?,
         choice: args.machines.disks(),
         allowed: args.allowed.clone(),
@@ -58,6 +57,7 @@ pub(super) fn back_up(
             VirtualBoxMemory::Leave
         },
         parent: parent.clone(),
+        continuation: args.continuation(),
         tags: args.tags.clone(),
         now: &time::now,
         host: SystemProcesses.this().host,

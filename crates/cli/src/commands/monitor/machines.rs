@@ -50,6 +50,15 @@ struct MachineDocument {
     /// When its newest snapshot is of; null where there is none.
     newest: Option<String>,
     is_fresh: bool,
+    /// How many machines have this name.
+    machine_count: usize,
+}
+
+/// The machines of one name.
+#[derive(Debug, Default)]
+struct OfName {
+    /// The newest snapshot of each.
+    newest: Vec<Timestamp>,
 }
 
 impl Report for Checked {
@@ -88,11 +97,16 @@ fn check(args: &MachinesArgs, context: &Context) -> Result<Checked, Error> {
             tags: Vec::new(),
         },
     )?;
-    let mut newest: BTreeMap<String, Timestamp> = BTreeMap::new();
+    let mut of_machine: BTreeMap<(&str, Option<usize>), Timestamp> = BTreeMap::new();
     for snapshot in &listed.snapshots {
         let time = time_of(snapshot);
-        let known = newest.entry(snapshot.machine.clone()).or_insert(time);
+        let key = (snapshot.machine.as_str(), listed.named.place(snapshot));
+        let known = of_machine.entry(key).or_insert(time);
         *known = time.max(*known);
+    }
+    let mut newest: BTreeMap<String, OfName> = BTreeMap::new();
+    for ((name, _), time) in of_machine {
+        newest.entry(name.to_owned()).or_default().newest.push(time);
     }
     let oldest = args.within.before(&time::now().to_zoned(context.zone().clone()));
     let checked = judge(args, &newest, oldest, listed.damaged.len());
@@ -117,12 +131,7 @@ fn with_loss(checked: Checked, first: &str, count: usize) -> Checked {
 }
 
 /// What to say of machines whose newest snapshots are of these times.
-fn judge(
-    args: &MachinesArgs,
-    newest: &BTreeMap<String, Timestamp>,
-    oldest: Timestamp,
-    damaged_count: usize,
-) -> Checked {
+fn judge(args: &MachinesArgs, newest: &BTreeMap<String, OfName>, oldest: Timestamp, damaged_count: usize) -> Checked {
     let is_excluded = |name: &str| args.exclude_machine.iter().any(|glob| glob.matches(name));
     let is_meant = |name: &str| args.machines.is_empty() || args.machines.iter().any(|glob| glob.matches(name));
     // Who is named in full has to be there.
@@ -141,10 +150,12 @@ fn judge(
     names.sort();
     names.dedup();
     let machine = |name: String| {
-        let time = newest.get(&name);
+        let of_name = newest.get(&name).map_or(&[][..], |of_name| &of_name.newest);
+        let time = of_name.iter().max();
         MachineDocument {
             newest: time.map(ToString::to_string),
             is_fresh: time.is_some_and(|time| *time >= oldest),
+            machine_count: of_name.len(),
             machine: name,
         }
     };
@@ -157,6 +168,8 @@ fn judge(
             None => format!("{} (none at all)", machine.machine),
         });
     let old: Vec<String> = old.collect();
+    let shared = machines.iter().filter(|machine| machine.machine_count > 1);
+    let shared: Vec<String> = shared.map(|machine| said_of_shared(machine, newest, oldest)).collect();
     let (level, what) = match (&old[..], damaged_count) {
         _ if machines.is_empty() => (
             Level::Critical,
@@ -166,6 +179,7 @@ fn judge(
             let what = format!("no snapshot within {} of {}", args.within, old.join(", "));
             (Level::Critical, what)
         }
+        ([], 0) if !shared.is_empty() => (Level::Warning, shared.join("; ")),
         ([], 0) => {
             let count = machines.len();
             (
@@ -185,6 +199,25 @@ fn judge(
     }
 }
 
+/// What to say of a name that several machines have: the newest snapshot hides one that is not backed up any more.
+fn said_of_shared(machine: &MachineDocument, newest: &BTreeMap<String, OfName>, oldest: Timestamp) -> String {
+    let times = newest.get(&machine.machine).map_or(&[][..], |of_name| &of_name.newest);
+    let old: Vec<String> = times
+        .iter()
+        .filter(|time| **time < oldest)
+        .map(ToString::to_string)
+        .collect();
+    let (name, count) = (&machine.machine, machine.machine_count);
+    match &old[..] {
+        [] => format!("{name} is the name of {count} machines"),
+        old => format!(
+            "{name} is the name of {count} machines, {} of them without a fresh snapshot (newest of {})",
+            old.len(),
+            old.join(", ")
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -192,7 +225,7 @@ mod tests {
     use holdfast_policy::Glob;
     use holdfast_policy::sanoid::Level;
 
-    use super::{MachinesArgs, judge};
+    use super::{MachinesArgs, OfName, judge};
 
     fn line(machines: &[&str], excluded: &[&str], damaged_count: usize) -> (Level, String) {
         let globs = |texts: &[&str]| texts.iter().map(|text| Glob::parse(text).unwrap()).collect();
@@ -205,11 +238,17 @@ mod tests {
             ("web1", "2026-11-20T10:00:00Z"),
             ("web2", "2026-11-20T12:00:00Z"),
             ("db", "2026-11-20T12:00:00Z"),
+            ("twice", "2026-11-20T12:00:00Z"),
+            ("twice", "2026-11-19T12:00:00Z"),
         ];
-        let newest: BTreeMap<_, _> = times
-            .map(|(name, time)| (name.to_owned(), time.parse().unwrap()))
+        let mut newest: BTreeMap<String, OfName> = BTreeMap::new();
+        for (name, time) in times
             .into_iter()
-            .collect();
+            .filter(|(name, _)| *name != "twice" || machines == ["twice"])
+        {
+            let of_name = newest.entry(name.to_owned()).or_default();
+            of_name.newest.push(time.parse().unwrap());
+        }
         let checked = judge(&args, &newest, "2026-11-20T11:00:00Z".parse().unwrap(), damaged_count);
         (checked.level, checked.line)
     }
@@ -227,5 +266,11 @@ mod tests {
             "CRITICAL: no snapshot within 26h of gone (none at all)"
         );
         assert_eq!(line(&["x*"], &[], 0).0, Level::Critical);
+    }
+
+    #[test]
+    fn a_machine_is_not_hidden_by_another_one_of_its_name() {
+        let said = "WARNING: twice is the name of 2 machines, 1 of them without a fresh snapshot (newest of 2026-11-19T12:00:00Z)";
+        assert_eq!(line(&["twice"], &[], 0), (Level::Warning, said.to_owned()));
     }
 }

@@ -41,7 +41,7 @@ pub(crate) fn reports() -> Vec<(&'static str, serde_json::Value)> {
         ("export", exported(&rig, "web1.xva.gz")),
         ("archive info", rig.report(&["archive", "info", "web1.xva.gz"])),
         ("archive check", rig.report(&["archive", "check", "web1.xva.gz"])),
-        ("import", rig.report(&["import", "web1.xva.gz"])),
+        ("import", rig.report(&["import", "web1.xva.gz", "--machine", "again"])),
         ("import", rig.report(&["import", "web1.xva.gz", "--to", "made"])),
     ]
 }
@@ -185,7 +185,7 @@ fn backups_of_proxmox_are_made_and_taken_in() {
             );
         }
         let whole = rig.read(name);
-        let output = rig.run_with(&["import", "-"], &whole[..whole.len() * 2 / 3]);
+        let output = rig.run_with(&["import", "-", "--machine", "cut"], &whole[..whole.len() * 2 / 3]);
         assert_eq!(output.status.code(), Some(5), "{name}: {}", stderr(&output));
     }
 }
@@ -260,8 +260,8 @@ fn an_import_begins_again_in_the_folder_of_a_killed_one() {
 fn the_same_archive_again_takes_hardly_any_room() {
     let (rig, _) = rig_with_machine();
     exported(&rig, "web1.xva");
-    rig.ok(&["import", "web1.xva"]);
-    let report = rig.report(&["import", "web1.xva"]);
+    rig.ok(&["import", "web1.xva", "--machine", "again"]);
+    let report = rig.report(&["import", "web1.xva", "--machine", "again"]);
     assert!(report["stored_bytes"].as_u64().unwrap() < 100_000, "{report}");
 }
 
@@ -282,7 +282,7 @@ fn a_damaged_archive_leaves_nothing() {
                 continue;
             }
             for words in [
-                &["import", "-"][..],
+                &["import", "-", "--machine", "again"][..],
                 &["import", "-", "--to", "made"],
                 &["archive", "check", "-"],
             ] {

@@ -46,12 +46,15 @@ fn a_machine_of_a_pool_does_not_go_on_where_one_of_another_hypervisor_ended() {
     let said = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
-        said.contains("another machine") && said.contains("--machine web1"),
+        said.contains("another machine") && said.contains("--same-machine"),
         "{said}"
     );
     let fingerprint = world.pool.fingerprint();
     let machine = world.machine();
     world.rig.ok(&with_login(&["backup", &machine], &fingerprint));
+    // The name alone does not say that they are one.
     let output = back_up_from(&world, &other, &["--machine", "web1"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let output = back_up_from(&world, &other, &["--machine", "web1", "--same-machine"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }

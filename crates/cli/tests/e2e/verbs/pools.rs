@@ -231,7 +231,7 @@ fn a_machine_of_another_pool_is_not_stored_as_this_one() {
     world
         .rig
         .report(&[&["backup", &machine, "--machine", "web1b"], &login[..]].concat());
-    // Of a pool the one that is gone is followed by the one that was made of it; not so long as both are there.
+    // One that was made of the other has to be said to be the same, also when the other is gone: a name is given again to other machines.
     let (address, fingerprint) = (world.address(), world.pool.fingerprint());
     let words = ["export", "web1", &address, "--new-identity"];
     let report = world.rig.json(3, &with_login(&words, &fingerprint))["report"].clone();
@@ -241,6 +241,8 @@ fn a_machine_of_another_pool_is_not_stored_as_this_one() {
     assert_eq!(kind, "exists");
     world.pool.set_power_state(&world.vm, "Halted");
     world.pool.destroy(&world.vm).unwrap();
+    assert_eq!(world.fails(1, &["backup", &again]).0, "exists");
+    world.report(&["backup", &again, "--same-machine"]);
     world.report(&["backup", &again]);
 }
 

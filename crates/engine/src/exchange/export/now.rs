@@ -52,7 +52,7 @@ impl Keeper for Exporter<'_> {
         format!("exporting {machine}")
     }
 
-    fn begin(&self, machine: &MachineName) -> Result<()> {
+    fn begin(&self, machine: &MachineName, _uuid: &str) -> Result<()> {
         self.job.progress.phase(&self.phase(machine), Unit::Bytes);
         Ok(())
     }

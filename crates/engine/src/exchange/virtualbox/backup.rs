@@ -12,7 +12,6 @@ use super::chain::{Admission, chain_of, open_disk};
 use super::error::VirtualBoxError;
 use super::frozen::{Frozen, delete_left};
 use super::machine::{Condition, Said, targets};
-use super::namesake::refuse_namesake;
 use super::place::of;
 use super::request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay};
 use super::store::{Instant, Taken};
@@ -24,6 +23,7 @@ use crate::exchange::machine::Attached;
 use crate::hooks::{HookCalls, of_snapshot};
 use crate::job::Job;
 use crate::machine_lock::{MachineLock, Work, place_digits};
+use crate::namesake::{Claim, Claimant};
 use crate::repository::snapshots;
 
 /// Why a disk of a machine that runs is left out whose writes go to the image whatever snapshots there are.
@@ -79,13 +79,19 @@ fn back_up_locked(
     }
     let condition = machine.condition(&said)?;
     let manifests = snapshots(repository, job.progress)?;
-    refuse_namesake(&request, &manifests)?;
-    let parent = choose_parent(&request.parent, &request.zone, &manifests, &request.name)?;
+    let claim = Claim {
+        name: request.name.as_str(),
+        claimant: Claimant::Machine(machine.uuid()),
+        continuation: request.continuation,
+    };
+    let granted = claim.check(&manifests, job.progress)?;
+    let parent = choose_parent(&request.parent, &request.zone, &manifests, &granted)?;
     job.interrupt.check()?;
     let backup = Backup {
         repository,
         request,
         parent,
+        note: granted.note,
         condition,
         hooks,
         job,
@@ -116,6 +122,8 @@ pub(super) struct Backup<'a> {
     pub(super) repository: &'a Repository,
     pub(super) request: VirtualBoxBackup<'a>,
     pub(super) parent: Option<&'a Manifest>,
+    /// What the snapshot says of other machines of its name.
+    pub(super) note: Option<(String, String)>,
     condition: Condition,
     hooks: &'a HookCalls<'a>,
     pub(super) job: Job<'a>,

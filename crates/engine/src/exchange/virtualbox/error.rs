@@ -20,16 +20,6 @@ pub enum VirtualBoxError {
         /// Their UUIDs.
         uuids: Vec<String>,
     },
-    /// Two machines would be listed as one, each compared with the other, and the rules of retention would keep one of them.
-    #[error("the snapshots that are listed as {name} are of another machine: {uuid} of {place}")]
-    Namesake {
-        /// The name.
-        name: String,
-        /// The UUID of the other one.
-        uuid: String,
-        /// Where it is, or was: its pool, or its hypervisor.
-        place: String,
-    },
     /// A file of VirtualBox makes no sense.
     #[error("{}", path.display())]
     Settings {

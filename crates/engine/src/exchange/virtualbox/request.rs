@@ -12,6 +12,7 @@ use super::machine::VirtualBoxMachine;
 use crate::MachineName;
 use crate::backup::{BackupReport, ParentChoice};
 use crate::hooks::Hooks;
+use crate::namesake::Continuation;
 use crate::run_journal::JournalPlace;
 
 /// What to back up.
@@ -20,8 +21,6 @@ pub struct VirtualBoxBackup<'a> {
     pub machine: &'a VirtualBoxMachine<'a>,
     /// What its snapshots are listed under.
     pub name: MachineName,
-    /// Whether a person has said that name: then it may be that of another machine.
-    pub is_name_chosen: bool,
     /// Which of its disks.
     pub choice: DiskChoice,
     /// Files and folders that its settings may name although they lie elsewhere.
@@ -30,6 +29,8 @@ pub struct VirtualBoxBackup<'a> {
     pub memory: VirtualBoxMemory,
     /// What to compare with.
     pub parent: ParentChoice,
+    /// Whether the snapshots that the name has may be of another machine.
+    pub continuation: Continuation,
     /// Words to find the snapshot by.
     pub tags: Vec<String>,
     /// Tells the time of day; asked at the instant.

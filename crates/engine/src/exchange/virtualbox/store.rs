@@ -156,6 +156,12 @@ impl Backup<'_> {
         streams: Vec<(String, Box<dyn Read + Send + 's>)>,
     ) -> MachineToStore<'s> {
         let request = &self.request;
+        let notes = [
+            (NOTE_HYPERVISOR.to_owned(), HYPERVISOR.to_owned()),
+            (NOTE_UUID.to_owned(), request.machine.uuid().to_owned()),
+            (NOTE_METHOD.to_owned(), instant.way.word().to_owned()),
+            (NOTE_CONSISTENCY.to_owned(), instant.consistency.to_owned()),
+        ];
         MachineToStore {
             name: request.name.clone(),
             doing: "backing up",
@@ -164,12 +170,7 @@ impl Backup<'_> {
             time: instant.time,
             host: request.host.clone(),
             program: request.program.clone(),
-            notes: BTreeMap::from([
-                (NOTE_HYPERVISOR.to_owned(), HYPERVISOR.to_owned()),
-                (NOTE_UUID.to_owned(), request.machine.uuid().to_owned()),
-                (NOTE_METHOD.to_owned(), instant.way.word().to_owned()),
-                (NOTE_CONSISTENCY.to_owned(), instant.consistency.to_owned()),
-            ]),
+            notes: notes.into_iter().chain(self.note.clone()).collect(),
             disks,
             streams,
         }

@@ -171,7 +171,9 @@ fn a_machine_is_not_stored_as_another_one_of_its_name() {
     assert!(kind == "exists" && said.contains(LAB), "{said}");
     world.back_up(0, &[&twin, "--machine", "web2"]);
     world.back_up(0, &[&lab]);
-    // Where the first one is gone, the other one may be what was made of it.
+    // Where the first one is gone, the other one may be what was made of it: that has to be said.
     world.register(&[(TWIN, "vms/two/two.vbox")]);
+    assert_eq!(world.refused(1, &[&twin]).0, "exists");
+    world.back_up(0, &[&twin, "--same-machine"]);
     world.back_up(0, &[&twin]);
 }

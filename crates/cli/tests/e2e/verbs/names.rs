@@ -1,0 +1,94 @@
+//! What is named and is not there is an error: a script with a slip of the finger does not succeed.
+
+use crate::rig::{Rig, noise};
+
+fn rig() -> Rig {
+    let rig = Rig::new();
+    for (name, seed) in [("web1", 1), ("web2", 2), ("db", 3)] {
+        rig.write(&format!("{name}.raw"), &noise(5000, seed));
+        rig.ok(&["backup", &format!("{name}.raw"), "--tag", &format!("tag-{name}")]);
+    }
+    rig.ok(&["init", "--no-encryption", "--repository", "other"]);
+    rig
+}
+
+#[test]
+fn names_patterns_and_tags_of_nothing_are_errors() {
+    let rig = rig();
+    for words in [
+        &["list", "wbe1"][..],
+        &["list", "web1", "wbe1"],
+        &["list", "x*"],
+        &["list", "--tag", "tag-wbe1"],
+        &["prune", "wbe1", "--keep-last", "1"],
+        &["prune", "web1", "x*", "--keep-last", "1"],
+        &["copy", "--to", "other", "--machine", "wbe1"],
+        &["copy", "--to", "other", "--tag", "tag-wbe1"],
+        &["copy", "--to", "other", "--machine", "x*", "--status"],
+        &["forget", "wbe1"],
+        &["verify", "wbe1"],
+        &["protect", "wbe1"],
+        &["unprotect", "wbe1"],
+        &["copy", "--to", "other", "wbe1"],
+        &["show", "wbe1"],
+    ] {
+        let (kind, said) = rig.error(1, words);
+        assert_eq!(kind, "not-found", "{words:?}: {said}");
+        if !said.contains("x*") {
+            assert!(said.contains("web1"), "{words:?}: {said}");
+        }
+    }
+    assert_eq!(rig.snapshot_count(), 3);
+    let output = rig.code(2, &["monitor", "machines", "--within", "1h", "wbe1"]);
+    assert!(
+        crate::program::stdout(&output).contains("wbe1"),
+        "a check says CRITICAL"
+    );
+}
+
+#[test]
+fn patterns_mean_machines_as_in_backup() {
+    let rig = rig();
+    let count = |words: &[&str]| rig.report(words)["snapshots"].as_array().unwrap().len();
+    assert_eq!(count(&["list", "web*"]), 2);
+    assert_eq!(count(&["list", "web[2-9]", "db"]), 2);
+    assert_eq!(
+        count(&["list", "web*", "--tag", "tag-db"]),
+        0,
+        "both are there, not together"
+    );
+    assert_eq!(rig.report(&["prune", "web*", "--keep-last", "1"])["kept_count"], 2);
+    assert_eq!(count(&["copy", "--to", "other", "--machine", "web*"]), 2);
+}
+
+#[test]
+fn a_name_means_the_snapshot_that_is_protected() {
+    let rig = rig();
+    rig.ok(&["protect", "web1"]);
+    let first = rig.report(&["show", "web1"])["snapshot"]["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    rig.ok(&["backup", "web1.raw"]);
+    let second = rig.report(&["show", "web1"])["snapshot"]["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    // The newest is meant where it is said, and that one is not protected.
+    assert_eq!(rig.error(1, &["unprotect", "web1@latest"]).0, "not-found");
+    assert_eq!(rig.error(1, &["unprotect", &second]).0, "not-found");
+    // One wrong name, and nothing is changed.
+    assert_eq!(rig.error(1, &["unprotect", "web1", &second]).0, "not-found");
+    assert_eq!(rig.report(&["show", &first])["snapshot"]["is_protected"], true);
+    let said = rig.ok(&["unprotect", "web1"]);
+    assert!(said.contains(&first[..8]), "{said}");
+    assert_eq!(rig.report(&["show", &first])["snapshot"]["is_protected"], false);
+    assert_eq!(rig.error(1, &["unprotect", "web1"]).0, "not-found");
+    rig.ok(&["protect", &first, &second]);
+    let (kind, said) = rig.error(1, &["unprotect", "web1"]);
+    assert!(
+        kind == "ambiguous" && said.contains(&first[..8]) && said.contains(&second[..8]),
+        "{said}"
+    );
+    rig.ok(&["unprotect", &first, &second]);
+}

@@ -1,0 +1,171 @@
+//! Two machines of one name: neither is compared with the other, and neither loses its backups to the other.
+//!
+//! libvirt's test driver knows the machines; they are shut off, so their images are read.
+
+use crate::rig::{Rig, noise};
+
+const A: &str = "11111111-1111-4111-8111-111111111111";
+const B: &str = "22222222-2222-4222-8222-222222222222";
+
+/// Has libvirt know one machine, and gives the words to back it up.
+fn machine(rig: &Rig, name: &str, uuid: &str, image: &str) -> [String; 4] {
+    let image = rig.path(image).display().to_string();
+    let text = format!(
+        "<node><domain type='test' xmlns:test='http://libvirt.org/schemas/domain/test/1.0'><name>{name}</name>\
+         <uuid>{uuid}</uuid><memory unit='MiB'>64</memory><os><type arch='x86_64'>hvm</type></os>\
+         <test:runstate>5</test:runstate><devices><disk type='file' device='disk'><driver name='qemu' type='raw'/>\
+         <source file='{image}'/><target dev='vda' bus='virtio'/></disk></devices></domain></node>"
+    );
+    let node = format!("{uuid}.xml");
+    rig.write(&node, text.as_bytes());
+    let uri = format!("test://{}", rig.path(&node).display());
+    ["backup".into(), name.into(), "--connect".into(), uri]
+}
+
+fn words(words: &[String; 4]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}
+
+fn rig() -> Rig {
+    let rig = Rig::new();
+    rig.write("a.raw", &noise(70_000, 1));
+    rig.write("b.raw", &noise(90_000, 2));
+    rig
+}
+
+/// The ids of all snapshots, oldest first.
+fn ids(rig: &Rig) -> Vec<String> {
+    let report = rig.report(&["list"]);
+    let snapshots = report["snapshots"].as_array().unwrap().iter();
+    snapshots
+        .map(|snapshot| snapshot["id"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// A repository whose name "web" is of two machines, as two repositories make it that are copied to one.
+fn mixed() -> Rig {
+    let rig = rig();
+    rig.ok(&words(&machine(&rig, "web", A, "a.raw")));
+    rig.ok(&["init", "--no-encryption", "--repository", "other"]);
+    let second = machine(&rig, "web", B, "b.raw");
+    rig.ok(&[&words(&second)[..], &["--repository", "other"]].concat());
+    let copied = rig.json(3, &["copy", "--repository", "other", "--to", "repo", "--all"]);
+    let warnings = copied["warnings"].to_string();
+    assert!(warnings.contains(A) && warnings.contains(B), "{warnings}");
+    // It is said until something of it is there.
+    rig.ok(&["copy", "--repository", "other", "--to", "repo", "--all"]);
+    rig
+}
+
+#[test]
+fn a_machine_does_not_go_on_where_another_one_of_its_name_ended() {
+    let rig = rig();
+    let (first, second) = (machine(&rig, "web", A, "a.raw"), machine(&rig, "web", B, "b.raw"));
+    rig.ok(&words(&first));
+    for more in [&[][..], &["--machine", "web"]] {
+        let (kind, said) = rig.error(1, &[&words(&second)[..], more].concat());
+        assert!(kind == "exists" && said.contains(A) && said.contains(B), "{said}");
+        assert!(said.contains("--machine") && said.contains("--same-machine"), "{said}");
+    }
+    // Images have no UUID: they are of no machine that has one, and the reverse.
+    assert_eq!(rig.error(1, &["backup", "b.raw", "--machine", "web"]).0, "exists");
+    rig.ok(&["backup", "b.raw", "--machine", "images"]);
+    assert_eq!(
+        rig.error(1, &[&words(&second)[..], &["--machine", "images"]].concat())
+            .0,
+        "exists"
+    );
+    assert_eq!(ids(&rig).len(), 2, "what is refused stores nothing");
+    rig.ok(&[&words(&second)[..], &["--machine", "web-b"]].concat());
+    rig.ok(&words(&first));
+    // A UUID is the same in capital letters, and a machine that was renamed can go on under its old name.
+    rig.ok(&words(&machine(&rig, "web", &A.to_uppercase(), "a.raw")));
+    let renamed = machine(&rig, "www", A, "a.raw");
+    let output = rig.code(0, &words(&renamed));
+    let said = crate::program::stderr(&output);
+    assert!(said.contains("--machine web"), "{said}");
+    rig.ok(&[&words(&renamed)[..], &["--machine", "web"]].concat());
+}
+
+#[test]
+fn an_archive_does_not_become_the_newest_snapshot_of_a_machine() {
+    let rig = rig();
+    let live = machine(&rig, "web", A, "a.raw");
+    rig.ok(&words(&live));
+    rig.ok(&["export", "web", "web.ova"]);
+    let (kind, said) = rig.error(1, &["import", "web.ova"]);
+    assert!(kind == "exists" && said.contains("--machine"), "{said}");
+    rig.ok(&["import", "web.ova", "--machine", "web-archive"]);
+    rig.ok(&["import", "web.ova", "--machine", "web-archive"]);
+    rig.ok(&["restore", "web:vda", "out.raw"]);
+    let report = rig.report(&words(&live));
+    let compared = report["machines"][0]["snapshot"]["parent"].as_str().map(str::to_owned);
+    assert_eq!(compared, Some(ids(&rig)[0].clone()));
+    // Another machine does not go on where an archive ended either.
+    let second = machine(&rig, "web", B, "b.raw");
+    let other = [&words(&second)[..], &["--machine", "web-archive"]].concat();
+    assert_eq!(rig.error(1, &other).0, "exists");
+}
+
+#[test]
+fn prune_keeps_the_newest_of_each_machine_of_a_name() {
+    let rig = mixed();
+    let before = ids(&rig);
+    let report = rig.report(&["prune", "--keep-daily", "7"]);
+    assert_eq!(report["removed_count"], 0, "{report}");
+    let machines = report["machines"].as_array().unwrap().iter();
+    let told: Vec<_> = machines.map(|machine| machine["distinction"].to_string()).collect();
+    assert_eq!(told, [format!("\"UUID {A}\""), format!("\"UUID {B}\"")]);
+    assert_eq!(ids(&rig), before);
+    // The one that holds the name goes on, compared with itself; its older snapshots go, and the other one's stay.
+    rig.ok(&words(&machine(&rig, "web", B, "b.raw")));
+    assert_eq!(rig.report(&["prune", "--keep-last", "1"])["removed_count"], 1);
+    let left = ids(&rig);
+    assert!(left.len() == 2 && left.contains(&before[0]), "{left:?} of {before:?}");
+}
+
+#[test]
+fn a_name_of_two_machines_means_neither() {
+    let rig = mixed();
+    let all = ids(&rig);
+    for name in ["web", "web@latest", "web:vda", "web@2100-01-01"] {
+        let (kind, said) = rig.error(1, &["restore", name, "out.raw"]);
+        assert!(
+            kind == "ambiguous" && said.contains(A) && said.contains(&all[0][..12]) && said.contains(&all[1][..12]),
+            "{said}"
+        );
+    }
+    assert!(!rig.path("out.raw").exists());
+    rig.ok(&["restore", &format!("{}:vda", all[0]), "out.raw"]);
+    assert!(rig.read("out.raw").starts_with(&rig.read("a.raw")));
+    let listed = rig.ok(&["list"]);
+    assert!(
+        listed.contains(A) && listed.contains(B) && listed.contains("2 machines"),
+        "{listed}"
+    );
+    assert_eq!(rig.report(&["list"])["shared_names"][0]["machine_count"], 2);
+    assert_eq!(rig.report(&["show", &all[1]])["namesake_count"], 1);
+    let output = rig.code(1, &["monitor", "machines", "--within", "26h"]);
+    let said = crate::program::stdout(&output);
+    assert!(said.starts_with("WARNING: web is the name of 2 machines"), "{said}");
+}
+
+#[test]
+fn a_machine_that_was_created_anew_goes_on_where_it_is_said_so() {
+    let rig = mixed();
+    let anew = machine(&rig, "web", "33333333-3333-4333-8333-333333333333", "b.raw");
+    assert_eq!(rig.error(1, &words(&anew)).0, "exists");
+    rig.ok(&[&words(&anew)[..], &["--same-machine"]].concat());
+    // From then on it is one machine: also for later snapshots, and when the one that said so is gone.
+    rig.ok(&words(&anew));
+    let report = rig.report(&["prune", "--keep-last", "1"]);
+    assert_eq!(
+        (report["removed_count"].as_u64(), report["kept_count"].as_u64()),
+        (Some(3), Some(1))
+    );
+    rig.ok(&["restore", "web", "out.raw"]);
+    rig.ok(&["monitor", "machines", "--within", "26h"]);
+    // The one that had the name before does not take it back unnoticed.
+    let before = machine(&rig, "web", A, "a.raw");
+    assert_eq!(rig.error(1, &words(&before)).0, "exists");
+}
