@@ -13,7 +13,7 @@ use holdfast_host::{Answer, LocalTools, ToolError, Tools};
 use holdfast_repo::{Processes as _, SystemProcesses};
 
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::machines::MachineWord;
 use crate::runs;
 
@@ -122,7 +122,8 @@ fn volume(name: &str) -> Result<String, Error> {
     if dataset.provider == ProviderKind::Lvm {
         return Ok(dataset.name);
     }
-    Err(Error::usage(
+    Err(Error::refused(
+        Kind::Unsupported,
         format!("{name} is of {dataset}, and not of LVM"),
         "name a volume: lvm:GROUP/VOLUME",
     ))
@@ -133,7 +134,8 @@ fn in_folder(text: &str) -> Result<Dataset, Error> {
         .metadata()
         .is_ok_and(|found| !found.is_dir() && !found.file_type().is_block_device());
     if is_file {
-        return Err(Error::usage(
+        return Err(Error::refused(
+            Kind::Unsupported,
             format!("{text} is a file, and host snapshots are made of datasets"),
             "name its folder, or the machine whose disk it is",
         ));
@@ -141,14 +143,16 @@ fn in_folder(text: &str) -> Result<Dataset, Error> {
     let label = format!("{:08x}", runs::new_run()?);
     match locate(Path::new(text), &label).map_err(holdfast_engine::Error::from)? {
         Located::In(place) if place.path.as_os_str().is_empty() => Ok(place.dataset),
-        Located::In(place) => Err(Error::usage(
+        Located::In(place) => Err(Error::refused(
+            Kind::Unsupported,
             format!("{text} is a folder inside of {}", place.dataset),
             format!(
                 "name all of it, {}, or reflink:{text} for clones of the files in this folder",
                 place.dataset
             ),
         )),
-        Located::Nowhere(why) => Err(Error::usage(
+        Located::Nowhere(why) => Err(Error::refused(
+            Kind::Unsupported,
             format!("there can be no host snapshots of {text}: {why}"),
             "holdfast backup needs no such file system",
         )),

@@ -11,7 +11,7 @@ use rustix::fs::{Access, access};
 
 use crate::args::command_tree;
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::password::PasswordSource;
 use crate::{environment, runs, sanoid_file, time};
 
@@ -48,7 +48,8 @@ impl HoldfastFileArgs {
         let path = self.path(context);
         let text = sanoid_file::read_obeyed(&path)?;
         parse(&text).map_err(|errors| {
-            Error::usage(
+            Error::refused(
+                Kind::Refused,
                 format!("{}: {}", path.display(), errors.first().map_or("", String::as_str)),
                 format!(
                     "holdfast config check {} tells all that is wrong with it",

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use holdfast_host::why_not_obeyed;
 use holdfast_policy::sanoid::{SanoidConfig, SanoidError};
 
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 
 /// Where sanoid has its configuration.
 pub const SANOID_CONF: &str = "/etc/sanoid/sanoid.conf";
@@ -60,7 +60,8 @@ pub fn parse(args: &SanoidFileArgs) -> Result<SanoidConfig, Error> {
     let text = read_obeyed(&args.file)?;
     SanoidConfig::parse(&text).map_err(|errors| {
         let first = errors.first().map(SanoidError::to_string).unwrap_or_default();
-        Error::usage(
+        Error::refused(
+            Kind::Refused,
             format!("{}: {first}", args.file.display()),
             "holdfast config check tells all that is wrong with it",
         )

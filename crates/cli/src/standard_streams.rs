@@ -2,7 +2,7 @@
 //! meanwhile.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{IsTerminal as _, Read, Write};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 
@@ -37,6 +37,17 @@ enum Way {
     WithoutWaiting,
     /// Little: once there is any room, this does not have to wait.
     InPieces,
+}
+
+/// Refuses to send the bytes of disks and archives to a terminal, which would take some of them for commands.
+pub fn refuse_terminal() -> Result<(), Error> {
+    if std::io::stdout().is_terminal() {
+        return Err(Error::usage(
+            "the bytes of disks and archives are nothing for a terminal",
+            "send them to a file or a pipe: > FILE",
+        ));
+    }
+    Ok(())
 }
 
 impl StandardOutput {

@@ -91,11 +91,29 @@ impl MachineName {
         Ok(Self(name))
     }
 
+    /// A name like `name`: the same where that follows the rules, else one without what they refuse.
+    pub fn near(name: &str) -> Self {
+        if let Ok(same) = Self::new(name) {
+            return same;
+        }
+        let replaced = |character| if is_refused(character) { '-' } else { character };
+        let text: String = name.chars().map(replaced).collect();
+        let text = text.trim().trim_start_matches('-');
+        let end = (0..=text.len().min(NAME_BYTES_MAX - NEAR_PREFIX.len()))
+            .rev()
+            .find(|end| text.is_char_boundary(*end));
+        let text = text[..end.unwrap_or_default()].trim_end();
+        Self::new(text).unwrap_or_else(|_| Self(format!("{NEAR_PREFIX}{text}").trim_end_matches('-').to_owned()))
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
+
+/// What makes a name of a word that is reserved.
+const NEAR_PREFIX: &str = "machine-";
 
 /// Name of a disk within its machine: `vda`, `system`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -229,6 +247,32 @@ mod tests {
                 matches!(MachineName::new(name), Err(NameError::Reserved { .. })),
                 "{name}"
             );
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_refused_has_one_that_is_near() {
+        for (name, near) in [
+            ("web1", "web1"),
+            ("a@b", "a-b"),
+            ("web:vda", "web-vda"),
+            ("-x", "x"),
+            ("latest", "machine-latest"),
+            ("..", "machine-.."),
+            (" web ", "web"),
+            ("", "machine"),
+            ("--", "machine"),
+        ] {
+            assert_eq!(MachineName::near(name).as_str(), near);
+        }
+        for name in [
+            "ä".repeat(300),
+            "0f".repeat(16),
+            "@".repeat(300),
+            format!("{}@", "m".repeat(254)),
+        ] {
+            let near = MachineName::near(&name);
+            assert_eq!(MachineName::new(near.as_str()), Ok(near));
         }
     }
 

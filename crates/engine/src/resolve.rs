@@ -207,12 +207,12 @@ fn newest_of_machine(
         .filter(|candidate| meant(candidate))
         .map(|candidate| candidate.distinction)
         .collect();
-    let newest_of = |distinction: &Option<&str>| {
+    let newest_of = |distinction: Option<&str>| {
         newest(candidates, |candidate| {
-            meant(candidate) && candidate.distinction == *distinction
+            meant(candidate) && candidate.distinction == distinction
         })
     };
-    let mut found: Vec<usize> = machines.iter().filter_map(newest_of).collect();
+    let mut found: Vec<usize> = machines.into_iter().filter_map(newest_of).collect();
     if found.len() < 2 {
         return Ok(found.pop());
     }
@@ -469,6 +469,30 @@ mod tests {
             find("beef").unwrap_err().to_string(),
             "\"beef\" is ambiguous: it could be the machine \"beef\" (write beef@latest) or beef10000000 (web2, 2026-11-21T09:00:00Z)"
         );
+    }
+
+    /// Two machines of one name: a guess would restore the wrong one.
+    #[test]
+    fn a_name_of_two_machines_means_a_snapshot_only_where_one_has_it() {
+        let mut candidates = candidates();
+        candidates[0].distinction = Some("UUID 1");
+        candidates[1].distinction = Some("UUID 2");
+        let find = |text: &str| {
+            let name: SnapshotName = text.parse().unwrap();
+            resolve(&name.snapshot, &candidates, &TimeZone::UTC).map(|index| candidates[index].id)
+        };
+        for text in ["web1", "web1@latest", "web1@2026-11-20"] {
+            let error = find(text).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "\"web1\" is the name of several machines: it could be aaaa20000000 (web1, 2026-11-20T09:00:00.4Z, UUID 2) or \
+                 aaaa10000000 (web1, 2026-11-19T09:00:00Z, UUID 1)",
+                "{text}"
+            );
+        }
+        assert_eq!(find("web1@2026-11-19"), Ok(A1), "the other one was not there yet");
+        assert_eq!(find("aaaa2"), Ok(A2));
+        assert_eq!(find("web2"), Ok(B1));
     }
 
     #[test]

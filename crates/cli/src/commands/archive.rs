@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Table};
-use crate::standard_streams::{StandardOutput, stopped_or};
+use crate::standard_streams::{StandardOutput, refuse_terminal, stopped_or};
 use crate::units;
 
 /// Arguments of `archive`.
@@ -310,6 +310,7 @@ fn is_no_archive(error: &holdfast_engine::Error) -> bool {
 
 fn read(args: &ReadArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("archive read")?;
+    refuse_terminal()?;
     let file = open_packed(&args.file)?;
     let size_bytes = file.size_bytes();
     let end = args

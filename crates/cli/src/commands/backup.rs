@@ -29,7 +29,7 @@ use self::of_pools::PoolBackupArgs;
 pub(super) use self::reading::{ReadingArgs, ReadingWish};
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::machines::MachineWord;
 use crate::output::{Column, Page, Report, Table};
@@ -101,9 +101,10 @@ impl BackupArgs {
         match &self.machine {
             Some(listed) => Ok(listed.clone()),
             None => MachineName::new(name).map_err(|error| {
-                Error::usage(
+                Error::refused(
+                    Kind::BadName,
                     format!("{word}: {error}"),
-                    format!("back it up by itself, under a name of yours: holdfast backup {word} --machine NAME"),
+                    format!("back it up by itself, under a name of yours: holdfast backup --machine NAME -- '{word}'"),
                 )
             }),
         }

@@ -1,7 +1,7 @@
 //! `holdfast compress`: a stream is packed on all cores, with an index behind it.
 
 use std::fs::File;
-use std::io::{IsTerminal as _, Read, Write};
+use std::io::{Read, Write};
 use std::num::NonZero;
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::standard_streams::{PatientInput, StandardOutput, standard_input, stopped_or};
+use crate::standard_streams::{PatientInput, StandardOutput, refuse_terminal, standard_input, stopped_or};
 use crate::units;
 
 /// Arguments of `compress`.
@@ -87,12 +87,7 @@ fn parse_load(text: &str) -> Result<f64, String> {
 /// Packs or unpacks.
 pub(super) fn run(args: &CompressArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("compress")?;
-    if std::io::stdout().is_terminal() {
-        return Err(Error::usage(
-            "packed bytes are nothing for a terminal",
-            "send them on: holdfast compress > FILE",
-        ));
-    }
+    refuse_terminal()?;
     let threads = threads(args.job.thread_count(), args.max_load);
     let input = input(args.source.as_deref(), context)?;
     let output = StandardOutput::open(context)?;

@@ -15,7 +15,7 @@ use super::runs::{RunDocument, documents, run_table};
 use crate::args::Example;
 use crate::context::Context;
 use crate::environment;
-use crate::errors::{Error, chain};
+use crate::errors::{Error, Kind, chain};
 use crate::exit::Exit;
 use crate::holdfast_file::{HoldfastFileArgs, StateArgs};
 use crate::output::{Page, Report, Style};
@@ -146,7 +146,8 @@ fn act(file: &HoldfastFileArgs, state: &StateArgs, asked: Asked, context: &Conte
     if let Asked::Jobs(jobs) = &asked
         && let Some(unknown) = jobs.iter().find(|job| config.job(job).is_none())
     {
-        return Err(Error::usage(
+        return Err(Error::refused(
+            Kind::NotFound,
             format!("there is no job {unknown} in {}", file.path(context).display()),
             "holdfast jobs shows those that there are",
         ));

@@ -26,7 +26,7 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Table};
 use crate::pools::PoolArgs;
-use crate::standard_streams::StandardOutput;
+use crate::standard_streams::{StandardOutput, refuse_terminal};
 use crate::{time, units, virtualbox};
 
 /// Arguments of `export`.
@@ -380,6 +380,7 @@ fn target_of(args: &ExportArgs, kind: Kind, format: ExportFormat, context: &Cont
     Ok(match kind {
         Kind::Xva | Kind::Ova | Kind::Vma if args.target.as_os_str() == "-" => {
             context.output().refuse_json("export to standard output")?;
+            refuse_terminal()?;
             ExportTarget::Stream(Box::new(StandardOutput::open(context)?), format)
         }
         Kind::Xva | Kind::Ova | Kind::Vma => ExportTarget::File {

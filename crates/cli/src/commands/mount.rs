@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::args::Example;
 use crate::context::Context;
 use crate::datasets;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::output::{Page, Report};
 
@@ -82,7 +82,8 @@ pub(super) fn mount(args: &MountArgs, context: &Context) -> Result<Exit, Error> 
     let folder = folder(&args.folder)?;
     let is_empty = std::fs::read_dir(&folder).is_ok_and(|mut entries| entries.next().is_none());
     if !is_empty {
-        return Err(Error::usage(
+        return Err(Error::refused(
+            Kind::Exists,
             format!("{} is no empty folder", folder.display()),
             "give one: what is in it could not be seen meanwhile",
         ));

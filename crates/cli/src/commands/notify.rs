@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::args::Example;
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::holdfast_file::HoldfastFileArgs;
 use crate::output::{Page, Report, Style};
@@ -61,7 +61,8 @@ impl Report for Sent {
 pub(super) fn run(args: &NotifyArgs, context: &Context) -> Result<Exit, Error> {
     let config = args.file.load(context)?;
     let Some(notify) = config.notifies.iter().find(|notify| notify.name == args.name) else {
-        return Err(Error::usage(
+        return Err(Error::refused(
+            Kind::NotFound,
             format!(
                 "there is no [notify.{}] in {}",
                 args.name,

@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
-use crate::standard_streams::{StandardOutput, stopped_or};
+use crate::standard_streams::{StandardOutput, refuse_terminal, stopped_or};
 use crate::units;
 
 /// Arguments of `restore`.
@@ -176,6 +176,14 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
     let is_stream = target == "-";
     if is_stream {
         context.output().refuse_json("restore to standard output")?;
+        // What describes a machine is text, which a person may want to read.
+        let disk = args.snapshot.disk.as_ref();
+        let ending = disk
+            .and_then(|name| name.as_str().rsplit_once('.'))
+            .map(|(_, ending)| ending);
+        if ending != Some("xml") {
+            refuse_terminal()?;
+        }
         if args.in_place || args.force || args.format.is_some_and(|format| format != Format::Raw) {
             return Err(Error::usage(
                 "--in-place, --force and formats other than raw are for files and block devices",

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::datasets;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::guests::{GuestDocument, KnownGuest, MemoryHow, QuiesceWhen};
 use crate::machines::{Hypervisors, MachineWord, Wish};
@@ -292,14 +292,16 @@ pub(super) fn wanted_of(
 ) -> Result<Vec<Wanted>, Error> {
     let name = &guest.description.summary.name;
     if let Some((disk, why)) = guest.places.nowhere.first() {
-        return Err(Error::usage(
+        return Err(Error::refused(
+            Kind::Unsupported,
             format!("there can be no host snapshot of {name} with all its disks: disk {disk}: {why}"),
             advice,
         ));
     }
     let wanted = guest.places.wanted_with_bases();
     if wanted.is_empty() {
-        return Err(Error::usage(
+        return Err(Error::refused(
+            Kind::Unsupported,
             format!("{name} has no disk that it could write"),
             "holdfast machines lists its disks",
         ));

@@ -81,6 +81,7 @@ impl Error {
             Self::Key(error) => key_advice(error),
             Self::Engine(error) => engine_advice(error),
             Self::Usage { hint, .. } => advice(Exit::Usage, Kind::Usage, hint.clone()),
+            Self::Refused { kind, hint, .. } => advice(Exit::Error, *kind, hint.clone()),
             Self::Simulation(_) => advice(
                 Exit::Usage,
                 Kind::Usage,
@@ -161,7 +162,7 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::InstantServer { .. } | JobError::InstantStopped { .. } => {
             refused("see to it that the repository can be read and that there is room; then holdfast resume goes on")
         }
-        JobError::NoSuchDisk { .. } => advice(Exit::Usage, Kind::NotFound, "name disks as the machine does: vda"),
+        JobError::NoSuchDisk { .. } => advice(Exit::Error, Kind::NotFound, "name disks as the machine does: vda"),
         JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
         JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),
         JobError::NotQuiesced { .. } => refused(
@@ -237,7 +238,7 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::NoMachineName => advice(Exit::Usage, Kind::Usage, "give --machine NAME"),
         JobError::DuplicateDisk { .. } => advice(Exit::Usage, Kind::Usage, "give each disk its name with NAME=PATH"),
         JobError::Clone(error) => clone_advice(error),
-        JobError::StreamLonger { .. } => advice(Exit::Usage, Kind::Usage, "give the size that it has with --size"),
+        JobError::StreamLonger { .. } => advice(Exit::Error, Kind::Refused, "give the size that it has with --size"),
         JobError::StandardInputTwice => advice(Exit::Usage, Kind::Usage, "give - once"),
         JobError::FormatChanged { .. } => {
             refused("if you know that the image is not raw any more, give its format with --format")
@@ -251,8 +252,8 @@ fn engine_advice(error: &JobError) -> Advice {
         ),
         JobError::CompareOne => advice(Exit::Usage, Kind::Usage, "name one snapshot with --against"),
         JobError::SeveralDisks { .. } => advice(
-            Exit::Usage,
-            Kind::Usage,
+            Exit::Error,
+            Kind::Ambiguous,
             "name one as SNAPSHOT:DISK, or give a folder that exists",
         ),
         _ => target_advice(error),

@@ -85,6 +85,16 @@ pub enum Error {
         /// What to do instead.
         hint: Cow<'static, str>,
     },
+    /// The command line makes sense, and what it means cannot be done: with what is there, it never can.
+    #[error("{what}")]
+    Refused {
+        /// How scripts tell it apart.
+        kind: Kind,
+        /// Why.
+        what: Cow<'static, str>,
+        /// What to do instead.
+        hint: Cow<'static, str>,
+    },
     /// Retention cannot be simulated so.
     #[error(transparent)]
     Simulation(#[from] holdfast_policy::SimulationError),
@@ -131,6 +141,15 @@ impl Error {
 }
 
 impl Error {
+    /// Something that cannot be done with what is there: how scripts tell it apart, why, and what to do instead.
+    pub fn refused(kind: Kind, what: impl Into<Cow<'static, str>>, hint: impl Into<Cow<'static, str>>) -> Self {
+        Self::Refused {
+            kind,
+            what: what.into(),
+            hint: hint.into(),
+        }
+    }
+
     /// Whether a machine is not there, or not any more.
     pub fn is_no_such_machine(&self) -> bool {
         let Self::Engine(holdfast_engine::Error::Host(error)) = self else {

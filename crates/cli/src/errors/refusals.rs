@@ -37,12 +37,12 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
             "restore to a new machine, or single disks to files",
         ),
         Refusal::NoPlace { .. } => (
-            Exit::Usage,
-            Kind::Usage,
+            Exit::Error,
+            Kind::NotFound,
             "give --disk DISK=PATH, with --force for a block device, or --storage FOLDER",
         ),
         Refusal::NoFolder { .. } => (Exit::Error, Kind::NotFound, "make it, or give --storage FOLDER"),
-        Refusal::UnknownDisk { .. } => (Exit::Usage, Kind::NotFound, "name disks as the snapshot does: vda"),
+        Refusal::UnknownDisk { .. } => (Exit::Error, Kind::NotFound, "name disks as the snapshot does: vda"),
         Refusal::PathTaken { .. } => (Exit::Error, Kind::Exists, "give another path, or remove what is there"),
         Refusal::InUse { .. } => (
             Exit::Error,

@@ -5,22 +5,28 @@ use std::io::Read as _;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::program::program;
+use crate::program::{program, stderr};
+use crate::rig::{Rig, noise};
 
-/// What a failing verb says on a terminal, with these variables set.
-fn error_on_terminal(variables: &[(&str, &str)]) -> String {
+/// A terminal: the end that watches it, and the one for a program.
+fn terminal() -> (File, File) {
     let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&controller).unwrap();
     unlockpt(&controller).unwrap();
     let name = ptsname(&controller, Vec::new()).unwrap().into_string().unwrap();
     let terminal = File::options().read(true).write(true).open(name).unwrap();
+    (File::from(controller), terminal)
+}
+
+/// What a failing verb says on a terminal, with these variables set.
+fn error_on_terminal(variables: &[(&str, &str)]) -> String {
+    let (mut controller, terminal) = terminal();
     let mut command = program(&["man", "/nonexistent/folder"]);
     command.envs(variables.iter().copied()).stderr(terminal);
     let status = command.status().unwrap();
     assert_eq!(status.code(), Some(1));
     drop(command);
     let mut said = Vec::new();
-    let mut controller = File::from(controller);
     // Once nobody holds the terminal any more, reading ends with an error instead of an end.
     controller.read_to_end(&mut said).ok();
     String::from_utf8(said).unwrap()
@@ -35,4 +41,34 @@ fn a_terminal_shows_colours_unless_they_are_not_wanted() {
     assert_eq!(colored.replace("\u{1b}[1;31m", "").replace("\u{1b}[0m", ""), plain);
     assert_eq!(error_on_terminal(&[("NO_COLOR", "1")]), plain);
     assert_eq!(error_on_terminal(&[("TERM", "dumb")]), plain);
+}
+
+/// Terminals take some bytes for commands, and show nothing of a disk that a person could read.
+#[test]
+fn disks_and_archives_do_not_go_to_a_terminal() {
+    let rig = Rig::new();
+    rig.write("web1.raw", &noise(70_000, 1));
+    rig.ok(&["backup", "web1.raw"]);
+    rig.code(3, &["export", "web1", "web1.xva.gz"]);
+    for words in [
+        &["restore", "web1", "-"][..],
+        &["restore", "web1:web1", "-"],
+        &["export", "web1", "-", "--format", "xva"],
+        &["image", "convert", "web1.raw", "-"],
+        &["image", "convert", "web1.raw", "-", "--to", "vmdk", "--compress"],
+        &["archive", "read", "web1.xva.gz"],
+        &["compress", "web1.raw"],
+        &["compress", "--decompress", "web1.xva.gz"],
+    ] {
+        let (mut controller, terminal) = terminal();
+        let mut command = rig.command(words);
+        command.stdout(terminal);
+        let output = command.output().unwrap();
+        drop(command);
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains("terminal"), "{words:?}: {}", stderr(&output));
+        let mut shown = Vec::new();
+        controller.read_to_end(&mut shown).ok();
+        assert!(shown.is_empty(), "{words:?}: {} bytes", shown.len());
+    }
 }

@@ -17,6 +17,7 @@ use super::{host_work, instants, pool, virtualbox};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::NOTE_BITMAP;
+use crate::namesake::MachineIdentity;
 use crate::repository::snapshots;
 use crate::run_journal::noted_runs;
 use crate::xen_backup::NOTE_BASE;
@@ -120,14 +121,14 @@ fn descriptions(request: &DoctorRequest<'_>, seen: &mut Seen, job: Job<'_>) -> R
     Ok(descriptions)
 }
 
-/// Which bitmaps the newest snapshot of each machine needs, and what pools are to keep.
+/// Which bitmaps the newest snapshot of each machine needs, also where several machines have one name, and what pools are to keep.
 fn look_into(repository: &Repository, job: Job<'_>) -> Result<SeenRepository> {
     let (mut newest, mut bases) = (BTreeMap::new(), BTreeSet::new());
     for manifest in snapshots(repository, job.progress)? {
         let of_disks = manifest.disks.iter().filter_map(|disk| disk.notes.get(NOTE_BASE));
         bases.extend(of_disks.cloned());
         let kept = newest
-            .entry(manifest.machine.clone())
+            .entry((manifest.machine.clone(), MachineIdentity::of(&manifest)))
             .or_insert_with(|| manifest.clone());
         if kept.time_ms < manifest.time_ms {
             *kept = manifest;

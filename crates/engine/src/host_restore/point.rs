@@ -199,15 +199,31 @@ impl Seen {
             PointName::Named(name) => name.clone(),
             PointName::Latest => self.latest(request, today)?,
         };
+        let mut found: Option<&KeptState> = None;
         for state in states.iter().rev() {
             let mut of_it = state.snapshots.iter().filter(|snapshot| snapshot.name == name);
             let Some(first) = of_it.next() else { continue };
             // Another one may have got the name since.
             let there = self.of(request, &first.dataset).unwrap_or_default();
             let is_of_set = |snapshot: &HostSnapshot| snapshot.name == *first && set_of(snapshot) == Some(state.set);
-            if there.iter().any(is_of_set) {
-                return Ok((name, Some(state)));
+            if !there.iter().any(is_of_set) {
+                continue;
             }
+            match found {
+                None => found = Some(state),
+                Some(newer) if newer.uuid() != state.uuid() => {
+                    let reason = format!(
+                        "several machines of this name have one: UUID {} and UUID {}",
+                        newer.uuid(),
+                        state.uuid()
+                    );
+                    return Err(refusal(request, &name, reason, Vec::new()).into());
+                }
+                Some(_) => {}
+            }
+        }
+        if found.is_some() {
+            return Ok((name, found));
         }
         if request.present.is_none() {
             let reason = "the machine is not there, and no configuration of it is kept with such a host snapshot";

@@ -130,8 +130,12 @@ impl NewMachine<'_> {
             (Some(name), _) => name.as_str(),
             (None, NewMachineIdentity::Keep) => old,
             (None, NewMachineIdentity::New) => {
-                let numbered = (2_u64..).map(|number| format!("{old}-{SUFFIX}-{number}"));
-                let mut names = std::iter::once(format!("{old}-{SUFFIX}")).chain(numbered);
+                // What libvirt allows and snapshots cannot be listed under is no name for a machine that is to be backed up.
+                let listed = [old, &self.stored.snapshot.machine];
+                let fit = listed.into_iter().find_map(|name| MachineName::new(name).ok());
+                let base = fit.unwrap_or_else(|| MachineName::near(old));
+                let numbered = (2_u64..).map(|number| format!("{base}-{SUFFIX}-{number}"));
+                let mut names = std::iter::once(format!("{base}-{SUFFIX}")).chain(numbered);
                 let name = names.find(|name| self.neighbours.named(name).is_none());
                 let name = name.expect("numbers do not end");
                 return Ok(MachineName::new(name)?.to_string());

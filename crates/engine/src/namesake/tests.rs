@@ -20,8 +20,8 @@ fn of_machine(time_ms: i64, uuid: &str) -> Manifest {
     manifest("web1", time_ms, &[("uuid", uuid), ("method", "filter")])
 }
 
-fn check<'m>(
-    all: &'m [Manifest],
+fn check(
+    all: &[Manifest],
     claimant: Claimant<'_>,
     continuation: Continuation,
 ) -> Result<(Vec<i64>, Option<String>), String> {

@@ -186,7 +186,7 @@ fn back_up(
 ) -> Result<MachineDone, Error> {
     let wish = ReadingWish {
         chosen,
-        name: args.machine.clone(),
+        listed: &|name| args.listed(name, &chosen.said),
         choice: args.machines.disks(),
         allowed: args.allowed.clone(),
         memory: args.machines.with_memory.map(MemoryWay::from),

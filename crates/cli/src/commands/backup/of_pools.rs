@@ -13,7 +13,7 @@ use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 use super::BackupArgs;
 use super::machines_done::MachineDone;
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::pools::{self, PoolArgs};
 use crate::{runs, time};
 
@@ -229,7 +229,8 @@ pub(super) fn back_up(
 ) -> Result<MachineDone, Error> {
     if one.has_namesake {
         let (said, uuid) = (one.said(), &one.machine.summary.uuid);
-        return Err(Error::usage(
+        return Err(Error::refused(
+            Kind::Exists,
             format!(
                 "{said} ({uuid}): another machine that is to be backed up has this name, and they would be listed as one"
             ),

@@ -8,7 +8,7 @@ use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 use super::BackupArgs;
 use super::machines_done::MachineDone;
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::virtualbox::{self, Choice};
 use crate::{runs, time};
 
@@ -38,7 +38,8 @@ pub(super) fn back_up(
 ) -> Result<MachineDone, Error> {
     if chosen.iter().filter(|other| other.name() == machine.name()).count() > 1 {
         let (name, uuid) = (machine.name(), machine.uuid());
-        return Err(Error::usage(
+        return Err(Error::refused(
+            Kind::Exists,
             format!(
                 "{name} ({uuid}): another machine that is to be backed up has this name, and they would be listed as one"
             ),

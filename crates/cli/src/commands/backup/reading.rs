@@ -75,8 +75,8 @@ impl From<MethodHow> for Method {
 /// A machine that is to be read.
 pub(in crate::commands) struct ReadingWish<'a> {
     pub(in crate::commands) chosen: &'a Chosen,
-    /// What it is listed under; its own name where not given.
-    pub(in crate::commands) name: Option<MachineName>,
+    /// What a machine is listed under that its hypervisor calls so.
+    pub(in crate::commands) listed: &'a dyn Fn(&str) -> Result<MachineName, Error>,
     pub(in crate::commands) choice: DiskChoice,
     /// Files that images may be based on though they lie elsewhere.
     pub(in crate::commands) allowed: Vec<PathBuf>,
@@ -149,10 +149,7 @@ impl ReadingArgs {
         };
         let hooks = self.hooks.hooks(&address.to_string_lossy())?;
         let run = runs::new_run()?;
-        let name = match wish.name {
-            Some(name) => name,
-            None => MachineName::new(machine.name())?,
-        };
+        let name = (wish.listed)(machine.name())?;
         let journal = runs::journal(context, &way);
         let mut watchdog = runs::watchdog(way, run, journal.as_ref())?;
         watchdog.extend(hooks::words(&hooks, &name, &*machine)?);

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use holdfast_engine::{ExportFrom, MachineReading};
+use holdfast_engine::{ExportFrom, MachineName, MachineReading};
 use holdfast_host::DiskChoice;
 use serde::Serialize;
 
@@ -91,7 +91,8 @@ pub(super) fn from<T>(
     };
     let wish = ReadingWish {
         chosen,
-        name: None,
+        // It is in no list.
+        listed: &|name| Ok(MachineName::near(name)),
         choice: DiskChoice {
             include: Vec::new(),
             exclude: args.left_out.clone(),

@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
-use crate::standard_streams::{StandardOutput, standard_input, stopped_or};
+use crate::standard_streams::{StandardOutput, refuse_terminal, standard_input, stopped_or};
 use crate::{no_image, units};
 
 /// Arguments of `image convert`.
@@ -244,6 +244,7 @@ fn size_of_stdin(args: &ConvertArgs) -> Result<u64, Error> {
 /// Writes the disk to standard output, which then holds nothing else.
 fn to_stdout(args: &ConvertArgs, format: Format, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("image convert to standard output")?;
+    refuse_terminal()?;
     let is_raw = format == Format::Raw && !args.compress;
     if !(is_raw || format == Format::Vmdk) || args.source.as_os_str() == "-" || args.verify {
         return Err(Error::usage(

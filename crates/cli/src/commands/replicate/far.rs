@@ -9,7 +9,7 @@ use holdfast_host::{LocalTools, Programs, Ssh, SshAddress};
 
 use crate::context::Context;
 use crate::datasets::TOOL_TIME_OUT;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::runs;
 
 /// A word for a dataset, perhaps on another host.
@@ -159,7 +159,8 @@ impl<'a> Far<'a> {
             (Some(peer), _) => Box::new(peer),
             (None, ProviderKind::Zfs) => Box::new(ZfsSide::new(programs, Arc::clone(clock))),
             (None, _) => {
-                return Err(Error::usage(
+                return Err(Error::refused(
+                    Kind::Unsupported,
                     format!("there is no holdfast at {host}, which btrfs needs at both ends"),
                     "install it there, where ssh finds it",
                 ));

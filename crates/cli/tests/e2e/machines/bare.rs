@@ -311,3 +311,24 @@ fn a_monitor_that_is_not_there_or_that_somebody_has_is_told_in_words() {
     assert!(kind == "locked" && text.contains("one client at a time"), "{text}");
     assert_eq!(bare.rig.snapshot_count(), 0);
 }
+
+/// Whoever starts a QEMU names it as he likes: its UUID tells which machine it is.
+#[test]
+fn a_machine_is_not_stored_as_another_one_of_its_name() {
+    const UUIDS: [&str; 2] = [
+        "11111111-1111-4111-8111-111111111111",
+        "22222222-2222-4222-8222-222222222222",
+    ];
+    let [first, second] = UUIDS.map(|uuid| Bare::new(&["-uuid", uuid]));
+    let unidentified = Bare::new(&[]);
+    first.back_up(&[]);
+    for other in [&second, &unidentified] {
+        let (kind, said) = first.rig.error(1, &["backup", &other.source]);
+        assert!(kind == "exists" && said.contains(UUIDS[0]), "{said}");
+        assert!(other.lab.is_running() && runs_in(&*other.lab.monitor).unwrap().is_empty());
+    }
+    first.back_up(&[]);
+    first.rig.ok(&["backup", &second.source, "--machine", "web2"]);
+    first.rig.ok(&["backup", &unidentified.source, "--machine", "web3"]);
+    first.rig.ok(&["backup", &unidentified.source, "--machine", "web3"]);
+}

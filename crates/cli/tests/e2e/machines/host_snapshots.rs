@@ -231,8 +231,8 @@ impl World {
 #[test]
 fn a_machine_whose_disks_are_on_ext4_is_refused_with_the_reason() {
     let Some(on) = on("ext4") else { return };
-    let (kind, said) = on.world.rig.error(2, &at(&on.world.lab.uri(), &["snapshot", "web1"]));
-    assert_eq!(kind, "usage");
+    let (kind, said) = on.world.rig.error(1, &at(&on.world.lab.uri(), &["snapshot", "web1"]));
+    assert_eq!(kind, "unsupported");
     assert!(
         said.contains("disk vda") && said.contains("ext4") && said.contains("holdfast backup"),
         "{said}"

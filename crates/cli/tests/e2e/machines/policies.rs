@@ -250,9 +250,9 @@ fn two_runs_keep_each_other_away_and_half_a_policy_is_none() {
     assert_eq!(policed.names().len(), 1);
 
     policed.write("hourly = 3\nhuorly = 3\n");
-    let (kind, said) = policed.on.world.rig.error(2, &words);
+    let (kind, said) = policed.on.world.rig.error(1, &words);
     assert!(
-        kind == "usage" && said.contains("line 6") && said.contains("hourly"),
+        kind == "refused" && said.contains("line 6") && said.contains("hourly"),
         "{said}"
     );
 }

@@ -330,8 +330,8 @@ fn a_machine_on_zfs_is_cloned_as_it_is_now() {
 #[test]
 fn a_machine_that_cannot_be_cloned_as_it_is_now_says_what_else_there_is() {
     let world = super::World::new();
-    let (error, said) = world.rig.error(2, &at(&world.lab.uri(), &["clone", "web1", "trial"]));
-    assert!(error == "usage" && said.contains("--to-machine --live"), "{said}");
+    let (error, said) = world.rig.error(1, &at(&world.lab.uri(), &["clone", "web1", "trial"]));
+    assert!(error == "unsupported" && said.contains("--to-machine --live"), "{said}");
 }
 
 /// The files of a host snapshot, where a person wants them.

@@ -345,7 +345,7 @@ fn a_thin_pool_that_is_nearly_full_gets_no_more_snapshots() {
     let (_, said) = rig.error(1, &["snapshot", &pool.dataset("thick"), "--quiesce", "off"]);
     assert!(said.contains("not in a thin pool"), "{said}");
     let thick = pool.path("thick").display().to_string();
-    let (_, said) = rig.error(2, &["snapshot", &thick, "--quiesce", "off"]);
+    let (_, said) = rig.error(1, &["snapshot", &thick, "--quiesce", "off"]);
     assert!(said.contains("not in a thin pool"), "{said}");
     let path = pool.volume("data", "200M");
     put(&path, &vec![7; 196 << 20]);

@@ -45,8 +45,8 @@ fn a_configuration_is_checked_and_shown_with_where_everything_is_from() {
         &["line 9: there is no setting \"repositry\" in [jobs.a]: did you mean repository?"]
     );
     host.configure("[jobs.b]\ndo = \"backup\"\nrepository = \"main\"\nall = true\nbwlimit = \"fast\"\n");
-    let (kind, text) = host.rig.error(2, &at_home(&["jobs"]));
-    assert_eq!(kind, "usage");
+    let (kind, text) = host.rig.error(1, &at_home(&["jobs"]));
+    assert_eq!(kind, "refused");
     assert!(
         text.contains("line 11: [jobs.b]: invalid value 'fast' for '--bwlimit"),
         "{text}"

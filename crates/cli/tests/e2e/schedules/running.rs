@@ -70,8 +70,8 @@ fn a_person_or_a_timer_runs_jobs_without_a_daemon() {
     assert_eq!(by_hand["runs"].as_array().unwrap().len(), 2);
     assert_eq!(host.outcomes("off"), ["done"]);
 
-    let (kind, text) = host.rig.error(2, &at_home(&["run", "nonsense"]));
-    assert_eq!(kind, "usage");
+    let (kind, text) = host.rig.error(1, &at_home(&["run", "nonsense"]));
+    assert_eq!(kind, "not-found");
     assert!(text.contains("there is no job nonsense"), "{text}");
 }
 

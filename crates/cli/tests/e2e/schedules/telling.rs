@@ -128,5 +128,5 @@ fn a_message_can_be_tried() {
         failed["report"]["error"].as_str().unwrap().contains("read the token"),
         "{failed}"
     );
-    host.rig.code(2, &at_home(&["notify", "nobody"]));
+    host.rig.code(1, &at_home(&["notify", "nobody"]));
 }

@@ -24,8 +24,8 @@ fn a_right_one_is_said_to_be_so_and_what_is_wrong_is_told_by_its_line() {
             "line 3: daily = \"many\" (in [tank]): it should be a number from 0 to 1000000",
         ])
     );
-    let (kind, text) = rig.error(2, &["config", "show", "wrong.conf"]);
-    assert!(kind == "usage" && text.contains("line 2"), "{kind}: {text}");
+    let (kind, text) = rig.error(1, &["config", "show", "wrong.conf"]);
+    assert!(kind == "refused" && text.contains("line 2"), "{kind}: {text}");
     rig.write("doubtful.conf", b"[tank]\nuse_template = gone\n");
     let page = rig.code(3, &["config", "check", "doubtful.conf"]);
     assert!(String::from_utf8_lossy(&page.stdout).contains("there is no [template_gone]"));

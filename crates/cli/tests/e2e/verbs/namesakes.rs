@@ -87,6 +87,34 @@ fn a_machine_does_not_go_on_where_another_one_of_its_name_ended() {
     rig.ok(&[&words(&renamed)[..], &["--machine", "web"]].concat());
 }
 
+/// libvirt allows names that mean something else here: such a machine is backed up under another name, and comes back.
+#[test]
+fn a_machine_whose_name_means_something_else_is_listed_under_another() {
+    let rig = rig();
+    for name in ["web@1", "web:vda", "-x", "latest"] {
+        let mut words = machine(&rig, name, A, "a.raw");
+        words[1] = format!("libvirt:{name}");
+        let words = [words[0].as_str(), &words[1], "--connect", &words[3]];
+        let (kind, said) = rig.error(1, &words);
+        assert!(kind == "bad-name" && said.contains("--machine NAME"), "{said}");
+        rig.ok(&[&words[..], &["--machine", "listed"]].concat());
+        let storage = rig.path("new").display().to_string();
+        std::fs::create_dir_all(&storage).unwrap();
+        let restore = [
+            "restore",
+            "listed",
+            "--to-machine",
+            "--dry-run",
+            "--connect",
+            words[3],
+            "--storage",
+            &storage,
+        ];
+        let said = rig.ok(&restore);
+        assert!(said.contains("<name>listed-restored</name>"), "{said}");
+    }
+}
+
 #[test]
 fn an_archive_does_not_become_the_newest_snapshot_of_a_machine() {
     let rig = rig();

@@ -30,7 +30,7 @@ fn a_backup_tells_how_far_it_is_however_quiet_it_is_and_goes_on() {
         let words = [&["backup", "--machine", "web1", "vda=-"], options].concat();
         let mut child = rig.command(&words).stdin(Stdio::piped()).spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
-        stdin.write_all(&[7; 100_000]).unwrap();
+        stdin.write_all(&vec![7; 100_000]).unwrap();
         // It has begun once its input is taken, and hears from its very beginning.
         let mut lines = BufReader::new(child.stderr.take().unwrap());
         let answer = ask(&mut child, &mut lines, |line| line.contains("backing up web1"));
