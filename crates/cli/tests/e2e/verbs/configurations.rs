@@ -134,7 +134,7 @@ fn a_repository_of_holdfast_toml_is_called_by_its_name() {
     );
     // Nobody acts by half of a configuration.
     rig.write("holdfast.toml", b"version = 1\n[repositories.main]\npaht = 3\n");
-    let said = run(2, &["list", "-r", "main"])["error"].to_string();
+    let said = run(1, &["list", "-r", "main"])["error"].to_string();
     assert!(said.contains("line 2"), "{said}");
     run(0, &["list", "-r", "open"]);
 }
