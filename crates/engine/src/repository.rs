@@ -15,8 +15,8 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
-use crate::note_file::write_note;
 use crate::namesake::MachinesByName;
+use crate::note_file::write_note;
 use crate::template::{TemplateError, is_template};
 use crate::{Candidate, Progress, SnapshotReference, resolve};
 

@@ -121,7 +121,7 @@ fn snapshots_of_one_name_are_not_one_snapshot() {
     zfs(&["snapshot", &world.full(&world.target, "b")]);
     zfs(&["snapshot", &world.full(&world.source, "b")]);
     for words in [&["--status"][..], &["--dry-run"], &[]] {
-        let done = world.replicate(if words == ["--status"] { 0 } else { 1 }, words);
+        let done = world.replicate(i32::from(words != ["--status"]), words);
         assert_eq!(
             (&done["outcome"], &done["common"]),
             (&json!("diverged"), &json!("a")),

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::DirtyBitmap;
@@ -144,7 +145,10 @@ fn what_is_missing_from_the_proof_is_the_reason_to_read_everything() {
 fn a_base_that_was_written_or_replaced_proves_nothing() {
     let written = Chain::find_when(|chain| {
         let base = &chain.layers[2].files.as_ref().unwrap()[0];
-        std::fs::write(base, "something else").unwrap();
+        std::fs::File::create(base)
+            .unwrap()
+            .write_all(b"something else")
+            .unwrap();
     });
     assert_eq!(written, Err(ReadAll::BasesChanged));
     let replaced = Chain::find_when(|chain| {
