@@ -1,10 +1,11 @@
 //! What can go wrong with a job.
 
+mod from;
+
 use std::path::PathBuf;
 
 use holdfast_host::provider::ProviderError;
-use holdfast_repo::key::KeyError;
-use holdfast_repo::store::StoreError;
+use holdfast_image::Format;
 
 use crate::{CloneError, Interrupted, NameError, NameTaken, Refusal, ResolveError, SnapshotChoiceError};
 
@@ -167,6 +168,22 @@ pub enum Error {
     NoTarget {
         /// The target.
         path: PathBuf,
+    },
+    /// An image that was to be changed in place, and is damaged.
+    #[error("{} cannot be restored in place: {source}", path.display())]
+    TargetDamaged {
+        /// The target.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<holdfast_image::Error>,
+    },
+    /// A target whose name says one format, and whose content is no image of any.
+    #[error("{} is called like a {format} image, and its content is not one", path.display())]
+    TargetNotAnImage {
+        /// The target.
+        path: PathBuf,
+        /// What its name says.
+        format: Format,
     },
     /// A target of a format that cannot be written.
     #[error("{}: {format} images cannot be written there", path.display())]
@@ -458,38 +475,5 @@ impl Error {
             },
             other => other,
         }
-    }
-}
-
-impl From<holdfast_host::Error> for Error {
-    fn from(error: holdfast_host::Error) -> Self {
-        Self::Host(Box::new(error))
-    }
-}
-
-impl From<holdfast_repo::Error> for Error {
-    fn from(error: holdfast_repo::Error) -> Self {
-        match error {
-            holdfast_repo::Error::Cancelled => Self::Interrupted(Interrupted),
-            other => Self::Repository(other),
-        }
-    }
-}
-
-impl From<StoreError> for Error {
-    fn from(error: StoreError) -> Self {
-        Self::Repository(error.into())
-    }
-}
-
-impl From<KeyError> for Error {
-    fn from(error: KeyError) -> Self {
-        Self::Repository(error.into())
-    }
-}
-
-impl From<ProviderError> for Error {
-    fn from(error: ProviderError) -> Self {
-        Self::Provider(Box::new(error))
     }
 }

@@ -369,13 +369,19 @@ fn may_run(hypervisor: &dyn LiveDisks, instant: &InstantJob) -> bool {
 fn medium(way: FileWay) -> Medium {
     match way {
         FileWay::BlockDevice => Medium::BlockDevice,
-        FileWay::NewFile | FileWay::InPlace | FileWay::Replace | FileWay::Shared | FileWay::Cloned => Medium::File,
+        FileWay::NewFile
+        | FileWay::InPlace
+        | FileWay::Replace
+        | FileWay::SetAside
+        | FileWay::Shared
+        | FileWay::Cloned => Medium::File,
     }
 }
 
 /// A folder of the machine's own, in the one that was chosen or beside its first image.
 fn folder(request: &InstantRestore<'_>) -> Result<PathBuf> {
-    let mut files = request.plan.files.iter().filter(|file| file.way == FileWay::NewFile);
+    let is_file = |file: &&crate::PlannedFile| matches!(file.way, FileWay::NewFile | FileWay::Replace);
+    let mut files = request.plan.files.iter().filter(is_file);
     let beside = || files.find(|file| matches!(file.content, Content::Disk(_)))?.to.parent();
     let storage = request.storage.or_else(beside).ok_or_else(|| Refusal::NoPlace {
         disk: "for what the guest writes".to_owned(),

@@ -9,6 +9,7 @@
 //! names; then the definition; then the start. See `docs/design/0005-machine-restore.md`.
 
 mod execute;
+mod existing_image;
 mod in_place;
 mod made;
 mod neighbours;

@@ -171,13 +171,44 @@ impl NewFile {
         };
         match self.existing {
             Existing::Replace => self.replace().map_err(failed)?,
-            Existing::Keep => self.rename_if_free()?,
+            Existing::Keep => rename_to_free(&self.partial, &self.path)?,
         }
         File::open(folder_of(&self.path))
             .and_then(|folder| folder.sync_all())
             .map_err(failed)?;
         self.is_finished = true;
         Ok(())
+    }
+
+    /// The same for a file that takes the place of another one, which is kept as `kept_at`. Where this ends in the middle, the old file has
+    /// that name, and there is none in its place.
+    pub(crate) fn finish_beside(mut self, kept_at: &Path) -> Result<()> {
+        let failed = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source: std::io::Error| Error::File { action, path, source }
+        };
+        let old = self.path.metadata().map_err(failed("look at", &self.path))?;
+        if !self.partial.is_dir() {
+            self.take_access_of(&old).map_err(failed("create", &self.path))?;
+        }
+        rename_to_free(&self.path, kept_at)?;
+        if let Err(error) = rename_to_free(&self.partial, &self.path) {
+            // Another error is on its way, and says more than one about this.
+            drop(rename_to_free(kept_at, &self.path));
+            return Err(error);
+        }
+        File::open(folder_of(&self.path))
+            .and_then(|folder| folder.sync_all())
+            .map_err(failed("create", &self.path))?;
+        self.is_finished = true;
+        Ok(())
+    }
+
+    /// Gives the new file the owner and the mode of the old one.
+    fn take_access_of(&self, old: &std::fs::Metadata) -> std::io::Result<()> {
+        // Not everybody may give files away: the mode is then for whoever made the new one.
+        std::os::unix::fs::chown(&self.partial, Some(old.uid()), Some(old.gid())).ok();
+        std::fs::set_permissions(&self.partial, old.permissions())
     }
 
     fn replace(&self) -> std::io::Result<()> {
@@ -190,34 +221,31 @@ impl NewFile {
                 renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::EXCHANGE)?;
                 return std::fs::remove_file(&self.partial);
             }
-            // Not everybody may give files away: the mode is then for whoever made the new one.
-            std::os::unix::fs::chown(&self.partial, Some(old.uid()), Some(old.gid())).ok();
-            std::fs::set_permissions(&self.partial, old.permissions())?;
+            self.take_access_of(&old)?;
         }
         std::fs::rename(&self.partial, &self.path)
     }
+}
 
-    fn rename_if_free(&self) -> Result<()> {
-        let taken = || Error::TargetExists {
-            path: self.path.clone(),
-        };
-        let failed = |source| Error::File {
-            action: "create",
-            path: self.path.clone(),
-            source,
-        };
-        match renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::NOREPLACE) {
-            Ok(()) => Ok(()),
-            Err(rustix::io::Errno::EXIST) => Err(taken()),
-            // Some file systems cannot do both in one step.
-            Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
-                if self.path.symlink_metadata().is_ok() {
-                    return Err(taken());
-                }
-                std::fs::rename(&self.partial, &self.path).map_err(failed)
+/// Renames a file to a name that nothing has.
+fn rename_to_free(from: &Path, to: &Path) -> Result<()> {
+    let taken = || Error::TargetExists { path: to.to_owned() };
+    let failed = |source| Error::File {
+        action: "create",
+        path: to.to_owned(),
+        source,
+    };
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::EXIST) => Err(taken()),
+        // Some file systems cannot do both in one step.
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
+            if to.symlink_metadata().is_ok() {
+                return Err(taken());
             }
-            Err(errno) => Err(failed(errno.into())),
+            std::fs::rename(from, to).map_err(failed)
         }
+        Err(errno) => Err(failed(errno.into())),
     }
 }
 

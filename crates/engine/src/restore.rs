@@ -207,6 +207,36 @@ fn to_stream(repository: &Repository, disk: &DiskRecord, stream: &mut dyn Write,
     })
 }
 
+/// The format that the name of a file says.
+fn named_format(path: &Path) -> Option<Format> {
+    let extension = path.extension().and_then(std::ffi::OsStr::to_str)?;
+    Format::from_name(&extension.to_ascii_lowercase())
+}
+
+/// The format of the file that is changed in place. What has lost its header would be taken for a raw disk, and no machine would start
+/// with that.
+fn format_in_place(path: &Path) -> Result<Format> {
+    let found = holdfast_image::detect(path).map_err(|error| damaged(path, error))?;
+    match named_format(path) {
+        Some(named) if found == Format::Raw && named != Format::Raw => Err(Error::TargetNotAnImage {
+            path: path.to_owned(),
+            format: named,
+        }),
+        _ => Ok(found),
+    }
+}
+
+fn damaged(path: &Path, error: holdfast_image::Error) -> Error {
+    if error.is_corrupt() || matches!(error, holdfast_image::Error::NotWritable { .. }) {
+        Error::TargetDamaged {
+            path: path.to_owned(),
+            source: Box::new(error),
+        }
+    } else {
+        error.into()
+    }
+}
+
 fn image_of(format: Format) -> OpenOptions {
     OpenOptions {
         format: Some(format),
@@ -254,7 +284,7 @@ impl Restorer<'_> {
             (RestoreMode::InPlace, Some(_)) if is_block_device => Place::BlockDevice(TargetState::Similar),
             (RestoreMode::InPlace, Some(_)) => Place::File(match self.format {
                 Some(format) => format,
-                None => holdfast_image::detect(path)?,
+                None => format_in_place(path)?,
             }),
             (RestoreMode::New, None) => Place::NewFile(Existing::Keep, self.new_format(disk, path)),
             (RestoreMode::Replace, _) => Place::NewFile(Existing::Replace, self.new_format(disk, path)),
@@ -278,9 +308,7 @@ impl Restorer<'_> {
         if is_file(disk) {
             return Format::Raw;
         }
-        let extension = path.extension().and_then(std::ffi::OsStr::to_str);
-        let named = || extension.and_then(|extension| Format::from_name(&extension.to_ascii_lowercase()));
-        self.format.or_else(named).unwrap_or(Format::Raw)
+        self.format.or_else(|| named_format(path)).unwrap_or(Format::Raw)
     }
 
     fn to_path(&self, disk: &DiskRecord, place: Place, path: &Path) -> Result<RestoredDisk> {
@@ -296,7 +324,7 @@ impl Restorer<'_> {
                 self.to_device(disk, path, &*target, TargetState::Similar)
             }
             Place::File(format) => {
-                let target = holdfast_image::open_mut(path, &image_of(format))?;
+                let target = holdfast_image::open_mut(path, &image_of(format)).map_err(|error| damaged(path, error))?;
                 self.to_device(disk, path, &target, TargetState::Similar)
             }
             Place::NewFile(existing, Format::Raw) => {

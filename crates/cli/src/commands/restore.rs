@@ -25,11 +25,7 @@ pub struct RestoreArgs {
     #[arg(value_name = "SNAPSHOT[:DISK]")]
     snapshot: SnapshotName,
     /// A new file, a folder that gets a file for each disk, a block device, or `-` for standard output
-    #[arg(
-        value_name = "TARGET",
-        required_unless_present = "to_machine",
-        conflicts_with = "to_machine"
-    )]
+    #[arg(value_name = "TARGET")]
     target: Option<OsString>,
     /// Write only what differs into the file, block device or machine that is there
     #[arg(long, conflicts_with = "force")]
@@ -158,21 +154,37 @@ impl Report for Done {
     }
 }
 
+/// Where to restore to; none for a machine. Refuses options that say nothing there, in the same words whatever else is given.
+fn place(args: &RestoreArgs) -> Result<Option<&OsString>, Error> {
+    match (&args.target, args.machine.to_machine, args.machine.out_of_place()) {
+        (Some(target), true, _) => Err(Error::usage(
+            format!(
+                "--to-machine restores to a machine, and {} is another target",
+                target.display()
+            ),
+            "leave out one of the two; --storage FOLDER and --disk DISK=PATH say where the images of a machine go",
+        )),
+        (Some(_), false, Some(option)) => Err(Error::usage(
+            format!("{option} needs --to-machine"),
+            "leave it out, or give --to-machine instead of the target",
+        )),
+        (None, false, Some(option)) => Err(Error::usage(
+            format!("{option} needs --to-machine"),
+            "add --to-machine, or give a target instead",
+        )),
+        (None, false, None) => Err(Error::usage(
+            "a restore needs a target",
+            "give a file, a folder, a block device or - for standard output; or --to-machine for a machine of a hypervisor",
+        )),
+        (target, ..) => Ok(target.as_ref()),
+    }
+}
+
 /// Restores.
 pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
-    let Some(target) = &args.target else {
+    let Some(target) = place(args)? else {
         return machine::run(args, context);
     };
-    if let Some(option) = args.machine.out_of_place() {
-        let wrong = format!(
-            "{option} is for restoring to a machine, and this is restored to {}",
-            target.display()
-        );
-        return Err(Error::usage(
-            wrong,
-            "leave it out, or give --to-machine instead of a target",
-        ));
-    }
     let is_stream = target == "-";
     if is_stream {
         context.output().refuse_json("restore to standard output")?;

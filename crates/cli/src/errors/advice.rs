@@ -35,6 +35,8 @@ const HINT_READ_ONLY: &str =
 const HINT_STORE_FULL: &str = "what is stored stays good; make room beside it, or have holdfast prune remove snapshots and holdfast gc give \
      back their space: gc --repack-below 0 needs hardly any room itself";
 const HINT_TOO_SMALL: &str = "make the target at least as large as the disk";
+const HINT_WRITE_ANEW: &str =
+    "--force instead of --in-place writes a new image in its place; if it is a raw disk, give --format raw";
 const HINT_PERMISSION: &str = "try as a user who may do that";
 
 /// What to make of an error.
@@ -288,6 +290,11 @@ fn target_advice(error: &JobError) -> Advice {
         JobError::TargetTooSmall { .. } => advice(Exit::Error, Kind::NoSpace, HINT_TOO_SMALL),
         JobError::Medium { source, .. } => device_advice(source),
         JobError::NoTarget { .. } => advice(Exit::Error, Kind::NotFound, "leave --in-place out to make it"),
+        JobError::TargetDamaged { source, .. } => Advice {
+            hint: Some(HINT_WRITE_ANEW.to_owned()),
+            ..image_advice(source)
+        },
+        JobError::TargetNotAnImage { .. } => refused(HINT_WRITE_ANEW),
         JobError::NotAFile { .. } => refused("give the name of a new file"),
         JobError::DataFileExists { .. } => advice(Exit::Error, Kind::Exists, "give another --data-file, or remove it"),
         JobError::TargetIsSource { .. } => refused("give the new image another name, and rename it later"),

@@ -36,6 +36,11 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
             Kind::Refused,
             "restore to a new machine, or single disks to files",
         ),
+        Refusal::NoDevice { .. } => (
+            Exit::Error,
+            Kind::NotFound,
+            "make the volume again, at least as large as the disk; or restore to a new machine, with --disk or --storage",
+        ),
         Refusal::NoPlace { .. } => (
             Exit::Error,
             Kind::NotFound,

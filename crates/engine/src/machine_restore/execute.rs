@@ -2,8 +2,6 @@
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,7 +10,7 @@ use holdfast_image::{CreateOptions, Format, ImageMut};
 use holdfast_repo::{DiskRecord, Repository, Surroundings, TargetState};
 
 use super::made::Made;
-use super::output::{OutputDevice, open_present};
+use super::output::{OutputDevice, open_present, write_whole};
 use super::plan::{AfterRestore, Content, FileWay, MachineRestorePlan, PlannedFile, Planner, open_image};
 use super::refusal::Refusal;
 use super::resumption::{Resumed, resume};
@@ -101,12 +99,19 @@ pub(crate) fn restore_point(
     // Until everything is of one instant, the machine must not start with some of it.
     let mut locked = Vec::new();
     for output in outputs {
+        let to_lock = execution.new_disk_in_place(&output);
         locked.extend(finish(output, &mut made)?);
+        if let Some(path) = to_lock {
+            execution.relocked.borrow_mut().push(lock(path)?);
+        }
     }
     if plan.machine.is_new {
         // Its hypervisor does not know of it yet, so that nothing starts with them.
         locked.clear();
         witness.has_files()?;
+    } else {
+        // They belong to a machine that is there, whatever becomes of its configuration.
+        made.keep();
     }
     execution.define(&mut made)?;
     drop(locked);
@@ -195,7 +200,12 @@ impl<'a> Execution<'a> {
     /// What a killed restore has left under these names is in the way of nothing but the room.
     fn clear_left(&self) {
         let new = self.plan.files.iter();
-        let new = new.filter(|file| matches!(file.way, FileWay::NewFile | FileWay::Replace | FileWay::Shared));
+        let new = new.filter(|file| {
+            matches!(
+                file.way,
+                FileWay::NewFile | FileWay::Replace | FileWay::SetAside | FileWay::Shared
+            )
+        });
         let paths: Vec<&Path> = new.map(|file| file.to.as_path()).collect();
         clear_left(&paths, self.job.progress);
     }
@@ -221,11 +231,11 @@ impl<'a> Execution<'a> {
             Content::Disk(_) | Content::FirmwareVariables => (MadeFolders::default(), None),
         };
         let existing = match file.way {
-            FileWay::Replace => Existing::Replace,
+            FileWay::Replace | FileWay::SetAside => Existing::Replace,
             _ => Existing::Keep,
         };
         let new = match file.way {
-            FileWay::NewFile | FileWay::Replace | FileWay::Shared => {
+            FileWay::NewFile | FileWay::Replace | FileWay::SetAside | FileWay::Shared => {
                 Some(NewFile::begin(&file.to, existing, self.surroundings)?)
             }
             FileWay::BlockDevice | FileWay::InPlace | FileWay::Cloned => None,
@@ -255,6 +265,13 @@ impl<'a> Execution<'a> {
             device,
             _lock: lock,
         })
+    }
+
+    /// The place of a disk that is a new file of a machine that is there: it could start with it.
+    fn new_disk_in_place(&self, output: &Output<'a>) -> Option<&'a Path> {
+        let is_new = matches!(output.file.way, FileWay::NewFile | FileWay::SetAside);
+        let is_disk = matches!(output.file.content, Content::Disk(_));
+        (is_new && is_disk && !self.plan.machine.is_new).then_some(&*output.file.to)
     }
 
     /// The machine is as the plan found it.
@@ -329,7 +346,9 @@ impl<'a> Execution<'a> {
             device: device.as_device(),
             format: Some(output.file.format),
             state: match output.file.way {
-                FileWay::NewFile | FileWay::Replace | FileWay::Shared | FileWay::Cloned => TargetState::Zeroed,
+                FileWay::NewFile | FileWay::Replace | FileWay::SetAside | FileWay::Shared | FileWay::Cloned => {
+                    TargetState::Zeroed
+                }
                 FileWay::BlockDevice => TargetState::Unknown,
                 FileWay::InPlace => TargetState::Similar,
             },
@@ -455,23 +474,12 @@ fn finish(output: Output<'_>, made: &mut Made) -> Result<Option<OutputDevice>> {
         return Ok(output.device);
     };
     drop(output.device);
-    new.finish()?;
+    match &output.file.kept_at {
+        Some(kept_at) => new.finish_beside(kept_at)?,
+        None => new.finish()?,
+    }
     if matches!(output.file.way, FileWay::NewFile | FileWay::Shared) {
         made.files.push(output.file.to.clone());
     }
     Ok(None)
-}
-
-fn write_whole(partial: &Path, bytes: &[u8], path: &Path) -> std::io::Result<()> {
-    let mut file = std::fs::File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(partial)?;
-    file.write_all(bytes)?;
-    if let Ok(before) = path.metadata() {
-        fchown(&file, Some(before.uid()), Some(before.gid()))?;
-        file.set_permissions(before.permissions())?;
-    }
-    file.sync_all()
 }

@@ -9,11 +9,12 @@ use holdfast_host::{DiskSource, KeptStates, Machine, MachineDisk, MachineState};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Manifest};
 
+use super::existing_image::{ExistingImage, followed, name_to_keep};
 use super::neighbours::Neighbours;
 use super::places::{data_bytes, folder_of};
 use super::plan::{
     ConfigurationChoice, Content, Definition, Draft, FileWay, InPlaceWish, PlannedFile, PlannedMachine, Planner,
-    Presence, size_if_writable, size_if_writable_then, unfit,
+    Presence, unfit,
 };
 use super::refusal::Refusal;
 use super::stored::{self, StoredMachine};
@@ -160,9 +161,10 @@ impl InPlace<'_> {
                 }
                 .into());
             };
-            let file = self.disk(record, disk, path)?;
+            let file = self.disk(record, (disk, path.clone()), draft)?;
             let place = DiskPlace {
-                path: file.to.clone(),
+                // A link that the configuration names stays in it.
+                path,
                 medium: file.medium(),
                 format: file.format.qemu_name().to_owned(),
             };
@@ -180,7 +182,12 @@ impl InPlace<'_> {
         Ok(places)
     }
 
-    fn disk(&self, record: &DiskRecord, disk: &MachineDisk, path: PathBuf) -> Result<PlannedFile> {
+    fn disk(
+        &self,
+        record: &DiskRecord,
+        (disk, path): (&MachineDisk, PathBuf),
+        draft: &mut Draft,
+    ) -> Result<PlannedFile> {
         if let Some(machine) = self.neighbours.user_of(&path) {
             return Err(Refusal::InUse {
                 path,
@@ -195,26 +202,70 @@ impl InPlace<'_> {
             path: path.clone(),
             format: name.to_owned(),
         })?;
-        let target_bytes = if self.is_off {
-            size_if_writable(&path, format)?
+        let presence = if self.is_off {
+            Presence::ShutOff
         } else {
-            size_if_writable_then(&path, format)?
+            Presence::SwitchedOffFirst
         };
-        if target_bytes < record.size_bytes {
-            return Err(Error::TargetTooSmall {
-                path,
-                target_bytes,
-                disk_bytes: record.size_bytes,
-            });
-        }
-        Ok(PlannedFile {
+        let planned = PlannedFile {
             content: Content::Disk(record.name.clone()),
             from: stored::path_of(record),
-            to: path,
+            to: path.clone(),
             format,
             way: FileWay::InPlace,
+            kept_at: None,
             size_bytes: record.size_bytes,
             data_bytes: data_bytes(self.planner.contents, record)?,
+        };
+        if path.starts_with("/dev") && path.symlink_metadata().is_err() {
+            return Err(Refusal::NoDevice {
+                path,
+                disk: record.name.clone(),
+                size_bytes: record.size_bytes,
+            }
+            .into());
+        }
+        match ExistingImage::at(&path, format, presence)? {
+            ExistingImage::Usable { size_bytes } if size_bytes >= record.size_bytes => Ok(planned),
+            ExistingImage::Usable { size_bytes } if path.is_file() => {
+                let reason = format!("it has {size_bytes} bytes, and the disk has {}", record.size_bytes);
+                self.anew(planned, Some(reason), draft)
+            }
+            ExistingImage::Usable { size_bytes } => Err(Error::TargetTooSmall {
+                path,
+                target_bytes: size_bytes,
+                disk_bytes: record.size_bytes,
+            }),
+            ExistingImage::Missing => self.anew(planned, None, draft),
+            ExistingImage::Unusable(reason) => self.anew(planned, Some(reason), draft),
+        }
+    }
+
+    /// The image is written as a new file, because there is none, or for the reason why the one that is there is of no use.
+    fn anew(&self, planned: PlannedFile, reason: Option<String>, draft: &mut Draft) -> Result<PlannedFile> {
+        let to = followed(&planned.to);
+        folder_of(&to)?;
+        let Some(reason) = reason else {
+            draft
+                .notes
+                .push(format!("{} is missing, and is written anew", planned.to.display()));
+            return Ok(PlannedFile {
+                to,
+                way: FileWay::NewFile,
+                ..planned
+            });
+        };
+        let kept_at = name_to_keep(&to);
+        draft.warnings.push(format!(
+            "{} cannot be used, and is written anew; the file that is there now is kept as {}: {reason}",
+            planned.to.display(),
+            kept_at.display()
+        ));
+        Ok(PlannedFile {
+            to,
+            way: FileWay::SetAside,
+            kept_at: Some(kept_at),
+            ..planned
         })
     }
 
@@ -265,6 +316,7 @@ impl InPlace<'_> {
             } else {
                 FileWay::NewFile
             },
+            kept_at: None,
             // What takes the place of a link would not be where the link leads.
             to: path.canonicalize().unwrap_or_else(|_| path.clone()),
             format: Format::Raw,

@@ -205,6 +205,7 @@ impl NewMachine<'_> {
             to,
             format,
             way,
+            kept_at: None,
             size_bytes: record.size_bytes,
             data_bytes: data_bytes(self.planner.contents, record)?,
         })
@@ -225,12 +226,19 @@ impl NewMachine<'_> {
     fn named_place(&self, record: &DiskRecord, path: &Path, paths: &mut Paths<'_>) -> Result<PlannedFile> {
         if !is_block_device(path) {
             folder_of(path)?;
-            paths.exactly(path)?;
+            let replaces = self.wish.overwrite == Overwrite::Replace && path.is_file();
+            let way = if replaces {
+                paths.replaced(path)?;
+                FileWay::Replace
+            } else {
+                paths.exactly(path)?;
+                FileWay::NewFile
+            };
             let extension = path.extension().and_then(std::ffi::OsStr::to_str);
             let named = extension.and_then(|extension| Format::from_name(&extension.to_ascii_lowercase()));
             let named = named.filter(|format| Format::RUN.contains(format));
             let format = self.wish.format.or(named).unwrap_or_else(|| self.format(record));
-            return self.planned(record, path.to_owned(), format, FileWay::NewFile);
+            return self.planned(record, path.to_owned(), format, way);
         }
         paths.unused(path)?;
         if self.wish.overwrite == Overwrite::Refuse {
@@ -320,6 +328,7 @@ impl NewMachine<'_> {
                 to: path.clone(),
                 format: Format::Raw,
                 way: FileWay::NewFile,
+                kept_at: None,
                 size_bytes: record.size_bytes,
                 data_bytes: record.size_bytes,
             }),

@@ -1,4 +1,8 @@
-//! What a disk is written to.
+//! What a disk or a small file is written to.
+
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
+use std::path::Path;
 
 use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
 use holdfast_image::ImageMut;
@@ -41,4 +45,19 @@ pub(super) fn open_present(file: &PlannedFile, record: &DiskRecord) -> Result<Ou
         });
     }
     Ok(opened)
+}
+
+/// Writes a small file as a new one, with the owner and the mode of the one at `path` whose place it will take.
+pub(super) fn write_whole(partial: &Path, bytes: &[u8], path: &Path) -> std::io::Result<()> {
+    let mut file = std::fs::File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(partial)?;
+    file.write_all(bytes)?;
+    if let Ok(before) = path.metadata() {
+        fchown(&file, Some(before.uid()), Some(before.gid()))?;
+        file.set_permissions(before.permissions())?;
+    }
+    file.sync_all()
 }

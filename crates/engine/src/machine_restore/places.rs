@@ -54,7 +54,15 @@ impl<'a> Paths<'a> {
 
     /// Exactly this path, for a new file.
     pub(super) fn exactly(&mut self, path: &Path) -> Result<()> {
-        if path.symlink_metadata().is_ok() || self.taken.iter().any(|taken| taken == path) {
+        if path.symlink_metadata().is_ok() {
+            return Err(Refusal::PathTaken { path: path.to_owned() }.into());
+        }
+        self.replaced(path)
+    }
+
+    /// Exactly this path, for a file that may take the place of another one.
+    pub(super) fn replaced(&mut self, path: &Path) -> Result<()> {
+        if self.taken.iter().any(|taken| taken == path) {
             return Err(Refusal::PathTaken { path: path.to_owned() }.into());
         }
         self.unused(path)?;
@@ -127,7 +135,7 @@ pub(super) fn rooms(files: &[PlannedFile]) -> Result<Vec<Room>> {
     let mut rooms: Vec<(u64, Room)> = Vec::new();
     for file in files {
         let needed_bytes = match file.way {
-            FileWay::NewFile | FileWay::Replace => file.data_bytes.saturating_add(OVERHEAD_BYTES),
+            FileWay::NewFile | FileWay::Replace | FileWay::SetAside => file.data_bytes.saturating_add(OVERHEAD_BYTES),
             FileWay::InPlace => match file.to.metadata() {
                 Ok(found) if found.is_file() => file.data_bytes.saturating_sub(found.blocks() * 512),
                 _ => 0,

@@ -64,7 +64,7 @@ pub struct NewMachineWish {
     pub format: Option<Format>,
     /// New files or block devices for single disks.
     pub places: BTreeMap<String, PathBuf>,
-    /// Whether what is on these block devices may be lost.
+    /// Whether what is in these files and on these block devices may be lost.
     pub overwrite: Overwrite,
 }
 
@@ -177,6 +177,8 @@ pub struct PlannedFile {
     pub format: Format,
     /// How it is written.
     pub way: FileWay,
+    /// Where the file that is there now is kept, with [`FileWay::SetAside`].
+    pub kept_at: Option<PathBuf>,
     /// Its size as the machine sees it, in bytes.
     pub size_bytes: u64,
     /// Bytes of that which are not zero, about.
@@ -215,6 +217,8 @@ pub enum FileWay {
     InPlace,
     /// It takes the place of the one that is there, which stays until then.
     Replace,
+    /// It is new; the file that is there, which cannot be used, is kept under another name.
+    SetAside,
     /// It is new, and shares its blocks with a host snapshot: nothing is written.
     Shared,
     /// It is in a clone of its dataset, which is made before: nothing is written.
@@ -229,6 +233,7 @@ impl FileWay {
             Self::BlockDevice => "overwrite",
             Self::InPlace => "in-place",
             Self::Replace => "replace",
+            Self::SetAside => "set-aside",
             Self::Shared => "shared",
             Self::Cloned => "cloned",
         }

@@ -108,6 +108,16 @@ pub enum Refusal {
         /// The disks that it has.
         present: Vec<String>,
     },
+    /// The machine has a disk on a block device that does not exist.
+    #[error("disk {disk} is on {}, which is not there", path.display())]
+    NoDevice {
+        /// The disk.
+        disk: String,
+        /// The block device.
+        path: PathBuf,
+        /// Bytes that it needs.
+        size_bytes: u64,
+    },
     /// Nobody said where a disk goes, and it cannot go beside where it was.
     #[error("disk {disk} was at {place}, and nothing says where it is to go")]
     NoPlace {

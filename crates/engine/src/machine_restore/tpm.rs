@@ -142,6 +142,7 @@ fn planned(record: &DiskRecord, file: TpmFile, draft: &mut Draft) -> Result<Plan
         to: file.path,
         format: Format::Raw,
         way,
+        kept_at: None,
         size_bytes: record.size_bytes,
         data_bytes: record.size_bytes,
     })

@@ -28,40 +28,39 @@ pub(super) struct MachineArgs {
     #[arg(long)]
     pub(super) to_machine: bool,
     /// The hypervisor's address: qemu:///system, qemu:///session
-    #[arg(short, long, value_name = "URI", requires = "to_machine")]
+    #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
     /// What the new machine is called, or which machine is restored in place; NAME-restored, or the snapshot's, where not given
-    #[arg(long, value_name = "NAME", requires = "to_machine")]
+    #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Keep name, UUID and network addresses of the machine, which must not be there any more
-    #[arg(long, requires = "to_machine", conflicts_with = "in_place")]
+    #[arg(long, conflicts_with = "in_place")]
     keep_identity: bool,
     /// The folder for the new images, where they are not to be beside the originals
-    #[arg(long, value_name = "FOLDER", requires = "to_machine", conflicts_with = "in_place")]
+    #[arg(long, value_name = "FOLDER", conflicts_with = "in_place")]
     storage: Option<PathBuf>,
-    /// A new file for one of the disks, or with --force a block device; may be given several times
-    #[arg(long = "disk", value_name = "DISK=PATH", value_parser = parse_place, requires = "to_machine", conflicts_with = "in_place")]
+    /// A new file for one of the disks, or with --force a file or block device that is there; may be given several times
+    #[arg(long = "disk", value_name = "DISK=PATH", value_parser = parse_place, conflicts_with = "in_place")]
     places: Vec<(String, PathBuf)>,
     /// In place, restore the machine's configuration too; it is kept otherwise
-    #[arg(long, requires = "to_machine", requires = "in_place")]
+    #[arg(long, requires = "in_place")]
     configuration: bool,
     /// Start the machine when it is restored
-    #[arg(long, requires = "to_machine")]
+    #[arg(long)]
     start: bool,
     /// Let the machine go on from the memory in the snapshot, where it was at that instant
-    #[arg(long, requires = "to_machine", conflicts_with = "start")]
+    #[arg(long, conflicts_with = "start")]
     resume: bool,
     /// Start the machine at once, from the snapshot, and fill its images while it runs
-    #[arg(long, requires = "to_machine", conflicts_with_all = ["in_place", "start", "resume"])]
+    #[arg(long, conflicts_with_all = ["in_place", "start", "resume"])]
     live: bool,
     /// Show what would be written and defined; change nothing
-    #[arg(short = 'n', long, requires = "to_machine")]
+    #[arg(short = 'n', long)]
     dry_run: bool,
 }
 
 impl MachineArgs {
-    /// An option that was given, though it says nothing without `--to-machine`. The parser does not refuse them beside a target, which
-    /// `--to-machine` cannot have.
+    /// An option that was given, though it says nothing without `--to-machine`.
     pub(super) fn out_of_place(&self) -> Option<&'static str> {
         let given = [
             ("--connect", self.connect.is_some()),
@@ -136,8 +135,10 @@ struct FileDocument {
     from: Option<String>,
     target: String,
     format: String,
-    /// "new", "overwrite", "in-place" or "replace".
+    /// "new", "overwrite", "in-place", "replace" or "set-aside".
     way: &'static str,
+    /// Where the file that was there is kept.
+    kept_at: Option<String>,
     size_bytes: u64,
     data_bytes: u64,
 }
@@ -163,6 +164,7 @@ impl From<&PlannedFile> for FileDocument {
             target: file.to.display().to_string(),
             format: file.format.to_string(),
             way: file.way.word(),
+            kept_at: file.kept_at.as_ref().map(|path| path.display().to_string()),
             size_bytes: file.size_bytes,
             data_bytes: file.data_bytes,
         }
@@ -254,6 +256,7 @@ impl Done {
             "overwrite" => "written over",
             "in-place" => "only what differs",
             "replace" => "replaced",
+            "set-aside" => "new; the old file is kept",
             "shared" => "shares its blocks with the snapshot",
             "cloned" => "in a clone of its dataset",
             _ => "new",
@@ -385,6 +388,12 @@ fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreReques
         return Err(Error::usage(
             "a machine is restored with all its disks",
             "name the snapshot only; a single disk is restored to a file or block device",
+        ));
+    }
+    if args.force && machine.places.is_empty() {
+        return Err(Error::usage(
+            "--force is about files and block devices that --disk names",
+            "leave it out; --in-place restores to the machine that is there",
         ));
     }
     let restore_as = if args.in_place {

@@ -87,6 +87,62 @@ fn what_would_harm_another_machine_or_an_earlier_state_is_refused() {
     assert!(kind == "refused" && text.contains("1 snapshots"), "{kind}: {text}");
 }
 
+/// Whatever is given beside them, options for machines say the same about what is missing.
+#[test]
+fn options_that_say_nothing_are_refused_in_the_same_words() {
+    let world = World::new();
+    world.back_up();
+    let refused = |words: &[&str]| {
+        let (kind, text) = world.rig.error(2, &[&["restore", "web1"], words].concat());
+        assert_eq!(kind, "usage", "{words:?}: {text}");
+        text
+    };
+    for option in [
+        &["--keep-identity"][..],
+        &["--start"],
+        &["--resume"],
+        &["--live"],
+        &["--dry-run"],
+        &["--name", "x"],
+        &["--storage", "x"],
+        &["--disk", "vda=x"],
+        &["--configuration", "--in-place"],
+    ] {
+        for target in [&["x.raw"][..], &[]] {
+            let text = refused(&[target, option].concat());
+            assert!(text.contains(&format!("{} needs --to-machine", option[0])), "{text}");
+        }
+    }
+    let text = refused(&["x.raw", "--to-machine"]);
+    assert!(text.contains("x.raw is another target"), "{text}");
+    assert!(refused(&[]).contains("needs a target"));
+    for words in [
+        &["--to-machine", "--force"][..],
+        &["--to-machine", "--keep-identity", "--force"],
+    ] {
+        assert!(refused(words).contains("--force is about"));
+    }
+}
+
+/// A file that is named for a disk stays, unless it is to be replaced; one that a machine uses stays in any case.
+#[test]
+fn a_named_file_is_replaced_only_where_that_is_wanted() {
+    let world = World::new();
+    world.back_up();
+    let path = world.rig.path("there.raw");
+    let place = format!("vdb={}", path.display());
+    world.rig.write("there.raw", b"something");
+    let (kind, _) = world.refused(1, &["--disk", &place]);
+    assert_eq!(kind, "exists");
+    let used = format!("vdb={}", world.image("web1", 1).display());
+    let (kind, _) = world.refused(1, &["--disk", &used, "--force"]);
+    assert_eq!(kind, "refused");
+    let report = world.restore(&["--disk", &place, "--force"]);
+    assert_eq!(report["files"][1]["way"], "replace");
+    world.assert_holds("web1-restored");
+    assert_eq!(world.image("web1-restored", 1), path);
+}
+
 #[test]
 fn a_machine_that_is_called_the_same_is_not_written_over() {
     let world = World::new();

@@ -189,6 +189,77 @@ fn in_place_only_what_differs_is_written() {
     world.assert_snapshot_is_right("after the restore");
 }
 
+/// Broken and missing images are why a machine is restored: they are written anew, and nothing that was there is lost.
+#[test]
+fn in_place_broken_and_missing_images_are_written_anew() {
+    let mut world = World::new();
+    world.write(0, 7, 1 << 20, 65_536);
+    world.back_up();
+    world.lab.virsh(&["destroy", "web1"]);
+    let (vda, vdb) = (world.image("web1", 0), world.image("web1", 1));
+    let kept = world.lab.path("web1-a.broken");
+    let file = File::options().write(true).open(&vda).unwrap();
+    file.write_all_at(&noise(512, 1), 0).unwrap();
+    std::fs::set_permissions(&vda, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
+    let broken = std::fs::read(&vda).unwrap();
+    std::fs::remove_file(&vdb).unwrap();
+    let (before, configuration) = (world.files(), world.configuration("web1"));
+    let uri = world.lab.uri();
+    let words = ["restore", "web1", "--to-machine", "--in-place"];
+    let shown = world.rig.json(3, &at(&uri, &[&words[..], &["--dry-run"]].concat()));
+    let files = &shown["report"]["files"];
+    assert_eq!(
+        (&files[0]["way"], &files[1]["way"]),
+        (&"set-aside".into(), &"new".into())
+    );
+    assert_eq!(files[0]["kept_at"], kept.to_str().unwrap());
+    assert!(shown["warnings"].to_string().contains("web1-a.broken"), "{shown}");
+    assert!(shown["report"]["notes"].to_string().contains("is missing"), "{shown}");
+    assert_eq!(world.files(), before, "a dry run changes nothing");
+
+    world.rig.json(3, &at(&uri, &words));
+    world.assert_holds("web1");
+    assert_eq!(world.configuration("web1"), configuration);
+    assert_eq!(world.files(), ["domain.xml", "web1-a", "web1-a.broken", "web1-b"]);
+    assert!(std::fs::read(&kept).unwrap() == broken);
+    let mode = |path: &Path| std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions()) & 0o777;
+    assert_eq!(mode(&vda), 0o640, "who could use the old one can use the new one");
+    world.lab.virsh(&["start", "web1"]);
+    world.lab.virsh(&["destroy", "web1"]);
+
+    // A raw image that was cut, and a base that is gone.
+    File::options()
+        .write(true)
+        .open(&vdb)
+        .unwrap()
+        .set_len(1 << 20)
+        .unwrap();
+    std::fs::remove_file(&vda).unwrap();
+    let base = world.lab.path("base.raw");
+    File::create(&base).unwrap().set_len(8 << 20).unwrap();
+    let overlay = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b"];
+    super::lab::run(
+        "qemu-img",
+        &[&overlay[..], &[base.to_str().unwrap(), vda.to_str().unwrap()]].concat(),
+    );
+    std::fs::remove_file(&base).unwrap();
+    world.rig.json(3, &at(&uri, &words));
+    world.assert_holds("web1");
+    let names = [
+        "domain.xml",
+        "web1-a",
+        "web1-a.broken",
+        "web1-a.broken-2",
+        "web1-b",
+        "web1-b.broken",
+    ];
+    assert_eq!(world.files(), names);
+
+    // Where all is well again, nothing is kept.
+    world.restore(&["--in-place"]);
+    assert_eq!(world.files(), names);
+}
+
 #[test]
 fn in_place_the_configuration_comes_back_where_it_is_wanted() {
     let world = World::new();

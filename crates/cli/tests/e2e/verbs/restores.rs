@@ -53,6 +53,30 @@ fn what_is_there_stays_unless_it_is_given_up() {
     assert_eq!(rig.names("many"), ["web1.raw"]);
 }
 
+/// An image that has lost its header looks like a raw disk: as that it would be of no use to its machine.
+#[test]
+fn a_broken_image_is_not_restored_in_place_and_the_way_out_is_named() {
+    let bytes = noise(100 << 10, 4);
+    let rig = rig_with_snapshot(&bytes);
+    rig.ok(&["restore", "web1", "web1.qcow2"]);
+    let whole = rig.read("web1.qcow2");
+    let mut broken = whole.clone();
+    broken[..512].fill(0xEE);
+    rig.write("web1.qcow2", &broken);
+    let (kind, text) = rig.error(1, &["restore", "web1", "web1.qcow2", "--in-place"]);
+    assert!(kind == "refused" && text.contains("--force instead"), "{kind}: {text}");
+    // Marked as corrupt.
+    let mut marked = whole;
+    marked[79] |= 2;
+    rig.write("web1.qcow2", &marked);
+    let (_, text) = rig.error(1, &["restore", "web1", "web1.qcow2", "--in-place"]);
+    assert!(text.contains("--force instead"), "{text}");
+    assert!(rig.read("web1.qcow2") == marked);
+    rig.ok(&["restore", "web1", "web1.qcow2", "--force"]);
+    rig.ok(&["image", "convert", "web1.qcow2", "out.raw"]);
+    assert!(rig.read("out.raw") == bytes);
+}
+
 /// Whoever may read the restored disk may read what the repository kept secret.
 #[test]
 fn what_is_restored_is_for_its_owner_only() {

@@ -1,0 +1,41 @@
+//! Errors of the crates below, as errors of a job.
+
+use holdfast_host::provider::ProviderError;
+use holdfast_repo::key::KeyError;
+use holdfast_repo::store::StoreError;
+
+use super::Error;
+use crate::Interrupted;
+
+impl From<holdfast_host::Error> for Error {
+    fn from(error: holdfast_host::Error) -> Self {
+        Self::Host(Box::new(error))
+    }
+}
+
+impl From<holdfast_repo::Error> for Error {
+    fn from(error: holdfast_repo::Error) -> Self {
+        match error {
+            holdfast_repo::Error::Cancelled => Self::Interrupted(Interrupted),
+            other => Self::Repository(other),
+        }
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        Self::Repository(error.into())
+    }
+}
+
+impl From<KeyError> for Error {
+    fn from(error: KeyError) -> Self {
+        Self::Repository(error.into())
+    }
+}
+
+impl From<ProviderError> for Error {
+    fn from(error: ProviderError) -> Self {
+        Self::Provider(Box::new(error))
+    }
+}
