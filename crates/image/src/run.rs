@@ -76,8 +76,19 @@ impl KnownLength {
         if offset < self.0.load(Ordering::Relaxed) {
             return Ok(true);
         }
+        Ok(offset < self.refreshed(file)?)
+    }
+
+    /// How many of the bytes from `offset` to `end` `file` has; what is behind its end is no data.
+    pub(crate) fn held(&self, file: &dyn ImageFile, offset: u64, end: u64) -> Result<u64> {
+        let known = self.0.load(Ordering::Relaxed);
+        let length = if end <= known { known } else { self.refreshed(file)? };
+        Ok(length.min(end).saturating_sub(offset))
+    }
+
+    fn refreshed(&self, file: &dyn ImageFile) -> Result<u64> {
         let length = file.length_bytes()?;
         self.0.store(length, Ordering::Relaxed);
-        Ok(offset < length)
+        Ok(length)
     }
 }

@@ -223,7 +223,7 @@ pub(crate) fn for_each_dirty(
             TableEntry::AllClear => {}
             TableEntry::AllSet => ranges.add(start, start.saturating_add(covered)),
             TableEntry::Cluster(offset) => {
-                if !geometry.is_aligned(offset) || offset >= file_bytes {
+                if !geometry.is_aligned(offset) || offset.saturating_add(geometry.cluster_bytes()) > file_bytes {
                     return Err(damaged(offset, "cluster outside the file".to_owned()));
                 }
                 // A table full of one cluster would make the work grow with the square of the file.

@@ -7,10 +7,12 @@
 mod behind;
 mod bitmaps;
 mod contested;
+mod cut;
 mod data_file;
+mod refcounts;
 
 use std::collections::hash_map::Entry as Slot;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,13 +23,15 @@ use super::entry::{COPIED, DataPlace, Entry, L1_RESERVED, LOST_PLACE, Meaning, S
 use super::features::look_at_marks;
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, TableAt};
-use super::mapping::{L2Table, entry_in, read_l2};
-use super::refcount::{StoredRefcounts, get};
+use super::mapping::{L2Table, entry_in, read_l2_as_is};
+use super::refcount::StoredRefcounts;
 use super::snapshot;
 use crate::bytes::to_words;
 use crate::file::ImageFile;
 use crate::run::KnownLength;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
+use cut::Cut;
+pub(super) use cut::is_cut;
 
 /// Checks the image in `file`, whose header was read; `data` is the file of its data, where that is another one and was opened.
 pub(crate) fn check(
@@ -95,6 +99,10 @@ pub(super) struct Checker<'a> {
     pub(super) reserved_count: u64,
     /// Clusters behind the end of the disk that nothing else uses.
     behind_count: u64,
+    /// What the end of the file cuts off.
+    pub(super) cut: Cut,
+    /// Where the largest of the snapshots' disks ends.
+    snapshot_disk_bytes: u64,
     /// Whether some of the damage has to do with bitmaps.
     pub(super) has_damaged_bitmaps: bool,
     report: CheckReport,
@@ -127,6 +135,8 @@ impl<'a> Checker<'a> {
             damage_count: 0,
             reserved_count: 0,
             behind_count: 0,
+            cut: Cut::default(),
+            snapshot_disk_bytes: 0,
             has_damaged_bitmaps: false,
             report: CheckReport {
                 cluster_count: header.geometry.clusters_for(header.size_bytes),
@@ -150,8 +160,9 @@ impl<'a> Checker<'a> {
             if !self.count("l2 table", range, used.count)? {
                 continue;
             }
-            match read_l2(self.file, &known, self.geometry, *offset, self.image) {
-                Ok(table) => self.check_l2(&table, *used)?,
+            self.check_table_end(*offset, *used);
+            match read_l2_as_is(self.file, &known, self.geometry, *offset, self.image) {
+                Ok(table) => self.check_l2(&table, *offset, *used)?,
                 Err(error) => self.structure(&error),
             }
         }
@@ -203,7 +214,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The last cluster may be cut off by the end of the file, but must begin in it.
+    /// Whether `range` begins in the file, and ends in it or in its last cluster. What has to be there of that one is another question.
     pub(super) fn is_inside(&self, range: &Range<u64>) -> bool {
         range.end <= self.file_bytes || range.end - self.file_bytes < self.geometry.cluster_bytes()
     }
@@ -225,36 +236,6 @@ impl<'a> Checker<'a> {
         Ok(true)
     }
 
-    fn claim_refcounts(&mut self) -> Result<()> {
-        let start = self.geometry.cluster_of(self.header.refcount_table_offset);
-        self.claim("refcount table", start..start + self.header.refcount_table_clusters)?;
-        let entries = self.geometry.refcount_block_entries();
-        let index_end = self.geometry.cluster_of(OFFSET_MASK).div_ceil(entries);
-        let mut seen = HashSet::new();
-        for index in 0..self.stored.table.len() {
-            let offset = self.stored.table[index];
-            if offset == 0 {
-                continue;
-            }
-            let is_in_file = self.geometry.is_aligned(offset) && offset < self.file_bytes;
-            if is_in_file && (index as u64) < index_end {
-                let cluster = self.geometry.cluster_of(offset);
-                self.claim("refcount block", cluster..cluster + 1)?;
-                // Each block is walked once: a table full of one block would make the work grow with the square of the file.
-                if !seen.insert(offset) {
-                    self.stored.table[index] = 0;
-                }
-            } else {
-                self.corruption(ProblemKind::Pointer {
-                    what: "refcount block",
-                    offset,
-                });
-                self.stored.table[index] = 0;
-            }
-        }
-        Ok(())
-    }
-
     /// Counts the snapshot table; gives the L1 tables, the active one first.
     fn claim_snapshots(&mut self) -> Result<Vec<TableAt>> {
         let mut tables = vec![self.header.l1];
@@ -264,6 +245,7 @@ impl<'a> Checker<'a> {
                 if table_bytes > 0 {
                     self.claim("snapshot table", start..start + self.geometry.clusters_for(table_bytes))?;
                 }
+                self.snapshot_disk_bytes = snapshots.iter().map(|snapshot| snapshot.disk_bytes).max().unwrap_or(0);
                 tables.extend(snapshots.iter().map(|snapshot| snapshot.l1));
             }
             Err(error) => self.structure(&error),
@@ -332,6 +314,11 @@ impl<'a> Checker<'a> {
         self.geometry.is_aligned(offset) && offset < self.file_bytes
     }
 
+    /// Whether the cluster at `offset` ends in the file.
+    pub(super) fn is_whole_in_file(&self, offset: u64) -> bool {
+        offset.saturating_add(self.geometry.cluster_bytes()) <= self.file_bytes
+    }
+
     fn check_copied(&mut self, offset: u64, is_copied: bool) -> Result<()> {
         let refcount = self.stored.of(self.geometry.cluster_of(offset))?;
         if is_copied != (refcount == 1) {
@@ -349,7 +336,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn check_l2(&mut self, table: &L2Table, used: L2Use) -> Result<()> {
+    fn check_l2(&mut self, table: &L2Table, table_offset: u64, used: L2Use) -> Result<()> {
         let entries = self.geometry.l2_entries();
         for index in 0..entries {
             let entry = entry_in(table, index, self.geometry);
@@ -359,6 +346,7 @@ impl<'a> Checker<'a> {
             let disk_offset = self.geometry.offset_of(used.index * entries + index);
             self.check_reserved(entry.reserved(self.geometry), "l2 table", disk_offset);
             self.check_entry(entry, used, used.is_active.then_some(disk_offset))?;
+            self.check_data_end(entry, table_offset, (index, disk_offset), used)?;
         }
         Ok(())
     }
@@ -446,50 +434,5 @@ impl<'a> Checker<'a> {
             clusters.for_each(|cluster| note(&mut self.counts, cluster));
         }
         Ok(())
-    }
-
-    /// Holds what was counted against what is stored.
-    fn compare(&mut self) {
-        let entries = self.geometry.refcount_block_entries();
-        let order = self.geometry.refcount_order;
-        for index in 0..self.stored.table.len() as u64 {
-            let block = match self.stored.block(index) {
-                Ok(Some(block)) => block,
-                Ok(None) => continue,
-                Err(error) => {
-                    self.structure(&error);
-                    continue;
-                }
-            };
-            for within in 0..entries {
-                let cluster = index * entries + within;
-                let counted = self.counts.take(cluster);
-                self.compare_one(cluster, get(&block, within, order), counted);
-            }
-        }
-        // What is left has no refcount block at all.
-        for (cluster, counted) in self.counts.rest() {
-            self.compare_one(cluster, 0, counted);
-        }
-    }
-
-    fn compare_one(&mut self, cluster: u64, stored: u64, counted: u64) {
-        let offset = self.geometry.offset_of(cluster);
-        if counted > 0 || stored > 0 {
-            self.report.image_end = self.report.image_end.max(offset + self.geometry.cluster_bytes());
-        }
-        let severity = match stored.cmp(&counted) {
-            std::cmp::Ordering::Equal => return,
-            std::cmp::Ordering::Less => Severity::Corruption,
-            std::cmp::Ordering::Greater => Severity::Leak,
-        };
-        self.report.add(
-            severity,
-            ProblemKind::Refcount {
-                offset,
-                stored,
-                counted,
-            },
-        );
     }
 }

@@ -8,7 +8,7 @@ use super::check::{Checker, count_uses};
 use super::entry::{COPIED, DataPlace, Entry, Meaning};
 use super::geometry::{OFFSET_MASK, POINTER_BYTES};
 use super::header::{AUTOCLEAR_AT, AUTOCLEAR_BITMAPS, Header, TableAt};
-use super::mapping::{entry_in, read_l2, set_entry_in};
+use super::mapping::{entry_in, read_l2_as_is, set_entry_in};
 use super::snapshot;
 use crate::Result;
 use crate::bytes::{from_words, to_words};
@@ -28,6 +28,7 @@ pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<Repai
         actions.push(RepairAction::BitmapsGivenUp);
         header = load_header(file, image)?;
     }
+    give_up_cut(file, &header, image, actions)?;
     let tables = l1_tables(file, &header, image)?;
     let uses = count_uses(file, &header, image)?;
     let mut lost = Lost::default();
@@ -41,6 +42,31 @@ pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<Repai
     drop_clusters(file, &header, &uses, image, &mut lost)?;
     file.sync()?;
     actions.extend(lost.action("clusters", header.geometry.cluster_bytes()));
+    Ok(())
+}
+
+/// Gives up what the end of the file cuts off. Compressed clusters that miss their end go before the file grows: with zeroes in place of their
+/// end they could become other data.
+fn give_up_cut(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
+    let cut = count_uses(file, header, image)?.cut;
+    let mut lost = Lost::default();
+    for (place, disk_offset) in cut.compressed {
+        file.write_at(&[0; to_usize(POINTER_BYTES)], place)?;
+        lost.add(disk_offset);
+    }
+    file.sync()?;
+    actions.extend(lost.action("compressed clusters", header.geometry.cluster_bytes()));
+    let file_bytes = file.length_bytes()?;
+    if cut.end > file_bytes {
+        file.set_length(cut.end)?;
+        file.sync()?;
+        actions.push(RepairAction::GivenUp {
+            what: "ends of clusters",
+            count: 1,
+            unit_bytes: cut.end - file_bytes,
+            first_disk_offset: cut.first_disk_offset,
+        });
+    }
     Ok(())
 }
 
@@ -118,7 +144,7 @@ fn drop_clusters(
     let geometry = header.geometry;
     let known = KnownLength::default();
     for (offset, used) in &uses.l2_tables {
-        let mut table = read_l2(file, &known, geometry, *offset, image)?;
+        let mut table = read_l2_as_is(file, &known, geometry, *offset, image)?;
         let mut count = 0;
         for index in 0..geometry.l2_entries() {
             let entry = entry_in(&table, index, geometry);

@@ -87,12 +87,22 @@ impl Layer {
 
     fn decompress(&self, cluster: &mut [u8], compressed: Compressed) -> Result<()> {
         let damaged = |detail: String| corrupt(&self.image, "compressed cluster", compressed.offset, detail);
-        if !self.data_length.contains(&*self.data, compressed.offset)? {
+        let end = compressed.offset + compressed.length_bytes;
+        let held = self.data_length.held(&*self.data, compressed.offset, end)?;
+        if held == 0 {
             return Err(damaged("past the end of the file".to_owned()));
         }
-        let mut input = vec![0; to_usize(compressed.length_bytes)];
+        // An entry counts whole sectors, and the file may end before the end of the last one. Only bytes that the file has are decoded: zeroes in
+        // place of missing ones can decode to other data.
+        let mut input = vec![0; to_usize(held)];
         self.file.read_at(&mut input, compressed.offset)?;
-        self.decoder.decompress(&input, cluster).map_err(damaged)
+        self.decoder.decompress(&input, cluster).map_err(|detail| {
+            damaged(if held < compressed.length_bytes {
+                format!("{detail}; the file ends inside of it")
+            } else {
+                detail
+            })
+        })
     }
 
     /// Forgets the decompressed cluster at `offset`, whose place was given back.
@@ -115,14 +125,8 @@ impl Layered for Layer {
     }
 
     fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()> {
-        // A cluster may be cut off by the end of the file, its rest being zero; one that begins there is lost data. An external data file is
-        // as long as its disk.
-        let geometry = self.header.geometry;
+        // Writers store all of a cluster (of a subcluster) that is on the disk: what is not there was cut off, and is lost.
         let last = host + buffer.len() as u64 - 1;
-        let last = match self.mapping.place {
-            DataPlace::Inside => geometry.offset_of(geometry.cluster_of(last)),
-            DataPlace::External => last,
-        };
         if !self.data_length.contains(&*self.data, last)? {
             return Err(corrupt(&self.image, "data cluster", last, "past the end of the file"));
         }

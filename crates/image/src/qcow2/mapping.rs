@@ -198,8 +198,24 @@ pub(crate) fn set_entry_in(table: &mut L2Table, index: u64, entry: Entry, geomet
     }
 }
 
-/// Reads the L2 table at host `offset`.
+/// Reads the L2 table at host `offset`, all of which the file must have.
 pub(crate) fn read_l2(
+    file: &dyn ImageFile,
+    file_length: &KnownLength,
+    geometry: Geometry,
+    offset: u64,
+    image: &str,
+) -> Result<L2Table> {
+    let length = geometry.cluster_bytes();
+    if geometry.is_aligned(offset) && file_length.held(file, offset, offset.saturating_add(length))? < length {
+        return Err(corrupt(image, "l2 table", offset, "past the end of the file"));
+    }
+    read_l2_as_is(file, file_length, geometry, offset, image)
+}
+
+/// Reads the L2 table at host `offset`, which must begin inside the file; entries behind the end of the file are zero. For a check, which
+/// reports the missing end, and for a repair.
+pub(crate) fn read_l2_as_is(
     file: &dyn ImageFile,
     file_length: &KnownLength,
     geometry: Geometry,

@@ -7,7 +7,7 @@ use holdfast_block::to_usize;
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, REFCOUNT_TABLE_BYTES_MAX};
 use crate::Result;
-use crate::bytes::{round_up, to_words, u16_at, u32_at, u64_at};
+use crate::bytes::{to_words, u16_at, u32_at, u64_at};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::lru::Lru;
@@ -60,8 +60,7 @@ pub(crate) fn load_table(file: &dyn ImageFile, header: &Header, image: &str) -> 
         return Err(damaged("not at the start of a cluster".to_owned()));
     }
     let file_bytes = file.length_bytes()?;
-    let file_end = round_up(file_bytes, geometry.cluster_bytes());
-    if offset.checked_add(table_bytes).is_none_or(|end| end > file_end) {
+    if offset.checked_add(table_bytes).is_none_or(|end| end > file_bytes) {
         return Err(damaged(format!(
             "{table_bytes} bytes reach past the end of the file ({file_bytes} bytes)"
         )));
@@ -81,7 +80,7 @@ pub(crate) fn read_block(file: &dyn ImageFile, geometry: Geometry, offset: u64, 
     if !geometry.is_aligned(offset) {
         return Err(damaged("not at the start of a cluster"));
     }
-    if offset >= file.length_bytes()? {
+    if offset.saturating_add(geometry.cluster_bytes()) > file.length_bytes()? {
         return Err(damaged("past the end of the file"));
     }
     let mut block = vec![0; to_usize(geometry.cluster_bytes())];
@@ -144,6 +143,22 @@ impl<'a> StoredRefcounts<'a> {
         let block = self.block(cluster / entries)?;
         Ok(block.map_or(0, |block| get(&block, cluster % entries, self.geometry.refcount_order)))
     }
+}
+
+/// Where the last cluster ends that is in use by the stored refcounts; 0 where none is.
+pub(crate) fn last_used_end(file: &dyn ImageFile, header: &Header, image: &str) -> Result<u64> {
+    let stored = StoredRefcounts::load(file, header, image)?;
+    let geometry = header.geometry;
+    let entries = geometry.refcount_block_entries();
+    for index in (0..stored.table.len() as u64).rev() {
+        let Some(block) = stored.block(index)? else { continue };
+        let is_used = |within: &u64| get(&block, *within, geometry.refcount_order) > 0;
+        if let Some(within) = (0..entries).rev().find(is_used) {
+            let clusters = index.saturating_mul(entries).saturating_add(within + 1);
+            return Ok(clusters.saturating_mul(geometry.cluster_bytes()));
+        }
+    }
+    Ok(0)
 }
 
 /// Clusters for the refcount table and blocks of a new file: `(table clusters, block clusters)`, enough for these and

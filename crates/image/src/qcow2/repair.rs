@@ -15,7 +15,7 @@ use super::counts::Counts;
 use super::entry::{COPIED, DataPlace, Meaning, Sharing};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, INCOMPATIBLE_AT, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
-use super::mapping::{entry_in, read_l2, set_entry_in};
+use super::mapping::{entry_in, read_l2_as_is, set_entry_in};
 use super::refcount::{StoredRefcounts, get, set};
 use super::separate::Copies;
 use super::{drops, rebuild, reserved};
@@ -157,7 +157,7 @@ impl Mender<'_> {
         let mut seen: HashSet<u64> = table.clone().collect();
         let blocks = stored.table.iter().filter(|offset| **offset != 0);
         let is_apart = blocks.clone().all(|offset| {
-            let is_inside = uses.can_be_table(*offset);
+            let is_inside = uses.can_be_table(*offset) && uses.is_whole_in_file(*offset);
             is_inside && seen.insert(geometry.cluster_of(*offset))
         });
         let entries = geometry.refcount_block_entries();
@@ -249,7 +249,7 @@ impl Mender<'_> {
         let mut doubtful = HashSet::new();
         let known = KnownLength::default();
         for (offset, _) in uses.l2_tables.iter().filter(|(_, used)| used.is_active) {
-            let table = read_l2(self.file, &known, self.geometry, *offset, self.image)?;
+            let table = read_l2_as_is(self.file, &known, self.geometry, *offset, self.image)?;
             for index in 0..self.geometry.l2_entries() {
                 let entry = entry_in(&table, index, self.geometry);
                 let host = uses.meaning_of(entry).ok().and_then(Meaning::host);
@@ -328,7 +328,7 @@ impl Mender<'_> {
         let known = KnownLength::default();
         let active = uses.l2_tables.iter().filter(|(_, used)| used.is_active);
         for (offset, _) in active {
-            let before = read_l2(self.file, &known, geometry, *offset, self.image)?;
+            let before = read_l2_as_is(self.file, &known, geometry, *offset, self.image)?;
             let mut table = before.clone();
             for index in 0..geometry.l2_entries() {
                 let mut entry = entry_in(&table, index, geometry);

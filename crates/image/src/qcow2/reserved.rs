@@ -7,7 +7,7 @@ use super::drops::l1_tables;
 use super::entry::L1_RESERVED;
 use super::geometry::POINTER_BYTES;
 use super::header::Header;
-use super::mapping::{entry_in, read_l2};
+use super::mapping::{entry_in, read_l2_as_is};
 use crate::Result;
 use crate::bytes::to_words;
 use crate::file::ImageFile;
@@ -40,7 +40,7 @@ pub(super) fn clear(
     }
     let known = KnownLength::default();
     for offset in uses.l2_tables.keys() {
-        let table = read_l2(file, &known, geometry, *offset, image)?;
+        let table = read_l2_as_is(file, &known, geometry, *offset, image)?;
         for index in 0..geometry.l2_entries() {
             let entry = entry_in(&table, index, geometry);
             let place = offset + index * geometry.l2_entry_words() * POINTER_BYTES;

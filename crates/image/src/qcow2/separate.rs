@@ -11,7 +11,7 @@ use super::drops::l1_tables;
 use super::entry::{COPIED, DataPlace, Meaning};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, TableAt};
-use super::mapping::{L2Table, entry_in, read_l2, set_entry_in};
+use super::mapping::{L2Table, entry_in, read_l2_as_is, set_entry_in};
 use crate::Result;
 use crate::bytes::{from_words, to_words};
 use crate::file::ImageFile;
@@ -87,7 +87,7 @@ impl<'a> Copies<'a> {
             if uses.l2_tables.get(&offset).is_none_or(|used| used.index == index) {
                 continue;
             }
-            let mut table = read_l2(self.file, &KnownLength::default(), self.geometry, offset, image)?;
+            let mut table = read_l2_as_is(self.file, &KnownLength::default(), self.geometry, offset, image)?;
             self.clear_copied(&mut table, uses);
             let copied = if is_active { COPIED } else { 0 };
             let change = (

@@ -17,11 +17,13 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::allocator::{Allocator, Stored};
+use super::check::is_cut;
 use super::entry::{COPIED, DataPlace, Entry, Host, Meaning, Sharing};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{AUTOCLEAR_AT, AUTOCLEAR_RAW_DATA_FILE, INCOMPATIBLE_AT, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
 use super::layer::Layer;
 use super::mapping::set_entry_in;
+use super::refcount::last_used_end;
 use super::snapshot;
 use crate::bytes::from_words;
 use crate::error::corrupt;
@@ -63,6 +65,17 @@ impl State {
         if header.incompatible & INCOMPATIBLE_DIRTY != 0 {
             return Err(not_writable(
                 "it was not closed cleanly and its refcounts may be wrong; holdfast image check --repair mends them",
+            ));
+        }
+        // A write behind the end would make zeroes of what is missing there.
+        if last_used_end(&*layer.file, header, &layer.image)? > layer.file.length_bytes()?
+            && is_cut(&*layer.file, header, &layer.image)?
+        {
+            return Err(corrupt(
+                &layer.image,
+                "file",
+                layer.file.length_bytes()?,
+                "it ends here, inside of a cluster that is in use: it was cut off",
             ));
         }
         let mut allocator = Allocator::load(&layer.file, header, &layer.image)?;

@@ -34,6 +34,9 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
         if is_of_bits(metadata, number) {
             if metadata.has_parent && entry.state() == state::BITS_PRESENT {
                 bits.push(number);
+                if entry.offset() < file_bytes && bits_end(opened, number, entry) > file_bytes {
+                    cut_off.push(("bits of sectors", entry.offset()));
+                }
                 used.push((entry.offset(), MIB, "bits of sectors"));
             }
             return;
@@ -50,7 +53,7 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
                 report.allocated_count += 1;
                 used.push((entry.offset(), metadata.block_bytes, "a block"));
                 if entry.offset() < file_bytes && block_end(opened, number, entry) > file_bytes {
-                    cut_off.push(entry.offset());
+                    cut_off.push(("a block", entry.offset()));
                 }
                 if entry.state() == state::PARTIAL {
                     partial.push((number, entry));
@@ -63,14 +66,8 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
     for (number, entry) in partial {
         check_partial(opened, (number, entry), &bits, &mut report);
     }
-    for offset in cut_off {
-        report.add(
-            Severity::Corruption,
-            ProblemKind::Pointer {
-                what: "a block",
-                offset,
-            },
-        );
+    for (what, offset) in cut_off {
+        report.add(Severity::Corruption, ProblemKind::Pointer { what, offset });
     }
     check_places(&mut used, file_bytes, &mut report);
     Ok(report)
@@ -81,6 +78,18 @@ fn block_end(opened: &Opened, number: u64, entry: Entry) -> u64 {
     let metadata = &opened.metadata;
     let of_disk = disk_offset(opened, number) / metadata.block_bytes;
     end_of_block(entry.offset(), of_disk, metadata.block_bytes, metadata.disk_bytes)
+}
+
+/// Where the bits end that are needed of those that `entry` leads to: each block of the chunk that is on the disk has some.
+fn bits_end(opened: &Opened, number: u64, entry: Entry) -> u64 {
+    let metadata = &opened.metadata;
+    let first = number / (metadata.chunk_blocks() + 1) * metadata.chunk_blocks();
+    let count = metadata
+        .block_count()
+        .saturating_sub(first)
+        .min(metadata.chunk_blocks());
+    let block_bits_bytes = metadata.block_bytes / metadata.sector_bytes / 8;
+    entry.offset().saturating_add(count * block_bits_bytes)
 }
 
 pub(super) fn disk_offset(opened: &Opened, number: u64) -> u64 {

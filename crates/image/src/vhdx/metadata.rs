@@ -207,6 +207,7 @@ fn read(file: &dyn ImageFile, item: &Item) -> Result<Vec<u8>> {
 
 fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>> {
     let wrong = |detail: String| corrupt(image, "metadata", region.offset, detail);
+    let file_bytes = file.length_bytes()?;
     let mut table = vec![0; to_usize(TABLE_BYTES)];
     file.read_at(&mut table, region.offset)?;
     if !table.starts_with(b"metadata") {
@@ -238,7 +239,12 @@ fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>>
             }
             continue;
         }
-        if offset < TABLE_BYTES || length_bytes > ITEM_BYTES_MAX || offset + length_bytes > region.length_bytes {
+        let end = region.offset.saturating_add(offset + length_bytes);
+        if offset < TABLE_BYTES
+            || length_bytes > ITEM_BYTES_MAX
+            || offset + length_bytes > region.length_bytes
+            || end > file_bytes
+        {
             return Err(wrong(format!("an item of {length_bytes} bytes at {offset}")));
         }
         items.push(Item {

@@ -8,6 +8,7 @@ use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
 use super::extent::SparseExtent;
+use super::stream::{GRAIN_MARKER_BYTES, grain_marker, stored_bytes_max};
 use super::tables::{Opened, PartKind, has_overlap, past_end};
 use super::twins::{Finding, Twins};
 use crate::blocks::{end_of_block, for_each_entry};
@@ -40,6 +41,7 @@ pub(super) fn check_sparse(
 ) -> Result<()> {
     look_beside(file, extent, report)?;
     let mut grains = Grains {
+        file,
         file_bytes: file.length_bytes()?,
         disk_end: start + extent.disk_bytes,
         extent,
@@ -71,9 +73,13 @@ pub(super) fn check_sparse(
             continue;
         }
         let first = start + number * extent.table_coverage();
+        let mut entries = Vec::new();
         for_each_entry(file, (place, extent.table_entries), |index, entry| {
-            grains.entry(u32::from_le_bytes(entry), first + index * extent.grain_bytes);
+            entries.push((u32::from_le_bytes(entry), first + index * extent.grain_bytes));
         })?;
+        for (sector, disk_offset) in entries {
+            grains.entry(sector, disk_offset)?;
+        }
     }
     Ok(())
 }
@@ -120,6 +126,7 @@ const PHASE_COUNT_MAX: usize = 16;
 
 /// The grains of an extent, as they are met.
 struct Grains<'a> {
+    file: &'a dyn ImageFile,
     file_bytes: u64,
     /// Where the extent ends in the disk.
     disk_end: u64,
@@ -137,17 +144,16 @@ impl Grains<'_> {
     }
 
     /// The entry of the grain at `disk_offset`.
-    fn entry(&mut self, sector: u32, disk_offset: u64) {
+    fn entry(&mut self, sector: u32, disk_offset: u64) -> Result<()> {
         if sector == 0 || sector == 1 && self.extent.has_zero_grains {
-            return;
+            return Ok(());
         }
         let host = u64::from(sector) * SECTOR_BYTES;
         self.report.allocated_count += 1;
         self.report.compressed_count += u64::from(self.extent.is_compressed);
         self.report.image_end = self.report.image_end.max(host + self.extent.grain_bytes);
         let end = if self.extent.is_compressed {
-            // How long it is stands before it.
-            host + 1
+            self.end_of_compressed(host)?
         } else {
             let of_disk = self.disk_end.saturating_sub(disk_offset);
             end_of_block(host, 0, self.extent.grain_bytes, of_disk)
@@ -155,7 +161,7 @@ impl Grains<'_> {
         if end > self.file_bytes {
             let detail = format!("its grain would be at {host}, and the file ends before the end of that");
             self.corruption(ProblemKind::Entry { disk_offset, detail });
-            return;
+            return Ok(());
         }
         let unit = if self.extent.is_compressed {
             SECTOR_BYTES
@@ -174,6 +180,19 @@ impl Grains<'_> {
         } else if self.is_over_another(host, unit) {
             self.overlap(host, "another grain");
         }
+        Ok(())
+    }
+
+    /// Where the compressed grain at `host` ends. How long it is stands before it, and is read only where the file may end before that.
+    fn end_of_compressed(&self, host: u64) -> Result<u64> {
+        let marker_end = host + GRAIN_MARKER_BYTES as u64;
+        if marker_end + stored_bytes_max(self.extent.grain_bytes) <= self.file_bytes || marker_end > self.file_bytes {
+            return Ok(marker_end);
+        }
+        let mut marker = [0; GRAIN_MARKER_BYTES];
+        self.file.read_at(&mut marker, host)?;
+        let (_, stored) = grain_marker(&marker);
+        Ok(marker_end.saturating_add(stored))
     }
 
     /// Whether a grain of `unit` bytes at `host` lies over one that was met, in part or all of it. It is met from now on.

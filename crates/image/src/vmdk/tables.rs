@@ -221,10 +221,21 @@ impl VmdkTables {
             return Ok(grain);
         }
         let mut marker = [0; GRAIN_MARKER_BYTES];
+        let has = |length: u64| -> Result<bool> {
+            let (index, place) = (to_usize(host / WINDOW_BYTES), host % WINDOW_BYTES);
+            let held = self.lengths[index].held(&*self.opened.files.files[index], place, place + length)?;
+            Ok(held == length)
+        };
+        if !has(GRAIN_MARKER_BYTES as u64)? {
+            return Err(wrong("past the end of the file".to_owned()));
+        }
         self.opened.files.read_at(&mut marker, host)?;
         let (sector, stored) = grain_marker(&marker);
         check(sector)?;
         check_stored(stored, extent.grain_bytes).map_err(&wrong)?;
+        if !has(GRAIN_MARKER_BYTES as u64 + stored)? {
+            return Err(wrong("the file ends inside of it".to_owned()));
+        }
         let mut input = vec![0; to_usize(stored)];
         self.opened
             .files

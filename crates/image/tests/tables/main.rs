@@ -6,6 +6,7 @@
 mod peer;
 
 mod chains;
+mod cut;
 mod deltas;
 mod flat;
 mod identities;

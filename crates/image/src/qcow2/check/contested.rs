@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use super::super::entry::Meaning;
 use super::super::geometry::POINTER_BYTES;
-use super::super::mapping::{entry_in, read_l2};
+use super::super::mapping::{entry_in, read_l2_as_is};
 use super::{Checker, L2Use};
 use crate::run::KnownLength;
 use crate::{CheckReport, ProblemKind, Result, Severity};
@@ -88,7 +88,7 @@ impl Checker<'_> {
         for clusters in self.counts.contested(OWNER_COUNT_MAX) {
             let mut owners: HashMap<u64, u64> = HashMap::new();
             for (table_offset, used) in &self.l2_tables {
-                let table = match read_l2(self.file, &known, geometry, *table_offset, self.image) {
+                let table = match read_l2_as_is(self.file, &known, geometry, *table_offset, self.image) {
                     // It was told, and nothing in it was counted.
                     Err(error) if error.is_corrupt() => continue,
                     table => table?,

@@ -51,9 +51,14 @@ pub(super) fn grain_marker(bytes: &[u8; GRAIN_MARKER_BYTES]) -> (u64, u64) {
     (u64::from_le_bytes(sector), u64::from(u32::from_le_bytes([a, b, c, d])))
 }
 
+/// Bytes that a compressed grain has at most.
+pub(super) fn stored_bytes_max(grain_bytes: u64) -> u64 {
+    2 * grain_bytes
+}
+
 /// Whether a grain can have so many bytes when it is compressed: noise becomes a little longer. Otherwise, what is wrong.
 pub(super) fn check_stored(stored: u64, grain_bytes: u64) -> Result<(), String> {
-    if stored == 0 || stored > 2 * grain_bytes {
+    if stored == 0 || stored > stored_bytes_max(grain_bytes) {
         return Err(format!("it has {stored} bytes"));
     }
     Ok(())
