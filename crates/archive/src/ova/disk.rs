@@ -98,7 +98,7 @@ pub(super) enum OvaImage<R> {
 /// Nobody can allow a file beside an archive to an image in it.
 fn of_itself(error: ImageError, name: &str) -> ImageError {
     match error {
-        ImageError::Refused { file, .. } => ImageError::UnsupportedFeature {
+        ImageError::Refused { file, .. } | ImageError::GuessedFormat { file, .. } => ImageError::UnsupportedFeature {
             image: name.to_owned(),
             feature: format!("a part of the disk in another file ({file})"),
             detail: "pack the disk as one image that needs no other, such as a VMDK for streams".to_owned(),

@@ -1,6 +1,7 @@
 //! The manifest of a package: a digest for each file.
 //!
 //! Source: DSP0243 1.1, section 5.1: lines of the form `SHA1(web1.ovf)= 0a1b...`; version 2 has SHA256 and SHA512.
+//! OpenSSL 3, with which many write manifests, says `SHA2-256(web1.ovf)= ...`.
 
 use std::collections::BTreeSet;
 
@@ -14,17 +15,40 @@ use crate::tar::{corrupt, plain_name};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Algorithm {
     Sha1,
+    Sha224,
     Sha256,
+    Sha384,
     Sha512,
 }
 
 impl Algorithm {
-    const ALL: [(&str, Self); 3] = [("SHA1", Self::Sha1), ("SHA256", Self::Sha256), ("SHA512", Self::Sha512)];
+    const ALL: [Self; 5] = [Self::Sha1, Self::Sha256, Self::Sha512, Self::Sha384, Self::Sha224];
+
+    /// The algorithm of that name: `SHA256`, `SHA2-256` as OpenSSL 3 writes it, `SHA-256` as others do.
+    fn of_name(name: &str) -> Option<Self> {
+        let name = name.to_ascii_uppercase().replace(['-', '_', ' '], "");
+        Some(match name.as_str() {
+            "SHA1" | "SHA" => Self::Sha1,
+            "SHA224" | "SHA2224" => Self::Sha224,
+            "SHA256" | "SHA2256" => Self::Sha256,
+            "SHA384" | "SHA2384" => Self::Sha384,
+            "SHA512" | "SHA2512" => Self::Sha512,
+            _ => return None,
+        })
+    }
+
+    /// The algorithm whose digests have so many hexadecimal digits, for lines that do not name it.
+    fn of_length(digit_count: usize) -> Option<Self> {
+        let has_length = |algorithm: &Self| algorithm.implementation().output_len() * 2 == digit_count;
+        Self::ALL.into_iter().find(has_length)
+    }
 
     fn implementation(self) -> &'static digest::Algorithm {
         match self {
             Self::Sha1 => &digest::SHA1_FOR_LEGACY_USE_ONLY,
+            Self::Sha224 => &digest::SHA224,
             Self::Sha256 => &digest::SHA256,
+            Self::Sha384 => &digest::SHA384,
             Self::Sha512 => &digest::SHA512,
         }
     }
@@ -42,36 +66,71 @@ struct Line {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Manifest {
     lines: Vec<Line>,
+    /// The files of lines whose algorithm is not known.
+    unknown: Vec<String>,
+}
+
+/// What a line says.
+enum Said {
+    Digest(Line),
+    /// Of the file of this name, by an algorithm that is not known.
+    UnknownAlgorithm(String),
 }
 
 impl Manifest {
     pub(super) fn parse(content: &[u8], offset: u64) -> Result<Self> {
         let text = String::from_utf8_lossy(content);
-        let mut lines = Vec::new();
+        let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+        let (mut lines, mut unknown) = (Vec::new(), Vec::new());
         for text in text.lines().map(str::trim).filter(|text| !text.is_empty()) {
-            let line = Self::line(text);
-            lines.push(line.ok_or_else(|| {
+            match Self::line(text).ok_or_else(|| {
                 let shown: String = text.chars().take(100).collect();
                 corrupt("manifest", offset, format!("a line is not understood: {shown:?}"))
-            })?);
+            })? {
+                Said::Digest(line) => lines.push(line),
+                Said::UnknownAlgorithm(name) => unknown.push(name),
+            }
         }
-        Ok(Self { lines })
+        Ok(Self { lines, unknown })
     }
 
-    fn line(text: &str) -> Option<Line> {
+    /// `SHA256(NAME)= DIGEST`, or `DIGEST  NAME` as sha256sum writes it.
+    fn line(text: &str) -> Option<Said> {
+        let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if let Some((digest, name)) = text.split_once(char::is_whitespace)
+            && is_digits(digest)
+            && let Some(algorithm) = Algorithm::of_length(digest.len())
+        {
+            let name = name.trim_start();
+            return Some(Said::Digest(Line {
+                algorithm,
+                name: plain_name(name.strip_prefix('*').unwrap_or(name).to_owned()),
+                digest: digest.to_ascii_lowercase(),
+            }));
+        }
         let (head, digest) = text.rsplit_once('=')?;
         let (algorithm, name) = head.trim_end().strip_suffix(')')?.split_once('(')?;
-        let (_, algorithm) = Algorithm::ALL
-            .into_iter()
-            .find(|(word, _)| word.eq_ignore_ascii_case(algorithm.trim()))?;
         let digest = digest.trim().to_ascii_lowercase();
+        if !is_digits(&digest) {
+            return None;
+        }
+        let name = plain_name(name.to_owned());
+        let Some(algorithm) = Algorithm::of_name(algorithm.trim()) else {
+            return Some(Said::UnknownAlgorithm(name));
+        };
         let length = algorithm.implementation().output_len() * 2;
-        let is_digest = digest.len() == length && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
-        is_digest.then(|| Line {
+        (digest.len() == length).then_some(Said::Digest(Line {
             algorithm,
-            name: plain_name(name.to_owned()),
+            name,
             digest,
-        })
+        }))
+    }
+
+    /// The files of which only digests by algorithms that are not known stand there: they are not compared.
+    pub(super) fn not_compared(&self) -> BTreeSet<&str> {
+        let compared = self.names();
+        let unknown = self.unknown.iter().map(|name| &name[..]);
+        unknown.filter(|name| !compared.contains(name)).collect()
     }
 
     /// The files that have digests, each once.
@@ -123,7 +182,7 @@ impl Digests {
     pub(super) fn new(name: &str, manifest: Option<&Manifest>) -> Self {
         let algorithms = match manifest {
             Some(manifest) => manifest.algorithms_of(name),
-            None => vec![Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha512],
+            None => Algorithm::ALL.to_vec(),
         };
         let context = |algorithm: Algorithm| (algorithm, Context::new(algorithm.implementation()));
         Self {

@@ -276,10 +276,17 @@ impl<R: Read + Send> ArchiveReader for OvaReader<R> {
         let listed = manifest.names();
         let missing = listed.iter().filter(|name| !self.names.contains(**name));
         let missing = missing.map(|name| format!("the manifest names {name:?}, which the archive does not have"));
-        let unlisted = self.names.iter().filter(|name| !listed.contains(&name[..]));
+        let not_compared = manifest.not_compared();
+        let unlisted = self
+            .names
+            .iter()
+            .filter(|name| !listed.contains(&name[..]) && !not_compared.contains(&name[..]));
         let unlisted =
             unlisted.map(|name| format!("{name:?} is not in the manifest: nothing tells whether it is as it was sent"));
-        missing.chain(unlisted).collect()
+        let unknown = not_compared.iter().map(|name| {
+            format!("the manifest has a digest of {name:?} by an algorithm that is not known: it was not compared")
+        });
+        missing.chain(unlisted).chain(unknown).collect()
     }
 
     fn next(&mut self) -> Result<Option<Piece<'_>>> {

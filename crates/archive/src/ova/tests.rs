@@ -268,6 +268,19 @@ fn a_manifest_at_the_end_is_believed_by_every_algorithm() {
         assert!(said.contains("\"disk.img\" is not in the manifest"), "{said}");
     }
     assert_eq!(doubts(&written(true)), "");
+    // An algorithm that is not known is no damage.
+    let members: [(&str, &[u8]); 3] = [
+        ("a.ovf", text.as_bytes()),
+        ("disk.img", &content),
+        ("a.mf", b"BLAKE3(a.ovf)= 00\nBLAKE3(disk.img)= 00\n"),
+    ];
+    assert_eq!(read(&archive(&members)).unwrap()[0], content);
+    let said = doubts(&archive(&members));
+    assert!(
+        said.contains("\"disk.img\" by an algorithm that is not known"),
+        "{said}"
+    );
+    assert!(!said.contains("is not in the manifest"), "{said}");
     // oVirt counts in whole GiB, and the image may have less; what it has behind that is no part of the disk, and must be nothing.
     let counted = |count: u64, content: &[u8]| {
         let text = descriptor(&[("disk.img", count)], "raw")
