@@ -5,7 +5,6 @@ use holdfast_block::{BlockDevice as _, ExtentKind};
 use crate::Result;
 use crate::chain::ChainLayer;
 use crate::run::RunKind;
-use crate::vmdk::joined::WINDOW_BYTES;
 
 /// A run of bytes of a disk that come from one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,14 +35,6 @@ pub enum MapContent {
     Compressed,
 }
 
-/// Bytes at a place among the files of a layer, which are one behind the other in windows.
-fn data_at(host: u64) -> MapContent {
-    MapContent::Data {
-        file: usize::try_from(host / WINDOW_BYTES).unwrap_or(usize::MAX),
-        host_offset: host % WINDOW_BYTES,
-    }
-}
-
 pub(crate) fn map_at(layers: &[ChainLayer], offset: u64, length_bytes_max: u64) -> Result<MapEntry> {
     let top = &layers[0].device;
     let mut length = length_bytes_max.min(top.size_bytes().saturating_sub(offset));
@@ -59,14 +50,27 @@ pub(crate) fn map_at(layers: &[ChainLayer], offset: u64, length_bytes_max: u64) 
             let content = match run.kind {
                 RunKind::Absent => None,
                 RunKind::Zero => Some(MapContent::Zero),
-                RunKind::Data { host } => Some(data_at(host)),
-                RunKind::Compressed(_) => Some(MapContent::Compressed),
+                RunKind::Data { host } => {
+                    layer.check_there(host, run.length)?;
+                    let (file, host_offset) = layer.place_of(host);
+                    Some(MapContent::Data { file, host_offset })
+                }
+                RunKind::Compressed(compressed) => {
+                    // Whether bytes are missing that the file does not have is known by decompressing it.
+                    if layer.check_there(compressed.offset, compressed.length_bytes).is_err() {
+                        layer.read_compressed(&mut [0], offset, compressed)?;
+                    }
+                    Some(MapContent::Compressed)
+                }
             };
             (run.length, content)
         } else {
             let list = layer.alone.extents(offset..offset + asked, 1)?;
             let content = match list.as_slice().first().map(|extent| extent.kind) {
-                Some(ExtentKind::Data) | None => data_at(offset),
+                Some(ExtentKind::Data) | None => MapContent::Data {
+                    file: 0,
+                    host_offset: offset,
+                },
                 Some(ExtentKind::Zero | ExtentKind::Absent) => MapContent::Zero,
             };
             (list.end() - offset, Some(content))

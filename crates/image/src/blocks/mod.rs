@@ -46,6 +46,16 @@ pub(crate) trait Tables: Send + Sync {
         )))
     }
 
+    /// Which of the files has the byte at `host`, and where in it.
+    fn place_of(&self, host: u64) -> (usize, u64) {
+        (0, host)
+    }
+
+    /// Whether the byte at `host` is in its file, of which all that are opened are `file`, and `length` what is known of its length.
+    fn has(&self, length: &KnownLength, file: &dyn ImageFile, host: u64) -> Result<bool> {
+        length.contains(file, host)
+    }
+
     /// Before the first change of this opening. What it changes is stored with the next [`store`](Self::store).
     fn start(&mut self) -> Result<()>;
 
@@ -109,11 +119,20 @@ impl Layered for TableLayer {
 
     fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()> {
         // Whoever makes a block makes all of it, as far as the disk goes: what is not there was cut off, and is lost.
-        let last = host + buffer.len() as u64 - 1;
-        if !self.length.contains(&*self.file, last)? {
+        self.check_there(host, buffer.len() as u64)?;
+        Ok(self.file.read_at(buffer, host)?)
+    }
+
+    fn check_there(&self, host: u64, length: u64) -> Result<()> {
+        let last = host.saturating_add(length) - 1;
+        if !self.tables.has(&self.length, &*self.file, last)? {
             return Err(corrupt(&self.image, "block", last, "past the end of the file"));
         }
-        Ok(self.file.read_at(buffer, host)?)
+        Ok(())
+    }
+
+    fn place_of(&self, host: u64) -> (usize, u64) {
+        self.tables.place_of(host)
     }
 
     fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()> {

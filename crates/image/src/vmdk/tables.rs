@@ -346,6 +346,18 @@ impl Tables for VmdkTables {
         Ok(())
     }
 
+    fn place_of(&self, host: u64) -> (usize, u64) {
+        (to_usize(host / WINDOW_BYTES), host % WINDOW_BYTES)
+    }
+
+    fn has(&self, _length: &KnownLength, _file: &dyn ImageFile, host: u64) -> Result<bool> {
+        let (index, place) = self.place_of(host);
+        match (self.lengths.get(index), self.opened.files.files.get(index)) {
+            (Some(length), Some(file)) => length.contains(&**file, place),
+            _ => Ok(false),
+        }
+    }
+
     fn start(&mut self) -> Result<()> {
         let unit = self.unit_bytes();
         if self.is_second_read {

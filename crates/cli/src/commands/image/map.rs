@@ -6,7 +6,7 @@ use holdfast_block::BlockDevice as _;
 use holdfast_image::{Format, MapContent, MapEntry};
 use serde::Serialize;
 
-use super::options::{GateArgs, open_and_warn};
+use super::options::{GateArgs, open_whole};
 use crate::args::Example;
 use crate::commands::backup::parse_format;
 use crate::context::Context;
@@ -79,7 +79,7 @@ impl MapExtent {
             offset: entry.offset,
             length_bytes: entry.length,
             kind,
-            file: entry.depth.map(|depth| firsts[depth] + part),
+            file: entry.depth.and_then(|depth| Some(firsts.get(depth)? + part)),
             host_offset,
         }
     }
@@ -114,7 +114,10 @@ impl Report for Map {
                 extent.length_bytes.to_string(),
                 extent.kind.to_owned(),
                 extent.host_offset.map(|offset| offset.to_string()).unwrap_or_default(),
-                extent.file.map(|file| self.files[file].clone()).unwrap_or_default(),
+                extent
+                    .file
+                    .and_then(|file| self.files.get(file).cloned())
+                    .unwrap_or_default(),
             ]);
         }
         page.table(&table);
@@ -126,7 +129,7 @@ pub(super) fn run(args: &MapArgs, context: &Context) -> Result<Exit, Error> {
     if args.format.is_none() {
         no_image::refuse(args.image.as_os_str())?;
     }
-    let image = open_and_warn(&args.image, &args.gate.open_options(args.format)?, context)?;
+    let image = open_whole(&args.image, &args.gate.open_options(args.format)?, context)?;
     let interrupt = context.interrupt()?;
     let (mut files, mut firsts) = (Vec::new(), Vec::new());
     for layer in image.layers() {
