@@ -232,6 +232,7 @@ fn open_sources(
             continue;
         };
         let image = OpenSource::open(path, request.format, &request.allowed)?;
+        image.tell_of_format(progress);
         if is_locked_by_others(path) {
             progress.warning(&format!(
                 "{} is in use, as by a machine that runs: what is read may be of several moments; a backup of the machine is of one",

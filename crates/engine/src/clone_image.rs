@@ -10,7 +10,7 @@ use holdfast_host::changed_blocks::sharing_of;
 use holdfast_host::{Tools, is_written_by_others};
 use holdfast_image::{
     Backing, BackingFile, BlockOptions, ChildrenBeside, CreateOptions, Format, Image, ImageId, ImageKind, LayerInfo,
-    NewIdentity, OpenOptions, Qcow2Options, Storage, create, open, plain_name, set_identity,
+    NewIdentity, Note, OpenOptions, Qcow2Options, Storage, create, open, plain_name, set_identity,
 };
 use holdfast_repo::Surroundings;
 use rustix::fs::{Mode, OFlags};
@@ -96,6 +96,8 @@ impl<'a> ImageCloner<'a> {
     /// A machine may write to it, or to what it is based on.
     pub fn open(request: &'a CloneImageRequest<'a>, surroundings: &'a Surroundings) -> Result<Self> {
         let image = open(&request.source, &request.open)?;
+        // The clone says the format of what it is based on: that has to be known.
+        require_known_format(&image)?;
         for layer in image.layers() {
             if let Some(path) = layer.files().into_iter().find(|path| is_written_by_others(path)) {
                 return Err(CloneError::Written { path }.into());
@@ -334,7 +336,10 @@ impl<'a> ImageCloner<'a> {
 
     fn report(&self, target: &Path, kind: CloneKind, job: Job<'_>, start: Duration) -> Result<ImageClone> {
         let alone = OpenOptions {
-            format: None,
+            format: Some(match kind {
+                CloneKind::Overlay => self.overlay_options(target)?.format,
+                CloneKind::Shared | CloneKind::Copied => self.top().format,
+            }),
             backing: Backing::Ignore,
             ..self.request.open.clone()
         };
@@ -361,6 +366,23 @@ impl<'a> ImageCloner<'a> {
             shared_bytes,
             duration: job.clock.now().saturating_sub(start),
         })
+    }
+}
+
+/// Refuses an image that is called like a raw disk and does not look like one, where nobody has said what it is.
+fn require_known_format(image: &Image) -> Result<()> {
+    let doubt = image.notes().iter().find_map(|note| match note {
+        Note::CalledRaw { image, looks_like, .. } => Some((image, looks_like)),
+        _ => None,
+    });
+    match doubt {
+        None => Ok(()),
+        Some((image, looks_like)) => Err(holdfast_image::Error::NameContradicts {
+            image: image.display().to_string(),
+            called: Format::Raw.name(),
+            format: looks_like.name(),
+        }
+        .into()),
     }
 }
 

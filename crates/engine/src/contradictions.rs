@@ -23,6 +23,10 @@ pub(crate) fn tell_of_contradictions(
         return Ok(());
     }
     for layer in check_in_passing(path, options)? {
+        if layer.is_cut_off {
+            let image = layer.path.display().to_string();
+            return Err(holdfast_image::Error::CutOff { image }.into());
+        }
         let Some(report) = &layer.report else {
             progress.note(&format!(
                 "{} has so many clusters that it is not checked before it is read: holdfast image check does that",

@@ -12,6 +12,7 @@ mod changes;
 mod choice;
 mod compare_images;
 mod copied_disk;
+mod disk_format;
 mod fate;
 mod from_images;
 mod frozen;

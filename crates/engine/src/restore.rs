@@ -10,6 +10,7 @@ use holdfast_image::{CreateOptions, Format, OpenOptions};
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings, TargetState};
 use jiff::tz::TimeZone;
 
+use crate::backup::NOTE_FORMAT;
 use crate::block_target::LockedDevice;
 use crate::error::{Error, Result};
 use crate::job::{Counting, Job};
@@ -213,12 +214,23 @@ fn named_format(path: &Path) -> Option<Format> {
     Format::from_name(&extension.to_ascii_lowercase())
 }
 
-/// The format of the file that is changed in place. What has lost its header would be taken for a raw disk, and no machine would start
-/// with that.
-fn format_in_place(path: &Path) -> Result<Format> {
+/// The format of the file that is changed in place, by its content and name. What has lost its header would be taken for a raw disk, and no
+/// machine would start with that. A disk that was raw when it was backed up is not taken for anything else: its guest may have written
+/// what it looks like.
+fn format_in_place(disk: &DiskRecord, path: &Path) -> Result<Format> {
     let found = holdfast_image::detect(path).map_err(|error| damaged(path, error))?;
-    match named_format(path) {
-        Some(named) if found == Format::Raw && named != Format::Raw => Err(Error::TargetNotAnImage {
+    let named = named_format(path);
+    let before = disk
+        .notes
+        .get(NOTE_FORMAT)
+        .filter(|before| *before == Format::Raw.name());
+    match (before, named) {
+        (Some(before), _) if found != Format::Raw && named != Some(found) => Err(Error::FormatChanged {
+            path: path.to_owned(),
+            before: before.clone(),
+            now: found.to_string(),
+        }),
+        (_, Some(named)) if found == Format::Raw && named != Format::Raw => Err(Error::TargetNotAnImage {
             path: path.to_owned(),
             format: named,
         }),
@@ -284,10 +296,10 @@ impl Restorer<'_> {
             (RestoreMode::InPlace, Some(_)) if is_block_device => Place::BlockDevice(TargetState::Similar),
             (RestoreMode::InPlace, Some(_)) => Place::File(match self.format {
                 Some(format) => format,
-                None => format_in_place(path)?,
+                None => format_in_place(disk, path)?,
             }),
-            (RestoreMode::New, None) => Place::NewFile(Existing::Keep, self.new_format(disk, path)),
-            (RestoreMode::Replace, _) => Place::NewFile(Existing::Replace, self.new_format(disk, path)),
+            (RestoreMode::New, None) => Place::NewFile(Existing::Keep, self.new_format(disk, path)?),
+            (RestoreMode::Replace, _) => Place::NewFile(Existing::Replace, self.new_format(disk, path)?),
         };
         let format = match place {
             Place::NewFile(_, format) | Place::File(format) => format,
@@ -304,11 +316,20 @@ impl Restorer<'_> {
     }
 
     /// The format of a new file: that of its name, where nobody says. A raw disk called .qcow2 would not start.
-    fn new_format(&self, disk: &DiskRecord, path: &Path) -> Format {
-        if is_file(disk) {
-            return Format::Raw;
+    fn new_format(&self, disk: &DiskRecord, path: &Path) -> Result<Format> {
+        match self.format {
+            _ if is_file(disk) => Ok(Format::Raw),
+            Some(format) => Ok(format),
+            None => Ok(Format::of_new_file(path)?),
         }
-        self.format.or_else(|| named_format(path)).unwrap_or(Format::Raw)
+    }
+
+    /// How the image that is there is opened: one whose format is taken from its content opens no other files.
+    fn image_at(&self, path: &Path, format: Format) -> OpenOptions {
+        match self.format {
+            None if path.is_file() => OpenOptions::default(),
+            _ => image_of(format),
+        }
     }
 
     fn to_path(&self, disk: &DiskRecord, place: Place, path: &Path) -> Result<RestoredDisk> {
@@ -324,7 +345,8 @@ impl Restorer<'_> {
                 self.to_device(disk, path, &*target, TargetState::Similar)
             }
             Place::File(format) => {
-                let target = holdfast_image::open_mut(path, &image_of(format)).map_err(|error| damaged(path, error))?;
+                let options = self.image_at(path, format);
+                let target = holdfast_image::open_mut(path, &options).map_err(|error| damaged(path, error))?;
                 self.to_device(disk, path, &target, TargetState::Similar)
             }
             Place::NewFile(existing, Format::Raw) => {

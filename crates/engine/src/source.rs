@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, ExtentKind, FileChange, FileDevice, IoMode, for_each_extent};
-use holdfast_image::{Format, LayerInfo, OpenOptions};
+use holdfast_image::{Format, LayerInfo, Note, OpenOptions};
 
 use crate::contradictions::tell_of_contradictions;
 use crate::error::{Error, Result};
@@ -124,6 +124,8 @@ pub(crate) struct OpenSource {
     files: Vec<(PathBuf, Arc<FileDevice>)>,
     /// How it was opened, and by which path.
     opened: (PathBuf, OpenOptions),
+    /// What is doubtful about its format, and about those of what it is based on.
+    format_notes: Vec<Note>,
 }
 
 impl OpenSource {
@@ -149,26 +151,27 @@ impl OpenSource {
         };
         let canonical = path.canonicalize().map_err(failed)?;
         let is_block_device = std::fs::metadata(path).map_err(failed)?.file_type().is_block_device();
-        let format = match options.format {
-            Some(format) => format,
-            None if is_block_device => Format::Raw,
-            None => holdfast_image::detect(path)?,
+        let image = match options.format {
+            Some(Format::Raw) => None,
+            None if is_block_device => None,
+            _ => Some(holdfast_image::open(path, options)?),
         };
-        if format == Format::Raw {
+        let format = image.as_ref().map_or(Format::Raw, |image| image.layers()[0].format);
+        let is_of_format = |note: &&Note| matches!(note, Note::CalledRaw { .. } | Note::BackingFormatGuessed { .. });
+        let notes = image.iter().flat_map(|image| image.notes());
+        let format_notes = notes.filter(is_of_format).cloned().collect();
+        let opened = (path.to_owned(), options.clone());
+        let Some(image) = image.filter(|_| format != Format::Raw) else {
             let file = Arc::new(FileDevice::open(path, IoMode::Buffered)?);
             return Ok(Self {
                 device: file.clone(),
                 format,
                 canonical,
                 files: vec![(path.to_owned(), file)],
-                opened: (path.to_owned(), options.clone()),
+                opened,
+                format_notes,
             });
-        }
-        let options = OpenOptions {
-            format: Some(format),
-            ..options.clone()
         };
-        let image = holdfast_image::open(path, &options)?;
         let paths = image.layers().iter().flat_map(LayerInfo::files);
         let watched = paths.map(|path| {
             let file = FileDevice::open(&path, IoMode::Buffered)?;
@@ -179,8 +182,16 @@ impl OpenSource {
             device: image.device(),
             format,
             canonical,
-            opened: (path.to_owned(), options),
+            opened,
+            format_notes,
         })
+    }
+
+    /// Warns where nobody has said a format, and something speaks against what it was taken for.
+    pub(crate) fn tell_of_format(&self, progress: &dyn Progress) {
+        for note in &self.format_notes {
+            progress.warning(&note.to_string());
+        }
     }
 
     /// Warns of what contradicts itself in it. For images that nobody has open.

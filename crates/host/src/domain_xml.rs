@@ -141,7 +141,8 @@ fn disk(node: Node<'_, '_>) -> Result<MachineDisk, String> {
     Ok(MachineDisk {
         source: source(node),
         kind,
-        format: attribute(child(node, "driver"), "type"),
+        // What says no format is raw to libvirt: nothing is taken from the content, which the guest of a raw disk writes.
+        format: Some(attribute(child(node, "driver"), "type").unwrap_or_else(|| "raw".to_owned())),
         is_read_only: child(node, "readonly").is_some(),
         is_shared: child(node, "shareable").is_some(),
         alias: attribute(child(node, "alias"), "name"),

@@ -137,6 +137,9 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
         None => FormatSource::Content,
     };
     opener.meet(&file, path, path)?;
+    if options.format.is_none() {
+        opener.guess(&file, path)?;
+    }
     if let Some(tree) = opener.tree_of(&file, path, options)? {
         return Ok(OpenedChain {
             files: opener.open_deltas(&tree, source, access)?,
@@ -146,7 +149,9 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
     }
     let mut files = Vec::new();
     let data_file = options.data_file.as_deref();
-    let mut opened = opener.understand(file, path, options.format, source, data_file, access)?;
+    let content = format::of_file(&file)?;
+    let understood = opener.understand(file, path, options.format, source, data_file, access);
+    let mut opened = understood.map_err(|error| named_otherwise(error, path, options.format, content))?;
     loop {
         let next = match options.backing {
             Backing::Follow => opener.backing_of(&opened)?,
@@ -170,6 +175,18 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
         notes: opener.notes,
         tree: None,
     })
+}
+
+/// A format that was said and is not that of the content is no damage.
+fn named_otherwise(error: Error, path: &Path, said: Option<Format>, content: Format) -> Error {
+    match said {
+        Some(said) if error.is_corrupt() && said != content && content != Format::Raw => Error::OtherFormat {
+            image: path.display().to_string(),
+            said: said.name(),
+            found: content.name(),
+        },
+        _ => error,
+    }
 }
 
 /// Opens one file alone; its backing file is not looked at, its data file is.
@@ -251,6 +268,25 @@ impl Opener {
         }
     }
 
+    /// The format of a file, of which nobody has said it.
+    fn guess(&mut self, file: &HostFile, path: &Path) -> Result<Format> {
+        let guess = format::guess(file, path)?;
+        if guess.is_by_content_alone {
+            self.keeper.distrust(path, guess.format.name());
+        }
+        if let Some(looks_like) = guess.doubt {
+            let note = Note::CalledRaw {
+                image: path.to_owned(),
+                format: guess.format,
+                looks_like,
+            };
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
+        }
+        Ok(guess.format)
+    }
+
     fn understand(
         &mut self,
         file: HostFile,
@@ -263,7 +299,7 @@ impl Opener {
         let name = path.display().to_string();
         let format = match format {
             Some(format) => format,
-            None => format::of_file(&file)?,
+            None => self.guess(&file, path)?,
         };
         let file: Arc<dyn ImageFile> = Arc::new(file);
         format.require_supported(&name)?;

@@ -69,6 +69,12 @@ pub enum Error {
         /// Expected and actual, for a person.
         detail: String,
     },
+    /// The file of an image ends before the end of what its tables lead to.
+    #[error("{image} was cut off: the file ends before the end of what its tables lead to")]
+    CutOff {
+        /// The file.
+        image: String,
+    },
     /// The image comes as a stream, and cannot be read without going back in it.
     #[error("{image} cannot be read as it comes: {detail}; put it into a file first")]
     NotInOrder {
@@ -86,6 +92,44 @@ pub enum Error {
         file: String,
         /// Why, and what to do.
         detail: String,
+    },
+    /// Nobody has said the format of an image that names another file: its content alone says so, which for a raw disk its guest writes.
+    #[error(
+        "{image} looks like a {format} image that reads the file {file}, and nothing but its content says that it is one, which the guest of a raw disk can write"
+    )]
+    GuessedFormat {
+        /// The image.
+        image: String,
+        /// What it looks like.
+        format: &'static str,
+        /// The name as it stands in the image.
+        file: String,
+    },
+    /// The name of a file says another format than its content.
+    #[error("{image} is called like a {called} image, and its content is {format}")]
+    NameContradicts {
+        /// The file.
+        image: String,
+        /// The format that its name says.
+        called: &'static str,
+        /// The format that its content shows.
+        format: &'static str,
+    },
+    /// The name of a new file ends in something that no format is called by.
+    #[error("{} ends in no format that is known", path.display())]
+    UnknownExtension {
+        /// The file.
+        path: PathBuf,
+    },
+    /// An image was to be opened as one of a format that it is not.
+    #[error("{image} is no {said} image: its content is {found}")]
+    OtherFormat {
+        /// The image.
+        image: String,
+        /// The format that it was opened as.
+        said: &'static str,
+        /// The format that its content shows.
+        found: &'static str,
     },
     /// A chain of backing files that comes back to itself.
     #[error("{image} is its own backing file, through {through}")]
@@ -230,7 +274,10 @@ impl Error {
     /// Whether stored bytes make no sense (rather than: cannot be had, or must not be touched).
     pub fn is_corrupt(&self) -> bool {
         match self {
-            Self::Corrupt { .. } | Self::ChainLoop { .. } | Self::Device(holdfast_block::Error::Corrupt { .. }) => true,
+            Self::Corrupt { .. }
+            | Self::CutOff { .. }
+            | Self::ChainLoop { .. }
+            | Self::Device(holdfast_block::Error::Corrupt { .. }) => true,
             Self::Device(holdfast_block::Error::Layer(inner)) => {
                 inner.downcast_ref::<Self>().is_some_and(Self::is_corrupt)
             }

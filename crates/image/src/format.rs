@@ -1,5 +1,8 @@
 //! Which format a file has, by its content.
 
+use std::ffi::OsStr;
+use std::path::Path;
+
 use holdfast_block::to_usize;
 
 use crate::file::ImageFile;
@@ -88,6 +91,19 @@ impl Format {
         })
     }
 
+    /// The format of a new file, by its name; raw where that has no extension, or one of raw disks.
+    ///
+    /// # Errors
+    /// Its extension is that of no format: one that was mistyped would become a raw disk.
+    pub fn of_new_file(path: &Path) -> Result<Self> {
+        match NameSays::of(path) {
+            NameSays::Format(format) if Self::SUPPORTED.contains(&format) => Ok(format),
+            NameSays::Raw | NameSays::Disk => Ok(Self::Raw),
+            NameSays::Nothing if path.extension().is_none() => Ok(Self::Raw),
+            NameSays::Nothing | NameSays::Format(_) => Err(Error::UnknownExtension { path: path.to_owned() }),
+        }
+    }
+
     /// Refuses the formats that have a name but no reader.
     pub(crate) fn require_supported(self, image: &str) -> Result<()> {
         if Self::SUPPORTED.contains(&self) {
@@ -144,12 +160,106 @@ pub(crate) fn of_content(head: &[u8], tail: &[u8]) -> Format {
     }
 }
 
+/// Whether a file begins as a descriptor of VMDK does: with its usual first line, or, as QEMU has it, with comments and blank lines and then the
+/// line of the version.
 fn is_vmdk_text(head: &[u8]) -> bool {
-    let start = head
-        .iter()
-        .position(|byte| !byte.is_ascii_whitespace())
-        .unwrap_or(head.len());
-    head[start..].starts_with(b"# Disk DescriptorFile")
+    let text = head.trim_ascii_start();
+    if text.starts_with(b"# Disk DescriptorFile") {
+        return true;
+    }
+    let mut lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#"));
+    first.is_some_and(|line| {
+        let (key, value) = line.split_at(line.len().min(b"version".len()));
+        let value = value
+            .trim_ascii_start()
+            .strip_prefix(b"=")
+            .map(<[u8]>::trim_ascii_start);
+        key.eq_ignore_ascii_case(b"version") && value.and_then(<[u8]>::first).is_some_and(u8::is_ascii_digit)
+    })
+}
+
+/// What the name of a file says of its format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NameSays {
+    /// That it is one of this format.
+    Format(Format),
+    /// That it is a raw disk.
+    Raw,
+    /// That it is a disk: mostly a raw one, but there are images of other formats that are called so.
+    Disk,
+    /// Nothing.
+    Nothing,
+}
+
+impl NameSays {
+    fn of(path: &Path) -> Self {
+        let extension = path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
+        match extension.as_deref() {
+            Some("raw" | "dd" | "bin" | "iso") => Self::Raw,
+            Some("img" | "ima" | "disk") => Self::Disk,
+            Some("avhd") => Self::Format(Format::Vhd),
+            Some("avhdx") => Self::Format(Format::Vhdx),
+            // The descriptor of a disk of Parallels.
+            Some("xml") => Self::Format(Format::Parallels),
+            Some("file" | "host_device") | None => Self::Nothing,
+            Some(other) => Format::from_name(other).map_or(Self::Nothing, Self::Format),
+        }
+    }
+}
+
+/// A format that nobody has said: what the content of a file looks like, and how far its name bears that out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Guess {
+    pub(crate) format: Format,
+    /// Whether the content alone is the reason, which the guest of a raw disk can write. Such an image opens no other file.
+    pub(crate) is_by_content_alone: bool,
+    /// What the content looks like, where the name says that it may be a raw disk.
+    pub(crate) doubt: Option<Format>,
+}
+
+/// The format of the file at `path`, for which there is nothing but its content and its name.
+///
+/// # Errors
+/// The name and the content contradict each other.
+pub(crate) fn guess(file: &dyn ImageFile, path: &Path) -> Result<Guess> {
+    let format = of_file(file)?;
+    let name = NameSays::of(path);
+    let guessed = |format, is_by_content_alone, doubt| Guess {
+        format,
+        is_by_content_alone,
+        doubt,
+    };
+    let refuse = |called: Format| {
+        Err(Error::NameContradicts {
+            image: path.display().to_string(),
+            called: called.name(),
+            format: format.name(),
+        })
+    };
+    match (name, format) {
+        // No image is so small; the descriptor of a disk of Parallels may be, and says itself what is wrong with it.
+        (NameSays::Format(named), Format::Raw)
+            if !matches!(named, Format::Raw | Format::Parallels) && file.length_bytes()? < TAIL_BYTES =>
+        {
+            refuse(named)
+        }
+        (_, Format::Raw) => Ok(guessed(format, false, None)),
+        (NameSays::Format(named), format) => Ok(guessed(format, named != format, None)),
+        // The footer of a VHD of fixed size is at the end only; without it, all bytes of a raw disk are there.
+        (NameSays::Raw | NameSays::Disk, Format::Vhd) if !begins_as_vhd(file)? => {
+            Ok(guessed(Format::Raw, false, Some(format)))
+        }
+        (NameSays::Raw, _) => refuse(Format::Raw),
+        (NameSays::Disk, format) => Ok(guessed(format, true, Some(format))),
+        (NameSays::Nothing, format) => Ok(guessed(format, true, None)),
+    }
+}
+
+fn begins_as_vhd(file: &dyn ImageFile) -> Result<bool> {
+    let mut head = [0; 8];
+    file.read_at(&mut head, 0)?;
+    Ok(&head == b"conectix")
 }
 
 pub(crate) fn of_file(file: &dyn ImageFile) -> Result<Format> {
@@ -183,7 +293,24 @@ mod tests {
         assert_eq!(with(0x40, &0xbeda_107f_u32.to_le_bytes()), Format::Vdi);
         assert_eq!(with(0, b"vhdxfile"), Format::Vhdx);
         assert_eq!(with(0, b"KDMV"), Format::Vmdk);
-        assert_eq!(with(0, b"# Disk DescriptorFile\n"), Format::Vmdk);
+        for text in [
+            "# Disk DescriptorFile\n",
+            "# Disk Descriptor File\nversion=1\nCID=fffffffe\n",
+            "#disk descriptorfile\r\n\r\nversion=3\r\n",
+            "# written by a converter\n#\n  \nVersion = 1\n",
+            "\nversion=2\n",
+        ] {
+            assert_eq!(with(0, text.as_bytes()), Format::Vmdk, "{text}");
+        }
+        for text in [
+            "# a script\nset -e\n",
+            "version\n",
+            "version=one\n",
+            "# version=1\n",
+            "diversion=1\n",
+        ] {
+            assert_eq!(with(0, text.as_bytes()), Format::Raw, "{text}");
+        }
         assert_eq!(with(0, b"WithoutFreeSpace"), Format::Parallels);
         for descriptor in [
             "<Parallels_disk_image Version=\"1.0\">",
@@ -205,6 +332,24 @@ mod tests {
         assert_eq!(of_content(&[0; 1024], b"conectix"), Format::Vhd);
         assert_eq!(of_content(&[], &[]), Format::Raw);
         assert_eq!(with(0, b"CD001"), Format::Raw);
+    }
+
+    #[test]
+    fn the_name_of_a_new_file_says_its_format_or_none() {
+        let of = |name: &str| Format::of_new_file(std::path::Path::new(name)).ok();
+        for (name, format) in [
+            ("web.qcow2", Format::Qcow2),
+            ("web.VHDX", Format::Vhdx),
+            ("web.img", Format::Raw),
+            ("web.raw", Format::Raw),
+            ("web", Format::Raw),
+            ("web.hdd", Format::Parallels),
+        ] {
+            assert_eq!(of(name), Some(format), "{name}");
+        }
+        for name in ["web.vmkd", "web.foo", "web.qed", "web.luks", "web.2026-01-01"] {
+            assert_eq!(of(name), None, "{name}");
+        }
     }
 
     #[test]

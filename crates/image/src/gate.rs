@@ -34,6 +34,8 @@ pub(crate) struct Gatekeeper {
     directories: Vec<PathBuf>,
     named: Vec<PathBuf>,
     relocate: Vec<(PathBuf, PathBuf)>,
+    /// The images whose content alone says what format they have, and that format: they open no file that the user has not named.
+    guessed: Vec<(PathBuf, &'static str)>,
 }
 
 impl Gatekeeper {
@@ -51,7 +53,13 @@ impl Gatekeeper {
             directories,
             named,
             relocate: Vec::new(),
+            guessed: Vec::new(),
         })
+    }
+
+    /// From now on the image at `path` opens no file that the user has not named: that it is a `format` image is said by its content alone.
+    pub(crate) fn distrust(&mut self, path: &Path, format: &'static str) {
+        self.guessed.push((path.to_owned(), format));
     }
 
     /// The same, for files that are looked for elsewhere.
@@ -91,8 +99,18 @@ impl Gatekeeper {
             file: name.to_owned(),
             detail,
         };
+        let guessed = self.guessed.iter().find(|(path, _)| path == image);
         let path = local_path(name).map_err(refuse)?;
         let path = self.relocated(directory_of(image).join(path));
+        if let Some((_, format)) = guessed
+            && !path.canonicalize().is_ok_and(|canonical| self.admits_named(&canonical))
+        {
+            return Err(Error::GuessedFormat {
+                image: image.display().to_string(),
+                format,
+                file: name.to_owned(),
+            });
+        }
         // The rule comes before existence, or the answers would tell which files there are.
         let canonical = match path.canonicalize() {
             Ok(canonical) => canonical,

@@ -13,9 +13,10 @@ use crate::gate::Gate;
 use crate::info::{LayerInfo, Note};
 use crate::layered::Whole;
 use crate::map::{MapEntry, map_at};
-use crate::qcow2::header::INCOMPATIBLE_DIRTY;
+use crate::qcow2::check::is_cut;
+use crate::qcow2::header::{Header, INCOMPATIBLE_DIRTY};
 use crate::qcow2::layer::Layer;
-use crate::qcow2::{bitmap, snapshot};
+use crate::qcow2::{bitmap, refcount, snapshot};
 use crate::{CheckReport, Error, Format, Result, format, ploop, vdi, vhd, vhdx, vmdk};
 
 /// How to open an image.
@@ -46,11 +47,24 @@ pub enum Backing {
     Ignore,
 }
 
-/// The format of the file at `path`, by its content; raw where it is none of the known ones. A folder with the descriptor of a disk of
-/// Parallels is one of those.
+/// The format of the file at `path`, by its content and its name; raw where it is none of the known ones. A folder with the descriptor of a disk
+/// of Parallels is one of those.
+///
+/// For a raw disk, its guest may have written what is found here. To read the file, leave [`OpenOptions::format`] out instead of saying what this
+/// gives: an image whose content alone says what it is opens no other files.
+///
+/// # Errors
+/// The name says another format than the content: [`Error::NameContradicts`].
 pub fn detect(path: &Path) -> Result<Format> {
-    let (_, file) = open_named(path, None, Access::Read)?;
-    format::of_file(&file)
+    let (path, file) = open_named(path, None, Access::Read)?;
+    Ok(format::guess(&file, &path)?.format)
+}
+
+/// As [`detect`], for a format that is to be written down or relied on: what only the content says is [`Error::GuessedFormat`] where the image names
+/// other files.
+pub fn detect_to_rely_on(path: &Path) -> Result<Format> {
+    let options = OpenOptions::default();
+    Ok(open(path, &options)?.layers()[0].format)
 }
 
 /// Opens an image for reading, with all that it is based on.
@@ -99,6 +113,52 @@ fn layers_of(path: &Path, options: &OpenOptions) -> Result<Vec<OpenedFile>> {
     Ok(open_chain(path, &whole, Access::Read)?.files)
 }
 
+/// The files of an image and of all that it is based on, top first, that end before the end of what their tables lead to: they were cut off, and data
+/// may be lost.
+pub fn cut_off_files(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for file in open_chain(path, options, Access::Read)?.files {
+        let (path, info) = (file.path.clone(), file.info.clone());
+        let is_cut_off = match &file.content {
+            Content::Qcow2(qcow2) => is_qcow2_cut_off(&file, &qcow2.header)?,
+            _ => is_cut_off_by(&info, &report_of(file)?),
+        };
+        if is_cut_off {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether the tables of a file with this report lead out of it.
+fn is_cut_off_by(info: &LayerInfo, report: &CheckReport) -> bool {
+    report.corruption_count > 0 && report.image_end > info.file_bytes
+}
+
+fn is_qcow2_cut_off(file: &OpenedFile, header: &Header) -> Result<bool> {
+    let (name, file) = (file.path.display().to_string(), &*file.file);
+    if refcount::is_cut_off(file, header, &name)? {
+        return Ok(true);
+    }
+    // Where refcounts cannot be read, nothing is known by them.
+    let end = match refcount::last_used_end(file, header, &name) {
+        Err(error) if error.is_corrupt() => u64::MAX,
+        end => end?,
+    };
+    Ok(end > file.length_bytes()? && is_cut(file, header, &name)?)
+}
+
+/// What a check finds in a file; what keeps it from being checked is a problem like any other.
+fn report_of(file: OpenedFile) -> Result<CheckReport> {
+    if matches!(file.content, Content::Raw) {
+        return Ok(CheckReport::default());
+    }
+    match check_file(file) {
+        Err(error) if error.is_corrupt() => Ok(CheckReport::of_damage(&error)),
+        other => other,
+    }
+}
+
 /// What is known of a layer whose metadata was to be compared.
 #[derive(Debug, Clone)]
 pub struct CheckedLayer {
@@ -108,6 +168,8 @@ pub struct CheckedLayer {
     pub report: Option<CheckReport>,
     /// Whether it was not closed cleanly, and keeps its refcounts up to date only then: they may be wrong, and its data is not.
     pub has_old_refcounts: bool,
+    /// Whether the file ends before the end of what its tables lead to.
+    pub is_cut_off: bool,
 }
 
 /// Clusters that a layer may have to be compared in passing: so many take some seconds, and some hundred MiB of memory.
@@ -123,17 +185,19 @@ pub fn check_in_passing(path: &Path, options: &OpenOptions) -> Result<Vec<Checke
             Content::Qcow2(qcow2) => qcow2.header.incompatible & INCOMPATIBLE_DIRTY != 0,
             _ => false,
         };
+        let (path, info) = (file.path.clone(), file.info.clone());
+        let is_qcow2_cut_off = match &file.content {
+            Content::Qcow2(qcow2) => is_qcow2_cut_off(&file, &qcow2.header)?,
+            _ => false,
+        };
+        let is_small = cluster_count(&info) <= PASSING_CLUSTER_COUNT_MAX;
+        let report = is_small.then(|| report_of(file)).transpose()?;
+        let is_cut_off_too = report.as_ref().is_some_and(|report| is_cut_off_by(&info, report));
         Ok(CheckedLayer {
-            path: file.path.clone(),
+            path,
             has_old_refcounts,
-            report: if cluster_count(&file.info) > PASSING_CLUSTER_COUNT_MAX {
-                None
-            } else {
-                match check_file(file) {
-                    Err(error) if error.is_corrupt() => Some(CheckReport::of_damage(&error)),
-                    other => Some(other?),
-                }
-            },
+            is_cut_off: is_qcow2_cut_off || info.format != Format::Qcow2 && is_cut_off_too,
+            report,
         })
     });
     checked.collect()

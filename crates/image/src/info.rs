@@ -251,6 +251,15 @@ pub enum Note {
         /// What it was taken for.
         format: Format,
     },
+    /// A file that is called like a raw disk looks like an image of another format.
+    CalledRaw {
+        /// The file.
+        image: PathBuf,
+        /// What it is read as.
+        format: Format,
+        /// What it looks like.
+        looks_like: Format,
+    },
     /// The image was not closed cleanly; its refcounts may be wrong, its data is not.
     NotClosedCleanly {
         /// The image.
@@ -290,6 +299,15 @@ impl std::fmt::Display for Note {
             Self::BackingFormatGuessed { image, format } => write!(
                 formatter,
                 "the format of the backing file {} is not written down; taken for {format}, by its content",
+                image.display()
+            ),
+            Self::CalledRaw {
+                image,
+                format,
+                looks_like,
+            } => write!(
+                formatter,
+                "{} is called like a raw disk and looks like a {looks_like} image, which its guest may have written: it is read as {format}; say its format (--format raw or --format {looks_like})",
                 image.display()
             ),
             Self::NotClosedCleanly { image } => write!(

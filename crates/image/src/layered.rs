@@ -39,6 +39,14 @@ pub(crate) trait Layered: Send + Sync {
     /// Appends `length` bytes of a run of data; false where the list takes no more.
     fn push_data(&self, list: &mut ExtentList, host: u64, length: u64) -> Result<bool>;
 
+    /// Which of the layer's files has the byte at `host`, and where in it.
+    fn place_of(&self, host: u64) -> (usize, u64) {
+        (0, host)
+    }
+
+    /// An error where `length` bytes at `host` are not all in the file: they were cut off.
+    fn check_there(&self, host: u64, length: u64) -> Result<()>;
+
     /// What is below.
     fn backing(&self) -> Option<&dyn BlockDevice>;
 

@@ -74,7 +74,9 @@ pub use fill::{Continue, FillOptions, FillReport, Storage, TargetContent, fill, 
 pub use format::Format;
 pub use gate::{Gate, plain_name};
 pub use identity::ImageId;
-pub use image::{Backing, CheckedLayer, Image, OpenOptions, check, check_in_passing, detect, open};
+pub use image::{
+    Backing, CheckedLayer, Image, OpenOptions, check, check_in_passing, cut_off_files, detect, detect_to_rely_on, open,
+};
 pub use image_mut::{ImageMut, open_mut};
 pub use info::{BlockInfo, DeltaInfo, Feature, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, Qcow2Info};
 pub use map::{MapContent, MapEntry};

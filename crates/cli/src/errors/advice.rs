@@ -401,6 +401,21 @@ pub(super) fn image_advice(error: &ImageError) -> Advice {
             Kind::Refused,
             "if you trust the image, allow the file with --allow FILE",
         ),
+        ImageError::GuessedFormat { .. } | ImageError::NameContradicts { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "say what it is: --format raw for the bytes of a disk, or the format of its content if you trust who could write to it",
+        ),
+        ImageError::UnknownExtension { .. } => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "correct the name, or say the format (--format FORMAT; --to FORMAT for image convert)",
+        ),
+        ImageError::OtherFormat { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "leave --format out, or give the format that it has",
+        ),
         ImageError::ParentNotFound { .. } => advice(Exit::Error, Kind::NotFound, "say where it is with --allow FILE"),
         ImageError::ParentChanged { .. } => advice(
             Exit::Damage,

@@ -11,9 +11,9 @@ use holdfast_host::provider::{clone_file, why_no_reflink};
 use holdfast_host::qemu::{Danger, QemuVersion, RunId, disks, no_filter};
 use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
-use holdfast_image::Format;
 
 use super::changes::{Changes, ReadAll};
+use super::disk_format::format_of;
 use super::frozen::{Freezer, Frozen};
 use super::host_snapshots::no_host_snapshot;
 use super::method::{Method, Offer, overlay_of, run_of_overlay};
@@ -154,7 +154,7 @@ impl MachineBackup<'_> {
     }
 
     fn open_image(&self, disk: &MachineDisk, path: &Path) -> Result<OpenSource> {
-        let format = disk.format.as_deref().and_then(Format::from_name);
+        let format = Some(format_of(disk, path)?);
         let allowed = &self.request.allowed;
         let open = || OpenSource::open(path, format, allowed);
         let opened = self.request.machine.rights().exercise(open);

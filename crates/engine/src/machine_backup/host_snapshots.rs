@@ -12,11 +12,11 @@ use holdfast_block::DirtyBitmap;
 use holdfast_host::provider::{HostSnapshot, HostSnapshotName, Place, Provider, ProviderKind, View};
 use holdfast_host::qemu::Pause;
 use holdfast_host::{Description, MachineDisk};
-use holdfast_image::Format;
 use holdfast_repo::{Manifest, Repository};
 
 use super::changes::{Changes, ReadAll, check_spots};
 use super::compare_images::{Sent, TwoStates, below, options_in_view};
+use super::disk_format::format_of;
 use super::keeper::Before;
 use super::pace::Pace;
 use super::warden::Load;
@@ -224,9 +224,9 @@ impl MachineBackup<'_> {
                 disk: disk.target.clone(),
                 place: "nowhere".to_owned(),
             })?;
-            let format = disk.format.as_deref().and_then(Format::from_name);
+            let format = format_of(disk, &path)?;
             let root = cut.root_of(disk).unwrap_or(&path);
-            let mut options = options_in_view(format, root, cut.today_of(disk));
+            let mut options = options_in_view(Some(format), root, cut.today_of(disk));
             options.allow.extend_from_slice(&self.request.allowed);
             // The machine reads them. What is no qcow2 by its configuration is its guest's to write, and may name any file.
             if disk.format.as_deref() == Some("qcow2") {

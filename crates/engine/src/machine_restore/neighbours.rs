@@ -119,14 +119,17 @@ impl Neighbour {
 }
 
 /// An image and the files that it is based on, as far as they can be read. Nothing of them is changed.
+///
+/// A format that nobody has said is raw, as it is to libvirt: what the content looks like, a guest may have written.
 pub(crate) fn chain_of(path: &Path, format: Option<&str>) -> Vec<PathBuf> {
     let mut chain = vec![path.to_owned()];
     let mut format = format.and_then(Format::from_name);
-    // The content of a raw disk is its guest's.
-    while format != Some(Format::Raw) && chain.len() < CHAIN_LENGTH_MAX {
+    while let Some(said) = format.filter(|format| *format != Format::Raw)
+        && chain.len() < CHAIN_LENGTH_MAX
+    {
         let above = &chain[chain.len() - 1];
         let options = OpenOptions {
-            format,
+            format: Some(said),
             backing: Backing::Ignore,
             ..OpenOptions::default()
         };

@@ -234,10 +234,19 @@ impl NewMachine<'_> {
                 paths.exactly(path)?;
                 FileWay::NewFile
             };
-            let extension = path.extension().and_then(std::ffi::OsStr::to_str);
-            let named = extension.and_then(|extension| Format::from_name(&extension.to_ascii_lowercase()));
-            let named = named.filter(|format| Format::RUN.contains(format));
-            let format = self.wish.format.or(named).unwrap_or_else(|| self.format(record));
+            let format = match self.wish.format {
+                Some(format) => format,
+                None => {
+                    let named = Format::of_new_file(path)?;
+                    let extension = path.extension().and_then(std::ffi::OsStr::to_str);
+                    let is_said = extension.is_some_and(|name| name.eq_ignore_ascii_case(named.name()));
+                    if is_said && Format::RUN.contains(&named) {
+                        named
+                    } else {
+                        self.format(record)
+                    }
+                }
+            };
             return self.planned(record, path.to_owned(), format, way);
         }
         paths.unused(path)?;

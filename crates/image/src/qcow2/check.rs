@@ -31,7 +31,7 @@ use crate::file::ImageFile;
 use crate::run::KnownLength;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 use cut::Cut;
-pub(super) use cut::is_cut;
+pub(crate) use cut::is_cut;
 
 /// Checks the image in `file`, whose header was read; `data` is the file of its data, where that is another one and was opened.
 pub(crate) fn check(

@@ -126,11 +126,16 @@ impl Layered for Layer {
 
     fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()> {
         // Writers store all of a cluster (of a subcluster) that is on the disk: what is not there was cut off, and is lost.
-        let last = host + buffer.len() as u64 - 1;
+        self.check_there(host, buffer.len() as u64)?;
+        Ok(self.data.read_at(buffer, host)?)
+    }
+
+    fn check_there(&self, host: u64, length: u64) -> Result<()> {
+        let last = host.saturating_add(length) - 1;
         if !self.data_length.contains(&*self.data, last)? {
             return Err(corrupt(&self.image, "data cluster", last, "past the end of the file"));
         }
-        Ok(self.data.read_at(buffer, host)?)
+        Ok(())
     }
 
     fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()> {

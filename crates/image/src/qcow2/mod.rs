@@ -19,7 +19,7 @@ pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod mapping;
 mod rebuild;
-mod refcount;
+pub(crate) mod refcount;
 pub(crate) mod repair;
 mod reserved;
 pub(crate) mod resize;

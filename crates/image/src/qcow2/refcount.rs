@@ -145,6 +145,22 @@ impl<'a> StoredRefcounts<'a> {
     }
 }
 
+/// Whether the refcount table or one of its blocks is not all in the file.
+pub(crate) fn is_cut_off(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
+    let file_bytes = file.length_bytes()?;
+    let cluster_bytes = header.geometry.cluster_bytes();
+    let table_bytes = header.refcount_table_clusters.saturating_mul(cluster_bytes);
+    if header.refcount_table_offset.saturating_add(table_bytes) > file_bytes {
+        return Ok(true);
+    }
+    match load_table(file, header, image) {
+        Err(error) if error.is_corrupt() => Ok(false),
+        table => Ok(table?
+            .iter()
+            .any(|offset| *offset > 0 && offset.saturating_add(cluster_bytes) > file_bytes)),
+    }
+}
+
 /// Where the last cluster ends that is in use by the stored refcounts; 0 where none is.
 pub(crate) fn last_used_end(file: &dyn ImageFile, header: &Header, image: &str) -> Result<u64> {
     let stored = StoredRefcounts::load(file, header, image)?;

@@ -27,6 +27,9 @@ pub(super) struct ImageCloneArgs {
     /// Of an image: a file that it may open though it lies in another folder; may be given several times
     #[arg(long = "allow-file", visible_alias = "allow", value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Of an image: its format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
+    #[arg(long, value_name = "FORMAT", value_parser = crate::commands::backup::parse_format)]
+    format: Option<Format>,
 }
 
 /// Whether guests get an identity of their own.
@@ -108,6 +111,7 @@ impl ImageCloneArgs {
             ("--overlay", self.overlay),
             ("--copy", self.copy),
             ("--allow-file", !self.files.is_empty()),
+            ("--format", self.format.is_some()),
         ];
         match own.iter().find(|(_, is_given)| *is_given) {
             None => Ok(()),
@@ -129,6 +133,7 @@ impl ImageCloneArgs {
         let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
         let surroundings = context.surroundings();
         let open = OpenOptions {
+            format: self.format,
             allow: self.files.clone(),
             backing: Backing::Follow,
             ..OpenOptions::default()

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use holdfast_image::{CheckReport, RepairAction, RepairIntent, RepairMode, Severity, plan_repair};
+use holdfast_image::{CheckReport, Format, RepairAction, RepairIntent, RepairMode, Severity, plan_repair};
 use serde::Serialize;
 
 use super::options::GateArgs;
@@ -19,6 +19,9 @@ pub(super) struct CheckArgs {
     /// The image
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
+    /// Its format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
+    #[arg(long, value_name = "FORMAT", value_parser = crate::commands::backup::parse_format)]
+    format: Option<Format>,
     /// Mend what is found, as far as MODE says; safe where nothing is said
     #[arg(
         long,
@@ -268,7 +271,7 @@ impl Report for Checked {
 
 /// Checks an image, and mends it where that is asked for.
 pub(super) fn run(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
-    let options = args.gate.open_options(None)?;
+    let options = args.gate.open_options(args.format)?;
     let Some(mode) = args.repair else {
         let report = holdfast_image::check(&args.image, &options).map_err(holdfast_engine::Error::from)?;
         return context.report(&Checked::of(&report, None));

@@ -6,7 +6,7 @@ use holdfast_engine::{CompareReport, compare};
 use holdfast_image::Format;
 use serde::Serialize;
 
-use super::options::{GateArgs, open_and_warn};
+use super::options::{GateArgs, open_whole};
 use crate::args::{Example, JobArgs};
 use crate::commands::backup::parse_format;
 use crate::context::Context;
@@ -123,8 +123,8 @@ impl Report for Answer {
 
 /// Compares two images.
 pub(super) fn run(args: &CompareArgs, context: &Context) -> Result<Exit, Error> {
-    let first = open_and_warn(&args.first, &args.gate.open_options(args.format)?, context)?;
-    let second = open_and_warn(&args.second, &args.gate.open_options(args.other_format)?, context)?;
+    let first = open_whole(&args.first, &args.gate.open_options(args.format)?, context)?;
+    let second = open_whole(&args.second, &args.gate.open_options(args.other_format)?, context)?;
     let report = context.work(args.job.thread_count(), |job| compare(&first, &second, job))?;
     context.report(&Answer::from(report))
 }

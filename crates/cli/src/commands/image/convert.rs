@@ -149,7 +149,7 @@ impl Report for Converted {
 
 /// Converts an image.
 pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> {
-    let format = args.target_format.unwrap_or_else(|| format_of_name(&args.target));
+    let format = args.target_format.map_or_else(|| format_of_name(&args.target), Ok)?;
     if args.size.is_some() && args.source.as_os_str() != "-" {
         return Err(Error::usage(
             "--size is for a disk that comes from standard input, and an image says its size itself",

@@ -86,7 +86,7 @@ impl Report for Created {
 
 /// Makes an image.
 pub(super) fn run(args: &CreateArgs, context: &Context) -> Result<Exit, Error> {
-    let format = args.format.unwrap_or_else(|| format_of_name(&args.image));
+    let format = args.format.map_or_else(|| format_of_name(&args.image), Ok)?;
     args.new
         .check(format, &[("--preallocate-metadata", args.preallocate_metadata)])?;
     args.new.check_blocks(format, &[("--parent", args.parent.is_some())])?;

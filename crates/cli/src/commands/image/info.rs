@@ -49,6 +49,9 @@ pub(super) const EXAMPLES: &[Example] = &[
 struct Info {
     /// The image itself, and with `--chain` those below it.
     images: Vec<ImageInfo>,
+    /// Whether the file of one ends too early.
+    #[serde(skip)]
+    is_cut_off: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -219,6 +222,10 @@ impl Report for Info {
         "image info"
     }
 
+    fn exit(&self) -> Exit {
+        if self.is_cut_off { Exit::Damage } else { Exit::Ok }
+    }
+
     fn human(&self, page: &mut Page) {
         for (index, image) in self.images.iter().enumerate() {
             if index > 0 {
@@ -330,7 +337,16 @@ pub(super) fn run(args: &InfoArgs, context: &Context) -> Result<Exit, Error> {
         ..args.gate.open_options(args.format)?
     };
     let image = open_and_warn(&args.image, &options, context)?;
+    let cut_off = holdfast_image::cut_off_files(&args.image, &options).map_err(holdfast_engine::Error::from)?;
+    for path in &cut_off {
+        let warning = format!(
+            "{} was cut off: the file ends before the end of what its tables lead to",
+            path.display()
+        );
+        context.console().warning(&warning);
+    }
     context.report(&Info {
+        is_cut_off: !cut_off.is_empty(),
         images: image.layers().iter().map(ImageInfo::from).collect(),
     })
 }

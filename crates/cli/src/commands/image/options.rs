@@ -107,7 +107,7 @@ impl NewImageArgs {
                 let path = target.with_file_name("").join(name);
                 let format = match self.backing_format {
                     Some(format) => format,
-                    None => holdfast_image::detect(&path).map_err(holdfast_engine::Error::from)?,
+                    None => holdfast_image::detect_to_rely_on(&path).map_err(holdfast_engine::Error::from)?,
                 };
                 let name = plain_name(name).into_owned();
                 Some(BackingFile { name, format })
@@ -195,13 +195,25 @@ impl NewImageArgs {
     }
 }
 
-/// The format that a new file's name stands for; raw where it stands for none.
-pub(super) fn format_of_name(path: &Path) -> Format {
-    let extension = path.extension().and_then(|extension| extension.to_str());
-    let named = extension.and_then(|extension| Format::from_name(&extension.to_ascii_lowercase()));
-    named
-        .filter(|format| Format::SUPPORTED.contains(format))
-        .unwrap_or(Format::Raw)
+/// The format of the new file at `path`, where none is given: that of its name. Block devices and standard output are raw.
+pub(super) fn format_of_name(path: &Path) -> Result<Format, Error> {
+    if path.as_os_str() == "-" || holdfast_engine::is_device(path) {
+        return Ok(Format::Raw);
+    }
+    Ok(Format::of_new_file(path).map_err(holdfast_engine::Error::from)?)
+}
+
+/// Opens the image, of which no file may be cut off, and tells what a person should know about it.
+pub(super) fn open_whole(path: &Path, options: &OpenOptions, context: &Context) -> Result<Image, Error> {
+    let image = open_and_warn(path, options, context)?;
+    let cut_off = holdfast_image::cut_off_files(path, options).map_err(holdfast_engine::Error::from)?;
+    match cut_off.first() {
+        None => Ok(image),
+        Some(path) => {
+            let image = path.display().to_string();
+            Err(holdfast_engine::Error::from(holdfast_image::Error::CutOff { image }).into())
+        }
+    }
 }
 
 /// Opens the image, and tells what a person should know about it.

@@ -21,6 +21,9 @@ fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
         ("a.hds", &[]),
         ("a.vmdk", &[]),
         ("a.vhd", &[]),
+        ("a.qcow2", &[]),
+        ("large.qcow2", &["--cluster-size", "2M"]),
+        ("sub.qcow2", &["--extended-l2"]),
     ];
     for (image, options) in images {
         rig.ok(&[&["image", "convert", "disk.raw", image][..], options].concat());
@@ -36,6 +39,9 @@ fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
             let before = rig.names(".");
             for words in [
                 &["image", "check", image][..],
+                &["image", "info", image],
+                &["image", "map", image],
+                &["image", "compare", image, "disk.raw"],
                 &["image", "convert", "--verify", image, "out.raw"],
                 &["image", "convert", image, "out.qcow2"],
                 &["clone", "--copy", image, "out.clone"],
@@ -341,4 +347,38 @@ fn an_image_without_refcounts_is_read_with_a_warning_and_one_that_was_left_open_
         "{said}"
     );
     assert!(rig.read("a.raw") == disk);
+}
+
+/// Zeroes in place of the missing end of a deflate stream can decode to other text.
+#[test]
+fn a_compressed_image_that_was_cut_off_is_never_other_data() {
+    let rig = Rig::new();
+    let text: Vec<u8> = (0..400_000_u64)
+        .flat_map(|number| format!("line {}\n", number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40).into_bytes())
+        .take(4 * MIB)
+        .collect();
+    rig.write("disk.raw", &text);
+    for (image, options) in [
+        ("zlib.qcow2", &[][..]),
+        ("zstd.qcow2", &["--compression", "zstd"]),
+        ("stream.vmdk", &[]),
+    ] {
+        rig.ok(&[&["image", "convert", "--compress", "disk.raw", image][..], options].concat());
+        let whole = rig.read(image);
+        for cut in [9000, 70_000] {
+            rig.write(image, &whole[..whole.len() - cut]);
+            for words in [
+                &["image", "check", image][..],
+                &["image", "convert", image, "out.raw"],
+                &["backup", "--machine", "cut", image],
+            ] {
+                let output = rig.run(words);
+                assert_eq!(
+                    output.status.code(),
+                    Some(5),
+                    "{image} without {cut} bytes: {words:?}: {output:?}"
+                );
+            }
+        }
+    }
 }

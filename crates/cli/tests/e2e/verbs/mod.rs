@@ -10,6 +10,7 @@ mod crashes;
 mod cut_images;
 pub(crate) mod exchanges;
 mod full_disks;
+mod guessed_formats;
 mod images;
 mod interruptions;
 mod kept_images;

@@ -113,7 +113,7 @@ pub(super) fn open_disk(
         files.push(file_of(machine, said, (disk, medium), admission)?);
     }
     let options = OpenOptions {
-        format: format_of(&top.format),
+        format: Some(format_of(&top.format).ok_or_else(|| unknown_format(&files[0], &top.format))?),
         gate: Gate::Within(admission.folder.clone()),
         allow: files
             .iter()
@@ -127,6 +127,16 @@ pub(super) fn open_disk(
         compare(disk, &chain, &files, &options)?;
     }
     OpenSource::open_with(&files[0], &options)
+}
+
+/// The error of a medium whose format is not read: nothing is taken from its content instead.
+fn unknown_format(path: &Path, name: &str) -> Error {
+    holdfast_image::Error::UnsupportedFeature {
+        image: path.display().to_string(),
+        feature: format!("the format {name:?}"),
+        detail: "have VirtualBox clone the medium as a VDI first".to_owned(),
+    }
+    .into()
 }
 
 /// The file of an image that can be read.

@@ -50,7 +50,7 @@ impl Cut {
 }
 
 /// Whether the file ends before the end of what its tables lead to.
-pub(in crate::qcow2) fn is_cut(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
+pub(crate) fn is_cut(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
     let uses = count_uses(file, header, image)?;
     // What is outside of the file altogether is damage, too.
     Ok(!uses.cut.is_empty() || uses.damage_count > 0)

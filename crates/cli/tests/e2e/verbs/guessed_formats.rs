@@ -1,0 +1,147 @@
+//! Formats that nobody has said: what a guest can write into a raw disk opens no other file, and a name is no damage.
+
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+
+/// The head of a qcow2 that is based on `other.raw`, in the first sectors of a raw disk.
+fn disk_with_a_header(rig: &Rig) -> Vec<u8> {
+    rig.write("other.raw", &noise(MIB, 9));
+    rig.ok(&[
+        "image",
+        "create",
+        "head.qcow2",
+        "--backing",
+        "other.raw",
+        "--backing-format",
+        "raw",
+    ]);
+    let mut disk = rig.read("head.qcow2");
+    disk.resize(4 * MIB, 0);
+    disk
+}
+
+fn code(rig: &Rig, words: &[&str]) -> i32 {
+    rig.run(words).status.code().unwrap()
+}
+
+#[test]
+fn what_a_guest_wrote_into_a_raw_disk_opens_no_other_file() {
+    let rig = Rig::new();
+    let disk = disk_with_a_header(&rig);
+    for name in ["guest.raw", "guest.img", "guest", "guest.snap1"] {
+        rig.write(name, &disk);
+        for words in [
+            &["image", "convert", name, "out.raw"][..],
+            &["image", "convert", name, "out.qcow2"],
+            &["image", "map", name],
+            &["image", "compare", name, "other.raw"],
+            &["clone", "--copy", name, "out.copy"],
+            &["clone", "--overlay", name, "out.qcow2"],
+            &["image", "create", "out.qcow2", "--backing", name],
+            &["backup", "--machine", "guest", name],
+        ] {
+            let output = rig.run(words);
+            assert_eq!(output.status.code(), Some(1), "{words:?}: {output:?}");
+            assert!(
+                String::from_utf8_lossy(&output.stderr).contains("--format"),
+                "{words:?}: {output:?}"
+            );
+        }
+        // Whoever knows what it is says so.
+        assert_eq!(
+            code(&rig, &["image", "convert", "--format", "raw", name, "as-it-is.raw"]),
+            0,
+            "{name}"
+        );
+        assert!(rig.read("as-it-is.raw") == disk);
+        assert_eq!(
+            code(&rig, &["image", "convert", "--format", "qcow2", name, "as-image.raw"]),
+            0,
+            "{name}"
+        );
+        assert!(rig.read("as-image.raw") == rig.read("other.raw"));
+        std::fs::remove_file(rig.path("as-it-is.raw")).unwrap();
+        std::fs::remove_file(rig.path("as-image.raw")).unwrap();
+    }
+    assert_eq!(rig.snapshot_count(), 0);
+    // An image that is called so is read with what it is based on, as ever.
+    assert_eq!(code(&rig, &["image", "convert", "head.qcow2", "base.raw"]), 0);
+}
+
+#[test]
+fn a_footer_in_the_last_sector_of_a_raw_disk_cuts_nothing_off() {
+    let rig = Rig::new();
+    rig.write("part.raw", &noise(MIB, 2));
+    rig.ok(&["image", "convert", "part.raw", "fixed.vhd", "--fixed"]);
+    let disk = rig.read("fixed.vhd");
+    for name in ["disk.raw", "disk.img"] {
+        rig.write(name, &disk);
+        assert_eq!(code(&rig, &["image", "convert", name, "out.raw"]), 3, "{name}");
+        assert!(rig.read("out.raw") == disk, "{name}");
+        std::fs::remove_file(rig.path("out.raw")).unwrap();
+        assert_eq!(code(&rig, &["backup", "--machine", name, name]), 3, "{name}");
+    }
+}
+
+#[test]
+fn a_format_that_is_said_wrongly_and_a_name_that_ends_in_none_are_no_damage() {
+    let rig = Rig::new();
+    rig.write("disk.raw", &noise(MIB, 3));
+    rig.ok(&["image", "convert", "disk.raw", "web.qcow2"]);
+    rig.ok(&["image", "convert", "disk.raw", "web.vdi"]);
+    for words in [
+        &["image", "info", "web.qcow2", "--format", "vdi"][..],
+        &["image", "check", "web.qcow2", "--format", "vdi"],
+        &["image", "convert", "web.vdi", "out.raw", "--format", "qcow2"],
+        &["image", "convert", "web.vdi", "out.raw", "--format", "vmdk"],
+        &["backup", "--machine", "web", "web.qcow2", "--format", "vdi"],
+    ] {
+        let output = rig.run(words);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {output:?}");
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains("its content is"),
+            "{words:?}: {output:?}"
+        );
+    }
+    rig.ok(&["backup", "--machine", "web", "web.qcow2"]);
+    for words in [
+        &["image", "convert", "web.qcow2", "web.vmkd"][..],
+        &["image", "create", "web.foo", "1M"],
+        &["restore", "web", "web.vmkd"],
+    ] {
+        assert_eq!(code(&rig, words), 2, "{words:?}");
+    }
+}
+
+#[test]
+fn a_descriptor_of_vmdk_is_one_however_its_first_line_is_written() {
+    let rig = Rig::new();
+    rig.write("flat.img", &noise(8 * MIB, 4));
+    for first in ["# Disk Descriptor File", "#disk descriptorfile", "# by a converter\n#"] {
+        let descriptor = format!(
+            "{first}\nversion=1\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\nRW 16384 FLAT \"flat.img\" 0\n"
+        );
+        rig.write("disk.vmdk", descriptor.as_bytes());
+        rig.ok(&["image", "convert", "disk.vmdk", "out.raw"]);
+        assert!(rig.read("out.raw") == rig.read("flat.img"), "{first}");
+        std::fs::remove_file(rig.path("out.raw")).unwrap();
+    }
+    rig.write("short.vmdk", b"no descriptor\n");
+    assert_eq!(code(&rig, &["image", "convert", "short.vmdk", "out.raw"]), 1);
+}
+
+/// Offsets far beyond the file were taken for those of a file that there is not.
+#[test]
+fn a_map_of_a_hostile_vdi_is_an_error() {
+    let rig = Rig::new();
+    rig.write("disk.raw", &noise(MIB, 5));
+    rig.ok(&["image", "convert", "disk.raw", "a.vdi"]);
+    let mut image = rig.read("a.vdi");
+    let map = usize::try_from(u32::from_le_bytes(image[0x154..0x158].try_into().unwrap())).unwrap();
+    image[map..map + 4].copy_from_slice(&[0xfd, 0xff, 0xff, 0xff]);
+    rig.write("a.vdi", &image);
+    for format in [&[][..], &["--json"]] {
+        assert_eq!(code(&rig, &[&["image", "map", "a.vdi"][..], format].concat()), 5);
+    }
+}
