@@ -148,22 +148,11 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
         memory: CopyMemory::default(),
         job,
     };
-    let mut due = Vec::new();
-    let mut outcomes: Vec<Option<CopyOutcome>> = Vec::new();
-    for &index in &chosen {
-        let outcome = match (copy.holdings.standing(&all[index]), removed) {
-            (Standing::Present(id), _) => {
-                copy.keep_template(&all[index], request.execution)?;
-                Some(CopyOutcome::Present(id))
-            }
-            (Standing::Removed, RemovedThere::StayAway) => Some(CopyOutcome::Removed),
-            (Standing::Removed, RemovedThere::ComeBack) | (Standing::Missing, _) => None,
-        };
-        if outcome.is_none() {
-            due.push(outcomes.len());
-        }
-        outcomes.push(outcome);
-    }
+    let outcomes = chosen
+        .iter()
+        .map(|&index| copy.without_copying(&all[index], removed, request.execution));
+    let mut outcomes = outcomes.collect::<Result<Vec<Option<CopyOutcome>>>>()?;
+    let due: Vec<usize> = (0..outcomes.len()).filter(|place| outcomes[*place].is_none()).collect();
     let mut surveyor = match request.execution {
         Execution::DryRun => Some(to.surveyor()?),
         Execution::Execute => None,
@@ -289,6 +278,23 @@ impl<'a> Copy<'a> {
             .find(|other| Some(other.id) == manifest.parent)
             .or_else(|| usable().rfind(|other| key(other) < key(manifest)))
             .or_else(|| usable().next())
+    }
+
+    /// What becomes of a snapshot that need not be copied; none for one that is to be.
+    fn without_copying(
+        &self,
+        manifest: &Manifest,
+        removed: RemovedThere,
+        execution: Execution,
+    ) -> Result<Option<CopyOutcome>> {
+        Ok(match (self.holdings.standing(manifest), removed) {
+            (Standing::Present(id), _) => {
+                self.keep_template(manifest, execution)?;
+                Some(CopyOutcome::Present(id))
+            }
+            (Standing::Removed, RemovedThere::StayAway) => Some(CopyOutcome::Removed),
+            (Standing::Removed, RemovedThere::ComeBack) | (Standing::Missing, _) => None,
+        })
     }
 
     /// Templates are protected in every repository, from programs that do not know them; also one that such a program has copied.

@@ -158,7 +158,7 @@ impl OpenSource {
         };
         let format = image.as_ref().map_or(Format::Raw, |image| image.layers()[0].format);
         let is_of_format = |note: &&Note| matches!(note, Note::CalledRaw { .. } | Note::BackingFormatGuessed { .. });
-        let notes = image.iter().flat_map(|image| image.notes());
+        let notes = image.iter().flat_map(holdfast_image::Image::notes);
         let format_notes = notes.filter(is_of_format).cloned().collect();
         let opened = (path.to_owned(), options.clone());
         let Some(image) = image.filter(|_| format != Format::Raw) else {

@@ -256,3 +256,13 @@ impl Repository {
         Ok(names.iter().filter_map(protected_by).collect())
     }
 }
+
+impl Repository {
+    /// Ends what a forget that died had begun.
+    pub(crate) fn finish_forgetting(&self) -> Result<()> {
+        for record in forgotten(&self.vault)? {
+            self.vault.store.delete(&snapshot_name(record.snapshot))?;
+        }
+        Ok(())
+    }
+}

@@ -20,12 +20,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::condemned::{condemned_name, encode_condemned, waits_name};
 use crate::error::{Error, Result};
-use crate::forget::forgotten;
 use crate::id::{PackId, SegmentId, WriterId};
 use crate::index::{SegmentWriter, entries_of};
 use crate::lease::{self, Lease, Work, WriterRecord};
 use crate::loss::Evidence;
-use crate::manifest::{Manifest, snapshot_name};
+use crate::manifest::Manifest;
 use crate::mark::{Marks, live_ranges};
 use crate::moves::move_of;
 use crate::pack::{Directory, pack_name};
@@ -347,14 +346,6 @@ impl Repository {
             }
         }
         Ok(chosen)
-    }
-
-    /// Ends what a forget that died had begun.
-    fn finish_forgetting(&self) -> Result<()> {
-        let records = forgotten(&self.vault)?;
-        records
-            .iter()
-            .try_for_each(|record| Ok(self.vault.store.delete(&snapshot_name(record.snapshot))?))
     }
 
     /// Packs that an earlier run condemned and that everybody who might have referred to them has let go of since.

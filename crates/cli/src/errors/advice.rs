@@ -2,8 +2,6 @@
 //!
 //! The words are listed in `docs/json.md`; scripts depend on them.
 
-use std::io::ErrorKind;
-
 use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
 use holdfast_engine::{CloneError, Error as JobError, ResolveError, SnapshotChoiceError};
@@ -15,6 +13,7 @@ use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
 use super::exchange::{archive_advice, exchange_advice};
+use super::images::{image_advice, io_advice};
 use super::passwords::password_advice;
 use super::pools::xen_advice;
 use super::providers::provider_advice;
@@ -28,8 +27,6 @@ const HINT_DAMAGE: &str = "holdfast scrub finds everything that is damaged, and 
 const HINT_LOSS: &str = "finish a copy that was cut off, or put back what is missing; holdfast repair brings back what it can; \
                          holdfast gc --accept-loss SNAPSHOT (or all) gives up what is lost";
 const HINT_LOCATION: &str = "check --repository; holdfast init makes a new repository";
-const HINT_NO_SPACE: &str = "make room on the target and try again";
-const HINT_BUSY: &str = "it is in use, by a mounted file system, an array or another program: end that first";
 const HINT_READ_ONLY: &str =
     "all snapshots can still be read: list, restore and verify work; to change it, mount it writable";
 const HINT_STORE_FULL: &str = "what is stored stays good; make room beside it, or have holdfast prune remove snapshots and holdfast gc give \
@@ -37,7 +34,7 @@ const HINT_STORE_FULL: &str = "what is stored stays good; make room beside it, o
 const HINT_TOO_SMALL: &str = "make the target at least as large as the disk";
 const HINT_WRITE_ANEW: &str =
     "--force instead of --in-place writes a new image in its place; if it is a raw disk, give --format raw";
-const HINT_PERMISSION: &str = "try as a user who may do that";
+pub(super) const HINT_PERMISSION: &str = "try as a user who may do that";
 
 /// What to make of an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,6 +133,11 @@ fn host_advice(error: &HostError) -> Advice {
             Exit::Error,
             Kind::NotFound,
             "holdfast machines shows them; for an image give a path with a /",
+        ),
+        HostError::Refused { action: "define", .. } => advice(
+            Exit::Error,
+            Kind::Io,
+            "restore the disks to files, and domain.xml to define the machine by hand",
         ),
         HostError::Busy { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),
         _ => plain(Exit::Error, Kind::Io),
@@ -373,83 +375,6 @@ fn clone_advice(error: &CloneError) -> Advice {
     }
 }
 
-pub(super) fn image_advice(error: &ImageError) -> Advice {
-    match error {
-        error if error.is_corrupt() => plain(Exit::Damage, Kind::Damage),
-        ImageError::Backing { source, .. } if source.kind() == ErrorKind::NotFound => advice(
-            Exit::Error,
-            Kind::Io,
-            "without the file below it the image is only a part of a disk: put it where the image names it",
-        ),
-        ImageError::Io { source, .. } | ImageError::Backing { source, .. } => io_advice(source),
-        ImageError::Device(error) => device_advice(error),
-        ImageError::UnsupportedFormat { .. } | ImageError::UnsupportedFeature { .. } => {
-            plain(Exit::Error, Kind::Unsupported)
-        }
-        ImageError::WouldShrink { .. } => advice(
-            Exit::Error,
-            Kind::Refused,
-            "--shrink lets it; look first where the last partition and its file system end",
-        ),
-        ImageError::Refused { file, .. } if is_protocol(file) => advice(
-            Exit::Error,
-            Kind::Refused,
-            "only files of this host are opened for an image",
-        ),
-        ImageError::Refused { .. } => advice(
-            Exit::Error,
-            Kind::Refused,
-            "if you trust the image, allow the file with --allow FILE",
-        ),
-        ImageError::GuessedFormat { .. } | ImageError::NameContradicts { .. } => advice(
-            Exit::Error,
-            Kind::Refused,
-            "say what it is: --format raw for the bytes of a disk, or the format of its content if you trust who could write to it",
-        ),
-        ImageError::UnknownExtension { .. } => advice(
-            Exit::Usage,
-            Kind::Usage,
-            "correct the name, or say the format (--format FORMAT; --to FORMAT for image convert)",
-        ),
-        ImageError::OtherFormat { .. } => advice(
-            Exit::Error,
-            Kind::Refused,
-            "leave --format out, or give the format that it has",
-        ),
-        ImageError::ParentNotFound { .. } => advice(Exit::Error, Kind::NotFound, "say where it is with --allow FILE"),
-        ImageError::ParentChanged { .. } => advice(
-            Exit::Damage,
-            Kind::Damage,
-            "what was written to the parent is in its children too, in part: restore the parent as it was",
-        ),
-        ImageError::NoIdentity { .. } | ImageError::NotResizable { .. } => plain(Exit::Error, Kind::Unsupported),
-        ImageError::HasChildren { .. } => advice(
-            Exit::Error,
-            Kind::Refused,
-            "make images of their own of those first (holdfast image convert); where the identity changes, name them with --child, or change all that lie beside it with --all-children",
-        ),
-        ImageError::NotAChild { .. } => advice(
-            Exit::Error,
-            Kind::Refused,
-            "where an earlier change was cut short, go on with the identity that it has for its parent: --set UUID",
-        ),
-        ImageError::InvalidOption { .. } => plain(Exit::Usage, Kind::Usage),
-        ImageError::NotFound { .. } => plain(Exit::Error, Kind::NotFound),
-        ImageError::Locked { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),
-        _ => plain(Exit::Error, Kind::Io),
-    }
-}
-
-pub(super) fn io_advice(error: &std::io::Error) -> Advice {
-    match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => advice(Exit::Error, Kind::NoSpace, HINT_NO_SPACE),
-        ErrorKind::PermissionDenied => advice(Exit::Error, Kind::Permission, HINT_PERMISSION),
-        ErrorKind::ResourceBusy => advice(Exit::Error, Kind::Io, HINT_BUSY),
-        ErrorKind::NotFound => advice(Exit::Error, Kind::Io, "check the spelling; folders must exist"),
-        _ => plain(Exit::Error, Kind::Io),
-    }
-}
-
 pub(super) fn device_advice(error: &DeviceError) -> Advice {
     match error {
         DeviceError::Io { source, .. } | DeviceError::Path { source, .. } => io_advice(source),
@@ -481,17 +406,6 @@ fn store_advice(error: &StoreError) -> Advice {
         StoreError::Io { source, .. } => io_advice(source),
         _ => plain(Exit::Error, Kind::Io),
     }
-}
-
-/// Whether QEMU takes a name for something else than a file: `nbd:`, `json:`. No file can be allowed that is called so.
-fn is_protocol(name: &str) -> bool {
-    name.split_once(':').is_some_and(|(word, _)| {
-        word.len() > 1
-            && word
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"+-._".contains(&byte))
-            && word != "file"
-    })
 }
 
 fn key_advice(error: &KeyError) -> Advice {

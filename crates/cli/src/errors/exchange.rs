@@ -5,7 +5,8 @@ use std::io::ErrorKind;
 use holdfast_archive::Error as ArchiveError;
 use holdfast_engine::{ExchangeError, VirtualBoxError};
 
-use super::advice::{advice, device_advice, image_advice, io_advice};
+use super::advice::{advice, device_advice};
+use super::images::{image_advice, io_advice};
 use super::{Advice, Kind};
 use crate::exit::Exit;
 

@@ -5,6 +5,7 @@
 
 mod advice;
 mod exchange;
+mod images;
 mod kind;
 mod passwords;
 mod pools;

@@ -3,7 +3,8 @@
 use holdfast_host::ToolError;
 use holdfast_host::provider::ProviderError;
 
-use super::advice::{advice, io_advice};
+use super::advice::advice;
+use super::images::io_advice;
 use super::{Advice, Kind};
 use crate::exit::Exit;
 

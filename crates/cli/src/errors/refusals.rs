@@ -64,12 +64,29 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
             Kind::Refused,
             "restore the disks to files, and domain.xml to define the machine by hand",
         ),
-        _ => of_present_machine(refusal),
+        _ => of_host(refusal),
     };
     Advice {
         exit,
         kind,
         hint: Some(hint.to_owned()),
+    }
+}
+
+/// The same where the host or the hypervisor is the reason.
+fn of_host(refusal: &Refusal) -> (Exit, Kind, &'static str) {
+    match refusal {
+        Refusal::WouldNotStart { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "put that right first; without --start, --resume and --live it is restored all the same, and virsh edit changes its configuration",
+        ),
+        Refusal::DomainType { .. } => (
+            Exit::Error,
+            Kind::Unsupported,
+            "--domain-type qemu makes a machine that is emulated, which is slow; or load the kernel's modules for KVM",
+        ),
+        _ => of_present_machine(refusal),
     }
 }
 
@@ -79,7 +96,7 @@ fn of_present_machine(refusal: &Refusal) -> (Exit, Kind, &'static str) {
         Refusal::NotShutOff { .. } => (
             Exit::Error,
             Kind::Refused,
-            "shut it off first; or restore to a new machine",
+            "shut it off first (rollback --power-off switches it off); or restore to a new machine",
         ),
         Refusal::Transient { .. } => (
             Exit::Error,

@@ -3,7 +3,8 @@
 use holdfast_engine::TemplateError;
 use holdfast_host::SshSignatureError;
 
-use super::advice::{advice, io_advice};
+use super::advice::advice;
+use super::images::io_advice;
 use super::{Advice, Kind};
 use crate::environment;
 use crate::exit::Exit;

@@ -1,6 +1,6 @@
 //! Which disks of a machine are backed up.
 
-use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk};
+use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, Machine, MachineDisk};
 
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -55,4 +55,13 @@ pub(super) fn decide(description: &Description, choice: &DiskChoice) -> (Vec<Mac
         }
     }
     (taken, left_out)
+}
+
+/// Why nothing is made beside the images; none where it can be. Files of root's in a folder of another user are of no use to that user's
+/// QEMU, and the user could put others into their place.
+pub(super) fn not_beside(machine: &dyn Machine) -> Option<String> {
+    let user = machine.rights().other_user()?;
+    Some(format!(
+        "its files are those of user {user}, and nothing of ours is made beside them"
+    ))
 }

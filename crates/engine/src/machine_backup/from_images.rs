@@ -13,6 +13,7 @@ use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
 
 use super::changes::{Changes, ReadAll};
+use super::choice::not_beside;
 use super::disk_format::format_of;
 use super::frozen::{Freezer, Frozen};
 use super::host_snapshots::no_host_snapshot;
@@ -66,12 +67,12 @@ impl MachineBackup<'_> {
             no_filter,
             no_reflink: match &images {
                 Err(error) => Some(error.to_string()),
-                Ok(_) if self.not_beside().is_some() => self.not_beside(),
+                Ok(_) if not_beside(self.request.machine).is_some() => not_beside(self.request.machine),
                 Ok(images) if is_asked(Method::Reflink) => no_reflink(images, self.request.run),
                 Ok(_) => None,
             },
             no_overlay: match (&images, self.request.overlays) {
-                _ if self.not_beside().is_some() => self.not_beside(),
+                _ if not_beside(self.request.machine).is_some() => not_beside(self.request.machine),
                 (_, None) => Some("overlays are libvirt's business, and it does not know this machine".to_owned()),
                 (Err(error), _) => Some(error.to_string()),
                 (Ok(images), _) => self.no_overlay(images),
@@ -85,7 +86,7 @@ impl MachineBackup<'_> {
     pub(super) fn no_snapshot(&self) -> Option<String> {
         let is_asked = self.request.method == Some(Method::Snapshot);
         let why = || no_host_snapshot(&self.description, &self.taken, self.request.run);
-        is_asked.then(|| self.not_beside().or_else(why))?
+        is_asked.then(|| not_beside(self.request.machine).or_else(why))?
     }
 
     fn no_overlay(&self, images: &[&Path]) -> Option<String> {
@@ -163,15 +164,6 @@ impl MachineBackup<'_> {
             path: path.to_owned(),
             source,
         })?
-    }
-
-    /// Why nothing is made beside the images; none where it can be. Files of root's in a folder of another user are of no use to that user's
-    /// QEMU, and the user could put others into their place.
-    fn not_beside(&self) -> Option<String> {
-        let user = self.request.machine.rights().other_user()?;
-        Some(format!(
-            "its files are those of user {user}, and nothing of ours is made beside them"
-        ))
     }
 
     fn beside(&self) -> Result<Beside> {

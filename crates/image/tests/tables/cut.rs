@@ -1,6 +1,7 @@
 //! Images of which the end is missing, as after an interrupted copy: no byte is made up, and a check finds what a reader finds.
 
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
@@ -151,7 +152,7 @@ fn a_qcow2_that_was_cut_off_is_never_read_as_other_data() {
     let disk = sample_disk(DISK_BYTES, 11);
     let text = text_disk();
     let raw = lab.path("disk.raw");
-    fs::write(&raw, &text).unwrap();
+    File::create(&raw).unwrap().write_all(&text).unwrap();
     for (name, qcow2, storage, disk) in [
         ("plain", Qcow2Options::default(), Storage::Plain, &disk),
         (
@@ -281,6 +282,6 @@ fn a_compressed_vmdk_that_was_cut_off_is_never_read_as_other_data() {
     };
     let source = MemoryDevice::from_bytes(&disk);
     write_stream_optimized(&source, &mut bytes, &stream, &mut |_| Continue::Go).unwrap();
-    fs::write(&path, &bytes).unwrap();
+    File::create(&path).unwrap().write_all(&bytes).unwrap();
     try_all(&lab, &path, Format::Vmdk, &disk);
 }
