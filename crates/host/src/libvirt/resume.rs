@@ -1,7 +1,7 @@
 //! A machine that goes on from its memory.
 //!
 //! libvirt reads what `virsh save` writes: a header, the machine's configuration, and QEMU's stream. It gets the same from us,
-//! through a pipe with a name, so that the memory is nowhere but in the machine that gets it. Source: libvirt's
+//! through a pipe with a name, so that the memory is nowhere but in the machine that gets it; where it does not read a pipe, in a file. Source: libvirt's
 //! `src/qemu/qemu_saveimage.h`, version 2 of the format, the same since 0.9.2; the cookie is of 3.1.
 
 use std::fs::File;
@@ -23,10 +23,19 @@ const MAGIC: &[u8; 16] = b"LibvirtQemudSave";
 const VERSION: u32 = 2;
 /// Numbers of the header that mean nothing.
 const UNUSED: usize = 14;
+/// The first version of libvirt that opens the memory twice.
+const READS_TWICE: [u32; 3] = [11, 2, 0];
 /// How often is looked whether libvirt has opened the pipe.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 impl Libvirt {
+    /// Since 11.2 libvirt opens the memory for its header, and once more to read all of it.
+    pub(super) fn reads_memory_twice(&self) -> bool {
+        self.version().is_some_and(|version| version >= READS_TWICE)
+    }
+
+    /// By a pipe where libvirt reads it once. Where it does not read the pipe to its end, whatever the reason (it opens it twice, or does not
+    /// see the folder from its mount namespace), by a file beside the machine's images.
     pub(super) fn go_on(&self, resumption: &Resumption<'_>) -> Result<()> {
         let name = super::change::name_in(resumption.configuration);
         let refused = |reason: String| Error::Refused {
@@ -35,18 +44,33 @@ impl Libvirt {
             reason,
         };
         let head = head(resumption.configuration, resumption.then).map_err(refused)?;
+        if !self.reads_memory_twice() {
+            match self.go_on_by_pipe(&head, resumption) {
+                Ok(()) => return Ok(()),
+                Err(Unread::Never(reason)) => return Err(refused(reason)),
+                Err(Unread::InPart) => {}
+            }
+        }
+        write_to_file(&head, resumption).map_err(|error| refused(error.to_string()))?;
+        self.restore(resumption.file).map_err(refused)
+    }
+
+    fn restore(&self, path: &Path) -> std::result::Result<(), String> {
+        let path = path.to_str().ok_or("its path is no text")?;
+        let restored = self
+            .connection()
+            .restore_domain_flags(path, None, sys::VIR_DOMAIN_SAVE_RUNNING);
+        restored.map_err(|error| error.message().to_owned())
+    }
+
+    fn go_on_by_pipe(&self, head: &[u8], resumption: &Resumption<'_>) -> std::result::Result<(), Unread> {
         let pipe = resumption.folder.join("memory");
-        rustix::fs::mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).map_err(|errno| refused(errno.to_string()))?;
+        let made = rustix::fs::mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR);
+        made.map_err(|errno| Unread::Never(errno.to_string()))?;
         let is_over = AtomicBool::new(false);
         let (restored, written) = std::thread::scope(|scope| {
-            let writer = scope.spawn(|| write_to_pipe(&pipe, &head, resumption, &is_over));
-            let path = pipe.to_str().ok_or("its path is no text".to_owned());
-            let restored = path.and_then(|path| {
-                let restored = self
-                    .connection()
-                    .restore_domain_flags(path, None, sys::VIR_DOMAIN_SAVE_RUNNING);
-                restored.map_err(|error| error.message().to_owned())
-            });
+            let writer = scope.spawn(|| write_to_pipe(&pipe, head, resumption, &is_over));
+            let restored = self.restore(&pipe);
             is_over.store(true, Ordering::Relaxed);
             (
                 restored,
@@ -56,11 +80,28 @@ impl Libvirt {
         drop(std::fs::remove_file(&pipe));
         match (restored, written) {
             (Ok(()), _) => Ok(()),
+            (Err(_), Err(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Unread::InPart),
             // Where the memory could not be read, what QEMU says of its end is of no use.
-            (Err(_), Err(error)) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(refused(error.to_string())),
-            (Err(reason), _) => Err(refused(reason)),
+            (Err(_), Err(error)) => Err(Unread::Never(error.to_string())),
+            (Err(reason), Ok(())) => Err(Unread::Never(reason)),
         }
     }
+}
+
+/// Why a machine does not go on from what it was given by a pipe.
+enum Unread {
+    /// The pipe was not read to its end: it may go on from a file.
+    InPart,
+    /// It never will.
+    Never(String),
+}
+
+/// Writes all to a new file, for our user and libvirt alone.
+fn write_to_file(head: &[u8], resumption: &Resumption<'_>) -> std::io::Result<()> {
+    let options = File::options().write(true).create_new(true).mode(0o600).to_owned();
+    let mut file = options.open(resumption.file)?;
+    file.write_all(head)?;
+    (resumption.write)(&mut file)
 }
 
 /// Writes all to the pipe, when somebody reads it.
