@@ -214,6 +214,7 @@ impl HostRestore<'_> {
             storage: wish.storage.clone(),
             format: None,
             places: BTreeMap::new(),
+            domain_type: None,
             overwrite: Overwrite::Refuse,
         });
         let planned = (&new, wish.after, &*self.runtime);

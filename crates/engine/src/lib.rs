@@ -133,8 +133,9 @@ pub use machine_backup::{
 };
 pub use machine_restore::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
-    MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine,
-    PlannedResumption, Presence, Refusal, RestoreAs, Resumed, Room, Started, plan_machine_restore, restore_machine,
+    MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedFolder,
+    PlannedMachine, PlannedResumption, Presence, Refusal, RestoreAs, Resumed, Room, Started, plan_machine_restore,
+    restore_machine,
 };
 pub use machine_state::{
     KeptDisk, KeptState, SetId, StateStore, SweepReport, Unfinished, UnfinishedFile, UnfinishedKind, sweep_states,

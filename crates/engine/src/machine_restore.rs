@@ -10,6 +10,8 @@
 
 mod execute;
 mod existing_image;
+mod host_folders;
+mod host_needs;
 mod in_place;
 mod made;
 mod neighbours;
@@ -17,7 +19,9 @@ mod new_machine;
 mod output;
 mod places;
 mod plan;
+mod planned_file;
 mod refusal;
+mod request;
 mod resumption;
 mod stored;
 mod tpm;
@@ -25,15 +29,17 @@ mod witness;
 
 pub use execute::{MachineRestoreReport, Started, restore_machine};
 pub(crate) use execute::{restore_point, write_companions};
+pub use host_needs::PlannedFolder;
 pub(crate) use made::Made;
 pub(crate) use neighbours::{chain_of, is_same};
-pub use plan::{
-    AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
-    MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine, Presence, RestoreAs, Room,
-    plan_machine_restore,
-};
+pub use plan::{Definition, MachineRestorePlan, PlannedMachine, Room, plan_machine_restore};
 pub(crate) use plan::{Planner, plan_point};
+pub use planned_file::{Content, FileWay, PlannedFile};
 pub use refusal::Refusal;
+pub use request::{
+    AfterRestore, ConfigurationChoice, InPlaceWish, MachineRestoreRequest, NewMachineIdentity, NewMachineWish,
+    Presence, RestoreAs,
+};
 pub use resumption::{PlannedResumption, Resumed};
 pub(crate) use stored::bytes_of;
 pub(crate) use witness::Witness;

@@ -360,6 +360,7 @@ impl World {
                 storage: None,
                 format: None,
                 places: BTreeMap::new(),
+                domain_type: None,
                 overwrite: Overwrite::Refuse,
             }),
             after: AfterRestore::Start,

@@ -2,14 +2,16 @@
 //!
 //! Source: <https://libvirt.org/formatdomain.html>. What is not known is left alone: the text itself is what is kept.
 
+mod needs;
 mod rewrite;
 
 use std::path::PathBuf;
 
 use roxmltree::{Document, Node, ParsingOptions};
 
+pub use needs::HostNeeds;
 pub use rewrite::{
-    DiskChange, DiskPlace, Identity, Medium, NewIdentity, Rewrite, Rewritten, ServedDisks, disk_element,
+    DiskChange, DiskPlace, Emulator, Identity, Medium, NewIdentity, Rewrite, Rewritten, ServedDisks, disk_element,
     overlays_document, rewrite, served_folder, with_links_down, with_name, with_own_disks, with_served_disks,
 };
 
@@ -34,6 +36,8 @@ pub struct DomainXml {
     pub macs: Vec<String>,
     /// Its disks, in their order.
     pub disks: Vec<MachineDisk>,
+    /// The program that it wants to run in.
+    pub emulator: Option<PathBuf>,
     /// The file with the firmware's variables.
     pub nvram: Option<String>,
     /// Whether its firmware is one that keeps variables.
@@ -83,6 +87,10 @@ impl DomainXml {
                 .filter_map(|card| attribute(child(card, "mac"), "address"))
                 .collect(),
             disks: disks.map(disk).collect::<Result<_, _>>()?,
+            emulator: devices
+                .and_then(|devices| child(devices, "emulator"))
+                .and_then(|emulator| emulator.text())
+                .map(|path| path.trim().into()),
             nvram: os.and_then(|os| child(os, "nvram")).and_then(nvram_path),
             has_variables: attribute(os, "firmware").as_deref() == Some("efi") || loader.as_deref() == Some("pflash"),
             tpm: devices.and_then(tpm),

@@ -6,7 +6,7 @@ use holdfast_block::hostile::{Outcome, Parser};
 
 use crate::Uuid;
 use crate::changed_blocks::hostile as changed_blocks;
-use crate::domain_xml::{Identity, NewIdentity, Rewrite, rewrite, with_links_down};
+use crate::domain_xml::{Emulator, Identity, NewIdentity, Rewrite, rewrite, with_links_down};
 use crate::provider::btrfs::stream::hostile as btrfs;
 use crate::provider::zfs::stream::hostile as zfs;
 use crate::provider::{LVM_SPECIMEN, lvm_volumes};
@@ -93,6 +93,8 @@ pub fn domain_xml(bytes: &[u8]) -> Outcome {
         disks: BTreeMap::new(),
         nvram: Some("/n&m".into()),
         tpm: Some("/t&m".into()),
+        domain_type: Some("q<".to_owned()),
+        emulator: Emulator::OfHypervisor,
     };
     let Ok(rewritten) = rewrite(&text, &wish) else {
         return Outcome::Refused;

@@ -1,10 +1,11 @@
 //! What every hypervisor can be asked.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use holdfast_block::Clock;
 
+use crate::domain_xml::HostNeeds;
 use crate::ended::Ended;
 use crate::error::{Error, Result};
 use crate::machine::{Description, MachineDisk, MachineState, MachineSummary};
@@ -43,6 +44,16 @@ pub trait HypervisorMut: Hypervisor {
     /// It never can.
     fn check(&self, configuration: &str) -> Result<Option<String>>;
 
+    /// What it lacks of what it is to have itself, networks and storage pools: each in words.
+    fn lacks(&self, _needs: &HostNeeds) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The folder in which it has images where nobody says another one.
+    fn image_folder(&self) -> Option<PathBuf> {
+        None
+    }
+
     /// What it keeps of earlier states of a machine.
     fn kept_states(&self, machine: &str) -> Result<KeptStates>;
 
@@ -61,6 +72,11 @@ pub trait HypervisorMut: Hypervisor {
     /// Starts a machine.
     fn start(&self, machine: &str) -> Result<()>;
 
+    /// Whether it wants the memory that a machine goes on from in a file, and reads no pipe.
+    fn wants_memory_in_file(&self) -> bool {
+        false
+    }
+
     /// Lets a machine go on from its memory.
     ///
     /// # Errors
@@ -78,6 +94,8 @@ pub struct Resumption<'a> {
     pub clock: &'a dyn Clock,
     /// A folder for a pipe to the hypervisor.
     pub folder: &'a Path,
+    /// Where nothing is yet, for a file with the whole memory: for a hypervisor that cannot do with a pipe. Whoever asks deletes it.
+    pub file: &'a Path,
     /// Writes the memory as QEMU takes it in.
     pub write: &'a (dyn Fn(&mut dyn Write) -> std::io::Result<()> + Sync),
 }

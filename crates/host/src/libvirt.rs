@@ -7,6 +7,7 @@ mod files;
 mod monitor;
 mod overlays;
 mod peer;
+mod possessions;
 mod resume;
 mod tpm;
 

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 
 use holdfast_engine::{
-    AfterRestore, ConfigurationChoice, GuestRequest, HostSnapshotRequest, Job, NamedCut, RollbackWish, Subject,
+    AfterRestore, ConfigurationChoice, GuestRequest, HostSnapshotRequest, Job, MachineRestorePlan, NamedCut,
+    RollbackWish, Subject,
 };
 use serde::Serialize;
 
@@ -134,7 +135,7 @@ fn roll_back(
         restore,
     };
     if args.dry_run {
-        let plan = point.restore.plan_rollback(&point.point, &wish, job)?;
+        let plan = dry_plan(args, point, &wish, job)?;
         tell(&plan.warnings, job);
         return Ok(document(Done::new(&plan, None).without_id(), Vec::new()));
     }
@@ -167,6 +168,29 @@ fn roll_back(
         restore,
         report.safety.iter().map(ToString::to_string).collect(),
     ))
+}
+
+/// What would be done; the machine may run while this is looked at.
+fn dry_plan(
+    args: &RollbackArgs,
+    point: &OpenPoint<'_>,
+    wish: &RollbackWish<'_>,
+    job: Job<'_>,
+) -> holdfast_engine::Result<MachineRestorePlan> {
+    let wish = RollbackWish {
+        powers_off: true,
+        ..*wish
+    };
+    let mut plan = point.restore.plan_rollback(&point.point, &wish, job)?;
+    let machine = point.restore.hypervisor.machine(&plan.machine.uuid)?;
+    let state = machine.describe()?.summary.state;
+    if state != holdfast_host::MachineState::ShutOff && !args.power_off {
+        plan.notes.push(format!(
+            "{} is {state}: shut it off first, or have --power-off switch it off",
+            plan.machine.name
+        ));
+    }
+    Ok(plan)
 }
 
 /// What the options say.

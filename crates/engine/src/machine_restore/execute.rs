@@ -9,10 +9,13 @@ use holdfast_host::{Error as HostError, HypervisorMut, MachineState};
 use holdfast_image::{CreateOptions, Format, ImageMut};
 use holdfast_repo::{DiskRecord, Repository, Surroundings, TargetState};
 
+use super::host_folders::HostFolders;
 use super::made::Made;
 use super::output::{OutputDevice, open_present, write_whole};
-use super::plan::{AfterRestore, Content, FileWay, MachineRestorePlan, PlannedFile, Planner, open_image};
+use super::plan::{MachineRestorePlan, Planner, open_image};
+use super::planned_file::{Content, FileWay, PlannedFile};
 use super::refusal::Refusal;
+use super::request::AfterRestore;
 use super::resumption::{Resumed, resume};
 use super::stored;
 use super::tpm::{self, MadeFolders};
@@ -95,7 +98,7 @@ pub(crate) fn restore_point(
     let disks = execution.write(&outputs)?;
     execution.check_alone(&outputs)?;
     witness.about_to_name(&new_files(&outputs))?;
-    let mut made = Made::default();
+    let mut made = Made::with(HostFolders::make(&plan.folders)?);
     // Until everything is of one instant, the machine must not start with some of it.
     let mut locked = Vec::new();
     for output in outputs {
@@ -157,7 +160,7 @@ pub(crate) fn write_companions(
         }
     }
     before_names(&new_files(&outputs))?;
-    let mut made = Made::default();
+    let mut made = Made::with(HostFolders::make(&plan.folders)?);
     for output in outputs {
         finish(output, &mut made)?;
     }

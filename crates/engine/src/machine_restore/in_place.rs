@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::domain_xml::{DiskChange, DiskPlace, DomainXml, Identity, Rewrite, rewrite};
+use holdfast_host::domain_xml::{DiskChange, DiskPlace, DomainXml, Emulator, Identity, Rewrite, rewrite};
 use holdfast_host::{DiskSource, KeptStates, Machine, MachineDisk, MachineState};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Manifest};
@@ -12,11 +12,10 @@ use holdfast_repo::{DiskRecord, Manifest};
 use super::existing_image::{ExistingImage, followed, name_to_keep};
 use super::neighbours::Neighbours;
 use super::places::{data_bytes, folder_of};
-use super::plan::{
-    ConfigurationChoice, Content, Definition, Draft, FileWay, InPlaceWish, PlannedFile, PlannedMachine, Planner,
-    Presence, unfit,
-};
+use super::plan::{Definition, Draft, PlannedMachine, Planner, unfit};
+use super::planned_file::{Content, FileWay, PlannedFile};
 use super::refusal::Refusal;
+use super::request::{ConfigurationChoice, InPlaceWish, Presence};
 use super::stored::{self, StoredMachine};
 use super::tpm;
 use crate::error::{Error, Result};
@@ -229,44 +228,16 @@ impl InPlace<'_> {
             ExistingImage::Usable { size_bytes } if size_bytes >= record.size_bytes => Ok(planned),
             ExistingImage::Usable { size_bytes } if path.is_file() => {
                 let reason = format!("it has {size_bytes} bytes, and the disk has {}", record.size_bytes);
-                self.anew(planned, Some(reason), draft)
+                anew(planned, Some(reason), draft)
             }
             ExistingImage::Usable { size_bytes } => Err(Error::TargetTooSmall {
                 path,
                 target_bytes: size_bytes,
                 disk_bytes: record.size_bytes,
             }),
-            ExistingImage::Missing => self.anew(planned, None, draft),
-            ExistingImage::Unusable(reason) => self.anew(planned, Some(reason), draft),
+            ExistingImage::Missing => anew(planned, None, draft),
+            ExistingImage::Unusable(reason) => anew(planned, Some(reason), draft),
         }
-    }
-
-    /// The image is written as a new file, because there is none, or for the reason why the one that is there is of no use.
-    fn anew(&self, planned: PlannedFile, reason: Option<String>, draft: &mut Draft) -> Result<PlannedFile> {
-        let to = followed(&planned.to);
-        folder_of(&to)?;
-        let Some(reason) = reason else {
-            draft
-                .notes
-                .push(format!("{} is missing, and is written anew", planned.to.display()));
-            return Ok(PlannedFile {
-                to,
-                way: FileWay::NewFile,
-                ..planned
-            });
-        };
-        let kept_at = name_to_keep(&to);
-        draft.warnings.push(format!(
-            "{} cannot be used, and is written anew; the file that is there now is kept as {}: {reason}",
-            planned.to.display(),
-            kept_at.display()
-        ));
-        Ok(PlannedFile {
-            to,
-            way: FileWay::SetAside,
-            kept_at: Some(kept_at),
-            ..planned
-        })
     }
 
     /// Where libvirt keeps the variables of a machine whose configuration leaves that to it: only the running one tells.
@@ -328,14 +299,9 @@ impl InPlace<'_> {
 
     /// Only the guest is told that it has gone back in time.
     fn keep_configuration(&self, draft: &mut Draft, text: String) -> Result<()> {
-        let wish = Rewrite {
-            identity: Identity::Keep,
-            generation: self.planner.uuid()?,
-            disks: BTreeMap::new(),
-            nvram: None,
-            tpm: None,
-        };
+        let wish = Rewrite::new(Identity::Keep, self.planner.uuid()?);
         let done = rewrite(&text, &wish).map_err(|detail| unfit(self.name, detail))?;
+        draft.configuration = Some(done.text.clone());
         if done.text == text {
             draft
                 .notes
@@ -401,6 +367,8 @@ impl InPlace<'_> {
             nvram,
             // Where the machine has it today; where it has none today, as it was.
             tpm: self.own_tpm().cloned(),
+            domain_type: None,
+            emulator: Emulator::Keep,
         };
         let done = rewrite(&stored.text, &wish).map_err(|detail| unfit(self.name, detail))?;
         draft.notes.extend(done.notes);
@@ -412,6 +380,8 @@ impl InPlace<'_> {
             (&done.text, own),
             draft,
         )?;
+        draft.configuration = Some(done.text.clone());
+        draft.before = Some(stored.text.clone());
         draft.definition = Some(Definition {
             before: text,
             text: done.text,
@@ -423,6 +393,34 @@ impl InPlace<'_> {
 /// Whether libvirt itself would keep the variables of the machine `name` there.
 fn is_called_by_libvirt(path: &Path, name: &str) -> bool {
     path.file_name().and_then(OsStr::to_str) == Some(&format!("{name}_VARS.fd"))
+}
+
+/// The image is written as a new file, because there is none, or for the reason why the one that is there is of no use.
+fn anew(planned: PlannedFile, reason: Option<String>, draft: &mut Draft) -> Result<PlannedFile> {
+    let to = followed(&planned.to);
+    folder_of(&to)?;
+    let Some(reason) = reason else {
+        draft
+            .notes
+            .push(format!("{} is missing, and is written anew", planned.to.display()));
+        return Ok(PlannedFile {
+            to,
+            way: FileWay::NewFile,
+            ..planned
+        });
+    };
+    let kept_at = name_to_keep(&to);
+    draft.warnings.push(format!(
+        "{} cannot be used, and is written anew; the file that is there now is kept as {}: {reason}",
+        planned.to.display(),
+        kept_at.display()
+    ));
+    Ok(PlannedFile {
+        to,
+        way: FileWay::SetAside,
+        kept_at: Some(kept_at),
+        ..planned
+    })
 }
 
 #[cfg(test)]

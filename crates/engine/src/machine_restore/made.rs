@@ -2,19 +2,29 @@
 
 use std::path::PathBuf;
 
+use super::host_folders::HostFolders;
 use super::tpm::MadeFolders;
 
 /// Files that have their names; they lose them again unless they are to be kept.
-#[derive(Default)]
 pub(crate) struct Made {
     pub(super) files: Vec<PathBuf>,
     pub(super) folders: Vec<MadeFolders>,
+    pub(super) host_folders: HostFolders,
 }
 
 impl Made {
+    pub(super) fn with(host_folders: HostFolders) -> Self {
+        Self {
+            host_folders,
+            files: Vec::new(),
+            folders: Vec::new(),
+        }
+    }
+
     pub(crate) fn keep(&mut self) {
         self.files.clear();
         self.folders.iter_mut().for_each(MadeFolders::keep);
+        self.host_folders.keep();
     }
 }
 

@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::domain_xml::{DiskChange, DiskPlace, Identity, NewIdentity, Rewrite, rewrite, with_name};
+use holdfast_host::domain_xml::{
+    DiskChange, DiskPlace, Emulator, Identity, NewIdentity, Rewrite, Rewritten, rewrite, with_name,
+};
 use holdfast_host::{MacAddress, Uuid};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Manifest};
 
 use super::neighbours::Neighbours;
 use super::places::{Paths, data_bytes, folder_of, with_extension};
-use super::plan::{
-    Content, Definition, Draft, FileWay, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedMachine, Planner,
-    size_if_writable, unfit,
-};
+use super::plan::{Definition, Draft, PlannedMachine, Planner, size_if_writable, unfit};
+use super::planned_file::{Content, FileWay, PlannedFile};
 use super::refusal::Refusal;
+use super::request::{NewMachineIdentity, NewMachineWish};
 use super::stored::{self, StoredMachine};
 use super::tpm;
 use crate::backup::NOTE_FORMAT;
@@ -27,6 +28,9 @@ use crate::{DiskName, MachineName};
 const SUFFIX: &str = "restored";
 /// Where libvirt keeps the variables of firmware.
 const NVRAM_FOLDER: &str = "/var/lib/libvirt/qemu/nvram";
+
+/// Where libvirt keeps images.
+const IMAGE_FOLDER: &str = "/var/lib/libvirt/images";
 
 pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &NewMachineWish) -> Result<Draft> {
     let stored = StoredMachine::read(planner.repository, snapshot)?;
@@ -56,14 +60,16 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &NewMachin
     disks.extend(new.disks(&mut draft, &mut paths)?);
     let nvram = new.nvram(&mut draft, &mut paths)?;
     draft.tpm = new.tpm(&identity, &mut draft, &mut paths)?;
-    let wish = Rewrite {
+    let mut wish = Rewrite {
         identity,
         generation: planner.uuid()?,
         disks,
         nvram,
         tpm: draft.tpm.clone(),
+        domain_type: new.wish.domain_type.clone(),
+        emulator: Emulator::Keep,
     };
-    let done = rewrite(&stored.text, &wish).map_err(|detail| unfit(stored.name(), detail))?;
+    let done = new.rewritten(&mut wish)?;
     draft.notes.extend(done.notes);
     draft.warnings.extend(done.warnings);
     draft.identity = wish.identity.clone();
@@ -71,6 +77,8 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &NewMachin
     if wish.identity == Identity::Keep {
         new.tell_of_doubles(&mut draft);
     }
+    draft.configuration = Some(done.text.clone());
+    draft.before = Some(stored.text.clone());
     draft.definition = Some(Definition {
         before: stored.text.clone(),
         text: done.text,
@@ -86,6 +94,19 @@ struct NewMachine<'a> {
 }
 
 impl NewMachine<'_> {
+    /// The configuration for its new place. Where it does not start because of a QEMU that is not at its path, as on a host of another
+    /// distribution, it gets the one that the hypervisor has.
+    fn rewritten(&self, wish: &mut Rewrite) -> Result<Rewritten> {
+        let unfit = |detail| unfit(self.stored.name(), detail);
+        let done = rewrite(&self.stored.text, wish).map_err(unfit)?;
+        let emulator = self.stored.xml.emulator.as_deref();
+        if emulator.is_none_or(Path::exists) || matches!(self.planner.hypervisor.check(&done.text), Ok(None)) {
+            return Ok(done);
+        }
+        wish.emulator = Emulator::OfHypervisor;
+        rewrite(&self.stored.text, wish).map_err(unfit)
+    }
+
     fn identity(&self) -> Result<Identity> {
         let name = self.name()?;
         if let NewMachineIdentity::Keep = self.wish.identity {
@@ -126,12 +147,17 @@ impl NewMachine<'_> {
     /// The name that was asked for, or one that no machine has.
     fn name(&self) -> Result<String> {
         let old = self.stored.name();
+        // Files are called after it.
+        if old.contains('/') {
+            return Err(unfit(old, format!("no machine can be called {old:?}")));
+        }
         let wanted = match (&self.wish.name, self.wish.identity) {
             (Some(name), _) => name.as_str(),
             (None, NewMachineIdentity::Keep) => old,
             (None, NewMachineIdentity::New) => {
-                // What libvirt allows and snapshots cannot be listed under is no name for a machine that is to be backed up.
-                let listed = [old, &self.stored.snapshot.machine];
+                // What its owner calls it in the repository, which may be another name than that in its configuration. What libvirt allows and
+                // snapshots cannot be listed under is no name for a machine that is to be backed up.
+                let listed = [&self.stored.snapshot.machine[..], old];
                 let fit = listed.into_iter().find_map(|name| MachineName::new(name).ok());
                 let base = fit.unwrap_or_else(|| MachineName::near(old));
                 let numbered = (2_u64..).map(|number| format!("{base}-{SUFFIX}-{number}"));
@@ -234,17 +260,16 @@ impl NewMachine<'_> {
                 paths.exactly(path)?;
                 FileWay::NewFile
             };
-            let format = match self.wish.format {
-                Some(format) => format,
-                None => {
-                    let named = Format::of_new_file(path)?;
-                    let extension = path.extension().and_then(std::ffi::OsStr::to_str);
-                    let is_said = extension.is_some_and(|name| name.eq_ignore_ascii_case(named.name()));
-                    if is_said && Format::RUN.contains(&named) {
-                        named
-                    } else {
-                        self.format(record)
-                    }
+            let format = if let Some(format) = self.wish.format {
+                format
+            } else {
+                let named = Format::of_new_file(path)?;
+                let extension = path.extension().and_then(std::ffi::OsStr::to_str);
+                let is_said = extension.is_some_and(|name| name.eq_ignore_ascii_case(named.name()));
+                if is_said && Format::RUN.contains(&named) {
+                    named
+                } else {
+                    self.format(record)
                 }
             };
             return self.planned(record, path.to_owned(), format, way);
@@ -268,8 +293,12 @@ impl NewMachine<'_> {
     fn found_place(&self, record: &DiskRecord, draft: &mut Draft, paths: &mut Paths<'_>) -> Result<PlannedFile> {
         let format = self.format(record);
         let before = stored::path_of(record).filter(|path| path.is_absolute() && !path.starts_with("/dev"));
-        let folder = match (&self.wish.storage, &before) {
-            (Some(folder), _) => folder.as_path(),
+        let default = match (&self.wish.storage, &before) {
+            (None, None) => self.default_folder(),
+            _ => None,
+        };
+        let folder = match (self.wish.storage.as_deref().or(default.as_deref()), &before) {
+            (Some(folder), _) => folder,
             (None, Some(path)) => path.parent().unwrap_or(Path::new("/")),
             (None, None) => {
                 return Err(Refusal::NoPlace {
@@ -295,6 +324,14 @@ impl NewMachine<'_> {
             FileWay::NewFile
         };
         self.planned(record, free, format, way)
+    }
+
+    /// Where a hypervisor has images that were at no place before: of machines that come from an archive or from another hypervisor.
+    fn default_folder(&self) -> Option<PathBuf> {
+        let folder = self.planner.hypervisor.image_folder();
+        folder
+            .or_else(|| Some(IMAGE_FOLDER.into()))
+            .filter(|folder| folder.is_dir())
     }
 
     /// The name of a file as it was, with the machine's new name in it; none where that does not tell the two apart.

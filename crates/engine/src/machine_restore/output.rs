@@ -8,7 +8,8 @@ use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
 use holdfast_image::ImageMut;
 use holdfast_repo::DiskRecord;
 
-use super::plan::{PlannedFile, open_image};
+use super::plan::open_image;
+use super::planned_file::PlannedFile;
 use crate::block_target::{LockedDevice, is_block_device};
 use crate::error::{Error, Result};
 

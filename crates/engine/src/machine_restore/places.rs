@@ -9,7 +9,8 @@ use holdfast_image::Format;
 use holdfast_repo::DiskRecord;
 
 use super::neighbours::Neighbours;
-use super::plan::{Content, FileWay, PlannedFile, Room};
+use super::plan::Room;
+use super::planned_file::{Content, FileWay, PlannedFile};
 use super::refusal::Refusal;
 use super::tpm::nearest_folder;
 use crate::contents::Contents;
@@ -131,7 +132,9 @@ pub(super) fn data_bytes(contents: &dyn Contents, record: &DiskRecord) -> Result
 ///
 /// What is written into an image that is there may need less room than this says, and never needs less than the difference
 /// between the snapshot's data and what the image takes already.
-pub(super) fn rooms(files: &[PlannedFile]) -> Result<Vec<Room>> {
+///
+/// `memory` is a folder for a file with the machine's memory, and its size.
+pub(super) fn rooms(files: &[PlannedFile], memory: Option<(&Path, u64)>) -> Result<Vec<Room>> {
     let mut rooms: Vec<(u64, Room)> = Vec::new();
     for file in files {
         let needed_bytes = match file.way {
@@ -150,25 +153,33 @@ pub(super) fn rooms(files: &[PlannedFile]) -> Result<Vec<Room>> {
             Content::TpmState(_) => nearest_folder(&file.to),
             Content::Disk(_) | Content::FirmwareVariables => folder_of(&file.to)?,
         };
-        let failed = |source| Error::File {
-            action: "look at",
-            path: folder.to_owned(),
-            source,
-        };
-        let device = folder.metadata().map_err(failed)?.dev();
-        if let Some((_, room)) = rooms.iter_mut().find(|(other, _)| *other == device) {
-            room.needed_bytes = room.needed_bytes.saturating_add(needed_bytes);
-            continue;
-        }
-        let space = rustix::fs::statvfs(folder).map_err(|errno| failed(errno.into()))?;
-        let room = Room {
-            folder: folder.to_owned(),
-            needed_bytes,
-            free_bytes: space.f_bavail.saturating_mul(space.f_frsize),
-        };
-        rooms.push((device, room));
+        add_room(&mut rooms, folder, needed_bytes)?;
+    }
+    if let Some((folder, size_bytes)) = memory {
+        add_room(&mut rooms, folder, size_bytes)?;
     }
     Ok(rooms.into_iter().map(|(_, room)| room).collect())
+}
+
+fn add_room(rooms: &mut Vec<(u64, Room)>, folder: &Path, needed_bytes: u64) -> Result<()> {
+    let failed = |source| Error::File {
+        action: "look at",
+        path: folder.to_owned(),
+        source,
+    };
+    let device = folder.metadata().map_err(failed)?.dev();
+    if let Some((_, room)) = rooms.iter_mut().find(|(other, _)| *other == device) {
+        room.needed_bytes = room.needed_bytes.saturating_add(needed_bytes);
+        return Ok(());
+    }
+    let space = rustix::fs::statvfs(folder).map_err(|errno| failed(errno.into()))?;
+    let room = Room {
+        folder: folder.to_owned(),
+        needed_bytes,
+        free_bytes: space.f_bavail.saturating_mul(space.f_frsize),
+    };
+    rooms.push((device, room));
+    Ok(())
 }
 
 /// Refuses a plan that does not fit.

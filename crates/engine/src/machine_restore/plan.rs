@@ -4,122 +4,32 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDevice as _, FileDeviceMut, IoMode};
-use holdfast_host::domain_xml::{DiskChange, Identity, Medium};
-use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, TpmStore, Uuid};
+use holdfast_host::domain_xml::{DiskChange, Identity, Rewrite, rewrite};
+use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, Uuid};
 use holdfast_image::{Format, ImageMut, OpenOptions};
 use holdfast_repo::{Manifest, Repository, Surroundings};
-use jiff::tz::TimeZone;
 use rustix::fs::{Access, access};
 
+use super::host_needs::{HostPreparations, PlannedFolder};
 use super::neighbours::{Neighbours, chain_of};
 use super::places::{check_rooms, rooms};
+use super::planned_file::PlannedFile;
 use super::refusal::Refusal;
+use super::request::{AfterRestore, MachineRestoreRequest, RestoreAs};
 use super::resumption::{self, PlannedResumption};
 use super::stored::StoredMachine;
 use super::{in_place, new_machine};
+use crate::Unit;
 use crate::block_target::is_block_device;
 use crate::contents::Contents;
 use crate::error::{Error, Result};
 use crate::exchange::VIRTUALBOX_NVRAM;
 use crate::job::Job;
-use crate::new_image::Overwrite;
 use crate::repository::find_snapshot;
 use crate::source::OpenSource;
-use crate::{MachineName, SnapshotName, Unit};
 
-/// What to restore, and as what.
-#[derive(Debug, Clone)]
-pub struct MachineRestoreRequest {
-    /// The snapshot.
-    pub name: SnapshotName,
-    /// As what.
-    pub restore_as: RestoreAs,
-    /// What comes after.
-    pub after: AfterRestore,
-    /// A folder for the pipe through which a hypervisor gets memory.
-    pub runtime: PathBuf,
-    /// In which times of the snapshot's name are meant.
-    pub zone: TimeZone,
-}
-
-/// What a snapshot becomes.
-#[derive(Debug, Clone)]
-pub enum RestoreAs {
-    /// A machine that is not there.
-    NewMachine(NewMachineWish),
-    /// The machine that is there goes back in time.
-    InPlace(InPlaceWish),
-}
-
-/// How a new machine is to be.
-#[derive(Debug, Clone)]
-pub struct NewMachineWish {
-    /// What it is called; otherwise a name is made from that in the snapshot.
-    pub name: Option<MachineName>,
-    /// Who it is.
-    pub identity: NewMachineIdentity,
-    /// The folder for its images; otherwise they go beside the originals.
-    pub storage: Option<PathBuf>,
-    /// The format of its new images; otherwise that of the originals.
-    pub format: Option<Format>,
-    /// New files or block devices for single disks.
-    pub places: BTreeMap<String, PathBuf>,
-    /// Whether what is in these files and on these block devices may be lost.
-    pub overwrite: Overwrite,
-}
-
-/// Who a new machine is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum NewMachineIdentity {
-    /// Another one: new UUID, new addresses of network cards, so that both can run.
-    #[default]
-    New,
-    /// The one in the snapshot, which must not be there.
-    Keep,
-}
-
-/// What is to be done to a machine that is there.
-#[derive(Debug, Clone)]
-pub struct InPlaceWish {
-    /// The machine; otherwise the one that the snapshot is of.
-    pub machine: Option<String>,
-    /// What becomes of its configuration.
-    pub configuration: ConfigurationChoice,
-    /// Whether it may run while this is planned.
-    pub presence: Presence,
-}
-
-/// Whether a machine that is there may run while it is planned what becomes of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Presence {
-    /// It is shut off.
-    #[default]
-    ShutOff,
-    /// It will be switched off before anything is written; what would be refused then is refused now.
-    SwitchedOffFirst,
-}
-
-/// What becomes of the configuration of a machine that is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ConfigurationChoice {
-    /// It stays as it is.
-    #[default]
-    Keep,
-    /// The snapshot's takes its place.
-    Restore,
-}
-
-/// What comes after a restore.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum AfterRestore {
-    /// The machine stays shut off.
-    #[default]
-    LeaveOff,
-    /// It is started.
-    Start,
-    /// It goes on from the memory in the snapshot.
-    Resume,
-}
+/// The domain type that every host can have.
+const EMULATED: &str = "qemu";
 
 /// What will be done.
 #[derive(Debug, Clone)]
@@ -132,12 +42,16 @@ pub struct MachineRestorePlan {
     pub definition: Option<Definition>,
     /// What will be written: disks, and everything else that a machine keeps in files.
     pub files: Vec<PlannedFile>,
+    /// Folders that will be made, for logs and sockets.
+    pub folders: Vec<PlannedFolder>,
     /// The room that they need.
     pub rooms: Vec<Room>,
     /// What a person may want to know.
     pub notes: Vec<String>,
     /// What a person should look at.
     pub warnings: Vec<String>,
+    /// What keeps the machine from starting as things are now, in words; each is a warning too.
+    pub unmet: Vec<String>,
     /// What comes after.
     pub after: AfterRestore,
     /// What it goes on from, where it does.
@@ -162,82 +76,6 @@ pub struct Definition {
     pub before: String,
     /// What will be defined.
     pub text: String,
-}
-
-/// A file or block device that will be written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlannedFile {
-    /// What it holds.
-    pub content: Content,
-    /// Where that was when it was backed up.
-    pub from: Option<PathBuf>,
-    /// Where it will be.
-    pub to: PathBuf,
-    /// How it holds it.
-    pub format: Format,
-    /// How it is written.
-    pub way: FileWay,
-    /// Where the file that is there now is kept, with [`FileWay::SetAside`].
-    pub kept_at: Option<PathBuf>,
-    /// Its size as the machine sees it, in bytes.
-    pub size_bytes: u64,
-    /// Bytes of that which are not zero, about.
-    pub data_bytes: u64,
-}
-
-impl PlannedFile {
-    /// What it will be. The device of a volume that will be cloned is not there yet.
-    pub(crate) fn medium(&self) -> Medium {
-        let is_device = self.way == FileWay::BlockDevice
-            || is_block_device(&self.to)
-            || (self.way == FileWay::Cloned && self.to.starts_with("/dev"));
-        if is_device { Medium::BlockDevice } else { Medium::File }
-    }
-}
-
-/// What a file of a machine holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Content {
-    /// A disk, by its name.
-    Disk(String),
-    /// The firmware's variables.
-    FirmwareVariables,
-    /// The permanent state of its TPM.
-    TpmState(TpmStore),
-}
-
-/// How a file is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FileWay {
-    /// It is new.
-    NewFile,
-    /// What is on the block device is written over.
-    BlockDevice,
-    /// What differs is written into what is there.
-    InPlace,
-    /// It takes the place of the one that is there, which stays until then.
-    Replace,
-    /// It is new; the file that is there, which cannot be used, is kept under another name.
-    SetAside,
-    /// It is new, and shares its blocks with a host snapshot: nothing is written.
-    Shared,
-    /// It is in a clone of its dataset, which is made before: nothing is written.
-    Cloned,
-}
-
-impl FileWay {
-    /// A word for scripts.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::NewFile => "new",
-            Self::BlockDevice => "overwrite",
-            Self::InPlace => "in-place",
-            Self::Replace => "replace",
-            Self::SetAside => "set-aside",
-            Self::Shared => "shared",
-            Self::Cloned => "cloned",
-        }
-    }
 }
 
 /// What a file system has to hold.
@@ -309,9 +147,12 @@ pub(crate) fn plan_point(
         AfterRestore::Resume => Some(resumption::plan(planner, (&snapshot, runtime), &mut drafted)?),
         AfterRestore::LeaveOff | AfterRestore::Start => None,
     };
-    let rooms = rooms(&drafted.files)?;
+    let memory = resumption
+        .as_ref()
+        .and_then(|resumption| resumption.room(planner.hypervisor));
+    let rooms = rooms(&drafted.files, memory)?;
     check_rooms(&rooms)?;
-    let (mut notes, mut warnings) = (drafted.notes, drafted.warnings);
+    let (mut notes, warnings) = (drafted.notes, drafted.warnings);
     if resumption.is_none() && super::stored::has_memory(&snapshot) {
         notes.push("its memory is not restored, and it starts as after a power cut: --resume lets it go on".to_owned());
     }
@@ -321,22 +162,70 @@ pub(crate) fn plan_point(
                 .to_owned(),
         );
     }
+    let mut host = HostPreparations::default();
     if let Some(definition) = &drafted.definition
-        && let Some(reason) = planner.hypervisor.check(&definition.text)?
+        && let Some(reason) = planner.accepts(&definition.text, &drafted.machine)?
     {
-        warnings.push(format!("it would not start as things are now: {reason}"));
+        host.lacks(reason);
     }
-    Ok(MachineRestorePlan {
+    let then = drafted.before.as_deref();
+    for text in drafted
+        .configuration
+        .iter()
+        .chain(resumption.iter().map(|resumption| &resumption.configuration))
+    {
+        host.add((text, then.unwrap_or(text)), planner.hypervisor, &drafted.files);
+    }
+    notes.extend(host.folders.iter().map(|folder| {
+        format!(
+            "the folder {} is not there, and is made for {}",
+            folder.path.display(),
+            folder.of.display()
+        )
+    }));
+    let plan = MachineRestorePlan {
         machine: drafted.machine,
         definition: drafted.definition,
         files: drafted.files,
+        folders: host.folders,
         rooms,
         notes,
         warnings,
+        unmet: host.unmet,
         after,
         resumption,
         snapshot,
-    })
+    };
+    if after != AfterRestore::LeaveOff {
+        plan.refuse_unmet()?;
+    }
+    Ok(plan.with_unmet_told())
+}
+
+impl MachineRestorePlan {
+    /// Refuses a machine that is to be started, and could not be.
+    ///
+    /// # Errors
+    /// Why it could not.
+    pub fn refuse_unmet(&self) -> Result<()> {
+        if self.unmet.is_empty() {
+            return Ok(());
+        }
+        Err(Refusal::WouldNotStart {
+            machine: self.machine.name.clone(),
+            reasons: self.unmet.clone(),
+        }
+        .into())
+    }
+
+    fn with_unmet_told(mut self) -> Self {
+        let told = self
+            .unmet
+            .iter()
+            .map(|reason| format!("it would not start as things are now: {reason}"));
+        self.warnings.extend(told);
+        self
+    }
 }
 
 /// What both kinds of plans need.
@@ -355,6 +244,10 @@ pub(super) struct Draft {
     /// Who it is, seen from the snapshot's configuration.
     pub(super) identity: Identity,
     pub(super) definition: Option<Definition>,
+    /// The configuration that it will have, also where that stays as it is.
+    pub(super) configuration: Option<String>,
+    /// The one in the snapshot.
+    pub(super) before: Option<String>,
     /// Where the state of its TPM goes, where its configuration says so.
     pub(super) tpm: Option<PathBuf>,
     pub(super) files: Vec<PlannedFile>,
@@ -368,6 +261,8 @@ impl Draft {
             machine,
             identity: Identity::Keep,
             definition: None,
+            configuration: None,
+            before: None,
             tpm: None,
             files: Vec::new(),
             notes: Vec::new(),
@@ -443,6 +338,28 @@ impl Planner<'_> {
 
     pub(super) fn uuid(&self) -> Result<Uuid> {
         Ok(Uuid::from_random(self.random()?))
+    }
+
+    /// What would keep the machine from starting now. One that is refused for what accelerates it only has a way out.
+    fn accepts(&self, text: &str, machine: &PlannedMachine) -> Result<Option<String>> {
+        let error = match self.hypervisor.check(text) {
+            Ok(reason) => return Ok(reason),
+            Err(error) => error,
+        };
+        let emulated = Rewrite {
+            domain_type: Some(EMULATED.to_owned()),
+            ..Rewrite::new(Identity::Keep, self.uuid()?)
+        };
+        match rewrite(text, &emulated) {
+            Ok(done) if machine.is_new && done.text != text && self.hypervisor.check(&done.text).is_ok() => {
+                Err(Refusal::DomainType {
+                    machine: machine.name.clone(),
+                    reason: error.to_string(),
+                }
+                .into())
+            }
+            _ => Err(error.into()),
+        }
     }
 }
 

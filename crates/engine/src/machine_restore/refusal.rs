@@ -170,6 +170,22 @@ pub enum Refusal {
         /// The state.
         path: PathBuf,
     },
+    /// A machine that is to be started, and could not be.
+    #[error("{machine} would not start as things are now: {}", reasons.join("; "))]
+    WouldNotStart {
+        /// The machine.
+        machine: String,
+        /// What is missing.
+        reasons: Vec<String>,
+    },
+    /// The host does not have what accelerates the machine.
+    #[error("this host cannot accelerate {machine} as its configuration wants: {reason}")]
+    DomainType {
+        /// The machine.
+        machine: String,
+        /// What the hypervisor says.
+        reason: String,
+    },
     /// There is too little room.
     #[error("{} has room for {free_bytes} bytes, and {needed_bytes} are needed", folder.display())]
     NoRoom {

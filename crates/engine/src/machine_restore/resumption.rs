@@ -8,16 +8,21 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_host::domain_xml::{DiskChange, DiskPlace, DomainXml, Identity, Rewrite, rewrite, with_links_down};
+use holdfast_host::domain_xml::{
+    DiskChange, DiskPlace, DomainXml, Identity, Medium, Rewrite, rewrite, with_links_down,
+};
 use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, Resumption, agent};
 use holdfast_repo::{Manifest, Repository, Surroundings};
 
-use super::plan::{Content, Draft, Planner, unfit};
+use super::places::data_bytes;
+use super::plan::{Draft, Planner, unfit};
+use super::planned_file::Content;
 use super::refusal::Refusal;
 use super::stored;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::is_memory;
+use crate::new_file::{Existing, NewFile};
 use crate::stored_memory::StoredMemory;
 
 /// The configuration that goes with the memory.
@@ -35,6 +40,10 @@ pub struct PlannedResumption {
     /// The configuration of the machine as it ran.
     then: String,
     runtime: PathBuf,
+    /// The file of the machine beside which its memory is written, where it has to be in a file.
+    beside: PathBuf,
+    /// Bytes of its memory that are not zero, about.
+    data_bytes: u64,
     /// Bytes of its memory.
     pub memory_bytes: u64,
     /// Whether its network cards are taken off their networks.
@@ -75,16 +84,7 @@ pub(super) fn plan(
         .files
         .iter()
         .find(|file| file.content == Content::FirmwareVariables);
-    let identity = match &draft.identity {
-        // The guest knows its addresses.
-        Identity::New(new) => Identity::New(holdfast_host::domain_xml::NewIdentity {
-            macs: None,
-            ..new.clone()
-        }),
-        // Renamed since, it keeps its name.
-        _ if !draft.machine.is_new => Identity::Named(draft.machine.name.clone()),
-        other => other.clone(),
-    };
+    let identity = identity_with_memory(draft);
     let xml = DomainXml::parse(&configuration).map_err(|detail| unfit(&snapshot.machine, detail))?;
     let mut disks = places(draft);
     for disk in xml.disks.iter().filter(|disk| !is_in(snapshot, disk)) {
@@ -96,11 +96,10 @@ pub(super) fn plan(
     }
     let has_links_down = matches!(identity, Identity::New(_)) && !xml.macs.is_empty();
     let wish = Rewrite {
-        identity,
-        generation: planner.uuid()?,
         disks,
         nvram: nvram.map(|file| file.to.clone()),
         tpm: draft.tpm.clone(),
+        ..Rewrite::new(identity, planner.uuid()?)
     };
     let unfit = |detail| unfit(&snapshot.machine, detail);
     let mut configuration = rewrite(&configuration, &wish).map_err(unfit)?.text;
@@ -115,9 +114,43 @@ pub(super) fn plan(
         configuration,
         then,
         memory_bytes: memory.size_bytes,
+        data_bytes: data_bytes(planner.repository, memory)?,
         runtime: runtime.to_owned(),
+        beside: beside(planner, draft, runtime),
         has_links_down,
     })
+}
+
+/// The identity of a machine that goes on from its memory.
+fn identity_with_memory(draft: &Draft) -> Identity {
+    match &draft.identity {
+        // The guest knows its addresses.
+        Identity::New(new) => Identity::New(holdfast_host::domain_xml::NewIdentity {
+            macs: None,
+            ..new.clone()
+        }),
+        // Renamed since, it keeps its name.
+        _ if !draft.machine.is_new => Identity::Named(draft.machine.name.clone()),
+        other => other.clone(),
+    }
+}
+
+/// A file of the machine that is in a folder: what is left beside it of a killed restore is found, and deleted by the next one.
+fn beside(planner: &Planner<'_>, draft: &Draft, runtime: &Path) -> PathBuf {
+    let mut files = draft.files.iter().filter(|file| file.medium() == Medium::File);
+    let folder = || planner.hypervisor.image_folder().filter(|folder| folder.is_dir());
+    match files.next() {
+        Some(file) => file.to.clone(),
+        None => folder().unwrap_or_else(|| runtime.to_owned()).join(&draft.machine.name),
+    }
+}
+
+impl PlannedResumption {
+    /// Where the hypervisor wants the memory in a file: its folder, and the bytes that it needs at most.
+    pub(super) fn room(&self, hypervisor: &dyn HypervisorMut) -> Option<(&Path, u64)> {
+        let folder = self.beside.parent().filter(|_| hypervisor.wants_memory_in_file());
+        Some((folder?, self.data_bytes))
+    }
 }
 
 /// The memory of a snapshot, with its devices.
@@ -184,7 +217,12 @@ pub(super) fn resume(
         path: planned.runtime.clone(),
         source,
     })?;
+    let mut random = [0; 4];
+    surroundings.randomness.fill(&mut random)?;
+    // It never gets a name: it goes with this value, and what a killed restore leaves is known by its name.
+    let file = NewFile::begin_as(&planned.beside, Existing::Replace, u32::from_be_bytes(random))?;
     hypervisor.resume(&Resumption {
+        file: file.partial(),
         configuration: &planned.configuration,
         then: &planned.then,
         clock: job.clock,

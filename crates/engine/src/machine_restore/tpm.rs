@@ -19,7 +19,8 @@ use rustix::fs::{Access, FlockOperation, OFlags, access, fcntl_lock};
 use rustix::io::Errno;
 
 use super::neighbours::Neighbours;
-use super::plan::{Content, Draft, FileWay, PlannedFile, Planner, unfit};
+use super::plan::{Draft, Planner, unfit};
+use super::planned_file::{Content, FileWay, PlannedFile};
 use super::refusal::Refusal;
 use super::stored;
 use crate::error::{Error, Result};

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use holdfast_host::domain_xml::{DomainXml, Identity, NewIdentity, Rewrite, rewrite};
+use holdfast_host::domain_xml::{DomainXml, Emulator, Identity, NewIdentity, Rewrite, rewrite};
 use holdfast_host::{MacAddress, Uuid};
 use holdfast_image::Format;
 use holdfast_repo::Surroundings;
@@ -126,6 +126,8 @@ impl Configured {
                 ));
             }),
             nvram: has_nvram.then_some(nvram),
+            domain_type: None,
+            emulator: Emulator::Keep,
             tpm: has_place.then(|| folder.join(format!("{name}-tpm"))),
         };
         let done = rewrite(&text, &wish).map_err(unfit)?;

@@ -4,6 +4,7 @@
 //! metadata, elements of later versions of libvirt, arguments of QEMU.
 
 mod disks;
+mod hypervisor;
 mod neighbours;
 mod served;
 #[cfg(test)]
@@ -34,6 +35,35 @@ pub struct Rewrite {
     pub nvram: Option<PathBuf>,
     /// Where the state of its TPM is, in a configuration that says where; none where that stays as it is.
     pub tpm: Option<PathBuf>,
+    /// What accelerates it: "kvm", "qemu"; none where that stays as it is.
+    pub domain_type: Option<String>,
+    /// In which program it runs.
+    pub emulator: Emulator,
+}
+
+impl Rewrite {
+    /// Another identity, and a new generation; everything else stays.
+    pub fn new(identity: Identity, generation: Uuid) -> Self {
+        Self {
+            identity,
+            generation,
+            disks: BTreeMap::new(),
+            nvram: None,
+            tpm: None,
+            domain_type: None,
+            emulator: Emulator::Keep,
+        }
+    }
+}
+
+/// In which program a machine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Emulator {
+    /// The one that its configuration names.
+    #[default]
+    Keep,
+    /// The one that its hypervisor has for such machines.
+    OfHypervisor,
 }
 
 /// Who a machine is.
@@ -136,11 +166,15 @@ pub fn rewrite(text: &str, wish: &Rewrite) -> Result<Rewritten, String> {
     if let Some(generation) = child(domain, "genid") {
         rewriter.edits.set_text(generation, &wish.generation.to_string());
     }
+    if let Some(kind) = &wish.domain_type {
+        rewriter.domain_type(domain, kind);
+    }
     if let Some(path) = &wish.nvram {
         rewriter.nvram(domain, utf8(path)?)?;
     }
     if let Some(devices) = child(domain, "devices") {
         rewriter.disks(devices, &wish.disks)?;
+        rewriter.emulator(devices, wish.emulator);
         if let Some(path) = &wish.tpm {
             rewriter.tpm(devices, utf8(path)?);
         }

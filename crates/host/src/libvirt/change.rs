@@ -1,11 +1,13 @@
 //! Machines that come, go and start.
 
+use std::path::PathBuf;
+
 use virt::error::ErrorNumber;
 use virt::sys;
 
 use super::tpm::{Activity, TpmOwner};
 use super::{Libvirt, checkpoints, is_code};
-use crate::domain_xml::DomainXml;
+use crate::domain_xml::{DomainXml, HostNeeds};
 use crate::error::{Error, Result};
 use crate::hypervisor::{HypervisorMut, KeptStates, Resumption};
 use crate::identity::Uuid;
@@ -40,6 +42,14 @@ impl HypervisorMut for Libvirt {
             }),
             Err(error) => Ok(Some(error.message().to_owned())),
         }
+    }
+
+    fn lacks(&self, needs: &HostNeeds) -> Vec<String> {
+        self.lacking(needs)
+    }
+
+    fn image_folder(&self) -> Option<PathBuf> {
+        self.default_folder()
     }
 
     fn kept_states(&self, machine: &str) -> Result<KeptStates> {
@@ -111,6 +121,10 @@ impl HypervisorMut for Libvirt {
             .domain()
             .create()
             .map_err(|error| machine.refused("start", &error))
+    }
+
+    fn wants_memory_in_file(&self) -> bool {
+        self.reads_memory_twice()
     }
 
     fn resume(&self, resumption: &Resumption<'_>) -> Result<()> {

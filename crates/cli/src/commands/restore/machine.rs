@@ -36,6 +36,9 @@ pub(super) struct MachineArgs {
     /// Keep name, UUID and network addresses of the machine, which must not be there any more
     #[arg(long, conflicts_with = "in_place")]
     keep_identity: bool,
+    /// What accelerates the new machine: kvm, or qemu where the host has no KVM; what did, where not given
+    #[arg(long, value_name = "TYPE", value_parser = ["kvm", "qemu"], conflicts_with_all = ["in_place", "resume"])]
+    domain_type: Option<String>,
     /// The folder for the new images, where they are not to be beside the originals
     #[arg(long, value_name = "FOLDER", conflicts_with = "in_place")]
     storage: Option<PathBuf>,
@@ -66,6 +69,7 @@ impl MachineArgs {
             ("--connect", self.connect.is_some()),
             ("--name", self.name.is_some()),
             ("--keep-identity", self.keep_identity),
+            ("--domain-type", self.domain_type.is_some()),
             ("--storage", self.storage.is_some()),
             ("--disk", !self.places.is_empty()),
             ("--configuration", self.configuration),
@@ -423,6 +427,7 @@ fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreReques
             storage: machine.storage.clone(),
             format: args.format,
             places: machine.places.iter().cloned().collect(),
+            domain_type: machine.domain_type.clone(),
             overwrite: if args.force {
                 Overwrite::Replace
             } else {
@@ -455,6 +460,10 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
     let plan = context.work(threads, |job| {
         plan_machine_restore(&repository, &hypervisor, &request, &surroundings, job)
     })?;
+    if args.machine.live {
+        // A machine that does not start at once takes all of it away again.
+        plan.refuse_unmet()?;
+    }
     for warning in &plan.warnings {
         context.console().warning(warning);
     }

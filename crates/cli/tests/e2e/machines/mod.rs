@@ -47,6 +47,7 @@ mod policy_recipes;
 )]
 mod qemu_lab;
 mod restore_refusals;
+mod restore_starts;
 mod restores;
 mod rollback_mishaps;
 mod rollbacks;

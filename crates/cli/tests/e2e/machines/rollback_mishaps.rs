@@ -250,6 +250,10 @@ fn a_machine_that_cannot_go_back_is_not_switched_off() {
         (&planned["dry_run"], on.world.state_of("web1")),
         (&json!(true), MachineState::Running)
     );
+    let planned = on.world.rig.report(&at(&uri, &["rollback", "web1@one", "--dry-run"]));
+    let notes = planned["restore"]["notes"].to_string();
+    assert!(notes.contains("running") && notes.contains("--power-off"), "{planned}");
+    assert_eq!(on.world.state_of("web1"), MachineState::Running);
     // Another machine has its disk, by now.
     let xml = on.world.lab.virsh(&["dumpxml", "web1", "--inactive"]);
     let uuid = xml.split("<uuid>").nth(1).unwrap().split("</uuid>").next().unwrap();

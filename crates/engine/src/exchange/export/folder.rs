@@ -5,7 +5,7 @@ use std::path::Path;
 use holdfast_archive::Packed;
 use holdfast_hardware::libvirt::OF_ITS_HOST;
 use holdfast_host::Uuid;
-use holdfast_host::domain_xml::{DomainXml, Identity, Rewrite, rewrite};
+use holdfast_host::domain_xml::{DomainXml, Emulator, HostNeeds, Identity, Rewrite, rewrite};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::Surroundings;
 
@@ -117,12 +117,21 @@ impl Exported<'_> {
             // That of the machine that it was must not be written to by another one.
             nvram: (self.variables.is_some() || xml.nvram.is_some()).then(|| folder.join(variables_name(name))),
             tpm: None,
+            domain_type: None,
+            emulator: Emulator::Keep,
         };
         if self.variables.is_none() && xml.nvram.is_some() {
             let detail = "the variables of its firmware are not there: the machine starts with fresh ones";
             job.progress.warning(detail);
         }
         let done = rewrite(text, &wish).map_err(unfit)?;
+        let needs = HostNeeds::of(&done.text).map_err(unfit)?.words();
+        if !needs.is_empty() {
+            job.progress.note(&format!(
+                "where the machine of domain.xml is to start, there must be: {}",
+                needs.join(", ")
+            ));
+        }
         for note in &done.notes {
             job.progress.note(note);
         }

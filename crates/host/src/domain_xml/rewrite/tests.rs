@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use holdfast_block::SeededRandom;
 
 use super::neighbours::with_name;
-use super::{DiskChange, DiskPlace, Identity, Medium, NewIdentity, Rewrite, Rewritten, rewrite};
+use super::{DiskChange, DiskPlace, Emulator, Identity, Medium, NewIdentity, Rewrite, Rewritten, rewrite};
 use crate::domain_xml::DomainXml;
 use crate::identity::{MacAddress, Uuid};
 use crate::machine::DiskSource;
@@ -105,6 +105,8 @@ fn wish() -> Rewrite {
         ]),
         nvram: Some("/nvram/web1-restored_VARS.fd".into()),
         tpm: Some("/tpm/web1-restored".into()),
+        domain_type: None,
+        emulator: Emulator::Keep,
     }
 }
 
@@ -168,6 +170,8 @@ fn who_stays_itself_changes_only_its_generation() {
         disks: BTreeMap::new(),
         nvram: None,
         tpm: None,
+        domain_type: None,
+        emulator: Emulator::Keep,
     };
     let done = rewrite(HARD, &wish).unwrap();
     let expected = HARD
@@ -356,4 +360,28 @@ fn broken_configurations_end_in_words_or_in_xml() {
         }
     }
     assert!(done_count > 100 && refused_count > 100, "{done_count} {refused_count}");
+}
+
+#[test]
+fn what_runs_a_machine_is_changed_where_that_is_wanted() {
+    let text = "<domain type='kvm'><name>a</name><cpu mode='host-passthrough' check='none'><feature name='x'/></cpu><devices>\
+        <emulator>/usr/libexec/qemu-kvm</emulator><disk><target dev='vda'/></disk></devices></domain>";
+    let wish = Rewrite {
+        identity: Identity::Keep,
+        generation: Uuid::from_random([1; 16]),
+        disks: BTreeMap::new(),
+        nvram: None,
+        tpm: None,
+        domain_type: Some("qemu".to_owned()),
+        emulator: Emulator::OfHypervisor,
+    };
+    let done = rewrite(text, &wish).unwrap();
+    assert_eq!(
+        done.text,
+        "<domain type='qemu'><name>a</name><cpu mode='maximum'/><devices><disk><target dev='vda'/></disk></devices></domain>"
+    );
+    assert!(done.notes.len() == 2 && done.warnings[0].contains("host-passthrough"));
+    assert_eq!(rewrite(&done.text, &wish).unwrap().text, done.text);
+    let custom = text.replace("host-passthrough", "custom");
+    assert!(rewrite(&custom, &wish).unwrap().text.contains("mode='custom'"));
 }

@@ -1,0 +1,40 @@
+//! What runs the machine: the accelerator and the program.
+
+use roxmltree::Node;
+
+use super::super::child;
+use super::{Emulator, Rewriter};
+
+/// The domain type that needs no support of the processor.
+const EMULATED: &str = "qemu";
+/// Processors that are only there with KVM.
+const HOST_PROCESSORS: [&str; 2] = ["host-passthrough", "host-model"];
+
+impl Rewriter<'_> {
+    pub(super) fn domain_type(&mut self, domain: Node<'_, '_>, kind: &str) {
+        let before = domain.attribute("type").unwrap_or_default();
+        if before == kind {
+            return;
+        }
+        self.notes.push(format!("its domain type {before} becomes {kind}"));
+        self.edits.set_attribute(domain, "type", kind);
+        if let Some(cpu) = child(domain, "cpu")
+            && let Some(mode) = cpu.attribute("mode").filter(|mode| HOST_PROCESSORS.contains(mode))
+            && kind == EMULATED
+        {
+            self.warnings.push(format!(
+                "its processor is that of the host ({mode}), which cannot be emulated: it gets the one with the most features that can (maximum)"
+            ));
+            self.edits.replace_element(cpu, "<cpu mode='maximum'/>".to_owned());
+        }
+    }
+
+    pub(super) fn emulator(&mut self, devices: Node<'_, '_>, choice: Emulator) {
+        if let (Emulator::OfHypervisor, Some(emulator)) = (choice, child(devices, "emulator")) {
+            let path = emulator.text().unwrap_or_default().trim();
+            self.notes
+                .push(format!("{path} is not there: libvirt takes its own QEMU"));
+            self.edits.remove_element(emulator);
+        }
+    }
+}
