@@ -145,15 +145,16 @@ fn only_the_first_line_of_a_file_counts_and_its_end_does_not() {
 }
 
 #[test]
-fn a_file_that_others_can_read_is_used_with_a_warning() {
+fn a_file_that_others_can_read_or_write_is_used_with_a_warning() {
     let folder = tempfile::tempdir().unwrap();
-    for mode in [0o604, 0o644] {
+    for mode in [0o604, 0o644, 0o640, 0o620, 0o602] {
         let (password, warnings) = read(&file_of(folder.path(), b"x\n", mode));
         assert_eq!(password.unwrap(), b"x");
         assert!(warnings[0].contains(&format!("mode {mode:03o}")), "{warnings:?}");
     }
-    // A group for those who may make backups is a choice, not an oversight.
-    assert_eq!(read(&file_of(folder.path(), b"x\n", 0o640)).1, [""; 0]);
+    for mode in [0o600, 0o400] {
+        assert_eq!(read(&file_of(folder.path(), b"x\n", mode)).1, [""; 0]);
+    }
 }
 
 #[test]
