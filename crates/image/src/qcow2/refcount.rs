@@ -145,12 +145,17 @@ impl<'a> StoredRefcounts<'a> {
     }
 }
 
-/// Whether the refcount table or one of its blocks is not all in the file.
+/// Whether the refcount table or one of its blocks is not all in the file. A table at a place that the file can never have reached says
+/// nothing of the data: the header is wrong about it.
 pub(crate) fn is_cut_off(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
     let file_bytes = file.length_bytes()?;
     let cluster_bytes = header.geometry.cluster_bytes();
     let table_bytes = header.refcount_table_clusters.saturating_mul(cluster_bytes);
-    if header.refcount_table_offset.saturating_add(table_bytes) > file_bytes {
+    let table_end = header.refcount_table_offset.saturating_add(table_bytes);
+    // All data, and more than all metadata, behind what is there.
+    let reach = header.size_bytes.saturating_add(header.size_bytes / 128);
+    let reach = reach.saturating_add(file_bytes).saturating_add(64 * cluster_bytes);
+    if table_end > file_bytes && header.refcount_table_offset <= reach {
         return Ok(true);
     }
     match load_table(file, header, image) {

@@ -27,7 +27,7 @@ fn what_would_harm_another_machine_or_an_earlier_state_is_refused() {
     let place = format!("vda={}", vda.display());
     let (kind, text) = world.refused(1, &["--disk", &place]);
     assert!(kind == "exists" && text.contains("web1-a"), "{kind}: {text}");
-    let (kind, text) = world.refused(2, &["--disk", "vdx=/tmp/x"]);
+    let (kind, text) = world.refused(1, &["--disk", "vdx=/tmp/x"]);
     assert!(kind == "not-found" && text.contains("vda, vdb"), "{kind}: {text}");
     let (kind, text) = world.refused(1, &["--storage", "/nonexistent/folder"]);
     assert!(

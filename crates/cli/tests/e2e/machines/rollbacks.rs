@@ -344,10 +344,10 @@ fn a_host_snapshot_is_mounted(kind: &'static str) {
     std::fs::create_dir(on.world.rig.path("mounted/empty")).unwrap();
     let folder = on.world.rig.path("mounted/empty").to_str().unwrap().to_owned();
     let (error, _) = on.world.rig.error(
-        2,
+        1,
         &["mount", &name, on.world.rig.path("mounted/full").to_str().unwrap()],
     );
-    assert_eq!(error, "usage");
+    assert_eq!(error, "exists");
     on.world.rig.ok(&["mount", &name, &folder]);
     let image = std::path::Path::new(&folder).join("web1-b");
     assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 2));

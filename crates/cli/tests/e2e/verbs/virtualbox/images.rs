@@ -166,7 +166,7 @@ fn disks_that_snapshots_leave_alone_are_read_while_the_machine_is_off() {
             .contains("other machines write to it"),
         "{report}"
     );
-    assert_eq!(world.refused(2, &["vbox:", "--include", "vdz"]).0, "not-found");
+    assert_eq!(world.refused(1, &["vbox:", "--include", "vdz"]).0, "not-found");
 }
 
 /// A machine that was saved goes on from a file, which belongs to its disks as they are.
