@@ -146,7 +146,11 @@ mod tests {
             format: Format::Raw,
         });
         create(&overlay, &options).unwrap();
-        let above = open_mut(&overlay, &OpenOptions::default()).unwrap();
+        let as_qcow2 = OpenOptions {
+            format: Some(Format::Qcow2),
+            ..OpenOptions::default()
+        };
+        let above = open_mut(&overlay, &as_qcow2).unwrap();
         for (bytes, offset) in [([7; 4096], 65_536), ([0; 4096], 3 * 65_536)] {
             above.write_at(&bytes, offset).unwrap();
         }

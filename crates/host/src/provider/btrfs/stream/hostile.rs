@@ -8,7 +8,7 @@ use holdfast_block::hostile::Outcome;
 use super::command::{BODY_BYTES_MAX, Command, CommandHead, HEAD_LENGTH, MAGIC, Verb, put};
 use super::gate::{BtrfsAnnouncement, BtrfsGate, ParentSnapshot};
 use super::replay::{Files, replay};
-use super::specimen::{PARENT, PARENT_HERE, honest_full, honest_increment};
+use super::specimen::{PARENT, PARENT_HERE, StreamWriter, honest_full};
 use crate::Uuid;
 use crate::provider::incoming::{Notes, StreamCheck};
 
@@ -99,6 +99,19 @@ fn with_checksums(bytes: &[u8]) -> Vec<u8> {
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     vec![
         ("btrfs_stream", "full", honest_full()),
-        ("btrfs_stream", "increment", honest_increment()),
+        ("btrfs_stream", "increment", increment_on_parent_folder()),
     ]
+}
+
+/// An honest increment on [`PARENT_FOLDER`], whose files, folders and links it names.
+fn increment_on_parent_folder() -> Vec<u8> {
+    StreamWriter::increment()
+        .rename("fd", "o258-7-0")
+        .make(Verb::MakeFolder, "o300-9-0")
+        .rename("o300-9-0", "fd")
+        .rename("o258-7-0", "fd/old")
+        .write("status", b"new data")
+        .clone_range("status", PARENT, "status")
+        .of_path(Verb::Unlink, "cwd")
+        .end()
 }
