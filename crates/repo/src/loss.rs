@@ -27,7 +27,7 @@ use crate::index::SegmentReader;
 use crate::lease;
 use crate::manifest::Manifest;
 use crate::mark::Marks;
-use crate::pack::{PackKind, read_kind};
+use crate::pack::{PACK_BYTES_MIN, PackKind, pack_name, read_displaced_directory, read_kind};
 use crate::repository::{Repository, Vault};
 use crate::restore::JobProgress;
 use crate::room::with_room;
@@ -269,16 +269,36 @@ impl Repository {
         match self.add_copy(pack, &mut copies) {
             Ok(()) => Ok(copies.lost(&self.vault)?.is_empty()),
             Err(error) if error.is_about_one_object() || error.is_unreadable() => {
-                Ok(self.known_packs()?.contains(&pack) || accepted_packs(&self.vault)?.contains(&pack))
+                Ok(self.known_packs()?.contains(&pack)
+                    || accepted_packs(&self.vault)?.contains(&pack)
+                    || self.explains_itself(pack)?)
             }
             Err(error) => Err(error),
         }
     }
 
+    /// Whether the bytes under the name of a pack that cannot be read have no copy of a lost manifest, so that deleting them takes
+    /// nothing away: they are too few for one, or those of another pack, which can be read.
+    fn explains_itself(&self, pack: PackId) -> Result<bool> {
+        if self.vault.store.length(&pack_name(pack))? < PACK_BYTES_MIN {
+            return Ok(true);
+        }
+        let mut copies = Copies::default();
+        match read_displaced_directory(&*self.vault.store, pack, |other| self.packs.key(other)) {
+            Ok(Some(reader)) => copies.add(pack, &reader.directory),
+            Ok(None) => return Ok(false),
+            Err(error) if error.is_about_one_object() || error.is_unreadable() => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(copies.lost(&self.vault)?.is_empty())
+    }
+
     /// Packs of which it is known, though they cannot be read, that they have no copy of a lost manifest: they held chunks, or the
-    /// copy of a snapshot that was removed.
+    /// copy of a snapshot that is there or was removed.
     fn known_packs(&self) -> Result<HashSet<PackId>> {
         let mut known = self.known_losses()?;
+        let (manifests, _) = self.snapshots()?;
+        known.extend(manifests.into_iter().map(|manifest| manifest.copy));
         known.extend(forgotten(&self.vault)?.into_iter().filter_map(|record| record.copy));
         Ok(known)
     }

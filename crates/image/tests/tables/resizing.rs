@@ -111,7 +111,8 @@ fn images_of_all_formats_grow_and_shrink() {
         (Format::Parallels, ImageKind::Dynamic),
     ] {
         let what = format!("{format} {}", kind.name());
-        let path = lab.path(&format!("{format}-{}.img", kind.name()));
+        // A VHD of fixed size that is called .img is read as a raw disk, unless its format is given.
+        let path = lab.path(&format!("{}.{format}", kind.name()));
         let mut options = CreateOptions::new(format, 4 * MIB + 512);
         options.blocks.kind = kind;
         create(&path, &options).unwrap();

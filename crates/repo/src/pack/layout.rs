@@ -87,6 +87,13 @@ pub(crate) struct Header {
     pub(crate) writer: WriterId,
 }
 
+/// The identity that a header names, which need not be that of the name it is under; none where it is no header.
+pub(crate) fn header_pack(header: &[u8; HEADER_LENGTH]) -> Option<PackId> {
+    let identity = header[HEADER_PACK_AT..HEADER_WRITER_AT].try_into();
+    let pack = PackId::from_bytes(identity.expect("an identity has its length"));
+    decode_header(header, pack).ok().map(|_| pack)
+}
+
 /// Checks the header of the pack named `pack`.
 pub(crate) fn decode_header(header: &[u8; HEADER_LENGTH], pack: PackId) -> Result<Header> {
     let object = pack_name(pack);

@@ -2,7 +2,7 @@
 
 use super::directory::{DIRECTORY_BYTES_MAX, Directory, FrameContent, FrameEntry};
 use super::key::{PackKey, Section};
-use super::layout::{HEADER_LENGTH, PackKind, TRAILER_LENGTH, decode_header, decode_trailer, pack_name};
+use super::layout::{HEADER_LENGTH, PackKind, TRAILER_LENGTH, decode_header, decode_trailer, header_pack, pack_name};
 use crate::codec::{Decompressor, FrameMemory};
 use crate::error::{Error, Result};
 use crate::id::PackId;
@@ -10,6 +10,9 @@ use crate::store::{ObjectName, Store, StoreError};
 
 /// Bytes at the end of a pack that are read at once: most directories fit.
 const TAIL_BYTES: u64 = 48 << 10;
+
+/// Bytes of the shortest pack: a header and a trailer.
+pub(crate) const PACK_BYTES_MIN: u64 = (HEADER_LENGTH + TRAILER_LENGTH) as u64;
 
 /// A pack whose directory was read and checked.
 pub(crate) struct PackReader {
@@ -26,12 +29,31 @@ pub(crate) struct PackReader {
 
 /// Reads the directory of `pack`.
 pub(crate) fn read_directory(store: &dyn Store, pack: PackId, key: PackKey) -> Result<PackReader> {
-    let name = pack_name(pack);
+    read_directory_at(store, pack_name(pack), pack, key)
+}
+
+/// Reads the directory of the bytes under the name of `place`, where they are those of another pack; none where they are not.
+pub(crate) fn read_displaced_directory(
+    store: &dyn Store,
+    place: PackId,
+    key_of: impl FnOnce(PackId) -> PackKey,
+) -> Result<Option<PackReader>> {
+    let mut header = [0; HEADER_LENGTH];
+    let name = pack_name(place);
+    store.get_range(&name, 0, &mut header)?;
+    match header_pack(&header).filter(|pack| *pack != place) {
+        Some(pack) => read_directory_at(store, name, pack, key_of(pack)).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Reads the directory of `pack`, whose bytes are under `name`.
+fn read_directory_at(store: &dyn Store, name: ObjectName, pack: PackId, key: PackKey) -> Result<PackReader> {
     let length = match store.length(&name) {
         Err(StoreError::NotFound { .. }) => return Err(Error::MissingPack { pack }),
         other => other?,
     };
-    if length < (HEADER_LENGTH + TRAILER_LENGTH) as u64 {
+    if length < PACK_BYTES_MIN {
         return Err(Error::damaged(&name, length, "it is too short to be a pack"));
     }
     let mut tail = vec![0; holdfast_block::to_usize(length.min(TAIL_BYTES))];

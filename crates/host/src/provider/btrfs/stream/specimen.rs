@@ -183,6 +183,7 @@ pub(crate) fn honest_full() -> Vec<u8> {
 }
 
 /// What has changed since a parent with a file `disk`, a folder `folder` and a link in it.
+#[cfg(test)]
 pub(crate) fn honest_increment() -> Vec<u8> {
     StreamWriter::increment()
         .rename("folder", "o258-7-0")
