@@ -92,3 +92,57 @@ pub(crate) fn map_at(layers: &[ChainLayer], offset: u64, length_bytes_max: u64) 
         content: MapContent::Zero,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use holdfast_block::{BlockDevice, ExtentKind, ExtentList, Result as DeviceResult};
+
+    use super::{MapContent, map_at};
+    use crate::chain::ChainLayer;
+
+    /// A raw disk whose bytes are all data.
+    struct Full(u64);
+
+    impl BlockDevice for Full {
+        fn size_bytes(&self) -> u64 {
+            self.0
+        }
+
+        fn read_at(&self, buffer: &mut [u8], _offset: u64) -> DeviceResult<()> {
+            buffer.fill(1);
+            Ok(())
+        }
+
+        fn extents(&self, range: std::ops::Range<u64>, extent_count_max: usize) -> DeviceResult<ExtentList> {
+            let mut list = ExtentList::new(range.start, extent_count_max);
+            list.push(range.end - range.start, ExtentKind::Data);
+            Ok(list)
+        }
+    }
+
+    /// Only VMDKs put several files into one number; a place on a large raw disk is not one of them.
+    #[test]
+    fn places_of_a_raw_disk_are_in_its_file_however_large_it_is() {
+        let size = 7 << 60;
+        let device: Arc<dyn BlockDevice> = Arc::new(Full(size));
+        let layer = ChainLayer {
+            device: Arc::clone(&device),
+            alone: device,
+            layered: None,
+            qcow2: None,
+        };
+        for offset in [0, 1 << 50, 6 << 60, size - 512] {
+            let entry = map_at(std::slice::from_ref(&layer), offset, u64::MAX).unwrap();
+            let content = MapContent::Data {
+                file: 0,
+                host_offset: offset,
+            };
+            assert_eq!(
+                (entry.offset, entry.length, entry.content),
+                (offset, size - offset, content)
+            );
+        }
+    }
+}

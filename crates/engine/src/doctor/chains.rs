@@ -5,10 +5,14 @@ use std::path::{Path, PathBuf};
 
 use holdfast_host::domain_xml::snapshot_sources;
 use holdfast_host::{Description, DiskSource, Rights};
+use holdfast_image::Format;
 
 use super::DoctorRequest;
 
 pub(super) use crate::machine_restore::{chain_of, is_same};
+
+/// Files that one image is followed through: a chain that comes back to itself has no end.
+const FILE_COUNT_MAX: usize = 1000;
 
 /// The chain of each disk of a machine that is a file or a device, with its target, as far as it can be read with the rights of whoever
 /// names the files.
@@ -52,12 +56,58 @@ pub(super) fn used_images(request: &DoctorRequest<'_>) -> Result<Vec<PathBuf>, S
 
 /// Whether an image is one of `used`, or below one of them.
 pub(super) fn is_used(used: &[PathBuf], path: &Path) -> bool {
-    let is_or_has =
-        |other: &PathBuf| is_same(other, path) || chain_of(other, None).iter().any(|below| is_same(below, path));
+    let is_or_has = |other: &PathBuf| may_be_based_on(other).iter().any(|below| is_same(below, path));
     used.iter().any(is_or_has)
+}
+
+/// An image and all that it is based on if its content is what it looks like, where nobody has said its format. What a guest wrote can add files:
+/// that keeps them from being deleted, and does no other harm.
+fn may_be_based_on(image: &Path) -> Vec<PathBuf> {
+    let mut files = vec![image.to_owned()];
+    while files.len() < FILE_COUNT_MAX
+        && let Some(last) = files.last()
+    {
+        // Only a qcow2 has a chain here. What is none is the end of it.
+        let below = chain_of(last, Some(Format::Qcow2.name())).split_off(1);
+        if below.is_empty() {
+            break;
+        }
+        files.extend(below);
+    }
+    files
 }
 
 /// Whether nobody may write a file, by its permissions.
 pub(super) fn is_write_protected(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.mode() & 0o222 == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_image::{BackingFile, CreateOptions, Format, create};
+
+    use super::is_used;
+
+    #[test]
+    fn what_an_image_of_an_unsaid_format_is_based_on_is_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let [base, middle, top, other] =
+            ["base.raw", "web1.snap1", "web1.raw", "other.raw"].map(|name| folder.path().join(name));
+        for path in [&base, &other] {
+            std::fs::File::create(path).unwrap().set_len(1 << 20).unwrap();
+        }
+        for (image, below, format) in [(&middle, &base, Format::Raw), (&top, &middle, Format::Qcow2)] {
+            let mut options = CreateOptions::qcow2(1 << 20);
+            options.qcow2.backing = Some(BackingFile {
+                name: below.display().to_string(),
+                format,
+            });
+            create(image, &options).unwrap();
+        }
+        let used = [top];
+        for path in [&base, &middle, &used[0]] {
+            assert!(is_used(&used, path), "{}", path.display());
+        }
+        assert!(!is_used(&used, &other));
+    }
 }

@@ -145,24 +145,30 @@ impl<'a> StoredRefcounts<'a> {
     }
 }
 
-/// Whether the refcount table or one of its blocks is not all in the file. A table at a place that the file can never have reached says
-/// nothing of the data: the header is wrong about it.
+/// Whether the end of the file cuts off the refcount table or one of its blocks.
+///
+/// For files of which nothing else is missing: then no more than refcounts can be missing. A pointer that leads further out of the file is itself wrong,
+/// and says nothing about the end of the file.
 pub(crate) fn is_cut_off(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
     let file_bytes = file.length_bytes()?;
-    let cluster_bytes = header.geometry.cluster_bytes();
+    let geometry = header.geometry;
+    let cluster_bytes = geometry.cluster_bytes();
     let table_bytes = header.refcount_table_clusters.saturating_mul(cluster_bytes);
-    let table_end = header.refcount_table_offset.saturating_add(table_bytes);
-    // All data, and more than all metadata, behind what is there.
-    let reach = header.size_bytes.saturating_add(header.size_bytes / 128);
-    let reach = reach.saturating_add(file_bytes).saturating_add(64 * cluster_bytes);
-    if table_end > file_bytes && header.refcount_table_offset <= reach {
+    let is_cut = |offset: u64, length: u64| {
+        let end = offset.saturating_add(length);
+        let block_count = geometry.clusters_for(end).div_ceil(geometry.refcount_block_entries());
+        let missing_max = table_bytes.saturating_add(block_count.saturating_mul(cluster_bytes));
+        end.checked_sub(file_bytes)
+            .is_some_and(|missing| missing > 0 && missing <= missing_max)
+    };
+    if is_cut(header.refcount_table_offset, table_bytes) {
         return Ok(true);
     }
     match load_table(file, header, image) {
         Err(error) if error.is_corrupt() => Ok(false),
         table => Ok(table?
             .iter()
-            .any(|offset| *offset > 0 && offset.saturating_add(cluster_bytes) > file_bytes)),
+            .any(|offset| *offset > 0 && is_cut(*offset, cluster_bytes))),
     }
 }
 

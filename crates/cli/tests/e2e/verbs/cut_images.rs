@@ -382,3 +382,18 @@ fn a_compressed_image_that_was_cut_off_is_never_other_data() {
         }
     }
 }
+
+/// Offsets far beyond the file were taken for those of a file that there is not.
+#[test]
+fn a_map_of_a_hostile_vdi_is_an_error() {
+    let rig = Rig::new();
+    rig.write("disk.raw", &noise(MIB, 5));
+    rig.ok(&["image", "convert", "disk.raw", "a.vdi"]);
+    let mut image = rig.read("a.vdi");
+    let map = usize::try_from(u32::from_le_bytes(image[0x154..0x158].try_into().unwrap())).unwrap();
+    image[map..map + 4].copy_from_slice(&[0xfd, 0xff, 0xff, 0xff]);
+    rig.write("a.vdi", &image);
+    for format in [&[][..], &["--json"]] {
+        rig.code(5, &[&["image", "map", "a.vdi"][..], format].concat());
+    }
+}
