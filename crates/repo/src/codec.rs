@@ -5,7 +5,7 @@
 //! anywhere in it.
 
 use holdfast_block::AlignedBuffer;
-use zstd::zstd_safe::{DCtx, InBuffer, OutBuffer, ResetDirective};
+use zstd::zstd_safe::{CParameter, DCtx, InBuffer, OutBuffer, ResetDirective};
 
 use crate::error::{Error, Result};
 use crate::store::ObjectName;
@@ -13,8 +13,11 @@ use crate::store::ObjectName;
 /// Most bytes of a frame before compression: 2 MiB.
 pub(crate) const FRAME_BYTES_MAX: usize = 2 << 20;
 
-/// zstd level of data: where ratio per second is best on disks (`docs/design/0001-repository.md`).
+/// zstd level of data, with tables larger than the level's own: where ratio per second is best on disks
+/// (`docs/design/0001-repository.md`).
 const LEVEL: i32 = 3;
+const HASH_LOG: u32 = 18;
+const CHAIN_LOG: u32 = 17;
 
 /// Shortest frame that is probed before it is compressed.
 const PROBE_FRAME_BYTES_MIN: usize = 256 << 10;
@@ -57,14 +60,20 @@ pub(crate) struct Compressor {
 impl Compressor {
     pub(crate) fn new() -> Self {
         let compressor = |level| zstd::bulk::Compressor::new(level).expect("a fixed level is a legal level");
+        let mut data = compressor(LEVEL);
+        for parameter in [CParameter::HashLog(HASH_LOG), CParameter::ChainLog(CHAIN_LOG)] {
+            data.set_parameter(parameter)
+                .expect("the sizes of the tables are legal");
+        }
         Self {
-            data: compressor(LEVEL),
+            data,
             probe: compressor(1),
             scratch: vec![0; PROBE_BYTES * 2],
         }
     }
 
-    /// Stores `raw` in `stored` (cleared first), compressed where that saves at least 1/64.
+    /// Compresses `raw` into `stored` (cleared first) where that saves at least 1/64; else it is stored as it is, and `stored`
+    /// stays empty.
     pub(crate) fn compress(&mut self, raw: &[u8], stored: &mut Vec<u8>) -> Codec {
         stored.clear();
         if self.is_worth_it(raw) {
@@ -77,8 +86,6 @@ impl Compressor {
             }
             stored.clear();
         }
-        stored.reserve(raw.len() + crate::key::TAG_LENGTH);
-        stored.extend_from_slice(raw);
         Codec::Raw
     }
 
@@ -233,6 +240,10 @@ mod tests {
             let mut stored = Vec::new();
             let codec = Compressor::new().compress(&raw, &mut stored);
             assert_eq!(codec, expected);
+            if codec == Codec::Raw {
+                assert!(stored.is_empty());
+                stored.extend_from_slice(&raw);
+            }
             assert!(stored.len() <= raw.len());
             let place = (&ObjectName::config(), 0);
             let back = |stored: &[u8], length| {
