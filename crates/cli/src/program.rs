@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{ColorChoice, FromArgMatches as _};
+use holdfast_host::map_large_buffers;
 use holdfast_policy::sanoid::Level;
 use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit, umask};
@@ -22,6 +23,7 @@ use crate::standard_streams::open_output;
 
 /// Runs the program as this process.
 pub fn main() -> ExitCode {
+    map_large_buffers();
     keep_to_itself();
     // Before anything else: until then they would end the program. Where they cannot be caught, they do.
     let requests = hear_questions().unwrap_or_default();

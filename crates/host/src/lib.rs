@@ -1,6 +1,7 @@
 //! The outside world that owns disks: hypervisors, their machines, and the agents in them.
 
 pub mod agent;
+mod allocator;
 mod bare;
 pub mod changed_blocks;
 pub mod domain_xml;
@@ -34,6 +35,7 @@ mod tpm;
 pub mod virtualbox;
 pub mod xapi;
 
+pub use allocator::map_large_buffers;
 pub use bare::BareQemu;
 pub use ended::Ended;
 pub use error::{Error, Result};

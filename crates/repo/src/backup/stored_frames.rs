@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::fingerprint::{BLOCK_LENGTH, BlockHash, FingerprintKeys, PRINT_LENGTH, print_of};
 use crate::id::PackId;
 use crate::pack::{ChunkEntry, FrameContent};
-use crate::packing::BufferPool;
+use crate::packing::{BufferPool, FREE_FRAME_COUNT_MAX};
 use crate::packs::{FrameBuffers, Packs};
 
 /// A frame, and which of its chunks are wanted.
@@ -115,7 +115,7 @@ impl<'a> FrameQueue<'a> {
         fetcher: FrameFetcher<'a>,
         thread_count: usize,
     ) -> Self {
-        let pool = BufferPool::default();
+        let pool = BufferPool::keeping(FREE_FRAME_COUNT_MAX);
         if thread_count == 0 {
             return Self {
                 mode: Mode::Inline(Box::new((fetcher, FrameBuffers::new()))),

@@ -300,7 +300,8 @@ impl<'a> SourceReader<'a> {
         reader_count: usize,
     ) -> Self {
         let device = source.0;
-        let pool = BufferPool::default();
+        let look_ahead = reader_count + 2;
+        let pool = BufferPool::keeping(look_ahead);
         let planner = Planner::new(source);
         if reader_count == 0 {
             return Self {
@@ -319,7 +320,7 @@ impl<'a> SourceReader<'a> {
                 done: false,
             }),
             may_go_on: Condvar::new(),
-            look_ahead: reader_count as u64 * 2 + 1,
+            look_ahead: look_ahead as u64,
         });
         let (send, reads) = unbounded();
         for _ in 0..reader_count {

@@ -114,6 +114,9 @@ pub fn frame(bytes: &[u8]) -> Outcome {
     );
     let mut packed = Vec::new();
     let codec = Compressor::new().compress(&raw, &mut packed);
+    if codec == Codec::Raw {
+        packed.extend_from_slice(&raw);
+    }
     let mut back = vec![0; raw_length];
     decompressor
         .decompress(codec, &packed, &mut back, place)

@@ -29,38 +29,62 @@ impl SealedFrame {
     }
 
     /// The buffer of the sealed bytes, to be used again.
-    pub(crate) fn into_buffer(self) -> Vec<u8> {
-        self.payload
+    fn into_buffer(self) -> FreeBuffer {
+        match self.codec {
+            Codec::Raw => FreeBuffer::Raw(self.payload),
+            Codec::Zstd => FreeBuffer::Compressed(self.payload),
+        }
     }
+}
+
+/// A buffer that is free again, by what it held.
+pub(crate) enum FreeBuffer {
+    /// A frame as it is.
+    Raw(Vec<u8>),
+    /// A compressed frame.
+    Compressed(Vec<u8>),
+}
+
+/// The buffers of one frame.
+pub(crate) struct FrameBuffers {
+    /// The frame.
+    pub(crate) raw: Vec<u8>,
+    /// Where it is compressed to.
+    pub(crate) compressed: Vec<u8>,
 }
 
 /// Compresses and seals frame `number`: the expensive step, done by any thread, in any order.
 ///
-/// `prints` are those of the blocks of `raw`, or empty; `buffer` is where the sealed bytes go.
+/// `prints` are those of the blocks of the frame, or empty. The buffer that is not needed any more comes back; a frame that does not
+/// compress is sealed where it is.
 pub(crate) fn seal_frame(
     compressor: &mut Compressor,
     key: &PackKey,
     number: u32,
-    (raw, content): (&[u8], FrameContent),
+    (mut buffers, content): (FrameBuffers, FrameContent),
     mut prints: Vec<u8>,
     chunks: Vec<ChunkEntry>,
-    mut buffer: Vec<u8>,
-) -> SealedFrame {
-    let codec = compressor.compress(raw, &mut buffer);
-    key.seal(Section::Frame(number), &mut buffer);
+) -> (SealedFrame, FreeBuffer) {
+    let codec = compressor.compress(&buffers.raw, &mut buffers.compressed);
+    let raw_length = u32::try_from(buffers.raw.len()).expect("a frame is far smaller than 4 GiB");
+    let (mut payload, free) = match codec {
+        Codec::Raw => (buffers.raw, FreeBuffer::Compressed(buffers.compressed)),
+        Codec::Zstd => (buffers.compressed, FreeBuffer::Raw(buffers.raw)),
+    };
+    key.seal(Section::Frame(number), &mut payload);
     if content == FrameContent::Blocks {
         key.seal(Section::Prints(number), &mut prints);
     }
-    let raw_length = u32::try_from(raw.len()).expect("a frame is far smaller than 4 GiB");
-    SealedFrame {
+    let frame = SealedFrame {
         number,
-        payload: buffer,
+        payload,
         prints,
         raw_length,
         codec,
         content,
         chunks,
-    }
+    };
+    (frame, free)
 }
 
 /// A pack that is being written.
@@ -102,7 +126,7 @@ impl PackWriter {
     }
 
     /// Puts a frame in its place, now or when its predecessors have come; hands out buffers that are free again.
-    pub(crate) fn add(&mut self, frame: SealedFrame, mut recycle: impl FnMut(Vec<u8>)) -> Result<()> {
+    pub(crate) fn add(&mut self, frame: SealedFrame, mut recycle: impl FnMut(FreeBuffer)) -> Result<()> {
         self.early.insert(frame.number, frame);
         while let Some(frame) = self.next_in_place() {
             let stored_length = u32::try_from(frame.payload.len()).expect("a frame is far smaller than 4 GiB");

@@ -81,7 +81,7 @@ impl<'a> FrameStream<'a> {
             self.carry_over(output)?;
         }
         if self.raw.capacity() == 0 {
-            self.raw = output.pool.take();
+            self.raw = output.raw_buffers().take();
         }
         self.raw.extend_from_slice(bytes);
         self.prints.extend_from_slice(prints);
@@ -90,13 +90,13 @@ impl<'a> FrameStream<'a> {
 
     /// Seals the frame without the chunk that is being gathered, which begins the next one.
     fn carry_over(&mut self, output: &mut PackOutput<'_>) -> Result<()> {
-        let mut next = output.pool.take();
+        let mut next = output.raw_buffers().take();
         next.extend_from_slice(&self.raw[self.chunk_start..]);
         let next_prints = self.prints.split_off(self.prints_start);
         self.raw.truncate(self.chunk_start);
         self.seal_frame(output)?;
         self.roll_over(output)?;
-        output.pool.give(std::mem::replace(&mut self.raw, next));
+        output.raw_buffers().give(std::mem::replace(&mut self.raw, next));
         self.prints = next_prints;
         (self.chunk_start, self.prints_start) = (0, 0);
         Ok(())

@@ -6,4 +6,4 @@ mod frames;
 mod output;
 
 pub(crate) use frames::FrameStream;
-pub(crate) use output::{BufferPool, FinishedPack, PackOutput};
+pub(crate) use output::{BufferPool, FREE_FRAME_COUNT_MAX, FinishedPack, PackOutput};

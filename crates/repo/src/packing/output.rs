@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
@@ -15,7 +15,10 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use crate::codec::{Compressor, FRAME_BYTES_MAX};
 use crate::error::{Error, Result};
 use crate::id::{PackId, WriterId};
-use crate::pack::{ChunkEntry, Directory, FrameContent, PackKey, PackKind, PackWriter, SealedFrame, seal_frame};
+use crate::pack::{
+    ChunkEntry, Directory, FrameBuffers, FrameContent, FreeBuffer, PackKey, PackKind, PackWriter, SealedFrame,
+    seal_frame,
+};
 use crate::stage::{Stage, StageTimer, timed};
 use crate::store::Store;
 
@@ -73,27 +76,44 @@ enum ToAppender {
 }
 
 /// Buffers that go round: reusing memory is faster than fresh pages are.
-#[derive(Clone, Default)]
-pub(crate) struct BufferPool(Arc<Mutex<Vec<Vec<u8>>>>);
+///
+/// One pool for each use: a buffer occupies as much memory as its largest content, so one that holds frames before and after
+/// compression in turn would always occupy that of the former.
+#[derive(Clone)]
+pub(crate) struct BufferPool {
+    free: Arc<Mutex<Vec<Vec<u8>>>>,
+    free_count_max: usize,
+}
 
-/// Free buffers that are kept.
-const POOL_BUFFER_COUNT_MAX: usize = 8;
+/// Frames that wait for a sealer or for their predecessors, besides those that are being sealed.
+const FRAMES_WAITING_MAX: usize = 1;
+
+/// Free buffers of whole frames that are kept, for each use.
+pub(crate) const FREE_FRAME_COUNT_MAX: usize = 2;
 
 impl BufferPool {
+    /// A pool that keeps `free_count_max` buffers while they are not used.
+    pub(crate) fn keeping(free_count_max: usize) -> Self {
+        Self {
+            free: Arc::default(),
+            free_count_max,
+        }
+    }
+
     pub(crate) fn take(&self) -> Vec<u8> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop()
-            .unwrap_or_default()
+        self.lock().pop().unwrap_or_default()
     }
 
     pub(crate) fn give(&self, mut buffer: Vec<u8>) {
         buffer.clear();
-        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.len() < POOL_BUFFER_COUNT_MAX && buffer.capacity() > 0 {
+        let mut free = self.lock();
+        if free.len() < self.free_count_max && buffer.capacity() > 0 {
             free.push(buffer);
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -102,7 +122,9 @@ struct Appender {
     store: Arc<dyn Store>,
     writer: WriterId,
     open: HashMap<PackId, OpenWriter>,
-    pool: BufferPool,
+    pools: FramePools,
+    /// One for each frame that was handed over and is not in its pack yet; without threads there are none.
+    in_flight: Receiver<()>,
 }
 
 struct OpenWriter {
@@ -128,7 +150,10 @@ impl Appender {
         match message {
             ToAppender::Frame(pack, frame) => {
                 pack.stored_bytes.fetch_add(frame.stored_bytes(), Ordering::Relaxed);
-                entry.writer.add(frame, |buffer| self.pool.give(buffer))?;
+                entry.writer.add(frame, |buffer| {
+                    self.pools.give(buffer);
+                    self.in_flight.try_recv().ok();
+                })?;
             }
             ToAppender::End(end) => entry.end = Some(end),
         }
@@ -153,18 +178,30 @@ fn commit(writer: PackWriter, end: PackEnd) -> Result<FinishedPack> {
     })
 }
 
-fn seal(job: FrameJob, compressor: &mut Compressor, pool: &BufferPool) -> (Arc<OpenPack>, SealedFrame) {
-    let raw = (&job.raw[..], job.content);
-    let frame = seal_frame(
-        compressor,
-        &job.pack.key,
-        job.number,
-        raw,
-        job.prints,
-        job.chunks,
-        pool.take(),
-    );
-    pool.give(job.raw);
+/// The buffers of frames: as they are, and compressed.
+#[derive(Clone)]
+struct FramePools {
+    raw: BufferPool,
+    compressed: BufferPool,
+}
+
+impl FramePools {
+    fn give(&self, buffer: FreeBuffer) {
+        match buffer {
+            FreeBuffer::Raw(buffer) => self.raw.give(buffer),
+            FreeBuffer::Compressed(buffer) => self.compressed.give(buffer),
+        }
+    }
+}
+
+fn seal(job: FrameJob, compressor: &mut Compressor, pools: &FramePools) -> (Arc<OpenPack>, SealedFrame) {
+    let buffers = FrameBuffers {
+        raw: job.raw,
+        compressed: pools.compressed.take(),
+    };
+    let raw = (buffers, job.content);
+    let (frame, free) = seal_frame(compressor, &job.pack.key, job.number, raw, job.prints, job.chunks);
+    pools.give(free);
     (job.pack, frame)
 }
 
@@ -174,7 +211,7 @@ pub(crate) struct PackOutput<'a> {
     timer: &'a dyn StageTimer,
     /// Packs that were ended and are not known to be finished.
     unfinished: usize,
-    pub(crate) pool: BufferPool,
+    pools: FramePools,
 }
 
 enum Mode {
@@ -184,6 +221,7 @@ enum Mode {
         finished: Vec<FinishedPack>,
     },
     Threads {
+        in_flight: Sender<()>,
         jobs: Sender<FrameJob>,
         ends: Sender<ToAppender>,
         finished: Receiver<Result<FinishedPack>>,
@@ -198,12 +236,18 @@ impl<'a> PackOutput<'a> {
         writer: WriterId,
         sealer_count: usize,
     ) -> Self {
-        let pool = BufferPool::default();
+        let pools = FramePools {
+            raw: BufferPool::keeping(FREE_FRAME_COUNT_MAX),
+            compressed: BufferPool::keeping(FREE_FRAME_COUNT_MAX),
+        };
+        // A frame that is slow to compress holds back those behind it, which are in memory until it is done.
+        let (begun, in_flight) = bounded(sealer_count + FRAMES_WAITING_MAX);
         let appender = Appender {
             store,
             writer,
             open: HashMap::new(),
-            pool: pool.clone(),
+            pools: pools.clone(),
+            in_flight,
         };
         let mode = if sealer_count == 0 {
             Mode::Inline {
@@ -212,26 +256,38 @@ impl<'a> PackOutput<'a> {
                 finished: Vec::new(),
             }
         } else {
-            spawn(scope, appender, (sealer_count, timer), &pool)
+            spawn(scope, (appender, begun), (sealer_count, timer), &pools)
         };
         Self {
             mode,
             timer,
             unfinished: 0,
-            pool,
+            pools,
         }
+    }
+
+    /// The buffers that frames are gathered in.
+    pub(crate) fn raw_buffers(&self) -> &BufferPool {
+        &self.pools.raw
     }
 
     /// Hands over a full frame; waits while the queue is full.
     pub(crate) fn frame(&mut self, job: FrameJob) -> Result<()> {
         match &mut self.mode {
             Mode::Inline { compressor, .. } => {
-                let (pack, frame) = seal(job, compressor, &self.pool);
+                let (pack, frame) = seal(job, compressor, &self.pools);
                 self.append(ToAppender::Frame(pack, frame))
             }
-            Mode::Threads { jobs, finished, .. } => {
-                timed(self.timer, Stage::AwaitSealers, || jobs.send(job)).map_err(|_| first_error(finished))
-            }
+            Mode::Threads {
+                in_flight,
+                jobs,
+                finished,
+                ..
+            } => timed(self.timer, Stage::AwaitSealers, || {
+                in_flight.send(()).is_ok() && jobs.send(job).is_ok()
+            })
+            .then_some(())
+            .ok_or_else(|| first_error(finished)),
         }
     }
 
@@ -293,20 +349,20 @@ fn first_error(finished: &Receiver<Result<FinishedPack>>) -> Error {
 
 fn spawn<'scope, 'a>(
     scope: &'scope Scope<'scope, 'a>,
-    mut appender: Appender,
+    (mut appender, in_flight): (Appender, Sender<()>),
     (sealer_count, timer): (usize, &'a dyn StageTimer),
-    pool: &BufferPool,
+    pools: &FramePools,
 ) -> Mode {
     let (jobs, job_queue) = bounded::<FrameJob>(1);
     let (sealed, sealed_queue) = bounded::<ToAppender>(sealer_count);
     let (complete, complete_queue) = bounded::<(PackWriter, PackEnd)>(1);
     let (done, finished) = unbounded();
     for _ in 0..sealer_count {
-        let (job_queue, sealed, pool) = (job_queue.clone(), sealed.clone(), pool.clone());
+        let (job_queue, sealed, pools) = (job_queue.clone(), sealed.clone(), pools.clone());
         scope.spawn(move || {
             let mut compressor = Compressor::new();
             for job in job_queue {
-                let (pack, frame) = timed(timer, Stage::Seal, || seal(job, &mut compressor, &pool));
+                let (pack, frame) = timed(timer, Stage::Seal, || seal(job, &mut compressor, &pools));
                 let frame = ToAppender::Frame(pack, frame);
                 if timed(timer, Stage::AwaitStore, || sealed.send(frame)).is_err() {
                     return;
@@ -342,6 +398,7 @@ fn spawn<'scope, 'a>(
         }
     });
     Mode::Threads {
+        in_flight,
         jobs,
         ends: sealed,
         finished,
