@@ -8,6 +8,7 @@
 mod fill;
 mod folder;
 mod job_file;
+mod rate;
 mod server;
 
 use std::path::{Path, PathBuf};
@@ -18,10 +19,12 @@ use holdfast_host::domain_xml::{Medium, ServedDisks, served_folder, with_served_
 use holdfast_host::{Life, LiveDisks};
 use holdfast_repo::{Repository, SnapshotId, Surroundings};
 
+pub use self::fill::FillOptions;
 use self::fill::{Attending, Fill};
 use self::folder::{NewFolder, name_until_complete, remove_left};
 use self::job_file::MadeFile;
 pub use self::job_file::{InstantDisk, InstantJob};
+pub use self::rate::FillRate;
 pub use self::server::serve_instantly;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -43,8 +46,8 @@ pub struct InstantRestore<'a> {
     pub plan: &'a MachineRestorePlan,
     /// Where what the guest writes is kept for the time being; beside its images otherwise.
     pub storage: Option<&'a Path>,
-    /// How a server is started.
-    pub launch: &'a Launch<'a>,
+    /// How its disks are filled.
+    pub fill: &'a FillOptions<'a>,
     /// When the person asked, on the job's clock.
     pub since: Duration,
 }
@@ -84,7 +87,7 @@ pub fn restore_instantly(
     let (mut made, folder, lock) = make(request, hypervisor, &mut instant, surroundings, job)?;
     let instant = instant;
     let begin = || -> Result<()> {
-        (request.launch)(&instant)?;
+        (request.fill.launch)(&instant)?;
         instant.begin()?;
         hypervisor.define(&served)?;
         let started = hypervisor.start(&instant.uuid);
@@ -121,7 +124,7 @@ pub fn restore_instantly(
         instant.machine,
         runs_after.as_secs_f64()
     ));
-    let report = Fill::new(hypervisor, &instant, request.launch, job).run(lock)?;
+    let report = Fill::new(hypervisor, &instant, request.fill, job).run(lock)?;
     release_snapshot(request.repository, &instant, job);
     Ok(InstantReport {
         runs_after: Some(runs_after),
@@ -243,22 +246,22 @@ pub fn instant_jobs(hypervisor: &dyn LiveDisks, machine: Option<&str>) -> Result
 pub fn revive_instantly(
     hypervisor: &dyn LiveDisks,
     instant: &InstantJob,
-    launch: &Launch<'_>,
+    options: &FillOptions<'_>,
     job: Job<'_>,
 ) -> Result<()> {
     let _lock = fill::lock(instant)?;
-    Fill::new(hypervisor, instant, launch, job).revive()
+    Fill::new(hypervisor, instant, options, job).revive()
 }
 
 /// Goes on where an instant restore was left: brings its server back, lets its machine run, and fills its disks.
 pub fn resume_instantly(
     hypervisor: &dyn LiveDisks,
     instant: &InstantJob,
-    launch: &Launch<'_>,
+    options: &FillOptions<'_>,
     job: Job<'_>,
 ) -> Result<InstantReport> {
     let lock = fill::lock(instant)?;
-    Fill::new(hypervisor, instant, launch, job).run(lock)
+    Fill::new(hypervisor, instant, options, job).run(lock)
 }
 
 /// Lets go of the snapshot of a machine that does not run from it any more.

@@ -120,8 +120,8 @@ pub use host_snapshot::{
 };
 pub use init::{InitReport, InitRequest, NewProtection, init};
 pub use instant_restore::{
-    InstantDisk, InstantJob, InstantReport, InstantRestore, Launch, UnreadableJobs, instant_jobs, release_snapshot,
-    restore_instantly, resume_instantly, revive_instantly, serve_instantly,
+    FillOptions, FillRate, InstantDisk, InstantJob, InstantReport, InstantRestore, Launch, UnreadableJobs,
+    instant_jobs, release_snapshot, restore_instantly, resume_instantly, revive_instantly, serve_instantly,
 };
 pub use interrupt::{Interrupt, Interrupted};
 pub use job::Job;

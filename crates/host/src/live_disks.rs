@@ -1,5 +1,7 @@
 //! Disks of a machine that are copied elsewhere while it runs, and then used from there.
 
+use std::num::NonZeroU64;
+
 use crate::domain_xml::DiskPlace;
 use crate::error::Result;
 use crate::hypervisor::HypervisorMut;
@@ -14,9 +16,12 @@ pub trait LiveDisks: HypervisorMut {
     /// Lets a machine run on that stands still, because of an error of a disk or for another reason.
     fn run_on(&self, machine: &str) -> Result<()>;
 
-    /// Begins to copy a disk to what is there already at `to`, and large enough. What is written meanwhile is copied as well. The
-    /// job belongs to the hypervisor: it goes on without us.
-    fn begin_copy(&self, machine: &str, disk: &str, to: &DiskPlace) -> Result<()>;
+    /// Begins to copy a disk to what is there already at `to`, and large enough, with at most `rate` bytes each second from the first
+    /// one on. What is written meanwhile is copied as well. The job belongs to the hypervisor: it goes on without us.
+    fn begin_copy(&self, machine: &str, disk: &str, to: &DiskPlace, rate: NonZeroU64) -> Result<()>;
+
+    /// Changes the rate of a copy that is under way.
+    fn set_copy_rate(&self, machine: &str, disk: &str, rate: NonZeroU64) -> Result<()>;
 
     /// How far the copy of a disk is; none where none is under way: it was not begun, has failed, or is finished.
     ///

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_engine::{Error as JobError, InstantJob, serve_instantly};
+use holdfast_engine::{Error as JobError, InstantJob, paper_key, serve_instantly};
 use holdfast_host::Companion;
+use holdfast_repo::Repository;
 use holdfast_serve::nbd::Event;
 use rustix::process::setsid;
 use zeroize::Zeroizing;
@@ -38,17 +39,17 @@ const READY: &str = "ready";
 const READY_DEADLINE: Duration = Duration::from_secs(120);
 /// What the server has to say goes here, in the folder of the restore.
 const LOG: &str = "server.log";
-/// Bytes of the line with the password, at most: two digits for each.
-const LINE_BYTES_MAX: u64 = 16 << 10;
+/// Bytes of the line with the key, at most.
+const LINE_BYTES_MAX: u64 = 1 << 10;
 
 /// Serves.
 pub(super) fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {
     // Whoever interrupts the restore from a terminal, or kills its group, does not mean us.
     setsid().ok();
     let location = context.location()?;
-    let password = heard_password()?;
-    let repository = context.open_with(&location, password.as_ref())?;
-    drop(password);
+    let key = received_key()?;
+    let repository = context.open_with(&location, Some(&key))?;
+    drop(key);
     let console = context.shared_console();
     let events = move |event: &Event<'_>| match event {
         Event::RequestFailed { export, error, .. } | Event::OpenFailed { export, error, .. } => {
@@ -84,8 +85,10 @@ fn leave(args: &LiveServerArgs) -> Result<(), Error> {
     })
 }
 
-/// The first line of standard input: the password in hexadecimal digits; nothing where there is none.
-fn heard_password() -> Result<Option<Password>, Error> {
+/// The first line of standard input: the paper key of the repository.
+///
+/// The restore has derived the key from a password already, which is slow by intent; and it can have asked a person for it.
+fn received_key() -> Result<Password, Error> {
     let mut line = Zeroizing::new(String::new());
     let read = std::io::stdin().lock().take(LINE_BYTES_MAX).read_line(&mut line);
     read.map_err(|source| Error::File {
@@ -93,27 +96,12 @@ fn heard_password() -> Result<Option<Password>, Error> {
         path: "/dev/stdin".into(),
         source,
     })?;
-    let digits = line.trim_end();
-    if digits.is_empty() {
-        return Ok(None);
-    }
-    let wrong = || {
-        Error::usage(
-            "the password is not in hexadecimal digits",
-            "restore --live starts this by itself",
-        )
-    };
-    let byte = |pair: &[u8]| {
-        let pair = std::str::from_utf8(pair).ok()?;
-        u8::from_str_radix(pair, 16).ok()
-    };
-    let bytes: Option<Vec<u8>> = digits.as_bytes().chunks(2).map(byte).collect();
-    let bytes = Zeroizing::new(bytes.ok_or_else(wrong)?);
-    Ok(Some(Password::from_line(bytes, "the restore")?))
+    let bytes = Zeroizing::new(line.trim_end().as_bytes().to_vec());
+    Ok(Password::from_line(bytes, "the restore")?)
 }
 
-/// Starts the server of a restore, which outlives us. The password goes through a pipe, and nowhere else.
-pub(super) fn launch(instant: &InstantJob, password: Option<&Password>) -> holdfast_engine::Result<()> {
+/// Starts the server of a restore, which outlives us. The key of its repository goes through a pipe, and nowhere else.
+pub(super) fn launch(instant: &InstantJob, repository: &Repository) -> holdfast_engine::Result<()> {
     let failed = |reason: String| JobError::InstantServer {
         machine: instant.machine.clone(),
         reason,
@@ -127,14 +115,9 @@ pub(super) fn launch(instant: &InstantJob, password: Option<&Password>) -> holdf
         instant.repository.clone().into(),
     ];
     let mut companion = Companion::start(&program.into(), &words).map_err(|error| failed(error.to_string()))?;
-    let bytes = password.map_or(&[][..], Password::as_bytes);
-    // Of its whole length at once: what grows leaves copies of itself in memory.
-    let mut digits = Zeroizing::new(String::with_capacity(2 * bytes.len()));
-    for byte in bytes {
-        let pair = [byte >> 4, byte & 15].map(|digit| char::from_digit(digit.into(), 16).unwrap_or_default());
-        digits.extend(pair);
-    }
-    companion.tell(&digits).map_err(|error| failed(error.to_string()))?;
+    companion
+        .tell(paper_key(repository).text())
+        .map_err(|error| failed(error.to_string()))?;
     match companion.hear(READY_DEADLINE) {
         Some(line) if line == READY => Ok(()),
         _ => Err(failed("it has ended, or does not answer".to_owned())),

@@ -1,9 +1,17 @@
 //! `holdfast resume`: restores `--live` that were interrupted go on.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::rc::Rc;
+
 use holdfast_engine::{
-    InstantJob, InstantReport, Location, instant_jobs, release_snapshot, resume_instantly, revive_instantly,
+    Error as JobError, FillOptions, FillRate, InstantJob, InstantReport, Job, Location, instant_jobs, release_snapshot,
+    resume_instantly, revive_instantly,
 };
 use holdfast_host::Libvirt;
+use holdfast_repo::Repository;
 use serde::Serialize;
 
 use super::live_server::launch;
@@ -24,6 +32,9 @@ pub struct ResumeArgs {
     /// The hypervisor's address: qemu:///system, qemu:///session
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
+    /// Bytes that are filled each second, at most: 50M. 64M where not given, twice as much after each minute
+    #[arg(long, value_name = "SIZE", value_parser = super::backup::parse_rate)]
+    bwlimit: Option<NonZeroU64>,
 }
 
 /// What a person may want of it.
@@ -123,16 +134,22 @@ pub(super) fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
         done.fail(machine, &error.into(), context);
     }
     let is_alone = jobs.len() == 1 && done.failed.is_empty();
+    let resumption = Resumption {
+        hypervisor: &hypervisor,
+        rate: FillRate::at_most(args.bwlimit),
+        opened: RefCell::default(),
+        context,
+    };
     let mut revived = Vec::new();
     for instant in &jobs {
-        match revive(instant, &hypervisor, context) {
+        match resumption.revive(instant) {
             Ok(()) => revived.push(instant),
             Err(error) if is_alone || matches!(error, Error::Interrupted(_)) => return Err(error),
             Err(error) => done.fail(instant.machine.clone(), &error, context),
         }
     }
     for instant in revived {
-        match fill(instant, &hypervisor, context) {
+        match resumption.fill(instant) {
             Ok(report) => done.machines.push(report.into()),
             Err(error) if is_alone || matches!(error, Error::Interrupted(_)) => return Err(error),
             Err(error) => done.fail(instant.machine.clone(), &error, context),
@@ -141,23 +158,64 @@ pub(super) fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&done)
 }
 
-fn revive(instant: &InstantJob, hypervisor: &Libvirt, context: &Context) -> Result<(), Error> {
-    let location = Location::parse(instant.repository.as_os_str())?;
-    let password = context.unlocking_password(&location)?;
-    let launch = |instant: &_| launch(instant, password.as_ref());
-    context.work(1, |job| revive_instantly(hypervisor, instant, &launch, job))
+/// What machines are resumed with.
+struct Resumption<'a> {
+    hypervisor: &'a Libvirt,
+    rate: FillRate,
+    /// The repositories that were needed, by their place: the key of each is derived once.
+    opened: RefCell<BTreeMap<PathBuf, Rc<Repository>>>,
+    context: &'a Context,
 }
 
-fn fill(instant: &InstantJob, hypervisor: &Libvirt, context: &Context) -> Result<InstantReport, Error> {
-    let location = Location::parse(instant.repository.as_os_str())?;
-    let password = context.unlocking_password(&location)?;
-    let launch = |instant: &_| launch(instant, password.as_ref());
-    context.work(1, |job| {
-        let report = resume_instantly(hypervisor, instant, &launch, job)?;
-        match context.open_with(&location, password.as_ref()) {
-            Ok(repository) => release_snapshot(&repository, instant, job),
-            Err(error) => job.progress.warning(&format!("the snapshot stays protected: {error}")),
-        }
+impl Resumption<'_> {
+    fn revive(&self, instant: &InstantJob) -> Result<(), Error> {
+        self.work(|options, job| revive_instantly(self.hypervisor, instant, options, job))
+    }
+
+    fn fill(&self, instant: &InstantJob) -> Result<InstantReport, Error> {
+        let report = self.work(|options, job| resume_instantly(self.hypervisor, instant, options, job))?;
+        let released = self.repository(instant);
+        self.context.work(1, |job| {
+            match released {
+                Ok(repository) => release_snapshot(&repository, instant, job),
+                Err(error) => job.progress.warning(&format!("the snapshot stays protected: {error}")),
+            }
+            Ok(())
+        })?;
         Ok(report)
-    })
+    }
+
+    /// Does a step for which a server may have to be started. Only that needs the repository: the disks may be filled already.
+    fn work<T>(&self, step: impl Fn(&FillOptions<'_>, Job<'_>) -> holdfast_engine::Result<T>) -> Result<T, Error> {
+        let not_opened = RefCell::new(None);
+        let start = |instant: &InstantJob| match self.repository(instant) {
+            Ok(repository) => launch(instant, &repository),
+            Err(error) => {
+                let failed = JobError::InstantServer {
+                    machine: instant.machine.clone(),
+                    reason: chain(&error).join(": "),
+                };
+                not_opened.replace(Some(error));
+                Err(failed)
+            }
+        };
+        let options = FillOptions {
+            launch: &start,
+            rate: self.rate,
+        };
+        let done = self.context.work(1, |job| step(&options, job));
+        done.map_err(|error| not_opened.take().unwrap_or(error))
+    }
+
+    fn repository(&self, instant: &InstantJob) -> Result<Rc<Repository>, Error> {
+        let place = &instant.repository;
+        if let Some(repository) = self.opened.borrow().get(place) {
+            return Ok(Rc::clone(repository));
+        }
+        let location = Location::parse(place.as_os_str())?;
+        let password = self.context.unlocking_password(&location)?;
+        let repository = Rc::new(self.context.open_with(&location, password.as_ref())?);
+        self.opened.borrow_mut().insert(place.clone(), Rc::clone(&repository));
+        Ok(repository)
+    }
 }

@@ -5,11 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::num::NonZeroU64;
+use std::time::Duration;
 
 use holdfast_host::domain_xml::with_own_disks;
 use holdfast_host::{DiskSource, Life, LiveDisks, MachineDisk};
 
 use super::job_file::{InstantDisk, InstantJob};
+use super::rate::FillRate;
 use super::{InstantReport, Launch, pause, server};
 use crate::Unit;
 use crate::error::{Error, Result};
@@ -26,11 +29,22 @@ const LET_RUN_COUNT_MAX: u32 = 30;
 /// How often a server that dies is started again.
 const LAUNCH_COUNT_MAX: u32 = 5;
 
+/// How the disks of a machine are filled.
+pub struct FillOptions<'a> {
+    /// How a server is started.
+    pub launch: &'a Launch<'a>,
+    /// How fast.
+    pub rate: FillRate,
+}
+
 pub(super) struct Fill<'a> {
     hypervisor: &'a dyn LiveDisks,
     instant: &'a InstantJob,
-    launch: &'a Launch<'a>,
+    options: &'a FillOptions<'a>,
     job: Job<'a>,
+    start: Duration,
+    /// The rate that the copies of disks have, if it was set.
+    disk_rate: Option<NonZeroU64>,
     /// How often the server was started.
     launch_count: u32,
     /// How often the machine was let run since the server was started last.
@@ -64,14 +78,16 @@ impl<'a> Fill<'a> {
     pub(super) fn new(
         hypervisor: &'a dyn LiveDisks,
         instant: &'a InstantJob,
-        launch: &'a Launch<'a>,
+        options: &'a FillOptions<'a>,
         job: Job<'a>,
     ) -> Self {
         Self {
             hypervisor,
             instant,
-            launch,
+            options,
             job,
+            start: job.clock.now(),
+            disk_rate: None,
             launch_count: 0,
             let_run_count: 0,
             was_started: false,
@@ -98,7 +114,6 @@ impl<'a> Fill<'a> {
 
     fn fill(mut self) -> Result<InstantReport> {
         let instant = self.instant;
-        let start = self.job.clock.now();
         let size_bytes = instant.disks.iter().map(|disk| disk.size_bytes).sum();
         let phase = format!("filling the disks of {}", instant.machine);
         self.job.progress.phase(&phase, Unit::Bytes);
@@ -124,7 +139,7 @@ impl<'a> Fill<'a> {
             uuid: instant.uuid.clone(),
             runs_after: None,
             size_bytes,
-            fill_duration: self.job.clock.now().saturating_sub(start),
+            fill_duration: self.job.clock.now().saturating_sub(self.start),
         })
     }
 
@@ -144,14 +159,32 @@ impl<'a> Fill<'a> {
             return Ok((instant.disks.iter().map(|disk| disk.size_bytes).sum(), true));
         }
         self.tend()?;
+        let rate = self.set_rate(&present);
         let mut bytes = 0;
         for disk in &instant.disks {
-            bytes += match self.step_of(&present, disk)? {
+            bytes += match self.step_of(&present, disk, rate)? {
                 Step::Done => disk.size_bytes,
                 Step::Copying { done_bytes } => done_bytes.min(disk.size_bytes),
             };
         }
         Ok((bytes, false))
+    }
+
+    /// Gives the disks that are being copied the rate that is due now.
+    fn set_rate(&mut self, present: &[MachineDisk]) -> NonZeroU64 {
+        let disks = &self.instant.disks;
+        let unfilled: Vec<_> = disks.iter().filter(|disk| !is_there(present, disk)).collect();
+        let elapsed = self.job.clock.now().saturating_sub(self.start);
+        let rate = self.options.rate.of_each(unfilled.len(), elapsed);
+        if self.disk_rate == Some(rate) {
+            return rate;
+        }
+        self.disk_rate = Some(rate);
+        for disk in unfilled {
+            // A copy that was not begun yet, or has just ended, has no rate; the next one begins with the right one.
+            self.hypervisor.set_copy_rate(&self.instant.uuid, &disk.name, rate).ok();
+        }
+        rate
     }
 
     /// Sees to it that the server serves and the machine runs.
@@ -164,7 +197,7 @@ impl<'a> Fill<'a> {
             self.launch_count += 1;
             self.let_run_count = 0;
             self.begun.clear();
-            (self.launch)(self.instant)?;
+            (self.options.launch)(self.instant)?;
         }
         match self.hypervisor.life(uuid)? {
             Life::Running | Life::Paused => Ok(()),
@@ -184,7 +217,7 @@ impl<'a> Fill<'a> {
         }
     }
 
-    fn step_of(&mut self, present: &[MachineDisk], disk: &'a InstantDisk) -> Result<Step> {
+    fn step_of(&mut self, present: &[MachineDisk], disk: &'a InstantDisk, rate: NonZeroU64) -> Result<Step> {
         let uuid = &self.instant.uuid;
         if is_there(present, disk) {
             return Ok(Step::Done);
@@ -205,7 +238,7 @@ impl<'a> Fill<'a> {
         // A copy that has gone has failed, as it does when its server dies; then the next look brings that back.
         let attempt_count = self.begun.get(&disk.name[..]).copied().unwrap_or_default();
         if attempt_count < ATTEMPT_COUNT_MAX {
-            self.hypervisor.begin_copy(uuid, &disk.name, &disk.place())?;
+            self.hypervisor.begin_copy(uuid, &disk.name, &disk.place(), rate)?;
             self.begun.insert(&disk.name, attempt_count + 1);
         } else if self.hypervisor.life(uuid)? != Life::ShutOff && server::lives(self.instant)? {
             let name = &disk.name;

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "foreign functions; the contract stands beside each use")]
 
 use std::ffi::CString;
+use std::num::NonZeroU64;
 use std::path::Path;
 
 use roxmltree::Document;
@@ -35,7 +36,7 @@ impl LiveDisks for Libvirt {
         resumed.map(drop).map_err(|error| machine.refused("resume", &error))
     }
 
-    fn begin_copy(&self, machine: &str, disk: &str, to: &DiskPlace) -> Result<()> {
+    fn begin_copy(&self, machine: &str, disk: &str, to: &DiskPlace, rate: NonZeroU64) -> Result<()> {
         let machine = self.find(machine)?;
         let xml = disk_element(disk, to).map_err(|detail| Error::Configuration {
             machine: machine.name.clone(),
@@ -45,18 +46,29 @@ impl LiveDisks for Libvirt {
         // A machine that is kept has a definition that names a disk, and would not know of the job after a restart: libvirt wants
         // to hear that this is meant.
         let flags = sys::VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | sys::VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB;
-        // SAFETY: the domain lives as long as its reference; both texts end in zero and outlive the call; there are no parameters.
+        let mut limit = bandwidth(rate);
+        // SAFETY: the domain lives as long as its reference; both texts end in zero, and they and the one parameter outlive the call.
         let code = unsafe {
             sys::virDomainBlockCopy(
                 machine.domain().as_ptr(),
                 disk.as_ptr(),
                 xml.as_ptr(),
-                std::ptr::null_mut(),
-                0,
+                &raw mut limit,
+                1,
                 flags,
             )
         };
         done(code).map_err(|error| machine.refused("copy a disk of", &error))
+    }
+
+    fn set_copy_rate(&self, machine: &str, disk: &str, rate: NonZeroU64) -> Result<()> {
+        let machine = self.find(machine)?;
+        let disk = text(disk);
+        let flags = sys::VIR_DOMAIN_BLOCK_JOB_SPEED_BANDWIDTH_BYTES;
+        // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call.
+        let code =
+            unsafe { sys::virDomainBlockJobSetSpeed(machine.domain().as_ptr(), disk.as_ptr(), rate.get(), flags) };
+        done(code).map_err(|error| machine.refused("change the rate of a copy of", &error))
     }
 
     fn copy(&self, machine: &str, disk: &str, to: &DiskPlace) -> Result<Option<CopyState>> {
@@ -108,6 +120,19 @@ impl LiveDisks for Libvirt {
     fn user_of_machines(&self) -> Result<Option<(u32, u32)>> {
         let capabilities = self.connection().capabilities().map_err(|error| self.lost(error))?;
         Ok(user_in(&capabilities))
+    }
+}
+
+/// The parameter that limits a copy, in bytes each second.
+fn bandwidth(rate: NonZeroU64) -> sys::virTypedParameter {
+    let mut field = [0; sys::VIR_TYPED_PARAM_FIELD_LENGTH as usize];
+    for (place, letter) in field.iter_mut().zip(sys::VIR_DOMAIN_BLOCK_COPY_BANDWIDTH.to_bytes()) {
+        *place = letter.cast_signed();
+    }
+    sys::virTypedParameter {
+        field,
+        type_: sys::VIR_TYPED_PARAM_ULLONG.cast_signed(),
+        value: sys::_virTypedParameter__bindgen_ty_1 { ul: rate.get() },
     }
 }
 

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use holdfast_engine::{InstantRestore, MachineRestorePlan, MachineRestoreReport, Started, restore_instantly};
+use holdfast_engine::{
+    FillOptions, FillRate, InstantRestore, MachineRestorePlan, MachineRestoreReport, Started, restore_instantly,
+};
 use holdfast_host::Libvirt;
 use holdfast_repo::Repository;
 
@@ -19,6 +21,8 @@ pub(super) struct Live<'a> {
     pub(super) repository: &'a Repository,
     pub(super) hypervisor: &'a Libvirt,
     pub(super) storage: Option<&'a Path>,
+    /// How fast its disks are filled.
+    pub(super) rate: FillRate,
     /// When the person asked.
     pub(super) since: Duration,
 }
@@ -32,14 +36,16 @@ impl Live<'_> {
             path: location.path().to_owned(),
             source,
         })?;
-        // The server cannot ask for it.
-        let password = context.unlocking_password(&location)?;
+        let fill = FillOptions {
+            launch: &|instant| launch(instant, self.repository),
+            rate: self.rate,
+        };
         let request = InstantRestore {
             repository: self.repository,
             location: &path,
             plan,
             storage: self.storage,
-            launch: &|instant| launch(instant, password.as_ref()),
+            fill: &fill,
             since: self.since,
         };
         let report = context.work(1, |job| {

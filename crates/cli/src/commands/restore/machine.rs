@@ -1,9 +1,10 @@
 //! `holdfast restore --to-machine`: a snapshot becomes a machine of a hypervisor.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use holdfast_engine::{
-    AfterRestore, ConfigurationChoice, Content, Definition, InPlaceWish, MachineName, MachineRestorePlan,
+    AfterRestore, ConfigurationChoice, Content, Definition, FillRate, InPlaceWish, MachineName, MachineRestorePlan,
     MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, Overwrite, PlannedFile, Presence,
     RestoreAs, Room, Started, plan_machine_restore, restore_machine,
 };
@@ -57,6 +58,9 @@ pub(super) struct MachineArgs {
     /// Start the machine at once, from the snapshot, and fill its images while it runs
     #[arg(long, conflicts_with_all = ["in_place", "start", "resume"])]
     live: bool,
+    /// Bytes with which --live fills the images each second, at most: 50M. 64M where not given, twice as much after each minute
+    #[arg(long, value_name = "SIZE", value_parser = crate::commands::backup::parse_rate, requires = "live")]
+    bwlimit: Option<NonZeroU64>,
     /// Show what would be written and defined; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -76,6 +80,7 @@ impl MachineArgs {
             ("--start", self.start),
             ("--resume", self.resume),
             ("--live", self.live),
+            ("--bwlimit", self.bwlimit.is_some()),
             ("--dry-run", self.dry_run),
         ];
         let found = given.into_iter().find(|(_, is_given)| *is_given && !self.to_machine);
@@ -476,6 +481,7 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
             repository: &repository,
             hypervisor: &hypervisor,
             storage,
+            rate: FillRate::at_most(args.machine.bwlimit),
             since,
         };
         return live.run(&plan, context);

@@ -1,6 +1,8 @@
 //! Machines that run from a snapshot at once: whoever dies while their images are filled, what their guests wrote is there.
 
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SeededRandom};
@@ -385,9 +387,9 @@ fn interrupted_the_machine_runs_on() {
     world.assert_is_whole();
 }
 
-/// The server cannot ask for a password, and gets it from whoever starts it.
+/// The server cannot ask for a password, and gets the key that was derived from it: it needs no slot.
 #[test]
-fn the_server_of_an_encrypted_repository_hears_the_password() {
+fn the_server_of_an_encrypted_repository_needs_no_password() {
     let world = World::new();
     let uri = world.lab.uri();
     world.rig.write("password", "fünf Kühe essen Suppe\n".as_bytes());
@@ -396,10 +398,78 @@ fn the_server_of_an_encrypted_repository_hears_the_password() {
     let sealed = ["-r", "sealed", "--password-file", "password"];
     world.rig.ok(&[&["init"], &sealed[..]].concat());
     world.rig.ok(&at(&uri, &[&["backup", "web1"], &sealed[..]].concat()));
-    world.rig.report(&at(
-        &uri,
-        &[&["restore", "web1", "--to-machine", "--live"], &sealed[..]].concat(),
-    ));
+    let folder = world.begun_with(&sealed);
+    kill_servers(&folder);
+    let paper = world.rig.ok(&[&["key", "paper"], &sealed[..]].concat());
+    let key = paper
+        .lines()
+        .find(|line| line.trim_start().starts_with("HF1-"))
+        .unwrap();
+    let slots = world.rig.path("sealed/keys");
+    let away = world.rig.path("away");
+    std::fs::rename(&slots, &away).unwrap();
+    std::fs::create_dir(&slots).unwrap();
+    let served = folder.to_str().unwrap();
+    let mut server = world
+        .rig
+        .command(&["live-server", "-r", "sealed", "--folder", served])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    writeln!(server.stdin.take().unwrap(), "{}", key.trim()).unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert_eq!(line, "ready\n");
+    kill_process(Pid::from_child(&server), Signal::KILL).unwrap();
+    server.wait().unwrap();
+    std::fs::remove_dir(&slots).unwrap();
+    std::fs::rename(&away, &slots).unwrap();
+    world
+        .rig
+        .ok(&at(&uri, &["resume", NAME, "--password-file", "password"]));
+    world.assert_is_whole();
+}
+
+/// The guest boots while its disks are filled: what fills them leaves it room from the first byte on.
+#[test]
+fn disks_are_filled_at_a_bounded_rate() {
+    let world = World::new();
+    world.back_up();
+    let reach = |rate: u64, words: &[&str]| {
+        let mut child = world.rig.command(&at(&world.lab.uri(), words)).spawn().unwrap();
+        let jobs = QmpCommand::new("query-block-jobs", Value::Null);
+        let libvirt = world.lab.connect();
+        loop {
+            assert!(
+                child.try_wait().unwrap().is_none(),
+                "it has ended before its disks were copied"
+            );
+            let machine = libvirt.machine(NAME);
+            let jobs = machine.ok().and_then(|machine| machine.monitor().execute(&jobs).ok());
+            let jobs = jobs.unwrap_or_default();
+            let rates: Vec<u64> = jobs
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|job| job["speed"].as_u64())
+                .collect();
+            // The rate of a copy that is under way is changed a moment after the start of the next program.
+            if rates == [rate, rate] {
+                break;
+            }
+            assert!(rates.iter().all(|rate| *rate > 0), "a copy without a limit");
+            world.lab.clock.sleep(Duration::from_millis(2));
+        }
+        kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+        child.wait().unwrap();
+    };
+    let restore = ["restore", "web1", "--to-machine", "--live", "--bwlimit", "100K"];
+    reach(51_200, &restore);
+    reach(102_400, &["resume", NAME, "--bwlimit", "200K"]);
+    world.resume();
     world.assert_is_whole();
 }
 
