@@ -11,8 +11,9 @@ use crate::piece::Sorted;
 use crate::qcow2::bulk::Placed;
 use crate::{Error, Result};
 
-/// Bytes that a worker takes at once, or a cluster where that is more.
-const PIECE_BYTES: u64 = 2 << 20;
+/// Bytes that a worker takes at once, or a cluster where that is more: what was read is still in the cache of a core when it is written. With
+/// 2 MiB a conversion costs an eighth more processor time.
+const PIECE_BYTES: u64 = 512 << 10;
 /// Pieces in flight per thread: enough that it has work while a busy host lets another wait.
 const PIECES_PER_THREAD: u64 = 8;
 const EXTENT_COUNT_MAX: usize = 64;
