@@ -199,12 +199,10 @@ impl Context {
     /// The repository at `location`, opened with its password.
     pub fn open_with(&self, location: &Location, password: Option<&Password>) -> Result<Repository, Error> {
         let unlock = password.map_or(Unlock::Nothing, |password| Unlock::Password(password.as_bytes()));
-        Ok(holdfast_engine::open(
-            location,
-            unlock,
-            &self.surroundings(),
-            &*self.progress(),
-        )?)
+        let repository = holdfast_engine::open(location, unlock, &self.surroundings(), &*self.progress())?;
+        let console = Arc::clone(&self.console);
+        repository.warn_of_damage(move |message| console.warning(&format!("{message}; run holdfast repair")));
+        Ok(repository)
     }
 
     /// The password that opens the repository at `location`; none where it asks for none.

@@ -10,6 +10,11 @@ use crate::units;
 
 /// Findings that are printed for people; documents list all of them.
 const SHOWN_MAX: usize = 20;
+/// Ranges of a disk that are printed for a finding.
+const SHOWN_RANGES_MAX: usize = 8;
+
+/// The word for what we may not read.
+const REFUSED: &str = "refused";
 
 /// A finding in a document.
 #[derive(Debug, Serialize)]
@@ -68,6 +73,8 @@ fn word(kind: FindingKind) -> &'static str {
         FindingKind::Damaged => "damaged",
         FindingKind::Missing => "missing",
         FindingKind::Unreadable => "unreadable",
+        FindingKind::Obstructed => "obstructed",
+        FindingKind::Refused => REFUSED,
         FindingKind::LaterVersion => "later-version",
         FindingKind::Differs => "differs",
         FindingKind::Unlisted => "unlisted",
@@ -82,6 +89,8 @@ fn word(kind: FindingKind) -> &'static str {
 pub fn exit(findings: &[FindingDocument], unlisted_count: u64) -> Exit {
     if unlisted_count > 0 || findings.iter().any(|finding| finding.is_damage) {
         Exit::Damage
+    } else if findings.iter().any(|finding| finding.kind == REFUSED) {
+        Exit::Error
     } else if findings.is_empty() {
         Exit::Ok
     } else {
@@ -112,13 +121,20 @@ pub fn show(findings: &[FindingDocument], unlisted_count: u64, page: &mut Page) 
                 &touched.id[..8],
                 touched.machine
             ));
-            for [start, end] in &touched.ranges {
+            for [start, end] in touched.ranges.iter().take(SHOWN_RANGES_MAX) {
                 page.line(&format!("    bytes {start} to {end}"));
+            }
+            let more = touched.ranges.len().saturating_sub(SHOWN_RANGES_MAX) as u64 + touched.unlisted_range_count;
+            if more > 0 {
+                page.line(&format!("    and {} more ranges", units::count(more)));
             }
         }
     }
     let more = findings.len().saturating_sub(SHOWN_MAX) as u64 + unlisted_count;
     if more > 0 {
         page.line(&format!("and {} more", units::count(more)));
+    }
+    if findings.iter().any(|finding| finding.kind == REFUSED) {
+        page.line("what is refused was not checked: run this as the user who owns the repository, or as root");
     }
 }

@@ -6,8 +6,8 @@
 use std::collections::HashSet;
 
 use crate::error::{Error, Result};
-use crate::id::{PackId, SegmentId};
-use crate::index::{SegmentReader, merge_segments, segment_name};
+use crate::id::PackId;
+use crate::index::{SegmentReader, segment_name};
 use crate::mark::Marks;
 use crate::repository::Vault;
 use crate::store::StoreError;
@@ -45,10 +45,9 @@ pub(crate) fn compact_index(vault: &Vault, compaction: Compaction<'_>) -> Result
     if segments.is_empty() {
         return Ok(living);
     }
-    let merged = SegmentId::from_bytes(vault.surroundings.draw()?);
     let named = segments.iter().flat_map(SegmentReader::packs).copied();
     let kept: HashSet<PackId> = named.filter(is_kept).collect();
-    match merge_segments(&*vault.store, &vault.segment_keys(), &segments, &kept, merged) {
+    match vault.merge(&segments, &kept) {
         Ok(_) => segments
             .iter()
             .try_for_each(|segment| vault.store.delete(&segment_name(segment.segment)))?,

@@ -252,6 +252,13 @@ impl Repository {
     }
 }
 
+impl Repository {
+    /// Has `warn` called once for each pack that is read though its directory or trailer is damaged.
+    pub fn warn_of_damage(&self, warn: impl Fn(&str) + Send + Sync + 'static) {
+        self.packs.set_warn(Box::new(warn));
+    }
+}
+
 /// All that is recorded of one pack; and the errors of records that cannot be read, which leave the whole pack in doubt.
 pub(crate) fn read_damage(vault: &Vault, names: &[ObjectName]) -> Result<(Option<DamageRecord>, Vec<Error>)> {
     let mut merged: Option<DamageRecord> = None;

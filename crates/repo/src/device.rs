@@ -153,7 +153,7 @@ impl SnapshotDevice {
         }
         lock(&self.spare).push(buffers);
         if let Some(keys) = &self.print_keys {
-            let reader = self.packs.reader(pack)?;
+            let reader = self.packs.frame_reader(pack)?;
             let prints = self.packs.prints(pack, frame)?;
             check_frame(keys, &reader, frame, (&raw, &prints), Depth::Prints)?;
         }

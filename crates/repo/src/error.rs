@@ -177,7 +177,7 @@ impl Error {
 
     /// Whether the medium failed to give what it has, for good.
     pub(crate) fn is_unreadable(&self) -> bool {
-        matches!(self, Self::Store(error @ StoreError::Io { .. }) if !error.is_retryable())
+        matches!(self, Self::Store(error) if error.is_of_medium())
     }
 
     /// Whether bytes that were stored are lost or wrong.
@@ -190,7 +190,9 @@ impl Error {
             Self::Damaged { .. }
                 | Self::MissingPack { .. }
                 | Self::Loss { .. }
-                | Self::Store(StoreError::ShortObject { .. } | StoreError::TooLarge { .. })
+                | Self::Store(
+                    StoreError::ShortObject { .. } | StoreError::TooLarge { .. } | StoreError::NotAnObject { .. }
+                )
                 | Self::Key(
                     KeyError::Damaged { .. } | KeyError::WrongKeyOrDamaged { .. } | KeyError::WrongPurpose { .. }
                 )

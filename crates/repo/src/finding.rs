@@ -22,8 +22,12 @@ pub enum FindingKind {
     Damaged,
     /// It is not there, and should be.
     Missing,
-    /// The store has it and cannot read it: a medium that fails, permissions.
+    /// The medium has it and cannot read it.
     Unreadable,
+    /// Something that is no object has its name: a folder, a link, a pipe.
+    Obstructed,
+    /// We may not read it: its bytes may well be whole.
+    Refused,
     /// It says that a later release wrote it; or the byte that says so is damaged.
     LaterVersion,
     /// A disk of a snapshot is not what the device it is compared with holds.
@@ -42,8 +46,13 @@ impl FindingKind {
     /// Whether something that was stored is lost or wrong, rather than untidy.
     pub fn is_damage(self) -> bool {
         match self {
-            Self::Damaged | Self::Missing | Self::Unreadable | Self::LaterVersion | Self::Differs => true,
-            Self::Unlisted | Self::Dangling | Self::Single | Self::Stranger => false,
+            Self::Damaged
+            | Self::Missing
+            | Self::Unreadable
+            | Self::Obstructed
+            | Self::LaterVersion
+            | Self::Differs => true,
+            Self::Refused | Self::Unlisted | Self::Dangling | Self::Single | Self::Stranger => false,
         }
     }
 }
@@ -115,11 +124,12 @@ pub(crate) fn classify(error: Error) -> Result<(Option<ObjectName>, Option<u64>,
             (Some(name), Some(actual), FindingKind::Damaged, detail)
         }
         Error::Store(StoreError::NotFound { name }) => (Some(name), None, FindingKind::Missing, detail),
-        Error::Store(StoreError::Io { ref source, .. }) => {
+        Error::Store(StoreError::NotAnObject { name, .. }) => (Some(name), None, FindingKind::Obstructed, detail),
+        Error::Store(ref store @ StoreError::Io { ref source, .. }) if store.is_of_medium() => {
             let detail = format!("{detail}: {source}");
             (None, None, FindingKind::Unreadable, detail)
         }
-        Error::Store(StoreError::Permission { .. }) => (None, None, FindingKind::Unreadable, detail),
+        Error::Store(StoreError::Permission { .. }) => (None, None, FindingKind::Refused, detail),
         Error::Key(KeyError::Version { name, .. }) => (Some(name), Some(0), FindingKind::LaterVersion, detail),
         Error::Store(StoreError::TooLarge { name, .. })
         | Error::Key(

@@ -13,7 +13,7 @@
 //!
 //! Every step can be the last: what is left is found by the next run. `docs/locking.md` argues why nothing alive is deleted.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -21,14 +21,14 @@ use serde::{Deserialize, Serialize};
 use crate::condemned::{condemned_name, encode_condemned, waits_name};
 use crate::error::{Error, Result};
 use crate::id::{PackId, SegmentId, WriterId};
-use crate::index::{SegmentWriter, entries_of};
+use crate::index::write_segment;
 use crate::lease::{self, Lease, Work, WriterRecord};
 use crate::loss::Evidence;
 use crate::manifest::Manifest;
 use crate::mark::{Marks, live_ranges};
 use crate::moves::move_of;
 use crate::pack::{Directory, pack_name};
-use crate::repack::{pack_set, repack};
+use crate::repack::repack;
 use crate::repository::Repository;
 use crate::restore::{JobProgress, Unwatched, check_cancelled};
 use crate::room::with_room;
@@ -413,7 +413,12 @@ impl Repository {
     ) -> Result<BTreeSet<PackId>> {
         let chosen: HashSet<PackId> = batch.iter().copied().collect();
         let ranges = live_ranges(&self.packs, snapshots, &chosen)?;
-        let repacked = repack(self, lease.record.writer, &ranges, request.thread_count)?;
+        let repacked = repack(
+            self,
+            lease.record.writer,
+            (&ranges, &HashMap::new()),
+            request.thread_count,
+        )?;
         report.rewritten_bytes += repacked.stored_bytes;
         report.damaged.extend(
             repacked
@@ -436,17 +441,8 @@ impl Repository {
         if packs.is_empty() {
             return Ok(());
         }
-        let mut ids: Vec<PackId> = pack_set(packs).into_iter().collect();
-        ids.sort_unstable();
-        let mut entries: Vec<_> = packs
-            .iter()
-            .flat_map(|(pack, directory)| entries_of(*pack, directory))
-            .collect();
-        entries.sort_unstable();
         let segment = SegmentId::from_bytes(self.vault.surroundings.draw()?);
-        let mut writer = SegmentWriter::create(&*self.vault.store, &self.vault.segment_keys(), segment, ids)?;
-        entries.iter().try_for_each(|entry| writer.push(entry))?;
-        writer.finish()?;
+        write_segment(&*self.vault.store, &self.vault.segment_keys(), segment, packs)?;
         Ok(())
     }
 

@@ -136,6 +136,16 @@ pub fn index_segment(bytes: &[u8]) -> Outcome {
     };
     let pages = std::sync::Mutex::new(LruCache::new(1 << 20));
     let mut outcome = Outcome::Decoded;
+    for pack in reader.packs().iter().take(64) {
+        if let Ok(Some(table)) = reader.frame_table(&store, *pack)
+            && let Ok(directory) = crate::pack::decode_frame_table(&table)
+        {
+            assert!(
+                crate::pack::encode_frame_table(&directory).len() <= table.len(),
+                "more than was read"
+            );
+        }
+    }
     for number in 0..reader.page_count() {
         let Ok(entries) = reader.page(&store, number) else {
             outcome = Outcome::Refused;

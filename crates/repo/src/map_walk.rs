@@ -185,7 +185,7 @@ impl Walk<'_> {
         let location = now.map_or(page.location, |(place, _)| place);
         let place = match &error {
             Error::MissingPack { pack } => Place::Pack(*pack),
-            _ if self.packs.reader(location.pack).is_err() => Place::Pack(location.pack),
+            _ if self.packs.frame_reader(location.pack).is_err() => Place::Pack(location.pack),
             _ => Place::Frame(location.pack, location.frame),
         };
         self.visitor.visit(Visit::Unreadable { range, place, error })

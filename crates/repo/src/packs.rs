@@ -1,14 +1,16 @@
 //! The packs of a repository, as every reader sees them: directories, pages, prints and frames, cached within bounds.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::codec::{Decompressor, FrameMemory};
 use crate::error::{Error, Result};
 use crate::id::PackId;
+use crate::index::{SegmentKeys, find_frame_table};
 use crate::key::{Cipher, Keyring, Purpose};
 use crate::lru::LruCache;
 use crate::map::{PAGE_BYTES_MAX, PageCache, PageRef};
-use crate::pack::{Location, PackKey, PackReader, read_directory};
+use crate::pack::{Location, PackKey, PackReader, read_around, read_directory};
 use crate::relocated::{RelocationTables, load_relocations};
 use crate::store::{Store, StoreError};
 
@@ -46,12 +48,22 @@ pub(crate) struct Refreshed {
     pub(crate) errors: Vec<Error>,
 }
 
+/// Hears of damage that is worked around.
+type Warn = Box<dyn Fn(&str) + Send + Sync>;
+
 /// The packs of a repository.
 pub(crate) struct Packs {
     store: Arc<dyn Store>,
     cipher: Cipher,
     keyring: Keyring,
     directories: Mutex<LruCache<PackId, Arc<PackReader>>>,
+    /// Packs whose directory is damaged, with their frames from elsewhere.
+    flawed: Mutex<LruCache<PackId, Arc<PackReader>>>,
+    /// Packs whose directory is damaged, and whose frames nothing else leads to.
+    hopeless: Mutex<HashSet<PackId>>,
+    /// What is wrong with the packs that were read so: where, and what.
+    flaws: Mutex<BTreeMap<PackId, (u64, String)>>,
+    warn: OnceLock<Warn>,
     tree_frames: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
     prints: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
     relocations: Mutex<RelocationTables>,
@@ -71,6 +83,10 @@ impl Packs {
             cipher,
             keyring,
             directories: Mutex::new(LruCache::new(DIRECTORY_CACHE_BYTES)),
+            flawed: Mutex::new(LruCache::new(DIRECTORY_CACHE_BYTES)),
+            hopeless: Mutex::default(),
+            flaws: Mutex::default(),
+            warn: OnceLock::new(),
             tree_frames: Mutex::new(LruCache::new(TREE_CACHE_BYTES)),
             prints: Mutex::new(LruCache::new(PRINT_CACHE_BYTES)),
             relocations: Mutex::default(),
@@ -97,9 +113,69 @@ impl Packs {
         Ok(reader)
     }
 
+    /// The pack as [`reader`](Self::reader) gives it; where its directory cannot be used, what else leads to its frames.
+    ///
+    /// For everything that finds bytes by their frame. What looks for chunks, or decides what may be referred to, asks for
+    /// a directory that is whole.
+    pub(crate) fn frame_reader(&self, pack: PackId) -> Result<Arc<PackReader>> {
+        if let Some(reader) = lock(&self.flawed).get(&pack) {
+            return Ok(reader);
+        }
+        let error = match self.reader(pack) {
+            Err(error) if is_about_directory(&error) => error,
+            other => return other,
+        };
+        if lock(&self.hopeless).contains(&pack) {
+            return Err(error);
+        }
+        let keys = SegmentKeys {
+            cipher: self.cipher,
+            keyring: self.keyring.clone(),
+        };
+        let table = || find_frame_table(&*self.store, &keys, pack);
+        let read = read_around(&*self.store, pack, self.key(pack), &error, table);
+        let Some(reader) = read.map_err(|error| missing_pack(pack, error))? else {
+            lock(&self.hopeless).insert(pack);
+            return Err(error);
+        };
+        let reader = Arc::new(reader);
+        lock(&self.flawed).insert(pack, Arc::clone(&reader), reader.directory.memory_bytes());
+        if let Some(Error::Damaged { offset, detail, .. }) = reader.flaw() {
+            lock(&self.flaws).insert(pack, (offset, detail));
+        }
+        if let Some(warn) = self.warn.get() {
+            warn(&format!(
+                "{error}; its data was found with the copy of its directory in the index"
+            ));
+        }
+        Ok(reader)
+    }
+
+    /// Who hears of damage that is worked around; the first one stays.
+    pub(crate) fn set_warn(&self, warn: Warn) {
+        self.warn.set(warn).ok();
+    }
+
+    /// Packs that were read though their directory is damaged, each with what is wrong.
+    pub(crate) fn flaws(&self) -> Vec<(PackId, Error)> {
+        let error = |(pack, (offset, detail)): (&PackId, &(u64, String))| {
+            let name = crate::pack::pack_name(*pack);
+            (*pack, Error::damaged(&name, *offset, detail.clone()))
+        };
+        lock(&self.flaws).iter().map(error).collect()
+    }
+
+    /// Whether the pack was read though its directory is damaged.
+    pub(crate) fn is_flawed(&self, pack: PackId) -> bool {
+        lock(&self.flaws).contains_key(&pack)
+    }
+
     /// Forgets what is cached of a pack.
     pub(crate) fn forget(&self, pack: PackId) {
         lock(&self.directories).remove(&pack);
+        lock(&self.flawed).remove(&pack);
+        lock(&self.hopeless).remove(&pack);
+        lock(&self.flaws).remove(&pack);
     }
 
     /// Takes over the relocations that the repository has now.
@@ -170,7 +246,7 @@ impl Packs {
         if let Some(prints) = lock(&self.prints).get(&(pack, frame)) {
             return Ok(prints);
         }
-        let read = self.reader(pack)?.prints(&*self.store, frame);
+        let read = self.frame_reader(pack)?.prints(&*self.store, frame);
         let prints = Arc::new(read.map_err(|error| missing_pack(pack, error))?);
         lock(&self.prints).insert((pack, frame), Arc::clone(&prints), prints.len());
         Ok(prints)
@@ -202,13 +278,18 @@ impl Packs {
 
     /// Reads the sealed bytes of a frame.
     fn fetch(&self, pack: PackId, frame: u32, buffers: &mut FrameBuffers) -> Result<Arc<PackReader>> {
-        let reader = self.reader(pack)?;
+        let reader = self.frame_reader(pack)?;
         if let Err(error) = reader.fetch(&*self.store, frame, &mut buffers.sealed) {
             self.forget(pack);
             return Err(missing_pack(pack, error));
         }
         Ok(reader)
     }
+}
+
+/// Whether the directory of a pack cannot be used, though the pack is there.
+fn is_about_directory(error: &Error) -> bool {
+    !matches!(error, Error::MissingPack { .. }) && (error.is_about_one_object() || error.is_unreadable())
 }
 
 /// A pack may go between two reads of it.

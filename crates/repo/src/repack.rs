@@ -3,7 +3,7 @@
 //! The living ranges of a pack are decoded, checked, and stored again in new packs; a relocation for each old pack says
 //! where they went. Chunks that are alive as a whole keep their identity; what is left of others becomes chunks of its own.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::check::{Depth, check_frame};
@@ -30,11 +30,14 @@ pub(crate) struct Repacked {
     pub(crate) failed: Vec<(PackId, Error)>,
 }
 
+/// Packs whose directory is not to be read, with the one to be used.
+pub(crate) type KnownReaders = HashMap<PackId, Arc<PackReader>>;
+
 /// Stores the living ranges of `old` packs again.
 pub(crate) fn repack(
     repository: &Repository,
     writer: WriterId,
-    old: &HashMap<PackId, Vec<LiveRange>>,
+    (old, readers): (&HashMap<PackId, Vec<LiveRange>>, &KnownReaders),
     sealer_count: usize,
 ) -> Result<Repacked> {
     let draw = || {
@@ -50,6 +53,7 @@ pub(crate) fn repack(
         let frames = |content| FrameStream::new(Arc::clone(&repository.packs), &draw, content);
         let mut repacker = Repacker {
             repository,
+            readers,
             keys: repository.vault.fingerprint_keys(),
             output: PackOutput::new(
                 scope,
@@ -93,6 +97,7 @@ pub(crate) fn repack(
 
 struct Repacker<'a> {
     repository: &'a Repository,
+    readers: &'a KnownReaders,
     keys: FingerprintKeys,
     output: PackOutput<'a>,
     data: FrameStream<'a>,
@@ -104,7 +109,10 @@ struct Repacker<'a> {
 
 impl Repacker<'_> {
     fn pack(&mut self, pack: PackId, ranges: &[LiveRange]) -> Result<RelocationTable> {
-        let reader = self.repository.packs.reader(pack)?;
+        let reader = match self.readers.get(&pack) {
+            Some(reader) => Arc::clone(reader),
+            None => self.repository.packs.reader(pack)?,
+        };
         // All of the pack is checked before any of it is stored again: a pack that is damaged stays as it is.
         for group in ranges.chunk_by(|a, b| a.frame == b.frame) {
             self.decode(&reader, group[0].frame)?;
@@ -242,9 +250,4 @@ fn joined(group: &[LiveRange]) -> Vec<(u32, u32)> {
         }
     }
     joined
-}
-
-/// The identities of the packs in a list, as a set.
-pub(crate) fn pack_set(packs: &[(PackId, Directory)]) -> HashSet<PackId> {
-    packs.iter().map(|(pack, _)| *pack).collect()
 }

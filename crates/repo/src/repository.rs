@@ -7,9 +7,10 @@ use crate::config::RepositoryConfig;
 use crate::error::{Error, Result};
 use crate::fingerprint::FingerprintKeys;
 use crate::id::{PackId, SegmentId, SnapshotId};
-use crate::index::{SegmentKeys, SegmentReader};
+use crate::index::{SegmentKeys, SegmentReader, merge_segments};
 use crate::key::{Cipher, Keyring, MasterSecret, Purpose, open_object, seal_object};
 use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, SnapshotObject, decode_snapshot, snapshot_name};
+use crate::pack::{Directory, PackKey, read_directory};
 use crate::packs::Packs;
 use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
 use crate::surroundings::Surroundings;
@@ -79,6 +80,31 @@ impl Vault {
     /// All packs that exist.
     pub(crate) fn pack_ids(&self) -> Result<HashSet<PackId>> {
         Ok(self.identities(ObjectKind::Pack)?.into_iter().collect())
+    }
+
+    /// The directory of a pack; none where it cannot be read, or the pack does not exist.
+    pub(crate) fn directory(&self, pack: PackId) -> Result<Option<Directory>> {
+        let key = PackKey::new(self.cipher, self.keyring.key(Purpose::PackSealing), pack);
+        match read_directory(&*self.store, pack, key) {
+            Ok(reader) => Ok(Some(reader.directory)),
+            Err(Error::Store(StoreError::NotFound { .. })) => Ok(None),
+            Err(error) if error.is_about_one_object() || error.is_unreadable() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes what `segments` say of the packs in `living` as one segment.
+    pub(crate) fn merge(&self, segments: &[SegmentReader], living: &HashSet<PackId>) -> Result<SegmentId> {
+        let merged = SegmentId::from_bytes(self.surroundings.draw()?);
+        let directory_of = |pack| self.directory(pack);
+        merge_segments(
+            &*self.store,
+            &self.segment_keys(),
+            segments,
+            living,
+            merged,
+            &directory_of,
+        )
     }
 
     /// All segments of the index that can be read; and the errors of those that cannot.

@@ -345,7 +345,7 @@ impl RestoreJob<'_> {
         let PlannedPiece { pack, frame, .. } = group[0];
         let packs = &self.repository.packs;
         let prints = packs.prints(pack, frame)?;
-        let reader = packs.reader(pack)?;
+        let reader = packs.frame_reader(pack)?;
         let is_blocks = reader.frame(frame)?.content == FrameContent::Blocks;
         let mut wanted = Vec::new();
         let mut equal_bytes = 0;

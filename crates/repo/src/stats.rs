@@ -154,7 +154,7 @@ impl Repository {
         for (pack, length) in sizes {
             check_cancelled(progress)?;
             progress.advance(1);
-            let reader = match self.packs.reader(pack) {
+            let reader = match self.packs.frame_reader(pack) {
                 // Gc deleted it while we looked.
                 Err(Error::MissingPack { .. }) => continue,
                 other => other?,

@@ -26,7 +26,7 @@ use crate::impact::add_impact;
 use crate::loss::LostSearch;
 use crate::manifest::{DiskContent, DiskRecord, Manifest, snapshot_name};
 use crate::map_walk::{Verdict, Visit, Visitor, walk_disk};
-use crate::pack::FrameContent;
+use crate::pack::{FrameContent, pack_name};
 use crate::packs::FrameBuffers;
 use crate::repository::Repository;
 use crate::restore::JobProgress;
@@ -76,6 +76,11 @@ impl Repository {
             let differing = job.differing.into_inner().unwrap_or_else(PoisonError::into_inner);
             let manifest = self.snapshot(compare.snapshot)?;
             report.compared_bytes = report_differing(&manifest, compare, differing, &mut findings)?;
+        }
+        for (pack, flaw) in self.packs.flaws() {
+            if !findings.has_place(Place::Pack(pack)) {
+                findings.object(&pack_name(pack), flaw)?;
+            }
         }
         add_impact(&self.packs, &manifests, &mut findings)?;
         (report.findings, report.unlisted_finding_count) = findings.finish();
@@ -261,7 +266,7 @@ impl<'a> VerifyJob<'a> {
     fn frame_where_it_was(&self, group: &Group<'a>, buffers: &mut Buffers) -> Result<()> {
         let PlannedPiece { pack, frame, .. } = group.pieces[0];
         let packs = &self.repository.packs;
-        let reader = match packs.reader(pack) {
+        let reader = match packs.frame_reader(pack) {
             Ok(reader) => reader,
             Err(error @ Error::MissingPack { .. }) => return Err(error),
             Err(error) => return lock(&self.findings).place(Place::Pack(pack), error),

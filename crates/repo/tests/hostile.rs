@@ -63,7 +63,7 @@ fn swollen() -> Vec<(&'static str, Vec<u8>)> {
         1u32.to_le_bytes().to_vec(),
         COUNT.div_ceil(128).to_le_bytes().to_vec(),
         each(&entry),
-        id(1),
+        [id(1), vec![0; 4]].concat(),
         vec![0; 8 * COUNT.div_ceil(128) as usize],
     ];
     let names = each(&|number| format!("\"{number:04x}\",").into_bytes());

@@ -133,7 +133,11 @@ fn a_backup_is_whole_whatever_page_of_its_parent_is_damaged() {
     let (name, bytes) = objects.iter().find(|(name, bytes)| is_tree(name, bytes)).unwrap();
     let length = bytes.len();
     let mut cases: Vec<Option<Vec<u8>>> = vec![None, Some(bytes[..length / 2].to_vec())];
-    for at in (0..length).step_by(length / 12) {
+    // The pages lie between the header and the directory, which has a second copy.
+    let field = bytes[length - 56..length - 48].try_into().unwrap();
+    let pages_end = usize::try_from(u64::from_le_bytes(field)).unwrap();
+    let pages = (64..pages_end).step_by((pages_end - 64) / 12);
+    for at in (0..length).step_by(length / 12).chain(pages) {
         let mut flipped = bytes.to_vec();
         flipped[at] ^= 1;
         cases.push(Some(flipped));

@@ -26,6 +26,9 @@ use crate::exit::Exit;
 const HINT_DAMAGE: &str = "holdfast scrub finds everything that is damaged, and holdfast repair mends what it can";
 const HINT_LOSS: &str = "finish a copy that was cut off, or put back what is missing; holdfast repair brings back what it can; \
                          holdfast gc --accept-loss SNAPSHOT (or all) gives up what is lost";
+const HINT_OBSTRUCTED: &str = "move it away; holdfast repair brings back what it can";
+const HINT_FOLDER: &str =
+    "inside a repository no link is followed: move all of it to the other disk, and link to the whole";
 const HINT_LOCATION: &str = "check --repository; holdfast init makes a new repository";
 const HINT_READ_ONLY: &str =
     "all snapshots can still be read: list, restore and verify work; to change it, mount it writable";
@@ -399,6 +402,8 @@ fn store_advice(error: &StoreError) -> Advice {
         StoreError::NoStore { .. } => advice(Exit::Error, Kind::NoSuchRepository, HINT_LOCATION),
         StoreError::NotFound { .. } => plain(Exit::Error, Kind::NotFound),
         StoreError::ReadOnly { .. } => advice(Exit::Error, Kind::Permission, HINT_READ_ONLY),
+        StoreError::NotAnObject { .. } => advice(Exit::Damage, Kind::Damage, HINT_OBSTRUCTED),
+        StoreError::NotAFolder { .. } => advice(Exit::Error, Kind::Unsupported, HINT_FOLDER),
         StoreError::Permission { .. } => advice(Exit::Error, Kind::Permission, HINT_PERMISSION),
         StoreError::NoSpace { .. } => advice(Exit::Error, Kind::NoSpace, HINT_STORE_FULL),
         StoreError::Unsupported { .. } => plain(Exit::Error, Kind::Unsupported),

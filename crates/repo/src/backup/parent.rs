@@ -193,6 +193,10 @@ impl<'a> ParentCursor<'a> {
             return Ok(None);
         }
         let prints = self.packs.prints(location.pack, location.frame)?;
+        // Reading may have shown that the directory of the pack is damaged.
+        if !is_usable(location.pack) {
+            return Ok(None);
+        }
         Ok(Some(Run {
             start: offset,
             end: offset + together,

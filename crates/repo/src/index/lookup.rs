@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use super::segment::{SegmentKeys, SegmentPages};
-use super::{IndexEntry, Prefix, SegmentReader, SegmentWriter, entries_of, prefix_of};
+use super::{IndexEntry, Prefix, SegmentReader, prefix_of, write_segment};
 use crate::damage::KnownIdentity;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId, SegmentId};
@@ -61,7 +61,7 @@ impl ChunkIndex {
 
     /// Whether a new snapshot may refer to `pack`.
     pub(crate) fn is_usable(&self, pack: PackId) -> bool {
-        self.usable.contains(&pack)
+        self.usable.contains(&pack) && !self.packs.is_flawed(pack)
     }
 
     /// Where a chunk is, if the repository has it at a place that may be referred to.
@@ -194,23 +194,14 @@ impl ChunkIndex {
         if self.finished.is_empty() {
             return Ok(());
         }
-        let mut entries: Vec<_> = self
-            .finished
-            .iter()
-            .flat_map(|(pack, directory)| entries_of(*pack, directory))
-            .collect();
-        entries.sort_unstable();
-        let mut packs: Vec<_> = self.finished.iter().map(|(pack, _)| *pack).collect();
-        packs.sort_unstable();
-        let mut writer = SegmentWriter::create(&**self.packs.store(), &self.keys, segment, packs.clone())?;
-        entries.iter().try_for_each(|entry| writer.push(entry))?;
-        writer.finish()?;
+        write_segment(&**self.packs.store(), &self.keys, segment, &self.finished)?;
         match SegmentReader::open(&**self.packs.store(), &self.keys, segment) {
             Ok(segment) => {
                 self.written_bytes += segment.length;
                 self.segments.push(segment);
+                let packs: HashSet<PackId> = self.finished.iter().map(|(pack, _)| *pack).collect();
                 self.recent
-                    .retain(|_, (_, location, _)| packs.binary_search(&location.pack).is_err());
+                    .retain(|_, (_, location, _)| !packs.contains(&location.pack));
             }
             // Gc has made one segment of it and others already; what it lists stays remembered here.
             Err(Error::Store(StoreError::NotFound { .. })) => {}

@@ -7,6 +7,7 @@ use super::segment::SegmentKeys;
 use super::{IndexEntry, SegmentReader, SegmentWriter};
 use crate::error::Result;
 use crate::id::{PackId, SegmentId};
+use crate::pack::{Directory, encode_frame_table};
 use crate::store::Store;
 
 /// Walks the entries of a segment in order.
@@ -32,12 +33,15 @@ impl Cursor<'_> {
 }
 
 /// Writes what `segments` say of the packs in `living` as one segment; what they say of other packs is dropped.
+///
+/// Packs whose frames no segment has, as in segments of earlier releases, are asked for their directory.
 pub(crate) fn merge_segments(
     store: &dyn Store,
     keys: &SegmentKeys,
     segments: &[SegmentReader],
     living: &HashSet<PackId>,
     merged: SegmentId,
+    directory_of: &dyn Fn(PackId) -> Result<Option<Directory>>,
 ) -> Result<SegmentId> {
     let mut packs: Vec<_> = segments
         .iter()
@@ -68,5 +72,15 @@ pub(crate) fn merge_segments(
         }
         last = Some(entry);
     }
-    writer.finish()
+    writer.finish(&mut |pack| {
+        for segment in segments {
+            match segment.frame_table(store, pack) {
+                Ok(None) => {}
+                // What is damaged is not carried on: the directory says it again.
+                Err(error) if error.is_about_one_object() => {}
+                other => return other,
+            }
+        }
+        directory_of(pack).map(|directory| directory.as_ref().map(encode_frame_table))
+    })
 }

@@ -3,15 +3,20 @@
 //! The index answers one question, for writers only: is there a chunk of this identity, and where? Reading a snapshot never
 //! asks it. It is a set of immutable *segments*, each a sorted list of the chunks of some packs, read a page at a time; none
 //! of it has to fit in memory. What a running backup has stored itself is kept in memory until it becomes a segment.
-//! A segment can always be written again from the directories of its packs.
+//! A segment can always be written again from the directories of its packs. It also has a table of the frames of each pack:
+//! the second way to them, for when the directory of a pack is damaged.
 
 mod lookup;
 mod merge;
 pub(crate) mod segment;
+mod tables;
+mod write;
 
 pub(crate) use lookup::ChunkIndex;
 pub(crate) use merge::merge_segments;
 pub(crate) use segment::{SegmentKeys, SegmentReader, SegmentWriter, segment_name};
+pub(crate) use tables::find_frame_table;
+pub(crate) use write::write_segment;
 
 use crate::id::{ChunkId, PackId};
 use crate::pack::{Directory, Location};

@@ -1,9 +1,10 @@
 //! One object of the index: a sorted list of chunks, in sealed pages.
 //!
 //! ```text
-//! header   32 bytes: magic `HFINDEX\n`, u16 format version 1, 6 zero bytes, 16 bytes identity
+//! header   32 bytes: magic `HFINDEX\n`, u16 format version 2, 6 zero bytes, 16 bytes identity
 //! pages    each sealed: up to 128 entries of 28 bytes, sorted; all but the last are full
-//! packs    sealed: 16 bytes for each pack whose chunks are listed
+//! tables   each sealed: the frames of a pack, in the order of the packs
+//! packs    sealed: for each pack whose chunks are listed 16 bytes identity, u32 bytes of its sealed table, 0 if it has none
 //! fences   sealed: the first 8 bytes of the first entry of each page
 //! trailer  64 bytes: magic `HFIXEND\n`, 16 bytes identity, u64 entries, u32 packs, u32 pages, 20 zero bytes,
 //!          u32 CRC-32C of the trailer so far
@@ -13,24 +14,31 @@
 //! frame, 21-41 the length, 42-57 the frame. Everything is little-endian but the identities, which sort as bytes.
 //!
 //! The key of a segment is derived from the repository's index key and the segment's identity; nonces: byte 0 is 1 for
-//! pages, 2 for packs, 3 for fences; bytes 4 to 11 the number of the page.
+//! pages, 2 for packs, 3 for fences, 4 for tables; bytes 4 to 11 the number of the page, or of the pack.
+//!
+//! Version 1 has no tables, and only the identities of packs. It is read, and not written any more.
 
 #[cfg(feature = "hostile")]
 pub(crate) mod forged;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::tables::TablePlaces;
 use super::{IndexEntry, PREFIX_LENGTH, Prefix};
 use crate::error::{Error, Result};
 use crate::id::{PackId, SegmentId};
 use crate::key::{Cipher, Keyring, Purpose, SealingKey, TAG_LENGTH};
 use crate::lru::LruCache;
-use crate::pack::Location;
+use crate::pack::{FRAME_TABLE_BYTES_MAX, Location};
 use crate::store::{ObjectKind, ObjectName, ObjectWriter, Put, Store};
 
 const MAGIC: &[u8; 8] = b"HFINDEX\n";
 const TRAILER_MAGIC: &[u8; 8] = b"HFIXEND\n";
-const FORMAT_VERSION: u16 = 1;
+const FORMAT_VERSION: u16 = 2;
+/// The version without tables of frames.
+const FORMAT_VERSION_1: u16 = 1;
+/// An identity, and the length of a sealed table.
+const PACK_ENTRY_LENGTH: usize = PackId::LENGTH + 4;
 const HEADER_LENGTH: usize = 32;
 const TRAILER_LENGTH: usize = 64;
 const ENTRY_LENGTH: usize = PREFIX_LENGTH + 4 + 8;
@@ -49,18 +57,20 @@ pub(crate) fn segment_name(segment: SegmentId) -> ObjectName {
 }
 
 #[derive(Clone, Copy)]
-enum Section {
+pub(super) enum Section {
     Page(u64),
     Packs,
     Fences,
+    Table(u64),
 }
 
 impl Section {
-    fn nonce(self) -> [u8; 12] {
+    pub(super) fn nonce(self) -> [u8; 12] {
         let (kind, number) = match self {
             Self::Page(number) => (1, number),
             Self::Packs => (2, 0),
             Self::Fences => (3, 0),
+            Self::Table(number) => (4, number),
         };
         let mut nonce = [0; 12];
         nonce[0] = kind;
@@ -156,11 +166,28 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Completes the segment; it is durable when this returns.
-    pub(crate) fn finish(mut self) -> Result<SegmentId> {
+    /// Writes the table of each pack; returns what the list of packs says.
+    fn finish_tables(&mut self, table_of: &mut dyn FnMut(PackId) -> Result<Option<Vec<u8>>>) -> Result<Vec<u8>> {
+        let mut list = Vec::with_capacity(self.packs.len() * PACK_ENTRY_LENGTH + TAG_LENGTH);
+        for (number, pack) in (0..).zip(&self.packs) {
+            let mut table = table_of(*pack)?.unwrap_or_default();
+            if !table.is_empty() {
+                self.key.seal(Section::Table(number).nonce(), &[], &mut table);
+                self.object.append(&table)?;
+            }
+            let length = u32::try_from(table.len()).expect("a pack has at most 2^16 frames");
+            list.extend_from_slice(pack.as_bytes());
+            list.extend_from_slice(&length.to_le_bytes());
+        }
+        Ok(list)
+    }
+
+    /// Completes the segment, with the encoded frame table of each pack that has one; it is durable when this returns.
+    pub(crate) fn finish(mut self, table_of: &mut dyn FnMut(PackId) -> Result<Option<Vec<u8>>>) -> Result<SegmentId> {
         if !self.page.is_empty() {
             self.finish_page()?;
         }
+        let mut packs = self.finish_tables(table_of)?;
         let mut trailer = [0; TRAILER_LENGTH];
         trailer[..8].copy_from_slice(TRAILER_MAGIC);
         trailer[8..24].copy_from_slice(self.segment.as_bytes());
@@ -170,7 +197,6 @@ impl SegmentWriter {
         trailer[36..40].copy_from_slice(&self.page_count.to_le_bytes());
         let crc = crc32c::crc32c(&trailer[..60]);
         trailer[60..].copy_from_slice(&crc.to_le_bytes());
-        let mut packs = self.packs.iter().flat_map(|pack| *pack.as_bytes()).collect();
         for (section, bytes) in [(Section::Packs, &mut packs), (Section::Fences, &mut self.fences)] {
             self.key.seal(section.nonce(), &[], bytes);
             self.object.append(bytes)?;
@@ -195,6 +221,8 @@ pub(crate) struct SegmentReader {
     name: ObjectName,
     key: SealingKey,
     packs: Vec<PackId>,
+    /// Where the sealed tables of the packs are.
+    tables: TablePlaces,
     fences: Vec<u64>,
     entry_count: u64,
     pub(crate) length: u64,
@@ -221,8 +249,9 @@ impl SegmentReader {
             end: trailer_at,
         };
         let fences = tables.read_back(Section::Fences, 8 * counts.pages as usize)?;
-        let packs = tables.read_back(Section::Packs, PackId::LENGTH * counts.packs as usize)?;
-        if tables.end != pages_end(counts.entries) {
+        let list = tables.read_back(Section::Packs, counts.pack_entry_length() * counts.packs as usize)?;
+        let (packs, places) = decode_packs(&list, &counts, pages_end(counts.entries));
+        if tables.end != places.end() {
             return Err(Error::damaged(
                 &name,
                 tables.end,
@@ -235,17 +264,12 @@ impl SegmentReader {
             .iter()
             .map(|fence| u64::from_be_bytes(*fence))
             .collect();
-        let packs = packs
-            .as_chunks()
-            .0
-            .iter()
-            .map(|pack| PackId::from_bytes(*pack))
-            .collect();
         Ok(Self {
             segment,
             name,
             key,
             packs,
+            tables: places,
             fences,
             entry_count: counts.entries,
             length,
@@ -255,6 +279,33 @@ impl SegmentReader {
     /// The packs whose chunks the segment lists.
     pub(crate) fn packs(&self) -> &[PackId] {
         &self.packs
+    }
+
+    /// The encoded frame table of a pack; none where the segment has none.
+    pub(crate) fn frame_table(&self, store: &dyn Store, pack: PackId) -> Result<Option<Vec<u8>>> {
+        let Some(place) = self
+            .packs
+            .binary_search(&pack)
+            .ok()
+            .and_then(|number| self.tables.of(number))
+        else {
+            return Ok(None);
+        };
+        if place.length > FRAME_TABLE_BYTES_MAX {
+            let detail = format!(
+                "a table of {} bytes; at most {FRAME_TABLE_BYTES_MAX} are read",
+                place.length
+            );
+            return Err(Error::damaged(&self.name, place.offset, detail));
+        }
+        let mut bytes = vec![0; place.length as usize];
+        store.get_range(&self.name, place.offset, &mut bytes)?;
+        let nonce = Section::Table(place.number).nonce();
+        if self.key.open(nonce, &[], &mut bytes).is_err() {
+            let detail = format!("the table of pack {pack} is not what was sealed");
+            return Err(Error::damaged(&self.name, place.offset, detail));
+        }
+        Ok(Some(bytes))
     }
 
     pub(crate) fn page_count(&self) -> u32 {
@@ -352,9 +403,30 @@ impl SegmentReader {
 }
 
 struct Counts {
+    version: u16,
     entries: u64,
     packs: u32,
     pages: u32,
+}
+
+impl Counts {
+    fn pack_entry_length(&self) -> usize {
+        match self.version {
+            FORMAT_VERSION_1 => PackId::LENGTH,
+            _ => PACK_ENTRY_LENGTH,
+        }
+    }
+}
+
+/// The packs that a segment lists, and where their tables are, the first of them at `tables_start`.
+fn decode_packs(list: &[u8], counts: &Counts, tables_start: u64) -> (Vec<PackId>, TablePlaces) {
+    let mut places = TablePlaces::new(tables_start);
+    let packs = list.chunks_exact(counts.pack_entry_length()).map(|entry| {
+        let (pack, length) = entry.split_at(PackId::LENGTH);
+        places.push(length.try_into().map_or(0, u32::from_le_bytes));
+        PackId::from_bytes(pack.try_into().expect("an entry begins with an identity"))
+    });
+    (packs.collect(), places)
 }
 
 fn check_ends(
@@ -369,7 +441,7 @@ fn check_ends(
         return wrong(0, "it does not begin as a segment of the index does");
     }
     let version = u16::from_le_bytes([header[8], header[9]]);
-    if version != FORMAT_VERSION {
+    if !(FORMAT_VERSION_1..=FORMAT_VERSION).contains(&version) {
         return Err(Error::FutureVersion {
             object: name.clone(),
             found: version.into(),
@@ -388,6 +460,7 @@ fn check_ends(
     let word = |at: usize| u32::from_le_bytes(trailer[at..at + 4].try_into().expect("four bytes"));
     let entries = u64::from_le_bytes(trailer[24..32].try_into().expect("eight bytes"));
     let counts = Counts {
+        version,
         entries,
         packs: word(32),
         pages: word(36),

@@ -174,8 +174,9 @@ impl MapWriter {
             return None;
         }
         let page = parent.leaf_ref(number).ok()??;
-        let usable = sink.is_usable(page.location.pack);
-        (usable && parent.decode_leaf(page, number).ok()? == self.pieces).then_some(page)
+        let same = sink.is_usable(page.location.pack) && parent.decode_leaf(page, number).ok()? == self.pieces;
+        // Reading may have shown that the directory of its pack is damaged.
+        (same && sink.is_usable(page.location.pack)).then_some(page)
     }
 
     /// Hands a page to the level above it. A full page is stored when the next child comes, so a level always has a child.
@@ -240,8 +241,9 @@ fn same_inner(
     }
     let page = parent.page_ref(page_level, number).ok()??;
     let depth = (top - page_level) as usize;
-    let usable = sink.is_usable(page.location.pack);
-    (usable && *parent.children(page, page_level, number, depth).ok()? == *children).then_some(page)
+    let usable = || sink.is_usable(page.location.pack);
+    let same = usable() && *parent.children(page, page_level, number, depth).ok()? == *children;
+    (same && usable()).then_some(page)
 }
 
 #[cfg(test)]

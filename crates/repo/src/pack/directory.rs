@@ -65,7 +65,40 @@ pub(crate) struct FrameEntry {
     chunks: Range<u32>,
 }
 
+/// What an encoded frame says of itself before its chunks.
+pub(crate) struct FrameStart {
+    pub(crate) stored_length: u32,
+    pub(crate) raw_length: u32,
+    pub(crate) codec: Codec,
+    pub(crate) content: FrameContent,
+}
+
+impl FrameContent {
+    /// How it is written, and the bytes in which lengths of chunks are counted.
+    fn to_wire(self) -> (u8, u64) {
+        match self {
+            Self::Blocks => (0, BLOCK_BYTES),
+            Self::Stream => (1, 1),
+            Self::Tree => (2, 1),
+        }
+    }
+
+    fn from_wire(byte: u8) -> Option<Self> {
+        [Self::Blocks, Self::Stream, Self::Tree]
+            .into_iter()
+            .find(|content| content.to_wire().0 == byte)
+    }
+}
+
 impl FrameEntry {
+    /// Writes what comes before the chunks.
+    pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
+        put_varint(bytes, self.stored_length.into());
+        put_varint(bytes, self.raw_length.into());
+        bytes.push(self.codec.to_wire());
+        bytes.push(self.content.to_wire().0);
+    }
+
     /// Sealed bytes of the frame's prints; 0 when it has none.
     pub(crate) fn prints_length(&self) -> usize {
         match self.content {
@@ -165,22 +198,11 @@ impl Directory {
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.chunks.len() * (ChunkId::LENGTH + 2) + self.frames.len() * 12 + 64);
-        bytes.push(match self.kind {
-            PackKind::Data => 1,
-            PackKind::Tree => 2,
-        });
-        bytes.extend_from_slice(self.writer.as_bytes());
+        self.encode_start(&mut bytes);
         put_varint(&mut bytes, self.frames.len() as u64);
         for frame in &self.frames {
-            put_varint(&mut bytes, frame.stored_length.into());
-            put_varint(&mut bytes, frame.raw_length.into());
-            bytes.push(frame.codec.to_wire());
-            let (content, unit) = match frame.content {
-                FrameContent::Blocks => (0, BLOCK_BYTES),
-                FrameContent::Stream => (1, 1),
-                FrameContent::Tree => (2, 1),
-            };
-            bytes.push(content);
+            frame.encode(&mut bytes);
+            let unit = frame.content.to_wire().1;
             let chunks = self.chunks(frame);
             put_varint(&mut bytes, chunks.len() as u64);
             for chunk in chunks {
@@ -191,6 +213,25 @@ impl Directory {
         put_varint(&mut bytes, self.attachment.len() as u64);
         bytes.extend_from_slice(&self.attachment);
         bytes
+    }
+
+    /// Writes what comes before the frames.
+    pub(super) fn encode_start(&self, bytes: &mut Vec<u8>) {
+        bytes.push(match self.kind {
+            PackKind::Data => 1,
+            PackKind::Tree => 2,
+        });
+        bytes.extend_from_slice(self.writer.as_bytes());
+    }
+
+    /// A directory without frames, from what comes before them.
+    pub(super) fn decode_start(decoder: &mut Decoder<'_>) -> Result<Self, Malformed> {
+        let kind = match decoder.u8()? {
+            1 => PackKind::Data,
+            2 => PackKind::Tree,
+            _ => return decoder.fail("names an unknown kind of pack"),
+        };
+        Ok(Self::new(kind, WriterId::from_bytes(decoder.array()?)))
     }
 
     /// Decodes and checks; `directory_offset` is where the pack says that its directory begins.
@@ -206,12 +247,7 @@ impl Directory {
     pub(crate) fn decode_unplaced(bytes: &[u8]) -> Result<Self, Malformed> {
         const FRAME_BYTES: usize = 5;
         let mut decoder = Decoder::new(bytes);
-        let kind = match decoder.u8()? {
-            1 => PackKind::Data,
-            2 => PackKind::Tree,
-            _ => return decoder.fail("names an unknown kind of pack"),
-        };
-        let mut directory = Self::new(kind, WriterId::from_bytes(decoder.array()?));
+        let mut directory = Self::decode_start(&mut decoder)?;
         let frame_count = decoder.count(FRAME_BYTES)?;
         if frame_count > FRAME_COUNT_MAX {
             return decoder.fail("has too many frames");
@@ -226,19 +262,36 @@ impl Directory {
         Ok(directory)
     }
 
-    fn decode_frame(&mut self, decoder: &mut Decoder<'_>) -> Result<(), Malformed> {
+    /// Decodes what comes before the chunks of a frame.
+    pub(super) fn decode_frame_start(decoder: &mut Decoder<'_>) -> Result<FrameStart, Malformed> {
         let limit = (FRAME_BYTES_MAX + TAG_LENGTH) as u64;
         let stored_length = small(decoder.varint_at_most(limit)?);
         let raw_length = small(decoder.varint_at_most(FRAME_BYTES_MAX as u64)?);
         let Some(codec) = Codec::from_wire(decoder.u8()?) else {
             return decoder.fail("names an unknown codec");
         };
-        let (content, unit) = match decoder.u8()? {
-            0 => (FrameContent::Blocks, BLOCK_BYTES),
-            1 => (FrameContent::Stream, 1),
-            2 => (FrameContent::Tree, 1),
-            _ => return decoder.fail("names an unknown content"),
+        let Some(content) = FrameContent::from_wire(decoder.u8()?) else {
+            return decoder.fail("names an unknown content");
         };
+        if (stored_length as usize) < TAG_LENGTH {
+            return decoder.fail("has a frame that is too short");
+        }
+        Ok(FrameStart {
+            stored_length,
+            raw_length,
+            codec,
+            content,
+        })
+    }
+
+    fn decode_frame(&mut self, decoder: &mut Decoder<'_>) -> Result<(), Malformed> {
+        let FrameStart {
+            stored_length,
+            raw_length,
+            codec,
+            content,
+        } = Self::decode_frame_start(decoder)?;
+        let unit = content.to_wire().1;
         let chunk_count = decoder.count(ChunkId::LENGTH + 1)?;
         let mut chunks = Vec::with_capacity(chunk_count);
         let mut total = 0;
@@ -258,7 +311,7 @@ impl Directory {
             FrameContent::Tree => chunk_count == 0,
             FrameContent::Blocks | FrameContent::Stream => total == u64::from(raw_length),
         };
-        if !complete || (stored_length as usize) < TAG_LENGTH {
+        if !complete {
             return decoder.fail("has a frame that is not the sum of its chunks");
         }
         self.push(stored_length, raw_length, codec, content, &chunks);

@@ -153,6 +153,18 @@ pub(crate) struct Trailer {
     pub(crate) hash: [u8; 32],
 }
 
+/// What a trailer says of which one bit has flipped; none where more of it is damaged.
+///
+/// The checksum finds the bit: no two trailers that differ in two bits have the same, and the identity and the place of
+/// the directory must fit besides.
+pub(crate) fn correct_trailer(trailer: &[u8; TRAILER_LENGTH], pack: PackId, pack_length: u64) -> Option<Trailer> {
+    (0..TRAILER_LENGTH * 8).find_map(|bit| {
+        let mut trial = *trailer;
+        trial[bit / 8] ^= 1 << (bit % 8);
+        decode_trailer(&trial, pack, pack_length).ok()
+    })
+}
+
 /// Checks the trailer of the pack named `pack`, which is `pack_length` bytes long.
 pub(crate) fn decode_trailer(trailer: &[u8; TRAILER_LENGTH], pack: PackId, pack_length: u64) -> Result<Trailer> {
     let object = pack_name(pack);
@@ -181,4 +193,35 @@ pub(crate) fn decode_trailer(trailer: &[u8; TRAILER_LENGTH], pack: PackId, pack_
         return wrong(TRAILER_OFFSET_AT, "its directory does not end where the trailer begins");
     }
     Ok(trailer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TRAILER_LENGTH, correct_trailer, decode_trailer, encode_trailer};
+    use crate::id::PackId;
+
+    #[test]
+    fn every_flipped_bit_of_a_trailer_is_corrected_and_two_are_not() {
+        let pack = PackId::from_bytes([7; 16]);
+        let (offset, length) = (70_000, 1234);
+        let trailer = encode_trailer(pack, offset, length, &[9; 32]);
+        let pack_length = offset + length + TRAILER_LENGTH as u64;
+        for bit in 0..TRAILER_LENGTH * 8 {
+            let mut flipped = trailer;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(decode_trailer(&flipped, pack, pack_length).is_err(), "bit {bit}");
+            let corrected = correct_trailer(&flipped, pack, pack_length).unwrap();
+            assert_eq!(
+                (corrected.directory_offset, corrected.directory_length, corrected.hash),
+                (offset, length, [9; 32]),
+                "bit {bit}"
+            );
+            let other = (bit * 7 + 13) % (TRAILER_LENGTH * 8);
+            flipped[other / 8] ^= 1 << (other % 8);
+            assert!(
+                other == bit || correct_trailer(&flipped, pack, pack_length).is_none(),
+                "{bit}, {other}"
+            );
+        }
+    }
 }

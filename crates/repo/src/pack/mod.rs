@@ -5,19 +5,21 @@
 //! refers to its frames can be written while it is still growing. `docs/format/repository.md` has the layout byte by byte.
 
 mod directory;
+mod frame_table;
 mod key;
 mod layout;
 mod reader;
 mod writer;
 
 pub(crate) use directory::{ChunkEntry, Directory, FRAME_COUNT_MAX, FrameContent, FrameEntry};
+pub(crate) use frame_table::{FRAME_TABLE_BYTES_MAX, decode_frame_table, encode_frame_table};
 pub(crate) use key::PackKey;
 #[cfg(feature = "hostile")]
 pub(crate) use key::Section;
 pub(crate) use layout::{HEADER_LENGTH, PackKind, TRAILER_LENGTH, pack_name};
 #[cfg(feature = "hostile")]
 pub(crate) use layout::{decode_header, decode_trailer, encode_header, encode_trailer};
-pub(crate) use reader::{PACK_BYTES_MIN, PackReader, read_directory, read_displaced_directory, read_kind};
+pub(crate) use reader::{PACK_BYTES_MIN, PackReader, read_around, read_directory, read_displaced_directory, read_kind};
 pub(crate) use writer::{FrameBuffers, FreeBuffer, PackWriter, SealedFrame, seal_frame};
 
 use crate::id::PackId;

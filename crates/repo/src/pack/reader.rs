@@ -2,7 +2,9 @@
 
 use super::directory::{DIRECTORY_BYTES_MAX, Directory, FrameContent, FrameEntry};
 use super::key::{PackKey, Section};
-use super::layout::{HEADER_LENGTH, PackKind, TRAILER_LENGTH, decode_header, decode_trailer, header_pack, pack_name};
+use super::layout::{
+    HEADER_LENGTH, PackKind, TRAILER_LENGTH, correct_trailer, decode_header, decode_trailer, header_pack, pack_name,
+};
 use crate::codec::{Decompressor, FrameMemory};
 use crate::error::{Error, Result};
 use crate::id::PackId;
@@ -14,7 +16,25 @@ const TAIL_BYTES: u64 = 48 << 10;
 /// Bytes of the shortest pack: a header and a trailer.
 pub(crate) const PACK_BYTES_MIN: u64 = (HEADER_LENGTH + TRAILER_LENGTH) as u64;
 
-/// A pack whose directory was read and checked.
+/// How the directory of a pack was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum DirectoryState {
+    /// Where the trailer says, and whole.
+    Whole,
+    /// It is whole, and the trailer that leads to it is not.
+    TrailerDamaged(Flaw),
+    /// It is lost. The frames are known from the index, the chunks in them are not.
+    Lost(Flaw),
+}
+
+/// What is wrong with the end of a pack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Flaw {
+    offset: u64,
+    detail: String,
+}
+
+/// A pack whose directory was read and checked, or whose frames are known in another way.
 pub(crate) struct PackReader {
     pub(crate) pack: PackId,
     pub(crate) name: ObjectName,
@@ -24,6 +44,7 @@ pub(crate) struct PackReader {
     pub(crate) directory_offset: u64,
     /// BLAKE3 of everything before the trailer, as the trailer has it.
     pub(crate) hash: [u8; 32],
+    pub(crate) state: DirectoryState,
     key: PackKey,
 }
 
@@ -61,30 +82,13 @@ fn read_directory_at(store: &dyn Store, name: ObjectName, pack: PackId, key: Pac
     let trailer_at = tail.len() - TRAILER_LENGTH;
     let trailer_bytes = tail[trailer_at..].try_into().expect("the tail ends with a trailer");
     let trailer = decode_trailer(&trailer_bytes, pack, length)?;
-    if trailer.directory_length > DIRECTORY_BYTES_MAX {
-        let detail = format!(
-            "its directory has {} bytes; at most {DIRECTORY_BYTES_MAX} are read",
-            trailer.directory_length
-        );
-        return Err(Error::damaged(&name, trailer.directory_offset, detail));
-    }
-    let directory_length = holdfast_block::to_usize(trailer.directory_length);
-    let mut sealed = if directory_length <= trailer_at {
-        tail[trailer_at - directory_length..trailer_at].to_vec()
-    } else {
-        let mut sealed = vec![0; directory_length];
-        store.get_range(&name, trailer.directory_offset, &mut sealed)?;
-        sealed
+    let end = PackEnd {
+        name: &name,
+        tail: &tail[..trailer_at],
+        offset: trailer.directory_offset,
+        length: trailer.directory_length,
     };
-    if !key.open(Section::Directory, &mut sealed) {
-        return Err(Error::damaged(
-            &name,
-            trailer.directory_offset,
-            "its directory is not what was sealed",
-        ));
-    }
-    let directory = Directory::decode(&sealed, trailer.directory_offset)
-        .map_err(|malformed| Error::malformed(&name, trailer.directory_offset, "directory", malformed))?;
+    let directory = end.directory(store, &key)?;
     Ok(PackReader {
         pack,
         name,
@@ -92,8 +96,112 @@ fn read_directory_at(store: &dyn Store, name: ObjectName, pack: PackId, key: Pac
         directory,
         directory_offset: trailer.directory_offset,
         hash: trailer.hash,
+        state: DirectoryState::Whole,
         key,
     })
+}
+
+/// Where the directory of a pack is.
+struct PackEnd<'a> {
+    name: &'a ObjectName,
+    /// What was read of the bytes before the trailer.
+    tail: &'a [u8],
+    offset: u64,
+    length: u64,
+}
+
+impl PackEnd<'_> {
+    fn directory(&self, store: &dyn Store, key: &PackKey) -> Result<Directory> {
+        if self.length > DIRECTORY_BYTES_MAX {
+            let detail = format!(
+                "its directory has {} bytes; at most {DIRECTORY_BYTES_MAX} are read",
+                self.length
+            );
+            return Err(Error::damaged(self.name, self.offset, detail));
+        }
+        let length = holdfast_block::to_usize(self.length);
+        let mut sealed = match self.tail.len().checked_sub(length) {
+            Some(start) => self.tail[start..].to_vec(),
+            None => {
+                let mut sealed = vec![0; length];
+                store.get_range(self.name, self.offset, &mut sealed)?;
+                sealed
+            }
+        };
+        if !key.open(Section::Directory, &mut sealed) {
+            let detail = "its directory is not what was sealed";
+            return Err(Error::damaged(self.name, self.offset, detail));
+        }
+        Directory::decode(&sealed, self.offset)
+            .map_err(|malformed| Error::malformed(self.name, self.offset, "directory", malformed))
+    }
+}
+
+/// Finds the frames of `pack`, whose directory or trailer cannot be used because of `error`, in another way: behind a
+/// trailer of which one bit has flipped, or with `table`, the copy in the index. None where there is no way.
+pub(crate) fn read_around(
+    store: &dyn Store,
+    pack: PackId,
+    key: PackKey,
+    error: &Error,
+    table: impl FnOnce() -> Result<Option<Directory>>,
+) -> Result<Option<PackReader>> {
+    let name = pack_name(pack);
+    let length = store.length(&name)?;
+    let mut header = [0; HEADER_LENGTH];
+    let is_header_read = store.get_range(&name, 0, &mut header).is_ok();
+    // The bytes of another pack are no way to those of this one.
+    if length < PACK_BYTES_MIN || is_header_read && header_pack(&header).is_some_and(|other| other != pack) {
+        return Ok(None);
+    }
+    let flaw = match error {
+        Error::Damaged { offset, detail, .. } => Flaw {
+            offset: *offset,
+            detail: detail.clone(),
+        },
+        other => Flaw {
+            offset: length,
+            detail: format!("its directory cannot be read: {other}"),
+        },
+    };
+    let open_at = |offset: u64| {
+        let end = PackEnd {
+            name: &name,
+            tail: &[],
+            offset,
+            length: (length - TRAILER_LENGTH as u64).checked_sub(offset)?,
+        };
+        end.directory(store, &key).ok()
+    };
+    let mut trailer = [0; TRAILER_LENGTH];
+    let is_trailer_read = store
+        .get_range(&name, length - TRAILER_LENGTH as u64, &mut trailer)
+        .is_ok();
+    let corrected = is_trailer_read
+        .then(|| correct_trailer(&trailer, pack, length))
+        .flatten();
+    let found = corrected.and_then(|trailer| Some((open_at(trailer.directory_offset)?, trailer.directory_offset)));
+    let (directory, directory_offset, state) = match found {
+        Some((directory, offset)) => (directory, offset, DirectoryState::TrailerDamaged(flaw)),
+        None => {
+            let Some(mut frames) = table()? else { return Ok(None) };
+            let offset = frames.finish();
+            match open_at(offset) {
+                Some(directory) => (directory, offset, DirectoryState::TrailerDamaged(flaw)),
+                None => (frames, offset, DirectoryState::Lost(flaw)),
+            }
+        }
+    };
+    Ok(Some(PackReader {
+        pack,
+        name,
+        length,
+        directory,
+        directory_offset,
+        hash: [0; 32],
+        state,
+        key,
+    }))
 }
 
 /// What the header of `pack` says that it holds.
@@ -107,6 +215,38 @@ pub(crate) fn read_kind(store: &dyn Store, pack: PackId) -> Result<PackKind> {
 }
 
 impl PackReader {
+    /// What is wrong with the directory, or with the trailer that leads to it.
+    pub(crate) fn flaw(&self) -> Option<Error> {
+        match &self.state {
+            DirectoryState::Whole => None,
+            DirectoryState::TrailerDamaged(flaw) | DirectoryState::Lost(flaw) => {
+                Some(Error::damaged(&self.name, flaw.offset, flaw.detail.clone()))
+            }
+        }
+    }
+
+    /// Whether the chunks of the frames are known.
+    pub(crate) fn has_chunks(&self) -> bool {
+        !matches!(self.state, DirectoryState::Lost(_))
+    }
+
+    /// The same pack with the chunks of its frames; frames without any are left out by whoever reads them.
+    pub(crate) fn with_directory(&self, directory: Directory, key: PackKey) -> Self {
+        Self {
+            pack: self.pack,
+            name: self.name.clone(),
+            length: self.length,
+            directory,
+            directory_offset: self.directory_offset,
+            hash: self.hash,
+            state: match &self.state {
+                DirectoryState::Lost(flaw) => DirectoryState::TrailerDamaged(flaw.clone()),
+                other => other.clone(),
+            },
+            key,
+        }
+    }
+
     /// The entry of frame `number`; one that does not exist is damage, of the pack or of what referred to it.
     pub(crate) fn frame(&self, number: u32) -> Result<&FrameEntry> {
         self.directory.frame(number).ok_or_else(|| {

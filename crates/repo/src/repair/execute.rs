@@ -112,7 +112,10 @@ impl Repository {
             return Ok(false);
         };
         let unreachable = |pack: PackId, frame: u32| {
-            let is_there = self.packs.reader(pack).is_ok_and(|reader| reader.frame(frame).is_ok());
+            let is_there = self
+                .packs
+                .frame_reader(pack)
+                .is_ok_and(|reader| reader.frame(frame).is_ok());
             (!is_there).then_some(Place::Frame(pack, frame))
         };
         let mut is_complete = true;

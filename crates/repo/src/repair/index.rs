@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::damage::{DamageRecord, Extent, damage_names, put_damage};
 use crate::error::{Error, Result};
 use crate::id::{PackId, SegmentId};
-use crate::index::{ChunkIndex, SegmentReader, merge_segments, segment_name};
+use crate::index::{ChunkIndex, SegmentReader, segment_name};
 use crate::repository::Repository;
 use crate::store::ObjectName;
 
@@ -21,7 +21,7 @@ impl Repository {
         for batch in wanted.chunks(PACK_BATCH_COUNT) {
             let mut records: BTreeMap<PackId, DamageRecord> = batch
                 .iter()
-                .map(|pack| (*pack, DamageRecord::new(Extent::Whole)))
+                .map(|pack| (*pack, DamageRecord::new(self.extent(*pack))))
                 .collect();
             let (segments, _) = self.vault.segments()?;
             for segment in &segments {
@@ -49,6 +49,14 @@ impl Repository {
             }
         }
         Ok(())
+    }
+
+    /// How much of a pack is lost whose directory is lost, or all of it.
+    fn extent(&self, pack: PackId) -> Extent {
+        match self.packs.frame_reader(pack) {
+            Ok(_) => Extent::Frames(BTreeSet::new()),
+            Err(_) => Extent::Whole,
+        }
     }
 
     /// Writes segments about every pack that the good segments do not list, and only then deletes the `bad` ones.
@@ -112,8 +120,7 @@ impl Repository {
         }
         let mut living = existing.clone();
         living.extend(self.vault.pack_ids()?);
-        let merged = SegmentId::from_bytes(self.vault.surroundings.draw()?);
-        merge_segments(&*self.vault.store, &keys, &stale, &living, merged)?;
+        self.vault.merge(&stale, &living)?;
         for segment in &stale {
             self.vault
                 .store

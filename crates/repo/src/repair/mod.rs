@@ -18,11 +18,11 @@
 mod execute;
 mod heal;
 mod index;
+mod rebuild;
 mod salvage;
 
 use std::collections::BTreeSet;
 
-use crate::damage::Extent;
 use crate::error::{Error, Result};
 use crate::finding::{Finding, FindingKind};
 use crate::id::{PackId, SnapshotId};
@@ -232,7 +232,9 @@ impl Repository {
         let mut actions = Vec::new();
         let mut add = |action, reason: &str| actions.push((action, reason.to_owned()));
         for finding in survey.findings.list() {
-            if !finding.kind.is_damage() && finding.kind != FindingKind::Single {
+            // What has taken the place of an object is somebody's: people move it away.
+            let is_ours = finding.kind.is_damage() && finding.kind != FindingKind::Obstructed;
+            if !is_ours && finding.kind != FindingKind::Single {
                 continue;
             }
             let Ok(object) = finding.object.parse::<ObjectName>() else {
@@ -323,7 +325,8 @@ fn actions_for_packs(survey: &Survey) -> Vec<(RepairAction, String)> {
         }
     }
     for (pack, record) in &survey.damage {
-        if survey.needed.contains(pack) && record.extent == Extent::Whole && record.chunks.is_empty() {
+        let is_needed = survey.needed.contains(pack);
+        if is_needed && record.chunks.is_empty() && survey.index.lists_chunks(*pack) {
             add(
                 RepairAction::RecordLoss { pack: *pack },
                 "its directory is lost, and snapshots need it",

@@ -1,10 +1,12 @@
 //! Getting what is whole out of damaged packs, and deleting them when nothing is left in them.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use super::heal::Damaged;
-use crate::damage::{DamageRecord, clear_damage};
-use crate::error::Result;
+use super::rebuild::{Rebuilt, rebuild};
+use crate::damage::{DamageRecord, Extent, clear_damage};
+use crate::error::{Error, Result};
 use crate::id::PackId;
 use crate::lease::Lease;
 use crate::mark::LiveRange;
@@ -20,15 +22,27 @@ impl Repository {
     pub(super) fn salvage(&self, lease: &Lease<'_>, damaged: &Damaged, thread_count: usize) -> Result<Vec<PackId>> {
         let mut deleted = Vec::new();
         for (pack, record) in damaged {
-            let reader = match self.packs.reader(*pack) {
+            let found = match self.packs.frame_reader(*pack) {
                 Ok(reader) => reader,
                 Err(error) if error.is_about_one_object() => continue,
                 Err(error) => return Err(error),
             };
-            let ranges = self.whole_ranges(&reader, record)?;
+            let is_doubtful = found.flaw().is_some() || record.extent == Extent::Whole;
+            let Rebuilt { reader, record } = if is_doubtful {
+                let keys = self.vault.fingerprint_keys();
+                match rebuild(&self.packs, &keys, &found, record) {
+                    Err(Error::MissingPack { .. }) => continue,
+                    rebuilt => rebuilt?,
+                }
+            } else {
+                let (reader, record) = (found, record.clone());
+                Rebuilt { reader, record }
+            };
+            let ranges = self.whole_ranges(&reader, &record)?;
             if !ranges.is_empty() {
                 let old = HashMap::from([(*pack, ranges)]);
-                let repacked = repack(self, lease.record.writer, &old, thread_count)?;
+                let readers = HashMap::from([(*pack, Arc::clone(&reader))]);
+                let repacked = repack(self, lease.record.writer, (&old, &readers), thread_count)?;
                 self.write_index(&repacked.packs)?;
                 self.commit_moves(lease, repacked.tables)?;
                 self.refresh()?;

@@ -125,7 +125,7 @@ impl Repository {
                     survey.index.compare(*pack, &reader.directory, &mut survey.findings);
                 }
                 Err(Error::MissingPack { .. }) => {}
-                Err(error) if error.is_about_one_object() => unread.push((*pack, error)),
+                Err(error) if error.is_about_one_object() || error.is_unreadable() => unread.push((*pack, error)),
                 Err(error) => return Err(error),
             }
         }
@@ -133,8 +133,9 @@ impl Repository {
         for (pack, error) in unread {
             let outcome = PackOutcome {
                 pack,
-                reader: None,
+                reader: self.packs.frame_reader(pack).ok(),
                 errors: vec![(None, error)],
+                refused: Vec::new(),
                 is_gone: false,
             };
             self.take_in(outcome, 0, &known, &mut survey, |_| ())?;
@@ -328,9 +329,15 @@ impl Repository {
         }
         survey.report.read_pack_count += 1;
         survey.report.read_bytes += length;
-        if let Some(reader) = &outcome.reader {
+        if let Some(reader) = outcome.reader.as_ref().filter(|reader| reader.has_chunks()) {
             survey.index.compare(pack, &reader.directory, &mut survey.findings);
             survey.copies.add(pack, &reader.directory);
+        }
+        if !outcome.refused.is_empty() {
+            for error in outcome.refused {
+                survey.findings.object(&pack_name(pack), error)?;
+            }
+            return Ok(true);
         }
         let Some(damage) = outcome.damage() else {
             is_whole(pack);

@@ -34,10 +34,12 @@ impl PackScratch {
 /// What reading a pack showed.
 pub(crate) struct PackOutcome {
     pub(crate) pack: PackId,
-    /// Its directory, if that can be read.
-    pub(crate) reader: Option<PackReader>,
+    /// Its frames, if they are known.
+    pub(crate) reader: Option<Arc<PackReader>>,
     /// What is wrong: with a frame, or with no frame in particular.
     pub(crate) errors: Vec<(Option<u32>, Error)>,
+    /// What we may not read: of that nothing is known.
+    pub(crate) refused: Vec<Error>,
     /// Nobody had to read it: it was deleted meanwhile.
     pub(crate) is_gone: bool,
 }
@@ -72,18 +74,28 @@ pub(crate) fn scrub_pack(
         pack,
         reader: None,
         errors: Vec::new(),
+        refused: Vec::new(),
         is_gone: false,
     };
     let reader = match read_directory(&*store, pack, packs.key(pack)) {
-        Ok(reader) => reader,
+        Ok(reader) => Arc::new(reader),
         // It was deleted since it was listed, or between two reads of its directory.
         Err(Error::MissingPack { .. } | Error::Store(StoreError::NotFound { .. })) => {
             outcome.is_gone = true;
             return Ok(outcome);
         }
         Err(error) => {
+            let is_refused = matches!(error, Error::Store(StoreError::Permission { .. }));
             outcome.note(None, error)?;
-            return Ok(outcome);
+            if is_refused {
+                return Ok(outcome);
+            }
+            // What the frames of it are is known elsewhere: then they are worth reading.
+            packs.forget(pack);
+            match packs.frame_reader(pack) {
+                Ok(reader) => reader,
+                Err(_) => return Ok(outcome),
+            }
         }
     };
     match read_sections(&*store, keys, &reader, scratch, &mut outcome) {
@@ -103,6 +115,10 @@ impl PackOutcome {
     fn note(&mut self, frame: Option<u32>, error: Error) -> Result<()> {
         if matches!(error, Error::Store(StoreError::NotFound { .. })) {
             return Err(error);
+        }
+        if matches!(error, Error::Store(StoreError::Permission { .. })) {
+            self.refused.push(error);
+            return Ok(());
         }
         let (object, offset, kind, detail) = classify(error)?;
         let name = object.unwrap_or_else(|| crate::pack::pack_name(self.pack));
@@ -163,12 +179,19 @@ fn read_sections(
         }
     }
     hasher.update(&prints);
+    if reader.flaw().is_some() {
+        return Ok(());
+    }
     let directory_length =
         holdfast_block::to_usize(reader.length - reader.directory_offset) - crate::pack::TRAILER_LENGTH;
     scratch.sealed.resize(directory_length, 0);
     store.get_range(&reader.name, reader.directory_offset, &mut scratch.sealed)?;
     hasher.update(&scratch.sealed);
-    if is_read && outcome.errors.is_empty() && *hasher.finalize().as_bytes() != reader.hash {
+    if is_read
+        && outcome.errors.is_empty()
+        && outcome.refused.is_empty()
+        && *hasher.finalize().as_bytes() != reader.hash
+    {
         let detail = "every section is as it was sealed, but the hash in its trailer is another";
         outcome.note(None, Error::damaged(&reader.name, reader.length, detail))?;
     }

@@ -20,6 +20,24 @@ pub enum StoreError {
         /// The object.
         name: ObjectName,
     },
+    /// Something that is no regular file has the name of an object: a folder, a link, a pipe. It is neither followed nor opened.
+    #[error("{name} is {what}, and no object: what was stored there is gone, or was moved")]
+    NotAnObject {
+        /// The object.
+        name: ObjectName,
+        /// What it is.
+        what: &'static str,
+    },
+    /// A folder of the store is a link or no folder.
+    #[error("{action} of {subject} in {store}: a folder on the way to it is a link, or no folder")]
+    NotAFolder {
+        /// The store, as it describes itself.
+        store: String,
+        /// What was tried.
+        action: &'static str,
+        /// The object or folder.
+        subject: String,
+    },
     /// The object is longer than whoever asks is ready to hold in memory.
     #[error("object {name} has {length} bytes, more than the {length_max} that such an object may have")]
     TooLarge {
@@ -111,6 +129,10 @@ impl StoreError {
             ErrorKind::ReadOnlyFilesystem => Self::ReadOnly { store },
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::NoSpace { store },
             ErrorKind::PermissionDenied => Self::Permission { store, action, subject },
+            ErrorKind::NotADirectory => Self::NotAFolder { store, action, subject },
+            _ if source.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+                Self::NotAFolder { store, action, subject }
+            }
             _ => Self::Io {
                 store,
                 action,
@@ -138,6 +160,19 @@ impl StoreError {
                 | ErrorKind::NetworkUnreachable
                 | ErrorKind::NetworkDown
         ))
+    }
+
+    /// Whether the medium failed to give what it holds: asking again does not help, and neither does anything that is not the medium.
+    pub(crate) fn is_of_medium(&self) -> bool {
+        // EIO, ENXIO, ENODATA, EBADMSG, EILSEQ, EUCLEAN and EREMOTEIO: what disks, and file systems with checksums, answer.
+        const CODES: [i32; 7] = [5, 6, 61, 74, 84, 117, 121];
+        match self {
+            Self::Io { source, .. } => match source.raw_os_error() {
+                Some(code) => CODES.contains(&code),
+                None => !self.is_retryable() && source.kind() == ErrorKind::Other,
+            },
+            _ => false,
+        }
     }
 
     /// Whether the object that was asked for does not exist.

@@ -10,6 +10,7 @@
 mod base;
 #[path = "../common/mod.rs"]
 mod common;
+mod directory;
 mod found;
 mod healed;
 mod kinds;

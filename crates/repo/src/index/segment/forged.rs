@@ -1,10 +1,11 @@
 //! Segments whose plaintext somebody chose: what a reader meets when the keys are in the wrong hands.
 //!
-//! The plaintext: u64 entries, u32 packs, u32 pages, as the trailer has them; then the entries, the packs and the fences.
+//! The plaintext: u64 entries, u32 packs, u32 pages, as the trailer has them; then the entries, the packs with the
+//! lengths of their sealed tables, the fences, and the tables.
 
 use super::{
-    ENTRY_LENGTH, FORMAT_VERSION, HEADER_LENGTH, MAGIC, PAGE_ENTRY_COUNT, Section, SegmentKeys, SegmentReader,
-    TRAILER_LENGTH, TRAILER_MAGIC, pages_end, segment_name,
+    ENTRY_LENGTH, FORMAT_VERSION, HEADER_LENGTH, MAGIC, PACK_ENTRY_LENGTH, PAGE_ENTRY_COUNT, Section, SegmentKeys,
+    SegmentReader, TRAILER_LENGTH, TRAILER_MAGIC, pages_end, segment_name,
 };
 use crate::error::Result;
 use crate::id::{PackId, SegmentId};
@@ -23,7 +24,9 @@ pub(crate) fn forge(keys: &SegmentKeys, segment: SegmentId, plaintext: &[u8]) ->
     // Counts of more than there is make sections that are too short, as they may be in a file.
     let at_most = |length: u64, bytes: &[u8]| holdfast_block::to_usize(length.min(bytes.len() as u64));
     let (pages, rest) = body.split_at(at_most(entries.saturating_mul(ENTRY_LENGTH as u64), body));
-    let (packs, fences) = rest.split_at(at_most(u64::from(packs) * PackId::LENGTH as u64, rest));
+    let (packs, fences) = rest.split_at(at_most(u64::from(packs) * PACK_ENTRY_LENGTH as u64, rest));
+    let pages_count = u32::from_le_bytes(counts[12..16].try_into().expect("four bytes"));
+    let (fences, mut tables) = fences.split_at(at_most(u64::from(pages_count) * 8, fences));
     let mut object = Vec::new();
     object.extend_from_slice(MAGIC);
     object.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
@@ -31,6 +34,15 @@ pub(crate) fn forge(keys: &SegmentKeys, segment: SegmentId, plaintext: &[u8]) ->
     object.extend_from_slice(segment.as_bytes());
     for (number, page) in (0..).zip(pages.chunks(PAGE_ENTRY_COUNT * ENTRY_LENGTH)) {
         append_sealed(&key, Section::Page(number), page, &mut object);
+    }
+    for (number, entry) in (0..).zip(packs.chunks_exact(PACK_ENTRY_LENGTH)) {
+        let sealed = u32::from_le_bytes(entry[PackId::LENGTH..].try_into().expect("four bytes"));
+        if sealed > 0 {
+            let length = at_most((sealed as usize).saturating_sub(TAG_LENGTH) as u64, tables);
+            let (table, rest) = tables.split_at(length);
+            append_sealed(&key, Section::Table(number), table, &mut object);
+            tables = rest;
+        }
     }
     append_sealed(&key, Section::Packs, packs, &mut object);
     append_sealed(&key, Section::Fences, fences, &mut object);
@@ -72,13 +84,17 @@ pub(crate) fn plaintext(store: &dyn Store, keys: &SegmentKeys, segment: SegmentI
             .expect("the reader opened the segment with this key");
         bytes.extend_from_slice(&page);
     }
-    reader
-        .packs
-        .iter()
-        .for_each(|pack| bytes.extend_from_slice(pack.as_bytes()));
+    let mut tables = Vec::new();
+    for (number, pack) in reader.packs.iter().enumerate() {
+        bytes.extend_from_slice(pack.as_bytes());
+        let length = reader.tables.of(number).map_or(0, |place| place.length);
+        bytes.extend_from_slice(&length.to_le_bytes());
+        tables.extend(reader.frame_table(store, *pack)?.unwrap_or_default());
+    }
     reader
         .fences
         .iter()
         .for_each(|fence| bytes.extend_from_slice(&fence.to_be_bytes()));
+    bytes.extend_from_slice(&tables);
     Ok(bytes)
 }

@@ -33,6 +33,7 @@ use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fstat, fstatvfs, futimens, openat, statat,
     unlinkat,
 };
+use rustix::io::Errno;
 
 use self::handles::Handles;
 use self::temporary::Temporary;
@@ -128,9 +129,28 @@ impl DirectoryStore {
             .and_then(|folder| Ok(File::from(openat(folder, name.name(), flags, Mode::empty())?)))
             .and_then(|file| match file.metadata()? {
                 regular if regular.is_file() => Ok(file),
-                _ => Err(IoError::other("it is no regular file")),
+                _ => Err(IoError::from(Errno::LOOP)),
             });
-        file.map_err(|source| self.tree.object_error("open", name, source))
+        file.map_err(|source| self.found_instead("open", name, source))
+    }
+
+    /// The error for what the operating system says about the object `name`, when something else may have its name.
+    ///
+    /// A pack, a segment or a key in whose place is no file does not exist, as in a list.
+    fn found_instead(&self, action: &'static str, name: &ObjectName, source: IoError) -> StoreError {
+        let folder = self.tree.open_folder(&tree::folders(name)).ok();
+        let stat = folder.and_then(|folder| statat(folder, name.name(), AtFlags::SYMLINK_NOFOLLOW).ok());
+        let what = match stat.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+            None | Some(FileType::RegularFile) => return self.tree.object_error(action, name, source),
+            Some(FileType::Directory) => "a folder",
+            Some(FileType::Symlink) => "a symbolic link",
+            Some(_) => "a pipe, a socket or a device",
+        };
+        let name = name.clone();
+        match name.kind() {
+            ObjectKind::Pack | ObjectKind::Index | ObjectKind::Key => StoreError::NotFound { name },
+            _ => StoreError::NotAnObject { name, what },
+        }
     }
 
     /// An open file of the object, kept for the next read if it is a pack.
@@ -284,9 +304,9 @@ impl Store for DirectoryStore {
             .and_then(|folder| Ok(statat(folder, name.name(), AtFlags::SYMLINK_NOFOLLOW)?))
             .and_then(|stat| match FileType::from_raw_mode(stat.st_mode) {
                 FileType::RegularFile => Ok(stat),
-                _ => Err(IoError::other("it is no regular file")),
+                _ => Err(IoError::from(Errno::LOOP)),
             })
-            .map_err(|source| self.tree.object_error("look up", name, source))?;
+            .map_err(|source| self.found_instead("look up", name, source))?;
         Ok(stat.st_size.cast_unsigned())
     }
 

@@ -129,7 +129,7 @@ fn links_inside_are_not_followed() {
     let root = folder.path().join("repository");
     let outside = folder.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
-    std::os::unix::fs::symlink(&outside, root.join("index")).unwrap();
+    symlink(&outside, root.join("index")).unwrap();
     assert!(store.put(&name(ObjectKind::Index, "a"), b"a").is_err());
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
 
@@ -230,5 +230,68 @@ fn more_packs_than_handles_are_all_read() {
             store.get_range(pack, 0, &mut byte).unwrap();
             assert_eq!(byte, [n]);
         }
+    }
+}
+
+/// What is no file under the name of an object stops nothing: packs are missing then, and markers say what is in their place.
+#[test]
+fn folders_links_and_pipes_in_the_place_of_objects_are_told_apart() {
+    let folder = TempDir::new().unwrap();
+    let store = DirectoryStore::open(folder.path()).unwrap();
+    for (kind, number) in [
+        (ObjectKind::Pack, "aa"),
+        (ObjectKind::Index, "bb"),
+        (ObjectKind::Snapshot, "cc"),
+    ] {
+        let name = ObjectName::new(kind, &number.repeat(16)).unwrap();
+        store.put(&name, b"bytes").unwrap();
+        let path = match kind {
+            ObjectKind::Pack => folder.path().join("packs").join(number).join(number.repeat(16)),
+            _ => folder.path().join(name.to_string()),
+        };
+        for what in ["folder", "link", "pipe"] {
+            std::fs::rename(&path, folder.path().join("tmp/aside")).unwrap();
+            match what {
+                "folder" => std::fs::create_dir(&path).unwrap(),
+                "link" => symlink(folder.path().join("tmp/aside"), &path).unwrap(),
+                _ => rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap(),
+            }
+            let errors = [
+                store.length(&name).unwrap_err(),
+                store.get(&name, 100).unwrap_err(),
+                store.get_range(&name, 0, &mut [0; 2]).unwrap_err(),
+            ];
+            for error in errors {
+                let expected = match kind {
+                    ObjectKind::Snapshot => matches!(error, StoreError::NotAnObject { .. }),
+                    _ => error.is_not_found(),
+                };
+                assert!(expected, "{kind:?} {what}: {error}");
+            }
+            match what {
+                "folder" => std::fs::remove_dir(&path).unwrap(),
+                _ => std::fs::remove_file(&path).unwrap(),
+            }
+            std::fs::rename(folder.path().join("tmp/aside"), &path).unwrap();
+            assert_eq!(store.get(&name, 100).unwrap(), b"bytes");
+        }
+    }
+}
+
+#[test]
+fn a_link_in_the_place_of_a_folder_is_an_error_of_its_own() {
+    let folder = TempDir::new().unwrap();
+    let store = DirectoryStore::open(folder.path()).unwrap();
+    let name = ObjectName::new(ObjectKind::Pack, &"aa".repeat(16)).unwrap();
+    store.put(&name, b"bytes").unwrap();
+    std::fs::rename(folder.path().join("packs"), folder.path().join("elsewhere")).unwrap();
+    symlink(folder.path().join("elsewhere"), folder.path().join("packs")).unwrap();
+    let store = DirectoryStore::open(folder.path()).unwrap();
+    for error in [
+        store.length(&name).unwrap_err(),
+        store.get(&name, 100).unwrap_err(),
+        store.list(ObjectKind::Pack, &mut |_, _| Ok(())).unwrap_err(),
+    ] {
+        assert!(matches!(error, StoreError::NotAFolder { .. }), "{error}");
     }
 }
