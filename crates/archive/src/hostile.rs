@@ -8,6 +8,8 @@ use holdfast_block::MemoryDevice;
 use holdfast_block::hostile::{Outcome, Parser};
 use holdfast_image::ImageId;
 
+use crate::open::StreamImages;
+use crate::ova::ImageReading;
 use crate::tar::TarReader;
 use crate::vma::hostile as vma_hostile;
 use crate::{ArchiveReader, PackOptions, PackedFile, Packer, Packing, Piece, Threads, Unpacked, XvaReader};
@@ -150,23 +152,33 @@ pub fn ova(bytes: &[u8]) -> Outcome {
     let Ok(Some(first)) = tar.next() else {
         return Outcome::Refused;
     };
-    OvaReader::open_at_descriptor(tar, &first, NonZero::<usize>::MIN)
-        .map_or(Outcome::Refused, |mut reader| read_to_end(&mut reader))
+    let reading = ImageReading {
+        images: StreamImages::AsTheyCome,
+        threads: NonZero::<usize>::MIN,
+    };
+    OvaReader::open_at_descriptor(tar, &first, reading).map_or(Outcome::Refused, |mut reader| read_to_end(&mut reader))
 }
 
 fn read_to_end(reader: &mut dyn ArchiveReader) -> Outcome {
-    let sizes: Vec<u64> = reader.disks().iter().map(|disk| disk.size_bytes).collect();
-    let mut ends = vec![0; sizes.len()];
+    let mut ends = vec![0; reader.disks().len()];
     loop {
-        match reader.next() {
+        let disk = match reader.next() {
             Ok(Some(Piece::Data { disk, offset, bytes })) => {
                 assert!(ends[disk] <= offset, "pieces overlap");
                 ends[disk] = offset + bytes.len() as u64;
-                assert!(ends[disk] <= sizes[disk], "a piece is beyond its disk");
+                disk
             }
-            Ok(Some(Piece::End { .. })) => {}
-            Ok(None) => return Outcome::Decoded,
+            Ok(Some(Piece::End { .. })) => continue,
+            Ok(None) => break,
             Err(_) => return Outcome::Refused,
-        }
+        };
+        // Its size is certain with its first piece.
+        assert!(reader.is_size_certain(disk), "the size of the disk is not known");
+        assert!(
+            ends[disk] <= reader.disks()[disk].size_bytes,
+            "a piece is beyond its disk"
+        );
     }
+    drop((reader.corrections(), reader.doubts()));
+    Outcome::Decoded
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::in_order::Threads;
-use crate::ova::OvaReader;
+use crate::ova::{ImageReading, OvaReader};
 use crate::reader::ArchiveReader;
 use crate::tar::{TarReader, read_error};
 use crate::unpack::{Packing, Unpacked};
@@ -13,8 +13,21 @@ use crate::vma::{MAGIC as VMA_MAGIC, VmaReader};
 use crate::xva::XvaReader;
 use crate::{Error, Result};
 
-/// What lzop writes first; Proxmox packed backups with it for years.
-const LZOP_MAGIC: [u8; 4] = *b"\x89LZO";
+/// What other packers write first, and what unpacks it.
+const OTHER_PACKERS: &[(&[u8], &str, &str)] = &[
+    // Proxmox packed backups with it for years.
+    (b"\x89LZO", "lzop", "lzop -dc"),
+    (b"\xfd7zX", "xz", "xz -dc"),
+    (b"BZh", "bzip2", "bzip2 -dc"),
+    (b"\x04\x22\x4d\x18", "lz4", "lz4 -dc"),
+    (b"LZIP", "lzip", "lzip -dc"),
+    (b"PK\x03\x04", "zip", "unzip -p"),
+    (b"7z\xbc\xaf", "7-Zip", "7z x -so"),
+];
+/// Members of an OVA that are not its descriptor, by what their names end with.
+const IN_PACKAGES: &[&str] = &[
+    ".mf", ".cert", ".vmdk", ".vhd", ".vhdx", ".vdi", ".qcow2", ".img", ".raw", ".iso", ".nvram",
+];
 
 /// A kind of archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,13 +74,31 @@ impl Counter {
     }
 }
 
+/// How VMDKs for streams in an OVA are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamImages {
+    /// As they come. One whose grains go back is an [`ImageError::NotInOrder`](holdfast_image::Error::NotInOrder), perhaps after some of its pieces.
+    AsTheyCome,
+    /// Each is kept in a file without a name first, below the folder for temporary files.
+    StoredFirst,
+}
+
+/// How an archive is read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OpenOptions {
+    /// What unpacks it.
+    pub threads: Threads,
+    /// How images are read that are made for streams.
+    pub images: StreamImages,
+}
+
 /// Opens an archive: unpacks the stream where it is packed, and reads all that stands before the first disk.
 ///
 /// # Errors
 /// [`Error::Unknown`]: it begins with something else. Reading; what the archive says of its machine.
-pub fn open(stream: Box<dyn Read + Send>, threads: Threads) -> Result<OpenArchive> {
+pub fn open(stream: Box<dyn Read + Send>, options: OpenOptions) -> Result<OpenArchive> {
     let read_error = |source| read_error(source, "its first bytes", 0);
-    let mut stream = Unpacked::new(stream, threads).map_err(read_error)?;
+    let mut stream = Unpacked::new(stream, options.threads).map_err(read_error)?;
     let (packing, read) = (stream.packing(), Counter(stream.counter()));
     let mut start = Vec::new();
     let count = VMA_MAGIC.len() as u64;
@@ -76,7 +107,8 @@ pub fn open(stream: Box<dyn Read + Send>, threads: Threads) -> Result<OpenArchiv
         .take(count)
         .read_to_end(&mut start)
         .map_err(read_error)?;
-    let (is_vma, is_lzop) = (start == VMA_MAGIC, start == LZOP_MAGIC);
+    let is_vma = start == VMA_MAGIC;
+    let packer = OTHER_PACKERS.iter().find(|(magic, ..)| start.starts_with(magic));
     let stream = Cursor::new(start).chain(stream);
     if is_vma {
         return Ok(OpenArchive {
@@ -86,13 +118,27 @@ pub fn open(stream: Box<dyn Read + Send>, threads: Threads) -> Result<OpenArchiv
             reader: Box::new(VmaReader::open(stream)?),
         });
     }
-    if is_lzop {
+    if let Some((_, name, unpack)) = packer {
         return Err(Error::Unsupported {
-            feature: "lzop".to_owned(),
-            detail: "unpack it on the way: lzop -dc FILE | holdfast import -".to_owned(),
+            feature: (*name).to_owned(),
+            detail: format!("unpack it on the way: {unpack} FILE | holdfast import -"),
         });
     }
-    let mut tar = TarReader::new(stream);
+    let (kind, reader) = open_tape(TarReader::new(stream), packing, options)?;
+    Ok(OpenArchive {
+        kind,
+        packing,
+        read,
+        reader,
+    })
+}
+
+/// Opens a tape archive by its first member.
+fn open_tape<R: Read + Send + 'static>(
+    mut tar: TarReader<R>,
+    packing: Packing,
+    options: OpenOptions,
+) -> Result<(ArchiveKind, Box<dyn ArchiveReader>)> {
     let unknown = |detail: &str| Error::Unknown {
         detail: detail.to_owned(),
     };
@@ -110,23 +156,26 @@ pub fn open(stream: Box<dyn Read + Send>, threads: Threads) -> Result<OpenArchiv
         Err(error) => return Err(error),
     };
     if first.name == "ova.xml" {
-        return Ok(OpenArchive {
-            kind: ArchiveKind::Xva,
-            packing,
-            read,
-            reader: Box::new(XvaReader::open_at_records(tar)?),
-        });
+        return Ok((ArchiveKind::Xva, Box::new(XvaReader::open_at_records(tar)?)));
     }
-    if first.name.to_ascii_lowercase().ends_with(".ovf") {
-        return Ok(OpenArchive {
-            kind: ArchiveKind::Ova,
-            packing,
-            read,
-            reader: Box::new(OvaReader::open_at_descriptor(tar, &first, threads.count)?),
-        });
+    let name = first.name.to_ascii_lowercase();
+    if name.ends_with(".ovf") {
+        let reading = ImageReading {
+            images: options.images,
+            threads: options.threads.count,
+        };
+        return Ok((
+            ArchiveKind::Ova,
+            Box::new(OvaReader::open_at_descriptor(tar, &first, reading)?),
+        ));
     }
+    let shown: String = first.name.chars().take(100).collect();
+    let advice = if IN_PACKAGES.iter().any(|end| name.ends_with(end)) {
+        "; in an OVA the descriptor (.ovf) comes first: unpack it, and pack it again in this order"
+    } else {
+        ""
+    };
     Err(unknown(&format!(
-        "it is a tape archive whose first member is {:?}",
-        first.name.chars().take(100).collect::<String>()
+        "it is a tape archive whose first member is {shown:?}{advice}"
     )))
 }

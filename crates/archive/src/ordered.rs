@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::SeekFrom;
 
 use crate::reader::{ArchiveDisk, ArchiveReader, Document, Piece};
+use crate::sparse::write_sparse_at;
 use crate::tar::corrupt;
 use crate::{Error, Result};
 
@@ -97,7 +98,8 @@ impl Spool {
             Some(file) => file,
             None => self.file.insert(tempfile::tempfile_in(folder)?),
         };
-        file.write_all_at(bytes, offset)
+        write_sparse_at(file, bytes, offset)?;
+        Ok(())
     }
 }
 
@@ -121,6 +123,14 @@ impl ArchiveReader for Ordered {
 
     fn left_out(&self) -> &[String] {
         self.archive.left_out()
+    }
+
+    fn is_size_certain(&self, disk: usize) -> bool {
+        self.archive.is_size_certain(disk)
+    }
+
+    fn corrections(&self) -> Vec<String> {
+        self.archive.corrections()
     }
 
     fn doubts(&self) -> Vec<String> {

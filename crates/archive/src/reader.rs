@@ -17,6 +17,17 @@ pub trait ArchiveReader: Send {
         &[]
     }
 
+    /// Whether the size of a disk in [`disks`](Self::disks) is that of its image. Otherwise it is that of a document, which may be wrong,
+    /// until the first piece of the disk comes.
+    fn is_size_certain(&self, _disk: usize) -> bool {
+        true
+    }
+
+    /// What the documents say and the disks are not, in words; known when the archive has come to its end.
+    fn corrections(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// What nothing in the archive vouches for, in words; known when it has come to its end.
     fn doubts(&self) -> Vec<String> {
         Vec::new()
@@ -62,6 +73,17 @@ pub struct ArchiveDisk {
     pub key: String,
     /// Size of the disk.
     pub size_bytes: u64,
+    /// Where its content is.
+    pub content: DiskContent,
+}
+
+/// Where the content of a disk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskContent {
+    /// In the archive.
+    Stored,
+    /// Nowhere: the documents describe a disk of zeroes.
+    Blank,
 }
 
 /// A part of a disk's content.

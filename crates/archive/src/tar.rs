@@ -3,7 +3,10 @@
 //! Source: POSIX.1-1988, "Extended tar Format"; sizes beyond 8 GiB in base 256, and names in members of their own (`L`), as GNU tar writes
 //! them; `path` and `size` of POSIX.1-2001 (`x`).
 
+use std::borrow::Cow;
 use std::io::Read;
+
+use holdfast_hardware::plain_path;
 
 use crate::{Error, Result};
 
@@ -61,6 +64,11 @@ impl<R: Read> TarReader<R> {
         }
     }
 
+    /// Bytes of the member that were not read yet.
+    pub(crate) fn left_bytes(&self) -> u64 {
+        self.left
+    }
+
     /// Bytes read so far.
     pub(crate) fn offset(&self) -> u64 {
         self.at
@@ -115,10 +123,7 @@ impl<R: Read> TarReader<R> {
                         b'S' => "a member with holes".to_owned(),
                         kind => format!("a member of type {:?}", char::from(kind)),
                     };
-                    return Err(Error::Unsupported {
-                        feature: format!("{what} ({name:?})"),
-                        detail: "a machine archive has plain files only; unpack it, and pack it again with tar --hard-dereference -h".to_owned(),
-                    });
+                    return Err(special(&format!("{what} ({name:?})")));
                 }
             }
         }
@@ -130,21 +135,29 @@ impl<R: Read> TarReader<R> {
         String::from_utf8(bytes[..end].to_vec()).map_err(|_| corrupt("name of a member", offset, "it is not UTF-8"))
     }
 
-    /// Name and size, where the attributes say them: lines of the form `LENGTH KEY=VALUE`.
+    /// Name and size, where the attributes say them.
     fn read_attributes(&mut self, offset: u64) -> Result<(Option<String>, Option<u64>)> {
         let bytes = self.read_whole(LONG_NAME_BYTES_MAX)?;
-        let text = String::from_utf8_lossy(&bytes);
         let (mut name, mut size) = (None, None);
-        for line in text.lines() {
-            let Some((key, value)) = line.split_once(' ').and_then(|(_, rest)| rest.split_once('=')) else {
-                continue;
-            };
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let (key, value, behind) = first_attribute(rest)
+                .ok_or_else(|| corrupt("attributes of a member", offset, "one is not as long as it says"))?;
+            rest = behind;
+            let text = std::str::from_utf8(value);
             match key {
-                "path" => name = Some(value.to_owned()),
-                "size" => {
-                    let parsed = value.parse().ok().filter(|size| i64::try_from(*size).is_ok());
-                    size = Some(parsed.ok_or_else(|| corrupt("size of a member", offset, format!("{value:?}")))?);
+                b"path" => {
+                    let text = text.map_err(|_| corrupt("name of a member", offset, "it is not UTF-8"))?;
+                    name = Some(text.to_owned());
                 }
+                b"size" => {
+                    let parsed = text.ok().and_then(|text| text.parse().ok());
+                    let parsed = parsed.filter(|size| i64::try_from(*size).is_ok());
+                    let shown = String::from_utf8_lossy(value);
+                    size = Some(parsed.ok_or_else(|| corrupt("size of a member", offset, format!("{shown:?}")))?);
+                }
+                // What follows is a table of the data, and not the file.
+                key if key.starts_with(b"GNU.sparse.") => return Err(special("a member with holes")),
                 _ => {}
             }
         }
@@ -238,16 +251,35 @@ impl<R: Read> Read for TarReader<R> {
     }
 }
 
+/// Splits `LENGTH KEY=VALUE\n` off the front: key, value, and what follows. A value may hold any bytes, line ends among them: only the
+/// length tells where it ends.
+fn first_attribute(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let blank = bytes.iter().position(|byte| *byte == b' ')?;
+    let length: usize = std::str::from_utf8(&bytes[..blank]).ok()?.parse().ok()?;
+    let (attribute, behind) = bytes.split_at_checked(length)?;
+    let text = attribute.get(blank + 1..)?.strip_suffix(b"\n")?;
+    let equals = text.iter().position(|byte| *byte == b'=')?;
+    Some((&text[..equals], &text[equals + 1..], behind))
+}
+
+fn special(feature: &str) -> Error {
+    Error::Unsupported {
+        feature: feature.to_owned(),
+        detail: "a machine archive has plain files only; unpack it, and pack it again with tar --hard-dereference -h"
+            .to_owned(),
+    }
+}
+
 /// The folder of a member, with its slash, and its name there.
 pub(crate) fn split_folder(name: &str) -> (&str, &str) {
     name.split_at(name.rfind('/').map_or(0, |slash| slash + 1))
 }
 
-/// The name without the `./` before it that `tar -c .` writes.
+/// The name without detours, such as the `./` before it that `tar -c .` writes. One that leads out of the archive stays as it is.
 pub(crate) fn plain_name(name: String) -> String {
-    match name.trim_start_matches("./") {
-        plain if plain.len() == name.len() => name,
-        plain => plain.to_owned(),
+    match plain_path(&name) {
+        Some(Cow::Owned(plain)) => plain,
+        Some(Cow::Borrowed(_)) | None => name,
     }
 }
 
@@ -436,6 +468,44 @@ mod tests {
         }
         let bytes = of_kind(b'5');
         assert_eq!(TarReader::new(&bytes[..]).next().unwrap().unwrap().name, "b");
+    }
+
+    fn with_attributes(attributes: &[u8]) -> Vec<u8> {
+        let mut bytes = header("attributes", attributes.len() as u64, 0);
+        bytes[156] = b'x';
+        let sum = super::checksum(&bytes);
+        bytes[148..154].copy_from_slice(format!("{sum:06o}").as_bytes());
+        let mut bytes = bytes.to_vec();
+        bytes.extend(attributes);
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+        bytes.extend(archive(&[("short", &[7; 600])]));
+        bytes
+    }
+
+    /// A comment with a line end in it made a member one byte long.
+    #[test]
+    fn attributes_end_where_their_length_says() {
+        let bytes = with_attributes(b"32 comment=two lines\n99 size=1\n\n15 path=a/../b\n");
+        let mut reader = TarReader::new(&bytes[..]);
+        let member = reader.next().unwrap().unwrap();
+        assert_eq!((member.name.as_str(), member.size_bytes), ("b", 600));
+        assert_eq!(reader.next().unwrap(), None);
+        for wrong in [
+            &b"99 size=1\n"[..],
+            b"0 size=1\n",
+            b"8 size=1\n",
+            b"11 size=1\n",
+            b"size=1\n",
+            b"-1 size=1\n",
+            b"10 size=x\n",
+        ] {
+            let bytes = with_attributes(wrong);
+            let error = TarReader::new(&bytes[..]).next().unwrap_err();
+            assert!(matches!(error, Error::Corrupt { .. }), "{wrong:?}: {error}");
+        }
+        let bytes = with_attributes(b"22 GNU.sparse.major=1\n");
+        let error = TarReader::new(&bytes[..]).next().unwrap_err();
+        assert!(error.to_string().contains("a member with holes"), "{error}");
     }
 
     #[test]

@@ -10,11 +10,14 @@ mod export;
 mod import;
 pub(crate) mod machine;
 pub(crate) mod new_folder;
+mod order;
 mod sectors;
 pub(crate) mod store;
 mod virtualbox;
 
-pub use check::{CheckedArchive, MAY_BE_CUT, check_archive, check_packed, check_stream, open_packed, read_packed};
+pub use check::{
+    CheckedArchive, CheckedDisk, MAY_BE_CUT, check_archive, check_packed, check_stream, open_packed, read_packed,
+};
 pub use error::ExchangeError;
 pub use export::{
     ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, ExportToPool, ExportedToPool, PoolReturn,
@@ -25,6 +28,7 @@ pub use import::{
     Domain, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, open_import,
 };
 pub(crate) use new_folder::{NewFolder, write_file};
+pub use order::wants_stored_images;
 pub(crate) use virtualbox::LeftSnapshot;
 pub(crate) use virtualbox::NVRAM as VIRTUALBOX_NVRAM;
 pub use virtualbox::{

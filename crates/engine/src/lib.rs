@@ -97,11 +97,12 @@ pub use doctor::{
 };
 pub use error::{Error, Result};
 pub use exchange::{
-    CheckedArchive, Domain, ExchangeError, ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget,
-    ExportToPool, ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing,
-    InaccessibleMachine, MAY_BE_CUT, PoolReturn, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxIdentity,
-    VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay, XvaExport, back_up_virtualbox, check_archive,
-    check_packed, check_stream, export, export_to_pool, open_import, open_packed, read_packed,
+    CheckedArchive, CheckedDisk, Domain, ExchangeError, ExportFormat, ExportFrom, ExportReport, ExportRequest,
+    ExportTarget, ExportToPool, ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk,
+    Importing, InaccessibleMachine, MAY_BE_CUT, PoolReturn, VirtualBox, VirtualBoxBackup, VirtualBoxError,
+    VirtualBoxIdentity, VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay, XvaExport,
+    back_up_virtualbox, check_archive, check_packed, check_stream, export, export_to_pool, open_import, open_packed,
+    read_packed, wants_stored_images,
 };
 pub use forget::{Execution, ForgetReport, ProtectionChange, SnapshotChoiceError, change_protection, forget};
 pub use gc::{AcceptedName, GcOutcome, accept_loss, gc, stats};

@@ -299,7 +299,7 @@ fn attach(machine: &Machine, disks: Vec<VirtualDisk>) -> (Vec<Taken>, Vec<Attach
                 target: target.clone(),
                 key: there.disks[place].key.clone(),
                 label: live.label.clone(),
-                size_bytes: live.size_bytes,
+                is_blank: false,
             });
         }
         taken.push(Taken { target, live });

@@ -6,6 +6,7 @@
 
 mod adapt;
 pub mod edits;
+mod encoding;
 mod error;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
@@ -15,6 +16,7 @@ pub mod libvirt;
 mod machine;
 pub mod ovf;
 mod percent;
+mod plain_path;
 pub mod proxmox;
 mod seats;
 pub mod virtualbox;
@@ -22,5 +24,7 @@ pub mod xen;
 mod xml;
 
 pub use adapt::{Place, adapt};
+pub use encoding::xml_text;
 pub use error::{Error, Result};
 pub use machine::{Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Topology, Translated};
+pub use plain_path::plain_path;

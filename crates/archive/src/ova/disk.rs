@@ -1,15 +1,18 @@
 //! An image in a package, as it comes.
 
-use std::io::{Read, Write as _};
+use std::fs::File;
+use std::io::Read;
 use std::num::NonZero;
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, ExtentKind};
-use holdfast_image::{Error as ImageError, Format, Gate, OpenOptions, StreamReader};
+use holdfast_image::{Error as ImageError, Gate, OpenOptions, StreamReader};
 
 use super::manifest::{Digested, Digests};
+use crate::open::StreamImages;
+use crate::sparse::write_sparse_at;
 use crate::tar::TarReader;
 use crate::{Error, Result};
 
@@ -17,9 +20,27 @@ use crate::{Error, Result};
 const PIECE_BYTES: u64 = 1 << 20;
 const EXTENT_COUNT_MAX: usize = 256;
 /// What tells a VMDK for streams from others: `KDMV`, and that its grains are compressed and have markers.
-const HEAD_BYTES: usize = 12;
+const HEAD_BYTES: usize = 72;
 const MAGIC: [u8; 4] = *b"KDMV";
 const COMPRESSED_AND_MARKED: u8 = 3;
+/// The place of the directory in such a header: behind the grains, as only the footer knows.
+const AT_END: u64 = u64::MAX;
+/// An image that waits has not more data than this, beside twice the size of its disk: tables, and what it keeps of snapshots.
+const STORED_BYTES_MORE: u64 = 64 << 20;
+
+/// How images are read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ImageReading {
+    pub(crate) images: StreamImages,
+    pub(crate) threads: NonZero<usize>,
+}
+
+/// What the archive says of an image in it.
+pub(super) struct MemberImage<'a> {
+    pub(super) name: &'a str,
+    pub(super) is_raw: bool,
+    pub(super) disk_bytes: u64,
+}
 
 /// A member of the archive, digested as it is read.
 pub(super) struct DiskMember<R> {
@@ -45,10 +66,32 @@ impl<R: Read> DiskMember<R> {
         })
     }
 
+    /// Whether it is a VMDK for streams whose directory is where a stream has it: behind all grains, or before them.
     fn is_stream(&self) -> bool {
-        self.head.len() == HEAD_BYTES
-            && self.head[..4] == MAGIC
-            && self.head[10] & COMPRESSED_AND_MARKED == COMPRESSED_AND_MARKED
+        let is_marked = |flags: &u8| flags & COMPRESSED_AND_MARKED == COMPRESSED_AND_MARKED;
+        let number = |at| Some(u64::from_le_bytes(*self.head.get(at..)?.first_chunk()?));
+        let (Some(directory), Some(overhead)) = (number(56), number(64)) else {
+            return false;
+        };
+        self.head.starts_with(&MAGIC)
+            && self.head.get(10).is_some_and(is_marked)
+            && (directory == AT_END || directory < overhead)
+    }
+
+    fn left_bytes(&self) -> u64 {
+        self.tar.left_bytes() + (self.head.len() - self.at) as u64
+    }
+
+    /// Reads `length` bytes of it into `buffer`.
+    fn read_piece(&mut self, buffer: &mut Vec<u8>, length: u64) -> Result<()> {
+        buffer.clear();
+        let offset = self.tar.offset();
+        let read = self.by_ref().take(length).read_to_end(buffer);
+        read.map_err(|source| Error::Read { offset, source })?;
+        if buffer.len() as u64 != length {
+            self.tar.check_read()?;
+        }
+        Ok(())
     }
 
     /// Reads what is left of it; gives the archive back, and what the digests are.
@@ -81,10 +124,45 @@ fn spool_error(source: std::io::Error) -> Error {
     }
 }
 
+/// Keeps a member in a file without a name: nothing is left of it, however this program ends.
+fn store<R: Read>(mut member: DiskMember<R>, said: &MemberImage<'_>) -> Result<(TarReader<R>, Digested, File)> {
+    let stored = tempfile::tempfile().map_err(spool_error)?;
+    let data_bytes_max = said.disk_bytes.saturating_mul(2).saturating_add(STORED_BYTES_MORE);
+    let (mut at, mut data_bytes) = (0, 0);
+    let mut buffer = Vec::new();
+    loop {
+        let length = PIECE_BYTES.min(member.left_bytes());
+        if length == 0 {
+            break;
+        }
+        member.read_piece(&mut buffer, length)?;
+        data_bytes += write_sparse_at(&stored, &buffer, at).map_err(spool_error)?;
+        at += length;
+        if data_bytes > data_bytes_max {
+            return Err(Error::Unsupported {
+                feature: format!(
+                    "the image {:?} with more than {data_bytes_max} bytes of data for a disk of {} bytes",
+                    said.name, said.disk_bytes
+                ),
+                detail: "unpack the archive, and look at what the image holds".to_owned(),
+            });
+        }
+    }
+    stored.set_len(at).map_err(spool_error)?;
+    let (tar, digested) = member.finish()?;
+    Ok((tar, digested, stored))
+}
+
 /// The disk in a member.
 pub(super) enum OvaImage<R> {
     /// A VMDK for streams, read as it comes.
     Stream(Box<StreamReader<DiskMember<R>>>),
+    /// Bytes of the disk, as they come.
+    Raw {
+        member: Box<DiskMember<R>>,
+        size_bytes: u64,
+        at: u64,
+    },
     /// Any other image, which has to be read here and there: it was stored in between.
     Stored {
         tar: TarReader<R>,
@@ -108,22 +186,22 @@ fn of_itself(error: ImageError, name: &str) -> ImageError {
 }
 
 impl<R: Read + Send> OvaImage<R> {
-    /// Begins to read. `name` is that of the member, and `is_raw` what the descriptor says of its format.
-    pub(super) fn open(member: DiskMember<R>, name: &str, is_raw: bool, threads: NonZero<usize>) -> Result<Self> {
-        if member.is_stream() {
-            let stream = StreamReader::open(member, name)?.with_threads(threads);
+    pub(super) fn open(member: DiskMember<R>, said: MemberImage<'_>, reading: ImageReading) -> Result<Self> {
+        let name = said.name;
+        if said.is_raw {
+            let size_bytes = member.left_bytes();
+            return Ok(Self::Raw {
+                member: Box::new(member),
+                size_bytes,
+                at: 0,
+            });
+        }
+        if member.is_stream() && reading.images == StreamImages::AsTheyCome {
+            let stream = StreamReader::open(member, name)?.with_threads(reading.threads);
             return Ok(Self::Stream(Box::new(stream)));
         }
-        let mut member = member;
-        // Without a name: nothing is left of it, however this program ends.
-        let mut stored = tempfile::tempfile().map_err(spool_error)?;
-        // What fails here is either; the archive knows whether it was cut off.
-        std::io::copy(&mut member, &mut stored)
-            .and_then(|_| stored.flush())
-            .map_err(spool_error)?;
-        let (tar, digested) = member.finish()?;
+        let (tar, digested, stored) = store(member, &said)?;
         let options = OpenOptions {
-            format: is_raw.then_some(Format::Raw),
             gate: Gate::Deny,
             ..OpenOptions::default()
         };
@@ -144,6 +222,7 @@ impl<R: Read + Send> OvaImage<R> {
     pub(super) fn size_bytes(&self) -> u64 {
         match self {
             Self::Stream(stream) => stream.size_bytes(),
+            Self::Raw { size_bytes, .. } => *size_bytes,
             Self::Stored { device, .. } => device.size_bytes(),
         }
     }
@@ -156,6 +235,17 @@ impl<R: Read + Send> OvaImage<R> {
                 buffer.extend_from_slice(grain.bytes);
                 grain.offset
             })),
+            Self::Raw { member, size_bytes, at } => {
+                while *at < *size_bytes {
+                    let offset = *at;
+                    member.read_piece(buffer, PIECE_BYTES.min(*size_bytes - offset))?;
+                    *at += buffer.len() as u64;
+                    if buffer.iter().any(|byte| *byte != 0) {
+                        return Ok(Some(offset));
+                    }
+                }
+                Ok(None)
+            }
             Self::Stored {
                 device, at, data_end, ..
             } => {
@@ -181,6 +271,7 @@ impl<R: Read + Send> OvaImage<R> {
     pub(super) fn finish(self) -> Result<(TarReader<R>, Digested)> {
         match self {
             Self::Stream(stream) => stream.into_inner().finish(),
+            Self::Raw { member, .. } => member.finish(),
             Self::Stored { tar, digested, .. } => Ok((tar, digested)),
         }
     }

@@ -3,13 +3,17 @@
 //! Source: DMTF DSP0243 1.1, "Open Virtualization Format Specification", section 5: the descriptor comes first; the manifest with the digests of
 //! all others behind it, or at the end; the images in the order of the descriptor.
 
+mod described;
 mod disk;
 mod manifest;
 mod read;
 mod write;
 
+pub(crate) use disk::ImageReading;
 pub use read::OvaReader;
 pub use write::{OvaDisk, OvaOutput, OvaWriteOptions, OvaWritten, write_ova};
 
+#[cfg(test)]
+mod odd_tests;
 #[cfg(test)]
 mod tests;

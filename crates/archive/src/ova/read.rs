@@ -2,22 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::io::Read;
-use std::num::NonZero;
 
 use holdfast_hardware::ovf::OvfPackage;
+use holdfast_hardware::xml_text;
 
-use super::disk::{DiskMember, OvaImage};
+use super::described::{SaidFile, described_disks};
+use super::disk::{DiskMember, ImageReading, MemberImage, OvaImage};
 use super::manifest::{Digested, Digests, Manifest};
-use crate::reader::{ArchiveDisk, ArchiveReader, Document, DocumentKind, Piece};
-use crate::tar::{Member, TarReader, corrupt, plain_name, split_folder};
+use crate::reader::{ArchiveDisk, ArchiveReader, DiskContent, Document, DocumentKind, Piece};
+use crate::tar::{Member, TarReader, corrupt, split_folder};
 use crate::{Error, Result};
 
 const TEXT_BYTES_MAX: u64 = 8 << 20;
 const FILE_COUNT_MAX: usize = 10_000;
-/// A descriptor may tell a size that is larger than the disk by less than a unit of its own, and an image may be larger by what fills its last
-/// block: so much of it, at least, is not looked at twice.
-const UNIT_BYTES: u64 = 1 << 20;
-
 /// An OVA that is read as a stream, unpacked already.
 pub struct OvaReader<R> {
     state: State<R>,
@@ -25,23 +22,15 @@ pub struct OvaReader<R> {
     disks: Vec<ArchiveDisk>,
     /// For each disk, what the descriptor says of its file.
     files: Vec<SaidFile>,
+    corrections: Vec<String>,
     ended: Vec<bool>,
     manifest: Option<Manifest>,
     /// Files that were read before the manifest.
     digested: Vec<Digested>,
     /// All files that were read but the manifest.
     names: BTreeSet<String>,
-    threads: NonZero<usize>,
+    reading: ImageReading,
     buffer: Vec<u8>,
-}
-
-/// What a descriptor says of the file of a disk.
-struct SaidFile {
-    /// What it may be called.
-    names: Vec<String>,
-    is_raw: bool,
-    /// In what its size is counted.
-    unit_bytes: u64,
 }
 
 enum State<R> {
@@ -54,54 +43,16 @@ enum State<R> {
 
 impl<R: Read + Send> OvaReader<R> {
     /// Goes on where the first member is the descriptor, from whose folder the others are called.
-    pub(crate) fn open_at_descriptor(mut tar: TarReader<R>, first: &Member, threads: NonZero<usize>) -> Result<Self> {
+    pub(crate) fn open_at_descriptor(mut tar: TarReader<R>, first: &Member, reading: ImageReading) -> Result<Self> {
         let (folder, descriptor) = split_folder(&first.name);
         tar.enter(folder);
         let content = tar.read_whole(TEXT_BYTES_MAX)?;
-        let text = std::str::from_utf8(&content).map_err(|_| corrupt("descriptor", first.offset, "it is not UTF-8"))?;
-        let package = OvfPackage::parse(text)?;
+        let text = xml_text(&content)
+            .ok_or_else(|| corrupt("descriptor", first.offset, "it is not in the encoding that it says"))?;
+        let package = OvfPackage::parse(&text)?;
         let mut digests = Digests::new(descriptor, None);
         digests.update(&content);
-        let (mut disks, mut files) = (Vec::new(), Vec::new());
-        for disk in package.disks {
-            let Some(file) = disk.file else { continue };
-            let compression = file.compression.as_deref().unwrap_or_default();
-            if file.chunk_bytes.is_some() || !matches!(compression, "" | "identity") {
-                return Err(Error::Unsupported {
-                    feature: format!("the file {:?} in chunks, or compressed by itself", file.href),
-                    detail: "have it exported again without".to_owned(),
-                });
-            }
-            if disk.parent_ref.is_some() {
-                return Err(Error::Unsupported {
-                    feature: format!("the disk {}, which is a difference to another one", disk.key),
-                    detail: "have it exported as whole disks".to_owned(),
-                });
-            }
-            // Media of drives are no disks of the package, and are passed over.
-            if disk.format.is_empty() {
-                continue;
-            }
-            let Some(size_bytes) = disk.capacity_bytes else {
-                return Err(Error::Unsupported {
-                    feature: format!(
-                        "the disk {}, of which the descriptor does not say how large it is",
-                        disk.key
-                    ),
-                    detail: "write its size into ovf:capacity of the descriptor".to_owned(),
-                });
-            };
-            disks.push(ArchiveDisk {
-                key: disk.key,
-                size_bytes,
-            });
-            let names = file.names().into_iter().map(plain_name).collect();
-            files.push(SaidFile {
-                names,
-                is_raw: disk.format.contains("raw"),
-                unit_bytes: disk.capacity_unit_bytes.max(UNIT_BYTES),
-            });
-        }
+        let (disks, files) = described_disks(package)?;
         let mut reader = Self {
             state: State::Over,
             documents: vec![Document {
@@ -112,10 +63,11 @@ impl<R: Read + Send> OvaReader<R> {
             ended: vec![false; disks.len()],
             disks,
             files,
+            corrections: Vec::new(),
             manifest: None,
             digested: vec![digests.finish()],
             names: BTreeSet::from([descriptor.to_owned()]),
-            threads,
+            reading,
             buffer: Vec::new(),
         };
         let next = reader.texts(&mut tar)?;
@@ -169,7 +121,7 @@ impl<R: Read + Send> OvaReader<R> {
     }
 
     /// Begins a disk.
-    fn begin(&self, tar: TarReader<R>, member: &Member) -> Result<(usize, OvaImage<R>)> {
+    fn begin(&mut self, tar: TarReader<R>, member: &Member) -> Result<(usize, OvaImage<R>)> {
         let mut places = self
             .files
             .iter()
@@ -189,11 +141,29 @@ impl<R: Read + Send> OvaReader<R> {
                 detail: "have each disk exported by itself".to_owned(),
             });
         }
+        let unit_bytes = file.unit_bytes;
         let digests = Digests::new(&member.name, self.manifest.as_ref());
-        let image = OvaImage::open(DiskMember::new(tar, digests)?, &member.name, file.is_raw, self.threads)?;
-        let (size_bytes, expected) = (image.size_bytes(), self.disks[disk].size_bytes);
+        let expected = self.disks[disk].size_bytes;
+        let said = MemberImage {
+            name: &member.name,
+            is_raw: file.is_raw,
+            // A capacity that is the length of the file says nothing of the disk.
+            disk_bytes: expected,
+        };
+        let image = OvaImage::open(DiskMember::new(tar, digests)?, said, self.reading)?;
+        let size_bytes = image.size_bytes();
+        self.files[disk].has_begun = true;
+        // Some tools write the length of the file there.
+        if expected == member.size_bytes && size_bytes != expected {
+            self.disks[disk].size_bytes = size_bytes;
+            self.corrections.push(format!(
+                "the descriptor says that {:?} holds a disk of {expected} bytes, which is the length of the file; the disk has {size_bytes} bytes by its image",
+                member.name
+            ));
+            return Ok((disk, image));
+        }
         // Either may be larger by what fills its last unit; that nothing is there is looked at when it comes.
-        if size_bytes.abs_diff(expected) >= file.unit_bytes {
+        if size_bytes.abs_diff(expected) >= unit_bytes {
             let detail = format!(
                 "{:?} holds a disk of {size_bytes} bytes, and the descriptor says {expected}",
                 member.name
@@ -216,12 +186,17 @@ impl<R: Read + Send> OvaReader<R> {
         loop {
             match std::mem::replace(&mut self.state, State::Over) {
                 State::Over => return Ok(Step::Over),
-                State::Between(_, None) => {
-                    let missing = self.ended.iter().position(|has_ended| !has_ended);
-                    return missing.map_or(Ok(Step::Over), |disk| {
+                State::Between(tar, None) => {
+                    let Some(disk) = self.ended.iter().position(|has_ended| !has_ended) else {
+                        return Ok(Step::Over);
+                    };
+                    if self.disks[disk].content == DiskContent::Stored {
                         let detail = format!("the archive has nothing of {}", self.disks[disk].key);
-                        Err(corrupt("disk", 0, detail))
-                    });
+                        return Err(corrupt("disk", tar.offset(), detail));
+                    }
+                    self.ended[disk] = true;
+                    self.state = State::Between(tar, None);
+                    return Ok(Step::End(disk));
                 }
                 State::Between(tar, Some(member)) => {
                     let (disk, image) = self.begin(tar, &member)?;
@@ -265,6 +240,15 @@ impl<R: Read + Send> ArchiveReader for OvaReader<R> {
 
     fn disks(&self) -> &[ArchiveDisk] {
         &self.disks
+    }
+
+    fn is_size_certain(&self, disk: usize) -> bool {
+        let file = &self.files[disk];
+        file.has_begun || !file.may_count_file
+    }
+
+    fn corrections(&self) -> Vec<String> {
+        self.corrections.clone()
     }
 
     fn doubts(&self) -> Vec<String> {

@@ -6,15 +6,20 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, SeededRandom};
 use holdfast_image::{Format, ImageId};
 
-use super::{OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, write_ova};
+use super::{ImageReading, OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, write_ova};
+use crate::open::StreamImages;
 use crate::reader::{ArchiveReader as _, Piece};
 use crate::tar::{TarReader, header, padding_of};
 use crate::{Error, Result};
 
-const MIB: u64 = 1 << 20;
-const THREADS: NonZero<usize> = NonZero::new(2).unwrap();
+pub(super) const MIB: u64 = 1 << 20;
+pub(super) const THREADS: NonZero<usize> = NonZero::new(2).unwrap();
+pub(super) const READING: ImageReading = ImageReading {
+    images: StreamImages::AsTheyCome,
+    threads: THREADS,
+};
 
-fn descriptor(disks: &[(&str, u64)], format: &str) -> String {
+pub(super) fn descriptor(disks: &[(&str, u64)], format: &str) -> String {
     let numbered = || disks.iter().enumerate();
     let files: Vec<String> = numbered()
         .map(|(number, (name, _))| format!("<File ovf:id=\"file{number}\" ovf:href=\"{name}\"/>"))
@@ -33,9 +38,9 @@ fn descriptor(disks: &[(&str, u64)], format: &str) -> String {
     )
 }
 
-const STREAM: &str = "http://www.vmware.com/interfaces/specifications/vmdk.html#streamOptimized";
+pub(super) const STREAM: &str = "http://www.vmware.com/interfaces/specifications/vmdk.html#streamOptimized";
 
-fn devices() -> [Arc<MemoryDevice>; 2] {
+pub(super) fn devices() -> [Arc<MemoryDevice>; 2] {
     let mut random = SeededRandom::new(5);
     let first = MemoryDevice::new(5 * MIB);
     first.write_at(&random.bytes(700_000), 100_000).unwrap();
@@ -93,7 +98,7 @@ fn written(is_file: bool) -> Vec<u8> {
 fn read(archive: &[u8]) -> Result<Vec<Vec<u8>>> {
     let mut tar = TarReader::new(archive);
     let first = tar.next()?.unwrap();
-    let mut reader = OvaReader::open_at_descriptor(tar, &first, THREADS)?;
+    let mut reader = OvaReader::open_at_descriptor(tar, &first, READING)?;
     let sizes = reader
         .disks()
         .iter()
@@ -114,7 +119,7 @@ fn read(archive: &[u8]) -> Result<Vec<Vec<u8>>> {
 }
 
 /// An archive of these members.
-fn archive(members: &[(&str, &[u8])]) -> Vec<u8> {
+pub(super) fn archive(members: &[(&str, &[u8])]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, content) in members {
         bytes.extend(header(name, content.len() as u64, 0));
@@ -141,7 +146,7 @@ fn what_is_written_is_read_by_file_and_by_pipe() {
 fn doubts(bytes: &[u8]) -> String {
     let mut tar = TarReader::new(bytes);
     let first = tar.next().unwrap().unwrap();
-    let mut reader = OvaReader::open_at_descriptor(tar, &first, THREADS).unwrap();
+    let mut reader = OvaReader::open_at_descriptor(tar, &first, READING).unwrap();
     while reader.next().unwrap().is_some() {}
     reader.doubts().join("; ")
 }

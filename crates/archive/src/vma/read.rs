@@ -6,7 +6,7 @@ use super::clusters::Clusters;
 use super::format::{
     self, BLOCK_BYTES, CLUSTER_BYTES, ClusterInfo, EXTENT_BYTES, HEADER_BYTES, Header, MEMORY_NAME, parse_extent,
 };
-use crate::reader::{ArchiveDisk, ArchiveReader, Document, Piece};
+use crate::reader::{ArchiveDisk, ArchiveReader, DiskContent, Document, Piece};
 use crate::tar::{corrupt, read_error};
 use crate::{Error, Result};
 
@@ -96,6 +96,7 @@ impl<R: Read> VmaReader<R> {
                 reader.disks.push(ArchiveDisk {
                     key: device.name,
                     size_bytes: device.size_bytes,
+                    content: DiskContent::Stored,
                 });
             }
         }

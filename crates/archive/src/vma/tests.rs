@@ -9,7 +9,7 @@ use holdfast_block::{BlockDevice, BlockDeviceMut as _, ExtentKind, ExtentList, M
 
 use super::{VmaDisk, VmaReader, VmaWriteOptions, VmaWritten, write_vma};
 use crate::reader::{ArchiveReader, DocumentKind, Piece};
-use crate::{ArchiveKind, Error, Ordered, Result, Threads, open};
+use crate::{ArchiveKind, Error, OpenOptions, Ordered, Result, StreamImages, Threads, open};
 
 const CLUSTER: usize = 65536;
 const UUID: [u8; 16] = *b"0123456789abcdef";
@@ -372,19 +372,29 @@ fn an_archive_that_is_cut_off_is_never_whole() {
 
 #[test]
 fn a_stream_is_known_by_its_first_bytes_packed_or_not() {
-    let threads = Threads {
-        count: NonZero::<usize>::MIN,
-        load_max: None,
+    let options = OpenOptions {
+        threads: Threads {
+            count: NonZero::<usize>::MIN,
+            load_max: None,
+        },
+        images: StreamImages::AsTheyCome,
     };
     let bytes = archive(&[vec![5; 70_000]], 59, |_| {});
     let packed = zstd::bulk::compress(&bytes, 1).unwrap();
     for stream in [bytes, packed] {
-        let mut archive = open(Box::new(std::io::Cursor::new(stream)), threads).unwrap();
+        let mut archive = open(Box::new(std::io::Cursor::new(stream)), options).unwrap();
         assert_eq!(archive.kind, ArchiveKind::Vma);
         assert_eq!(read(&mut *archive.reader).unwrap(), [vec![5; 70_000]]);
     }
-    let refusal = |bytes: &'static [u8]| open(Box::new(bytes), threads).map(|_| ()).unwrap_err();
-    assert!(matches!(refusal(b"\x89LZO\0\r\n\x1a\n"), Error::Unsupported { .. }));
+    let refusal = |bytes: &'static [u8]| open(Box::new(bytes), options).map(|_| ()).unwrap_err();
+    for packed in [
+        &b"\x89LZO\0\r\n\x1a\n"[..],
+        b"\xfd7zXZ\0\0",
+        b"BZh91AY",
+        b"\x04\x22\x4d\x18",
+    ] {
+        assert!(matches!(refusal(packed), Error::Unsupported { .. }), "{packed:?}");
+    }
     for other in [&b""[..], b"VM", b"VMA", b"VMDK and so on"] {
         assert!(matches!(refusal(other), Error::Unknown { .. }), "{other:?}");
     }

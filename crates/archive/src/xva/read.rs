@@ -5,7 +5,7 @@ use std::io::Read;
 use holdfast_hardware::xen::XenRecords;
 
 use crate::checksum::{sha1_hex, xxh64};
-use crate::reader::{ArchiveDisk, ArchiveReader, Document, DocumentKind, Piece};
+use crate::reader::{ArchiveDisk, ArchiveReader, DiskContent, Document, DocumentKind, Piece};
 use crate::tar::{Member, TarReader, corrupt};
 use crate::{Error, Result};
 
@@ -70,6 +70,7 @@ impl<R: Read> XvaReader<R> {
         let disks = records.disks()?.into_iter().map(|disk| ArchiveDisk {
             key: disk.id,
             size_bytes: disk.size_bytes,
+            content: DiskContent::Stored,
         });
         let disks: Vec<ArchiveDisk> = disks.collect();
         Ok(Self {

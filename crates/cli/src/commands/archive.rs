@@ -3,15 +3,16 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use holdfast_archive::{Error as ArchiveError, PackedFile, Packing};
+use holdfast_archive::{Error as ArchiveError, PackedFile, Packing, StreamImages};
 use holdfast_block::BlockDevice as _;
 use holdfast_engine::{
-    CheckedArchive, Domain, Job, check_archive, check_packed, check_stream, open_import, open_packed, read_packed,
+    CheckedArchive, CheckedDisk, Domain, Job, check_archive, check_packed, check_stream, open_import, open_packed,
+    read_packed, wants_stored_images,
 };
 use serde::Serialize;
 
 use super::compress;
-use super::import::ArchivedMachine;
+use super::import::{ArchivedMachine, read_archive};
 use crate::args::{Example, JobArgs};
 use crate::context::Context;
 use crate::errors::Error;
@@ -147,12 +148,13 @@ impl Report for Info {
 }
 
 fn info(args: &InfoArgs, context: &Context) -> Result<Exit, Error> {
-    let stream = compress::input(Some(&args.archive), context)?;
     let domain = Domain {
         domain_type: "kvm".to_owned(),
         network: "default".to_owned(),
     };
-    let imported = context.work(1, |job| Ok(open_import(stream, domain, job)?.look()))?;
+    let imported = read_archive(&args.archive, context, 1, |stream, images, job| {
+        Ok(open_import(stream, images, domain.clone(), job)?.look())
+    })?;
     context.report(&Info {
         name: imported.machine.name.clone(),
         what: ArchivedMachine::new(&imported),
@@ -175,17 +177,19 @@ struct Checked {
     /// Blocks that were compared with the index; none where there is no index.
     index_block_count: Option<u64>,
     archive_bytes: u64,
-    disks: Vec<CheckedDisk>,
+    disks: Vec<DiskDocument>,
     duration_ms: u64,
     #[serde(skip)]
     path: String,
 }
 
 #[derive(Debug, Serialize)]
-struct CheckedDisk {
+struct DiskDocument {
     key: String,
     size_bytes: u64,
     data_bytes: u64,
+    /// Whether the archive describes it as empty, and has no file for it.
+    is_blank: bool,
 }
 
 impl Report for Checked {
@@ -213,11 +217,12 @@ impl Report for Checked {
             Column::number("DATA"),
         ]);
         for disk in &self.disks {
-            table.row([
-                disk.key.clone(),
-                units::bytes(disk.size_bytes),
-                units::bytes(disk.data_bytes),
-            ]);
+            let data = if disk.is_blank {
+                "blank".to_owned()
+            } else {
+                units::bytes(disk.data_bytes)
+            };
+            table.row([disk.key.clone(), units::bytes(disk.size_bytes), data]);
         }
         page.table(&table);
     }
@@ -248,10 +253,11 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
             (file.packing(), checked)
         }
     };
-    let disk = |(key, size_bytes, data_bytes): &(String, u64, u64)| CheckedDisk {
-        key: key.clone(),
-        size_bytes: *size_bytes,
-        data_bytes: *data_bytes,
+    let disk = |disk: &CheckedDisk| DiskDocument {
+        key: disk.key.clone(),
+        size_bytes: disk.size_bytes,
+        data_bytes: disk.data_bytes,
+        is_blank: disk.is_blank,
     };
     let length = match (&packed, &checked) {
         (Some(file), _) => Some(file.index().packed_bytes()),
@@ -272,7 +278,12 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
 /// Reads it once: each block is compared with the index, and what is in them with the checksums of the archive, if it is one.
 fn check_indexed(file: &PackedFile, job: Job<'_>) -> holdfast_engine::Result<Option<CheckedArchive>> {
     let threads = compress::threads(job.thread_count, None).count;
-    match check_archive(Box::new(file.stream(threads)), job) {
+    let attempt = |images| check_archive(Box::new(file.stream(threads)), images, job);
+    let checked = match attempt(StreamImages::AsTheyCome) {
+        Err(error) if wants_stored_images(&error) => attempt(StreamImages::StoredFirst),
+        checked => checked,
+    };
+    match checked {
         Err(error) if is_no_archive(&error) => check_packed(file, job).map(|_| None),
         checked => checked.map(Some),
     }
@@ -284,7 +295,12 @@ fn check_unindexed(
     again: Option<Box<dyn Read + Send>>,
     job: Job<'_>,
 ) -> holdfast_engine::Result<(Packing, Option<CheckedArchive>)> {
-    match check_archive(stream, job) {
+    match check_archive(stream, StreamImages::AsTheyCome, job) {
+        Err(error) if wants_stored_images(&error) => {
+            let Some(again) = again else { return Err(error) };
+            let checked = check_archive(again, StreamImages::StoredFirst, job)?;
+            Ok((checked.packing, Some(checked)))
+        }
         Err(error) if is_no_archive(&error) => match again.map(|stream| check_stream(stream, job)).transpose()? {
             Some(Some(packing)) => Ok((packing, None)),
             _ => Err(error),

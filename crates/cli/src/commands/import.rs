@@ -1,8 +1,12 @@
 //! `holdfast import`: the machine in an archive becomes a snapshot, or images in a folder.
 
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-use holdfast_engine::{Domain, ImportFolder, ImportRepository, Imported, MachineName, ParentChoice, open_import};
+use holdfast_archive::StreamImages;
+use holdfast_engine::{
+    Domain, ImportFolder, ImportRepository, Imported, Job, MachineName, ParentChoice, open_import, wants_stored_images,
+};
 use holdfast_image::{Format, Storage};
 use holdfast_repo::{Processes as _, SystemProcesses};
 use jiff::Timestamp;
@@ -119,6 +123,8 @@ struct DiskDocument {
     key: String,
     label: String,
     size_bytes: u64,
+    /// Whether the archive describes it as empty, and has no file for it.
+    is_blank: bool,
     path: Option<String>,
 }
 
@@ -182,6 +188,7 @@ impl ArchivedMachine {
             key: disk.key.clone(),
             label: disk.label.clone(),
             size_bytes: disk.size_bytes,
+            is_blank: disk.is_blank,
             path: disk.path.as_ref().map(|path| path.display().to_string()),
         };
         Self {
@@ -245,16 +252,41 @@ impl ArchivedMachine {
         ]);
         for disk in &self.disks {
             let name = disk.path.clone().unwrap_or_else(|| disk.name.clone());
-            table.row([
-                name,
-                units::bytes(disk.size_bytes),
-                disk.key.clone(),
-                disk.label.clone(),
-            ]);
+            let key = if disk.is_blank {
+                format!("{} (empty: blank disk)", disk.key)
+            } else {
+                disk.key.clone()
+            };
+            table.row([name, units::bytes(disk.size_bytes), key, disk.label.clone()]);
         }
         page.table(&table);
         list_dropped(&self.dropped, page);
     }
+}
+
+/// Reads an archive. Where one of its images cannot be read as it comes, and the archive is a file, it is read again, with such images kept in
+/// temporary files.
+pub(super) fn read_archive<T>(
+    path: &Path,
+    context: &Context,
+    thread_count: usize,
+    mut attempt: impl FnMut(Box<dyn Read + Send>, StreamImages, Job<'_>) -> holdfast_engine::Result<T>,
+) -> Result<T, Error> {
+    let stream = compress::input(Some(path), context)?;
+    let again = path.is_file().then(|| compress::input(Some(path), context));
+    let again = again.transpose()?;
+    context.work(thread_count, |job| {
+        match (attempt(stream, StreamImages::AsTheyCome, job), again) {
+            (Err(error), Some(again)) if wants_stored_images(&error) => {
+                job.progress.note(&format!(
+                    "an image of the archive cannot be read as it comes, and is kept in {} first",
+                    std::env::temp_dir().display()
+                ));
+                attempt(again, StreamImages::StoredFirst, job)
+            }
+            (done, _) => done,
+        }
+    })
 }
 
 /// Imports.
@@ -281,10 +313,14 @@ pub(super) fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
                 Storage::Plain
             },
         };
-        let stream = compress::input(Some(&args.archive), context)?;
-        let imported = context.work(args.job.thread_count(), |job| {
-            open_import(stream, domain, job)?.into_folder(&request, &context.surroundings(), job)
-        })?;
+        let imported = read_archive(
+            &args.archive,
+            context,
+            args.job.thread_count(),
+            |stream, images, job| {
+                open_import(stream, images, domain.clone(), job)?.into_folder(&request, &context.surroundings(), job)
+            },
+        )?;
         let mut done = Done::new(&imported, context.clock().now().saturating_sub(start));
         done.folder = Some(folder.display().to_string());
         return context.report(&done);
@@ -304,10 +340,14 @@ pub(super) fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
         program: super::PROGRAM.to_owned(),
         zone: context.zone().clone(),
     };
-    let stream = compress::input(Some(&args.archive), context)?;
-    let report = context.work(args.job.thread_count(), |job| {
-        open_import(stream, domain, job)?.into_repository(&repository, request, job)
-    })?;
+    let report = read_archive(
+        &args.archive,
+        context,
+        args.job.thread_count(),
+        |stream, images, job| {
+            open_import(stream, images, domain.clone(), job)?.into_repository(&repository, request.clone(), job)
+        },
+    )?;
     let mut done = Done::new(&report.imported, context.clock().now().saturating_sub(start));
     done.stored_bytes = Some(report.backup.stored_bytes);
     done.snapshot = Some(SnapshotDocument::from(&report.backup.snapshot));

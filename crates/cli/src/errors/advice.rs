@@ -218,6 +218,11 @@ fn engine_advice(error: &JobError) -> Advice {
             Kind::Damage,
             "what describes the machine is damaged, or not what it is called",
         ),
+        JobError::Hardware(HardwareError::SeveralMachines { .. }) => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            "export each machine by itself, or take the others out of the descriptor",
+        ),
         JobError::Hardware(_) => advice(Exit::Error, Kind::Unsupported, "what it was made of is not understood"),
         JobError::Exchange(error) => exchange_advice(error),
         JobError::Xen(error) => xen_advice(error),

@@ -4,10 +4,13 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use holdfast_archive::{ArchiveKind, Error as ArchiveError, PackedFile, Packing, Piece, Unpacked, open};
+use holdfast_archive::{
+    ArchiveDisk, ArchiveKind, DiskContent, Error as ArchiveError, PackedFile, Packing, Piece, StreamImages, Unpacked,
+    open,
+};
 use holdfast_block::{BlockDevice as _, FileDevice, IoMode};
 
-use super::import::{tell, threads};
+use super::import::{correct, open_options, tell, threads};
 use crate::Unit;
 use crate::error::Result;
 use crate::job::Job;
@@ -24,34 +27,50 @@ pub struct CheckedArchive {
     pub packing: Packing,
     /// Bytes of the archive, as they came.
     pub read_bytes: u64,
-    /// Its disks: what the archive calls it, its size, and bytes of it that are in the archive.
-    pub disks: Vec<(String, u64, u64)>,
+    /// Its disks, in the order of the archive.
+    pub disks: Vec<CheckedDisk>,
+}
+
+/// A disk that was found good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckedDisk {
+    /// What the archive calls it.
+    pub key: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Bytes of it that are in the archive.
+    pub data_bytes: u64,
+    /// Whether the archive describes it as empty, and has no file for it.
+    pub is_blank: bool,
 }
 
 /// Reads an archive to its end.
 ///
 /// # Errors
 /// The first thing in it that is not as it should be.
-pub fn check_archive(stream: Box<dyn Read + Send>, job: Job<'_>) -> Result<CheckedArchive> {
-    let mut archive = open(stream, threads(job))?;
+pub fn check_archive(stream: Box<dyn Read + Send>, images: StreamImages, job: Job<'_>) -> Result<CheckedArchive> {
+    let mut archive = open(stream, open_options(images, job))?;
     job.progress.phase("checking the archive", Unit::Bytes);
-    let disks = archive
-        .reader
-        .disks()
-        .iter()
-        .map(|disk| (disk.key.clone(), disk.size_bytes, 0));
-    let mut disks: Vec<(String, u64, u64)> = disks.collect();
+    let mut data_bytes = vec![0; archive.reader.disks().len()];
     let mut told = 0;
     while let Some(piece) = archive.reader.next()? {
         if let Piece::Data { disk, bytes, .. } = piece {
-            disks[disk].2 += bytes.len() as u64;
+            data_bytes[disk] += bytes.len() as u64;
         }
         let read = archive.read.bytes();
         job.progress.advance(read - told);
         told = read;
         job.interrupt.check()?;
     }
+    correct(&archive.reader.corrections(), job);
     tell(&archive.reader.doubts(), job);
+    let checked = |(disk, data_bytes): (&ArchiveDisk, u64)| CheckedDisk {
+        key: disk.key.clone(),
+        size_bytes: disk.size_bytes,
+        data_bytes,
+        is_blank: disk.content == DiskContent::Blank,
+    };
+    let disks = archive.reader.disks().iter().zip(data_bytes).map(checked).collect();
     Ok(CheckedArchive {
         kind: archive.kind,
         packing: archive.packing,

@@ -25,7 +25,6 @@ const OTHERS_BYTES_MAX: u64 = 64 << 20;
 /// An archive whose disks are being read.
 pub(crate) struct ArchiveDisks {
     state: Mutex<State>,
-    sizes: Vec<u64>,
 }
 
 struct State {
@@ -34,6 +33,8 @@ struct State {
     held_bytes: u64,
     is_over: bool,
     has_failed: bool,
+    /// An error that nobody could be told yet.
+    untold: Option<DeviceError>,
 }
 
 #[derive(Default)]
@@ -67,20 +68,19 @@ impl Held {
 impl ArchiveDisks {
     /// The disks of an archive; those whose numbers are in `wanted` are kept.
     pub(crate) fn new(reader: Box<dyn ArchiveReader>, wanted: &[usize]) -> Self {
-        let sizes: Vec<u64> = reader.disks().iter().map(|disk| disk.size_bytes).collect();
         let disk = |number| DiskState {
             is_wanted: wanted.contains(&number),
             ..DiskState::default()
         };
         Self {
             state: Mutex::new(State {
-                disks: (0..sizes.len()).map(disk).collect(),
+                disks: (0..reader.disks().len()).map(disk).collect(),
                 reader,
                 held_bytes: 0,
                 is_over: false,
                 has_failed: false,
+                untold: None,
             }),
-            sizes,
         }
     }
 
@@ -111,6 +111,11 @@ impl ArchiveDisks {
         }
     }
 
+    /// What the documents say and the disks are not, when all of it was read.
+    pub(crate) fn corrections(&self) -> Vec<String> {
+        self.lock().reader.corrections()
+    }
+
     /// What nothing in the archive vouches for, when all of it was read.
     pub(crate) fn doubts(&self) -> Vec<String> {
         self.lock().reader.doubts()
@@ -127,28 +132,33 @@ impl State {
         let failed = |offset, error: Box<dyn std::error::Error + Send + Sync>| {
             Err(DeviceError::io("read", offset, std::io::Error::other(error)))
         };
+        if let Some(error) = self.untold.take() {
+            return Err(error);
+        }
         if self.has_failed {
             return failed(0, "the archive could not be read before this".into());
         }
         self.has_failed = true;
-        let sizes: Vec<u64> = self.reader.disks().iter().map(|disk| disk.size_bytes).collect();
         match self.reader.next() {
             Err(error) => return Err(DeviceError::layer(error)),
             Ok(None) => {
                 self.is_over = true;
-                for (disk, size_bytes) in self.disks.iter_mut().zip(sizes) {
-                    disk.known_end = size_bytes;
+                for (disk, of_archive) in self.disks.iter_mut().zip(self.reader.disks()) {
+                    disk.known_end = of_archive.size_bytes;
                 }
             }
-            Ok(Some(Piece::End { disk })) => self.disks[disk].known_end = sizes[disk],
+            Ok(Some(Piece::End { disk })) => self.disks[disk].known_end = self.reader.disks()[disk].size_bytes,
             Ok(Some(Piece::Data { disk, offset, bytes })) => {
                 let is_other = disk != reading;
+                let is_zero = bytes.iter().all(|byte| *byte == 0);
                 let disk = &mut self.disks[disk];
                 if offset < disk.known_end {
                     return failed(offset, "the archive goes back on a disk".into());
                 }
                 disk.known_end = offset + bytes.len() as u64;
-                if disk.is_wanted && is_other && self.held_bytes > OTHERS_BYTES_MAX {
+                if is_zero {
+                    // What no piece covers is zero.
+                } else if disk.is_wanted && is_other && self.held_bytes > OTHERS_BYTES_MAX {
                     disk.put_aside(offset, bytes)?;
                 } else if disk.is_wanted {
                     self.held_bytes += bytes.len() as u64;
@@ -168,6 +178,16 @@ impl State {
         }
         self.has_failed = false;
         Ok(())
+    }
+
+    /// The size of a disk; what it is by its image, where a document may be wrong.
+    fn size_bytes(&mut self, number: usize) -> u64 {
+        while !self.reader.is_size_certain(number) && !self.is_over && !self.has_failed {
+            if let Err(error) = self.pull(number) {
+                self.untold = Some(error);
+            }
+        }
+        self.reader.disks()[number].size_bytes
     }
 
     fn learn(&mut self, number: usize, end: u64) -> DeviceResult<()> {
@@ -255,9 +275,16 @@ pub(crate) struct ArchiveDevice {
     number: usize,
 }
 
+impl ArchiveDevice {
+    /// Its size as far as that is known without reading on.
+    pub(crate) fn known_size_bytes(&self) -> u64 {
+        self.disks.lock().reader.disks()[self.number].size_bytes
+    }
+}
+
 impl BlockDevice for ArchiveDevice {
     fn size_bytes(&self) -> u64 {
-        self.disks.sizes[self.number]
+        self.disks.lock().size_bytes(self.number)
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> DeviceResult<()> {
@@ -340,7 +367,7 @@ impl Read for Behind<'_> {
 mod tests {
     use std::sync::Arc;
 
-    use holdfast_archive::{ArchiveDisk, ArchiveReader, Document, Piece};
+    use holdfast_archive::{ArchiveDisk, ArchiveReader, DiskContent, Document, Piece};
     use holdfast_block::{BlockDevice as _, ExtentKind};
 
     use super::{ArchiveDisks, add};
@@ -382,6 +409,7 @@ mod tests {
         let disk = |size_bytes: &u64| ArchiveDisk {
             key: format!("disk of {size_bytes}"),
             size_bytes: *size_bytes,
+            content: DiskContent::Stored,
         };
         let reader = Pieces {
             disks: sizes.iter().map(disk).collect(),

@@ -6,7 +6,9 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use holdfast_archive::{ArchiveKind, Counter, Document, Ordered, Packing, Threads, open};
+use holdfast_archive::{
+    ArchiveKind, Counter, Document, OpenOptions as OpenArchiveOptions, Ordered, Packing, StreamImages, Threads, open,
+};
 use holdfast_hardware::{DiskKind, Dropped, Machine};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{Repository, Surroundings};
@@ -80,6 +82,8 @@ pub struct ImportedDisk {
     pub label: String,
     /// Its size.
     pub size_bytes: u64,
+    /// Whether the archive describes it as empty: it is made of zeroes.
+    pub is_blank: bool,
     /// Its image, where it became one.
     pub path: Option<PathBuf>,
 }
@@ -94,6 +98,7 @@ pub struct ImportReport {
 }
 
 /// How a machine is imported into a repository.
+#[derive(Clone)]
 pub struct ImportRepository {
     /// What its snapshots are listed under; its own name where not given.
     pub machine: Option<MachineName>,
@@ -127,8 +132,13 @@ pub struct ImportFolder {
 ///
 /// # Errors
 /// It is none, or does not say what the machine consists of.
-pub fn open_import(stream: Box<dyn Read + Send>, domain: Domain, job: Job<'_>) -> Result<Importing> {
-    let mut archive = open(stream, threads(job))?;
+pub fn open_import(
+    stream: Box<dyn Read + Send>,
+    images: StreamImages,
+    domain: Domain,
+    job: Job<'_>,
+) -> Result<Importing> {
+    let mut archive = open(stream, open_options(images, job))?;
     if !archive.reader.is_in_order() {
         archive.reader = Box::new(Ordered::new(archive.reader, &std::env::temp_dir()));
     }
@@ -160,6 +170,13 @@ pub(super) fn threads(job: Job<'_>) -> Threads {
     Threads {
         count: NonZero::new(job.thread_count).unwrap_or(NonZero::<usize>::MIN),
         load_max: None,
+    }
+}
+
+pub(super) fn open_options(images: StreamImages, job: Job<'_>) -> OpenArchiveOptions {
+    OpenArchiveOptions {
+        threads: threads(job),
+        images,
     }
 }
 
@@ -203,12 +220,14 @@ impl Importing {
 
     fn imported(self, paths: &[PathBuf]) -> Imported {
         let mut paths = paths.iter();
+        let archive = &self.disks;
         let disks = self.attached.into_iter().map(|disk| ImportedDisk {
             path: paths.next().cloned(),
             name: disk.target,
             key: disk.key,
             label: disk.label,
-            size_bytes: disk.size_bytes,
+            size_bytes: archive.device(disk.number).known_size_bytes(),
+            is_blank: disk.is_blank,
         });
         Imported {
             kind: self.kind,
@@ -272,6 +291,7 @@ impl Importing {
             streams: texts.into_iter().map(behind).collect(),
         };
         let backup = store_machine(repository, machine, job)?;
+        correct(&self.disks.corrections(), job);
         tell(&self.disks.doubts(), job);
         Ok(ImportReport {
             backup,
@@ -328,6 +348,7 @@ impl Importing {
         }
         made.file(DOMAIN, |path| write_file(path, xml.as_bytes(), surroundings))?;
         made.keep();
+        correct(&self.disks.corrections(), job);
         tell(&self.disks.doubts(), job);
         Ok(self.imported(&paths))
     }
@@ -338,6 +359,13 @@ impl Importing {
             notes.insert(NOTE_UUID.to_owned(), uuid.clone());
         }
         notes
+    }
+}
+
+/// Tells what the documents of an archive say, and its disks are not.
+pub(super) fn correct(corrections: &[String], job: Job<'_>) {
+    for correction in corrections {
+        job.progress.warning(correction);
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_archive::{ArchiveReader, Document, DocumentKind};
+use holdfast_archive::{ArchiveReader, DiskContent, Document, DocumentKind};
 use holdfast_hardware::{
-    Bus, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, libvirt, ovf, proxmox, xen,
+    Bus, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, libvirt, ovf, proxmox, xen, xml_text,
 };
 
 use holdfast_image::Format;
@@ -30,7 +30,7 @@ pub(crate) struct Described {
 pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
     let mut memory = None;
     let known = reader.documents().iter().find_map(|document| {
-        let text = String::from_utf8_lossy(&document.content);
+        let text = xml_text(&document.content).unwrap_or_else(|| String::from_utf8_lossy(&document.content));
         match document.kind {
             DocumentKind::XenRecords => {
                 memory = xen::SuspendedMachine::read(&text).ok().map(|machine| machine.memory.id);
@@ -77,7 +77,8 @@ pub(crate) struct Attached {
     pub(crate) key: String,
     /// What its owner calls it.
     pub(crate) label: String,
-    pub(crate) size_bytes: u64,
+    /// The archive describes it as empty, and has nothing of it.
+    pub(crate) is_blank: bool,
 }
 
 /// The disks of the archive that the machine has, in the order of the archive; of the others is told.
@@ -96,7 +97,7 @@ pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut Described) -> V
                 target: targets[place].clone(),
                 key: disk.key.clone(),
                 label: there.disks[place].label.clone(),
-                size_bytes: disk.size_bytes,
+                is_blank: disk.content == DiskContent::Blank,
             }),
             // That it stays behind is said already.
             None if described.memory.as_ref() == Some(&disk.key) => {}

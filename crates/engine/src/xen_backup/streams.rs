@@ -6,7 +6,9 @@ use std::io::{Cursor, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_archive::{ArchiveDisk, ArchiveReader, Document, Error as ArchiveError, Piece, Result as ArchiveResult};
+use holdfast_archive::{
+    ArchiveDisk, ArchiveReader, DiskContent, Document, Error as ArchiveError, Piece, Result as ArchiveResult,
+};
 use holdfast_block::{BlockDevice, is_zero};
 use holdfast_host::xapi::{DiskForm, Download, Pool, Reference, XapiError};
 use holdfast_image::VhdStream;
@@ -44,6 +46,7 @@ impl Streams {
         let disks = planned.iter().map(|disk| ArchiveDisk {
             key: disk.label.clone(),
             size_bytes: disk.size_bytes,
+            content: DiskContent::Stored,
         });
         let reader = Reader {
             disks: disks.collect(),

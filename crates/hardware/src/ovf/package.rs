@@ -1,11 +1,12 @@
 //! The files of an OVF package, and the disks in them.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use roxmltree::Node;
 
 use crate::xml::{self, child, children, named};
-use crate::{Error, Result, percent};
+use crate::{Error, Result, percent, plain_path};
 
 pub(super) const FORM: &str = "OVF descriptor";
 /// Files and disks that a package has at most.
@@ -25,7 +26,7 @@ pub struct OvfPackage {
 pub struct OvfFile {
     /// By what the descriptor refers to it.
     pub id: String,
-    /// Its name as it is written, below the folder of the descriptor: neither an absolute path nor one that leads out of the folder.
+    /// Its name as it is written: neither a URL nor an absolute path, nor one that leads out of the folder of the descriptor.
     pub href: String,
     /// Its size in bytes, or that of all its chunks together, where it is said.
     pub size_bytes: Option<u64>,
@@ -111,10 +112,12 @@ impl OvfPackage {
 }
 
 impl OvfFile {
-    /// What the file may be called, the likeliest first: as it is written, and with what the writer has escaped in a URI as it is meant.
+    /// What the file may be called, the likeliest first: as it is written, and with what the writer has escaped in a URI as it is meant;
+    /// both without detours such as `./`.
     pub fn names(&self) -> Vec<String> {
-        let mut names = vec![self.href.clone()];
-        names.extend(unescaped(&self.href).filter(|name| *name != self.href && is_below(name)));
+        let mut names: Vec<String> = name_below(&self.href).into_iter().map(Cow::into_owned).collect();
+        let meant = unescaped(&self.href).and_then(|name| name_below(&name).map(Cow::into_owned));
+        names.extend(meant.filter(|name| !names.contains(name)));
         names
     }
 }
@@ -213,7 +216,7 @@ fn files(envelope: Node<'_, '_>) -> Result<Vec<OvfFile>> {
                 "the file {id:?} is there twice, has no id, or is one too many"
             )));
         }
-        if !is_below(href) || unescaped(href).is_some_and(|name| !is_below(&name)) {
+        if name_below(href).is_none() || unescaped(href).is_some_and(|name| name_below(&name).is_none()) {
             return Err(wrong(format!(
                 "the file {id:?} is at {href:?}, which is not below the descriptor"
             )));
@@ -283,13 +286,13 @@ fn number(node: Node<'_, '_>, name: &str) -> Result<Option<u64>> {
     }
 }
 
-/// Whether a name leads to a file below the folder that it is relative to.
-fn is_below(name: &str) -> bool {
+/// The name of a file below the folder that `name` is relative to, without detours.
+fn name_below(name: &str) -> Option<Cow<'_, str>> {
     let is_url = name.contains("://") || name.starts_with("file:");
-    !name.is_empty()
-        && !is_url
-        && !name.contains(['\\', '\0'])
-        && name.split('/').all(|part| !matches!(part, "" | "." | ".."))
+    if is_url || name.contains(['\\', '\0']) {
+        return None;
+    }
+    plain_path(name)
 }
 
 /// A URI with its escapes resolved; nothing where there are none, or they are no text.

@@ -164,6 +164,60 @@ fn packages_go_to_others_and_come_from_them() {
     );
 }
 
+/// Appliances have disks that are empty, names with `./`, and what Oracle writes for a size; some writers of VMDKs go back.
+#[test]
+fn packages_of_others_are_read_as_they_mean_it() {
+    let rig = Rig::new();
+    let mut bytes = noise(3 * MIB, 21);
+    bytes.resize(20 * MIB, 0);
+    bytes[15 * MIB] = 7;
+    rig.write("d.raw", &bytes);
+    rig.write("package.py", include_bytes!("package.py"));
+    let line = format!(
+        "cd '{}' && qemu-img convert -O vmdk -o subformat=streamOptimized d.raw d.vmdk && python3 package.py",
+        text(&rig.path(""))
+    );
+    system("/bin/sh", &["-c", &line]).unwrap();
+    let report = rig.report(&["import", "blank.ova", "--to", "blank", "--format", "raw"]);
+    let disk = |number: usize, field: &str| report["disks"][number][field].clone();
+    assert_eq!(
+        (disk(0, "is_blank"), disk(1, "is_blank")),
+        (false.into(), true.into()),
+        "{report}"
+    );
+    assert_eq!(disk(1, "size_bytes"), 30 * MIB, "{report}");
+    assert!(rig.read("blank/sda.raw") == bytes && rig.read("blank/sdb.raw") == vec![0; 30 * MIB]);
+    let xml = String::from_utf8(rig.read("blank/domain.xml")).unwrap();
+    assert!(xml.contains("sdb.raw"), "{xml}");
+    rig.ok(&["import", "blank.ova", "--machine", "blank"]);
+    assert!(rig.run(&["restore", "blank:sdb", "-"]).stdout == vec![0; 30 * MIB]);
+    let info = rig.report(&["archive", "info", "blank.ova"]);
+    assert_eq!(info["disks"][1]["is_blank"], true, "{info}");
+    let checked = rig.report(&["archive", "check", "blank.ova"]);
+    assert_eq!(checked["disks"][1]["is_blank"], true, "{checked}");
+
+    let said = rig.code(3, &["import", "oracle.ova", "--to", "oracle", "--format", "raw"]);
+    assert!(
+        stderr(&said).contains("20971520 bytes by its image"),
+        "{}",
+        stderr(&said)
+    );
+    assert!(rig.read("oracle/sda.raw") == bytes);
+    rig.code(3, &["import", "oracle.ova", "--machine", "oracle"]);
+    assert!(rig.run(&["restore", "oracle:sda", "-"]).stdout == bytes);
+    rig.code(3, &["archive", "check", "oracle.ova"]);
+
+    // One that goes back is read a second time where it is a file, and refused where it comes from a pipe.
+    rig.ok(&["archive", "check", "back.ova"]);
+    rig.ok(&["import", "back.ova", "--to", "back", "--format", "raw"]);
+    assert!(rig.read("back/sda.raw") == bytes);
+    rig.ok(&["import", "back.ova", "--machine", "back"]);
+    assert!(rig.run(&["restore", "back:sda", "-"]).stdout == bytes);
+    let piped = rig.run_with(&["import", "-", "--to", "piped"], &rig.read("back.ova"));
+    assert_eq!(piped.status.code(), Some(1), "{}", stderr(&piped));
+    assert!(!rig.path("piped").exists());
+}
+
 #[test]
 fn backups_of_proxmox_are_made_and_taken_in() {
     let (rig, disks) = rig_with_machine();

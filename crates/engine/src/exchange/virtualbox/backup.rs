@@ -295,7 +295,7 @@ impl Backup<'_> {
                     target,
                     key: disk.key.clone(),
                     label: disk.label.clone(),
-                    size_bytes: source.device.size_bytes(),
+                    is_blank: false,
                 },
                 source,
             });

@@ -1,0 +1,79 @@
+//! The disks of a package, as its descriptor has them.
+
+use holdfast_hardware::ovf::{OvfDisk, OvfPackage};
+
+use crate::reader::{ArchiveDisk, DiskContent};
+use crate::tar::plain_name;
+use crate::{Error, Result};
+
+/// A descriptor may tell a size that is larger than the disk by less than a unit of its own, and an image may be larger by what fills its last
+/// block: so much of it, at least, is not looked at twice.
+const UNIT_BYTES: u64 = 1 << 20;
+
+/// What a descriptor says of the file of a disk.
+pub(super) struct SaidFile {
+    /// What it may be called; no names for a disk without a file.
+    pub(super) names: Vec<String>,
+    pub(super) is_raw: bool,
+    /// In what its size is counted.
+    pub(super) unit_bytes: u64,
+    /// The size that is said of the disk may be the length of the file.
+    pub(super) may_count_file: bool,
+    pub(super) has_begun: bool,
+}
+
+/// The disks of a package, those without a file last, and for each of them what is said of its file.
+pub(super) fn described_disks(package: OvfPackage) -> Result<(Vec<ArchiveDisk>, Vec<SaidFile>)> {
+    // Media of drives are no disks of the package, and are passed over.
+    let disks = package.disks.into_iter().filter(|disk| !disk.format.is_empty());
+    let described: Result<Vec<(ArchiveDisk, SaidFile)>> = disks.map(described).collect();
+    Ok(described?.into_iter().unzip())
+}
+
+fn described(disk: OvfDisk) -> Result<(ArchiveDisk, SaidFile)> {
+    if let Some(file) = &disk.file
+        && (file.chunk_bytes.is_some() || !matches!(file.compression.as_deref().unwrap_or_default(), "" | "identity"))
+    {
+        return Err(Error::Unsupported {
+            feature: format!("the file {:?} in chunks, or compressed by itself", file.href),
+            detail: "have it exported again without".to_owned(),
+        });
+    }
+    if disk.parent_ref.is_some() {
+        return Err(Error::Unsupported {
+            feature: format!("the disk {}, which is a difference to another one", disk.key),
+            detail: "have it exported as whole disks".to_owned(),
+        });
+    }
+    let Some(size_bytes) = disk.capacity_bytes else {
+        return Err(Error::Unsupported {
+            feature: format!(
+                "the disk {}, of which the descriptor does not say how large it is",
+                disk.key
+            ),
+            detail: "write its size into ovf:capacity of the descriptor".to_owned(),
+        });
+    };
+    let is_raw = disk.format.contains("raw");
+    let (content, names, may_count_file) = match &disk.file {
+        None => (DiskContent::Blank, Vec::new(), false),
+        Some(file) => {
+            let names = file.names().into_iter().map(plain_name).collect();
+            let is_of_file = file.size_bytes.is_none_or(|length| length == size_bytes);
+            (DiskContent::Stored, names, is_of_file && !is_raw)
+        }
+    };
+    let disk_of_archive = ArchiveDisk {
+        key: disk.key,
+        size_bytes,
+        content,
+    };
+    let file = SaidFile {
+        names,
+        is_raw,
+        unit_bytes: disk.capacity_unit_bytes.max(UNIT_BYTES),
+        may_count_file,
+        has_begun: false,
+    };
+    Ok((disk_of_archive, file))
+}
