@@ -25,6 +25,7 @@ use std::ops::Range;
 use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
+use super::stream::PADDING_BYTES_MAX;
 use crate::blocks::for_each_entry;
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -39,6 +40,7 @@ const IS_COMPRESSED: u32 = 1 << 16;
 const HAS_MARKERS: u32 = 1 << 17;
 const DEFLATE: u16 = 1;
 const AT_END: u64 = u64::MAX;
+const GRAIN_SECTORS_MAX: u64 = (16 << 20) / SECTOR_BYTES;
 /// Where the mark is that somebody has it open.
 pub(super) const AT_IS_OPEN: u64 = 72;
 const NEWLINES: &[u8; 4] = b"\n \r\n";
@@ -88,7 +90,7 @@ impl SparseExtent {
         if u64_at(&first, 56) != AT_END {
             return Ok(extent);
         }
-        let footer = header_at(file_bytes.saturating_sub(2 * SECTOR_BYTES))?;
+        let footer = header_at(footer_place(file, file_bytes)?)?;
         if u64_at(&footer, 56) == AT_END {
             return Err(corrupt(image, "footer", 0, "it does not say where the directory is"));
         }
@@ -126,8 +128,12 @@ impl SparseExtent {
         }
         let (sectors, grain_sectors) = (u64_at(bytes, 12), u64_at(bytes, 20));
         let table_entries = u64::from(u32_at(bytes, 44));
-        if !grain_sectors.is_power_of_two() || !(8..=2048).contains(&grain_sectors) {
+        if !grain_sectors.is_power_of_two() || grain_sectors < 8 {
             return wrong(20, format!("a grain has {grain_sectors} sectors"));
+        }
+        // One that is compressed is read as a whole.
+        if grain_sectors > GRAIN_SECTORS_MAX {
+            return Err(unsupported(format!("grains of {grain_sectors} sectors")));
         }
         if table_entries == 0 || table_entries > 4096 {
             return wrong(44, format!("a table has {table_entries} entries"));
@@ -251,6 +257,24 @@ impl SparseExtent {
         put(77, &algorithm.to_le_bytes());
         bytes
     }
+}
+
+/// Where the footer is: in the last sector that has anything. Behind it are the end of the stream, which is zero, and what fills a block
+/// device or a tape.
+fn footer_place(file: &dyn ImageFile, file_bytes: u64) -> Result<u64> {
+    const BYTES_AT_ONCE: u64 = 64 << 10;
+    let usual = file_bytes.saturating_sub(2 * SECTOR_BYTES);
+    let mut end = file_bytes;
+    while end > 0 && file_bytes - end <= PADDING_BYTES_MAX {
+        let start = end.saturating_sub(BYTES_AT_ONCE);
+        let mut bytes = vec![0; to_usize(end - start)];
+        file.read_at(&mut bytes, start)?;
+        if let Some(last) = bytes.iter().rposition(|byte| *byte != 0) {
+            return Ok((start + last as u64) / SECTOR_BYTES * SECTOR_BYTES);
+        }
+        end = start;
+    }
+    Ok(usual)
 }
 
 /// The text that describes the image, where `file` is an extent that has it, as its header says: no more of it than any has.

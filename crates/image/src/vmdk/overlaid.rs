@@ -139,20 +139,43 @@ impl Overlaid {
 }
 
 /// Whether the first directory of an extent is none, as far as one look at it tells, and the second one can be read for it: the header leads to where grains
-/// are, and not to tables.
+/// are, and not to tables, or to zeroes where the second one has tables with grains.
 pub(super) fn is_first_lost(file: &dyn ImageFile, extent: &SparseExtent) -> Result<bool> {
     let directory_bytes = extent.table_count() * 4;
     let Some(second) = extent.second_directory.filter(|_| !extent.is_compressed) else {
         return Ok(false);
     };
     let is_among_grains = |place: u64| place.saturating_add(directory_bytes) > extent.overhead;
-    if is_among_grains(second) || !is_among_grains(extent.directory) {
+    if is_among_grains(second) {
         return Ok(false);
     }
     let (file_bytes, table_bytes) = (file.length_bytes()?, extent.table_entries * 4);
     let is_inside = |place: &u64| *place >= HEADER_BYTES && place.saturating_add(table_bytes) <= file_bytes;
-    let leads = |directory| -> Result<bool> { Ok(leads_to_tables(&extent.tables_of(file, directory)?, is_inside)) };
-    Ok(!leads(extent.directory)? && leads(second)?)
+    let first_tables = extent.tables_of(file, extent.directory)?;
+    let is_zero = first_tables.iter().all(|place| *place == 0);
+    if !is_zero && (!is_among_grains(extent.directory) || leads_to_tables(&first_tables, is_inside)) {
+        return Ok(false);
+    }
+    let second_tables = extent.tables_of(file, second)?;
+    if !leads_to_tables(&second_tables, is_inside) {
+        return Ok(false);
+    }
+    // Where no table has a grain, zeroes are right.
+    Ok(is_among_grains(extent.directory) || has_grain(file, extent, &second_tables)?)
+}
+
+/// Whether one of the tables leads to a grain.
+fn has_grain(file: &dyn ImageFile, extent: &SparseExtent, tables: &[u64]) -> Result<bool> {
+    for place in tables.iter().filter(|place| **place != 0) {
+        let mut is_used = false;
+        for_each_entry(file, (*place, extent.table_entries), |_, entry| {
+            is_used |= u32::from_le_bytes(entry) != 0;
+        })?;
+        if is_used {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether a directory has what one has.

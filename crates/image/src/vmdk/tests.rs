@@ -171,6 +171,55 @@ fn a_first_directory_that_is_lost_is_read_by_the_second_one() {
     }
 }
 
+/// A header that leads the first directory to zeroes before the grains.
+#[test]
+fn a_first_directory_of_zeroes_gives_way_to_one_with_grains() {
+    let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(empty()));
+    // As long as no grain is anywhere, zeroes are right, and can be written to.
+    let lost = |bytes: &[u8]| {
+        let mut lost = bytes.to_vec();
+        let zeroes = lost
+            .chunks(512)
+            .position(|sector| sector.iter().all(|byte| *byte == 0))
+            .unwrap();
+        lost[56..64].copy_from_slice(&(zeroes as u64).to_le_bytes());
+        open(Arc::new(MemoryFile::new(lost)), None).unwrap()
+    };
+    let mut found = vec![9; 4096];
+    lost(&empty()).read(&mut found, 8192, Below::Nothing).unwrap();
+    assert_eq!(found, [0; 4096]);
+    let layer = TableMut::new(open(Arc::clone(&file), None).unwrap());
+    layer.write_at(&[7; 4096], 8192).unwrap();
+    layer.flush().unwrap();
+    let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
+    file.read_at(&mut bytes, 0).unwrap();
+    let layer = lost(&bytes);
+    layer.read(&mut found, 8192, Below::Nothing).unwrap();
+    assert_eq!(found, [7; 4096]);
+    let refused = TableMut::new(layer).write_at(&[1; 512], 0).unwrap_err().to_string();
+    assert!(refused.contains("first directory is lost"), "{refused}");
+}
+
+/// What comes off a block device or a tape has zeroes behind its end; a stream of it was whole, and the file was damaged.
+#[test]
+fn zeroes_behind_a_stream_are_no_part_of_it() {
+    let bytes = stream(Tables::AtEnd, 5 * GRAIN_BYTES, &[grain(GRAIN_BYTES, 7)]);
+    for more in [0, 1, 512, 5000, 64 << 10, 1 << 20] {
+        let mut padded = bytes.clone();
+        padded.resize(bytes.len() + more, 0);
+        let layer =
+            open(Arc::new(MemoryFile::new(padded.clone())), None).unwrap_or_else(|error| panic!("{more}: {error}"));
+        let mut found = vec![0; to_usize(GRAIN_BYTES)];
+        layer.read(&mut found, GRAIN_BYTES, Below::Nothing).unwrap();
+        assert!(found.iter().all(|byte| *byte == 7), "{more}");
+        // What is no zero is none of it.
+        padded.push(1);
+        assert!(open(Arc::new(MemoryFile::new(padded)), None).is_err(), "{more}");
+    }
+    let cut = &bytes[..bytes.len() - 1024];
+    assert!(open(Arc::new(MemoryFile::new(cut.to_vec())), None).is_err());
+}
+
 /// What leads to a table behind the end of the file does not say that there is nothing.
 #[test]
 fn a_table_past_the_end_is_not_read_as_zeroes() {
@@ -245,12 +294,13 @@ fn what_contradicts_itself_is_refused() {
         SparseExtent::load(&MemoryFile::new(bytes), "image").is_err()
     };
     assert!(!is_refused(64, 9), "another overhead");
+    assert!(!is_refused(20, 4096), "grains of 2 MiB, which others write");
     for (what, at, value) in [
         ("magic", 0, 1),
         ("version", 4, 4),
         ("grain of nothing", 20, 0),
         ("grain of nine sectors", 20, 9),
-        ("grain of 2 MiB", 20, 4096),
+        ("grain of 32 MiB", 20, 65_536),
         ("tables without entries", 44, 0),
         ("tables of too many", 44, 5000),
         ("no directory", 56, 0),

@@ -15,7 +15,7 @@ use crate::{Error, Result};
 /// What is not grains has no longer parts.
 const METADATA_BYTES_MAX: u64 = 64 << 20;
 /// Zeroes that may be behind the end.
-const PADDING_BYTES_MAX: u64 = 1 << 20;
+pub(crate) const PADDING_BYTES_MAX: u64 = 1 << 20;
 
 /// A grain on its way; its buffers are used again for others.
 #[derive(Default)]
