@@ -130,6 +130,20 @@ pub fn cut_off_files(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>>
     Ok(found)
 }
 
+/// Refuses to change an image that was cut off: what would be written behind its end makes zeroes of what is missing.
+pub(crate) fn refuse_cut_off(path: &Path, options: &OpenOptions) -> Result<()> {
+    let alone = OpenOptions {
+        backing: Backing::Ignore,
+        ..options.clone()
+    };
+    match cut_off_files(path, &alone)?.first() {
+        None => Ok(()),
+        Some(path) => Err(Error::CutOff {
+            image: path.display().to_string(),
+        }),
+    }
+}
+
 /// Whether the tables of a file with this report lead out of it.
 fn is_cut_off_by(info: &LayerInfo, report: &CheckReport) -> bool {
     report.corruption_count > 0 && report.image_end > info.file_bytes

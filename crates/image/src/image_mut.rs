@@ -12,11 +12,11 @@ use crate::file::Access;
 use crate::info::{LayerInfo, Note};
 use crate::qcow2::writer::Qcow2Mut;
 use crate::raw::RawImageMut;
-use crate::{OpenOptions, Result};
+use crate::{Error, OpenOptions, Result};
 
 /// Opens an image for writing; what it is based on stays as it is.
 ///
-/// Refuses an image that another process has open, that is marked as corrupt, or whose refcounts may be wrong.
+/// Refuses an image that another process has open, that was cut off, that is marked as corrupt, or whose refcounts may be wrong.
 pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
     let mut chain = open_chain(path, options, Access::Write)?;
     if let Some(tree) = &chain.tree {
@@ -29,7 +29,13 @@ pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
     let device: Box<dyn BlockDeviceMut> = match top.layer(backing)? {
         OpenLayer::Raw(raw) => Box::new(RawImageMut(raw)),
         OpenLayer::Qcow2(layer) => Box::new(Qcow2Mut::new(*layer)?),
-        OpenLayer::Tables(layer) => Box::new(TableMut::new(layer)),
+        OpenLayer::Tables(layer) => {
+            if layer.tables.is_cut_off()? {
+                let image = layer.image.to_string();
+                return Err(Error::CutOff { image });
+            }
+            Box::new(TableMut::new(layer))
+        }
     };
     Ok(ImageMut {
         device,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::chain::{Content, OpenedFile, open_single};
 use crate::file::{Access, directory_of};
+use crate::image::refuse_cut_off;
 use crate::{Backing, DiskDescriptor, Error, Format, ImageId, OpenOptions, Result, vdi, vhd, vhdx, vmdk};
 
 /// Files of a folder that are looked at, at most.
@@ -66,6 +67,7 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
     }
     let mut children = new.children.clone();
     // Before anything is locked: a lock ends when any opening of its file does.
+    refuse_cut_off(path, options)?;
     let others: Vec<PathBuf> = match new.beside {
         ChildrenBeside::Leave => Vec::new(),
         ChildrenBeside::Change | ChildrenBeside::Refuse => children_to_change(path, options)?,

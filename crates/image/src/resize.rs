@@ -18,6 +18,7 @@ use crate::blocks::writer::TableMut;
 use crate::blocks::{TableLayer, Tables};
 use crate::chain::{Content, open_chain, stack};
 use crate::file::{Access, ImageFile, directory_of};
+use crate::image::refuse_cut_off;
 use crate::new_identity::dependents_beside;
 use crate::ploop::descriptor::FILE_NAME;
 use crate::{Backing, CheckReport, Error, Format, OpenOptions, ProblemKind, Result, Severity};
@@ -56,6 +57,7 @@ pub struct Resized {
 /// image has its old size or the new one, and it can be done again.
 ///
 /// # Errors
+/// - [`Error::CutOff`] where the file ends before the end of what its tables lead to;
 /// - [`Error::WouldShrink`] where the disk would become smaller and `shrink` does not allow that;
 /// - [`Error::HasChildren`] where images beside it are based on it: they have its size;
 /// - [`Error::NotResizable`] where the format, or this image of it, cannot have that size: converting it helps;
@@ -63,6 +65,7 @@ pub struct Resized {
 /// - [`Error::Locked`] where somebody else has it open.
 pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: Shrink) -> Result<Resized> {
     // Before anything is locked: a lock ends when any opening of its file does.
+    refuse_cut_off(path, options)?;
     let children: Vec<PathBuf> = dependents_beside(path, options)?;
     let options = OpenOptions {
         backing: Backing::Follow,

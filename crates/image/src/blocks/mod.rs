@@ -56,6 +56,9 @@ pub(crate) trait Tables: Send + Sync {
         length.contains(file, host)
     }
 
+    /// Whether a file ends before the end of what the tables lead to: what would be written behind its end makes zeroes of what was cut off.
+    fn is_cut_off(&self) -> Result<bool>;
+
     /// Before the first change of this opening. What it changes is stored with the next [`store`](Self::store).
     fn start(&mut self) -> Result<()>;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_BYTES, Header};
 use crate::blocks::pages::Pages;
-use crate::blocks::{Tables, clear_room, for_each_entry};
+use crate::blocks::{Tables, clear_room, end_of_block, for_each_entry};
 use crate::file::ImageFile;
 use crate::run::{Run, RunKind};
 use crate::{Error, Result};
@@ -90,6 +90,19 @@ impl Tables for PloopTables {
                 kind,
             })
         })
+    }
+
+    fn is_cut_off(&self) -> Result<bool> {
+        let mut end = 0;
+        for_each_cluster(&*self.file, &self.header, |index, host| {
+            end = end.max(end_of_block(
+                host,
+                index,
+                self.header.cluster_bytes,
+                self.header.disk_bytes,
+            ));
+        })?;
+        Ok(end > self.file.length_bytes()?)
     }
 
     fn start(&mut self) -> Result<()> {

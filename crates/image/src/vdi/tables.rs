@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::header::{AT_MODIFICATION, AT_STORED, Header, Kind};
 use super::{FREE, ZERO};
 use crate::blocks::pages::Pages;
-use crate::blocks::{Tables, clear_room, for_each_entry};
+use crate::blocks::{Tables, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
@@ -92,6 +92,22 @@ impl Tables for VdiTables {
                 kind,
             })
         })
+    }
+
+    fn is_cut_off(&self) -> Result<bool> {
+        let mut end = 0;
+        for_each_number(&*self.file, &self.header, |index, entry| {
+            if entry < ZERO {
+                let host = self.header.host(entry);
+                end = end.max(end_of_block(
+                    host,
+                    index,
+                    self.header.block_bytes,
+                    self.header.disk_bytes,
+                ));
+            }
+        })?;
+        Ok(end > self.file.length_bytes()?)
     }
 
     fn start(&mut self) -> Result<()> {

@@ -45,6 +45,11 @@ impl Tables for FixedTables {
         })
     }
 
+    /// All of a fixed image is before its footer, which was there.
+    fn is_cut_off(&self) -> Result<bool> {
+        Ok(false)
+    }
+
     fn start(&mut self) -> Result<()> {
         Ok(())
     }
@@ -213,6 +218,17 @@ impl Tables for SparseTables {
 
     fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
         Run::of_pieces(length_max, |done| self.piece(offset + done, length_max - done))
+    }
+
+    fn is_cut_off(&self) -> Result<bool> {
+        let whole = self.header.bitmap_bytes() + self.header.block_bytes;
+        let mut end = 0;
+        for_each_sector(&*self.file, &self.header, |sector| {
+            if sector != FREE {
+                end = end.max(u64::from(sector) * SECTOR_BYTES + whole);
+            }
+        })?;
+        Ok(end > self.file.length_bytes()?)
     }
 
     fn start(&mut self) -> Result<()> {

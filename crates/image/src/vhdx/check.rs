@@ -2,8 +2,7 @@
 
 use super::MIB;
 use super::header::{Opened, Twin, broken_twins};
-use super::tables::{Entry, for_each_block, is_of_bits, state};
-use crate::blocks::end_of_block;
+use super::tables::{Entry, bits_end, block_end, block_of, for_each_block, is_of_bits, state};
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
 /// Checks an opened image.
@@ -34,7 +33,7 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
         if is_of_bits(metadata, number) {
             if metadata.has_parent && entry.state() == state::BITS_PRESENT {
                 bits.push(number);
-                if entry.offset() < file_bytes && bits_end(opened, number, entry) > file_bytes {
+                if entry.offset() < file_bytes && bits_end(metadata, number, entry) > file_bytes {
                     cut_off.push(("bits of sectors", entry.offset()));
                 }
                 used.push((entry.offset(), MIB, "bits of sectors"));
@@ -52,7 +51,7 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
             state::FULL | state::PARTIAL => {
                 report.allocated_count += 1;
                 used.push((entry.offset(), metadata.block_bytes, "a block"));
-                if entry.offset() < file_bytes && block_end(opened, number, entry) > file_bytes {
+                if entry.offset() < file_bytes && block_end(metadata, number, entry) > file_bytes {
                     cut_off.push(("a block", entry.offset()));
                 }
                 if entry.state() == state::PARTIAL {
@@ -73,28 +72,8 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
     Ok(report)
 }
 
-/// Where a block ends in the file at the least.
-fn block_end(opened: &Opened, number: u64, entry: Entry) -> u64 {
-    let metadata = &opened.metadata;
-    let of_disk = disk_offset(opened, number) / metadata.block_bytes;
-    end_of_block(entry.offset(), of_disk, metadata.block_bytes, metadata.disk_bytes)
-}
-
-/// Where the bits end that are needed of those that `entry` leads to: each block of the chunk that is on the disk has some.
-fn bits_end(opened: &Opened, number: u64, entry: Entry) -> u64 {
-    let metadata = &opened.metadata;
-    let first = number / (metadata.chunk_blocks() + 1) * metadata.chunk_blocks();
-    let count = metadata
-        .block_count()
-        .saturating_sub(first)
-        .min(metadata.chunk_blocks());
-    let block_bits_bytes = metadata.block_bytes / metadata.sector_bytes / 8;
-    entry.offset().saturating_add(count * block_bits_bytes)
-}
-
 pub(super) fn disk_offset(opened: &Opened, number: u64) -> u64 {
-    let chunk = opened.metadata.chunk_blocks() + 1;
-    (number - number / chunk) * opened.metadata.block_bytes
+    block_of(&opened.metadata, number) * opened.metadata.block_bytes
 }
 
 fn check_partial(opened: &Opened, (number, entry): (u64, Entry), bits: &[u64], report: &mut CheckReport) {

@@ -10,7 +10,7 @@ use super::header::{Header, Opened, Region};
 use super::metadata::Metadata;
 use crate::blocks::bits::BitOrder;
 use crate::blocks::pages::Pages;
-use crate::blocks::{Tables, clear_room, for_each_entry};
+use crate::blocks::{Tables, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
@@ -234,6 +234,28 @@ pub(super) fn is_of_bits(metadata: &Metadata, number: u64) -> bool {
     (number + 1).is_multiple_of(metadata.chunk_blocks() + 1)
 }
 
+/// The number of the block of the disk that entry `number` is of, which is not one of bits.
+pub(super) fn block_of(metadata: &Metadata, number: u64) -> u64 {
+    number - number / (metadata.chunk_blocks() + 1)
+}
+
+/// Where a block ends in the file at the least.
+pub(super) fn block_end(metadata: &Metadata, number: u64, entry: Entry) -> u64 {
+    let block = block_of(metadata, number);
+    end_of_block(entry.offset(), block, metadata.block_bytes, metadata.disk_bytes)
+}
+
+/// Where the bits end that are needed of those that `entry` leads to: each block of the chunk that is on the disk has some.
+pub(super) fn bits_end(metadata: &Metadata, number: u64, entry: Entry) -> u64 {
+    let first = number / (metadata.chunk_blocks() + 1) * metadata.chunk_blocks();
+    let count = metadata
+        .block_count()
+        .saturating_sub(first)
+        .min(metadata.chunk_blocks());
+    let block_bits_bytes = metadata.block_bytes / metadata.sector_bytes / 8;
+    entry.offset().saturating_add(count * block_bits_bytes)
+}
+
 impl Tables for VhdxTables {
     fn disk_bytes(&self) -> u64 {
         self.metadata.disk_bytes
@@ -249,6 +271,20 @@ impl Tables for VhdxTables {
 
     fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
         Run::of_pieces(length_max, |done| self.piece(offset + done, length_max - done))
+    }
+
+    fn is_cut_off(&self) -> Result<bool> {
+        let mut end = 0;
+        for_each_block(&*self.file, self.bat, &self.metadata, |number, entry| {
+            if is_of_bits(&self.metadata, number) {
+                if self.metadata.has_parent && entry.state() == state::BITS_PRESENT {
+                    end = end.max(bits_end(&self.metadata, number, entry));
+                }
+            } else if matches!(entry.state(), state::FULL | state::PARTIAL) {
+                end = end.max(block_end(&self.metadata, number, entry));
+            }
+        })?;
+        Ok(end > self.file.length_bytes()?)
     }
 
     fn start(&mut self) -> Result<()> {

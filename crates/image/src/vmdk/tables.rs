@@ -10,7 +10,7 @@ use super::joined::{Joined, WINDOW_BYTES};
 use super::overlaid::is_first_lost;
 use super::stream::{GRAIN_MARKER_BYTES, check_stored, grain_marker, inflate};
 use crate::blocks::pages::Pages;
-use crate::blocks::{Tables, clear_room};
+use crate::blocks::{Tables, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
@@ -356,6 +356,38 @@ impl Tables for VmdkTables {
             (Some(length), Some(file)) => length.contains(&**file, place),
             _ => Ok(false),
         }
+    }
+
+    fn is_cut_off(&self) -> Result<bool> {
+        for part in &self.opened.parts {
+            let PartKind::Sparse { window, extent } = &part.kind else {
+                continue;
+            };
+            let file = &*self.opened.files.files[to_usize(window / WINDOW_BYTES)];
+            let file_bytes = file.length_bytes()?;
+            let mut is_cut_off = false;
+            for (number, table) in (0..).zip(extent.tables_of(file, extent.directory)?) {
+                if table == 0 {
+                    continue;
+                }
+                if table + extent.table_entries * 4 > file_bytes {
+                    return Ok(true);
+                }
+                for_each_entry(file, (table, extent.table_entries), |index, entry| {
+                    let sector = u32::from_le_bytes(entry);
+                    if sector > ZERO_GRAIN || sector == ZERO_GRAIN && !extent.has_zero_grains {
+                        let grain = number * extent.table_entries + index;
+                        let host = u64::from(sector) * super::SECTOR_BYTES;
+                        is_cut_off |= end_of_block(host, grain, extent.grain_bytes, extent.disk_bytes) > file_bytes;
+                    }
+                })?;
+            }
+            // Where a compressed grain ends, only itself says; it is not written to.
+            if is_cut_off && !extent.is_compressed {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn start(&mut self) -> Result<()> {

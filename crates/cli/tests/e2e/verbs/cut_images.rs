@@ -46,6 +46,7 @@ fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
                 &["image", "convert", image, "out.qcow2"],
                 &["clone", "--copy", image, "out.clone"],
                 &["backup", "--machine", "cut", image],
+                &["image", "resize", image, "16M"],
             ] {
                 let output = rig.run(words);
                 assert_eq!(output.status.code(), Some(5), "{what}: {words:?}: {output:?}");
