@@ -232,7 +232,10 @@ fn open_sources(
             continue;
         };
         let image = OpenSource::open(path, request.format, &request.allowed)?;
-        image.tell_of_format(progress);
+        let before = parent
+            .and_then(|parent| parent.disk(Some(name)).ok())
+            .and_then(|disk| disk.notes.get(NOTE_FORMAT));
+        image.tell_of_format(before.map(String::as_str), progress);
         if is_locked_by_others(path) {
             progress.warning(&format!(
                 "{} is in use, as by a machine that runs: what is read may be of several moments; a backup of the machine is of one",
@@ -241,9 +244,6 @@ fn open_sources(
         } else {
             image.tell_of_contradictions(progress)?;
         }
-        let before = parent
-            .and_then(|parent| parent.disk(Some(name)).ok())
-            .and_then(|disk| disk.notes.get(NOTE_FORMAT));
         if request.format.is_none()
             && image.format != Format::Raw
             && let Some(before) = before.filter(|before| *before == Format::Raw.name())

@@ -112,6 +112,14 @@ impl<'a> ImageCloner<'a> {
         })
     }
 
+    /// Warns where nobody has said its format, and only its content tells it.
+    pub fn tell_of_format(&self, job: Job<'_>) {
+        let is_guess = |note: &&Note| matches!(note, Note::FormatGuessed { .. });
+        for note in self.image.notes().iter().filter(is_guess) {
+            job.progress.warning(&note.to_string());
+        }
+    }
+
     /// Size of its disk.
     pub fn size_bytes(&self) -> u64 {
         self.image.size_bytes()

@@ -157,7 +157,12 @@ impl OpenSource {
             _ => Some(holdfast_image::open(path, options)?),
         };
         let format = image.as_ref().map_or(Format::Raw, |image| image.layers()[0].format);
-        let is_of_format = |note: &&Note| matches!(note, Note::CalledRaw { .. } | Note::BackingFormatGuessed { .. });
+        let is_of_format = |note: &&Note| {
+            matches!(
+                note,
+                Note::CalledRaw { .. } | Note::FormatGuessed { .. } | Note::BackingFormatGuessed { .. }
+            )
+        };
         let notes = image.iter().flat_map(holdfast_image::Image::notes);
         let format_notes = notes.filter(is_of_format).cloned().collect();
         let opened = (path.to_owned(), options.clone());
@@ -187,10 +192,14 @@ impl OpenSource {
         })
     }
 
-    /// Warns where nobody has said a format, and something speaks against what it was taken for.
-    pub(crate) fn tell_of_format(&self, progress: &dyn Progress) {
+    /// Warns where nobody has said a format, and something speaks against what it was taken for, or nothing for it. `before` is the format that
+    /// it had at another time.
+    pub(crate) fn tell_of_format(&self, before: Option<&str>, progress: &dyn Progress) {
         for note in &self.format_notes {
-            progress.warning(&note.to_string());
+            let is_known = matches!(note, Note::FormatGuessed { format, .. } if before == Some(format.name()));
+            if !is_known {
+                progress.warning(&note.to_string());
+            }
         }
     }
 

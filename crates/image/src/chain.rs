@@ -12,6 +12,7 @@ use holdfast_block::{BlockDevice, to_usize};
 
 use crate::blocks::{TableLayer, Tables};
 use crate::file::{Access, HostFile, ImageFile};
+use crate::format::Guess;
 use crate::gate::Gatekeeper;
 use crate::image::{Backing, OpenOptions};
 use crate::info::{FormatSource, LayerInfo, Note, Qcow2Info, notes_of};
@@ -274,15 +275,26 @@ impl Opener {
         if guess.is_by_content_alone {
             self.keeper.distrust(path, guess.format.name());
         }
-        if let Some(looks_like) = guess.doubt {
-            let note = Note::CalledRaw {
-                image: path.to_owned(),
-                format: guess.format,
+        let image = path.to_owned();
+        let note = match guess {
+            Guess {
+                doubt: Some(looks_like),
+                format,
+                ..
+            } => Some(Note::CalledRaw {
+                image,
+                format,
                 looks_like,
-            };
-            if !self.notes.contains(&note) {
-                self.notes.push(note);
-            }
+            }),
+            Guess {
+                is_by_content_alone: true,
+                format,
+                ..
+            } => Some(Note::FormatGuessed { image, format }),
+            _ => None,
+        };
+        if let Some(note) = note.filter(|note| !self.notes.contains(note)) {
+            self.notes.push(note);
         }
         Ok(guess.format)
     }

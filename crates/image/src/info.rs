@@ -260,6 +260,13 @@ pub enum Note {
         /// What it looks like.
         looks_like: Format,
     },
+    /// Nothing but the content of a file says what format it has, and its name says no format, or another one.
+    FormatGuessed {
+        /// The file.
+        image: PathBuf,
+        /// What it is read as.
+        format: Format,
+    },
     /// The image was not closed cleanly; its refcounts may be wrong, its data is not.
     NotClosedCleanly {
         /// The image.
@@ -308,6 +315,11 @@ impl std::fmt::Display for Note {
             } => write!(
                 formatter,
                 "{} is called like a raw disk and looks like a {looks_like} image, which its guest may have written: it is read as {format}; say its format (--format raw or --format {looks_like})",
+                image.display()
+            ),
+            Self::FormatGuessed { image, format } => write!(
+                formatter,
+                "{} does not have the name of a {format} image, and is read as one by its content, which the guest of a raw disk can write: say its format (--format raw or --format {format})",
                 image.display()
             ),
             Self::NotClosedCleanly { image } => write!(

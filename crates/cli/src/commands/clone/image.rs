@@ -144,6 +144,10 @@ impl ImageCloneArgs {
             if let Some(taken) = names.iter().find(|name| Path::new(name).symlink_metadata().is_ok()) {
                 return Err(holdfast_engine::Error::TargetExists { path: taken.into() });
             }
+            // What has a mistyped name is taken for another format when it is read.
+            for name in names {
+                Format::of_new_file(Path::new(name))?;
+            }
             job.progress.phase("cloning", Unit::Items);
             job.progress.total(names.len() as u64);
             for name in names {
@@ -159,6 +163,9 @@ impl ImageCloneArgs {
                     guest: (sysprep == Sysprep::Yes).then(|| (guest_of(name, context), &tools as &dyn Tools)),
                 };
                 let cloner = ImageCloner::open(&request, &surroundings)?;
+                if made.is_empty() {
+                    cloner.tell_of_format(job);
+                }
                 if dry_run {
                     let plan = cloner.plan(Path::new(name))?;
                     made.push(ImageDocument::planned(name, plan, cloner.size_bytes()));

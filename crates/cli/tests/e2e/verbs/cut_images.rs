@@ -44,7 +44,7 @@ fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
                 &["image", "compare", image, "disk.raw"],
                 &["image", "convert", "--verify", image, "out.raw"],
                 &["image", "convert", image, "out.qcow2"],
-                &["clone", "--copy", image, "out.clone"],
+                &["clone", "--copy", image, "out.img"],
                 &["backup", "--machine", "cut", image],
                 &["image", "resize", image, "16M"],
             ] {

@@ -36,7 +36,7 @@ fn what_a_guest_wrote_into_a_raw_disk_opens_no_other_file() {
             &["image", "convert", name, "out.qcow2"],
             &["image", "map", name],
             &["image", "compare", name, "other.raw"],
-            &["clone", "--copy", name, "out.copy"],
+            &["clone", "--copy", name, "out.img"],
             &["clone", "--overlay", name, "out.qcow2"],
             &["image", "create", "out.qcow2", "--backing", name],
             &["backup", "--machine", "guest", name],
@@ -67,6 +67,58 @@ fn what_a_guest_wrote_into_a_raw_disk_opens_no_other_file() {
     assert_eq!(rig.snapshot_count(), 0);
     // An image that is called so is read with what it is based on, as ever.
     assert_eq!(code(&rig, &["image", "convert", "head.qcow2", "base.raw"]), 0);
+}
+
+/// A header that names no file leads nowhere, and still the guest of a raw disk may have written it.
+#[test]
+fn what_only_the_content_says_is_told() {
+    let rig = Rig::new();
+    rig.write("disk.raw", &noise(MIB, 5));
+    rig.ok(&["image", "convert", "disk.raw", "web.qcow2"]);
+    for name in ["guest", "guest.vdi", "guest.7"] {
+        rig.write(name, &rig.read("web.qcow2"));
+        for (number, words) in [
+            &["image", "convert", name, "out.raw"][..],
+            &["image", "convert", name, "-"],
+            &["image", "info", name],
+            &["clone", "--copy", name, "copy.qcow2"],
+            &["clone", "--overlay", name, "over.qcow2"],
+            &["clone", "--dry-run", name, "planned.qcow2"],
+            &["backup", "--machine", name, name],
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            for (options, expected) in [(&[][..], 3), (&["--format", "qcow2"], 0)] {
+                // What was backed up as an image before is known to be one.
+                let output = rig.run(&[words, options].concat());
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(
+                    output.status.code(),
+                    Some(expected),
+                    "{number}: {words:?} {options:?}: {said}"
+                );
+                assert_eq!(
+                    said.contains("does not have the name of a qcow2 image"),
+                    expected == 3,
+                    "{said}"
+                );
+                for made in ["out.raw", "copy.qcow2", "over.qcow2"] {
+                    std::fs::remove_file(rig.path(made)).ok();
+                }
+            }
+        }
+        assert_eq!(
+            code(&rig, &["backup", "--machine", name, name]),
+            0,
+            "{name}: it is known now"
+        );
+    }
+    // Names of clones say what they are, or nothing.
+    for way in ["--copy", "--overlay", "--dry-run"] {
+        assert_eq!(code(&rig, &["clone", way, "web.qcow2", "clone.qcow"]), 2, "{way}");
+        assert_eq!(code(&rig, &["clone", way, "web.qcow2", "clone.vmkd"]), 2, "{way}");
+    }
 }
 
 #[test]
