@@ -21,20 +21,26 @@ mod seen;
 mod virtualbox;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use holdfast_host::{Hypervisor, Machine, Overlays};
-use holdfast_repo::{ProcessIdentity, Processes, Repository};
+use holdfast_host::{Hypervisor, Machine, Overlays, living};
+use holdfast_repo::{Liveness, ProcessIdentity, Processes, Repository};
 
 use crate::error::Result;
 use crate::exchange::VirtualBoxMachine;
 use crate::forget::Execution;
 use crate::job::Job;
+use crate::run_journal::noted_runs;
+use crate::watchdog::is_watchdog_of;
 use diagnose::diagnose;
 use look::look;
 use mend::mend;
 
 /// What was mended may have hidden something else; this often it is looked again.
-const ROUND_COUNT: usize = 4;
+const ROUND_COUNT: usize = 6;
+/// How long the watchdog of a dead run may take.
+const WATCHDOG_PATIENCE: Duration = Duration::from_secs(10);
+const WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Who is to be examined, and by what means.
 pub struct DoctorRequest<'a> {
@@ -172,6 +178,9 @@ pub use seen::{FindingKind, Mend};
 /// The journal or the repository cannot be read. What is wrong with one machine is a finding.
 pub fn doctor(request: &DoctorRequest<'_>, execution: Execution, job: Job<'_>) -> Result<DoctorReport> {
     let mut report = DoctorReport::default();
+    if execution == Execution::Execute {
+        wait_for_watchdogs(request, job)?;
+    }
     for round in 1..=ROUND_COUNT {
         job.interrupt.check()?;
         let seen = look(request, job)?;
@@ -193,11 +202,15 @@ pub fn doctor(request: &DoctorRequest<'_>, execution: Execution, job: Job<'_>) -
             report.findings.extend(others.map(untreated));
             break;
         }
+        let repaired: Vec<Option<String>> = curable
+            .iter()
+            .filter(|finding| finding.kind != FindingKind::DeadRun)
+            .map(|finding| finding.machine.clone())
+            .collect();
         for finding in curable {
             job.interrupt.check()?;
-            // As long as something that a note tells of is not mended, it stays.
-            let is_note = finding.kind == FindingKind::DeadRun;
-            if is_note && report.failed().any(|failed| failed.machine == finding.machine) {
+            // A note stays until another look finds nothing else of its machine: a repair may reveal more of the same run.
+            if finding.kind == FindingKind::DeadRun && repaired.contains(&finding.machine) {
                 continue;
             }
             let result = mend(request, &finding, job);
@@ -205,6 +218,25 @@ pub fn doctor(request: &DoctorRequest<'_>, execution: Execution, job: Job<'_>) -
         }
     }
     Ok(report)
+}
+
+/// Gives the watchdogs of dead runs time to finish: they are at the same work.
+fn wait_for_watchdogs(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<()> {
+    let Some(folder) = &request.journal else {
+        return Ok(());
+    };
+    let start = job.clock.now();
+    loop {
+        let dead = noted_runs(folder)?.into_iter();
+        let mut dead = dead.filter(|note| note.liveness(request.processes) == Liveness::Dead);
+        let living = living(request.program).unwrap_or_default();
+        let is_watched = dead.any(|note| living.iter().any(|process| is_watchdog_of(&process.words, note.run)));
+        if !is_watched || job.clock.now().saturating_sub(start) >= WATCHDOG_PATIENCE {
+            return Ok(());
+        }
+        job.interrupt.check()?;
+        job.clock.sleep(WATCHDOG_INTERVAL);
+    }
 }
 
 impl DoctorReport {

@@ -450,6 +450,12 @@ pub enum Error {
         /// Why.
         source: Box<holdfast_host::qemu::memory::StreamError>,
     },
+    /// QEMU does not send the memory of a machine that is paused since it was sent before.
+    #[error("QEMU sent the memory of {machine} before, and sends it again only after the machine has run")]
+    MemorySentBefore {
+        /// The machine.
+        machine: String,
+    },
     /// A stream from one host to another, or what goes with it.
     #[error("the stream breaks")]
     Stream(#[source] std::io::Error),

@@ -20,6 +20,8 @@ use crate::hooks::HookEvent;
 
 const READY: &str = "ready";
 const DONE: &str = "done";
+/// The run has ended, and what it has put into QEMU is still there.
+const CLEAR: &str = "clear";
 const OWES: &str = "owes";
 /// How long the watchdog may take to be ready: it has to connect.
 const READY_DEADLINE: Duration = Duration::from_secs(20);
@@ -29,6 +31,12 @@ const ATTEMPT_COUNT: u32 = 30;
 const ATTEMPT_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a guest that is frozen is waited for while its machine stands still: its owner may have paused it meanwhile.
 const STANDSTILL_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Whether a process with these words is the watchdog of a run.
+pub(crate) fn is_watchdog_of(words: &[String], run: RunId) -> bool {
+    let number = run.0.to_string();
+    words.iter().any(|word| word == "watchdog") && words.windows(2).any(|pair| pair[0] == "--run" && pair[1] == number)
+}
 
 /// What may be the matter with a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -122,9 +130,10 @@ impl Guard {
         self.has_the_rest
     }
 
-    /// The rest is the watchdog's: nobody waits for it, since it may need the monitor that the backup still has.
+    /// The watchdog lets the machine run and takes out of QEMU what is left of the run. The caller does not wait: the watchdog may need the
+    /// monitor that the caller still has.
     pub(crate) fn hand_over(mut self) {
-        self.tell(DONE).ok();
+        self.tell(CLEAR).ok();
     }
 
     /// Nothing of the run is left.
@@ -183,6 +192,11 @@ pub fn watch_over(
             Ok(line) if line == DONE => {
                 // What the backup itself could not undo it has left to us.
                 watch.mend();
+                return watch.mended;
+            }
+            Ok(line) if line == CLEAR => {
+                watch.mend();
+                watch.clear();
                 return watch.mended;
             }
             Ok(line) => watch.hear(&line),

@@ -45,7 +45,7 @@ pub use identity::{MacAddress, Uuid};
 pub use libvirt::Libvirt;
 pub use live_disks::{CopyState, Life, LiveDisks};
 pub use living::{
-    Living, Writers, is_locked_by_others, is_written_by_others, living, open_below, words_of_process,
+    Living, Writers, is_locked_by_others, is_written_by_others, living, open_below, parent_of, words_of_process,
     writers_of_device, writers_of_files,
 };
 pub use machine::{

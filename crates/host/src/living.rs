@@ -34,6 +34,17 @@ pub fn words_of_process(process: u32) -> Vec<String> {
     words_of(&bytes.unwrap_or_default())
 }
 
+/// The process that started another one; none where that has ended.
+pub fn parent_of(process: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    parent_in(&status)
+}
+
+fn parent_in(status: &str) -> Option<u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    line.trim().parse().ok()
+}
+
 /// Whether a process has a file at `folder` or below it open; none where not all can be asked.
 pub fn open_below(folder: &Path) -> Option<bool> {
     let mut is_complete = true;
@@ -219,6 +230,8 @@ mod tests {
         assert_ne!(open_below(&folder), Some(true));
         let found = living("holdfast-of-nobody").unwrap_or_default();
         assert!(found.is_empty());
+        assert_eq!(super::parent_in("Name:\tx\nPPid:\t17\nTracerPid:\t0\n"), Some(17));
+        assert!(super::parent_of(std::process::id()).is_some());
     }
 
     #[test]

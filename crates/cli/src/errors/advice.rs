@@ -186,6 +186,9 @@ fn machine_advice(error: &JobError) -> Advice {
         }
         JobError::NoImageFile { .. } => refused("leave the disk out with --exclude, or take another --method"),
         JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),
+        JobError::MemorySentBefore { .. } => refused(
+            "leave out --with-memory, or let the machine run and pause it again; nothing has changed in its memory since then",
+        ),
         JobError::NoDisks { .. } => {
             refused("name a disk with --include, or leave the machine out with --exclude-machine")
         }

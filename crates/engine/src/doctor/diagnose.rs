@@ -10,6 +10,7 @@ use super::seen::{
 use super::{Finding, FindingKind, Mend, Remedy};
 use super::{diagnose_disks, diagnose_host, emptied, instants, pool, virtualbox};
 use crate::run_journal::Phase;
+use crate::watchdog::is_watchdog_of;
 
 /// What is wrong, the most urgent first; and what is worth knowing.
 pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
@@ -88,12 +89,7 @@ impl Diagnosis<'_> {
 
     /// Whose a run is: by the journal, and by the processes that are there.
     pub(super) fn owner(&self, run: RunId) -> Owner {
-        let number = run.0.to_string();
-        let watches = |words: &Vec<String>| {
-            words.iter().any(|word| word == "watchdog")
-                && words.windows(2).any(|pair| pair[0] == "--run" && pair[1] == number)
-        };
-        let backs_up = |words: &Vec<String>| words.iter().any(|word| word == "backup" || word == "restore");
+        let watches = |words: &Vec<String>| is_watchdog_of(words, run);
         let living = self.seen.living.as_ref();
         if living.is_some_and(|living| living.iter().any(watches)) {
             return Owner::Alive;
@@ -101,8 +97,8 @@ impl Diagnosis<'_> {
         match (self.note_of(run).map(|noted| noted.life), living) {
             (Some(Liveness::Alive), _) => Owner::Alive,
             (Some(Liveness::Unknown), _) | (None, None) => Owner::Unknown,
-            // One that could not be noted is seen by its words only, and those do not tell its run.
-            (None, Some(living)) if living.iter().any(backs_up) => Owner::Unknown,
+            // A run that could not be noted: any process that is tied to no other run may be its owner.
+            (None, Some(_)) if !self.seen.unattached.is_empty() => Owner::Unknown,
             (Some(Liveness::Dead), _) | (None, Some(_)) => Owner::Dead,
         }
     }
@@ -224,8 +220,8 @@ impl Diagnosis<'_> {
                     ),
                 ),
                 Owner::Unknown => (
-                    "whether its process lives cannot be told from here",
-                    Remedy::Advice("ask again as root on its host, when no backup is at work".to_owned()),
+                    "whether its process lives is not known",
+                    Remedy::Advice(self.who_knows(*run)),
                 ),
             };
             self.find(Finding {
@@ -239,6 +235,21 @@ impl Diagnosis<'_> {
                 is_danger: false,
                 remedy,
             });
+        }
+    }
+
+    /// What shows whether the process of a run lives.
+    fn who_knows(&self, run: RunId) -> String {
+        match (self.note_of(run), &self.seen.living) {
+            (Some(noted), _) => format!(
+                "it was process {} on {}, whose processes are not seen from here; ask again there",
+                noted.record.process.process, noted.record.process.host
+            ),
+            (None, None) => "the processes of other users are not seen; ask again as root".to_owned(),
+            (None, Some(_)) => format!(
+                "it may belong to {}; ask again when that has ended",
+                self.seen.unattached.join(", ")
+            ),
         }
     }
 

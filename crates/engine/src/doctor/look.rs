@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_host::qemu::{QemuDisk, disks, jobs, runs_in};
-use holdfast_host::{Description, MachineState, Rights, agent, living};
-use holdfast_repo::Repository;
+use holdfast_host::{Description, Living, MachineState, Rights, agent, living, parent_of};
+use holdfast_repo::{Liveness, Repository};
 
 use super::chains::{chains_of, is_write_protected};
 use super::emptied::emptied;
@@ -22,6 +22,8 @@ use crate::repository::snapshots;
 use crate::run_journal::noted_runs;
 use crate::xen_backup::NOTE_BASE;
 
+/// The verbs that put something into a QEMU.
+const CHANGING_VERBS: [&str; 7] = ["backup", "restore", "export", "snapshot", "rollback", "clone", "cron"];
 /// How long the guest's agent may take to say whether file systems are frozen.
 const AGENT_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -39,7 +41,6 @@ pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
 fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     // First who is at work: what such a one has made by then is his.
     let found = living(request.program);
-    let living = found.map(|found| found.into_iter().map(|process| process.words).collect());
     let noted = match &request.journal {
         Some(folder) => noted_runs(folder)?,
         None => Vec::new(),
@@ -48,8 +49,12 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
         life: record.liveness(request.processes),
         record,
     });
+    let runs: Vec<SeenRun> = runs.collect();
+    let unattached = found.as_ref().map_or_else(Vec::new, |found| unattached(found, &runs));
+    let living = found.map(|found| found.into_iter().map(|process| process.words).collect());
     let mut seen = Seen {
-        runs: runs.collect(),
+        runs,
+        unattached,
         living,
         everything: request.everything,
         address: request.address.clone(),
@@ -86,6 +91,25 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     seen.emptied = emptied;
     seen.leftovers = leftovers;
     Ok(seen)
+}
+
+/// Processes that may be at work on a machine, and that no note and no watchdog ties to a run.
+///
+/// A run has its watchdog from before its first change to a QEMU until after its last one.
+fn unattached(living: &[Living], runs: &[SeenRun]) -> Vec<String> {
+    let watchdogs = living
+        .iter()
+        .filter(|process| process.words.iter().any(|word| word == "watchdog"));
+    let watched: BTreeSet<u32> = watchdogs.filter_map(|watchdog| parent_of(watchdog.process)).collect();
+    let noted = runs.iter().filter(|noted| noted.life == Liveness::Alive);
+    let noted: BTreeSet<u32> = noted.map(|noted| noted.record.process.process).collect();
+    let may_be = living.iter().filter(|process| {
+        let is_verb = |word: &String| CHANGING_VERBS.contains(&&word[..]);
+        process.words.iter().any(is_verb) && !watched.contains(&process.process) && !noted.contains(&process.process)
+    });
+    may_be
+        .map(|process| format!("process {} ({})", process.process, process.words.join(" ")))
+        .collect()
 }
 
 /// The machines that are examined, and their neighbours, as far as we look at their files: not those that another user names.

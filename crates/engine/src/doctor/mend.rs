@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use holdfast_host::agent;
-use holdfast_host::qemu::{dismiss_job, remove_bitmap, remove_run, resume};
+use holdfast_host::qemu::{RunId, dismiss_job, remove_bitmap, remove_run, resume};
+use holdfast_host::{MachineState, agent};
 
 use super::commit::commit;
 use super::instants::abandon;
@@ -43,12 +43,7 @@ pub(super) fn mend(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>)
         } => pool::let_go(request, title, purpose, uuids),
         Mend::ForgetStates => mend_host::forget_states(request, job),
         Mend::Abandon(folder) => abandon(request, folder, job.clock),
-        Mend::ForgetRun(run) => {
-            let folder = request.journal.as_deref().unwrap_or(Path::new("."));
-            forget_run(folder, *run)
-                .map(|()| format!("took the note of run {run} away"))
-                .map_err(|error| error.to_string())
-        }
+        Mend::ForgetRun(run) => forget(request, finding, *run, job),
         of_machine => {
             let name = finding.machine.as_deref().unwrap_or_default();
             match request.patients.iter().find(|patient| patient.machine.name() == name) {
@@ -61,6 +56,23 @@ pub(super) fn mend(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>)
         Ok(words) => Treatment::Mended(words),
         Err(words) => Treatment::Failed(words),
     }
+}
+
+/// Deletes the note of a run, after a last attempt to take the run out of the machine's QEMU: files of a paused machine are seen only when it
+/// runs again, and nothing would say whose they are by then.
+fn forget(request: &DoctorRequest<'_>, finding: &Finding, run: RunId, job: Job<'_>) -> Result<String, String> {
+    let name = finding.machine.as_deref().unwrap_or_default();
+    let patients = request.patients.iter();
+    for patient in patients.filter(|patient| patient.machine.name() == name) {
+        let state = patient.machine.describe().map(|description| description.summary.state);
+        if matches!(state, Ok(MachineState::Running | MachineState::Paused)) {
+            remove_run(patient.machine.monitor(), job.clock, run).map_err(|error| error.to_string())?;
+        }
+    }
+    let folder = request.journal.as_deref().unwrap_or(Path::new("."));
+    forget_run(folder, run)
+        .map(|()| format!("took the note of run {run} away"))
+        .map_err(|error| error.to_string())
 }
 
 fn mend_machine(

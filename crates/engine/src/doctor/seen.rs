@@ -23,6 +23,8 @@ pub(super) struct Seen {
     pub(super) runs: Vec<SeenRun>,
     /// The command lines of other processes of the program; none where they cannot be seen.
     pub(super) living: Option<Vec<Vec<String>>>,
+    /// Processes of the program that may have put something into a QEMU, and that neither a note nor a watchdog ties to a run; in words.
+    pub(super) unattached: Vec<String>,
     /// The images of all machines: of each disk itself and all below it, with the name of the machine.
     pub(super) chains: Vec<(String, Vec<PathBuf>)>,
     pub(super) leftovers: Vec<Leftover>,

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
 use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, MemoryWay, Receiving, StreamError, page_bytes, receive};
-use holdfast_host::qmp::Monitor;
+use holdfast_host::qmp::{Monitor, QmpCommand};
 use holdfast_repo::DiskRecord;
+use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -50,11 +51,17 @@ pub(crate) fn begin(
     folder: &Path,
     job: Job<'_>,
 ) -> Result<((MemoryPipe, MemoryMode), Receiving)> {
-    let mode = mode(way, monitor, machine, job)?;
-    let page_bytes = page_bytes(monitor).map_err(|source| holdfast_host::Error::Monitor {
+    let failed = |source| holdfast_host::Error::Monitor {
         machine: machine.to_owned(),
         source,
-    })?;
+    };
+    let status = monitor.execute(&QmpCommand::new("query-status", Value::Null));
+    if status.map_err(failed)?["status"] == "postmigrate" {
+        let machine = machine.to_owned();
+        return Err(Error::MemorySentBefore { machine });
+    }
+    let mode = mode(way, monitor, machine, job)?;
+    let page_bytes = page_bytes(monitor).map_err(failed)?;
     let folder = folder.to_owned();
     let started = receive(page_bytes, Box::new(move |size_bytes| store(&folder, size_bytes)));
     let (pipe, receiving) = started.map_err(|source| Error::File {

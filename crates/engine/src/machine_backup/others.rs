@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use holdfast_host::qemu::{RunId, drop_idle_files, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError};
-use holdfast_host::{Description, Living, MachineSummary, living};
+use holdfast_host::{Description, Living, MachineState, MachineSummary, living};
 use holdfast_repo::Liveness;
 
 use super::MachineReadRequest;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_lock::{INSTANT_PATIENCE, MachineLock, Work};
-use crate::run_journal::{RunRecord, forget_run, noted_runs};
+use crate::run_journal::{Phase, RunRecord, forget_run, noted_runs};
+use crate::watchdog::is_watchdog_of;
 
 /// The watchdog of a run that has just died may be at it.
 const WATCHDOG_PATIENCE: Duration = Duration::from_secs(5);
@@ -55,30 +56,38 @@ pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummar
             holder: holder(note.run, Some(&note)),
         }));
     }
-    drop_idle_files(monitor).map_err(failed)?;
-    for run in runs_in(monitor).map_err(failed)? {
-        match note_of(request, run)? {
-            Some(note) if note.liveness(request.processes) == Liveness::Dead => {
-                if is_still_there(monitor, run, job).map_err(failed)? {
-                    remove_run(monitor, job.clock, run).map_err(failed)?;
-                    job.progress.note(&format!(
-                        "{machine}: took out of QEMU what a backup that died had left, run {run} of process {}",
-                        note.process.process
-                    ));
-                }
-                if let Some(place) = &request.journal {
-                    forget_run(&place.folder, run)?;
-                }
-            }
-            note => {
-                return Err(Error::from(holdfast_host::Error::Busy {
-                    machine: machine.to_owned(),
-                    holder: holder(run, note.as_ref()),
-                }));
-            }
+    for note in dead_notes(request, &summary.uuid)? {
+        if is_still_there(monitor, note.run, job).map_err(failed)? {
+            job.progress.note(&format!(
+                "{machine}: took out of QEMU what a backup that died had left, run {} of process {}",
+                note.run, note.process.process
+            ));
+        }
+        // Its server may run, though nothing with its name is in QEMU any more.
+        remove_run(monitor, job.clock, note.run).map_err(failed)?;
+        let is_needed = note.phase == Phase::Committing || (note.was_running && summary.state == MachineState::Paused);
+        if let Some(place) = request.journal.as_ref().filter(|_| !is_needed) {
+            forget_run(&place.folder, note.run)?;
         }
     }
-    Ok(())
+    drop_idle_files(monitor, job.clock).map_err(failed)?;
+    match runs_in(monitor).map_err(failed)?.into_iter().next() {
+        None => Ok(()),
+        Some(run) => Err(Error::from(holdfast_host::Error::Busy {
+            machine: machine.to_owned(),
+            holder: holder(run, note_of(request, run)?.as_ref()),
+        })),
+    }
+}
+
+/// The notes of runs on the machine whose processes are dead.
+fn dead_notes(request: &MachineReadRequest<'_>, uuid: &str) -> Result<Vec<RunRecord>> {
+    let Some(place) = &request.journal else {
+        return Ok(Vec::new());
+    };
+    let noted = noted_runs(&place.folder)?.into_iter();
+    let is_dead = |note: &RunRecord| note.uuid == uuid && note.liveness(request.processes) == Liveness::Dead;
+    Ok(noted.filter(is_dead).collect())
 }
 
 /// The note of a run that is at work on the machine: it may have nothing in QEMU, and overlays on its disks.
@@ -126,9 +135,7 @@ fn is_still_there(monitor: &dyn Monitor, run: RunId, job: Job<'_>) -> std::resul
 
 /// Whether the watchdog of a run may be alive.
 fn has_watchdog(run: RunId) -> bool {
-    let number = run.0.to_string();
-    let is_one =
-        |process: &Living| process.words.iter().any(|word| word == "watchdog") && process.words.contains(&number);
+    let is_one = |process: &Living| is_watchdog_of(&process.words, run);
     // Where processes of others cannot be seen, nobody can tell.
     living("holdfast").is_none_or(|living| living.iter().any(is_one))
 }

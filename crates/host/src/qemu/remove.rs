@@ -21,17 +21,14 @@ const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The runs of which something is in this QEMU.
 ///
-/// Files of a machine that stands still do not count, but for one that sends its memory, or has just done so: QEMU lets go of those that were
-/// taken away only when it runs again.
+/// Files of a machine that is paused do not count, unless it sends its memory at this moment: QEMU closes removed files only while the machine
+/// runs. A machine that has sent its memory is in the same state for as long as it is paused.
 pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
     let mut runs: BTreeSet<RunId> = node_names(monitor)?.iter().filter_map(|name| run_of(name)).collect();
     runs.extend(export_ids(monitor)?.iter().filter_map(|id| run_of(id)));
     runs.extend(jobs(monitor)?.iter().filter_map(|job| run_of(&job.id)));
     let status = monitor.execute(&QmpCommand::new("query-status", Value::Null))?;
-    let sends_memory = ["finish-migrate", "postmigrate"]
-        .iter()
-        .any(|word| status["status"] == **word);
-    if status["running"] == true || sends_memory {
+    if status["running"] == true || status["status"] == "finish-migrate" {
         runs.extend(fd_sets(monitor)?.iter().filter_map(|(_, label)| run_of(label)));
     }
     for disk in disks(monitor)? {
@@ -40,20 +37,22 @@ pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
     Ok(runs)
 }
 
-/// Has QEMU let go of files of runs of which nothing else is in it: of one that read the machine while it stood still.
-pub fn drop_idle_files(monitor: &dyn Monitor) -> Result<()> {
+/// Takes out runs of which files alone are in this QEMU, and the server that had no export yet: of a run that read the machine while it was
+/// paused, or that ended before its instant. A run that sends the machine's memory at this moment stays.
+pub fn drop_idle_files(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
+    let status = monitor.execute(&QmpCommand::new("query-status", Value::Null))?;
+    if status["status"] == "finish-migrate" {
+        return Ok(());
+    }
     let names = node_names(monitor)?.into_iter().chain(export_ids(monitor)?);
     let at_work: BTreeSet<RunId> = names.filter_map(|name| run_of(&name)).collect();
-    for (set, label) in fd_sets(monitor)? {
-        if run_of(&label).is_some_and(|run| !at_work.contains(&run)) {
-            match monitor.execute(&QmpCommand::new("remove-fd", json!({ "fdset-id": set }))) {
-                // It has gone by itself.
-                Err(error) if !error.is_refusal() => return Err(error),
-                _ => {}
-            }
-        }
-    }
-    Ok(())
+    let with_files: BTreeSet<RunId> = fd_sets(monitor)?
+        .iter()
+        .filter_map(|(_, label)| run_of(label))
+        .collect();
+    with_files
+        .difference(&at_work)
+        .try_for_each(|run| remove_run(monitor, clock, *run))
 }
 
 /// Takes out everything that `run` has put into this QEMU. The guest does not notice.

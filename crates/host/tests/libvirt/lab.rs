@@ -70,9 +70,19 @@ impl Lab {
 
     /// Ends the daemon; its machines run on.
     pub(crate) fn stop_daemon(&mut self) {
+        self.end_daemon(rustix::process::Signal::TERM);
+    }
+
+    /// Kills the daemon; its machines run on.
+    #[allow(dead_code, reason = "the tests of this crate kill no daemon")]
+    pub(crate) fn kill_daemon(&mut self) {
+        self.end_daemon(rustix::process::Signal::KILL);
+    }
+
+    fn end_daemon(&mut self, signal: rustix::process::Signal) {
         let mut daemon = self.daemon.take().unwrap();
         let id = rustix::process::Pid::from_child(&daemon);
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+        rustix::process::kill_process(id, signal).unwrap();
         daemon.wait().unwrap();
     }
 

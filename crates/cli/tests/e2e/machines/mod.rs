@@ -32,6 +32,7 @@ mod kills;
     reason = "shared with the tests of the host crate"
 )]
 mod lab;
+mod leftovers;
 mod limits;
 mod memory;
 mod methods;

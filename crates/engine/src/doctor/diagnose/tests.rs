@@ -130,15 +130,29 @@ fn what_a_run_left_goes_only_when_it_is_surely_dead() {
     assert_eq!(mends(&with(dead(), Some(vec![other]))), removed);
     assert_eq!(kinds(&with(Some(noted(Phase::Reading, Liveness::Alive)), None)), []);
     // Nobody can tell: it is told, and nothing is mended.
+    let mut unattached = with(None, Some(vec!["/usr/bin/holdfast backup --all"]));
+    unattached
+        .unattached
+        .push("process 12 (holdfast backup --all)".to_owned());
     let unknown = [
-        with(Some(noted(Phase::Reading, Liveness::Unknown)), Some(vec![])),
-        with(None, None),
-        with(None, Some(vec!["/usr/bin/holdfast backup --all"])),
+        (
+            with(Some(noted(Phase::Reading, Liveness::Unknown)), Some(vec![])),
+            "ask again there",
+        ),
+        (with(None, None), "ask again as root"),
+        (unattached, "process 12 (holdfast backup --all)"),
     ];
-    for seen in &unknown {
+    for (seen, advice) in &unknown {
         assert_eq!(mends(seen), []);
-        assert_eq!(kinds(seen)[0], FindingKind::Remains);
+        let found = &findings(seen)[0];
+        assert_eq!(found.kind, FindingKind::Remains);
+        assert!(
+            matches!(&found.remedy, Remedy::Advice(said) if said.contains(advice)),
+            "{found:?}"
+        );
     }
+    // A process that is at work elsewhere is not its owner.
+    assert_eq!(mends(&with(None, Some(vec!["holdfast backup db1"]))), removed[..1]);
 }
 
 #[test]
