@@ -9,6 +9,7 @@ use holdfast_host::qemu::RunId;
 use super::chains::{chains_of, is_same, is_used, used_images};
 use super::{DoctorRequest, EmptiedOverlays, Patient};
 use crate::job::Job;
+use crate::machine_backup::run_of_overlay;
 use crate::overlay_commit::{OverlayCommit, Persistence};
 use crate::run_journal::{Phase, RunNote, RunRecord};
 
@@ -47,10 +48,11 @@ pub(super) fn commit(
         note.close().map_err(|error| error.to_string())?;
     }
     let mut words = format!("brought disk {disk} down into {}", base.display());
-    let deleted = match request.emptied {
-        EmptiedOverlays::Keep => Vec::new(),
-        EmptiedOverlays::Delete => delete_unused(request, patient, images)?,
-    };
+    // An overlay of a backup is of no use now, and the guest's next write makes it differ from its base: nothing would show that it
+    // was brought down.
+    let is_deleted = |path: &&PathBuf| request.emptied == EmptiedOverlays::Delete || run_of_overlay(path).is_some();
+    let doomed: Vec<&PathBuf> = images.iter().filter(is_deleted).collect();
+    let deleted = delete_unused(request, patient, &doomed)?;
     for path in images {
         let shown = path.display();
         let fate = if deleted.contains(path) {
@@ -84,7 +86,10 @@ fn note(request: &DoctorRequest<'_>, patient: &Patient<'_>, uuid: &str) -> Words
 }
 
 /// Deletes what no machine has in any chain, as it is now.
-fn delete_unused(request: &DoctorRequest<'_>, patient: &Patient<'_>, images: &[PathBuf]) -> Words<Vec<PathBuf>> {
+fn delete_unused(request: &DoctorRequest<'_>, patient: &Patient<'_>, images: &[&PathBuf]) -> Words<Vec<PathBuf>> {
+    if images.is_empty() {
+        return Ok(Vec::new());
+    }
     let used = used_images(request)?;
     let mut deleted = Vec::new();
     for path in images {
@@ -95,7 +100,7 @@ fn delete_unused(request: &DoctorRequest<'_>, patient: &Patient<'_>, images: &[P
             let name = patient.machine.name();
             format!("{name} is on its base, but {} is not deleted: {error}", path.display())
         })?;
-        deleted.push(path.clone());
+        deleted.push((*path).clone());
     }
     Ok(deleted)
 }

@@ -4,9 +4,7 @@ use holdfast_host::MachineState;
 use holdfast_host::qemu::{QemuJob, RunId};
 use holdfast_repo::Liveness;
 
-use super::seen::{
-    Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenOverlay, SeenRun,
-};
+use super::seen::{Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenRun};
 use super::{Finding, FindingKind, Mend, Remedy};
 use super::{diagnose_disks, diagnose_host, emptied, instants, pool, virtualbox};
 use crate::run_journal::Phase;
@@ -35,8 +33,15 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     diagnosis
         .findings
         .extend(seen.instants.iter().filter_map(instants::diagnose));
-    let dead = |overlay: &&SeenOverlay| diagnosis.owner(overlay.run) == Owner::Dead;
-    let left: Vec<Finding> = seen.emptied.iter().filter(dead).map(emptied::diagnose).collect();
+    let left = seen
+        .emptied
+        .iter()
+        .filter_map(|overlay| match diagnosis.owner(overlay.run) {
+            Owner::Alive => None,
+            Owner::Dead => Some(emptied::diagnose(overlay)),
+            Owner::Unknown => Some(emptied::of_unknown_owner(overlay, diagnosis.who_knows(overlay.run))),
+        });
+    let left: Vec<Finding> = left.collect();
     diagnosis.findings.extend(left);
     let of_host = diagnose_host::diagnose(seen, &mut diagnosis.notes);
     diagnosis.findings.extend(of_host);
@@ -329,6 +334,10 @@ impl Diagnosis<'_> {
                 ),
                 LeftoverKind::Probe => (
                     "a file with which somebody tried whether files can be cloned, and was killed",
+                    Mend::DeleteFile(path.clone()),
+                ),
+                LeftoverKind::HalfNote => (
+                    "half of a note, whose writer was killed",
                     Mend::DeleteFile(path.clone()),
                 ),
                 LeftoverKind::Partial => (

@@ -118,6 +118,22 @@ pub(super) fn diagnose(seen: &SeenOverlay) -> Finding {
     }
 }
 
+/// What is said where the run that made it may be at work.
+pub(super) fn of_unknown_owner(seen: &SeenOverlay, who_knows: String) -> Finding {
+    Finding {
+        machine: None,
+        kind: FindingKind::Leftover,
+        what: format!(
+            "{} is an overlay of run {} that no machine has, and whether the process of the run lives is not known",
+            seen.overlay.display(),
+            seen.run
+        ),
+        since_ms: seen.since_ms,
+        is_danger: false,
+        remedy: Remedy::Advice(who_knows),
+    }
+}
+
 /// Deletes an overlay that no machine has, if all of it is in the image.
 pub(super) fn delete(request: &DoctorRequest<'_>, overlay: &Path, image: &Path) -> Result<String, String> {
     if is_used(&used_images(request)?, overlay) || !is_in_image(overlay, image) {

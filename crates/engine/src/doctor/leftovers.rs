@@ -11,6 +11,7 @@ use holdfast_host::provider::is_probe;
 use super::DoctorRequest;
 use super::seen::{Leftover, LeftoverKind};
 use crate::new_file::left_of;
+use crate::run_journal::half_notes;
 
 /// What is younger may be just being made.
 pub(super) const AGE_MIN_MS: i64 = 60_000;
@@ -20,11 +21,24 @@ const SOCKETS: &str = "holdfast-";
 const SCRATCH: [&str; 2] = ["holdfast-memory-", "holdfast-overlay-"];
 
 /// What is left; `files` are those that machines have, `ours` folders with host snapshots.
-pub(super) fn leftovers(request: &DoctorRequest<'_>, files: &BTreeSet<&PathBuf>, ours: &[PathBuf]) -> Vec<Leftover> {
+///
+/// Where no other process of the program lives (`is_alone`), nothing is just being made.
+pub(super) fn leftovers(
+    request: &DoctorRequest<'_>,
+    files: &BTreeSet<&PathBuf>,
+    ours: &[PathBuf],
+    is_alone: bool,
+) -> Vec<Leftover> {
     let mut found = Vec::new();
     let now_ms = (request.now_ms)();
-    let is_old = |path: &Path| changed_ms(path).is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
+    let is_old = |path: &Path| is_alone || changed_ms(path).is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
     if request.everything {
+        let half_notes = request.journal.iter().flat_map(|folder| half_notes(folder));
+        found.extend(
+            half_notes
+                .filter(|path: &PathBuf| is_old(path))
+                .map(|path| leftover(path, LeftoverKind::HalfNote)),
+        );
         for folder in folders(&request.runtime, &[SOCKETS]) {
             let is_left = match names(&folder).as_deref() {
                 Some([]) => is_old(&folder),

@@ -82,10 +82,11 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     // A machine that is examined is one of the neighbours, too.
     let files: BTreeSet<&PathBuf> = images.iter().copied().chain(beside).collect();
     seen.host = host_work::look(request, &descriptions, job)?;
-    let leftovers = leftovers(request, &files, &seen.host.folders);
+    let is_alone = seen.living.as_ref().is_some_and(Vec::is_empty);
+    let leftovers = leftovers(request, &files, &seen.host.folders, is_alone);
     let emptied = match request.neighbours {
-        Some(_) if request.everything => emptied(&images, &seen.chains),
-        _ => Vec::new(),
+        Some(_) => emptied(&images, &seen.chains),
+        None => Vec::new(),
     };
     seen.instants = instants;
     seen.emptied = emptied;

@@ -158,6 +158,8 @@ pub(super) enum LeftoverKind {
     Partial,
     /// A file with which somebody tried whether files can be cloned.
     Probe,
+    /// A note in the journal of runs that was not written to its end.
+    HalfNote,
 }
 
 /// Of what kind a finding is.

@@ -300,7 +300,11 @@ fn what_was_left_in_folders_is_deleted_and_what_is_in_use_is_not() {
     }
     let half = world.lab.path(".web1-a.0123abcd.partial");
     std::io::Write::write_all(&mut std::fs::File::create(&half).unwrap(), b"half").unwrap();
-    world.is_mended(&["leftover"; 3], &[]);
+    world.rig.write("state/holdfast/runs/0000000a.partial", b"{");
+    let note = std::fs::File::open(world.rig.path("state/holdfast/runs/0000000a.partial")).unwrap();
+    note.set_modified(long_ago).unwrap();
+    world.is_mended(&["leftover"; 4], &[]);
+    assert_eq!(world.rig.names("state/holdfast/runs"), [""; 0]);
     assert_eq!(world.rig.names("run"), ["holdfast-alive", "other"]);
     assert_eq!(
         world.rig.names("scratch"),

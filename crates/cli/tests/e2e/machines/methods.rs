@@ -174,7 +174,7 @@ fn a_backup_that_is_killed_over_its_overlays_is_mended_by_the_doctor() {
         .iter()
         .filter(|one| one["kind"] == "overlay");
     assert_eq!(overlays.count(), 2, "{findings:#}");
-    world.doctor(0, &["--fix", "--delete-overlays"]);
+    world.doctor(0, &["--fix"]);
     world.assert_is_as_before();
     world.back_up();
     world.assert_snapshot_is_right("after the doctor");
@@ -199,7 +199,7 @@ fn killed_at_any_moment_it_is_mended_by_the_doctor() {
         let dead_since = world.lab.clock.now();
         // A watchdog that still works, or libvirt that goes on with what was begun, is not disturbed.
         loop {
-            let fixed = world.doctor_answers(&["--fix", "--delete-overlays"]);
+            let fixed = world.doctor_answers(&["--fix"]);
             if fixed.status.code() == Some(0) && world.images().len() == 2 {
                 break;
             }
