@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-kernel check bench torture
+.PHONY: help setup demo test test-kernel test-newer check bench torture
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ test: setup ## Everything that must hold before a change is merged
 
 test-kernel: setup ## What needs another kernel: real OpenZFS and LVM with their volumes, in a guest
 	@scripts/test-kernel
+
+test-newer: setup ## Machines under the libvirt and QEMU of a newer Debian, in a root folder of their own
+	@scripts/test-newer
 
 check: ## The quick loop: fmt, tidy, clippy, licences, unit tests
 	@scripts/test quick
