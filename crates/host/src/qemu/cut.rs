@@ -23,13 +23,17 @@ use super::remove::remove_run;
 use super::{QemuDisk, disks};
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
+/// A filter never holds a write longer. Linux resets a controller that has not answered for 30 seconds, and a reset with a write on its
+/// way may destroy a disk ([`Danger::IdeResetWritesFirstSector`](super::Danger)).
+const LONGEST_HOLD: Duration = Duration::from_secs(10);
+
 /// What is to be frozen, and with what.
 pub struct CutRequest {
     /// The run that everything is named after.
     pub run: RunId,
     /// The disks.
     pub disks: Vec<CutDisk>,
-    /// How long a write of the guest may wait for its copy, before the copy is given up. Whole seconds, at least one.
+    /// How long a write of the guest may wait for its copy, before the copy is given up. Whole seconds, from one to ten.
     pub write_deadline: Duration,
     /// A socket that listens: QEMU answers NBD clients on it.
     pub listener: OwnedFd,
@@ -162,7 +166,7 @@ impl Making<'_> {
         self.check_jobs()?;
         self.check_nodes(&named)?;
         self.check_served(&request.disks)?;
-        let deadline_s = request.write_deadline.as_secs().max(1);
+        let deadline_s = hold_s(request.write_deadline);
         let has_memory = request.memory.is_some();
         let mut disks = Vec::new();
         for (number, disk) in request.disks.into_iter().enumerate() {
@@ -458,4 +462,23 @@ struct Prepared {
 pub(crate) fn set_drive(monitor: &dyn Monitor, device: &str, node: &str) -> Result<()> {
     let arguments = json!({ "path": device, "property": "drive", "value": node });
     monitor.execute(&QmpCommand::new("qom-set", arguments)).map(drop)
+}
+
+/// QEMU takes whole seconds, and zero would be no bound.
+fn hold_s(write_deadline: Duration) -> u64 {
+    write_deadline.clamp(Duration::from_secs(1), LONGEST_HOLD).as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::hold_s;
+
+    #[test]
+    fn a_filter_holds_no_write_until_a_guest_resets_its_controller() {
+        let held = [0, 900, 3_000, 30_000, 86_400_000].map(|milliseconds| hold_s(Duration::from_millis(milliseconds)));
+        assert_eq!(held, [1, 1, 3, 10, 10]);
+        assert_eq!(hold_s(Duration::MAX), 10);
+    }
 }

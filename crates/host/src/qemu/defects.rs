@@ -21,6 +21,8 @@ pub enum Danger {
     ServerWaitsForReader,
     /// Memory of an emulated machine is sent without some of the writes that were made meanwhile.
     MemoryOfRunningTcg,
+    /// A reset of an IDE or SATA controller writes over the first sector of its disk.
+    IdeResetWritesFirstSector,
 }
 
 /// A known defect.
@@ -44,7 +46,7 @@ pub struct Defect {
 const OLDEST: QemuVersion = QemuVersion::new(0, 0, 0);
 
 /// All of them.
-pub const DEFECTS: [Defect; 6] = [
+pub const DEFECTS: [Defect; 7] = [
     Defect {
         danger: Danger::FilterFailsGuest,
         since: OLDEST,
@@ -97,6 +99,20 @@ pub const DEFECTS: [Defect; 6] = [
         instead: "the machine is stopped while its memory is sent",
         source: "commit 03bfc2188f06 (\"physmem: Fix migration dirty bitmap coherency with TCG memory access\"), in 9.0.0",
     },
+    Defect {
+        danger: Danger::IdeResetWritesFirstSector,
+        since: OLDEST,
+        fixed: &[
+            QemuVersion::new(7, 2, 7),
+            QemuVersion::new(8, 1, 3),
+            QemuVersion::new(8, 2, 0),
+        ],
+        trigger: "a machine, or its IDE or SATA controller, is reset while a write is on its way; a guest resets a controller that does not \
+                  answer in time",
+        instead: "a filter never holds a write as long as a guest waits for its controller",
+        source: "CVE-2023-5088: commit 7d7512019fc4 (\"hw/ide: reset: cancel async DMA operation before resetting state\"), in 8.2.0, 8.1.3 \
+                 and 7.2.7",
+    },
 ];
 
 impl Defect {
@@ -144,6 +160,9 @@ mod tests {
         );
         let memory = |major, minor| has(Danger::MemoryOfRunningTcg, major, minor, 50);
         assert!(memory(7, 2) && memory(8, 2) && !memory(9, 0));
+        let reset = |major, minor, micro| has(Danger::IdeResetWritesFirstSector, major, minor, micro);
+        assert!(reset(6, 2, 0) && reset(7, 2, 6) && reset(8, 0, 5) && reset(8, 1, 2));
+        assert!(!reset(7, 2, 7) && !reset(8, 1, 3) && !reset(8, 2, 0) && !reset(10, 0, 13));
     }
 
     #[test]
