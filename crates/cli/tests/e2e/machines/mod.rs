@@ -6,6 +6,7 @@ mod bases;
 mod chain_history;
 mod chains;
 mod choosing;
+mod devices;
 mod doctors;
 mod doctors_storage;
 mod doctors_work;
