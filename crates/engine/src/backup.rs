@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_host::is_locked_by_others;
-use holdfast_image::Format;
+use holdfast_image::{Format, USUAL_SECTOR_BYTES};
 use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -16,6 +16,7 @@ use crate::job::{Counting, Job};
 use crate::meter::{Meter, MeteredDevice, MeteredStream};
 use crate::namesake::{Claim, Claimant, Continuation, Granted};
 use crate::repository::{find_in, snapshots, time_of};
+use crate::sector_size::NOTE_SECTOR;
 use crate::source::{OpenSource, Origin, SourceName, disk_names};
 use crate::stages::Stages;
 use crate::{Bottleneck, MachineName, Progress, SnapshotReference, Unit};
@@ -318,10 +319,14 @@ fn metered<'a>(
 }
 
 fn notes_of(source: &OpenSource) -> BTreeMap<String, String> {
-    BTreeMap::from([
+    let mut notes = BTreeMap::from([
         (NOTE_PATH.to_owned(), source.canonical.display().to_string()),
         (NOTE_FORMAT.to_owned(), source.format.to_string()),
-    ])
+    ]);
+    if source.sector_bytes != USUAL_SECTOR_BYTES {
+        notes.insert(NOTE_SECTOR.to_owned(), source.sector_bytes.to_string());
+    }
+    notes
 }
 
 fn warn_of_changes(name: &str, source: Option<&OpenSource>, meter: &Meter, progress: &dyn Progress) -> Result<()> {

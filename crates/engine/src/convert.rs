@@ -26,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::new_image::{NewImage, Overwrite};
 use crate::restore_stream::write_to_stream;
+use crate::sector_size::{kept_sector, tell_of_lost_sector};
 use crate::stream_device::StreamDevice;
 use crate::{Interrupted, Unit};
 use device::to_block_device;
@@ -192,6 +193,7 @@ pub fn convert_to_stream(
     tell_of_writers(&image, job);
     tell_of_contradictions(path, options, &files_of(&image), job.progress)?;
     tell_what_is_dropped(&image, job);
+    tell_of_lost_sector(image.sector_bytes(), &path.display().to_string(), job.progress);
     match form {
         StreamForm::Raw => {
             job.progress.phase("converting", Unit::Bytes);
@@ -222,7 +224,15 @@ fn to_file(
         format: request.format,
         size_bytes: device.size_bytes(),
         qcow2: request.qcow2.clone(),
-        blocks: request.blocks.clone(),
+        blocks: BlockOptions {
+            sector_bytes: kept_sector(
+                (request.format, device.size_bytes()),
+                source.sector_bytes(request),
+                &source.name(&request.target),
+                job.progress,
+            ),
+            ..request.blocks.clone()
+        },
         name: request.target.file_name().map(OsStr::to_owned),
     }
     .of_whole_sectors();

@@ -64,6 +64,7 @@ mod resolve;
 mod restore;
 mod restore_stream;
 mod run_journal;
+mod sector_size;
 mod serve;
 mod snapshot_name;
 mod source;

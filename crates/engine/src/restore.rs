@@ -18,6 +18,7 @@ use crate::machine_backup::is_memory;
 use crate::new_file::{Existing, NewFile};
 use crate::repository::find_snapshot;
 use crate::restore_stream::write_to_stream;
+use crate::sector_size::{kept_sector, noted_sector, tell_of_lost_sector};
 use crate::stored_memory::{MEMORY_STREAM, StoredMemory, is_part};
 use crate::{DiskName, SnapshotName, Unit};
 
@@ -350,6 +351,7 @@ impl Restorer<'_> {
                 self.to_device(disk, path, &target, TargetState::Similar)
             }
             Place::NewFile(existing, Format::Raw) => {
+                tell_of_lost_sector(noted_sector(&disk.notes), &disk.name, self.job.progress);
                 let file = NewFile::begin(path, existing, self.surroundings)?;
                 file.tell_of_cleared(self.job.progress);
                 let target = file.create_sparse(disk.size_bytes)?;
@@ -360,12 +362,13 @@ impl Restorer<'_> {
             Place::NewFile(existing, format) => {
                 let file = NewFile::begin(path, existing, self.surroundings)?;
                 file.tell_of_cleared(self.job.progress);
-                holdfast_image::create(
-                    file.partial(),
-                    &CreateOptions::new(format, disk.size_bytes)
-                        .to_be_at(path)
-                        .of_whole_sectors(),
-                )?;
+                let mut options = CreateOptions::new(format, disk.size_bytes)
+                    .to_be_at(path)
+                    .of_whole_sectors();
+                let sector_bytes = noted_sector(&disk.notes);
+                options.blocks.sector_bytes =
+                    kept_sector((format, disk.size_bytes), sector_bytes, &disk.name, self.job.progress);
+                holdfast_image::create(file.partial(), &options)?;
                 let target = holdfast_image::open_mut(file.partial(), &image_of(format))?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
                 drop(target);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, ExtentKind, FileChange, FileDevice, IoMode, for_each_extent};
-use holdfast_image::{Format, LayerInfo, Note, OpenOptions};
+use holdfast_image::{Format, LayerInfo, Note, OpenOptions, USUAL_SECTOR_BYTES};
 
 use crate::contradictions::tell_of_contradictions;
 use crate::error::{Error, Result};
@@ -118,6 +118,8 @@ pub(crate) fn disk_names(sources: &[SourceName], progress: &dyn Progress) -> Res
 pub(crate) struct OpenSource {
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) format: Format,
+    /// Size of its sectors, as its guest sees them.
+    pub(crate) sector_bytes: u64,
     /// The path without links and dots: which file it is, however it was named.
     pub(crate) canonical: PathBuf,
     /// Every file that is read, to see whether it changes meanwhile.
@@ -171,6 +173,7 @@ impl OpenSource {
             return Ok(Self {
                 device: file.clone(),
                 format,
+                sector_bytes: USUAL_SECTOR_BYTES,
                 canonical,
                 files: vec![(path.to_owned(), file)],
                 opened,
@@ -186,6 +189,7 @@ impl OpenSource {
             files: watched.collect::<Result<_>>()?,
             device: image.device(),
             format,
+            sector_bytes: image.sector_bytes(),
             canonical,
             opened,
             format_notes,

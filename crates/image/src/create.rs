@@ -6,17 +6,18 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::block_options::BlockOptions;
 use crate::bytes::round_up;
 use crate::chain::load_header;
 use crate::chain::vmdk::identities_of;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::gate::plain_name;
-use crate::new_identity::require_other_id;
 use crate::qcow2::layer::Layer;
 use crate::qcow2::layout::{new_header, write_empty};
 use crate::qcow2::writer::Qcow2Mut;
 use crate::{
-    BulkWriter, Compression, DiskDescriptor, Error, Format, ImageId, ImageKind, Result, ploop, vdi, vhd, vhdx, vmdk,
+    BulkWriter, Compression, DiskDescriptor, Error, Format, ImageId, ImageKind, Result, USUAL_SECTOR_BYTES, ploop, vdi,
+    vhd, vhdx, vmdk,
 };
 
 /// The first delta of a disk, as ploop and Virtuozzo call it.
@@ -76,30 +77,6 @@ impl CreateOptions {
     /// A qcow2 image of `size_bytes` with the usual options.
     pub fn qcow2(size_bytes: u64) -> Self {
         Self::new(Format::Qcow2, size_bytes)
-    }
-}
-
-/// Options of a new image of VirtualBox, Microsoft, VMware or Parallels.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BlockOptions {
-    /// How its blocks come about. [`ImageKind::Differencing`] needs a parent.
-    pub kind: ImageKind,
-    /// Its identity; a new one where none is given.
-    pub id: Option<ImageId>,
-    /// When it is made, in seconds since 1970; a VHD says it.
-    pub created_s: u64,
-    /// The image that it is to differ from, which must be of the same format and size.
-    pub parent: Option<PathBuf>,
-}
-
-impl Default for BlockOptions {
-    fn default() -> Self {
-        Self {
-            kind: ImageKind::Dynamic,
-            id: None,
-            created_s: 0,
-            parent: None,
-        }
     }
 }
 
@@ -220,34 +197,6 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
     HostFile::sync_directory(path)
 }
 
-impl BlockOptions {
-    /// The parent's path, opened by `load` with the name that errors have for it; checked against the other options.
-    fn parent<T>(&self, load: impl FnOnce(HostFile, &str) -> Result<T>) -> Result<Option<T>> {
-        match (self.kind, &self.parent) {
-            (ImageKind::Differencing, Some(parent)) => {
-                let file = HostFile::open(parent, Access::Read)?;
-                Ok(Some(load(file, &parent.display().to_string())?))
-            }
-            (ImageKind::Differencing, None) => Err(Error::InvalidOption {
-                option: "parent",
-                detail: "an image that differs from another one needs it".to_owned(),
-            }),
-            (_, Some(_)) => Err(Error::InvalidOption {
-                option: "parent",
-                detail: "only differencing images have one".to_owned(),
-            }),
-            (_, None) => Ok(None),
-        }
-    }
-
-    /// Its identity, which is not that of its parent.
-    fn id(&self, parent: Option<ImageId>) -> Result<ImageId> {
-        let id = self.id.map_or_else(ImageId::random, Ok)?;
-        require_other_id(id, parent)?;
-        Ok(id)
-    }
-}
-
 /// A child has the size of its parent: hypervisors take nothing else.
 fn check_size(size_bytes: u64, parent_bytes: Option<u64>) -> Result<()> {
     match parent_bytes {
@@ -284,11 +233,21 @@ fn create_vhdx(path: &Path, options: &CreateOptions) -> Result<()> {
     let blocks = &options.blocks;
     let size_bytes = round_up(options.size_bytes, 512);
     refuse_empty(size_bytes, "VHDX")?;
+    if !matches!(blocks.sector_bytes, 512 | 4096) || !size_bytes.is_multiple_of(blocks.sector_bytes) {
+        return Err(Error::InvalidOption {
+            option: "sector size",
+            detail: format!(
+                "a VHDX of {size_bytes} bytes has no sectors of {} bytes",
+                blocks.sector_bytes
+            ),
+        });
+    }
     let load = |file: HostFile, name: &str| vhdx::header::Opened::load(Arc::new(file), Access::Read, name);
     let parent = blocks.parent(load)?;
     check_size(size_bytes, parent.as_ref().map(|parent| parent.metadata.disk_bytes))?;
     let id = blocks.id(parent.as_ref().map(|parent| parent.metadata.id))?;
-    let sector_bytes = parent.as_ref().map_or(512, |parent| parent.metadata.sector_bytes);
+    let of_parent = parent.as_ref().map(|parent| parent.metadata.sector_bytes);
+    let sector_bytes = of_parent.unwrap_or(blocks.sector_bytes);
     let parent = match (parent, &blocks.parent) {
         (Some(opened), Some(parent)) => Some(vhdx::metadata::Parent {
             linkage: opened.header.data_write,
@@ -413,6 +372,8 @@ fn create_vdi(path: &Path, options: &CreateOptions) -> Result<()> {
     let new = vdi::create::NewVdi {
         size_bytes: options.size_bytes,
         block_bytes: vdi::create::BLOCK_BYTES,
+        // A child has those of its parent; VirtualBox makes no others by itself.
+        sector_bytes: parent.as_ref().map_or(USUAL_SECTOR_BYTES, |parent| parent.sector_bytes),
         kind: match options.blocks.kind {
             ImageKind::Fixed => vdi::header::Kind::Fixed,
             _ if parent.is_some() => vdi::header::Kind::Differencing,

@@ -261,6 +261,12 @@ impl Image {
         Arc::clone(&self.layers[0].device)
     }
 
+    /// Size of a sector, as the guest sees it.
+    pub fn sector_bytes(&self) -> u64 {
+        let blocks = self.infos.first().and_then(|info| info.blocks.as_ref());
+        blocks.map_or(crate::USUAL_SECTOR_BYTES, |blocks| blocks.sector_bytes)
+    }
+
     /// The files of the chain, the image itself first.
     pub fn layers(&self) -> &[LayerInfo] {
         &self.infos

@@ -67,6 +67,8 @@ pub struct BlockInfo {
     pub kind: ImageKind,
     /// Size of a block.
     pub block_bytes: u64,
+    /// Size of a sector, as its guest sees it: by it partitions are counted.
+    pub sector_bytes: u64,
     /// By what hypervisors and children know it.
     pub id: Option<ImageId>,
     /// What changes when it is written, by which children see that their parent is not what it was.
@@ -87,6 +89,9 @@ pub struct ParentInfo {
     /// Where it was, as it is named; the formats that name none are looked for beside the image.
     pub names: Vec<String>,
 }
+
+/// Sectors of most disks, and of all where nothing else is said.
+pub const USUAL_SECTOR_BYTES: u64 = 512;
 
 /// How the blocks of an image come about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

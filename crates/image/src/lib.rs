@@ -28,6 +28,7 @@
 //! Images are hostile until proven otherwise: every offset and size in them is checked against the file before
 //! anything is read or allocated, and every table, chain and cache has a bound.
 
+mod block_options;
 mod blocks;
 mod bytes;
 mod chain;
@@ -65,9 +66,10 @@ mod vhdx;
 mod vmdk;
 mod windows_path;
 
+pub use block_options::BlockOptions;
 pub use changes::changed_on_disk;
 pub use create::{
-    BackingFile, BlockOptions, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options, create, create_bulk,
+    BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options, create, create_bulk,
 };
 pub use error::{Error, Result};
 pub use fill::{Continue, FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};
@@ -78,7 +80,9 @@ pub use image::{
     Backing, CheckedLayer, Image, OpenOptions, check, check_in_passing, cut_off_files, detect, detect_to_rely_on, open,
 };
 pub use image_mut::{ImageMut, open_mut};
-pub use info::{BlockInfo, DeltaInfo, Feature, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, Qcow2Info};
+pub use info::{
+    BlockInfo, DeltaInfo, Feature, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, Qcow2Info, USUAL_SECTOR_BYTES,
+};
 pub use map::{MapContent, MapEntry};
 pub use new_identity::{ChildrenBeside, IdentityChange, NewIdentity, children_beside, dependents_beside, set_identity};
 pub use ploop::descriptor::{Delta, DeltaKind, DiskDescriptor};

@@ -8,6 +8,7 @@ use holdfast_block::BlockDevice;
 use holdfast_host::is_written_by_others;
 use holdfast_image::{Format, FormatSource, Image, LayerInfo};
 
+use super::ConvertRequest;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::stream_device::StreamDevice;
@@ -42,6 +43,22 @@ impl Source<'_> {
             Self::Image { device, .. } => &**device,
             Self::Stream(device) => device,
             Self::Device(device) | Self::Checked(device, _) => *device,
+        }
+    }
+
+    /// Size of its sectors: of what is no image, that which is asked for.
+    pub(super) fn sector_bytes(&self, request: &ConvertRequest) -> u64 {
+        match self {
+            Self::Image { image, .. } => image.sector_bytes(),
+            Self::Stream(_) | Self::Device(_) | Self::Checked(..) => request.blocks.sector_bytes,
+        }
+    }
+
+    /// What warnings call it.
+    pub(super) fn name(&self, target: &Path) -> String {
+        match self {
+            Self::Image { path, .. } => path.display().to_string(),
+            Self::Stream(_) | Self::Device(_) | Self::Checked(..) => format!("the disk of {}", target.display()),
         }
     }
 

@@ -24,6 +24,7 @@ use super::{MACHINE_PREFIX, NOTE_SIGNATURE, NOTE_STATEMENT, protect};
 use crate::backup::NOTE_FORMAT;
 use crate::error::{Error, Result};
 use crate::job::{Counting, Job};
+use crate::sector_size::NOTE_SECTOR;
 use crate::{Progress, Unit};
 
 /// Note of a template: bytes that were new to the repository when it was pushed.
@@ -229,12 +230,13 @@ impl Unsealed<'_> {
                 memory: &memory,
             });
             // Where an image lay is nobody's business whom it is shared with.
-            let format = disk.notes.get_key_value(NOTE_FORMAT);
-            let notes = format.map(|(name, format)| (name.clone(), format.clone()));
+            let shared = [NOTE_FORMAT, NOTE_SECTOR];
+            let notes = shared.iter().filter_map(|name| disk.notes.get_key_value(*name));
+            let notes = notes.map(|(name, value)| (name.clone(), value.clone()));
             Ok(Source {
                 name: disk.name.clone(),
                 data,
-                notes: notes.into_iter().collect(),
+                notes: notes.collect(),
             })
         });
         let sources = sources.collect::<std::result::Result<Vec<_>, RepositoryError>>()?;

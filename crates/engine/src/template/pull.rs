@@ -25,6 +25,7 @@ use crate::guest_identity::{GuestIdentity, renew_guest};
 use crate::job::Job;
 use crate::machine_restore::bytes_of;
 use crate::new_image::Overwrite;
+use crate::sector_size::noted_sector;
 
 /// Whether the machine becomes another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -273,6 +274,7 @@ impl Pull<'_> {
             qcow2: Qcow2Options::default(),
             blocks: BlockOptions {
                 created_s: self.request.created_s,
+                sector_bytes: noted_sector(&record.notes),
                 ..BlockOptions::default()
             },
             storage: self.request.storage,

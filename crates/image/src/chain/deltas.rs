@@ -11,7 +11,9 @@ use super::{ChainLayer, OpenedFile, Opener, stack};
 use crate::file::{Access, HostFile, ImageFile as _};
 use crate::gate::Gatekeeper;
 use crate::image::{Backing, OpenOptions};
-use crate::info::{BlockInfo, DeltaInfo, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, notes_of};
+use crate::info::{
+    BlockInfo, DeltaInfo, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, USUAL_SECTOR_BYTES, notes_of,
+};
 use crate::ploop::descriptor::{
     CHAIN_LENGTH_MAX, Delta, DeltaKind, DiskDescriptor, FILE_NAME, is_descriptor, load_from,
 };
@@ -152,6 +154,7 @@ impl DeltaTree {
                 (DeltaKind::Expanding, Some(_)) => ImageKind::Differencing,
             },
             block_bytes: blocks.map_or(512, |blocks| blocks.block_bytes),
+            sector_bytes: USUAL_SECTOR_BYTES,
             id: Some(delta.id),
             modification: None,
             parent: delta.parent.map(|parent| ParentInfo {

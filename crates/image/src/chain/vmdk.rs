@@ -10,7 +10,7 @@ use super::parents::images_in;
 use super::{OpenedFile, Opener};
 use crate::error::corrupt;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
-use crate::info::{BlockInfo, ImageKind, ParentInfo};
+use crate::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
 use crate::vmdk::descriptor::{Descriptor, ExtentKind, NO_PARENT, TEXT_BYTES_MAX};
 use crate::vmdk::extent::{MAGIC, SparseExtent};
 use crate::vmdk::joined::{Joined, WINDOW_BYTES};
@@ -283,6 +283,7 @@ impl Vmdk {
                 (None, Some(_)) => ImageKind::Dynamic,
             },
             block_bytes: grain.map_or(SECTOR_BYTES, |extent| extent.grain_bytes),
+            sector_bytes: USUAL_SECTOR_BYTES,
             id: self.descriptor.id,
             modification: Some(format!("{:08x}", self.descriptor.content_id)),
             parent: self.descriptor.parent.as_ref().map(|(content_id, hint)| ParentInfo {

@@ -188,6 +188,7 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         let new = NewVdi {
             size_bytes: 20_000,
             block_bytes: 4096,
+            sector_bytes: 512,
             kind,
             id: ImageId([1; 16]),
             parent,

@@ -6,7 +6,7 @@ use super::SECTOR_BYTES;
 use crate::Result;
 use crate::error::corrupt;
 use crate::file::ImageFile;
-use crate::info::{BlockInfo, ImageKind};
+use crate::info::{BlockInfo, ImageKind, USUAL_SECTOR_BYTES};
 
 pub(crate) const HEADER_BYTES: u64 = 64;
 const MAGICS: [&[u8; 16]; 2] = [b"WithoutFreeSpace", b"WithouFreSpacExt"];
@@ -111,6 +111,7 @@ impl Header {
         BlockInfo {
             kind: ImageKind::Dynamic,
             block_bytes: self.cluster_bytes,
+            sector_bytes: USUAL_SECTOR_BYTES,
             id: None,
             modification: None,
             parent: None,

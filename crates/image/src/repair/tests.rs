@@ -157,6 +157,7 @@ fn create_empty(format: Format, file: &dyn ImageFile) {
             &vdi::create::NewVdi {
                 size_bytes: DISK_BYTES,
                 block_bytes: 4096,
+                sector_bytes: 512,
                 kind: vdi::header::Kind::Dynamic,
                 id: ImageId([1; 16]),
                 parent: ImageId::NIL,

@@ -325,6 +325,7 @@ fn a_vdi_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
         let new = vdi::create::NewVdi {
             size_bytes: sizes.0,
             block_bytes: 4096,
+            sector_bytes: 512,
             kind,
             id: ImageId([1; 16]),
             parent: ImageId::NIL,

@@ -17,6 +17,7 @@ pub(crate) struct NewVdi {
     pub(crate) size_bytes: u64,
     /// A power of two.
     pub(crate) block_bytes: u64,
+    pub(crate) sector_bytes: u64,
     pub(crate) kind: Kind,
     pub(crate) id: ImageId,
     pub(crate) parent: ImageId,
@@ -45,6 +46,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVdi) -> Result<()> {
         data_offset,
         disk_bytes: new.size_bytes,
         block_bytes,
+        sector_bytes: new.sector_bytes,
         extra_bytes: 0,
         block_count,
         stored_count,

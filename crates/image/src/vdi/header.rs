@@ -5,7 +5,7 @@ use holdfast_block::to_usize;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
-use crate::info::{BlockInfo, ImageKind, ParentInfo};
+use crate::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
 use crate::{Error, Result};
 
 pub(crate) const HEADER_BYTES: u64 = 512;
@@ -51,6 +51,7 @@ pub(crate) struct Header {
     pub(crate) data_offset: u64,
     pub(crate) disk_bytes: u64,
     pub(crate) block_bytes: u64,
+    pub(crate) sector_bytes: u64,
     /// Bytes before the data of each block.
     pub(crate) extra_bytes: u64,
     pub(crate) block_count: u64,
@@ -136,6 +137,10 @@ impl Header {
             data_offset: u32_at(bytes, AT_DATA).into(),
             disk_bytes: u64::from_le_bytes(bytes[AT_DISK..AT_DISK + 8].try_into().expect("eight bytes")),
             block_bytes: u32_at(bytes, AT_BLOCK).into(),
+            sector_bytes: match u32_at(bytes, AT_SECTOR) {
+                4096 => 4096,
+                _ => USUAL_SECTOR_BYTES,
+            },
             extra_bytes: u32_at(bytes, AT_EXTRA).into(),
             block_count: u32_at(bytes, AT_BLOCKS).into(),
             stored_count: u32_at(bytes, AT_STORED),
@@ -185,6 +190,7 @@ impl Header {
                 Kind::Differencing => ImageKind::Differencing,
             },
             block_bytes: self.block_bytes,
+            sector_bytes: self.sector_bytes,
             id: Some(self.id),
             modification: Some(self.modification.to_string()),
             parent: (self.kind == Kind::Differencing).then(|| ParentInfo {
@@ -228,7 +234,7 @@ impl Header {
         put(AT_KIND, &kind.to_le_bytes());
         put(AT_MAP, &low(self.map_offset));
         put(AT_DATA, &low(self.data_offset));
-        put(AT_SECTOR, &512_u32.to_le_bytes());
+        put(AT_SECTOR, &low(self.sector_bytes));
         put(AT_DISK, &self.disk_bytes.to_le_bytes());
         put(AT_BLOCK, &low(self.block_bytes));
         put(AT_EXTRA, &low(self.extra_bytes));
@@ -238,7 +244,7 @@ impl Header {
         put(AT_MODIFICATION, &self.modification.to_guid());
         put(AT_PARENT, &self.parent.to_guid());
         put(AT_PARENT_MODIFICATION, &self.parent_modification.to_guid());
-        put(AT_GUEST_SECTOR, &512_u32.to_le_bytes());
+        put(AT_GUEST_SECTOR, &low(self.sector_bytes));
         bytes
     }
 }

@@ -25,6 +25,7 @@ fn empty(kind: Kind) -> Vec<u8> {
     let new = NewVdi {
         size_bytes: DISK_BYTES,
         block_bytes: 4096,
+        sector_bytes: 512,
         kind,
         id: ImageId([1; 16]),
         parent,

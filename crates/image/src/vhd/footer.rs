@@ -29,7 +29,7 @@ use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
-use crate::info::{BlockInfo, ImageKind, ParentInfo};
+use crate::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
 
 pub(crate) const FOOTER_BYTES: u64 = 512;
 /// Old versions of Virtual PC left out the last byte, which is zero.
@@ -284,6 +284,7 @@ impl Header {
         BlockInfo {
             kind: self.footer.kind,
             block_bytes: sparse.map_or(self.footer.disk_bytes(), |sparse| sparse.block_bytes),
+            sector_bytes: USUAL_SECTOR_BYTES,
             id: Some(self.footer.id),
             modification: None,
             parent: sparse

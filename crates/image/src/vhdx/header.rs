@@ -232,6 +232,7 @@ impl Opened {
                 (false, false) => ImageKind::Dynamic,
             },
             block_bytes: self.metadata.block_bytes,
+            sector_bytes: self.metadata.sector_bytes,
             id: Some(self.metadata.id),
             modification: Some(self.header.data_write.to_string()),
             parent: self.metadata.parent.as_ref().map(|parent| ParentInfo {

@@ -40,6 +40,7 @@ const IS_COMPRESSED: u32 = 1 << 16;
 const HAS_MARKERS: u32 = 1 << 17;
 const DEFLATE: u16 = 1;
 const AT_END: u64 = u64::MAX;
+/// One that is compressed is read as a whole.
 const GRAIN_SECTORS_MAX: u64 = (16 << 20) / SECTOR_BYTES;
 /// Where the mark is that somebody has it open.
 pub(super) const AT_IS_OPEN: u64 = 72;
@@ -128,13 +129,7 @@ impl SparseExtent {
         }
         let (sectors, grain_sectors) = (u64_at(bytes, 12), u64_at(bytes, 20));
         let table_entries = u64::from(u32_at(bytes, 44));
-        if !grain_sectors.is_power_of_two() || grain_sectors < 8 {
-            return wrong(20, format!("a grain has {grain_sectors} sectors"));
-        }
-        // One that is compressed is read as a whole.
-        if grain_sectors > GRAIN_SECTORS_MAX {
-            return Err(unsupported(format!("grains of {grain_sectors} sectors")));
-        }
+        check_grain(grain_sectors, image)?;
         if table_entries == 0 || table_entries > 4096 {
             return wrong(44, format!("a table has {table_entries} entries"));
         }
@@ -256,6 +251,18 @@ impl SparseExtent {
         put(73, NEWLINES);
         put(77, &algorithm.to_le_bytes());
         bytes
+    }
+}
+
+fn check_grain(sectors: u64, image: &str) -> Result<()> {
+    match sectors {
+        8..=GRAIN_SECTORS_MAX if sectors.is_power_of_two() => Ok(()),
+        sectors if sectors > GRAIN_SECTORS_MAX && sectors.is_power_of_two() => Err(Error::UnsupportedFeature {
+            image: image.to_owned(),
+            feature: format!("grains of {sectors} sectors"),
+            detail: "let the hypervisor that it is from clone or export it".to_owned(),
+        }),
+        sectors => Err(corrupt(image, "header", 20, format!("a grain has {sectors} sectors"))),
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use holdfast_image::{
     Backing, BitmapState, BlockInfo, DeltaInfo, Format, FormatSource, LayerInfo, OpenOptions, Qcow2Info, Recording,
+    USUAL_SECTOR_BYTES,
 };
 use serde::Serialize;
 
@@ -90,6 +91,7 @@ struct Blocks {
     /// "dynamic", "fixed" or "differencing".
     kind: &'static str,
     block_bytes: u64,
+    sector_bytes: u64,
     uuid: Option<String>,
     modification: Option<String>,
     parent: Option<Parent>,
@@ -172,6 +174,7 @@ impl From<&BlockInfo> for Blocks {
         Self {
             kind: info.kind.name(),
             block_bytes: info.block_bytes,
+            sector_bytes: info.sector_bytes,
             uuid: info.id.map(|id| id.to_string()),
             modification: info.modification.clone(),
             parent: info.parent.as_ref().map(|parent| Parent {
@@ -261,6 +264,9 @@ impl Blocks {
         let mut fields = vec![("kind", self.kind.to_owned())];
         if self.kind != "fixed" {
             fields.push(("blocks", units::bytes(self.block_bytes)));
+        }
+        if self.sector_bytes != USUAL_SECTOR_BYTES {
+            fields.push(("sectors", format!("{} bytes", self.sector_bytes)));
         }
         fields.extend(self.uuid.iter().map(|uuid| ("uuid", uuid.clone())));
         if let Some(parent) = &self.parent {

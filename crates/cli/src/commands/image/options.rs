@@ -147,6 +147,7 @@ impl NewImageArgs {
             id: self.uuid,
             created_s: u64::try_from(crate::time::now().as_second()).unwrap_or_default(),
             parent,
+            ..BlockOptions::default()
         }
     }
 

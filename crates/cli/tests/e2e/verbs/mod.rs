@@ -31,5 +31,6 @@ mod questions;
 mod refusals;
 mod restores;
 mod retention;
+mod sector_sizes;
 mod serving;
 pub(crate) mod virtualbox;

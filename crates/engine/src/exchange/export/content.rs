@@ -5,6 +5,7 @@ use std::sync::Arc;
 use holdfast_block::BlockDevice;
 use holdfast_hardware::Dropped;
 use holdfast_hardware::xen::XenRecords;
+use holdfast_image::USUAL_SECTOR_BYTES;
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 
 use super::XvaExport;
@@ -16,6 +17,7 @@ use crate::exchange::store::DOMAIN;
 use crate::exchange::virtualbox;
 use crate::machine_backup::{NVRAM, TPM, is_memory};
 use crate::machine_restore::bytes_of;
+use crate::sector_size::noted_sector;
 use crate::xen_backup::{RECORDS, SUSPENDED_RECORDS, XEN_MEMORY};
 
 /// What stays behind where a machine goes to another hypervisor.
@@ -80,7 +82,13 @@ pub(super) fn of_snapshot<'m>(
         .into());
     }
     let chosen = present.into_iter().filter(|record| !left_out.contains(&record.name));
+    let chosen: Vec<&DiskRecord> = chosen.collect();
+    let large = chosen
+        .iter()
+        .filter(|record| noted_sector(&record.notes) != USUAL_SECTOR_BYTES);
+    let sectors: Vec<Dropped> = large.map(|record| lost_sectors(record)).collect();
     let disks: Vec<ContentDisk<'_>> = chosen
+        .into_iter()
         .map(|record| ContentDisk {
             name: record.name.clone(),
             device: Arc::new(repository.device_checking_prints(record)),
@@ -100,10 +108,11 @@ pub(super) fn of_snapshot<'m>(
         Some(XvaExport { goes_on: true, .. }) => Some(Suspended::read(repository, snapshot, name, left_out)?),
         _ => None,
     };
-    let dropped = match &suspended {
+    let mut dropped = match &suspended {
         Some(_) => Vec::new(),
         None => left_of(snapshot, xva),
     };
+    dropped.extend(sectors);
     Ok(Content {
         machine: snapshot.machine.clone(),
         disks,
@@ -116,6 +125,18 @@ pub(super) fn of_snapshot<'m>(
         of_xen: of_xen(repository, snapshot)?,
         suspended,
     })
+}
+
+/// What an image said of the disk that it was backed up from, and no other hypervisor is told.
+fn lost_sectors(record: &DiskRecord) -> Dropped {
+    Dropped {
+        what: format!(
+            "sectors of {} bytes of disk {}",
+            noted_sector(&record.notes),
+            record.name
+        ),
+        why: "it has those of 512 bytes there, by which a guest does not find its partitions".to_owned(),
+    }
 }
 
 /// What the pool said of the machine in a snapshot. Where that is not understood, the machine is what its other configuration says.
