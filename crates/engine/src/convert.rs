@@ -151,7 +151,7 @@ pub(crate) fn convert_and(
             size_bytes: opened.device().size_bytes(),
         })
     } else {
-        to_file(request, &opened, change, (surroundings, job))
+        to_file(request, &opened, change, (surroundings, job)).map_err(|error| opened.of_size(error, request.format))
     };
     let made = made.map_err(|error| with_medium(error, &opened, request))?;
     Ok(ConvertReport {

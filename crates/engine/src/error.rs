@@ -95,6 +95,16 @@ pub enum Error {
     /// Standard input was given twice.
     #[error("standard input can be only one of the disks")]
     StandardInputTwice,
+    /// A disk is larger than an image of a format can be.
+    #[error("the disk of {size_bytes} bytes does not become a {format} image: {detail}")]
+    DiskDoesNotFit {
+        /// Its size.
+        size_bytes: u64,
+        /// The format.
+        format: String,
+        /// What the format has.
+        detail: String,
+    },
     /// A disk that was raw looks like an image of another format now, which its guest may have brought about.
     #[error(
         "{} was backed up as {before} and now looks like {now}: its guest may have written that to have other files read",

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_block::{BlockDeviceMut, IoMode};
-use holdfast_image::{CreateOptions, Format, OpenOptions};
+use holdfast_image::{CreateOptions, Error as ImageError, Format, OpenOptions};
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings, TargetState};
 use jiff::tz::TimeZone;
 
@@ -368,7 +368,7 @@ impl Restorer<'_> {
                 let sector_bytes = noted_sector(&disk.notes);
                 options.blocks.sector_bytes =
                     kept_sector((format, disk.size_bytes), sector_bytes, &disk.name, self.job.progress);
-                holdfast_image::create(file.partial(), &options)?;
+                holdfast_image::create(file.partial(), &options).map_err(|error| does_not_fit(error, disk, format))?;
                 let target = holdfast_image::open_mut(file.partial(), &image_of(format))?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
                 drop(target);
@@ -393,6 +393,18 @@ impl Restorer<'_> {
             relock: None,
         };
         target.write(self.repository, disk, self.job)
+    }
+}
+
+/// A size that a format has not is nobody's mistake on the command line: it is that of the disk.
+fn does_not_fit(error: ImageError, disk: &DiskRecord, format: Format) -> Error {
+    match error {
+        ImageError::InvalidOption { option: "size", detail } => Error::DiskDoesNotFit {
+            size_bytes: disk.size_bytes,
+            format: format.to_string(),
+            detail,
+        },
+        other => other.into(),
     }
 }
 

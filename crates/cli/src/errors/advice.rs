@@ -230,6 +230,11 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::Exchange(error) => exchange_advice(error),
         JobError::Xen(error) => xen_advice(error),
         JobError::Template(error) => template_advice(error),
+        JobError::DiskDoesNotFit { .. } => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            "choose another format for the image; raw and qcow2 hold the largest disks",
+        ),
         JobError::Scheme { .. } => advice(
             Exit::Usage,
             Kind::Unsupported,

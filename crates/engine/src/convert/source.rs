@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use holdfast_block::BlockDevice;
 use holdfast_host::is_written_by_others;
-use holdfast_image::{Format, FormatSource, Image, LayerInfo};
+use holdfast_image::{Error as ImageError, Format, FormatSource, Image, LayerInfo};
 
 use super::ConvertRequest;
 use crate::error::{Error, Result};
@@ -62,6 +62,17 @@ impl Source<'_> {
         }
     }
 
+    /// A size that a format has not is a mistake of an option where somebody has given it, and of nobody where it is that of the disk.
+    pub(super) fn of_size(&self, error: Error, format: Format) -> Error {
+        match (error, self) {
+            (
+                Error::Image(ImageError::InvalidOption { option: "size", detail }),
+                Self::Image { .. } | Self::Device(_) | Self::Checked(..),
+            ) => does_not_fit(self.device().size_bytes(), format, detail),
+            (error, _) => error,
+        }
+    }
+
     /// Once all was read: whether that was all.
     pub(super) fn check_end(&self) -> Result<()> {
         match self {
@@ -69,6 +80,14 @@ impl Source<'_> {
             Self::Stream(device) => device.check_end(),
             Self::Checked(_, check) => check(),
         }
+    }
+}
+
+fn does_not_fit(size_bytes: u64, format: Format, detail: String) -> Error {
+    Error::DiskDoesNotFit {
+        size_bytes,
+        format: format.to_string(),
+        detail,
     }
 }
 

@@ -216,7 +216,15 @@ impl Opener {
     ) -> Result<(u64, Arc<dyn ImageFile>)> {
         let found = self.keeper.admit(path, name)?;
         let opened = HostFile::open_canonical(&found, access)?;
-        self.meet(&opened, &found, path)?;
+        self.meet(&opened, &found, path).map_err(|error| match error {
+            Error::ChainLoop { .. } => corrupt(
+                &path.display().to_string(),
+                "descriptor",
+                0,
+                format!("it names the file {name:?} twice, or itself"),
+            ),
+            other => other,
+        })?;
         paths.push(found);
         let opened: Arc<dyn ImageFile> = Arc::new(opened);
         let window = files.len() as u64 * WINDOW_BYTES;

@@ -1,10 +1,15 @@
 //! Holding footers, table and bitmaps against the file.
 
+use std::ops::Range;
+
+use holdfast_block::to_usize;
+
 use super::footer::Header;
 use super::sparse::SparseHeader;
 use super::tables::for_each_sector;
 use super::{FREE, SECTOR_BYTES};
 use crate::file::ImageFile;
+use crate::info::ImageKind;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
 fn structure(report: &mut CheckReport, severity: Severity, detail: &str) {
@@ -53,8 +58,55 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
     if header.is_footer_short {
         structure(&mut report, Severity::Leak, SHORT);
     }
-    check_table(file, header.footer_start(file_bytes), sparse, &mut report)?;
+    let room_end = header.footer_start(file_bytes);
+    check_table(file, room_end, sparse, &mut report)?;
+    // What one that differs does not mark is its parent's.
+    if header.footer.kind != ImageKind::Differencing {
+        check_unmarked(file, room_end, sparse, &mut report)?;
+    }
     Ok(report)
+}
+
+/// Tells of blocks that have data, and none of whose sectors is marked: they read as zeroes here, and as data in other programs.
+fn check_unmarked(file: &dyn ImageFile, room_end: u64, sparse: &SparseHeader, report: &mut CheckReport) -> Result<()> {
+    let mut starts = Vec::new();
+    for_each_sector(file, sparse, |sector| {
+        if sector != FREE {
+            starts.push(u64::from(sector) * SECTOR_BYTES);
+        }
+    })?;
+    let (bitmap_bytes, block_bytes) = (sparse.bitmap_bytes(), sparse.block_bytes);
+    let mut count = 0_u64;
+    for start in starts
+        .iter()
+        .filter(|start| start.saturating_add(bitmap_bytes) <= room_end)
+    {
+        let end = (start + bitmap_bytes + block_bytes).min(room_end);
+        if is_zero(file, *start..start + bitmap_bytes)? && !is_zero(file, start + bitmap_bytes..end)? {
+            count += 1;
+        }
+    }
+    if count > 0 {
+        let detail = format!(
+            "{count} blocks have data, and no bit that says so: they are read as zeroes, and as data by other programs"
+        );
+        structure(report, Severity::Corruption, &detail);
+    }
+    Ok(())
+}
+
+fn is_zero(file: &dyn ImageFile, range: Range<u64>) -> Result<bool> {
+    const BYTES_AT_ONCE: u64 = 64 << 10;
+    let mut at = range.start;
+    while at < range.end {
+        let mut bytes = vec![0; to_usize(BYTES_AT_ONCE.min(range.end - at))];
+        file.read_at(&mut bytes, at)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        at += bytes.len() as u64;
+    }
+    Ok(true)
 }
 
 const SHORT: &str = "the footer has 511 bytes, as old versions of Virtual PC wrote it: not every program knows that";

@@ -68,6 +68,30 @@ fn a_footer_that_is_lost_is_replaced_by_its_copy() {
     assert!(Header::load(&MemoryFile::new(bytes), "image").is_err(), "both are lost");
 }
 
+/// XenServer and others have left such blocks: some programs read them as zeroes, others as data.
+#[test]
+fn data_that_no_bit_marks_is_told() {
+    for kind in [ImageKind::Dynamic, ImageKind::Differencing] {
+        let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(empty(kind)));
+        let layer = TableMut::new(open(Arc::clone(&file), None).unwrap());
+        layer.write_at(&[7; 4096], 20_000).unwrap();
+        layer.flush().unwrap();
+        let header = Header::load(&*file, "image").unwrap();
+        let count = || check::check(&*file, &header).unwrap().corruption_count;
+        assert_eq!(count(), 0, "{kind:?}");
+        let mut entry = [0; 4];
+        let sparse = header.sparse.as_ref().unwrap();
+        file.read_at(&mut entry, sparse.entry_offset(1)).unwrap();
+        let block = u64::from(u32::from_be_bytes(entry)) * 512;
+        file.write_at(&vec![0; to_usize(sparse.bitmap_bytes())], block).unwrap();
+        // What is not marked in one that differs is its parent's.
+        assert_eq!(count(), u64::from(kind == ImageKind::Dynamic), "{kind:?}");
+        file.write_at(&vec![0; to_usize(sparse.block_bytes)], block + sparse.bitmap_bytes())
+            .unwrap();
+        assert_eq!(count(), 0, "{kind:?}: zeroes are zeroes either way");
+    }
+}
+
 #[test]
 fn geometries_are_those_of_the_specification() {
     for (size_bytes, expected) in [

@@ -77,6 +77,8 @@ impl Report for Done {
         let (before, now) = (units::bytes(self.before_bytes), units::bytes(self.size_bytes));
         let change = if self.before_bytes == self.size_bytes {
             format!("{now} disk, as before")
+        } else if before == now {
+            format!("{} bytes of disk, it was {} bytes", self.size_bytes, self.before_bytes)
         } else {
             format!("{now} disk, it was {before}")
         };

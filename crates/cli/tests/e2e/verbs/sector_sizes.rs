@@ -1,4 +1,4 @@
-//! Disks whose sectors have 4096 bytes: the bytes are the same with others, and a guest finds nothing on them.
+//! Sizes that a format cannot say: of sectors of 4096 bytes (the bytes are the same with others, and a guest finds nothing on them), and of disks.
 
 use holdfast_block::BlockDeviceMut as _;
 use holdfast_image::{BlockOptions, CreateOptions, Format, OpenOptions};
@@ -74,4 +74,21 @@ fn the_size_of_sectors_is_kept_or_its_loss_is_told() {
     // Those of other images are not told of.
     rig.ok(&["image", "convert", "back.raw", "usual.vhdx"]);
     assert_eq!(sector_of(&rig, "usual.vhdx"), 512);
+}
+
+/// Whoever names a format cannot know how large the disk is: that is no wrong command line.
+#[test]
+fn a_disk_that_is_too_large_for_a_format_is_refused() {
+    let rig = Rig::new();
+    let file = std::fs::File::create(rig.path("large.raw")).unwrap();
+    file.set_len(3 << 40).unwrap();
+    for words in [
+        &["image", "convert", "large.raw", "out.vhd"][..],
+        &["image", "convert", "large.raw", "out.vmdk"],
+    ] {
+        let (_, said) = rig.error(1, words);
+        assert!(said.to_string().contains("3298534883328"), "{words:?}: {said}");
+    }
+    // A size that is given is an option.
+    rig.error(2, &["image", "create", "out.vhd", "3T"]);
 }
