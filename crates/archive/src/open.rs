@@ -1,6 +1,7 @@
 //! Which archive a stream is, by what it begins with.
 
 use std::io::{Cursor, Read};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -159,7 +160,7 @@ fn open_tape<R: Read + Send + 'static>(
         return Ok((ArchiveKind::Xva, Box::new(XvaReader::open_at_records(tar)?)));
     }
     let name = first.name.to_ascii_lowercase();
-    if name.ends_with(".ovf") {
+    if Path::new(&name).extension().is_some_and(|extension| extension == "ovf") {
         let reading = ImageReading {
             images: options.images,
             threads: options.threads.count,

@@ -36,6 +36,7 @@ pub(crate) struct ImageReading {
 }
 
 /// What the archive says of an image in it.
+#[derive(Clone, Copy)]
 pub(super) struct MemberImage<'a> {
     pub(super) name: &'a str,
     pub(super) is_raw: bool,
