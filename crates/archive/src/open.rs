@@ -1,7 +1,6 @@
 //! Which archive a stream is, by what it begins with.
 
 use std::io::{Cursor, Read};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,9 +24,9 @@ const OTHER_PACKERS: &[(&[u8], &str, &str)] = &[
     (b"PK\x03\x04", "zip", "unzip -p"),
     (b"7z\xbc\xaf", "7-Zip", "7z x -so"),
 ];
-/// Members of an OVA that are not its descriptor, by what their names end with.
+/// Extensions of members of an OVA that are not its descriptor.
 const IN_PACKAGES: &[&str] = &[
-    ".mf", ".cert", ".vmdk", ".vhd", ".vhdx", ".vdi", ".qcow2", ".img", ".raw", ".iso", ".nvram",
+    "mf", "cert", "vmdk", "vhd", "vhdx", "vdi", "qcow2", "img", "raw", "iso", "nvram",
 ];
 
 /// A kind of archive.
@@ -159,8 +158,8 @@ fn open_tape<R: Read + Send + 'static>(
     if first.name == "ova.xml" {
         return Ok((ArchiveKind::Xva, Box::new(XvaReader::open_at_records(tar)?)));
     }
-    let name = first.name.to_ascii_lowercase();
-    if Path::new(&name).extension().is_some_and(|extension| extension == "ovf") {
+    let extension = first.name.rsplit_once('.').map_or("", |(_, extension)| extension);
+    if extension.eq_ignore_ascii_case("ovf") {
         let reading = ImageReading {
             images: options.images,
             threads: options.threads.count,
@@ -171,7 +170,7 @@ fn open_tape<R: Read + Send + 'static>(
         ));
     }
     let shown: String = first.name.chars().take(100).collect();
-    let advice = if IN_PACKAGES.iter().any(|end| name.ends_with(end)) {
+    let advice = if IN_PACKAGES.iter().any(|known| extension.eq_ignore_ascii_case(known)) {
         "; in an OVA the descriptor (.ovf) comes first: unpack it, and pack it again in this order"
     } else {
         ""

@@ -87,7 +87,7 @@ fn a_disk_that_is_too_large_for_a_format_is_refused() {
         &["image", "convert", "large.raw", "out.vmdk"],
     ] {
         let (_, said) = rig.error(1, words);
-        assert!(said.to_string().contains("3298534883328"), "{words:?}: {said}");
+        assert!(said.contains("3298534883328"), "{words:?}: {said}");
     }
     // A size that is given is an option.
     rig.error(2, &["image", "create", "out.vhd", "3T"]);
