@@ -1,9 +1,10 @@
 //! Runs on machines: their numbers, their watchdogs, where they note themselves, and where they put what is gone when they end.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use holdfast_engine::{JournalPlace, SetId};
+use holdfast_engine::{JournalPlace, PlaceJournal, PlaceNote, SetId};
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
 use holdfast_repo::{Processes as _, SystemProcesses};
 
@@ -40,6 +41,37 @@ pub fn journal(context: &Context, way: &[OsString]) -> Option<JournalPlace> {
         way: texts(way),
         process: SystemProcesses.this(),
     })
+}
+
+/// Where places are noted in which something is made; none where there is no place for notes.
+pub fn places(context: &Context) -> Option<PlaceJournal> {
+    Some(PlaceJournal {
+        folder: journal_folder(context)?.with_file_name("places"),
+        process: SystemProcesses.this(),
+    })
+}
+
+/// Notes, until it is dropped, that something is made at these paths: what is left if we are killed is found by it.
+pub fn note_places<'p>(paths: impl IntoIterator<Item = &'p Path>, context: &Context) -> Vec<PlaceNote> {
+    let folders = paths.into_iter().map(|path| match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    });
+    let folders: BTreeSet<&Path> = folders.collect();
+    let Some(journal) = places(context) else {
+        return Vec::new();
+    };
+    let note = |folder| {
+        let noted = new_run().and_then(|number| PlaceNote::begin(&journal, folder, number));
+        noted
+            .inspect_err(|error| {
+                context
+                    .console()
+                    .note(&format!("not noted for holdfast doctor: {error}"))
+            })
+            .ok()
+    };
+    folders.into_iter().filter_map(note).collect()
 }
 
 /// A random number, which names a run.

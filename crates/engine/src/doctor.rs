@@ -16,6 +16,7 @@ mod leftovers;
 mod look;
 mod mend;
 mod mend_host;
+mod places;
 mod pool;
 mod seen;
 mod virtualbox;
@@ -64,6 +65,8 @@ pub struct DoctorRequest<'a> {
     pub everything: bool,
     /// The folder of the journal of runs.
     pub journal: Option<PathBuf>,
+    /// The folder with the notes of places in which something is made.
+    pub places: Option<PathBuf>,
     /// Who is alive.
     pub processes: &'a dyn Processes,
     /// Who we are.

@@ -21,6 +21,7 @@ use holdfast_repo::{Repository, SnapshotId, Surroundings};
 
 pub use self::fill::FillOptions;
 use self::fill::{Attending, Fill};
+pub(crate) use self::folder::unfinished_folders;
 use self::folder::{NewFolder, name_until_complete, remove_left};
 use self::job_file::MadeFile;
 pub use self::job_file::{InstantDisk, InstantJob};
@@ -29,6 +30,7 @@ pub use self::server::serve_instantly;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_restore::{Content, FileWay, MachineRestorePlan, Made, Refusal, write_companions};
+use crate::place_note::{Held, PlaceJournal, PlaceNote};
 
 /// How long requests of a machine wait for a server that is gone, before it stands still.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -50,6 +52,8 @@ pub struct InstantRestore<'a> {
     pub fill: &'a FillOptions<'a>,
     /// When the person asked, on the job's clock.
     pub since: Duration,
+    /// Where the places are noted in which it makes something.
+    pub places: Option<PlaceJournal>,
 }
 
 /// A machine whose disks were filled while it ran.
@@ -83,14 +87,16 @@ pub fn restore_instantly(
     let mut instant = job_of(request, hypervisor, surroundings, definition)?;
     let served = served(&instant, definition)?;
     // The machine runs from the snapshot: nobody may remove it meanwhile.
+    let noted = note_place(request, &instant, job);
     let hold = Hold::take(request.repository, plan.snapshot.id, instant.hold)?;
     let (mut made, folder, lock) = make(request, hypervisor, &mut instant, surroundings, job)?;
     let instant = instant;
     let begin = || -> Result<()> {
         (request.fill.launch)(&instant)?;
-        instant.begin()?;
+        // Killed before this, the machine is unknown and never ran; killed after it, its configuration names the folder.
         hypervisor.define(&served)?;
-        let started = hypervisor.start(&instant.uuid);
+        let begun = instant.begin();
+        let started = begun.and_then(|()| Ok(hypervisor.start(&instant.uuid)?));
         started.inspect_err(|_| {
             if !may_run(hypervisor, &instant)
                 && let Err(error) = hypervisor.undefine(&instant.uuid)
@@ -118,6 +124,7 @@ pub fn restore_instantly(
     made.keep();
     folder.keep();
     hold.keep();
+    drop(noted);
     let runs_after = job.clock.now().saturating_sub(request.since);
     job.progress.note(&format!(
         "{} runs after {:.1} s; its disks are being filled",
@@ -130,6 +137,35 @@ pub fn restore_instantly(
         runs_after: Some(runs_after),
         ..report
     })
+}
+
+/// Notes where the folder and the images are made, and what is held, until the machine's configuration names the folder.
+fn note_place(request: &InstantRestore<'_>, instant: &InstantJob, job: Job<'_>) -> Vec<PlaceNote> {
+    let Some(journal) = &request.places else {
+        return Vec::new();
+    };
+    let held = Held {
+        repository: request.repository.config().id.to_string(),
+        snapshot: instant.snapshot.clone(),
+        holder: instant.hold,
+        folder: instant.folder.clone(),
+    };
+    let beside = instant.folder.parent().map(Path::to_owned);
+    let images = instant.made_files_folders().into_iter();
+    let images = images
+        .filter(|place| beside.as_ref() != Some(place))
+        .map(|place| (place, None));
+    let of_folder = beside.clone().map(|place| (place, Some(held)));
+    let mut noted = Vec::new();
+    let mut number = instant.hold;
+    for (place, held) in of_folder.into_iter().chain(images) {
+        match PlaceNote::holding(journal, &place, number, held) {
+            Ok(note) => noted.push(note),
+            Err(error) => job.progress.note(&format!("not noted for holdfast doctor: {error}")),
+        }
+        number = number.wrapping_add(1);
+    }
+    noted
 }
 
 /// Makes the images, with nothing in them, and what is noted of the job.
@@ -250,6 +286,7 @@ pub fn revive_instantly(
     job: Job<'_>,
 ) -> Result<()> {
     let _lock = fill::lock(instant)?;
+    instant.begin()?;
     Fill::new(hypervisor, instant, options, job).revive()
 }
 
@@ -261,6 +298,7 @@ pub fn resume_instantly(
     job: Job<'_>,
 ) -> Result<InstantReport> {
     let lock = fill::lock(instant)?;
+    instant.begin()?;
     Fill::new(hypervisor, instant, options, job).run(lock)
 }
 

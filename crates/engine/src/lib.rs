@@ -53,6 +53,7 @@ mod new_file;
 mod new_image;
 mod note_file;
 mod overlay_commit;
+mod place_note;
 mod policy_run;
 mod progress;
 mod prune;
@@ -149,6 +150,7 @@ pub use monitor::{
 pub use name::{DiskName, MachineName, NameError};
 pub use namesake::{Continuation, MachineIdentity, MachinesByName, NameTaken};
 pub use new_image::Overwrite;
+pub use place_note::{PlaceJournal, PlaceNote};
 pub use policy_run::{Guests, PolicyRunReport, PolicyRunRequest, RemovedByPolicy, TakenCut, run_policy};
 pub use progress::{Bottleneck, NoProgress, Progress, Unit};
 pub use prune::{MachinePlan, PruneReport, PruneRequest, prune};

@@ -302,6 +302,31 @@ pub(crate) fn left_of(path: &Path) -> Vec<PathBuf> {
     left.map(|entry| entry.path()).collect()
 }
 
+/// What killed programs left in a folder; nothing where somebody may be at work in it.
+pub(crate) fn left_in(folder: &Path) -> Vec<PathBuf> {
+    let Ok(lock) = File::open(folder) else {
+        return Vec::new();
+    };
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Vec::new();
+    }
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let left = entries.filter(|entry| {
+        let found = entry.file_name();
+        let name = found
+            .as_bytes()
+            .strip_suffix(b".partial")
+            .and_then(|rest| rest.strip_prefix(b"."));
+        let name = name.and_then(|name| {
+            name.len()
+                .checked_sub(9)
+                .map(|length| OsStr::from_bytes(&name[..length]))
+        });
+        name.is_some_and(|name| !name.is_empty() && is_partial_of(entry, name))
+    });
+    left.map(|entry| entry.path()).collect()
+}
+
 /// Deletes one of them, unless somebody is at work in its folder by now.
 pub(crate) fn delete_left(partial: &Path) -> std::io::Result<()> {
     let lock = File::open(folder_of(partial))?;

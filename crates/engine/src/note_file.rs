@@ -2,8 +2,10 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
 
 use crate::error::{Error, Result};
 
@@ -14,13 +16,55 @@ const BYTES_MAX: u64 = 1 << 20;
 
 /// Writes a note, which only its owner can read. As long as it is half it is at `half`, in the same folder.
 pub(crate) fn write_note(path: &Path, half: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut options = File::options();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(half)?;
+    let mut file = lock_half(half)?;
+    file.set_len(0)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(half, path)?;
     // The name has to last as the content does.
     path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+}
+
+/// The half note, locked: it is being written as long as somebody has this lock.
+fn lock_half(half: &Path) -> std::io::Result<File> {
+    loop {
+        let mut options = File::options();
+        let file = options
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(half)?;
+        // Where files cannot be locked, nothing is deleted.
+        flock(&file, FlockOperation::LockExclusive).ok();
+        let (opened, named) = (file.metadata()?, half.symlink_metadata());
+        // Deleted between opening and locking: what is written into it would have no name.
+        if named.is_ok_and(|named| (named.dev(), named.ino()) == (opened.dev(), opened.ino())) {
+            return Ok(file);
+        }
+    }
+}
+
+/// Notes in a folder that were not written to their end, and that nobody writes.
+pub(crate) fn half_notes(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    let is_half = |path: &PathBuf| path.extension().is_some_and(|found| found == ending) && lock_left(path).is_some();
+    paths.filter(is_half).collect()
+}
+
+/// Deletes a half note, unless somebody writes it by now.
+pub(crate) fn delete_half_note(path: &Path) -> std::io::Result<()> {
+    match lock_left(path) {
+        Some(_lock) => std::fs::remove_file(path),
+        None => Err(ErrorKind::WouldBlock.into()),
+    }
+}
+
+fn lock_left(path: &Path) -> Option<File> {
+    let file = File::open(path).ok()?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+    Some(file)
 }
 
 /// What the notes in a folder say, whether that makes sense or not; nothing where there is no folder.
@@ -62,5 +106,30 @@ pub(crate) fn forget_note(path: &Path) -> Result<()> {
             source: error,
         }),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::{delete_half_note, half_notes, lock_half, read_notes, write_note};
+
+    #[test]
+    fn a_half_note_is_left_when_nobody_writes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let [note, half] = ["a.json", "a.partial"].map(|name| folder.path().join(name));
+        let writer = lock_half(&half).unwrap();
+        assert!(half_notes(folder.path(), "partial").is_empty() && delete_half_note(&half).is_err());
+        drop(writer);
+        assert_eq!(half_notes(folder.path(), "partial"), [half.clone()]);
+        // The next writer of the same note takes it over.
+        std::io::Write::write_all(&mut File::create(&half).unwrap(), b"longer than the note").unwrap();
+        write_note(&note, &half, b"{}").unwrap();
+        assert_eq!(read_notes(folder.path()).unwrap(), [b"{}"]);
+        assert!(half_notes(folder.path(), "partial").is_empty());
+        drop(lock_half(&half).unwrap());
+        delete_half_note(&half).unwrap();
+        assert!(!half.exists());
     }
 }

@@ -17,7 +17,7 @@ use crate::note_file::{forget_note, read_notes, write_note};
 /// The end of a note's name.
 const ENDING: &str = ".json";
 /// The end of its name as long as it is being written.
-const HALF: &str = "partial";
+pub(crate) const HALF: &str = "partial";
 
 /// How far a run is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -233,15 +233,6 @@ impl RunNote {
 /// Takes the note of a run away; one that is gone is no error.
 pub fn forget_run(folder: &Path, run: RunId) -> Result<()> {
     forget_note(&note_path(folder, run))
-}
-
-/// Notes that are being written, or whose writer was killed meanwhile.
-pub(crate) fn half_notes(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let paths = entries.map(|entry| entry.path());
-    paths
-        .filter(|path| path.extension().is_some_and(|extension| extension == HALF))
-        .collect()
 }
 
 /// The runs that are noted; what is no note is left out.

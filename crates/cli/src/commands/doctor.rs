@@ -262,6 +262,7 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
         overlays: libvirt.map(|libvirt| libvirt as _),
         everything,
         journal,
+        places: runs::places(context).map(|places| places.folder),
         processes: &SystemProcesses,
         process: SystemProcesses.this(),
         program: "holdfast",

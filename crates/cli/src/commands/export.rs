@@ -27,7 +27,7 @@ use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Table};
 use crate::pools::PoolArgs;
 use crate::standard_streams::{StandardOutput, refuse_terminal};
-use crate::{time, units, virtualbox};
+use crate::{runs, time, units, virtualbox};
 
 /// Arguments of `export`.
 #[expect(clippy::struct_excessive_bools, reason = "options that are given or not")]
@@ -275,6 +275,7 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         host: SystemProcesses.this().host,
         time: time::now(),
     };
+    let _noted = runs::note_places((!is_stdout).then_some(&*args.target), context);
     let report = from(args, context, |from| {
         context.work(args.job.thread_count(), |job| {
             export(from, request, &context.surroundings(), job)

@@ -19,7 +19,7 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Table};
 use crate::snapshot::SnapshotDocument;
-use crate::{time, units};
+use crate::{runs, time, units};
 
 /// Arguments of `import`.
 #[derive(Debug, clap::Args)]
@@ -313,6 +313,8 @@ pub(super) fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
                 Storage::Plain
             },
         };
+        let inside = folder.join("image");
+        let _noted = runs::note_places([folder.as_path(), &inside], context);
         let imported = read_archive(
             &args.archive,
             context,

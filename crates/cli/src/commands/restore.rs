@@ -4,6 +4,7 @@ mod live;
 pub(super) mod machine;
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use holdfast_engine::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, SnapshotName, Target, restore};
 use holdfast_image::Format;
@@ -15,6 +16,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
+use crate::runs;
 use crate::standard_streams::{StandardOutput, refuse_terminal, stopped_or};
 use crate::units;
 
@@ -209,6 +211,8 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
         (false, false) => RestoreMode::New,
     };
     let repository = context.open_repository()?;
+    let file = (!is_stream).then(|| Path::new(target));
+    let _noted = runs::note_places(file, context);
     let mut stdout = is_stream.then(|| StandardOutput::open(context)).transpose()?;
     let target = if let Some(stdout) = &mut stdout {
         Target::Stream(stdout)

@@ -6,7 +6,7 @@ use holdfast_repo::Liveness;
 
 use super::seen::{Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenRun};
 use super::{Finding, FindingKind, Mend, Remedy};
-use super::{diagnose_disks, diagnose_host, emptied, instants, pool, virtualbox};
+use super::{diagnose_disks, diagnose_host, emptied, instants, places, pool, virtualbox};
 use crate::run_journal::Phase;
 use crate::watchdog::is_watchdog_of;
 
@@ -55,6 +55,7 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     }
     diagnosis.leftovers();
     diagnosis.dead_runs();
+    diagnosis.findings.extend(places::diagnose(seen));
     if seen.repository.is_some() {
         diagnosis
             .notes
@@ -336,9 +337,13 @@ impl Diagnosis<'_> {
                     "a file with which somebody tried whether files can be cloned, and was killed",
                     Mend::DeleteFile(path.clone()),
                 ),
+                LeftoverKind::UnfinishedFolder => (
+                    "the folder of an instant restore that was killed while it made it",
+                    Mend::DeleteFolder(path.clone()),
+                ),
                 LeftoverKind::HalfNote => (
                     "half of a note, whose writer was killed",
-                    Mend::DeleteFile(path.clone()),
+                    Mend::DeleteHalfNote(path.clone()),
                 ),
                 LeftoverKind::Partial => (
                     "half of a file whose restore was killed",

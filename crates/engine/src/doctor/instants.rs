@@ -30,10 +30,11 @@ fn canonical(folder: PathBuf) -> PathBuf {
     folder.canonicalize().unwrap_or(folder)
 }
 
-/// The instant restores of the machines that are examined; where all are, those of no machine too, beside `images`.
+/// The instant restores of the machines that are examined; where all are, those of no machine too, beside `images` and in the folders that
+/// dead processes have `noted`.
 pub(super) fn look(
     request: &DoctorRequest<'_>,
-    images: &[&PathBuf],
+    (images, noted): (&[&PathBuf], &BTreeSet<&Path>),
     living: Option<&[Vec<String>]>,
 ) -> Vec<SeenInstant> {
     let mut owners = BTreeMap::new();
@@ -44,7 +45,8 @@ pub(super) fn look(
     let mut found: BTreeSet<PathBuf> = owners.keys().cloned().collect();
     let is_whole = request.everything && request.neighbours.is_some_and(|all| has_all(all, &mut owners));
     if is_whole {
-        let places: BTreeSet<&Path> = images.iter().filter_map(|image| image.parent()).collect();
+        let beside = images.iter().filter_map(|image| image.parent());
+        let places: BTreeSet<&Path> = beside.chain(noted.iter().copied()).collect();
         let beside = places.into_iter().flat_map(|place| folders(place, &["."]));
         found.extend(beside.filter(|folder| folder.to_string_lossy().ends_with(ENDING)));
     }

@@ -11,7 +11,8 @@ use holdfast_host::provider::is_probe;
 use super::DoctorRequest;
 use super::seen::{Leftover, LeftoverKind};
 use crate::new_file::left_of;
-use crate::run_journal::half_notes;
+use crate::note_file::half_notes;
+use crate::run_journal::HALF;
 
 /// What is younger may be just being made.
 pub(super) const AGE_MIN_MS: i64 = 60_000;
@@ -31,17 +32,14 @@ pub(super) fn leftovers(
 ) -> Vec<Leftover> {
     let mut found = Vec::new();
     let now_ms = (request.now_ms)();
-    let is_old = |path: &Path| is_alone || changed_ms(path).is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
+    let is_old = |path: &Path| changed_ms(path).is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
     if request.everything {
-        let half_notes = request.journal.iter().flat_map(|folder| half_notes(folder));
-        found.extend(
-            half_notes
-                .filter(|path: &PathBuf| is_old(path))
-                .map(|path| leftover(path, LeftoverKind::HalfNote)),
-        );
+        let notes = request.journal.iter().chain(&request.places);
+        let half_notes = notes.flat_map(|folder| half_notes(folder, HALF));
+        found.extend(half_notes.map(|path| leftover(path, LeftoverKind::HalfNote)));
         for folder in folders(&request.runtime, &[SOCKETS]) {
             let is_left = match names(&folder).as_deref() {
-                Some([]) => is_old(&folder),
+                Some([]) => is_alone || is_old(&folder),
                 Some([name]) if name == "nbd" => is_deserted(&folder.join("nbd")),
                 _ => false,
             };
@@ -57,7 +55,10 @@ pub(super) fn leftovers(
     }
     let beside = files.iter().filter_map(|file| file.parent());
     let folders: BTreeSet<&Path> = beside.chain(ours.iter().map(PathBuf::as_path)).collect();
-    let probes = folders.into_iter().flat_map(probes).filter(|probe| is_old(probe));
+    let probes = folders
+        .into_iter()
+        .flat_map(probes)
+        .filter(|probe| is_alone || is_old(probe));
     found.extend(probes.map(|probe| leftover(probe, LeftoverKind::Probe)));
     for file in files {
         let partials = left_of(file).into_iter();
@@ -76,7 +77,7 @@ fn probes(folder: &Path) -> Vec<PathBuf> {
     probes.map(|entry| entry.path()).collect()
 }
 
-fn leftover(path: PathBuf, kind: LeftoverKind) -> Leftover {
+pub(super) fn leftover(path: PathBuf, kind: LeftoverKind) -> Leftover {
     Leftover {
         since_ms: changed_ms(&path),
         path,

@@ -11,9 +11,9 @@ use holdfast_repo::{Liveness, Repository};
 use super::chains::{chains_of, is_write_protected};
 use super::emptied::emptied;
 use super::leftovers::leftovers;
-use super::seen::{Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun};
+use super::seen::{Leftover, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun};
 use super::{DoctorRequest, Patient};
-use super::{host_work, instants, pool, virtualbox};
+use super::{host_work, instants, places, pool, virtualbox};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::NOTE_BITMAP;
@@ -50,7 +50,9 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
         record,
     });
     let runs: Vec<SeenRun> = runs.collect();
-    let unattached = found.as_ref().map_or_else(Vec::new, |found| unattached(found, &runs));
+    let unattached = found
+        .as_ref()
+        .map_or_else(Vec::new, |found| unattached(found, &runs, request));
     let living = found.map(|found| found.into_iter().map(|process| process.words).collect());
     let mut seen = Seen {
         runs,
@@ -74,7 +76,9 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     }
     seen.chains = chains.into_iter().map(|((name, _), chain)| (name, chain)).collect();
     let images: Vec<_> = seen.chains.iter().filter_map(|(_, chain)| chain.first()).collect();
-    let instants = instants::look(request, &images, seen.living.as_deref());
+    seen.places = places::look(request)?;
+    let folders = places::folders(&seen.places);
+    let instants = instants::look(request, (&images, &folders), seen.living.as_deref());
     let beside = descriptions.iter().flat_map(|description| {
         let tpm = description.tpm.as_ref().and_then(|tpm| tpm.place.file());
         description.nvram.iter().chain(tpm.map(|file| &file.path))
@@ -91,26 +95,55 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     seen.instants = instants;
     seen.emptied = emptied;
     seen.leftovers = leftovers;
+    let elsewhere = places::leftovers(&seen.places);
+    let is_new = |one: &Leftover| !seen.leftovers.iter().any(|known| known.path == one.path);
+    let elsewhere: Vec<Leftover> = elsewhere.into_iter().filter(is_new).collect();
+    seen.leftovers.extend(elsewhere);
     Ok(seen)
 }
 
 /// Processes that may be at work on a machine, and that no note and no watchdog ties to a run.
 ///
 /// A run has its watchdog from before its first change to a QEMU until after its last one.
-fn unattached(living: &[Living], runs: &[SeenRun]) -> Vec<String> {
+fn unattached(living: &[Living], runs: &[SeenRun], request: &DoctorRequest<'_>) -> Vec<String> {
     let watchdogs = living
         .iter()
         .filter(|process| process.words.iter().any(|word| word == "watchdog"));
     let watched: BTreeSet<u32> = watchdogs.filter_map(|watchdog| parent_of(watchdog.process)).collect();
     let noted = runs.iter().filter(|noted| noted.life == Liveness::Alive);
     let noted: BTreeSet<u32> = noted.map(|noted| noted.record.process.process).collect();
+    let is_examined = |address: &str| {
+        let mut patients = request.patients.iter();
+        address == request.address || patients.any(|patient| patient.address == address)
+    };
     let may_be = living.iter().filter(|process| {
         let is_verb = |word: &String| CHANGING_VERBS.contains(&&word[..]);
-        process.words.iter().any(is_verb) && !watched.contains(&process.process) && !noted.contains(&process.process)
+        process.words.iter().any(is_verb)
+            && address_in(&process.words).is_none_or(is_examined)
+            && !watched.contains(&process.process)
+            && !noted.contains(&process.process)
     });
     may_be
         .map(|process| format!("process {} ({})", process.process, process.words.join(" ")))
         .collect()
+}
+
+/// The address of a hypervisor that a process was given.
+fn address_in(words: &[String]) -> Option<&str> {
+    let mut words = words.iter();
+    words
+        .find_map(|word| match word.strip_prefix("--connect") {
+            Some("") => Some(""),
+            Some(rest) => rest.strip_prefix('='),
+            None => (word == "-c").then_some(""),
+        })
+        .and_then(|value| {
+            if value.is_empty() {
+                words.next().map(String::as_str)
+            } else {
+                Some(value)
+            }
+        })
 }
 
 /// The machines that are examined, and their neighbours, as far as we look at their files: not those that another user names.
@@ -233,5 +266,24 @@ fn freeze(patient: &Patient<'_>) -> SeenFreeze {
             Ok(true) => SeenFreeze::Silent(error.to_string()),
             _ => SeenFreeze::NotAsked,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::address_in;
+
+    #[test]
+    fn the_address_that_a_process_was_given_is_found() {
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        for line in [
+            "holdfast backup x --connect qemu:///a",
+            "holdfast --connect=qemu:///a backup x",
+            "h -c qemu:///a",
+        ] {
+            assert_eq!(address_in(&words(line)), Some("qemu:///a"), "{line}");
+        }
+        assert_eq!(address_in(&words("holdfast backup --all")), None);
+        assert_eq!(address_in(&words("holdfast backup --connect")), None);
     }
 }

@@ -9,9 +9,10 @@ use holdfast_host::{MachineState, agent};
 use super::commit::commit;
 use super::instants::abandon;
 use super::seen::Mend;
-use super::{DoctorRequest, Finding, Patient, Remedy, Treatment, emptied, mend_host, pool, virtualbox};
+use super::{DoctorRequest, Finding, Patient, Remedy, Treatment, emptied, mend_host, places, pool, virtualbox};
 use crate::job::Job;
 use crate::new_file::delete_left;
+use crate::note_file::delete_half_note;
 use crate::run_journal::forget_run;
 
 /// For thawing: guests with much to write take a while.
@@ -26,7 +27,11 @@ pub(super) fn mend(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>)
         Mend::DeletePartial(path) => delete_left(path)
             .map(|()| format!("deleted {}", path.display()))
             .map_err(|error| error.to_string()),
+        Mend::ForgetPlace { number, held } => places::forget(request, *number, held.as_ref()),
         Mend::DeleteEmptied { overlay, image } => emptied::delete(request, overlay, image),
+        Mend::DeleteHalfNote(path) => delete_half_note(path)
+            .map(|()| format!("deleted {}", path.display()))
+            .map_err(|error| error.to_string()),
         Mend::DeleteFile(path) => mend_host::delete_file(path),
         Mend::ClearRemain(remain) => mend_host::clear_remain(request, remain),
         Mend::DestroyClone(clone) => mend_host::destroy_clone(request, clone),

@@ -9,6 +9,7 @@ use holdfast_host::qemu::{Bitmap, QemuJob, RunId};
 use holdfast_repo::Liveness;
 
 use super::host_work::SeenHost;
+use super::places::SeenPlace;
 use super::pool::SeenPool;
 use super::virtualbox::SeenBox;
 use crate::instant_restore::InstantState;
@@ -29,6 +30,7 @@ pub(super) struct Seen {
     pub(super) chains: Vec<(String, Vec<PathBuf>)>,
     pub(super) leftovers: Vec<Leftover>,
     pub(super) instants: Vec<SeenInstant>,
+    pub(super) places: Vec<SeenPlace>,
     pub(super) emptied: Vec<SeenOverlay>,
     /// The repository, where one was given.
     pub(super) repository: Option<SeenRepository>,
@@ -158,6 +160,8 @@ pub(super) enum LeftoverKind {
     Partial,
     /// A file with which somebody tried whether files can be cloned.
     Probe,
+    /// The folder of an instant restore that was being made.
+    UnfinishedFolder,
     /// A note in the journal of runs that was not written to its end.
     HalfNote,
 }
@@ -259,6 +263,13 @@ pub enum Mend {
     },
     /// Take the note of a run away.
     ForgetRun(RunId),
+    /// Take the note of a place away, and end the protection of a snapshot: its id, and the number of the hold.
+    ForgetPlace {
+        /// The number of the note.
+        number: u32,
+        /// The hold.
+        held: Option<(String, u32)>,
+    },
     /// Delete a folder that was left.
     DeleteFolder(PathBuf),
     /// Delete an overlay of a backup that no machine has, if all of it is in the image that it was made for.
@@ -272,6 +283,8 @@ pub enum Mend {
     Abandon(PathBuf),
     /// Delete what was left of an image that was being restored.
     DeletePartial(PathBuf),
+    /// Delete a note that was not written to its end.
+    DeleteHalfNote(PathBuf),
     /// Delete a small file that was left.
     DeleteFile(PathBuf),
     /// Delete what was left of a host snapshot.

@@ -69,26 +69,38 @@ impl NewFolder {
     }
 }
 
-/// Removes folders in which somebody who was killed had just begun: nobody has their lock.
+/// Removes folders in which a process that was killed had just begun.
 pub(super) fn remove_left(place: &Path) {
     let (Some(folder), Some(name)) = (place.parent(), place.file_name().and_then(OsStr::to_str)) else {
         return;
     };
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let other = entry.file_name();
-        let rest = other
-            .to_str()
-            .and_then(|other| other.strip_prefix(name)?.strip_prefix('.'));
-        let is_left = rest.and_then(|rest| rest.strip_suffix(NEW)).is_some();
-        let is_free = match std::fs::File::open(entry.path().join(fill::LOCK)) {
+    for unfinished in unfinished_folders(folder) {
+        if name_of_unfinished(&unfinished) == Some(name) {
+            // It harms nobody where it cannot be removed.
+            drop(std::fs::remove_dir_all(unfinished));
+        }
+    }
+}
+
+/// The folders of jobs in `place` that were not made to their end by a process that was killed: none has a lock in them.
+pub(crate) fn unfinished_folders(place: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+    let left = entries.map(|entry| entry.path()).filter(|path| {
+        let is_free = || match std::fs::File::open(path.join(fill::LOCK)) {
             Ok(file) => flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(),
             Err(error) => error.kind() == std::io::ErrorKind::NotFound,
         };
-        if is_left && is_free {
-            // It harms nobody where it cannot be removed.
-            drop(std::fs::remove_dir_all(entry.path()));
-        }
-    }
+        name_of_unfinished(path).is_some() && is_free()
+    });
+    left.collect()
+}
+
+/// The name that such a folder was to have.
+fn name_of_unfinished(folder: &Path) -> Option<&str> {
+    let rest = folder.file_name()?.to_str()?.strip_suffix(NEW)?.strip_suffix('.')?;
+    let (name, number) = rest.rsplit_once('.')?;
+    let is_number = number.len() == 8 && number.bytes().all(|digit| digit.is_ascii_hexdigit());
+    (is_number && name.starts_with('.') && name.ends_with(".holdfast")).then_some(name)
 }
 
 impl Drop for NewFolder {

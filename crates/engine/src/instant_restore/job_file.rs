@@ -1,5 +1,6 @@
 //! What has to be known to go on with an instant restore: a file in the folder of its machine.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -218,9 +219,21 @@ impl InstantJob {
         ));
     }
 
+    /// The folders in which its images are made.
+    pub(super) fn made_files_folders(&self) -> BTreeSet<PathBuf> {
+        let images = self.disks.iter().filter(|disk| !disk.is_block_device);
+        images
+            .filter_map(|disk| disk.target.parent())
+            .map(Path::to_owned)
+            .collect()
+    }
+
     /// Notes, durably, that the machine may run from now on.
     pub(super) fn begin(&self) -> Result<()> {
         let path = self.folder.join(BEGUN);
+        if self.has_begun() {
+            return Ok(());
+        }
         let noted = File::create_new(&path).and_then(|_| File::open(&self.folder)?.sync_all());
         noted.map_err(|source| Error::File {
             action: "write",

@@ -13,7 +13,7 @@ use super::{SYSPREP_TIME_OUT, sysprep_program};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::output::Page;
-use crate::{time, units};
+use crate::{runs, time, units};
 
 /// How images are cloned.
 #[derive(Debug, clap::Args)]
@@ -137,6 +137,10 @@ impl ImageCloneArgs {
             allow: self.files.clone(),
             backing: Backing::Follow,
             ..OpenOptions::default()
+        };
+        let _noted = match dry_run {
+            true => Vec::new(),
+            false => runs::note_places(names.iter().map(Path::new), context),
         };
         context.work(threads, |job| {
             let mut made = Vec::new();

@@ -17,7 +17,7 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
 use crate::standard_streams::{StandardOutput, refuse_terminal, standard_input, stopped_or};
-use crate::{no_image, units};
+use crate::{no_image, runs, units};
 
 /// Arguments of `image convert`.
 #[derive(Debug, clap::Args)]
@@ -200,6 +200,7 @@ pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> 
             snapshot: args.snapshot.clone(),
         }
     };
+    let _noted = runs::note_places([&*args.target], context);
     let report = context.work(args.job.thread_count(), |job| {
         convert(source, &request, &context.surroundings(), job)
     })?;

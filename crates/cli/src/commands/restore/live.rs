@@ -14,6 +14,7 @@ use crate::commands::live_server::launch;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
+use crate::runs;
 use crate::units;
 
 /// What is restored, and how.
@@ -47,6 +48,7 @@ impl Live<'_> {
             storage: self.storage,
             fill: &fill,
             since: self.since,
+            places: runs::places(context),
         };
         let report = context.work(1, |job| {
             restore_instantly(&request, self.hypervisor, &context.surroundings(), job)

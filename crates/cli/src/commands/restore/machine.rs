@@ -17,6 +17,7 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::{connect_libvirt, libvirt_address};
 use crate::output::{Page, Report, Style};
+use crate::runs;
 use crate::states::StateArgs;
 use crate::units;
 
@@ -486,6 +487,7 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
         };
         return live.run(&plan, context);
     }
+    let _noted = runs::note_places(plan.files.iter().map(|file| file.to.as_path()), context);
     let report = context.work(threads, |job| {
         let report = restore_machine(&repository, &hypervisor, &plan, &surroundings, job)?;
         if args.in_place {

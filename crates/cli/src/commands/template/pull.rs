@@ -19,7 +19,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
-use crate::{time, units};
+use crate::{runs, time, units};
 
 /// Arguments of `template pull`.
 #[derive(Debug, clap::Args)]
@@ -228,6 +228,8 @@ pub(super) fn run(args: &PullArgs, context: &Context) -> Result<Exit, Error> {
     let surroundings = context.surroundings();
     let signatures = signatures(context);
     let trust = args.trust.trust(&signatures, context);
+    let inside = args.target.join("image");
+    let _noted = runs::note_places([args.target.as_path(), &inside], context);
     let report = context.work(args.job.thread_count(), |job| {
         pull_template(&repository, &request, &trust, (&surroundings, &tools), job)
     })?;

@@ -3,8 +3,10 @@
 use std::process::Child;
 use std::time::Duration;
 
-use holdfast_block::Clock as _;
+use holdfast_block::{Clock as _, SeededRandom};
+use holdfast_host::living;
 use holdfast_host::qmp::QmpCommand;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::doctors::{found, kill_with_watchdog};
@@ -23,6 +25,12 @@ impl World {
         let machine = self.machine();
         let status = machine.monitor().execute(&QmpCommand::new("query-status", Value::Null));
         status.unwrap()["status"].as_str().unwrap().to_owned()
+    }
+
+    fn names_in(&self, folder: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(folder).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect()
     }
 
     fn begin(&self, words: &[&str]) -> Child {
@@ -92,5 +100,107 @@ fn libvirt_dies_while_a_machine_stands_still_for_its_memory() {
         world.back_up();
         world.assert_snapshot_is_right("after libvirt died");
         world.assert_runs_and_is_clean();
+    }
+}
+
+/// Kills the servers of instant restores whose folders are below `place`.
+fn kill_servers(place: &str) {
+    for process in living("holdfast").unwrap_or_default() {
+        let is_server = process.words.iter().any(|word| word == "live-server");
+        if is_server && process.words.iter().any(|word| word.starts_with(place)) {
+            let id = Pid::from_raw(i32::try_from(process.process).unwrap()).unwrap();
+            kill_process(id, Signal::KILL).ok();
+        }
+    }
+}
+
+/// The host is reset while an instant restore is made, in a folder in which no machine has an image.
+#[test]
+fn an_instant_restore_killed_with_its_server_leaves_nothing_in_any_folder() {
+    const NAME: &str = "web1-restored";
+    let world = World::new();
+    world.back_up();
+    let uri = world.lab.uri();
+    std::fs::create_dir(world.lab.path("elsewhere")).unwrap();
+    std::fs::create_dir_all(world.rig.path("state/holdfast/places")).unwrap();
+    let place = world.lab.path("elsewhere").canonicalize().unwrap();
+    let place = place.to_str().unwrap();
+    let mut random = SeededRandom::new(5);
+    let (mut left_count, mut whole_us) = (0, 400_000);
+    for round in 0..16 {
+        let mut child = world.begin(&["restore", "web1", "--to-machine", "--live", "--storage", place]);
+        let start = world.lab.clock.now();
+        if round % 2 == 0 {
+            world.lab.clock.sleep(Duration::from_micros(random.below(whole_us)));
+        } else {
+            world.wait_until("something is there", || {
+                !world.names_in(place).is_empty() || child.try_wait().unwrap().is_some()
+            });
+            world.lab.clock.sleep(Duration::from_micros(random.below(20_000)));
+        }
+        kill_process(Pid::from_child(&child), Signal::KILL).ok();
+        let is_done = child.wait().unwrap().code() == Some(0);
+        kill_servers(place);
+        if is_done {
+            whole_us = u64::try_from(world.lab.clock.now().saturating_sub(start).as_micros()).unwrap();
+        }
+        let is_known = world.lab.virsh(&["list", "--all", "--name"]).contains(NAME);
+        if is_known {
+            // One that was done, or that goes on.
+            if !is_done {
+                world.rig.run(&at(&uri, &["resume", NAME]));
+            }
+            let state = world.lab.virsh(&["domstate", NAME]);
+            if !state.contains("shut off") {
+                world.lab.virsh(&["destroy", NAME]);
+            }
+            world.lab.virsh(&["undefine", NAME]);
+            std::fs::remove_dir_all(place).unwrap();
+            std::fs::create_dir(place).unwrap();
+        } else {
+            left_count += usize::from(!world.names_in(place).is_empty());
+        }
+        world.doctor(0, &["--fix"]);
+        assert_eq!(world.names_in(place), [""; 0], "round {round}");
+        assert_eq!(found(&world.doctor(0, &[])), [""; 0], "round {round}");
+        assert_eq!(world.rig.names("state/holdfast/places"), [""; 0], "round {round}");
+        let listed = world.rig.report(&["list"]);
+        assert_eq!(
+            listed["snapshots"][0]["is_protected"], false,
+            "round {round}: {listed:#}"
+        );
+    }
+    assert!(left_count > 2, "{left_count} of the kills left something");
+}
+
+/// Outside of the folders of machines, too.
+#[test]
+fn half_a_file_is_found_where_a_killed_process_was_making_it() {
+    let world = World::new();
+    world.back_up();
+    for words in [
+        &["restore", "web1:vda", "elsewhere/vda.qcow2"][..],
+        &["export", "web1", "elsewhere/web1.xva"],
+        &["image", "convert", "elsewhere/source.raw", "elsewhere/target.qcow2"],
+    ] {
+        std::fs::create_dir_all(world.rig.path("elsewhere")).unwrap();
+        let source = std::fs::File::create(world.rig.path("elsewhere/source.raw")).unwrap();
+        source.set_len(1 << 30).unwrap();
+        let mut child = world.rig.command(words).spawn().unwrap();
+        let is_half = |name: &String| name.ends_with(".partial");
+        world.wait_until("half of it is there", || {
+            world.rig.names("elsewhere").iter().any(is_half) || child.try_wait().unwrap().is_some()
+        });
+        kill_process(Pid::from_child(&child), Signal::KILL).ok();
+        let is_done = child.wait().unwrap().code() == Some(0);
+        let half: Vec<String> = world.rig.names("elsewhere").into_iter().filter(is_half).collect();
+        assert_eq!(is_done, half.is_empty(), "{words:?}: {half:?}");
+        if !is_done {
+            let report = world.doctor(0, &["--fix"]);
+            assert!(found(&report).contains(&"leftover"), "{report:#}");
+        }
+        assert!(!world.rig.names("elsewhere").iter().any(is_half), "{words:?}");
+        assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
+        std::fs::remove_dir_all(world.rig.path("elsewhere")).unwrap();
     }
 }

@@ -1,0 +1,112 @@
+//! Folders in which a process was making something when it was killed.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use holdfast_repo::Liveness;
+
+use super::leftovers::leftover;
+use super::seen::{FindingKind, Leftover, LeftoverKind, Mend, Seen};
+use super::{DoctorRequest, Finding, Remedy};
+use crate::instant_restore::unfinished_folders;
+use crate::new_file::left_in;
+use crate::place_note::{Held, PlaceRecord, forget_place, noted_places};
+use crate::run_journal::liveness_of;
+
+/// A place that a dead process has noted.
+#[derive(Debug, Clone)]
+pub(super) struct SeenPlace {
+    number: u32,
+    place: PathBuf,
+    process: u32,
+    held: Option<Held>,
+    /// The folder of the instant restore is there.
+    has_folder: bool,
+}
+
+/// The places of dead processes.
+pub(super) fn look(request: &DoctorRequest<'_>) -> crate::Result<Vec<SeenPlace>> {
+    let Some(folder) = &request.places else {
+        return Ok(Vec::new());
+    };
+    let is_dead =
+        |record: &PlaceRecord| liveness_of(&record.process, request.processes) == Liveness::Dead && request.everything;
+    let dead = noted_places(folder)?.into_iter().filter(is_dead);
+    let seen = dead.map(|record| SeenPlace {
+        number: record.number,
+        place: record.place,
+        process: record.process.process,
+        has_folder: record.held.as_ref().is_some_and(|held| held.folder.exists()),
+        held: record.held,
+    });
+    Ok(seen.collect())
+}
+
+/// The folders in which something may have been left.
+pub(super) fn folders(places: &[SeenPlace]) -> BTreeSet<&Path> {
+    places.iter().map(|place| place.place.as_path()).collect()
+}
+
+/// Files and folders in these places that were not made to their end.
+pub(super) fn leftovers(places: &[SeenPlace]) -> Vec<Leftover> {
+    let folders = folders(places);
+    let files = folders.iter().flat_map(|folder| left_in(folder));
+    let files = files.map(|path| leftover(path, LeftoverKind::Partial));
+    let unfinished = folders.iter().flat_map(|folder| unfinished_folders(folder));
+    files
+        .chain(unfinished.map(|path| leftover(path, LeftoverKind::UnfinishedFolder)))
+        .collect()
+}
+
+/// The notes themselves, which go when nothing else is found.
+pub(super) fn diagnose(seen: &Seen) -> Vec<Finding> {
+    let findings = seen.places.iter().filter_map(|place| {
+        if place.has_folder {
+            // The folder knows what is held for it, and is found by this note alone.
+            return None;
+        }
+        let held = place.held.as_ref();
+        let repository = seen.repository.as_ref().map(|repository| &repository.id);
+        let remedy = match held {
+            Some(held) if repository != Some(&held.repository) => Remedy::Advice(format!(
+                "snapshot {} of repository {} stays protected for it: holdfast doctor --fix with that repository (-r) ends this",
+                held.snapshot, held.repository
+            )),
+            _ => Remedy::Mend(
+                Mend::ForgetPlace {
+                    number: place.number,
+                    held: held.map(|held| (held.snapshot.clone(), held.holder)),
+                },
+                match held {
+                    Some(held) => format!("end the protection of snapshot {}, and delete the note", held.snapshot),
+                    None => "delete the note".to_owned(),
+                },
+            ),
+        };
+        Some(Finding {
+            machine: None,
+            kind: FindingKind::DeadRun,
+            what: format!("process {} died while it wrote in {}", place.process, place.place.display()),
+            since_ms: None,
+            is_danger: false,
+            remedy,
+        })
+    });
+    findings.collect()
+}
+
+/// Deletes the note of a place, and ends the protection of its snapshot.
+pub(super) fn forget(request: &DoctorRequest<'_>, number: u32, held: Option<&(String, u32)>) -> Result<String, String> {
+    let mut words = String::new();
+    if let Some((snapshot, holder)) = held {
+        let id = snapshot
+            .parse()
+            .map_err(|_| format!("{snapshot} is no id of a snapshot"))?;
+        let repository = request.repository.ok_or("the repository was not named")?;
+        repository.release(id, *holder).map_err(|error| error.to_string())?;
+        words = format!("ended the protection of snapshot {snapshot}; ");
+    }
+    let folder = request.places.as_deref().unwrap_or(Path::new("."));
+    forget_place(folder, number).map_err(|error| error.to_string())?;
+    Ok(words + "deleted the note")
+}
