@@ -63,13 +63,11 @@ pub fn note_places<'p>(paths: impl IntoIterator<Item = &'p Path>, context: &Cont
     };
     let note = |folder| {
         let noted = new_run().and_then(|number| PlaceNote::begin(&journal, folder, number));
-        noted
-            .inspect_err(|error| {
-                context
-                    .console()
-                    .note(&format!("not noted for holdfast doctor: {error}"))
-            })
-            .ok()
+        let tell = |error: &_| {
+            let message = format!("not noted for holdfast doctor: {error}");
+            context.console().note(&message);
+        };
+        noted.inspect_err(tell).ok()
     };
     folders.into_iter().filter_map(note).collect()
 }

@@ -122,7 +122,7 @@ mod tests {
         let writer = lock_half(&half).unwrap();
         assert!(half_notes(folder.path(), "partial").is_empty() && delete_half_note(&half).is_err());
         drop(writer);
-        assert_eq!(half_notes(folder.path(), "partial"), [half.clone()]);
+        assert_eq!(half_notes(folder.path(), "partial"), std::slice::from_ref(&half));
         // The next writer of the same note takes it over.
         std::io::Write::write_all(&mut File::create(&half).unwrap(), b"longer than the note").unwrap();
         write_note(&note, &half, b"{}").unwrap();

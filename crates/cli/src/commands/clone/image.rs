@@ -138,10 +138,8 @@ impl ImageCloneArgs {
             backing: Backing::Follow,
             ..OpenOptions::default()
         };
-        let _noted = match dry_run {
-            true => Vec::new(),
-            false => runs::note_places(names.iter().map(Path::new), context),
-        };
+        let made = names.iter().filter(|_| !dry_run).map(Path::new);
+        let _noted = runs::note_places(made, context);
         context.work(threads, |job| {
             let mut made = Vec::new();
             // Where one of many is taken, none is made.

@@ -27,12 +27,6 @@ impl World {
         status.unwrap()["status"].as_str().unwrap().to_owned()
     }
 
-    fn names_in(&self, folder: &str) -> Vec<String> {
-        let entries = std::fs::read_dir(folder).unwrap();
-        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.collect()
-    }
-
     fn begin(&self, words: &[&str]) -> Child {
         self.rig.command(&at(&self.lab.uri(), words)).spawn().unwrap()
     }
@@ -46,6 +40,12 @@ impl World {
             self.lab.clock.sleep(Duration::from_millis(5));
         }
     }
+}
+
+fn names_in(folder: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.collect()
 }
 
 /// QEMU closes files only while the machine runs, and the state of a paused machine stays that of one that has sent its memory.
@@ -134,7 +134,7 @@ fn an_instant_restore_killed_with_its_server_leaves_nothing_in_any_folder() {
             world.lab.clock.sleep(Duration::from_micros(random.below(whole_us)));
         } else {
             world.wait_until("something is there", || {
-                !world.names_in(place).is_empty() || child.try_wait().unwrap().is_some()
+                !names_in(place).is_empty() || child.try_wait().unwrap().is_some()
             });
             world.lab.clock.sleep(Duration::from_micros(random.below(20_000)));
         }
@@ -158,10 +158,10 @@ fn an_instant_restore_killed_with_its_server_leaves_nothing_in_any_folder() {
             std::fs::remove_dir_all(place).unwrap();
             std::fs::create_dir(place).unwrap();
         } else {
-            left_count += usize::from(!world.names_in(place).is_empty());
+            left_count += usize::from(!names_in(place).is_empty());
         }
         world.doctor(0, &["--fix"]);
-        assert_eq!(world.names_in(place), [""; 0], "round {round}");
+        assert_eq!(names_in(place), [""; 0], "round {round}");
         assert_eq!(found(&world.doctor(0, &[])), [""; 0], "round {round}");
         assert_eq!(world.rig.names("state/holdfast/places"), [""; 0], "round {round}");
         let listed = world.rig.report(&["list"]);
