@@ -176,7 +176,8 @@ fn parse_one(word: &OsStr) -> Result<Dataset, Error> {
 pub fn parse_snapshot(word: &OsStr) -> Result<HostSnapshotName, Error> {
     let text = word.to_string_lossy();
     let Some((dataset, name)) = text.rsplit_once('@') else {
-        return Err(Error::usage(
+        return Err(Error::refused(
+            Kind::NotFound,
             format!("{text} is no host snapshot"),
             "they are called DATASET@NAME; holdfast host list shows them",
         ));

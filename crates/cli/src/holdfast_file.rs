@@ -19,7 +19,7 @@ use crate::{environment, runs, sanoid_file, time};
 pub const HOLDFAST_TOML: &str = "/etc/holdfast/holdfast.toml";
 
 /// Which file.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub struct HoldfastFileArgs {
     /// The file; /etc/holdfast/holdfast.toml where not given [env: HOLDFAST_CONFIG]
     #[arg(long, value_name = "FILE")]

@@ -1,8 +1,11 @@
 //! Files that hold machines, and are no images: their bytes would be taken for those of a disk that no machine could read.
 
 use std::ffi::OsStr;
+use std::path::Path;
 
-use crate::errors::Error;
+use holdfast_engine::SourceName;
+
+use crate::errors::{Error, Kind};
 
 /// Refuses what is called like something else.
 pub(crate) fn refuse(word: &OsStr) -> Result<(), Error> {
@@ -20,6 +23,13 @@ pub(crate) fn refuse(word: &OsStr) -> Result<(), Error> {
             format!("vbox:{path} means that machine"),
         ));
     }
+    if is_bare_folder(word) {
+        return Err(Error::refused(
+            Kind::Refused,
+            format!("{path} is a folder, and no image"),
+            format!("libvirt:{path} means the machine of that name"),
+        ));
+    }
     if ["ova", "ovf", "xva", "vma"].iter().any(|ending| is_called(ending)) {
         return Err(Error::usage(
             format!("{path} is called like an archive of a machine, and is no image"),
@@ -27,4 +37,14 @@ pub(crate) fn refuse(word: &OsStr) -> Result<(), Error> {
         ));
     }
     Ok(())
+}
+
+/// A folder in the current one that is called as a machine may be. Disks of Parallels are folders too, and are called like images or have a
+/// description.
+fn is_bare_folder(word: &OsStr) -> bool {
+    let path = Path::new(word);
+    path.file_name() == Some(word)
+        && path.is_dir()
+        && !SourceName::is_called_like_an_image(word)
+        && !path.join("DiskDescriptor.xml").exists()
 }

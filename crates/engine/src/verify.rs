@@ -44,6 +44,12 @@ pub fn verify(repository: &Repository, request: &VerifyRequest, job: Job<'_>) ->
     for name in &request.names {
         chosen.push(&manifests[find_in(&manifests, &name.snapshot, &request.zone)?]);
     }
+    for (name, snapshot) in request.names.iter().zip(&chosen) {
+        if let Some(disk) = &name.disk {
+            // A disk that does not exist is an error before anything is read.
+            snapshot.disk(Some(disk.as_str()))?;
+        }
+    }
     let opened = match &request.against {
         None => None,
         Some(against) => Some(OpenSource::open(&against.path, against.format, &[])?),

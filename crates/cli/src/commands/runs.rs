@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use crate::args::Example;
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::exit::Exit;
-use crate::holdfast_file::StateArgs;
+use crate::holdfast_file::{HoldfastFileArgs, StateArgs};
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::{time, units};
 
@@ -168,12 +168,39 @@ pub(super) fn documents(runs: &[RunEntry], context: &Context) -> Vec<RunDocument
     runs.iter().map(document).collect()
 }
 
+fn has_job(entries: &[JournalEntry], wanted: &str) -> bool {
+    entries.iter().any(|entry| match entry {
+        JournalEntry::Run(run) => run.job == wanted,
+        JournalEntry::Notice(notice) => notice.job == wanted,
+    })
+}
+
+/// Refuses a job that has never run, unless holdfast.toml has it.
+fn refuse_unknown(job: &str, context: &Context) -> Result<(), Error> {
+    let file = HoldfastFileArgs::default();
+    if file.load(context).is_ok_and(|config| config.job(job).is_some()) {
+        return Ok(());
+    }
+    Err(Error::refused(
+        Kind::NotFound,
+        format!(
+            "there is no job {job}: it has no runs, and {} does not have it",
+            file.path(context).display()
+        ),
+        "holdfast jobs shows those that there are; holdfast runs shows those that have run",
+    ))
+}
+
 /// Lists.
 pub(super) fn run(args: &RunsArgs, context: &Context) -> Result<Exit, Error> {
     let journal = JobJournal::new(&args.state.folder(context)?);
     let is_wanted = |job: &String| args.jobs.is_empty() || args.jobs.contains(job);
     let (mut runs, mut notices) = (Vec::new(), Vec::new());
-    for entry in journal.read()? {
+    let entries = journal.read()?;
+    if let Some(job) = args.jobs.iter().find(|job| !has_job(&entries, job)) {
+        refuse_unknown(job, context)?;
+    }
+    for entry in entries {
         match entry {
             JournalEntry::Run(run) if is_wanted(&run.job) => {
                 if !(args.failed && ["done", "warnings"].contains(&&run.outcome[..])) {

@@ -7,7 +7,7 @@ use super::document::ListedDocument;
 use super::signers::{TrustArgs, signatures};
 use crate::args::Example;
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::units;
@@ -209,6 +209,17 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
         ListedHistory::Current
     };
     let listing = list_templates(&repository, args.name.as_ref(), history, &trust)?;
+    if let Some(name) = &args.name
+        && listing.templates.is_empty()
+        && listing.unreadable.is_empty()
+        && listing.damaged.is_empty()
+    {
+        return Err(Error::refused(
+            Kind::NotFound,
+            format!("there is no template {name}"),
+            "holdfast template list shows what there is",
+        ));
+    }
     let templates = listing.templates.iter();
     let unreadable = listing.unreadable.iter().map(|(manifest, error)| UnreadableDocument {
         snapshot: manifest.id.to_string(),

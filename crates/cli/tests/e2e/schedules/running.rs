@@ -46,6 +46,11 @@ fn jobs_run_when_they_are_due_and_are_in_the_journal() {
         (&"daemon".into(), &"backup".into(), &0.into())
     );
     assert!(host.rig.ok(&at_home(&["runs"])).contains("often"));
+    // It has never run, and is known all the same.
+    let words = at_home(&["runs", "--job", "off"]);
+    let mut command = host.rig.command(&words);
+    let listed = command.env("HOLDFAST_CONFIG", host.rig.path("holdfast.toml")).output();
+    assert_code(&listed.unwrap(), 0, &words);
     let jobs = host.rig.report(&at_home(&["jobs"]));
     assert_eq!(jobs["jobs"][0]["last_outcome"], "done");
     assert!(jobs["jobs"][0]["next"].is_string() && jobs["jobs"][2]["next"].is_null());

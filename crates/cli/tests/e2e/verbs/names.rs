@@ -31,10 +31,15 @@ fn names_patterns_and_tags_of_nothing_are_errors() {
         &["unprotect", "wbe1"],
         &["copy", "--to", "other", "wbe1"],
         &["show", "wbe1"],
+        &["template", "list", "wbe1"],
+        &["runs", "--job", "wbe1", "--state", "state"],
+        &["mount", "wbe1", "/mnt"],
+        &["host", "remove", "wbe1"],
     ] {
         let (kind, said) = rig.error(1, words);
         assert_eq!(kind, "not-found", "{words:?}: {said}");
-        if !said.contains("x*") {
+        let is_of_repository = !["template", "runs", "mount", "host"].contains(&words[0]);
+        if is_of_repository && !said.contains("x*") {
             assert!(said.contains("web1"), "{words:?}: {said}");
         }
     }
@@ -43,6 +48,31 @@ fn names_patterns_and_tags_of_nothing_are_errors() {
     assert!(
         crate::program::stdout(&output).contains("wbe1"),
         "a check says CRITICAL"
+    );
+}
+
+#[test]
+fn disks_of_nothing_are_errors() {
+    let rig = rig();
+    for verb in ["verify", "show"] {
+        let (kind, said) = rig.error(1, &[verb, "web1:vda"]);
+        assert!(
+            kind == "not-found" && said.contains("has no disk"),
+            "{verb}: {kind}: {said}"
+        );
+        rig.ok(&[verb, "web1:web1"]);
+    }
+}
+
+/// A folder that is called like a machine stands in the way of its name.
+#[test]
+fn a_folder_is_no_image_and_the_way_to_the_machine_is_told() {
+    let rig = rig();
+    std::fs::create_dir(rig.path("vm7")).unwrap();
+    let (_, said) = rig.error(1, &["backup", "vm7"]);
+    assert!(
+        said.contains("vm7 is a folder") && said.contains("libvirt:vm7"),
+        "{said}"
     );
 }
 
